@@ -1,0 +1,1 @@
+//! Memory for ort-runtime: allocators, arenas, mapped files, the static planner and budgets.

@@ -1,0 +1,1 @@
+//! Tensors, graph IR, operator records, provider contract, plan and session of ort-runtime.

@@ -1,0 +1,3 @@
+//! The CPU execution provider of ort-runtime.
+
+pub mod simd;

@@ -1,0 +1,70 @@
+//! Which vector instruction set this process uses, decided once.
+
+use std::sync::OnceLock;
+
+/// An instruction set that the kernels have code for, from narrow to wide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain Rust, on any target.
+    Scalar,
+    /// 128-bit vectors of AArch64.
+    Neon,
+    /// 256-bit vectors of x86-64 with fused multiply-add (AVX2, FMA and F16C).
+    Avx2,
+    /// 512-bit vectors of x86-64 (AVX-512 F, BW, DQ and VL).
+    Avx512,
+}
+
+impl Isa {
+    /// The widest instruction set this CPU has, at most what `ORT_ISA`
+    /// (`scalar`, `neon`, `avx2` or `avx512`) allows.
+    pub fn current() -> Isa {
+        static CURRENT: OnceLock<Isa> = OnceLock::new();
+        *CURRENT.get_or_init(|| {
+            let widest = Isa::detect();
+            let allowed = std::env::var("ORT_ISA").ok().and_then(|name| Isa::from_name(&name));
+            allowed.map_or(widest, |isa| isa.min(widest))
+        })
+    }
+
+    /// The instruction set called `name`, in lower case.
+    pub fn from_name(name: &str) -> Option<Isa> {
+        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512].into_iter().find(|isa| isa.name() == name)
+    }
+
+    /// Its name, as `ORT_ISA` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Neon => "neon",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn detect() -> Isa {
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        match (avx2, avx512) {
+            (true, true) => Isa::Avx512,
+            (true, false) => Isa::Avx2,
+            _ => Isa::Scalar,
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn detect() -> Isa {
+        Isa::Neon
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fn detect() -> Isa {
+        Isa::Scalar
+    }
+}

@@ -1,0 +1,3 @@
+//! Portable vectors with run-time dispatch.
+
+pub mod isa;

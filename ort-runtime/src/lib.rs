@@ -1,0 +1,1 @@
+//! An ONNX runtime that knows its memory before it runs.

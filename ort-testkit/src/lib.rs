@@ -1,0 +1,1 @@
+//! Suites, tolerances and generators for ort-runtime's own tests.

@@ -1,0 +1,3 @@
+//! Repository commands.
+
+fn main() {}
