@@ -1,1 +1,4 @@
 //! Tensors, graph IR, operator records, provider contract, plan and session of ort-runtime.
+
+pub mod dim;
+pub mod dtype;
