@@ -91,7 +91,7 @@ impl Format {
         let magnitude = u32::from(code) & ((1 << self.magnitude_bits()) - 1);
         let sign = if is_negative { -1.0 } else { 1.0 };
         if self.special == Special::NanForNegativeZero && is_negative && magnitude == 0 {
-            return f32::NAN;
+            return -f32::NAN;
         }
         if magnitude > self.max_code() {
             let is_infinite = self.special == Special::Ieee && magnitude == self.max_code() + 1;
@@ -140,8 +140,9 @@ impl Format {
     fn nan(self, sign: u32) -> u8 {
         let negative_zero = 1 << self.magnitude_bits();
         let code = match self.special {
-            Special::Ieee => sign | self.max_code() + 2,
-            Special::OnlyNan => sign | self.max_code() + 1,
+            // A quiet NaN: the mantissa's first bit is set.
+            Special::Ieee => sign | (self.max_code() + 1) | 1 << (self.mantissa_bits - 1),
+            Special::OnlyNan => sign | (self.max_code() + 1),
             Special::NanForNegativeZero => negative_zero,
             Special::Finite => sign ^ negative_zero,
         };
@@ -172,7 +173,7 @@ pub fn encode_scale(value: f64, saturate: bool, mode: RoundMode) -> u8 {
     let exponent = exponent_of(magnitude);
     if exponent < -127 {
         let reaches = mode == RoundMode::Up && magnitude > power_of_two(-128);
-        return if reaches && magnitude != 0.0 { 0 } else { out_of_range(0) };
+        return if reaches { 0 } else { out_of_range(0) };
     }
     let fraction = magnitude / power_of_two(exponent.min(1023));
     let round_up = match mode {
