@@ -1,1 +1,63 @@
-//! Memory for ort-runtime: allocators, arenas, mapped files, the static planner and budgets.
+//! Memory for ort-runtime. This crate knows bytes, devices and time steps; it knows no graphs and no operators.
+//!
+//! - [`Allocator`], [`Buffer`] and [`SharedBuffer`]: owned regions of host memory, and of devices whose memory the
+//!   host cannot touch. [`HostAllocator`] is the host's.
+//! - [`Arena`]: best fit with coalescing over any allocator, for sizes that are not known before the run.
+//! - [`plan`](fn@plan): life spans and sizes to offsets in one slab per lane, with a proof that nothing overlaps.
+//! - [`split_disjoint`]: the parts of such a slab that one operation reads and writes, borrowed at once.
+//! - [`MappedFile`]: weights that are read from the file's own pages.
+//! - [`Budget`]: the one limit that everything counts against.
+//!
+//! # Example
+//!
+//! Three values of a chain of operations share one slab that is counted against a budget:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use ort_alloc::{Budget, BudgetedAllocator, Allocator, Category, HostAllocator, Interval, plan, split_disjoint};
+//!
+//! let values = [
+//!     Interval { bytes: 1000, first: 0, last: 1, ..Interval::default() },
+//!     Interval { bytes: 500, first: 1, last: 2, ..Interval::default() },
+//!     Interval { bytes: 1000, first: 2, last: 3, ..Interval::default() },
+//! ];
+//! let plan = plan(&values)?;
+//! let slab_bytes = plan.lanes[0].bytes;
+//! assert_eq!(slab_bytes, 1524); // the third value lies where the first one was; 500 begins at a multiple of 64
+//!
+//! let allocator = BudgetedAllocator {
+//!     inner: Arc::<HostAllocator>::default(),
+//!     budget: Budget::new(Some(2000)),
+//!     category: Category::Slab,
+//! };
+//! let mut slab = allocator.allocate(slab_bytes, 64)?;
+//! let place = |index: usize| plan.offsets[index]..plan.offsets[index] + values[index].bytes;
+//! if let Some(bytes) = slab.bytes_mut() {
+//!     let (reads, mut writes) = split_disjoint(bytes, &[place(0)], &[place(1)])?;
+//!     writes[0].copy_from_slice(&reads[0][..500]);
+//! }
+//! assert!(allocator.allocate(1000, 64).is_err()); // over the budget; the allocator stays usable
+//! drop(slab);
+//! assert_eq!(allocator.budget.in_use(), 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod allocator;
+pub mod arena;
+pub mod budget;
+mod buffer;
+mod error;
+mod host;
+pub mod mmap;
+pub mod plan;
+mod split;
+
+pub use allocator::{Allocator, DeviceId, Stats};
+pub use arena::{Arena, ArenaConfig, ExtendStrategy};
+pub use budget::{Budget, BudgetedAllocator, Category, Reservation, allocate_in};
+pub use buffer::{Buffer, SharedBuffer};
+pub use error::AllocError;
+pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator};
+pub use mmap::{Advice, MapError, MappedFile};
+pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
+pub use split::{OverlapError, ReadSlices, WriteSlices, split_disjoint};

@@ -1,0 +1,294 @@
+//! One budget for everything that is held: reservations by category, a limit, and peaks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
+
+/// What memory is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    /// Weights in memory of their own (weights read from a mapped file are the file's pages).
+    Weights,
+    /// Weights rearranged for speed.
+    PackedWeights,
+    /// Planned activations.
+    Slab,
+    /// Scratch of kernels.
+    Workspace,
+    /// Values handed to the caller.
+    Output,
+    /// Values whose size is only known during the run.
+    Dynamic,
+}
+
+impl Category {
+    /// Every category, in the order of the declaration.
+    pub const ALL: [Self; 6] =
+        [Self::Weights, Self::PackedWeights, Self::Slab, Self::Workspace, Self::Output, Self::Dynamic];
+
+    /// Whether this is memory that a run holds, rather than memory that a model holds.
+    pub fn is_activation(self) -> bool {
+        !matches!(self, Self::Weights | Self::PackedWeights)
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Weights => "weights",
+            Self::PackedWeights => "packed weights",
+            Self::Slab => "planned activations",
+            Self::Workspace => "workspace",
+            Self::Output => "outputs",
+            Self::Dynamic => "dynamic values",
+        })
+    }
+}
+
+/// Bytes held now and at most so far.
+#[derive(Debug, Default)]
+struct Gauge {
+    in_use: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Gauge {
+    fn add(&self, bytes: usize) {
+        let now = self.in_use.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Adds `bytes` unless the sum would pass `limit`; then returns what is in use.
+    fn add_within(&self, bytes: usize, limit: usize) -> Result<(), usize> {
+        let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
+        let before = self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)?;
+        self.peak.fetch_max(before.saturating_add(bytes), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.in_use.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn in_use(&self) -> usize {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    fn peak(&self) -> usize {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    fn reset_peak(&self) {
+        self.peak.store(self.in_use(), Ordering::Relaxed);
+    }
+}
+
+/// Counts what is held against a limit. Reserving is a handful of atomic operations and takes no lock.
+///
+/// ```
+/// use ort_alloc::{Budget, Category};
+///
+/// let budget = Budget::new(Some(1000));
+/// let slab = budget.reserve(Category::Slab, 800)?;
+/// let refused = budget.reserve(Category::Output, 300).err().map(|error| error.to_string());
+/// assert!(refused.is_some_and(|text| text.contains("300 bytes were needed for outputs, but 200 of 1000")));
+/// drop(slab);
+/// assert_eq!((budget.in_use(), budget.peak()), (0, 800));
+/// # Ok::<(), ort_alloc::AllocError>(())
+/// ```
+#[derive(Debug)]
+pub struct Budget {
+    limit: Option<usize>,
+    total: Gauge,
+    activations: Gauge,
+    categories: [Gauge; Category::ALL.len()],
+}
+
+impl Budget {
+    /// A budget of `limit` bytes, or one that only counts.
+    pub fn new(limit: Option<usize>) -> Arc<Self> {
+        let (total, activations, categories) = Default::default();
+        Arc::new(Self { limit, total, activations, categories })
+    }
+
+    /// Takes `bytes` out of the budget until the reservation is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::BudgetExceeded`] where fewer bytes are left; nothing is taken then.
+    pub fn reserve(self: &Arc<Self>, category: Category, bytes: usize) -> Result<Reservation, AllocError> {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        if let Err(in_use) = self.total.add_within(bytes, limit) {
+            return Err(AllocError::BudgetExceeded {
+                needed: bytes,
+                available: limit.saturating_sub(in_use),
+                limit,
+                in_use,
+                category,
+                largest: self.largest(),
+            });
+        }
+        self.gauge(category).add(bytes);
+        if category.is_activation() {
+            self.activations.add(bytes);
+        }
+        Ok(Reservation { budget: Arc::clone(self), category, bytes })
+    }
+
+    /// Categories that hold something with their bytes, largest first.
+    pub fn largest(&self) -> Vec<(Category, usize)> {
+        let mut held: Vec<_> = Category::ALL
+            .into_iter()
+            .map(|category| (category, self.in_use_of(category)))
+            .filter(|&(_, bytes)| bytes > 0)
+            .collect();
+        held.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        held
+    }
+
+    /// The limit in bytes; `None` when the budget only counts.
+    pub fn limit(&self) -> Option<usize> {
+        self.limit
+    }
+
+    /// Bytes that could still be reserved.
+    pub fn available(&self) -> usize {
+        self.limit.unwrap_or(usize::MAX).saturating_sub(self.in_use())
+    }
+
+    /// Bytes reserved now.
+    pub fn in_use(&self) -> usize {
+        self.total.in_use()
+    }
+
+    /// The most bytes reserved at once since the start or the last [`reset_peak`](Self::reset_peak).
+    pub fn peak(&self) -> usize {
+        self.total.peak()
+    }
+
+    /// Bytes of one category reserved now.
+    pub fn in_use_of(&self, category: Category) -> usize {
+        self.gauge(category).in_use()
+    }
+
+    /// The most bytes of one category reserved at once.
+    pub fn peak_of(&self, category: Category) -> usize {
+        self.gauge(category).peak()
+    }
+
+    /// Bytes reserved now for slabs, workspaces, outputs and dynamic values together.
+    pub fn activation_in_use(&self) -> usize {
+        self.activations.in_use()
+    }
+
+    /// The most bytes reserved at once for slabs, workspaces, outputs and dynamic values together.
+    pub fn activation_peak(&self) -> usize {
+        self.activations.peak()
+    }
+
+    /// Starts all peaks again from what is in use now.
+    pub fn reset_peak(&self) {
+        [&self.total, &self.activations].into_iter().chain(&self.categories).for_each(Gauge::reset_peak);
+    }
+
+    fn gauge(&self, category: Category) -> &Gauge {
+        &self.categories[category as usize]
+    }
+
+    fn give_back(&self, category: Category, bytes: usize) {
+        self.gauge(category).subtract(bytes);
+        if category.is_activation() {
+            self.activations.subtract(bytes);
+        }
+        self.total.subtract(bytes);
+    }
+}
+
+/// Bytes taken out of a [`Budget`]; dropping it gives them back.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<Budget>,
+    category: Category,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// How many bytes are reserved.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What they are reserved for.
+    pub fn category(&self) -> Category {
+        self.category
+    }
+
+    /// Gives back all but `bytes`. A larger number than is reserved changes nothing.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let surplus = self.bytes.saturating_sub(bytes);
+        self.bytes -= surplus;
+        self.budget.give_back(self.category, surplus);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.give_back(self.category, self.bytes);
+    }
+}
+
+/// Allocates after reserving, and lets the buffer carry the reservation.
+///
+/// # Errors
+///
+/// [`AllocError::BudgetExceeded`] from the budget, or whatever the allocator answers; nothing stays reserved then.
+pub fn allocate_in(
+    budget: &Arc<Budget>,
+    category: Category,
+    allocator: &dyn Allocator,
+    bytes: usize,
+    alignment: usize,
+) -> Result<Buffer, AllocError> {
+    let reservation = budget.reserve(category, bytes)?;
+    Ok(allocator.allocate(bytes, alignment)?.with_reservation(reservation))
+}
+
+/// An allocator whose every allocation passes a budget.
+pub struct BudgetedAllocator {
+    /// Where the memory comes from.
+    pub inner: Arc<dyn Allocator>,
+    /// What it is counted against.
+    pub budget: Arc<Budget>,
+    /// What it is counted as.
+    pub category: Category,
+}
+
+impl fmt::Debug for BudgetedAllocator {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("BudgetedAllocator")
+            .field("device", &self.inner.device())
+            .field("category", &self.category)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Allocator for BudgetedAllocator {
+    fn device(&self) -> DeviceId {
+        self.inner.device()
+    }
+
+    fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
+        allocate_in(&self.budget, self.category, &*self.inner, bytes, alignment)
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { limit: self.budget.limit(), ..self.inner.stats() }
+    }
+
+    fn trim(&self) -> usize {
+        self.inner.trim()
+    }
+}

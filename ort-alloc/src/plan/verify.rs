@@ -1,0 +1,169 @@
+//! The proof that a plan is sound, by a sweep that shares nothing with the strategies that made it.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use super::{Interval, LanePlan, Plan};
+
+/// That a plan was checked: every interval fits its lane, is aligned, lies in its target where it is an alias,
+/// and shares no byte with another that is live at the same step. Only [`verify`] and [`plan`](super::plan) make one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proof {
+    intervals: usize,
+}
+
+impl Proof {
+    /// How many intervals were checked.
+    pub fn intervals(&self) -> usize {
+        self.intervals
+    }
+}
+
+/// What is wrong with a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Overlap {
+    /// Two intervals are live at one step and share bytes.
+    #[error("intervals {first} and {second} of lane {lane} share bytes at step {step}")]
+    Shared {
+        /// Index of one interval.
+        first: usize,
+        /// Index of the other.
+        second: usize,
+        /// Their lane.
+        lane: u32,
+        /// The first step at which they do.
+        step: usize,
+    },
+    /// An interval is where it may not be.
+    #[error("interval {index} is misplaced: {reason}")]
+    Misplaced {
+        /// Index of the interval.
+        index: usize,
+        /// What is wrong with its place.
+        reason: &'static str,
+    },
+    /// The plan is for another number of intervals.
+    #[error("the plan has {offsets} offsets for {intervals} intervals")]
+    Count {
+        /// Offsets in the plan.
+        offsets: usize,
+        /// Intervals to check.
+        intervals: usize,
+    },
+}
+
+/// Proves that `plan` is sound for `intervals`, in O(n log n).
+///
+/// # Errors
+///
+/// The first [`Overlap`] found.
+pub fn verify(intervals: &[Interval], plan: &Plan) -> Result<Proof, Overlap> {
+    prove(intervals, &plan.offsets, &plan.lanes)
+}
+
+pub(super) fn prove(intervals: &[Interval], offsets: &[usize], lanes: &[LanePlan]) -> Result<Proof, Overlap> {
+    if offsets.len() != intervals.len() {
+        return Err(Overlap::Count { offsets: offsets.len(), intervals: intervals.len() });
+    }
+    for (index, interval) in intervals.iter().enumerate() {
+        check_place(index, interval, intervals, offsets, lanes)
+            .map_err(|reason| Overlap::Misplaced { index, reason })?;
+    }
+    let lives = lives(intervals)?;
+    sweep(intervals, offsets, &lives)?;
+    Ok(Proof { intervals: intervals.len() })
+}
+
+fn check_place(
+    index: usize,
+    interval: &Interval,
+    intervals: &[Interval],
+    offsets: &[usize],
+    lanes: &[LanePlan],
+) -> Result<(), &'static str> {
+    let offset = offsets[index];
+    let end = offset.checked_add(interval.bytes).ok_or("its end cannot be addressed")?;
+    let place =
+        lanes.binary_search_by_key(&interval.lane, |lane| lane.lane).map_err(|_| "its lane is missing")?;
+    if end > lanes[place].bytes {
+        return Err("it ends beyond its lane");
+    }
+    if interval.first > interval.last {
+        return Err("it ends before it starts");
+    }
+    if !interval.alignment.is_power_of_two() || !offset.is_multiple_of(interval.alignment) {
+        return Err("its offset is not aligned");
+    }
+    let Some(alias) = interval.alias else {
+        return Ok(());
+    };
+    let target = intervals.get(alias.of).ok_or("it is an alias of nothing")?;
+    let inside = alias.offset.checked_add(interval.bytes).is_some_and(|end| end <= target.bytes);
+    if target.lane != interval.lane || !inside {
+        return Err("it does not fit inside its target");
+    }
+    match offsets[alias.of].checked_add(alias.offset) == Some(offset) {
+        true => Ok(()),
+        false => Err("it is not where its target is"),
+    }
+}
+
+/// First and last step of each interval's memory. Aliases hand their lives to their targets, outermost first, and
+/// keep none: the target's bytes cover theirs.
+fn lives(intervals: &[Interval]) -> Result<Vec<Option<(usize, usize)>>, Overlap> {
+    let mut lives: Vec<_> = intervals.iter().map(|interval| Some((interval.first, interval.last))).collect();
+    let mut waiting = vec![0usize; intervals.len()];
+    for alias in intervals.iter().filter_map(|interval| interval.alias) {
+        waiting[alias.of] += 1;
+    }
+    let mut ready: Vec<usize> = (0..intervals.len()).filter(|&index| waiting[index] == 0).collect();
+    let mut settled = 0;
+    while let Some(index) = ready.pop() {
+        settled += 1;
+        let Some(alias) = intervals[index].alias else {
+            continue;
+        };
+        let handed = lives[index].take();
+        lives[alias.of] = lives[alias.of]
+            .zip(handed)
+            .map(|((first, last), (alias_first, alias_last))| (first.min(alias_first), last.max(alias_last)));
+        waiting[alias.of] -= 1;
+        if waiting[alias.of] == 0 {
+            ready.push(alias.of);
+        }
+    }
+    match waiting.iter().position(|&count| count > 0) {
+        Some(index) if settled < intervals.len() => {
+            Err(Overlap::Misplaced { index, reason: "its aliases go in a circle" })
+        }
+        _ => Ok(lives),
+    }
+}
+
+/// Walks through time with the live extents of each lane, which are apart as long as no error is found: a new one
+/// then overlaps some other only if it overlaps a neighbour.
+fn sweep(intervals: &[Interval], offsets: &[usize], lives: &[Option<(usize, usize)>]) -> Result<(), Overlap> {
+    let life = |index: usize| lives[index].unwrap_or_default();
+    let mut starts: Vec<usize> =
+        (0..intervals.len()).filter(|&index| intervals[index].bytes > 0 && lives[index].is_some()).collect();
+    let mut ends = starts.clone();
+    starts.sort_by_key(|&index| life(index).0);
+    ends.sort_by_key(|&index| life(index).1);
+    let mut ends = ends.into_iter().peekable();
+    let mut live: BTreeMap<(u32, usize), (usize, usize)> = BTreeMap::new();
+    for index in starts {
+        let step = life(index).0;
+        while let Some(ended) = ends.next_if(|&ended| life(ended).1 < step) {
+            live.remove(&(intervals[ended].lane, offsets[ended]));
+        }
+        let (lane, start) = (intervals[index].lane, offsets[index]);
+        let end = start + intervals[index].bytes;
+        let below = live.range((lane, 0)..(lane, end)).next_back();
+        if let Some((_, &(_, second))) = below.filter(|&(_, &(below_end, _))| below_end > start) {
+            return Err(Overlap::Shared { first: index, second, lane, step });
+        }
+        live.insert((lane, start), (end, index));
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Borrowing several parts of one slab at once: many to read, some to write, checked to be apart.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use thiserror::Error;
+
+/// Parts of a slab that are only read.
+pub type ReadSlices<'slab> = SmallVec<[&'slab [u8]; 8]>;
+/// Parts of a slab that are written.
+pub type WriteSlices<'slab> = SmallVec<[&'slab mut [u8]; 4]>;
+
+/// Why ranges of a slab cannot be borrowed together.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum OverlapError {
+    /// A range ends beyond the slab or before its own start.
+    #[error("bytes {} to {} are not inside a slab of {len} bytes", range.start, range.end)]
+    OutOfBounds {
+        /// The range.
+        range: Range<usize>,
+        /// Length of the slab in bytes.
+        len: usize,
+    },
+    /// A range to write shares bytes with another range.
+    #[error(
+        "bytes {} to {} are to be written, but overlap bytes {} to {}",
+        write.start, write.end, other.start, other.end
+    )]
+    Overlap {
+        /// The range to write.
+        write: Range<usize>,
+        /// The other one, to read or to write.
+        other: Range<usize>,
+    },
+}
+
+/// Borrows `reads` and `writes` of `slab` together, in the order given.
+///
+/// Ranges to read may overlap each other. A range to write may overlap nothing; an operation in place names its
+/// range once, to write. Empty ranges overlap nothing.
+///
+/// ```
+/// let mut slab = [1u8, 2, 3, 4];
+/// {
+///     let (reads, mut writes) = ort_alloc::split_disjoint(&mut slab, &[0..2, 1..3], &[3..4])?;
+///     writes[0][0] = reads[0][1] + reads[1][1];
+/// }
+/// assert_eq!(slab, [1, 2, 3, 5]);
+/// assert!(ort_alloc::split_disjoint(&mut slab, &[0..2], &[1..4]).is_err());
+/// # Ok::<(), ort_alloc::OverlapError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`OverlapError`] with the ranges that are at fault.
+pub fn split_disjoint<'slab>(
+    slab: &'slab mut [u8],
+    reads: &[Range<usize>],
+    writes: &[Range<usize>],
+) -> Result<(ReadSlices<'slab>, WriteSlices<'slab>), OverlapError> {
+    check(slab.len(), reads, writes)?;
+    let base = slab.as_mut_ptr();
+    let reads = reads
+        .iter()
+        // SAFETY: `check` found the range inside the slab and apart from every range to write, and `slab` is
+        // borrowed exclusively for as long as the slices live.
+        .map(|range| unsafe { std::slice::from_raw_parts(base.add(range.start), range.len()) })
+        .collect();
+    let writes = writes
+        .iter()
+        // SAFETY: as above; `check` also found this range apart from every other range to write.
+        .map(|range| unsafe { std::slice::from_raw_parts_mut(base.add(range.start), range.len()) })
+        .collect();
+    Ok((reads, writes))
+}
+
+fn check(len: usize, reads: &[Range<usize>], writes: &[Range<usize>]) -> Result<(), OverlapError> {
+    for range in reads.iter().chain(writes) {
+        if range.start > range.end || range.end > len {
+            return Err(OverlapError::OutOfBounds { range: range.clone(), len });
+        }
+    }
+    let mut sorted: SmallVec<[&Range<usize>; 8]> = writes.iter().filter(|range| !range.is_empty()).collect();
+    sorted.sort_unstable_by_key(|range| range.start);
+    for pair in sorted.windows(2) {
+        if pair[0].end > pair[1].start {
+            return Err(OverlapError::Overlap { write: pair[0].clone(), other: pair[1].clone() });
+        }
+    }
+    for read in reads.iter().filter(|range| !range.is_empty()) {
+        // The writes are sorted and apart, so the first one that ends after the read's start decides.
+        let index = sorted.partition_point(|write| write.end <= read.start);
+        if let Some(write) = sorted.get(index).filter(|write| write.start < read.end) {
+            return Err(OverlapError::Overlap { write: Range::clone(write), other: read.clone() });
+        }
+    }
+    Ok(())
+}

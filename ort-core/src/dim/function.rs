@@ -1,0 +1,221 @@
+//! Divisions, maximum and minimum of expressions, simplified as far as the normal form goes.
+
+use super::Dim;
+use super::polynomial::{Atom, Terms, accumulate, build, from_atom, greatest_common_divisor};
+
+/// Most arguments of one maximum or minimum.
+const ARGUMENT_LIMIT: usize = 32;
+
+impl Dim {
+    /// The quotient rounded towards minus infinity. Dividing by the constant 0 gives an expression whose
+    /// evaluation is an error.
+    ///
+    /// ```
+    /// use ort_core::dim::Dim;
+    /// let height = Dim::named("height");
+    /// assert_eq!((&height * 64 + 3).floor_div(&Dim::constant(64)), height);
+    /// ```
+    pub fn floor_div(&self, divisor: &Dim) -> Dim {
+        floor_div(self, divisor).unwrap_or_else(Dim::unknown)
+    }
+
+    /// The quotient rounded towards plus infinity.
+    pub fn ceil_div(&self, divisor: &Dim) -> Dim {
+        ceil_div(self, divisor).unwrap_or_else(Dim::unknown)
+    }
+
+    /// The remainder of [`Dim::floor_div`], which has the sign of the divisor.
+    pub fn modulo(&self, divisor: &Dim) -> Dim {
+        modulo(self, divisor).unwrap_or_else(Dim::unknown)
+    }
+
+    /// The larger of two expressions.
+    pub fn max(&self, other: &Dim) -> Dim {
+        extreme(&[self, other], true).unwrap_or_else(Dim::unknown)
+    }
+
+    /// The smaller of two expressions.
+    pub fn min(&self, other: &Dim) -> Dim {
+        extreme(&[self, other], false).unwrap_or_else(Dim::unknown)
+    }
+}
+
+/// `a / b` rounded towards minus infinity, `None` by 0 and on overflow.
+pub(super) fn floor_div_numbers(a: i128, b: i128) -> Option<i128> {
+    let quotient = a.checked_div(b)?;
+    Some(if a % b != 0 && (a < 0) != (b < 0) { quotient - 1 } else { quotient })
+}
+
+/// `a / b` rounded towards plus infinity, `None` by 0 and on overflow.
+pub(super) fn ceil_div_numbers(a: i128, b: i128) -> Option<i128> {
+    let quotient = a.checked_div(b)?;
+    Some(if a % b != 0 && (a < 0) == (b < 0) { quotient + 1 } else { quotient })
+}
+
+/// `a - b * floor(a / b)`, `None` by 0 and on overflow.
+pub(super) fn modulo_numbers(a: i128, b: i128) -> Option<i128> {
+    let rest = a.checked_rem(b)?;
+    Some(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+}
+
+fn of_constants(a: &Dim, b: &Dim, function: fn(i128, i128) -> Option<i128>) -> Option<Option<Dim>> {
+    let (a, b) = (a.as_constant()?, b.as_constant()?);
+    if b == 0 {
+        return None;
+    }
+    Some(function(a.into(), b.into()).and_then(|value| i64::try_from(value).ok()).map(Dim::constant))
+}
+
+fn floor_div(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
+    if let Some(value) = of_constants(numerator, divisor, floor_div_numbers) {
+        return value;
+    }
+    match divisor.as_constant() {
+        Some(0) => from_atom(Atom::FloorDiv(numerator.clone(), divisor.clone())),
+        Some(c) if c > 0 => floor_div_constant(numerator, c),
+        Some(c) => floor_div_constant(&numerator.checked_mul(&Dim::constant(-1))?, c.checked_neg()?),
+        None => divide_by_expression(numerator, divisor, Atom::FloorDiv),
+    }
+}
+
+fn ceil_div(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
+    if let Some(value) = of_constants(numerator, divisor, ceil_div_numbers) {
+        return value;
+    }
+    match divisor.as_constant() {
+        Some(0) => from_atom(Atom::CeilDiv(numerator.clone(), divisor.clone())),
+        // ceil(n / c) = floor((n + c - 1) / c): one form for both roundings.
+        Some(c) if c > 0 => floor_div_constant(&numerator.checked_add(&Dim::constant(c - 1))?, c),
+        Some(c) => ceil_div(&numerator.checked_mul(&Dim::constant(-1))?, &Dim::constant(c.checked_neg()?)),
+        None => divide_by_expression(numerator, divisor, Atom::CeilDiv),
+    }
+}
+
+/// `floor(numerator / divisor)` for a positive divisor: whole multiples move out of the fraction, which is then
+/// reduced, and a division of a division becomes one.
+fn floor_div_constant(numerator: &Dim, divisor: i64) -> Option<Dim> {
+    let (mut whole, mut rest, mut constant) = (Terms::new(), Terms::new(), 0);
+    let mut common = divisor.unsigned_abs();
+    for (monomial, coefficient) in numerator.terms() {
+        accumulate(&mut whole, monomial.clone(), coefficient.div_euclid(divisor))?;
+        let left = coefficient.rem_euclid(divisor);
+        if monomial.is_unit() {
+            constant = left;
+        } else if left != 0 {
+            common = greatest_common_divisor(common, left.unsigned_abs());
+            rest.insert(monomial.clone(), left);
+        }
+    }
+    let whole = build(whole)?;
+    if rest.is_empty() {
+        return Some(whole);
+    }
+    // floor((g*r + k) / (g*c)) = floor((r + floor(k/g)) / c) for integers r and k.
+    let common = i64::try_from(common).ok()?;
+    let (divisor, constant) = (divisor / common, constant / common);
+    rest.values_mut().for_each(|coefficient| *coefficient /= common);
+    let rest = build(rest)?;
+    if let Some(Atom::FloorDiv(inner, by)) = rest.only_atom()
+        && let Some(by) = by.as_constant().filter(|by| *by > 0)
+    {
+        // floor((floor(n/a) + k) / c) = floor((n + k*a) / (a*c)).
+        let inner = inner.checked_add(&Dim::constant(constant.checked_mul(by)?))?;
+        return whole.checked_add(&floor_div_constant(&inner, by.checked_mul(divisor)?)?);
+    }
+    let rest = rest.checked_add(&Dim::constant(constant))?;
+    let is_proper = rest.is_known_nonneg() && rest.upper_bound().is_some_and(|high| high < divisor);
+    if is_proper {
+        return Some(whole);
+    }
+    whole.checked_add(&from_atom(Atom::FloorDiv(rest, Dim::constant(divisor)))?)
+}
+
+/// A quotient by an expression: exact where it can be; otherwise common factors cancel and multiples of a
+/// single-term divisor move out of the fraction.
+fn divide_by_expression(numerator: &Dim, divisor: &Dim, function: fn(Dim, Dim) -> Atom) -> Option<Dim> {
+    if let Some(quotient) = numerator.exact_quotient(divisor) {
+        return Some(quotient);
+    }
+    let (numerator, divisor) = numerator.cancel_common(divisor)?;
+    if divisor.as_constant().is_some() {
+        let is_floor = matches!(function(Dim::constant(0), Dim::constant(1)), Atom::FloorDiv(..));
+        return if is_floor { floor_div(&numerator, &divisor) } else { ceil_div(&numerator, &divisor) };
+    }
+    let (whole, rest) = split_multiples(&numerator, &divisor)?;
+    let fraction = from_atom(function(rest, divisor))?;
+    whole.checked_add(&fraction)
+}
+
+/// The terms of the numerator that a single-term divisor divides, divided; and the other terms.
+fn split_multiples(numerator: &Dim, divisor: &Dim) -> Option<(Dim, Dim)> {
+    let Some((by, by_coefficient)) = divisor.only_term() else {
+        return Some((Dim::constant(0), numerator.clone()));
+    };
+    let (mut whole, mut rest) = (Terms::new(), Terms::new());
+    for (monomial, coefficient) in numerator.terms() {
+        match monomial.divide(by) {
+            Some(quotient) if coefficient.checked_rem(by_coefficient) == Some(0) => {
+                accumulate(&mut whole, quotient, coefficient.checked_div(by_coefficient)?)?;
+            }
+            _ => accumulate(&mut rest, monomial.clone(), coefficient)?,
+        }
+    }
+    Some((build(whole)?, build(rest)?))
+}
+
+fn modulo(numerator: &Dim, divisor: &Dim) -> Option<Dim> {
+    if let Some(value) = of_constants(numerator, divisor, modulo_numbers) {
+        return value;
+    }
+    let rest = match divisor.as_constant() {
+        Some(c) if c > 0 => {
+            let mut terms = Terms::new();
+            for (monomial, coefficient) in numerator.terms() {
+                accumulate(&mut terms, monomial.clone(), coefficient.rem_euclid(c))?;
+            }
+            build(terms)?
+        }
+        Some(_) => numerator.clone(),
+        None if numerator.exact_quotient(divisor).is_some() => return Some(Dim::constant(0)),
+        None => split_multiples(numerator, divisor)?.1,
+    };
+    let constant = divisor.as_constant().filter(|c| *c > 0);
+    let is_proper =
+        constant.is_some_and(|c| rest.is_known_nonneg() && rest.upper_bound().is_some_and(|high| high < c));
+    if is_proper { Some(rest) } else { from_atom(Atom::Modulo(rest, divisor.clone())) }
+}
+
+/// Maximum or minimum: nested ones are flattened, and arguments that another is known to cover are left out.
+fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
+    let mut flat: Vec<Dim> = Vec::new();
+    for argument in arguments {
+        match argument.only_atom() {
+            Some(Atom::Max(list)) if is_max => flat.extend(list.iter().cloned()),
+            Some(Atom::Min(list)) if !is_max => flat.extend(list.iter().cloned()),
+            _ => flat.push((*argument).clone()),
+        }
+    }
+    flat.sort();
+    flat.dedup();
+    if flat.len() > ARGUMENT_LIMIT {
+        return None;
+    }
+    let covers = |kept: &Dim, other: &Dim| {
+        let difference = if is_max { kept.checked_sub(other) } else { other.checked_sub(kept) };
+        difference.is_some_and(|difference| difference.is_known_nonneg())
+    };
+    // Equal arguments are gone, so two that cover each other cannot both be dropped unless bounds say they are
+    // equal; keeping the first of such a pair needs the list of those kept so far.
+    let mut kept: Vec<Dim> = Vec::new();
+    for candidate in flat {
+        if kept.iter().any(|other| covers(other, &candidate)) {
+            continue;
+        }
+        kept.retain(|other| !covers(&candidate, other));
+        kept.push(candidate);
+    }
+    match kept.as_slice() {
+        [only] => Some(only.clone()),
+        _ => from_atom(if is_max { Atom::Max(kept) } else { Atom::Min(kept) }),
+    }
+}

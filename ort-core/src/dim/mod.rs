@@ -1,0 +1,167 @@
+//! Symbolic dimensions: integer expressions over named symbols, kept in a normal form so that equal expressions
+//! compare equal.
+//!
+//! An expression is an integer polynomial over symbols and over the functions floor division, ceiling division,
+//! modulo, maximum and minimum. It is simplified under the assumption that symbols are at least 0 (as sizes are)
+//! and that divisors are not 0. Arithmetic never fails: where a coefficient would overflow or an expression would
+//! grow past fixed limits, the result is a fresh unknown symbol, equal to nothing else, which is always sound.
+
+mod bounds;
+mod display;
+mod evaluate;
+mod function;
+mod parse;
+mod polynomial;
+mod symbol;
+
+use std::collections::BTreeSet;
+use std::ops;
+use std::sync::Arc;
+
+pub use evaluate::{EvaluateError, Unified, UnifyError, unify};
+use polynomial::{Atom, Polynomial};
+pub use symbol::{Bindings, Symbol};
+
+/// An integer expression over symbols, cheap to clone.
+///
+/// ```
+/// use ort_core::dim::Dim;
+/// let (batch, sequence) = (Dim::parse("batch"), Dim::parse("seq"));
+/// let doubled = (&batch + &sequence) * 2;
+/// assert_eq!(doubled, &batch * 2 + &sequence * 2);
+/// assert_eq!(doubled.floor_div(&Dim::constant(2)), batch + sequence);
+/// assert_eq!(doubled.to_string(), "2*batch + 2*seq");
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Dim(Repr);
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Repr {
+    Constant(i64),
+    Polynomial(Arc<Polynomial>),
+}
+
+impl Dim {
+    /// A number.
+    pub const fn constant(value: i64) -> Dim {
+        Dim(Repr::Constant(value))
+    }
+
+    /// The expression that is one symbol.
+    pub fn symbol(symbol: Symbol) -> Dim {
+        // A lone symbol is far below the limits of size; 0 is never reached.
+        polynomial::from_atom(Atom::Symbol(symbol)).unwrap_or(Dim::constant(0))
+    }
+
+    /// The symbol of that name, whatever the text is; [`Dim::parse`] reads expressions.
+    pub fn named(name: &str) -> Dim {
+        Dim::symbol(Symbol::named(name))
+    }
+
+    /// A fresh size that depends on data; see [`Symbol::unknown`].
+    pub fn unknown() -> Dim {
+        Dim::symbol(Symbol::unknown())
+    }
+
+    /// The number, where the expression has no symbols.
+    pub fn as_constant(&self) -> Option<i64> {
+        match self.0 {
+            Repr::Constant(value) => Some(value),
+            Repr::Polynomial(_) => None,
+        }
+    }
+
+    /// The symbol, where the expression is a single one.
+    pub fn as_symbol(&self) -> Option<&Symbol> {
+        match self.only_atom() {
+            Some(Atom::Symbol(symbol)) => Some(symbol),
+            _ => None,
+        }
+    }
+
+    /// Every symbol in the expression, sorted.
+    pub fn symbols(&self) -> BTreeSet<Symbol> {
+        let mut symbols = BTreeSet::new();
+        self.collect_symbols(&mut symbols);
+        symbols
+    }
+
+    fn collect_symbols(&self, symbols: &mut BTreeSet<Symbol>) {
+        for (atom, _) in self.terms().flat_map(|term| term.0.factors()) {
+            if let Atom::Symbol(symbol) = atom.as_ref() {
+                symbols.insert(symbol.clone());
+            }
+            for argument in atom.arguments() {
+                argument.collect_symbols(symbols);
+            }
+        }
+    }
+
+    /// Whether a symbol in the expression depends on data, so that it cannot be planned.
+    pub fn has_unknown(&self) -> bool {
+        self.symbols().iter().any(Symbol::is_unknown)
+    }
+}
+
+impl From<i64> for Dim {
+    fn from(value: i64) -> Dim {
+        Dim::constant(value)
+    }
+}
+
+impl From<Symbol> for Dim {
+    fn from(symbol: Symbol) -> Dim {
+        Dim::symbol(symbol)
+    }
+}
+
+macro_rules! operators {
+    ($($operator:ident $method:ident $checked:ident;)*) => {$(
+        operators!(@one $operator $method $checked, &Dim, &Dim, self, other => self, other);
+        operators!(@one $operator $method $checked, Dim, &Dim, self, other => &self, other);
+        operators!(@one $operator $method $checked, &Dim, Dim, self, other => self, &other);
+        operators!(@one $operator $method $checked, Dim, Dim, self, other => &self, &other);
+        operators!(@one $operator $method $checked, &Dim, i64, self, other => self, &Dim::constant(other));
+        operators!(@one $operator $method $checked, Dim, i64, self, other => &self, &Dim::constant(other));
+    )*};
+    (@one $operator:ident $method:ident $checked:ident, $left:ty, $right:ty,
+     $this:ident, $other:ident => $a:expr, $b:expr) => {
+        impl ops::$operator<$right> for $left {
+            type Output = Dim;
+
+            fn $method($this, $other: $right) -> Dim {
+                Dim::$checked($a, $b).unwrap_or_else(Dim::unknown)
+            }
+        }
+    };
+}
+
+operators! {
+    Add add checked_add;
+    Sub sub checked_sub;
+    Mul mul checked_mul;
+}
+
+impl ops::Neg for &Dim {
+    type Output = Dim;
+
+    fn neg(self) -> Dim {
+        self * -1
+    }
+}
+
+impl<'a> std::iter::Sum<&'a Dim> for Dim {
+    fn sum<I: Iterator<Item = &'a Dim>>(dims: I) -> Dim {
+        dims.fold(Dim::constant(0), |sum, dim| sum + dim)
+    }
+}
+
+/// The number of elements of a shape: `shape.iter().product::<Dim>()`.
+impl<'a> std::iter::Product<&'a Dim> for Dim {
+    fn product<I: Iterator<Item = &'a Dim>>(dims: I) -> Dim {
+        dims.fold(Dim::constant(1), |product, dim| product * dim)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Tests of dimension expressions: known identities, and properties over random expressions.
