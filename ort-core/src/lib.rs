@@ -1,5 +1,22 @@
 //! Tensors, graph IR, operator records, provider contract, plan and session of ort-runtime.
+//!
+//! The way through, in folder order: [`onnx`] loads a model into the canonical graph of [`ir`], whose operators
+//! are the records of [`spec`] (written in [`ops`]); shapes are inferred on symbolic dimensions ([`dim`]);
+//! [`ep`] finds a kernel for each node; [`plan`] places every byte; [`session`] runs.
+
+#![forbid(unsafe_code)]
 
 pub mod dim;
 pub mod dtype;
+pub mod ep;
+mod error;
+pub mod ir;
 pub mod onnx;
+pub mod ops;
+pub mod spec;
+pub mod tensor;
+
+#[doc(hidden)]
+pub use inventory;
+
+pub use error::{Error, ErrorKind, Result, Within};

@@ -1,3 +1,13 @@
 //! The CPU execution provider of ort-runtime.
+//!
+//! `simd`, `vector`, `gemm` and `conv` are plain functions over slices; `kernels` wraps them as
+//! kernels of the graph's operators, each registered next to its code.
 
+mod device;
+pub mod kernels;
 pub mod simd;
+
+#[doc(hidden)]
+pub use inventory;
+
+pub use device::{CpuKernel, CpuProvider};

@@ -1,0 +1,185 @@
+//! Which device runs which node.
+
+use std::sync::Arc;
+
+use ort_alloc::DeviceId;
+
+use super::{Claim, Device};
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::ir::{Attributes, Graph, Node, NodeId, SymShape, ValueId, ValueType};
+use crate::spec::{Draft, bind_types, infer_graph};
+use crate::tensor::Tensor;
+use crate::{Error, Result, Within, error};
+
+/// A node of an inferred graph, as providers see it.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeView<'a> {
+    /// The graph it is in.
+    pub graph: &'a Graph,
+    /// The node.
+    pub node: &'a Node,
+}
+
+impl<'a> NodeView<'a> {
+    /// The attributes.
+    pub fn attrs(&self) -> &'a Attributes {
+        &self.node.attrs
+    }
+
+    /// The value given as an input.
+    pub fn input(&self, index: usize) -> Option<ValueId> {
+        self.node.inputs.get(index).copied().flatten()
+    }
+
+    /// The type of an input; unknown where it is left out.
+    pub fn input_type(&self, index: usize) -> ValueType {
+        self.input(index).map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
+    }
+
+    /// The type of an output; unknown where nobody wants it.
+    pub fn output_type(&self, index: usize) -> ValueType {
+        let id = self.node.outputs.get(index).copied().flatten();
+        id.map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
+    }
+
+    /// The element type of an input.
+    pub fn dtype(&self, index: usize) -> Option<DType> {
+        self.input(index).and_then(|id| self.graph.value(id).ty.dtype())
+    }
+
+    /// The element type of an output.
+    pub fn output_dtype(&self, index: usize) -> Option<DType> {
+        self.output_type(index).dtype()
+    }
+
+    /// The symbolic shape of an input, where its rank is known.
+    pub fn shape(&self, index: usize) -> Option<SymShape> {
+        self.input(index).and_then(|id| self.graph.value(id).ty.shape().map(<[Dim]>::to_vec))
+    }
+
+    /// The shape of an input, where every size is a number.
+    pub fn fixed_shape(&self, index: usize) -> Option<Vec<usize>> {
+        let sizes = self.shape(index)?;
+        sizes.iter().map(|size| size.as_constant().and_then(|s| usize::try_from(s).ok())).collect()
+    }
+
+    /// The rank of an input, where it is known.
+    pub fn rank(&self, index: usize) -> Option<usize> {
+        self.shape(index).map(|shape| shape.len())
+    }
+
+    /// The constant that an input is, where it is one.
+    pub fn constant(&self, index: usize) -> Option<&'a Tensor> {
+        self.input(index).and_then(|id| self.graph.constants.get(&id))
+    }
+
+    /// The element type that a type variable (or a fixed type) of the operator has at this node.
+    pub fn bound_dtype(&self, var: &str) -> Option<DType> {
+        let bound = bind_types(self.node.spec, self.node, |index| self.input_type(index)).ok()?;
+        let from_inputs = bound.iter().find(|(name, _)| *name == var).and_then(|(_, ty)| ty.dtype());
+        from_inputs.or_else(|| {
+            let index = self.node.spec.outputs.iter().position(|param| param.ty == var)?;
+            self.output_dtype(index)
+        })
+    }
+}
+
+/// Which device runs each node, and what it claimed.
+#[derive(Debug, Default)]
+pub struct Partition {
+    /// By node: the index of the device, and its claim.
+    pub nodes: Vec<(usize, Claim)>,
+}
+
+/// Gives every node of an inferred graph to a device. A node that no device claims is decomposed one step and its
+/// parts are offered again; what is left after that is one error that lists every such operator.
+pub fn partition(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<Partition> {
+    lower_unclaimed(graph, devices)?;
+    let host = devices.iter().position(|device| device.memory() == DeviceId::HOST);
+    let mut nodes: Vec<(usize, Claim)> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let view = NodeView { graph, node };
+        // Arithmetic on shapes stays on the host: the host needs the numbers, and they are few.
+        let on_shapes = node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some());
+        let by_host =
+            host.filter(|_| on_shapes).and_then(|index| Some((index, devices[index].claim(&view).ok()?)));
+        let claimed = by_host.or_else(|| first_claim(devices, &view).ok());
+        nodes.push(claimed.ok_or_else(|| error!(Fail, "{} lost its claim", node.place()))?);
+    }
+    Ok(Partition { nodes })
+}
+
+fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usize, Claim), String> {
+    let mut reasons = Vec::new();
+    for (index, device) in devices.iter().enumerate() {
+        match device.claim(view) {
+            Ok(claim) => return Ok((index, claim)),
+            Err(reason) => reasons.push(format!("{}: {reason}", device.info().provider)),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+/// Decomposes what nobody claims until everything is claimed or nothing more can be decomposed.
+fn lower_unclaimed(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<()> {
+    const MAX_STEPS: usize = 16;
+    for _ in 0..MAX_STEPS {
+        let unclaimed: Vec<(NodeId, String)> = graph
+            .nodes
+            .iter()
+            .enumerate()
+            .filter_map(|(index, node)| {
+                let reason = first_claim(devices, &NodeView { graph, node }).err()?;
+                Some((NodeId(index as u32), reason))
+            })
+            .collect();
+        if unclaimed.is_empty() {
+            return Ok(());
+        }
+        let stuck: Vec<&(NodeId, String)> =
+            unclaimed.iter().filter(|(id, _)| graph.nodes[id.index()].spec.lower.is_none()).collect();
+        if !stuck.is_empty() {
+            return Err(unsupported(graph, &stuck));
+        }
+        let ids: Vec<NodeId> = unclaimed.into_iter().map(|(id, _)| id).collect();
+        lower_nodes(graph, &ids)?;
+        infer_graph(graph)?;
+    }
+    Err(error!(Fail, "decomposing operators does not come to an end"))
+}
+
+fn lower_nodes(graph: &mut Graph, ids: &[NodeId]) -> Result<()> {
+    let nodes = std::mem::take(&mut graph.nodes);
+    for (index, node) in nodes.into_iter().enumerate() {
+        match node.spec.lower {
+            Some(lower) if ids.contains(&NodeId(index as u32)) => {
+                let place = node.place();
+                let mut draft = Draft::of_node(graph, node);
+                let parts = lower(&mut draft).and_then(|()| draft.finish()).within(|| place)?;
+                graph.nodes.extend(parts);
+            }
+            _ => graph.nodes.push(node),
+        }
+    }
+    Ok(())
+}
+
+/// One error for all nodes that nothing can run: each operator once, with its count, first node and the reasons.
+fn unsupported(graph: &Graph, stuck: &[&(NodeId, String)]) -> Error {
+    let mut lines: Vec<(String, usize, String)> = Vec::new();
+    for (id, reason) in stuck {
+        let node = &graph.nodes[id.index()];
+        let types: Vec<String> =
+            node.inputs.iter().flatten().map(|&input| graph.value(input).ty.to_string()).collect();
+        let key = format!("{}: {reason}", node.spec.name);
+        match lines.iter_mut().find(|(known, _, _)| *known == key) {
+            Some((_, count, _)) => *count += 1,
+            None => lines.push((key, 1, format!("node '{}' of ({})", node.name, types.join(", ")))),
+        }
+    }
+    let lines: Vec<String> =
+        lines.iter().map(|(key, count, first)| format!("{key} ({count} nodes, first {first})")).collect();
+    error!(NotImplemented, "no execution provider runs {}", lines.join(", "))
+        .help("`ort check MODEL` lists everything that is unsupported")
+}

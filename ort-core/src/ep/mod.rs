@@ -1,0 +1,92 @@
+//! The contract with execution providers: what they claim, compile and run.
+//!
+//! A provider sees canonical nodes with their types and shapes; never an opset, never a file. Memory is planned by
+//! the session: a kernel finds its outputs and its workspace ready.
+
+mod claim;
+mod compile;
+mod kernel;
+mod run;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ort_alloc::{Allocator, DeviceId};
+
+pub use claim::{NodeView, Partition, partition};
+pub use compile::{CompileCx, Precision};
+pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
+pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
+
+use crate::tensor::{TensorMut, TensorView};
+use crate::{Result, error};
+
+/// Settings for opening a device, by name.
+pub type ProviderOptions = std::collections::BTreeMap<String, String>;
+
+/// A factory of devices: one static per provider crate.
+pub trait ExecutionProvider: Send + Sync {
+    /// The short name users write: `cpu`, `cuda`, `wgpu`.
+    fn name(&self) -> &'static str;
+    /// The devices that work here; the error says why there are none.
+    fn devices(&self) -> Result<Vec<DeviceInfo>>;
+    /// Opens the device at `index` of [`Self::devices`]. Unknown options are errors.
+    fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>>;
+}
+
+/// What a device is, for people.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// The provider's name.
+    pub provider: &'static str,
+    /// The device's own name, for example the CPU's instruction set or the GPU's model.
+    pub name: String,
+    /// Bytes of memory, where the device tells.
+    pub memory_bytes: Option<u64>,
+    /// Further facts as (name, value).
+    pub facts: Vec<(String, String)>,
+}
+
+/// An opened device.
+pub trait Device: Send + Sync {
+    /// What it is.
+    fn info(&self) -> &DeviceInfo;
+    /// The memory its kernels work on; [`DeviceId::HOST`] where that is the host's.
+    fn memory(&self) -> DeviceId;
+    /// The allocator of that memory.
+    fn allocator(&self) -> Arc<dyn Allocator>;
+    /// Whether it runs this node, and how; the error text says why not.
+    fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String>;
+    /// Makes the kernel of a claimed node; weights are packed here.
+    fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
+    /// Copies a tensor between this device's memory and the host's, in either direction.
+    fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()>;
+}
+
+/// A provider as its crate submits it.
+pub struct ProviderEntry(pub &'static dyn ExecutionProvider);
+
+inventory::collect!(ProviderEntry);
+
+/// The providers of this process, by name.
+pub fn providers() -> Vec<&'static dyn ExecutionProvider> {
+    let mut providers: Vec<_> = inventory::iter::<ProviderEntry>.into_iter().map(|entry| entry.0).collect();
+    providers.sort_by_key(|provider| provider.name());
+    providers
+}
+
+/// The provider called `name`.
+pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
+    let known = providers();
+    known.iter().find(|provider| provider.name() == name).copied().ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|provider| provider.name()).collect();
+        error!(InvalidArgument, "there is no execution provider '{name}'")
+            .help(format!("this build has: {}", names.join(", ")))
+    })
+}
+
+/// An id for the memory of a newly opened device, different from every other in this process.
+pub fn new_device_id() -> DeviceId {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
+}

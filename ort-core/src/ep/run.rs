@@ -1,0 +1,260 @@
+//! What a kernel sees when it runs: inputs, outputs, workspace.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use ort_alloc::{Budget, Buffer, Category, HostAllocator, allocate_in};
+use smallvec::SmallVec;
+
+use crate::dtype::{DType, Element};
+use crate::tensor::{Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
+use crate::{Result, ensure, error};
+
+/// Cancels a run from another thread.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// A token that is not cancelled.
+    pub fn new() -> CancelToken {
+        CancelToken::default()
+    }
+
+    /// Ends every run that holds this token at its next node.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What bounds a run: cancellation, a deadline, memory, threads.
+#[derive(Clone, Debug)]
+pub struct RunControl {
+    /// The token that the caller may cancel.
+    pub cancel: CancelToken,
+    /// When the run gives up.
+    pub deadline: Option<Instant>,
+    /// What all memory of the session counts against.
+    pub budget: Arc<Budget>,
+    /// The threads inside one operator.
+    pub threads: usize,
+}
+
+impl RunControl {
+    /// An error once the run is cancelled or late. Long loops inside kernels ask this.
+    pub fn check(&self) -> Result<()> {
+        ensure!(!self.cancel.is_cancelled(), Cancelled, "the run was cancelled");
+        let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        ensure!(!late, Cancelled, "the run passed its deadline");
+        Ok(())
+    }
+}
+
+/// Runs the subgraphs of a control-flow node.
+pub trait NestedRun {
+    /// Runs the subgraph at `index` on these inputs and returns its outputs.
+    fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>>;
+}
+
+/// Where one output goes.
+pub enum OutputSlot<'a> {
+    /// Nobody reads it.
+    Unwanted,
+    /// Memory is ready; `in_place` names the input whose elements it already holds.
+    Ready {
+        /// The tensor to write, until the kernel takes it.
+        tensor: Option<TensorMut<'a>>,
+        /// The input that shares its memory.
+        in_place: Option<usize>,
+    },
+    /// The kernel hands over a value.
+    Handed(Option<Value>),
+}
+
+/// An input and an output that may be the same memory.
+pub enum Unary<'a, T> {
+    /// Read one, write the other.
+    Apart(&'a [T], &'a mut [T]),
+    /// One slice that holds the input and takes the output.
+    InPlace(&'a mut [T]),
+}
+
+/// The context of one kernel's run.
+pub struct RunCx<'a> {
+    pub(crate) inputs: SmallVec<[Option<ValueView<'a>>; 8]>,
+    pub(crate) outputs: SmallVec<[OutputSlot<'a>; 4]>,
+    pub(crate) workspace: Option<&'a mut [u8]>,
+    pub(crate) control: &'a RunControl,
+    pub(crate) nested: Option<&'a mut (dyn NestedRun + 'a)>,
+}
+
+impl<'a> RunCx<'a> {
+    /// A context made by hand, for tests of kernels.
+    pub fn new(
+        inputs: impl IntoIterator<Item = Option<ValueView<'a>>>,
+        outputs: impl IntoIterator<Item = OutputSlot<'a>>,
+        workspace: &'a mut [u8],
+        control: &'a RunControl,
+    ) -> RunCx<'a> {
+        RunCx {
+            inputs: inputs.into_iter().collect(),
+            outputs: outputs.into_iter().collect(),
+            workspace: Some(workspace),
+            control,
+            nested: None,
+        }
+    }
+
+    /// The number of input positions, left-out ones counted.
+    pub fn input_count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// The number of output positions.
+    pub fn output_count(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// The tensor at an input that must be given.
+    pub fn input(&self, index: usize) -> Result<TensorView<'a>> {
+        self.input_value(index)?.tensor()
+    }
+
+    /// The tensor at an input that may be left out.
+    pub fn find_input(&self, index: usize) -> Option<TensorView<'a>> {
+        self.inputs.get(index).copied().flatten().and_then(|value| value.tensor().ok())
+    }
+
+    /// The value at an input that must be given.
+    pub fn input_value(&self, index: usize) -> Result<ValueView<'a>> {
+        let value = self.inputs.get(index).copied().flatten();
+        value.ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
+    }
+
+    /// Whether an input is given (and was not consumed when the kernel was made, nor is in place).
+    pub fn has_input(&self, index: usize) -> bool {
+        matches!(self.inputs.get(index), Some(Some(_)))
+    }
+
+    /// Whether somebody reads an output.
+    pub fn wants(&self, index: usize) -> bool {
+        !matches!(self.outputs.get(index), None | Some(OutputSlot::Unwanted))
+    }
+
+    /// Takes the tensor to write at an output. Its shape is what inference says.
+    pub fn output(&mut self, index: usize) -> Result<TensorMut<'a>> {
+        match self.outputs.get_mut(index) {
+            Some(OutputSlot::Ready { tensor, .. }) => {
+                tensor.take().ok_or_else(|| error!(Fail, "output {index} was taken before"))
+            }
+            _ => Err(error!(Fail, "output {index} has no memory ready")),
+        }
+    }
+
+    /// The shape of an output that is ready.
+    pub fn output_shape(&self, index: usize) -> Option<&'a [usize]> {
+        match self.outputs.get(index) {
+            Some(OutputSlot::Ready { tensor: Some(tensor), .. }) => Some(tensor.shape()),
+            _ => None,
+        }
+    }
+
+    /// The input whose elements the output at `index` already holds, because both are the same memory.
+    pub fn in_place(&self, index: usize) -> Option<usize> {
+        match self.outputs.get(index) {
+            Some(OutputSlot::Ready { in_place, .. }) => *in_place,
+            _ => None,
+        }
+    }
+
+    /// The elements of an input and an output that a map from one to the other needs.
+    pub fn unary<T: Element>(&mut self, input: usize, output: usize) -> Result<Unary<'a, T>> {
+        if self.in_place(output) == Some(input) {
+            return Ok(Unary::InPlace(self.output(output)?.as_mut_slice()?));
+        }
+        let from = self.input(input)?.as_slice()?;
+        Ok(Unary::Apart(from, self.output(output)?.as_mut_slice()?))
+    }
+
+    /// Hands over an output: a value, or a tensor whose shape only the kernel knows.
+    pub fn set(&mut self, index: usize, value: impl Into<Value>) -> Result<()> {
+        match self.outputs.get_mut(index) {
+            None | Some(OutputSlot::Unwanted) => Ok(()),
+            Some(OutputSlot::Handed(slot)) => {
+                *slot = Some(value.into());
+                Ok(())
+            }
+            Some(OutputSlot::Ready { .. }) => Err(error!(Fail, "output {index} has memory of the plan")),
+        }
+    }
+
+    /// Memory for an output whose shape only the kernel knows, counted in the budget.
+    pub fn allocate(&self, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
+        NewTensor::allocate(&self.control.budget, dtype, shape)
+    }
+
+    /// Takes the scratch memory that the kernel asked for.
+    pub fn workspace(&mut self) -> Result<&'a mut [u8]> {
+        self.workspace.take().ok_or_else(|| error!(Fail, "the workspace was taken before"))
+    }
+
+    /// The threads this run may use.
+    pub fn threads(&self) -> usize {
+        self.control.threads
+    }
+
+    /// An error once the run is cancelled or late.
+    pub fn check(&self) -> Result<()> {
+        self.control.check()
+    }
+
+    /// Runs the subgraph at `index` of this node.
+    pub fn run_subgraph(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
+        let nested = self.nested.as_deref_mut();
+        let nested = nested.ok_or_else(|| error!(Fail, "the node has no subgraph {index}"))?;
+        nested.run(index, inputs)
+    }
+}
+
+/// A tensor being written, in host memory of its own.
+#[derive(Debug)]
+pub struct NewTensor {
+    dtype: DType,
+    shape: Shape,
+    buffer: Buffer,
+    len: usize,
+}
+
+impl NewTensor {
+    pub(crate) fn allocate(budget: &Arc<Budget>, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
+        let len = byte_count(dtype, shape)?;
+        let allocator = HostAllocator::global();
+        let buffer = allocate_in(budget, Category::Dynamic, &**allocator, len.max(1), 64)?;
+        Ok(NewTensor { dtype, shape: shape.into(), buffer, len })
+    }
+
+    /// The elements to write, zero at first.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        let tensor = TensorMut::host(self.dtype, &self.shape, host_bytes(&mut self.buffer, self.len)?);
+        tensor.as_mut_slice()
+    }
+
+    /// The bytes to write, zero at first.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        host_bytes(&mut self.buffer, self.len)
+    }
+
+    /// The finished tensor.
+    pub fn finish(self) -> Result<Tensor> {
+        Tensor::from_buffer(self.dtype, &self.shape, self.buffer)
+    }
+}
+
+fn host_bytes(buffer: &mut Buffer, len: usize) -> Result<&mut [u8]> {
+    let bytes = buffer.bytes_mut().and_then(|bytes| bytes.get_mut(..len));
+    bytes.ok_or_else(|| error!(Fail, "a host buffer is not the host's"))
+}

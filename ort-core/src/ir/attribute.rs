@@ -1,0 +1,183 @@
+//! Typed attributes, checked against the operator's record when the node is made.
+
+use crate::spec::{AttrDefault, AttrKind, OpSpec};
+use crate::tensor::{SparseTensor, Tensor};
+use crate::{Result, ensure, error};
+
+use super::ValueType;
+
+/// The value of one attribute; graphs are kept apart, as [`super::Subgraph`].
+#[derive(Clone, Debug)]
+pub enum Attribute {
+    /// `INT`
+    Int(i64),
+    /// `FLOAT`
+    Float(f32),
+    /// `STRING`
+    String(String),
+    /// `TENSOR`
+    Tensor(Tensor),
+    /// `SPARSE_TENSOR`
+    Sparse(SparseTensor),
+    /// `TYPE_PROTO`
+    Type(ValueType),
+    /// `INTS`
+    Ints(Vec<i64>),
+    /// `FLOATS`
+    Floats(Vec<f32>),
+    /// `STRINGS`
+    Strings(Vec<String>),
+    /// `TENSORS`
+    Tensors(Vec<Tensor>),
+}
+
+impl Attribute {
+    /// The kind that the operator's record names.
+    pub fn kind(&self) -> AttrKind {
+        match self {
+            Attribute::Int(_) => AttrKind::Int,
+            Attribute::Float(_) => AttrKind::Float,
+            Attribute::String(_) => AttrKind::String,
+            Attribute::Tensor(_) => AttrKind::Tensor,
+            Attribute::Sparse(_) => AttrKind::Sparse,
+            Attribute::Type(_) => AttrKind::Type,
+            Attribute::Ints(_) => AttrKind::Ints,
+            Attribute::Floats(_) => AttrKind::Floats,
+            Attribute::Strings(_) => AttrKind::Strings,
+            Attribute::Tensors(_) => AttrKind::Tensors,
+        }
+    }
+}
+
+/// The attributes of a node, defaults filled in. Reading one that the record does not list is an error.
+#[derive(Clone, Debug, Default)]
+pub struct Attributes(Vec<(&'static str, Attribute)>);
+
+/// Writes the accessors for one kind of attribute: required (or defaulted), and optional.
+macro_rules! accessors {
+    ($(#[$doc:meta])* $get:ident, $find:ident, $variant:ident, $type:ty, $convert:expr) => {
+        $(#[$doc])*
+        pub fn $get(&self, name: &str) -> Result<$type> {
+            self.$find(name).ok_or_else(|| missing(name))
+        }
+        /// The same where the attribute is given or has a default, else none.
+        pub fn $find(&self, name: &str) -> Option<$type> {
+            match self.get(name)? {
+                Attribute::$variant(value) => Some($convert(value)),
+                _ => None,
+            }
+        }
+    };
+}
+
+fn missing(name: &str) -> crate::Error {
+    error!(InvalidGraph, "attribute '{name}' is missing")
+}
+
+impl Attributes {
+    /// Checks `given` against the record and fills in defaults. Unknown names, wrong kinds and missing
+    /// required attributes are errors.
+    pub fn new(spec: &OpSpec, given: Vec<(String, Attribute)>) -> Result<Attributes> {
+        let mut attributes = Vec::with_capacity(spec.attrs.len());
+        for (name, value) in given {
+            let known = spec.attrs.iter().find(|attr| attr.name == name);
+            let known = known
+                .ok_or_else(|| error!(InvalidGraph, "operator {} has no attribute '{name}'", spec.name))?;
+            ensure!(
+                known.kind == value.kind(),
+                InvalidGraph,
+                "attribute '{name}' is {:?}, expected {:?}",
+                value.kind(),
+                known.kind
+            );
+            ensure!(
+                !attributes.iter().any(|(other, _)| *other == known.name),
+                InvalidGraph,
+                "attribute '{name}' is given twice"
+            );
+            attributes.push((known.name, value));
+        }
+        for attr in spec.attrs {
+            if attributes.iter().any(|(name, _)| *name == attr.name) || attr.kind == AttrKind::Graph {
+                continue;
+            }
+            match attr.default {
+                AttrDefault::Required => return Err(missing(attr.name)),
+                AttrDefault::None => {}
+                AttrDefault::Int(value) => attributes.push((attr.name, Attribute::Int(value))),
+                AttrDefault::Float(value) => attributes.push((attr.name, Attribute::Float(value))),
+                AttrDefault::String(value) => attributes.push((attr.name, Attribute::String(value.into()))),
+                AttrDefault::Ints(value) => attributes.push((attr.name, Attribute::Ints(value.into()))),
+                AttrDefault::Floats(value) => attributes.push((attr.name, Attribute::Floats(value.into()))),
+                AttrDefault::Strings(value) => {
+                    let strings = value.iter().map(|&text| text.into()).collect();
+                    attributes.push((attr.name, Attribute::Strings(strings)));
+                }
+            }
+        }
+        Ok(Attributes(attributes))
+    }
+
+    /// The attribute called `name`, given or by default.
+    pub fn get(&self, name: &str) -> Option<&Attribute> {
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// All attributes, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Attribute)> {
+        self.0.iter().map(|(name, value)| (*name, value))
+    }
+
+    accessors!(/// An integer.
+        int, find_int, Int, i64, |value: &i64| *value);
+    accessors!(/// A float.
+        float, find_float, Float, f32, |value: &f32| *value);
+    accessors!(/// A string.
+        string, find_string, String, &str, String::as_str);
+    accessors!(/// A tensor.
+        tensor, find_tensor, Tensor, &Tensor, std::convert::identity);
+    accessors!(/// A list of integers.
+        ints, find_ints, Ints, &[i64], Vec::as_slice);
+    accessors!(/// A list of floats.
+        floats, find_floats, Floats, &[f32], Vec::as_slice);
+    accessors!(/// A list of strings.
+        strings, find_strings, Strings, &[String], Vec::as_slice);
+    accessors!(/// A type.
+        value_type, find_type, Type, &ValueType, std::convert::identity);
+
+    /// An integer attribute that means true when it is not zero.
+    pub fn flag(&self, name: &str) -> Result<bool> {
+        Ok(self.int(name)? != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{OP, attr};
+
+    static SAMPLE: OpSpec = OpSpec {
+        name: "Sample",
+        attrs: &[
+            attr::int("axis", -1),
+            attr::required("to", AttrKind::Int),
+            attr::optional("alpha", AttrKind::Float),
+        ],
+        ..OP
+    };
+
+    #[test]
+    fn defaults_and_checks() -> Result<()> {
+        let given = |list: &[(&str, Attribute)]| {
+            let list = list.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+            Attributes::new(&SAMPLE, list)
+        };
+        let attributes = given(&[("to", Attribute::Int(1))])?;
+        assert_eq!(attributes.int("axis")?, -1);
+        assert_eq!(attributes.find_float("alpha"), None);
+        assert!(given(&[]).is_err(), "a required attribute is missing");
+        assert!(given(&[("to", Attribute::Float(1.0))]).is_err(), "the kind is wrong");
+        assert!(given(&[("to", Attribute::Int(1)), ("other", Attribute::Int(1))]).is_err(), "unknown name");
+        Ok(())
+    }
+}

@@ -1,0 +1,3 @@
+//! Operators that make, describe, move and select elements.
+
+mod trilu;

@@ -1,0 +1,57 @@
+//! Multidirectional broadcasting of the ONNX specification (section "Broadcasting in ONNX").
+
+use crate::dim::Dim;
+use crate::tensor::Shape;
+use crate::{Result, error};
+
+/// The broadcast of concrete shapes.
+///
+/// ```
+/// use ort_core::spec::broadcast::shapes;
+/// assert_eq!(shapes(&[&[2, 1, 4], &[3, 1]])?.as_slice(), [2, 3, 4]);
+/// assert!(shapes(&[&[2], &[3]]).is_err());
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+pub fn shapes(shapes: &[&[usize]]) -> Result<Shape> {
+    let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
+    let mut result: Shape = std::iter::repeat_n(1, rank).collect();
+    for shape in shapes {
+        let start = rank - shape.len();
+        for (size, &other) in result[start..].iter_mut().zip(*shape) {
+            match (*size, other) {
+                (a, b) if a == b => {}
+                (1, b) => *size = b,
+                (_, 1) => {}
+                _ => return Err(error!(InvalidArgument, "shapes {shapes:?} do not broadcast")),
+            }
+        }
+    }
+    Ok(result)
+}
+
+/// The broadcast of symbolic shapes. Where two symbolic sizes differ, the result is the size that cannot be 1,
+/// or else their maximum, which the run checks.
+pub fn dims(shapes: &[&[Dim]]) -> Result<Vec<Dim>> {
+    let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
+    let mut result = vec![Dim::constant(1); rank];
+    for shape in shapes {
+        let start = rank - shape.len();
+        for (size, other) in result[start..].iter_mut().zip(*shape) {
+            *size = pair(size, other)
+                .ok_or_else(|| error!(InvalidGraph, "sizes {size} and {other} do not broadcast"))?;
+        }
+    }
+    Ok(result)
+}
+
+fn pair(a: &Dim, b: &Dim) -> Option<Dim> {
+    match (a.as_constant(), b.as_constant()) {
+        _ if a == b => Some(a.clone()),
+        (Some(1), _) => Some(b.clone()),
+        (_, Some(1)) => Some(a.clone()),
+        (Some(_), Some(_)) => None,
+        (Some(_), None) => Some(a.clone()),
+        (None, Some(_)) => Some(b.clone()),
+        (None, None) => Some(a.max(b)),
+    }
+}

@@ -1,0 +1,233 @@
+//! A node under construction: what upgrades and decompositions edit.
+
+use std::sync::Arc;
+
+use super::Registry;
+use crate::dtype::DType;
+use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueType};
+use crate::tensor::Tensor;
+use crate::{Result, Within, error};
+
+/// A node before it is canonical. Helpers emit further nodes in front of it; in the end either the draft itself
+/// becomes a node, or [`Draft::replace`] hands its outputs to emitted ones.
+#[derive(Debug)]
+pub struct Draft<'g> {
+    graph: &'g mut Graph,
+    /// The node's name.
+    pub name: Arc<str>,
+    /// The domain of the operator.
+    pub domain: String,
+    /// The operator.
+    pub op: String,
+    /// The version of the operator's domain that the node was written for.
+    pub version: i64,
+    /// The inputs.
+    pub inputs: Vec<Option<ValueId>>,
+    /// The outputs.
+    pub outputs: Vec<Option<ValueId>>,
+    /// The attributes as given.
+    pub attrs: Vec<(String, Attribute)>,
+    /// The subgraphs.
+    pub subgraphs: Vec<Subgraph>,
+    emitted: Vec<Node>,
+    replaced: bool,
+}
+
+impl<'g> Draft<'g> {
+    /// A draft of operator `op` in `graph`.
+    pub fn new(graph: &'g mut Graph, name: Arc<str>, (domain, op, version): (&str, &str, i64)) -> Draft<'g> {
+        Draft {
+            graph,
+            name,
+            domain: domain.to_string(),
+            op: op.to_string(),
+            version,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            attrs: Vec::new(),
+            subgraphs: Vec::new(),
+            emitted: Vec::new(),
+            replaced: false,
+        }
+    }
+
+    /// A draft of a canonical node, to decompose it.
+    pub fn of_node(graph: &'g mut Graph, node: Node) -> Draft<'g> {
+        Draft {
+            graph,
+            name: node.name.clone(),
+            domain: node.spec.domain.to_string(),
+            op: node.spec.name.to_string(),
+            version: node.spec.since,
+            inputs: node.inputs,
+            outputs: node.outputs,
+            attrs: node.attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
+            subgraphs: node.subgraphs,
+            emitted: Vec::new(),
+            replaced: false,
+        }
+    }
+
+    /// The input at `index`, where it is given.
+    pub fn input(&self, index: usize) -> Option<ValueId> {
+        self.inputs.get(index).copied().flatten()
+    }
+
+    /// The input at `index`, which must be given.
+    pub fn required(&self, index: usize) -> Result<ValueId> {
+        self.input(index).ok_or_else(|| error!(InvalidGraph, "input {index} is missing"))
+    }
+
+    /// The type of a value as far as it is known (in upgrades, mostly not yet).
+    pub fn value_type(&self, id: ValueId) -> &ValueType {
+        &self.graph.value(id).ty
+    }
+
+    /// The element type of an input.
+    pub fn dtype(&self, index: usize) -> Result<DType> {
+        let dtype = self.input(index).and_then(|id| self.value_type(id).dtype());
+        dtype.ok_or_else(|| error!(InvalidGraph, "the type of input {index} is not known"))
+    }
+
+    /// The shape of an input, where its rank is known.
+    pub fn shape(&self, index: usize) -> Option<SymShape> {
+        self.input(index).and_then(|id| self.value_type(id).shape().map(<[_]>::to_vec))
+    }
+
+    /// The constant that an input is, where it is one.
+    pub fn constant_input(&self, index: usize) -> Option<&Tensor> {
+        self.input(index).and_then(|id| self.graph.constants.get(&id))
+    }
+
+    /// The attribute called `name`, as given.
+    pub fn attr(&self, name: &str) -> Option<&Attribute> {
+        self.attrs.iter().find(|(given, _)| given == name).map(|(_, value)| value)
+    }
+
+    /// Takes the attribute called `name` away.
+    pub fn take_attr(&mut self, name: &str) -> Option<Attribute> {
+        let index = self.attrs.iter().position(|(given, _)| given == name)?;
+        Some(self.attrs.remove(index).1)
+    }
+
+    /// Sets an attribute, replacing one of the same name.
+    pub fn set_attr(&mut self, name: &str, value: Attribute) {
+        self.take_attr(name);
+        self.attrs.push((name.to_string(), value));
+    }
+
+    /// Adds a constant to the graph.
+    pub fn constant(&mut self, tensor: Tensor) -> ValueId {
+        let name = format!("{}.constant_{}", self.name, self.graph.value_count());
+        self.graph.add_constant(name, tensor)
+    }
+
+    /// Adds a one-dimensional `int64` constant.
+    pub fn constant_ints(&mut self, ints: &[i64]) -> Result<ValueId> {
+        let tensor = Tensor::from_slice(&[ints.len()], ints)?;
+        Ok(self.constant(tensor))
+    }
+
+    /// Sets the input at `index`, filling the gap before it with left-out inputs.
+    pub fn set_input(&mut self, index: usize, value: ValueId) {
+        if self.inputs.len() <= index {
+            self.inputs.resize(index + 1, None);
+        }
+        self.inputs[index] = Some(value);
+    }
+
+    /// Turns an attribute of integers into a constant `int64` input at `index`, as many operators did in time.
+    /// A list becomes one dimension, a single integer a scalar. Without the attribute nothing changes.
+    pub fn attr_to_input(&mut self, name: &str, index: usize) -> Result<()> {
+        let tensor = match self.take_attr(name) {
+            None => return Ok(()),
+            Some(Attribute::Int(value)) => Tensor::scalar(value)?,
+            Some(Attribute::Ints(values)) => Tensor::from_slice(&[values.len()], &values)?,
+            Some(Attribute::Float(value)) => Tensor::scalar(value)?,
+            Some(Attribute::Floats(values)) => Tensor::from_slice(&[values.len()], &values)?,
+            Some(_) => return Err(error!(InvalidGraph, "attribute '{name}' has an unexpected kind")),
+        };
+        let id = self.constant(tensor);
+        self.set_input(index, id);
+        Ok(())
+    }
+
+    /// Emits a node of the standard domain with one output in front of this one.
+    pub fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        Ok(self.emit_many(op, &inputs, attrs, 1)?[0])
+    }
+
+    /// Emits a node with left-out inputs or several outputs in front of this one.
+    pub fn emit_many(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<Vec<ValueId>> {
+        let spec = Registry::global()?
+            .find("", op)
+            .ok_or_else(|| error!(NotImplemented, "operator {op} is not known"))?;
+        let name: Arc<str> = format!("{}/{op}_{}", self.name, self.emitted.len()).into();
+        let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+        let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
+        let mut ids = Vec::with_capacity(outputs);
+        for index in 0..outputs {
+            ids.push(self.graph.add_value(format!("{name}.{index}"), ValueType::Unknown));
+        }
+        let outputs = ids.iter().copied().map(Some).collect();
+        let node = Node { name, spec, inputs: inputs.to_vec(), outputs, attrs, subgraphs: Vec::new() };
+        self.emitted.push(node);
+        Ok(ids)
+    }
+
+    /// Makes this draft another operator of the standard domain, with other inputs and attributes.
+    pub fn become_op(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) {
+        self.domain = String::new();
+        self.op = op.to_string();
+        self.inputs = inputs.iter().copied().map(Some).collect();
+        self.attrs = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+    }
+
+    /// Hands the outputs to values that emitted nodes produce; the draft itself disappears.
+    pub fn replace(&mut self, values: &[ValueId]) -> Result<()> {
+        for (index, output) in self.outputs.clone().into_iter().enumerate() {
+            let Some(output) = output else { continue };
+            let value = values.get(index).ok_or_else(|| error!(Fail, "output {index} has no replacement"))?;
+            let mut slots = self.emitted.iter_mut().flat_map(|node| node.outputs.iter_mut());
+            let slot = slots.find(|slot| **slot == Some(*value));
+            let slot = slot.ok_or_else(|| error!(Fail, "output {index} is replaced by no emitted value"))?;
+            *slot = Some(output);
+            for node in &mut self.emitted {
+                for input in &mut node.inputs {
+                    if *input == Some(*value) {
+                        *input = Some(output);
+                    }
+                }
+            }
+        }
+        self.replaced = true;
+        Ok(())
+    }
+
+    /// The canonical nodes, in order.
+    pub fn finish(mut self) -> Result<Vec<Node>> {
+        if self.replaced {
+            return Ok(self.emitted);
+        }
+        let spec = Registry::global()?.find(&self.domain, &self.op).ok_or_else(|| {
+            error!(NotImplemented, "operator {} of domain '{}' is not known", self.op, self.domain)
+        })?;
+        let attrs = Attributes::new(spec, self.attrs)?;
+        self.emitted.push(Node {
+            name: self.name,
+            spec,
+            inputs: self.inputs,
+            outputs: self.outputs,
+            attrs,
+            subgraphs: self.subgraphs,
+        });
+        Ok(self.emitted)
+    }
+}

@@ -1,0 +1,299 @@
+//! Shape inference: types, symbolic shapes and symbolic elements, node by node.
+//!
+//! The same rules run twice: on symbolic dimensions when a model is loaded, and on concrete shapes at run time
+//! for values whose shape depends on data.
+
+use std::sync::Arc;
+
+use super::typing::{bind_types, bound_dtype};
+use super::{OpSpec, SymTensor, broadcast};
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueType};
+use crate::tensor::{Shape, TensorView};
+use crate::{Result, Within, ensure, error};
+
+/// What is known of one input.
+#[derive(Clone, Debug, Default)]
+pub struct InputFacts<'a> {
+    /// Its type.
+    pub ty: ValueType,
+    /// Its elements, where they are known as numbers.
+    pub known: Option<TensorView<'a>>,
+    /// Its elements as expressions, where it is a small integer tensor.
+    pub symbolic: Option<Arc<SymTensor>>,
+}
+
+impl<'a> InputFacts<'a> {
+    /// The facts of a tensor at run time: everything.
+    pub fn concrete(view: TensorView<'a>) -> InputFacts<'a> {
+        let shape = view.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
+        InputFacts {
+            ty: ValueType::tensor(view.dtype(), Some(shape)),
+            known: view.is_host().then_some(view),
+            symbolic: None,
+        }
+    }
+}
+
+/// What an inference rule sees and sets.
+#[derive(Debug)]
+pub struct InferCx<'a> {
+    spec: &'static OpSpec,
+    /// The attributes of the node.
+    pub attrs: &'a Attributes,
+    inputs: &'a [Option<InputFacts<'a>>],
+    bound: Vec<(&'static str, ValueType)>,
+    wanted: Vec<bool>,
+    outputs: Vec<(ValueType, Option<Arc<SymTensor>>)>,
+    subgraphs: &'a mut [Subgraph],
+}
+
+impl<'a> InferCx<'a> {
+    /// The number of input positions that the node gives, left-out ones counted.
+    pub fn input_count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// The number of output positions that the node gives.
+    pub fn output_count(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// Whether the input at `index` is given.
+    pub fn has_input(&self, index: usize) -> bool {
+        self.facts(index).is_some()
+    }
+
+    /// Whether somebody wants the output at `index`.
+    pub fn has_output(&self, index: usize) -> bool {
+        self.wanted.get(index).copied().unwrap_or(false)
+    }
+
+    fn facts(&self, index: usize) -> Option<&'a InputFacts<'a>> {
+        self.inputs.get(index).and_then(Option::as_ref)
+    }
+
+    /// The type of an input.
+    pub fn input_type(&self, index: usize) -> Option<&'a ValueType> {
+        self.facts(index).map(|facts| &facts.ty)
+    }
+
+    /// The element type of a tensor input.
+    pub fn dtype(&self, index: usize) -> Result<DType> {
+        self.input_type(index)
+            .and_then(ValueType::dtype)
+            .ok_or_else(|| error!(InvalidGraph, "the element type of input {index} is not known"))
+    }
+
+    /// The shape of a tensor input, where its rank is known.
+    pub fn shape(&self, index: usize) -> Option<&'a [Dim]> {
+        self.input_type(index).and_then(ValueType::shape)
+    }
+
+    /// The elements of an input, where they are known as numbers.
+    pub fn known(&self, index: usize) -> Option<TensorView<'a>> {
+        self.facts(index).and_then(|facts| facts.known)
+    }
+
+    /// The elements of a small integer input as expressions, with its shape.
+    pub fn symbolic(&self, index: usize) -> Option<Arc<SymTensor>> {
+        let facts = self.facts(index)?;
+        match &facts.symbolic {
+            Some(symbolic) => Some(symbolic.clone()),
+            None => SymTensor::from_view(facts.known.as_ref()?).map(Arc::new),
+        }
+    }
+
+    /// The elements of a small integer input as expressions.
+    pub fn dims(&self, index: usize) -> Option<Vec<Dim>> {
+        self.symbolic(index).map(|symbolic| symbolic.elements.clone())
+    }
+
+    /// The elements of a small integer input, where all are numbers.
+    pub fn ints(&self, index: usize) -> Option<Vec<i64>> {
+        self.symbolic(index).and_then(|symbolic| symbolic.as_ints())
+    }
+
+    /// The elements of a float input, where they are known.
+    pub fn floats(&self, index: usize) -> Option<Vec<f32>> {
+        self.known(index).and_then(|view| view.to_vec::<f32>().ok())
+    }
+
+    /// A size that only the run will tell.
+    pub fn fresh(&self) -> Dim {
+        Dim::unknown()
+    }
+
+    /// The broadcast shape of the inputs at `indices`; none where a rank is unknown.
+    pub fn broadcast(&self, indices: &[usize]) -> Result<Option<SymShape>> {
+        let shapes: Option<Vec<&[Dim]>> = indices.iter().map(|&index| self.shape(index)).collect();
+        shapes.map(|shapes| broadcast::dims(&shapes)).transpose()
+    }
+
+    /// Sets a tensor output whose element type follows from the record's type variables.
+    pub fn set_shape(&mut self, index: usize, shape: SymShape) -> Result<()> {
+        let Some(param) = self.spec.output_param(index) else { return Ok(()) };
+        let dtype = bound_dtype(&self.bound, self.spec, param)?;
+        self.set(index, dtype, Some(shape));
+        Ok(())
+    }
+
+    /// Sets the element type and shape of a tensor output.
+    pub fn set(&mut self, index: usize, dtype: DType, shape: Option<SymShape>) {
+        self.set_type(index, ValueType::tensor(dtype, shape));
+    }
+
+    /// Sets the type of an output.
+    pub fn set_type(&mut self, index: usize, ty: ValueType) {
+        if let Some(output) = self.outputs.get_mut(index) {
+            output.0 = ty;
+        }
+    }
+
+    /// Sets the elements of a small integer output as expressions.
+    pub fn set_symbolic(&mut self, index: usize, symbolic: SymTensor) {
+        if let Some(output) = self.outputs.get_mut(index) {
+            output.1 = Some(Arc::new(symbolic));
+        }
+    }
+
+    /// The number of subgraphs.
+    pub fn subgraph_count(&self) -> usize {
+        self.subgraphs.len()
+    }
+
+    /// Infers the subgraph at `index` with these types of its inputs; returns the types of its outputs.
+    pub fn infer_subgraph(&mut self, index: usize, inputs: &[ValueType]) -> Result<Vec<ValueType>> {
+        let Some(subgraph) = self.subgraphs.get_mut(index) else {
+            return Err(error!(InvalidGraph, "subgraph {index} is missing"));
+        };
+        let graph = &mut subgraph.graph;
+        for (id, ty) in graph.inputs.clone().into_iter().zip(inputs) {
+            if *ty != ValueType::Unknown {
+                graph.value_mut(id).ty = ty.clone();
+            }
+        }
+        infer_graph(graph).within(|| subgraph.attr)?;
+        Ok(graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect())
+    }
+
+    /// The subgraph held by the attribute `attr`, by its index.
+    pub fn find_subgraph(&self, attr: &str) -> Option<usize> {
+        self.subgraphs.iter().position(|subgraph| subgraph.attr == attr)
+    }
+
+    /// Fills in the element types that the rule left open, where type variables tell them.
+    fn finish(mut self) -> Vec<(ValueType, Option<Arc<SymTensor>>)> {
+        for index in 0..self.outputs.len() {
+            if self.outputs[index].0 != ValueType::Unknown {
+                continue;
+            }
+            let Some(param) = self.spec.output_param(index) else { continue };
+            let bound = self.bound.iter().find(|(name, _)| *name == param.ty).map(|(_, ty)| ty);
+            let ty = match (bound, bound_dtype(&self.bound, self.spec, param)) {
+                (Some(ValueType::Sequence(_) | ValueType::Optional(_)), _) => continue,
+                (_, Ok(dtype)) => ValueType::tensor(dtype, None),
+                (_, Err(_)) => continue,
+            };
+            self.outputs[index].0 = ty;
+        }
+        self.outputs
+    }
+}
+
+/// Infers one node from what is known of its inputs.
+fn infer_node(
+    node: &Node,
+    inputs: &[Option<InputFacts<'_>>],
+    subgraphs: &mut [Subgraph],
+) -> Result<Vec<(ValueType, Option<Arc<SymTensor>>)>> {
+    let spec = node.spec;
+    let type_of = |index: usize| inputs[index].as_ref().map_or(ValueType::Unknown, |facts| facts.ty.clone());
+    let bound = bind_types(spec, node, type_of)?;
+    let mut cx = InferCx {
+        spec,
+        attrs: &node.attrs,
+        inputs,
+        bound,
+        wanted: node.outputs.iter().map(Option::is_some).collect(),
+        outputs: vec![(ValueType::Unknown, None); node.outputs.len()],
+        subgraphs,
+    };
+    (spec.infer)(&mut cx)?;
+    Ok(cx.finish())
+}
+
+/// Infers every value of a graph, in node order, and of its subgraphs.
+pub fn infer_graph(graph: &mut Graph) -> Result<()> {
+    for index in 0..graph.nodes.len() {
+        let mut subgraphs = std::mem::take(&mut graph.nodes[index].subgraphs);
+        for subgraph in &mut subgraphs {
+            pass_captures(graph, subgraph);
+        }
+        let node = &graph.nodes[index];
+        node.spec.check_arity(node).within(|| node.place())?;
+        let inputs: Vec<Option<InputFacts<'_>>> =
+            node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
+        let outputs = infer_node(node, &inputs, &mut subgraphs).within(|| node.place())?;
+        let ids = node.outputs.clone();
+        graph.nodes[index].subgraphs = subgraphs;
+        for (id, (ty, symbolic)) in ids.into_iter().zip(outputs) {
+            let Some(id) = id else { continue };
+            let value = graph.value_mut(id);
+            if ty != ValueType::Unknown {
+                value.ty = ty;
+            }
+            value.symbolic = symbolic;
+        }
+    }
+    Ok(())
+}
+
+fn facts_of(graph: &Graph, id: crate::ir::ValueId) -> InputFacts<'_> {
+    let value = graph.value(id);
+    let known = graph.constants.get(&id).map(|tensor| tensor.view());
+    InputFacts { ty: value.ty.clone(), known, symbolic: value.symbolic.clone() }
+}
+
+/// Hands what is known of captured values to the subgraph.
+fn pass_captures(graph: &Graph, subgraph: &mut Subgraph) {
+    for capture in &subgraph.captures {
+        let outer = graph.value(capture.outer);
+        let constant = graph.constants.get(&capture.outer).map(|tensor| tensor.view());
+        let symbolic = match &outer.symbolic {
+            Some(symbolic) => Some(symbolic.clone()),
+            None => constant.and_then(|view| SymTensor::from_view(&view)).map(Arc::new),
+        };
+        let inner = subgraph.graph.value_mut(capture.inner);
+        inner.ty = outer.ty.clone();
+        inner.symbolic = symbolic;
+    }
+}
+
+/// The type and shape of each output at run time; the shape is none where it depends on more than inference sees.
+pub fn infer_concrete(
+    node: &Node,
+    inputs: &[Option<InputFacts<'_>>],
+) -> Result<Vec<Option<(DType, Option<Shape>)>>> {
+    let outputs = infer_node(node, inputs, &mut [])?;
+    let concrete = |ty: &ValueType| -> Result<Option<(DType, Option<Shape>)>> {
+        let Some(tensor) = ty.as_tensor() else { return Ok(None) };
+        let sizes: Option<Vec<i64>> =
+            tensor.shape.as_ref().and_then(|shape| shape.iter().map(Dim::as_constant).collect());
+        let shape = match sizes {
+            None => None,
+            Some(sizes) => {
+                let negative = sizes.iter().any(|&size| size < 0);
+                ensure!(
+                    !negative,
+                    InvalidArgument,
+                    "an output of shape {sizes:?} would have a negative size"
+                );
+                Some(sizes.into_iter().map(|size| size as usize).collect())
+            }
+        };
+        Ok(Some((tensor.dtype, shape)))
+    };
+    outputs.iter().map(|(ty, _)| concrete(ty)).collect()
+}

@@ -1,0 +1,51 @@
+//! All operator records of this process, found by domain and name.
+
+use std::sync::OnceLock;
+
+use super::OpSpec;
+use crate::{Result, ensure};
+
+/// A record as crates submit it; see the `ops!` macro.
+#[derive(Debug)]
+pub struct OpRecord(pub &'static OpSpec);
+
+inventory::collect!(OpRecord);
+
+/// The records by domain and name, sorted, each name once.
+#[derive(Debug)]
+pub struct Registry {
+    records: Vec<&'static OpSpec>,
+}
+
+impl Registry {
+    /// The registry of this process. Two records of one name are an error.
+    pub fn global() -> Result<&'static Registry> {
+        static REGISTRY: OnceLock<Result<Registry>> = OnceLock::new();
+        let registry = REGISTRY.get_or_init(|| {
+            Registry::collect(inventory::iter::<OpRecord>.into_iter().map(|record| record.0))
+        });
+        registry.as_ref().map_err(Clone::clone)
+    }
+
+    fn collect(records: impl Iterator<Item = &'static OpSpec>) -> Result<Registry> {
+        let mut records: Vec<&'static OpSpec> = records.collect();
+        records.sort_by_key(|record| (record.domain, record.name));
+        for pair in records.windows(2) {
+            let same = (pair[0].domain, pair[0].name) == (pair[1].domain, pair[1].name);
+            ensure!(!same, Fail, "two records describe operator {}", pair[0].name);
+        }
+        Ok(Registry { records })
+    }
+
+    /// The record of an operator. `ai.onnx` and the empty domain are one.
+    pub fn find(&self, domain: &str, name: &str) -> Option<&'static OpSpec> {
+        let domain = if domain == "ai.onnx" { "" } else { domain };
+        let found = self.records.binary_search_by(|record| (record.domain, record.name).cmp(&(domain, name)));
+        found.ok().map(|index| self.records[index])
+    }
+
+    /// Every record, sorted by domain and name.
+    pub fn records(&self) -> &[&'static OpSpec] {
+        &self.records
+    }
+}

@@ -1,0 +1,184 @@
+//! Which types a type variable may stand for, and the binding of variables at a node.
+
+use crate::dtype::{DType, TypeSet};
+use crate::ir::{Node, ValueType};
+use crate::{Result, ensure, error};
+
+use super::{Arity, OpSpec, Param};
+
+/// The types that a type variable may stand for, by the container around the element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Types {
+    /// Dense tensors.
+    pub tensor: TypeSet,
+    /// Sequences of tensors.
+    pub sequence: TypeSet,
+    /// Optional tensors.
+    pub optional: TypeSet,
+    /// Optional sequences of tensors.
+    pub optional_sequence: TypeSet,
+    /// Sparse tensors.
+    pub sparse: TypeSet,
+    /// Maps, as ONNX writes them: `map(int64, float)`; also sequences of maps.
+    pub maps: &'static [&'static str],
+}
+
+impl Types {
+    /// No type.
+    pub const NONE: Types = Types {
+        tensor: TypeSet::EMPTY,
+        sequence: TypeSet::EMPTY,
+        optional: TypeSet::EMPTY,
+        optional_sequence: TypeSet::EMPTY,
+        sparse: TypeSet::EMPTY,
+        maps: &[],
+    };
+
+    /// Tensors of these element types.
+    pub const fn tensors(dtypes: TypeSet) -> Types {
+        Types { tensor: dtypes, ..Types::NONE }
+    }
+
+    /// Sequences of tensors of these element types.
+    pub const fn sequences(dtypes: TypeSet) -> Types {
+        Types { sequence: dtypes, ..Types::NONE }
+    }
+
+    /// Whether `ty` is among them; an unknown type may be any.
+    pub fn contains(&self, ty: &ValueType) -> bool {
+        let element = |ty: &ValueType, set: TypeSet| ty.dtype().is_some_and(|dtype| set.contains(dtype));
+        match ty {
+            ValueType::Unknown => true,
+            ValueType::Tensor(tensor) => self.tensor.contains(tensor.dtype),
+            ValueType::Sparse(tensor) => self.sparse.contains(tensor.dtype),
+            ValueType::Sequence(inner) => match &**inner {
+                ValueType::Map(..) => self.maps.contains(&map_name(ty).as_str()),
+                ValueType::Unknown => true,
+                inner => element(inner, self.sequence),
+            },
+            ValueType::Optional(inner) => match &**inner {
+                ValueType::Sequence(inner) => {
+                    **inner == ValueType::Unknown || element(inner, self.optional_sequence)
+                }
+                ValueType::Unknown => true,
+                inner => element(inner, self.optional),
+            },
+            ValueType::Map(..) => self.maps.contains(&map_name(ty).as_str()),
+        }
+    }
+
+    /// The types as ONNX writes them, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let wrapped = |set: TypeSet, before: &str, after: &str| -> Vec<String> {
+            set.iter().map(|dtype| format!("{before}tensor({}){after}", dtype.name())).collect()
+        };
+        let mut names = wrapped(self.tensor, "", "");
+        names.extend(wrapped(self.sequence, "seq(", ")"));
+        names.extend(wrapped(self.optional, "optional(", ")"));
+        names.extend(wrapped(self.optional_sequence, "optional(seq(", "))"));
+        names.extend(self.sparse.iter().map(|dtype| format!("sparse_tensor({})", dtype.name())));
+        names.extend(self.maps.iter().map(|name| name.to_string()));
+        names.sort();
+        names
+    }
+}
+
+fn map_name(ty: &ValueType) -> String {
+    match ty {
+        ValueType::Sequence(inner) => format!("seq({})", map_name(inner)),
+        ValueType::Map(key, value) => format!("map({}, {})", key.name(), map_name(value)),
+        ValueType::Tensor(tensor) => tensor.dtype.name().to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// What each type variable of a node stands for, from its inputs. A type that the operator does not allow, or
+/// two types for one variable, are errors that name the input.
+pub fn bind_types(
+    spec: &'static OpSpec,
+    node: &Node,
+    input_type: impl Fn(usize) -> ValueType,
+) -> Result<Vec<(&'static str, ValueType)>> {
+    let mut bound: Vec<(&'static str, ValueType)> = Vec::new();
+    for (index, _) in node.inputs.iter().enumerate().filter(|(_, input)| input.is_some()) {
+        let Some(param) = spec.input_param(index) else { continue };
+        let ty = input_type(index);
+        if ty != ValueType::Unknown {
+            bind_one(spec, param, ty, &mut bound)?;
+        }
+    }
+    Ok(bound)
+}
+
+fn bind_one(
+    spec: &'static OpSpec,
+    param: &'static Param,
+    ty: ValueType,
+    bound: &mut Vec<(&'static str, ValueType)>,
+) -> Result<()> {
+    let Some(var) = spec.type_var(param.ty) else {
+        let expected = fixed_type(param.ty);
+        ensure!(
+            expected.is_none() || expected == ty.dtype(),
+            InvalidGraph,
+            "input '{}' is {ty}, expected {}",
+            param.name,
+            param.ty
+        );
+        return Ok(());
+    };
+    ensure!(
+        var.types.contains(&ty),
+        InvalidGraph,
+        "input '{}' is {ty}, which {} does not allow (it takes {})",
+        param.name,
+        spec.name,
+        var.types.names().join(", ")
+    );
+    if matches!(param.arity, Arity::Variadic { homogeneous: false, .. }) {
+        return Ok(());
+    }
+    match bound.iter().find(|(name, _)| *name == var.name) {
+        None => bound.push((var.name, ty)),
+        Some((_, earlier)) => {
+            let same = same_element(earlier, &ty);
+            ensure!(same, InvalidGraph, "input '{}' is {ty}, but an earlier one is {earlier}", param.name);
+        }
+    }
+    Ok(())
+}
+
+fn same_element(a: &ValueType, b: &ValueType) -> bool {
+    match (a, b) {
+        (ValueType::Tensor(a), ValueType::Tensor(b)) => a.dtype == b.dtype,
+        (ValueType::Sequence(a), ValueType::Sequence(b)) => same_element(a, b),
+        (ValueType::Optional(a), ValueType::Optional(b)) => same_element(a, b),
+        (ValueType::Unknown, _) | (_, ValueType::Unknown) => true,
+        (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
+    }
+}
+
+/// The element type of a fixed parameter type such as `tensor(int64)`.
+pub(super) fn fixed_type(ty: &str) -> Option<DType> {
+    DType::from_name(ty.strip_prefix("tensor(")?.strip_suffix(')')?)
+}
+
+/// The dtype that a bound variable's tensors have.
+pub(super) fn bound_dtype(
+    bound: &[(&'static str, ValueType)],
+    spec: &'static OpSpec,
+    param: &Param,
+) -> Result<DType> {
+    if let Some(dtype) = fixed_type(param.ty) {
+        return Ok(dtype);
+    }
+    let found = bound.iter().find(|(name, _)| *name == param.ty).and_then(|(_, ty)| ty.dtype());
+    let only = || {
+        let set = spec.type_var(param.ty)?.types.tensor;
+        let mut types = set.iter();
+        types.next().filter(|_| types.next().is_none())
+    };
+    found.or_else(only).ok_or_else(|| {
+        error!(InvalidGraph, "the type of output '{}' does not follow from the inputs", param.name)
+    })
+}

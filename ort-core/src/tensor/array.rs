@@ -1,0 +1,39 @@
+//! To and from `ndarray`, at the public API's edge.
+
+use ndarray::{ArrayD, IxDyn};
+
+use super::Tensor;
+use crate::dtype::Element;
+use crate::{Error, Result, error};
+
+impl<T: Element> TryFrom<ArrayD<T>> for Tensor {
+    type Error = Error;
+
+    /// Takes over the array's memory where it is in standard layout, else copies into it.
+    fn try_from(array: ArrayD<T>) -> Result<Tensor> {
+        let shape = array.shape().to_vec();
+        let array = if array.is_standard_layout() { array } else { array.as_standard_layout().into_owned() };
+        let (elements, offset) = array.into_raw_vec_and_offset();
+        let count: usize = shape.iter().product();
+        match offset.unwrap_or(0) {
+            0 if elements.len() == count => Tensor::from_vec(&shape, elements),
+            start => Tensor::from_slice(&shape, elements.get(start..start + count).unwrap_or(&[])),
+        }
+    }
+}
+
+impl Tensor {
+    /// The elements as an array of their own.
+    ///
+    /// ```
+    /// use ort_core::tensor::Tensor;
+    /// let array = ndarray::array![[1i64, 2], [3, 4]].into_dyn();
+    /// let tensor = Tensor::try_from(array.clone())?;
+    /// assert_eq!(tensor.to_array::<i64>()?, array);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    pub fn to_array<T: Element>(&self) -> Result<ArrayD<T>> {
+        ArrayD::from_shape_vec(IxDyn(self.shape()), self.to_vec()?)
+            .map_err(|problem| error!(Fail, "the elements do not fill the shape: {problem}"))
+    }
+}

@@ -1,0 +1,252 @@
+//! Tensors and the other values of ONNX: immutable, cheap to clone, contiguous in row-major order.
+
+mod array;
+mod value;
+mod view;
+
+pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Value};
+pub use view::{TensorMut, TensorView, ValueView};
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ort_alloc::{Buffer, SharedBuffer};
+use smallvec::SmallVec;
+
+use crate::dtype::{DType, Element};
+use crate::{Result, ensure, error};
+
+/// The sizes of a tensor's dimensions, outermost first.
+pub type Shape = SmallVec<[usize; 6]>;
+
+/// The number of elements of a shape, or an error where it overflows.
+pub fn element_count(shape: &[usize]) -> Result<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |count, &size| count.checked_mul(size))
+        .ok_or_else(|| error!(InvalidArgument, "a shape of {shape:?} has too many elements to address"))
+}
+
+/// The bytes that a tensor of fixed-size elements takes, or an error for strings and overflow.
+pub fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize> {
+    dtype.byte_len(element_count(shape)?).ok_or_else(|| {
+        error!(InvalidArgument, "a {} tensor of shape {shape:?} has no byte length", dtype.name())
+    })
+}
+
+/// An immutable tensor: element type, shape, and a shared slice of memory.
+///
+/// Cloning shares the memory. Host memory may be a slice of a mapped file and need not be aligned.
+///
+/// ```
+/// use ort_core::tensor::Tensor;
+/// let tensor = Tensor::from_slice(&[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
+/// assert_eq!(tensor.shape(), [2, 2]);
+/// assert_eq!(tensor.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    dtype: DType,
+    shape: Shape,
+    data: Data,
+}
+
+/// Where a tensor's elements live.
+#[derive(Clone, Debug)]
+pub(crate) enum Data {
+    Host(Bytes),
+    Strings(Arc<[String]>),
+    Device(SharedBuffer),
+}
+
+impl Tensor {
+    /// A tensor over `bytes` in host memory, little-endian, packed as the ONNX specification packs
+    /// `raw_data`. The length must be exact.
+    pub fn from_bytes(dtype: DType, shape: &[usize], bytes: Bytes) -> Result<Tensor> {
+        let expected = byte_count(dtype, shape)?;
+        ensure!(
+            bytes.len() == expected,
+            InvalidArgument,
+            "a {} tensor of shape {shape:?} takes {expected} bytes, got {}",
+            dtype.name(),
+            bytes.len()
+        );
+        Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes) })
+    }
+
+    /// A tensor that takes over a buffer of its device, host or not.
+    pub fn from_buffer(dtype: DType, shape: &[usize], buffer: Buffer) -> Result<Tensor> {
+        let expected = byte_count(dtype, shape)?;
+        if buffer.bytes().is_none() {
+            ensure!(buffer.len() >= expected, InvalidArgument, "a device buffer is smaller than its tensor");
+            return Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer.freeze()) });
+        }
+        let bytes = buffer.freeze().bytes().ok_or_else(|| error!(Fail, "a host buffer is not the host's"))?;
+        ensure!(bytes.len() >= expected, InvalidArgument, "a buffer is smaller than its tensor");
+        Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes.slice(..expected)) })
+    }
+
+    /// A tensor with a copy of `elements`.
+    pub fn from_slice<T: Element>(shape: &[usize], elements: &[T]) -> Result<Tensor> {
+        Tensor::from_vec(shape, elements.to_vec())
+    }
+
+    /// A tensor that takes over `elements` without a copy.
+    pub fn from_vec<T: Element>(shape: &[usize], elements: Vec<T>) -> Result<Tensor> {
+        struct Owner<T>(Vec<T>);
+        impl<T: Element> AsRef<[u8]> for Owner<T> {
+            fn as_ref(&self) -> &[u8] {
+                bytemuck::cast_slice(&self.0)
+            }
+        }
+        Tensor::from_bytes(T::DTYPE, shape, Bytes::from_owner(Owner(elements)))
+    }
+
+    /// A boolean tensor.
+    pub fn from_bools(shape: &[usize], elements: &[bool]) -> Result<Tensor> {
+        let bytes: Vec<u8> = elements.iter().map(|&element| u8::from(element)).collect();
+        Tensor::from_bytes(DType::Bool, shape, Bytes::from(bytes))
+    }
+
+    /// A tensor of strings.
+    pub fn from_strings(shape: &[usize], elements: Vec<String>) -> Result<Tensor> {
+        let expected = element_count(shape)?;
+        ensure!(
+            elements.len() == expected,
+            InvalidArgument,
+            "a string tensor of shape {shape:?} has {expected} elements, got {}",
+            elements.len()
+        );
+        Ok(Tensor { dtype: DType::String, shape: shape.into(), data: Data::Strings(elements.into()) })
+    }
+
+    /// A tensor without dimensions.
+    pub fn scalar<T: Element>(element: T) -> Result<Tensor> {
+        Tensor::from_vec(&[], vec![element])
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The sizes of the dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The bytes of its elements; strings count their text.
+    pub fn byte_count(&self) -> usize {
+        match &self.data {
+            Data::Host(bytes) => bytes.len(),
+            Data::Strings(strings) => strings.iter().map(|s| s.len() + size_of::<String>()).sum(),
+            Data::Device(_) => self.dtype.byte_len(self.element_count()).unwrap_or(0),
+        }
+    }
+
+    /// The raw bytes, where the tensor is in host memory and not of strings.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.data {
+            Data::Host(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// The elements of a string tensor.
+    pub fn strings(&self) -> Result<&[String]> {
+        match &self.data {
+            Data::Strings(strings) => Ok(strings),
+            _ => Err(error!(InvalidArgument, "a {} tensor holds no strings", self.dtype.name())),
+        }
+    }
+
+    /// The elements copied out; works for any alignment.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.view().to_vec()
+    }
+
+    /// The same elements under another shape of equal element count.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
+        ensure!(
+            element_count(shape)? == self.element_count(),
+            InvalidArgument,
+            "shape {:?} cannot be read as {shape:?}",
+            self.shape()
+        );
+        Ok(Tensor { dtype: self.dtype, shape: shape.into(), data: self.data.clone() })
+    }
+
+    /// The view that kernels read.
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView::of(self.dtype, &self.shape, &self.data)
+    }
+
+    /// A view of this memory's elements from `element_offset` on, under another shape, sharing the memory.
+    pub(crate) fn slice(&self, element_offset: usize, shape: &[usize]) -> Result<Tensor> {
+        let count = element_count(shape)?;
+        let data = match &self.data {
+            Data::Host(bytes) => {
+                let range = self.view().byte_range(element_offset, count)?;
+                Data::Host(bytes.slice(range))
+            }
+            Data::Strings(strings) => {
+                let part = strings.get(element_offset..element_offset + count);
+                let part = part.ok_or_else(|| error!(Fail, "a view reaches past its tensor"))?;
+                Data::Strings(part.into())
+            }
+            Data::Device(_) => return Err(error!(Fail, "device tensors are not sliced on the host")),
+        };
+        Ok(Tensor { dtype: self.dtype, shape: shape.into(), data })
+    }
+
+    /// The same tensor with memory of its own that is aligned for its type.
+    pub fn to_owned_copy(&self) -> Result<Tensor> {
+        match &self.data {
+            Data::Host(bytes) => {
+                // A u128 buffer is aligned for every element type.
+                let mut words = vec![0u128; bytes.len().div_ceil(16)];
+                bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+                struct Owner(Vec<u128>, usize);
+                impl AsRef<[u8]> for Owner {
+                    fn as_ref(&self) -> &[u8] {
+                        &bytemuck::cast_slice(&self.0)[..self.1]
+                    }
+                }
+                Tensor::from_bytes(self.dtype, &self.shape, Bytes::from_owner(Owner(words, bytes.len())))
+            }
+            _ => Ok(self.clone()),
+        }
+    }
+
+    pub(crate) fn data(&self) -> &Data {
+        &self.data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_checked() {
+        assert!(Tensor::from_slice(&[2, 3], &[1.0f32; 5]).is_err());
+        assert!(Tensor::from_strings(&[2], vec!["a".into()]).is_err());
+        assert!(element_count(&[usize::MAX, 2]).is_err());
+    }
+
+    #[test]
+    fn unaligned_bytes_read_right() -> Result<()> {
+        let mut bytes = vec![0u8];
+        bytes.extend([1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()));
+        let tensor = Tensor::from_bytes(DType::F32, &[2], Bytes::from(bytes).slice(1..))?;
+        assert_eq!(tensor.to_vec::<f32>()?, [1.5, -2.0]);
+        assert_eq!(tensor.to_owned_copy()?.view().as_slice::<f32>()?, [1.5, -2.0]);
+        Ok(())
+    }
+}

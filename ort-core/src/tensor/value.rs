@@ -1,0 +1,158 @@
+//! Values that are not tensors: sequences, optionals, maps and sparse tensors.
+
+use super::{Tensor, ValueView};
+use crate::dtype::DType;
+use crate::ir::ValueType;
+use crate::{Result, ensure, error};
+
+/// Any ONNX value.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// A dense tensor.
+    Tensor(Tensor),
+    /// An ordered list of values of one type.
+    Sequence(SequenceValue),
+    /// A value that may be absent.
+    Optional(OptionalValue),
+    /// A map from integers or strings to values.
+    Map(MapValue),
+    /// A tensor given by its nonzero elements.
+    Sparse(SparseTensor),
+}
+
+/// A sequence and the type its elements have even when it is empty.
+#[derive(Clone, Debug)]
+pub struct SequenceValue {
+    /// The type of each element.
+    pub element_type: ValueType,
+    /// The elements.
+    pub elements: Vec<Value>,
+}
+
+/// An optional and the type its element has even when it is absent.
+#[derive(Clone, Debug)]
+pub struct OptionalValue {
+    /// The type of the element.
+    pub element_type: ValueType,
+    /// The element, where there is one.
+    pub element: Option<Box<Value>>,
+}
+
+/// The keys of a map.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MapKeys {
+    /// Integer keys of the given type, each as `i64`.
+    Ints(DType, Vec<i64>),
+    /// String keys.
+    Strings(Vec<String>),
+}
+
+/// A map: the i-th key leads to the i-th element of the tensor of values.
+#[derive(Clone, Debug)]
+pub struct MapValue {
+    /// The keys, each once.
+    pub keys: MapKeys,
+    /// The values, a tensor whose first dimension counts the keys.
+    pub values: Box<Value>,
+}
+
+/// A sparse tensor in coordinate format.
+#[derive(Clone, Debug)]
+pub struct SparseTensor {
+    /// The nonzero elements, one dimension.
+    pub values: Tensor,
+    /// Their positions: `[count]` linearised, or `[count, rank]`, as `i64`, ascending.
+    pub indices: Tensor,
+    /// The dense shape.
+    pub shape: super::Shape,
+}
+
+impl SparseTensor {
+    /// The same tensor with its zeros written out.
+    pub fn to_dense(&self) -> Result<Tensor> {
+        let count = super::element_count(&self.shape)?;
+        let width = self.values.dtype().byte_size();
+        let width =
+            width.ok_or_else(|| error!(NotImplemented, "sparse {} tensors", self.values.dtype().name()))?;
+        let source = self.values.view().bytes()?;
+        let total = super::byte_count(self.values.dtype(), &self.shape)?;
+        let mut dense = vec![0u8; total];
+        for (index, position) in self.positions()?.into_iter().enumerate() {
+            ensure!(position < count, InvalidGraph, "a sparse index points outside shape {:?}", self.shape);
+            let from = source.get(index * width..(index + 1) * width);
+            let from = from.ok_or_else(|| error!(InvalidGraph, "more sparse indices than values"))?;
+            dense[position * width..(position + 1) * width].copy_from_slice(from);
+        }
+        Tensor::from_bytes(self.values.dtype(), &self.shape, dense.into())?.to_owned_copy()
+    }
+
+    fn positions(&self) -> Result<Vec<usize>> {
+        let indices = self.indices.view().to_ints()?;
+        let rank = self.shape.len();
+        let outside = || error!(InvalidGraph, "a sparse index points outside shape {:?}", self.shape);
+        if self.indices.shape().len() < 2 {
+            return indices.into_iter().map(|i| usize::try_from(i).map_err(|_| outside())).collect();
+        }
+        let row = |coordinates: &[i64]| {
+            coordinates.iter().zip(&self.shape).try_fold(0usize, |linear, (&i, &size)| {
+                let i = usize::try_from(i).ok().filter(|&i| i < size).ok_or_else(outside)?;
+                Ok(linear * size + i)
+            })
+        };
+        indices.chunks(rank.max(1)).map(row).collect()
+    }
+}
+
+impl Value {
+    /// What it is, for messages.
+    pub fn kind_name(&self) -> &'static str {
+        match self {
+            Value::Tensor(_) => "a tensor",
+            Value::Sequence(_) => "a sequence",
+            Value::Optional(_) => "an optional",
+            Value::Map(_) => "a map",
+            Value::Sparse(_) => "a sparse tensor",
+        }
+    }
+
+    /// The tensor, or an error that names what it is instead.
+    pub fn tensor(&self) -> Result<&Tensor> {
+        match self {
+            Value::Tensor(tensor) => Ok(tensor),
+            other => Err(error!(InvalidArgument, "expected a tensor, got {}", other.kind_name())),
+        }
+    }
+
+    /// The sequence, or an error that names what it is instead.
+    pub fn sequence(&self) -> Result<&SequenceValue> {
+        match self {
+            Value::Sequence(sequence) => Ok(sequence),
+            other => Err(error!(InvalidArgument, "expected a sequence, got {}", other.kind_name())),
+        }
+    }
+
+    /// The borrowed form that kernels and subgraphs take.
+    pub fn view(&self) -> ValueView<'_> {
+        match self {
+            Value::Tensor(tensor) => ValueView::Tensor(tensor.view()),
+            other => ValueView::Value(other),
+        }
+    }
+
+    /// The bytes of all tensors inside.
+    pub fn byte_count(&self) -> usize {
+        match self {
+            Value::Tensor(tensor) => tensor.byte_count(),
+            Value::Sequence(sequence) => sequence.elements.iter().map(Value::byte_count).sum(),
+            Value::Optional(optional) => optional.element.as_ref().map_or(0, |element| element.byte_count()),
+            Value::Map(map) => map.values.byte_count(),
+            Value::Sparse(sparse) => sparse.values.byte_count() + sparse.indices.byte_count(),
+        }
+    }
+}
+
+impl From<Tensor> for Value {
+    fn from(tensor: Tensor) -> Value {
+        Value::Tensor(tensor)
+    }
+}

@@ -1,0 +1,319 @@
+//! What kernels see of a value: borrowed elements with their type and shape.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use ort_alloc::SharedBuffer;
+
+use super::{Data, Tensor, Value, element_count};
+use crate::dtype::{DType, Element};
+use crate::{Result, ensure, error};
+
+/// A borrowed tensor to read.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    dtype: DType,
+    shape: &'a [usize],
+    data: ViewData<'a>,
+}
+
+/// Where a borrowed tensor's elements are.
+#[derive(Clone, Copy, Debug)]
+enum ViewData<'a> {
+    Host(&'a [u8]),
+    Strings(&'a [String]),
+    Device(DeviceRange<'a>),
+}
+
+/// A range of bytes inside a buffer of device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRange<'a> {
+    /// The buffer, whose handle only its device understands.
+    pub buffer: &'a SharedBuffer,
+    /// The first byte.
+    pub offset: usize,
+    /// The number of bytes.
+    pub len: usize,
+}
+
+impl<'a> TensorView<'a> {
+    /// A view of host memory.
+    pub fn host(dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {
+        TensorView { dtype, shape, data: ViewData::Host(bytes) }
+    }
+
+    /// A view of device memory.
+    pub fn device(dtype: DType, shape: &'a [usize], range: DeviceRange<'a>) -> TensorView<'a> {
+        TensorView { dtype, shape, data: ViewData::Device(range) }
+    }
+
+    pub(super) fn of(dtype: DType, shape: &'a [usize], data: &'a Data) -> TensorView<'a> {
+        let data = match data {
+            Data::Host(bytes) => ViewData::Host(bytes),
+            Data::Strings(strings) => ViewData::Strings(strings),
+            Data::Device(buffer) => ViewData::Device(DeviceRange { buffer, offset: 0, len: buffer.len() }),
+        };
+        TensorView { dtype, shape, data }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The sizes of the dimensions.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The same elements under another shape of equal element count.
+    pub fn with_shape<'b>(self, shape: &'b [usize]) -> TensorView<'b>
+    where
+        'a: 'b,
+    {
+        TensorView { dtype: self.dtype, shape, data: self.data }
+    }
+
+    /// The elements as a slice. Errors where the type differs, the memory is not the host's, or it is not
+    /// aligned for `T` (kernels that read weights straight from the file use [`Self::to_cow`]).
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
+        ensure!(
+            self.dtype == T::DTYPE,
+            InvalidArgument,
+            "expected a {} tensor, got {}",
+            T::DTYPE.name(),
+            self.dtype.name()
+        );
+        bytemuck::checked::try_cast_slice(self.bytes()?).map_err(|_| {
+            error!(Fail, "a {} tensor is not aligned in memory, or not valid", self.dtype.name())
+        })
+    }
+
+    /// The elements, copied only where they are not aligned for `T`.
+    pub fn to_cow<T: Element>(&self) -> Result<Cow<'a, [T]>> {
+        match self.as_slice() {
+            Ok(slice) => Ok(Cow::Borrowed(slice)),
+            Err(_) => Ok(Cow::Owned(self.to_vec()?)),
+        }
+    }
+
+    /// The elements copied out; works for any alignment.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        ensure!(
+            self.dtype == T::DTYPE,
+            InvalidArgument,
+            "expected a {} tensor, got {}",
+            T::DTYPE.name(),
+            self.dtype.name()
+        );
+        let bytes = self.bytes()?;
+        let read = |chunk| {
+            bytemuck::checked::try_pod_read_unaligned(chunk)
+                .map_err(|_| error!(InvalidArgument, "an element is no valid {}", T::DTYPE.name()))
+        };
+        bytes.chunks_exact(size_of::<T>()).map(read).collect()
+    }
+
+    /// The single element of a tensor that has exactly one.
+    pub fn to_scalar<T: Element>(&self) -> Result<T> {
+        let elements = self.to_vec::<T>()?;
+        ensure!(elements.len() == 1, InvalidArgument, "expected one element, got shape {:?}", self.shape);
+        Ok(elements[0])
+    }
+
+    /// The elements of an integer (or boolean) tensor of any width, as `i64`.
+    pub fn to_ints(&self) -> Result<Vec<i64>> {
+        let bytes = self.bytes()?;
+        let ints = match self.dtype {
+            DType::I64 => return self.to_vec::<i64>(),
+            DType::I32 => self.to_vec::<i32>()?.into_iter().map(i64::from).collect(),
+            DType::I16 => self.to_vec::<i16>()?.into_iter().map(i64::from).collect(),
+            DType::U16 => self.to_vec::<u16>()?.into_iter().map(i64::from).collect(),
+            DType::U32 => self.to_vec::<u32>()?.into_iter().map(i64::from).collect(),
+            DType::I8 => self.to_vec::<i8>()?.into_iter().map(i64::from).collect(),
+            DType::U8 | DType::Bool => bytes.iter().map(|&byte| i64::from(byte)).collect(),
+            DType::U64 => {
+                let wide = self.to_vec::<u64>()?;
+                wide.into_iter().map(|v| i64::try_from(v).unwrap_or(i64::MAX)).collect()
+            }
+            other => return Err(error!(InvalidArgument, "expected integers, got {}", other.name())),
+        };
+        Ok(ints)
+    }
+
+    /// The bytes of a tensor in host memory.
+    pub fn bytes(&self) -> Result<&'a [u8]> {
+        match self.data {
+            ViewData::Host(bytes) => Ok(bytes),
+            ViewData::Strings(_) => Err(error!(InvalidArgument, "expected numbers, got strings")),
+            ViewData::Device(_) => Err(error!(Fail, "the tensor is in device memory")),
+        }
+    }
+
+    /// The elements of a string tensor.
+    pub fn strings(&self) -> Result<&'a [String]> {
+        match self.data {
+            ViewData::Strings(strings) => Ok(strings),
+            _ => Err(error!(InvalidArgument, "expected strings, got {}", self.dtype.name())),
+        }
+    }
+
+    /// The device memory of a tensor that is not in host memory.
+    pub fn device_range(&self) -> Option<DeviceRange<'a>> {
+        match self.data {
+            ViewData::Device(range) => Some(range),
+            _ => None,
+        }
+    }
+
+    /// Whether the elements are in memory that the host reads.
+    pub fn is_host(&self) -> bool {
+        !matches!(self.data, ViewData::Device(_))
+    }
+
+    /// A tensor of its own with the same elements, in host memory.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        match self.data {
+            ViewData::Strings(strings) => Tensor::from_strings(self.shape, strings.to_vec()),
+            _ => {
+                let bytes = bytes::Bytes::copy_from_slice(self.bytes()?);
+                Tensor::from_bytes(self.dtype, self.shape, bytes)?.to_owned_copy()
+            }
+        }
+    }
+
+    /// The bytes of `count` elements from `offset` on; packed types must start and end on a byte.
+    pub(crate) fn byte_range(&self, offset: usize, count: usize) -> Result<Range<usize>> {
+        element_byte_range(self.dtype, offset, count)
+    }
+}
+
+/// The bytes of `count` elements from `offset` on; packed types must start on a byte.
+pub(crate) fn element_byte_range(dtype: DType, offset: usize, count: usize) -> Result<Range<usize>> {
+    let no_bytes = || error!(Fail, "elements {offset}+{count} of {} are not whole bytes", dtype.name());
+    let bits = dtype.bits().ok_or_else(no_bytes)? as usize;
+    let start = offset.checked_mul(bits).ok_or_else(no_bytes)?;
+    ensure!(start % 8 == 0, Fail, "a view of {} starts inside a byte", dtype.name());
+    let len = dtype.byte_len(count).ok_or_else(no_bytes)?;
+    Ok(start / 8..start / 8 + len)
+}
+
+/// A borrowed tensor to write.
+#[derive(Debug)]
+pub struct TensorMut<'a> {
+    dtype: DType,
+    shape: &'a [usize],
+    data: MutData<'a>,
+}
+
+#[derive(Debug)]
+enum MutData<'a> {
+    Host(&'a mut [u8]),
+    Device(DeviceRange<'a>),
+}
+
+impl<'a> TensorMut<'a> {
+    /// A tensor to write in host memory. The bytes are aligned and exactly as long as the shape needs.
+    pub fn host(dtype: DType, shape: &'a [usize], bytes: &'a mut [u8]) -> TensorMut<'a> {
+        TensorMut { dtype, shape, data: MutData::Host(bytes) }
+    }
+
+    /// A tensor to write in device memory.
+    pub fn device(dtype: DType, shape: &'a [usize], range: DeviceRange<'a>) -> TensorMut<'a> {
+        TensorMut { dtype, shape, data: MutData::Device(range) }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The sizes of the dimensions.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// The number of elements.
+    pub fn element_count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The elements as a slice to write; what they hold before is unspecified unless the output is in place.
+    /// Booleans are written as bytes, with [`Self::bytes_mut`], because unspecified bytes are no booleans.
+    pub fn as_mut_slice<T: Element>(self) -> Result<&'a mut [T]> {
+        ensure!(
+            self.dtype == T::DTYPE,
+            InvalidArgument,
+            "expected a {} output, got {}",
+            T::DTYPE.name(),
+            self.dtype.name()
+        );
+        let dtype = self.dtype;
+        bytemuck::checked::try_cast_slice_mut(self.bytes_mut()?)
+            .map_err(|_| error!(Fail, "a {} output is not aligned in memory", dtype.name()))
+    }
+
+    /// The bytes of an output in host memory.
+    pub fn bytes_mut(self) -> Result<&'a mut [u8]> {
+        match self.data {
+            MutData::Host(bytes) => Ok(bytes),
+            MutData::Device(_) => Err(error!(Fail, "the output is in device memory")),
+        }
+    }
+
+    /// The device memory of an output that is not in host memory.
+    pub fn device_range(&self) -> Option<DeviceRange<'a>> {
+        match self.data {
+            MutData::Device(range) => Some(range),
+            MutData::Host(_) => None,
+        }
+    }
+
+    pub(crate) fn check_length(&self) -> Result<()> {
+        if let MutData::Host(bytes) = &self.data {
+            let expected = self.dtype.byte_len(element_count(self.shape)?);
+            ensure!(expected == Some(bytes.len()), Fail, "an output's buffer does not fit its shape");
+        }
+        Ok(())
+    }
+}
+
+/// A borrowed value: a tensor, or a container by reference.
+#[derive(Clone, Copy, Debug)]
+pub enum ValueView<'a> {
+    /// A tensor.
+    Tensor(TensorView<'a>),
+    /// A sequence, optional, map or sparse tensor.
+    Value(&'a Value),
+}
+
+impl<'a> ValueView<'a> {
+    /// The tensor, or an error that names what it is instead.
+    pub fn tensor(&self) -> Result<TensorView<'a>> {
+        match self {
+            ValueView::Tensor(view) => Ok(*view),
+            ValueView::Value(Value::Tensor(tensor)) => Ok(tensor.view()),
+            ValueView::Value(other) => {
+                Err(error!(InvalidArgument, "expected a tensor, got {}", other.kind_name()))
+            }
+        }
+    }
+
+    /// The value with memory of its own.
+    pub fn to_value(&self) -> Result<Value> {
+        match self {
+            ValueView::Tensor(view) => Ok(Value::Tensor(view.to_tensor()?)),
+            ValueView::Value(value) => Ok((*value).clone()),
+        }
+    }
+}

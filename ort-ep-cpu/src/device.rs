@@ -1,0 +1,110 @@
+//! The provider and its one device: the host's processors and memory.
+
+use std::sync::{Arc, OnceLock};
+
+use ort_alloc::{Allocator, DeviceId, HostAllocator};
+use ort_core::ep::{
+    Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, KernelDef, KernelTable, NodeView,
+    ProviderEntry, ProviderOptions,
+};
+use ort_core::tensor::{TensorMut, TensorView};
+use ort_core::{Result, Within, ensure, error};
+
+use crate::simd::isa::Isa;
+
+/// A kernel as its file submits it; see the `cpu_kernels!` macro.
+#[derive(Debug)]
+pub struct CpuKernel(pub KernelDef);
+
+inventory::collect!(CpuKernel);
+
+/// Registers kernels of the CPU provider: each is a [`KernelDef`] written with struct update over
+/// [`KernelDef::BASE`].
+#[macro_export]
+macro_rules! cpu_kernels {
+    ($($def:expr),* $(,)?) => {
+        $($crate::inventory::submit! { $crate::CpuKernel($def) })*
+    };
+}
+
+/// The CPU provider.
+#[derive(Debug)]
+pub struct CpuProvider;
+
+inventory::submit! { ProviderEntry(&CpuProvider) }
+
+impl ExecutionProvider for CpuProvider {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(vec![CpuDevice::describe()])
+    }
+
+    fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
+        ensure!(index == 0, InvalidArgument, "the cpu provider has one device, there is no device {index}");
+        if let Some(name) = options.keys().next() {
+            return Err(error!(InvalidArgument, "the cpu provider has no option '{name}'"));
+        }
+        Ok(Arc::new(CpuDevice { info: CpuDevice::describe() }))
+    }
+}
+
+#[derive(Debug)]
+struct CpuDevice {
+    info: DeviceInfo,
+}
+
+impl CpuDevice {
+    fn describe() -> DeviceInfo {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        DeviceInfo {
+            provider: "cpu",
+            name: std::env::consts::ARCH.to_string(),
+            memory_bytes: None,
+            facts: vec![
+                ("isa (ORT_ISA lowers it)".to_string(), Isa::current().name().to_string()),
+                ("threads".to_string(), threads.to_string()),
+            ],
+        }
+    }
+
+    fn table() -> &'static KernelTable {
+        static TABLE: OnceLock<KernelTable> = OnceLock::new();
+        TABLE.get_or_init(|| {
+            KernelTable::new(inventory::iter::<CpuKernel>.into_iter().map(|kernel| &kernel.0))
+        })
+    }
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> DeviceId {
+        DeviceId::HOST
+    }
+
+    fn allocator(&self) -> Arc<dyn Allocator> {
+        HostAllocator::global().clone()
+    }
+
+    fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        CpuDevice::table().claim(node)
+    }
+
+    fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        let kernel =
+            CpuDevice::table().find(&cx.node).map_err(|reason| error!(NotImplemented, "{reason}"))?;
+        (kernel.make)(cx).within(|| "provider cpu")
+    }
+
+    fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
+        let (from, to) = (from.bytes()?, to.bytes_mut()?);
+        ensure!(from.len() == to.len(), Fail, "a copy of {} bytes into {}", from.len(), to.len());
+        to.copy_from_slice(from);
+        Ok(())
+    }
+}
