@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod ep;
 mod error;
 pub mod ir;
+pub mod onnx;
 pub mod ops;
 pub mod spec;
 pub mod tensor;
