@@ -1,3 +1,4 @@
 //! The CPU execution provider of ort-runtime.
 
 pub mod simd;
+pub mod vector;

@@ -1,0 +1,1 @@
+//! Kernels that read several neighbouring places for each result.
