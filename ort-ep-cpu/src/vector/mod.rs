@@ -7,7 +7,7 @@
 
 pub mod activation;
 //convert
-//depthwise
+pub mod depthwise;
 pub mod elementwise;
 //norm
 //pool
