@@ -57,10 +57,8 @@ impl Simd for Avx2 {
         intrinsic!(_mm256_maskstore_ps(to, first_lanes(count), value))
     }
     #[inline(always)]
-    unsafe fn load_even_odd_ptr(self, from: *const f32) -> (Self::F32, Self::F32) {
+    fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         intrinsic!({
-            let low = _mm256_loadu_ps(from);
-            let high = _mm256_loadu_ps(from.add(8));
             // The shuffle works within 128-bit halves, so its result is put in order as 64-bit quarters.
             let even = _mm256_castps_pd(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
             let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0b11_01_11_01>(low, high));

@@ -54,10 +54,8 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_mask_storeu_ps(to, first_lanes(count), value))
     }
     #[inline(always)]
-    unsafe fn load_even_odd_ptr(self, from: *const f32) -> (Self::F32, Self::F32) {
+    fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         intrinsic!({
-            let low = _mm512_loadu_ps(from);
-            let high = _mm512_loadu_ps(from.add(16));
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
             (_mm512_permutex2var_ps(low, even, high), _mm512_permutex2var_ps(low, odd, high))

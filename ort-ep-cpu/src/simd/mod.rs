@@ -58,11 +58,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `from` is valid for reading `count` values.
     unsafe fn load_partial_ptr(self, from: *const f32, count: usize, fill: f32) -> Self::F32;
-    /// Loads `2 * LANES` values and parts them into those at even and those at odd places.
-    ///
-    /// # Safety
-    /// `from` is valid for reading `2 * LANES` values.
-    unsafe fn load_even_odd_ptr(self, from: *const f32) -> (Self::F32, Self::F32);
     /// Stores all lanes, at any alignment.
     ///
     /// # Safety
@@ -84,6 +79,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `to` is valid for writing `LANES` values.
     unsafe fn store_f16_ptr(self, to: *mut u16, value: Self::F32);
 
+    /// The lanes at even and those at odd places of the two vectors after each other.
+    fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32);
     /// `a + b`.
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a - b`.
@@ -190,9 +187,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// If the slice ends before that.
     #[inline(always)]
     fn load_even_odd(self, from: &[f32], at: usize) -> (Self::F32, Self::F32) {
-        assert!(at <= from.len() && from.len() - at >= 2 * Self::LANES);
-        // SAFETY: the slice holds `2 * LANES` values from `at` on.
-        unsafe { self.load_even_odd_ptr(from.as_ptr().add(at)) }
+        self.part_even_odd(self.load(from, at), self.load(from, at + Self::LANES))
     }
     /// Stores all lanes at `to[at..]`.
     ///

@@ -61,10 +61,9 @@ impl Simd for Portable {
         lanes
     }
     #[inline(always)]
-    unsafe fn load_even_odd_ptr(self, from: *const f32) -> (Self::F32, Self::F32) {
-        // SAFETY: the caller vouches for `2 * LANES` values; the read needs no alignment.
-        let pairs = unsafe { from.cast::<[[f32; 2]; LANES]>().read_unaligned() };
-        (map(pairs, |pair| pair[0]), map(pairs, |pair| pair[1]))
+    fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
+        let place = |index: usize| if index < LANES { low[index] } else { high[index - LANES] };
+        (std::array::from_fn(|lane| place(2 * lane)), std::array::from_fn(|lane| place(2 * lane + 1)))
     }
     #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, value: Self::F32) {

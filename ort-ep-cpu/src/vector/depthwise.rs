@@ -8,8 +8,10 @@
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
 use crate::simd::slices::UnaryOp;
-use crate::simd::stencil::{part_even_odd, square_rows, taps};
-use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch, math};
+use crate::simd::stencil::{
+    Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, square_rows, tap_rows, taps,
+};
+use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
 /// The geometry of a convolution of one plane; each pair is height, width (a 1-D convolution has height 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +58,8 @@ impl DepthwisePlan {
             for kx in 0..kernel[1] {
                 let (y, x) = (ky * dilations[0], kx * dilations[1]);
                 let plane = (y % strides[0]) * strides[1] + x % strides[1];
-                offsets.push((plane * phase[0] + y / strides[0]) * phase[1] + x / strides[1]);
+                offsets
+                    .push(plane * (phase[0] * phase[1] + SLACK) + y / strides[0] * phase[1] + x / strides[1]);
             }
         }
         let lanes = match isa {
@@ -71,13 +74,13 @@ impl DepthwisePlan {
 
     /// How many f32 of scratch a plane needs.
     pub fn scratch_len(&self) -> usize {
-        let flat_output = if self.flat { self.window.output[0] * self.phase[1] } else { 0 };
+        let flat_output = if self.flat { self.window.output[0] * self.phase[1] + SLACK } else { 0 };
         self.padded_len() + flat_output
     }
 
     fn padded_len(&self) -> usize {
         let [sy, sx] = self.window.strides;
-        sy * sx * self.phase[0] * self.phase[1] + 2 * MAX_LANES + self.window.kernel[1]
+        sy * sx * (self.phase[0] * self.phase[1] + SLACK) + SLACK
     }
 
     /// Convolves one plane: `to[y][x] = activation(bias + sum of weights[ky][kx] * from[...])`.
@@ -169,52 +172,83 @@ impl<E: UnaryOp> SimdOp for Plane<'_, E> {
         let (padded, rest) = scratch.split_at_mut(plan.padded_len());
         pad(s, plan, from, padded);
         let stride = plan.phase[1];
+        let filter = Filter { weights, bias };
         if plan.flat {
-            let flat = &mut rest[..(plan.window.output[0] - 1) * stride + width];
-            taps(s, padded, (&plan.offsets, weights), bias, epilogue, flat);
-            for (row, result) in to.chunks_exact_mut(width).zip(flat.chunks(stride)) {
-                row.copy_from_slice(&result[..width]);
-            }
+            let len = (plan.window.output[0] - 1) * stride + width;
+            taps(s, padded, &plan.offsets, filter, epilogue, (&mut *rest, len));
+            close_rows(s, rest, stride, (to, width));
             return;
         }
+        let input = Input { values: padded, stride };
         let dense = strides == [1, 1] && dilations == [1, 1];
-        let rows = Rows { padded, stride, weights, bias, width };
         match kernel {
-            [3, 3] if dense => square::<S, E, 3>(s, rows, epilogue, to),
-            [5, 5] if dense => square::<S, E, 5>(s, rows, epilogue, to),
-            _ => {
-                for (row, result) in to.chunks_exact_mut(width).enumerate() {
-                    taps(s, &padded[row * stride..], (&plan.offsets, weights), bias, epilogue, result);
-                }
-            }
+            [3, 3] if dense => square::<S, E, 3>(s, input, filter, epilogue, (to, width)),
+            [5, 5] if dense => square::<S, E, 5>(s, input, filter, epilogue, (to, width)),
+            _ => any(s, input, &plan.offsets, filter, epilogue, (to, width)),
         }
     }
 }
 
-struct Rows<'a> {
-    padded: &'a [f32],
-    stride: usize,
-    weights: &'a [f32],
-    bias: f32,
-    width: usize,
-}
-
 /// A square kernel with stride 1, four rows at a time.
 #[inline(always)]
-fn square<S: Simd, E: UnaryOp, const K: usize>(s: S, rows: Rows<'_>, epilogue: E, to: &mut [f32]) {
-    let Rows { padded, stride, weights, bias, width } = rows;
+fn square<S: Simd, E: UnaryOp, const K: usize>(
+    s: S,
+    input: Input<'_>,
+    filter: Filter<'_>,
+    epilogue: E,
+    (to, width): (&mut [f32], usize),
+) {
+    let rows = to.len() / width;
     let mut row = 0;
-    for block in to.chunks_mut(4 * width) {
-        let input = |row: usize| (&padded[row * stride..], stride);
-        if block.len() == 4 * width {
-            square_rows::<S, E, K, 4>(s, input(row), (weights, bias), epilogue, (block, width), width);
-        } else {
-            for (extra, result) in block.chunks_exact_mut(width).enumerate() {
-                let result = (result, width);
-                square_rows::<S, E, K, 1>(s, input(row + extra), (weights, bias), epilogue, result, width);
+    while row < rows {
+        let from = Input { values: &input.values[row * input.stride..], ..input };
+        let out = (&mut to[row * width..], width);
+        row += match rows - row {
+            1 => {
+                square_rows::<S, E, K, 1>(s, from, filter, epilogue, out);
+                1
             }
-        }
-        row += 4;
+            2..=3 => {
+                square_rows::<S, E, K, 2>(s, from, filter, epilogue, out);
+                2
+            }
+            _ => {
+                square_rows::<S, E, K, 4>(s, from, filter, epilogue, out);
+                4
+            }
+        };
+    }
+}
+
+/// Any kernel, stride and dilation, four rows at a time.
+#[inline(always)]
+fn any<S: Simd, E: UnaryOp>(
+    s: S,
+    input: Input<'_>,
+    offsets: &[usize],
+    filter: Filter<'_>,
+    epilogue: E,
+    (to, width): (&mut [f32], usize),
+) {
+    let rows = to.len() / width;
+    let mut row = 0;
+    while row < rows {
+        let from = Input { values: &input.values[row * input.stride..], ..input };
+        let out = (&mut to[row * width..], width);
+        row += match rows - row {
+            1 => {
+                tap_rows::<S, E, 1>(s, from, offsets, filter, epilogue, out);
+                1
+            }
+            2..=3 => {
+                tap_rows::<S, E, 2>(s, from, offsets, filter, epilogue, out);
+                2
+            }
+            _ => {
+                tap_rows::<S, E, 4>(s, from, offsets, filter, epilogue, out);
+                4
+            }
+        };
     }
 }
 
@@ -223,61 +257,29 @@ fn square<S: Simd, E: UnaryOp, const K: usize>(s: S, rows: Rows<'_>, epilogue: E
 fn pad<S: Simd>(s: S, plan: &DepthwisePlan, from: &[f32], padded: &mut [f32]) {
     let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = plan.window;
     let [rows, columns] = plan.phase;
-    let plane = rows * columns;
+    let plane = rows * columns + SLACK;
     for y in 0..rows * sy {
-        let (planes, row) = (y % sy * sx, y / sy);
-        let start = |phase: usize| (planes + phase) * plane + row * columns;
-        let Some(source) = y.checked_sub(top).filter(|y| *y < height) else {
-            for phase in 0..sx {
-                padded[start(phase)..start(phase) + columns].fill(0.0);
-            }
-            continue;
+        let start = y % sy * sx * plane + y / sy * columns;
+        let source = match y.checked_sub(top) {
+            Some(y) if y < height => &from[y * width..][..width],
+            _ => &[],
         };
-        let source = &from[source * width..][..width];
-        if sx == 1 {
-            let target = &mut padded[start(0)..start(0) + columns];
-            let from_left = left.min(columns);
-            let used = width.min(columns - from_left);
-            target[..from_left].fill(0.0);
-            target[from_left..from_left + used].copy_from_slice(&source[..used]);
-            target[from_left + used..].fill(0.0);
-        } else if sx == 2 {
-            let (first, second) = padded.split_at_mut(start(1));
-            let (first, second) = (&mut first[start(0)..start(0) + columns], &mut second[..columns]);
-            part_row(s, source, left, first, second);
-        } else {
-            for phase in 0..sx {
-                for (index, value) in padded[start(phase)..start(phase) + columns].iter_mut().enumerate() {
-                    let x = (index * sx + phase).checked_sub(left);
-                    *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
+        match sx {
+            1 => pad_row(s, source, left, columns, &mut padded[start..]),
+            2 => {
+                let (even, odd) = padded[start..].split_at_mut(plane);
+                pad_row_by_two(s, source, left, columns, even, odd);
+            }
+            _ => {
+                for phase in 0..sx {
+                    let target = &mut padded[start + phase * plane..][..columns];
+                    for (index, value) in target.iter_mut().enumerate() {
+                        let x = (index * sx + phase).checked_sub(left);
+                        *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
+                    }
                 }
             }
         }
-    }
-}
-
-/// Parts a row with `left` zeros before it into two phases, with zeros after it.
-#[inline(always)]
-fn part_row<S: Simd>(s: S, source: &[f32], left: usize, first: &mut [f32], second: &mut [f32]) {
-    let columns = first.len();
-    // With odd padding the row begins in the second phase.
-    let (even_start, odd_start) = (left / 2, left.div_ceil(2));
-    let (even, odd) = if left % 2 == 0 { (first, second) } else { (second, first) };
-    let even_len = source.len().div_ceil(2).min(columns.saturating_sub(even_start));
-    let odd_len = (source.len() / 2).min(columns.saturating_sub(odd_start));
-    let (even_start, odd_start) = (even_start.min(columns), odd_start.min(columns));
-    even[..even_start].fill(0.0);
-    odd[..odd_start].fill(0.0);
-    even[even_start + even_len..].fill(0.0);
-    odd[odd_start + odd_len..].fill(0.0);
-    let pairs = even_len.min(odd_len);
-    let both = &source[..2 * pairs];
-    part_even_odd(s, both, &mut even[even_start..][..pairs], &mut odd[odd_start..][..pairs]);
-    for index in pairs..even_len {
-        even[even_start + index] = source[2 * index];
-    }
-    for index in pairs..odd_len {
-        odd[odd_start + index] = source[2 * index + 1];
     }
 }
 
