@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use ort_ep_cpu::conv::{
-    ConvAttributes, ConvGeometry, Input, forward, pack_weights, packed_weights_len, workspace_len,
+    ConvAttributes, ConvGeometry, Input, WeightSide, forward, pack_weights, packed_weights_len, workspace_len,
 };
 use ort_ep_cpu::gemm::{Activation, Cpu, Step};
 
@@ -64,10 +64,11 @@ fn main() {
         let steps = [Step::RowBias(&bias), Step::Activate(Activation::Relu)];
         for threads in [1, 2] {
             let cpu = Cpu::with_threads(threads);
-            let mut packed = vec![0.0; packed_weights_len(cpu, &geometry)];
-            pack_weights(cpu, &geometry, &weights, &mut packed).unwrap();
-            let mut workspace = vec![0.0; workspace_len(cpu, &geometry)];
-            let input = Input { image: &image, weights: &packed, epilogue: &steps };
+            let side = WeightSide::preferred(cpu, &geometry);
+            let mut packed = vec![0.0; packed_weights_len(cpu, &geometry, side)];
+            pack_weights(cpu, &geometry, side, &weights, &mut packed).unwrap();
+            let mut workspace = vec![0.0; workspace_len(cpu, &geometry, side)];
+            let input = Input { image: &image, weights: &packed, side, epilogue: &steps };
             let seconds =
                 best(|| forward(cpu, &geometry, input, black_box(&mut output), &mut workspace).unwrap());
             let work = 2.0 * (weights.len() * geometry.window.output_len()) as f64;

@@ -9,7 +9,7 @@ mod forward;
 mod tests;
 mod transpose;
 
-pub use forward::{Input, forward, pack_weights, packed_weights_len, workspace_len};
+pub use forward::{Input, WeightSide, forward, pack_weights, packed_weights_len, workspace_len};
 pub use transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
 };

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::WeightSide::{Left, Right};
 use super::*;
 use crate::gemm::tests::values;
 use crate::gemm::{Activation, Cpu, Step};
@@ -93,21 +94,24 @@ fn check(case: &Case, transpose: bool) {
         Step::Activate(Activation::LeakyRelu { alpha: 0.5 }),
     ];
     for isa in ISAS {
-        for threads in [1, 2] {
+        for (threads, side) in [(1, Left), (2, Left), (1, Right), (2, Right)] {
+            if transpose && side == Right {
+                continue;
+            }
             let cpu = Cpu { isa, threads };
             let mut output = vec![f32::NAN; product.len()];
             let (packed_len, workspace_len) = match transpose {
                 true => {
                     (packed_transposed_weights_len(cpu, &geometry), transposed_workspace_len(cpu, &geometry))
                 }
-                false => (packed_weights_len(cpu, &geometry), workspace_len(cpu, &geometry)),
+                false => (packed_weights_len(cpu, &geometry, side), workspace_len(cpu, &geometry, side)),
             };
             let (mut packed, mut workspace) = (vec![f32::NAN; packed_len], vec![f32::NAN; workspace_len]);
             match transpose {
                 true => pack_transposed_weights(cpu, &geometry, &weights, &mut packed).unwrap(),
-                false => pack_weights(cpu, &geometry, &weights, &mut packed).unwrap(),
+                false => pack_weights(cpu, &geometry, side, &weights, &mut packed).unwrap(),
             }
-            let input = Input { image: &image, weights: &packed, epilogue: &steps };
+            let input = Input { image: &image, weights: &packed, side, epilogue: &steps };
             match transpose {
                 true => transposed(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
                 false => forward(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),

@@ -216,3 +216,45 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
         false => Err(GemmError::Shape("an operand was packed for another instruction set")),
     }
 }
+
+/// Values that [`unfold`] writes.
+pub(crate) fn unfolded_len(windows: &Window, channels: usize) -> usize {
+    channels * windows.kernel_len() * windows.output_len()
+}
+
+/// Writes the matrix of windows (channels times kernel positions, by output positions) row by row.
+///
+/// # Errors
+///
+/// When `to` is too short.
+pub(crate) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) -> Result<(), GemmError> {
+    let (needed, len) = (windows.rows() * windows.columns(), to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "unfolded windows", needed, len })?;
+    kernels::unfold(cpu, windows, to);
+    Ok(())
+}
+
+/// Writes the transpose of a matrix of `shape` (rows, columns), whose rows start `stride` apart,
+/// without gaps.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub(crate) fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    shape: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) -> Result<(), GemmError> {
+    Strided::new(from, shape, [stride, 1])?;
+    let (needed, len) = (shape[0] * shape[1], to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "a transpose", needed, len })?;
+    kernels::transpose(cpu, from, shape, stride, to);
+    Ok(())
+}
+
+/// Columns in a vector of `cpu`.
+pub(crate) fn lanes(cpu: Cpu) -> usize {
+    Kernel::of(cpu.isa).lanes
+}

@@ -226,7 +226,7 @@ impl Block<'_> {
                     match source {
                         BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
                         BOperand::Im2col(image) => {
-                            self.kernel.pack_windows(image, steps.clone(), columns, to)
+                            self.kernel.pack_windows(image, steps.clone(), columns, to, width)
                         }
                         BOperand::Packed(_) => {}
                     }

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::{CopyRows, Kernel, Transpose};
+use crate::gemm::Cpu;
 use crate::gemm::im2col::Im2col;
 use crate::gemm::operand::{Strided, Weight};
+use crate::parallel::for_each_row_chunk_mut;
 
 /// Packs the rows of a left side from `first` on into one panel: step by step, the panel's rows
 /// side by side, with zeros for rows beyond the matrix.
@@ -62,6 +64,9 @@ pub(in crate::gemm) fn pack_b_panel<T: Weight>(
     }
 }
 
+/// The most values copied as one run.
+const LONGEST_RUN: usize = 64;
+
 impl Kernel {
     /// Packs `steps` and `columns` (at most a panel's width) of a plain right side. What lies behind
     /// the last column of a panel is left as it was: it only reaches sums that are not stored.
@@ -99,13 +104,14 @@ impl Kernel {
         }
     }
 
-    /// Packs `steps` and `columns` of the windows of an image, like [`Kernel::pack_plain`].
+    /// Packs `steps` and `columns` of the windows of an image, steps `row` values apart.
     pub(super) fn pack_windows(
         &self,
         b: &Im2col,
         steps: Range<usize>,
         columns: Range<usize>,
         to: &mut [f32],
+        row: usize,
     ) {
         let window = &b.window;
         let positions = window.kernel_len();
@@ -117,14 +123,14 @@ impl Kernel {
                 continue;
             }
             let channels = first..end;
-            let offset = (first * positions + position - steps.start) * self.width();
-            let to = &mut to[offset..];
+            let to = &mut to[(first * positions + position - steps.start) * row..];
             let at = split(position, window.kernel);
             let mut column = columns.start;
             while column < columns.end {
                 let output = split(column, window.output);
-                let len = (window.output[2] - output[2]).min(columns.end - column);
-                let run = Run { at, output, len, offset: column - columns.start };
+                let len = (window.output[2] - output[2]).min(columns.end - column).min(LONGEST_RUN);
+                let offset = column - columns.start;
+                let run = Run { at, output, len, offset, to_step: positions * row };
                 self.pack_run(b, channels.clone(), &run, to);
                 column += len;
             }
@@ -133,7 +139,7 @@ impl Kernel {
 
     /// Packs one run for all of `channels`, with zeros where it leaves the image.
     fn pack_run(&self, b: &Im2col, channels: Range<usize>, run: &Run, to: &mut [f32]) {
-        static ZEROS: [f32; 64] = [0.0; 64];
+        static ZEROS: [f32; LONGEST_RUN] = [0.0; LONGEST_RUN];
         let window = &b.window;
         let [depth, height, width] = run.output;
         let within = |axis: usize, index: usize| {
@@ -145,8 +151,8 @@ impl Kernel {
             true => (first.clamp(width, width + run.len), end.clamp(width, width + run.len)),
             false => (width, width),
         };
-        let (to_step, count) = (window.kernel_len() * self.width(), channels.len());
-        debug_assert!(to.len() >= (count - 1) * to_step + run.offset + run.len);
+        let (to_step, count) = (run.to_step, channels.len());
+        assert!(to.len() >= (count - 1) * to_step + run.offset + run.len, "a run leaves its block");
         let to = to.as_mut_ptr().wrapping_add(run.offset);
         let zeros = |from: usize, len: usize| CopyRows {
             from: ZEROS.as_ptr(),
@@ -157,7 +163,7 @@ impl Kernel {
             count,
             len,
         };
-        // SAFETY: a run is at most a panel wide, which is at most 64, and inside its panel; the values
+        // SAFETY: a run is no longer than the zeros and inside its row of `to`; the values
         // between `first` and `end` meet the image, so every index below is inside a channel.
         unsafe {
             if first > width {
@@ -189,12 +195,47 @@ struct Run {
     at: [usize; 3],
     output: [usize; 3],
     len: usize,
-    /// Where the run starts in its panel.
+    /// Where the run starts in its row.
     offset: usize,
+    /// From a channel's row to the next channel's.
+    to_step: usize,
 }
 
 /// The coordinates of a flat index.
 fn split(index: usize, shape: [usize; 3]) -> [usize; 3] {
     let line = index / shape[2].max(1);
     [line / shape[1].max(1), line % shape[1].max(1), index % shape[2].max(1)]
+}
+
+/// Writes the whole matrix of windows, row by row.
+pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
+    let (kernel, columns) = (Kernel::of(cpu.isa), windows.columns());
+    let steps = windows.window.kernel_len();
+    if columns == 0 || steps == 0 {
+        return;
+    }
+    for_each_row_chunk_mut(cpu.threads, to, columns * steps, 4, |channel, rows| {
+        let first = channel * steps;
+        kernel.pack_windows(windows, first..first + rows.len() / columns, 0..columns, rows, columns);
+    });
+}
+
+/// Writes the transpose of `rows` by `columns` values, whose rows start `stride` apart, without gaps.
+///
+/// Both slices must hold their matrix.
+pub(in crate::gemm) fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    [rows, columns]: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) {
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    let (from, to) = (&from[..(rows - 1) * stride + columns], &mut to[..rows * columns]);
+    let call =
+        Transpose { from: from.as_ptr(), from_row: stride, to: to.as_mut_ptr(), to_row: rows, rows, columns };
+    // SAFETY: both matrices lie in their slices, which were cut to size above.
+    unsafe { (Kernel::of(cpu.isa).transpose)(&call) }
 }
