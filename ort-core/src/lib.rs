@@ -13,6 +13,8 @@ mod error;
 pub mod ir;
 pub mod onnx;
 pub mod ops;
+pub mod plan;
+pub mod session;
 pub mod spec;
 pub mod tensor;
 

@@ -20,7 +20,7 @@ use crate::spec::Registry;
 use crate::{Result, Within, ensure, error};
 
 /// A model as it was loaded: the canonical graph, not yet inferred, and what else the file says.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LoadedModel {
     /// The graph.
     pub graph: Graph,
