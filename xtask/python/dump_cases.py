@@ -6,6 +6,7 @@ Writes OUT/SUITE/NAME with `model.onnx`, `test_data_set_N/{input,output}_M.pb` a
 `RTOL ATOL` with the case's own tolerances. The suites are `node` (the operators, collected from the
 package's code), `simple`, `pytorch-converted` and `pytorch-operator` (folders in the package) and
 `light` (well-known networks whose weights a ConstantOfShape makes, with the package's expected outputs).
+OUT/index.tsv has a line per case: `SUITE/NAME`, a tab, and the operators of its model, spaced.
 Prints one line `SUITE COUNT` per suite.
 """
 
@@ -103,6 +104,24 @@ def dump_light_cases(out: Path) -> int:
     return len(specs)
 
 
+def operators(graph: onnx.GraphProto) -> set[str]:
+    found = set()
+    for node in graph.node:
+        found.add(f"{node.domain}:{node.op_type}" if node.domain else node.op_type)
+        for attribute in node.attribute:
+            for subgraph in [attribute.g, *attribute.graphs]:
+                found |= operators(subgraph)
+    return found
+
+
+def write_index(out: Path) -> None:
+    lines = []
+    for path in sorted(out.glob("*/*/model.onnx")):
+        model = onnx.load(path)
+        lines.append(f"{path.parent.relative_to(out).as_posix()}\t{' '.join(sorted(operators(model.graph)))}\n")
+    (out / "index.tsv").write_text("".join(lines))
+
+
 def main() -> None:
     # The package's generators overflow on purpose here and there.
     warnings.filterwarnings("ignore")
@@ -111,6 +130,7 @@ def main() -> None:
     for suite in ("simple", "pytorch-converted", "pytorch-operator"):
         print(suite, dump_folder_cases(suite, out / suite))
     print("light", dump_light_cases(out / "light"))
+    write_index(out)
 
 
 if __name__ == "__main__":
