@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::table;
-use crate::workspace::{Workspace, describe, run as run_command};
+use crate::workspace::{Workspace, run as run_command};
 
 /// The suites, small and telling ones first.
 const SUITES: [&str; 5] = ["simple", "pytorch-operator", "pytorch-converted", "light", "node"];
@@ -46,6 +46,9 @@ enum Verdict {
     Fail,
     Skip,
 }
+
+/// A case's name without its suite, its verdict, and why.
+type Line = (String, Verdict, String);
 
 #[derive(Debug)]
 struct Outcome {
@@ -102,38 +105,40 @@ fn dump(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Runs a suite in one process. Cases that this process did not get to, because it died or hung, run alone.
+/// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases
+/// that have no outcome yet, and one that dies before its first outcome did so of its first case.
 fn run_suite(ort: &Path, cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
     let folder = cases.join(suite);
-    let mut outcomes = run_cases(ort, &folder, suite)?;
-    let seen: BTreeSet<String> = outcomes.iter().map(|outcome| outcome.name.clone()).collect();
-    let mut names = Vec::new();
+    let mut left = BTreeSet::new();
     for entry in fs::read_dir(&folder)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
+        left.insert(entry?.file_name().to_string_lossy().into_owned());
     }
-    names.sort();
-    for name in names {
-        let full_name = format!("{suite}/{name}");
-        if seen.contains(&full_name) {
-            continue;
+    let mut outcomes = Vec::new();
+    while !left.is_empty() {
+        let folders: Vec<PathBuf> = left.iter().map(|name| folder.join(name)).collect();
+        let before = left.len();
+        for (name, verdict, why) in run_cases(ort, &folders)? {
+            // A line about something that is no case, or a second one about the same, says nothing.
+            if left.remove(&name) {
+                outcomes.push(Outcome { name: format!("{suite}/{name}"), verdict, why });
+            }
         }
-        let alone = run_cases(ort, &folder.join(&name), suite)?;
-        let found = alone.into_iter().find(|outcome| outcome.name == full_name);
-        outcomes.push(found.unwrap_or_else(|| Outcome {
-            name: full_name,
-            verdict: Verdict::Fail,
-            why: "the process died or hung".to_owned(),
-        }));
+        if left.len() == before
+            && let Some(name) = left.pop_first()
+        {
+            let why = "the process died or hung".to_owned();
+            outcomes.push(Outcome { name: format!("{suite}/{name}"), verdict: Verdict::Fail, why });
+        }
     }
     Ok(outcomes)
 }
 
-/// Runs `ort test FOLDER` and reads its lines. A process that is silent for too long is ended.
-fn run_cases(ort: &Path, folder: &Path, suite: &str) -> Result<Vec<Outcome>> {
+/// Runs `ort test FOLDER...` and reads its lines. A process that is silent for too long is ended.
+fn run_cases(ort: &Path, folders: &[PathBuf]) -> Result<Vec<Line>> {
     let mut command = Command::new(ort);
-    command.arg("test").arg(folder).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().with_context(|| format!("cannot run {}", describe(&command)))?;
-    let Some(output) = child.stdout.take() else { bail!("`{}` has no output", describe(&command)) };
+    command.arg("test").args(folders).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().context("cannot run ort test")?;
+    let Some(output) = child.stdout.take() else { bail!("ort test has no output") };
     let (sender, receiver) = mpsc::channel();
     let reader = thread::spawn(move || {
         let lines = BufReader::new(output).lines().map_while(Result::ok);
@@ -142,7 +147,7 @@ fn run_cases(ort: &Path, folder: &Path, suite: &str) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     loop {
         match receiver.recv_timeout(PATIENCE) {
-            Ok(line) => outcomes.extend(parse_line(&line, suite)),
+            Ok(line) => outcomes.extend(parse_line(&line)),
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 child.kill().context("cannot end the test process")?;
@@ -153,13 +158,13 @@ fn run_cases(ort: &Path, folder: &Path, suite: &str) -> Result<Vec<Outcome>> {
     let status = child.wait()?;
     drop(reader);
     if status.code() == Some(2) {
-        bail!("`{}` refuses its command line", describe(&command));
+        bail!("ort test refuses its command line");
     }
     Ok(outcomes)
 }
 
 /// Reads `PASS name`, `FAIL name: why` or `SKIP name: why`; nothing for any other line.
-fn parse_line(line: &str, suite: &str) -> Option<Outcome> {
+fn parse_line(line: &str) -> Option<Line> {
     let (word, rest) = line.split_once(' ')?;
     let verdict = match word {
         "PASS" => Verdict::Pass,
@@ -170,7 +175,7 @@ fn parse_line(line: &str, suite: &str) -> Option<Outcome> {
     let (name, why) = rest.split_once(": ").unwrap_or((rest, ""));
     // The name may be a path; the case is its last part.
     let name = name.trim().trim_end_matches('/').rsplit(['/', '\\']).next()?;
-    Some(Outcome { name: format!("{suite}/{name}"), verdict, why: why.trim().to_owned() })
+    Some((name.to_owned(), verdict, why.trim().to_owned()))
 }
 
 fn count(outcomes: &[Outcome]) -> Summary {
@@ -303,19 +308,19 @@ mod tests {
     #[test]
     fn reads_the_lines_of_a_run() {
         let table = [
-            ("PASS test_abs", Some(("node/test_abs", Verdict::Pass, ""))),
-            ("PASS cases/node/test_abs", Some(("node/test_abs", Verdict::Pass, ""))),
+            ("PASS test_abs", Some(("test_abs", Verdict::Pass, ""))),
+            ("PASS cases/node/test_abs", Some(("test_abs", Verdict::Pass, ""))),
             (
                 "FAIL test_abs: output 0: 3 of 4 differ",
-                Some(("node/test_abs", Verdict::Fail, "output 0: 3 of 4 differ")),
+                Some(("test_abs", Verdict::Fail, "output 0: 3 of 4 differ")),
             ),
-            ("SKIP test_abs: no data", Some(("node/test_abs", Verdict::Skip, "no data"))),
+            ("SKIP test_abs: no data", Some(("test_abs", Verdict::Skip, "no data"))),
             ("3 passed, 1 failed, 0 skipped", None),
             ("", None),
         ];
         for (line, expected) in table {
-            let found = parse_line(line, "node");
-            let found = found.as_ref().map(|o| (o.name.as_str(), o.verdict, o.why.as_str()));
+            let found = parse_line(line);
+            let found = found.as_ref().map(|(name, verdict, why)| (name.as_str(), *verdict, why.as_str()));
             assert_eq!(found, expected, "{line}");
         }
     }
