@@ -54,6 +54,13 @@ impl Report {
     }
 }
 
+/// How long ours took of ONNX Runtime's time.
+struct Ratio {
+    threads: usize,
+    is_skeleton: bool,
+    value: f64,
+}
+
 /// All rounds of one side.
 struct Side {
     median_ms: f64,
@@ -95,7 +102,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         "arena",
         "growth/need",
     ]);
-    let mut ratios: Vec<(usize, f64)> = Vec::new();
+    let skeletons = models::skeletons(workspace)?;
+    let mut ratios: Vec<Ratio> = Vec::new();
     for case in &cases {
         for &threads in &options.threads {
             let model = models::folder(workspace).join(format!("{}.onnx", case.model));
@@ -112,17 +120,26 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                     continue;
                 }
             };
-            ratios.push((threads, ours.median_ms / reference.median_ms));
+            let is_skeleton = skeletons.contains(&case.model);
+            ratios.push(Ratio { threads, is_skeleton, value: ours.median_ms / reference.median_ms });
             times.add_row(time_row(case, threads, &ours, &reference));
             memory.add_row(memory_row(case, threads, &ours, &reference));
             eprintln!("timed {} with {threads} threads", case.name);
         }
     }
     println!("{times}\n\n{memory}\n");
-    for threads in &options.threads {
-        let of: Vec<f64> = ratios.iter().filter(|(t, _)| t == threads).map(|(_, ratio)| *ratio).collect();
-        if let Some(mean) = geometric_mean(&of) {
-            println!("geometric mean of ours / ORT at {threads} threads: {mean:.3} over {} cases", of.len());
+    for &threads in &options.threads {
+        for (group, is_in_group) in [("skeletons", [true].as_slice()), ("all", &[true, false])] {
+            let of = ratios
+                .iter()
+                .filter(|ratio| ratio.threads == threads && is_in_group.contains(&ratio.is_skeleton));
+            let of: Vec<f64> = of.map(|ratio| ratio.value).collect();
+            if let Some(mean) = geometric_mean(&of) {
+                println!(
+                    "{threads} threads, {group}: geometric mean of ours / ORT {mean:.3} over {} cases",
+                    of.len()
+                );
+            }
         }
     }
     Ok(())
