@@ -4,7 +4,9 @@
 //! kernels of the graph's operators, each registered next to its code.
 
 mod device;
+pub mod gemm;
 pub mod kernels;
+pub mod parallel;
 pub mod simd;
 
 #[doc(hidden)]
