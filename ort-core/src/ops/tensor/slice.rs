@@ -81,6 +81,9 @@ fn sliced(size: &Dim, start: &Dim, end: &Dim, step: i64) -> Result<Option<Dim>> 
     }
     let zero = Dim::constant(0);
     let stride = Dim::constant(step.saturating_abs());
+    if step > 0 && is_negative(start) && is_endless(end) {
+        return Ok(Some(Dim::min(&-start, size).ceil_div(&stride)));
+    }
     let distance = if step > 0 {
         // An end beyond the size is cut, a start beyond it leaves nothing, which the last maximum says.
         let (Some(first), Some(last)) = (from_front(start, size), from_front(end, size)) else {

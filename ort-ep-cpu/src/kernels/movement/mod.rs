@@ -100,7 +100,10 @@ macro_rules! movement {
         crate::cpu_kernels![
             ort_core::ep::KernelDef {
                 op: $op,
-                make: |cx| super::moving($make(cx)?),
+                make: |cx| {
+                    let movement: ort_core::Result<_> = $make(cx);
+                    super::moving(movement?)
+                },
                 $($field: $value,)*
                 ..ort_core::ep::KernelDef::BASE
             },
@@ -110,8 +113,8 @@ macro_rules! movement {
                 when: super::makes_strings,
                 outputs: ort_core::ep::OutputsFrom::Kernel,
                 make: |cx| {
-                    let movement = $make(cx)?;
-                    super::moving_strings(cx, movement)
+                    let movement: ort_core::Result<_> = $make(cx);
+                    super::moving_strings(cx, movement?)
                 },
                 ..ort_core::ep::KernelDef::BASE
             },

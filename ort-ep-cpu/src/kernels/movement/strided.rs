@@ -228,13 +228,9 @@ mod tests {
                 copy_strided(&order, &source, &mut result, threads)?;
                 assert_eq!(result, expected, "{shape:?} {order:?}");
             }
-            assert!(
-                copy_strided(&order, &source[1..], &mut vec![[0; 4]; order.count()], 1).is_err()
-                    || shape == [9]
-                    || shape == [200_000]
-                    || order.strides.iter().any(|&s| s < 0)
-            );
         }
+        let order = Strided::transpose(&[2, 3], &[1, 0]);
+        assert!(copy_strided(&order, &[[0; 4]; 5], &mut [[0; 4]; 6], 1).is_err(), "a source too short");
         Ok(())
     }
 }
