@@ -1,3 +1,3 @@
 //! The operator records, one file per operator or tight family.
 
-mod tensor;
+pub mod tensor;

@@ -1,3 +1,4 @@
 //! The kernels of the CPU provider by family; each file registers what it holds.
 
+mod movement;
 mod trilu;
