@@ -1,9 +1,12 @@
 //! The CPU execution provider of ort-runtime.
 //!
+//! `simd`, `vector`, `gemm` and `conv` are plain functions over slices; `kernels` wraps them as
 //! kernels of the graph's operators, each registered next to its code.
 
 mod device;
+pub mod gemm;
 pub mod kernels;
+pub mod parallel;
 pub mod simd;
 pub mod vector;
 
