@@ -11,6 +11,9 @@ const STEPS: usize = 384;
 const BLOCK_A: usize = 64 << 10;
 const BLOCK_B: usize = 96 << 10;
 
+/// Columns done before going on to the next steps, so that C is still in the cache then.
+const COLUMNS: usize = 768;
+
 /// Rows up to which B is read where it lies: each of its values is then used too seldom to pay for
 /// a copy.
 const DIRECT_ROWS: usize = 64;
@@ -42,6 +45,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let at_once = (BLOCK_B / (steps * kernel.width())).max(2);
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
+        false if k > steps => COLUMNS.div_ceil(kernel.width()),
         false => panels,
     };
     let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
