@@ -14,9 +14,13 @@ const BLOCK_B: usize = 96 << 10;
 /// Columns done before going on to the next steps, so that C is still in the cache then.
 const COLUMNS: usize = 768;
 
-/// Rows up to which B is read where it lies: each of its values is then used too seldom to pay for
-/// a copy.
-const DIRECT_ROWS: usize = 64;
+/// Rows up to which B is read where it lies: its values are then used too seldom to pay for a copy.
+const DIRECT_ROWS: usize = 512;
+
+/// The same where the rows of B lie a multiple of `CONFLICT` values apart, so that they compete for
+/// the same few cache sets.
+const DIRECT_ROWS_IN_CONFLICT: usize = 16;
+const CONFLICT: usize = 4096;
 
 /// Tasks for each thread when the cut is free, to even out unequal speeds.
 const TASKS_PER_THREAD: usize = 4;
@@ -39,6 +43,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let steps = k.div_ceil(k.div_ceil(STEPS).max(1)).max(1);
     let packs = match source {
         BSource::Packed => false,
+        BSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
         BSource::Rows => m > DIRECT_ROWS && n > 1,
         BSource::Strided | BSource::Im2col => true,
     };
