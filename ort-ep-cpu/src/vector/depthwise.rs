@@ -238,27 +238,38 @@ fn pad<S: Simd>(s: S, plan: &DepthwisePlan, from: &[f32], padded: &mut [f32]) {
     let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = plan.window;
     let [rows, columns] = plan.phase;
     let plane = rows * columns + SLACK;
-    for y in 0..rows * sy {
-        let start = y % sy * sx * plane + y / sy * columns;
-        let source = match y.checked_sub(top) {
-            Some(y) if y < height => &from[y * width..][..width],
-            _ => &[],
-        };
-        match sx {
-            1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
-            2 => {
-                let (even, odd) = padded[start..].split_at_mut(plane);
-                pad_row_by_two(s, source, left, columns, even, odd);
-            }
-            _ => {
-                for phase in 0..sx {
-                    let target = &mut padded[start + phase * plane..][..columns];
-                    for (index, value) in target.iter_mut().enumerate() {
-                        let x = (index * sx + phase).checked_sub(left);
-                        *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
-                    }
+    for phase_row in 0..sy {
+        for row in 0..rows {
+            let start = phase_row * sx * plane + row * columns;
+            let source = match (row * sy + phase_row).checked_sub(top) {
+                Some(y) if y < height => &from[y * width..][..width],
+                _ => &[],
+            };
+            match sx {
+                1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
+                2 => {
+                    let (even, odd) = padded[start..].split_at_mut(plane);
+                    pad_row_by_two(s, source, left, columns, even, odd);
                 }
+                _ => pad_row_by_any(source, (left, columns), sx, &mut padded[start..], plane),
             }
+        }
+    }
+}
+
+/// `pad_row` for any stride: phase `p` goes to `padded[p * plane..]`.
+fn pad_row_by_any(
+    source: &[f32],
+    (left, columns): (usize, usize),
+    stride: usize,
+    padded: &mut [f32],
+    plane: usize,
+) {
+    for phase in 0..stride {
+        let target = &mut padded[phase * plane..][..columns];
+        for (index, value) in target.iter_mut().enumerate() {
+            let x = (index * stride + phase).checked_sub(left);
+            *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
         }
     }
 }
