@@ -3,7 +3,8 @@
 //! The plane is first copied into scratch with its padding, parted by the strides into phases (the places with
 //! equal remainder), so that whatever the stride each tap of the kernel reads a run of adjacent values. Rows
 //! much narrower than a vector are computed as one long row over the padded width, and the
-//! places between rows are dropped.
+//! places between rows are dropped. Small planes and large kernels are faster several channels at a time, with
+//! [`depthwise_channels`](super::depthwise_channels).
 
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
@@ -111,7 +112,7 @@ impl DepthwisePlan {
 
 /// `x * clip(x / 6 + 1/2, 0, 1)`.
 #[derive(Clone, Copy)]
-struct HardSwish;
+pub(super) struct HardSwish;
 
 impl UnaryOp for HardSwish {
     #[inline(always)]
@@ -123,7 +124,7 @@ impl UnaryOp for HardSwish {
 
 /// `x * sigmoid(x)`.
 #[derive(Clone, Copy)]
-struct Silu;
+pub(super) struct Silu;
 
 impl UnaryOp for Silu {
     #[inline(always)]
