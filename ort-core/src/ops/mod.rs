@@ -1,3 +1,4 @@
 //! The operator records, one file per operator or tight family.
 
-mod tensor;
+mod math;
+pub mod tensor;

@@ -1,0 +1,258 @@
+//! Packing: strips of A and B copied so that a tile reads them front to back.
+
+use std::ops::Range;
+
+use super::{CopyRows, Kernel, Transpose};
+use crate::gemm::Cpu;
+use crate::gemm::im2col::Im2col;
+use crate::gemm::operand::{Strided, Weight};
+use crate::parallel::for_each_row_chunk_mut;
+
+/// Packs the rows of a left side from `first` on into one panel: step by step, the panel's rows
+/// side by side, with zeros for rows beyond the matrix.
+pub(in crate::gemm) fn pack_a_panel<T: Weight>(
+    values: &[T],
+    [rows, k]: [usize; 2],
+    [row_stride, step_stride]: [usize; 2],
+    first: usize,
+    to: &mut [f32],
+) {
+    let height = to.len() / k.max(1);
+    for row in 0..height {
+        let inside = first + row < rows;
+        for step in 0..k {
+            to[step * height + row] = match inside {
+                true => values[(first + row) * row_stride + step * step_stride].widen(),
+                false => 0.0,
+            };
+        }
+    }
+}
+
+/// Packs the columns of a right side from `first` on into one panel: step by step, the panel's
+/// columns side by side, with zeros for columns beyond the matrix.
+pub(in crate::gemm) fn pack_b_panel<T: Weight>(
+    values: &[T],
+    [k, columns]: [usize; 2],
+    [row_stride, column_stride]: [usize; 2],
+    first: usize,
+    to: &mut [f32],
+) {
+    /// Steps taken at once, so that strided reads of neighbouring steps meet in the cache.
+    const STEPS: usize = 64;
+    let width = to.len() / k.max(1);
+    let count = columns.saturating_sub(first).min(width);
+    for start in (0..k).step_by(STEPS) {
+        let end = (start + STEPS).min(k);
+        if column_stride == 1 {
+            for step in start..end {
+                let from = &values[step * row_stride + first..][..count];
+                let row = &mut to[step * width..][..width];
+                row.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
+                row[count..].fill(0.0);
+            }
+            continue;
+        }
+        for column in 0..width {
+            for step in start..end {
+                to[step * width + column] = match column < count {
+                    true => values[step * row_stride + (first + column) * column_stride].widen(),
+                    false => 0.0,
+                };
+            }
+        }
+    }
+}
+
+/// The most values copied as one run.
+const LONGEST_RUN: usize = 64;
+
+impl Kernel {
+    /// Packs `steps` and `columns` (at most a panel's width) of a plain right side. What lies behind
+    /// the last column of a panel is left as it was: it only reaches sums that are not stored.
+    ///
+    /// `to` must hold a panel's width times the steps.
+    pub(super) fn pack_plain(&self, b: &Strided, steps: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
+        let (count, width) = (steps.len(), self.width());
+        debug_assert!(columns.len() <= width && to.len() >= count * width);
+        debug_assert!(steps.end <= b.rows && columns.end <= b.columns);
+        let from =
+            b.values.as_ptr().wrapping_add(steps.start * b.row_stride + columns.start * b.column_stride);
+        // SAFETY: the callers pass ranges inside the matrix, which `Strided::new` checked against its
+        // slice, and a `to` of the size asked for.
+        unsafe {
+            if b.row_stride == 1 && b.column_stride != 1 {
+                (self.transpose)(&Transpose {
+                    from,
+                    from_row: b.column_stride,
+                    to: to.as_mut_ptr(),
+                    to_row: width,
+                    rows: columns.len(),
+                    columns: count,
+                });
+            } else {
+                (self.copy_rows)(&CopyRows {
+                    from,
+                    from_stride: b.column_stride,
+                    from_step: b.row_stride,
+                    to: to.as_mut_ptr(),
+                    to_step: width,
+                    count,
+                    len: columns.len(),
+                });
+            }
+        }
+    }
+
+    /// Packs `steps` and `columns` of the windows of an image, steps `row` values apart.
+    pub(super) fn pack_windows(
+        &self,
+        b: &Im2col,
+        steps: Range<usize>,
+        columns: Range<usize>,
+        to: &mut [f32],
+        row: usize,
+    ) {
+        let window = &b.window;
+        let positions = window.kernel_len();
+        let start = split(columns.start, window.output);
+        for at in positions_of(window.kernel) {
+            let position = (at[0] * window.kernel[1] + at[1]) * window.kernel[2] + at[2];
+            // Channels whose step at this position lies in the range.
+            let first = steps.start.saturating_sub(position).div_ceil(positions);
+            let end = steps.end.saturating_sub(position).div_ceil(positions);
+            if first >= end {
+                continue;
+            }
+            let to = &mut to[(first * positions + position - steps.start) * row..];
+            let inside = [window.inside(0, at[0]), window.inside(1, at[1]), window.inside(2, at[2])];
+            let mut run = Run { at, inside, output: start, len: 0, offset: 0, to_step: positions * row };
+            while run.offset < columns.len() {
+                let line = window.output[2] - run.output[2];
+                run.len = line.min(columns.len() - run.offset).min(LONGEST_RUN);
+                self.pack_run(b, first..end, &run, to);
+                run.advance(window.output);
+            }
+        }
+    }
+
+    /// Packs one run for all of `channels`, with zeros where it leaves the image.
+    fn pack_run(&self, b: &Im2col, channels: Range<usize>, run: &Run, to: &mut [f32]) {
+        static ZEROS: [f32; LONGEST_RUN] = [0.0; LONGEST_RUN];
+        let window = &b.window;
+        let [depth, height, width] = run.output;
+        let within = |axis: usize| (run.inside[axis].0..run.inside[axis].1).contains(&run.output[axis]);
+        let (first, end) = match within(0) && within(1) {
+            true => run.inside[2],
+            false => (0, 0),
+        };
+        let (first, end) = (first.clamp(width, width + run.len), end.clamp(width, width + run.len));
+        let (to_step, count) = (run.to_step, channels.len());
+        assert!(to.len() >= (count - 1) * to_step + run.offset + run.len, "a run leaves its block");
+        let to = to.as_mut_ptr().wrapping_add(run.offset);
+        let zeros = |from: usize, len: usize| CopyRows {
+            from: ZEROS.as_ptr(),
+            from_stride: 1,
+            from_step: 0,
+            to: to.wrapping_add(from),
+            to_step,
+            count,
+            len,
+        };
+        // SAFETY: a run is no longer than the zeros and inside its row of `to`; the values
+        // between `first` and `end` meet the image, so every index below is inside a channel.
+        unsafe {
+            if first > width {
+                (self.copy_rows)(&zeros(0, first - width));
+            }
+            if first < end {
+                let plane = window.source(0, depth, run.at[0]) * window.input[1];
+                let line = (plane + window.source(1, height, run.at[1])) * window.input[2];
+                let index = channels.start * window.input_len() + line + window.source(2, first, run.at[2]);
+                (self.copy_rows)(&CopyRows {
+                    from: b.image.as_ptr().add(index),
+                    from_stride: window.stride[2],
+                    from_step: window.input_len(),
+                    to: to.wrapping_add(first - width),
+                    to_step,
+                    count,
+                    len: end - first,
+                });
+            }
+            if end < width + run.len {
+                (self.copy_rows)(&zeros(end - width, width + run.len - end));
+            }
+        }
+    }
+}
+
+/// Consecutive outputs of one line of the image, at one kernel position.
+struct Run {
+    at: [usize; 3],
+    /// Outputs along each axis that meet the image at this position.
+    inside: [(usize, usize); 3],
+    output: [usize; 3],
+    len: usize,
+    /// Where the run starts in its row.
+    offset: usize,
+    /// From a channel's row to the next channel's.
+    to_step: usize,
+}
+
+impl Run {
+    /// Goes on behind the run.
+    fn advance(&mut self, output: [usize; 3]) {
+        self.offset += self.len;
+        self.output[2] += self.len;
+        for axis in [2, 1] {
+            if self.output[axis] >= output[axis] {
+                self.output[axis] = 0;
+                self.output[axis - 1] += 1;
+            }
+        }
+    }
+}
+
+/// All positions of a kernel.
+fn positions_of([depth, height, width]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
+    (0..depth).flat_map(move |z| (0..height).flat_map(move |y| (0..width).map(move |x| [z, y, x])))
+}
+
+/// The coordinates of a flat index.
+fn split(index: usize, shape: [usize; 3]) -> [usize; 3] {
+    let line = index / shape[2].max(1);
+    [line / shape[1].max(1), line % shape[1].max(1), index % shape[2].max(1)]
+}
+
+/// Writes the whole matrix of windows, row by row.
+pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
+    let (kernel, columns) = (Kernel::of(cpu.isa), windows.columns());
+    let steps = windows.window.kernel_len();
+    if columns == 0 || steps == 0 {
+        return;
+    }
+    for_each_row_chunk_mut(cpu.threads, to, columns * steps, 4, |channel, rows| {
+        let first = channel * steps;
+        kernel.pack_windows(windows, first..first + rows.len() / columns, 0..columns, rows, columns);
+    });
+}
+
+/// Writes the transpose of `rows` by `columns` values, whose rows start `stride` apart, without gaps.
+///
+/// Both slices must hold their matrix.
+pub(in crate::gemm) fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    [rows, columns]: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) {
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    let (from, to) = (&from[..(rows - 1) * stride + columns], &mut to[..rows * columns]);
+    let call =
+        Transpose { from: from.as_ptr(), from_row: stride, to: to.as_mut_ptr(), to_row: rows, rows, columns };
+    // SAFETY: both matrices lie in their slices, which were cut to size above.
+    unsafe { (Kernel::of(cpu.isa).transpose)(&call) }
+}
