@@ -1,4 +1,5 @@
 //! Functions local to a model are inlined.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod onnx_support;
 

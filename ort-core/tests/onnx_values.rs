@@ -1,4 +1,5 @@
 //! Tensors of every element type and form of storage, and values of every kind, against the `onnx` package.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 
