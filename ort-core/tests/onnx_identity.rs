@@ -15,8 +15,11 @@ fn with_weight(nodes: Vec<NodeProto>, outputs: &[&str]) -> ModelProto {
 #[test]
 fn a_chain_of_copies_of_a_constant_shares_its_memory() {
     // The chain is out of order in the file.
-    let nodes =
-        vec![node("Identity", &["a"], &["b"]), node("Identity", &["w"], &["a"]), node("Pair", &["x", "b"], &["y"])];
+    let nodes = vec![
+        node("Identity", &["a"], &["b"]),
+        node("Identity", &["w"], &["a"]),
+        node("Pair", &["x", "b"], &["y"]),
+    ];
     let graph = load(with_weight(nodes, &["y", "a"])).unwrap();
     assert_eq!(lines(&graph), ["y = Pair(x, b)"]);
     let address = |name: &str| graph.constants[&graph.find_value(name).unwrap()].bytes().unwrap().as_ptr();

@@ -166,6 +166,27 @@ fn deep_nesting_is_an_error_and_no_overflow() {
 }
 
 #[test]
+fn a_file_of_empty_messages_is_refused_before_it_takes_memory() {
+    // Two bytes each: nodes, attributes of one node, weights.
+    let wrap = |tag: u8, inner: &[u8]| {
+        let mut bytes = vec![tag << 3 | 2];
+        prost::encode_length_delimiter(inner.len(), &mut bytes).unwrap();
+        bytes.extend(inner);
+        bytes
+    };
+    let nodes = wrap(7, &[0x0a, 0x00].repeat(4 << 20));
+    let attributes = wrap(7, &wrap(1, &[0x2a, 0x00].repeat(4 << 20)));
+    let tensors = wrap(7, &[0x2a, 0x00].repeat(4 << 20));
+    for (name, bytes) in [("nodes", nodes), ("attributes", attributes), ("tensors", tensors)] {
+        let error = Source::from_bytes(bytes).decode().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidProtobuf, "{name}: {error}");
+        assert!(error.to_string().contains("in memory"), "{name}: {error}");
+    }
+    let few = wrap(7, &[0x0a, 0x00].repeat(10_000));
+    assert_eq!(Source::from_bytes(few).decode().unwrap().graph.unwrap().node.len(), 10_000);
+}
+
+#[test]
 fn every_prefix_of_a_model_is_an_error_or_a_model() {
     let whole = model(40).encode_to_vec();
     for length in 0..whole.len() {
