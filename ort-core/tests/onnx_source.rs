@@ -61,6 +61,39 @@ fn weights_of_a_mapped_file_are_slices_of_the_map() {
     assert!(Source::open(&path, READ).unwrap().mapping().is_none());
 }
 
+/// `inner` followed by `hole` further bytes, as a field.
+fn field_before_hole(tag: u8, inner: &[u8], hole: usize) -> Vec<u8> {
+    let mut bytes = vec![tag << 3 | 2];
+    prost::encode_length_delimiter(inner.len() + hole, &mut bytes).unwrap();
+    bytes.extend(inner);
+    bytes
+}
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn a_model_of_more_than_two_gigabytes_loads() {
+    // The weight is a hole at the file's end, so the file takes neither disk nor time.
+    let hole = 5 << 29;
+    let mut small = model(0).graph.unwrap();
+    let mut weight = small.initializer.remove(0);
+    (weight.dims, weight.raw_data) = (vec![hole as i64], None);
+    let tensor = [weight.encode_to_vec(), field_before_hole(9, &[], hole)].concat();
+    let graph = [small.encode_to_vec(), field_before_hole(5, &tensor, hole)].concat();
+    let head = [vec![0x08, 0x08], field_before_hole(7, &graph, hole)].concat();
+    let folder = TempDir::new().unwrap();
+    let path = write(&folder, "large.onnx", &head);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len((head.len() + hole) as u64).unwrap();
+    let source = Source::open(&path, MAP).unwrap();
+    let decoded = source.decode().unwrap().graph.unwrap();
+    let raw = decoded.initializer[0].raw_data.clone().unwrap();
+    assert_eq!(raw.len(), hole);
+    assert!(source.mapping().unwrap().contains(&raw));
+    file.set_len((head.len() + hole - 5) as u64).unwrap();
+    let error = Source::open(&path, MAP).unwrap().decode().unwrap_err();
+    assert!(error.to_string().contains("5 bytes are missing"), "{error}");
+}
+
 fn safetensors() -> Vec<u8> {
     let header = br#"{"__metadata__":{"format":"pt"}}"#;
     [&(header.len() as u64).to_le_bytes()[..], header].concat()
