@@ -1,0 +1,3 @@
+//! `Dropout`.
+
+use ort_core::Result;
