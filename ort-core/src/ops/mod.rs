@@ -1,4 +1,4 @@
 //! The operator records, one file per operator or tight family.
 
 mod math;
-mod tensor;
+pub mod tensor;
