@@ -2,7 +2,8 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use ort_core::dtype::{CastOptions, DType, RoundMode, TypeSet, convert, format_elements, parse_elements};
+use ort_core::dtype::text::{format_elements, parse_elements};
+use ort_core::dtype::{CastOptions, DType, RoundMode, TypeSet, convert};
 use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, OutputsFrom, RunCx};
 use ort_core::tensor::Tensor;
 use ort_core::{Result, error};
@@ -23,10 +24,20 @@ const fn numbers(op: &'static str) -> KernelDef {
         op,
         rank: 1,
         types: &[("T1", NUMBERS), ("T2", NUMBERS)],
-        in_place: &[(0, 0)],
         unaligned: &[0, 1],
         make,
         ..KernelDef::BASE
+    }
+}
+
+/// The cast to the same type, which may leave the elements where they are.
+const fn unchanged(op: &'static str) -> KernelDef {
+    KernelDef {
+        rank: 2,
+        in_place: &[(0, 0)],
+        when: |node: &NodeView<'_>| node.dtype(0) == node.output_dtype(0),
+        make: |_| Ok(Box::new(copy)),
+        ..numbers(op)
     }
 }
 
@@ -48,6 +59,8 @@ const fn to_strings(op: &'static str) -> KernelDef {
 cpu_kernels![
     numbers("Cast"),
     numbers("CastLike"),
+    unchanged("Cast"),
+    unchanged("CastLike"),
     from_strings("Cast"),
     from_strings("CastLike"),
     to_strings("Cast"),
@@ -65,31 +78,14 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         other => return Err(error!(InvalidGraph, "the round_mode is '{other}'")),
     };
     let options = CastOptions { saturate: cx.attrs().flag("saturate")?, round_mode };
-    if from == to {
-        return Ok(Box::new(copy));
-    }
     Ok(Box::new(move |cx: &mut RunCx<'_>| cast(cx, (from, to), options)))
 }
 
 fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) -> Result<()> {
     let threads = cx.threads();
-    // In place, the elements are as wide in both types, and are read before they are written.
-    let copied;
-    let (source, count) = match cx.in_place(0) {
-        Some(_) => (None, cx.output_shape(0).map_or(0, |shape| shape.iter().product())),
-        None => {
-            let view = cx.input(0)?;
-            (Some(view.bytes()?), view.element_count())
-        }
-    };
+    let view = cx.input(0)?;
+    let (source, count) = (view.bytes()?, view.element_count());
     let target = cx.output(0)?.bytes_mut()?;
-    let source = match source {
-        Some(source) => source,
-        None => {
-            copied = target.to_vec();
-            &copied
-        }
-    };
     let chunk = chunk_len(threads, count).next_multiple_of(WHOLE_BYTES);
     let size = |dtype: DType| {
         dtype.byte_len(chunk).ok_or_else(|| error!(Fail, "{} has no byte length", dtype.name()))
@@ -148,7 +144,8 @@ fn make_parse(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 fn parse(strings: &[String], to: DType, target: &mut [u8]) -> Result<()> {
-    parse_elements(strings, to, target, CastOptions::default()).map_err(|error| error!(InvalidArgument, "{error}"))
+    parse_elements(strings, to, target, CastOptions::default())
+        .map_err(|error| error!(InvalidArgument, "{error}"))
 }
 
 fn format(cx: &mut RunCx<'_>) -> Result<()> {

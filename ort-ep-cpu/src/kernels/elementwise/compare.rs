@@ -12,13 +12,10 @@ use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
 
 const STRINGS: TypeSet = TypeSet::of(&[DType::String]);
 
+const COMPARABLE: &[(&str, TypeSet)] = &[("T", TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool])))];
+
 const fn comparison(op: &'static str) -> KernelDef {
-    KernelDef {
-        op,
-        types: &[("T", TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool])))],
-        make: make_comparison,
-        ..KernelDef::BASE
-    }
+    KernelDef { op, types: COMPARABLE, make: make_comparison, ..KernelDef::BASE }
 }
 
 const fn logic(op: &'static str) -> KernelDef {
@@ -137,9 +134,8 @@ fn make_is_nan(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn make_is_inf(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let negative = cx.attrs().flag("detect_negative")?;
     let positive = cx.attrs().flag("detect_positive")?;
-    let wanted = move |x: f64| {
-        u8::from((positive && x == f64::INFINITY) || (negative && x == f64::NEG_INFINITY))
-    };
+    let wanted =
+        move |x: f64| u8::from((positive && x == f64::INFINITY) || (negative && x == f64::NEG_INFINITY));
     Ok(match cx.node.dtype(0) {
         Some(DType::F32) => Box::new(move |cx: &mut RunCx<'_>| run_map(cx, |x: f32| wanted(x.into()))),
         Some(DType::F64) => Box::new(move |cx: &mut RunCx<'_>| run_map(cx, wanted)),

@@ -1,9 +1,9 @@
 //! `Identity` and `BitCast`: the same bytes.
 
+use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
-use ort_core::Result;
 
 use crate::cpu_kernels;
 

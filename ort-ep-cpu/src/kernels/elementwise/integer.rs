@@ -8,37 +8,44 @@ use ort_core::ir::Attributes;
 use ort_core::{Result, error, for_each_type};
 use smallvec::SmallVec;
 
-use super::blocks::{ZipBlock, operand, operand_block, output_elements, output_shape, run_in_place, run_zip, zip};
+use super::blocks::{
+    ZipBlock, operand, operand_block, output_elements, output_shape, run_in_place, run_zip, zip,
+};
 use crate::cpu_kernels;
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
 
 /// A kernel of integers.
 const fn integer(op: &'static str, make: Make) -> KernelDef {
-    KernelDef {
-        op,
-        types: &[("T", TypeSet::INTEGERS)],
-        in_place: &[(0, 0), (1, 0)],
-        make,
-        ..KernelDef::BASE
-    }
+    KernelDef { op, types: &[("T", TypeSet::INTEGERS)], in_place: &[(0, 0), (1, 0)], make, ..KernelDef::BASE }
 }
 
 type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
 
 cpu_kernels![
-    integer("Add", make_binary), integer("Sub", make_binary), integer("Mul", make_binary),
-    integer("Div", make_binary), integer("Mod", make_binary), integer("PRelu", make_binary),
-    integer("BitwiseAnd", make_binary), integer("BitwiseOr", make_binary), integer("BitwiseXor", make_binary),
-    integer("BitShift", make_binary), integer("Min", make_folded), integer("Max", make_folded),
-    integer("Abs", make_unary), integer("Neg", make_unary), integer("Sign", make_unary),
-    integer("Relu", make_unary), integer("BitwiseNot", make_unary), integer("Shrink", make_unary),
+    integer("Add", make_binary),
+    integer("Sub", make_binary),
+    integer("Mul", make_binary),
+    integer("Div", make_binary),
+    integer("Mod", make_binary),
+    integer("PRelu", make_binary),
+    integer("BitwiseAnd", make_binary),
+    integer("BitwiseOr", make_binary),
+    integer("BitwiseXor", make_binary),
+    integer("BitShift", make_binary),
+    integer("Min", make_folded),
+    integer("Max", make_folded),
+    integer("Abs", make_unary),
+    integer("Neg", make_unary),
+    integer("Sign", make_unary),
+    integer("Relu", make_unary),
+    integer("BitwiseNot", make_unary),
+    integer("Shrink", make_unary),
 ];
 
 /// An integer type of a tensor.
 pub(super) trait Integer:
     Element + Pod + PrimInt + WrappingAdd + WrappingSub + WrappingMul + AsPrimitive<f64> + AsPrimitive<i64>
 {
-    const BITS: i64;
     /// The nearest of its numbers.
     fn from_float(value: f64) -> Self;
     fn wrapping_neg(self) -> Self;
@@ -53,7 +60,6 @@ pub(super) trait Integer:
 macro_rules! integers {
     ($($native:ty),*) => {$(
         impl Integer for $native {
-            const BITS: i64 = <$native>::BITS as i64;
             fn from_float(value: f64) -> $native {
                 value as $native
             }
@@ -185,9 +191,7 @@ fn unary_function<T: Integer>(op: &str) -> Result<fn(&mut [T])> {
         "Abs" => |block| each(block, |x: T| if x < T::zero() { x.wrapping_neg() } else { x }),
         "Neg" => |block| each(block, |x: T| x.wrapping_neg()),
         "Sign" => |block| {
-            each(block, |x: T| {
-                if x < T::zero() { T::one().wrapping_neg() } else { x.min(T::one()) }
-            });
+            each(block, |x: T| if x < T::zero() { T::one().wrapping_neg() } else { x.min(T::one()) });
         },
         "Relu" => |block| each(block, |x: T| x.max(T::zero())),
         "BitwiseNot" => |block| each(block, |x: T| !x),
@@ -214,7 +218,10 @@ mod tests {
     #[test]
     fn shifts_follow_the_standard() {
         assert_eq!((16u8.shift(2, true), 16u8.shift(2, false), 255u8.shift(8, false)), (64, 4, 0));
-        assert_eq!(((-8i32).shift(1, false), (-8i32).shift(32, false), (-8i32).shift(-1, false)), (-4, -1, -1));
+        assert_eq!(
+            ((-8i32).shift(1, false), (-8i32).shift(32, false), (-8i32).shift(-1, false)),
+            (-4, -1, -1)
+        );
         assert_eq!((1i8.shift(-1, true), 1i8.shift(7, true), 8i64.shift(64, false)), (0, -128, 0));
     }
 

@@ -11,10 +11,7 @@ use crate::cpu_kernels;
 
 cpu_kernels![KernelDef {
     op: "Pow",
-    types: &[
-        ("T", TypeSet::FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]))),
-        ("T1", TypeSet::NUMERIC),
-    ],
+    types: &[("T", TypeSet::FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]))), ("T1", TypeSet::NUMERIC),],
     make,
     ..KernelDef::BASE
 }];
@@ -71,7 +68,8 @@ mod tests {
 
     #[test]
     fn powers_of_integers() {
-        let cases: [(i32, i64, i32); 6] = [(2, 10, 1024), (-3, 3, -27), (5, 0, 1), (2, -1, 0), (-1, -3, -1), (0, 0, 1)];
+        let cases: [(i32, i64, i32); 6] =
+            [(2, 10, 1024), (-3, 3, -27), (5, 0, 1), (2, -1, 0), (-1, -3, -1), (0, 0, 1)];
         for (base, exponent, expected) in cases {
             assert_eq!(integer_power(base, exponent), expected, "{base}^{exponent}");
         }

@@ -48,7 +48,11 @@ impl<V: Copy + PartialEq> Program<V> {
     /// The program of one function of the lane's own.
     pub(super) fn own(function: V) -> Program<V> {
         let operands = [Source::Input(0), NOTHING, NOTHING];
-        Program { steps: vec![Step { function: Function::Own(function), operands, to: 0 }], registers: 0, inputs: 1 }
+        Program {
+            steps: vec![Step { function: Function::Own(function), operands, to: 0 }],
+            registers: 0,
+            inputs: 1,
+        }
     }
 
     /// The program of a formula. Equal parts of the formula are computed once.
@@ -56,7 +60,11 @@ impl<V: Copy + PartialEq> Program<V> {
         let mut steps = Vec::new();
         let result = emit(&mut steps, formula);
         if steps.is_empty() || result != Source::Register(steps.len() - 1) {
-            steps.push(Step { function: Function::Copy, operands: [result, NOTHING, NOTHING], to: steps.len() });
+            steps.push(Step {
+                function: Function::Copy,
+                operands: [result, NOTHING, NOTHING],
+                to: steps.len(),
+            });
         }
         let registers = assign_registers(&mut steps);
         Program { steps, registers, inputs: formula.input_count() }
@@ -109,7 +117,9 @@ fn assign_registers<V>(steps: &mut [Step<V>]) -> usize {
                 *register = place[*register];
             }
         }
-        free.extend((0..index).filter(|&register| last_use[register] == index).map(|register| place[register]));
+        free.extend(
+            (0..index).filter(|&register| last_use[register] == index).map(|register| place[register]),
+        );
     }
     count
 }
