@@ -110,14 +110,15 @@ fn quotient_interval(a: &Dim, b: &Dim, divide: fn(i64, i64) -> i64) -> Interval 
 
 /// Of a maximum one known lower bound is enough, and all upper bounds must be known; of a minimum the reverse.
 fn extreme_interval(list: &[Dim], choose: fn(i64, i64) -> i64, is_max: bool) -> Interval {
-    let any = |bounds: Vec<Option<i64>>| bounds.into_iter().flatten().reduce(choose);
-    let all =
-        |bounds: Vec<Option<i64>>| bounds.into_iter().collect::<Option<Vec<_>>>()?.into_iter().reduce(choose);
-    let lows = list.iter().map(Dim::lower_bound).collect();
-    let highs = list.iter().map(Dim::upper_bound).collect();
+    // Each argument is looked at once: twice would double the work with each level of nesting.
+    let intervals: Vec<Interval> = list.iter().map(Dim::interval).collect();
+    let any = |side: fn(&Interval) -> Option<i64>| intervals.iter().filter_map(side).reduce(choose);
+    let all = |side: fn(&Interval) -> Option<i64>| {
+        intervals.iter().map(side).collect::<Option<Vec<_>>>()?.into_iter().reduce(choose)
+    };
     if is_max {
-        Interval { low: any(lows), high: all(highs) }
+        Interval { low: any(|i| i.low), high: all(|i| i.high) }
     } else {
-        Interval { low: all(lows), high: any(highs) }
+        Interval { low: all(|i| i.low), high: any(|i| i.high) }
     }
 }

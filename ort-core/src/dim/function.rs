@@ -195,7 +195,7 @@ fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
             _ => flat.push((*argument).clone()),
         }
     }
-    flat.sort();
+    flat.sort_by(|left, right| left.0.cmp(&right.0));
     flat.dedup();
     if flat.len() > ARGUMENT_LIMIT {
         return None;

@@ -32,7 +32,8 @@ pub use symbol::{Bindings, Symbol};
 /// assert_eq!(doubled.floor_div(&Dim::constant(2)), batch + sequence);
 /// assert_eq!(doubled.to_string(), "2*batch + 2*seq");
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+// No `Ord`: its `max` and `min` would be taken for those of the values.
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Dim(Repr);
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -17,7 +17,7 @@ const WEIGHT_LIMIT: u32 = 1024;
 const DEPTH_LIMIT: u32 = 48;
 
 /// What a polynomial is made over: a symbol, or a function of other expressions that has no simpler form.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Atom {
     Symbol(Symbol),
     FloorDiv(Dim, Dim),
@@ -36,12 +36,38 @@ impl Atom {
         }
     }
 
+    fn rank(&self) -> (u8, Option<&Symbol>) {
+        match self {
+            Atom::Symbol(symbol) => (0, Some(symbol)),
+            Atom::FloorDiv(..) => (1, None),
+            Atom::CeilDiv(..) => (2, None),
+            Atom::Modulo(..) => (3, None),
+            Atom::Max(_) => (4, None),
+            Atom::Min(_) => (5, None),
+        }
+    }
+
     fn weight(&self) -> u32 {
         self.arguments().iter().fold(1, |sum, dim| dim.weight().saturating_add(sum))
     }
 
     fn depth(&self) -> u32 {
         self.arguments().iter().map(|dim| dim.depth() + 1).max().unwrap_or(0)
+    }
+}
+
+/// Symbols by name first, then functions by their arguments.
+impl Ord for Atom {
+    fn cmp(&self, other: &Atom) -> Ordering {
+        let arguments =
+            |atom: &Atom| atom.arguments().into_iter().map(|dim| dim.0.clone()).collect::<Vec<_>>();
+        self.rank().cmp(&other.rank()).then_with(|| arguments(self).cmp(&arguments(other)))
+    }
+}
+
+impl PartialOrd for Atom {
+    fn partial_cmp(&self, other: &Atom) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

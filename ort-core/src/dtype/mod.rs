@@ -4,7 +4,11 @@
 //! [`convert`] turns buffers of one type into another with the rules of the ONNX `Cast` operator, and [`text`]
 //! does the same to and from strings.
 
+pub mod convert;
+pub mod minifloat;
+pub mod packed;
 mod set;
+pub mod text;
 
 use std::fmt;
 
@@ -12,6 +16,8 @@ use bytemuck::{CheckedBitPattern, NoUninit};
 use half::{bf16, f16};
 use num_complex::Complex;
 
+pub use convert::{CastOptions, ConvertError, RoundMode, convert};
+pub use minifloat::{F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, F8E8M0};
 pub use set::TypeSet;
 
 /// The type of a tensor's elements, one variant per ONNX `TensorProto.DataType`.
@@ -253,6 +259,8 @@ elements! {
     F32: f32, F64: f64, F16: f16, BF16: bf16,
     U8: u8, I8: i8, U16: u16, I16: i16, U32: u32, I32: i32, U64: u64, I64: i64,
     Bool: bool, C64: Complex<f32>, C128: Complex<f64>,
+    F8E4M3FN: minifloat::F8E4M3FN, F8E4M3FNUZ: minifloat::F8E4M3FNUZ,
+    F8E5M2: minifloat::F8E5M2, F8E5M2FNUZ: minifloat::F8E5M2FNUZ, F8E8M0: minifloat::F8E8M0,
 }
 
 /// Compiles an expression once per element type and runs the one for a [`DType`] known only at run time.

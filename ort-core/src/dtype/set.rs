@@ -63,6 +63,8 @@ impl TypeSet {
     pub const ALL_TENSOR_IR12: TypeSet = Self::ALL_TENSOR_IR11.union(TypeSet::of(&[DType::F8E8M0]));
     /// `ALL_TENSOR_IR12` and the 2-bit integers: IR version 13.
     pub const ALL_TENSOR_IR13: TypeSet = Self::ALL_TENSOR_IR12.union(TypeSet::of(&[DType::U2, DType::I2]));
+    /// `ALL_TENSOR_IR13` and the 6-bit floats: every type, IR version 14.
+    pub const ALL_TENSOR_IR14: TypeSet = Self::ALL;
 
     /// The set of these types.
     pub const fn of(types: &[DType]) -> TypeSet {

@@ -1,0 +1,315 @@
+//! Conversion between the numeric element types with the meaning of the ONNX `Cast` operator.
+//!
+//! Values pass in blocks through `f64` (all floats, exactly) or `i64` (all integers), so that each is rounded once.
+//! Where the specification leaves a result open, it is what numpy and ONNX Runtime give on x86: a float out of a
+//! 32-bit integer's range becomes its smallest number, narrower ones take the low bits of that.
+
+use bytemuck::AnyBitPattern;
+use half::{bf16, f16};
+use num_traits::AsPrimitive;
+
+use super::minifloat::{Format, decode_scale, encode_scale};
+use super::{DType, packed};
+
+/// How a number is rounded to the power of two of `float8e8m0`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RoundMode {
+    /// Away from zero.
+    #[default]
+    Up,
+    /// Towards zero.
+    Down,
+    /// To the nearest, ties up.
+    Nearest,
+}
+
+/// The attributes of `Cast` that say how narrow floats are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CastOptions {
+    /// Whether numbers out of range become the largest finite one; for float8 types only.
+    pub saturate: bool,
+    /// For `float8e8m0` only.
+    pub round_mode: RoundMode,
+}
+
+impl Default for CastOptions {
+    fn default() -> CastOptions {
+        CastOptions { saturate: true, round_mode: RoundMode::Up }
+    }
+}
+
+/// Why a buffer cannot be converted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConvertError {
+    /// The pair has no numeric conversion: strings (see [`super::text`]) and complex to real.
+    #[error("{from} does not convert to {to}")]
+    Unsupported {
+        /// The type of the source.
+        from: DType,
+        /// The type asked for.
+        to: DType,
+    },
+    /// A buffer is not as long as its elements need.
+    #[error("{elements} elements of {dtype} do not take {bytes} bytes")]
+    Length {
+        /// The type of the buffer's elements.
+        dtype: DType,
+        /// How many elements were announced.
+        elements: usize,
+        /// The length of the buffer.
+        bytes: usize,
+    },
+    /// A string that spells no number of the type.
+    #[error("`{text}` does not spell a number of type {to}")]
+    Text {
+        /// The string.
+        text: String,
+        /// The type asked for.
+        to: DType,
+    },
+}
+
+/// Elements per block: a multiple of 8, so that blocks of packed types start at a byte.
+pub(super) const BLOCK: usize = 256;
+
+/// Converts `elements` elements of type `from` in `src` to type `to` in `dst`.
+///
+/// Both buffers hold exactly the elements, at any alignment, in little-endian order.
+///
+/// # Errors
+/// A buffer of another length, strings, and complex to real.
+///
+/// ```
+/// use ort_core::dtype::{CastOptions, DType, convert};
+/// let mut bytes = [0; 3];
+/// let floats: Vec<u8> = [1.9_f32, -1.0, 300.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+/// convert(DType::F32, &floats, DType::U8, &mut bytes, 3, CastOptions::default())?;
+/// assert_eq!(bytes, [1, 255, 44]);
+/// # Ok::<(), ort_core::dtype::ConvertError>(())
+/// ```
+pub fn convert(
+    from: DType,
+    src: &[u8],
+    to: DType,
+    dst: &mut [u8],
+    elements: usize,
+    options: CastOptions,
+) -> Result<(), ConvertError> {
+    for (dtype, bytes) in [(from, src.len()), (to, dst.len())] {
+        match dtype.byte_len(elements) {
+            Some(expected) if expected == bytes => {}
+            None if dtype == DType::String => return Err(ConvertError::Unsupported { from, to }),
+            _ => return Err(ConvertError::Length { dtype, elements, bytes }),
+        }
+    }
+    if from == to {
+        dst.copy_from_slice(src);
+        return Ok(());
+    }
+    match (from, to) {
+        (DType::C64 | DType::C128, _) if !to.is_complex() => Err(ConvertError::Unsupported { from, to }),
+        (DType::C64, _) => convert(DType::F32, src, DType::F64, dst, elements * 2, options),
+        (DType::C128, _) => convert(DType::F64, src, DType::F32, dst, elements * 2, options),
+        (_, DType::C64 | DType::C128) => real_to_complex(from, src, to, dst, elements),
+        (DType::F16, DType::F32) => map::<f16, f32>(src, dst, f16::to_f32),
+        (DType::BF16, DType::F32) => map::<bf16, f32>(src, dst, bf16::to_f32),
+        (DType::F32, DType::F16) => map::<f32, f16>(src, dst, f16::from_f32),
+        (DType::F32, DType::BF16) => map::<f32, bf16>(src, dst, bf16::from_f32),
+        _ => {
+            by_blocks(from, src, to, dst, elements, options);
+            Ok(())
+        }
+    }
+}
+
+fn map<S: AnyBitPattern, D: bytemuck::NoUninit>(
+    src: &[u8],
+    dst: &mut [u8],
+    function: impl Fn(S) -> D,
+) -> Result<(), ConvertError> {
+    for (from, to) in src.chunks_exact(size_of::<S>()).zip(dst.chunks_exact_mut(size_of::<D>())) {
+        to.copy_from_slice(bytemuck::bytes_of(&function(bytemuck::pod_read_unaligned(from))));
+    }
+    Ok(())
+}
+
+fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize, options: CastOptions) {
+    // Lengths were checked and neither type is a string, so a block's size is the same on every path.
+    let block_bytes = |dtype: DType| dtype.byte_len(BLOCK).unwrap_or(BLOCK);
+    let (mut floats, mut integers) = ([0.0; BLOCK], [0; BLOCK]);
+    let blocks = src.chunks(block_bytes(from)).zip(dst.chunks_mut(block_bytes(to)));
+    for (index, (src, dst)) in blocks.enumerate() {
+        let count = (elements - index * BLOCK).min(BLOCK);
+        if from.is_float() {
+            let block = &mut floats[..count];
+            read_floats(from, src, block);
+            write_floats(to, block, dst, options);
+        } else {
+            let block = &mut integers[..count];
+            read_integers(from, src, block);
+            if to.is_float() {
+                for (float, integer) in floats.iter_mut().zip(block.iter()) {
+                    *float = if from == DType::U64 { *integer as u64 as f64 } else { *integer as f64 };
+                }
+                match to {
+                    DType::F32 => write_integers_as_f32(from, block, dst),
+                    _ => write_floats(to, &floats[..count], dst, options),
+                }
+            } else {
+                write_integers(to, block, dst);
+            }
+        }
+    }
+}
+
+/// 64-bit integers go to single precision directly: by way of a double they would be rounded twice.
+fn write_integers_as_f32(from: DType, block: &[i64], dst: &mut [u8]) {
+    for (value, bytes) in block.iter().zip(dst.chunks_exact_mut(4)) {
+        let float = if from == DType::U64 { *value as u64 as f32 } else { *value as f32 };
+        bytes.copy_from_slice(&float.to_le_bytes());
+    }
+}
+
+fn read<S: AnyBitPattern + AsPrimitive<D>, D: Copy + 'static>(src: &[u8], block: &mut [D]) {
+    for (value, bytes) in block.iter_mut().zip(src.chunks_exact(size_of::<S>())) {
+        *value = bytemuck::pod_read_unaligned::<S>(bytes).as_();
+    }
+}
+
+pub(super) fn read_floats(from: DType, src: &[u8], block: &mut [f64]) {
+    match from {
+        DType::F32 => read::<f32, f64>(src, block),
+        DType::F64 => read::<f64, f64>(src, block),
+        DType::F16 => read::<f16, f64>(src, block),
+        DType::BF16 => read::<bf16, f64>(src, block),
+        _ => {
+            let mut codes = [0; BLOCK];
+            packed::unpack_any(from, src, &mut codes);
+            let format = Format::of(from);
+            for (value, code) in block.iter_mut().zip(codes) {
+                *value = format.map_or_else(|| decode_scale(code), |format| format.decode(code)).into();
+            }
+        }
+    }
+}
+
+pub(super) fn read_integers(from: DType, src: &[u8], block: &mut [i64]) {
+    match from {
+        DType::U8 => read::<u8, i64>(src, block),
+        DType::I8 => read::<i8, i64>(src, block),
+        DType::U16 => read::<u16, i64>(src, block),
+        DType::I16 => read::<i16, i64>(src, block),
+        DType::U32 => read::<u32, i64>(src, block),
+        DType::I32 => read::<i32, i64>(src, block),
+        DType::U64 => read::<u64, i64>(src, block),
+        DType::I64 => read::<i64, i64>(src, block),
+        DType::Bool => block.iter_mut().zip(src).for_each(|(value, byte)| *value = i64::from(*byte != 0)),
+        _ => {
+            let mut codes = [0; BLOCK];
+            packed::unpack_any(from, src, &mut codes);
+            let bits = from.bits().unwrap_or(8).min(8);
+            for (value, code) in block.iter_mut().zip(codes) {
+                *value = if from.is_signed() { packed::sign_extend(code, bits).into() } else { code.into() };
+            }
+        }
+    }
+}
+
+fn write<V: Copy, D: bytemuck::NoUninit>(block: &[V], dst: &mut [u8], function: impl Fn(V) -> D) {
+    for (value, bytes) in block.iter().zip(dst.chunks_exact_mut(size_of::<D>())) {
+        bytes.copy_from_slice(bytemuck::bytes_of(&function(*value)));
+    }
+}
+
+fn write_codes<V: Copy>(to: DType, block: &[V], dst: &mut [u8], function: impl Fn(V) -> u8) {
+    let mut codes = [0; BLOCK];
+    for (code, value) in codes.iter_mut().zip(block) {
+        *code = function(*value);
+    }
+    let count = block.len().min(BLOCK);
+    packed::pack(&codes[..count], to.bits().unwrap_or(8).min(8), dst);
+}
+
+pub(super) fn write_floats(to: DType, block: &[f64], dst: &mut [u8], options: CastOptions) {
+    match to {
+        DType::F32 => write(block, dst, |x| x as f32),
+        DType::F64 => write(block, dst, |x| x),
+        DType::F16 => write(block, dst, |x| f16::from_f32(round_to_odd(x))),
+        DType::BF16 => write(block, dst, |x| bf16::from_f32(round_to_odd(x))),
+        DType::Bool => write(block, dst, |x| u8::from(x != 0.0)),
+        DType::U8 => write(block, dst, |x| truncate_32(x) as u8),
+        DType::I8 => write(block, dst, |x| truncate_32(x) as i8),
+        DType::U16 => write(block, dst, |x| truncate_32(x) as u16),
+        DType::I16 => write(block, dst, |x| truncate_32(x) as i16),
+        DType::I32 => write(block, dst, truncate_32),
+        DType::U32 => write(block, dst, |x| truncate_64(x) as u32),
+        DType::I64 => write(block, dst, truncate_64),
+        DType::U64 => write(block, dst, truncate_unsigned_64),
+        DType::F8E8M0 => {
+            write(block, dst, |x| encode_scale(x, options.saturate, options.round_mode));
+        }
+        _ => match Format::of(to) {
+            Some(format) => write_codes(to, block, dst, |x| format.encode(x, options.saturate)),
+            None => write_codes(to, block, dst, |x| truncate_32(x) as u8),
+        },
+    }
+}
+
+pub(super) fn write_integers(to: DType, block: &[i64], dst: &mut [u8]) {
+    match to {
+        DType::Bool => write(block, dst, |x| u8::from(x != 0)),
+        DType::U16 | DType::I16 => write(block, dst, |x| x as u16),
+        DType::U32 | DType::I32 => write(block, dst, |x| x as u32),
+        DType::U64 | DType::I64 => write(block, dst, |x| x),
+        _ => write_codes(to, block, dst, |x| x as u8),
+    }
+}
+
+/// Towards zero; what does not fit becomes the smallest number, as the x86 conversion instructions have it.
+fn truncate_32(value: f64) -> i32 {
+    let whole = value.trunc();
+    if (-2_147_483_648.0..2_147_483_648.0).contains(&whole) { whole as i32 } else { i32::MIN }
+}
+
+fn truncate_64(value: f64) -> i64 {
+    const LIMIT: f64 = 9_223_372_036_854_775_808.0;
+    if (-LIMIT..LIMIT).contains(&value) { value as i64 } else { i64::MIN }
+}
+
+fn truncate_unsigned_64(value: f64) -> u64 {
+    const LIMIT: f64 = 9_223_372_036_854_775_808.0;
+    if value >= LIMIT { truncate_64(value - LIMIT) as u64 ^ (1 << 63) } else { truncate_64(value) as u64 }
+}
+
+/// Rounds to single precision so that rounding on to a half-width float is as if done in one step: an inexact
+/// result gets an odd last bit (Boldo and Melquiond, "When double rounding is odd", 2005).
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if back == value || !nearest.is_finite() || nearest.to_bits() & 1 == 1 {
+        return nearest;
+    }
+    let bits = nearest.to_bits();
+    match (back.abs() > value.abs(), nearest == 0.0) {
+        (true, false) => f32::from_bits(bits - 1),
+        _ => f32::from_bits(bits + 1),
+    }
+}
+
+fn real_to_complex(
+    from: DType,
+    src: &[u8],
+    to: DType,
+    dst: &mut [u8],
+    elements: usize,
+) -> Result<(), ConvertError> {
+    let part = if to == DType::C64 { DType::F32 } else { DType::F64 };
+    let size = part.byte_size().unwrap_or(8);
+    let mut real = vec![0; dst.len() / 2];
+    convert(from, src, part, &mut real, elements, CastOptions::default())?;
+    dst.fill(0);
+    for (complex, real) in dst.chunks_exact_mut(size * 2).zip(real.chunks_exact(size)) {
+        complex[..size].copy_from_slice(real);
+    }
+    Ok(())
+}

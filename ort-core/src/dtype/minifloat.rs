@@ -1,0 +1,237 @@
+//! Floats of 8, 6 and 4 bits: one codec driven by a description of the format, and the power-of-two scale E8M0.
+//!
+//! Formats are those of the ONNX specification (the FN kinds of "FP8 Formats for Deep Learning", arXiv:2209.05433,
+//! the FNUZ kinds of arXiv:2206.02915, the narrower ones of the OCP Microscaling specification 1.0).
+
+use super::convert::RoundMode;
+use super::{DType, Element};
+
+/// What the codes beyond the finite numbers mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Special {
+    /// The largest exponent holds infinities and NaN, as in IEEE 754.
+    Ieee,
+    /// All bits set is NaN; there is no infinity.
+    OnlyNan,
+    /// The code of negative zero is NaN; there is no infinity and no negative zero.
+    NanForNegativeZero,
+    /// Every code is a finite number.
+    Finite,
+}
+
+/// A binary floating-point format with a sign bit, of at most 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    exponent_bits: u32,
+    mantissa_bits: u32,
+    bias: i32,
+    special: Special,
+}
+
+const fn format(exponent_bits: u32, mantissa_bits: u32, bias: i32, special: Special) -> Format {
+    Format { exponent_bits, mantissa_bits, bias, special }
+}
+
+/// 2 to the power of an exponent that a normal double has.
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// The exponent of a finite number's leading bit; at most -1023 for zero and subnormal doubles.
+fn exponent_of(value: f64) -> i32 {
+    ((value.to_bits() >> 52) & 0x7ff) as i32 - 1023
+}
+
+impl Format {
+    /// `float8e4m3fn`.
+    pub const E4M3FN: Format = format(4, 3, 7, Special::OnlyNan);
+    /// `float8e4m3fnuz`.
+    pub const E4M3FNUZ: Format = format(4, 3, 8, Special::NanForNegativeZero);
+    /// `float8e5m2`.
+    pub const E5M2: Format = format(5, 2, 15, Special::Ieee);
+    /// `float8e5m2fnuz`.
+    pub const E5M2FNUZ: Format = format(5, 2, 16, Special::NanForNegativeZero);
+    /// `float4e2m1`.
+    pub const E2M1: Format = format(2, 1, 1, Special::Finite);
+    /// `float6e2m3`.
+    pub const E2M3: Format = format(2, 3, 1, Special::Finite);
+    /// `float6e3m2`.
+    pub const E3M2: Format = format(3, 2, 3, Special::Finite);
+
+    /// The format of an element type; `None` for types that are no narrow float with a sign.
+    pub const fn of(dtype: DType) -> Option<Format> {
+        match dtype {
+            DType::F8E4M3FN => Some(Format::E4M3FN),
+            DType::F8E4M3FNUZ => Some(Format::E4M3FNUZ),
+            DType::F8E5M2 => Some(Format::E5M2),
+            DType::F8E5M2FNUZ => Some(Format::E5M2FNUZ),
+            DType::F4E2M1 => Some(Format::E2M1),
+            DType::F6E2M3 => Some(Format::E2M3),
+            DType::F6E3M2 => Some(Format::E3M2),
+            _ => None,
+        }
+    }
+
+    const fn magnitude_bits(self) -> u32 {
+        self.exponent_bits + self.mantissa_bits
+    }
+
+    /// The code of the largest finite number.
+    const fn max_code(self) -> u32 {
+        match self.special {
+            Special::Ieee => (((1 << self.exponent_bits) - 1) << self.mantissa_bits) - 1,
+            Special::OnlyNan => (1 << self.magnitude_bits()) - 2,
+            Special::NanForNegativeZero | Special::Finite => (1 << self.magnitude_bits()) - 1,
+        }
+    }
+
+    /// The number that a code stands for; every one fits a float exactly. Bits above the format's are ignored.
+    pub fn decode(self, code: u8) -> f32 {
+        let is_negative = (code >> self.magnitude_bits()) & 1 == 1;
+        let magnitude = u32::from(code) & ((1 << self.magnitude_bits()) - 1);
+        let sign = if is_negative { -1.0 } else { 1.0 };
+        if self.special == Special::NanForNegativeZero && is_negative && magnitude == 0 {
+            return -f32::NAN;
+        }
+        if magnitude > self.max_code() {
+            let is_infinite = self.special == Special::Ieee && magnitude == self.max_code() + 1;
+            return if is_infinite { sign * f32::INFINITY } else { f32::NAN.copysign(sign) };
+        }
+        let (exponent, mantissa) =
+            (magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1));
+        let significand = if exponent == 0 { mantissa } else { mantissa | 1 << self.mantissa_bits };
+        let scale = exponent.max(1) as i32 - self.bias - self.mantissa_bits as i32;
+        (f64::from(significand) * power_of_two(scale)) as f32 * sign
+    }
+
+    /// The code of a number rounded to nearest, ties to even, as the ONNX `Cast` operator says.
+    ///
+    /// With `saturate`, numbers out of range and infinities become the largest finite ones; without it they become
+    /// infinity or NaN where the format has one. A format without NaN encodes it as a zero.
+    pub fn encode(self, value: f64, saturate: bool) -> u8 {
+        let sign = u32::from(value.is_sign_negative()) << self.magnitude_bits();
+        if value.is_nan() {
+            return self.nan(sign);
+        }
+        let overflow = || match self.special {
+            Special::Ieee if !saturate => (sign | (self.max_code() + 1)) as u8,
+            Special::OnlyNan | Special::NanForNegativeZero if !saturate => self.nan(sign),
+            _ => (sign | self.max_code()) as u8,
+        };
+        if value.is_infinite() {
+            return overflow();
+        }
+        // In units of the last place the number is a small integer. Adding the exponent's distance from the
+        // lowest one lets a carry out of the mantissa run on into the exponent.
+        let lowest = 1 - self.bias;
+        let exponent = exponent_of(value).max(lowest);
+        if exponent > lowest + (1 << self.exponent_bits) {
+            return overflow();
+        }
+        let units = value.abs() * power_of_two(self.mantissa_bits as i32 - exponent);
+        let code = units.round_ties_even() as u32 + (((exponent - lowest) as u32) << self.mantissa_bits);
+        if code > self.max_code() {
+            return overflow();
+        }
+        let has_sign = code != 0 || self.special != Special::NanForNegativeZero;
+        (code | if has_sign { sign } else { 0 }) as u8
+    }
+
+    fn nan(self, sign: u32) -> u8 {
+        let negative_zero = 1 << self.magnitude_bits();
+        let code = match self.special {
+            // A quiet NaN: the mantissa's first bit is set.
+            Special::Ieee => sign | (self.max_code() + 1) | 1 << (self.mantissa_bits - 1),
+            Special::OnlyNan => sign | (self.max_code() + 1),
+            Special::NanForNegativeZero => negative_zero,
+            Special::Finite => sign ^ negative_zero,
+        };
+        code as u8
+    }
+}
+
+/// The code of NaN in E8M0.
+const SCALE_NAN: u8 = 0xff;
+/// The code of the largest power of two in E8M0, 2 to the 127.
+const SCALE_MAX: u8 = 0xfe;
+
+/// The power of two that an E8M0 code stands for: 2 to the code minus 127, or NaN.
+pub fn decode_scale(code: u8) -> f32 {
+    if code == SCALE_NAN { f32::NAN } else { power_of_two(i32::from(code) - 127) as f32 }
+}
+
+/// The E8M0 code of a number's magnitude, rounded to a power of two.
+///
+/// With `saturate`, magnitudes out of range become the nearest code in range; without it zero, infinity and
+/// magnitudes out of range become NaN, as the table in ONNX's `Cast` has it. The format has no sign.
+pub fn encode_scale(value: f64, saturate: bool, mode: RoundMode) -> u8 {
+    let magnitude = value.abs();
+    if magnitude.is_nan() || (magnitude.is_infinite() && !saturate) {
+        return SCALE_NAN;
+    }
+    let out_of_range = |code| if saturate { code } else { SCALE_NAN };
+    let exponent = exponent_of(magnitude);
+    if exponent < -127 {
+        let reaches = mode == RoundMode::Up && magnitude > power_of_two(-128);
+        return if reaches { 0 } else { out_of_range(0) };
+    }
+    let fraction = magnitude / power_of_two(exponent.min(1023));
+    let round_up = match mode {
+        RoundMode::Up => fraction > 1.0,
+        RoundMode::Nearest => fraction >= 1.5,
+        RoundMode::Down => false,
+    };
+    let code = exponent + 127 + i32::from(round_up);
+    u8::try_from(code).ok().filter(|code| *code <= SCALE_MAX).unwrap_or_else(|| out_of_range(SCALE_MAX))
+}
+
+macro_rules! narrow_floats {
+    ($($(#[$doc:meta])* $name:ident = $format:expr;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
+        #[repr(transparent)]
+        pub struct $name(pub u8);
+
+        impl $name {
+            /// The number that the code stands for.
+            pub fn to_f32(self) -> f32 {
+                $format.decode(self.0)
+            }
+
+            /// The nearest number, ties to even; see [`Format::encode`].
+            pub fn from_f32(value: f32, saturate: bool) -> Self {
+                Self($format.encode(value.into(), saturate))
+            }
+        }
+
+        const _: () = assert!(size_of::<$name>() == 1 && matches!(<$name as Element>::DTYPE, DType::$name));
+    )*};
+}
+
+narrow_floats! {
+    /// The code of a `float8e4m3fn`.
+    F8E4M3FN = Format::E4M3FN;
+    /// The code of a `float8e4m3fnuz`.
+    F8E4M3FNUZ = Format::E4M3FNUZ;
+    /// The code of a `float8e5m2`.
+    F8E5M2 = Format::E5M2;
+    /// The code of a `float8e5m2fnuz`.
+    F8E5M2FNUZ = Format::E5M2FNUZ;
+}
+
+/// The code of a `float8e8m0`: a power of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct F8E8M0(pub u8);
+
+impl F8E8M0 {
+    /// The number that the code stands for.
+    pub fn to_f32(self) -> f32 {
+        decode_scale(self.0)
+    }
+
+    /// The magnitude of a number rounded to a power of two; see [`encode_scale`].
+    pub fn from_f32(value: f32, saturate: bool, mode: RoundMode) -> Self {
+        Self(encode_scale(value.into(), saturate, mode))
+    }
+}
