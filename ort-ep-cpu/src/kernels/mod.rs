@@ -1,3 +1,5 @@
 //! The kernels of the CPU provider by family; each file registers what it holds.
 
+mod norm;
+mod reduce;
 mod trilu;

@@ -1,0 +1,3 @@
+//! Kernels of normalizations and softmax.
+
+mod softmax;
