@@ -149,12 +149,6 @@ pub(crate) fn log_softmax(isa: Isa, row: &mut [f32]) {
     map_in_place(isa, MinusBoth(shift, sum.ln() as f32), row);
 }
 
-/// Mean and variance (of the population) of a row.
-pub(crate) fn moments(isa: Isa, row: &[f32]) -> (f64, f64) {
-    let mean = combine(isa, Same(), Plus, row) / row.len() as f64;
-    (mean, combine(isa, SquareMinus(mean as f32), Plus, row) / row.len() as f64)
-}
-
 /// Multiplies or otherwise combines a row with another in place.
 pub(crate) fn into_row(isa: Isa, op: impl BinaryOp, row: &mut [f32], other: &[f32]) {
     zip_in_place(isa, op, row, Operand::Slice(other));
