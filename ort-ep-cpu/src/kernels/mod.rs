@@ -3,4 +3,6 @@
 pub mod broadcast;
 mod elementwise;
 mod movement;
+mod norm;
+mod reduce;
 mod trilu;
