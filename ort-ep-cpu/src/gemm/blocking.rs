@@ -1,0 +1,69 @@
+//! Block sizes by cache, and how a product is cut into tasks.
+
+use super::kernels::{Grid, Kernel};
+use super::{BSource, Cpu};
+
+/// The most steps in a block: a panel of B then fits the second-level cache many times over, and C
+/// is visited seldom enough.
+const STEPS: usize = 384;
+
+/// Values in the blocks of A and of B that should stay in the second-level cache together.
+const BLOCK_A: usize = 64 << 10;
+const BLOCK_B: usize = 96 << 10;
+
+/// Rows up to which B is read where it lies: each of its values is then used too seldom to pay for
+/// a copy.
+const DIRECT_ROWS: usize = 64;
+
+/// Tasks for each thread when the cut is free, to even out unequal speeds.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Multiplications worth a thread of their own: waking one costs some microseconds.
+const WORTH_A_THREAD: usize = 1 << 18;
+
+/// How many values of workspace a batch of `count` products of `shape` (M, N, K) needs.
+pub fn workspace_len(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> usize {
+    let grid = grid(cpu, count, shape, source);
+    grid.threads * grid.slot_len
+}
+
+/// Chooses blocks and parts. The steps of a block depend on K alone, so that sums do too.
+pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> Grid {
+    let [m, n, k] = shape;
+    let kernel = Kernel::of(cpu.isa);
+    let height = kernel.height(m);
+    let (tiles, panels) = (m.div_ceil(height).max(1), n.div_ceil(kernel.width()).max(1));
+    let steps = k.div_ceil(k.div_ceil(STEPS).max(1)).max(1);
+    let packs = match source {
+        BSource::Packed => false,
+        BSource::Rows => m > DIRECT_ROWS && n > 1,
+        BSource::Strided | BSource::Im2col => true,
+    };
+    let at_once = (BLOCK_B / (steps * kernel.width())).max(2);
+    let panels_at_once = match packs {
+        true => panels.div_ceil(panels.div_ceil(at_once)),
+        false => panels,
+    };
+    let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
+    let threads = cpu.threads.min(work / WORTH_A_THREAD + 1).clamp(1, tiles * panels * count.max(1));
+    let parts = parts(threads, count, [tiles, panels], packs);
+    let panels_at_once = panels_at_once.min(panels.div_ceil(parts[1])).max(1);
+    let slot_len = if packs { panels_at_once * kernel.width() * steps } else { 0 };
+    let tiles_at_once = (BLOCK_A / (steps * height)).max(1);
+    Grid { count, shape, parts, steps, tiles_at_once, panels_at_once, threads, slot_len }
+}
+
+/// Cuts columns first; rows only where columns are too few, since parts that share columns pack the
+/// same block of B.
+fn parts(threads: usize, count: usize, [tiles, panels]: [usize; 2], packs: bool) -> [usize; 2] {
+    if threads <= 1 {
+        return [1, 1];
+    }
+    let wanted = (threads * TASKS_PER_THREAD).div_ceil(count.max(1));
+    let columns = wanted.min(panels);
+    let wanted_rows = match packs {
+        true => threads.div_ceil(count * columns),
+        false => wanted.div_ceil(columns),
+    };
+    [wanted_rows.clamp(1, tiles), columns]
+}

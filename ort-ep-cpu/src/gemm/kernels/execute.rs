@@ -1,0 +1,428 @@
+//! The loops over blocks, panels and tiles, and their split over threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::Kernel;
+use super::tile::{AddRows, Tile};
+use crate::gemm::epilogue::{Finish, apply};
+use crate::gemm::operand::{AOperand, BOperand, Strided};
+use crate::gemm::{Gemm, GemmError};
+use crate::parallel::{Pool, for_each_chunk_mut};
+
+/// How a batch of products is cut into tasks. A task computes a block of C over the whole of k, so
+/// the cut has no influence on any sum.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gemm) struct Grid {
+    /// Products in the batch.
+    pub(in crate::gemm) count: usize,
+    /// Rows, columns and steps of each.
+    pub(in crate::gemm) shape: [usize; 3],
+    /// Parts that the tiles of a column, and the panels of a row, are cut into.
+    pub(in crate::gemm) parts: [usize; 2],
+    /// Steps done before going on to the next tile.
+    pub(in crate::gemm) steps: usize,
+    /// Tiles whose strips of A stay in the cache together.
+    pub(in crate::gemm) tiles_at_once: usize,
+    /// Panels of B packed or used together.
+    pub(in crate::gemm) panels_at_once: usize,
+    pub(in crate::gemm) threads: usize,
+    /// Workspace of each thread: a packed block of B, or nothing.
+    pub(in crate::gemm) slot_len: usize,
+}
+
+/// Where the results go.
+#[derive(Debug)]
+pub(in crate::gemm) struct Output<'a> {
+    pub(in crate::gemm) values: &'a mut [f32],
+    pub(in crate::gemm) row_stride: usize,
+    pub(in crate::gemm) batch_stride: usize,
+}
+
+/// The first element of the output, for threads that write disjoint blocks of it.
+#[derive(Clone, Copy)]
+struct Start(*mut f32);
+
+// SAFETY: the tasks of a grid write disjoint elements, see `execute`.
+unsafe impl Sync for Start {}
+
+impl Start {
+    fn offset(&self, by: usize) -> *mut f32 {
+        self.0.wrapping_add(by)
+    }
+}
+
+/// Computes the whole grid. `workspace` holds a slot for each thread.
+///
+/// The caller has checked that `output` holds `count` matrices that do not overlap: rows do not
+/// reach into each other, nor matrices.
+pub(in crate::gemm) fn execute<'a>(
+    kernel: &Kernel,
+    grid: &Grid,
+    problem: &(dyn Fn(usize) -> Result<Gemm<'a>, GemmError> + Sync),
+    output: Output,
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    let [rows, columns, _] = grid.shape;
+    if rows == 0 || columns == 0 || grid.count == 0 {
+        return Ok(());
+    }
+    let tiles = rows.div_ceil(kernel.height(rows));
+    let panels = columns.div_ceil(kernel.width());
+    let [row_parts, column_parts] = grid.parts;
+    let parts = row_parts * column_parts;
+    let start = Start(output.values.as_mut_ptr());
+    let failure = Mutex::new(None);
+    let run = |task: usize, slot: &mut [f32]| {
+        let (index, part) = (task / parts, task % parts);
+        let gemm = match problem(index) {
+            Ok(gemm) if gemm.shape() == Ok(grid.shape) => gemm,
+            Ok(_) => {
+                *failure.lock() = Some(GemmError::Shape("the products of a batch differ in shape"));
+                return;
+            }
+            Err(error) => {
+                *failure.lock() = Some(error);
+                return;
+            }
+        };
+        let finish = match Finish::new(gemm.epilogue, gemm.origin, rows, columns) {
+            Ok(finish) => finish,
+            Err(error) => {
+                *failure.lock() = Some(error);
+                return;
+            }
+        };
+        let block = Block {
+            kernel,
+            gemm: &gemm,
+            finish,
+            c: start.offset(index * output.batch_stride),
+            c_row: output.row_stride,
+            grid,
+            height: kernel.height(rows),
+        };
+        // SAFETY: the output holds every matrix of the batch, and this is the only task with this
+        // combination of matrix, tiles and panels.
+        unsafe {
+            block.run(
+                cut(tiles, row_parts, part % row_parts),
+                cut(panels, column_parts, part / row_parts),
+                slot,
+            );
+        }
+    };
+    distribute(grid, parts * grid.count, workspace, &run);
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+/// Gives each task to some thread, along with the part of the workspace that is that thread's.
+fn distribute(grid: &Grid, tasks: usize, workspace: &mut [f32], run: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    if grid.slot_len == 0 {
+        Pool::global().run(grid.threads, tasks, &|task| run(task, &mut []));
+        return;
+    }
+    let next = AtomicUsize::new(0);
+    let slots = &mut workspace[..grid.threads * grid.slot_len];
+    for_each_chunk_mut(grid.threads, slots, grid.slot_len, |_, slot| {
+        loop {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            if task >= tasks {
+                return;
+            }
+            run(task, slot);
+        }
+    });
+}
+
+/// Part `index` of `parts` nearly equal parts of `0..len`.
+fn cut(len: usize, parts: usize, index: usize) -> Range<usize> {
+    len * index / parts..len * (index + 1) / parts
+}
+
+/// A strip of an operand: where it starts, the distance of its lanes (rows of A, panels of B) and
+/// the distance of its steps.
+#[derive(Clone, Copy)]
+struct Strip {
+    start: *const f32,
+    lane: usize,
+    step: usize,
+}
+
+/// One product as a task sees it.
+struct Block<'a> {
+    kernel: &'a Kernel,
+    gemm: &'a Gemm<'a>,
+    finish: Finish<'a>,
+    c: *mut f32,
+    c_row: usize,
+    grid: &'a Grid,
+    height: usize,
+}
+
+impl Block<'_> {
+    /// # Safety
+    ///
+    /// `c` must hold the whole matrix, and no other thread may touch these tiles and panels of it.
+    unsafe fn run(&self, tiles: Range<usize>, panels: Range<usize>, slot: &mut [f32]) {
+        if tiles.is_empty() || panels.is_empty() {
+            return;
+        }
+        // SAFETY: passed on.
+        unsafe {
+            if self.run_vector(&tiles, &panels) {
+                return;
+            }
+            let [_, _, k] = self.grid.shape;
+            for first in panels.clone().step_by(self.grid.panels_at_once) {
+                let group = first..(first + self.grid.panels_at_once).min(panels.end);
+                let mut step = 0;
+                loop {
+                    let end = (step + self.grid.steps).min(k);
+                    let b = self.strip_of_b(&group, step..end, slot);
+                    for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
+                        let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
+                        self.run_strips(tiles, group.clone(), step..end, b);
+                    }
+                    step = end;
+                    if step == k {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Columns that a run of panels covers.
+    fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+        let width = self.kernel.width();
+        panels.start * width..(panels.end * width).min(self.grid.shape[1])
+    }
+
+    /// Steps of B for a group of panels: where they lie, or packed into `slot`.
+    fn strip_of_b(&self, panels: &Range<usize>, steps: Range<usize>, slot: &mut [f32]) -> Strip {
+        let width = self.kernel.width();
+        match &self.gemm.b {
+            BOperand::Packed(packed) => Strip {
+                start: packed.values.as_ptr().wrapping_add((panels.start * packed.k + steps.start) * width),
+                lane: packed.k * width,
+                step: width,
+            },
+            BOperand::Plain(matrix) if self.grid.slot_len == 0 => Strip {
+                start: matrix
+                    .values
+                    .as_ptr()
+                    .wrapping_add(panels.start * width + steps.start * matrix.row_stride),
+                lane: width,
+                step: matrix.row_stride,
+            },
+            source => {
+                let lane = steps.len() * width;
+                for panel in panels.clone() {
+                    let columns = self.columns(&(panel..panel + 1));
+                    let to = &mut slot[(panel - panels.start) * lane..][..lane];
+                    match source {
+                        BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
+                        BOperand::Im2col(image) => {
+                            self.kernel.pack_windows(image, steps.clone(), columns, to, width)
+                        }
+                        BOperand::Packed(_) => {}
+                    }
+                }
+                Strip { start: slot.as_ptr(), lane, step: width }
+            }
+        }
+    }
+
+    /// The strip of A for `tile` from step `step` on.
+    fn strip_of_a(&self, tile: usize, step: usize) -> Strip {
+        match &self.gemm.a {
+            AOperand::Plain(matrix) => Strip {
+                start: matrix
+                    .values
+                    .as_ptr()
+                    .wrapping_add(tile * self.height * matrix.row_stride + step * matrix.column_stride),
+                lane: matrix.row_stride,
+                step: matrix.column_stride,
+            },
+            AOperand::Packed(packed) => Strip {
+                start: packed.values.as_ptr().wrapping_add((tile * packed.k + step) * self.height),
+                lane: 1,
+                step: self.height,
+            },
+        }
+    }
+
+    /// All tiles of a run of tiles and panels, over a range of steps.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run`], and `b` must hold the steps of the panels.
+    unsafe fn run_strips(&self, tiles: Range<usize>, panels: Range<usize>, steps: Range<usize>, b: Strip) {
+        let [rows, _, k] = self.grid.shape;
+        let lines = (steps.len() * self.kernel.width()).div_ceil(16 * tiles.len());
+        for panel in panels.clone() {
+            let columns = self.columns(&(panel..panel + 1));
+            let vectors = columns.len().div_ceil(self.kernel.lanes);
+            // Only a strip that was not packed can end before its last vector does.
+            let packed = self.grid.slot_len != 0 || matches!(self.gemm.b, BOperand::Packed(_));
+            let whole = packed || columns.len() == vectors * self.kernel.lanes;
+            let functions = if whole { self.kernel.whole } else { self.kernel.partial };
+            let strip = b.start.wrapping_add((panel - panels.start) * b.lane);
+            // The tiles of this panel fetch the next panel between them.
+            let next = if panel + 1 < panels.end { strip.wrapping_add(b.lane) } else { strip };
+            for tile in tiles.clone() {
+                let row = tile * self.height;
+                let count = self.height.min(rows - row);
+                let a = self.strip_of_a(tile, steps.start);
+                let mut call = Tile {
+                    k: steps.len(),
+                    a: a.start,
+                    a_row: a.lane,
+                    a_step: a.step,
+                    b: strip,
+                    b_step: b.step,
+                    c: self.c.wrapping_add(row * self.c_row + columns.start),
+                    c_row: self.c_row,
+                    columns: columns.len(),
+                    alpha: self.gemm.alpha,
+                    beta: if steps.start == 0 { self.gemm.beta } else { 1.0 },
+                    row_bias: std::ptr::null(),
+                    column_bias: std::ptr::null(),
+                    residual: std::ptr::null(),
+                    residual_row: 0,
+                    ending: super::Ending::None,
+                    prefetch: next.wrapping_add((tile - tiles.start) * lines * 16),
+                };
+                if steps.end == k {
+                    self.add_finish(&mut call, row, columns.start);
+                }
+                let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
+                // SAFETY: the strips hold the rows, columns and steps of this tile, the kernel was
+                // chosen for this CPU, and the caller vouches for C.
+                unsafe {
+                    function(&call);
+                    if steps.end == k && !self.finish.rest.is_empty() {
+                        self.apply_rest(row..row + count, &columns);
+                    }
+                }
+            }
+        }
+    }
+
+    fn add_finish(&self, call: &mut Tile, row: usize, column: usize) {
+        call.ending = self.finish.ending;
+        if let Some(bias) = self.finish.row_bias {
+            call.row_bias = bias.as_ptr().wrapping_add(row);
+        }
+        if let Some(bias) = self.finish.column_bias {
+            call.column_bias = bias.as_ptr().wrapping_add(column);
+        }
+        if let Some((values, stride)) = self.finish.residual {
+            call.residual = values.as_ptr().wrapping_add(row * stride + column);
+            call.residual_row = stride;
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Block::run`].
+    unsafe fn apply_rest(&self, rows: Range<usize>, columns: &Range<usize>) {
+        for row in rows {
+            // SAFETY: the caller vouches for these elements of C.
+            let values = unsafe {
+                let start = self.c.wrapping_add(row * self.c_row + columns.start);
+                std::slice::from_raw_parts_mut(start, columns.len())
+            };
+            apply(self.finish.rest, self.gemm.origin, [row, columns.start], values);
+        }
+    }
+
+    /// Products with a single row or column, which are bound by reading the matrix: returns whether
+    /// it was one. How a product is done depends on its shape and strides only.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run`].
+    unsafe fn run_vector(&self, tiles: &Range<usize>, panels: &Range<usize>) -> bool {
+        let (AOperand::Plain(a), BOperand::Plain(b)) = (&self.gemm.a, &self.gemm.b) else { return false };
+        let [rows, columns, _] = self.grid.shape;
+        // SAFETY: passed on.
+        unsafe {
+            if rows == 1 && b.column_stride == 1 {
+                self.add_weighted_rows(a, b, self.columns(panels));
+            } else if rows == 1 && b.row_stride == 1 && a.column_stride == 1 {
+                self.dot_all(0..1, self.columns(panels), a, b);
+            } else if columns == 1 && b.row_stride == 1 && a.column_stride == 1 {
+                let rows = tiles.start * self.height..(tiles.end * self.height).min(rows);
+                self.dot_all(rows, 0..1, a, b);
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// # Safety
+    ///
+    /// As [`Block::run`], and A must have one row, B contiguous rows.
+    unsafe fn add_weighted_rows(&self, a: &Strided, b: &Strided, columns: Range<usize>) {
+        /// Columns summed at a time, which stay in the nearest cache.
+        const AT_ONCE: usize = 1024;
+        let mut sums = [0.0_f32; AT_ONCE];
+        for first in columns.clone().step_by(AT_ONCE) {
+            let count = (columns.end - first).min(AT_ONCE);
+            sums[..count].fill(0.0);
+            let call = AddRows {
+                factors: a.values.as_ptr(),
+                factor_step: a.column_stride,
+                rows: b.values.as_ptr().wrapping_add(first),
+                stride: b.row_stride,
+                count: self.grid.shape[2],
+                sums: sums.as_mut_ptr(),
+                columns: count,
+            };
+            // SAFETY: the operands were checked against their slices, the kernel was chosen for this
+            // CPU, and the caller vouches for C.
+            unsafe {
+                (self.kernel.add_rows)(&call);
+                for (index, sum) in sums[..count].iter().enumerate() {
+                    self.put(0, first + index, *sum);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Block::run`], and rows of A and columns of B must be contiguous.
+    unsafe fn dot_all(&self, rows: Range<usize>, columns: Range<usize>, a: &Strided, b: &Strided) {
+        for row in rows {
+            let left = a.values.as_ptr().wrapping_add(row * a.row_stride);
+            for column in columns.clone() {
+                let right = b.values.as_ptr().wrapping_add(column * b.column_stride);
+                // SAFETY: both operands have this many steps, and the caller vouches for C.
+                unsafe {
+                    let sum = (self.kernel.dot)(left, right, self.grid.shape[2]);
+                    self.put(row, column, sum);
+                }
+            }
+        }
+    }
+
+    /// Finishes one element.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run`].
+    unsafe fn put(&self, row: usize, column: usize, sum: f32) {
+        // SAFETY: the caller vouches for this element of C.
+        let element = unsafe { &mut *self.c.wrapping_add(row * self.c_row + column) };
+        let scaled = self.gemm.alpha * sum;
+        let value = if self.gemm.beta == 0.0 { scaled } else { self.gemm.beta * *element + scaled };
+        *element = value;
+        apply(self.gemm.epilogue, self.gemm.origin, [row, column], std::slice::from_mut(element));
+    }
+}

@@ -1,0 +1,138 @@
+//! The micro-kernels of each instruction set, and the loops that call them over a block of C.
+//!
+//! This folder is where the matrix product is unsafe: everything above it hands over checked
+//! slices, everything in it works with pointers into them.
+
+mod execute;
+mod pack;
+mod rows;
+mod tile;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod scalar;
+
+pub(super) use execute::{Grid, Output, execute};
+pub(super) use pack::{pack_a_panel, pack_b_panel, transpose, unfold};
+pub(super) use rows::add_four_rows;
+pub use rows::{Number, Widen};
+pub(super) use tile::Ending;
+
+use tile::{AddRows, TileFunction, Vector, copy, copy_even};
+
+use crate::simd::isa::Isa;
+
+/// The functions of one instruction set and the shapes of their tiles.
+pub(super) struct Kernel {
+    /// The most rows in a tile.
+    pub(super) rows: usize,
+    /// The most vectors in a row of a tile.
+    pub(super) vectors: usize,
+    /// Elements in a vector.
+    pub(super) lanes: usize,
+    /// Tile functions by `(rows - 1) * vectors + (vectors - 1)`.
+    whole: &'static [TileFunction],
+    /// The same, for strips of B that end inside the last vector.
+    partial: &'static [TileFunction],
+    add_rows: unsafe fn(&AddRows),
+    dot: unsafe fn(*const f32, *const f32, usize) -> f32,
+    copy_rows: unsafe fn(&CopyRows),
+    transpose: unsafe fn(&Transpose),
+}
+
+impl Kernel {
+    /// The kernel of `isa`, or of the widest instruction set below it that this CPU has.
+    pub(super) fn of(isa: Isa) -> &'static Kernel {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
+            if isa >= Isa::Avx512 && avx512 && avx2 {
+                return &avx512::KERNEL;
+            }
+            if isa >= Isa::Avx2 && avx2 {
+                return &avx2::KERNEL;
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if isa >= Isa::Neon {
+            return &neon::KERNEL;
+        }
+        let _ = isa;
+        &scalar::KERNEL
+    }
+
+    /// Columns in a panel of B.
+    pub(super) fn width(&self) -> usize {
+        self.vectors * self.lanes
+    }
+
+    /// Rows in a panel of an A of `rows` rows. Tiles are made nearly equal, since a tile of one or
+    /// two rows cannot keep the multipliers busy.
+    pub(super) fn height(&self, rows: usize) -> usize {
+        rows.div_ceil(rows.div_ceil(self.rows).max(1)).max(1)
+    }
+}
+
+/// Copies `count` runs of `len` values.
+#[derive(Clone, Copy, Debug)]
+struct CopyRows {
+    from: *const f32,
+    /// From one value of a run to the next.
+    from_stride: usize,
+    /// From one run to the next.
+    from_step: usize,
+    to: *mut f32,
+    to_step: usize,
+    count: usize,
+    len: usize,
+}
+
+/// `to[column * to_row + row] = from[row * from_row + column]`.
+#[derive(Clone, Copy, Debug)]
+struct Transpose {
+    from: *const f32,
+    from_row: usize,
+    to: *mut f32,
+    to_row: usize,
+    rows: usize,
+    columns: usize,
+}
+
+/// # Safety
+///
+/// All runs must be valid, and the CPU must have the instruction set of `V`.
+#[inline(always)]
+unsafe fn copy_rows<V: Vector>(call: &CopyRows) {
+    let (mut from, mut to) = (call.from, call.to);
+    for _ in 0..call.count {
+        // SAFETY: the caller vouches for the run.
+        unsafe {
+            match call.from_stride {
+                1 => copy::<V>(from, to, call.len),
+                2 => copy_even::<V>(from, to, call.len),
+                stride => (0..call.len).for_each(|index| *to.add(index) = *from.add(index * stride)),
+            }
+        }
+        from = from.wrapping_add(call.from_step);
+        to = to.wrapping_add(call.to_step);
+    }
+}
+
+/// # Safety
+///
+/// Both matrices must be valid.
+unsafe fn transpose_plain(call: &Transpose) {
+    for row in 0..call.rows {
+        for column in 0..call.columns {
+            // SAFETY: the caller vouches for both matrices.
+            unsafe {
+                *call.to.add(column * call.to_row + row) = *call.from.add(row * call.from_row + column)
+            };
+        }
+    }
+}

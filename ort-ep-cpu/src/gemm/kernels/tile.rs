@@ -1,0 +1,354 @@
+//! The one micro-kernel, written over a vector type: a tile of C from a strip of A and a strip of B.
+//!
+//! Each instruction set instantiates it for every tile shape it supports. All sums run over k in
+//! order with one fused multiply-add per step, so an element's bits do not depend on the shape of
+//! the tile it falls in, nor on how rows and columns are split over threads.
+
+/// A vector of `f32`, implemented for each instruction set.
+///
+/// # Safety
+///
+/// All methods need a CPU with the instruction set of the type; they are called from functions
+/// that enable it.
+pub(super) trait Vector: Copy {
+    /// Elements in a vector.
+    const LANES: usize;
+    unsafe fn splat(value: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `count` elements, zeros behind; reads no further.
+    unsafe fn load_partial(from: *const f32, count: usize) -> Self;
+    /// Elements 0, 2, 4, ... `count` of them (at least one), zeros behind; reads no further.
+    unsafe fn load_even(from: *const f32, count: usize) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    /// Writes the first `count` elements only.
+    unsafe fn store_partial(self, to: *mut f32, count: usize);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    /// `self * factor + addend`, rounded once where the CPU can.
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The larger one; `self` where `self` is not a number.
+    unsafe fn max(self, other: Self) -> Self;
+    /// The smaller one; `self` where `self` is not a number.
+    unsafe fn min(self, other: Self) -> Self;
+    /// Asks for the cache line at `address`, which need not be mapped.
+    unsafe fn prefetch(address: *const f32);
+}
+
+/// The activation that ends an epilogue, evaluated in registers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::gemm) enum Ending {
+    /// Nothing.
+    None,
+    /// `min(max(x, low), high)`.
+    Clip { low: f32, high: f32 },
+    /// `x` where positive, else `slope * x`.
+    LeakyRelu { slope: f32 },
+    /// `min(max(slope * x + offset, 0), 1)`.
+    HardSigmoid { slope: f32, offset: f32 },
+    /// `x * min(max(x / 6 + 1/2, 0), 1)`.
+    HardSwish,
+}
+
+/// What one call of a kernel works on. Null pointers stand for parts that are absent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tile {
+    /// Steps of the sum.
+    pub(super) k: usize,
+    pub(super) a: *const f32,
+    /// From a row of A to the next, and from a step to the next, in elements.
+    pub(super) a_row: usize,
+    pub(super) a_step: usize,
+    pub(super) b: *const f32,
+    pub(super) b_step: usize,
+    pub(super) c: *mut f32,
+    pub(super) c_row: usize,
+    /// Columns to write, at most the width of the kernel.
+    pub(super) columns: usize,
+    pub(super) alpha: f32,
+    /// What C holds is multiplied by this and added; zero does not read C.
+    pub(super) beta: f32,
+    pub(super) row_bias: *const f32,
+    pub(super) column_bias: *const f32,
+    pub(super) residual: *const f32,
+    pub(super) residual_row: usize,
+    pub(super) ending: Ending,
+    /// Memory that a later call will read, fetched on the way.
+    pub(super) prefetch: *const f32,
+}
+
+/// A tile function of some instruction set.
+pub(super) type TileFunction = unsafe fn(&Tile);
+
+/// Computes `ROWS` rows and up to `VECTORS * LANES` columns of C. With `PARTIAL`, the last vector
+/// of B is read only as far as `columns` reaches.
+///
+/// # Safety
+///
+/// Every pointer of `tile` must be valid for the rows, steps and columns the tile names, and the CPU
+/// must have the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
+    tile: &Tile,
+) {
+    let last = tile.columns - (VECTORS - 1) * V::LANES;
+    // SAFETY: the caller vouches for the pointers and the instruction set; offsets stay inside the
+    // strips, because `k`, `ROWS` and `columns` bound them.
+    unsafe {
+        let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
+        let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.prefetch);
+        let (a_row, a_step, b_step) = (tile.a_row, tile.a_step, tile.b_step);
+        let mut left = tile.k;
+        while left >= 4 {
+            for _ in 0..4 {
+                step::<V, ROWS, VECTORS, PARTIAL>(&mut sums, a, a_row, b, last);
+                a = a.wrapping_add(a_step);
+                b = b.wrapping_add(b_step);
+            }
+            V::prefetch(ahead);
+            ahead = ahead.wrapping_add(16);
+            left -= 4;
+        }
+        while left > 0 {
+            step::<V, ROWS, VECTORS, PARTIAL>(&mut sums, a, a_row, b, last);
+            a = a.wrapping_add(a_step);
+            b = b.wrapping_add(b_step);
+            left -= 1;
+        }
+        finish::<V, ROWS, VECTORS>(&sums, tile, last);
+    }
+}
+
+/// One step of the sum: an outer product of a column of A and a row of B.
+///
+/// # Safety
+///
+/// As [`compute`].
+#[inline(always)]
+unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(
+    sums: &mut [[V; VECTORS]; ROWS],
+    a: *const f32,
+    a_row: usize,
+    b: *const f32,
+    last: usize,
+) {
+    // SAFETY: see `compute`.
+    unsafe {
+        let mut columns = [V::splat(0.0); VECTORS];
+        for vector in 0..VECTORS {
+            let from = b.add(vector * V::LANES);
+            columns[vector] = match PARTIAL && vector + 1 == VECTORS {
+                true => V::load_partial(from, last),
+                false => V::load(from),
+            };
+        }
+        for row in 0..ROWS {
+            let factor = V::splat(*a.add(row * a_row));
+            for vector in 0..VECTORS {
+                sums[row][vector] = factor.mul_add(columns[vector], sums[row][vector]);
+            }
+        }
+    }
+}
+
+/// Scales, adds what is to be added, applies the ending and stores.
+///
+/// # Safety
+///
+/// As [`compute`].
+#[inline(always)]
+unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    sums: &[[V; VECTORS]; ROWS],
+    tile: &Tile,
+    last: usize,
+) {
+    // SAFETY: see `compute`.
+    unsafe {
+        let read = |from: *const f32, vector: usize| match vector + 1 == VECTORS && last < V::LANES {
+            true => V::load_partial(from, last),
+            false => V::load(from),
+        };
+        let (alpha, beta) = (V::splat(tile.alpha), V::splat(tile.beta));
+        for row in 0..ROWS {
+            let c = tile.c.add(row * tile.c_row);
+            for vector in 0..VECTORS {
+                let offset = vector * V::LANES;
+                let mut value = sums[row][vector];
+                if tile.alpha != 1.0 {
+                    value = value.mul(alpha);
+                }
+                if tile.beta != 0.0 {
+                    value = beta.mul_add(read(c.add(offset), vector), value);
+                }
+                if !tile.row_bias.is_null() {
+                    value = value.add(V::splat(*tile.row_bias.add(row)));
+                }
+                if !tile.column_bias.is_null() {
+                    value = value.add(read(tile.column_bias.add(offset), vector));
+                }
+                if !tile.residual.is_null() {
+                    value = value.add(read(tile.residual.add(row * tile.residual_row + offset), vector));
+                }
+                value = end(value, tile.ending);
+                match vector + 1 == VECTORS && last < V::LANES {
+                    true => value.store_partial(c.add(offset), last),
+                    false => value.store(c.add(offset)),
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// The CPU must have the instruction set of `V`.
+#[inline(always)]
+unsafe fn end<V: Vector>(value: V, ending: Ending) -> V {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let unit = |x: V| x.max(V::splat(0.0)).min(V::splat(1.0));
+        match ending {
+            Ending::None => value,
+            Ending::Clip { low, high } => value.max(V::splat(low)).min(V::splat(high)),
+            Ending::LeakyRelu { slope } => {
+                let negative = value.min(V::splat(0.0));
+                negative.mul(V::splat(slope)).add(value.max(V::splat(0.0)))
+            }
+            Ending::HardSigmoid { slope, offset } => unit(value.mul_add(V::splat(slope), V::splat(offset))),
+            Ending::HardSwish => value.mul(unit(value.mul_add(V::splat(1.0 / 6.0), V::splat(0.5)))),
+        }
+    }
+}
+
+/// `sums[j] += factors[i] * rows[i][j]` over all rows, where row `i` starts `i * stride` behind
+/// `rows`: a row vector times a matrix that lies row by row.
+///
+/// # Safety
+///
+/// `factors` holds `count` values `factor_step` apart, every row and `sums` `columns` values, and the
+/// CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn add_rows<V: Vector>(call: &AddRows) {
+    // SAFETY: the caller vouches for the lengths.
+    unsafe {
+        let mut row = 0;
+        while row < call.count {
+            let group = (call.count - row).min(4);
+            let mut factors = [V::splat(0.0); 4];
+            for at in 0..group {
+                factors[at] = V::splat(*call.factors.add((row + at) * call.factor_step));
+            }
+            let rows = call.rows.add(row * call.stride);
+            let mut column = 0;
+            while column < call.columns {
+                let count = (call.columns - column).min(V::LANES);
+                let whole = count == V::LANES;
+                let read = |from: *const f32| match whole {
+                    true => V::load(from),
+                    false => V::load_partial(from, count),
+                };
+                let mut sum = read(call.sums.add(column));
+                if group == 4 {
+                    for at in 0..4 {
+                        sum = factors[at].mul_add(read(rows.add(at * call.stride + column)), sum);
+                    }
+                } else {
+                    for at in 0..group {
+                        sum = factors[at].mul_add(read(rows.add(at * call.stride + column)), sum);
+                    }
+                }
+                match whole {
+                    true => sum.store(call.sums.add(column)),
+                    false => sum.store_partial(call.sums.add(column), count),
+                }
+                column += count;
+            }
+            row += group;
+        }
+    }
+}
+
+/// The arguments of [`add_rows`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AddRows {
+    pub(super) factors: *const f32,
+    pub(super) factor_step: usize,
+    pub(super) rows: *const f32,
+    pub(super) stride: usize,
+    pub(super) count: usize,
+    pub(super) sums: *mut f32,
+    pub(super) columns: usize,
+}
+
+/// The inner product of two runs of `len` values, summed in four vectors and then over their lanes.
+///
+/// # Safety
+///
+/// Both runs hold `len` values and the CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn dot<V: Vector>(left: *const f32, right: *const f32, len: usize) -> f32 {
+    // SAFETY: the caller vouches for the lengths.
+    unsafe {
+        let mut sums = [V::splat(0.0); 4];
+        let mut at = 0;
+        while at + 4 * V::LANES <= len {
+            for (index, sum) in sums.iter_mut().enumerate() {
+                let offset = at + index * V::LANES;
+                *sum = V::load(left.add(offset)).mul_add(V::load(right.add(offset)), *sum);
+            }
+            at += 4 * V::LANES;
+        }
+        while at < len {
+            let count = (len - at).min(V::LANES);
+            let (x, y) = (V::load_partial(left.add(at), count), V::load_partial(right.add(at), count));
+            sums[0] = x.mul_add(y, sums[0]);
+            at += count;
+        }
+        let total = sums[0].add(sums[1]).add(sums[2].add(sums[3]));
+        let mut lanes = [0.0_f32; 16];
+        total.store(lanes.as_mut_ptr());
+        lanes[..V::LANES].iter().sum()
+    }
+}
+
+/// Copies `len` values in whole and partial vectors, without the cost of a call for short runs.
+///
+/// # Safety
+///
+/// Both sides hold `len` values and do not overlap, and the CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn copy<V: Vector>(from: *const f32, to: *mut f32, len: usize) {
+    // SAFETY: the caller vouches for the lengths.
+    unsafe {
+        let mut at = 0;
+        while at + V::LANES <= len {
+            V::load(from.add(at)).store(to.add(at));
+            at += V::LANES;
+        }
+        if at < len {
+            V::load_partial(from.add(at), len - at).store_partial(to.add(at), len - at);
+        }
+    }
+}
+
+/// Copies every other value of `from`, `len` in all.
+///
+/// # Safety
+///
+/// `from` holds `2 * len - 1` values and `to` holds `len`; they do not overlap, and the CPU has the
+/// instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn copy_even<V: Vector>(from: *const f32, to: *mut f32, len: usize) {
+    // SAFETY: the caller vouches for the lengths.
+    unsafe {
+        let mut at = 0;
+        while at < len {
+            let count = (len - at).min(V::LANES);
+            let values = V::load_even(from.add(2 * at), count);
+            match count == V::LANES {
+                true => values.store(to.add(at)),
+                false => values.store_partial(to.add(at), count),
+            }
+            at += count;
+        }
+    }
+}

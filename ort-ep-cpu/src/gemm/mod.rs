@@ -1,0 +1,260 @@
+//! Matrix products: `C = epilogue(alpha * A * B + beta * C)`.
+//!
+//! The `f32` product is organised after BLIS (Van Zee and van de Geijn, "BLIS: A Framework for
+//! Rapidly Instantiating BLAS Functionality"): a tile of C is summed in registers from a strip of A
+//! and a packed strip of B, and blocks are sized so that strips stay in the caches. Operands may be
+//! strided in any way, packed ahead (weights), or be the windows of a convolution.
+//!
+//! Nothing here allocates: the caller gives the workspace, whose size [`workspace_len`] tells from
+//! the shapes alone. A result has the same bits for any number of threads.
+
+mod blocking;
+mod epilogue;
+pub mod generic;
+mod im2col;
+pub mod integer;
+mod kernels;
+mod operand;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::fmt;
+
+pub use blocking::workspace_len;
+pub use epilogue::{Activation, Step};
+pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
+pub use im2col::{Im2col, Window};
+pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
+
+use crate::simd::isa::Isa;
+use kernels::{Kernel, Output, execute};
+
+/// What to compute with: an instruction set and how many threads, the calling one included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// The instruction set to use. One that this CPU lacks falls back to the widest below it.
+    pub isa: Isa,
+    /// The most threads to use.
+    pub threads: usize,
+}
+
+impl Cpu {
+    /// The widest instruction set allowed, on `threads` threads.
+    pub fn with_threads(threads: usize) -> Self {
+        Cpu { isa: Isa::current(), threads: threads.max(1) }
+    }
+}
+
+/// Why a product was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmError {
+    /// A slice does not hold what its shape says.
+    TooShort {
+        /// The slice.
+        what: &'static str,
+        /// Values it should hold.
+        needed: usize,
+        /// Values it holds.
+        len: usize,
+    },
+    /// Shapes or layouts that do not go together.
+    Shape(&'static str),
+}
+
+impl fmt::Display for GemmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GemmError::TooShort { what, needed, len } => {
+                write!(f, "{what} needs {needed} values and has {len}")
+            }
+            GemmError::Shape(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for GemmError {}
+
+/// One matrix product.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm<'a> {
+    /// The left side, M by K.
+    pub a: AOperand<'a>,
+    /// The right side, K by N.
+    pub b: BOperand<'a>,
+    /// Multiplies the product.
+    pub alpha: f32,
+    /// Multiplies what C holds before; at zero C is only written.
+    pub beta: f32,
+    /// What happens to each element of the sum at the end.
+    pub epilogue: &'a [Step<'a>],
+    /// Where this product's first row lies in the slices of the epilogue.
+    pub origin: Origin,
+}
+
+/// The first row of a product within the slices that its epilogue names, so that the products of a
+/// batch can share one list of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Index of the first row's bias.
+    pub bias_row: usize,
+    /// Rows of a residual before the first row.
+    pub residual_row: usize,
+}
+
+impl<'a> Gemm<'a> {
+    /// The plain product of `a` and `b`.
+    pub fn new(a: AOperand<'a>, b: BOperand<'a>) -> Self {
+        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
+    }
+
+    /// M, N and K.
+    ///
+    /// # Errors
+    ///
+    /// When the operands differ in K.
+    pub fn shape(&self) -> Result<[usize; 3], GemmError> {
+        let ([m, k], [rows, n]) = (self.a.shape(), self.b.shape());
+        if k != rows {
+            return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
+        }
+        Ok([m, n, k])
+    }
+
+    /// Computes the product into `c`, whose rows start `row_stride` apart. `workspace` has at least
+    /// the length that [`workspace_len`] tells for a batch of one.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not go together or a slice is too short; `c` is then unchanged.
+    pub fn run(
+        &self,
+        cpu: Cpu,
+        c: &mut [f32],
+        row_stride: usize,
+        workspace: &mut [f32],
+    ) -> Result<(), GemmError> {
+        let [_, n, _] = self.shape()?;
+        let c = Batch { values: c, count: 1, row_stride: row_stride.max(n), batch_stride: 0 };
+        run_batch(cpu, &|_| Ok(*self), c, workspace)
+    }
+}
+
+/// The results of a batch of products of one shape, at equal distances in one slice.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// Holds all results.
+    pub values: &'a mut [f32],
+    /// How many there are.
+    pub count: usize,
+    /// From one row to the next.
+    pub row_stride: usize,
+    /// From one result to the next.
+    pub batch_stride: usize,
+}
+
+/// Computes a batch of products, all of one shape and with operands of the same kind; `problem` gives
+/// each of them. `workspace` has at least the length that [`workspace_len`] tells.
+///
+/// # Errors
+///
+/// When shapes do not go together, a slice is too short, or results would overlap.
+pub fn run_batch<'a>(
+    cpu: Cpu,
+    problem: &(dyn Fn(usize) -> Result<Gemm<'a>, GemmError> + Sync),
+    c: Batch,
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    if c.count == 0 {
+        return Ok(());
+    }
+    let kernel = Kernel::of(cpu.isa);
+    let first = problem(0)?;
+    let shape = first.shape()?;
+    let [m, n, _] = shape;
+    check_packing(kernel, &first)?;
+    if c.row_stride < n && m > 1 {
+        return Err(GemmError::Shape("the rows of a result overlap"));
+    }
+    let extent = if m == 0 || n == 0 { 0 } else { (m - 1) * c.row_stride + n };
+    if c.count > 1 && c.batch_stride < extent {
+        return Err(GemmError::Shape("the results of a batch overlap"));
+    }
+    let needed = (c.count - 1) * c.batch_stride + extent;
+    if c.values.len() < needed {
+        return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
+    }
+    let grid = blocking::grid(cpu, c.count, shape, first.b.source());
+    let needed = grid.threads * grid.slot_len;
+    if workspace.len() < needed {
+        return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
+    }
+    let source = first.b.source();
+    let checked = |index: usize| {
+        let gemm = problem(index)?;
+        check_packing(kernel, &gemm)?;
+        match gemm.b.source() == source {
+            true => Ok(gemm),
+            false => Err(GemmError::Shape("the products of a batch differ in layout")),
+        }
+    };
+    let output = Output { values: c.values, row_stride: c.row_stride, batch_stride: c.batch_stride };
+    execute(kernel, &grid, &checked, output, workspace)
+}
+
+/// Panels fit only the kernel they were cut for.
+fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
+    let a = match &gemm.a {
+        AOperand::Packed(packed) => packed.height == kernel.height(packed.rows),
+        AOperand::Plain(_) => true,
+    };
+    let b = match &gemm.b {
+        BOperand::Packed(packed) => packed.width == kernel.width(),
+        BOperand::Plain(_) | BOperand::Im2col(_) => true,
+    };
+    match a && b {
+        true => Ok(()),
+        false => Err(GemmError::Shape("an operand was packed for another instruction set")),
+    }
+}
+
+/// Values that [`unfold`] writes.
+pub(crate) fn unfolded_len(windows: &Window, channels: usize) -> usize {
+    channels * windows.kernel_len() * windows.output_len()
+}
+
+/// Writes the matrix of windows (channels times kernel positions, by output positions) row by row.
+///
+/// # Errors
+///
+/// When `to` is too short.
+pub(crate) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) -> Result<(), GemmError> {
+    let (needed, len) = (windows.rows() * windows.columns(), to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "unfolded windows", needed, len })?;
+    kernels::unfold(cpu, windows, to);
+    Ok(())
+}
+
+/// Writes the transpose of a matrix of `shape` (rows, columns), whose rows start `stride` apart,
+/// without gaps.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub(crate) fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    shape: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) -> Result<(), GemmError> {
+    Strided::new(from, shape, [stride, 1])?;
+    let (needed, len) = (shape[0] * shape[1], to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "a transpose", needed, len })?;
+    kernels::transpose(cpu, from, shape, stride, to);
+    Ok(())
+}
+
+/// Columns in a vector of `cpu`.
+pub(crate) fn lanes(cpu: Cpu) -> usize {
+    Kernel::of(cpu.isa).lanes
+}

@@ -1,0 +1,265 @@
+//! The two sides of a matrix product: strided, packed ahead, or a virtual matrix over an image.
+
+use super::im2col::Im2col;
+use super::kernels::{Kernel, pack_a_panel, pack_b_panel};
+use super::{Cpu, GemmError};
+use crate::parallel::for_each_chunk_mut;
+
+/// A matrix inside a slice, with any distance between rows and between columns. A transpose is an
+/// exchange of the two.
+#[derive(Clone, Copy, Debug)]
+pub struct Strided<'a> {
+    pub(super) values: &'a [f32],
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) row_stride: usize,
+    pub(super) column_stride: usize,
+}
+
+impl<'a> Strided<'a> {
+    /// A matrix of `[rows, columns]` whose element (i, j) is `values[i * strides[0] + j * strides[1]]`.
+    ///
+    /// # Errors
+    ///
+    /// When the last element lies outside `values`.
+    pub fn new(values: &'a [f32], shape: [usize; 2], strides: [usize; 2]) -> Result<Self, GemmError> {
+        let [rows, columns] = shape;
+        let [row_stride, column_stride] = strides;
+        check_extent("a matrix", values.len(), shape, strides)?;
+        Ok(Strided { values, rows, columns, row_stride, column_stride })
+    }
+
+    /// A matrix that lies row by row without gaps.
+    ///
+    /// # Errors
+    ///
+    /// When `values` is shorter than `rows * columns`.
+    pub fn row_major(values: &'a [f32], rows: usize, columns: usize) -> Result<Self, GemmError> {
+        Strided::new(values, [rows, columns], [columns, 1])
+    }
+
+    /// The transpose, without moving anything.
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        Strided {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+}
+
+/// Checks that a matrix lies inside a slice of `len` values.
+pub(super) fn check_extent(
+    what: &'static str,
+    len: usize,
+    shape: [usize; 2],
+    strides: [usize; 2],
+) -> Result<(), GemmError> {
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    let along = |axis: usize| (shape[axis] - 1).checked_mul(strides[axis]);
+    let needed = along(0).zip(along(1)).and_then(|(x, y)| x.checked_add(y)?.checked_add(1));
+    match needed {
+        Some(needed) if needed <= len => Ok(()),
+        _ => Err(GemmError::TooShort { what, needed: needed.unwrap_or(usize::MAX), len }),
+    }
+}
+
+/// A type that weights are stored in. They are widened while they are packed.
+pub trait Weight: Copy + Send + Sync {
+    /// The value as `f32`, exactly.
+    fn widen(self) -> f32;
+}
+
+impl Weight for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Weight for half::f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Weight for half::bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// The left side, cut into panels of a tile's height for one instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedA<'a> {
+    pub(super) values: &'a [f32],
+    pub(super) rows: usize,
+    pub(super) k: usize,
+    pub(super) height: usize,
+}
+
+impl<'a> PackedA<'a> {
+    /// How many values packing a matrix of `rows` by `k` fills.
+    pub fn len(cpu: Cpu, rows: usize, k: usize) -> usize {
+        rows.next_multiple_of(Kernel::of(cpu.isa).height(rows)) * k
+    }
+
+    /// Takes values that [`pack_a`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// When `values` is shorter than [`PackedA::len`] says.
+    pub fn new(cpu: Cpu, values: &'a [f32], rows: usize, k: usize) -> Result<Self, GemmError> {
+        let needed = PackedA::len(cpu, rows, k);
+        if values.len() < needed {
+            return Err(GemmError::TooShort { what: "a packed A", needed, len: values.len() });
+        }
+        Ok(PackedA { values, rows, k, height: Kernel::of(cpu.isa).height(rows) })
+    }
+}
+
+/// The right side, cut into panels of a tile's width for one instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedB<'a> {
+    pub(super) values: &'a [f32],
+    pub(super) k: usize,
+    pub(super) columns: usize,
+    pub(super) width: usize,
+}
+
+impl<'a> PackedB<'a> {
+    /// How many values packing a matrix of `k` by `columns` fills.
+    pub fn len(cpu: Cpu, k: usize, columns: usize) -> usize {
+        columns.next_multiple_of(Kernel::of(cpu.isa).width()) * k
+    }
+
+    /// Takes values that [`pack_b`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// When `values` is shorter than [`PackedB::len`] says.
+    pub fn new(cpu: Cpu, values: &'a [f32], k: usize, columns: usize) -> Result<Self, GemmError> {
+        let needed = PackedB::len(cpu, k, columns);
+        if values.len() < needed {
+            return Err(GemmError::TooShort { what: "a packed B", needed, len: values.len() });
+        }
+        Ok(PackedB { values, k, columns, width: Kernel::of(cpu.isa).width() })
+    }
+}
+
+/// Packs a left side of `shape` (rows, k) into `packed`, whose length [`PackedA::len`] tells.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub fn pack_a<T: Weight>(
+    cpu: Cpu,
+    values: &[T],
+    shape: [usize; 2],
+    strides: [usize; 2],
+    packed: &mut [f32],
+) -> Result<(), GemmError> {
+    let [rows, k] = shape;
+    check_extent("a matrix", values.len(), shape, strides)?;
+    PackedA::new(cpu, packed, rows, k)?;
+    let height = Kernel::of(cpu.isa).height(rows);
+    let packed = &mut packed[..PackedA::len(cpu, rows, k)];
+    for_each_chunk_mut(cpu.threads, packed, (height * k).max(1), |panel, to| {
+        pack_a_panel(values, [rows, k], strides, panel * height, to);
+    });
+    Ok(())
+}
+
+/// Packs a right side of `shape` (k, columns) into `packed`, whose length [`PackedB::len`] tells.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub fn pack_b<T: Weight>(
+    cpu: Cpu,
+    values: &[T],
+    shape: [usize; 2],
+    strides: [usize; 2],
+    packed: &mut [f32],
+) -> Result<(), GemmError> {
+    let [k, columns] = shape;
+    check_extent("a matrix", values.len(), shape, strides)?;
+    PackedB::new(cpu, packed, k, columns)?;
+    let width = Kernel::of(cpu.isa).width();
+    let packed = &mut packed[..PackedB::len(cpu, k, columns)];
+    for_each_chunk_mut(cpu.threads, packed, (width * k).max(1), |panel, to| {
+        pack_b_panel(values, [k, columns], strides, panel * width, to);
+    });
+    Ok(())
+}
+
+/// The left side of a product.
+#[derive(Clone, Copy, Debug)]
+pub enum AOperand<'a> {
+    /// Read where it lies.
+    Plain(Strided<'a>),
+    /// Packed ahead.
+    Packed(PackedA<'a>),
+}
+
+impl AOperand<'_> {
+    /// Rows and k.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            AOperand::Plain(matrix) => [matrix.rows, matrix.columns],
+            AOperand::Packed(packed) => [packed.rows, packed.k],
+        }
+    }
+}
+
+/// The right side of a product.
+#[derive(Clone, Copy, Debug)]
+pub enum BOperand<'a> {
+    /// Read where it lies, or packed block by block into the workspace.
+    Plain(Strided<'a>),
+    /// Packed ahead.
+    Packed(PackedB<'a>),
+    /// The windows of a convolution, packed block by block from the image.
+    Im2col(Im2col<'a>),
+}
+
+impl BOperand<'_> {
+    /// k and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            BOperand::Plain(matrix) => [matrix.rows, matrix.columns],
+            BOperand::Packed(packed) => [packed.k, packed.columns],
+            BOperand::Im2col(windows) => [windows.rows(), windows.columns()],
+        }
+    }
+
+    /// How it is stored, which is what the workspace depends on.
+    pub fn source(&self) -> BSource {
+        match self {
+            BOperand::Plain(matrix) if matrix.column_stride == 1 || matrix.columns <= 1 => BSource::Rows,
+            BOperand::Plain(_) => BSource::Strided,
+            BOperand::Packed(_) => BSource::Packed,
+            BOperand::Im2col(_) => BSource::Im2col,
+        }
+    }
+}
+
+/// How a right side is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BSource {
+    /// Plain, each row contiguous.
+    Rows,
+    /// Plain, with gaps between the columns.
+    Strided,
+    /// Packed ahead.
+    Packed,
+    /// Windows of an image.
+    Im2col,
+}

@@ -1,0 +1,313 @@
+//! Products against a plain sum in `f64`, for every instruction set of this CPU.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
+
+/// Values with a spread of signs and sizes, the same for the same seed.
+pub(crate) fn values(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+fn reference(a: &Strided, b: &Strided) -> Vec<f64> {
+    let mut c = vec![0.0; a.rows * b.columns];
+    for row in 0..a.rows {
+        for column in 0..b.columns {
+            c[row * b.columns + column] = (0..a.columns)
+                .map(|step| {
+                    let left = a.values[row * a.row_stride + step * a.column_stride];
+                    let right = b.values[step * b.row_stride + column * b.column_stride];
+                    f64::from(left) * f64::from(right)
+                })
+                .sum();
+        }
+    }
+    c
+}
+
+fn assert_close(found: &[f32], expected: &[f64], k: usize, what: &str) {
+    let tolerance = 1e-6 * (k as f64).sqrt() + 2e-6;
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(*found) - expected).abs();
+        assert!(error <= tolerance * (1.0 + expected.abs()), "{what} at {index}: {found} is not {expected}");
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    Rows,
+    Columns,
+    Gaps,
+}
+
+impl Layout {
+    fn strides(self, rows: usize, columns: usize) -> [usize; 2] {
+        match self {
+            Layout::Rows => [columns + 3, 1],
+            Layout::Columns => [1, rows + 1],
+            Layout::Gaps => [columns * 2 + 1, 2],
+        }
+    }
+}
+
+const LAYOUTS: [Layout; 3] = [Layout::Rows, Layout::Columns, Layout::Gaps];
+
+fn needed(shape: [usize; 2], strides: [usize; 2]) -> usize {
+    shape[0] * strides[0] + shape[1] * strides[1]
+}
+
+/// Runs one product in every way there is, and compares all with the reference and with each other.
+fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
+    let [m, n, k] = shape;
+    let (a_strides, b_strides) = (a_layout.strides(m, k), b_layout.strides(k, n));
+    let (a_values, b_values) = (values(needed([m, k], a_strides), 1), values(needed([k, n], b_strides), 2));
+    let a = Strided::new(&a_values, [m, k], a_strides).unwrap();
+    let b = Strided::new(&b_values, [k, n], b_strides).unwrap();
+    let expected = reference(&a, &b);
+    for isa in ISAS {
+        for threads in [1, 2] {
+            let cpu = Cpu { isa, threads };
+            let mut packed_a = vec![f32::NAN; PackedA::len(cpu, m, k)];
+            pack_a(cpu, &a_values, [m, k], a_strides, &mut packed_a).unwrap();
+            let mut packed_b = vec![f32::NAN; PackedB::len(cpu, k, n)];
+            pack_b(cpu, &b_values, [k, n], b_strides, &mut packed_b).unwrap();
+            let left = [AOperand::Plain(a), AOperand::Packed(PackedA::new(cpu, &packed_a, m, k).unwrap())];
+            let right = [BOperand::Plain(b), BOperand::Packed(PackedB::new(cpu, &packed_b, k, n).unwrap())];
+            for a in left {
+                for b in right {
+                    let gemm = Gemm::new(a, b);
+                    let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, shape, b.source())];
+                    let mut c = vec![f32::NAN; m * n];
+                    gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+                    assert_close(&c, &expected, k, &format!("{isa:?} {shape:?} {a_layout:?} {b_layout:?}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn edges_of_every_kind() {
+    let sizes = [[1, 1, 1], [8, 48, 16], [9, 49, 17], [70, 100, 33], [65, 17, 400], [1, 70, 5], [70, 1, 5]];
+    for shape in sizes {
+        for a in LAYOUTS {
+            for b in LAYOUTS {
+                check(shape, a, b);
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_products() {
+    for shape in [[0, 5, 3], [5, 0, 3], [5, 3, 0]] {
+        check(shape, Layout::Rows, Layout::Rows);
+    }
+}
+
+#[test]
+fn blocks_beyond_the_caches() {
+    check([130, 500, 900], Layout::Rows, Layout::Rows);
+    check([130, 500, 900], Layout::Columns, Layout::Columns);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn any_small_shape(m in 1_usize..70, n in 1_usize..70, k in 1_usize..70, a in 0_usize..3, b in 0_usize..3) {
+        check([m, n, k], LAYOUTS[a], LAYOUTS[b]);
+    }
+}
+
+#[test]
+fn same_bits_on_any_number_of_threads() {
+    let [m, n, k] = [150, 333, 777];
+    let (a_values, b_values) = (values(m * k, 3), values(k * n, 4));
+    for isa in ISAS {
+        let run = |threads: usize| {
+            let cpu = Cpu { isa, threads };
+            let gemm = Gemm::new(
+                AOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()),
+                BOperand::Plain(Strided::row_major(&b_values, k, n).unwrap()),
+            );
+            let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let mut c = vec![0.0; m * n];
+            gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+            c.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(2));
+        assert_eq!(run(1), run(7));
+    }
+}
+
+fn negate(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value = -*value);
+}
+
+#[test]
+fn epilogues() {
+    let activations: [(Activation, fn(f64) -> f64); 5] = [
+        (Activation::Relu, |x| x.max(0.0)),
+        (Activation::Clip { min: -0.5, max: 0.75 }, |x| x.clamp(-0.5, 0.75)),
+        (Activation::LeakyRelu { alpha: 0.25 }, |x| if x < 0.0 { 0.25 * x } else { x }),
+        (Activation::HardSigmoid { alpha: 0.25, beta: 0.5 }, |x| (0.25 * x + 0.5).clamp(0.0, 1.0)),
+        (Activation::HardSwish, |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
+    ];
+    for [m, n, k] in [[1, 30, 9], [13, 1, 9], [13, 55, 9], [70, 55, 500]] {
+        let (a_values, b_values) = (values(m * k, 5), values(k * n, 6));
+        let (rows, columns, residual) = (values(m, 7), values(n, 8), values(m * (n + 2), 9));
+        let a = Strided::row_major(&a_values, m, k).unwrap();
+        let b = Strided::row_major(&b_values, k, n).unwrap();
+        let product = reference(&a, &b);
+        for (activation, formula) in activations {
+            let steps = [
+                Step::RowBias(&rows),
+                Step::ColumnBias(&columns),
+                Step::Residual { values: &residual, row_stride: n + 2 },
+                Step::Activate(activation),
+                Step::Scale(2.0),
+                Step::Map(negate),
+                Step::RowBias(&rows),
+                Step::ColumnBias(&columns),
+                Step::Residual { values: &residual, row_stride: n + 2 },
+                Step::Activate(activation),
+            ];
+            let before = values(m * n, 10);
+            let expected: Vec<f64> = (0..m * n)
+                .map(|index| {
+                    let (row, column) = (index / n, index % n);
+                    let added = f64::from(rows[row])
+                        + f64::from(columns[column])
+                        + f64::from(residual[row * (n + 2) + column]);
+                    let sum = 0.5 * product[index] + 0.25 * f64::from(before[index]);
+                    formula(-2.0 * formula(sum + added) + added)
+                })
+                .collect();
+            for isa in ISAS {
+                let cpu = Cpu { isa, threads: 2 };
+                let gemm = Gemm {
+                    alpha: 0.5,
+                    beta: 0.25,
+                    epilogue: &steps,
+                    ..Gemm::new(AOperand::Plain(a), BOperand::Plain(b))
+                };
+                let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+                let mut c = before.clone();
+                gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+                assert_close(&c, &expected, 4 * k, &format!("{isa:?} {activation:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_passes_through_activations() {
+    for isa in ISAS {
+        let cpu = Cpu { isa, threads: 1 };
+        let (a, b) = ([f32::NAN; 4], [1.0; 40]);
+        let steps = [Step::Activate(Activation::Relu)];
+        let gemm = Gemm {
+            epilogue: &steps,
+            ..Gemm::new(
+                AOperand::Plain(Strided::row_major(&a, 2, 2).unwrap()),
+                BOperand::Plain(Strided::row_major(&b, 2, 20).unwrap()),
+            )
+        };
+        let mut c = [0.0; 40];
+        gemm.run(cpu, &mut c, 20, &mut []).unwrap();
+        assert!(c.iter().all(|value| value.is_nan()), "{isa:?}");
+    }
+}
+
+#[test]
+fn batches_and_half_precision_weights() {
+    let (count, [m, n, k]) = (5, [33, 40, 24]);
+    let a_values = values(count * m * k, 11);
+    let halves: Vec<half::f16> = values(k * n, 12).into_iter().map(half::f16::from_f32).collect();
+    let widened: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
+    for isa in ISAS {
+        let cpu = Cpu { isa, threads: 2 };
+        let mut packed = vec![0.0; PackedB::len(cpu, k, n)];
+        pack_b(cpu, &halves, [k, n], [n, 1], &mut packed).unwrap();
+        let right = PackedB::new(cpu, &packed, k, n).unwrap();
+        let left = |index: usize| Strided::row_major(&a_values[index * m * k..], m, k);
+        let mut c = vec![0.0; count * m * n];
+        let batch = Batch { values: &mut c, count, row_stride: n, batch_stride: m * n };
+        run_batch(
+            cpu,
+            &|index| Ok(Gemm::new(AOperand::Plain(left(index)?), BOperand::Packed(right))),
+            batch,
+            &mut [],
+        )
+        .unwrap();
+        for (index, c) in c.chunks(m * n).enumerate() {
+            let expected = reference(&left(index).unwrap(), &Strided::row_major(&widened, k, n).unwrap());
+            assert_close(c, &expected, k, &format!("{isa:?} product {index}"));
+        }
+    }
+}
+
+#[test]
+fn refusals() {
+    let cpu = Cpu { isa: Isa::Scalar, threads: 1 };
+    let numbers = [0.0; 12];
+    assert!(Strided::row_major(&numbers, 4, 4).is_err());
+    let a = Strided::row_major(&numbers, 3, 4).unwrap();
+    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a));
+    assert!(gemm.run(cpu, &mut [0.0; 12], 4, &mut []).is_err());
+    let gemm = Gemm::new(AOperand::Plain(a), BOperand::Plain(a.transposed()));
+    assert!(gemm.run(cpu, &mut [0.0; 8], 3, &mut [0.0; 4096]).is_err());
+    assert!(gemm.run(cpu, &mut [0.0; 9], 3, &mut []).is_err());
+    let steps = [Step::RowBias(&numbers[..2])];
+    let gemm = Gemm { epilogue: &steps, ..gemm };
+    assert!(gemm.run(cpu, &mut [0.0; 9], 3, &mut [0.0; 4096]).is_err());
+}
+
+#[test]
+fn other_number_types() {
+    for [m, n, k] in [[1, 1, 1], [3, 5, 7], [17, 530, 33], [4, 6, 0]] {
+        for isa in ISAS {
+            for b_strides in [[n, 1], [1, k]] {
+                let cpu = Cpu { isa, threads: 2 };
+                let a: Vec<i64> = (0..m * k).map(|index| (index as i64 * 7919) % 101 - 50).collect();
+                let b: Vec<i64> = (0..k * n).map(|index| (index as i64 * 104_729) % 97 - 48).collect();
+                let at = |row: usize, column: usize| -> i64 {
+                    let right = |step: usize| b[step * b_strides[0] + column * b_strides[1]];
+                    (0..k).map(|step| a[row * k + step] * right(step)).sum()
+                };
+                let expected: Vec<i64> = (0..m * n).map(|index| at(index / n, index % n)).collect();
+                let mut c = vec![1; m * n];
+                let view = |values| generic::View::new(values, [m, k], [k, 1]).unwrap();
+                let right = |values| generic::View::new(values, [k, n], b_strides).unwrap();
+                generic::multiply(cpu, view(&a), right(&b), &mut c).unwrap();
+                assert_eq!(c, expected);
+                let (a, b): (Vec<u8>, Vec<i8>) = (
+                    a.iter().map(|value| (value + 50) as u8).collect(),
+                    b.iter().map(|value| *value as i8).collect(),
+                );
+                let zeros: Vec<i32> = (0..n as i32).map(|column| column % 3).collect();
+                let mut c = vec![1; m * n];
+                integer::multiply(
+                    cpu,
+                    (generic::View::new(&a, [m, k], [k, 1]).unwrap(), integer::ZeroPoints::new(&[50])),
+                    (generic::View::new(&b, [k, n], b_strides).unwrap(), integer::ZeroPoints::new(&zeros)),
+                    &mut c,
+                )
+                .unwrap();
+                for (index, found) in c.iter().enumerate() {
+                    let total: i64 = (0..k).map(|step| i64::from(a[(index / n) * k + step]) - 50).sum();
+                    let shift = total * i64::from(zeros[index % n]);
+                    assert_eq!(i64::from(*found), expected[index] - shift);
+                }
+            }
+        }
+    }
+}

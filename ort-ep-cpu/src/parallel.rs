@@ -1,0 +1,442 @@
+//! The process-wide thread pool, and safe ways to split slices over it.
+//!
+//! There is one pool for all sessions: two sessions that run at once share its workers and never
+//! start more threads than the process may use. The calling thread always takes part and can finish
+//! its region alone, so no combination of callers can wait on each other for ever. A region opened
+//! inside a region runs inline on the thread that opens it.
+//!
+//! Idle workers spin for some tens of microseconds, which covers the gap between two kernels of a
+//! model, and then park in the operating system.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// How long an idle worker looks for new work before it parks.
+const SPIN: Duration = Duration::from_micros(40);
+
+/// How many chunks each thread gets on average: enough to even out unequal speeds.
+const CHUNKS_PER_THREAD: usize = 4;
+
+thread_local! {
+    static INSIDE_REGION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A set of worker threads that run tasks for whoever calls [`Pool::run`].
+pub struct Pool {
+    shared: &'static Shared,
+    capacity: usize,
+    started: Mutex<usize>,
+}
+
+/// What the workers see of the pool.
+struct Shared {
+    queue: Mutex<VecDeque<Invitation>>,
+    wake: Condvar,
+    /// Open places in `queue`, readable without its lock.
+    open: AtomicUsize,
+    /// Workers parked on `wake`, changed under the lock of `queue`.
+    parked: AtomicUsize,
+}
+
+/// A region that still wants `places` more workers.
+struct Invitation {
+    region: RegionPointer,
+    places: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct RegionPointer(*const Region);
+
+// SAFETY: a `Region` holds only types that may be shared between threads (atomics, a mutex, a task
+// that is `Sync`), and `Pool::run` keeps it alive while any thread can hold the pointer.
+unsafe impl Send for RegionPointer {}
+
+/// One call of [`Pool::run`]. It lives on the stack of the caller.
+struct Region {
+    task: *const (dyn Fn(usize) + Sync),
+    tasks: usize,
+    next: AtomicUsize,
+    /// Workers inside this region, the caller not counted. It only grows under the lock of the queue.
+    active: AtomicUsize,
+    caller: Thread,
+    panicked: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl Region {
+    /// Claims and runs tasks until none is left.
+    fn work(&self) {
+        let outer = INSIDE_REGION.replace(true);
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= self.tasks {
+                break;
+            }
+            // SAFETY: `Pool::run` borrows the task for as long as it waits for this region.
+            let task = unsafe { &*self.task };
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index))) {
+                self.panicked.store(true, Ordering::Release);
+                self.panic.lock().get_or_insert(payload);
+            }
+        }
+        INSIDE_REGION.set(outer);
+    }
+}
+
+impl Pool {
+    /// The pool of this process. Its threads start when they are first wanted.
+    pub fn global() -> &'static Pool {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        POOL.get_or_init(|| Pool {
+            shared: Box::leak(Box::new(Shared {
+                queue: Mutex::new(VecDeque::new()),
+                wake: Condvar::new(),
+                open: AtomicUsize::new(0),
+                parked: AtomicUsize::new(0),
+            })),
+            capacity: std::thread::available_parallelism().map_or(1, usize::from),
+            started: Mutex::new(0),
+        })
+    }
+
+    /// The most threads a region can use, the caller included: what affinity and the control
+    /// group's quota leave to this process.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Calls `task` once with each index below `tasks`, on at most `threads` threads of which the
+    /// caller is one. The order is not defined.
+    ///
+    /// # Panics
+    ///
+    /// When a task panics, the first panic goes on in the caller after all tasks have ended.
+    pub fn run(&self, threads: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        let helpers = threads.min(self.capacity).min(tasks).saturating_sub(1);
+        if helpers == 0 || INSIDE_REGION.get() {
+            (0..tasks).for_each(task);
+            return;
+        }
+        self.start(helpers);
+        // SAFETY: only the lifetime changes. The region is left only after every worker that could
+        // call the task has gone, see below.
+        let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        let region = Region {
+            task,
+            tasks,
+            next: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            caller: std::thread::current(),
+            panicked: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        };
+        self.shared.invite(&region, helpers);
+        region.work();
+        self.shared.withdraw(&region);
+        // From here on no worker can enter, so `active` only falls.
+        region.wait();
+        if region.panicked.load(Ordering::Acquire)
+            && let Some(payload) = region.panic.lock().take()
+        {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Makes sure that `helpers` workers exist. A thread that the system refuses is done without.
+    fn start(&self, helpers: usize) {
+        let mut started = self.started.lock();
+        while *started < helpers {
+            let shared = self.shared;
+            let name = format!("ort-cpu-{}", *started + 1);
+            if std::thread::Builder::new().name(name).spawn(move || shared.serve()).is_err() {
+                return;
+            }
+            *started += 1;
+        }
+    }
+}
+
+impl Region {
+    fn wait(&self) {
+        let mut spins = 0_u32;
+        while self.active.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins < 2_000 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::park_timeout(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn invite(&self, region: &Region, places: usize) {
+        let mut queue = self.queue.lock();
+        queue.push_back(Invitation { region: RegionPointer(region), places });
+        self.open.fetch_add(places, Ordering::Release);
+        let parked = self.parked.load(Ordering::Relaxed);
+        drop(queue);
+        for _ in 0..places.min(parked) {
+            self.wake.notify_one();
+        }
+    }
+
+    fn withdraw(&self, region: &Region) {
+        let mut queue = self.queue.lock();
+        if let Some(at) = queue.iter().position(|entry| entry.region == RegionPointer(region))
+            && let Some(entry) = queue.remove(at)
+        {
+            self.open.fetch_sub(entry.places, Ordering::Release);
+        }
+    }
+
+    /// Takes a place in the oldest region that has one, or `None`.
+    fn accept(queue: &mut VecDeque<Invitation>, open: &AtomicUsize) -> Option<RegionPointer> {
+        let entry = queue.front_mut()?;
+        let region = entry.region;
+        entry.places -= 1;
+        if entry.places == 0 {
+            queue.pop_front();
+        }
+        open.fetch_sub(1, Ordering::Release);
+        // SAFETY: the invitation was still queued and its lock is held, so the caller has not
+        // withdrawn it and the region is alive; `active` keeps it alive from now on.
+        unsafe { &*region.0 }.active.fetch_add(1, Ordering::AcqRel);
+        Some(region)
+    }
+
+    /// The life of a worker.
+    fn serve(&self) {
+        loop {
+            self.spin();
+            let region = {
+                let mut queue = self.queue.lock();
+                loop {
+                    if let Some(region) = Shared::accept(&mut queue, &self.open) {
+                        break region;
+                    }
+                    self.parked.fetch_add(1, Ordering::Relaxed);
+                    self.wake.wait(&mut queue);
+                    self.parked.fetch_sub(1, Ordering::Relaxed);
+                }
+            };
+            // SAFETY: `active` counts this worker, and the caller waits until it is zero.
+            let region = unsafe { &*region.0 };
+            region.work();
+            let caller = region.caller.clone();
+            // After this the region may be gone.
+            if region.active.fetch_sub(1, Ordering::AcqRel) == 1 {
+                caller.unpark();
+            }
+        }
+    }
+
+    fn spin(&self) {
+        let start = Instant::now();
+        while self.open.load(Ordering::Acquire) == 0 {
+            for _ in 0..32 {
+                std::hint::spin_loop();
+            }
+            if start.elapsed() > SPIN {
+                return;
+            }
+        }
+    }
+}
+
+/// Calls `task` on consecutive ranges that cover `0..len`, each at least `min_chunk` long but the
+/// last. How the ranges lie depends on `threads`: results must not depend on it.
+pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl Fn(Range<usize>) + Sync) {
+    let (chunk, chunks) = chunking(threads, len, min_chunk);
+    if chunks <= 1 {
+        if len > 0 {
+            task(0..len);
+        }
+        return;
+    }
+    Pool::global().run(threads, chunks, &|index| {
+        let start = index * chunk;
+        task(start..(start + chunk).min(len));
+    });
+}
+
+/// Cuts `values` into pieces of `chunk` elements (the last may be shorter) and calls `task` with
+/// each piece and its index.
+pub fn for_each_chunk_mut<T: Send>(
+    threads: usize,
+    values: &mut [T],
+    chunk: usize,
+    task: impl Fn(usize, &mut [T]) + Sync,
+) {
+    let chunk = chunk.max(1);
+    if threads <= 1 {
+        values.chunks_mut(chunk).enumerate().for_each(|(index, piece)| task(index, piece));
+        return;
+    }
+    let chunks = values.len().div_ceil(chunk);
+    let pieces = Pieces::new(values);
+    Pool::global().run(threads, chunks, &|index| {
+        // SAFETY: `run` calls each index once, and pieces of different indices do not overlap.
+        let piece = unsafe { pieces.range(index * chunk, chunk) };
+        task(index, piece);
+    });
+}
+
+/// Treats `values` as rows of `row_len` elements and calls `task` with the index of a first row and
+/// the rows from there on, at least `min_rows` of them but for the last call. A tail shorter than a
+/// row is left alone.
+pub fn for_each_row_chunk_mut<T: Send>(
+    threads: usize,
+    values: &mut [T],
+    row_len: usize,
+    min_rows: usize,
+    task: impl Fn(usize, &mut [T]) + Sync,
+) {
+    if row_len == 0 {
+        return;
+    }
+    let rows = values.len() / row_len;
+    let (chunk, _) = chunking(threads, rows, min_rows);
+    let whole = &mut values[..rows * row_len];
+    for_each_chunk_mut(threads, whole, chunk * row_len, |index, piece| task(index * chunk, piece));
+}
+
+/// The length of a chunk and how many there are.
+fn chunking(threads: usize, len: usize, min_chunk: usize) -> (usize, usize) {
+    if threads <= 1 || len == 0 {
+        return (len.max(1), 1);
+    }
+    let wanted = len.div_ceil(threads.min(Pool::global().capacity()) * CHUNKS_PER_THREAD);
+    let chunk = wanted.max(min_chunk).max(1);
+    (chunk, len.div_ceil(chunk))
+}
+
+/// A mutable slice that several threads cut pieces from.
+struct Pieces<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for a `&mut [T]` whose parts go to different threads, which `T: Send` allows.
+unsafe impl<T: Send> Sync for Pieces<'_, T> {}
+
+impl<'a, T> Pieces<'a, T> {
+    fn new(values: &'a mut [T]) -> Self {
+        Pieces { start: values.as_mut_ptr(), len: values.len(), borrow: PhantomData }
+    }
+
+    /// Up to `len` elements from `start` on.
+    ///
+    /// # Safety
+    ///
+    /// No two ranges in use at the same time may overlap.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
+        let start = start.min(self.len);
+        let len = len.min(self.len - start);
+        // SAFETY: the range lies inside the slice, and the caller keeps ranges apart.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_index_runs_once() {
+        for threads in [1, 2, 5] {
+            for tasks in [0, 1, 2, 7, 1000] {
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                Pool::global().run(threads, tasks, &|index| {
+                    counts[index].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_slice() {
+        for threads in [1, 2, 3] {
+            for len in [0_usize, 1, 5, 64, 1001] {
+                let mut values = vec![0_usize; len];
+                for_each_chunk_mut(threads, &mut values, 7, |index, piece| {
+                    piece.iter_mut().enumerate().for_each(|(at, value)| *value += index * 7 + at);
+                });
+                assert!(values.iter().enumerate().all(|(index, value)| index == *value));
+                let sum = AtomicUsize::new(0);
+                for_each_chunk(threads, len, 3, |range| {
+                    sum.fetch_add(range.sum::<usize>(), Ordering::Relaxed);
+                });
+                assert_eq!(sum.into_inner(), len * len.saturating_sub(1) / 2);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_stay_whole() {
+        let mut values = vec![0_usize; 37 * 5];
+        for_each_row_chunk_mut(2, &mut values, 5, 2, |row, rows| {
+            assert_eq!(rows.len() % 5, 0);
+            rows.chunks_mut(5).enumerate().for_each(|(at, values)| values.fill(row + at));
+        });
+        assert!(values.iter().enumerate().all(|(index, value)| index / 5 == *value));
+    }
+
+    #[test]
+    fn a_nested_region_runs_inline() {
+        let total = AtomicUsize::new(0);
+        Pool::global().run(2, 8, &|_| {
+            let thread = std::thread::current().id();
+            Pool::global().run(2, 8, &|_| {
+                assert_eq!(std::thread::current().id(), thread);
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(total.into_inner(), 64);
+    }
+
+    #[test]
+    fn a_panic_arrives_after_all_tasks() {
+        let ran = AtomicUsize::new(0);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            Pool::global().run(2, 100, &|index| {
+                ran.fetch_add(1, Ordering::Relaxed);
+                assert_ne!(index, 3, "three is refused");
+            });
+        }));
+        assert!(result.is_err());
+        assert_eq!(ran.into_inner(), 100);
+        every_index_runs_once();
+    }
+
+    #[test]
+    fn many_callers_share_the_pool() {
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    for round in 0..500 {
+                        let sum = AtomicUsize::new(0);
+                        Pool::global().run(2, 10, &|index| {
+                            sum.fetch_add(index + round, Ordering::Relaxed);
+                        });
+                        assert_eq!(sum.into_inner(), 45 + 10 * round);
+                    }
+                });
+            }
+        });
+    }
+}
