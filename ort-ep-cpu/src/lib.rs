@@ -9,6 +9,7 @@ pub mod gemm;
 pub mod kernels;
 pub mod parallel;
 pub mod simd;
+pub mod vector;
 
 #[doc(hidden)]
 pub use inventory;
