@@ -1,6 +1,7 @@
 //! The operator records, one file per operator or tight family.
 
 mod linalg;
+mod math;
 pub mod nn;
 mod quant;
-mod tensor;
+pub mod tensor;

@@ -1,3 +1,5 @@
 //! The kernels of the CPU provider by family; each file registers what it holds.
 
+pub mod broadcast;
+mod movement;
 mod trilu;

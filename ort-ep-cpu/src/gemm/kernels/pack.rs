@@ -115,24 +115,23 @@ impl Kernel {
     ) {
         let window = &b.window;
         let positions = window.kernel_len();
-        for position in 0..positions.min(steps.end) {
+        let start = split(columns.start, window.output);
+        for at in positions_of(window.kernel) {
+            let position = (at[0] * window.kernel[1] + at[1]) * window.kernel[2] + at[2];
             // Channels whose step at this position lies in the range.
             let first = steps.start.saturating_sub(position).div_ceil(positions);
-            let end = (steps.end - position).div_ceil(positions);
+            let end = steps.end.saturating_sub(position).div_ceil(positions);
             if first >= end {
                 continue;
             }
-            let channels = first..end;
             let to = &mut to[(first * positions + position - steps.start) * row..];
-            let at = split(position, window.kernel);
-            let mut column = columns.start;
-            while column < columns.end {
-                let output = split(column, window.output);
-                let len = (window.output[2] - output[2]).min(columns.end - column).min(LONGEST_RUN);
-                let offset = column - columns.start;
-                let run = Run { at, output, len, offset, to_step: positions * row };
-                self.pack_run(b, channels.clone(), &run, to);
-                column += len;
+            let inside = [window.inside(0, at[0]), window.inside(1, at[1]), window.inside(2, at[2])];
+            let mut run = Run { at, inside, output: start, len: 0, offset: 0, to_step: positions * row };
+            while run.offset < columns.len() {
+                let line = window.output[2] - run.output[2];
+                run.len = line.min(columns.len() - run.offset).min(LONGEST_RUN);
+                self.pack_run(b, first..end, &run, to);
+                run.advance(window.output);
             }
         }
     }
@@ -142,15 +141,12 @@ impl Kernel {
         static ZEROS: [f32; LONGEST_RUN] = [0.0; LONGEST_RUN];
         let window = &b.window;
         let [depth, height, width] = run.output;
-        let within = |axis: usize, index: usize| {
-            let (first, end) = window.inside(axis, run.at[axis]);
-            (first..end).contains(&index)
+        let within = |axis: usize| (run.inside[axis].0..run.inside[axis].1).contains(&run.output[axis]);
+        let (first, end) = match within(0) && within(1) {
+            true => run.inside[2],
+            false => (0, 0),
         };
-        let (first, end) = window.inside(2, run.at[2]);
-        let (first, end) = match within(0, depth) && within(1, height) {
-            true => (first.clamp(width, width + run.len), end.clamp(width, width + run.len)),
-            false => (width, width),
-        };
+        let (first, end) = (first.clamp(width, width + run.len), end.clamp(width, width + run.len));
         let (to_step, count) = (run.to_step, channels.len());
         assert!(to.len() >= (count - 1) * to_step + run.offset + run.len, "a run leaves its block");
         let to = to.as_mut_ptr().wrapping_add(run.offset);
@@ -193,12 +189,33 @@ impl Kernel {
 /// Consecutive outputs of one line of the image, at one kernel position.
 struct Run {
     at: [usize; 3],
+    /// Outputs along each axis that meet the image at this position.
+    inside: [(usize, usize); 3],
     output: [usize; 3],
     len: usize,
     /// Where the run starts in its row.
     offset: usize,
     /// From a channel's row to the next channel's.
     to_step: usize,
+}
+
+impl Run {
+    /// Goes on behind the run.
+    fn advance(&mut self, output: [usize; 3]) {
+        self.offset += self.len;
+        self.output[2] += self.len;
+        for axis in [2, 1] {
+            if self.output[axis] >= output[axis] {
+                self.output[axis] = 0;
+                self.output[axis - 1] += 1;
+            }
+        }
+    }
+}
+
+/// All positions of a kernel.
+fn positions_of([depth, height, width]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
+    (0..depth).flat_map(move |z| (0..height).flat_map(move |y| (0..width).map(move |x| [z, y, x])))
 }
 
 /// The coordinates of a flat index.

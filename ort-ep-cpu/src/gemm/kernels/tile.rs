@@ -341,14 +341,12 @@ pub(super) unsafe fn copy_even<V: Vector>(from: *const f32, to: *mut f32, len: u
     // SAFETY: the caller vouches for the lengths.
     unsafe {
         let mut at = 0;
-        while at < len {
-            let count = (len - at).min(V::LANES);
-            let values = V::load_even(from.add(2 * at), count);
-            match count == V::LANES {
-                true => values.store(to.add(at)),
-                false => values.store_partial(to.add(at), count),
-            }
-            at += count;
+        while at + V::LANES <= len {
+            V::load_even(from.add(2 * at), V::LANES).store(to.add(at));
+            at += V::LANES;
+        }
+        if at < len {
+            V::load_even(from.add(2 * at), len - at).store_partial(to.add(at), len - at);
         }
     }
 }
