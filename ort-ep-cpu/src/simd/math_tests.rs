@@ -107,7 +107,8 @@ fn bounded_functions_keep_their_absolute_error() {
     let gelu: fn(f64) -> f64 = |x| 0.5 * x * (1.0 + libm::erf(x / 2.0_f64.sqrt()));
     let gelu_tanh: fn(f64) -> f64 =
         |x| 0.5 * x * (1.0 + libm::tanh((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)));
-    let cases: [(Unary, fn(f64) -> f64, f64, bool); 4] = [
+    type Case = (Unary, fn(f64) -> f64, f64, bool);
+    let cases: [Case; 4] = [
         (Unary::Sin, libm::sin, 2.0, false),
         (Unary::Cos, libm::cos, 2.0, false),
         (Unary::Gelu, gelu, 3.0, true),

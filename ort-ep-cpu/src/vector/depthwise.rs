@@ -313,7 +313,8 @@ mod tests {
                 }
             }
         }
-        let activations: [(Activation, fn(f64) -> f64); 4] = [
+        type Case = (Activation, fn(f64) -> f64);
+        let activations: [Case; 4] = [
             (Activation::None, |x| x),
             (Activation::Clip { min: 0.0, max: 0.5 }, |x| x.clamp(0.0, 0.5)),
             (Activation::Unary(Unary::HardSwish), |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),

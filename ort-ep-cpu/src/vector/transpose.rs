@@ -274,13 +274,14 @@ mod tests {
 
     #[test]
     fn axes_that_stay_together_become_one() {
-        let cases: [(&[usize], &[usize], &[usize], &[usize]); 4] = [
-            (&[2, 3, 4], &[0, 1, 2], &[24], &[0]),
-            (&[2, 3, 4, 5], &[0, 2, 3, 1], &[2, 3, 20], &[0, 2, 1]),
-            (&[7, 1, 5], &[2, 1, 0], &[7, 5], &[1, 0]),
-            (&[1, 8, 1], &[2, 0, 1], &[8], &[0]),
+        type Case<'a> = [&'a [usize]; 4];
+        let cases: [Case<'_>; 4] = [
+            [&[2, 3, 4], &[0, 1, 2], &[24], &[0]],
+            [&[2, 3, 4, 5], &[0, 2, 3, 1], &[2, 3, 20], &[0, 2, 1]],
+            [&[7, 1, 5], &[2, 1, 0], &[7, 5], &[1, 0]],
+            [&[1, 8, 1], &[2, 0, 1], &[8], &[0]],
         ];
-        for (shape, perm, sizes, axes) in cases {
+        for [shape, perm, sizes, axes] in cases {
             let want = Permutation { sizes: sizes.to_vec(), axes: axes.to_vec() };
             assert_eq!(Permutation::new(shape, perm), Some(want));
         }
