@@ -11,7 +11,10 @@ pub mod dtype;
 pub mod ep;
 mod error;
 pub mod ir;
+pub mod onnx;
 pub mod ops;
+pub mod plan;
+pub mod session;
 pub mod spec;
 pub mod tensor;
 

@@ -1,13 +1,14 @@
 //! The static planner: intervals of life and their sizes to offsets, before anything runs.
 //!
-//! Two strategies are tried for each lane and the smaller result is kept:
+//! Three strategies are tried for each lane and the smallest result is kept:
 //!
 //! - **greedy by size**, as in Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference"
 //!   (2020, arXiv:2001.03288, algorithm 3): largest first, each into the tightest gap between those already
 //!   placed that live at the same time;
+//! - **greedy by area**: the same, in descending order of bytes times steps, which puts what lives long down first;
 //! - **best fit over time**: a first-come simulation of the run with a free list that joins neighbours.
 //!
-//! Neither is always the smaller. Finding the optimum is NP-hard (dynamic storage allocation, Garey and Johnson
+//! None is always the smallest. Finding the optimum is NP-hard (dynamic storage allocation, Garey and Johnson
 //! 1979, SR2), so [`LanePlan::lower_bound`] says how far away it can be.
 //!
 //! Whatever the strategies did, [`verify`] then proves by an independent sweep that no two live intervals share a
@@ -98,6 +99,8 @@ pub struct LanePlan {
 pub enum Strategy {
     /// Largest first, each in the tightest gap.
     GreedyBySize,
+    /// Most bytes times steps first, each in the tightest gap.
+    GreedyByArea,
     /// In order of time, from a free list.
     BestFit,
 }
@@ -164,6 +167,13 @@ struct Root {
 /// [`PlanError`] where an interval is malformed, an alias does not fit its target, or sizes overflow.
 pub fn plan(intervals: &[Interval]) -> Result<Plan, PlanError> {
     let aliases = resolve(intervals)?;
+    for (index, (interval, &(_, distance))) in intervals.iter().zip(&aliases).enumerate() {
+        if let Some(Alias { of, .. }) =
+            interval.alias.filter(|_| !distance.is_multiple_of(interval.alignment))
+        {
+            return Err(PlanError::Alias { index, of, reason: "its distance from the start is not aligned" });
+        }
+    }
     let mut roots = roots(intervals, &aliases);
     roots.sort_by_key(|root| root.lane);
     let mut offsets = vec![0; intervals.len()];
@@ -180,21 +190,34 @@ pub fn plan(intervals: &[Interval]) -> Result<Plan, PlanError> {
     Ok(Plan { offsets, lanes, proof })
 }
 
+type Place = fn(&[Root]) -> Option<place::Placement>;
+
+/// What is tried, cheapest first, until nothing is left to gain.
+const STRATEGIES: [(Strategy, Place); 3] = [
+    (Strategy::BestFit, place::best_fit),
+    (Strategy::GreedyBySize, place::greedy_by_size),
+    (Strategy::GreedyByArea, place::greedy_by_area),
+];
+
 fn plan_lane(roots: &[Root], offsets: &mut [usize]) -> Result<LanePlan, PlanError> {
     let lane = roots.first().map_or(0, |root| root.lane);
     let too_large = || PlanError::TooLarge { lane };
     let lower_bound = lower_bound(roots).ok_or_else(too_large)?;
-    let fitted = place::best_fit(roots).ok_or_else(too_large)?;
-    let (placement, strategy) = if fitted.bytes == lower_bound {
-        (fitted, Strategy::BestFit)
-    } else {
-        let greedy = place::greedy_by_size(roots).ok_or_else(too_large)?;
-        if greedy.bytes <= fitted.bytes {
-            (greedy, Strategy::GreedyBySize)
-        } else {
-            (fitted, Strategy::BestFit)
+    let mut best: Option<(place::Placement, Strategy)> = None;
+    for (strategy, place) in STRATEGIES {
+        // A strategy whose sums overflow has found nothing; another may.
+        let Some(candidate) = place(roots) else {
+            continue;
+        };
+        let optimal = candidate.bytes == lower_bound;
+        if best.as_ref().is_none_or(|(placement, _)| candidate.bytes < placement.bytes) {
+            best = Some((candidate, strategy));
         }
-    };
+        if optimal {
+            break;
+        }
+    }
+    let (placement, strategy) = best.ok_or_else(too_large)?;
     if isize::try_from(placement.bytes).is_err() {
         return Err(too_large());
     }
@@ -261,7 +284,6 @@ fn check(index: usize, interval: &Interval, intervals: &[Interval]) -> Result<()
         Some(target) if offset.checked_add(bytes).is_none_or(|end| end > target.bytes) => {
             "it does not fit inside"
         }
-        Some(_) if !offset.is_multiple_of(alignment) => "its distance from the start is not aligned",
         Some(_) => return Ok(()),
     };
     Err(PlanError::Alias { index, of, reason })

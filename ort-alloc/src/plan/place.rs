@@ -1,4 +1,4 @@
-//! The two placement strategies. They know roots only: intervals with memory of their own.
+//! The placement strategies. They know roots only: intervals with memory of their own.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +14,17 @@ pub(super) struct Placement {
 
 /// Largest first, each into the tightest gap between those placed that live at the same time. `None` on overflow.
 pub(super) fn greedy_by_size(roots: &[Root]) -> Option<Placement> {
+    greedy(roots, |root| root.bytes as u128)
+}
+
+/// As [`greedy_by_size`], but first what takes the most bytes times steps.
+pub(super) fn greedy_by_area(roots: &[Root]) -> Option<Placement> {
+    greedy(roots, |root| ((root.last - root.first) as u128 + 1).saturating_mul(root.bytes as u128))
+}
+
+fn greedy(roots: &[Root], rank: impl Fn(&Root) -> u128) -> Option<Placement> {
     let mut order: Vec<usize> = (0..roots.len()).filter(|&index| roots[index].bytes > 0).collect();
-    order.sort_by_key(|&index| (Reverse(roots[index].bytes), roots[index].first, index));
+    order.sort_by_cached_key(|&index| (Reverse(rank(&roots[index])), roots[index].first, index));
     let mut placement = Placement { offsets: vec![0; roots.len()], bytes: 0 };
     let mut placed = Placed::new(roots);
     let mut rivals = Vec::new();

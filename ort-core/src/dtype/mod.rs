@@ -1,7 +1,7 @@
 //! Element types: the ONNX `TensorProto.DataType` codes, sets of them, and the Rust types that hold one element.
 //!
 //! Number formats narrower than a byte or without a Rust type of their own live in [`minifloat`] and [`packed`];
-//! [`convert`] turns buffers of one type into another with the rules of the ONNX `Cast` operator, and [`text`]
+//! [`convert()`] turns buffers of one type into another with the rules of the ONNX `Cast` operator, and [`text`]
 //! does the same to and from strings.
 
 pub mod convert;

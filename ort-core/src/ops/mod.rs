@@ -1,11 +1,12 @@
 //! The operator records, one file per operator or tight family.
 
 mod axes;
+mod math;
 mod nn;
 mod random;
 mod reduce;
 mod signal;
-mod tensor;
+pub mod tensor;
 mod vision;
 
 pub use reduce::{Equation, Label};

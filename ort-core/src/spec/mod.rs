@@ -19,6 +19,7 @@ pub use registry::{OpRecord, Registry};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
 pub use sym_tensor::SymTensor;
 pub use typing::{Types, bind_types};
+pub(crate) use view::known_ints;
 pub use view::{ViewCx, ViewOf};
 
 use crate::ir::Node;

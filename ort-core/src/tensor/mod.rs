@@ -1,11 +1,14 @@
 //! Tensors and the other values of ONNX: immutable, cheap to clone, contiguous in row-major order.
 
 mod array;
+mod compare;
 mod value;
 mod view;
 
+pub use compare::{Tolerance, compare};
 pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Value};
-pub use view::{TensorMut, TensorView, ValueView};
+pub(crate) use view::element_byte_range;
+pub use view::{DeviceRange, TensorMut, TensorView, ValueView};
 
 use std::sync::Arc;
 
@@ -85,6 +88,16 @@ impl Tensor {
         let bytes = buffer.freeze().bytes().ok_or_else(|| error!(Fail, "a host buffer is not the host's"))?;
         ensure!(bytes.len() >= expected, InvalidArgument, "a buffer is smaller than its tensor");
         Ok(Tensor { dtype, shape: shape.into(), data: Data::Host(bytes.slice(..expected)) })
+    }
+
+    /// A tensor over memory of a device that the host cannot read.
+    pub(crate) fn from_device(dtype: DType, shape: &[usize], buffer: SharedBuffer) -> Result<Tensor> {
+        ensure!(
+            buffer.len() >= byte_count(dtype, shape)?,
+            InvalidArgument,
+            "a device buffer is smaller than its tensor"
+        );
+        Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer) })
     }
 
     /// A tensor with a copy of `elements`.
@@ -222,10 +235,6 @@ impl Tensor {
             }
             _ => Ok(self.clone()),
         }
-    }
-
-    pub(crate) fn data(&self) -> &Data {
-        &self.data
     }
 }
 

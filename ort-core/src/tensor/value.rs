@@ -139,6 +139,30 @@ impl Value {
         }
     }
 
+    /// Its type, with concrete shapes.
+    pub fn value_type(&self) -> ValueType {
+        let tensor = |tensor: &Tensor| {
+            let shape = tensor.shape().iter().map(|&size| crate::dim::Dim::constant(size as i64)).collect();
+            ValueType::tensor(tensor.dtype(), Some(shape))
+        };
+        match self {
+            Value::Tensor(value) => tensor(value),
+            Value::Sequence(value) => ValueType::Sequence(Box::new(value.element_type.clone())),
+            Value::Optional(value) => ValueType::Optional(Box::new(value.element_type.clone())),
+            Value::Map(value) => {
+                let key = match &value.keys {
+                    MapKeys::Ints(dtype, _) => *dtype,
+                    MapKeys::Strings(_) => DType::String,
+                };
+                ValueType::Map(key, Box::new(value.values.value_type()))
+            }
+            Value::Sparse(value) => match tensor(&value.values) {
+                ValueType::Tensor(ty) => ValueType::Sparse(ty),
+                other => other,
+            },
+        }
+    }
+
     /// The bytes of all tensors inside.
     pub fn byte_count(&self) -> usize {
         match self {

@@ -47,6 +47,11 @@ impl<'a> TensorView<'a> {
         TensorView { dtype, shape, data: ViewData::Device(range) }
     }
 
+    /// A view of strings.
+    pub fn of_strings(shape: &'a [usize], strings: &'a [String]) -> TensorView<'a> {
+        TensorView { dtype: DType::String, shape, data: ViewData::Strings(strings) }
+    }
+
     pub(super) fn of(dtype: DType, shape: &'a [usize], data: &'a Data) -> TensorView<'a> {
         let data = match data {
             Data::Host(bytes) => ViewData::Host(bytes),

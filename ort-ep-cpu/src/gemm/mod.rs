@@ -16,12 +16,13 @@ pub mod integer;
 mod kernels;
 mod operand;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
 
 pub use blocking::workspace_len;
 pub use epilogue::{Activation, Step};
+pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
 pub use im2col::{Im2col, Window};
 pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
 
@@ -86,12 +87,24 @@ pub struct Gemm<'a> {
     pub beta: f32,
     /// What happens to each element of the sum at the end.
     pub epilogue: &'a [Step<'a>],
+    /// Where this product's first row lies in the slices of the epilogue.
+    pub origin: Origin,
+}
+
+/// The first row of a product within the slices that its epilogue names, so that the products of a
+/// batch can share one list of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Index of the first row's bias.
+    pub bias_row: usize,
+    /// Rows of a residual before the first row.
+    pub residual_row: usize,
 }
 
 impl<'a> Gemm<'a> {
     /// The plain product of `a` and `b`.
     pub fn new(a: AOperand<'a>, b: BOperand<'a>) -> Self {
-        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[] }
+        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
     }
 
     /// M, N and K.
@@ -202,4 +215,46 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
         true => Ok(()),
         false => Err(GemmError::Shape("an operand was packed for another instruction set")),
     }
+}
+
+/// Values that [`unfold`] writes.
+pub(crate) fn unfolded_len(windows: &Window, channels: usize) -> usize {
+    channels * windows.kernel_len() * windows.output_len()
+}
+
+/// Writes the matrix of windows (channels times kernel positions, by output positions) row by row.
+///
+/// # Errors
+///
+/// When `to` is too short.
+pub(crate) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) -> Result<(), GemmError> {
+    let (needed, len) = (windows.rows() * windows.columns(), to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "unfolded windows", needed, len })?;
+    kernels::unfold(cpu, windows, to);
+    Ok(())
+}
+
+/// Writes the transpose of a matrix of `shape` (rows, columns), whose rows start `stride` apart,
+/// without gaps.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub(crate) fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    shape: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) -> Result<(), GemmError> {
+    Strided::new(from, shape, [stride, 1])?;
+    let (needed, len) = (shape[0] * shape[1], to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "a transpose", needed, len })?;
+    kernels::transpose(cpu, from, shape, stride, to);
+    Ok(())
+}
+
+/// Columns in a vector of `cpu`.
+pub(crate) fn lanes(cpu: Cpu) -> usize {
+    Kernel::of(cpu.isa).lanes
 }

@@ -154,7 +154,8 @@ fn negate(values: &mut [f32]) {
 
 #[test]
 fn epilogues() {
-    let activations: [(Activation, fn(f64) -> f64); 5] = [
+    type Formula = fn(f64) -> f64;
+    let activations: [(Activation, Formula); 5] = [
         (Activation::Relu, |x| x.max(0.0)),
         (Activation::Clip { min: -0.5, max: 0.75 }, |x| x.clamp(-0.5, 0.75)),
         (Activation::LeakyRelu { alpha: 0.25 }, |x| if x < 0.0 { 0.25 * x } else { x }),

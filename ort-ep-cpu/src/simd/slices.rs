@@ -1,5 +1,7 @@
 //! Loops of vector operations over slices, with lengths checked once.
 
+use half::f16;
+
 use super::{Isa, Simd, SimdOp, dispatch};
 
 /// A function of one value, for all lanes at once.
@@ -247,4 +249,68 @@ pub fn fold(
     from: &[f32],
 ) -> [f32; super::MAX_LANES] {
     dispatch(isa, FoldLoop { map, combine, identity, from })
+}
+
+struct Widen<'a> {
+    from: &'a [f16],
+    to: &'a mut [f32],
+}
+
+impl SimdOp for Widen<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let whole = self.to.len() / S::LANES * S::LANES;
+        for at in (0..whole).step_by(S::LANES) {
+            // SAFETY: the vector is within both slices, which have one length; an f16 is its bits.
+            unsafe {
+                let values = s.load_f16_ptr(self.from.as_ptr().add(at).cast());
+                s.store_ptr(self.to.as_mut_ptr().add(at), values);
+            }
+        }
+        for (to, from) in self.to[whole..].iter_mut().zip(&self.from[whole..]) {
+            *to = from.to_f32();
+        }
+    }
+}
+
+/// Widens half-precision values.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn singles_from_halves(isa: Isa, from: &[f16], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len(), "a conversion keeps the length");
+    dispatch(isa, Widen { from, to });
+}
+
+struct Narrow<'a> {
+    from: &'a [f32],
+    to: &'a mut [f16],
+}
+
+impl SimdOp for Narrow<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let whole = self.to.len() / S::LANES * S::LANES;
+        for at in (0..whole).step_by(S::LANES) {
+            // SAFETY: the vector is within both slices, which have one length; an f16 is its bits.
+            unsafe {
+                let values = s.load_ptr(self.from.as_ptr().add(at));
+                s.store_f16_ptr(self.to.as_mut_ptr().add(at).cast(), values);
+            }
+        }
+        for (to, from) in self.to[whole..].iter_mut().zip(&self.from[whole..]) {
+            *to = f16::from_f32(*from);
+        }
+    }
+}
+
+/// Rounds to half precision, to nearest even.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn halves_from_singles(isa: Isa, from: &[f32], to: &mut [f16]) {
+    assert_eq!(from.len(), to.len(), "a conversion keeps the length");
+    dispatch(isa, Narrow { from, to });
 }

@@ -206,21 +206,27 @@ pub fn square_rows<S: Simd, E: UnaryOp, const K: usize, const R: usize>(
     }
 }
 
-/// Writes `left` zeros, `source`, and zeros up to `columns`, at the start of `target`, and up to a vector more.
+/// Writes `left` times `fill`, `source`, and `fill` up to `columns`, at the start of `target`, and up to a vector more.
 ///
 /// # Panics
 /// If `target` does not hold `columns` and [`SLACK`].
 #[inline(always)]
-pub fn pad_row<S: Simd>(s: S, source: &[f32], left: usize, columns: usize, target: &mut [f32]) {
+pub fn pad_row<S: Simd>(
+    s: S,
+    source: &[f32],
+    (left, columns): (usize, usize),
+    fill: f32,
+    target: &mut [f32],
+) {
     assert!(columns + SLACK <= target.len(), "there is slack");
     let to = target.as_mut_ptr();
-    let zero = s.splat(0.0);
+    let padding = s.splat(fill);
     let left = left.min(columns);
     let used = source.len().min(columns - left);
     // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are within the source.
     unsafe {
         for at in (0..left).step_by(S::LANES) {
-            s.store_ptr(to.add(at), zero);
+            s.store_ptr(to.add(at), padding);
         }
         let mut at = 0;
         while at + S::LANES <= used {
@@ -228,17 +234,17 @@ pub fn pad_row<S: Simd>(s: S, source: &[f32], left: usize, columns: usize, targe
             at += S::LANES;
         }
         if at < used {
-            let rest = s.load_partial_ptr(source.as_ptr().add(at), used - at, 0.0);
+            let rest = s.load_partial_ptr(source.as_ptr().add(at), used - at, fill);
             s.store_ptr(to.add(left + at), rest);
             at += S::LANES;
         }
         for at in (left + at..columns).step_by(S::LANES) {
-            s.store_ptr(to.add(at), zero);
+            s.store_ptr(to.add(at), padding);
         }
     }
 }
 
-/// [`pad_row`] for a stride of 2: the places at even distance from the first padding go to `even`, the others to `odd`, `columns` each.
+/// [`pad_row`] with zeros for a stride of 2: the places at even distance from the first padding go to `even`, the others to `odd`, `columns` each.
 ///
 /// # Panics
 /// If a target does not hold `columns` and [`SLACK`].

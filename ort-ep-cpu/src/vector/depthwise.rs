@@ -7,28 +7,12 @@
 
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
+use super::window::Window;
 use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::{
     Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, square_rows, tap_rows, taps,
 };
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
-
-/// The geometry of a convolution of one plane; each pair is height, width (a 1-D convolution has height 1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
-    /// The size of the input plane.
-    pub input: [usize; 2],
-    /// The size of the output plane.
-    pub output: [usize; 2],
-    /// The size of the kernel.
-    pub kernel: [usize; 2],
-    /// The step from one output to the next, in input places.
-    pub strides: [usize; 2],
-    /// The step from one tap of the kernel to the next, in input places.
-    pub dilations: [usize; 2],
-    /// The padding above and on the left.
-    pub pads: [usize; 2],
-}
 
 /// How all planes of one convolution are computed.
 #[derive(Debug, Clone)]
@@ -48,11 +32,7 @@ impl DepthwisePlan {
     pub fn new(isa: Isa, window: Window) -> DepthwisePlan {
         let isa = isa.min(Isa::widest());
         let Window { output, kernel, strides, dilations, .. } = window;
-        let extent = |axis: usize| {
-            let last = output[axis].saturating_sub(1) * strides[axis];
-            last + kernel[axis].saturating_sub(1) * dilations[axis] + 1
-        };
-        let phase = [extent(0).div_ceil(strides[0]), extent(1).div_ceil(strides[1])];
+        let phase = [window.extent(0).div_ceil(strides[0]), window.extent(1).div_ceil(strides[1])];
         let mut offsets = Vec::with_capacity(kernel[0] * kernel[1]);
         for ky in 0..kernel[0] {
             for kx in 0..kernel[1] {
@@ -265,7 +245,7 @@ fn pad<S: Simd>(s: S, plan: &DepthwisePlan, from: &[f32], padded: &mut [f32]) {
             _ => &[],
         };
         match sx {
-            1 => pad_row(s, source, left, columns, &mut padded[start..]),
+            1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
             2 => {
                 let (even, odd) = padded[start..].split_at_mut(plane);
                 pad_row_by_two(s, source, left, columns, even, odd);

@@ -6,11 +6,13 @@
 //! which is a mistake of the caller and never of a model.
 
 pub mod activation;
-//convert
+pub mod convert;
 pub mod depthwise;
 pub mod elementwise;
-//norm
-//pool
-//reduce
-//softmax
-//transpose
+pub mod norm;
+mod places;
+pub mod pool;
+pub mod reduce;
+pub mod softmax;
+pub mod transpose;
+pub mod window;

@@ -1,3 +1,52 @@
 //! Operators that make, describe, move and select elements.
 
+pub mod geometry;
+
+mod concat;
+mod constant;
+mod describe;
+mod expand;
+mod gather;
+mod range;
+mod reshape;
+mod slice;
+mod split;
+mod squeeze;
+mod transpose;
 mod trilu;
+
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::spec::{InferCx, SymTensor};
+use crate::tensor::Shape;
+use crate::{Result, ensure};
+
+/// The sizes as numbers, where all are numbers that a tensor can have.
+fn constant_sizes(shape: &[Dim]) -> Option<Shape> {
+    let sizes: Option<Shape> =
+        shape.iter().map(|size| size.as_constant().and_then(|size| usize::try_from(size).ok())).collect();
+    sizes.filter(|sizes| crate::tensor::element_count(sizes).is_ok())
+}
+
+/// Sets the output at `index` to a shape that must not have negative sizes, and hands on symbolic elements that
+/// keep their order.
+fn set_reshaped(cx: &mut InferCx<'_>, shape: Vec<Dim>) -> Result<()> {
+    for size in &shape {
+        let negative = size.as_constant().is_some_and(|size| size < 0);
+        ensure!(!negative, InvalidGraph, "the output would have the size {size}");
+    }
+    if let (Some(symbolic), Some(sizes)) = (cx.symbolic(0), constant_sizes(&shape)) {
+        cx.set_symbolic(0, SymTensor::new(&sizes, symbolic.elements.clone())?);
+    }
+    cx.set_shape(0, shape)
+}
+
+/// Sets symbolic elements of the first output, where inference follows tensors of its type and size.
+fn set_elements(cx: &mut InferCx<'_>, dtype: DType, shape: &[Dim], elements: Vec<Dim>) -> Result<()> {
+    if let Some(sizes) = constant_sizes(shape)
+        && SymTensor::follows(dtype, elements.len())
+    {
+        cx.set_symbolic(0, SymTensor::new(&sizes, elements)?);
+    }
+    Ok(())
+}

@@ -88,7 +88,7 @@ pub(in crate::gemm) fn execute<'a>(
                 return;
             }
         };
-        let finish = match Finish::new(gemm.epilogue, rows, columns) {
+        let finish = match Finish::new(gemm.epilogue, gemm.origin, rows, columns) {
             Ok(finish) => finish,
             Err(error) => {
                 *failure.lock() = Some(error);
@@ -226,7 +226,7 @@ impl Block<'_> {
                     match source {
                         BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
                         BOperand::Im2col(image) => {
-                            self.kernel.pack_windows(image, steps.clone(), columns, to)
+                            self.kernel.pack_windows(image, steps.clone(), columns, to, width)
                         }
                         BOperand::Packed(_) => {}
                     }
@@ -336,7 +336,7 @@ impl Block<'_> {
                 let start = self.c.wrapping_add(row * self.c_row + columns.start);
                 std::slice::from_raw_parts_mut(start, columns.len())
             };
-            apply(self.finish.rest, row, columns.start, values);
+            apply(self.finish.rest, self.gemm.origin, [row, columns.start], values);
         }
     }
 
@@ -423,6 +423,6 @@ impl Block<'_> {
         let scaled = self.gemm.alpha * sum;
         let value = if self.gemm.beta == 0.0 { scaled } else { self.gemm.beta * *element + scaled };
         *element = value;
-        apply(self.gemm.epilogue, row, column, std::slice::from_mut(element));
+        apply(self.gemm.epilogue, self.gemm.origin, [row, column], std::slice::from_mut(element));
     }
 }

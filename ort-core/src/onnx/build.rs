@@ -1,0 +1,385 @@
+//! Builds graphs from their messages: scopes of names, captures of subgraphs, order of nodes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::external::ExternalData;
+use super::load::FunctionKey;
+use super::order::{node_label, schedule};
+use super::proto::{
+    AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto,
+};
+use super::tensor::{dense_from_proto, tensor_from_proto};
+use super::types::type_from_proto;
+use crate::dim::Dim;
+use crate::ir::{Capture, Graph, ValueId, ValueType};
+use crate::spec::Registry;
+use crate::tensor::Tensor;
+use crate::{Result, Within, ensure, error};
+
+/// The version of each domain, the standard's own under the empty name.
+pub(super) type Opsets = HashMap<String, i64>;
+
+/// Bounds on what a small file may expand to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Nodes in all, functions inlined.
+    pub(super) nodes: usize,
+    /// Subgraphs and function calls inside one another.
+    pub(super) depth: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { nodes: 250_000, depth: 64 }
+    }
+}
+
+/// A graph under construction.
+pub(super) struct OpenGraph {
+    pub(super) graph: Graph,
+    captures: Vec<Capture>,
+    node_names: Names,
+    value_names: Names,
+}
+
+/// Names that are taken, and how often each was asked for.
+#[derive(Default)]
+struct Names(HashMap<String, usize>);
+
+impl Names {
+    /// The name, or the name with the first free number.
+    fn unique(&mut self, name: String) -> String {
+        let mut count = self.0.get(&name).copied().unwrap_or(0);
+        if count == 0 {
+            self.0.insert(name.clone(), 1);
+            return name;
+        }
+        loop {
+            count += 1;
+            let numbered = format!("{name}_{count}");
+            if !self.0.contains_key(&numbered) {
+                self.0.insert(name, count);
+                self.0.insert(numbered.clone(), 1);
+                return numbered;
+            }
+        }
+    }
+}
+
+/// The attributes that a function was called with.
+pub(super) type BoundAttributes<'m> = HashMap<&'m str, &'m AttributeProto>;
+
+/// The names that nodes of one graph or function body see.
+pub(super) struct Scope<'m> {
+    /// The graph that the nodes go to, by its place among the open ones.
+    pub(super) graph: usize,
+    /// What each name means; none is an optional input of a function that the caller left out.
+    pub(super) names: HashMap<Arc<str>, Option<ValueId>>,
+    /// Values of the caller that outputs of a function are written to.
+    pub(super) promised: HashMap<&'m str, ValueId>,
+    /// Declared types of values that nodes write.
+    pub(super) types: HashMap<&'m str, &'m ValueInfoProto>,
+    /// What names get in front, so that those of two calls differ.
+    pub(super) prefix: String,
+    pub(super) opsets: Arc<Opsets>,
+    pub(super) attributes: Arc<BoundAttributes<'m>>,
+    /// Whether names end here: the main graph and function bodies see nothing outside.
+    pub(super) closed: bool,
+}
+
+/// Turns messages into graphs.
+pub(super) struct Loader<'m> {
+    pub(super) registry: &'static Registry,
+    pub(super) functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
+    pub(super) external: ExternalData,
+    pub(super) graphs: Vec<OpenGraph>,
+    pub(super) scopes: Vec<Scope<'m>>,
+    /// The functions that are being inlined, outermost first.
+    pub(super) calls: Vec<FunctionKey<'m>>,
+    ir_version: i64,
+    limits: Limits,
+    nodes_left: usize,
+}
+
+impl<'m> Loader<'m> {
+    pub(super) fn new(
+        functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
+        ir_version: i64,
+        external: ExternalData,
+        limits: Limits,
+    ) -> Result<Loader<'m>> {
+        Ok(Loader {
+            registry: Registry::global()?,
+            functions,
+            external,
+            graphs: Vec::new(),
+            scopes: Vec::new(),
+            calls: Vec::new(),
+            ir_version,
+            limits,
+            nodes_left: limits.nodes,
+        })
+    }
+
+    /// Builds the model's graph; its constants are given apart.
+    pub(super) fn main_graph(
+        &mut self,
+        proto: &'m GraphProto,
+        weights: Vec<TensorProto>,
+        sparse: Vec<SparseTensorProto>,
+        opsets: Arc<Opsets>,
+    ) -> Result<Graph> {
+        self.open_graph(proto, opsets, Arc::default(), true)?;
+        let mut constants = self.read_constants(weights, sparse)?;
+        for input in &proto.input {
+            let name = input.name();
+            let ty = match &input.r#type {
+                Some(ty) => type_from_proto(ty, &|axis| Dim::named(&format!("{name}.{axis}"))),
+                None => Err(error!(InvalidGraph, "it has no type")),
+            };
+            let ty = ty.within(|| format!("input '{name}'"))?;
+            let default = constants.get_mut(name).and_then(Option::take);
+            let id = self.declare(name, ty).within(|| format!("input '{name}'"))?;
+            match default {
+                // Before IR version 4 every constant had to be among the inputs; it was no less constant.
+                Some(tensor) if self.ir_version < 4 => self.set_constant(id, tensor),
+                Some(tensor) => {
+                    self.top().graph.input_defaults.insert(id, tensor);
+                    self.top().graph.inputs.push(id);
+                }
+                None => self.top().graph.inputs.push(id),
+            }
+        }
+        self.declare_constants(constants)?;
+        self.block(&proto.node)?;
+        self.bind_outputs(proto)?;
+        self.close_graph().map(|(graph, _)| graph)
+    }
+
+    /// Builds a graph inside a node. Its names lead on to those around it.
+    pub(super) fn subgraph(&mut self, proto: &'m GraphProto) -> Result<(Graph, Vec<Capture>)> {
+        let outer = self.scope();
+        let (opsets, attributes) = (outer.opsets.clone(), outer.attributes.clone());
+        self.open_graph(proto, opsets, attributes, false)?;
+        for input in &proto.input {
+            let ty = input.r#type.as_ref().and_then(|ty| type_from_proto(ty, &|_| Dim::unknown()).ok());
+            let id = self.declare(input.name(), ty.unwrap_or_default())?;
+            self.top().graph.inputs.push(id);
+        }
+        let constants = self.read_constants(proto.initializer.clone(), proto.sparse_initializer.clone())?;
+        self.declare_constants(constants)?;
+        self.block(&proto.node)?;
+        self.bind_outputs(proto)?;
+        self.close_graph()
+    }
+
+    fn open_graph(
+        &mut self,
+        proto: &'m GraphProto,
+        opsets: Arc<Opsets>,
+        attributes: Arc<BoundAttributes<'m>>,
+        closed: bool,
+    ) -> Result<()> {
+        self.graphs.push(OpenGraph {
+            graph: Graph::new(proto.name()),
+            captures: Vec::new(),
+            node_names: Names::default(),
+            value_names: Names::default(),
+        });
+        let infos = proto.value_info.iter().chain(&proto.output);
+        self.open_scope(Scope {
+            graph: self.graphs.len() - 1,
+            names: HashMap::new(),
+            promised: HashMap::new(),
+            types: infos.map(|info| (info.name(), info)).collect(),
+            prefix: String::new(),
+            opsets,
+            attributes,
+            closed,
+        })
+    }
+
+    pub(super) fn open_scope(&mut self, scope: Scope<'m>) -> Result<()> {
+        ensure!(
+            self.scopes.len() < self.limits.depth,
+            InvalidGraph,
+            "subgraphs and functions are nested more than {} deep",
+            self.limits.depth
+        );
+        self.scopes.push(scope);
+        Ok(())
+    }
+
+    fn close_graph(&mut self) -> Result<(Graph, Vec<Capture>)> {
+        self.scopes.pop();
+        let open = self.graphs.pop().ok_or_else(|| error!(Fail, "no graph is open"))?;
+        Ok((open.graph, open.captures))
+    }
+
+    /// The innermost scope. There always is one while nodes are built.
+    pub(super) fn scope(&mut self) -> &mut Scope<'m> {
+        let last = self.scopes.len() - 1;
+        &mut self.scopes[last]
+    }
+
+    /// The graph that is being built.
+    pub(super) fn top(&mut self) -> &mut OpenGraph {
+        let last = self.graphs.len() - 1;
+        &mut self.graphs[last]
+    }
+
+    fn read_constants(
+        &mut self,
+        dense: Vec<TensorProto>,
+        sparse: Vec<SparseTensorProto>,
+    ) -> Result<IndexMap<String, Option<Tensor>>> {
+        let mut constants = IndexMap::new();
+        let mut add = |name: String, tensor: Tensor| {
+            ensure!(!name.is_empty(), InvalidGraph, "an initializer has no name");
+            let twice = constants.contains_key(&name);
+            ensure!(!twice, InvalidGraph, "initializer '{name}' is defined twice");
+            constants.insert(name, Some(tensor));
+            Ok(())
+        };
+        for proto in dense {
+            add(proto.name().to_string(), tensor_from_proto(proto, &mut self.external)?)?;
+        }
+        for proto in sparse {
+            let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
+            add(name, dense_from_proto(proto, &mut self.external)?)?;
+        }
+        Ok(constants)
+    }
+
+    /// Declares the constants that were no inputs.
+    fn declare_constants(&mut self, constants: IndexMap<String, Option<Tensor>>) -> Result<()> {
+        for (name, tensor) in constants {
+            let Some(tensor) = tensor else { continue };
+            let id = self.declare(&name, ValueType::Unknown)?;
+            self.set_constant(id, tensor);
+        }
+        Ok(())
+    }
+
+    /// Gives a name in the innermost scope a new value, or the value that a function's caller waits for.
+    fn declare(&mut self, name: &str, ty: ValueType) -> Result<ValueId> {
+        let scope = self.scope();
+        ensure!(!name.is_empty(), InvalidGraph, "a value has no name");
+        ensure!(!scope.names.contains_key(name), InvalidGraph, "value '{name}' is defined twice");
+        let promised = scope.promised.get(name).copied();
+        let full = format!("{}{name}", scope.prefix);
+        let id = match promised {
+            Some(id) => id,
+            None => {
+                let open = self.top();
+                let unique = open.value_names.unique(full);
+                open.graph.add_value(unique, ty)
+            }
+        };
+        self.scope().names.insert(name.into(), Some(id));
+        Ok(id)
+    }
+
+    /// The type that the file gives for a value in between, as far as it is any use.
+    fn declared_type(&mut self, name: &str) -> ValueType {
+        let info = self.scope().types.get(name).and_then(|info| info.r#type.as_ref());
+        info.and_then(|ty| type_from_proto(ty, &|_| Dim::unknown()).ok()).unwrap_or_default()
+    }
+
+    /// Builds the nodes of the innermost scope.
+    pub(super) fn block(&mut self, nodes: &'m [NodeProto]) -> Result<()> {
+        let mut producers: HashMap<&str, usize> = HashMap::new();
+        for (index, node) in nodes.iter().enumerate() {
+            for name in node.output.iter().filter(|name| !name.is_empty()) {
+                let ty = self.declared_type(name);
+                self.declare(name, ty).map_err(|problem| {
+                    let label = |index: usize| format!("node '{}'", node_label(&nodes[index], index));
+                    let other =
+                        producers.get(name.as_str()).map(|&other| format!("{} writes it too", label(other)));
+                    problem
+                        .within(label(index))
+                        .help(other.unwrap_or("an input or initializer has the name".into()))
+                })?;
+                producers.insert(name, index);
+            }
+        }
+        for index in schedule(nodes, &producers)? {
+            self.node(&nodes[index], index)?;
+        }
+        Ok(())
+    }
+
+    /// Counts a node against the limit.
+    pub(super) fn count_node(&mut self) -> Result<()> {
+        let left = self.nodes_left.checked_sub(1);
+        self.nodes_left = left.ok_or_else(|| {
+            error!(
+                InvalidGraph,
+                "the model has more than {} nodes with its functions inlined", self.limits.nodes
+            )
+        })?;
+        Ok(())
+    }
+
+    /// A name for a node that no other node of the graph has.
+    pub(super) fn node_name(&mut self, node: &NodeProto, index: usize) -> String {
+        let full = format!("{}{}", self.scope().prefix, node_label(node, index));
+        self.top().node_names.unique(full)
+    }
+
+    fn bind_outputs(&mut self, proto: &'m GraphProto) -> Result<()> {
+        for output in &proto.output {
+            let name = output.name();
+            let id = self.resolve(self.scopes.len() - 1, name).flatten();
+            let id = id.ok_or_else(|| {
+                error!(InvalidGraph, "output '{name}' is no node's output, and no input or initializer")
+            })?;
+            self.top().graph.outputs.push(id);
+        }
+        Ok(())
+    }
+
+    /// What a name means in a scope: no such name, an input left out, or a value of the scope's graph. A name from
+    /// around a subgraph is made a capture on the way, or a constant of its own, which shares the memory.
+    pub(super) fn resolve(&mut self, scope: usize, name: &str) -> Option<Option<ValueId>> {
+        if let Some(found) = self.scopes[scope].names.get(name) {
+            return Some(*found);
+        }
+        if self.scopes[scope].closed {
+            return None;
+        }
+        let around = scope.checked_sub(1)?;
+        let found = self.resolve(around, name)?;
+        let inner =
+            found.map(|outer| self.capture(self.scopes[around].graph, self.scopes[scope].graph, outer));
+        self.scopes[scope].names.insert(name.into(), inner);
+        Some(inner)
+    }
+
+    fn capture(&mut self, outer_graph: usize, inner_graph: usize, outer: ValueId) -> ValueId {
+        let source = &self.graphs[outer_graph].graph;
+        let info = source.value(outer).clone();
+        let constant = source.constants.get(&outer).cloned();
+        let open = &mut self.graphs[inner_graph];
+        let name = open.value_names.unique(info.name.to_string());
+        match constant {
+            Some(tensor) => open.graph.add_constant(name, tensor),
+            None => {
+                let inner = open.graph.add_value(name, info.ty);
+                open.captures.push(Capture { outer, inner });
+                inner
+            }
+        }
+    }
+
+    /// Makes a value that exists a constant.
+    pub(super) fn set_constant(&mut self, id: ValueId, tensor: Tensor) {
+        let shape = tensor.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
+        let graph = &mut self.top().graph;
+        graph.value_mut(id).ty = ValueType::tensor(tensor.dtype(), Some(shape));
+        graph.constants.insert(id, tensor);
+    }
+}

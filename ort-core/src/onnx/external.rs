@@ -1,0 +1,264 @@
+//! External data: weights in files beside the model, and the rules that keep them there.
+//!
+//! A model names its data files, and a model may come from anyone. So a location is a relative path without
+//! `..`, and the file that it leads to must lie, with every symbolic link followed, inside the model's folder.
+//! One layout is allowed beyond that: in a Hugging Face cache, `snapshots/<revision>/model.onnx` and its data
+//! are symbolic links into the `blobs` folder of the same repository; where the model itself is such a link,
+//! its data may be, too.
+//!
+//! Hard links show no path to follow. A data file with more than one is accepted only when all of its links lie
+//! inside the model's folder (or the caller allows others, see [`FileAccess::hard_links`]): the link that lies
+//! elsewhere could be any file of the disk that the model's maker wanted read.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+use bytes::Bytes;
+use ort_alloc::MappedFile;
+
+use super::proto::StringStringEntryProto;
+use super::source::{FileAccess, FileBytes, read_file};
+use crate::{Result, Within, ensure, error};
+
+/// The data files of one model, each opened once and shared by the tensors inside.
+#[derive(Debug)]
+pub struct ExternalData {
+    folder: Option<Folder>,
+    files: HashMap<PathBuf, FileBytes>,
+    access: FileAccess,
+}
+
+/// Where data files may lie.
+#[derive(Debug)]
+struct Folder {
+    /// The model's folder, links resolved.
+    root: PathBuf,
+    /// The `blobs` folder of the repository cache that the model itself is linked from.
+    blobs: Option<PathBuf>,
+}
+
+/// A place in a data file, as a tensor's `external_data` entries give it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The file, relative to the model's folder.
+    pub path: PathBuf,
+    /// The first byte.
+    pub offset: u64,
+    /// The number of bytes, where it is given.
+    pub length: Option<u64>,
+}
+
+impl Location {
+    /// Reads the entries `location`, `offset` and `length`. `checksum` and unknown keys are passed over.
+    ///
+    /// Errors: no location, a location that is absolute or has `..`, a number that is none.
+    pub fn parse(entries: &[StringStringEntryProto]) -> Result<Location> {
+        let find = |key: &str| {
+            entries.iter().find(|entry| entry.key() == key).map(|entry| entry.value().to_string())
+        };
+        let number = |key: &str| {
+            let parse = |text: String| {
+                text.trim().parse::<u64>().map_err(|_| {
+                    error!(
+                        InvalidGraph,
+                        "external data has {key} '{}', expected a number of bytes",
+                        clip(&text)
+                    )
+                })
+            };
+            find(key).filter(|text| !text.is_empty()).map(parse).transpose()
+        };
+        for entry in entries {
+            if !["location", "offset", "length"].contains(&entry.key()) {
+                tracing::debug!(key = entry.key(), "external data entry is not read");
+            }
+        }
+        let path = find("location").filter(|path| !path.is_empty());
+        let path = path.ok_or_else(|| error!(InvalidGraph, "external data without a location"))?;
+        check_path(&path)?;
+        Ok(Location {
+            path: PathBuf::from(path),
+            offset: number("offset")?.unwrap_or(0),
+            length: number("length")?,
+        })
+    }
+}
+
+/// A text from the file, short enough for a message.
+fn clip(text: &str) -> String {
+    if text.chars().count() <= 100 {
+        text.into()
+    } else {
+        text.chars().take(100).chain("...".chars()).collect()
+    }
+}
+
+fn check_path(text: &str) -> Result<()> {
+    let shown = clip(text);
+    let windows_root = text.starts_with('\\') || text.as_bytes().get(1) == Some(&b':');
+    ensure!(
+        !windows_root && !text.contains('\0'),
+        InvalidGraph,
+        "external data location '{shown}' is not relative"
+    );
+    // A backslash divides paths on some systems only; a model is refused or accepted alike on all.
+    ensure!(
+        !text.split(['/', '\\']).any(|part| part == ".."),
+        InvalidGraph,
+        "external data location '{shown}' leads out of the model's folder"
+    );
+    let plain = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    ensure!(
+        Path::new(text).components().all(plain),
+        InvalidGraph,
+        "external data location '{shown}' is not relative to the model's folder"
+    );
+    Ok(())
+}
+
+impl ExternalData {
+    /// For a model without a folder: any external data is an error.
+    pub fn unavailable() -> ExternalData {
+        ExternalData { folder: None, files: HashMap::new(), access: FileAccess::default() }
+    }
+
+    /// Data files in `folder`; `model` is the model's own path, where it has one.
+    pub fn in_folder(folder: &Path, model: Option<&Path>, access: FileAccess) -> Result<ExternalData> {
+        let root = folder.canonicalize().map_err(|problem| {
+            error!(NoSuchFile, "cannot open the model's folder '{}': {problem}", folder.display())
+        })?;
+        let blobs =
+            model.and_then(|model| model.canonicalize().ok()).and_then(|model| cache_blobs(&model, &root));
+        Ok(ExternalData { folder: Some(Folder { root, blobs }), files: HashMap::new(), access })
+    }
+
+    /// The bytes at `location`, which must be `expected` bytes long; they share the file's mapping.
+    ///
+    /// Errors: the file is missing or leads elsewhere, the range does not lie inside it, the length differs.
+    pub fn read(&mut self, location: &Location, expected: usize) -> Result<Bytes> {
+        self.read_range(location, expected)
+            .within(|| format!("external data '{}'", clip(&location.path.display().to_string())))
+    }
+
+    fn read_range(&mut self, location: &Location, expected: usize) -> Result<Bytes> {
+        if let Some(length) = location.length {
+            ensure!(
+                length == expected as u64,
+                InvalidGraph,
+                "the tensor takes {expected} bytes, its external data has {length}"
+            );
+        }
+        let path = self.resolve(&location.path)?;
+        if expected == 0 {
+            return Ok(Bytes::new());
+        }
+        let file = match self.files.get(&path) {
+            Some(file) => file,
+            None => {
+                let file = read_file(&path, self.access.map)?;
+                self.files.entry(path).or_insert(file)
+            }
+        };
+        let file = &file.bytes;
+        let start = usize::try_from(location.offset).ok();
+        let range = start.and_then(|start| Some(start..start.checked_add(expected)?));
+        match range {
+            Some(range) if range.end <= file.len() => Ok(file.slice(range)),
+            _ => Err(error!(
+                InvalidGraph,
+                "{expected} bytes from {} on reach past the end of the file of {} bytes",
+                location.offset,
+                file.len()
+            )
+            .help("download or copy the data file again")),
+        }
+    }
+
+    /// The mappings of the files opened so far.
+    pub fn mappings(&self) -> impl Iterator<Item = &MappedFile> {
+        self.files.values().filter_map(|file| file.mapping.as_ref())
+    }
+
+    /// The file that a location leads to, all links followed, if the rules allow it.
+    fn resolve(&self, location: &Path) -> Result<PathBuf> {
+        let folder = self.folder.as_ref().ok_or_else(|| {
+            error!(NoSuchFile, "the model was loaded from memory, so its data files cannot be found")
+                .help("load the model from its path, or give the folder")
+        })?;
+        let path = folder.root.join(location);
+        let real = path.canonicalize().map_err(|problem| match problem.kind() {
+            std::io::ErrorKind::NotFound => {
+                error!(NoSuchFile, "there is no such file in '{}'", folder.root.display())
+                    .help("put the data file beside the model")
+            }
+            _ => error!(NoSuchFile, "cannot open the file: {problem}"),
+        })?;
+        if folder.blobs.as_ref().is_some_and(|blobs| real.parent() == Some(blobs)) {
+            return Ok(real);
+        }
+        ensure!(
+            real.starts_with(&folder.root),
+            InvalidGraph,
+            "a symbolic link leads out of the model's folder, to '{}'",
+            real.display()
+        );
+        if !self.access.hard_links {
+            check_hard_links(&real, &folder.root)?;
+        }
+        Ok(real)
+    }
+}
+
+/// The `blobs` folder of a repository cache, where `model` lies in it and `root` in its `snapshots`.
+fn cache_blobs(model: &Path, root: &Path) -> Option<PathBuf> {
+    let blobs = model.parent()?;
+    let repository = blobs.parent()?;
+    let cached = blobs.file_name()? == "blobs" && root.starts_with(repository.join("snapshots"));
+    cached.then(|| blobs.to_path_buf())
+}
+
+/// Refuses a file that has hard links outside of `root`.
+#[cfg(unix)]
+fn check_hard_links(path: &Path, root: &Path) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(path).map_err(|problem| error!(NoSuchFile, "{problem}"))?;
+    let same = |other: &std::fs::Metadata| (other.dev(), other.ino()) == (metadata.dev(), metadata.ino());
+    if metadata.nlink() < 2 || metadata.is_dir() {
+        return Ok(());
+    }
+    let mut inside = 0;
+    let mut folders = vec![root.to_path_buf()];
+    // A bound on the search, so that a model at the root of a disk does not walk all of it.
+    let mut entries_left = 10_000;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            entries_left -= 1;
+            if entries_left == 0 {
+                folders.clear();
+                break;
+            }
+            // This is the entry's own metadata: symbolic links are not followed.
+            match entry.metadata() {
+                Ok(found) if found.is_dir() => folders.push(entry.path()),
+                Ok(found) if same(&found) => inside += 1,
+                _ => {}
+            }
+        }
+    }
+    ensure_inside(inside, metadata.nlink())
+}
+
+#[cfg(unix)]
+fn ensure_inside(inside: u64, links: u64) -> Result<()> {
+    if inside >= links {
+        return Ok(());
+    }
+    Err(error!(InvalidGraph, "the file has {links} hard links, of which {inside} lie in the model's folder")
+        .help("replace it by a copy, or allow hard links where the model is trusted"))
+}
+
+/// Elsewhere the number of hard links is not known without opening the file.
+#[cfg(not(unix))]
+fn check_hard_links(_path: &Path, _root: &Path) -> Result<()> {
+    Ok(())
+}

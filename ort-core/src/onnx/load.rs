@@ -1,0 +1,251 @@
+//! From a model file to the canonical graph.
+//!
+//! On the way the file's habits end: functions local to the model are inlined, `Constant` nodes and `Identity`
+//! of constants become constants, nodes are put in order and get unique names, what subgraphs read from outside
+//! becomes explicit, and each node is upgraded to the canonical form of its operator's record.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use ort_alloc::MappedFile;
+
+use super::build::{Limits, Loader, Opsets};
+use super::external::ExternalData;
+use super::order::{for_each_subgraph, node_label};
+use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
+use super::source::Source;
+use crate::ir::Graph;
+use crate::spec::Registry;
+use crate::{Result, Within, ensure, error};
+
+/// A model as it was loaded: the canonical graph, not yet inferred, and what else the file says.
+#[derive(Debug, Default)]
+pub struct LoadedModel {
+    /// The graph.
+    pub graph: Graph,
+    /// What the file says about itself.
+    pub info: ModelInfo,
+    /// The files whose mappings the constants are slices of.
+    pub mappings: Vec<MappedFile>,
+}
+
+/// What a model file says about itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelInfo {
+    /// The IR version it was written against.
+    pub ir_version: i64,
+    /// The tool that wrote it.
+    pub producer_name: String,
+    /// That tool's version.
+    pub producer_version: String,
+    /// The model's namespace.
+    pub domain: String,
+    /// The model's own version.
+    pub model_version: i64,
+    /// The graph's name.
+    pub graph_name: String,
+    /// Operator sets: domain (empty for the standard's own) and version.
+    pub opsets: Vec<(String, i64)>,
+    /// Named metadata.
+    pub metadata: Vec<(String, String)>,
+    /// The number of functions local to the model.
+    pub functions: usize,
+}
+
+impl ModelInfo {
+    /// What `model` says about itself.
+    pub fn of(model: &ModelProto) -> ModelInfo {
+        let pair = |entry: &super::proto::StringStringEntryProto| (entry.key().into(), entry.value().into());
+        ModelInfo {
+            ir_version: model.ir_version(),
+            producer_name: model.producer_name().into(),
+            producer_version: model.producer_version().into(),
+            domain: model.domain().into(),
+            model_version: model.model_version(),
+            graph_name: model.graph.as_ref().map_or("", |graph| graph.name()).into(),
+            opsets: model.opset_import.iter().map(|set| (set.domain().into(), set.version())).collect(),
+            metadata: model.metadata_props.iter().map(pair).collect(),
+            functions: model.functions.len(),
+        }
+    }
+}
+
+/// An operator that a model uses and no record describes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownOperator {
+    /// Its domain; empty for the standard's own.
+    pub domain: String,
+    /// Its name.
+    pub op: String,
+    /// The version of its domain that the model asks for, where it asks for one.
+    pub version: Option<i64>,
+    /// The number of nodes that use it, in subgraphs and functions, too.
+    pub count: usize,
+    /// The first of those nodes.
+    pub first_node: String,
+}
+
+/// Loads the model that `source` holds.
+///
+/// Errors: the bytes are no model; it uses unknown operators (all are named at once); it contradicts the standard
+/// (cycles, dangling or doubly defined values, wrong attributes, data that does not fill its shape).
+pub fn load(source: &Source) -> Result<LoadedModel> {
+    let model = source.decode()?;
+    let mut loaded =
+        load_proto(model, source.external_data()?).within(|| format!("model '{}'", source.name()))?;
+    loaded.mappings.extend(source.mapping().cloned());
+    Ok(loaded)
+}
+
+/// Loads a model that is decoded already.
+pub fn load_proto(mut model: ModelProto, external: ExternalData) -> Result<LoadedModel> {
+    let info = ModelInfo::of(&model);
+    let unknown = unknown_operators(&model)?;
+    ensure!(unknown.is_empty(), NotImplemented, "{}", describe(&unknown));
+    if !model.training_info.is_empty() {
+        tracing::debug!("the model's training graphs are not loaded");
+    }
+    let opsets = opsets_of(&model.opset_import, info.ir_version)?;
+    let graph = model.graph.as_mut().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
+    // Taken by value: typed data then becomes the weights' memory without a copy.
+    let weights = std::mem::take(&mut graph.initializer);
+    let sparse = std::mem::take(&mut graph.sparse_initializer);
+    let mut loader = Loader::new(functions_of(&model)?, info.ir_version, external, Limits::default())?;
+    let graph = model.graph.as_ref().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
+    let graph = loader.main_graph(graph, weights, sparse, Arc::new(opsets))?;
+    graph.verify()?;
+    tracing::info!(
+        nodes = graph.nodes.len(),
+        constants = graph.constants.len(),
+        weight_bytes = graph.weight_bytes(),
+        "loaded"
+    );
+    Ok(LoadedModel { graph, info, mappings: loader.external.mappings().cloned().collect() })
+}
+
+/// The empty domain and `ai.onnx` are one.
+pub(super) fn canonical_domain(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
+/// The version of each domain. Models older than IR version 3 have no list and mean version 1.
+pub(super) fn opsets_of(imports: &[OperatorSetIdProto], ir_version: i64) -> Result<Opsets> {
+    let mut opsets = Opsets::new();
+    for import in imports {
+        let domain = canonical_domain(import.domain());
+        ensure!(
+            import.version() > 0,
+            InvalidGraph,
+            "operator set '{domain}' has version {}",
+            import.version()
+        );
+        let other = opsets.insert(domain.to_string(), import.version());
+        ensure!(
+            other.is_none_or(|other| other == import.version()),
+            InvalidGraph,
+            "operator set '{domain}' is imported in two versions"
+        );
+    }
+    if imports.is_empty() && ir_version < 3 {
+        opsets.insert(String::new(), 1);
+    }
+    Ok(opsets)
+}
+
+/// What identifies a function: domain, name, overload.
+pub(super) type FunctionKey<'m> = (&'m str, &'m str, &'m str);
+
+fn functions_of(model: &ModelProto) -> Result<HashMap<FunctionKey<'_>, &FunctionProto>> {
+    let mut functions = HashMap::new();
+    for function in &model.functions {
+        let key = (canonical_domain(function.domain()), function.name(), function.overload());
+        ensure!(
+            functions.insert(key, function).is_none(),
+            InvalidGraph,
+            "function '{}' of domain '{}' is defined twice",
+            key.1,
+            key.0
+        );
+    }
+    Ok(functions)
+}
+
+pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {
+    (canonical_domain(node.domain()), node.op_type(), node.overload())
+}
+
+/// Every operator of the model, in subgraphs and functions that are called, too, that no record describes.
+pub fn unknown_operators(model: &ModelProto) -> Result<Vec<UnknownOperator>> {
+    let mut survey = Survey {
+        registry: Registry::global()?,
+        functions: functions_of(model)?,
+        seen: HashSet::new(),
+        unknown: IndexMap::new(),
+    };
+    if let Some(graph) = &model.graph {
+        survey.graph(graph, &model.opset_import);
+    }
+    Ok(survey.unknown.into_values().collect())
+}
+
+struct Survey<'m> {
+    registry: &'static Registry,
+    functions: HashMap<FunctionKey<'m>, &'m FunctionProto>,
+    seen: HashSet<FunctionKey<'m>>,
+    unknown: IndexMap<(&'m str, &'m str), UnknownOperator>,
+}
+
+impl<'m> Survey<'m> {
+    fn graph(&mut self, graph: &'m GraphProto, imports: &'m [OperatorSetIdProto]) {
+        self.nodes(&graph.node, imports);
+    }
+
+    /// Functions wait in a list, so that their calls, however deep, need no stack.
+    fn nodes(&mut self, nodes: &'m [NodeProto], imports: &'m [OperatorSetIdProto]) {
+        let mut work = vec![(nodes, imports)];
+        while let Some((nodes, imports)) = work.pop() {
+            for (index, node) in nodes.iter().enumerate() {
+                let key = function_key(node);
+                match self.functions.get(&key) {
+                    Some(function) if self.seen.insert(key) => {
+                        work.push((&function.node, &function.opset_import));
+                    }
+                    Some(_) => {}
+                    None => self.operator(node, index, imports),
+                }
+                for_each_subgraph(node, &mut |graph| work.push((&graph.node, imports)));
+            }
+        }
+    }
+
+    fn operator(&mut self, node: &'m NodeProto, index: usize, imports: &[OperatorSetIdProto]) {
+        let (domain, op, _) = function_key(node);
+        if self.registry.find(domain, op).is_some() || (domain, op) == ("", "Constant") {
+            return;
+        }
+        let import = imports.iter().find(|import| canonical_domain(import.domain()) == domain);
+        let entry = self.unknown.entry((domain, op)).or_insert_with(|| UnknownOperator {
+            domain: domain.to_string(),
+            op: op.to_string(),
+            version: import.map(|import| import.version()),
+            count: 0,
+            first_node: node_label(node, index),
+        });
+        entry.count += 1;
+    }
+}
+
+fn describe(unknown: &[UnknownOperator]) -> String {
+    let one = |operator: &UnknownOperator| {
+        let domain = if operator.domain.is_empty() { "ai.onnx" } else { &operator.domain };
+        let nodes = if operator.count == 1 { "node" } else { "nodes" };
+        let UnknownOperator { op, count, first_node, .. } = operator;
+        format!("{op} of domain {domain} ({count} {nodes}, first '{first_node}')")
+    };
+    let shown: Vec<String> = unknown.iter().take(20).map(one).collect();
+    let more = unknown.len() - shown.len();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let what = if unknown.len() == 1 { "operator is" } else { "operators are" };
+    format!("{} {what} not known: {}{more}", unknown.len(), shown.join(", "))
+}

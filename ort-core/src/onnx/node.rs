@@ -1,0 +1,370 @@
+//! Builds single nodes: attributes, constants, upgrades to the canonical form, and calls of functions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::build::{BoundAttributes, Loader, Scope};
+use super::load::{function_key, opsets_of};
+use super::proto::attribute_proto::AttributeType;
+use super::proto::{AttributeProto, FunctionProto, NodeProto};
+use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
+use super::types::type_from_proto;
+use crate::dim::Dim;
+use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId};
+use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
+use crate::tensor::Tensor;
+use crate::{Result, Within, ensure, error};
+
+/// An attribute under the name that the node gives it, wherever its value comes from.
+type Given<'m> = (&'m str, &'m AttributeProto);
+
+impl<'m> Loader<'m> {
+    /// Builds one node, whose outputs are declared.
+    pub(super) fn node(&mut self, node: &'m NodeProto, index: usize) -> Result<()> {
+        self.count_node()?;
+        let name = self.node_name(node, index);
+        let place = format!("node '{name}' ({})", node.op_type());
+        self.build_node(node, name).within(|| place)
+    }
+
+    fn build_node(&mut self, node: &'m NodeProto, name: String) -> Result<()> {
+        let inputs = self.node_inputs(node)?;
+        let outputs = self.node_outputs(node);
+        let attributes = self.given_attributes(node);
+        let key = function_key(node);
+        if let Some(function) = self.functions.get(&key).copied() {
+            return self.call(node, function, &name, (inputs, outputs, attributes));
+        }
+        let single = (inputs.as_slice(), outputs.as_slice());
+        match (key.0, key.1, single) {
+            ("", "Constant", (_, [Some(output)])) => {
+                let tensor = self.constant(&attributes)?;
+                self.set_constant(*output, tensor);
+                Ok(())
+            }
+            ("", "Identity", ([Some(input)], [Some(output)])) if self.is_constant(*input) => {
+                self.identity(name, *input, *output)
+            }
+            _ => self.operator(node, name, (inputs, outputs, attributes)),
+        }
+    }
+
+    fn is_constant(&mut self, id: ValueId) -> bool {
+        self.top().graph.constants.contains_key(&id)
+    }
+
+    /// The inputs; left-out ones at the end are dropped.
+    fn node_inputs(&mut self, node: &'m NodeProto) -> Result<Vec<Option<ValueId>>> {
+        let mut inputs = Vec::with_capacity(node.input.len());
+        for (index, name) in node.input.iter().enumerate() {
+            if name.is_empty() {
+                inputs.push(None);
+                continue;
+            }
+            let found = self.resolve(self.scopes.len() - 1, name);
+            inputs.push(found.ok_or_else(|| {
+                error!(InvalidGraph, "'{name}' is no node's output, and no input or initializer")
+                    .within(format!("input {index}"))
+            })?);
+        }
+        while inputs.last() == Some(&None) {
+            inputs.pop();
+        }
+        Ok(inputs)
+    }
+
+    fn node_outputs(&mut self, node: &'m NodeProto) -> Vec<Option<ValueId>> {
+        let scope = self.scope();
+        let find = |name: &String| scope.names.get(name.as_str()).copied().flatten();
+        let mut outputs: Vec<Option<ValueId>> = node.output.iter().map(find).collect();
+        while outputs.last() == Some(&None) {
+            outputs.pop();
+        }
+        outputs
+    }
+
+    /// The attributes, references to those of the function around resolved. One that refers to an attribute which
+    /// the caller left out is left out, too.
+    fn given_attributes(&mut self, node: &'m NodeProto) -> Vec<Given<'m>> {
+        let bound = self.scope().attributes.clone();
+        let given = |attribute: &'m AttributeProto| match attribute.ref_attr_name() {
+            "" => Some((attribute.name(), attribute)),
+            reference => bound.get(reference).map(|&value| (attribute.name(), value)),
+        };
+        node.attribute.iter().filter_map(given).collect()
+    }
+
+    fn operator(
+        &mut self,
+        node: &'m NodeProto,
+        name: String,
+        (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
+    ) -> Result<()> {
+        let (domain, op, _) = function_key(node);
+        let spec = self
+            .registry
+            .find(domain, op)
+            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
+        let version =
+            self.scope().opsets.get(domain).copied().ok_or_else(|| {
+                error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
+            })?;
+        let mut attrs = Vec::new();
+        let mut subgraphs = Vec::new();
+        for (attr_name, attribute) in given {
+            match attribute_type(attribute, kind_in(spec, attr_name))? {
+                AttributeType::Graph => subgraphs.push(self.graph_attribute(spec, attr_name, attribute)?),
+                ty => {
+                    let value =
+                        self.attribute(attribute, ty).within(|| format!("attribute '{attr_name}'"))?;
+                    attrs.push((attr_name.to_string(), value));
+                }
+            }
+        }
+        check_graphs(spec, &subgraphs)?;
+        let graph = &mut self.top().graph;
+        let mut draft = Draft::new(graph, name.into(), (domain, op, version));
+        (draft.inputs, draft.outputs, draft.attrs, draft.subgraphs) = (inputs, outputs, attrs, subgraphs);
+        for upgrade in spec.upgrades.iter().filter(|upgrade| version < upgrade.before) {
+            (upgrade.apply)(&mut draft)?;
+            // An operator that has become another one is in that one's canonical form.
+            if draft.op != spec.name {
+                break;
+            }
+        }
+        let nodes = draft.finish()?;
+        nodes.iter().try_for_each(|node| node.spec.check_arity(node))?;
+        self.top().graph.nodes.extend(nodes);
+        Ok(())
+    }
+
+    fn graph_attribute(
+        &mut self,
+        spec: &'static OpSpec,
+        name: &str,
+        attribute: &'m AttributeProto,
+    ) -> Result<Subgraph> {
+        let known = spec.attrs.iter().find(|attr| attr.name == name && attr.kind == AttrKind::Graph);
+        let known =
+            known.ok_or_else(|| error!(InvalidGraph, "operator {} has no graph '{name}'", spec.name))?;
+        let proto =
+            attribute.g.as_deref().ok_or_else(|| error!(InvalidGraph, "graph '{name}' is missing"))?;
+        let (graph, captures) = self.subgraph(proto).within(|| known.name)?;
+        Ok(Subgraph { attr: known.name, graph, captures })
+    }
+
+    fn attribute(&mut self, attribute: &AttributeProto, ty: AttributeType) -> Result<Attribute> {
+        let missing = || error!(InvalidGraph, "its value is missing");
+        Ok(match ty {
+            AttributeType::Float => Attribute::Float(attribute.f()),
+            AttributeType::Int => Attribute::Int(attribute.i()),
+            AttributeType::String => Attribute::String(text(attribute.s())?),
+            AttributeType::Floats => Attribute::Floats(attribute.floats.clone()),
+            AttributeType::Ints => Attribute::Ints(attribute.ints.clone()),
+            AttributeType::Strings => {
+                Attribute::Strings(attribute.strings.iter().map(|bytes| text(bytes)).collect::<Result<_>>()?)
+            }
+            AttributeType::Tensor => {
+                let proto = attribute.t.as_deref().cloned().ok_or_else(missing)?;
+                Attribute::Tensor(tensor_from_proto(proto, &mut self.external)?)
+            }
+            AttributeType::SparseTensor => {
+                let proto = attribute.sparse_tensor.as_deref().cloned().ok_or_else(missing)?;
+                Attribute::Sparse(sparse_from_proto(proto, &mut self.external)?)
+            }
+            AttributeType::Tensors => {
+                let read = |proto: &_| tensor_from_proto(Clone::clone(proto), &mut self.external);
+                Attribute::Tensors(attribute.tensors.iter().map(read).collect::<Result<_>>()?)
+            }
+            AttributeType::TypeProto => {
+                let proto = attribute.tp.as_deref().ok_or_else(missing)?;
+                Attribute::Type(type_from_proto(proto, &|_| Dim::unknown())?)
+            }
+            AttributeType::Undefined
+            | AttributeType::Graph
+            | AttributeType::Graphs
+            | AttributeType::SparseTensors
+            | AttributeType::TypeProtos => {
+                return Err(error!(NotImplemented, "attributes of kind {ty:?} are not supported here"));
+            }
+        })
+    }
+
+    /// The value of a `Constant` node, in any of its attributes.
+    fn constant(&mut self, given: &[Given<'m>]) -> Result<Tensor> {
+        let [(name, attribute)] = given else {
+            return Err(error!(InvalidGraph, "exactly one value is expected, got {}", given.len()));
+        };
+        let read = |loader: &mut Self| match *name {
+            "value" => {
+                let proto = attribute.t.as_deref().cloned();
+                let proto = proto.ok_or_else(|| error!(InvalidGraph, "its tensor is missing"))?;
+                tensor_from_proto(proto, &mut loader.external)
+            }
+            "sparse_value" => {
+                let proto = attribute.sparse_tensor.as_deref().cloned();
+                let proto = proto.ok_or_else(|| error!(InvalidGraph, "its tensor is missing"))?;
+                dense_from_proto(proto, &mut loader.external)
+            }
+            "value_float" => Tensor::scalar(attribute.f()),
+            "value_floats" => Tensor::from_slice(&[attribute.floats.len()], &attribute.floats),
+            "value_int" => Tensor::scalar(attribute.i()),
+            "value_ints" => Tensor::from_slice(&[attribute.ints.len()], &attribute.ints),
+            "value_string" => Tensor::from_strings(&[], vec![text(attribute.s())?]),
+            "value_strings" => {
+                let texts = attribute.strings.iter().map(|bytes| text(bytes)).collect::<Result<Vec<_>>>()?;
+                Tensor::from_strings(&[texts.len()], texts)
+            }
+            _ => Err(error!(InvalidGraph, "Constant has no such attribute")),
+        };
+        read(self).within(|| format!("attribute '{name}'"))
+    }
+
+    /// Makes `output` the same as `input`: a constant where that is one, else by a node.
+    fn identity(&mut self, name: String, input: ValueId, output: ValueId) -> Result<()> {
+        if let Some(tensor) = self.top().graph.constants.get(&input).cloned() {
+            self.set_constant(output, tensor);
+            return Ok(());
+        }
+        let spec = self.registry.find("", "Identity");
+        let spec = spec.ok_or_else(|| error!(NotImplemented, "operator Identity is not known"))?;
+        let (inputs, outputs) = (vec![Some(input)], vec![Some(output)]);
+        let attrs = Attributes::default();
+        let node = Node { name: name.into(), spec, inputs, outputs, attrs, subgraphs: Vec::new() };
+        self.top().graph.nodes.push(node);
+        Ok(())
+    }
+
+    /// Inlines a call: the nodes of the function's body take the place of the node.
+    fn call(
+        &mut self,
+        node: &'m NodeProto,
+        function: &'m FunctionProto,
+        name: &str,
+        (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
+    ) -> Result<()> {
+        let key = function_key(node);
+        ensure!(!self.calls.contains(&key), InvalidGraph, "function '{}' calls itself", key.1);
+        let (most_in, most_out) = (function.input.len(), function.output.len());
+        ensure!(
+            inputs.len() <= most_in,
+            InvalidGraph,
+            "the function takes {most_in} inputs, got {}",
+            inputs.len()
+        );
+        ensure!(
+            outputs.len() <= most_out,
+            InvalidGraph,
+            "the function has {most_out} outputs, got {}",
+            outputs.len()
+        );
+        let attributes = bind_attributes(function, &given)?;
+        let opsets = opsets_of(&function.opset_import, i64::MAX)?;
+        let arguments = inputs.into_iter().chain(std::iter::repeat(None));
+        let names =
+            function.input.iter().zip(arguments).map(|(name, id)| (name.as_str().into(), id)).collect();
+        let wanted: Vec<(&'m str, ValueId)> = function
+            .output
+            .iter()
+            .zip(&outputs)
+            .filter_map(|(name, id)| id.map(|id| (name.as_str(), id)))
+            .collect();
+        let produced =
+            |name: &str| function.node.iter().any(|node| node.output.iter().any(|output| output == name));
+        let mut promised = HashMap::new();
+        for &(name, id) in wanted.iter().filter(|(name, _)| produced(name)) {
+            promised.entry(name).or_insert(id);
+        }
+        let graph = self.scope().graph;
+        self.open_scope(Scope {
+            graph,
+            names,
+            promised,
+            types: function.value_info.iter().map(|info| (info.name(), info)).collect(),
+            prefix: format!("{name}/"),
+            opsets: Arc::new(opsets),
+            attributes: Arc::new(attributes),
+            closed: true,
+        })?;
+        self.calls.push(key);
+        self.block(&function.node)?;
+        self.deliver(name, &wanted)?;
+        self.calls.pop();
+        self.scopes.pop();
+        Ok(())
+    }
+
+    /// Copies those outputs of a function that no node of its body wrote to the caller's value itself: inputs
+    /// handed through, and values that are two outputs at once.
+    fn deliver(&mut self, name: &str, wanted: &[(&'m str, ValueId)]) -> Result<()> {
+        for &(output, id) in wanted {
+            let found = self.scope().names.get(output).copied().flatten();
+            let found = found
+                .ok_or_else(|| error!(InvalidGraph, "the function never writes its output '{output}'"))?;
+            if found != id {
+                self.identity(format!("{name}/{output}"), found, id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The attributes of a function for one call: those given, and the defaults of the others.
+fn bind_attributes<'m>(function: &'m FunctionProto, given: &[Given<'m>]) -> Result<BoundAttributes<'m>> {
+    let mut bound: BoundAttributes<'m> =
+        function.attribute_proto.iter().map(|attribute| (attribute.name(), attribute)).collect();
+    for &(name, value) in given {
+        let known = bound.contains_key(name) || function.attribute.iter().any(|known| known == name);
+        ensure!(known, InvalidGraph, "function '{}' has no attribute '{name}'", function.name());
+        bound.insert(name, value);
+    }
+    Ok(bound)
+}
+
+/// Text of the file, which must be UTF-8.
+fn text(bytes: &[u8]) -> Result<String> {
+    std::str::from_utf8(bytes).map(str::to_string).map_err(|_| error!(InvalidGraph, "its text is not UTF-8"))
+}
+
+/// Each graph that the record requires is there, and none is there twice.
+fn check_graphs(spec: &OpSpec, subgraphs: &[Subgraph]) -> Result<()> {
+    for attr in spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph) {
+        let count = subgraphs.iter().filter(|subgraph| subgraph.attr == attr.name).count();
+        ensure!(count < 2, InvalidGraph, "attribute '{}' is given twice", attr.name);
+        let missing = count == 0 && attr.default == AttrDefault::Required;
+        ensure!(!missing, InvalidGraph, "attribute '{}' is missing", attr.name);
+    }
+    Ok(())
+}
+
+fn kind_in(spec: &OpSpec, name: &str) -> Option<AttrKind> {
+    spec.attrs.iter().find(|attr| attr.name == name).map(|attr| attr.kind)
+}
+
+/// Which field of an attribute is meant. Files of IR version 1 do not say; then it is the field that is set, or,
+/// as empty lists leave no trace, what the operator's record expects.
+fn attribute_type(attribute: &AttributeProto, expected: Option<AttrKind>) -> Result<AttributeType> {
+    let code = attribute.r#type();
+    let ty = AttributeType::try_from(code).map_err(|_| {
+        error!(NotImplemented, "attribute '{}' has the unknown kind {code}", attribute.name())
+    })?;
+    if ty != AttributeType::Undefined {
+        return Ok(ty);
+    }
+    let fields = [
+        (attribute.f.is_some(), AttributeType::Float),
+        (attribute.i.is_some(), AttributeType::Int),
+        (attribute.s.is_some(), AttributeType::String),
+        (attribute.t.is_some(), AttributeType::Tensor),
+        (attribute.g.is_some(), AttributeType::Graph),
+        (!attribute.floats.is_empty(), AttributeType::Floats),
+        (!attribute.ints.is_empty(), AttributeType::Ints),
+        (!attribute.strings.is_empty(), AttributeType::Strings),
+        (!attribute.tensors.is_empty(), AttributeType::Tensors),
+        (expected == Some(AttrKind::Floats), AttributeType::Floats),
+        (expected == Some(AttrKind::Ints), AttributeType::Ints),
+        (expected == Some(AttrKind::Strings), AttributeType::Strings),
+    ];
+    let set = fields.iter().find(|(set, _)| *set).map(|(_, ty)| *ty);
+    set.ok_or_else(|| error!(InvalidGraph, "attribute '{}' has no value", attribute.name()))
+}

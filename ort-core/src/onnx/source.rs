@@ -1,0 +1,169 @@
+//! Where a model's bytes come from: a mapped file, a file read whole, memory, or a reader.
+//!
+//! A file that is no model gets one error that says what it is instead and what to do about it. Lengths
+//! inside the file are never trusted beyond the file's own length.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use ort_alloc::MappedFile;
+use prost::Message;
+
+use super::external::ExternalData;
+use super::proto::ModelProto;
+use super::recognise;
+use crate::{Error, Result, Within, ensure, error};
+
+/// How files are opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileAccess {
+    /// Map files instead of reading them: weights then stay in the page cache, shared between processes.
+    /// A mapped file must not be changed or truncated while the model is in use.
+    pub map: bool,
+    /// Accept external data whose file has hard links outside of the model's folder. Off by default: such a
+    /// link can show a program any file of the same disk. Package managers that link files from their cache
+    /// need it.
+    pub hard_links: bool,
+}
+
+impl Default for FileAccess {
+    fn default() -> FileAccess {
+        FileAccess { map: true, hard_links: false }
+    }
+}
+
+/// A model's bytes, and where files that it refers to are looked for.
+#[derive(Clone, Debug)]
+pub struct Source {
+    bytes: Bytes,
+    mapping: Option<MappedFile>,
+    name: String,
+    path: Option<PathBuf>,
+    folder: Option<PathBuf>,
+    access: FileAccess,
+}
+
+impl Source {
+    /// Opens a file; its folder is where external data is looked for.
+    ///
+    /// Errors: the file is missing, can't be read, is a folder or another special file, or is empty.
+    pub fn open(path: impl AsRef<Path>, access: FileAccess) -> Result<Source> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let FileBytes { bytes, mapping } =
+            read_file(path, access.map).within(|| format!("model '{name}'"))?;
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        Ok(Source { bytes, mapping, name, path: Some(path.to_path_buf()), folder: Some(folder), access })
+    }
+
+    /// Takes bytes that are in memory already; nothing is copied. External data is not available unless
+    /// [`Source::in_folder`] says where.
+    pub fn from_bytes(bytes: impl Into<Bytes>) -> Source {
+        let access = FileAccess::default();
+        Source {
+            bytes: bytes.into(),
+            mapping: None,
+            name: "(memory)".into(),
+            path: None,
+            folder: None,
+            access,
+        }
+    }
+
+    /// Reads everything that `reader` gives.
+    pub fn from_reader(mut reader: impl Read) -> Result<Source> {
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).map_err(|problem| error!(Fail, "cannot read the model: {problem}"))?;
+        Ok(Source { name: "(reader)".into(), ..Source::from_bytes(bytes) })
+    }
+
+    /// Sets the folder where external data is looked for.
+    #[must_use]
+    pub fn in_folder(self, folder: impl Into<PathBuf>, access: FileAccess) -> Source {
+        Source { folder: Some(folder.into()), access, ..self }
+    }
+
+    /// How errors name it: the path, or `(memory)`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The bytes; a slice of the map where the file is mapped.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The mapping of the file, where it is mapped.
+    pub fn mapping(&self) -> Option<&MappedFile> {
+        self.mapping.as_ref()
+    }
+
+    /// Decodes the model; its weights stay slices of [`Source::bytes`].
+    ///
+    /// Errors: the bytes are no ONNX model, with what they look like instead.
+    pub fn decode(&self) -> Result<ModelProto> {
+        self.decode_model().within(|| format!("model '{}'", self.name))
+    }
+
+    fn decode_model(&self) -> Result<ModelProto> {
+        ensure!(!self.bytes.is_empty(), NoModel, "the file is empty");
+        match ModelProto::decode(self.bytes.clone()) {
+            Ok(model) if model.graph.is_some() => Ok(model),
+            Ok(_) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {
+                error!(NoModel, "the file is a protocol buffer without an ONNX graph")
+                    .help("check that it is a model, not test data or a model of another framework")
+            })),
+            Err(problem) => Err(recognise::why_undecodable(&self.bytes, &problem)),
+        }
+    }
+
+    /// Opens the way to the files that the model refers to.
+    pub fn external_data(&self) -> Result<ExternalData> {
+        match &self.folder {
+            None => Ok(ExternalData::unavailable()),
+            Some(folder) => ExternalData::in_folder(folder, self.path.as_deref(), self.access),
+        }
+    }
+}
+
+/// A file's bytes, and the mapping that they are a slice of.
+#[derive(Clone, Debug)]
+pub(super) struct FileBytes {
+    pub(super) bytes: Bytes,
+    pub(super) mapping: Option<MappedFile>,
+}
+
+/// The whole content of a regular file, mapped or read. Empty files are errors.
+pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
+    let metadata = std::fs::metadata(path).map_err(|problem| cannot_open(&problem))?;
+    ensure!(!metadata.is_dir(), NoSuchFile, "this is a folder, expected a file");
+    // Opening a pipe waits for a writer, and a device may never end.
+    ensure!(metadata.is_file(), NoSuchFile, "this is a pipe, socket or device, expected a regular file");
+    ensure!(metadata.len() > 0, NoModel, "the file is empty");
+    let mut file = File::open(path).map_err(|problem| cannot_open(&problem))?;
+    if map {
+        let mapping = MappedFile::open_file(file)
+            .map_err(|problem| error!(Fail, "{problem}").help("try without mapping"))?;
+        return Ok(FileBytes { bytes: mapping.bytes(), mapping: Some(mapping) });
+    }
+    let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length).map_err(|_| error!(OutOfMemory, "{length} bytes for the file"))?;
+    file.read_to_end(&mut bytes).map_err(|problem| error!(Fail, "cannot read the file: {problem}"))?;
+    Ok(FileBytes { bytes: bytes.into(), mapping: None })
+}
+
+fn cannot_open(problem: &std::io::Error) -> Error {
+    match problem.kind() {
+        std::io::ErrorKind::NotFound => error!(NoSuchFile, "there is no such file").help("check the path"),
+        std::io::ErrorKind::PermissionDenied => {
+            error!(NoSuchFile, "no permission to read the file").help("check its owner and mode")
+        }
+        _ => error!(NoSuchFile, "cannot open the file: {problem}"),
+    }
+}

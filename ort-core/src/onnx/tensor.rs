@@ -1,0 +1,230 @@
+//! Tensors between a file and memory: `TensorProto` in every element type and form of storage.
+//!
+//! `raw_data` and external data stay where they are and are shared; typed fields are taken over where their
+//! elements have the tensor's own width, and narrowed where protocol buffers hold them wider.
+
+use bytes::Bytes;
+
+use super::external::{ExternalData, Location};
+use super::proto::tensor_proto::DataLocation;
+use super::proto::{SparseTensorProto, TensorProto};
+use super::types::dtype_from_code;
+use crate::dtype::{DType, Element};
+use crate::tensor::{Shape, SparseTensor, Tensor, byte_count, element_count};
+use crate::{Error, Result, Within, ensure, error};
+
+/// Bytes that a sparse tensor may take when its zeros are written out. A few bytes in a file can claim any
+/// shape, so without a bound they could claim all memory.
+const DENSE_LIMIT: usize = 1 << 31;
+
+/// Reads a tensor; its data may lie in one of the model's `external` files.
+///
+/// Errors: an unknown element type, a negative dimension, data that does not fill the shape exactly.
+pub fn tensor_from_proto(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor> {
+    let name = proto.name.clone().unwrap_or_default();
+    read_tensor(proto, external).within(|| format!("tensor '{name}'"))
+}
+
+fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor> {
+    let dtype = dtype_from_code(proto.data_type())?;
+    let shape = shape_of(&proto.dims)?;
+    ensure!(proto.segment.is_none(), NotImplemented, "tensors split into segments are not supported");
+    let external_code = DataLocation::External as i32;
+    match proto.data_location() {
+        code if code == external_code => {
+            let location = Location::parse(&proto.external_data)?;
+            from_raw(dtype, &shape, external.read(&location, byte_count(dtype, &shape)?)?)
+        }
+        0 if dtype == DType::String => read_strings(&shape, &proto.string_data),
+        0 => match proto.raw_data.clone().filter(|raw| !raw.is_empty() || !has_typed_data(&proto)) {
+            Some(raw) => from_raw(dtype, &shape, raw),
+            None => read_typed(dtype, &shape, proto),
+        },
+        code => Err(error!(InvalidGraph, "data location {code} is not known")),
+    }
+}
+
+/// A shape from the dimensions in a file.
+pub(super) fn shape_of(dims: &[i64]) -> Result<Shape> {
+    let size = |&dim: &i64| {
+        usize::try_from(dim).map_err(|_| error!(InvalidGraph, "shape {dims:?} has a negative dimension"))
+    };
+    let shape = dims.iter().map(size).collect::<Result<Shape>>()?;
+    element_count(&shape).map_err(|_| error!(InvalidGraph, "shape {dims:?} has more elements than fit"))?;
+    Ok(shape)
+}
+
+fn has_typed_data(proto: &TensorProto) -> bool {
+    !(proto.float_data.is_empty()
+        && proto.int32_data.is_empty()
+        && proto.int64_data.is_empty()
+        && proto.double_data.is_empty()
+        && proto.uint64_data.is_empty())
+}
+
+fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
+    ensure!(
+        dtype != DType::String,
+        InvalidGraph,
+        "strings are stored as raw bytes, which ONNX does not allow"
+    );
+    // Memory that is read as a bool must hold 0 or 1; what else a file has there means true.
+    let raw = match dtype {
+        DType::Bool if raw.iter().any(|&byte| byte > 1) => {
+            raw.iter().map(|&byte| u8::from(byte != 0)).collect()
+        }
+        _ => raw,
+    };
+    Tensor::from_bytes(dtype, shape, raw).map_err(as_invalid_graph)
+}
+
+/// The length errors of tensors made by a caller are the caller's; here they are the model's.
+fn as_invalid_graph(problem: Error) -> Error {
+    error!(InvalidGraph, "{}", problem.message())
+}
+
+fn read_strings(shape: &[usize], data: &[Bytes]) -> Result<Tensor> {
+    let text = |(index, bytes): (usize, &Bytes)| {
+        std::str::from_utf8(bytes)
+            .map(str::to_string)
+            .map_err(|_| error!(InvalidGraph, "string {index} is not UTF-8"))
+    };
+    let strings = data.iter().enumerate().map(text).collect::<Result<Vec<String>>>()?;
+    Tensor::from_strings(shape, strings).map_err(as_invalid_graph)
+}
+
+fn read_typed(dtype: DType, shape: &[usize], proto: TensorProto) -> Result<Tensor> {
+    let count = element_count(shape)?;
+    match dtype {
+        DType::F32 => whole(dtype, shape, count, proto.float_data),
+        DType::C64 => whole(dtype, shape, count.saturating_mul(2), proto.float_data),
+        DType::F64 => whole(dtype, shape, count, proto.double_data),
+        DType::C128 => whole(dtype, shape, count.saturating_mul(2), proto.double_data),
+        DType::I64 => whole(dtype, shape, count, proto.int64_data),
+        DType::U64 => whole(dtype, shape, count, proto.uint64_data),
+        DType::I32 => whole(dtype, shape, count, proto.int32_data),
+        DType::U32 => {
+            let narrow = |&value: &u64| u32::try_from(value).map_err(|_| out_of_range(dtype, value));
+            whole(dtype, shape, count, proto.uint64_data.iter().map(narrow).collect::<Result<Vec<u32>>>()?)
+        }
+        DType::Bool => {
+            let bytes: Vec<u8> = proto.int32_data.iter().map(|&value| u8::from(value != 0)).collect();
+            whole(dtype, shape, count, bytes)
+        }
+        DType::F6E2M3 | DType::F6E3M2 => six_bit(dtype, shape, count, &proto.int32_data),
+        _ if dtype.bits() == Some(16) => {
+            let narrow = |&value: &i32| low_bits(dtype, value, 16).map(|bits| bits as u16);
+            whole(dtype, shape, count, proto.int32_data.iter().map(narrow).collect::<Result<Vec<u16>>>()?)
+        }
+        // One entry is one byte: one element of 8 bits, or several narrower ones packed as in raw data.
+        _ => {
+            let narrow = |&value: &i32| low_bits(dtype, value, 8).map(|bits| bits as u8);
+            let bytes = dtype.byte_len(count).unwrap_or(count);
+            whole(dtype, shape, bytes, proto.int32_data.iter().map(narrow).collect::<Result<Vec<u8>>>()?)
+        }
+    }
+}
+
+fn out_of_range(dtype: DType, value: impl std::fmt::Display) -> Error {
+    error!(InvalidGraph, "{value} does not fit a {dtype}")
+}
+
+/// The bits of a value stored wider. Writers extend with zeros or with the sign; both are taken.
+fn low_bits(dtype: DType, value: i32, bits: u32) -> Result<i32> {
+    let fits = (-(1 << (bits - 1))..1 << bits).contains(&value);
+    if fits { Ok(value & ((1 << bits) - 1)) } else { Err(out_of_range(dtype, value)) }
+}
+
+/// A tensor from `data`, which must have `expected` entries.
+fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: Vec<T>) -> Result<Tensor> {
+    ensure!(
+        data.len() == expected,
+        InvalidGraph,
+        "a {dtype} tensor of shape {shape:?} is stored in {expected} entries, got {}",
+        data.len()
+    );
+    // Decoding grows a vector by doubling.
+    data.shrink_to_fit();
+    let plain = Tensor::from_vec(&[expected], data)?;
+    let bytes = plain.bytes().cloned().unwrap_or_default();
+    Tensor::from_bytes(dtype, shape, bytes).map_err(as_invalid_graph)
+}
+
+/// Packs 6-bit elements, stored one to an entry, into a bit stream from the low bits up.
+fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<Tensor> {
+    ensure!(data.len() == count, InvalidGraph, "{count} elements are expected, got {}", data.len());
+    let mut bytes = Vec::with_capacity((count * 6).div_ceil(8));
+    for group in data.chunks(4) {
+        let mut word = 0u32;
+        for (index, &value) in group.iter().enumerate() {
+            ensure!((0..64).contains(&value), InvalidGraph, "{value} does not fit 6 bits");
+            word |= (value as u32) << (6 * index);
+        }
+        bytes.extend(word.to_le_bytes().into_iter().take((group.len() * 6).div_ceil(8)));
+    }
+    Tensor::from_bytes(dtype, shape, bytes.into()).map_err(as_invalid_graph)
+}
+
+/// Writes a tensor under a name; numbers as `raw_data`, which shares the tensor's memory.
+///
+/// Errors: the tensor is in device memory.
+pub fn tensor_to_proto(name: &str, tensor: &Tensor) -> Result<TensorProto> {
+    let mut proto = TensorProto {
+        name: (!name.is_empty()).then(|| name.to_string()),
+        dims: tensor.shape().iter().map(|&size| size as i64).collect(),
+        data_type: Some(tensor.dtype().onnx_code()),
+        ..TensorProto::default()
+    };
+    if tensor.dtype() == DType::String {
+        proto.string_data = tensor.strings()?.iter().map(|text| Bytes::from(text.clone())).collect();
+    } else {
+        let bytes = tensor.bytes();
+        proto.raw_data = Some(bytes.cloned().ok_or_else(|| {
+            error!(InvalidArgument, "tensor '{name}' is in device memory").help("copy it to the host first")
+        })?);
+    }
+    Ok(proto)
+}
+
+/// Reads a sparse tensor.
+pub fn sparse_from_proto(proto: SparseTensorProto, external: &mut ExternalData) -> Result<SparseTensor> {
+    let part = |part: Option<TensorProto>, what| {
+        part.ok_or_else(|| error!(InvalidGraph, "a sparse tensor has no {what}"))
+    };
+    let values = tensor_from_proto(part(proto.values, "values")?, external)?;
+    let indices = tensor_from_proto(part(proto.indices, "indices")?, external).within(|| "sparse indices")?;
+    let shape = shape_of(&proto.dims)?;
+    let count = values.shape().first().copied().unwrap_or(1);
+    ensure!(values.shape().len() == 1, InvalidGraph, "sparse values have shape {:?}", values.shape());
+    let linear = indices.shape() == [count];
+    ensure!(
+        indices.dtype() == DType::I64 && (linear || indices.shape() == [count, shape.len()]),
+        InvalidGraph,
+        "sparse indices are {}{:?}, expected int64[{count}] or int64[{count}, {}]",
+        indices.dtype(),
+        indices.shape(),
+        shape.len()
+    );
+    Ok(SparseTensor { values, indices, shape })
+}
+
+/// The dense form of a sparse tensor of a file, within a bound on its size.
+pub(super) fn dense_from_proto(proto: SparseTensorProto, external: &mut ExternalData) -> Result<Tensor> {
+    let sparse = sparse_from_proto(proto, external)?;
+    let bytes = byte_count(sparse.values.dtype(), &sparse.shape).map_err(as_invalid_graph)?;
+    ensure!(
+        bytes <= DENSE_LIMIT,
+        NotImplemented,
+        "a sparse tensor would take {bytes} bytes with its zeros, at most {DENSE_LIMIT} are allowed"
+    );
+    sparse.to_dense()
+}
+
+/// Writes a sparse tensor under a name.
+pub fn sparse_to_proto(name: &str, sparse: &SparseTensor) -> Result<SparseTensorProto> {
+    Ok(SparseTensorProto {
+        values: Some(tensor_to_proto(name, &sparse.values)?),
+        indices: Some(tensor_to_proto("", &sparse.indices)?),
+        dims: sparse.shape.iter().map(|&size| size as i64).collect(),
+    })
+}

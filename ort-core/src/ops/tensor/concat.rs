@@ -1,0 +1,100 @@
+//! `Concat`: tensors one after another along an axis.
+
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ir::Attribute;
+use crate::ops;
+use crate::spec::{
+    AttrKind, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, var,
+};
+use crate::{Result, ensure};
+
+use super::geometry::normalize_axis;
+use super::{constant_sizes, set_elements};
+
+static CONCAT: OpSpec = OpSpec {
+    name: "Concat",
+    since: 13,
+    inputs: &[many("inputs", "T", 1)],
+    outputs: &[one("concat_result", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    attrs: &[attr::required("axis", AttrKind::Int)],
+    traits: Traits::MOVES_DATA,
+    infer,
+    view: Some(view),
+    upgrades: &[Upgrade { before: 4, apply: default_axis }],
+    ..OP
+};
+
+ops![CONCAT];
+
+/// Before version 4 the axis was 1 by default.
+fn default_axis(draft: &mut Draft<'_>) -> Result<()> {
+    if draft.attr("axis").is_none() {
+        draft.set_attr("axis", Attribute::Int(1));
+    }
+    Ok(())
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let known: Vec<&[Dim]> = (0..cx.input_count()).filter_map(|index| cx.shape(index)).collect();
+    let Some(first) = known.first() else { return Ok(()) };
+    let axis = normalize_axis(cx.attrs.int("axis")?, first.len())?;
+    let mut result = first.to_vec();
+    for shape in &known[1..] {
+        ensure!(
+            shape.len() == result.len(),
+            InvalidGraph,
+            "inputs of rank {} and {}",
+            first.len(),
+            shape.len()
+        );
+        for (index, (size, other)) in result.iter_mut().zip(*shape).enumerate() {
+            if index == axis {
+                *size = &*size + other;
+            } else {
+                let differ = size.as_constant().zip(other.as_constant()).is_some_and(|(a, b)| a != b);
+                ensure!(!differ, InvalidGraph, "inputs of shape {first:?} and {shape:?} along axis {axis}");
+                if size.as_constant().is_none() && other.as_constant().is_some() {
+                    *size = other.clone();
+                }
+            }
+        }
+    }
+    if known.len() < cx.input_count() {
+        result[axis] = cx.fresh();
+    }
+    set_symbolic(cx, &result, axis)?;
+    cx.set_shape(0, result)
+}
+
+/// Joins symbolic elements where every input has them.
+fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> {
+    let Some(sizes) = constant_sizes(shape) else { return Ok(()) };
+    let mut parts = Vec::with_capacity(cx.input_count());
+    for index in 0..cx.input_count() {
+        let symbolic = cx.symbolic(index).filter(|part| part.shape.len() == shape.len());
+        let Some(symbolic) = symbolic else { return Ok(()) };
+        parts.push(symbolic);
+    }
+    let run = |part: &SymTensor| part.shape[axis..].iter().product::<usize>();
+    let mut elements = Vec::new();
+    if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
+        return Ok(());
+    }
+    for outer in 0..sizes[..axis].iter().product() {
+        for part in &parts {
+            let run = run(part);
+            elements.extend_from_slice(part.elements.get(outer * run..(outer + 1) * run).unwrap_or(&[]));
+        }
+    }
+    set_elements(cx, cx.dtype(0)?, shape, elements)
+}
+
+/// One input that has all the elements is the result.
+fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
+    let count = |shape: &Option<crate::tensor::Shape>| shape.as_ref().map(|shape| shape.iter().product());
+    let total: usize = count(cx.outputs.first()?)?;
+    let input = cx.inputs.iter().position(|shape| count(shape) == Some(total))?;
+    (total > 0).then(|| ViewOf { input, offsets: vec![0] })
+}

@@ -1,0 +1,120 @@
+//! `Expand` and `Tile`: dimensions repeated.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{
+    Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, broadcast, one, var,
+};
+use crate::{Result, ensure};
+
+use super::constant::fresh_dims;
+use super::geometry::Strided;
+use super::{constant_sizes, set_elements};
+
+static EXPAND: OpSpec = OpSpec {
+    name: "Expand",
+    since: 13,
+    inputs: &[one("input", "T"), one("shape", "tensor(int64)").host()],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    traits: Traits::MOVES_DATA,
+    infer: infer_expand,
+    view: Some(view_if_equal),
+    ..OP
+};
+
+static TILE: OpSpec = OpSpec {
+    name: "Tile",
+    since: 13,
+    inputs: &[one("input", "T"), one("repeats", "T1").host()],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR), var("T1", TypeSet::of(&[DType::I64]))],
+    traits: Traits::MOVES_DATA,
+    infer: infer_tile,
+    view: Some(view_if_equal),
+    upgrades: &[Upgrade { before: 6, apply: repeats_of_one_axis }],
+    ..OP
+};
+
+ops![EXPAND, TILE];
+
+/// Before version 6, `Tile` repeated one axis: `tiles` and `axis` were scalar inputs.
+fn repeats_of_one_axis(draft: &mut Draft<'_>) -> Result<()> {
+    let constant = |draft: &Draft<'_>, index: usize| -> Result<i64> {
+        let tensor = draft.constant_input(index);
+        let tensor = tensor.ok_or_else(|| {
+            crate::error!(NotImplemented, "input {index} of Tile before version 6 is no constant")
+        })?;
+        let view = tensor.view();
+        let elements = match view.dtype() {
+            DType::F32 => view.to_vec::<f32>()?.into_iter().map(|value| value as i64).collect(),
+            _ => view.to_ints()?,
+        };
+        elements.first().copied().ok_or_else(|| crate::error!(InvalidGraph, "input {index} is empty"))
+    };
+    let (tiles, axis) = (constant(draft, 1)?, constant(draft, 2)?);
+    let shape = draft.shape(0);
+    let rank =
+        shape.ok_or_else(|| crate::error!(NotImplemented, "the rank of Tile's input is not known"))?.len();
+    let axis = super::geometry::normalize_axis(axis, rank)?;
+    let repeats: Vec<i64> = (0..rank).map(|index| if index == axis { tiles } else { 1 }).collect();
+    let repeats = draft.constant_ints(&repeats)?;
+    let data = draft.required(0)?;
+    draft.inputs = vec![Some(data), Some(repeats)];
+    Ok(())
+}
+
+fn infer_expand(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(input) = cx.shape(0) else { return Ok(()) };
+    let target = match (cx.dims(1), cx.shape(1)) {
+        (Some(target), _) => target,
+        (None, Some([length])) => {
+            let Some(unknown) = fresh_dims(cx, length) else { return Ok(()) };
+            // A size that is not known may also be 1 and leave the input's size.
+            let rank = unknown.len().max(input.len());
+            let sizes = (0..rank).map(|_| cx.fresh()).collect();
+            return cx.set_shape(0, sizes);
+        }
+        _ => return Ok(()),
+    };
+    let negative = target.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
+    ensure!(!negative, InvalidGraph, "the shape {target:?} has a negative size");
+    let shape = broadcast::dims(&[input, &target])?;
+    if let (Some(symbolic), Some(from), Some(to)) =
+        (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))
+        && SymTensor::follows(cx.dtype(0)?, to.iter().product())
+    {
+        let elements = Strided::expand(&from, &to)?.collect(&symbolic.elements)?;
+        set_elements(cx, cx.dtype(0)?, &shape, elements)?;
+    }
+    cx.set_shape(0, shape)
+}
+
+fn infer_tile(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(input) = cx.shape(0) else { return Ok(()) };
+    let Some(repeats) = cx.dims(1) else {
+        let sizes = input.iter().map(|_| cx.fresh()).collect();
+        return cx.set_shape(0, sizes);
+    };
+    ensure!(repeats.len() == input.len(), InvalidGraph, "repeats {repeats:?} of a tensor of shape {input:?}");
+    let negative = repeats.iter().any(|repeat| repeat.as_constant().is_some_and(|repeat| repeat < 0));
+    ensure!(!negative, InvalidGraph, "the repeats {repeats:?} are negative");
+    let shape: Vec<Dim> = input.iter().zip(&repeats).map(|(size, repeat)| size * repeat).collect();
+    if let (Some(symbolic), Some(from), Some(to)) =
+        (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))
+        && let Some(repeats) = constant_sizes(&repeats)
+        && SymTensor::follows(cx.dtype(0)?, to.iter().product())
+    {
+        let elements = Strided::tile(&from, &repeats).collect(&symbolic.elements)?;
+        set_elements(cx, cx.dtype(0)?, &shape, elements)?;
+    }
+    cx.set_shape(0, shape)
+}
+
+/// Nothing is repeated where the element counts agree.
+fn view_if_equal(cx: &ViewCx<'_>) -> Option<ViewOf> {
+    let input: usize = cx.inputs.first()?.as_ref()?.iter().product();
+    let output: usize = cx.outputs.first()?.as_ref()?.iter().product();
+    if input == output { ViewOf::whole(cx) } else { None }
+}

@@ -1,0 +1,112 @@
+//! `Gather`, `GatherElements` and `GatherND`: elements picked by index.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{InferCx, OP, OpSpec, SymTensor, Traits, TypeVar, ViewCx, ViewOf, attr, one, var};
+use crate::{Result, ensure, error};
+
+use super::geometry::normalize_axis;
+use super::{constant_sizes, set_elements};
+
+const TYPES: &[TypeVar] =
+    &[var("T", TypeSet::ALL_TENSOR), var("Tind", TypeSet::of(&[DType::I32, DType::I64]))];
+
+static GATHER: OpSpec = OpSpec {
+    name: "Gather",
+    since: 13,
+    inputs: &[one("data", "T"), one("indices", "Tind")],
+    outputs: &[one("output", "T")],
+    types: TYPES,
+    attrs: &[attr::int("axis", 0)],
+    traits: Traits::MOVES_DATA,
+    infer: infer_gather,
+    view: Some(view_gather),
+    ..OP
+};
+
+static GATHER_ELEMENTS: OpSpec = OpSpec {
+    name: "GatherElements",
+    since: 13,
+    inputs: &[one("data", "T"), one("indices", "Tind")],
+    outputs: &[one("output", "T")],
+    types: TYPES,
+    attrs: &[attr::int("axis", 0)],
+    traits: Traits::MOVES_DATA,
+    infer: infer_gather_elements,
+    ..OP
+};
+
+static GATHER_ND: OpSpec = OpSpec {
+    name: "GatherND",
+    since: 13,
+    inputs: &[one("data", "T"), one("indices", "tensor(int64)")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    attrs: &[attr::int("batch_dims", 0)],
+    traits: Traits::MOVES_DATA,
+    infer: infer_gather_nd,
+    ..OP
+};
+
+ops![GATHER, GATHER_ELEMENTS, GATHER_ND];
+
+fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    let axis = normalize_axis(cx.attrs.int("axis")?, data.len())?;
+    let shape = [&data[..axis], indices, &data[axis + 1..]].concat();
+    gather_symbolic(cx, axis, &shape)?;
+    cx.set_shape(0, shape)
+}
+
+fn gather_symbolic(cx: &mut InferCx<'_>, axis: usize, shape: &[Dim]) -> Result<()> {
+    let (Some(data), Some(indices)) = (cx.symbolic(0), cx.ints(1)) else { return Ok(()) };
+    let Some(sizes) = constant_sizes(shape) else { return Ok(()) };
+    if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
+        return Ok(());
+    }
+    let Some(&size) = data.shape.get(axis) else { return Ok(()) };
+    let run: usize = data.shape[axis + 1..].iter().product();
+    let mut elements = Vec::new();
+    for outer in 0..data.shape[..axis].iter().product() {
+        for &index in &indices {
+            let start = (outer * size + normalize_axis(index, size)?) * run;
+            elements.extend_from_slice(data.elements.get(start..start + run).unwrap_or(&[]));
+        }
+    }
+    set_elements(cx, cx.dtype(0)?, shape, elements)
+}
+
+/// One index of an outermost dimension is a contiguous part.
+fn view_gather(cx: &ViewCx<'_>) -> Option<ViewOf> {
+    let data = cx.inputs.first()?.as_ref()?;
+    let &[index] = cx.ints.get(1)?.as_deref()? else { return None };
+    let axis = normalize_axis(cx.attrs.int("axis").ok()?, data.len()).ok()?;
+    if data[..axis].iter().any(|&size| size != 1) {
+        return None;
+    }
+    let run: usize = data[axis + 1..].iter().product();
+    let index = normalize_axis(index, data[axis]).ok()?;
+    Some(ViewOf { input: 0, offsets: vec![index * run] })
+}
+
+fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(indices) = cx.shape(1) else { return Ok(()) };
+    normalize_axis(cx.attrs.int("axis")?, indices.len())?;
+    if let Some(data) = cx.shape(0) {
+        ensure!(data.len() == indices.len(), InvalidGraph, "data {data:?} and indices {indices:?}");
+    }
+    cx.set_shape(0, indices.to_vec())
+}
+
+fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    let invalid = || error!(InvalidGraph, "data {data:?} and indices {indices:?}");
+    let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;
+    let (last, outer) = indices.split_last().ok_or_else(invalid)?;
+    ensure!(batch <= outer.len() && batch < data.len(), InvalidGraph, "batch_dims {batch} of {indices:?}");
+    let Some(depth) = last.as_constant() else { return Ok(()) };
+    let depth = usize::try_from(depth).map_err(|_| invalid())?;
+    let inner = data.get(batch + depth..).filter(|_| depth > 0).ok_or_else(invalid)?;
+    cx.set_shape(0, [outer, inner].concat())
+}

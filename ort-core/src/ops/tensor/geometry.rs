@@ -1,0 +1,298 @@
+//! The index arithmetic of operators that move elements, shared by inference and kernels: axes, slices, and
+//! tensors read in another order.
+
+use smallvec::SmallVec;
+
+use crate::ir::Attributes;
+use crate::{Result, ensure, error};
+
+/// The axis counted from the front; negative axes count from the back.
+///
+/// ```
+/// use ort_core::ops::tensor::geometry::normalize_axis;
+/// assert_eq!(normalize_axis(-1, 3)?, 2);
+/// assert!(normalize_axis(3, 3).is_err());
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
+    let from_front = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
+    let index = from_front.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
+    index.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside of rank {rank}"))
+}
+
+/// The axes counted from the front, in the order given. One that is named twice is an error.
+pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
+    let mut result = Vec::with_capacity(axes.len().min(rank));
+    for &axis in axes {
+        let index = normalize_axis(axis, rank)?;
+        ensure!(!result.contains(&index), InvalidGraph, "axis {axis} is named twice");
+        result.push(index);
+    }
+    Ok(result)
+}
+
+/// The permutation of a `Transpose` node: the input's axis for each axis of the output.
+pub fn permutation(attrs: &Attributes, rank: usize) -> Result<Vec<usize>> {
+    let Some(perm) = attrs.find_ints("perm") else { return Ok((0..rank).rev().collect()) };
+    ensure!(perm.len() == rank, InvalidGraph, "permutation {perm:?} of a tensor of rank {rank}");
+    normalize_axes(perm, rank)
+}
+
+/// The part of a shape of this rank that the attributes `start` and `end` name.
+pub fn shape_range(start: i64, end: Option<i64>, rank: usize) -> std::ops::Range<usize> {
+    let clamp = |index: i64| {
+        let index = if index < 0 { index.saturating_add(rank as i64) } else { index };
+        index.clamp(0, rank as i64) as usize
+    };
+    let (start, end) = (clamp(start), end.map_or(rank, clamp));
+    start..end.max(start)
+}
+
+/// The steps between neighbours along each dimension of a contiguous tensor, in elements.
+pub fn contiguous_strides(shape: &[usize]) -> SmallVec<[isize; 6]> {
+    let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(1, shape.len());
+    for index in (1..shape.len()).rev() {
+        strides[index - 1] =
+            strides[index].saturating_mul(isize::try_from(shape[index]).unwrap_or(isize::MAX));
+    }
+    strides
+}
+
+/// What `Slice` takes of one dimension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SliceAxis {
+    /// The first index taken.
+    pub start: usize,
+    /// From one index to the next; not 0.
+    pub step: i64,
+    /// How many indices are taken.
+    pub count: usize,
+}
+
+impl SliceAxis {
+    /// All of a dimension.
+    pub const fn all(size: usize) -> SliceAxis {
+        SliceAxis { start: 0, step: 1, count: size }
+    }
+
+    /// The indices that `start..end` with a step takes of a dimension, with the clamping of ONNX and NumPy.
+    pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
+        ensure!(step != 0, InvalidGraph, "a slice has step 0");
+        let size = size as i64;
+        let absolute = |index: i64| if index < 0 { index.saturating_add(size) } else { index };
+        let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+        let start = absolute(start).clamp(low, high.max(low));
+        let end = absolute(end).clamp(low, high.max(low));
+        let distance = if step > 0 { end - start } else { start - end };
+        let count = if distance <= 0 { 0 } else { (distance as u64).div_ceil(step.unsigned_abs()) };
+        Ok(SliceAxis { start: start.max(0) as usize, step, count: count as usize })
+    }
+}
+
+/// The arguments of `Slice` as numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct SliceArguments<'a> {
+    /// The first index of each axis.
+    pub starts: &'a [i64],
+    /// The index behind the last one of each axis.
+    pub ends: &'a [i64],
+    /// The axes; by default the first ones.
+    pub axes: Option<&'a [i64]>,
+    /// The steps; 1 by default.
+    pub steps: Option<&'a [i64]>,
+}
+
+impl SliceArguments<'_> {
+    /// Checks that the lists are equally long, and returns the axis and step of each entry.
+    pub fn axes_and_steps(&self, rank: usize) -> Result<Vec<(usize, i64)>> {
+        let count = self.starts.len();
+        ensure!(self.ends.len() == count, InvalidGraph, "{count} starts and {} ends", self.ends.len());
+        slice_axes_and_steps(count, self.axes, self.steps, rank)
+    }
+
+    /// What is taken of each dimension of a tensor.
+    pub fn resolve(&self, shape: &[usize]) -> Result<Vec<SliceAxis>> {
+        let mut parts: Vec<SliceAxis> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
+        for (entry, (axis, step)) in self.axes_and_steps(shape.len())?.into_iter().enumerate() {
+            parts[axis] = SliceAxis::new(shape[axis], self.starts[entry], self.ends[entry], step)?;
+        }
+        Ok(parts)
+    }
+}
+
+/// The axis and step of each of `count` slices.
+pub fn slice_axes_and_steps(
+    count: usize,
+    axes: Option<&[i64]>,
+    steps: Option<&[i64]>,
+    rank: usize,
+) -> Result<Vec<(usize, i64)>> {
+    let axes = match axes {
+        Some(axes) => normalize_axes(axes, rank)?,
+        None => (0..count.min(rank + 1)).collect(),
+    };
+    ensure!(axes.len() == count && count <= rank, InvalidGraph, "{count} slices of {} axes", axes.len());
+    let steps = steps.map_or_else(|| vec![1; count], <[i64]>::to_vec);
+    ensure!(steps.len() == count, InvalidGraph, "{count} slices and {} steps", steps.len());
+    ensure!(!steps.contains(&0), InvalidGraph, "a slice has step 0");
+    Ok(axes.into_iter().zip(steps).collect())
+}
+
+/// A tensor read in another order: the element at index `(i, j, ..)` is element
+/// `offset + i * strides[0] + j * strides[1] + ..` of the source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Strided {
+    /// The sizes of the result.
+    pub sizes: SmallVec<[usize; 6]>,
+    /// The step in the source for a step along each dimension, in elements.
+    pub strides: SmallVec<[isize; 6]>,
+    /// The first element.
+    pub offset: usize,
+}
+
+impl Strided {
+    /// The dimensions in another order.
+    pub fn transpose(shape: &[usize], permutation: &[usize]) -> Strided {
+        let strides = contiguous_strides(shape);
+        Strided {
+            sizes: permutation.iter().map(|&axis| shape[axis]).collect(),
+            strides: permutation.iter().map(|&axis| strides[axis]).collect(),
+            offset: 0,
+        }
+    }
+
+    /// A part of each dimension.
+    pub fn slice(shape: &[usize], parts: &[SliceAxis]) -> Strided {
+        let strides = contiguous_strides(shape);
+        let offset = parts.iter().zip(&strides).map(|(part, &stride)| part.start * stride as usize).sum();
+        // A step that is never taken may be larger than any tensor.
+        let step = |part: &SliceAxis, stride: isize| {
+            if part.count < 2 { 0 } else { stride * isize::try_from(part.step).unwrap_or(0) }
+        };
+        Strided {
+            sizes: parts.iter().map(|part| part.count).collect(),
+            strides: parts.iter().zip(&strides).map(|(part, &stride)| step(part, stride)).collect(),
+            offset,
+        }
+    }
+
+    /// Dimensions of size 1 repeated, missing ones in front added, as broadcasting does.
+    pub fn expand(shape: &[usize], result: &[usize]) -> Result<Strided> {
+        let missing = result.len().checked_sub(shape.len());
+        let missing = missing.ok_or_else(|| error!(InvalidArgument, "{shape:?} expanded to {result:?}"))?;
+        let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(0, missing);
+        for ((&size, &wanted), stride) in shape.iter().zip(&result[missing..]).zip(contiguous_strides(shape))
+        {
+            ensure!(size == wanted || size == 1, InvalidArgument, "{shape:?} does not expand to {result:?}");
+            strides.push(if size == 1 { 0 } else { stride });
+        }
+        Ok(Strided { sizes: result.into(), strides, offset: 0 })
+    }
+
+    /// Each dimension several times one after another. The result has two dimensions for each of the source.
+    pub fn tile(shape: &[usize], repeats: &[usize]) -> Strided {
+        let strides = contiguous_strides(shape);
+        let pairs = shape.iter().zip(repeats);
+        Strided {
+            sizes: pairs.flat_map(|(&size, &repeat)| [repeat, size]).collect(),
+            strides: strides.iter().flat_map(|&stride| [0, stride]).collect(),
+            offset: 0,
+        }
+    }
+
+    /// The number of elements of the result.
+    pub fn count(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// The same order with dimensions of size 1 dropped and neighbours that continue each other joined.
+    pub fn simplify(&self) -> Strided {
+        let mut result = Strided { sizes: SmallVec::new(), strides: SmallVec::new(), offset: self.offset };
+        for (&size, &stride) in self.sizes.iter().zip(&self.strides).filter(|(size, _)| **size != 1) {
+            match (result.sizes.last_mut(), result.strides.last_mut()) {
+                (Some(outer), Some(outer_stride)) if *outer_stride == stride * size as isize => {
+                    *outer *= size;
+                    *outer_stride = stride;
+                }
+                _ => {
+                    result.sizes.push(size);
+                    result.strides.push(stride);
+                }
+            }
+        }
+        result
+    }
+
+    /// Whether every element is inside a source of `count` elements.
+    pub fn fits(&self, count: usize) -> bool {
+        if self.sizes.contains(&0) {
+            return true;
+        }
+        let (mut low, mut high) = (self.offset as i128, self.offset as i128);
+        for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
+            let reach = (size as i128 - 1) * stride as i128;
+            if reach < 0 {
+                low += reach;
+            } else {
+                high += reach;
+            }
+        }
+        low >= 0 && high < count as i128
+    }
+
+    /// The elements in this order; for small sources, such as shapes.
+    pub fn collect<T: Clone>(&self, from: &[T]) -> Result<Vec<T>> {
+        ensure!(self.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
+        let mut places = vec![self.offset as isize];
+        for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
+            let steps = |place: isize| (0..size as isize).map(move |index| place + index * stride);
+            places = places.into_iter().flat_map(steps).collect();
+        }
+        Ok(places.into_iter().filter_map(|place| from.get(place as usize).cloned()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slices as NumPy takes them: size, start, end, step, and the indices taken.
+    #[test]
+    fn slices_take_what_numpy_takes() -> Result<()> {
+        let cases: [(usize, i64, i64, i64, &[i64]); 9] = [
+            (5, 1, 4, 1, &[1, 2, 3]),
+            (5, -3, i64::MAX, 1, &[2, 3, 4]),
+            (5, -1, i64::MIN, -1, &[4, 3, 2, 1, 0]),
+            (5, 10, -10, -2, &[4, 2, 0]),
+            (5, 3, 1, 1, &[]),
+            (0, 0, 5, 1, &[]),
+            (0, -1, i64::MIN, -1, &[]),
+            (4, i64::MIN, i64::MAX, i64::MAX, &[0]),
+            (4, 3, 0, i64::MIN, &[3]),
+        ];
+        for (size, start, end, step, expected) in cases {
+            let part = SliceAxis::new(size, start, end, step)?;
+            let taken: Vec<i64> =
+                (0..part.count as i64).map(|i| part.start as i64 + i * part.step.clamp(-9, 9)).collect();
+            assert_eq!(taken, expected, "{size}: {start}..{end} by {step}");
+        }
+        assert!(SliceAxis::new(3, 0, 1, 0).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn orders_read_the_right_elements() -> Result<()> {
+        let source: Vec<usize> = (0..6).collect();
+        let transposed = Strided::transpose(&[2, 3], &[1, 0]);
+        assert_eq!(transposed.collect(&source)?, [0, 3, 1, 4, 2, 5]);
+        let expanded = Strided::expand(&[2, 1], &[2, 2, 3])?;
+        assert_eq!(expanded.collect(&[7, 8])?, [7, 7, 7, 8, 8, 8, 7, 7, 7, 8, 8, 8]);
+        let tiled = Strided::tile(&[2, 1], &[1, 2]);
+        assert_eq!(tiled.collect(&[7, 8])?, [7, 7, 8, 8]);
+        let reversed = Strided::slice(&[2, 3], &[SliceAxis::all(2), SliceAxis::new(3, -1, -9, -2)?]);
+        assert_eq!(reversed.collect(&source)?, [2, 0, 5, 3]);
+        assert!(Strided { offset: 4, ..reversed }.collect(&source).is_err());
+        assert_eq!(Strided::transpose(&[2, 1, 3, 4], &[1, 0, 2, 3]).simplify().sizes.as_slice(), [24]);
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! `Range`: numbers from a start in equal steps.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{InferCx, OP, OpSpec, SymTensor, attr, one, var};
+use crate::tensor::TensorView;
+use crate::{Result, ensure, error};
+
+static RANGE: OpSpec = OpSpec {
+    name: "Range",
+    since: 27,
+    inputs: &[one("start", "T").host(), one("limit", "T").host(), one("delta", "T").host()],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::FLOATS.union(TypeSet::of(&[DType::I16, DType::I32, DType::I64])))],
+    attrs: &[attr::int("stash_type", 1)],
+    infer,
+    ..OP
+};
+
+ops![RANGE];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    for index in 0..3 {
+        let single = cx
+            .shape(index)
+            .is_none_or(|shape| shape.iter().all(|size| size.as_constant().is_none_or(|size| size == 1)));
+        ensure!(single, InvalidGraph, "input {index} of Range must be one number");
+    }
+    let scalar = |index: usize| cx.dims(index).and_then(|dims| dims.first().cloned());
+    let size = match (scalar(0), scalar(1), scalar(2)) {
+        (Some(start), Some(limit), Some(delta)) => {
+            let size = integer_size(&start, &limit, &delta)?;
+            set_elements(cx, &size, &start, &delta)?;
+            size
+        }
+        _ => known_size(cx)?.map(Dim::constant),
+    };
+    let size = size.unwrap_or_else(|| cx.fresh());
+    cx.set_shape(0, vec![size])
+}
+
+/// `max(ceil((limit - start) / delta), 0)`; none where the sign of the step is not known.
+fn integer_size(start: &Dim, limit: &Dim, delta: &Dim) -> Result<Option<Dim>> {
+    ensure!(delta.as_constant() != Some(0), InvalidGraph, "a Range with step 0");
+    let (distance, step) = if delta.is_known_positive() {
+        (limit - start, delta.clone())
+    } else if delta.upper_bound().is_some_and(|high| high < 0) {
+        (start - limit, -delta)
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(Dim::max(&distance.ceil_div(&step), &Dim::constant(0))))
+}
+
+fn set_elements(cx: &mut InferCx<'_>, size: &Option<Dim>, start: &Dim, delta: &Dim) -> Result<()> {
+    let Some(count) = size.as_ref().and_then(Dim::as_constant).and_then(|size| usize::try_from(size).ok())
+    else {
+        return Ok(());
+    };
+    if SymTensor::follows(cx.dtype(0)?, count) {
+        let elements = (0..count as i64).map(|index| start + delta * index).collect();
+        cx.set_symbolic(0, SymTensor::vector(elements));
+    }
+    Ok(())
+}
+
+/// The size where all three numbers are known but are no integers that inference follows.
+fn known_size(cx: &InferCx<'_>) -> Result<Option<i64>> {
+    let (Some(start), Some(limit), Some(delta)) = (cx.known(0), cx.known(1), cx.known(2)) else {
+        return Ok(None);
+    };
+    let (start, limit, delta) = (number(&start)?, number(&limit)?, number(&delta)?);
+    ensure!(delta != 0.0, InvalidGraph, "a Range with step 0");
+    let size = ((limit - start) / delta).ceil();
+    ensure!(size < 1e15, InvalidGraph, "a Range from {start} to {limit} by {delta} has no end");
+    Ok(Some(size.max(0.0) as i64))
+}
+
+fn number(view: &TensorView<'_>) -> Result<f64> {
+    let dtype = view.dtype();
+    let empty = || error!(InvalidGraph, "an input of Range is empty");
+    crate::for_each_type!(dtype in [F32, F64, F16, BF16], T => {
+        let first = view.to_vec::<T>()?.first().copied();
+        first.map(|value| num_traits::AsPrimitive::<f64>::as_(value)).ok_or_else(empty)
+    }, else => view.to_ints()?.first().map(|&value| value as f64).ok_or_else(empty))
+}

@@ -1,0 +1,122 @@
+//! `Reshape` and `Flatten`: the same elements under another shape.
+
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, attr, one, var};
+use crate::{Result, ensure};
+
+use super::constant::fresh_dims;
+use super::set_reshaped;
+
+static RESHAPE: OpSpec = OpSpec {
+    name: "Reshape",
+    since: 25,
+    inputs: &[one("data", "T"), one("shape", "tensor(int64)").host()],
+    outputs: &[one("reshaped", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR_IR13)],
+    attrs: &[attr::int("allowzero", 0)],
+    traits: Traits::MOVES_DATA,
+    cost: Cost::Free,
+    infer: infer_reshape,
+    view: Some(ViewOf::whole),
+    upgrades: &[Upgrade { before: 5, apply: shape_to_input }],
+    ..OP
+};
+
+static FLATTEN: OpSpec = OpSpec {
+    name: "Flatten",
+    since: 25,
+    inputs: &[one("input", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR_IR13)],
+    attrs: &[attr::int("axis", 1)],
+    traits: Traits::MOVES_DATA,
+    cost: Cost::Free,
+    infer: infer_flatten,
+    view: Some(ViewOf::whole),
+    ..OP
+};
+
+ops![RESHAPE, FLATTEN];
+
+fn shape_to_input(draft: &mut Draft<'_>) -> Result<()> {
+    draft.take_attr("consumed_inputs");
+    draft.attr_to_input("shape", 1)
+}
+
+fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
+    let copy_zero = !cx.attrs.flag("allowzero")?;
+    let Some(target) = cx.dims(1) else {
+        let Some([length]) = cx.shape(1) else { return Ok(()) };
+        return match fresh_dims(cx, length) {
+            Some(shape) => cx.set_shape(0, shape),
+            None => Ok(()),
+        };
+    };
+    let input = cx.shape(0);
+    let mut shape = Vec::with_capacity(target.len());
+    let mut open = None;
+    for (index, size) in target.iter().enumerate() {
+        shape.push(match size.as_constant() {
+            Some(0) if copy_zero => match input {
+                Some(input) => {
+                    let copied = input.get(index);
+                    ensure!(copied.is_some(), InvalidGraph, "size {index} of {target:?} copies nothing");
+                    copied.cloned().unwrap_or(Dim::constant(0))
+                }
+                None => cx.fresh(),
+            },
+            Some(-1) => {
+                ensure!(open.is_none(), InvalidGraph, "shape {target:?} leaves two sizes open");
+                open = Some(index);
+                Dim::constant(1)
+            }
+            Some(size) => {
+                ensure!(size >= 0, InvalidGraph, "shape {target:?} has a negative size");
+                Dim::constant(size)
+            }
+            // An element that may be negative may also mean "whatever is left".
+            None if !size.is_known_nonneg() && size.has_unknown() => cx.fresh(),
+            None => size.clone(),
+        });
+    }
+    match input {
+        Some(input) => close(&mut shape, open, input, &target)?,
+        None => {
+            if let Some(index) = open {
+                shape[index] = cx.fresh();
+            }
+        }
+    }
+    set_reshaped(cx, shape)
+}
+
+/// Fills the size that -1 leaves open, and compares the element counts where both are numbers.
+fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) -> Result<()> {
+    let total: Dim = input.iter().product();
+    let rest: Dim = shape.iter().product();
+    let fits = match (total.as_constant(), rest.as_constant()) {
+        (Some(total), Some(rest)) if open.is_some() => total.checked_rem(rest) == Some(0),
+        (Some(total), Some(rest)) => total == rest,
+        _ => true,
+    };
+    ensure!(fits, InvalidGraph, "a tensor of shape {input:?} cannot be read as {target:?}");
+    if let Some(index) = open {
+        shape[index] = total.floor_div(&rest);
+    }
+    Ok(())
+}
+
+fn infer_flatten(cx: &mut InferCx<'_>) -> Result<()> {
+    let axis = cx.attrs.int("axis")?;
+    let Some(shape) = cx.shape(0) else {
+        let sizes = vec![cx.fresh(), cx.fresh()];
+        return cx.set_shape(0, sizes);
+    };
+    let rank = shape.len() as i64;
+    let split = if axis < 0 { axis.saturating_add(rank) } else { axis };
+    ensure!((0..=rank).contains(&split), InvalidGraph, "axis {axis} is outside of rank {rank}");
+    let (outer, inner) = shape.split_at(split as usize);
+    set_reshaped(cx, vec![outer.iter().product(), inner.iter().product()])
+}

@@ -1,0 +1,97 @@
+//! `Split`: parts of a tensor along an axis.
+
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{
+    AttrKind, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, opt, var,
+};
+use crate::{Result, ensure};
+
+use super::constant_sizes;
+use super::geometry::normalize_axis;
+
+static SPLIT: OpSpec = OpSpec {
+    name: "Split",
+    since: 18,
+    inputs: &[one("input", "T"), opt("split", "tensor(int64)").host()],
+    outputs: &[many("outputs", "T", 1)],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    attrs: &[attr::optional("num_outputs", AttrKind::Int), attr::int("axis", 0)],
+    traits: Traits::MOVES_DATA,
+    infer,
+    view: Some(view),
+    upgrades: &[Upgrade { before: 13, apply: split_to_input }],
+    ..OP
+};
+
+ops![SPLIT];
+
+fn split_to_input(draft: &mut Draft<'_>) -> Result<()> {
+    draft.attr_to_input("split", 1)
+}
+
+/// The size of each part of a dimension that is split into `count` parts.
+fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
+    if cx.has_input(1) {
+        let Some(parts) = cx.dims(1) else { return Ok((0..count).map(|_| cx.fresh()).collect()) };
+        ensure!(parts.len() == count, InvalidGraph, "{} parts for {count} outputs", parts.len());
+        let negative = parts.iter().any(|part| part.as_constant().is_some_and(|part| part < 0));
+        let sum: Dim = parts.iter().sum();
+        let differ = sum.as_constant().zip(size.as_constant()).is_some_and(|(sum, size)| sum != size);
+        ensure!(!negative && !differ, InvalidGraph, "size {size} split into {parts:?}");
+        return Ok(parts);
+    }
+    if let Some(given) = cx.attrs.find_int("num_outputs") {
+        ensure!(given == count as i64, InvalidGraph, "num_outputs is {given}, but there are {count} outputs");
+    }
+    let part = size.ceil_div(&Dim::constant(count as i64));
+    let last = size - &part * (count as i64 - 1);
+    let negative = last.as_constant().is_some_and(|last| last < 0);
+    ensure!(!negative, InvalidGraph, "size {size} split into {count} parts");
+    let mut parts = vec![part; count];
+    if let Some(slot) = parts.last_mut() {
+        *slot = last;
+    }
+    Ok(parts)
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    let axis = normalize_axis(cx.attrs.int("axis")?, shape.len())?;
+    let parts = parts_of(cx, &shape[axis], cx.output_count())?;
+    let symbolic = cx.symbolic(0).filter(|_| shape.len() == 1);
+    let mut start = 0;
+    for (index, part) in parts.into_iter().enumerate() {
+        if let (Some(symbolic), Some(sizes)) = (&symbolic, constant_sizes(std::slice::from_ref(&part))) {
+            let end = start + sizes[0];
+            let elements = symbolic.elements.get(start..end).unwrap_or(&[]).to_vec();
+            cx.set_symbolic(index, crate::spec::SymTensor::vector(elements));
+            start = end;
+        }
+        let mut sizes = shape.to_vec();
+        sizes[axis] = part;
+        cx.set_shape(index, sizes)?;
+    }
+    Ok(())
+}
+
+/// Parts along the outermost dimension larger than 1 are contiguous.
+fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
+    let shape = cx.inputs.first()?.as_ref()?;
+    let axis = normalize_axis(cx.attrs.int("axis").ok()?, shape.len()).ok()?;
+    if shape[..axis].iter().any(|&size| size != 1) {
+        return None;
+    }
+    let mut offsets = Vec::with_capacity(cx.outputs.len());
+    let mut next = 0usize;
+    for output in cx.outputs {
+        offsets.push(next);
+        // A part that nobody wants still takes its place; without its size the next ones are not found.
+        match output {
+            Some(output) => next += output.iter().product::<usize>(),
+            None => return None,
+        }
+    }
+    Some(ViewOf { input: 0, offsets })
+}

@@ -1,0 +1,79 @@
+//! `Squeeze` and `Unsqueeze`: dimensions of size 1 dropped and added.
+
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, one, opt, var};
+use crate::{Result, ensure};
+
+use super::geometry::normalize_axes;
+use super::set_reshaped;
+
+static SQUEEZE: OpSpec = OpSpec {
+    name: "Squeeze",
+    since: 25,
+    inputs: &[one("data", "T"), opt("axes", "tensor(int64)").host()],
+    outputs: &[one("squeezed", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR_IR13)],
+    traits: Traits::MOVES_DATA,
+    cost: Cost::Free,
+    infer: infer_squeeze,
+    view: Some(ViewOf::whole),
+    upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
+    ..OP
+};
+
+static UNSQUEEZE: OpSpec = OpSpec {
+    name: "Unsqueeze",
+    since: 25,
+    inputs: &[one("data", "T"), one("axes", "tensor(int64)").host()],
+    outputs: &[one("expanded", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR_IR13)],
+    traits: Traits::MOVES_DATA,
+    cost: Cost::Free,
+    infer: infer_unsqueeze,
+    view: Some(ViewOf::whole),
+    upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
+    ..OP
+};
+
+ops![SQUEEZE, UNSQUEEZE];
+
+fn axes_to_input(draft: &mut Draft<'_>) -> Result<()> {
+    draft.attr_to_input("axes", 1)
+}
+
+fn infer_squeeze(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    let one = Dim::constant(1);
+    let dropped: Vec<usize> = if cx.has_input(1) {
+        let Some(axes) = cx.ints(1) else { return Ok(()) };
+        normalize_axes(&axes, shape.len())?
+    } else {
+        // Which sizes are 1 must be known to know the rank.
+        if shape.iter().any(|size| size.as_constant().is_none() && !is_above_one(size)) {
+            return Ok(());
+        }
+        (0..shape.len()).filter(|&axis| shape[axis] == one).collect()
+    };
+    for &axis in &dropped {
+        let size = &shape[axis];
+        let fits = size.as_constant().is_none_or(|size| size == 1);
+        ensure!(fits, InvalidGraph, "axis {axis} of size {size} cannot be squeezed");
+    }
+    let kept = shape.iter().enumerate().filter(|(axis, _)| !dropped.contains(axis));
+    set_reshaped(cx, kept.map(|(_, size)| size.clone()).collect())
+}
+
+fn is_above_one(size: &Dim) -> bool {
+    size.lower_bound().is_some_and(|low| low > 1)
+}
+
+fn infer_unsqueeze(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(shape), Some(axes)) = (cx.shape(0), cx.ints(1)) else { return Ok(()) };
+    let rank = shape.len() + axes.len();
+    let added = normalize_axes(&axes, rank)?;
+    let mut sizes = shape.iter().cloned();
+    let size_at = |axis: usize| if added.contains(&axis) { Some(Dim::constant(1)) } else { sizes.next() };
+    set_reshaped(cx, (0..rank).map_while(size_at).collect())
+}

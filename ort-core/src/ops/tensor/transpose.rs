@@ -1,0 +1,43 @@
+//! `Transpose`: the dimensions in another order.
+
+use crate::Result;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, Traits, ViewCx, ViewOf, attr, one, var};
+
+use super::geometry::{Strided, permutation};
+use super::{constant_sizes, set_elements};
+
+static TRANSPOSE: OpSpec = OpSpec {
+    name: "Transpose",
+    since: 25,
+    inputs: &[one("data", "T")],
+    outputs: &[one("transposed", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR_IR13)],
+    attrs: &[attr::optional("perm", AttrKind::Ints)],
+    traits: Traits::MOVES_DATA,
+    infer,
+    view: Some(view),
+    ..OP
+};
+
+ops![TRANSPOSE];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    let order = permutation(cx.attrs, shape.len())?;
+    if let (Some(symbolic), Some(sizes)) = (cx.symbolic(0), constant_sizes(shape)) {
+        let moved = Strided::transpose(&sizes, &order).collect(&symbolic.elements)?;
+        let result: Vec<_> = order.iter().map(|&axis| shape[axis].clone()).collect();
+        set_elements(cx, cx.dtype(0)?, &result, moved)?;
+    }
+    cx.set_shape(0, order.iter().map(|&axis| shape[axis].clone()).collect())
+}
+
+/// Nothing moves where the dimensions larger than 1 stay in order.
+fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
+    let shape = cx.inputs.first()?.as_ref()?;
+    let order = permutation(cx.attrs, shape.len()).ok()?;
+    let moving: Vec<usize> = order.into_iter().filter(|&axis| shape[axis] != 1).collect();
+    if moving.is_sorted() { ViewOf::whole(cx) } else { None }
+}

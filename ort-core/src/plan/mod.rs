@@ -1,0 +1,106 @@
+//! The plan of a run: where each value lives, decided before anything runs.
+//!
+//! For one binding of the symbolic dimensions every size is a number. Values whose elements follow from the shapes
+//! alone are folded; views and in-place results share memory; the rest gets offsets in one slab per memory by
+//! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
+
+mod report;
+mod resolve;
+
+use std::ops::Range;
+
+use ort_alloc::DeviceId;
+
+use crate::dtype::DType;
+use crate::session::SlotId;
+use crate::tensor::{Shape, Tensor};
+
+pub(crate) use report::report;
+pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
+pub(crate) use resolve::{largest_at_peak, resolve};
+
+/// Where a slot's value lives during a run.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// With the caller, the enclosing run, or the weights.
+    Outside,
+    /// In a slab, at these bytes.
+    Slab { slab: usize, range: Range<usize> },
+    /// In a buffer of its own, of known size: graph outputs, and values that kernels hand over.
+    Own,
+    /// Part of another slot's memory that is not a slab.
+    View { of: SlotId, element_offset: usize },
+    /// Known from the shapes.
+    Folded(Tensor),
+    /// Known only at run time.
+    Dynamic,
+    /// Nobody reads it.
+    Unused,
+}
+
+/// One slot under one binding.
+#[derive(Debug, Clone)]
+pub(crate) struct SlotPlan {
+    pub(crate) dtype: Option<DType>,
+    pub(crate) shape: Option<Shape>,
+    pub(crate) place: Place,
+    /// For values that share memory by design: how the report calls them.
+    pub(crate) kind: ValueKind,
+    /// First and last step at which the value is alive.
+    pub(crate) life: (usize, usize),
+}
+
+/// What becomes of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Nothing: its outputs are folded, views, or unused.
+    Skip,
+    /// It runs.
+    Run,
+}
+
+/// One step under one binding.
+#[derive(Debug, Clone)]
+pub(crate) struct StepPlan {
+    pub(crate) action: Action,
+    /// For each output, the input that shares its memory.
+    pub(crate) in_place: Vec<Option<usize>>,
+    /// Scratch memory in the host's slab.
+    pub(crate) workspace: Range<usize>,
+    /// Slots with memory of their own that die after this step.
+    pub(crate) release: Vec<SlotId>,
+}
+
+/// The plan of a run for one binding of the dimensions.
+#[derive(Debug, Clone)]
+pub(crate) struct RunPlan {
+    pub(crate) slots: Vec<SlotPlan>,
+    pub(crate) steps: Vec<StepPlan>,
+    /// The bytes of each slab, the host's first.
+    pub(crate) slabs: Vec<(DeviceId, usize)>,
+    /// The most bytes of own buffers alive at once, where all are known.
+    pub(crate) own_peak: usize,
+    /// The most bytes alive at once in any schedule-respecting layout.
+    pub(crate) lower_bound: usize,
+    /// Bytes alive after each step, workspaces included.
+    pub(crate) live: Vec<usize>,
+    /// Whether some value is dynamic.
+    pub(crate) has_dynamic: bool,
+}
+
+impl RunPlan {
+    /// The most bytes of activations that a run allocates; dynamic values not counted.
+    pub(crate) fn peak(&self) -> usize {
+        self.own_peak + self.slabs.iter().map(|slab| slab.1).sum::<usize>()
+    }
+
+    /// The bytes of the host's slab.
+    pub(crate) fn host_slab(&self) -> usize {
+        self.slabs.first().map_or(0, |slab| slab.1)
+    }
+
+    /// The bytes that the plan itself takes, about.
+    pub(crate) fn own_bytes(&self) -> usize {
+        self.slots.len() * size_of::<SlotPlan>() + self.steps.len() * (size_of::<StepPlan>() + 48)
+    }
+}

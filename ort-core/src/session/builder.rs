@@ -1,0 +1,114 @@
+//! Settings of a session, and its making.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ort_alloc::Budget;
+use parking_lot::Mutex;
+
+use super::program::BuildCx;
+use super::{Model, Program, Session};
+use crate::ep::{Device, Precision, ProviderOptions, provider};
+use crate::{Result, Within, ensure};
+
+/// Settings of a session.
+#[derive(Clone)]
+pub struct SessionBuilder {
+    model: Model,
+    providers: Vec<(String, ProviderOptions)>,
+    devices: Vec<Arc<dyn Device>>,
+    threads: Option<usize>,
+    memory_limit: Option<usize>,
+    precision: Precision,
+}
+
+impl SessionBuilder {
+    pub(super) fn new(model: &Model) -> SessionBuilder {
+        SessionBuilder {
+            model: model.clone(),
+            providers: Vec::new(),
+            devices: Vec::new(),
+            threads: None,
+            memory_limit: None,
+            precision: Precision::Fp32,
+        }
+    }
+
+    /// Adds an execution provider; those added first are preferred. Without any, `cpu` runs everything.
+    #[must_use]
+    pub fn provider(self, name: &str) -> SessionBuilder {
+        self.provider_with(name, ProviderOptions::new())
+    }
+
+    /// Adds an execution provider with options.
+    #[must_use]
+    pub fn provider_with(mut self, name: &str, options: ProviderOptions) -> SessionBuilder {
+        self.providers.push((name.to_string(), options));
+        self
+    }
+
+    /// Adds an opened device, preferred over providers by name.
+    #[must_use]
+    pub fn device(mut self, device: Arc<dyn Device>) -> SessionBuilder {
+        self.devices.push(device);
+        self
+    }
+
+    /// The threads inside one operator; by default the cores that this process may use.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> SessionBuilder {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// A bound in bytes on what the session allocates: packed weights, activations, workspaces and outputs.
+    /// Weights read from a mapped file are not allocated.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> SessionBuilder {
+        self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// How the CPU provider multiplies matrices.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> SessionBuilder {
+        self.precision = precision;
+        self
+    }
+
+    /// Compiles the model. An operator that no provider runs, or packed weights beyond the memory limit, are
+    /// errors.
+    pub fn build(self) -> Result<Session> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.unwrap_or_else(cores);
+        ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
+        let mut devices = self.devices;
+        for (name, options) in &self.providers {
+            devices.push(provider(name)?.open(0, options).within(|| format!("provider {name}"))?);
+        }
+        if devices.is_empty() {
+            devices.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
+        }
+        let start = Instant::now();
+        let budget = Budget::new(self.memory_limit);
+        let model = self.model;
+        let release = |tensor: &crate::tensor::Tensor| model.release(tensor);
+        let mut cx = BuildCx {
+            devices: &devices,
+            budget: &budget,
+            threads,
+            precision: self.precision,
+            release: &release,
+            packed_bytes: 0,
+        };
+        let program = Program::build(model.graph().clone(), &[], &mut cx)?;
+        let packed_bytes = cx.packed_bytes;
+        tracing::info!(
+            steps = program.steps.len(),
+            packed_bytes,
+            milliseconds = start.elapsed().as_millis() as u64,
+            "compiled"
+        );
+        Ok(Session { model, program, devices, budget, threads, packed_bytes, idle: Mutex::new(Vec::new()) })
+    }
+}

@@ -1,0 +1,628 @@
+//! One run of one program: steps through the schedule with every value where the plan put it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ort_alloc::{Buffer, Category, DeviceId, HostAllocator, SharedBuffer, allocate_in, split_disjoint};
+use smallvec::SmallVec;
+
+use super::profile::Profile;
+use super::program::{Nested, Origin, Program, SlotId, Step, Work};
+use crate::dim::{Bindings, unify};
+use crate::dtype::DType;
+use crate::ep::{Device, IoShapes, NestedRun, OutputSlot, OutputsFrom, RunControl, RunCx};
+use crate::plan::{Action, Place, RunPlan, resolve};
+use crate::spec::{InputFacts, ViewCx, infer_concrete, known_ints};
+use crate::tensor::{DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
+use crate::{Result, Within, ensure, error};
+
+/// What all frames of a run share.
+#[derive(Clone, Copy)]
+pub(crate) struct RunEnv<'a> {
+    pub(crate) control: &'a RunControl,
+    pub(crate) devices: &'a [Arc<dyn Device>],
+    pub(crate) profile: Option<&'a Profile>,
+}
+
+/// The slabs of a run: the host's, which the frame borrows, and the devices'.
+pub(crate) struct Slabs<'a> {
+    pub(crate) host: &'a mut [u8],
+    /// By slab index of the plan; the host's entry is none.
+    pub(crate) devices: &'a [Option<SharedBuffer>],
+}
+
+/// The sizes of symbols from the shapes of what is given. A size that contradicts the declared shape is an error
+/// that names the value.
+pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bindings) -> Result<()> {
+    for (slot, value) in program.given.iter().zip(given) {
+        let info = program.graph.value(program.slots[slot.index()].value);
+        let (Ok(tensor), Some(formal)) = (value.tensor(), info.ty.shape()) else { continue };
+        let place = || format!("input '{}'", info.name);
+        ensure!(
+            tensor.rank() == formal.len(),
+            InvalidArgument,
+            "input '{}' has rank {}, expected rank {}: {}",
+            info.name,
+            tensor.rank(),
+            formal.len(),
+            info.ty
+        );
+        for (dim, &size) in formal.iter().zip(tensor.shape()) {
+            unify(dim, size as i64, bindings)
+                .map_err(|problem| {
+                    error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
+                })
+                .within(place)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) struct Frame<'a> {
+    program: &'a Program,
+    plan: &'a RunPlan,
+    bindings: &'a Bindings,
+    env: RunEnv<'a>,
+    given: &'a [ValueView<'a>],
+    /// Values with memory of their own, by slot.
+    owned: Vec<Option<Value>>,
+    slabs: Slabs<'a>,
+}
+
+/// Where an output's memory comes from in this run.
+enum Target {
+    Unwanted,
+    Slab { slab: usize, range: Range<usize>, in_place: Option<usize> },
+    Buffer(Buffer),
+    DeviceBuffer(SharedBuffer),
+    Handed,
+}
+
+impl<'a> Frame<'a> {
+    pub(crate) fn new(
+        (program, plan, bindings): (&'a Program, &'a RunPlan, &'a Bindings),
+        env: RunEnv<'a>,
+        given: &'a [ValueView<'a>],
+        slabs: Slabs<'a>,
+    ) -> Frame<'a> {
+        Frame { program, plan, bindings, env, given, owned: vec![None; program.slots.len()], slabs }
+    }
+
+    /// Runs every step and returns the outputs.
+    pub(crate) fn run(mut self) -> Result<Vec<Value>> {
+        for index in 0..self.program.steps.len() {
+            if self.plan.steps[index].action == Action::Run {
+                self.env.control.check()?;
+                let start = self.env.profile.map(|_| std::time::Instant::now());
+                self.step(index).within(|| self.program.steps[index].place())?;
+                if let (Some(profile), Some(start)) = (self.env.profile, start) {
+                    profile.record(&self.program.steps[index], start);
+                }
+            }
+            for slot in &self.plan.steps[index].release {
+                self.owned[slot.index()] = None;
+            }
+        }
+        let outputs: Vec<SlotId> = self.program.outputs.clone();
+        outputs.into_iter().map(|slot| self.take_output(slot)).collect()
+    }
+
+    /// An output keeps nothing but its own memory alive.
+    fn take_output(&mut self, slot: SlotId) -> Result<Value> {
+        if let Some(value) = &self.owned[slot.index()] {
+            return Ok(value.clone());
+        }
+        let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
+        let host = &*self.slabs.host;
+        let view =
+            view_of(self.program, self.plan, &self.owned, self.given, slot, &mut |range| host.get(range));
+        let view = view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))??;
+        view.to_value()
+    }
+
+    fn step(&mut self, index: usize) -> Result<()> {
+        let step = &self.program.steps[index];
+        let (mut targets, shapes) = self.targets(index)?;
+        if targets.iter().all(|target| matches!(target, Target::Handed))
+            && self.dynamic_view(step, &shapes)?
+        {
+            return Ok(());
+        }
+        let handed = self.execute(index, &mut targets, &shapes)?;
+        for (position, (target, value)) in targets.into_iter().zip(handed).enumerate() {
+            let Some(slot) = step.outputs[position] else { continue };
+            let value = match (target, value) {
+                (Target::Buffer(buffer), _) => Some(self.buffer_value(slot, &shapes[position], buffer)?),
+                (Target::DeviceBuffer(buffer), _) => {
+                    let (dtype, shape) = shapes[position].as_ref().ok_or_else(no_shape)?;
+                    Some(Value::Tensor(Tensor::from_device(*dtype, shape, buffer)?))
+                }
+                (Target::Handed, Some(value)) => Some(self.check_handed(slot, value)?),
+                (Target::Handed, None) => return Err(error!(Fail, "output {position} was not computed")),
+                _ => None,
+            };
+            if value.is_some() {
+                self.owned[slot.index()] = value;
+            }
+        }
+        Ok(())
+    }
+
+    fn buffer_value(&self, _: SlotId, shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value> {
+        let (dtype, shape) = shape.as_ref().ok_or_else(no_shape)?;
+        Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
+    }
+
+    /// A handed value must be what the plan took it for.
+    fn check_handed(&self, slot: SlotId, value: Value) -> Result<Value> {
+        let planned = &self.plan.slots[slot.index()];
+        if let (Place::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
+            ensure!(
+                tensor.shape() == shape.as_slice(),
+                RuntimeException,
+                "an output has shape {:?}, the plan expected {:?}",
+                tensor.shape(),
+                shape
+            );
+        }
+        Ok(value)
+    }
+
+    /// Where each output goes, and its type and shape.
+    fn targets(&self, index: usize) -> Result<(Vec<Target>, Vec<Option<(DType, Shape)>>)> {
+        let step = &self.program.steps[index];
+        let mut inferred: Option<Vec<Option<(DType, Option<Shape>)>>> = None;
+        let mut targets = Vec::with_capacity(step.outputs.len());
+        let mut shapes = Vec::with_capacity(step.outputs.len());
+        for (position, slot) in step.outputs.iter().enumerate() {
+            let Some(slot) = *slot else {
+                targets.push(Target::Unwanted);
+                shapes.push(None);
+                continue;
+            };
+            let planned = &self.plan.slots[slot.index()];
+            let known = planned.dtype.zip(planned.shape.clone());
+            let (target, shape) = match &planned.place {
+                Place::Slab { slab, range } => {
+                    let in_place = self.plan.steps[index].in_place[position];
+                    (Target::Slab { slab: *slab, range: range.clone(), in_place }, known)
+                }
+                _ if step.claim.outputs == OutputsFrom::Kernel => (Target::Handed, None),
+                Place::Own => self.allocate(slot, known, Category::Output)?,
+                _ => {
+                    if inferred.is_none() {
+                        inferred = Some(self.infer(step)?);
+                    }
+                    let shape = inferred.as_ref().and_then(|all| all.get(position).cloned().flatten());
+                    match shape {
+                        Some((dtype, Some(shape))) if dtype != DType::String => {
+                            self.allocate(slot, Some((dtype, shape)), Category::Dynamic)?
+                        }
+                        _ => (Target::Handed, None),
+                    }
+                }
+            };
+            targets.push(target);
+            shapes.push(shape);
+        }
+        Ok((targets, shapes))
+    }
+
+    fn allocate(
+        &self,
+        slot: SlotId,
+        known: Option<(DType, Shape)>,
+        category: Category,
+    ) -> Result<(Target, Option<(DType, Shape)>)> {
+        let (dtype, shape) = known.ok_or_else(no_shape)?;
+        let bytes = byte_count(dtype, &shape)?;
+        let memory = self.program.slots[slot.index()].memory;
+        let budget = &self.env.control.budget;
+        if memory == DeviceId::HOST {
+            let buffer = allocate_in(budget, category, &**HostAllocator::global(), bytes, 64)?;
+            return Ok((Target::Buffer(buffer), Some((dtype, shape))));
+        }
+        let device = self.env.devices.iter().find(|device| device.memory() == memory);
+        let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of an output"))?;
+        let buffer = allocate_in(budget, category, &*device.allocator(), bytes, 64)?;
+        Ok((Target::DeviceBuffer(buffer.freeze()), Some((dtype, shape))))
+    }
+
+    /// Output types and shapes from the inputs as they are now.
+    fn infer(&self, step: &Step) -> Result<Vec<Option<(DType, Option<Shape>)>>> {
+        let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else {
+            // A copy has its input's type and shape.
+            let view = self.value(step.inputs[0].ok_or_else(no_shape)?)?.tensor()?;
+            return Ok(vec![Some((view.dtype(), Some(view.shape().into())))]);
+        };
+        if !node.subgraphs.is_empty() {
+            return Ok(vec![None; step.outputs.len()]);
+        }
+        let mut facts = Vec::with_capacity(step.inputs.len());
+        for (position, slot) in step.inputs.iter().enumerate() {
+            facts.push(match slot {
+                None => None,
+                Some(slot) => Some(self.facts(node.inputs[position], *slot)?),
+            });
+        }
+        infer_concrete(node, &facts)
+    }
+
+    fn facts(&self, value: Option<crate::ir::ValueId>, slot: SlotId) -> Result<InputFacts<'_>> {
+        if let (Origin::Consumed, Some(value)) = (&self.program.slots[slot.index()].origin, value) {
+            // A packed weight is not read at run time; its type and shape still count.
+            let info = self.program.graph.value(value);
+            let known = self.program.graph.constants.get(&value).map(|tensor| tensor.view());
+            return Ok(InputFacts { ty: info.ty.clone(), known, symbolic: None });
+        }
+        Ok(match self.value(slot)? {
+            ValueView::Tensor(view) => InputFacts::concrete(view),
+            ValueView::Value(value) => InputFacts { ty: value.value_type(), known: None, symbolic: None },
+        })
+    }
+
+    fn value(&self, slot: SlotId) -> Result<ValueView<'_>> {
+        let host = &*self.slabs.host;
+        let view =
+            view_of(self.program, self.plan, &self.owned, self.given, slot, &mut |range| host.get(range));
+        if let Some(view) = view {
+            return view;
+        }
+        self.device_value(slot)
+    }
+
+    fn device_value(&self, slot: SlotId) -> Result<ValueView<'_>> {
+        device_view(self.plan, self.slabs.devices, slot).ok_or_else(|| {
+            let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
+            error!(Fail, "'{name}' was not computed")
+        })
+    }
+
+    /// Makes outputs of unknown size parts of an input that owns its memory, where the operator allows it.
+    fn dynamic_view(&mut self, step: &Step, shapes: &[Option<(DType, Shape)>]) -> Result<bool> {
+        let _ = shapes;
+        let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
+        let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
+        let outputs: Vec<Option<Shape>> =
+            self.infer(step)?.into_iter().map(|output| output.and_then(|(_, shape)| shape)).collect();
+        if outputs.iter().any(Option::is_none) {
+            return Ok(false);
+        }
+        let views: Vec<Option<TensorView<'_>>> = step
+            .inputs
+            .iter()
+            .map(|slot| slot.and_then(|slot| self.value(slot).ok()).and_then(|value| value.tensor().ok()))
+            .collect();
+        let inputs: Vec<Option<Shape>> =
+            views.iter().map(|view| view.map(|view| view.shape().into())).collect();
+        let ints: Vec<Option<Vec<i64>>> = views.iter().map(|view| known_ints(*view)).collect();
+        let cx = ViewCx { attrs: &node.attrs, inputs: &inputs, ints: &ints, outputs: &outputs };
+        let Some(of) = view(&cx) else { return Ok(false) };
+        let source = step.inputs.get(of.input).copied().flatten();
+        let source = source.and_then(|slot| self.owned[slot.index()].as_ref());
+        let Some(Value::Tensor(source)) = source else { return Ok(false) };
+        let mut parts = Vec::new();
+        for ((slot, shape), offset) in step.outputs.iter().zip(&outputs).zip(&of.offsets) {
+            if let (Some(slot), Some(shape)) = (slot, shape) {
+                parts.push((*slot, source.slice(*offset, shape)?));
+            }
+        }
+        for (slot, part) in parts {
+            self.owned[slot.index()] = Some(Value::Tensor(part));
+        }
+        Ok(true)
+    }
+
+    /// Runs the kernel (or the copy) of a step; returns what it handed over.
+    fn execute(
+        &mut self,
+        index: usize,
+        targets: &mut [Target],
+        shapes: &[Option<(DType, Shape)>],
+    ) -> Result<Vec<Option<Value>>> {
+        let step = &self.program.steps[index];
+        let mut scratch = self.extra_workspace(index, shapes)?;
+        let plan = &self.plan.steps[index];
+
+        // The host slab is split into what the step reads and what it writes.
+        let mut reads: SmallVec<[Range<usize>; 8]> = SmallVec::new();
+        let mut writes: SmallVec<[Range<usize>; 4]> = SmallVec::new();
+        let taken: SmallVec<[usize; 2]> = plan.in_place.iter().flatten().copied().collect();
+        let mut all_reads: SmallVec<[(Option<SlotId>, bool); 8]> = SmallVec::new();
+        for (position, slot) in step.inputs.iter().enumerate() {
+            all_reads.push((*slot, taken.contains(&position)));
+        }
+        all_reads
+            .extend(step.nested.iter().flat_map(|nested| &nested.captures).map(|slot| (Some(*slot), false)));
+        for (slot, taken) in &all_reads {
+            if let (Some(slot), false) = (slot, taken)
+                && let Place::Slab { slab: 0, range } = &self.plan.slots[slot.index()].place
+            {
+                reads.push(range.clone());
+            }
+        }
+        for target in targets.iter() {
+            if let Target::Slab { slab: 0, range, .. } = target {
+                writes.push(range.clone());
+            }
+        }
+        writes.push(plan.workspace.clone());
+        let (reads, writes) = split_disjoint(self.slabs.host, &reads, &writes)
+            .map_err(|problem| error!(Fail, "the plan overlaps: {problem}"))?;
+        let (mut reads, mut writes) = (reads.into_iter(), writes.into_iter());
+
+        // Inputs and captures in the order in which their ranges were collected.
+        let mut inputs: SmallVec<[Option<ValueView<'_>>; 8]> = SmallVec::new();
+        for (slot, taken) in &all_reads {
+            let (Some(slot), false) = (slot, taken) else {
+                inputs.push(None);
+                continue;
+            };
+            let (program, plan, owned) = (self.program, self.plan, &self.owned);
+            let view = view_of(program, plan, owned, self.given, *slot, &mut |_| reads.next());
+            let consumed = matches!(program.slots[slot.index()].origin, Origin::Consumed);
+            inputs.push(match view {
+                Some(view) => Some(view?),
+                None if consumed => None,
+                None => device_view(plan, self.slabs.devices, *slot),
+            });
+        }
+        let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
+        let mut outputs: SmallVec<[OutputSlot<'_>; 4]> = SmallVec::new();
+        for (target, shape) in targets.iter_mut().zip(shapes) {
+            outputs.push(output_slot(target, shape, &mut writes, self.slabs.devices)?);
+        }
+        let planned_scratch = writes.next();
+        // The iterators must not outlive what the kernel's context borrows.
+        drop((reads, writes));
+        let workspace = match &mut scratch {
+            Some(buffer) => buffer.bytes_mut(),
+            None => planned_scratch,
+        };
+        let mut nested = NestedFrames {
+            nested: &step.nested,
+            captures,
+            bindings: self.bindings,
+            env: self.env,
+            workspace: None,
+        };
+        let mut cx = RunCx { inputs, outputs, workspace: None, control: self.env.control, nested: None };
+        match &step.work {
+            Work::Copy => {
+                let device = &self.env.devices[step.device];
+                let (from, to) = (cx.input(0)?, cx.output(0)?);
+                device.copy(from, to)?;
+            }
+            Work::Kernel(kernel) if step.nested.is_empty() => {
+                cx.workspace = workspace;
+                kernel.run(&mut cx)?;
+            }
+            Work::Kernel(kernel) => {
+                nested.workspace = workspace;
+                cx.nested = Some(&mut nested);
+                kernel.run(&mut cx)?;
+            }
+        }
+        let handed = cx.outputs.into_iter().map(|slot| match slot {
+            OutputSlot::Handed(value) => value,
+            _ => None,
+        });
+        Ok(handed.collect())
+    }
+
+    /// Scratch memory for a step whose shapes were not known to the plan.
+    fn extra_workspace(&self, index: usize, outputs: &[Option<(DType, Shape)>]) -> Result<Option<Buffer>> {
+        let step = &self.program.steps[index];
+        let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
+        let all_planned = step.inputs.iter().chain(&step.outputs).flatten().all(planned);
+        let Work::Kernel(kernel) = &step.work else { return Ok(None) };
+        if all_planned || !step.nested.is_empty() {
+            return Ok(None);
+        }
+        let mut inputs: Vec<Option<Shape>> = Vec::with_capacity(step.inputs.len());
+        for slot in &step.inputs {
+            let shape = slot.map(|slot| match self.value(slot).ok().and_then(|value| value.tensor().ok()) {
+                Some(view) => Some(view.shape().into()),
+                None => self.plan.slots[slot.index()].shape.clone(),
+            });
+            inputs.push(shape.flatten());
+        }
+        let outputs: Vec<Option<Shape>> =
+            outputs.iter().map(|known| known.as_ref().map(|(_, shape)| shape.clone())).collect();
+        let threads = self.env.control.threads;
+        let bytes = kernel.workspace(&IoShapes { inputs: &inputs, outputs: &outputs, threads })?;
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let budget = &self.env.control.budget;
+        Ok(Some(allocate_in(budget, Category::Workspace, &**HostAllocator::global(), bytes, 64)?))
+    }
+}
+
+fn no_shape() -> crate::Error {
+    error!(Fail, "an output's shape is not known")
+}
+
+/// A slot's value, where it is in memory that the host reads; none for consumed weights and device slabs. Ranges of
+/// the host's slab are asked of `slab`.
+fn view_of<'v>(
+    program: &'v Program,
+    plan: &'v RunPlan,
+    owned: &'v [Option<Value>],
+    given: &[ValueView<'v>],
+    slot: SlotId,
+    slab: &mut dyn FnMut(Range<usize>) -> Option<&'v [u8]>,
+) -> Option<Result<ValueView<'v>>> {
+    let planned = &plan.slots[slot.index()];
+    let tensor = |view: TensorView<'v>| Some(Ok(ValueView::Tensor(view)));
+    match &planned.place {
+        Place::Slab { slab: 0, range } => {
+            let bytes = slab(range.clone())?;
+            tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
+        }
+        Place::Folded(value) => tensor(value.view()),
+        Place::View { of, element_offset } => {
+            let root = match view_of(program, plan, owned, given, *of, slab)? {
+                Ok(root) => root,
+                Err(problem) => return Some(Err(problem)),
+            };
+            Some(part(root, planned.shape.as_deref()?, *element_offset).map(ValueView::Tensor))
+        }
+        Place::Outside => match &program.slots[slot.index()].origin {
+            Origin::Given(index) => given.get(*index).map(|value| Ok(*value)),
+            Origin::Constant(value) => tensor(value.view()),
+            Origin::Consumed | Origin::Step => None,
+        },
+        _ => owned[slot.index()].as_ref().map(|value| Ok(value.view())),
+    }
+}
+
+fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<TensorView<'v>> {
+    let root = root.tensor()?;
+    if let Ok(strings) = root.strings() {
+        let count: usize = shape.iter().product();
+        let part = strings.get(offset..offset + count);
+        return Ok(TensorView::of_strings(
+            shape,
+            part.ok_or_else(|| error!(Fail, "a view is out of range"))?,
+        ));
+    }
+    if let Some(range) = root.device_range() {
+        let bytes = crate::tensor::element_byte_range(root.dtype(), offset, shape.iter().product())?;
+        let range = DeviceRange { offset: range.offset + bytes.start, len: bytes.len(), ..range };
+        return Ok(TensorView::device(root.dtype(), shape, range));
+    }
+    let range = root.byte_range(offset, shape.iter().product())?;
+    let bytes = root.bytes()?.get(range).ok_or_else(|| error!(Fail, "a view is out of range"))?;
+    Ok(TensorView::host(root.dtype(), shape, bytes))
+}
+
+/// A slot's value in a device's slab.
+fn device_view<'v>(
+    plan: &'v RunPlan,
+    slabs: &'v [Option<SharedBuffer>],
+    slot: SlotId,
+) -> Option<ValueView<'v>> {
+    let planned = &plan.slots[slot.index()];
+    let Place::Slab { slab, range } = &planned.place else { return None };
+    let buffer = slabs.get(*slab)?.as_ref()?;
+    let range = DeviceRange { buffer, offset: range.start, len: range.len() };
+    Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
+}
+
+fn output_slot<'v>(
+    target: &'v mut Target,
+    shape: &'v Option<(DType, Shape)>,
+    writes: &mut dyn Iterator<Item = &'v mut [u8]>,
+    devices: &'v [Option<SharedBuffer>],
+) -> Result<OutputSlot<'v>> {
+    let known = || shape.as_ref().map(|(dtype, shape)| (*dtype, shape.as_slice())).ok_or_else(no_shape);
+    let missing = || error!(Fail, "an output has no memory");
+    let (tensor, in_place) = match target {
+        Target::Unwanted => return Ok(OutputSlot::Unwanted),
+        Target::Handed => return Ok(OutputSlot::Handed(None)),
+        Target::Slab { slab: 0, in_place, .. } => {
+            let (dtype, shape) = known()?;
+            (TensorMut::host(dtype, shape, writes.next().ok_or_else(missing)?), *in_place)
+        }
+        Target::Slab { slab, range, in_place } => {
+            let (dtype, shape) = known()?;
+            let buffer = devices.get(*slab).and_then(Option::as_ref).ok_or_else(missing)?;
+            let range = DeviceRange { buffer, offset: range.start, len: range.len() };
+            (TensorMut::device(dtype, shape, range), *in_place)
+        }
+        Target::Buffer(buffer) => {
+            let (dtype, shape) = known()?;
+            let bytes = byte_count(dtype, shape)?;
+            let memory = buffer.bytes_mut().and_then(|memory| memory.get_mut(..bytes)).ok_or_else(missing)?;
+            (TensorMut::host(dtype, shape, memory), None)
+        }
+        Target::DeviceBuffer(buffer) => {
+            let (dtype, shape) = known()?;
+            let range = DeviceRange { buffer, offset: 0, len: byte_count(dtype, shape)? };
+            (TensorMut::device(dtype, shape, range), None)
+        }
+    };
+    tensor.check_length()?;
+    Ok(OutputSlot::Ready { tensor: Some(tensor), in_place })
+}
+
+/// Runs the subgraphs of one step.
+struct NestedFrames<'a> {
+    nested: &'a [Nested],
+    /// What the subgraphs capture, one subgraph after the other.
+    captures: Vec<Option<ValueView<'a>>>,
+    bindings: &'a Bindings,
+    env: RunEnv<'a>,
+    workspace: Option<&'a mut [u8]>,
+}
+
+impl NestedRun for NestedFrames<'_> {
+    fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
+        let nested = self.nested.get(index).ok_or_else(|| error!(Fail, "there is no subgraph {index}"))?;
+        let program = &nested.program;
+        let formal = program.graph.inputs.len();
+        ensure!(
+            inputs.len() == formal,
+            InvalidGraph,
+            "the subgraph has {formal} inputs, {} are given",
+            inputs.len()
+        );
+        let start: usize = self.nested[..index].iter().map(|nested| nested.captures.len()).sum();
+        let captured = &self.captures[start..start + nested.captures.len()];
+        let mut given: Vec<ValueView<'_>> = inputs.to_vec();
+        for capture in captured {
+            given.push(capture.ok_or_else(|| error!(Fail, "a captured value was not computed"))?);
+        }
+        let threads = self.env.control.threads;
+        let mut bindings = self.bindings.clone();
+        if bind(program, &given, &mut bindings).is_err() {
+            // The shapes differ from what was inferred once: nothing about them is known ahead.
+            bindings = Bindings::new();
+        }
+        let mut plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+        if !fits(program, &plan, &given) {
+            bindings = Bindings::new();
+            plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+        }
+        let bytes = plan.host_slab();
+        let mut extra;
+        let host: &mut [u8] = match self.workspace.as_deref_mut() {
+            Some(workspace) if workspace.len() >= bytes => workspace,
+            _ => {
+                let budget = &self.env.control.budget;
+                extra = allocate_in(budget, Category::Dynamic, &**HostAllocator::global(), bytes, 64)?;
+                extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
+            }
+        };
+        let devices = device_slabs(&plan, self.env)?;
+        Frame::new((program, &plan, &bindings), self.env, &given, Slabs { host, devices: &devices }).run()
+    }
+}
+
+/// Whether everything given has the shape that the plan took it for.
+pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -> bool {
+    program.given.iter().zip(given).all(|(slot, value)| {
+        match (&plan.slots[slot.index()].shape, value.tensor()) {
+            (Some(planned), Ok(tensor)) => planned.as_slice() == tensor.shape(),
+            _ => true,
+        }
+    })
+}
+
+/// The slabs of the devices that are not the host, by slab index.
+pub(crate) fn device_slabs(plan: &RunPlan, env: RunEnv<'_>) -> Result<Vec<Option<SharedBuffer>>> {
+    let mut slabs = Vec::with_capacity(plan.slabs.len());
+    for (memory, bytes) in &plan.slabs {
+        let device = env.devices.iter().find(|device| device.memory() == *memory && *bytes > 0);
+        let device = device.filter(|_| *memory != DeviceId::HOST);
+        slabs.push(match device {
+            Some(device) => {
+                let allocator = device.allocator();
+                Some(allocate_in(&env.control.budget, Category::Slab, &*allocator, *bytes, 256)?.freeze())
+            }
+            None => None,
+        });
+    }
+    Ok(slabs)
+}

@@ -1,0 +1,331 @@
+//! Sessions: a model compiled for devices, ready to run from any thread.
+//!
+//! ```no_run
+//! use ort_core::session::{Model, Session};
+//! use ort_core::tensor::Tensor;
+//!
+//! let model = Model::load("model.onnx")?;
+//! let session = Session::builder(&model).threads(2).build()?;
+//! let image = Tensor::from_slice(&[1, 3, 224, 224], &vec![0.0f32; 3 * 224 * 224])?;
+//! for (name, value) in session.run(&[("input", image.into())])? {
+//!     println!("{name}: {:?}", value.tensor()?.shape());
+//! }
+//! # Ok::<(), ort_core::Error>(())
+//! ```
+
+mod builder;
+mod cache;
+mod frame;
+mod model;
+mod profile;
+mod program;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ort_alloc::{Budget, Buffer, Category, HostAllocator, allocate_in};
+use parking_lot::Mutex;
+
+pub use builder::SessionBuilder;
+pub use model::Model;
+pub use profile::{Profile, ProfileEvent};
+pub(crate) use program::{Origin, Program, SlotId, Step, Work};
+
+use crate::dim::{Bindings, Symbol};
+use crate::ep::{CancelToken, Device, RunControl};
+use crate::ir::ValueType;
+use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
+use crate::tensor::{Value, ValueView};
+use crate::{Error, Result, ensure, error};
+use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
+
+/// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
+pub struct Session {
+    model: Model,
+    program: Program,
+    devices: Vec<Arc<dyn Device>>,
+    budget: Arc<Budget>,
+    threads: usize,
+    packed_bytes: usize,
+    /// Slabs of finished runs, for the next ones.
+    idle: Mutex<Vec<Buffer>>,
+}
+
+/// An input or output of a model.
+#[derive(Clone, Debug)]
+pub struct ValueSpec {
+    /// Its name.
+    pub name: String,
+    /// Its type, with symbolic sizes.
+    pub ty: ValueType,
+    /// Whether the caller may leave it out.
+    pub has_default: bool,
+}
+
+/// What bounds one run.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions<'a> {
+    /// Ends the run when it is cancelled.
+    pub cancel: CancelToken,
+    /// When the run gives up.
+    pub deadline: Option<Instant>,
+    /// Collects the time of each node.
+    pub profile: Option<&'a Profile>,
+}
+
+/// The memory of a session, by what it is for, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// All weights of the model.
+    pub weights: usize,
+    /// Of those, what runs read straight from the mapped file.
+    pub weights_mapped: usize,
+    /// Weights packed for speed.
+    pub packed: usize,
+    /// Activations, workspaces and outputs in use now.
+    pub activations: usize,
+    /// The most that was in use at once.
+    pub activations_peak: usize,
+}
+
+impl Session {
+    /// A builder for a session on `model`.
+    pub fn builder(model: &Model) -> SessionBuilder {
+        SessionBuilder::new(model)
+    }
+
+    /// The model it runs.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The inputs, in the model's order.
+    pub fn inputs(&self) -> Vec<ValueSpec> {
+        self.model.inputs()
+    }
+
+    /// The outputs, in the model's order.
+    pub fn outputs(&self) -> Vec<ValueSpec> {
+        let graph = &self.program.graph;
+        let outputs = graph.outputs.iter().zip(self.model.graph().outputs.iter());
+        outputs
+            .map(|(id, named)| ValueSpec {
+                name: self.model.graph().value(*named).name.to_string(),
+                ty: graph.value(*id).ty.clone(),
+                has_default: false,
+            })
+            .collect()
+    }
+
+    /// Runs the model on named inputs and returns the named outputs, each with memory of its own.
+    pub fn run(&self, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
+        self.run_with(inputs, &RunOptions::default())
+    }
+
+    /// The same with a deadline, a cancel token or a profile.
+    pub fn run_with(
+        &self,
+        inputs: &[(&str, Value)],
+        options: &RunOptions<'_>,
+    ) -> Result<Vec<(String, Value)>> {
+        let given = self.arrange(inputs)?;
+        let mut bindings = Bindings::new();
+        bind(&self.program, &given, &mut bindings)?;
+        let mut plan = self.plan_for(&bindings)?;
+        if !fits(&self.program, &plan, &given) {
+            bindings = Bindings::new();
+            plan = self.plan_for(&bindings)?;
+        }
+        self.check_budget(&plan)?;
+        let control = RunControl {
+            cancel: options.cancel.clone(),
+            deadline: options.deadline,
+            budget: self.budget.clone(),
+            threads: self.threads,
+        };
+        let env = RunEnv { control: &control, devices: &self.devices, profile: options.profile };
+        let mut slab = self.take_slab(plan.host_slab())?;
+        let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        let devices = device_slabs(&plan, env)?;
+        let frame =
+            Frame::new((&self.program, &plan, &bindings), env, &given, Slabs { host, devices: &devices });
+        // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
+        let outputs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frame.run()));
+        let outputs = outputs.unwrap_or_else(|panic| Err(panic_error(&*panic)))?;
+        self.idle.lock().push(slab);
+        let names = self.model.graph();
+        let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
+        Ok(names.zip(outputs).collect())
+    }
+
+    /// Puts named inputs in order; defaults stand in for what is left out.
+    fn arrange<'v>(&'v self, inputs: &'v [(&str, Value)]) -> Result<Vec<ValueView<'v>>> {
+        let graph = &self.program.graph;
+        let known = |name: &str| graph.inputs.iter().any(|&id| &*graph.value(id).name == name);
+        for (index, (name, _)) in inputs.iter().enumerate() {
+            ensure!(
+                !inputs[..index].iter().any(|(earlier, _)| earlier == name),
+                InvalidArgument,
+                "input '{name}' is given twice"
+            );
+            if !known(name) {
+                let names: Vec<&str> = graph.inputs.iter().map(|&id| &*graph.value(id).name).collect();
+                return Err(error!(InvalidArgument, "the model has no input '{name}'")
+                    .help(format!("its inputs are {}", names.join(", "))));
+            }
+        }
+        let mut given = Vec::with_capacity(graph.inputs.len());
+        for &id in &graph.inputs {
+            let info = graph.value(id);
+            let found = inputs.iter().find(|(name, _)| *name == &*info.name).map(|(_, value)| value.view());
+            let default = || graph.input_defaults.get(&id).map(|tensor| ValueView::Tensor(tensor.view()));
+            let value = found
+                .or_else(default)
+                .ok_or_else(|| error!(InvalidArgument, "input '{}' ({}) is not given", info.name, info.ty))?;
+            check_type(&info.name, &info.ty, &value)?;
+            given.push(value);
+        }
+        Ok(given)
+    }
+
+    fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
+        self.program.plans.get(bindings, || resolve(&self.program, bindings, self.threads))
+    }
+
+    /// Refuses a run that the budget cannot hold, before anything runs.
+    fn check_budget(&self, plan: &RunPlan) -> Result<()> {
+        let idle: usize = self.idle.lock().iter().map(Buffer::len).sum();
+        let available = self.budget.available().saturating_add(idle);
+        if plan.peak() <= available {
+            return Ok(());
+        }
+        let largest = largest_at_peak(plan, &self.program);
+        let largest: Vec<String> =
+            largest.iter().take(5).map(|(name, bytes)| format!("'{name}' {bytes} bytes")).collect();
+        Err(error!(
+            OutOfMemory,
+            "the run needs {} bytes, {available} of the limit of {} are free; the largest at the peak are {}",
+            plan.peak(),
+            self.budget.limit().unwrap_or(usize::MAX),
+            largest.join(", ")
+        )
+        .help("raise the memory limit or use smaller dimensions"))
+    }
+
+    /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
+    fn take_slab(&self, bytes: usize) -> Result<Buffer> {
+        const SLACK: usize = 1 << 20;
+        let mut idle = self.idle.lock();
+        let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
+        if let Some(index) = idle.iter().position(fits) {
+            return Ok(idle.swap_remove(index));
+        }
+        // What does not fit this run would only add to the resident size.
+        idle.pop();
+        drop(idle);
+        Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
+    }
+
+    /// Gives back the memory that finished runs left for the next ones, and kept plans.
+    pub fn trim(&self) {
+        self.idle.lock().clear();
+        self.program.plans.clear();
+        ort_alloc::Allocator::trim(&**HostAllocator::global());
+    }
+
+    /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named counts as 1.
+    /// A name that the model does not have is an error.
+    pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
+        let bindings = self.bindings(dims)?;
+        let plan = self.plan_for(&bindings)?;
+        let mut report = report(&self.program, &plan, &bindings);
+        report.weights_bytes = self.model.graph().weight_bytes();
+        Ok(report)
+    }
+
+    /// The memory of a run on these inputs.
+    pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
+        let given = self.arrange(inputs)?;
+        let mut bindings = Bindings::new();
+        bind(&self.program, &given, &mut bindings)?;
+        let plan = self.plan_for(&bindings)?;
+        let mut report = report(&self.program, &plan, &bindings);
+        report.weights_bytes = self.model.graph().weight_bytes();
+        Ok(report)
+    }
+
+    /// Bindings for all symbolic dimensions of the inputs.
+    fn bindings(&self, dims: &[(&str, i64)]) -> Result<Bindings> {
+        let symbols = self.model.symbols();
+        let mut bindings = Bindings::new();
+        for symbol in &symbols {
+            bindings.insert(symbol.clone(), 1);
+        }
+        for (name, size) in dims {
+            let symbol = symbols.iter().find(|symbol| symbol.to_string() == *name);
+            let symbol = symbol.ok_or_else(|| unknown_dim(name, &symbols))?;
+            ensure!(*size >= 0, InvalidArgument, "dimension '{name}' cannot be {size}");
+            bindings.insert(symbol.clone(), *size);
+        }
+        Ok(bindings)
+    }
+
+    /// Which device runs each node: (node, operator, provider).
+    pub fn placement(&self) -> Vec<(String, String, String)> {
+        let step = |step: &Step| {
+            let provider = self.devices[step.device].info().provider;
+            (step.name.to_string(), step.op.to_string(), provider.to_string())
+        };
+        self.program.steps.iter().map(step).collect()
+    }
+
+    /// The memory of the session.
+    pub fn memory(&self) -> MemoryUse {
+        let mapped = self.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
+        let mapped = mapped.filter(|bytes| self.model.is_mapped(bytes)).map(|bytes| bytes.len());
+        MemoryUse {
+            weights: self.model.graph().weight_bytes(),
+            weights_mapped: mapped.sum(),
+            packed: self.packed_bytes,
+            activations: self.budget.activation_in_use(),
+            activations_peak: self.budget.activation_peak(),
+        }
+    }
+
+    /// The threads inside one operator.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+}
+
+fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {
+    let known: Vec<String> = symbols.iter().map(Symbol::to_string).collect();
+    let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+    error!(InvalidArgument, "the model has no symbolic dimension '{name}'").help(format!("it has: {known}"))
+}
+
+fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result<()> {
+    match (expected, value.tensor()) {
+        (ValueType::Tensor(expected), Ok(tensor)) => ensure!(
+            expected.dtype == tensor.dtype(),
+            InvalidArgument,
+            "input '{name}' is {}, expected {}",
+            tensor.dtype().name(),
+            expected.dtype.name()
+        ),
+        (ValueType::Tensor(_), Err(problem)) => return Err(problem.within(format!("input '{name}'"))),
+        (ValueType::Unknown | ValueType::Optional(_), _) => {}
+        (_, Ok(_)) => {
+            return Err(error!(InvalidArgument, "input '{name}' is a tensor, expected {expected}"));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn panic_error(panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    error!(RuntimeException, "a kernel panicked: {text}")
+        .help("this is a defect of the runtime: please report it")
+}

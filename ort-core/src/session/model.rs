@@ -1,0 +1,96 @@
+//! A loaded model: immutable, shared by every session on it.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::dim::Symbol;
+use crate::ir::Graph;
+use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
+use crate::spec::infer_graph;
+use crate::tensor::Tensor;
+use crate::{Result, Within};
+
+use super::ValueSpec;
+
+/// A loaded model. Cloning shares it.
+#[derive(Clone)]
+pub struct Model(Arc<LoadedModel>);
+
+impl Model {
+    /// Loads a model from a file, which is mapped: weights stay in the file until something reads them.
+    pub fn load(path: impl AsRef<Path>) -> Result<Model> {
+        Model::from_source(Source::open(path, FileAccess::default())?)
+    }
+
+    /// Loads a model from bytes in memory.
+    pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<Model> {
+        Model::from_source(Source::from_bytes(bytes))
+    }
+
+    /// Loads a model from a reader.
+    pub fn from_reader(reader: impl Read) -> Result<Model> {
+        Model::from_source(Source::from_reader(reader)?)
+    }
+
+    /// Loads a model from an opened source.
+    pub fn from_source(source: Source) -> Result<Model> {
+        let mut loaded = load(&source)?;
+        infer_graph(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
+        Ok(Model(Arc::new(loaded)))
+    }
+
+    /// A model of a graph that was built by hand.
+    pub fn from_graph(graph: Graph) -> Model {
+        Model(Arc::new(LoadedModel { graph, ..LoadedModel::default() }))
+    }
+
+    /// The canonical graph.
+    pub fn graph(&self) -> &Graph {
+        &self.0.graph
+    }
+
+    /// What the file says of itself.
+    pub fn info(&self) -> &ModelInfo {
+        &self.0.info
+    }
+
+    /// The inputs that a caller gives, in order.
+    pub fn inputs(&self) -> Vec<ValueSpec> {
+        let graph = self.graph();
+        let spec = |&id: &crate::ir::ValueId| ValueSpec {
+            name: graph.value(id).name.to_string(),
+            ty: graph.value(id).ty.clone(),
+            has_default: graph.input_defaults.contains_key(&id),
+        };
+        graph.inputs.iter().map(spec).collect()
+    }
+
+    /// The symbolic dimensions of the inputs, sorted.
+    pub fn symbols(&self) -> Vec<Symbol> {
+        let graph = self.graph();
+        let shapes = graph.inputs.iter().filter_map(|&id| graph.value(id).ty.shape());
+        let all: std::collections::BTreeSet<Symbol> =
+            shapes.flatten().flat_map(|dim| dim.symbols()).collect();
+        all.into_iter().collect()
+    }
+
+    /// Whether these bytes are a slice of a mapped file of the model.
+    pub(super) fn is_mapped(&self, bytes: &[u8]) -> bool {
+        self.0.mappings.iter().any(|mapping| mapping.contains(bytes))
+    }
+
+    /// Lets go of the resident pages of a weight that was packed; they come back from the file when they are read.
+    pub(super) fn release(&self, tensor: &Tensor) {
+        let Some(bytes) = tensor.bytes() else { return };
+        for mapping in &self.0.mappings {
+            if let Some(range) = mapping.range_of(bytes)
+                && let Err(problem) = mapping.release(range)
+            {
+                tracing::debug!("pages of a packed weight stay resident: {problem}");
+            }
+        }
+    }
+}

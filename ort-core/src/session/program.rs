@@ -1,0 +1,373 @@
+//! A graph compiled for its devices: kernels in schedule order over slots.
+//!
+//! A slot is a value in one memory. A value that two devices read has two slots, with a copy step between them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ort_alloc::{Budget, Category, DeviceId, allocate_in};
+
+use super::cache::PlanCache;
+use crate::dtype::DType;
+use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Precision, partition};
+use crate::ir::{Graph, Node, Subgraph, ValueId};
+use crate::tensor::{Tensor, TensorMut};
+use crate::{Result, Within, error};
+
+/// A slot of one program: its place in [`Program::slots`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SlotId(pub(crate) u32);
+
+impl SlotId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a slot's value comes from.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// The caller, or the enclosing graph: the position among [`Program::given`].
+    Given(usize),
+    /// A weight that runs read.
+    Constant(Tensor),
+    /// A weight that kernels packed: runs do not read it.
+    Consumed,
+    /// A step computes it.
+    Step,
+}
+
+/// A value in one memory.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) value: ValueId,
+    pub(crate) memory: DeviceId,
+    pub(crate) origin: Origin,
+}
+
+/// What a step does.
+pub(crate) enum Work {
+    /// Runs a kernel.
+    Kernel(Box<dyn Executable>),
+    /// Copies a value between the host's memory and the device's.
+    Copy,
+}
+
+/// One step of the schedule.
+pub(crate) struct Step {
+    pub(crate) name: Arc<str>,
+    pub(crate) op: &'static str,
+    /// The node it runs; none for a copy.
+    pub(crate) node: Option<usize>,
+    pub(crate) device: usize,
+    pub(crate) claim: Claim,
+    pub(crate) work: Work,
+    pub(crate) inputs: Vec<Option<SlotId>>,
+    pub(crate) outputs: Vec<Option<SlotId>>,
+    pub(crate) nested: Vec<Nested>,
+}
+
+/// A subgraph of a control-flow step.
+pub(crate) struct Nested {
+    pub(crate) program: Program,
+    /// The enclosing program's slots that it captures, in the order of the program's given values after its inputs.
+    pub(crate) captures: Vec<SlotId>,
+}
+
+impl Step {
+    /// All slots that the step reads, captures included.
+    pub(crate) fn reads(&self) -> impl Iterator<Item = SlotId> + '_ {
+        let captured = self.nested.iter().flat_map(|nested| nested.captures.iter().copied());
+        self.inputs.iter().flatten().copied().chain(captured)
+    }
+
+    /// How errors name it.
+    pub(crate) fn place(&self) -> String {
+        format!("node '{}' ({})", self.name, self.op)
+    }
+}
+
+/// A compiled graph.
+pub(crate) struct Program {
+    pub(crate) graph: Graph,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) steps: Vec<Step>,
+    /// Slots that are given at each run: the graph's inputs, then captures.
+    pub(crate) given: Vec<SlotId>,
+    /// The slots of the graph's outputs, in host memory.
+    pub(crate) outputs: Vec<SlotId>,
+    pub(crate) plans: PlanCache,
+}
+
+/// What compiling needs besides the graph.
+pub(crate) struct BuildCx<'a> {
+    pub(crate) devices: &'a [Arc<dyn Device>],
+    pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) threads: usize,
+    pub(crate) precision: Precision,
+    /// Called with a weight whose pages of the file are not needed any more.
+    pub(crate) release: &'a dyn Fn(&Tensor),
+    pub(crate) packed_bytes: usize,
+}
+
+impl Program {
+    /// Compiles an inferred graph. `captured` are values of the enclosing graph that it reads.
+    pub(crate) fn build(mut graph: Graph, captured: &[ValueId], cx: &mut BuildCx<'_>) -> Result<Program> {
+        let partition = partition(&mut graph, cx.devices)?;
+        let mut builder = Builder {
+            slots: Vec::new(),
+            steps: Vec::with_capacity(graph.nodes.len()),
+            by_value: HashMap::new(),
+            unread: count_reads(&graph),
+        };
+        let given: Vec<ValueId> = graph.inputs.iter().copied().chain(captured.iter().copied()).collect();
+        let given = given
+            .into_iter()
+            .enumerate()
+            .map(|(index, value)| builder.add(value, DeviceId::HOST, Origin::Given(index)))
+            .collect();
+        for (&value, tensor) in &graph.constants {
+            builder.add(value, DeviceId::HOST, Origin::Constant(tensor.clone()));
+        }
+        for (index, (device, claim)) in partition.nodes.into_iter().enumerate() {
+            let place = graph.nodes[index].place();
+            builder.node(&graph, index, (device, claim), cx).within(|| place)?;
+        }
+        let outputs = graph.outputs.clone().into_iter();
+        let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));
+        let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
+        builder.align_constants(cx)?;
+        let Builder { slots, steps, .. } = builder;
+        Ok(Program { graph, slots, steps, given, outputs, plans: PlanCache::default() })
+    }
+
+    /// The constants that runs still read.
+    pub(crate) fn constants(&self) -> Vec<&Tensor> {
+        let own = self.slots.iter().filter_map(|slot| match &slot.origin {
+            Origin::Constant(tensor) => Some(tensor),
+            _ => None,
+        });
+        let inner = self.steps.iter().flat_map(|step| &step.nested);
+        own.chain(inner.flat_map(|nested| nested.program.constants())).collect()
+    }
+}
+
+struct Builder {
+    slots: Vec<Slot>,
+    steps: Vec<Step>,
+    by_value: HashMap<(ValueId, DeviceId), SlotId>,
+    /// How often each value is still read as it is, by value index.
+    unread: Vec<usize>,
+}
+
+fn count_reads(graph: &Graph) -> Vec<usize> {
+    let mut reads = vec![0; graph.value_count()];
+    let from_nodes = graph.nodes.iter().flat_map(Node::reads);
+    for value in from_nodes.chain(graph.outputs.iter().copied()) {
+        reads[value.index()] += 1;
+    }
+    reads
+}
+
+impl Builder {
+    fn add(&mut self, value: ValueId, memory: DeviceId, origin: Origin) -> SlotId {
+        let id = SlotId(self.slots.len() as u32);
+        self.slots.push(Slot { value, memory, origin });
+        self.by_value.insert((value, memory), id);
+        id
+    }
+
+    /// The slot of a value in a memory; a copy step is added where it is elsewhere.
+    fn slot(&mut self, graph: &Graph, value: ValueId, memory: DeviceId, cx: &BuildCx<'_>) -> Result<SlotId> {
+        if let Some(&slot) = self.by_value.get(&(value, memory)) {
+            return Ok(slot);
+        }
+        let memories = std::iter::once(DeviceId::HOST).chain(cx.devices.iter().map(|device| device.memory()));
+        let mut elsewhere = memories.filter_map(|other| self.by_value.get(&(value, other)).copied());
+        let name = &graph.value(value).name;
+        let from = elsewhere.next().ok_or_else(|| {
+            error!(InvalidGraph, "'{name}' is computed by no node, nor given, nor a constant")
+        })?;
+        let from_memory = self.slots[from.index()].memory;
+        if from_memory != DeviceId::HOST && memory != DeviceId::HOST {
+            // Between two devices the way leads over the host.
+            self.copy(name, value, (from, from_memory), DeviceId::HOST, cx)?;
+            return self.slot(graph, value, memory, cx);
+        }
+        self.copy(name, value, (from, from_memory), memory, cx)
+    }
+
+    fn copy(
+        &mut self,
+        name: &Arc<str>,
+        value: ValueId,
+        (from, from_memory): (SlotId, DeviceId),
+        to: DeviceId,
+        cx: &BuildCx<'_>,
+    ) -> Result<SlotId> {
+        let foreign = if to == DeviceId::HOST { from_memory } else { to };
+        let device = cx.devices.iter().position(|device| device.memory() == foreign);
+        let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of '{name}'"))?;
+        if let Origin::Constant(tensor) = &self.slots[from.index()].origin {
+            let copy = upload(tensor, &*cx.devices[device], cx.budget)?;
+            return Ok(self.add(value, to, Origin::Constant(copy)));
+        }
+        let slot = self.add(value, to, Origin::Step);
+        self.steps.push(Step {
+            name: name.clone(),
+            op: "Copy",
+            node: None,
+            device,
+            claim: Claim { in_place: &[], host_inputs: &[], unaligned: &[], outputs: OutputsFrom::Plan },
+            work: Work::Copy,
+            inputs: vec![Some(from)],
+            outputs: vec![Some(slot)],
+            nested: Vec::new(),
+        });
+        Ok(slot)
+    }
+
+    fn node(
+        &mut self,
+        graph: &Graph,
+        index: usize,
+        (device, claim): (usize, Claim),
+        cx: &mut BuildCx<'_>,
+    ) -> Result<()> {
+        let node = &graph.nodes[index];
+        let memory = cx.devices[device].memory();
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for (position, value) in node.inputs.iter().enumerate() {
+            let on_host = claim.host_inputs.contains(&position);
+            let memory = if on_host { DeviceId::HOST } else { memory };
+            inputs.push(value.map(|value| self.slot(graph, value, memory, cx)).transpose()?);
+        }
+        let mut nested = Vec::with_capacity(node.subgraphs.len());
+        for subgraph in &node.subgraphs {
+            nested.push(self.nested(graph, subgraph, cx).within(|| subgraph.attr)?);
+        }
+        let kernel = self.compile(graph, index, device, cx)?;
+        let outputs = node.outputs.iter();
+        let outputs = outputs.map(|value| value.map(|value| self.add(value, memory, Origin::Step))).collect();
+        self.steps.push(Step {
+            name: node.name.clone(),
+            op: node.spec.name,
+            node: Some(index),
+            device,
+            claim,
+            work: Work::Kernel(kernel),
+            inputs,
+            outputs,
+            nested,
+        });
+        Ok(())
+    }
+
+    /// Compiles a node's kernel; weights that it consumed, and nobody else reads, are released.
+    fn compile(
+        &mut self,
+        graph: &Graph,
+        index: usize,
+        device: usize,
+        cx: &mut BuildCx<'_>,
+    ) -> Result<Box<dyn Executable>> {
+        let node = &graph.nodes[index];
+        let constants: Vec<Option<Tensor>> =
+            node.inputs.iter().map(|input| input.and_then(|id| graph.constants.get(&id).cloned())).collect();
+        let device = &cx.devices[device];
+        let mut compile = CompileCx {
+            node: NodeView { graph, node },
+            threads: cx.threads,
+            precision: cx.precision,
+            constants: &constants,
+            budget: cx.budget,
+            allocator: device.allocator(),
+            consumed: vec![false; node.inputs.len()],
+            packed_bytes: 0,
+        };
+        let kernel = device.compile(&mut compile)?;
+        let consumed = compile.consumed;
+        cx.packed_bytes += compile.packed_bytes;
+        for (value, _) in node.inputs.iter().zip(consumed).filter(|(_, consumed)| *consumed) {
+            let Some(value) = value else { continue };
+            self.unread[value.index()] = self.unread[value.index()].saturating_sub(1);
+            let slot = self.by_value.get(&(*value, DeviceId::HOST)).copied();
+            let Some(slot) = slot.filter(|_| self.unread[value.index()] == 0) else { continue };
+            let origin = &mut self.slots[slot.index()].origin;
+            if let Origin::Constant(tensor) = std::mem::replace(origin, Origin::Consumed) {
+                (cx.release)(&tensor);
+            }
+        }
+        Ok(kernel)
+    }
+
+    /// Compiles a subgraph. Captured constants become its own, so that its kernels can pack them.
+    fn nested(&mut self, graph: &Graph, subgraph: &Subgraph, cx: &mut BuildCx<'_>) -> Result<Nested> {
+        let mut inner = subgraph.graph.clone();
+        let mut captured = Vec::new();
+        let mut captures = Vec::new();
+        for capture in &subgraph.captures {
+            match graph.constants.get(&capture.outer) {
+                Some(tensor) => {
+                    inner.constants.insert(capture.inner, tensor.clone());
+                    let reads = &mut self.unread[capture.outer.index()];
+                    *reads = reads.saturating_sub(1);
+                }
+                None => {
+                    captures.push(self.slot(graph, capture.outer, DeviceId::HOST, cx)?);
+                    captured.push(capture.inner);
+                }
+            }
+        }
+        Ok(Nested { program: Program::build(inner, &captured, cx)?, captures })
+    }
+
+    /// Copies constants that are not aligned for their type and that some kernel reads as typed slices.
+    fn align_constants(&mut self, cx: &BuildCx<'_>) -> Result<()> {
+        let mut typed_reads = vec![false; self.slots.len()];
+        for step in &self.steps {
+            for (position, slot) in step.inputs.iter().enumerate() {
+                let Some(slot) = slot else { continue };
+                typed_reads[slot.index()] |= !step.claim.unaligned.contains(&position);
+            }
+        }
+        for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
+            let Origin::Constant(tensor) = &slot.origin else { continue };
+            let Some(bytes) = tensor.bytes() else { continue };
+            if !(bytes.as_ptr() as usize).is_multiple_of(alignment(tensor.dtype())) {
+                let mut buffer = allocate_in(
+                    cx.budget,
+                    Category::Weights,
+                    &**ort_alloc::HostAllocator::global(),
+                    bytes.len(),
+                    64,
+                )?;
+                let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+                to[..bytes.len()].copy_from_slice(bytes);
+                let copy = Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)?;
+                (cx.release)(tensor);
+                slot.origin = Origin::Constant(copy);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn alignment(dtype: DType) -> usize {
+    match dtype {
+        DType::C64 => 4,
+        DType::C128 => 8,
+        dtype => dtype.byte_size().unwrap_or(1),
+    }
+}
+
+/// A copy of a host tensor in a device's memory.
+fn upload(tensor: &Tensor, device: &dyn Device, budget: &Arc<Budget>) -> Result<Tensor> {
+    let bytes = tensor.byte_count();
+    let buffer = allocate_in(budget, Category::Weights, &*device.allocator(), bytes.max(1), 64)?;
+    let copy = Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)?;
+    if let Some(range) = copy.view().device_range() {
+        device.copy(tensor.view(), TensorMut::device(tensor.dtype(), tensor.shape(), range))?;
+    }
+    Ok(copy)
+}

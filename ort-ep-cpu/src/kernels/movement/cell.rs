@@ -1,0 +1,60 @@
+//! The elements that movements move: bytes of one element, or the position of a string.
+
+/// One element of a kind that can be moved.
+pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
+    /// The element that fills what nothing is moved to: zero, or the empty string.
+    const ZERO: Self;
+}
+
+// Arrays of bytes have no alignment, so weights that lie unaligned in a file need no copy, and moves of them compile
+// to the same instructions as moves of integers of their size.
+macro_rules! byte_cells {
+    ($($size:literal)*) => {
+        $(impl Cell for [u8; $size] {
+            const ZERO: Self = [0; $size];
+        })*
+    };
+}
+
+byte_cells!(1 2 4 8 16);
+
+/// The position of a string among all strings of a node's operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(pub(super) usize);
+
+impl Cell for Place {
+    /// A position that no string has.
+    const ZERO: Self = Place(usize::MAX);
+}
+
+/// Each element of a packed tensor in a byte of its own; the first element is in the lowest bits.
+pub(super) fn unpack(bytes: &[u8], bits: u32) -> Vec<[u8; 1]> {
+    let mask = (1u8 << bits) - 1;
+    bytes.iter().flat_map(|&byte| (0..8 / bits).map(move |place| [(byte >> (place * bits)) & mask])).collect()
+}
+
+/// The reverse of [`unpack`]; bits behind the last element are zero.
+pub(super) fn pack(cells: &[[u8; 1]], bits: u32, bytes: &mut [u8]) {
+    let per_byte = (8 / bits) as usize;
+    for (byte, cells) in bytes.iter_mut().zip(cells.chunks(per_byte)) {
+        *byte = cells.iter().rev().fold(0, |packed, cell| (packed << bits) | cell[0]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_is_reversible() {
+        for (bits, count) in [(4, 5), (4, 4), (2, 7), (2, 8)] {
+            let cells: Vec<[u8; 1]> = (0..count).map(|index| [(index * 3 + 1) & ((1 << bits) - 1)]).collect();
+            let mut bytes = vec![0xff; (cells.len() * bits as usize).div_ceil(8)];
+            pack(&cells, bits, &mut bytes);
+            assert_eq!(&unpack(&bytes, bits)[..cells.len()], cells);
+        }
+        let mut bytes = [0; 1];
+        pack(&[[1], [2]], 4, &mut bytes);
+        assert_eq!(bytes, [0x21], "the first element is in the low bits");
+    }
+}

@@ -1,0 +1,22 @@
+//! The operators that only give a tensor another shape, for when the session cannot make a view.
+
+use ort_core::Result;
+use ort_core::ep::CompileCx;
+
+use super::strided::copy_all;
+use super::{Cell, Io, Movement, movement, only};
+
+movement!["Flatten", |_: &mut CompileCx<'_>| Ok(Copy), unaligned: &[0], in_place: &[(0, 0)]];
+movement!["Reshape", |_: &mut CompileCx<'_>| Ok(Copy), unaligned: &[0], in_place: &[(0, 0)]];
+movement!["Squeeze", |_: &mut CompileCx<'_>| Ok(Copy), unaligned: &[0], in_place: &[(0, 0)]];
+movement!["Unsqueeze", |_: &mut CompileCx<'_>| Ok(Copy), unaligned: &[0], in_place: &[(0, 0)]];
+
+struct Copy;
+
+impl Movement for Copy {
+    const KEEPS_ORDER: bool = true;
+
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        if io.in_place { Ok(()) } else { copy_all(from[0], only(to)?, io.threads) }
+    }
+}

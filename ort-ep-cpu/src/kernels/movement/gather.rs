@@ -1,0 +1,258 @@
+//! `Gather`, `GatherElements` and `GatherND`: elements picked by index.
+
+use ort_core::dtype::DType;
+use ort_core::ep::CompileCx;
+use ort_core::ops::tensor::geometry::{contiguous_strides, normalize_axis};
+use ort_core::tensor::TensorView;
+use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
+
+use crate::parallel::for_each_row_chunk_mut;
+
+use super::{Cell, Io, Movement, movement, only, operand};
+
+movement!["Gather", |cx: &mut CompileCx<'_>| Ok(Gather { axis: cx.attrs().int("axis")? }), unaligned: &[0]];
+movement![
+    "GatherElements",
+    |cx: &mut CompileCx<'_>| Ok(GatherElements { axis: cx.attrs().int("axis")? }),
+    unaligned: &[0]
+];
+movement![
+    "GatherND",
+    |cx: &mut CompileCx<'_>| Ok(GatherNd { batch: cx.attrs().int("batch_dims")? }),
+    unaligned: &[0]
+];
+
+/// Indices of either type.
+#[derive(Clone, Copy)]
+pub(super) enum Indices<'a> {
+    I32(&'a [i32]),
+    I64(&'a [i64]),
+}
+
+impl<'a> Indices<'a> {
+    pub(super) fn new(view: TensorView<'a>) -> Result<Indices<'a>> {
+        match view.dtype() {
+            DType::I32 => Ok(Indices::I32(view.as_slice()?)),
+            DType::I64 => Ok(Indices::I64(view.as_slice()?)),
+            other => Err(error!(InvalidArgument, "indices of type {}", other.name())),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Indices::I32(indices) => indices.len(),
+            Indices::I64(indices) => indices.len(),
+        }
+    }
+
+    #[inline]
+    fn get(&self, place: usize) -> i64 {
+        match self {
+            Indices::I32(indices) => i64::from(indices[place]),
+            Indices::I64(indices) => indices[place],
+        }
+    }
+
+    /// The index counted from the front, after [`Self::check`].
+    #[inline]
+    pub(super) fn at(&self, place: usize, size: usize) -> usize {
+        let index = self.get(place);
+        (if index < 0 { index + size as i64 } else { index }) as usize
+    }
+
+    /// An error where an index is outside of `size`.
+    pub(super) fn check(&self, size: usize) -> Result<()> {
+        let size = size as i64;
+        let outside = |index: i64| index < -size || index >= size;
+        let found = match self {
+            Indices::I32(indices) => indices.iter().map(|&index| i64::from(index)).find(|&i| outside(i)),
+            Indices::I64(indices) => indices.iter().copied().find(|&index| outside(index)),
+        };
+        match found {
+            Some(index) => Err(error!(InvalidArgument, "index {index} is outside of size {size}")),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Gather {
+    axis: i64,
+}
+
+impl Movement for Gather {
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        let shape = io.shape(0)?;
+        let axis = normalize_axis(self.axis, shape.len())?;
+        let from = operand(from, 0, shape)?;
+        let indices = Indices::new(io.input(1)?)?;
+        indices.check(shape[axis])?;
+        let (size, run) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+        let outer: usize = shape[..axis].iter().product();
+        let (to, picks) = (only(to)?, indices.len());
+        ensure!(to.len() == outer * picks * run, Fail, "{picks} indices of shape {shape:?}");
+        let least_rows = ((64 << 10) / (run * size_of::<T>()).max(1)).max(1);
+        for_each_row_chunk_mut(io.threads, to, run, least_rows, |first, rows| {
+            let (mut base, mut pick) = (first / picks * size, first % picks);
+            for row in rows.chunks_exact_mut(run) {
+                let start = (base + indices.at(pick, size)) * run;
+                match row {
+                    [cell] => *cell = from[start],
+                    row => row.copy_from_slice(&from[start..start + run]),
+                }
+                pick += 1;
+                if pick == picks {
+                    (base, pick) = (base + size, 0);
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+struct GatherElements {
+    axis: i64,
+}
+
+impl Movement for GatherElements {
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        let (shape, picked) = (io.shape(0)?, io.input(1)?.shape());
+        let indices = Indices::new(io.input(1)?)?;
+        let (from, to) = (operand(from, 0, shape)?, only(to)?);
+        let walk = ElementWalk::new(shape, picked, self.axis)?;
+        ensure!(to.len() == indices.len(), Fail, "indices of shape {picked:?} do not fill the output");
+        indices.check(walk.size)?;
+        for_each_row_chunk_mut(io.threads, to, walk.row, (16 << 10) / walk.row.max(1) + 1, |first, rows| {
+            for (index, row) in rows.chunks_exact_mut(walk.row).enumerate() {
+                let (row_index, base) = (first + index, walk.base(first + index));
+                for (column, cell) in row.iter_mut().enumerate() {
+                    let pick = indices.at(row_index * walk.row + column, walk.size);
+                    *cell = from[base + column * walk.column_step + pick * walk.axis_step];
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Where the elements of `GatherElements` and `ScatterElements` are: at their own index in all dimensions but the
+/// axis.
+pub(super) struct ElementWalk {
+    /// The size of the data along the axis.
+    pub(super) size: usize,
+    /// The length of a row of the indices.
+    pub(super) row: usize,
+    /// The step in the data from one column to the next: 0 where the last dimension is the axis.
+    pub(super) column_step: usize,
+    /// The step in the data along the axis.
+    pub(super) axis_step: usize,
+    /// Sizes of the indices and steps in the data for all dimensions but the last.
+    outer: SmallVec<[(usize, usize); 6]>,
+}
+
+impl ElementWalk {
+    pub(super) fn new(shape: &[usize], picked: &[usize], axis: i64) -> Result<ElementWalk> {
+        ensure!(shape.len() == picked.len(), InvalidArgument, "data {shape:?} and indices {picked:?}");
+        let axis = normalize_axis(axis, shape.len())?;
+        let inside = (0..shape.len()).all(|other| other == axis || picked[other] <= shape[other]);
+        let empty = picked.contains(&0);
+        ensure!(inside || empty, InvalidArgument, "indices {picked:?} reach outside of data {shape:?}");
+        let strides = contiguous_strides(shape);
+        let step = |other: usize| if other == axis { 0 } else { strides[other] as usize };
+        let last = shape.len() - 1;
+        Ok(ElementWalk {
+            size: shape[axis],
+            row: picked[last],
+            column_step: step(last),
+            axis_step: strides[axis] as usize,
+            outer: (0..last).map(|other| (picked[other], step(other))).collect(),
+        })
+    }
+
+    /// The first element of a row in the data, with index 0 along the axis.
+    pub(super) fn base(&self, row: usize) -> usize {
+        let mut rest = row;
+        let mut base = 0;
+        for &(size, step) in self.outer.iter().rev() {
+            base += rest % size * step;
+            rest /= size;
+        }
+        base
+    }
+}
+
+struct GatherNd {
+    batch: i64,
+}
+
+impl Movement for GatherNd {
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        let shape = io.shape(0)?;
+        let tuples = Tuples::new(shape, io.input(1)?, usize::try_from(self.batch).unwrap_or(usize::MAX))?;
+        let (from, to) = (operand(from, 0, shape)?, only(to)?);
+        let run = tuples.run;
+        ensure!(to.len() == tuples.count * run, Fail, "the tuples do not fill the output");
+        let least_rows = ((64 << 10) / (run * size_of::<T>()).max(1)).max(1);
+        for_each_row_chunk_mut(io.threads, to, run, least_rows, |first, rows| {
+            for (index, row) in rows.chunks_exact_mut(run).enumerate() {
+                let start = tuples.start(first + index);
+                row.copy_from_slice(&from[start..start + run]);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Index tuples of `GatherND` and `ScatterND`, checked.
+pub(super) struct Tuples<'a> {
+    indices: &'a [i64],
+    /// Size and step of each indexed dimension.
+    dims: SmallVec<[(usize, usize); 6]>,
+    /// The number of tuples.
+    pub(super) count: usize,
+    /// The tuples for each batch.
+    per_batch: usize,
+    /// The step from one batch to the next.
+    batch_step: usize,
+    /// The number of elements that a tuple names.
+    pub(super) run: usize,
+}
+
+impl<'a> Tuples<'a> {
+    pub(super) fn new(shape: &[usize], indices: TensorView<'a>, batch: usize) -> Result<Tuples<'a>> {
+        let picked = indices.shape();
+        let invalid = || error!(InvalidArgument, "data {shape:?} and indices {picked:?}");
+        let (&depth, outer) = picked.split_last().ok_or_else(invalid)?;
+        let depth_fits = batch.checked_add(depth).is_some_and(|used| used <= shape.len());
+        ensure!(depth_fits && batch <= outer.len(), InvalidArgument, "data {shape:?} and indices {picked:?}");
+        ensure!(shape[..batch] == outer[..batch], InvalidArgument, "data {shape:?} and indices {picked:?}");
+        let strides = contiguous_strides(shape);
+        let dims: SmallVec<[(usize, usize); 6]> =
+            (batch..batch + depth).map(|axis| (shape[axis], strides[axis] as usize)).collect();
+        let indices = indices.as_slice::<i64>()?;
+        for tuple in indices.chunks_exact(depth.max(1)) {
+            for (&index, &(size, _)) in tuple.iter().zip(&dims) {
+                normalize_axis(index, size)
+                    .map_err(|_| error!(InvalidArgument, "index {index} is outside of size {size}"))?;
+            }
+        }
+        Ok(Tuples {
+            indices,
+            dims,
+            count: outer.iter().product(),
+            per_batch: outer[batch..].iter().product(),
+            batch_step: shape[batch..].iter().product(),
+            run: shape[batch + depth..].iter().product(),
+        })
+    }
+
+    /// The first element that a tuple names.
+    pub(super) fn start(&self, tuple: usize) -> usize {
+        let depth = self.dims.len();
+        let picked = &self.indices[tuple * depth..(tuple + 1) * depth];
+        let inside = picked.iter().zip(&self.dims).map(|(&index, &(size, step))| {
+            (if index < 0 { index + size as i64 } else { index }) as usize * step
+        });
+        tuple / self.per_batch * self.batch_step + inside.sum::<usize>()
+    }
+}

@@ -1,0 +1,257 @@
+//! Kernels that move elements without changing them, whatever their type.
+//!
+//! A [`Movement`] is written once over [`Cell`]s. Its wrapper runs it on the bytes of any type by element size,
+//! on unpacked elements of packed types, and on the positions of strings.
+
+mod cell;
+mod concat;
+mod constant;
+mod copy;
+mod gather;
+mod range;
+mod split;
+mod strided;
+
+use std::ops::Range;
+
+use ort_core::ep::{CompileCx, Executable, NodeView, RunCx};
+use ort_core::ir::Node;
+use ort_core::spec::{InputFacts, infer_concrete};
+use ort_core::tensor::{Shape, Tensor, TensorView};
+use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
+
+use cell::{Cell, Place, pack, unpack};
+
+/// What a movement sees beside the elements it moves.
+struct Io<'a> {
+    inputs: SmallVec<[Option<TensorView<'a>>; 8]>,
+    outputs: SmallVec<[Option<Shape>; 4]>,
+    /// The first output already holds the elements of the first input.
+    in_place: bool,
+    threads: usize,
+}
+
+impl<'a> Io<'a> {
+    /// An input that must be given.
+    fn input(&self, index: usize) -> Result<TensorView<'a>> {
+        self.find(index).ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
+    }
+
+    /// An input that may be left out.
+    fn find(&self, index: usize) -> Option<TensorView<'a>> {
+        self.inputs.get(index).copied().flatten()
+    }
+
+    /// The integers of an input that may be left out.
+    fn ints(&self, index: usize) -> Result<Option<Vec<i64>>> {
+        self.find(index).map(|view| view.to_ints()).transpose()
+    }
+
+    /// The shape of an input; an input that the output replaces has the output's.
+    fn shape(&self, index: usize) -> Result<&[usize]> {
+        if index == 0 && self.in_place { Ok(self.output_shape(0)) } else { Ok(self.input(index)?.shape()) }
+    }
+
+    /// The shape of an output; empty where nobody wants it.
+    fn output_shape(&self, index: usize) -> &[usize] {
+        self.outputs.get(index).and_then(Option::as_deref).unwrap_or(&[])
+    }
+}
+
+/// An operator that moves elements.
+trait Movement: Send + Sync + 'static {
+    /// Whether packed types can stay packed, because all elements keep their order.
+    const KEEPS_ORDER: bool = false;
+
+    /// The inputs whose elements are moved. One that is left out gives no elements.
+    fn operands(&self, _inputs: usize) -> Range<usize> {
+        0..1
+    }
+
+    /// Moves the operands' elements to the outputs; an output that nobody wants is none.
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()>;
+}
+
+/// The kernel of a movement for all types but strings.
+struct Moving<M>(M);
+
+/// The kernel of a movement for strings, which hands over its outputs.
+struct MovingStrings<M> {
+    node: Node,
+    movement: M,
+}
+
+fn moving<M: Movement>(movement: M) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(Moving(movement)))
+}
+
+fn moving_strings<M: Movement>(cx: &CompileCx<'_>, movement: M) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(MovingStrings { node: cx.node.node.clone(), movement }))
+}
+
+fn makes_strings(node: &NodeView<'_>) -> bool {
+    node.output_dtype(0) == Some(ort_core::dtype::DType::String)
+}
+
+/// Registers a movement under an operator's name, for all types.
+macro_rules! movement {
+    ($op:literal, $make:expr $(, $field:ident: $value:expr)* $(,)?) => {
+        crate::cpu_kernels![
+            ort_core::ep::KernelDef {
+                op: $op,
+                make: |cx| {
+                    let movement: ort_core::Result<_> = $make(cx);
+                    super::moving(movement?)
+                },
+                $($field: $value,)*
+                ..ort_core::ep::KernelDef::BASE
+            },
+            ort_core::ep::KernelDef {
+                op: $op,
+                rank: 1,
+                when: super::makes_strings,
+                outputs: ort_core::ep::OutputsFrom::Kernel,
+                make: |cx| {
+                    let movement: ort_core::Result<_> = $make(cx);
+                    super::moving_strings(cx, movement?)
+                },
+                ..ort_core::ep::KernelDef::BASE
+            },
+        ];
+    };
+}
+use movement;
+
+fn cells<T: Cell + bytemuck::Pod>(bytes: &[u8]) -> Result<&[T]> {
+    bytemuck::try_cast_slice(bytes).map_err(|_| error!(Fail, "a tensor's bytes are no whole elements"))
+}
+
+fn cells_mut<T: Cell + bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
+    bytemuck::try_cast_slice_mut(bytes).map_err(|_| error!(Fail, "an output's bytes are no whole elements"))
+}
+
+fn apply_to_bytes<T: Cell + bytemuck::Pod>(
+    movement: &impl Movement,
+    io: &Io<'_>,
+    from: &[&[u8]],
+    to: &mut [Option<&mut [u8]>],
+) -> Result<()> {
+    let from = from.iter().map(|bytes| cells::<T>(bytes)).collect::<Result<SmallVec<[&[T]; 8]>>>()?;
+    let mut outputs: SmallVec<[Option<&mut [T]>; 4]> = SmallVec::new();
+    for bytes in to {
+        outputs.push(bytes.as_deref_mut().map(cells_mut::<T>).transpose()?);
+    }
+    movement.apply(io, &from, &mut outputs)
+}
+
+impl<M: Movement> Executable for Moving<M> {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let in_place = cx.in_place(0) == Some(0);
+        let inputs: SmallVec<_> = (0..cx.input_count()).map(|index| cx.find_input(index)).collect();
+        let mut io = Io { inputs, outputs: SmallVec::new(), in_place, threads: cx.threads() };
+        let mut dtype = None;
+        let mut from: SmallVec<[&[u8]; 8]> = SmallVec::new();
+        for index in self.0.operands(cx.input_count()) {
+            let view = io.find(index);
+            dtype = dtype.or(view.map(|view| view.dtype()));
+            from.push(view.map(|view| view.bytes()).transpose()?.unwrap_or(&[]));
+        }
+        let mut to: SmallVec<[Option<&mut [u8]>; 4]> = SmallVec::new();
+        for index in 0..cx.output_count() {
+            let output = if cx.wants(index) { Some(cx.output(index)?) } else { None };
+            io.outputs.push(output.as_ref().map(|output| output.shape().into()));
+            dtype = dtype.or(output.as_ref().map(|output| output.dtype()));
+            to.push(output.map(|output| output.bytes_mut()).transpose()?);
+        }
+        let Some(dtype) = dtype else { return Ok(()) };
+        match (dtype.byte_size(), dtype.bits()) {
+            (None, Some(_)) if M::KEEPS_ORDER => apply_to_bytes::<[u8; 1]>(&self.0, &io, &from, &mut to),
+            (Some(1), _) => apply_to_bytes::<[u8; 1]>(&self.0, &io, &from, &mut to),
+            (Some(2), _) => apply_to_bytes::<[u8; 2]>(&self.0, &io, &from, &mut to),
+            (Some(4), _) => apply_to_bytes::<[u8; 4]>(&self.0, &io, &from, &mut to),
+            (Some(8), _) => apply_to_bytes::<[u8; 8]>(&self.0, &io, &from, &mut to),
+            (Some(16), _) => apply_to_bytes::<[u8; 16]>(&self.0, &io, &from, &mut to),
+            (None, Some(bits @ (2 | 4))) => apply_unpacked(&self.0, &io, bits, &from, &mut to),
+            _ => Err(error!(NotImplemented, "elements of type {} are not moved", dtype.name())),
+        }
+    }
+}
+
+/// Runs a movement on elements of 2 or 4 bits with a byte for each.
+fn apply_unpacked(
+    movement: &impl Movement,
+    io: &Io<'_>,
+    bits: u32,
+    from: &[&[u8]],
+    to: &mut [Option<&mut [u8]>],
+) -> Result<()> {
+    let unpacked: Vec<Vec<[u8; 1]>> = from.iter().map(|bytes| unpack(bytes, bits)).collect();
+    let counts =
+        movement.operands(io.inputs.len()).map(|index| io.find(index).map_or(0, |view| view.element_count()));
+    let from: Vec<&[[u8; 1]]> =
+        unpacked.iter().zip(counts).map(|(cells, count)| &cells[..count.min(cells.len())]).collect();
+    let mut outputs: Vec<Vec<[u8; 1]>> = io
+        .outputs
+        .iter()
+        .map(|shape| vec![[0]; shape.as_ref().map_or(0, |shape| shape.iter().product())])
+        .collect();
+    let mut slots: Vec<Option<&mut [[u8; 1]]>> =
+        outputs.iter_mut().map(|cells| Some(cells.as_mut_slice())).collect();
+    movement.apply(io, &from, &mut slots)?;
+    for (cells, bytes) in outputs.iter().zip(to) {
+        if let Some(bytes) = bytes {
+            pack(cells, bits, bytes);
+        }
+    }
+    Ok(())
+}
+
+impl<M: Movement> Executable for MovingStrings<M> {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let inputs: SmallVec<[Option<TensorView<'_>>; 8]> =
+            (0..cx.input_count()).map(|index| cx.find_input(index)).collect();
+        let facts: Vec<_> = inputs.iter().map(|view| view.map(InputFacts::concrete)).collect();
+        let mut shapes: SmallVec<[Option<Shape>; 4]> = SmallVec::new();
+        for output in infer_concrete(&self.node, &facts)? {
+            shapes.push(output.and_then(|(_, shape)| shape));
+        }
+        let mut strings: Vec<&String> = Vec::new();
+        let mut places: Vec<Vec<Place>> = Vec::new();
+        for index in self.movement.operands(cx.input_count()) {
+            let elements = inputs.get(index).copied().flatten().map(|view| view.strings()).transpose()?;
+            let elements = elements.unwrap_or(&[]);
+            places.push((0..elements.len()).map(|place| Place(strings.len() + place)).collect());
+            strings.extend(elements);
+        }
+        let io = Io { inputs, outputs: shapes, in_place: false, threads: 1 };
+        let from: Vec<&[Place]> = places.iter().map(Vec::as_slice).collect();
+        let mut moved: Vec<Vec<Place>> = Vec::new();
+        for shape in &io.outputs {
+            let shape = shape.as_ref().ok_or_else(|| error!(Fail, "an output's shape is not known"))?;
+            moved.push(vec![Place::ZERO; ort_core::tensor::element_count(shape)?]);
+        }
+        let mut to: Vec<Option<&mut [Place]>> = moved.iter_mut().map(|cells| Some(&mut cells[..])).collect();
+        self.movement.apply(&io, &from, &mut to)?;
+        for (index, (places, shape)) in moved.iter().zip(&io.outputs).enumerate() {
+            let string = |place: &Place| strings.get(place.0).map(|text| (*text).clone()).unwrap_or_default();
+            let shape = shape.as_deref().unwrap_or(&[]);
+            cx.set(index, Tensor::from_strings(shape, places.iter().map(string).collect())?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The one output of a movement that has one.
+fn only<'o, T>(to: &'o mut [Option<&mut [T]>]) -> Result<&'o mut [T]> {
+    let output = to.first_mut().and_then(Option::as_deref_mut);
+    output.ok_or_else(|| error!(Fail, "the output has no memory"))
+}
+
+/// The operand at `index`, with a check of its length against its shape.
+fn operand<'f, T>(from: &[&'f [T]], index: usize, shape: &[usize]) -> Result<&'f [T]> {
+    let cells = from.get(index).copied().unwrap_or(&[]);
+    let count: usize = shape.iter().product();
+    ensure!(cells.len() == count, Fail, "an operand of {} elements has shape {shape:?}", cells.len());
+    Ok(cells)
+}

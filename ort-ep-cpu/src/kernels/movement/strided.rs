@@ -1,0 +1,236 @@
+//! Copies in another order: `Transpose`, `Slice`, `Expand` and `Tile`.
+
+use ort_core::ep::CompileCx;
+use ort_core::ops::tensor::geometry::{SliceArguments, Strided, permutation};
+use ort_core::{Result, ensure};
+
+use crate::parallel::{for_each_chunk_mut, for_each_row_chunk_mut};
+
+use super::{Cell, Io, Movement, movement, only};
+
+movement!["Expand", |_: &mut CompileCx<'_>| Ok(Expand), unaligned: &[0]];
+movement!["Slice", |_: &mut CompileCx<'_>| Ok(Slice), unaligned: &[0]];
+movement!["Tile", |_: &mut CompileCx<'_>| Ok(Tile), unaligned: &[0]];
+movement!["Transpose", |cx: &mut CompileCx<'_>| Ok(Transpose(cx.attrs().clone())), unaligned: &[0]];
+
+/// Output bytes that one task of a parallel copy should at least write.
+const GRAIN: usize = 64 << 10;
+/// Rows and columns of the squares in which a plane is transposed: they fit into the first cache.
+const TILE: usize = 16;
+
+struct Expand;
+struct Slice;
+struct Tile;
+struct Transpose(ort_core::ir::Attributes);
+
+impl Movement for Expand {
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        copy_strided(&Strided::expand(io.shape(0)?, io.output_shape(0))?, from[0], only(to)?, io.threads)
+    }
+}
+
+impl Movement for Slice {
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        let (starts, ends) = (io.input(1)?.to_ints()?, io.input(2)?.to_ints()?);
+        let (axes, steps) = (io.ints(3)?, io.ints(4)?);
+        let arguments =
+            SliceArguments { starts: &starts, ends: &ends, axes: axes.as_deref(), steps: steps.as_deref() };
+        let shape = io.shape(0)?;
+        copy_strided(&Strided::slice(shape, &arguments.resolve(shape)?), from[0], only(to)?, io.threads)
+    }
+}
+
+impl Movement for Tile {
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        let repeats = io.input(1)?.to_ints()?;
+        let shape = io.shape(0)?;
+        ensure!(repeats.len() == shape.len(), InvalidArgument, "repeats {repeats:?} of shape {shape:?}");
+        let repeats: Vec<usize> =
+            repeats.iter().map(|&repeat| usize::try_from(repeat).unwrap_or(0)).collect();
+        copy_strided(&Strided::tile(shape, &repeats), from[0], only(to)?, io.threads)
+    }
+}
+
+impl Movement for Transpose {
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        let shape = io.shape(0)?;
+        let order = permutation(&self.0, shape.len())?;
+        copy_strided(&Strided::transpose(shape, &order), from[0], only(to)?, io.threads)
+    }
+}
+
+/// Copies equally many elements in the same order.
+pub(super) fn copy_all<T: Cell>(from: &[T], to: &mut [T], threads: usize) -> Result<()> {
+    ensure!(from.len() == to.len(), Fail, "{} elements copied to {}", from.len(), to.len());
+    let chunk = (GRAIN / size_of::<T>()).max(1);
+    if to.len() <= 4 * chunk {
+        to.copy_from_slice(from);
+        return Ok(());
+    }
+    for_each_chunk_mut(threads, to, chunk, |index, part| {
+        let start = index * chunk;
+        part.copy_from_slice(&from[start..start + part.len()]);
+    });
+    Ok(())
+}
+
+/// Writes the elements of `from` in the order that `order` gives.
+pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], threads: usize) -> Result<()> {
+    ensure!(order.count() == to.len(), Fail, "{} elements moved to {}", order.count(), to.len());
+    ensure!(order.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
+    if to.is_empty() {
+        return Ok(());
+    }
+    let order = order.simplify();
+    let rank = order.sizes.len();
+    let (Some(&row), Some(&step)) = (order.sizes.last(), order.strides.last()) else {
+        to.copy_from_slice(&from[order.offset..order.offset + 1]);
+        return Ok(());
+    };
+    if rank == 1 && step == 1 {
+        return copy_all(&from[order.offset..order.offset + row], to, threads);
+    }
+    let is_plane = rank > 1 && step != 1 && order.strides[rank - 2] == 1;
+    let least_rows = (GRAIN / (row * size_of::<T>()).max(1)).max(if is_plane { TILE } else { 1 });
+    for_each_row_chunk_mut(threads, to, row, least_rows, |first, rows| {
+        let mut odometer = Odometer::new(&order, first);
+        if !is_plane {
+            for row in rows.chunks_exact_mut(row) {
+                copy_row(from, odometer.place, step, row);
+                odometer.advance(1);
+            }
+            return;
+        }
+        let mut rest = rows;
+        while !rest.is_empty() {
+            let count = odometer.rows_in_plane().min(rest.len() / row);
+            let (plane, after) = rest.split_at_mut(count * row);
+            transpose_plane(from, odometer.place, step, plane, row);
+            odometer.advance(count);
+            rest = after;
+        }
+    });
+    Ok(())
+}
+
+/// One row of the result: elements `step` apart.
+fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
+    let start = place as usize;
+    match step {
+        1 => row.copy_from_slice(&from[start..start + row.len()]),
+        0 => row.fill(from[start]),
+        _ if step > 0 => {
+            let source = from[start..].iter().step_by(step as usize);
+            row.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+        }
+        _ => {
+            let source = from[..=start].iter().rev().step_by(step.unsigned_abs());
+            row.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+        }
+    }
+}
+
+/// Rows of `columns` elements, where neighbours in a column are neighbours in the source and neighbours in a row
+/// are `step` apart, in squares.
+fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [T], columns: usize) {
+    let count = plane.len() / columns;
+    for first_row in (0..count).step_by(TILE) {
+        let rows = TILE.min(count - first_row);
+        for first in (0..columns).step_by(TILE) {
+            let width = TILE.min(columns - first);
+            let mut tile = [[T::ZERO; TILE]; TILE];
+            for (column, cells) in tile.iter_mut().enumerate().take(width) {
+                let start = (place + first_row as isize + (first + column) as isize * step) as usize;
+                cells[..rows].copy_from_slice(&from[start..start + rows]);
+            }
+            for row in 0..rows {
+                let start = (first_row + row) * columns + first;
+                for (cell, column) in plane[start..start + width].iter_mut().zip(&tile) {
+                    *cell = column[row];
+                }
+            }
+        }
+    }
+}
+
+/// Counts through the rows of an order, all dimensions but the last, and knows where each starts in the source.
+struct Odometer<'a> {
+    order: &'a Strided,
+    index: smallvec::SmallVec<[usize; 6]>,
+    place: isize,
+}
+
+impl<'a> Odometer<'a> {
+    fn new(order: &'a Strided, row: usize) -> Odometer<'a> {
+        let outer = order.sizes.len() - 1;
+        let mut odometer =
+            Odometer { order, index: smallvec::SmallVec::from_elem(0, outer), place: order.offset as isize };
+        odometer.advance(row);
+        odometer
+    }
+
+    /// The rows from here to the end of the innermost of the counted dimensions.
+    fn rows_in_plane(&self) -> usize {
+        match self.index.last() {
+            Some(index) => self.order.sizes[self.index.len() - 1] - index,
+            None => 1,
+        }
+    }
+
+    /// Goes on by `rows`.
+    fn advance(&mut self, rows: usize) {
+        let mut carry = rows;
+        for axis in (0..self.index.len()).rev() {
+            if carry == 0 {
+                return;
+            }
+            let (size, stride) = (self.order.sizes[axis], self.order.strides[axis]);
+            let total = self.index[axis] + carry;
+            let index = if total < size { total } else { total % size };
+            carry = if total < size { 0 } else { total / size };
+            self.place += (index as isize - self.index[axis] as isize) * stride;
+            self.index[axis] = index;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ort_core::ops::tensor::geometry::SliceAxis;
+
+    /// Against the plain definition, for sizes around the tile and for any number of threads.
+    #[test]
+    fn copies_follow_the_definition() -> Result<()> {
+        let orders = [
+            (vec![5, 7], Strided::transpose(&[5, 7], &[1, 0])),
+            (vec![2, 33, 17], Strided::transpose(&[2, 33, 17], &[0, 2, 1])),
+            (vec![2, 40, 3, 8], Strided::transpose(&[2, 40, 3, 8], &[0, 2, 1, 3])),
+            (vec![3, 18, 5, 16], Strided::transpose(&[3, 18, 5, 16], &[3, 1, 2, 0])),
+            (vec![130, 700], Strided::transpose(&[130, 700], &[1, 0])),
+            (vec![4, 1, 3], Strided::expand(&[4, 1, 3], &[2, 4, 5, 3])?),
+            (vec![3, 1], Strided::expand(&[3, 1], &[3, 9])?),
+            (vec![3, 4], Strided::tile(&[3, 4], &[2, 3])),
+            (vec![6, 9], {
+                let parts = [SliceAxis::new(6, -1, i64::MIN, -2)?, SliceAxis::new(9, 8, 0, -3)?];
+                Strided::slice(&[6, 9], &parts)
+            }),
+            (vec![9], Strided::slice(&[9], &[SliceAxis::new(9, 1, 9, 2)?])),
+            (vec![1], Strided::expand(&[1], &[1, 1])?),
+            (vec![200_000], Strided::slice(&[200_000], &[SliceAxis::new(200_000, 3, 199_000, 1)?])),
+        ];
+        for (shape, order) in orders {
+            let source: Vec<[u8; 4]> =
+                (0..shape.iter().product::<usize>()).map(|value| (value as u32).to_le_bytes()).collect();
+            let expected = order.collect(&source)?;
+            for threads in [1, 2] {
+                let mut result = vec![[0xff; 4]; order.count()];
+                copy_strided(&order, &source, &mut result, threads)?;
+                assert_eq!(result, expected, "{shape:?} {order:?}");
+            }
+        }
+        let order = Strided::transpose(&[2, 3], &[1, 0]);
+        assert!(copy_strided(&order, &[[0; 4]; 5], &mut [[0; 4]; 6], 1).is_err(), "a source too short");
+        Ok(())
+    }
+}
