@@ -33,6 +33,8 @@ pub use {avx2::Avx2, avx512::Avx512};
 /// Vector operations of one instruction set, on `LANES` lanes of 32 bits.
 ///
 /// Comparisons are ordered (false where a lane is NaN), conversions round to nearest even.
+// `self` is the instruction set, never the value that is converted.
+#[allow(clippy::wrong_self_convention)]
 pub trait Simd: Copy + Send + Sync + 'static {
     /// A vector of `LANES` f32.
     type F32: Copy;

@@ -172,6 +172,7 @@ pub fn square_rows<S: Simd, E: UnaryOp, const K: usize, const R: usize>(
     (out, width): (&mut [f32], usize),
 ) {
     let stride = input.stride;
+    const { assert!(R + K - 1 <= 8, "all input rows are written out") };
     assert!(filter.weights.len() == K * K, "the kernel is a square");
     assert!((R + K - 2) * stride + K - 1 + width + SLACK <= input.values.len(), "there is slack");
     assert!(R * width <= out.len(), "the output holds its rows");
@@ -187,22 +188,83 @@ pub fn square_rows<S: Simd, E: UnaryOp, const K: usize, const R: usize>(
     while next < width {
         let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
         let mut sums = [bias; R];
-        for input_row in 0..R + K - 1 {
-            for kx in 0..K {
-                // SAFETY: the input holds `K - 1` rows more than `R`, and slack behind the last.
-                let x = unsafe { s.load_ptr(from.add(input_row * stride + kx + at)) };
-                for (row, sum) in sums.iter_mut().enumerate() {
-                    if row <= input_row && input_row < row + K {
-                        *sum = s.mul_add(x, kernel[input_row - row][kx], *sum);
+        // Written out, as the compiler does not unroll a loop of this size, and only constant places stay in registers.
+        macro_rules! input_rows {
+            ($($input_row:literal)+) => {
+                $(if $input_row < R + K - 1 {
+                    // SAFETY: the input holds `K - 1` rows more than `R`, and slack behind the last.
+                    unsafe {
+                        let start = from.add($input_row * stride + at);
+                        add_input_row::<S, K, R>(s, start, $input_row, &kernel, &mut sums);
                     }
-                }
-            }
+                })+
+            };
         }
+        input_rows!(0 1 2 3 4 5 6 7);
         for (row, sum) in sums.into_iter().enumerate() {
             // SAFETY: `width - at` values of each row from `at` on are within the output.
             unsafe { store_in_order(s, to, len, row * width + at, width - at, epilogue.apply(s, sum)) };
         }
         next += S::LANES;
+    }
+}
+
+/// Adds what one input row gives to the sums of `R` output rows.
+///
+/// # Safety
+/// A vector can be read at each of the `K` places from `start` on.
+#[inline(always)]
+unsafe fn add_input_row<S: Simd, const K: usize, const R: usize>(
+    s: S,
+    start: *const f32,
+    input_row: usize,
+    kernel: &[[S::F32; K]; K],
+    sums: &mut [S::F32; R],
+) {
+    for kx in 0..K {
+        // SAFETY: as the caller promises.
+        let x = unsafe { s.load_ptr(start.add(kx)) };
+        for (row, sum) in sums.iter_mut().enumerate() {
+            if row <= input_row && input_row < row + K {
+                *sum = s.mul_add(x, kernel[input_row - row][kx], *sum);
+            }
+        }
+    }
+}
+
+/// `N` adjacent results for as many channels as a vector has lanes; places, weights and results are vectors of one value for each channel.
+///
+/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i * step])`, all places counting vectors.
+///
+/// # Panics
+/// If a slice does not hold what is read or written.
+#[inline(always)]
+pub fn channel_taps<S: Simd, E: UnaryOp, const N: usize>(
+    s: S,
+    (input, step): (&[f32], usize),
+    offsets: &[usize],
+    (weights, bias): (&[f32], &[f32]),
+    epilogue: E,
+    out: &mut [f32],
+) {
+    let last = offsets.iter().copied().max().unwrap_or(0);
+    assert!((last + (N - 1) * step + 1) * S::LANES <= input.len(), "the input holds all places");
+    assert!(offsets.len() * S::LANES <= weights.len(), "each offset has its weights");
+    assert!(N * S::LANES <= out.len(), "the output holds all results");
+    let (from, weights) = (input.as_ptr(), weights.as_ptr());
+    let mut sums = [s.load(bias, 0); N];
+    for (tap, offset) in offsets.iter().enumerate() {
+        // SAFETY: each offset has a vector of weights, and the input holds all places that it reaches.
+        unsafe {
+            let weight = s.load_ptr(weights.add(tap * S::LANES));
+            for (part, sum) in sums.iter_mut().enumerate() {
+                let x = s.load_ptr(from.add((offset + part * step) * S::LANES));
+                *sum = s.mul_add(x, weight, *sum);
+            }
+        }
+    }
+    for (part, sum) in sums.into_iter().enumerate() {
+        s.store(out, part * S::LANES, epilogue.apply(s, sum));
     }
 }
 
@@ -260,7 +322,7 @@ pub fn pad_row_by_two<S: Simd>(
     assert!(columns + SLACK <= even.len() && columns + SLACK <= odd.len(), "there is slack");
     // With odd padding the row's first value goes to the odd places.
     let (first_start, second_start) = (left.div_ceil(2) - left % 2, left.div_ceil(2));
-    let (first, second) = if left % 2 == 0 { (even, odd) } else { (odd, even) };
+    let (first, second) = if left.is_multiple_of(2) { (even, odd) } else { (odd, even) };
     let (first, second) = (first.as_mut_ptr(), second.as_mut_ptr());
     let zero = s.splat(0.0);
     // SAFETY: every vector starts before `columns`, so it ends within the slack; the loads are within the source.

@@ -360,7 +360,8 @@ mod tests {
 
     #[test]
     fn unary_functions_agree_with_their_definitions() {
-        let cases: [(Unary, fn(f32) -> f32); 22] = [
+        type Case = (Unary, fn(f32) -> f32);
+        let cases: [Case; 22] = [
             (Unary::Abs, f32::abs),
             (Unary::Neg, |x| -x),
             (Unary::Sign, |x| if x.is_nan() || x == 0.0 { x } else { x.signum() }),
@@ -408,7 +409,8 @@ mod tests {
 
     #[test]
     fn binary_functions_agree_in_all_forms() {
-        let cases: [(Binary, fn(f32, f32) -> f32); 8] = [
+        type Case = (Binary, fn(f32, f32) -> f32);
+        let cases: [Case; 8] = [
             (Binary::Add, |a, b| a + b),
             (Binary::Sub, |a, b| a - b),
             (Binary::Mul, |a, b| a * b),

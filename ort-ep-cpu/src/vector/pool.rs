@@ -6,7 +6,7 @@
 use super::places::{load, store};
 use super::reduce;
 use super::window::Window;
-use crate::simd::stencil::{SLACK, pad_row};
+use crate::simd::stencil::SLACK;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
 /// What a window is reduced to.
@@ -60,7 +60,12 @@ impl PoolPlan {
 
     /// How many f32 of scratch a plane needs.
     pub fn scratch_len(&self) -> usize {
-        self.window.input[1] + self.window.extent(1) + 2 * SLACK
+        BAND * self.row_len()
+    }
+
+    /// A padded row and the slack behind it.
+    fn row_len(&self) -> usize {
+        self.window.extent(1).max(self.window.pads[1] + self.window.input[1]) + 2 * SLACK
     }
 
     /// Pools one plane. `scratch` holds at least [`scratch_len`](Self::scratch_len) values of any content.
@@ -100,49 +105,71 @@ fn combine<S: Simd, const MAX: bool>(s: S, a: S::F32, b: S::F32) -> S::F32 {
     if MAX { s.max(a, b) } else { s.add(a, b) }
 }
 
+/// Output rows that go through both steps together, so that what the first stores has reached the cache when the second loads it.
+const BAND: usize = 8;
+
 #[inline(always)]
 fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: Plane<'_>) {
     let Plane { plan, from, to, scratch } = plane;
-    let Window { input: [height, width], output: [_, columns], kernel, strides, dilations, pads } =
-        plan.window;
-    let (combined, padded) = scratch.split_at_mut(width);
+    let Window { output: [rows, columns], pads: [_, left], .. } = plan.window;
+    let len = plan.row_len();
+    let scratch = &mut scratch[..BAND * len];
+    // Only what lies between the padding on both sides is written after this.
+    scratch.fill(if MAX { f32::NEG_INFINITY } else { 0.0 });
+    for band in (0..rows).step_by(BAND) {
+        let band = band..rows.min(band + BAND);
+        for (y, combined) in band.clone().zip(scratch.chunks_exact_mut(len)) {
+            combine_rows::<S, MAX>(s, &plan.window, y, from, &mut combined[left..]);
+        }
+        for (y, combined) in band.zip(scratch.chunks_exact(len)) {
+            let counts = (!MAX).then_some((plan.counts[0][y], &plan.counts[1][..]));
+            pool_columns::<S, MAX>(s, &plan.window, combined, counts, (&mut to[y * columns..], columns));
+        }
+    }
+}
+
+/// Combines the input rows of a window's taps, and writes up to a vector beyond the width.
+#[inline(always)]
+fn combine_rows<S: Simd, const MAX: bool>(
+    s: S,
+    window: &Window,
+    y: usize,
+    from: &[f32],
+    combined: &mut [f32],
+) {
+    let Window { input: [height, width], kernel: [taps, _], dilations: [dilation, _], .. } = *window;
+    let (start, top) = (y * window.strides[0], window.pads[0]);
     let identity = if MAX { f32::NEG_INFINITY } else { 0.0 };
-    for (y, result) in to.chunks_exact_mut(columns).enumerate() {
-        combined.fill(identity);
-        for tap in 0..kernel[0] {
-            let row = (y * strides[0] + tap * dilations[0]).checked_sub(pads[0]);
-            if let Some(row) = row.filter(|row| *row < height) {
-                accumulate::<S, MAX>(s, &from[row * width..][..width], combined);
-            }
+    let first = top.saturating_sub(start).div_ceil(dilation);
+    let end = (top + height).saturating_sub(start).div_ceil(dilation).min(taps);
+    for at in (0..width).step_by(S::LANES) {
+        let count = (width - at).min(S::LANES);
+        let mut sum = s.splat(identity);
+        for tap in first..end {
+            let row = start + tap * dilation - top;
+            sum = combine::<S, MAX>(s, sum, load(s, from, row * width + at, count, identity));
         }
-        pad_row(s, combined, (pads[1], plan.window.extent(1)), identity, padded);
-        pool_columns::<S, MAX>(s, &plan.window, padded, result);
-        if !MAX {
-            divide(s, result, &plan.counts[1], plan.counts[0][y]);
-        }
+        s.store(combined, at, sum);
     }
 }
 
-/// `combined[i] = combine(combined[i], row[i])`.
+/// Combines the taps of each output from a padded row with slack, and divides by the counted places (of the row, of each column).
+/// It may write up to a vector beyond the row.
 #[inline(always)]
-fn accumulate<S: Simd, const MAX: bool>(s: S, row: &[f32], combined: &mut [f32]) {
-    for at in (0..row.len()).step_by(S::LANES) {
-        let count = (row.len() - at).min(S::LANES);
-        let both = combine::<S, MAX>(s, load(s, combined, at, count, 0.0), load(s, row, at, count, 0.0));
-        store(s, combined, at, count, both);
-    }
-}
-
-/// Combines the taps of each output from a padded row with slack.
-#[inline(always)]
-fn pool_columns<S: Simd, const MAX: bool>(s: S, window: &Window, padded: &[f32], result: &mut [f32]) {
+fn pool_columns<S: Simd, const MAX: bool>(
+    s: S,
+    window: &Window,
+    padded: &[f32],
+    counts: Option<(f32, &[f32])>,
+    (result, len): (&mut [f32], usize),
+) {
     let (stride, dilation, taps) = (window.strides[1], window.dilations[1], window.kernel[1]);
     let identity = if MAX { f32::NEG_INFINITY } else { 0.0 };
-    let len = result.len();
     if stride > 2 {
-        for (x, value) in result.iter_mut().enumerate() {
+        for (x, value) in result[..len].iter_mut().enumerate() {
             let places = (0..taps).map(|tap| padded[x * stride + tap * dilation]);
-            *value = if MAX { places.fold(identity, crate::simd::max_or_nan) } else { places.sum() };
+            let sum = if MAX { places.fold(identity, crate::simd::max_or_nan) } else { places.sum() };
+            *value = counts.map_or(sum, |(row, columns)| sum / (row * columns[x]));
         }
         return;
     }
@@ -153,19 +180,13 @@ fn pool_columns<S: Simd, const MAX: bool>(s: S, window: &Window, padded: &[f32],
             let x = if stride == 1 { s.load(padded, place) } else { s.load_even_odd(padded, place).0 };
             sum = combine::<S, MAX>(s, sum, x);
         }
-        store(s, result, at, (len - at).min(S::LANES), sum);
-    }
-}
-
-/// `result[i] /= counts[i] * row_count`; 0 places give 0 / 0 = NaN.
-#[inline(always)]
-fn divide<S: Simd>(s: S, result: &mut [f32], counts: &[f32], row_count: f32) {
-    let len = result.len();
-    for at in (0..len).step_by(S::LANES) {
         let count = (len - at).min(S::LANES);
-        let places = s.mul(load(s, counts, at, count, 1.0), s.splat(row_count));
-        let quotient = s.div(load(s, result, at, count, 0.0), places);
-        store(s, result, at, count, quotient);
+        if let Some((row, columns)) = counts {
+            sum = s.div(sum, s.mul(s.splat(row), load(s, columns, at, count, 1.0)));
+        }
+        // A whole vector is stored where the next rows will overwrite what is too much.
+        let count = if result.len() - at >= S::LANES { S::LANES } else { count };
+        store(s, result, at, count, sum);
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::elementwise::{Binary, Operand, binary_in_place};
 use crate::simd::slices::{BinaryOp, UnaryOp, fold};
-use crate::simd::{Isa, Simd, max_or_nan, min_or_nan};
+use crate::simd::{Isa, MAX_LANES, Simd, max_or_nan, min_or_nan};
 
 /// Values in a block: each lane of the four partial sums adds at most 64 of them.
 const BLOCK: usize = 1024;
@@ -94,7 +94,12 @@ impl BinaryOp for Lesser {
 }
 
 fn sum_of(isa: Isa, map: impl UnaryOp, row: &[f32]) -> f64 {
-    let block_sum = |block| fold(isa, map, Add, 0.0, block).into_iter().map(f64::from).sum::<f64>();
+    let block_sum = |block| {
+        let lanes = fold(isa, map, Add, 0.0, block).map(f64::from);
+        let quarters: [f64; 4] =
+            std::array::from_fn(|i| lanes[i] + lanes[i + 4] + (lanes[i + 8] + lanes[i + 12]));
+        quarters[0] + quarters[1] + (quarters[2] + quarters[3])
+    };
     row.chunks(BLOCK).map(block_sum).sum()
 }
 
@@ -134,16 +139,23 @@ pub fn product(isa: Isa, row: &[f32]) -> f32 {
     fold(isa, Identity, Multiply, 1.0, row).into_iter().product()
 }
 
+/// Combines all lanes, in halves.
+fn horizontal(lanes: [f32; MAX_LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|i| combine(lanes[i], lanes[i + 8]));
+    let four: [f32; 4] = std::array::from_fn(|i| combine(eight[i], eight[i + 4]));
+    combine(combine(four[0], four[2]), combine(four[1], four[3]))
+}
+
 /// The greatest value, NaN if any is NaN; -inf of an empty row.
 pub fn max(isa: Isa, row: &[f32]) -> f32 {
     let lowest = f32::NEG_INFINITY;
-    fold(isa, Identity, Greater, lowest, row).into_iter().fold(lowest, max_or_nan)
+    horizontal(fold(isa, Identity, Greater, lowest, row), max_or_nan)
 }
 
 /// The least value, NaN if any is NaN; +inf of an empty row.
 pub fn min(isa: Isa, row: &[f32]) -> f32 {
     let highest = f32::INFINITY;
-    fold(isa, Identity, Lesser, highest, row).into_iter().fold(highest, min_or_nan)
+    horizontal(fold(isa, Identity, Lesser, highest, row), min_or_nan)
 }
 
 /// `out[i] = function(out[i], row[i])`: one step of a reduction over rows. For sums of many rows, add blocks

@@ -6,11 +6,11 @@
 use crate::simd::{Isa, transpose_tiles};
 
 /// A matrix of which rows are `stride` elements apart.
-struct Strided {
-    rows: usize,
-    columns: usize,
-    from_stride: usize,
-    to_stride: usize,
+pub(super) struct Strided {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) from_stride: usize,
+    pub(super) to_stride: usize,
 }
 
 /// Rows and columns that are transposed at a time, so that both sides stay in the first-level cache.
@@ -33,7 +33,7 @@ pub fn transpose<T: bytemuck::Pod>(isa: Isa, (rows, columns): (usize, usize), fr
     strided(isa, &matrix, from, to);
 }
 
-fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], to: &mut [T]) {
+pub(super) fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], to: &mut [T]) {
     let Strided { rows, columns, from_stride, to_stride } = *matrix;
     if size_of::<T>() != 4 {
         return blocks(matrix, (0..rows, 0..columns), from, to);
@@ -274,13 +274,14 @@ mod tests {
 
     #[test]
     fn axes_that_stay_together_become_one() {
-        let cases: [(&[usize], &[usize], &[usize], &[usize]); 4] = [
-            (&[2, 3, 4], &[0, 1, 2], &[24], &[0]),
-            (&[2, 3, 4, 5], &[0, 2, 3, 1], &[2, 3, 20], &[0, 2, 1]),
-            (&[7, 1, 5], &[2, 1, 0], &[7, 5], &[1, 0]),
-            (&[1, 8, 1], &[2, 0, 1], &[8], &[0]),
+        type Case<'a> = [&'a [usize]; 4];
+        let cases: [Case<'_>; 4] = [
+            [&[2, 3, 4], &[0, 1, 2], &[24], &[0]],
+            [&[2, 3, 4, 5], &[0, 2, 3, 1], &[2, 3, 20], &[0, 2, 1]],
+            [&[7, 1, 5], &[2, 1, 0], &[7, 5], &[1, 0]],
+            [&[1, 8, 1], &[2, 0, 1], &[8], &[0]],
         ];
-        for (shape, perm, sizes, axes) in cases {
+        for [shape, perm, sizes, axes] in cases {
             let want = Permutation { sizes: sizes.to_vec(), axes: axes.to_vec() };
             assert_eq!(Permutation::new(shape, perm), Some(want));
         }
