@@ -119,10 +119,17 @@ fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
 }
 
 fn size(text: &str) -> Result<usize, String> {
-    const UNITS: [(&str, usize); 6] =
-        [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+    const UNITS: [(&str, usize); 6] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("KB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+    ];
     let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
-    let (number, factor) = unit.map_or((text, 1), |(unit, factor)| (&text[..text.len() - unit.len()], *factor));
+    let (number, factor) =
+        unit.map_or((text, 1), |(unit, factor)| (&text[..text.len() - unit.len()], *factor));
     let number: f64 = number.trim().parse().map_err(|_| format!("`{text}` is not a size such as 512MiB"))?;
     let bytes = number * factor as f64;
     if bytes.is_finite() && bytes >= 0.0 && bytes < usize::MAX as f64 {
@@ -147,7 +154,7 @@ pub(crate) fn human_bytes(bytes: usize) -> String {
 /// A table in the style of all commands: aligned, without frames.
 pub(crate) fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header(header);
     table
 }

@@ -82,7 +82,7 @@ pub(crate) fn write_npz(path: &Path, values: &[(String, Value)]) -> Result<()> {
             let tensor = value.tensor().with_context(|| format!("output '{name}'"))?;
             write_tensor(&mut archive, name, tensor).with_context(|| format!("output '{name}'"))?;
         }
-        archive.into_inner()?;
+        // Dropping the archive writes its directory.
     }
     file.as_file_mut().flush()?;
     file.persist(path).with_context(|| format!("writing {}", path.display()))?;
@@ -111,7 +111,11 @@ fn write_tensor(archive: &mut Archive<'_>, name: &str, tensor: &Tensor) -> Resul
     }
 }
 
-fn write_typed<T: Element + AutoSerialize>(archive: &mut Archive<'_>, name: &str, tensor: &Tensor) -> Result<()> {
+fn write_typed<T: Element + AutoSerialize>(
+    archive: &mut Archive<'_>,
+    name: &str,
+    tensor: &Tensor,
+) -> Result<()> {
     let shape: Vec<u64> = tensor.shape().iter().map(|&size| size as u64).collect();
     let mut writer = archive.array(name, Default::default())?.default_dtype().shape(&shape).begin_nd()?;
     writer.extend(tensor.to_vec::<T>()?)?;

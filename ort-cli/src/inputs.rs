@@ -126,7 +126,9 @@ fn random_tensor(
         dtype => {
             let float = dtype.is_float();
             let drawn: Vec<f32> = (0..count)
-                .map(|_| if float { random.sample(StandardNormal) } else { f32::from(random.random_range(0..2u8)) })
+                .map(|_| {
+                    if float { random.sample(StandardNormal) } else { f32::from(random.random_range(0..2u8)) }
+                })
                 .collect();
             let mut bytes = vec![0u8; byte_count(dtype, &shape)?];
             let source: Vec<u8> = drawn.iter().flat_map(|value| value.to_le_bytes()).collect();

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+#![forbid(unsafe_code)]
+
 mod args;
 mod arrays;
 mod cmd;

@@ -64,7 +64,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let session = args.model.session(&model)?;
     let load = start.elapsed();
     let inputs = gather(&args.model, &model)?;
-    let given: Vec<(&str, Value)> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let given: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let start = Instant::now();
     drop(session.run(&given)?);
     let first = start.elapsed();

@@ -69,7 +69,12 @@ fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
     if !findings.is_empty() {
         return Ok(findings);
     }
-    let broken = |problem: &Error| Finding { operator: None, problem: problem.to_string(), count: 1, first_node: None };
+    let broken = |problem: &Error| Finding {
+        operator: None,
+        problem: problem.to_string(),
+        count: 1,
+        first_node: None,
+    };
     let model = match Model::from_source(source) {
         Ok(model) => model,
         Err(problem) => return Ok(vec![broken(&problem)]),

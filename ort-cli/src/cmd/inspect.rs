@@ -56,7 +56,11 @@ fn count(graph: &Graph, operators: &mut BTreeMap<String, usize>, parameters: &mu
     *parameters += graph.constants.values().map(|tensor| tensor.element_count()).sum::<usize>();
     for node in &graph.nodes {
         let domain = node.spec.domain;
-        let name = if domain.is_empty() { node.spec.name.to_string() } else { format!("{domain}.{}", node.spec.name) };
+        let name = if domain.is_empty() {
+            node.spec.name.to_string()
+        } else {
+            format!("{domain}.{}", node.spec.name)
+        };
         *operators.entry(name).or_default() += 1;
         for subgraph in &node.subgraphs {
             count(&subgraph.graph, operators, parameters);
@@ -83,7 +87,12 @@ fn print_json(model: &Model, outputs: &[ValueSpec], operators: &BTreeMap<String,
     println!("{report}");
 }
 
-fn print_tables(model: &Model, outputs: &[ValueSpec], operators: &BTreeMap<String, usize>, parameters: usize) {
+fn print_tables(
+    model: &Model,
+    outputs: &[ValueSpec],
+    operators: &BTreeMap<String, usize>,
+    parameters: usize,
+) {
     let info = model.info();
     let opsets: Vec<String> = info
         .opsets

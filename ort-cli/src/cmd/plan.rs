@@ -23,7 +23,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let model = args.model.load()?;
     let session = args.model.session(&model)?;
     let report = if args.model.shapes.is_empty() {
-        let dims: Vec<(&str, i64)> = args.model.dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+        let dims: Vec<(&str, i64)> =
+            args.model.dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
         session.plan(&dims)?
     } else {
         // Whole shapes bind the dimensions as a run on such inputs would.

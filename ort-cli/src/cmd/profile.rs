@@ -32,7 +32,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     let model = args.model.load()?;
     let session = args.model.session(&model)?;
     let inputs = gather(&args.model, &model)?;
-    let given: Vec<(&str, Value)> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let given: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let runs = args.runs.max(1);
     for _ in 0..runs {
         session.run(&given)?;

@@ -27,7 +27,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let model = args.model.load()?;
     let inputs = gather(&args.model, &model)?;
     let session = args.model.session(&model)?;
-    let given: Vec<(&str, Value)> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let given: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let start = Instant::now();
     let outputs = session.run(&given)?;
     tracing::info!("ran in {:.2} ms", start.elapsed().as_secs_f64() * 1e3);
@@ -57,7 +58,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
 fn count(value: &Value) -> String {
     match value {
         Value::Sequence(sequence) => format!("{} elements", sequence.elements.len()),
-        Value::Optional(optional) => if optional.element.is_some() { "present" } else { "absent" }.to_string(),
+        Value::Optional(optional) => {
+            if optional.element.is_some() { "present" } else { "absent" }.to_string()
+        }
         other => other.kind_name().to_string(),
     }
 }

@@ -206,7 +206,8 @@ fn refused(graph: &Graph, devices: &[Arc<dyn Device>]) -> Vec<(NodeId, String)> 
 fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>) {
     for (id, reason) in stuck {
         let node = &graph.nodes[id.index()];
-        let domain = if node.spec.domain.is_empty() { String::new() } else { format!("{}.", node.spec.domain) };
+        let domain =
+            if node.spec.domain.is_empty() { String::new() } else { format!("{}.", node.spec.domain) };
         let operator = format!("{domain}{}", node.spec.name);
         match found.iter_mut().find(|known| known.operator == operator && known.reason == *reason) {
             Some(known) => known.count += 1,

@@ -1,8 +1,10 @@
 //! The operator records, one file per operator or tight family.
 
 mod axes;
+mod linalg;
 mod math;
 mod nn;
+mod quant;
 mod random;
 mod reduce;
 mod signal;
