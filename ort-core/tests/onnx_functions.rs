@@ -1,4 +1,5 @@
 //! Functions local to a model are inlined.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod onnx_support;
 
@@ -100,6 +101,12 @@ fn a_function_replaces_an_operator_of_its_name_and_has_its_own_opset() {
     let graph =
         load(with_functions(model(vec![call("Old", &["x"], &["y"])], &["x"], &["y"]), vec![old])).unwrap();
     assert_eq!(graph.nodes[0].attrs.string("mode").unwrap(), "upgraded");
+    let mut forgetful = function("Old", &["a"], &["b"], vec![node("Pair", &["a"], &["b"])]);
+    forgetful.opset_import = vec![];
+    let graph =
+        load(with_functions(model(vec![call("Old", &["x"], &["y"])], &["x"], &["y"]), vec![forgetful]))
+            .unwrap();
+    assert_eq!(graph.nodes[0].attrs.string("mode").unwrap(), "plain", "the model's version");
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! What loading makes of well-formed models.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod onnx_support;
 

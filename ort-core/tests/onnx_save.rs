@@ -1,4 +1,5 @@
 //! What is saved loads again as the same graph, and files appear whole or not at all.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod onnx_support;
 

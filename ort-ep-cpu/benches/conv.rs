@@ -14,7 +14,7 @@ use ort_ep_cpu::gemm::{Activation, Cpu, Step};
 const BUDGET: Duration = Duration::from_millis(100);
 
 /// Channels, filters, size of the image, size of the kernel, stride, groups.
-const SHAPES: [[usize; 6]; 20] = [
+const SHAPES: [[usize; 6]; 24] = [
     [3, 64, 224, 7, 2, 1],
     [64, 64, 56, 1, 1, 1],
     [64, 64, 56, 3, 1, 1],
@@ -35,6 +35,10 @@ const SHAPES: [[usize; 6]; 20] = [
     [192, 32, 28, 1, 1, 1],
     [576, 96, 14, 1, 1, 1],
     [128, 128, 56, 3, 1, 32],
+    [960, 240, 1, 1, 1, 1],
+    [72, 24, 1, 1, 1, 1],
+    [160, 960, 7, 1, 1, 1],
+    [960, 160, 7, 1, 1, 1],
 ];
 
 fn best(mut call: impl FnMut()) -> f64 {

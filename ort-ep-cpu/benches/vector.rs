@@ -7,6 +7,7 @@ use ort_ep_cpu::simd::Isa;
 use ort_ep_cpu::vector::activation::Activation;
 use ort_ep_cpu::vector::convert::{bf16_from_f32, f16_from_f32, f32_from_f16};
 use ort_ep_cpu::vector::depthwise::DepthwisePlan;
+use ort_ep_cpu::vector::depthwise_channels::{ChannelBlock, DepthwiseBlockPlan};
 use ort_ep_cpu::vector::elementwise::{Binary, Operand, Unary, binary, unary};
 use ort_ep_cpu::vector::norm::{layer_norm_row, rms_norm_row};
 use ort_ep_cpu::vector::pool::{Pool, PoolPlan};
@@ -100,6 +101,16 @@ fn depthwise(filter: &str, isa: Isa) {
         let name = format!("depthwise {size}x{size} k{kernel} s{stride} {}", isa.name());
         row(filter, &name, flops, "GFLOP/s", || {
             plan.run(black_box(&from), &weights, 0.5, Activation::Relu, &mut to, &mut scratch);
+        });
+
+        let plan = DepthwiseBlockPlan::new(isa, window);
+        let channels = plan.channels();
+        let (planes, weights) = (values(channels * size * size), values(channels * kernel * kernel));
+        let mut scratch = vec![0.0; plan.scratch_len()];
+        let mut to = vec![0.0; channels * out * out];
+        row(filter, &format!("{name} block"), channels as f64 * flops, "GFLOP/s", || {
+            let block = ChannelBlock { planes: black_box(&planes), weights: &weights, bias: None };
+            plan.run(block, Activation::Relu, &mut to, &mut scratch);
         });
     }
 }

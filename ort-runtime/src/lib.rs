@@ -16,6 +16,8 @@
 //!
 //! Each execution provider is a cargo feature; `cpu` is on by default.
 
+#![forbid(unsafe_code)]
+
 #[cfg(feature = "cpu")]
 use ort_ep_cpu as _;
 

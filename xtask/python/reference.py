@@ -4,8 +4,8 @@ usage: python reference.py CASES.json MODELS OUT [NAME...]
 
 Writes OUT/CASE/inputs.npz and OUT/CASE/reference.npz; a case whose description, model and ONNX Runtime
 are unchanged is left alone. The shape of an input comes from the model, with `dims` of the case for its
-symbols, unless `shapes` gives it whole; its values come from the first of the `fills` whose pattern
-matches its name, drawn with a seed made of the case's and the input's names. Prints one line per case made.
+symbols, unless `shapes` gives it whole; its values come from the first of the `fills` whose patterns
+match its name and the model's, drawn with a seed made of the case's and the input's names. Prints one line per case made.
 """
 
 import fnmatch
@@ -42,10 +42,32 @@ def shape_of(info, case: dict) -> list[int]:
     return [dim if isinstance(dim, int) else dims[dim] for dim in info.shape]
 
 
+def page_of_text(shape: list[int], paper: float, ink: float, rng: np.random.Generator) -> np.ndarray:
+    """Grey pictures [n,3,h,w] with lines of words made of random dots.
+
+    A text detector answers noise with next to nothing, and then there is nothing to compare.
+    """
+    count, channels, height, width = shape
+    pages = np.full((count, 1, height, width), paper, np.float32)
+    for page in pages[:, 0]:
+        for top in range(20, height - 30, 60):
+            left = 20
+            while left < width - 40:
+                dots = np.kron(rng.random((8, 5)) < 0.45, np.ones((3, 3), bool))
+                page[top : top + 24, left : left + 15][dots] = ink
+                left += 18 if rng.random() < 0.85 else 36
+    return np.repeat(pages, channels, axis=1)
+
+
+def matches(rule: dict, case: dict, name: str) -> bool:
+    of_model = fnmatch.fnmatchcase(case["model"], rule.get("model", "*"))
+    return of_model and fnmatch.fnmatchcase(name, rule["input"])
+
+
 def values(info, case: dict, fills: list[dict]) -> np.ndarray:
     shape = shape_of(info, case)
     dtype = DTYPES[info.type]
-    rule = next(rule for rule in fills if fnmatch.fnmatchcase(info.name, rule["input"]))
+    rule = next(rule for rule in fills if matches(rule, case, info.name))
     rng = np.random.default_rng(zlib.crc32(f"{case['name']}/{info.name}".encode()))
     if "constant" in rule:
         return np.full(shape, rule["constant"], dtype)
@@ -54,6 +76,8 @@ def values(info, case: dict, fills: list[dict]) -> np.ndarray:
     if "count_from" in rule:
         start = case.get("dims", {}).get(rule["count_from"], 0)
         return np.broadcast_to(np.arange(start, start + shape[-1]), shape).astype(dtype)
+    if "page_of_text" in rule:
+        return page_of_text(shape, *rule["page_of_text"], rng).astype(dtype)
     mean, deviation = rule["normal"]
     return (rng.standard_normal(shape) * deviation + mean).astype(dtype)
 

@@ -34,23 +34,28 @@ pub(crate) struct Options {
 
 /// The fields of `ort bench --json` and of time_reference.py that the tables show. Times in milliseconds, memory
 /// in bytes; null where the platform cannot tell.
-#[derive(Clone, Deserialize)]
-struct Report {
-    load_ms: Option<f64>,
-    first_ms: Option<f64>,
-    median_ms: f64,
-    baseline_rss: Option<u64>,
-    peak_rss: Option<u64>,
-    planned_peak: Option<u64>,
-    arena_peak: Option<u64>,
-    weights: Option<u64>,
-    weights_mapped: Option<u64>,
+#[derive(Clone, Default, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) load_ms: Option<f64>,
+    pub(crate) first_ms: Option<f64>,
+    pub(crate) median_ms: f64,
+    pub(crate) baseline_rss: Option<u64>,
+    pub(crate) peak_rss: Option<u64>,
+    pub(crate) planned_peak: Option<u64>,
+    pub(crate) arena_peak: Option<u64>,
+    pub(crate) weights: Option<u64>,
+    pub(crate) weights_mapped: Option<u64>,
 }
 
 impl Report {
     /// How far the peak went over what the process had before the model, in bytes.
-    fn growth(&self) -> Option<u64> {
+    pub(crate) fn growth(&self) -> Option<u64> {
         self.peak_rss?.checked_sub(self.baseline_rss?)
+    }
+
+    /// What weights and activations account for, in bytes.
+    pub(crate) fn need(&self) -> Option<u64> {
+        self.weights?.checked_add(self.planned_peak.or(self.arena_peak)?)
     }
 }
 
@@ -190,7 +195,8 @@ fn time_reference(
     parse(&capture(&mut command)?)
 }
 
-fn parse(text: &str) -> Result<Report> {
+/// Reads the one object that either side prints.
+pub(crate) fn parse(text: &str) -> Result<Report> {
     serde_json::from_str(text.trim()).context("cannot read a timing report")
 }
 
@@ -210,10 +216,7 @@ fn time_row(case: &Case, threads: usize, ours: &Side, reference: &Side) -> Vec<S
 }
 
 fn memory_row(case: &Case, threads: usize, ours: &Side, reference: &Side) -> Vec<String> {
-    let mebibytes =
-        |value: Option<u64>| value.map_or("-".to_owned(), |value| format!("{:.1}", value as f64 / 1048576.0));
-    let need = ours.last.weights.zip(ours.last.planned_peak.or(ours.last.arena_peak)).map(|(w, p)| w + p);
-    let over_need = ours.last.growth().zip(need).filter(|(_, need)| *need > 0);
+    let over_need = ours.last.growth().zip(ours.last.need()).filter(|(_, need)| *need > 0);
     vec![
         case.name.clone(),
         threads.to_string(),
@@ -225,6 +228,11 @@ fn memory_row(case: &Case, threads: usize, ours: &Side, reference: &Side) -> Vec
         mebibytes(ours.last.arena_peak),
         over_need.map_or("-".to_owned(), |(growth, need)| format!("{:.2}", growth as f64 / need as f64)),
     ]
+}
+
+/// A number of bytes in MiB, or `-`.
+pub(crate) fn mebibytes(bytes: Option<u64>) -> String {
+    bytes.map_or("-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / 1048576.0))
 }
 
 fn median(values: &mut [f64]) -> Option<f64> {

@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 1e-3;
 /// Each case runs once with each of these; all runs must give the same bits.
 const THREADS: [usize; 2] = [1, 2];
 
-/// What to compare.
+/// Which cases to run.
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
     /// Only cases or models with this name.
@@ -38,6 +38,8 @@ pub(crate) struct Case {
     /// Whether `bench` times it.
     #[serde(default)]
     pub(crate) bench: bool,
+    /// How far the process may grow, as a multiple of weights and planned activations; no bound where absent.
+    pub(crate) most_growth: Option<f64>,
 }
 
 #[derive(Deserialize)]

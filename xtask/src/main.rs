@@ -9,6 +9,7 @@ mod bench;
 mod compare;
 mod conformance;
 mod features;
+mod memory;
 mod models;
 mod python;
 mod summary;
@@ -39,12 +40,14 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Everything that must hold, what fails early first: format, style, lints, tests, models, conformance,
-    /// comparison.
+    /// comparison, memory.
     Test,
     /// Make the models that the other commands run, in target/models.
     Models(models::Options),
     /// Run the models in ONNX Runtime and in ours on the same inputs, and measure the difference.
     Compare(compare::Options),
+    /// Hold the planned memory of each model against the measured one.
+    Memory(compare::Options),
     /// Run the onnx package's test cases and hold the failures against conformance.ignore.
     Conformance(conformance::Options),
     /// Check and test each combination of the facade's cargo features, and each crate alone.
@@ -61,6 +64,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Test => test::run(&workspace),
         Command::Models(options) => models::run(&workspace, &options),
         Command::Compare(options) => compare::run(&workspace, &options).map(drop),
+        Command::Memory(options) => memory::run(&workspace, &options).map(drop),
         Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
         Command::Tidy => tidy::run(&workspace),

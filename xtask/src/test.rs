@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe, run as run_command};
-use crate::{compare, conformance, models, tidy};
+use crate::{compare, conformance, memory, models, tidy};
 
 /// A suite that needs Python, and how many tests it has.
 struct PythonSuite {
@@ -41,6 +41,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary +=
                 stage("conformance", || conformance::run(workspace, &conformance::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
+            summary += stage("memory", || memory::run(workspace, &compare::Options::default()))?;
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,
     }
@@ -58,9 +59,11 @@ fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Says which suites do not run. In CI that is a failure: there the whole must run.
 fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summary> {
+    let cases = compare::chosen_cases(workspace, &[])?.len();
     let suites = [
         PythonSuite { name: "conformance", tests: conformance::CASES },
-        PythonSuite { name: "compare", tests: compare::chosen_cases(workspace, &[])?.len() },
+        PythonSuite { name: "compare", tests: cases },
+        PythonSuite { name: "memory", tests: cases },
     ];
     for suite in &suites {
         println!("skipped {}: {} tests", suite.name, suite.tests);

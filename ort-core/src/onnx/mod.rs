@@ -1,6 +1,7 @@
 //! ONNX files: their messages, where their bytes come from, and the way to the graph and back.
 
 mod build;
+mod expansion;
 mod external;
 mod load;
 mod node;
@@ -14,7 +15,7 @@ mod types;
 mod value;
 
 pub use external::{ExternalData, Location};
-pub use load::{LoadedModel, ModelInfo, UnknownOperator, load, load_proto, unknown_operators};
+pub use load::{LoadedModel, ModelInfo, NEWEST_OPSET, UnknownOperator, load, load_proto, unknown_operators};
 pub use save::{Weights, save, to_proto};
 pub use source::{FileAccess, Source};
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};

@@ -259,7 +259,9 @@ impl<'m> Loader<'m> {
             outputs.len()
         );
         let attributes = bind_attributes(function, &given)?;
-        let opsets = opsets_of(&function.opset_import, i64::MAX)?;
+        // A function imports what it uses; for a domain that its writer forgot, the model's version is meant.
+        let mut opsets = (*self.scope().opsets).clone();
+        opsets.extend(opsets_of(&function.opset_import, i64::MAX)?);
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
         let names =
             function.input.iter().zip(arguments).map(|(name, id)| (name.as_str().into(), id)).collect();

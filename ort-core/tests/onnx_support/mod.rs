@@ -1,5 +1,6 @@
 //! Small models made of messages, over operators of a domain of their own.
-#![allow(dead_code)]
+// Each test file uses a part of this.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use ort_core::dtype::TypeSet;
 use ort_core::ir::Attribute;

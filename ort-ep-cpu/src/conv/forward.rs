@@ -26,10 +26,13 @@ impl WeightSide {
     /// The faster side for a geometry. Both give the right result with any image, so that one
     /// packing can serve images of several sizes.
     pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
-        let (pixels, filters, lanes) = (geometry.window.output_len(), geometry.group_filters(), lanes(cpu));
-        // How full vectors are, in percent.
-        let full = |len: usize| 100 * len / len.next_multiple_of(lanes).max(1);
-        match pixels > 3 && pixels <= 8 * lanes && filters >= 3 * lanes && full(filters) > full(pixels) + 10 {
+        /// Images of more pixels fill their vectors well, and their sums would take much workspace.
+        const MOST_PIXELS: usize = 128;
+        let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
+        // Vectors to compute on either side, the partly filled ones included.
+        let left = filters * pixels.div_ceil(lanes(cpu));
+        let right = pixels * filters.div_ceil(lanes(cpu));
+        match pixels <= MOST_PIXELS && 10 * right < 9 * left {
             true => WeightSide::Right,
             false => WeightSide::Left,
         }

@@ -72,7 +72,7 @@ impl ConvGeometry {
                 false => 0,
             };
         }
-        Ok(geometry)
+        geometry.checked()
     }
 
     /// The geometry of a transposed convolution of `image` (N, C, D1, ...) with `weight`
@@ -103,7 +103,25 @@ impl ConvGeometry {
                 _ => whole.saturating_sub(window.pad[axis] + pads[axis]),
             };
         }
-        Ok(geometry)
+        geometry.checked()
+    }
+
+    /// The geometry, if none of the arrays it implies is too large to address.
+    fn checked(self) -> Result<Self, GemmError> {
+        let window = &self.window;
+        let steps = [self.channels / self.groups, len_or_max(&window.kernel)];
+        let output = len_or_max(&window.output);
+        let sizes = [
+            [self.batch, self.channels, len_or_max(&window.input)],
+            [self.batch, self.filters, output],
+            [self.filters, steps[0], steps[1]],
+            [steps[0], steps[1], output],
+            [self.filters, len_or_max(&window.kernel), output],
+        ];
+        match sizes.iter().all(|size| len_or_max(size) < LARGEST) {
+            true => Ok(self),
+            false => Err(GemmError::Shape("a convolution's arrays are too large to address")),
+        }
     }
 
     /// What both kinds share: everything but filters and the size of the result. Also returns the
@@ -118,6 +136,12 @@ impl ConvGeometry {
             return Err(GemmError::Shape(
                 "a convolution has one to three spatial axes, image and weight alike",
             ));
+        }
+        let attribute =
+            [attributes.strides, attributes.dilations, attributes.pads, attributes.output_padding];
+        let mut sizes = attribute.iter().copied().chain([image, weight]).flatten();
+        if sizes.any(|size| *size >= LARGEST_AXIS) {
+            return Err(GemmError::Shape("a convolution's size or attribute is too large"));
         }
         let (before, behind) = attributes.pads.split_at(attributes.pads.len() / 2);
         let window = Window {
@@ -161,6 +185,16 @@ impl ConvGeometry {
     pub fn transposed_output_size(&self) -> &[usize] {
         &self.window.input[3 - self.spatial..]
     }
+}
+
+/// A bound on single sizes and attributes that keeps sums and products of two of them exact.
+const LARGEST_AXIS: usize = 1 << (usize::BITS / 2 - 2);
+
+/// A bound on the values of an array.
+const LARGEST: usize = isize::MAX as usize / 16;
+
+fn len_or_max(sizes: &[usize]) -> usize {
+    if sizes.contains(&0) { 0 } else { sizes.iter().fold(1, |len: usize, size| len.saturating_mul(*size)) }
 }
 
 /// `values` at the end of three axes, `default` before and where the list is empty.

@@ -218,5 +218,11 @@ fn refusals() {
     assert!(geometry(&[1, 3, 4, 4], &[1, 3, 0, 3], &none));
     assert!(geometry(&[1, 3, 4, 4], &[1, 3, 3, 3], &ConvAttributes { strides: &[0, 1], ..none }));
     assert!(geometry(&[1, 3, 4, 4], &[1, 3, 3, 3], &ConvAttributes { pads: &[0, 1], ..none }));
+    assert!(geometry(&[1, 3, 4, 4], &[1, 3, 3, 3], &ConvAttributes { pads: &[usize::MAX, 0, 0, 0], ..none }));
+    assert!(geometry(
+        &[1, 3, 4, 4],
+        &[1, 3, 3, 3],
+        &ConvAttributes { pads: &[1 << 29, 1 << 29, 0, 0], ..none }
+    ));
     assert!(geometry(&[1, 4, 4, 4], &[3, 2, 3, 3], &ConvAttributes { groups: 2, ..none }));
 }

@@ -158,17 +158,16 @@ fn activate(activation: Activation, values: &mut [f32]) {
         let raised = if value < min { min } else { value };
         if raised > max { max } else { raised }
     }
-    let each =
-        |values: &mut [f32], f: &dyn Fn(f32) -> f32| values.iter_mut().for_each(|value| *value = f(*value));
+    fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
+        values.iter_mut().for_each(|value| *value = f(*value));
+    }
     match activation {
-        Activation::Relu => values.iter_mut().for_each(|value| *value = clip(*value, 0.0, f32::INFINITY)),
-        Activation::Clip { min, max } => values.iter_mut().for_each(|value| *value = clip(*value, min, max)),
+        Activation::Relu => each(values, |value| clip(value, 0.0, f32::INFINITY)),
+        Activation::Clip { min, max } => each(values, |value| clip(value, min, max)),
         Activation::LeakyRelu { alpha } => {
-            each(values, &|value| if value < 0.0 { alpha * value } else { value });
+            each(values, |value| if value < 0.0 { alpha * value } else { value });
         }
-        Activation::HardSigmoid { alpha, beta } => {
-            each(values, &|value| clip(alpha * value + beta, 0.0, 1.0));
-        }
-        Activation::HardSwish => each(values, &|value| value * clip(value / 6.0 + 0.5, 0.0, 1.0)),
+        Activation::HardSigmoid { alpha, beta } => each(values, |value| clip(alpha * value + beta, 0.0, 1.0)),
+        Activation::HardSwish => each(values, |value| value * clip(value / 6.0 + 0.5, 0.0, 1.0)),
     }
 }

@@ -7,6 +7,30 @@
 //!
 //! Nothing here allocates: the caller gives the workspace, whose size [`workspace_len`] tells from
 //! the shapes alone. A result has the same bits for any number of threads.
+//!
+//! ```
+//! use ort_ep_cpu::gemm::{
+//!     AOperand, Activation, BOperand, Cpu, Gemm, PackedB, Step, Strided, pack_b, workspace_len,
+//! };
+//!
+//! // C (2 by 2) = Relu(A (2 by 3) * B (3 by 2) + bias), with B packed once.
+//! let cpu = Cpu::with_threads(1);
+//! let (a, b) = ([1.0, 2.0, 3.0, -1.0, -2.0, -3.0], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+//! let mut packed = vec![0.0; PackedB::len(cpu, 3, 2)];
+//! pack_b(cpu, &b, [3, 2], [2, 1], &mut packed)?;
+//! let gemm = Gemm {
+//!     epilogue: &[Step::ColumnBias(&[0.5, 0.5]), Step::Activate(Activation::Relu)],
+//!     ..Gemm::new(
+//!         AOperand::Plain(Strided::row_major(&a, 2, 3)?),
+//!         BOperand::Packed(PackedB::new(cpu, &packed, 3, 2)?),
+//!     )
+//! };
+//! let mut workspace = vec![0.0; workspace_len(cpu, 1, gemm.shape()?, gemm.b.source())];
+//! let mut c = [0.0; 4];
+//! gemm.run(cpu, &mut c, 2, &mut workspace)?;
+//! assert_eq!(c, [4.5, 5.5, 0.0, 0.0]);
+//! # Ok::<(), ort_ep_cpu::gemm::GemmError>(())
+//! ```
 
 mod blocking;
 mod epilogue;
@@ -133,8 +157,7 @@ impl<'a> Gemm<'a> {
         row_stride: usize,
         workspace: &mut [f32],
     ) -> Result<(), GemmError> {
-        let [_, n, _] = self.shape()?;
-        let c = Batch { values: c, count: 1, row_stride: row_stride.max(n), batch_stride: 0 };
+        let c = Batch { values: c, count: 1, row_stride, batch_stride: 0 };
         run_batch(cpu, &|_| Ok(*self), c, workspace)
     }
 }
@@ -175,11 +198,11 @@ pub fn run_batch<'a>(
     if c.row_stride < n && m > 1 {
         return Err(GemmError::Shape("the rows of a result overlap"));
     }
-    let extent = if m == 0 || n == 0 { 0 } else { (m - 1) * c.row_stride + n };
+    let extent = if m == 0 || n == 0 { 0 } else { (m - 1).saturating_mul(c.row_stride).saturating_add(n) };
     if c.count > 1 && c.batch_stride < extent {
         return Err(GemmError::Shape("the results of a batch overlap"));
     }
-    let needed = (c.count - 1) * c.batch_stride + extent;
+    let needed = (c.count - 1).saturating_mul(c.batch_stride).saturating_add(extent);
     if c.values.len() < needed {
         return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
     }

@@ -117,6 +117,9 @@ fn empty_products() {
 fn blocks_beyond_the_caches() {
     check([130, 500, 900], Layout::Rows, Layout::Rows);
     check([130, 500, 900], Layout::Columns, Layout::Columns);
+    // Rows of B are packed here: there are too many uses of each, or they compete for cache sets.
+    check([520, 100, 30], Layout::Rows, Layout::Rows);
+    check([20, 4096, 40], Layout::Rows, Layout::Rows);
 }
 
 proptest! {

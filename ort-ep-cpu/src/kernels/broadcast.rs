@@ -265,12 +265,21 @@ mod tests {
             let total: usize = output.iter().product();
             for limit in [1, 7, 33, 1000] {
                 let mut result = vec![usize::MAX; total];
-                walk.for_each_block(1, limit, &mut result, |buffer: &mut Vec<usize>, start, block| {
-                    match walk.block(0, &data, start, block.len(), buffer) {
+                walk.for_each_block(
+                    1,
+                    limit,
+                    &mut result,
+                    |buffer: &mut Vec<usize>, start, block| match walk.block(
+                        0,
+                        &data,
+                        start,
+                        block.len(),
+                        buffer,
+                    ) {
                         Block::Slice(slice) => block.copy_from_slice(slice),
                         Block::Scalar(value) => block.fill(value),
-                    }
-                });
+                    },
+                );
                 let expected: Vec<usize> = (0..total).map(|at| reference(output, shape, at)).collect();
                 assert_eq!(result, expected, "{shape:?} under {output:?} by {limit}");
             }

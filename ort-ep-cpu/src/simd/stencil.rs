@@ -232,6 +232,42 @@ unsafe fn add_input_row<S: Simd, const K: usize, const R: usize>(
     }
 }
 
+/// `N` adjacent results for as many channels as a vector has lanes; places, weights and results are vectors of one value for each channel.
+///
+/// `out[i] = epilogue(bias + sum over t of weights[t] * input[offsets[t] + i * step])`, all places counting vectors.
+///
+/// # Panics
+/// If a slice does not hold what is read or written.
+#[inline(always)]
+pub fn channel_taps<S: Simd, E: UnaryOp, const N: usize>(
+    s: S,
+    (input, step): (&[f32], usize),
+    offsets: &[usize],
+    (weights, bias): (&[f32], &[f32]),
+    epilogue: E,
+    out: &mut [f32],
+) {
+    let last = offsets.iter().copied().max().unwrap_or(0);
+    assert!((last + (N - 1) * step + 1) * S::LANES <= input.len(), "the input holds all places");
+    assert!(offsets.len() * S::LANES <= weights.len(), "each offset has its weights");
+    assert!(N * S::LANES <= out.len(), "the output holds all results");
+    let (from, weights) = (input.as_ptr(), weights.as_ptr());
+    let mut sums = [s.load(bias, 0); N];
+    for (tap, offset) in offsets.iter().enumerate() {
+        // SAFETY: each offset has a vector of weights, and the input holds all places that it reaches.
+        unsafe {
+            let weight = s.load_ptr(weights.add(tap * S::LANES));
+            for (part, sum) in sums.iter_mut().enumerate() {
+                let x = s.load_ptr(from.add((offset + part * step) * S::LANES));
+                *sum = s.mul_add(x, weight, *sum);
+            }
+        }
+    }
+    for (part, sum) in sums.into_iter().enumerate() {
+        s.store(out, part * S::LANES, epilogue.apply(s, sum));
+    }
+}
+
 /// Writes `left` times `fill`, `source`, and `fill` up to `columns`, at the start of `target`, and up to a vector more.
 ///
 /// # Panics

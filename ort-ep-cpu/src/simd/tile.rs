@@ -7,8 +7,8 @@ const SIDE: usize = 8;
 
 /// Transposes the whole tiles of 8 by 8 of a matrix of 32-bit values: `to[column][row] = from[row][column]`.
 ///
-/// `from` has `from_stride` bytes*4 from row to row (strides count values), `to` has `to_stride`. Gives the rows and
-/// columns that were done, both multiples of 8; they are 0 where this CPU has no fast way.
+/// The strides say how many values the rows of each side are apart. Gives the rows and columns that were
+/// done, both multiples of 8; they are 0 where this CPU has no fast way.
 ///
 /// # Panics
 /// If a slice is shorter than its matrix.
@@ -45,7 +45,6 @@ unsafe fn avx2_tiles(
     to: *mut f32,
     to_stride: usize,
 ) {
-    // Bands of eight columns of tiles keep the written lines in cache until they are full.
     for row in (0..rows).step_by(SIDE) {
         for column in (0..columns).step_by(SIDE) {
             // SAFETY: the tile is within both matrices.

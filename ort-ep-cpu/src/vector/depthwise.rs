@@ -3,7 +3,8 @@
 //! The plane is first copied into scratch with its padding, parted by the strides into phases (the places with
 //! equal remainder), so that whatever the stride each tap of the kernel reads a run of adjacent values. Rows
 //! much narrower than a vector are computed as one long row over the padded width, and the
-//! places between rows are dropped.
+//! places between rows are dropped. Small planes and large kernels are faster several channels at a time, with
+//! [`depthwise_channels`](super::depthwise_channels).
 
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
@@ -111,7 +112,7 @@ impl DepthwisePlan {
 
 /// `x * clip(x / 6 + 1/2, 0, 1)`.
 #[derive(Clone, Copy)]
-struct HardSwish;
+pub(super) struct HardSwish;
 
 impl UnaryOp for HardSwish {
     #[inline(always)]
@@ -123,7 +124,7 @@ impl UnaryOp for HardSwish {
 
 /// `x * sigmoid(x)`.
 #[derive(Clone, Copy)]
-struct Silu;
+pub(super) struct Silu;
 
 impl UnaryOp for Silu {
     #[inline(always)]
@@ -238,27 +239,38 @@ fn pad<S: Simd>(s: S, plan: &DepthwisePlan, from: &[f32], padded: &mut [f32]) {
     let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = plan.window;
     let [rows, columns] = plan.phase;
     let plane = rows * columns + SLACK;
-    for y in 0..rows * sy {
-        let start = y % sy * sx * plane + y / sy * columns;
-        let source = match y.checked_sub(top) {
-            Some(y) if y < height => &from[y * width..][..width],
-            _ => &[],
-        };
-        match sx {
-            1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
-            2 => {
-                let (even, odd) = padded[start..].split_at_mut(plane);
-                pad_row_by_two(s, source, left, columns, even, odd);
-            }
-            _ => {
-                for phase in 0..sx {
-                    let target = &mut padded[start + phase * plane..][..columns];
-                    for (index, value) in target.iter_mut().enumerate() {
-                        let x = (index * sx + phase).checked_sub(left);
-                        *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
-                    }
+    for phase_row in 0..sy {
+        for row in 0..rows {
+            let start = phase_row * sx * plane + row * columns;
+            let source = match (row * sy + phase_row).checked_sub(top) {
+                Some(y) if y < height => &from[y * width..][..width],
+                _ => &[],
+            };
+            match sx {
+                1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
+                2 => {
+                    let (even, odd) = padded[start..].split_at_mut(plane);
+                    pad_row_by_two(s, source, left, columns, even, odd);
                 }
+                _ => pad_row_by_any(source, (left, columns), sx, &mut padded[start..], plane),
             }
+        }
+    }
+}
+
+/// `pad_row` for any stride: phase `p` goes to `padded[p * plane..]`.
+fn pad_row_by_any(
+    source: &[f32],
+    (left, columns): (usize, usize),
+    stride: usize,
+    padded: &mut [f32],
+    plane: usize,
+) {
+    for phase in 0..stride {
+        let target = &mut padded[phase * plane..][..columns];
+        for (index, value) in target.iter_mut().enumerate() {
+            let x = (index * stride + phase).checked_sub(left);
+            *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
         }
     }
 }

@@ -8,6 +8,7 @@
 pub mod activation;
 pub mod convert;
 pub mod depthwise;
+pub mod depthwise_channels;
 pub mod elementwise;
 pub mod norm;
 mod places;

@@ -12,8 +12,7 @@ use super::shared::{
 };
 use super::{legacy, symbolic};
 
-static RELU: OpSpec =
-    OpSpec { types: SIGNED, infer: infer_relu, ..unary("Relu", 14, |_| Ok(x().max(0.0))) };
+static RELU: OpSpec = OpSpec { types: SIGNED, infer: infer_relu, ..unary("Relu", 14, |_| Ok(x().max(0.0))) };
 
 static LEAKY_RELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 0.01)],
@@ -101,10 +100,7 @@ static SWIGLU: OpSpec = OpSpec {
 
 static PRELU: OpSpec = OpSpec {
     inputs: &[one("X", "T"), one("slope", "T")],
-    types: &[var(
-        "T",
-        TypeSet::HIGH_PRECISION,
-    )],
+    types: &[var("T", TypeSet::HIGH_PRECISION)],
     infer: broadcast_to_first,
     upgrades: &[DROP_HINT, Upgrade { before: 7, apply: legacy::slope_by_channel }],
     ..unary("PRelu", 16, |_| Ok(below_zero(x() * y())))
@@ -124,8 +120,23 @@ static SHRINK: OpSpec = OpSpec {
 };
 
 ops![
-    RELU, LEAKY_RELU, ELU, SELU, CELU, THRESHOLDED_RELU, HARD_SIGMOID, HARD_SWISH, SIGMOID, SOFTPLUS, SOFTSIGN,
-    MISH, GELU, SWISH, SWIGLU, PRELU, SHRINK,
+    RELU,
+    LEAKY_RELU,
+    ELU,
+    SELU,
+    CELU,
+    THRESHOLDED_RELU,
+    HARD_SIGMOID,
+    HARD_SWISH,
+    SIGMOID,
+    SOFTPLUS,
+    SOFTSIGN,
+    MISH,
+    GELU,
+    SWISH,
+    SWIGLU,
+    PRELU,
+    SHRINK,
 ];
 
 /// `negative` where the input is below 0, else the input.

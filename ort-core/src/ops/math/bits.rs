@@ -17,11 +17,9 @@ static BITWISE_NOT: OpSpec = OpSpec {
     infer: same_shape,
     ..OP
 };
-static BITWISE_AND: OpSpec =
-    OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseAnd", 18, INTEGERS) };
+static BITWISE_AND: OpSpec = OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseAnd", 18, INTEGERS) };
 static BITWISE_OR: OpSpec = OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseOr", 18, INTEGERS) };
-static BITWISE_XOR: OpSpec =
-    OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseXor", 18, INTEGERS) };
+static BITWISE_XOR: OpSpec = OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseXor", 18, INTEGERS) };
 static BIT_SHIFT: OpSpec = OpSpec {
     inputs: &[one("X", "T"), one("Y", "T")],
     outputs: &[one("Z", "T")],

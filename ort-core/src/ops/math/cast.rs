@@ -4,7 +4,9 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, attr, one, var};
+use crate::spec::{
+    AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, attr, one, var,
+};
 use crate::{Result, ensure, error};
 
 const WITHOUT_COMPLEX: TypeSet = TypeSet::ALL_TENSOR_IR13.difference(TypeSet::COMPLEX);
@@ -86,7 +88,9 @@ fn set_converted(cx: &mut InferCx<'_>, to: DType) -> Result<()> {
     );
     cx.set(0, to, cx.shape(0).map(<[_]>::to_vec));
     let Some(from) = cx.symbolic(0) else { return Ok(()) };
-    let Some(elements) = from.elements.iter().map(|element| convert(element, to)).collect() else { return Ok(()) };
+    let Some(elements) = from.elements.iter().map(|element| convert(element, to)).collect() else {
+        return Ok(());
+    };
     cx.set_symbolic(0, SymTensor::new(&from.shape, elements)?);
     Ok(())
 }

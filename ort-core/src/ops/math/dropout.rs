@@ -32,9 +32,9 @@ ops![DROPOUT];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for index in [1, 2] {
-        let one = cx.shape(index).is_none_or(|shape| {
-            shape.iter().all(|size| size.as_constant().is_none_or(|size| size == 1))
-        });
+        let one = cx
+            .shape(index)
+            .is_none_or(|shape| shape.iter().all(|size| size.as_constant().is_none_or(|size| size == 1)));
         ensure!(one, InvalidGraph, "input {index} of Dropout must be one element");
     }
     let shape = cx.shape(0).map(<[_]>::to_vec);

@@ -50,7 +50,8 @@ fn append_ones(draft: &mut Draft<'_>, axis: i64) -> Result<()> {
     let rank_b = draft.emit("Shape", &[shape_b], &[])?;
     // A negative axis counts from the end, where the first input's rank cancels out.
     let at = draft.constant_ints(&[axis])?;
-    let behind = if axis < 0 { draft.emit("Neg", &[at], &[])? } else { draft.emit("Sub", &[rank_a, at], &[])? };
+    let behind =
+        if axis < 0 { draft.emit("Neg", &[at], &[])? } else { draft.emit("Sub", &[rank_a, at], &[])? };
     let count = draft.emit("Sub", &[behind, rank_b], &[])?;
     let one = Attribute::Tensor(Tensor::from_slice(&[1], &[1i64])?);
     let ones = draft.emit("ConstantOfShape", &[count], &[("value", one)])?;

@@ -1,7 +1,9 @@
 //! What records of elementwise operators have in common: parameters, type sets, inference.
 
 use crate::dtype::TypeSet;
-use crate::spec::{Cost, InferCx, OP, OpSpec, Param, ScalarExpr, ScalarFn, Traits, TypeVar, Upgrade, many, one, var};
+use crate::spec::{
+    Cost, InferCx, OP, OpSpec, Param, ScalarExpr, ScalarFn, Traits, TypeVar, Upgrade, many, one, var,
+};
 use crate::{Result, ensure};
 
 use super::legacy;
@@ -100,9 +102,10 @@ pub(super) fn broadcast_to_first(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     if let Some(both) = cx.broadcast(&[0, 1])? {
         let grows = both.len() > shape.len()
-            || both.iter().zip(shape).any(|(a, b)| {
-                b.as_constant().is_some_and(|b| a.as_constant().is_some_and(|a| a != b))
-            });
+            || both
+                .iter()
+                .zip(shape)
+                .any(|(a, b)| b.as_constant().is_some_and(|b| a.as_constant().is_some_and(|a| a != b)));
         ensure!(!grows, InvalidGraph, "the second input does not broadcast to the first");
     }
     cx.set_shape(0, shape.to_vec())

@@ -1,9 +1,9 @@
 //! Mathematical functions of one tensor.
 
+use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{InferCx, OpSpec, TypeVar, UnaryFn, attr, one, var};
-use crate::Result;
 
 use super::shared::{INPUT, NUMERIC, OUTPUT, SIGNED, same_shape, unary, x};
 use super::symbolic;
@@ -57,8 +57,8 @@ static IS_INF: OpSpec = OpSpec {
 };
 
 ops![
-    ABS, NEG, SIGN, FLOOR, CEIL, ROUND, RECIPROCAL, SQRT, EXP, LOG, ERF, SIN, COS, TAN, ASIN, ACOS, ATAN, SINH,
-    COSH, TANH, ASINH, ACOSH, ATANH, IS_NAN, IS_INF,
+    ABS, NEG, SIGN, FLOOR, CEIL, ROUND, RECIPROCAL, SQRT, EXP, LOG, ERF, SIN, COS, TAN, ASIN, ACOS, ATAN,
+    SINH, COSH, TANH, ASINH, ACOSH, ATANH, IS_NAN, IS_INF,
 ];
 
 /// The record of a function from `input` to `output`.

@@ -1,5 +1,11 @@
-//! Operators of neural networks: convolutions, pools, recurrent layers, attention.
+//! Operators of neural networks.
 
+mod loss;
+mod norm_batch;
+mod norm_layer;
+mod norm_local;
+mod softmax;
+//! Operators of neural networks: convolutions, pools, recurrent layers, attention.
 mod attention;
 mod causal_conv;
 mod conv;

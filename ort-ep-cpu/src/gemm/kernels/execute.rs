@@ -175,22 +175,38 @@ impl Block<'_> {
             if self.run_vector(&tiles, &panels) {
                 return;
             }
-            let [_, _, k] = self.grid.shape;
-            for first in panels.clone().step_by(self.grid.panels_at_once) {
-                let group = first..(first + self.grid.panels_at_once).min(panels.end);
-                let mut step = 0;
-                loop {
-                    let end = (step + self.grid.steps).min(k);
-                    let b = self.strip_of_b(&group, step..end, slot);
-                    for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
-                        let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
-                        self.run_strips(tiles, group.clone(), step..end, b);
-                    }
-                    step = end;
-                    if step == k {
-                        break;
-                    }
+            // A block of B that is packed serves all tiles at once. Without packing, fewer tiles at a
+            // time keep their part of C in the cache from one range of steps to the next.
+            let at_once = if self.grid.slot_len == 0 { self.grid.tiles_at_once } else { tiles.len() };
+            for tile in tiles.clone().step_by(at_once) {
+                let tiles = tile..(tile + at_once).min(tiles.end);
+                for first in panels.clone().step_by(self.grid.panels_at_once) {
+                    let group = first..(first + self.grid.panels_at_once).min(panels.end);
+                    self.run_group(&tiles, group, slot);
                 }
+            }
+        }
+    }
+
+    /// A group of panels over all steps.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run`].
+    unsafe fn run_group(&self, tiles: &Range<usize>, panels: Range<usize>, slot: &mut [f32]) {
+        let [_, _, k] = self.grid.shape;
+        let mut step = 0;
+        loop {
+            let end = (step + self.grid.steps).min(k);
+            let b = self.strip_of_b(&panels, step..end, slot);
+            for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
+                let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
+                // SAFETY: passed on.
+                unsafe { self.run_strips(tiles, panels.clone(), step..end, b) };
+            }
+            step = end;
+            if step == k {
+                return;
             }
         }
     }

@@ -1,5 +1,8 @@
 //! NEON: tiles of 8 rows by 12 columns. Compiled for AArch64 only; its speed has not been measured.
 
+// Whether an intrinsic counts as unsafe here depends on the version of the compiler.
+#![allow(unused_unsafe)]
+
 use core::arch::aarch64::*;
 
 use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, dot};

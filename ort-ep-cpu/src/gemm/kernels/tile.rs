@@ -49,6 +49,12 @@ pub(in crate::gemm) enum Ending {
     HardSwish,
 }
 
+/// Rows up to which a tile waits for B more than for its multipliers, and fetches its own strip ahead.
+const FEW_ROWS: usize = 2;
+
+/// How many steps ahead it does so.
+const AHEAD: usize = 24;
+
 /// What one call of a kernel works on. Null pointers stand for parts that are absent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
@@ -100,6 +106,11 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
         let mut left = tile.k;
         while left >= 4 {
             for _ in 0..4 {
+                if ROWS <= FEW_ROWS {
+                    for vector in 0..VECTORS {
+                        V::prefetch(b.wrapping_add(AHEAD * b_step + vector * V::LANES));
+                    }
+                }
                 step::<V, ROWS, VECTORS, PARTIAL>(&mut sums, a, a_row, b, last);
                 a = a.wrapping_add(a_step);
                 b = b.wrapping_add(b_step);
