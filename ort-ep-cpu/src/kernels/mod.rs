@@ -2,7 +2,9 @@
 
 pub mod broadcast;
 mod elementwise;
+mod linalg;
 mod movement;
 mod norm;
+mod quant;
 mod reduce;
 mod trilu;
