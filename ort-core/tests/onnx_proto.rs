@@ -1,4 +1,5 @@
 //! Each message has every field of the `onnx` package's, under the same number, name, type and label.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

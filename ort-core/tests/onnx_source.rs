@@ -1,4 +1,5 @@
 //! Opening a model: what is no model says what it is, and nothing hangs or panics.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -58,6 +59,39 @@ fn weights_of_a_mapped_file_are_slices_of_the_map() {
     let raw = graph.initializer[0].raw_data.as_ref().unwrap();
     assert!(source.mapping().unwrap().contains(raw));
     assert!(Source::open(&path, READ).unwrap().mapping().is_none());
+}
+
+/// `inner` followed by `hole` further bytes, as a field.
+fn field_before_hole(tag: u8, inner: &[u8], hole: usize) -> Vec<u8> {
+    let mut bytes = vec![tag << 3 | 2];
+    prost::encode_length_delimiter(inner.len() + hole, &mut bytes).unwrap();
+    bytes.extend(inner);
+    bytes
+}
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn a_model_of_more_than_two_gigabytes_loads() {
+    // The weight is a hole at the file's end, so the file takes neither disk nor time.
+    let hole = 5 << 29;
+    let mut small = model(0).graph.unwrap();
+    let mut weight = small.initializer.remove(0);
+    (weight.dims, weight.raw_data) = (vec![hole as i64], None);
+    let tensor = [weight.encode_to_vec(), field_before_hole(9, &[], hole)].concat();
+    let graph = [small.encode_to_vec(), field_before_hole(5, &tensor, hole)].concat();
+    let head = [vec![0x08, 0x08], field_before_hole(7, &graph, hole)].concat();
+    let folder = TempDir::new().unwrap();
+    let path = write(&folder, "large.onnx", &head);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len((head.len() + hole) as u64).unwrap();
+    let source = Source::open(&path, MAP).unwrap();
+    let decoded = source.decode().unwrap().graph.unwrap();
+    let raw = decoded.initializer[0].raw_data.clone().unwrap();
+    assert_eq!(raw.len(), hole);
+    assert!(source.mapping().unwrap().contains(&raw));
+    file.set_len((head.len() + hole - 5) as u64).unwrap();
+    let error = Source::open(&path, MAP).unwrap().decode().unwrap_err();
+    assert!(error.to_string().contains("5 bytes are missing"), "{error}");
 }
 
 fn safetensors() -> Vec<u8> {
@@ -162,6 +196,27 @@ fn deep_nesting_is_an_error_and_no_overflow() {
     assert!(Source::from_bytes(nested(20)).decode().is_ok());
     let error = Source::from_bytes(nested(2_000)).decode().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidProtobuf, "{error}");
+}
+
+#[test]
+fn a_file_of_empty_messages_is_refused_before_it_takes_memory() {
+    // Two bytes each: nodes, attributes of one node, weights.
+    let wrap = |tag: u8, inner: &[u8]| {
+        let mut bytes = vec![tag << 3 | 2];
+        prost::encode_length_delimiter(inner.len(), &mut bytes).unwrap();
+        bytes.extend(inner);
+        bytes
+    };
+    let nodes = wrap(7, &[0x0a, 0x00].repeat(4 << 20));
+    let attributes = wrap(7, &wrap(1, &[0x2a, 0x00].repeat(4 << 20)));
+    let tensors = wrap(7, &[0x2a, 0x00].repeat(4 << 20));
+    for (name, bytes) in [("nodes", nodes), ("attributes", attributes), ("tensors", tensors)] {
+        let error = Source::from_bytes(bytes).decode().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidProtobuf, "{name}: {error}");
+        assert!(error.to_string().contains("in memory"), "{name}: {error}");
+    }
+    let few = wrap(7, &[0x0a, 0x00].repeat(10_000));
+    assert_eq!(Source::from_bytes(few).decode().unwrap().graph.unwrap().node.len(), 10_000);
 }
 
 #[test]

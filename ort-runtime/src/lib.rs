@@ -1,1 +1,29 @@
 //! An ONNX runtime that knows its memory before it runs.
+//!
+//! ```no_run
+//! use ort_runtime::{Model, Session, Tensor};
+//!
+//! let model = Model::load("model.onnx")?;
+//! let session = Session::builder(&model).threads(2).build()?;
+//! println!("a run takes {:?} bytes", session.plan(&[("batch", 1)])?.peak_bytes);
+//!
+//! let image = Tensor::from_slice(&[1, 3, 224, 224], &vec![0.0f32; 3 * 224 * 224])?;
+//! for (name, value) in session.run(&[("input", image.into())])? {
+//!     println!("{name}: {:?}", value.tensor()?.shape());
+//! }
+//! # Ok::<(), ort_runtime::Error>(())
+//! ```
+//!
+//! Each execution provider is a cargo feature; `cpu` is on by default.
+
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "cpu")]
+use ort_ep_cpu as _;
+
+pub use ort_core::dtype::{self, DType};
+pub use ort_core::session::{
+    MemoryUse, Model, Profile, ProfileEvent, RunOptions, Session, SessionBuilder, ValueSpec,
+};
+pub use ort_core::tensor::{self, Tensor, Value};
+pub use ort_core::{Error, ErrorKind, Result, Within, dim, ep, ir, onnx, plan, spec};

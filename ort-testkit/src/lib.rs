@@ -1,1 +1,3 @@
 //! Suites, tolerances and generators for ort-runtime's own tests.
+
+#![forbid(unsafe_code)]

@@ -1,3 +1,83 @@
-//! Repository commands.
+//! The repository's own commands: `cargo xtask help` lists them.
+//!
+//! Each command is a module with one public `run`. What they work on is data beside this crate:
+//! `data/` (models, comparison cases), `python/` (the scripts that need the ONNX packages) and
+//! `conformance.ignore`.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod bench;
+mod compare;
+mod conformance;
+mod features;
+mod memory;
+mod models;
+mod python;
+mod summary;
+mod table;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Repository commands of ort-runtime.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Arguments {
+    /// Use this binary `ort` instead of building one, for example that of an older commit.
+    #[arg(long, global = true, value_name = "FILE")]
+    ort: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything that must hold, what fails early first: format, style, lints, tests, models, conformance,
+    /// comparison, memory.
+    Test,
+    /// Make the models that the other commands run, in target/models.
+    Models(models::Options),
+    /// Run the models in ONNX Runtime and in ours on the same inputs, and measure the difference.
+    Compare(compare::Options),
+    /// Hold the planned memory of each model against the measured one.
+    Memory(compare::Options),
+    /// Run the onnx package's test cases and hold the failures against conformance.ignore.
+    Conformance(conformance::Options),
+    /// Check and test each combination of the facade's cargo features, and each crate alone.
+    Features,
+    /// Check the style rules that no compiler checks.
+    Tidy,
+    /// Time ours and ONNX Runtime in turn on the same models.
+    Bench(bench::Options),
+}
+
+fn dispatch(arguments: Arguments) -> Result<()> {
+    let workspace = Workspace { ort: arguments.ort, ..Workspace::discover()? };
+    match arguments.command {
+        Command::Test => test::run(&workspace),
+        Command::Models(options) => models::run(&workspace, &options),
+        Command::Compare(options) => compare::run(&workspace, &options).map(drop),
+        Command::Memory(options) => memory::run(&workspace, &options).map(drop),
+        Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
+        Command::Features => features::run(&workspace),
+        Command::Tidy => tidy::run(&workspace),
+        Command::Bench(options) => bench::run(&workspace, &options),
+    }
+}
+
+fn main() -> ExitCode {
+    match dispatch(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

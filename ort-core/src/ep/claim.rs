@@ -125,24 +125,16 @@ fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usiz
 fn lower_unclaimed(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<()> {
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
-        let unclaimed: Vec<(NodeId, String)> = graph
-            .nodes
-            .iter()
-            .enumerate()
-            .filter_map(|(index, node)| {
-                let reason = first_claim(devices, &NodeView { graph, node }).err()?;
-                Some((NodeId(index as u32), reason))
-            })
-            .collect();
-        if unclaimed.is_empty() {
+        let refused = refused(graph, devices);
+        if refused.is_empty() {
             return Ok(());
         }
-        let stuck: Vec<&(NodeId, String)> =
-            unclaimed.iter().filter(|(id, _)| graph.nodes[id.index()].spec.lower.is_none()).collect();
+        let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
+        let stuck: Vec<(NodeId, String)> = refused.iter().filter(|(id, _)| !lowers(id)).cloned().collect();
         if !stuck.is_empty() {
             return Err(unsupported(graph, &stuck));
         }
-        let ids: Vec<NodeId> = unclaimed.into_iter().map(|(id, _)| id).collect();
+        let ids: Vec<NodeId> = refused.into_iter().map(|(id, _)| id).collect();
         lower_nodes(graph, &ids)?;
         infer_graph(graph)?;
     }
@@ -165,21 +157,78 @@ fn lower_nodes(graph: &mut Graph, ids: &[NodeId]) -> Result<()> {
     Ok(())
 }
 
-/// One error for all nodes that nothing can run: each operator once, with its count, first node and the reasons.
-fn unsupported(graph: &Graph, stuck: &[&(NodeId, String)]) -> Error {
-    let mut lines: Vec<(String, usize, String)> = Vec::new();
+/// An operator that no device runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unclaimed {
+    /// The operator, with its domain where that is not ONNX's own.
+    pub operator: String,
+    /// Why each provider refused it.
+    pub reason: String,
+    /// The number of nodes refused for this reason.
+    pub count: usize,
+    /// The first of those nodes, with its input types.
+    pub first_node: String,
+}
+
+/// Every operator of an inferred graph and its subgraphs that no device runs, decompositions tried: each with its
+/// count and first node.
+pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Unclaimed>> {
+    let mut graph = graph.clone();
+    let mut found = Vec::new();
+    const MAX_STEPS: usize = 16;
+    for _ in 0..MAX_STEPS {
+        let refused = refused(&graph, devices);
+        let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
+        let (open, stuck): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(id, _)| lowers(id));
+        if open.is_empty() {
+            collect(&graph, &stuck, &mut found);
+            break;
+        }
+        let open: Vec<NodeId> = open.into_iter().map(|(id, _)| id).collect();
+        lower_nodes(&mut graph, &open)?;
+        infer_graph(&mut graph)?;
+    }
+    for subgraph in graph.nodes.iter().flat_map(|node| &node.subgraphs) {
+        found.extend(unclaimed(&subgraph.graph, devices)?);
+    }
+    Ok(found)
+}
+
+/// The nodes that no device claims, with the reasons.
+fn refused(graph: &Graph, devices: &[Arc<dyn Device>]) -> Vec<(NodeId, String)> {
+    let refused = graph.nodes.iter().enumerate().filter_map(|(index, node)| {
+        let reason = first_claim(devices, &NodeView { graph, node }).err()?;
+        Some((NodeId(index as u32), reason))
+    });
+    refused.collect()
+}
+
+fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>) {
     for (id, reason) in stuck {
         let node = &graph.nodes[id.index()];
-        let types: Vec<String> =
-            node.inputs.iter().flatten().map(|&input| graph.value(input).ty.to_string()).collect();
-        let key = format!("{}: {reason}", node.spec.name);
-        match lines.iter_mut().find(|(known, _, _)| *known == key) {
-            Some((_, count, _)) => *count += 1,
-            None => lines.push((key, 1, format!("node '{}' of ({})", node.name, types.join(", ")))),
+        let domain =
+            if node.spec.domain.is_empty() { String::new() } else { format!("{}.", node.spec.domain) };
+        let operator = format!("{domain}{}", node.spec.name);
+        match found.iter_mut().find(|known| known.operator == operator && known.reason == *reason) {
+            Some(known) => known.count += 1,
+            None => {
+                let types = node.inputs.iter().flatten().map(|&input| graph.value(input).ty.to_string());
+                let types: Vec<String> = types.collect();
+                let first_node = format!("'{}' of ({})", node.name, types.join(", "));
+                found.push(Unclaimed { operator, reason: reason.clone(), count: 1, first_node });
+            }
         }
     }
-    let lines: Vec<String> =
-        lines.iter().map(|(key, count, first)| format!("{key} ({count} nodes, first {first})")).collect();
-    error!(NotImplemented, "no execution provider runs {}", lines.join(", "))
+}
+
+/// One error for all nodes that nothing can run.
+fn unsupported(graph: &Graph, stuck: &[(NodeId, String)]) -> Error {
+    let mut found = Vec::new();
+    collect(graph, stuck, &mut found);
+    let lines = found.iter().map(|one| {
+        format!("{}: {} ({} nodes, first {})", one.operator, one.reason, one.count, one.first_node)
+    });
+    let lines: Vec<String> = lines.collect();
+    error!(NotImplemented, "no execution provider runs {}", lines.join("; "))
         .help("`ort check MODEL` lists everything that is unsupported")
 }

@@ -107,6 +107,12 @@ pub fn load_proto(mut model: ModelProto, external: ExternalData) -> Result<Loade
         tracing::debug!("the model's training graphs are not loaded");
     }
     let opsets = opsets_of(&model.opset_import, info.ir_version)?;
+    if opsets.get("").is_some_and(|&version| version > NEWEST_OPSET) {
+        tracing::warn!(
+            newest = NEWEST_OPSET,
+            "the model's operator set is newer than those known; operators are taken to be unchanged"
+        );
+    }
     let graph = model.graph.as_mut().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
     // Taken by value: typed data then becomes the weights' memory without a copy.
     let weights = std::mem::take(&mut graph.initializer);
@@ -123,6 +129,9 @@ pub fn load_proto(mut model: ModelProto, external: ExternalData) -> Result<Loade
     );
     Ok(LoadedModel { graph, info, mappings: loader.external.mappings().cloned().collect() })
 }
+
+/// The newest version of the standard's operator set that the records were compared with.
+pub const NEWEST_OPSET: i64 = 28;
 
 /// The empty domain and `ai.onnx` are one.
 pub(super) fn canonical_domain(domain: &str) -> &str {

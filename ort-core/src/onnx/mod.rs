@@ -1,19 +1,22 @@
 //! ONNX files: their messages, where their bytes come from, and the way to the graph and back.
 
 mod build;
+mod expansion;
 mod external;
 mod load;
 mod node;
 mod order;
 pub mod proto;
 mod recognise;
+mod save;
 mod source;
 mod tensor;
 mod types;
 mod value;
 
 pub use external::{ExternalData, Location};
-pub use load::{LoadedModel, ModelInfo, UnknownOperator, load, load_proto, unknown_operators};
+pub use load::{LoadedModel, ModelInfo, NEWEST_OPSET, UnknownOperator, load, load_proto, unknown_operators};
+pub use save::{Weights, save, to_proto};
 pub use source::{FileAccess, Source};
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};
 pub use value::{value_from_bytes, value_to_bytes};

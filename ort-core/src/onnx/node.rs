@@ -11,7 +11,7 @@ use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId};
-use crate::spec::{AttrKind, Draft, OpSpec};
+use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
 use crate::{Result, Within, ensure, error};
 
@@ -121,6 +121,7 @@ impl<'m> Loader<'m> {
                 }
             }
         }
+        check_graphs(spec, &subgraphs)?;
         let graph = &mut self.top().graph;
         let mut draft = Draft::new(graph, name.into(), (domain, op, version));
         (draft.inputs, draft.outputs, draft.attrs, draft.subgraphs) = (inputs, outputs, attrs, subgraphs);
@@ -258,7 +259,9 @@ impl<'m> Loader<'m> {
             outputs.len()
         );
         let attributes = bind_attributes(function, &given)?;
-        let opsets = opsets_of(&function.opset_import, i64::MAX)?;
+        // A function imports what it uses; for a domain that its writer forgot, the model's version is meant.
+        let mut opsets = (*self.scope().opsets).clone();
+        opsets.extend(opsets_of(&function.opset_import, i64::MAX)?);
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
         let names =
             function.input.iter().zip(arguments).map(|(name, id)| (name.as_str().into(), id)).collect();
@@ -323,6 +326,17 @@ fn bind_attributes<'m>(function: &'m FunctionProto, given: &[Given<'m>]) -> Resu
 /// Text of the file, which must be UTF-8.
 fn text(bytes: &[u8]) -> Result<String> {
     std::str::from_utf8(bytes).map(str::to_string).map_err(|_| error!(InvalidGraph, "its text is not UTF-8"))
+}
+
+/// Each graph that the record requires is there, and none is there twice.
+fn check_graphs(spec: &OpSpec, subgraphs: &[Subgraph]) -> Result<()> {
+    for attr in spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph) {
+        let count = subgraphs.iter().filter(|subgraph| subgraph.attr == attr.name).count();
+        ensure!(count < 2, InvalidGraph, "attribute '{}' is given twice", attr.name);
+        let missing = count == 0 && attr.default == AttrDefault::Required;
+        ensure!(!missing, InvalidGraph, "attribute '{}' is missing", attr.name);
+    }
+    Ok(())
 }
 
 fn kind_in(spec: &OpSpec, name: &str) -> Option<AttrKind> {

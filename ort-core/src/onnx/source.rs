@@ -11,6 +11,7 @@ use bytes::Bytes;
 use ort_alloc::MappedFile;
 use prost::Message;
 
+use super::expansion::check_expansion;
 use super::external::ExternalData;
 use super::proto::ModelProto;
 use super::recognise;
@@ -112,6 +113,7 @@ impl Source {
 
     fn decode_model(&self) -> Result<ModelProto> {
         ensure!(!self.bytes.is_empty(), NoModel, "the file is empty");
+        check_expansion(&self.bytes)?;
         match ModelProto::decode(self.bytes.clone()) {
             Ok(model) if model.graph.is_some() => Ok(model),
             Ok(_) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {

@@ -1,3 +1,14 @@
 //! The operator records, one file per operator or tight family.
 
+mod axes;
+mod linalg;
+mod math;
+mod nn;
+mod quant;
+mod random;
+mod reduce;
+mod signal;
 pub mod tensor;
+mod vision;
+
+pub use reduce::{Equation, Label};

@@ -243,6 +243,17 @@ impl Session {
         Ok(report)
     }
 
+    /// The memory of a run on these inputs.
+    pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
+        let given = self.arrange(inputs)?;
+        let mut bindings = Bindings::new();
+        bind(&self.program, &given, &mut bindings)?;
+        let plan = self.plan_for(&bindings)?;
+        let mut report = report(&self.program, &plan, &bindings);
+        report.weights_bytes = self.model.graph().weight_bytes();
+        Ok(report)
+    }
+
     /// Bindings for all symbolic dimensions of the inputs.
     fn bindings(&self, dims: &[(&str, i64)]) -> Result<Bindings> {
         let symbols = self.model.symbols();

@@ -13,7 +13,10 @@ pub enum UnaryFn {
     Reciprocal,
     Sqrt,
     Exp,
+    Expm1,
     Log,
+    Log1p,
+    Sigmoid,
     Erf,
     Sin,
     Cos,
@@ -34,7 +37,7 @@ pub enum UnaryFn {
 
 /// A function of two numbers. Comparisons give 1 for true and 0 for false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "each is the operator of that name in ONNX")]
+#[allow(missing_docs, reason = "each is the operator of that name in ONNX; Fmod is Mod with that attribute")]
 pub enum BinaryFn {
     Add,
     Sub,
@@ -43,6 +46,8 @@ pub enum BinaryFn {
     Min,
     Max,
     Pow,
+    Mod,
+    Fmod,
     Less,
     LessOrEqual,
     Equal,
@@ -80,5 +85,72 @@ impl ScalarExpr {
     /// `if condition { then } else { otherwise }`.
     pub fn select(condition: ScalarExpr, then: ScalarExpr, otherwise: ScalarExpr) -> ScalarExpr {
         ScalarExpr::Select(Box::new(condition), Box::new(then), Box::new(otherwise))
+    }
+
+    /// How many inputs the formula reads: one more than the highest position in it.
+    pub fn input_count(&self) -> usize {
+        match self {
+            ScalarExpr::Input(index) => index + 1,
+            ScalarExpr::Constant(_) => 0,
+            ScalarExpr::Unary(_, x) => x.input_count(),
+            ScalarExpr::Binary(_, a, b) => a.input_count().max(b.input_count()),
+            ScalarExpr::Select(condition, then, otherwise) => {
+                condition.input_count().max(then.input_count()).max(otherwise.input_count())
+            }
+        }
+    }
+
+    /// `min(self, other)`.
+    pub fn min(self, other: impl Into<ScalarExpr>) -> ScalarExpr {
+        ScalarExpr::binary(BinaryFn::Min, self, other.into())
+    }
+
+    /// `max(self, other)`.
+    pub fn max(self, other: impl Into<ScalarExpr>) -> ScalarExpr {
+        ScalarExpr::binary(BinaryFn::Max, self, other.into())
+    }
+
+    /// 1 where `self < other`, else 0.
+    pub fn less(self, other: impl Into<ScalarExpr>) -> ScalarExpr {
+        ScalarExpr::binary(BinaryFn::Less, self, other.into())
+    }
+
+    /// The function of this formula.
+    pub fn apply(self, function: UnaryFn) -> ScalarExpr {
+        ScalarExpr::unary(function, self)
+    }
+}
+
+impl From<f64> for ScalarExpr {
+    fn from(value: f64) -> ScalarExpr {
+        ScalarExpr::Constant(value)
+    }
+}
+
+impl From<f32> for ScalarExpr {
+    fn from(value: f32) -> ScalarExpr {
+        ScalarExpr::Constant(f64::from(value))
+    }
+}
+
+macro_rules! operators {
+    ($($operator:ident $method:ident),*) => {$(
+        impl<R: Into<ScalarExpr>> std::ops::$operator<R> for ScalarExpr {
+            type Output = ScalarExpr;
+
+            fn $method(self, other: R) -> ScalarExpr {
+                ScalarExpr::binary(BinaryFn::$operator, self, other.into())
+            }
+        }
+    )*};
+}
+
+operators! { Add add, Sub sub, Mul mul, Div div }
+
+impl std::ops::Neg for ScalarExpr {
+    type Output = ScalarExpr;
+
+    fn neg(self) -> ScalarExpr {
+        ScalarExpr::unary(UnaryFn::Neg, self)
     }
 }

@@ -1,9 +1,11 @@
 //! Tensors and the other values of ONNX: immutable, cheap to clone, contiguous in row-major order.
 
 mod array;
+mod compare;
 mod value;
 mod view;
 
+pub use compare::{Tolerance, compare};
 pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Value};
 pub(crate) use view::element_byte_range;
 pub use view::{DeviceRange, TensorMut, TensorView, ValueView};

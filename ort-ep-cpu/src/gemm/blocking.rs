@@ -11,9 +11,16 @@ const STEPS: usize = 384;
 const BLOCK_A: usize = 64 << 10;
 const BLOCK_B: usize = 96 << 10;
 
-/// Rows up to which B is read where it lies: each of its values is then used too seldom to pay for
-/// a copy.
-const DIRECT_ROWS: usize = 64;
+/// Columns done before going on to the next steps, so that C is still in the cache then.
+const COLUMNS: usize = 768;
+
+/// Rows up to which B is read where it lies: its values are then used too seldom to pay for a copy.
+const DIRECT_ROWS: usize = 512;
+
+/// The same where the rows of B lie a multiple of `CONFLICT` values apart, so that they compete for
+/// the same few cache sets.
+const DIRECT_ROWS_IN_CONFLICT: usize = 16;
+const CONFLICT: usize = 4096;
 
 /// Tasks for each thread when the cut is free, to even out unequal speeds.
 const TASKS_PER_THREAD: usize = 4;
@@ -36,12 +43,14 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let steps = k.div_ceil(k.div_ceil(STEPS).max(1)).max(1);
     let packs = match source {
         BSource::Packed => false,
+        BSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
         BSource::Rows => m > DIRECT_ROWS && n > 1,
         BSource::Strided | BSource::Im2col => true,
     };
     let at_once = (BLOCK_B / (steps * kernel.width())).max(2);
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
+        false if k > steps => COLUMNS.div_ceil(kernel.width()),
         false => panels,
     };
     let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);

@@ -1,8 +1,8 @@
 //! What happens to a tile of the product before it is left: a list of steps.
 
-use super::GemmError;
 use super::kernels::Ending;
 use super::operand::check_extent;
+use super::{GemmError, Origin};
 
 /// An activation that needs only a few instructions.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,31 +81,26 @@ pub(super) struct Finish<'a> {
 
 impl<'a> Finish<'a> {
     /// Sorts `steps`, after checking their lengths against a result of `rows` by `columns`.
-    pub(super) fn new(steps: &'a [Step<'a>], rows: usize, columns: usize) -> Result<Self, GemmError> {
-        let short = |what, needed, len| match len < needed {
-            true => Err(GemmError::TooShort { what, needed, len }),
-            false => Ok(()),
-        };
-        for step in steps {
-            match step {
-                Step::RowBias(values) => short("a row bias", rows, values.len())?,
-                Step::ColumnBias(values) => short("a column bias", columns, values.len())?,
-                Step::Residual { values, row_stride } => {
-                    check_extent("a residual", values.len(), [rows, columns], [*row_stride, 1])?;
-                }
-                Step::Scale(_) | Step::Activate(_) | Step::Map(_) => {}
-            }
-        }
+    pub(super) fn new(
+        steps: &'a [Step<'a>],
+        origin: Origin,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self, GemmError> {
+        check(steps, [origin.bias_row + rows, origin.residual_row + rows, columns])?;
         let mut finish =
             Finish { row_bias: None, column_bias: None, residual: None, ending: Ending::None, rest: steps };
         // How far in the fixed order the list has come.
         let mut stage = 0;
         while let [step, rest @ ..] = finish.rest {
             match *step {
-                Step::RowBias(values) if stage < 1 => (finish.row_bias, stage) = (Some(values), 1),
+                Step::RowBias(values) if stage < 1 => {
+                    (finish.row_bias, stage) = (Some(&values[origin.bias_row..]), 1);
+                }
                 Step::ColumnBias(values) if stage < 2 => (finish.column_bias, stage) = (Some(values), 2),
                 Step::Residual { values, row_stride } if stage < 3 => {
-                    (finish.residual, stage) = (Some((values, row_stride)), 3);
+                    let first = (origin.residual_row * row_stride).min(values.len());
+                    (finish.residual, stage) = (Some((&values[first..], row_stride)), 3);
                 }
                 Step::Activate(activation) if stage < 4 => {
                     (finish.ending, stage) = (activation.ending(), 4);
@@ -118,14 +113,33 @@ impl<'a> Finish<'a> {
     }
 }
 
+/// Checks the slices of `steps` against the rows of a bias, the rows of a residual, and the columns.
+pub(crate) fn check(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Result<(), GemmError> {
+    let short = |what, needed, len| match len < needed {
+        true => Err(GemmError::TooShort { what, needed, len }),
+        false => Ok(()),
+    };
+    for step in steps {
+        match step {
+            Step::RowBias(values) => short("a row bias", bias, values.len())?,
+            Step::ColumnBias(values) => short("a column bias", columns, values.len())?,
+            Step::Residual { values, row_stride } => {
+                check_extent("a residual", values.len(), [residual, columns], [*row_stride, 1])?;
+            }
+            Step::Scale(_) | Step::Activate(_) | Step::Map(_) => {}
+        }
+    }
+    Ok(())
+}
+
 /// Applies `steps` to a run of row `row` that starts at column `column`.
-pub(super) fn apply(steps: &[Step], row: usize, column: usize, values: &mut [f32]) {
+pub(crate) fn apply(steps: &[Step], origin: Origin, [row, column]: [usize; 2], values: &mut [f32]) {
     for step in steps {
         match *step {
-            Step::RowBias(bias) => values.iter_mut().for_each(|value| *value += bias[row]),
+            Step::RowBias(bias) => values.iter_mut().for_each(|value| *value += bias[origin.bias_row + row]),
             Step::ColumnBias(bias) => add(values, &bias[column..]),
             Step::Residual { values: residual, row_stride } => {
-                add(values, &residual[row * row_stride + column..]);
+                add(values, &residual[(origin.residual_row + row) * row_stride + column..]);
             }
             Step::Scale(factor) => values.iter_mut().for_each(|value| *value *= factor),
             Step::Activate(activation) => activate(activation, values),
@@ -144,17 +158,16 @@ fn activate(activation: Activation, values: &mut [f32]) {
         let raised = if value < min { min } else { value };
         if raised > max { max } else { raised }
     }
-    let each =
-        |values: &mut [f32], f: &dyn Fn(f32) -> f32| values.iter_mut().for_each(|value| *value = f(*value));
+    fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
+        values.iter_mut().for_each(|value| *value = f(*value));
+    }
     match activation {
-        Activation::Relu => values.iter_mut().for_each(|value| *value = clip(*value, 0.0, f32::INFINITY)),
-        Activation::Clip { min, max } => values.iter_mut().for_each(|value| *value = clip(*value, min, max)),
+        Activation::Relu => each(values, |value| clip(value, 0.0, f32::INFINITY)),
+        Activation::Clip { min, max } => each(values, |value| clip(value, min, max)),
         Activation::LeakyRelu { alpha } => {
-            each(values, &|value| if value < 0.0 { alpha * value } else { value });
+            each(values, |value| if value < 0.0 { alpha * value } else { value });
         }
-        Activation::HardSigmoid { alpha, beta } => {
-            each(values, &|value| clip(alpha * value + beta, 0.0, 1.0));
-        }
-        Activation::HardSwish => each(values, &|value| value * clip(value / 6.0 + 0.5, 0.0, 1.0)),
+        Activation::HardSigmoid { alpha, beta } => each(values, |value| clip(alpha * value + beta, 0.0, 1.0)),
+        Activation::HardSwish => each(values, |value| value * clip(value / 6.0 + 0.5, 0.0, 1.0)),
     }
 }

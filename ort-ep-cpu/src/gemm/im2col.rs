@@ -48,8 +48,10 @@ impl Window {
     pub(crate) fn inside(&self, axis: usize, at: usize) -> (usize, usize) {
         let shift = at * self.dilation[axis];
         let (pad, stride, input) = (self.pad[axis], self.stride[axis], self.input[axis]);
-        let first = pad.saturating_sub(shift).div_ceil(stride);
-        let end = (input + pad).saturating_sub(shift).div_ceil(stride).min(self.output[axis]);
+        // Divisions are slow, and most strides are 1.
+        let windows = |len: usize| if stride == 1 { len } else { len.div_ceil(stride) };
+        let first = windows(pad.saturating_sub(shift));
+        let end = windows((input + pad).saturating_sub(shift)).min(self.output[axis]);
         (first.min(end), end)
     }
 

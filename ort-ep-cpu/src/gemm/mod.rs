@@ -7,6 +7,30 @@
 //!
 //! Nothing here allocates: the caller gives the workspace, whose size [`workspace_len`] tells from
 //! the shapes alone. A result has the same bits for any number of threads.
+//!
+//! ```
+//! use ort_ep_cpu::gemm::{
+//!     AOperand, Activation, BOperand, Cpu, Gemm, PackedB, Step, Strided, pack_b, workspace_len,
+//! };
+//!
+//! // C (2 by 2) = Relu(A (2 by 3) * B (3 by 2) + bias), with B packed once.
+//! let cpu = Cpu::with_threads(1);
+//! let (a, b) = ([1.0, 2.0, 3.0, -1.0, -2.0, -3.0], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+//! let mut packed = vec![0.0; PackedB::len(cpu, 3, 2)];
+//! pack_b(cpu, &b, [3, 2], [2, 1], &mut packed)?;
+//! let gemm = Gemm {
+//!     epilogue: &[Step::ColumnBias(&[0.5, 0.5]), Step::Activate(Activation::Relu)],
+//!     ..Gemm::new(
+//!         AOperand::Plain(Strided::row_major(&a, 2, 3)?),
+//!         BOperand::Packed(PackedB::new(cpu, &packed, 3, 2)?),
+//!     )
+//! };
+//! let mut workspace = vec![0.0; workspace_len(cpu, 1, gemm.shape()?, gemm.b.source())];
+//! let mut c = [0.0; 4];
+//! gemm.run(cpu, &mut c, 2, &mut workspace)?;
+//! assert_eq!(c, [4.5, 5.5, 0.0, 0.0]);
+//! # Ok::<(), ort_ep_cpu::gemm::GemmError>(())
+//! ```
 
 mod blocking;
 mod epilogue;
@@ -16,12 +40,13 @@ pub mod integer;
 mod kernels;
 mod operand;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
 
 pub use blocking::workspace_len;
 pub use epilogue::{Activation, Step};
+pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
 pub use im2col::{Im2col, Window};
 pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
 
@@ -86,12 +111,24 @@ pub struct Gemm<'a> {
     pub beta: f32,
     /// What happens to each element of the sum at the end.
     pub epilogue: &'a [Step<'a>],
+    /// Where this product's first row lies in the slices of the epilogue.
+    pub origin: Origin,
+}
+
+/// The first row of a product within the slices that its epilogue names, so that the products of a
+/// batch can share one list of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Index of the first row's bias.
+    pub bias_row: usize,
+    /// Rows of a residual before the first row.
+    pub residual_row: usize,
 }
 
 impl<'a> Gemm<'a> {
     /// The plain product of `a` and `b`.
     pub fn new(a: AOperand<'a>, b: BOperand<'a>) -> Self {
-        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[] }
+        Gemm { a, b, alpha: 1.0, beta: 0.0, epilogue: &[], origin: Origin::default() }
     }
 
     /// M, N and K.
@@ -120,8 +157,7 @@ impl<'a> Gemm<'a> {
         row_stride: usize,
         workspace: &mut [f32],
     ) -> Result<(), GemmError> {
-        let [_, n, _] = self.shape()?;
-        let c = Batch { values: c, count: 1, row_stride: row_stride.max(n), batch_stride: 0 };
+        let c = Batch { values: c, count: 1, row_stride, batch_stride: 0 };
         run_batch(cpu, &|_| Ok(*self), c, workspace)
     }
 }
@@ -162,11 +198,11 @@ pub fn run_batch<'a>(
     if c.row_stride < n && m > 1 {
         return Err(GemmError::Shape("the rows of a result overlap"));
     }
-    let extent = if m == 0 || n == 0 { 0 } else { (m - 1) * c.row_stride + n };
+    let extent = if m == 0 || n == 0 { 0 } else { (m - 1).saturating_mul(c.row_stride).saturating_add(n) };
     if c.count > 1 && c.batch_stride < extent {
         return Err(GemmError::Shape("the results of a batch overlap"));
     }
-    let needed = (c.count - 1) * c.batch_stride + extent;
+    let needed = (c.count - 1).saturating_mul(c.batch_stride).saturating_add(extent);
     if c.values.len() < needed {
         return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
     }
@@ -202,4 +238,46 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
         true => Ok(()),
         false => Err(GemmError::Shape("an operand was packed for another instruction set")),
     }
+}
+
+/// Values that [`unfold`] writes.
+pub(crate) fn unfolded_len(windows: &Window, channels: usize) -> usize {
+    channels * windows.kernel_len() * windows.output_len()
+}
+
+/// Writes the matrix of windows (channels times kernel positions, by output positions) row by row.
+///
+/// # Errors
+///
+/// When `to` is too short.
+pub(crate) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) -> Result<(), GemmError> {
+    let (needed, len) = (windows.rows() * windows.columns(), to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "unfolded windows", needed, len })?;
+    kernels::unfold(cpu, windows, to);
+    Ok(())
+}
+
+/// Writes the transpose of a matrix of `shape` (rows, columns), whose rows start `stride` apart,
+/// without gaps.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub(crate) fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    shape: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) -> Result<(), GemmError> {
+    Strided::new(from, shape, [stride, 1])?;
+    let (needed, len) = (shape[0] * shape[1], to.len());
+    let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "a transpose", needed, len })?;
+    kernels::transpose(cpu, from, shape, stride, to);
+    Ok(())
+}
+
+/// Columns in a vector of `cpu`.
+pub(crate) fn lanes(cpu: Cpu) -> usize {
+    Kernel::of(cpu.isa).lanes
 }

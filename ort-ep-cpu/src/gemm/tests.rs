@@ -117,6 +117,9 @@ fn empty_products() {
 fn blocks_beyond_the_caches() {
     check([130, 500, 900], Layout::Rows, Layout::Rows);
     check([130, 500, 900], Layout::Columns, Layout::Columns);
+    // Rows of B are packed here: there are too many uses of each, or they compete for cache sets.
+    check([520, 100, 30], Layout::Rows, Layout::Rows);
+    check([20, 4096, 40], Layout::Rows, Layout::Rows);
 }
 
 proptest! {
@@ -154,7 +157,8 @@ fn negate(values: &mut [f32]) {
 
 #[test]
 fn epilogues() {
-    let activations: [(Activation, fn(f64) -> f64); 5] = [
+    type Formula = fn(f64) -> f64;
+    let activations: [(Activation, Formula); 5] = [
         (Activation::Relu, |x| x.max(0.0)),
         (Activation::Clip { min: -0.5, max: 0.75 }, |x| x.clamp(-0.5, 0.75)),
         (Activation::LeakyRelu { alpha: 0.25 }, |x| if x < 0.0 { 0.25 * x } else { x }),

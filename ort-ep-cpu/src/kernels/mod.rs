@@ -1,3 +1,9 @@
 //! The kernels of the CPU provider by family; each file registers what it holds.
 
+pub mod broadcast;
+mod elementwise;
+mod linalg;
 mod movement;
+mod norm;
+mod quant;
+mod reduce;

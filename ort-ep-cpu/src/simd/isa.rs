@@ -21,10 +21,24 @@ impl Isa {
     pub fn current() -> Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
         *CURRENT.get_or_init(|| {
-            let widest = Isa::detect();
+            let widest = Isa::widest();
             let allowed = std::env::var("ORT_ISA").ok().and_then(|name| Isa::from_name(&name));
             allowed.map_or(widest, |isa| isa.min(widest))
         })
+    }
+
+    /// The widest instruction set this CPU has, whatever the environment allows.
+    pub fn widest() -> Isa {
+        static WIDEST: OnceLock<Isa> = OnceLock::new();
+        *WIDEST.get_or_init(Isa::detect)
+    }
+
+    /// Every instruction set that has its own code on this CPU, from narrow to wide.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        let foreign = if cfg!(target_arch = "x86_64") { Some(Isa::Neon) } else { None };
+        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512]
+            .into_iter()
+            .filter(move |isa| *isa <= Isa::widest() && Some(*isa) != foreign)
     }
 
     /// The instruction set called `name`, in lower case.

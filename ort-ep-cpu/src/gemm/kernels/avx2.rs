@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, copy, dot};
+use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, dot};
 use super::{CopyRows, Kernel, Transpose, copy_rows, transpose_plain};
 
 #[derive(Clone, Copy)]
@@ -37,6 +37,18 @@ impl Vector for Ymm {
     unsafe fn load_partial(from: *const f32, count: usize) -> Self {
         // SAFETY: the caller vouches for `count` readable values; masked lanes are not touched.
         Ymm(unsafe { _mm256_maskload_ps(from, mask(count)) })
+    }
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32, count: usize) -> Self {
+        let reach = 2 * count - 1;
+        // SAFETY: the caller vouches for `reach` readable values; masked lanes are not touched.
+        unsafe {
+            let low = _mm256_maskload_ps(from, mask(reach));
+            let high = _mm256_maskload_ps(from.wrapping_add(8), mask(reach.saturating_sub(8)));
+            // Even lanes of both, in halves: low 0 2, high 0 2, low 4 6, high 4 6.
+            let mixed = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(low, high));
+            Ymm(_mm256_castpd_ps(_mm256_permute4x64_pd::<0xD8>(mixed)))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -101,7 +113,7 @@ unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn copies(call: &CopyRows) {
     // SAFETY: passed on.
-    unsafe { copy_rows(call, |from, to, len| copy::<Ymm>(from, to, len)) }
+    unsafe { copy_rows::<Ymm>(call) }
 }
 
 /// Transposes in squares of 8 by 8.

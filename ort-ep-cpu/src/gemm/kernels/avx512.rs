@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, copy, dot};
+use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows};
 
 #[derive(Clone, Copy)]
@@ -31,6 +31,17 @@ impl Vector for Zmm {
     unsafe fn load_partial(from: *const f32, count: usize) -> Self {
         // SAFETY: the caller vouches for `count` readable values; masked lanes are not touched.
         Zmm(unsafe { _mm512_maskz_loadu_ps(mask(count), from) })
+    }
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32, count: usize) -> Self {
+        let reach = 2 * count - 1;
+        // SAFETY: the caller vouches for `reach` readable values; masked lanes are not touched.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask(reach), from);
+            let high = _mm512_maskz_loadu_ps(mask(reach.saturating_sub(16)), from.wrapping_add(16));
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            Zmm(_mm512_permutex2var_ps(low, even, high))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -95,7 +106,7 @@ unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
 #[target_feature(enable = "avx512f,avx512vl")]
 unsafe fn copies(call: &CopyRows) {
     // SAFETY: passed on.
-    unsafe { copy_rows(call, |from, to, len| copy::<Zmm>(from, to, len)) }
+    unsafe { copy_rows::<Zmm>(call) }
 }
 
 macro_rules! row {

@@ -88,7 +88,7 @@ pub(in crate::gemm) fn execute<'a>(
                 return;
             }
         };
-        let finish = match Finish::new(gemm.epilogue, rows, columns) {
+        let finish = match Finish::new(gemm.epilogue, gemm.origin, rows, columns) {
             Ok(finish) => finish,
             Err(error) => {
                 *failure.lock() = Some(error);
@@ -175,22 +175,38 @@ impl Block<'_> {
             if self.run_vector(&tiles, &panels) {
                 return;
             }
-            let [_, _, k] = self.grid.shape;
-            for first in panels.clone().step_by(self.grid.panels_at_once) {
-                let group = first..(first + self.grid.panels_at_once).min(panels.end);
-                let mut step = 0;
-                loop {
-                    let end = (step + self.grid.steps).min(k);
-                    let b = self.strip_of_b(&group, step..end, slot);
-                    for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
-                        let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
-                        self.run_strips(tiles, group.clone(), step..end, b);
-                    }
-                    step = end;
-                    if step == k {
-                        break;
-                    }
+            // A block of B that is packed serves all tiles at once. Without packing, fewer tiles at a
+            // time keep their part of C in the cache from one range of steps to the next.
+            let at_once = if self.grid.slot_len == 0 { self.grid.tiles_at_once } else { tiles.len() };
+            for tile in tiles.clone().step_by(at_once) {
+                let tiles = tile..(tile + at_once).min(tiles.end);
+                for first in panels.clone().step_by(self.grid.panels_at_once) {
+                    let group = first..(first + self.grid.panels_at_once).min(panels.end);
+                    self.run_group(&tiles, group, slot);
                 }
+            }
+        }
+    }
+
+    /// A group of panels over all steps.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run`].
+    unsafe fn run_group(&self, tiles: &Range<usize>, panels: Range<usize>, slot: &mut [f32]) {
+        let [_, _, k] = self.grid.shape;
+        let mut step = 0;
+        loop {
+            let end = (step + self.grid.steps).min(k);
+            let b = self.strip_of_b(&panels, step..end, slot);
+            for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
+                let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
+                // SAFETY: passed on.
+                unsafe { self.run_strips(tiles, panels.clone(), step..end, b) };
+            }
+            step = end;
+            if step == k {
+                return;
             }
         }
     }
@@ -226,7 +242,7 @@ impl Block<'_> {
                     match source {
                         BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
                         BOperand::Im2col(image) => {
-                            self.kernel.pack_windows(image, steps.clone(), columns, to)
+                            self.kernel.pack_windows(image, steps.clone(), columns, to, width)
                         }
                         BOperand::Packed(_) => {}
                     }
@@ -336,7 +352,7 @@ impl Block<'_> {
                 let start = self.c.wrapping_add(row * self.c_row + columns.start);
                 std::slice::from_raw_parts_mut(start, columns.len())
             };
-            apply(self.finish.rest, row, columns.start, values);
+            apply(self.finish.rest, self.gemm.origin, [row, columns.start], values);
         }
     }
 
@@ -423,6 +439,6 @@ impl Block<'_> {
         let scaled = self.gemm.alpha * sum;
         let value = if self.gemm.beta == 0.0 { scaled } else { self.gemm.beta * *element + scaled };
         *element = value;
-        apply(self.gemm.epilogue, row, column, std::slice::from_mut(element));
+        apply(self.gemm.epilogue, self.gemm.origin, [row, column], std::slice::from_mut(element));
     }
 }

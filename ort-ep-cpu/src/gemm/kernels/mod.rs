@@ -17,12 +17,12 @@ mod neon;
 mod scalar;
 
 pub(super) use execute::{Grid, Output, execute};
-pub(super) use pack::{pack_a_panel, pack_b_panel};
+pub(super) use pack::{pack_a_panel, pack_b_panel, transpose, unfold};
 pub(super) use rows::add_four_rows;
 pub use rows::{Number, Widen};
 pub(super) use tile::Ending;
 
-use tile::{AddRows, TileFunction};
+use tile::{AddRows, TileFunction, Vector, copy, copy_even};
 
 use crate::simd::isa::Isa;
 
@@ -105,17 +105,17 @@ struct Transpose {
 
 /// # Safety
 ///
-/// All runs must be valid, and `copy` must be allowed to run on this CPU.
+/// All runs must be valid, and the CPU must have the instruction set of `V`.
 #[inline(always)]
-unsafe fn copy_rows(call: &CopyRows, copy: impl Fn(*const f32, *mut f32, usize)) {
+unsafe fn copy_rows<V: Vector>(call: &CopyRows) {
     let (mut from, mut to) = (call.from, call.to);
     for _ in 0..call.count {
-        if call.from_stride == 1 {
-            copy(from, to, call.len);
-        } else {
-            for index in 0..call.len {
-                // SAFETY: the caller vouches for the run.
-                unsafe { *to.add(index) = *from.add(index * call.from_stride) };
+        // SAFETY: the caller vouches for the run.
+        unsafe {
+            match call.from_stride {
+                1 => copy::<V>(from, to, call.len),
+                2 => copy_even::<V>(from, to, call.len),
+                stride => (0..call.len).for_each(|index| *to.add(index) = *from.add(index * stride)),
             }
         }
         from = from.wrapping_add(call.from_step);

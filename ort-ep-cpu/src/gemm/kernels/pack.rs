@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::{CopyRows, Kernel, Transpose};
+use crate::gemm::Cpu;
 use crate::gemm::im2col::Im2col;
 use crate::gemm::operand::{Strided, Weight};
+use crate::parallel::for_each_row_chunk_mut;
 
 /// Packs the rows of a left side from `first` on into one panel: step by step, the panel's rows
 /// side by side, with zeros for rows beyond the matrix.
@@ -62,6 +64,9 @@ pub(in crate::gemm) fn pack_b_panel<T: Weight>(
     }
 }
 
+/// The most values copied as one run.
+const LONGEST_RUN: usize = 64;
+
 impl Kernel {
     /// Packs `steps` and `columns` (at most a panel's width) of a plain right side. What lies behind
     /// the last column of a panel is left as it was: it only reaches sums that are not stored.
@@ -99,54 +104,51 @@ impl Kernel {
         }
     }
 
-    /// Packs `steps` and `columns` of the windows of an image, like [`Kernel::pack_plain`].
+    /// Packs `steps` and `columns` of the windows of an image, steps `row` values apart.
     pub(super) fn pack_windows(
         &self,
         b: &Im2col,
         steps: Range<usize>,
         columns: Range<usize>,
         to: &mut [f32],
+        row: usize,
     ) {
         let window = &b.window;
         let positions = window.kernel_len();
-        for position in 0..positions.min(steps.end) {
+        let start = split(columns.start, window.output);
+        for at in positions_of(window.kernel) {
+            let position = (at[0] * window.kernel[1] + at[1]) * window.kernel[2] + at[2];
             // Channels whose step at this position lies in the range.
             let first = steps.start.saturating_sub(position).div_ceil(positions);
-            let end = (steps.end - position).div_ceil(positions);
+            let end = steps.end.saturating_sub(position).div_ceil(positions);
             if first >= end {
                 continue;
             }
-            let channels = first..end;
-            let offset = (first * positions + position - steps.start) * self.width();
-            let to = &mut to[offset..];
-            let at = split(position, window.kernel);
-            let mut column = columns.start;
-            while column < columns.end {
-                let output = split(column, window.output);
-                let len = (window.output[2] - output[2]).min(columns.end - column);
-                let run = Run { at, output, len, offset: column - columns.start };
-                self.pack_run(b, channels.clone(), &run, to);
-                column += len;
+            let to = &mut to[(first * positions + position - steps.start) * row..];
+            let inside = [window.inside(0, at[0]), window.inside(1, at[1]), window.inside(2, at[2])];
+            let mut run = Run { at, inside, output: start, len: 0, offset: 0, to_step: positions * row };
+            while run.offset < columns.len() {
+                let line = window.output[2] - run.output[2];
+                run.len = line.min(columns.len() - run.offset).min(LONGEST_RUN);
+                self.pack_run(b, first..end, &run, to);
+                run.advance(window.output);
             }
         }
     }
 
     /// Packs one run for all of `channels`, with zeros where it leaves the image.
     fn pack_run(&self, b: &Im2col, channels: Range<usize>, run: &Run, to: &mut [f32]) {
-        static ZEROS: [f32; 64] = [0.0; 64];
+        static ZEROS: [f32; LONGEST_RUN] = [0.0; LONGEST_RUN];
         let window = &b.window;
         let [depth, height, width] = run.output;
-        let within = |axis: usize, index: usize| {
-            let (first, end) = window.inside(axis, run.at[axis]);
-            (first..end).contains(&index)
+        let within = |axis: usize| (run.inside[axis].0..run.inside[axis].1).contains(&run.output[axis]);
+        let (first, end) = match within(0) && within(1) {
+            true => run.inside[2],
+            false => (0, 0),
         };
-        let (first, end) = window.inside(2, run.at[2]);
-        let (first, end) = match within(0, depth) && within(1, height) {
-            true => (first.clamp(width, width + run.len), end.clamp(width, width + run.len)),
-            false => (width, width),
-        };
-        let (to_step, count) = (window.kernel_len() * self.width(), channels.len());
-        debug_assert!(to.len() >= (count - 1) * to_step + run.offset + run.len);
+        let (first, end) = (first.clamp(width, width + run.len), end.clamp(width, width + run.len));
+        let (to_step, count) = (run.to_step, channels.len());
+        assert!(to.len() >= (count - 1) * to_step + run.offset + run.len, "a run leaves its block");
         let to = to.as_mut_ptr().wrapping_add(run.offset);
         let zeros = |from: usize, len: usize| CopyRows {
             from: ZEROS.as_ptr(),
@@ -157,7 +159,7 @@ impl Kernel {
             count,
             len,
         };
-        // SAFETY: a run is at most a panel wide, which is at most 64, and inside its panel; the values
+        // SAFETY: a run is no longer than the zeros and inside its row of `to`; the values
         // between `first` and `end` meet the image, so every index below is inside a channel.
         unsafe {
             if first > width {
@@ -187,14 +189,70 @@ impl Kernel {
 /// Consecutive outputs of one line of the image, at one kernel position.
 struct Run {
     at: [usize; 3],
+    /// Outputs along each axis that meet the image at this position.
+    inside: [(usize, usize); 3],
     output: [usize; 3],
     len: usize,
-    /// Where the run starts in its panel.
+    /// Where the run starts in its row.
     offset: usize,
+    /// From a channel's row to the next channel's.
+    to_step: usize,
+}
+
+impl Run {
+    /// Goes on behind the run.
+    fn advance(&mut self, output: [usize; 3]) {
+        self.offset += self.len;
+        self.output[2] += self.len;
+        for axis in [2, 1] {
+            if self.output[axis] >= output[axis] {
+                self.output[axis] = 0;
+                self.output[axis - 1] += 1;
+            }
+        }
+    }
+}
+
+/// All positions of a kernel.
+fn positions_of([depth, height, width]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
+    (0..depth).flat_map(move |z| (0..height).flat_map(move |y| (0..width).map(move |x| [z, y, x])))
 }
 
 /// The coordinates of a flat index.
 fn split(index: usize, shape: [usize; 3]) -> [usize; 3] {
     let line = index / shape[2].max(1);
     [line / shape[1].max(1), line % shape[1].max(1), index % shape[2].max(1)]
+}
+
+/// Writes the whole matrix of windows, row by row.
+pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
+    let (kernel, columns) = (Kernel::of(cpu.isa), windows.columns());
+    let steps = windows.window.kernel_len();
+    if columns == 0 || steps == 0 {
+        return;
+    }
+    for_each_row_chunk_mut(cpu.threads, to, columns * steps, 4, |channel, rows| {
+        let first = channel * steps;
+        kernel.pack_windows(windows, first..first + rows.len() / columns, 0..columns, rows, columns);
+    });
+}
+
+/// Writes the transpose of `rows` by `columns` values, whose rows start `stride` apart, without gaps.
+///
+/// Both slices must hold their matrix.
+pub(in crate::gemm) fn transpose(
+    cpu: Cpu,
+    from: &[f32],
+    [rows, columns]: [usize; 2],
+    stride: usize,
+    to: &mut [f32],
+) {
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    let (from, to) = (&from[..(rows - 1) * stride + columns], &mut to[..rows * columns]);
+    let call =
+        Transpose { from: from.as_ptr(), from_row: stride, to: to.as_mut_ptr(), to_row: rows, rows, columns };
+    // SAFETY: both matrices lie in their slices, which were cut to size above.
+    unsafe { (Kernel::of(cpu.isa).transpose)(&call) }
 }

@@ -1,6 +1,6 @@
 //! Plain Rust: tiles of 4 rows by 8 columns that the compiler may vectorise for its baseline.
 
-use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, copy, dot};
+use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows, transpose_plain};
 
 #[derive(Clone, Copy)]
@@ -31,6 +31,15 @@ impl Vector for Four {
         for (lane, value) in lanes.iter_mut().enumerate().take(count) {
             // SAFETY: the caller vouches for `count` readable values.
             *value = unsafe { *from.add(lane) };
+        }
+        Four(lanes)
+    }
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32, count: usize) -> Self {
+        let mut lanes = [0.0_f32; 4];
+        for (lane, value) in lanes.iter_mut().enumerate().take(count) {
+            // SAFETY: the caller vouches for `2 * count - 1` readable values.
+            *value = unsafe { *from.add(2 * lane) };
         }
         Four(lanes)
     }
@@ -88,7 +97,7 @@ unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
 
 unsafe fn copies(call: &CopyRows) {
     // SAFETY: passed on.
-    unsafe { copy_rows(call, |from, to, len| copy::<Four>(from, to, len)) }
+    unsafe { copy_rows::<Four>(call) }
 }
 
 macro_rules! row {

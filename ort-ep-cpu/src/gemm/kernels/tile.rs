@@ -17,6 +17,8 @@ pub(super) trait Vector: Copy {
     unsafe fn load(from: *const f32) -> Self;
     /// The first `count` elements, zeros behind; reads no further.
     unsafe fn load_partial(from: *const f32, count: usize) -> Self;
+    /// Elements 0, 2, 4, ... `count` of them (at least one), zeros behind; reads no further.
+    unsafe fn load_even(from: *const f32, count: usize) -> Self;
     unsafe fn store(self, to: *mut f32);
     /// Writes the first `count` elements only.
     unsafe fn store_partial(self, to: *mut f32, count: usize);
@@ -46,6 +48,12 @@ pub(in crate::gemm) enum Ending {
     /// `x * min(max(x / 6 + 1/2, 0), 1)`.
     HardSwish,
 }
+
+/// Rows up to which a tile waits for B more than for its multipliers, and fetches its own strip ahead.
+const FEW_ROWS: usize = 2;
+
+/// How many steps ahead it does so.
+const AHEAD: usize = 24;
 
 /// What one call of a kernel works on. Null pointers stand for parts that are absent.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +106,11 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
         let mut left = tile.k;
         while left >= 4 {
             for _ in 0..4 {
+                if ROWS <= FEW_ROWS {
+                    for vector in 0..VECTORS {
+                        V::prefetch(b.wrapping_add(AHEAD * b_step + vector * V::LANES));
+                    }
+                }
                 step::<V, ROWS, VECTORS, PARTIAL>(&mut sums, a, a_row, b, last);
                 a = a.wrapping_add(a_step);
                 b = b.wrapping_add(b_step);
@@ -324,6 +337,27 @@ pub(super) unsafe fn copy<V: Vector>(from: *const f32, to: *mut f32, len: usize)
         }
         if at < len {
             V::load_partial(from.add(at), len - at).store_partial(to.add(at), len - at);
+        }
+    }
+}
+
+/// Copies every other value of `from`, `len` in all.
+///
+/// # Safety
+///
+/// `from` holds `2 * len - 1` values and `to` holds `len`; they do not overlap, and the CPU has the
+/// instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn copy_even<V: Vector>(from: *const f32, to: *mut f32, len: usize) {
+    // SAFETY: the caller vouches for the lengths.
+    unsafe {
+        let mut at = 0;
+        while at + V::LANES <= len {
+            V::load_even(from.add(2 * at), V::LANES).store(to.add(at));
+            at += V::LANES;
+        }
+        if at < len {
+            V::load_even(from.add(2 * at), len - at).store_partial(to.add(at), len - at);
         }
     }
 }

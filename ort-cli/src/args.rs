@@ -1,0 +1,175 @@
+//! The flags that every command taking a model shares.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
+use ort_runtime::onnx::{FileAccess, Source};
+use ort_runtime::{Model, Session};
+
+/// Which model, on what, within which bounds.
+#[derive(Args)]
+pub(crate) struct ModelArgs {
+    /// The model file.
+    pub(crate) model: PathBuf,
+    /// An input by name, from a NumPy file.
+    #[arg(long = "input", value_name = "NAME=FILE.npy", value_parser = pair)]
+    pub(crate) input: Vec<(String, String)>,
+    /// Inputs by name, from a NumPy archive.
+    #[arg(long, value_name = "FILE.npz")]
+    pub(crate) inputs: Option<PathBuf>,
+    /// Seed of made-up inputs.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// The size of a symbolic dimension, for made-up inputs and for planning; 1 where it is not given.
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
+    pub(crate) dims: Vec<(String, i64)>,
+    /// The whole shape of one made-up input.
+    #[arg(long = "shape", value_name = "INPUT=1x3x224x224", value_parser = shaped)]
+    pub(crate) shapes: Vec<(String, Vec<usize>)>,
+    /// An execution provider; the first is preferred [default: cpu].
+    #[arg(long = "ep", value_name = "NAME")]
+    pub(crate) providers: Vec<String>,
+    /// Threads inside one operator [default: the cores this process may use].
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// How the CPU provider multiplies float matrices.
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
+    pub(crate) precision: PrecisionArg,
+    /// A hard bound on what the run may allocate: bytes, or with KiB, MiB, GiB.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory_limit: Option<usize>,
+    /// Read model files into memory instead of mapping them.
+    #[arg(long)]
+    pub(crate) no_mmap: bool,
+}
+
+/// `--precision`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum PrecisionArg {
+    /// float32 throughout.
+    Fp32,
+}
+
+impl ModelArgs {
+    pub(crate) fn source(&self) -> Result<Source> {
+        let access = FileAccess { map: !self.no_mmap, ..FileAccess::default() };
+        Ok(Source::open(&self.model, access)?)
+    }
+
+    pub(crate) fn load(&self) -> Result<Model> {
+        Ok(Model::from_source(self.source()?)?)
+    }
+
+    pub(crate) fn session(&self, model: &Model) -> Result<Session> {
+        let precision = match self.precision {
+            PrecisionArg::Fp32 => Precision::Fp32,
+        };
+        let mut builder = Session::builder(model).precision(precision);
+        for name in &self.providers {
+            builder = builder.provider(name);
+        }
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
+        if let Some(limit) = self.memory_limit {
+            builder = builder.memory_limit(limit);
+        }
+        Ok(builder.build()?)
+    }
+
+    /// The providers' devices, opened.
+    pub(crate) fn devices(&self) -> Result<Vec<Arc<dyn Device>>> {
+        let names = self.provider_names();
+        let open = |name: &String| Ok(provider(name)?.open(0, &ProviderOptions::new())?);
+        names.iter().map(open).collect()
+    }
+
+    /// The name of the model without folder and ending.
+    pub(crate) fn name(&self) -> String {
+        self.model.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// The providers in order.
+    pub(crate) fn provider_names(&self) -> Vec<String> {
+        if self.providers.is_empty() { vec!["cpu".to_string()] } else { self.providers.clone() }
+    }
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.rsplit_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
+    Ok((name.to_string(), value.to_string()))
+}
+
+fn sized(text: &str) -> Result<(String, i64), String> {
+    let (name, size) = pair(text)?;
+    let size = size.parse().ok().filter(|size| *size >= 0);
+    size.map(|size| (name, size)).ok_or_else(|| format!("`{text}` is not NAME=N"))
+}
+
+fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
+    let (name, sizes) = pair(text)?;
+    if sizes.is_empty() {
+        return Ok((name, Vec::new()));
+    }
+    let sizes: Result<Vec<usize>, _> = sizes.split('x').map(str::parse).collect();
+    sizes.map(|sizes| (name, sizes)).map_err(|_| format!("`{text}` is not INPUT=1x3x224x224"))
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    const UNITS: [(&str, usize); 6] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("KB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+    ];
+    let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
+    let (number, factor) =
+        unit.map_or((text, 1), |(unit, factor)| (&text[..text.len() - unit.len()], *factor));
+    let number: f64 = number.trim().parse().map_err(|_| format!("`{text}` is not a size such as 512MiB"))?;
+    let bytes = number * factor as f64;
+    if bytes.is_finite() && bytes >= 0.0 && bytes < usize::MAX as f64 {
+        Ok(bytes as usize)
+    } else {
+        Err(format!("`{text}` is not a size such as 512MiB"))
+    }
+}
+
+/// Bytes for people: `1.5 MiB`.
+pub(crate) fn human_bytes(bytes: usize) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// A table in the style of all commands: aligned, without frames.
+pub(crate) fn table(header: &[&str]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(header);
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_shapes_parse() {
+        assert_eq!(size("512"), Ok(512));
+        assert_eq!(size("1.5KiB"), Ok(1536));
+        assert!(size("-1").is_err() && size("lots").is_err());
+        assert_eq!(shaped("x=1x3"), Ok(("x".into(), vec![1, 3])));
+        assert_eq!(shaped("x="), Ok(("x".into(), vec![])));
+        assert!(shaped("x=1xa").is_err() && sized("n=-1").is_err());
+    }
+}

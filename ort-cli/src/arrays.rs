@@ -1,0 +1,123 @@
+//! NumPy files and archives, to and from tensors.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use half::f16;
+use npyz::{AutoSerialize, DType as NpyType, Deserialize, NpyFile, Order, WriterBuilder};
+use num_complex::Complex;
+use ort_runtime::dtype::Element;
+use ort_runtime::{DType, Tensor, Value};
+
+/// Reads a tensor from a `.npy` file.
+pub(crate) fn read_npy(path: &Path) -> Result<Tensor> {
+    let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+    read(BufReader::new(file)).with_context(|| format!("reading {}", path.display()))
+}
+
+/// Reads every array of a `.npz` archive, by name.
+pub(crate) fn read_npz(path: &Path) -> Result<Vec<(String, Tensor)>> {
+    let mut archive =
+        npyz::npz::NpzArchive::open(path).with_context(|| format!("opening {}", path.display()))?;
+    read_archive(&mut archive).with_context(|| format!("reading {}", path.display()))
+}
+
+/// Reads every array of an opened archive, by name.
+pub(crate) fn read_archive<R: Read + std::io::Seek>(
+    archive: &mut npyz::npz::NpzArchive<R>,
+) -> Result<Vec<(String, Tensor)>> {
+    let names: Vec<String> = archive.array_names().map(str::to_string).collect();
+    let mut tensors = Vec::new();
+    for name in names {
+        let array = archive.by_name(&name)?.with_context(|| format!("array '{name}' is missing"))?;
+        tensors.push((name.clone(), decode(array).with_context(|| format!("array '{name}'"))?));
+    }
+    Ok(tensors)
+}
+
+fn read(reader: impl Read) -> Result<Tensor> {
+    decode(NpyFile::new(reader)?)
+}
+
+fn decode<R: Read>(file: NpyFile<R>) -> Result<Tensor> {
+    let NpyType::Plain(ty) = file.dtype() else { bail!("structured arrays are no tensors") };
+    let name = ty.to_string();
+    match name.get(1..).unwrap_or_default() {
+        "f4" => typed::<f32, R>(file),
+        "f8" => typed::<f64, R>(file),
+        "f2" => typed::<f16, R>(file),
+        "i1" => typed::<i8, R>(file),
+        "i2" => typed::<i16, R>(file),
+        "i4" => typed::<i32, R>(file),
+        "i8" => typed::<i64, R>(file),
+        "u1" => typed::<u8, R>(file),
+        "u2" => typed::<u16, R>(file),
+        "u4" => typed::<u32, R>(file),
+        "u8" => typed::<u64, R>(file),
+        "b1" => typed::<bool, R>(file),
+        "c8" => typed::<Complex<f32>, R>(file),
+        "c16" => typed::<Complex<f64>, R>(file),
+        _ => bail!("arrays of type {name} are not supported"),
+    }
+}
+
+fn typed<T: Element + Deserialize, R: Read>(file: NpyFile<R>) -> Result<Tensor> {
+    let shape: Vec<usize> = file.shape().iter().map(|&size| size as usize).collect();
+    if file.order() == Order::Fortran && shape.len() > 1 {
+        bail!("arrays in Fortran order are not supported; save them with numpy.ascontiguousarray");
+    }
+    Ok(Tensor::from_vec(&shape, file.into_vec::<T>()?)?)
+}
+
+/// Writes tensors to a `.npz` archive, whole or not at all.
+pub(crate) fn write_npz(path: &Path, values: &[(String, Value)]) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder)
+        .with_context(|| format!("creating a file in {}", folder.display()))?;
+    {
+        let mut archive = npyz::npz::NpzWriter::new(BufWriter::new(file.as_file_mut()));
+        for (name, value) in values {
+            let tensor = value.tensor().with_context(|| format!("output '{name}'"))?;
+            write_tensor(&mut archive, name, tensor).with_context(|| format!("output '{name}'"))?;
+        }
+        // Dropping the archive writes its directory.
+    }
+    file.as_file_mut().flush()?;
+    file.persist(path).with_context(|| format!("writing {}", path.display()))?;
+    Ok(())
+}
+
+type Archive<'a> = npyz::npz::NpzWriter<BufWriter<&'a mut File>>;
+
+fn write_tensor(archive: &mut Archive<'_>, name: &str, tensor: &Tensor) -> Result<()> {
+    match tensor.dtype() {
+        DType::F32 => write_typed::<f32>(archive, name, tensor),
+        DType::F64 => write_typed::<f64>(archive, name, tensor),
+        DType::F16 => write_typed::<f16>(archive, name, tensor),
+        DType::I8 => write_typed::<i8>(archive, name, tensor),
+        DType::I16 => write_typed::<i16>(archive, name, tensor),
+        DType::I32 => write_typed::<i32>(archive, name, tensor),
+        DType::I64 => write_typed::<i64>(archive, name, tensor),
+        DType::U8 => write_typed::<u8>(archive, name, tensor),
+        DType::U16 => write_typed::<u16>(archive, name, tensor),
+        DType::U32 => write_typed::<u32>(archive, name, tensor),
+        DType::U64 => write_typed::<u64>(archive, name, tensor),
+        DType::Bool => write_typed::<bool>(archive, name, tensor),
+        DType::C64 => write_typed::<Complex<f32>>(archive, name, tensor),
+        DType::C128 => write_typed::<Complex<f64>>(archive, name, tensor),
+        other => bail!("NumPy files have no type for {}", other.name()),
+    }
+}
+
+fn write_typed<T: Element + AutoSerialize>(
+    archive: &mut Archive<'_>,
+    name: &str,
+    tensor: &Tensor,
+) -> Result<()> {
+    let shape: Vec<u64> = tensor.shape().iter().map(|&size| size as u64).collect();
+    let mut writer = archive.array(name, Default::default())?.default_dtype().shape(&shape).begin_nd()?;
+    writer.extend(tensor.to_vec::<T>()?)?;
+    Ok(writer.finish()?)
+}

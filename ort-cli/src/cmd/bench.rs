@@ -1,0 +1,157 @@
+//! `ort bench`: how long, how much memory.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use ort_runtime::{Session, Value};
+use serde::Serialize;
+
+use crate::args::{ModelArgs, human_bytes};
+use crate::inputs::gather;
+use crate::resident;
+
+/// Loads, warms up and times a model.
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// One JSON object on one line.
+    #[arg(long)]
+    json: bool,
+    /// Seconds to time runs for.
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Runs before timing begins.
+    #[arg(long, default_value_t = 3)]
+    warmup: usize,
+    /// Callers that run on the one session at the same time.
+    #[arg(long, default_value_t = 1)]
+    concurrency: usize,
+}
+
+/// Times in milliseconds, memory in bytes; null where the platform cannot measure.
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    providers: Vec<String>,
+    threads: usize,
+    opt_level: &'static str,
+    load_ms: f64,
+    first_ms: f64,
+    runs: usize,
+    median_ms: f64,
+    min_ms: f64,
+    mean_ms: f64,
+    p90_ms: f64,
+    p99_ms: f64,
+    baseline_rss: Option<u64>,
+    peak_rss: Option<u64>,
+    rss_anon: Option<u64>,
+    rss_file: Option<u64>,
+    planned_peak: Option<usize>,
+    arena_peak: usize,
+    weights: usize,
+    weights_mapped: usize,
+    device_peak: Option<usize>,
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+    let baseline = resident::measure();
+    let start = Instant::now();
+    let model = args.model.load()?;
+    let session = args.model.session(&model)?;
+    let load = start.elapsed();
+    let inputs = gather(&args.model, &model)?;
+    let given: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let start = Instant::now();
+    drop(session.run(&given)?);
+    let first = start.elapsed();
+    for _ in 0..args.warmup {
+        drop(session.run(&given)?);
+    }
+    let mut times = measure(&session, &given, args)?;
+    times.sort();
+    let after = resident::measure();
+    let memory = session.memory();
+    let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    let report = Report {
+        model: args.model.name(),
+        providers: args.model.provider_names(),
+        threads: session.threads(),
+        opt_level: "all",
+        load_ms: milliseconds(load),
+        first_ms: milliseconds(first),
+        runs: times.len(),
+        median_ms: milliseconds(at(0.5)),
+        min_ms: milliseconds(times[0]),
+        mean_ms: milliseconds(times.iter().sum::<Duration>()) / times.len() as f64,
+        p90_ms: milliseconds(at(0.9)),
+        p99_ms: milliseconds(at(0.99)),
+        baseline_rss: baseline.now,
+        peak_rss: after.peak,
+        rss_anon: after.anonymous,
+        rss_file: after.file,
+        planned_peak: session.plan_for_inputs(&given)?.peak_bytes,
+        arena_peak: memory.activations_peak,
+        weights: memory.weights,
+        weights_mapped: memory.weights_mapped,
+        device_peak: None,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print_report(&report);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The times of single runs over the wanted seconds, of all callers together.
+fn measure(session: &Session, given: &[(&str, Value)], args: &BenchArgs) -> Result<Vec<Duration>> {
+    let limit = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
+    let caller = || -> Result<Vec<Duration>> {
+        let begin = Instant::now();
+        let mut times = Vec::new();
+        while times.is_empty() || begin.elapsed() < limit {
+            let start = Instant::now();
+            drop(session.run(given)?);
+            times.push(start.elapsed());
+        }
+        Ok(times)
+    };
+    let callers = args.concurrency.max(1);
+    if callers == 1 {
+        return caller();
+    }
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..callers).map(|_| scope.spawn(caller)).collect();
+        let mut all = Vec::new();
+        for handle in handles {
+            let times = handle.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??;
+            all.extend(times);
+        }
+        Ok(all)
+    })
+}
+
+fn print_report(report: &Report) {
+    let bytes = |bytes: Option<u64>| bytes.map_or("unknown".to_string(), |bytes| human_bytes(bytes as usize));
+    println!("{} on {} with {} threads", report.model, report.providers.join(", "), report.threads);
+    println!(
+        "  time    median {:.3} ms, min {:.3}, mean {:.3}, p90 {:.3}, p99 {:.3} over {} runs",
+        report.median_ms, report.min_ms, report.mean_ms, report.p90_ms, report.p99_ms, report.runs
+    );
+    println!("  start   load {:.1} ms, first run {:.1} ms", report.load_ms, report.first_ms);
+    println!(
+        "  memory  peak {} over a baseline of {}; activations {} (planned {}); weights {}, {} of them mapped",
+        bytes(report.peak_rss.zip(report.baseline_rss).map(|(peak, base)| peak.saturating_sub(base))),
+        bytes(report.baseline_rss),
+        human_bytes(report.arena_peak),
+        report.planned_peak.map_or("unknown".to_string(), human_bytes),
+        human_bytes(report.weights),
+        human_bytes(report.weights_mapped),
+    );
+}

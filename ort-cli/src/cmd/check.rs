@@ -1,0 +1,99 @@
+//! `ort check`: everything in a model that is unsupported or broken, all at once.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use ort_runtime::onnx::unknown_operators;
+use ort_runtime::{Error, Model};
+use serde::Serialize;
+
+use crate::args::{ModelArgs, table};
+
+/// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything.
+#[derive(Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One finding.
+#[derive(Serialize)]
+struct Finding {
+    operator: Option<String>,
+    problem: String,
+    count: usize,
+    first_node: Option<String>,
+}
+
+pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
+    let findings = find(args)?;
+    if args.json {
+        println!("{}", serde_json::json!({"ok": findings.is_empty(), "findings": findings}));
+    } else if findings.is_empty() {
+        println!("everything in {} is supported", args.model.model.display());
+    } else {
+        let mut rows = table(&["operator", "nodes", "first node", "problem"]);
+        for finding in &findings {
+            rows.add_row([
+                finding.operator.clone().unwrap_or_default(),
+                finding.count.to_string(),
+                finding.first_node.clone().unwrap_or_default(),
+                finding.problem.clone(),
+            ]);
+        }
+        println!("{rows}");
+        eprintln!("error: {} has {} findings", args.model.model.display(), findings.len());
+    }
+    Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
+    let source = args.model.source()?;
+    let unknown = unknown_operators(&source.decode()?)?;
+    let mut findings: Vec<Finding> = unknown
+        .into_iter()
+        .map(|unknown| {
+            let domain = if unknown.domain.is_empty() { "ai.onnx" } else { &unknown.domain };
+            Finding {
+                operator: Some(format!("{domain}.{}", unknown.op)),
+                problem: "the operator is not known".to_string(),
+                count: unknown.count,
+                first_node: Some(unknown.first_node),
+            }
+        })
+        .collect();
+    if !findings.is_empty() {
+        return Ok(findings);
+    }
+    let broken = |problem: &Error| Finding {
+        operator: None,
+        problem: problem.to_string(),
+        count: 1,
+        first_node: None,
+    };
+    let model = match Model::from_source(source) {
+        Ok(model) => model,
+        Err(problem) => return Ok(vec![broken(&problem)]),
+    };
+    for unclaimed in ort_runtime::ep::unclaimed(model.graph(), &args.model.devices()?)? {
+        findings.push(Finding {
+            operator: Some(unclaimed.operator),
+            problem: unclaimed.reason,
+            count: unclaimed.count,
+            first_node: Some(unclaimed.first_node),
+        });
+    }
+    if findings.is_empty()
+        && let Err(problem) = args.model.session(&model)
+    {
+        findings.push(match problem.downcast_ref::<Error>() {
+            Some(problem) => broken(problem),
+            None => return Err(problem),
+        });
+    }
+    Ok(findings)
+}

@@ -1,0 +1,84 @@
+//! `ort demo`: the embedded model reads the embedded pictures.
+//!
+//! The pictures are held-out samples of the Optical Recognition of Handwritten Digits data set (E. Alpaydin and
+//! C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0) as scikit-learn ships it; the model was trained on
+//! the rest of it by `demo/train.py` of this crate.
+
+use std::io::Cursor;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use ort_runtime::{Model, Session, Tensor};
+
+use crate::args::human_bytes;
+use crate::arrays::read_archive;
+use crate::resident;
+
+const MODEL: &[u8] = include_bytes!("../../demo/digits.onnx");
+const DIGITS: &[u8] = include_bytes!("../../demo/digits.npz");
+
+/// From paper to ink.
+const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
+
+pub(crate) fn run() -> Result<ExitCode> {
+    let mut archive = npyz::npz::NpzArchive::new(Cursor::new(DIGITS))?;
+    let arrays = read_archive(&mut archive)?;
+    let array = |name: &str| {
+        let found = arrays.iter().find(|(known, _)| known == name);
+        found.map(|(_, tensor)| tensor).with_context(|| format!("the demo has no array '{name}'"))
+    };
+    let (images, labels) = (array("image")?, array("label")?.view().to_ints()?);
+    let before = resident::measure();
+    let start = Instant::now();
+    let model = Model::from_bytes(MODEL)?;
+    let session = Session::builder(&model).build()?;
+    let load = start.elapsed();
+    let planned = session.plan(&[("batch", images.shape()[0] as i64)])?;
+    let start = Instant::now();
+    let outputs = session.run(&[("image", images.clone().into())])?;
+    let time = start.elapsed();
+    let probabilities = outputs[0].1.tensor()?;
+    show(images, &labels, probabilities)?;
+    let memory = session.memory();
+    println!("loaded in {:.2} ms, ran in {:.3} ms", load.as_secs_f64() * 1e3, time.as_secs_f64() * 1e3);
+    println!(
+        "activations: {} planned before the run, {} measured; weights: {}",
+        planned.peak_bytes.map_or("unknown".to_string(), human_bytes),
+        human_bytes(memory.activations_peak),
+        human_bytes(memory.weights),
+    );
+    if let (Some(before), Some(after)) = (before.now, resident::measure().peak) {
+        println!("resident: {} over the start", human_bytes(after.saturating_sub(before) as usize));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Draws each digit with its prediction beside it.
+fn show(images: &Tensor, labels: &[i64], probabilities: &Tensor) -> Result<()> {
+    let pixels = images.to_vec::<f32>()?;
+    let scores = probabilities.to_vec::<f32>()?;
+    let classes = probabilities.shape()[1];
+    let largest = pixels.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+    let mut right = 0;
+    for (index, (image, scores)) in pixels.chunks_exact(64).zip(scores.chunks_exact(classes)).enumerate() {
+        let best = (0..classes).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap_or(0);
+        right += usize::from(labels[index] == best as i64);
+        for (row, line) in image.chunks_exact(8).enumerate() {
+            let drawn: String = line
+                .iter()
+                .map(|&ink| SHADES[((ink / largest * 4.0).round().max(0.0) as usize).min(4)])
+                .collect();
+            let text = match row {
+                2 => format!("  prediction {best}"),
+                3 => format!("  probability {:.1} %", scores[best] * 100.0),
+                4 => format!("  label {}", labels[index]),
+                _ => String::new(),
+            };
+            println!("  {drawn}{text}");
+        }
+        println!();
+    }
+    println!("{right} of {} right", labels.len());
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! `ort inspect`: what a model is.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use ort_runtime::ir::Graph;
+use ort_runtime::{Model, ValueSpec};
+use serde_json::json;
+
+use crate::args::{ModelArgs, human_bytes, table};
+
+/// Shows a model's inputs, outputs, opsets, operators, parameters and weights.
+#[derive(Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+    /// The canonical graph as text, with inferred types.
+    #[arg(long)]
+    graph: bool,
+}
+
+pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
+    let model = args.model.load()?;
+    if args.graph {
+        print!("{}", model.graph());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut operators = BTreeMap::new();
+    let mut parameters = 0;
+    count(model.graph(), &mut operators, &mut parameters);
+    let outputs = outputs(&model);
+    if args.json {
+        print_json(&model, &outputs, &operators, parameters);
+    } else {
+        print_tables(&model, &outputs, &operators, parameters);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn outputs(model: &Model) -> Vec<ValueSpec> {
+    let graph = model.graph();
+    let spec = |&id: &ort_runtime::ir::ValueId| ValueSpec {
+        name: graph.value(id).name.to_string(),
+        ty: graph.value(id).ty.clone(),
+        has_default: false,
+    };
+    graph.outputs.iter().map(spec).collect()
+}
+
+fn count(graph: &Graph, operators: &mut BTreeMap<String, usize>, parameters: &mut usize) {
+    *parameters += graph.constants.values().map(|tensor| tensor.element_count()).sum::<usize>();
+    for node in &graph.nodes {
+        let domain = node.spec.domain;
+        let name = if domain.is_empty() {
+            node.spec.name.to_string()
+        } else {
+            format!("{domain}.{}", node.spec.name)
+        };
+        *operators.entry(name).or_default() += 1;
+        for subgraph in &node.subgraphs {
+            count(&subgraph.graph, operators, parameters);
+        }
+    }
+}
+
+fn print_json(model: &Model, outputs: &[ValueSpec], operators: &BTreeMap<String, usize>, parameters: usize) {
+    let spec = |spec: &ValueSpec| json!({"name": spec.name, "type": spec.ty.to_string()});
+    let info = model.info();
+    let opsets: BTreeMap<&str, i64> =
+        info.opsets.iter().map(|(domain, version)| (domain.as_str(), *version)).collect();
+    let report = json!({
+        "inputs": model.inputs().iter().map(spec).collect::<Vec<_>>(),
+        "outputs": outputs.iter().map(spec).collect::<Vec<_>>(),
+        "ir_version": info.ir_version,
+        "opsets": opsets,
+        "producer": format!("{} {}", info.producer_name, info.producer_version).trim(),
+        "operators": operators,
+        "nodes": operators.values().sum::<usize>(),
+        "parameters": parameters,
+        "weight_bytes": model.graph().weight_bytes(),
+    });
+    println!("{report}");
+}
+
+fn print_tables(
+    model: &Model,
+    outputs: &[ValueSpec],
+    operators: &BTreeMap<String, usize>,
+    parameters: usize,
+) {
+    let info = model.info();
+    let opsets: Vec<String> = info
+        .opsets
+        .iter()
+        .map(|(domain, version)| format!("{} {version}", if domain.is_empty() { "ai.onnx" } else { domain }))
+        .collect();
+    println!("producer    {} {}", info.producer_name, info.producer_version);
+    println!("opsets      {} (IR {})", opsets.join(", "), info.ir_version);
+    println!("parameters  {parameters}, {} of weights", human_bytes(model.graph().weight_bytes()));
+    let mut rows = table(&["", "name", "type"]);
+    for (kind, specs) in [("input", model.inputs().as_slice()), ("output", outputs)] {
+        for spec in specs {
+            rows.add_row([kind.to_string(), spec.name.clone(), spec.ty.to_string()]);
+        }
+    }
+    println!("\n{rows}");
+    let mut rows = table(&["operator", "nodes"]);
+    let mut sorted: Vec<_> = operators.iter().collect();
+    sorted.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    for (name, count) in sorted {
+        rows.add_row([name.clone(), count.to_string()]);
+    }
+    println!("\n{rows}");
+}

@@ -1,0 +1,11 @@
+//! The commands, one file each.
+
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod demo;
+pub(crate) mod inspect;
+pub(crate) mod plan;
+pub(crate) mod profile;
+pub(crate) mod providers;
+pub(crate) mod run;
+pub(crate) mod test;

@@ -1,0 +1,433 @@
+//! From the graph back to an ONNX file, with the weights inside or in a file beside it.
+//!
+//! Files appear whole or not at all: each is written under another name in the same folder and renamed when it
+//! is complete, the data file before the model that refers to it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::load::{ModelInfo, canonical_domain};
+use super::proto::attribute_proto::AttributeType;
+use super::proto::tensor_proto::DataLocation;
+use super::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto,
+    TensorProto, ValueInfoProto,
+};
+use super::tensor::{sparse_to_proto, tensor_to_proto};
+use super::types::type_to_proto;
+use crate::dtype::DType;
+use crate::ir::{Attribute, Graph, Node, ValueId};
+use crate::spec::{AttrDefault, ONNX, OpSpec};
+use crate::tensor::Tensor;
+use crate::{Error, Result, Within, ensure, error};
+
+/// The largest message that other readers of protocol buffers accept, in bytes.
+const MESSAGE_LIMIT: usize = i32::MAX as usize;
+/// Where small tensors start in a data file: at multiples of a cache line.
+const ALIGNMENT: u64 = 64;
+/// Where tensors of at least one page start: at a page, so that mapping and advice can tell them apart.
+const PAGE: u64 = 4096;
+
+/// Where the weights go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Into the model file; at most 2 GiB in all.
+    Inside,
+    /// Into the model's file name followed by `.data`, beside it.
+    Beside {
+        /// Tensors of fewer bytes than this stay in the model file. Other readers infer shapes from small
+        /// constants and want them there: 1024 is a good bound.
+        least: usize,
+    },
+}
+
+/// Writes `graph` as a model file at `path`.
+///
+/// `info` is what the file said that the graph was loaded from: its metadata is kept, and its operator sets are
+/// raised only as far as operators were upgraded. The default is for graphs that come from no file.
+///
+/// Errors: the folder cannot be written to, a weight is in device memory, the message would exceed 2 GiB.
+pub fn save(graph: &Graph, info: &ModelInfo, path: impl AsRef<Path>, weights: &Weights) -> Result<()> {
+    let path = path.as_ref();
+    save_at(graph, info, path, weights).within(|| format!("saving '{}'", path.display()))
+}
+
+fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> Result<()> {
+    let mut model = to_proto(graph, info)?;
+    let data = match weights {
+        Weights::Inside => None,
+        Weights::Beside { least } => {
+            let mut name = path.file_name().unwrap_or_default().to_os_string();
+            name.push(".data");
+            let location = name.to_str().ok_or_else(|| error!(InvalidArgument, "the name is not UTF-8"))?;
+            let parts = move_out(&mut model, location, *least);
+            if parts.is_empty() { None } else { Some((path.with_file_name(&name), parts)) }
+        }
+    };
+    let length = model.encoded_len();
+    if length > MESSAGE_LIMIT {
+        return Err(error!(
+            InvalidArgument,
+            "the model takes {length} bytes, a message at most {MESSAGE_LIMIT}"
+        )
+        .help("save the weights beside the model"));
+    }
+    let data = data.map(|(path, parts)| write_aside(&path, |file| write_parts(file, &parts))).transpose()?;
+    let wire = model.encode_to_vec();
+    let model = write_aside(path, |file| file.write_all(&wire))?;
+    data.map_or(Ok(()), Aside::publish)?;
+    model.publish()
+}
+
+/// Takes the data of large constants out of the model. Returns each with its offset in the data file.
+fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, Bytes)> {
+    let mut parts = Vec::new();
+    let mut end = 0u64;
+    let initializers = model.graph.iter_mut().flat_map(|graph| graph.initializer.iter_mut());
+    for tensor in initializers {
+        let Some(raw) = tensor.raw_data.take_if(|raw| raw.len() >= least.max(1)) else { continue };
+        let alignment = if raw.len() as u64 >= PAGE { PAGE } else { ALIGNMENT };
+        let offset = end.next_multiple_of(alignment);
+        end = offset + raw.len() as u64;
+        let entry =
+            |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
+        tensor.data_location = Some(DataLocation::External as i32);
+        tensor.external_data = vec![
+            entry("location", location.to_string()),
+            entry("offset", offset.to_string()),
+            entry("length", raw.len().to_string()),
+        ];
+        parts.push((offset, raw));
+    }
+    parts
+}
+
+fn write_parts(file: &mut BufWriter<File>, parts: &[(u64, Bytes)]) -> std::io::Result<()> {
+    let mut written = 0;
+    for (offset, bytes) in parts {
+        let gap = vec![0; (offset - written) as usize];
+        file.write_all(&gap)?;
+        file.write_all(bytes)?;
+        written = offset + bytes.len() as u64;
+    }
+    Ok(())
+}
+
+/// A file that is complete but not yet under its name; dropped, it disappears.
+struct Aside {
+    temporary: PathBuf,
+    path: PathBuf,
+    published: bool,
+}
+
+impl Aside {
+    fn publish(mut self) -> Result<()> {
+        std::fs::rename(&self.temporary, &self.path).map_err(|problem| cannot_write(&self.path, &problem))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        if !self.published && std::fs::remove_file(&self.temporary).is_err() {
+            tracing::debug!(file = %self.temporary.display(), "a temporary file could not be removed");
+        }
+    }
+}
+
+fn cannot_write(path: &Path, problem: &std::io::Error) -> Error {
+    error!(Fail, "cannot write '{}': {problem}", path.display())
+}
+
+fn write_aside(path: &Path, write: impl Fn(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<Aside> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name =
+        path.file_name().ok_or_else(|| error!(InvalidArgument, "'{}' names no file", path.display()))?;
+    ensure!(!path.is_dir(), InvalidArgument, "'{}' is a folder", path.display());
+    let mut temporary = name.to_os_string();
+    temporary.push(format!(".{}-{number}.tmp", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    let failed = |problem: std::io::Error| cannot_write(&temporary, &problem);
+    let file = File::create_new(&temporary).map_err(failed)?;
+    let aside = Aside { temporary: temporary.clone(), path: path.to_path_buf(), published: false };
+    let mut file = BufWriter::new(file);
+    write(&mut file).map_err(failed)?;
+    let file = file.into_inner().map_err(|problem| failed(problem.into_error()))?;
+    file.sync_all().map_err(failed)?;
+    Ok(aside)
+}
+
+/// The model message of a graph, weights inside and shared with the graph; see [`save`] for `info`.
+pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
+    let mut writer = Writer {
+        taken: HashSet::new(),
+        shared: HashMap::new(),
+        domains: BTreeMap::new(),
+        newest_type: DType::F32,
+    };
+    let graph = writer.graph(graph, &HashMap::new())?;
+    // Every model imports the standard's own operators, even where it uses none.
+    writer.domains.entry(ONNX).or_insert(OpsetNeeds { newest: 1, upgraded: 1 });
+    let (ir_version, standard) = versions_with(writer.newest_type);
+    let opset = |(domain, needs): (&str, OpsetNeeds)| {
+        let loaded = info.opsets.iter().find(|(name, _)| canonical_domain(name) == domain);
+        let version = loaded.map_or(needs.newest, |(_, version)| needs.upgraded.max(*version));
+        let version = if domain == ONNX { version.max(standard) } else { version };
+        OperatorSetIdProto { domain: Some(domain.to_string()), version: Some(version) }
+    };
+    let given = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let entry = |(key, value): &(String, String)| StringStringEntryProto {
+        key: Some(key.clone()),
+        value: Some(value.clone()),
+    };
+    Ok(ModelProto {
+        ir_version: Some(ir_version),
+        producer_name: Some("ort-runtime".into()),
+        producer_version: Some(env!("CARGO_PKG_VERSION").into()),
+        domain: given(&info.domain),
+        model_version: (info.model_version != 0).then_some(info.model_version),
+        metadata_props: info.metadata.iter().map(entry).collect(),
+        opset_import: writer.domains.into_iter().map(opset).collect(),
+        graph: Some(graph),
+        ..ModelProto::default()
+    })
+}
+
+/// What the operators in use ask of their domain's version.
+#[derive(Clone, Copy)]
+struct OpsetNeeds {
+    /// The newest record's version, which suits all.
+    newest: i64,
+    /// The version that the last upgrade of any of them leads to.
+    upgraded: i64,
+}
+
+/// The oldest IR version and standard operator set in which operators take the element type; ONNX numbers types
+/// in the order they came. Below 21, operators take fewer of the older types than their records say.
+fn versions_with(newest: DType) -> (i64, i64) {
+    match newest.onnx_code() {
+        ..=22 => (10, 21),
+        23 => (11, 23),
+        24 => (12, 24),
+        25..=26 => (13, 25),
+        _ => (14, 28),
+    }
+}
+
+struct Writer {
+    /// Names in use, over all graphs: a subgraph's own names must not hide outer ones.
+    taken: HashSet<String>,
+    /// The names of constants of the graphs around, by their memory: loading gives subgraphs constants of their
+    /// own that share it, and saving must not write them twice.
+    shared: HashMap<Memory, String>,
+    /// The domains in use.
+    domains: BTreeMap<&'static str, OpsetNeeds>,
+    newest_type: DType,
+}
+
+/// What makes two constants one: address, type and shape.
+type Memory = (usize, DType, Vec<usize>);
+
+fn memory_of(tensor: &Tensor) -> Option<Memory> {
+    let bytes = tensor.bytes().filter(|bytes| !bytes.is_empty())?;
+    Some((bytes.as_ptr().addr(), tensor.dtype(), tensor.shape().to_vec()))
+}
+
+/// The name of each value of one graph.
+type NamesById = HashMap<ValueId, String>;
+
+impl Writer {
+    /// Writes a graph; `captured` has the outer names of values that stand for outer ones.
+    fn graph(&mut self, graph: &Graph, captured: &NamesById) -> Result<GraphProto> {
+        let mut names = captured.clone();
+        let around = self.shared.clone();
+        for (id, tensor) in graph.constants.iter().filter(|(id, _)| !graph.outputs.contains(id)) {
+            if let Some(name) = memory_of(tensor).and_then(|memory| around.get(&memory)) {
+                names.insert(*id, name.clone());
+            }
+        }
+        // Inputs and outputs come first: their names are the caller's.
+        for &id in graph.inputs.iter().chain(&graph.outputs) {
+            self.name(graph, id, &mut names);
+        }
+        graph.value_ids().for_each(|id| self.name(graph, id, &mut names));
+        let mut proto = GraphProto {
+            name: Some(if graph.name.is_empty() { "graph".into() } else { graph.name.clone() }),
+            input: graph.inputs.iter().map(|&id| self.info(graph, id, &names)).collect(),
+            output: graph.outputs.iter().map(|&id| self.info(graph, id, &names)).collect(),
+            ..GraphProto::default()
+        };
+        let mut defaults: Vec<(&ValueId, &Tensor)> = graph.input_defaults.iter().collect();
+        defaults.sort_unstable_by_key(|(id, _)| **id);
+        for (id, tensor) in graph.constants.iter().chain(defaults) {
+            let memory = memory_of(tensor);
+            let name = name_of(&names, *id);
+            if memory.as_ref().is_some_and(|memory| around.get(memory).is_some_and(|outer| outer == name)) {
+                continue;
+            }
+            proto.initializer.push(self.tensor(name, tensor)?);
+            let constant = graph.constants.contains_key(id);
+            self.shared.extend(memory.filter(|_| constant).map(|memory| (memory, name.to_string())));
+        }
+        let mut node_names = HashSet::new();
+        for node in &graph.nodes {
+            proto.node.push(self.node(graph, node, &names, &mut node_names).within(|| node.place())?);
+            for &id in node.outputs.iter().flatten().filter(|id| !graph.outputs.contains(id)) {
+                let info = self.info(graph, id, &names);
+                proto.value_info.extend(info.r#type.is_some().then_some(info));
+            }
+        }
+        self.shared = around;
+        Ok(proto)
+    }
+
+    fn name(&mut self, graph: &Graph, id: ValueId, names: &mut NamesById) {
+        if names.contains_key(&id) {
+            return;
+        }
+        let wanted = &*graph.value(id).name;
+        let wanted = if wanted.is_empty() { format!("value_{}", id.0) } else { wanted.to_string() };
+        let mut name = wanted.clone();
+        let mut number = 1;
+        while !self.taken.insert(name.clone()) {
+            number += 1;
+            name = format!("{wanted}_{number}");
+        }
+        names.insert(id, name);
+    }
+
+    fn info(&mut self, graph: &Graph, id: ValueId, names: &NamesById) -> ValueInfoProto {
+        let ty = &graph.value(id).ty;
+        self.note_type(ty.dtype());
+        ValueInfoProto {
+            name: Some(name_of(names, id).to_string()),
+            r#type: type_to_proto(ty),
+            ..ValueInfoProto::default()
+        }
+    }
+
+    fn note_type(&mut self, dtype: Option<DType>) {
+        self.newest_type = self.newest_type.max(dtype.unwrap_or(DType::F32));
+    }
+
+    fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<TensorProto> {
+        self.note_type(Some(tensor.dtype()));
+        tensor_to_proto(name, tensor)
+    }
+
+    fn node(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        names: &NamesById,
+        node_names: &mut HashSet<String>,
+    ) -> Result<NodeProto> {
+        let needs = self.domains.entry(node.spec.domain).or_insert(OpsetNeeds { newest: 1, upgraded: 1 });
+        needs.newest = needs.newest.max(node.spec.since);
+        let upgrades = node.spec.upgrades.iter().map(|upgrade| upgrade.before);
+        let reached = upgrades.filter(|before| *before <= node.spec.since).max();
+        needs.upgraded = needs.upgraded.max(reached.unwrap_or(1));
+        let name = node.name.to_string();
+        ensure!(node_names.insert(name.clone()), InvalidGraph, "two nodes have the name '{name}'");
+        let listed = |ids: &[Option<ValueId>]| {
+            ids.iter().map(|id| id.map_or(String::new(), |id| name_of(names, id).to_string())).collect()
+        };
+        // A default need not be written, and older versions of an operator may not have the attribute.
+        let telling = node.attrs.iter().filter(|(name, value)| !is_default(node.spec, name, value));
+        let mut attribute =
+            telling.map(|(name, value)| self.attribute(name, value)).collect::<Result<Vec<_>>>()?;
+        for subgraph in &node.subgraphs {
+            let captured = subgraph
+                .captures
+                .iter()
+                .map(|capture| (capture.inner, name_of(names, capture.outer).to_string()))
+                .collect();
+            let proto = self.graph(&subgraph.graph, &captured).within(|| subgraph.attr)?;
+            attribute.push(AttributeProto {
+                g: Some(Box::new(proto)),
+                ..typed(subgraph.attr, AttributeType::Graph)
+            });
+        }
+        tracing::trace!(graph = graph.name, node = name, "written");
+        Ok(NodeProto {
+            input: listed(&node.inputs),
+            output: listed(&node.outputs),
+            name: Some(name),
+            op_type: Some(node.spec.name.into()),
+            domain: (!node.spec.domain.is_empty()).then(|| node.spec.domain.to_string()),
+            attribute,
+            ..NodeProto::default()
+        })
+    }
+
+    fn attribute(&mut self, name: &str, value: &Attribute) -> Result<AttributeProto> {
+        let text = |text: &String| Bytes::from(text.clone());
+        Ok(match value {
+            Attribute::Int(value) => AttributeProto { i: Some(*value), ..typed(name, AttributeType::Int) },
+            Attribute::Float(value) => {
+                AttributeProto { f: Some(*value), ..typed(name, AttributeType::Float) }
+            }
+            Attribute::String(value) => {
+                AttributeProto { s: Some(text(value)), ..typed(name, AttributeType::String) }
+            }
+            Attribute::Tensor(value) => {
+                let tensor = self.tensor("", value)?;
+                AttributeProto { t: Some(Box::new(tensor)), ..typed(name, AttributeType::Tensor) }
+            }
+            Attribute::Sparse(value) => {
+                let sparse = sparse_to_proto("", value)?;
+                AttributeProto {
+                    sparse_tensor: Some(Box::new(sparse)),
+                    ..typed(name, AttributeType::SparseTensor)
+                }
+            }
+            Attribute::Type(value) => AttributeProto {
+                tp: type_to_proto(value).map(Box::new),
+                ..typed(name, AttributeType::TypeProto)
+            },
+            Attribute::Ints(value) => {
+                AttributeProto { ints: value.clone(), ..typed(name, AttributeType::Ints) }
+            }
+            Attribute::Floats(value) => {
+                AttributeProto { floats: value.clone(), ..typed(name, AttributeType::Floats) }
+            }
+            Attribute::Strings(value) => AttributeProto {
+                strings: value.iter().map(text).collect(),
+                ..typed(name, AttributeType::Strings)
+            },
+            Attribute::Tensors(value) => {
+                let tensors = value.iter().map(|tensor| self.tensor("", tensor)).collect::<Result<_>>()?;
+                AttributeProto { tensors, ..typed(name, AttributeType::Tensors) }
+            }
+        })
+    }
+}
+
+fn is_default(spec: &OpSpec, name: &str, value: &Attribute) -> bool {
+    let default = spec.attrs.iter().find(|attr| attr.name == name).map(|attr| attr.default);
+    match (default, value) {
+        (Some(AttrDefault::Int(default)), Attribute::Int(value)) => default == *value,
+        (Some(AttrDefault::Float(default)), Attribute::Float(value)) => default.to_bits() == value.to_bits(),
+        (Some(AttrDefault::String(default)), Attribute::String(value)) => default == value,
+        (Some(AttrDefault::Ints(default)), Attribute::Ints(value)) => default == value,
+        (Some(AttrDefault::Floats(default)), Attribute::Floats(value)) => default == value,
+        (Some(AttrDefault::Strings(default)), Attribute::Strings(value)) => default == value,
+        _ => false,
+    }
+}
+
+fn name_of(names: &NamesById, id: ValueId) -> &str {
+    names.get(&id).map_or("", String::as_str)
+}
+
+fn typed(name: &str, ty: AttributeType) -> AttributeProto {
+    AttributeProto { name: Some(name.to_string()), r#type: Some(ty as i32), ..AttributeProto::default() }
+}

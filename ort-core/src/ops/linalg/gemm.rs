@@ -1,0 +1,61 @@
+//! `Gemm`: `alpha * A * B + beta * C` of matrices.
+
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{Cost, InferCx, OP, OpSpec, Upgrade, attr, broadcast, one, opt, var};
+use crate::{Result, ensure, error};
+
+static GEMM: OpSpec = OpSpec {
+    name: "Gemm",
+    since: 13,
+    inputs: &[one("A", "T"), one("B", "T"), opt("C", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::HIGH_PRECISION)],
+    attrs: &[
+        attr::float("alpha", 1.0),
+        attr::float("beta", 1.0),
+        attr::int("transA", 0),
+        attr::int("transB", 0),
+    ],
+    cost: Cost::Compute,
+    infer,
+    upgrades: &[Upgrade {
+        before: 7,
+        apply: |draft| {
+            // Broadcasting of C became the rule.
+            draft.take_attr("broadcast");
+            Ok(())
+        },
+    }],
+    ..OP
+};
+
+ops![GEMM];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    let (rows, left) = matrix("A", a, cx.attrs.flag("transA")?)?;
+    let (right, columns) = matrix("B", b, cx.attrs.flag("transB")?)?;
+    if let (Some(left), Some(right)) = (left.as_constant(), right.as_constant()) {
+        ensure!(left == right, InvalidGraph, "the sums of the product differ: {left} and {right}");
+    }
+    let shape = vec![rows, columns];
+    if let Some(c) = cx.shape(2) {
+        ensure!(c.len() <= 2, InvalidGraph, "C has rank {}, at most 2 broadcasts to a matrix", c.len());
+        let broadcast = broadcast::dims(&[&shape, c])?;
+        let grows = broadcast.iter().zip(&shape).any(|(to, from)| {
+            matches!((to.as_constant(), from.as_constant()), (Some(to), Some(from)) if to != from)
+        });
+        ensure!(!grows, InvalidGraph, "C does not broadcast to the product");
+    }
+    cx.set_shape(0, shape)
+}
+
+fn matrix(name: &str, shape: &[Dim], transposed: bool) -> Result<(Dim, Dim)> {
+    match shape {
+        [rows, columns] if transposed => Ok((columns.clone(), rows.clone())),
+        [rows, columns] => Ok((rows.clone(), columns.clone())),
+        _ => Err(error!(InvalidGraph, "{name} has rank {}, expected a matrix", shape.len())),
+    }
+}

@@ -1,0 +1,90 @@
+//! `MatMul`, `MatMulInteger` and `QLinearMatMul`: matrix products with numpy's rules for batches and vectors.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::SymShape;
+use crate::ops;
+use crate::spec::{Cost, InferCx, OP, OpSpec, broadcast, one, opt, var};
+use crate::{Result, ensure, error};
+
+const PRODUCTS: TypeSet = TypeSet::HIGH_PRECISION;
+const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
+const SMALL: TypeSet = BYTES.union(TypeSet::FLOAT8);
+
+static MATMUL: OpSpec = OpSpec {
+    name: "MatMul",
+    since: 13,
+    inputs: &[one("A", "T"), one("B", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", PRODUCTS)],
+    cost: Cost::Compute,
+    infer: |cx| infer(cx, 1),
+    ..OP
+};
+
+static MATMUL_INTEGER: OpSpec = OpSpec {
+    name: "MatMulInteger",
+    since: 10,
+    inputs: &[one("A", "T1"), one("B", "T2"), opt("a_zero_point", "T1"), opt("b_zero_point", "T2")],
+    outputs: &[one("Y", "T3")],
+    types: &[var("T1", BYTES), var("T2", BYTES), var("T3", TypeSet::of(&[DType::I32]))],
+    cost: Cost::Compute,
+    infer: |cx| infer(cx, 1),
+    ..OP
+};
+
+static QLINEAR_MATMUL: OpSpec = OpSpec {
+    name: "QLinearMatMul",
+    since: 21,
+    inputs: &[
+        one("a", "T1"),
+        one("a_scale", "TS"),
+        one("a_zero_point", "T1"),
+        one("b", "T2"),
+        one("b_scale", "TS"),
+        one("b_zero_point", "T2"),
+        one("y_scale", "TS"),
+        one("y_zero_point", "T3"),
+    ],
+    outputs: &[one("y", "T3")],
+    types: &[
+        var("TS", TypeSet::of(&[DType::F32, DType::F16, DType::BF16])),
+        var("T1", SMALL),
+        var("T2", SMALL),
+        var("T3", SMALL),
+    ],
+    cost: Cost::Compute,
+    infer: |cx| infer(cx, 3),
+    ..OP
+};
+
+ops![MATMUL, MATMUL_INTEGER, QLINEAR_MATMUL];
+
+fn infer(cx: &mut InferCx<'_>, right: usize) -> Result<()> {
+    let (Some(a), Some(b)) = (cx.shape(0), cx.shape(right)) else { return Ok(()) };
+    let shape = product_shape(a, b)?;
+    cx.set_shape(0, shape)
+}
+
+/// The shape of the product of `a` and `b` as `numpy.matmul` has it: the last two dimensions are matrices, the
+/// others broadcast, and a single dimension is a row on the left and a column on the right that then disappears.
+fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
+    let (Some((left_k, a_rest)), false) = (a.split_last(), b.is_empty()) else {
+        return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more"));
+    };
+    let (a_batch, rows) = match a_rest.split_last() {
+        Some((rows, batch)) => (batch, Some(rows)),
+        None => (a_rest, None),
+    };
+    let (b_batch, right_k, columns) = match b {
+        [batch @ .., k, columns] => (batch, k, Some(columns)),
+        [k] => (&b[..0], k, None),
+        [] => return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more")),
+    };
+    if let (Some(left), Some(right)) = (left_k.as_constant(), right_k.as_constant()) {
+        ensure!(left == right, InvalidGraph, "the sums of a matrix product differ: {left} and {right}");
+    }
+    let mut shape = broadcast::dims(&[a_batch, b_batch])?;
+    shape.extend(rows.into_iter().chain(columns).cloned());
+    Ok(shape)
+}

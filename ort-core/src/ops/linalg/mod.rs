@@ -1,0 +1,4 @@
+//! Operators that multiply matrices.
+
+mod gemm;
+mod matmul;

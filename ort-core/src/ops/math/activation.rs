@@ -1,0 +1,187 @@
+//! Activation functions, each with its formula.
+
+use crate::Result;
+use crate::dtype::TypeSet;
+use crate::ir::Attributes;
+use crate::ops;
+use crate::spec::{InferCx, OpSpec, ScalarExpr, UnaryFn, Upgrade, attr, one, var};
+use crate::{ensure, error};
+
+use super::shared::{
+    A_B, DROP_HINT, INPUT, OUTPUT, SIGNED, Y, broadcast_to_first, number, same_shape, unary, x, y,
+};
+use super::{legacy, symbolic};
+
+static RELU: OpSpec = OpSpec { types: SIGNED, infer: infer_relu, ..unary("Relu", 14, |_| Ok(x().max(0.0))) };
+
+static LEAKY_RELU: OpSpec = OpSpec {
+    attrs: &[attr::float("alpha", 0.01)],
+    ..unary("LeakyRelu", 16, |attrs| Ok(below_zero(x() * attrs.float("alpha")?)))
+};
+
+static ELU: OpSpec = OpSpec {
+    attrs: &[attr::float("alpha", 1.0)],
+    ..unary("Elu", 22, |attrs| Ok(below_zero(x().apply(UnaryFn::Expm1) * attrs.float("alpha")?)))
+};
+
+static SELU: OpSpec = OpSpec {
+    attrs: &[attr::float("alpha", 1.673_263_2), attr::float("gamma", 1.050_701)],
+    ..unary("Selu", 22, |attrs| {
+        let negative = x().apply(UnaryFn::Expm1) * attrs.float("alpha")?;
+        Ok(below_zero(negative) * attrs.float("gamma")?)
+    })
+};
+
+static CELU: OpSpec = OpSpec {
+    attrs: &[attr::float("alpha", 1.0)],
+    upgrades: &[],
+    ..unary("Celu", 28, |attrs| {
+        let alpha = attrs.float("alpha")?;
+        Ok(below_zero((x() / alpha).apply(UnaryFn::Expm1) * alpha))
+    })
+};
+
+static THRESHOLDED_RELU: OpSpec = OpSpec {
+    attrs: &[attr::float("alpha", 1.0)],
+    upgrades: &[],
+    ..unary("ThresholdedRelu", 22, |attrs| {
+        let above = number(f64::from(attrs.float("alpha")?)).less(x());
+        Ok(ScalarExpr::select(above, x(), number(0.0)))
+    })
+};
+
+static HARD_SIGMOID: OpSpec = OpSpec {
+    attrs: &[attr::float("alpha", 0.2), attr::float("beta", 0.5)],
+    ..unary("HardSigmoid", 22, |attrs| {
+        Ok((x() * attrs.float("alpha")? + attrs.float("beta")?).max(0.0).min(1.0))
+    })
+};
+
+static HARD_SWISH: OpSpec = OpSpec {
+    upgrades: &[],
+    ..unary("HardSwish", 22, |_| Ok(x() * (x() * (1.0 / 6.0) + 0.5).max(0.0).min(1.0)))
+};
+
+static SIGMOID: OpSpec = unary("Sigmoid", 13, |_| Ok(x().apply(UnaryFn::Sigmoid)));
+
+static SOFTPLUS: OpSpec = OpSpec { upgrades: &[], ..unary("Softplus", 22, |_| Ok(softplus())) };
+
+static SOFTSIGN: OpSpec = OpSpec {
+    inputs: INPUT,
+    outputs: OUTPUT,
+    upgrades: &[],
+    ..unary("Softsign", 22, |_| Ok(x() / (number(1.0) + x().apply(UnaryFn::Abs))))
+};
+
+static MISH: OpSpec =
+    OpSpec { upgrades: &[], ..unary("Mish", 22, |_| Ok(x() * softplus().apply(UnaryFn::Tanh))) };
+
+static GELU: OpSpec = OpSpec {
+    attrs: &[attr::string("approximate", "none")],
+    infer: infer_gelu,
+    upgrades: &[],
+    ..unary("Gelu", 20, gelu)
+};
+
+static SWISH: OpSpec = OpSpec {
+    attrs: &[attr::float("alpha", 1.0)],
+    upgrades: &[],
+    ..unary("Swish", 24, |attrs| Ok(swish(attrs.float("alpha")?)))
+};
+
+static SWIGLU: OpSpec = OpSpec {
+    inputs: A_B,
+    outputs: Y,
+    attrs: &[attr::float("alpha", 1.0)],
+    infer: infer_swiglu,
+    upgrades: &[],
+    ..unary("SwiGLU", 28, |attrs| Ok(swish(attrs.float("alpha")?) * y()))
+};
+
+static PRELU: OpSpec = OpSpec {
+    inputs: &[one("X", "T"), one("slope", "T")],
+    types: &[var("T", TypeSet::HIGH_PRECISION)],
+    infer: broadcast_to_first,
+    upgrades: &[DROP_HINT, Upgrade { before: 7, apply: legacy::slope_by_channel }],
+    ..unary("PRelu", 16, |_| Ok(below_zero(x() * y())))
+};
+
+static SHRINK: OpSpec = OpSpec {
+    inputs: INPUT,
+    outputs: OUTPUT,
+    types: &[var("T", TypeSet::INTEGERS.union(TypeSet::IEEE_FLOATS))],
+    attrs: &[attr::float("bias", 0.0), attr::float("lambd", 0.5)],
+    upgrades: &[],
+    ..unary("Shrink", 9, |attrs| {
+        let (bias, lambda) = (attrs.float("bias")?, attrs.float("lambd")?);
+        let high = ScalarExpr::select(number(f64::from(lambda)).less(x()), x() - bias, number(0.0));
+        Ok(ScalarExpr::select(x().less(-lambda), x() + bias, high))
+    })
+};
+
+ops![
+    RELU,
+    LEAKY_RELU,
+    ELU,
+    SELU,
+    CELU,
+    THRESHOLDED_RELU,
+    HARD_SIGMOID,
+    HARD_SWISH,
+    SIGMOID,
+    SOFTPLUS,
+    SOFTSIGN,
+    MISH,
+    GELU,
+    SWISH,
+    SWIGLU,
+    PRELU,
+    SHRINK,
+];
+
+/// `negative` where the input is below 0, else the input.
+fn below_zero(negative: ScalarExpr) -> ScalarExpr {
+    ScalarExpr::select(x().less(0.0), negative, x())
+}
+
+/// `log(1 + e^x)`, written so that nothing overflows.
+fn softplus() -> ScalarExpr {
+    x().max(0.0) + (-x().apply(UnaryFn::Abs)).apply(UnaryFn::Exp).apply(UnaryFn::Log1p)
+}
+
+fn swish(alpha: f32) -> ScalarExpr {
+    x() * (x() * alpha).apply(UnaryFn::Sigmoid)
+}
+
+fn gelu(attrs: &Attributes) -> Result<ScalarExpr> {
+    let inner = match attrs.string("approximate")? {
+        "none" => (x() * std::f64::consts::FRAC_1_SQRT_2).apply(UnaryFn::Erf),
+        "tanh" => {
+            // sqrt(2 / pi) * (x + 0.044715 * x^3)
+            let cubic = x() + x() * x() * x() * 0.044_715;
+            (cubic * (2.0 * std::f64::consts::FRAC_1_PI).sqrt()).apply(UnaryFn::Tanh)
+        }
+        other => return Err(error!(InvalidGraph, "Gelu knows no approximation '{other}'")),
+    };
+    Ok(x() * 0.5 * (inner + 1.0))
+}
+
+fn infer_gelu(cx: &mut InferCx<'_>) -> Result<()> {
+    gelu(cx.attrs)?;
+    same_shape(cx)
+}
+
+fn infer_relu(cx: &mut InferCx<'_>) -> Result<()> {
+    same_shape(cx)?;
+    symbolic::unary(cx, |x| Some(x.max(&0.into())))
+}
+
+fn infer_swiglu(cx: &mut InferCx<'_>) -> Result<()> {
+    if let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) {
+        let known = |size: &crate::dim::Dim| size.as_constant();
+        let differ = a.len() != b.len()
+            || a.iter().zip(b).any(|(a, b)| known(a).is_some_and(|a| known(b).is_some_and(|b| a != b)));
+        ensure!(!differ, InvalidGraph, "the inputs of SwiGLU have different shapes");
+    }
+    same_shape(cx)
+}

@@ -1,0 +1,74 @@
+//! `Dropout`: in training, elements set to 0 at random and the others scaled up; else the same tensor.
+
+use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
+use crate::ops;
+use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, opt, var};
+use crate::tensor::Tensor;
+use crate::{Result, ensure, error};
+
+use super::shared::DROP_HINT;
+
+const FLOATS: TypeSet = TypeSet::FLOATS.union(TypeSet::FLOAT8);
+
+static DROPOUT: OpSpec = OpSpec {
+    name: "Dropout",
+    since: 22,
+    inputs: &[one("data", "T"), opt("ratio", "T1"), opt("training_mode", "T2")],
+    outputs: &[one("output", "T"), opt("mask", "T2")],
+    types: &[var("T", FLOATS), var("T1", FLOATS), var("T2", TypeSet::of(&[DType::Bool]))],
+    attrs: &[attr::optional("seed", AttrKind::Int)],
+    traits: Traits::RANDOM,
+    infer,
+    upgrades: &[
+        DROP_HINT,
+        Upgrade { before: 7, apply: test_to_input },
+        Upgrade { before: 12, apply: drop_ratio },
+    ],
+    ..OP
+};
+
+ops![DROPOUT];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    for index in [1, 2] {
+        let one = cx
+            .shape(index)
+            .is_none_or(|shape| shape.iter().all(|size| size.as_constant().is_none_or(|size| size == 1)));
+        ensure!(one, InvalidGraph, "input {index} of Dropout must be one element");
+    }
+    let shape = cx.shape(0).map(<[_]>::to_vec);
+    if let Some(shape) = shape.clone() {
+        cx.set_shape(0, shape)?;
+    }
+    cx.set(1, DType::Bool, shape);
+    Ok(())
+}
+
+/// Before version 7 the attribute `is_test` said whether the node only passes its input on; it was 0 by default.
+fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
+    let test = match draft.take_attr("is_test") {
+        None => false,
+        Some(Attribute::Int(value)) => value != 0,
+        Some(_) => return Err(error!(InvalidGraph, "attribute 'is_test' is no integer")),
+    };
+    if test {
+        return Ok(());
+    }
+    let ratio = match draft.take_attr("ratio") {
+        None => 0.5,
+        Some(Attribute::Float(value)) => value,
+        Some(_) => return Err(error!(InvalidGraph, "attribute 'ratio' is no float")),
+    };
+    let ratio = draft.constant(Tensor::scalar(ratio)?);
+    let training = draft.constant(Tensor::from_bools(&[], &[true])?);
+    draft.set_input(1, ratio);
+    draft.set_input(2, training);
+    Ok(())
+}
+
+/// Before version 12 the ratio was an attribute, and from version 7 on without meaning: the node only passed its input on.
+fn drop_ratio(draft: &mut Draft<'_>) -> Result<()> {
+    draft.take_attr("ratio");
+    Ok(())
+}

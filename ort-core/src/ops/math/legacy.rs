@@ -1,0 +1,62 @@
+//! Upgrades that many elementwise operators share.
+
+use crate::ir::Attribute;
+use crate::spec::Draft;
+use crate::tensor::Tensor;
+use crate::{Result, error};
+
+/// Drops `consumed_inputs`, a hint of versions before 6.
+pub(super) fn drop_hint(draft: &mut Draft<'_>) -> Result<()> {
+    draft.take_attr("consumed_inputs");
+    Ok(())
+}
+
+/// Before version 7 the second input broadcast only where `broadcast` said so, and then from the dimension `axis` of the first
+/// on. Appending dimensions of size 1 to it says the same today.
+pub(super) fn broadcast_along_axis(draft: &mut Draft<'_>) -> Result<()> {
+    let broadcast = take_int(draft, "broadcast")?.unwrap_or(0);
+    let axis = take_int(draft, "axis")?;
+    match axis.filter(|_| broadcast != 0) {
+        None => Ok(()),
+        Some(axis) => append_ones(draft, axis),
+    }
+}
+
+/// Before version 7 the slope of `PRelu` held a value for each channel: dimension 1.
+pub(super) fn slope_by_channel(draft: &mut Draft<'_>) -> Result<()> {
+    let slope = draft.shape(1).or_else(|| {
+        let tensor = draft.constant_input(1)?;
+        Some(tensor.shape().iter().map(|&size| (size as i64).into()).collect())
+    });
+    let alone = slope.is_some_and(|shape| shape.iter().all(|size| size.as_constant() == Some(1)));
+    if alone { Ok(()) } else { append_ones(draft, 1) }
+}
+
+fn take_int(draft: &mut Draft<'_>, name: &str) -> Result<Option<i64>> {
+    match draft.take_attr(name) {
+        None => Ok(None),
+        Some(Attribute::Int(value)) => Ok(Some(value)),
+        Some(_) => Err(error!(InvalidGraph, "attribute '{name}' is no integer")),
+    }
+}
+
+/// Appends dimensions of size 1 to the second input until it begins at `axis` of the first. The ranks may be unknown at
+/// this point, so this is arithmetic on shapes, which inference folds.
+fn append_ones(draft: &mut Draft<'_>, axis: i64) -> Result<()> {
+    let (a, b) = (draft.required(0)?, draft.required(1)?);
+    let shape_a = draft.emit("Shape", &[a], &[])?;
+    let rank_a = draft.emit("Shape", &[shape_a], &[])?;
+    let shape_b = draft.emit("Shape", &[b], &[])?;
+    let rank_b = draft.emit("Shape", &[shape_b], &[])?;
+    // A negative axis counts from the end, where the first input's rank cancels out.
+    let at = draft.constant_ints(&[axis])?;
+    let behind =
+        if axis < 0 { draft.emit("Neg", &[at], &[])? } else { draft.emit("Sub", &[rank_a, at], &[])? };
+    let count = draft.emit("Sub", &[behind, rank_b], &[])?;
+    let one = Attribute::Tensor(Tensor::from_slice(&[1], &[1i64])?);
+    let ones = draft.emit("ConstantOfShape", &[count], &[("value", one)])?;
+    let shape = draft.emit("Concat", &[shape_b, ones], &[("axis", Attribute::Int(0))])?;
+    let reshaped = draft.emit("Reshape", &[b, shape], &[])?;
+    draft.set_input(1, reshaped);
+    Ok(())
+}

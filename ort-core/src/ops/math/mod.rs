@@ -1,0 +1,15 @@
+//! Operators that compute each element from the elements at its place.
+
+mod activation;
+mod arithmetic;
+mod bits;
+mod cast;
+mod choice;
+mod comparison;
+mod dropout;
+mod identity;
+mod legacy;
+mod logic;
+mod shared;
+mod symbolic;
+mod unary;

@@ -1,0 +1,112 @@
+//! What records of elementwise operators have in common: parameters, type sets, inference.
+
+use crate::dtype::TypeSet;
+use crate::spec::{
+    Cost, InferCx, OP, OpSpec, Param, ScalarExpr, ScalarFn, Traits, TypeVar, Upgrade, many, one, var,
+};
+use crate::{Result, ensure};
+
+use super::legacy;
+
+pub(super) const X: &[Param] = &[one("X", "T")];
+pub(super) const Y: &[Param] = &[one("Y", "T")];
+pub(super) const INPUT: &[Param] = &[one("input", "T")];
+pub(super) const OUTPUT: &[Param] = &[one("output", "T")];
+pub(super) const A_B: &[Param] = &[one("A", "T"), one("B", "T")];
+pub(super) const C: &[Param] = &[one("C", "T")];
+pub(super) const DATA_0: &[Param] = &[many("data_0", "T", 1)];
+
+pub(super) const FLOATS: &[TypeVar] = &[var("T", TypeSet::FLOATS)];
+pub(super) const INTEGERS: &[TypeVar] = &[var("T", TypeSet::INTEGERS)];
+pub(super) const NUMERIC: &[TypeVar] = &[var("T", TypeSet::NUMERIC)];
+/// Floats and signed integers.
+pub(super) const SIGNED: &[TypeVar] = &[var("T", TypeSet::FLOATS.union(TypeSet::SIGNED))];
+
+pub(super) const COMMUTATIVE: Traits = Traits::ELEMENTWISE.with(Traits::COMMUTATIVE);
+pub(super) const SEMIRING: Traits = COMMUTATIVE.with(Traits::ASSOCIATIVE);
+
+/// Before version 6 operators carried a hint for sharing memory, which means nothing now.
+pub(super) const DROP_HINT: Upgrade = Upgrade { before: 6, apply: legacy::drop_hint };
+/// The upgrades of a function of one tensor.
+pub(super) const UNARY_UPGRADES: &[Upgrade] = &[DROP_HINT];
+/// The upgrades of a function of two tensors that broadcast: before version 7 along an axis.
+pub(super) const BINARY_UPGRADES: &[Upgrade] =
+    &[DROP_HINT, Upgrade { before: 7, apply: legacy::broadcast_along_axis }];
+
+/// The record of a function of one tensor of floats, `X` to `Y`.
+pub(super) const fn unary(name: &'static str, since: i64, scalar: ScalarFn) -> OpSpec {
+    OpSpec {
+        name,
+        since,
+        inputs: X,
+        outputs: Y,
+        types: FLOATS,
+        traits: Traits::ELEMENTWISE,
+        cost: Cost::Memory,
+        infer: same_shape,
+        upgrades: UNARY_UPGRADES,
+        scalar: Some(scalar),
+        ..OP
+    }
+}
+
+/// The record of a function of two tensors that broadcast, `A` and `B` to `C`.
+pub(super) const fn binary(name: &'static str, since: i64, types: &'static [TypeVar]) -> OpSpec {
+    OpSpec {
+        name,
+        since,
+        inputs: A_B,
+        outputs: C,
+        types,
+        traits: Traits::ELEMENTWISE,
+        infer: broadcast,
+        upgrades: BINARY_UPGRADES,
+        ..OP
+    }
+}
+
+/// The element of the first input.
+pub(super) fn x() -> ScalarExpr {
+    ScalarExpr::Input(0)
+}
+
+/// The element of the second input.
+pub(super) fn y() -> ScalarExpr {
+    ScalarExpr::Input(1)
+}
+
+/// A number.
+pub(super) fn number(value: f64) -> ScalarExpr {
+    ScalarExpr::Constant(value)
+}
+
+/// The output has the shape of the first input.
+pub(super) fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
+    match cx.shape(0) {
+        Some(shape) => cx.set_shape(0, shape.to_vec()),
+        None => Ok(()),
+    }
+}
+
+/// The output has the broadcast shape of all inputs.
+pub(super) fn broadcast(cx: &mut InferCx<'_>) -> Result<()> {
+    let given: Vec<usize> = (0..cx.input_count()).filter(|&index| cx.has_input(index)).collect();
+    match cx.broadcast(&given)? {
+        Some(shape) => cx.set_shape(0, shape),
+        None => Ok(()),
+    }
+}
+
+/// The output has the shape of the first input, to which the second broadcasts.
+pub(super) fn broadcast_to_first(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    if let Some(both) = cx.broadcast(&[0, 1])? {
+        let grows = both.len() > shape.len()
+            || both
+                .iter()
+                .zip(shape)
+                .any(|(a, b)| b.as_constant().is_some_and(|b| a.as_constant().is_some_and(|a| a != b)));
+        ensure!(!grows, InvalidGraph, "the second input does not broadcast to the first");
+    }
+    cx.set_shape(0, shape.to_vec())
+}

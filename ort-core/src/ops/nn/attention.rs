@@ -1,0 +1,90 @@
+//! `Attention`: scaled dot-product attention with masks, groups of heads and caches.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::{Result, ensure, error};
+
+static ATTENTION: OpSpec = OpSpec {
+    name: "Attention",
+    since: 25,
+    inputs: &[
+        one("Q", "T1"),
+        one("K", "T1"),
+        one("V", "T2"),
+        opt("attn_mask", "U"),
+        opt("past_key", "T1"),
+        opt("past_value", "T2"),
+        opt("nonpad_kv_seqlen", "tensor(int64)"),
+    ],
+    outputs: &[
+        one("Y", "T1"),
+        opt("present_key", "T1"),
+        opt("present_value", "T2"),
+        opt("qk_matmul_output", "T1"),
+    ],
+    types: &[
+        var("T1", TypeSet::FLOATS),
+        var("T2", TypeSet::FLOATS),
+        var("U", TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool]))),
+    ],
+    attrs: &[
+        attr::int("is_causal", 0),
+        attr::optional("kv_num_heads", AttrKind::Int),
+        attr::int("left_window_size", -1),
+        attr::optional("q_num_heads", AttrKind::Int),
+        attr::int("qk_matmul_output_mode", 0),
+        attr::int("right_window_size", -1),
+        attr::optional("scale", AttrKind::Float),
+        attr::float("softcap", 0.0),
+        attr::optional("softmax_precision", AttrKind::Int),
+    ],
+    cost: Cost::Compute,
+    infer,
+    ..OP
+};
+
+ops![ATTENTION];
+
+/// Queries, keys or values as (batch, heads, sequence, head size).
+fn heads(cx: &InferCx<'_>, name: &str, shape: &[Dim], attribute: &str) -> Result<[Dim; 4]> {
+    match shape {
+        [batch, heads, sequence, size] => Ok([batch.clone(), heads.clone(), sequence.clone(), size.clone()]),
+        [batch, sequence, hidden] => {
+            let count = cx.attrs.int(attribute)?;
+            ensure!(count > 0, InvalidGraph, "{attribute} is {count}, expected at least 1");
+            let divides = hidden.as_constant().is_none_or(|hidden| hidden % count == 0);
+            ensure!(divides, InvalidGraph, "{name} of width {hidden} does not divide into {count} heads");
+            let size = hidden.floor_div(&Dim::constant(count));
+            Ok([batch.clone(), Dim::constant(count), sequence.clone(), size])
+        }
+        _ => Err(error!(InvalidGraph, "{name} has rank {}, expected 3 or 4", shape.len())),
+    }
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (past_key, past_value) = (cx.has_input(4), cx.has_input(5));
+    ensure!(past_key == past_value, InvalidGraph, "past_key and past_value go together");
+    let (Some(q), Some(k), Some(v)) = (cx.shape(0), cx.shape(1), cx.shape(2)) else { return Ok(()) };
+    ensure!(q.len() == k.len() && k.len() == v.len(), InvalidGraph, "Q, K and V must have one rank");
+    let is_flat = q.len() == 3;
+    let [batch, query_heads, time, _] = heads(cx, "Q", q, "q_num_heads")?;
+    let [_, key_heads, fresh, key_size] = heads(cx, "K", k, "kv_num_heads")?;
+    let [_, value_heads, _, value_size] = heads(cx, "V", v, "kv_num_heads")?;
+    let past = match (past_key, cx.shape(4)) {
+        (false, _) => Dim::constant(0),
+        (true, Some([_, _, past, _])) => past.clone(),
+        (true, Some(_)) => return Err(error!(InvalidGraph, "past_key must have rank 4")),
+        (true, None) => return Ok(()),
+    };
+    let total = past + fresh;
+    let y = match is_flat {
+        true => vec![batch.clone(), time.clone(), &query_heads * &value_size],
+        false => vec![batch.clone(), query_heads.clone(), time.clone(), value_size.clone()],
+    };
+    cx.set_shape(0, y)?;
+    cx.set_shape(1, vec![batch.clone(), key_heads, total.clone(), key_size])?;
+    cx.set_shape(2, vec![batch.clone(), value_heads, total.clone(), value_size])?;
+    cx.set_shape(3, vec![batch, query_heads, time, total])
+}

@@ -1,0 +1,147 @@
+//! `Conv`, `ConvInteger`, `QLinearConv` and `ConvTranspose`.
+
+use super::geometry::Windows;
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, AttrSpec, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::{Result, ensure};
+
+const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
+const INT32: TypeSet = TypeSet::of(&[DType::I32]);
+
+const ATTRS: &[AttrSpec] = &[
+    attr::string("auto_pad", "NOTSET"),
+    attr::optional("dilations", AttrKind::Ints),
+    attr::int("group", 1),
+    attr::optional("kernel_shape", AttrKind::Ints),
+    attr::optional("pads", AttrKind::Ints),
+    attr::optional("strides", AttrKind::Ints),
+];
+
+static CONV: OpSpec = OpSpec {
+    name: "Conv",
+    since: 22,
+    inputs: &[one("X", "T"), one("W", "T"), opt("B", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: ATTRS,
+    cost: Cost::Compute,
+    infer: |cx| infer(cx, [1, 2]),
+    ..OP
+};
+
+static CONV_INTEGER: OpSpec = OpSpec {
+    name: "ConvInteger",
+    since: 10,
+    inputs: &[one("x", "T1"), one("w", "T2"), opt("x_zero_point", "T1"), opt("w_zero_point", "T2")],
+    outputs: &[one("y", "T3")],
+    types: &[var("T1", BYTES), var("T2", BYTES), var("T3", INT32)],
+    attrs: ATTRS,
+    cost: Cost::Compute,
+    infer: |cx| infer(cx, [1, usize::MAX]),
+    ..OP
+};
+
+static QLINEAR_CONV: OpSpec = OpSpec {
+    name: "QLinearConv",
+    since: 10,
+    inputs: &[
+        one("x", "T1"),
+        one("x_scale", "tensor(float)"),
+        one("x_zero_point", "T1"),
+        one("w", "T2"),
+        one("w_scale", "tensor(float)"),
+        one("w_zero_point", "T2"),
+        one("y_scale", "tensor(float)"),
+        one("y_zero_point", "T3"),
+        opt("B", "T4"),
+    ],
+    outputs: &[one("y", "T3")],
+    types: &[var("T1", BYTES), var("T2", BYTES), var("T3", BYTES), var("T4", INT32)],
+    attrs: ATTRS,
+    cost: Cost::Compute,
+    infer: |cx| infer(cx, [3, 8]),
+    ..OP
+};
+
+static CONV_TRANSPOSE: OpSpec = OpSpec {
+    name: "ConvTranspose",
+    since: 22,
+    inputs: &[one("X", "T"), one("W", "T"), opt("B", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[
+        attr::string("auto_pad", "NOTSET"),
+        attr::optional("dilations", AttrKind::Ints),
+        attr::int("group", 1),
+        attr::optional("kernel_shape", AttrKind::Ints),
+        attr::optional("output_padding", AttrKind::Ints),
+        attr::optional("output_shape", AttrKind::Ints),
+        attr::optional("pads", AttrKind::Ints),
+        attr::optional("strides", AttrKind::Ints),
+    ],
+    cost: Cost::Compute,
+    infer: infer_transposed,
+    ..OP
+};
+
+ops![CONV, CONV_INTEGER, QLINEAR_CONV, CONV_TRANSPOSE];
+
+/// Refuses two sizes that are numbers and differ.
+fn agree(what: &str, a: &Dim, b: &Dim) -> Result<()> {
+    let differ = matches!((a.as_constant(), b.as_constant()), (Some(a), Some(b)) if a != b);
+    ensure!(!differ, InvalidGraph, "{what} does not fit: {a} and {b}");
+    Ok(())
+}
+
+fn group(cx: &InferCx<'_>) -> Result<i64> {
+    let group = cx.attrs.int("group")?;
+    ensure!((1..1 << 31).contains(&group), InvalidGraph, "group {group} is out of range");
+    Ok(group)
+}
+
+fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) -> Result<()> {
+    let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(weight)) else { return Ok(()) };
+    ensure!(
+        image.len() >= 3 && image.len() == kernel.len(),
+        InvalidGraph,
+        "an image of rank {} and a weight of rank {} do not go together",
+        image.len(),
+        kernel.len()
+    );
+    let group = group(cx)?;
+    agree("the weight's number of channels", &image[1], &(&kernel[1] * group))?;
+    let divides = kernel[0].as_constant().is_none_or(|filters| filters % group == 0);
+    ensure!(divides, InvalidGraph, "{} filters do not divide into {group} groups", kernel[0]);
+    if let Some([channels]) = cx.shape(bias) {
+        agree("the bias", channels, &kernel[0])?;
+    }
+    let windows = Windows::new(cx.attrs, &kernel[2..])?;
+    let mut shape = vec![image[0].clone(), kernel[0].clone()];
+    shape.extend(windows.outputs(&image[2..]));
+    cx.set_shape(0, shape)
+}
+
+fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    ensure!(
+        image.len() >= 3 && image.len() == kernel.len(),
+        InvalidGraph,
+        "an image of rank {} and a weight of rank {} do not go together",
+        image.len(),
+        kernel.len()
+    );
+    let group = group(cx)?;
+    agree("the weight's number of channels", &image[1], &kernel[0])?;
+    let divides = kernel[0].as_constant().is_none_or(|channels| channels % group == 0);
+    ensure!(divides, InvalidGraph, "{} channels do not divide into {group} groups", kernel[0]);
+    let filters = &kernel[1] * group;
+    if let Some([channels]) = cx.shape(2) {
+        agree("the bias", channels, &filters)?;
+    }
+    let windows = Windows::new(cx.attrs, &kernel[2..])?;
+    let mut shape = vec![image[0].clone(), filters];
+    shape.extend(windows.transposed_outputs(cx.attrs, &image[2..])?);
+    cx.set_shape(0, shape)
+}

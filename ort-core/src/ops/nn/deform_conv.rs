@@ -1,0 +1,43 @@
+//! `DeformConv`: a convolution whose windows have their positions moved by an input.
+
+use super::geometry::Windows;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::{Result, ensure};
+
+static DEFORM_CONV: OpSpec = OpSpec {
+    name: "DeformConv",
+    since: 22,
+    inputs: &[one("X", "T"), one("W", "T"), one("offset", "T"), opt("B", "T"), opt("mask", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[
+        attr::optional("dilations", AttrKind::Ints),
+        attr::int("group", 1),
+        attr::optional("kernel_shape", AttrKind::Ints),
+        attr::int("offset_group", 1),
+        attr::optional("pads", AttrKind::Ints),
+        attr::optional("strides", AttrKind::Ints),
+    ],
+    cost: Cost::Compute,
+    infer,
+    ..OP
+};
+
+ops![DEFORM_CONV];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    ensure!(
+        image.len() >= 3 && image.len() == kernel.len(),
+        InvalidGraph,
+        "an image of rank {} and a weight of rank {} do not go together",
+        image.len(),
+        kernel.len()
+    );
+    let windows = Windows::new(cx.attrs, &kernel[2..])?;
+    let mut shape = vec![image[0].clone(), kernel[0].clone()];
+    shape.extend(windows.outputs(&image[2..]));
+    cx.set_shape(0, shape)
+}

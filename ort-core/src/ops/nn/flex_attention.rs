@@ -1,0 +1,34 @@
+//! `FlexAttention` of the preview domain: attention whose scores and probabilities pass through subgraphs.
+
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{AttrKind, Cost, InferCx, ONNX_PREVIEW, OP, OpSpec, attr, one, var};
+use crate::{Result, error};
+
+static FLEX_ATTENTION: OpSpec = OpSpec {
+    domain: ONNX_PREVIEW,
+    name: "FlexAttention",
+    since: 1,
+    inputs: &[one("Q", "T1"), one("K", "T1"), one("V", "T1")],
+    outputs: &[one("Y", "T1")],
+    types: &[var("T1", TypeSet::FLOATS)],
+    attrs: &[
+        attr::optional("prob_mod", AttrKind::Graph),
+        attr::optional("scale", AttrKind::Float),
+        attr::optional("score_mod", AttrKind::Graph),
+        attr::optional("softmax_precision", AttrKind::Int),
+    ],
+    cost: Cost::Compute,
+    infer,
+    ..OP
+};
+
+ops![FLEX_ATTENTION];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(q), Some(v)) = (cx.shape(0), cx.shape(2)) else { return Ok(()) };
+    let ([batch, heads, time, _], [_, _, _, size]) = (q, v) else {
+        return Err(error!(InvalidGraph, "Q, K and V must have rank 4"));
+    };
+    cx.set_shape(0, vec![batch.clone(), heads.clone(), time.clone(), size.clone()])
+}

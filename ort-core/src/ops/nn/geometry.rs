@@ -1,0 +1,281 @@
+//! The geometry of convolutions and pools: sizes of results and padding, once for inference and kernels.
+
+use crate::dim::Dim;
+use crate::ir::Attributes;
+use crate::{Result, ensure, error};
+
+/// How the padding is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AutoPad {
+    /// As the attribute `pads` says.
+    NotSet,
+    /// As the size of the result wants, the odd one at the end.
+    SameUpper,
+    /// As the size of the result wants, the odd one at the beginning.
+    SameLower,
+    /// None.
+    Valid,
+}
+
+/// A window along one spatial axis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Axis {
+    kernel: Dim,
+    stride: i64,
+    dilation: i64,
+    pads: [i64; 2],
+}
+
+/// The windows of a convolution or pool as its attributes describe them, for images of any size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Windows {
+    axes: Vec<Axis>,
+    auto_pad: AutoPad,
+    ceil: bool,
+}
+
+/// A window along one spatial axis of an image of known size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowAxis {
+    /// The size of the image.
+    pub input: usize,
+    /// The number of windows.
+    pub output: usize,
+    /// The size of the kernel.
+    pub kernel: usize,
+    /// From one window to the next, at least 1.
+    pub stride: usize,
+    /// From one position of the kernel to the next, at least 1.
+    pub dilation: usize,
+    /// Padding before and behind the image.
+    pub pads: [usize; 2],
+}
+
+/// The largest size, stride, dilation or padding: sums of a few products of two such numbers fit in 64 bits.
+const LIMIT: i64 = 1 << 31;
+
+impl Windows {
+    /// Reads `auto_pad`, `ceil_mode`, `dilations`, `pads` and `strides`, where the operator has them. `kernel` is
+    /// the size along each spatial axis of the image; the attribute `kernel_shape`, where given, must agree.
+    ///
+    /// # Errors
+    ///
+    /// When an attribute does not have a value for each axis, or one that makes no sense.
+    pub fn new(attrs: &Attributes, kernel: &[Dim]) -> Result<Windows> {
+        let rank = kernel.len();
+        let list = |name: &str, len: usize, default: i64, least: i64| -> Result<Vec<i64>> {
+            let values = match attrs.find_ints(name) {
+                None | Some([]) => return Ok(vec![default; len]),
+                Some(values) => values,
+            };
+            ensure!(values.len() == len, InvalidGraph, "{name} has {} values, expected {len}", values.len());
+            let wrong = values.iter().find(|value| !(least..LIMIT).contains(value));
+            ensure!(wrong.is_none(), InvalidGraph, "{name} {values:?} has a value out of range");
+            Ok(values.to_vec())
+        };
+        if attrs.find_ints("kernel_shape").is_some_and(|shape| !shape.is_empty()) {
+            let given = list("kernel_shape", rank, 1, 1)?;
+            let agrees = |(given, dim): (&i64, &Dim)| dim.as_constant().is_none_or(|size| size == *given);
+            ensure!(
+                given.iter().zip(kernel).all(agrees),
+                InvalidGraph,
+                "kernel_shape {given:?} is not the weight's {kernel:?}"
+            );
+        }
+        let (strides, dilations) = (list("strides", rank, 1, 1)?, list("dilations", rank, 1, 1)?);
+        let pads = list("pads", rank * 2, 0, 0)?;
+        let mut axes = Vec::with_capacity(rank);
+        for (index, kernel) in kernel.iter().enumerate() {
+            let fits = kernel.as_constant().is_none_or(|size| (1..LIMIT).contains(&size));
+            ensure!(fits, InvalidGraph, "a kernel of size {kernel} is out of range");
+            let pads = [pads[index], pads[index + rank]];
+            axes.push(Axis {
+                kernel: kernel.clone(),
+                stride: strides[index],
+                dilation: dilations[index],
+                pads,
+            });
+        }
+        let auto_pad = auto_pad(attrs)?;
+        Ok(Windows { axes, auto_pad, ceil: attrs.find_int("ceil_mode").unwrap_or(0) != 0 })
+    }
+
+    /// The windows of an operator whose kernel is the attribute `kernel_shape`, on an image of `rank` dimensions,
+    /// batch and channels counted.
+    ///
+    /// # Errors
+    ///
+    /// As [`Windows::new`], and when the attribute does not have a value for each spatial axis.
+    pub fn of_pool(attrs: &Attributes, rank: usize) -> Result<Windows> {
+        let kernel: Vec<Dim> = attrs.ints("kernel_shape")?.iter().map(|&size| Dim::constant(size)).collect();
+        ensure!(
+            rank >= 3 && kernel.len() == rank - 2,
+            InvalidGraph,
+            "kernel_shape {kernel:?} does not fit an image of rank {rank}"
+        );
+        Windows::new(attrs, &kernel)
+    }
+
+    /// The number of windows along each axis of an image of these sizes.
+    pub fn outputs(&self, input: &[Dim]) -> Vec<Dim> {
+        self.axes.iter().zip(input).map(|(axis, input)| self.output(axis, input)).collect()
+    }
+
+    fn output(&self, axis: &Axis, input: &Dim) -> Dim {
+        let stride = Dim::constant(axis.stride);
+        match self.auto_pad {
+            AutoPad::SameUpper | AutoPad::SameLower => input.ceil_div(&stride),
+            AutoPad::Valid => (input - axis.extent()).floor_div(&stride) + 1,
+            AutoPad::NotSet => {
+                let room = input + (axis.pads[0] + axis.pads[1]) - axis.extent();
+                if !self.ceil {
+                    return room.floor_div(&stride) + 1;
+                }
+                // A window that would start in the padding behind the image is left out.
+                let started = (input + axis.pads[0]).ceil_div(&stride);
+                (room.ceil_div(&stride) + 1).min(&started)
+            }
+        }
+    }
+
+    /// The windows on an image of these spatial sizes.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel's size is not a number, or the kernel is larger than the padded image.
+    pub fn on(&self, input: &[usize]) -> Result<Vec<WindowAxis>> {
+        ensure!(
+            input.len() == self.axes.len(),
+            InvalidArgument,
+            "an image has {} spatial axes, expected {}",
+            input.len(),
+            self.axes.len()
+        );
+        self.axes.iter().zip(input).map(|(axis, &input)| self.axis_on(axis, input)).collect()
+    }
+
+    fn axis_on(&self, axis: &Axis, input: usize) -> Result<WindowAxis> {
+        let size = i64::try_from(input).ok().filter(|size| *size < LIMIT * LIMIT);
+        let size = size.ok_or_else(|| error!(InvalidArgument, "an image of size {input} is too large"))?;
+        let number = |dim: &Dim| {
+            let number = dim.as_constant().and_then(|number| usize::try_from(number).ok());
+            number.ok_or_else(|| error!(InvalidArgument, "a window does not fit an image of size {input}"))
+        };
+        let output = self.output(axis, &Dim::constant(size));
+        let mut pads = axis.pads;
+        if self.auto_pad != AutoPad::NotSet {
+            let total = match self.auto_pad {
+                AutoPad::Valid => Dim::constant(0),
+                _ => (&output - 1) * axis.stride + axis.extent() - size,
+            };
+            let total = total.as_constant().unwrap_or(0).max(0);
+            let (less, more) = (total / 2, total - total / 2);
+            pads = if self.auto_pad == AutoPad::SameLower { [more, less] } else { [less, more] };
+        }
+        Ok(WindowAxis {
+            input,
+            output: number(&output)?,
+            kernel: number(&axis.kernel)?,
+            stride: number(&Dim::constant(axis.stride))?,
+            dilation: number(&Dim::constant(axis.dilation))?,
+            pads: [number(&Dim::constant(pads[0]))?, number(&Dim::constant(pads[1]))?],
+        })
+    }
+
+    /// The sizes of the result of a transposed convolution, whose windows lie on that result.
+    ///
+    /// # Errors
+    ///
+    /// When `output_padding` or `output_shape` do not have a value for each axis.
+    pub fn transposed_outputs(&self, attrs: &Attributes, input: &[Dim]) -> Result<Vec<Dim>> {
+        let (extra, shape) = (self.extra(attrs)?, self.output_shape(attrs)?);
+        if let Some(shape) = shape {
+            return Ok(shape.into_iter().map(Dim::constant).collect());
+        }
+        let outputs = self.axes.iter().zip(input).zip(extra).map(|((axis, input), extra)| {
+            let whole = (input - 1) * axis.stride + extra + axis.extent();
+            match self.auto_pad {
+                AutoPad::SameUpper | AutoPad::SameLower => input * axis.stride,
+                AutoPad::Valid => whole,
+                AutoPad::NotSet => whole - (axis.pads[0] + axis.pads[1]),
+            }
+        });
+        Ok(outputs.collect())
+    }
+
+    /// The windows of a transposed convolution of an image of these spatial sizes: their `input` is the size of
+    /// the result and their `output` that of the image. The padding may be more than the attributes say at the
+    /// end, where `output_shape` cuts the result.
+    ///
+    /// # Errors
+    ///
+    /// As [`Windows::transposed_outputs`] and [`Windows::on`].
+    pub fn transposed_on(&self, attrs: &Attributes, image: &[usize]) -> Result<Vec<WindowAxis>> {
+        ensure!(image.len() == self.axes.len(), InvalidArgument, "an image of another rank than the weight");
+        let explicit = self.output_shape(attrs)?.is_some();
+        let sizes: Option<Vec<Dim>> =
+            image.iter().map(|&size| i64::try_from(size).ok().map(Dim::constant)).collect();
+        let sizes = sizes.ok_or_else(|| error!(InvalidArgument, "an image is too large"))?;
+        let outputs = self.transposed_outputs(attrs, &sizes)?;
+        let extra = self.extra(attrs)?;
+        let mut result = Vec::with_capacity(image.len());
+        for (index, axis) in self.axes.iter().enumerate() {
+            let number = |dim: &Dim| {
+                let number = dim.as_constant().and_then(|number| usize::try_from(number).ok());
+                number.ok_or_else(|| error!(InvalidArgument, "the result's size {dim} is no size"))
+            };
+            let whole = (&sizes[index] - 1) * axis.stride + extra[index] + axis.extent();
+            let mut pads = axis.pads;
+            if explicit || self.auto_pad != AutoPad::NotSet {
+                let total = (whole - &outputs[index]).as_constant().unwrap_or(0).max(0);
+                let (less, more) = (total / 2, total - total / 2);
+                pads = if self.auto_pad == AutoPad::SameUpper { [less, more] } else { [more, less] };
+            }
+            result.push(WindowAxis {
+                input: number(&outputs[index])?,
+                output: image[index],
+                kernel: number(&axis.kernel)?,
+                stride: number(&Dim::constant(axis.stride))?,
+                dilation: number(&Dim::constant(axis.dilation))?,
+                pads: [number(&Dim::constant(pads[0]))?, number(&Dim::constant(pads[1]))?],
+            });
+        }
+        Ok(result)
+    }
+
+    fn extra(&self, attrs: &Attributes) -> Result<Vec<i64>> {
+        self.spatial(attrs, "output_padding").map(|list| list.unwrap_or_else(|| vec![0; self.axes.len()]))
+    }
+
+    /// The attribute `output_shape` without batch and channels, which some exporters write too.
+    fn output_shape(&self, attrs: &Attributes) -> Result<Option<Vec<i64>>> {
+        match attrs.find_ints("output_shape") {
+            Some(shape) if shape.len() == self.axes.len() + 2 => Ok(Some(shape[2..].to_vec())),
+            _ => self.spatial(attrs, "output_shape"),
+        }
+    }
+
+    fn spatial(&self, attrs: &Attributes, name: &str) -> Result<Option<Vec<i64>>> {
+        let Some(values) = attrs.find_ints(name).filter(|values| !values.is_empty()) else { return Ok(None) };
+        let fits = values.len() == self.axes.len() && values.iter().all(|value| (0..LIMIT).contains(value));
+        ensure!(fits, InvalidGraph, "{name} {values:?} does not fit {} spatial axes", self.axes.len());
+        Ok(Some(values.to_vec()))
+    }
+}
+
+impl Axis {
+    /// What a dilated kernel spans.
+    fn extent(&self) -> Dim {
+        (&self.kernel - 1) * self.dilation + 1
+    }
+}
+
+fn auto_pad(attrs: &Attributes) -> Result<AutoPad> {
+    match attrs.find_string("auto_pad").unwrap_or("NOTSET") {
+        "NOTSET" | "" => Ok(AutoPad::NotSet),
+        "SAME_UPPER" => Ok(AutoPad::SameUpper),
+        "SAME_LOWER" => Ok(AutoPad::SameLower),
+        "VALID" => Ok(AutoPad::Valid),
+        other => Err(error!(InvalidGraph, "auto_pad '{other}' is none of the standard's")),
+    }
+}

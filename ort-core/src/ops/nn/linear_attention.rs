@@ -1,0 +1,55 @@
+//! `LinearAttention`: attention as a recurrence over a state matrix per head.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::{Result, ensure, error};
+
+const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+static LINEAR_ATTENTION: OpSpec = OpSpec {
+    name: "LinearAttention",
+    since: 27,
+    inputs: &[
+        one("query", "T"),
+        one("key", "T"),
+        one("value", "T"),
+        opt("past_state", "S"),
+        opt("decay", "T"),
+        opt("beta", "T"),
+    ],
+    outputs: &[one("output", "T"), one("present_state", "S")],
+    types: &[var("T", FLOATS), var("S", FLOATS)],
+    attrs: &[
+        attr::int("chunk_size", 64),
+        attr::required("kv_num_heads", AttrKind::Int),
+        attr::required("q_num_heads", AttrKind::Int),
+        attr::float("scale", 0.0),
+        attr::string("update_rule", "gated_delta"),
+    ],
+    cost: Cost::Compute,
+    infer,
+    ..OP
+};
+
+ops![LINEAR_ATTENTION];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (queries, heads) = (cx.attrs.int("q_num_heads")?, cx.attrs.int("kv_num_heads")?);
+    let fits = heads > 0 && queries > 0 && queries % heads == 0;
+    ensure!(fits, InvalidGraph, "{queries} query heads are no multiple of {heads} heads");
+    let state_type = cx.dtype(3).or_else(|_| cx.dtype(0))?;
+    let (Some(query), Some(value)) = (cx.shape(0), cx.shape(2)) else {
+        cx.set(1, state_type, None);
+        return Ok(());
+    };
+    let ([batch, time, query], [_, _, value]) = (query, value) else {
+        return Err(error!(InvalidGraph, "query and value must have rank 3"));
+    };
+    let key_size = query.floor_div(&Dim::constant(queries));
+    let value_size = value.floor_div(&Dim::constant(heads));
+    let state = vec![batch.clone(), Dim::constant(heads), key_size, value_size.clone()];
+    cx.set(1, state_type, Some(state));
+    cx.set_shape(0, vec![batch.clone(), time.clone(), value_size * queries])
+}

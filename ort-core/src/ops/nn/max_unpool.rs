@@ -1,0 +1,43 @@
+//! `MaxUnpool`: puts the values of a max pool back where its indices say.
+
+use super::geometry::Windows;
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::{Result, ensure};
+
+static MAX_UNPOOL: OpSpec = OpSpec {
+    name: "MaxUnpool",
+    since: 22,
+    inputs: &[one("X", "T1"), one("I", "T2"), opt("output_shape", "T2").host()],
+    outputs: &[one("output", "T1")],
+    types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I64]))],
+    attrs: &[
+        attr::required("kernel_shape", AttrKind::Ints),
+        attr::optional("pads", AttrKind::Ints),
+        attr::optional("strides", AttrKind::Ints),
+    ],
+    infer,
+    ..OP
+};
+
+ops![MAX_UNPOOL];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(image) = cx.shape(0) else { return Ok(()) };
+    let windows = Windows::of_pool(cx.attrs, image.len())?;
+    let mut shape = image[..2].to_vec();
+    shape.extend(windows.transposed_outputs(cx.attrs, &image[2..])?);
+    if cx.has_input(2) {
+        let rank = shape.len();
+        shape = cx.dims(2).unwrap_or_else(|| (0..rank).map(|_| Dim::unknown()).collect());
+        ensure!(
+            shape.len() == rank,
+            InvalidGraph,
+            "output_shape has {} values, expected {rank}",
+            shape.len()
+        );
+    }
+    cx.set_shape(0, shape)
+}

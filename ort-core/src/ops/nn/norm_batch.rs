@@ -1,0 +1,91 @@
+//! `BatchNormalization`: each channel scaled by its mean and variance over the batch, or over past batches.
+
+use crate::dtype::TypeSet;
+use crate::ir::Attribute;
+use crate::ops;
+use crate::spec::{Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::tensor::Tensor;
+use crate::{Result, ensure, error};
+
+static BATCH_NORMALIZATION: OpSpec = OpSpec {
+    name: "BatchNormalization",
+    since: 15,
+    inputs: &[
+        one("X", "T"),
+        one("scale", "T1"),
+        one("B", "T1"),
+        one("input_mean", "T2"),
+        one("input_var", "T2"),
+    ],
+    outputs: &[one("Y", "T"), opt("running_mean", "T2"), opt("running_var", "T2")],
+    types: &[var("T", TypeSet::FLOATS), var("T1", TypeSet::FLOATS), var("T2", TypeSet::FLOATS)],
+    attrs: &[attr::float("epsilon", 1e-5), attr::float("momentum", 0.9), attr::int("training_mode", 0)],
+    infer,
+    upgrades: &[Upgrade { before: 7, apply: drop_test_flag }, Upgrade { before: 14, apply: name_the_mode }],
+    ..OP
+};
+
+ops![BATCH_NORMALIZATION];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let training = cx.attrs.flag("training_mode")?;
+    let statistics = cx.has_output(1) || cx.has_output(2);
+    ensure!(training || !statistics, InvalidGraph, "running statistics are outputs of training mode only");
+    for index in [1, 2] {
+        if let Some(shape) = cx.shape(index + 2) {
+            cx.set_shape(index, shape.to_vec())?;
+        }
+    }
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    ensure!(!shape.is_empty(), InvalidGraph, "the input has no batch dimension");
+    cx.set_shape(0, shape.to_vec())
+}
+
+/// Before version 7, `is_test` told inference from training; since then it is the number of outputs.
+fn drop_test_flag(draft: &mut Draft<'_>) -> Result<()> {
+    draft.take_attr("consumed_inputs");
+    if matches!(draft.take_attr("is_test"), Some(Attribute::Int(1))) {
+        draft.outputs.truncate(1);
+    }
+    Ok(())
+}
+
+/// Before version 14, giving statistics as outputs meant training, and version 9 dropped statistics of each
+/// activation (`spatial` 0).
+fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
+    let spatial = !matches!(draft.take_attr("spatial"), Some(Attribute::Int(0)));
+    let training = draft.outputs.iter().skip(1).any(Option::is_some);
+    ensure!(
+        draft.outputs.iter().skip(3).all(Option::is_none),
+        NotImplemented,
+        "BatchNormalization with the outputs saved_mean and saved_var of opset {}",
+        draft.version
+    );
+    draft.outputs.truncate(3);
+    draft.set_attr("training_mode", Attribute::Int(i64::from(training)));
+    if spatial {
+        return Ok(());
+    }
+    ensure!(!training, NotImplemented, "training BatchNormalization with statistics of each activation");
+    each_activation(draft)
+}
+
+/// `(X - mean) / sqrt(var + epsilon) * scale + B`, elementwise.
+fn each_activation(draft: &mut Draft<'_>) -> Result<()> {
+    let epsilon = match draft.attr("epsilon") {
+        None => 1e-5,
+        Some(Attribute::Float(epsilon)) => *epsilon,
+        Some(_) => return Err(error!(InvalidGraph, "attribute 'epsilon' must be a float")),
+    };
+    let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|index| draft.required(index));
+    let (x, scale, bias, mean, variance) = (x?, scale?, bias?, mean?, variance?);
+    let epsilon = draft.constant(Tensor::scalar(epsilon)?);
+    let epsilon = draft.emit("CastLike", &[epsilon, variance], &[])?;
+    let padded = draft.emit("Add", &[variance, epsilon], &[])?;
+    let deviation = draft.emit("Sqrt", &[padded], &[])?;
+    let centred = draft.emit("Sub", &[x, mean], &[])?;
+    let scaled = draft.emit("Div", &[centred, deviation], &[])?;
+    let scaled = draft.emit("Mul", &[scaled, scale], &[])?;
+    draft.become_op("Add", &[scaled, bias], &[]);
+    Ok(())
+}

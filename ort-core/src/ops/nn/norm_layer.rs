@@ -1,0 +1,156 @@
+//! Normalizations of each item by itself: `LayerNormalization`, `RMSNormalization`, `InstanceNormalization`,
+//! `GroupNormalization`, `MeanVarianceNormalization`.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
+use crate::ops;
+use crate::ops::axes;
+use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::{Result, ensure, error};
+
+const EPSILON: f32 = 1e-5;
+
+static LAYER_NORMALIZATION: OpSpec = OpSpec {
+    name: "LayerNormalization",
+    since: 17,
+    inputs: &[one("X", "T"), one("Scale", "T"), opt("B", "T")],
+    outputs: &[one("Y", "T"), opt("Mean", "U"), opt("InvStdDev", "U")],
+    types: &[var("T", TypeSet::FLOATS), var("U", TypeSet::of(&[DType::F32, DType::BF16]))],
+    attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
+    infer: infer_layer,
+    ..OP
+};
+
+static RMS_NORMALIZATION: OpSpec = OpSpec {
+    name: "RMSNormalization",
+    since: 23,
+    inputs: &[one("X", "T"), one("scale", "V")],
+    outputs: &[one("Y", "V")],
+    types: &[var("T", TypeSet::FLOATS), var("V", TypeSet::FLOATS)],
+    attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
+    infer: axes::infer_same_along_axis,
+    ..OP
+};
+
+static INSTANCE_NORMALIZATION: OpSpec = OpSpec {
+    name: "InstanceNormalization",
+    since: 22,
+    inputs: &[one("input", "T"), one("scale", "T"), one("B", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[attr::float("epsilon", EPSILON)],
+    infer: infer_channels,
+    upgrades: &[Upgrade { before: 6, apply: drop_consumed_inputs }],
+    ..OP
+};
+
+static GROUP_NORMALIZATION: OpSpec = OpSpec {
+    name: "GroupNormalization",
+    since: 21,
+    inputs: &[one("X", "T"), one("scale", "T"), one("bias", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[
+        attr::float("epsilon", EPSILON),
+        attr::required("num_groups", AttrKind::Int),
+        attr::int("stash_type", 1),
+    ],
+    infer: infer_groups,
+    upgrades: &[Upgrade { before: 21, apply: scale_each_channel }],
+    ..OP
+};
+
+static MEAN_VARIANCE_NORMALIZATION: OpSpec = OpSpec {
+    name: "MeanVarianceNormalization",
+    since: 13,
+    inputs: &[one("X", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[attr::ints("axes", &[0, 2, 3])],
+    infer: infer_mean_variance,
+    ..OP
+};
+
+ops![
+    LAYER_NORMALIZATION,
+    RMS_NORMALIZATION,
+    INSTANCE_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    MEAN_VARIANCE_NORMALIZATION,
+];
+
+/// The type in which statistics are computed and given out.
+fn stash_type(cx: &InferCx<'_>) -> Result<DType> {
+    let code = cx.attrs.int("stash_type")?;
+    let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
+    dtype
+        .filter(|dtype| TypeSet::FLOATS.contains(*dtype))
+        .ok_or_else(|| error!(InvalidGraph, "stash_type {code} is no floating-point type"))
+}
+
+fn infer_layer(cx: &mut InferCx<'_>) -> Result<()> {
+    let stash = stash_type(cx)?;
+    let Some(shape) = cx.shape(0) else {
+        cx.set(1, stash, None);
+        cx.set(2, stash, None);
+        return Ok(());
+    };
+    let axis = axes::normalize(cx.attrs.int("axis")?, shape.len())?;
+    let ones = std::iter::repeat_n(Dim::constant(1), shape.len() - axis);
+    let statistics: Vec<Dim> = shape[..axis].iter().cloned().chain(ones).collect();
+    cx.set(1, stash, Some(statistics.clone()));
+    cx.set(2, stash, Some(statistics));
+    cx.set_shape(0, shape.to_vec())
+}
+
+fn infer_channels(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    ensure!(shape.len() >= 2, InvalidGraph, "an input with channels has rank 2 or more, got {}", shape.len());
+    cx.set_shape(0, shape.to_vec())
+}
+
+fn infer_groups(cx: &mut InferCx<'_>) -> Result<()> {
+    let groups = cx.attrs.int("num_groups")?;
+    ensure!(groups > 0, InvalidGraph, "num_groups is {groups}");
+    if let Some(channels) = cx.shape(0).and_then(|shape| shape.get(1)).and_then(Dim::as_constant) {
+        let even = channels % groups == 0;
+        ensure!(even, InvalidGraph, "{channels} channels do not part into {groups} groups");
+    }
+    infer_channels(cx)
+}
+
+fn infer_mean_variance(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    axes::mask(cx.attrs.ints("axes")?, shape.len())?;
+    cx.set_shape(0, shape.to_vec())
+}
+
+fn drop_consumed_inputs(draft: &mut Draft<'_>) -> Result<()> {
+    draft.take_attr("consumed_inputs");
+    Ok(())
+}
+
+/// Version 18 had one scale and bias for each group, repeated here for each of its channels.
+fn scale_each_channel(draft: &mut Draft<'_>) -> Result<()> {
+    let groups = match draft.attr("num_groups") {
+        Some(Attribute::Int(groups)) if *groups > 0 => *groups,
+        _ => return Err(error!(InvalidGraph, "attribute 'num_groups' must be a positive integer")),
+    };
+    let input = draft.required(0)?;
+    let range = [("start", Attribute::Int(1)), ("end", Attribute::Int(2))];
+    let channels = draft.emit("Shape", &[input], &range)?;
+    let groups = draft.constant_ints(&[groups])?;
+    let each = draft.emit("Div", &[channels, groups], &[])?;
+    let one = draft.constant_ints(&[1])?;
+    let repeats = draft.emit("Concat", &[one, each], &[("axis", Attribute::Int(0))])?;
+    let flat = draft.constant_ints(&[-1])?;
+    for index in [1, 2] {
+        let value = draft.required(index)?;
+        let column = draft.emit("Unsqueeze", &[value, one], &[])?;
+        let repeated = draft.emit("Expand", &[column, repeats], &[])?;
+        let channels = draft.emit("Reshape", &[repeated, flat], &[])?;
+        draft.set_input(index, channels);
+    }
+    Ok(())
+}

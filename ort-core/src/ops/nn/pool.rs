@@ -1,0 +1,120 @@
+//! Pools: `MaxPool`, `AveragePool`, `LpPool`, and those over the whole image.
+
+use super::geometry::Windows;
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
+use crate::ops;
+use crate::spec::{
+    AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt, var,
+};
+use crate::{Result, ensure};
+
+const X: &[Param] = &[one("X", "T")];
+const Y: &[Param] = &[one("Y", "T")];
+const FLOATS: &[TypeVar] = &[var("T", TypeSet::FLOATS)];
+
+const AUTO_PAD: AttrSpec = attr::string("auto_pad", "NOTSET");
+const CEIL_MODE: AttrSpec = attr::int("ceil_mode", 0);
+const DILATIONS: AttrSpec = attr::optional("dilations", AttrKind::Ints);
+const KERNEL_SHAPE: AttrSpec = attr::required("kernel_shape", AttrKind::Ints);
+const PADS: AttrSpec = attr::optional("pads", AttrKind::Ints);
+const STRIDES: AttrSpec = attr::optional("strides", AttrKind::Ints);
+
+static MAX_POOL: OpSpec = OpSpec {
+    name: "MaxPool",
+    since: 22,
+    inputs: X,
+    outputs: &[one("Y", "T"), opt("Indices", "I")],
+    types: &[
+        var("T", TypeSet::FLOATS.union(TypeSet::of(&[DType::I8, DType::U8]))),
+        var("I", TypeSet::of(&[DType::I64])),
+    ],
+    attrs: &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, PADS, attr::int("storage_order", 0), STRIDES],
+    infer,
+    ..OP
+};
+
+static AVERAGE_POOL: OpSpec = OpSpec {
+    name: "AveragePool",
+    since: 22,
+    inputs: X,
+    outputs: Y,
+    types: FLOATS,
+    attrs: &[AUTO_PAD, CEIL_MODE, attr::int("count_include_pad", 0), DILATIONS, KERNEL_SHAPE, PADS, STRIDES],
+    infer,
+    ..OP
+};
+
+static LP_POOL: OpSpec = OpSpec {
+    name: "LpPool",
+    since: 22,
+    inputs: X,
+    outputs: Y,
+    types: FLOATS,
+    attrs: &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, attr::int("p", 2), PADS, STRIDES],
+    infer,
+    upgrades: &[Upgrade { before: 2, apply: whole_power }],
+    ..OP
+};
+
+static GLOBAL_MAX_POOL: OpSpec = OpSpec {
+    name: "GlobalMaxPool",
+    since: 22,
+    inputs: X,
+    outputs: Y,
+    types: FLOATS,
+    infer: infer_global,
+    ..OP
+};
+
+static GLOBAL_AVERAGE_POOL: OpSpec = OpSpec {
+    name: "GlobalAveragePool",
+    since: 22,
+    inputs: X,
+    outputs: Y,
+    types: FLOATS,
+    infer: infer_global,
+    ..OP
+};
+
+static GLOBAL_LP_POOL: OpSpec = OpSpec {
+    name: "GlobalLpPool",
+    since: 22,
+    inputs: X,
+    outputs: Y,
+    types: FLOATS,
+    attrs: &[attr::int("p", 2)],
+    infer: infer_global,
+    upgrades: &[Upgrade { before: 2, apply: whole_power }],
+    ..OP
+};
+
+ops![MAX_POOL, AVERAGE_POOL, LP_POOL, GLOBAL_MAX_POOL, GLOBAL_AVERAGE_POOL, GLOBAL_LP_POOL];
+
+/// The power was a float at first.
+fn whole_power(draft: &mut Draft<'_>) -> Result<()> {
+    if let Some(Attribute::Float(power)) = draft.attr("p").cloned() {
+        let is_whole = power.fract() == 0.0 && power.abs() < 1e6;
+        ensure!(is_whole, NotImplemented, "a power of {power}, which is no integer");
+        draft.set_attr("p", Attribute::Int(power as i64));
+    }
+    Ok(())
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(image) = cx.shape(0) else { return Ok(()) };
+    let windows = Windows::of_pool(cx.attrs, image.len())?;
+    let mut shape = image[..2].to_vec();
+    shape.extend(windows.outputs(&image[2..]));
+    cx.set(1, DType::I64, Some(shape.clone()));
+    cx.set_shape(0, shape)
+}
+
+fn infer_global(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(image) = cx.shape(0) else { return Ok(()) };
+    ensure!(image.len() >= 2, InvalidGraph, "an image has rank 2 or more, got rank {}", image.len());
+    let ones = std::iter::repeat_n(Dim::constant(1), image.len() - 2);
+    let shape = image[..2].iter().cloned().chain(ones).collect();
+    cx.set_shape(0, shape)
+}

@@ -1,0 +1,127 @@
+//! Recurrent layers: `RNN`, `GRU` and `LSTM`.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{
+    AttrKind, AttrSpec, Cost, Draft, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt, var,
+};
+use crate::{Result, ensure, error};
+
+const TYPES: &[TypeVar] = &[var("T", TypeSet::FLOATS), var("T1", TypeSet::of(&[DType::I32]))];
+const X: Param = one("X", "T");
+const W: Param = one("W", "T");
+const R: Param = one("R", "T");
+const B: Param = opt("B", "T");
+const SEQUENCE_LENS: Param = opt("sequence_lens", "T1");
+const INITIAL_H: Param = opt("initial_h", "T");
+const Y: Param = opt("Y", "T");
+const Y_H: Param = opt("Y_h", "T");
+
+const ALPHA: AttrSpec = attr::optional("activation_alpha", AttrKind::Floats);
+const BETA: AttrSpec = attr::optional("activation_beta", AttrKind::Floats);
+const ACTIVATIONS: AttrSpec = attr::optional("activations", AttrKind::Strings);
+const CLIP: AttrSpec = attr::optional("clip", AttrKind::Float);
+const DIRECTION: AttrSpec = attr::string("direction", "forward");
+const HIDDEN_SIZE: AttrSpec = attr::optional("hidden_size", AttrKind::Int);
+const LAYOUT: AttrSpec = attr::int("layout", 0);
+
+const UPGRADES: &[Upgrade] = &[Upgrade { before: 7, apply: drop_output_sequence }];
+
+static RNN: OpSpec = OpSpec {
+    name: "RNN",
+    since: 22,
+    inputs: &[X, W, R, B, SEQUENCE_LENS, INITIAL_H],
+    outputs: &[Y, Y_H],
+    types: TYPES,
+    attrs: &[
+        ALPHA,
+        BETA,
+        attr::strings("activations", &["Tanh", "Tanh"]),
+        CLIP,
+        DIRECTION,
+        HIDDEN_SIZE,
+        LAYOUT,
+    ],
+    cost: Cost::Compute,
+    infer,
+    upgrades: UPGRADES,
+    ..OP
+};
+
+static GRU: OpSpec = OpSpec {
+    name: "GRU",
+    since: 22,
+    inputs: &[X, W, R, B, SEQUENCE_LENS, INITIAL_H],
+    outputs: &[Y, Y_H],
+    types: TYPES,
+    attrs: &[
+        ALPHA,
+        BETA,
+        ACTIVATIONS,
+        CLIP,
+        DIRECTION,
+        HIDDEN_SIZE,
+        LAYOUT,
+        attr::int("linear_before_reset", 0),
+    ],
+    cost: Cost::Compute,
+    infer,
+    upgrades: UPGRADES,
+    ..OP
+};
+
+static LSTM: OpSpec = OpSpec {
+    name: "LSTM",
+    since: 22,
+    inputs: &[X, W, R, B, SEQUENCE_LENS, INITIAL_H, opt("initial_c", "T"), opt("P", "T")],
+    outputs: &[Y, Y_H, opt("Y_c", "T")],
+    types: TYPES,
+    attrs: &[ALPHA, BETA, ACTIVATIONS, CLIP, DIRECTION, HIDDEN_SIZE, attr::int("input_forget", 0), LAYOUT],
+    cost: Cost::Compute,
+    infer,
+    upgrades: UPGRADES,
+    ..OP
+};
+
+ops![RNN, GRU, LSTM];
+
+/// Whether the whole sequence is wanted is now told by the first output.
+fn drop_output_sequence(draft: &mut Draft<'_>) -> Result<()> {
+    draft.take_attr("output_sequence");
+    Ok(())
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let directions = match cx.attrs.string("direction")? {
+        "forward" | "reverse" => Dim::constant(1),
+        "bidirectional" => Dim::constant(2),
+        other => return Err(error!(InvalidGraph, "direction '{other}' is none of the standard's")),
+    };
+    // The recurrence is (directions, gates * hidden, hidden).
+    let recurrence = cx.shape(2);
+    let given = cx.attrs.find_int("hidden_size").map(Dim::constant);
+    let Some(hidden) = recurrence.and_then(<[Dim]>::last).cloned().or(given) else { return Ok(()) };
+    let Some(x) = cx.shape(0) else { return Ok(()) };
+    let &[ref first, ref second, _] = x else {
+        return Err(error!(InvalidGraph, "the input has rank {}, expected 3", x.len()));
+    };
+    for (index, rank) in [(1, 3), (2, 3), (3, 2), (4, 1), (5, 3)] {
+        let fits = cx.shape(index).is_none_or(|shape| shape.len() == rank);
+        ensure!(fits, InvalidGraph, "input {index} does not have rank {rank}");
+    }
+    let (y, state) = if cx.attrs.flag("layout")? {
+        (
+            vec![first.clone(), second.clone(), directions.clone(), hidden.clone()],
+            [first.clone(), directions, hidden],
+        )
+    } else {
+        (
+            vec![first.clone(), directions.clone(), second.clone(), hidden.clone()],
+            [directions, second.clone(), hidden],
+        )
+    };
+    cx.set_shape(0, y)?;
+    cx.set_shape(1, state.to_vec())?;
+    cx.set_shape(2, state.to_vec())
+}

@@ -1,0 +1,29 @@
+//! `CumSum` and `CumProd`: sums and products of all elements up to each place along an axis.
+
+use crate::Result;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::ops::axes;
+use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+
+const CUMULATIVE: OpSpec = OpSpec {
+    inputs: &[one("x", "T"), one("axis", "T2")],
+    outputs: &[one("y", "T")],
+    types: &[var("T", TypeSet::HIGH_PRECISION), var("T2", TypeSet::of(&[DType::I32, DType::I64]))],
+    attrs: &[attr::int("exclusive", 0), attr::int("reverse", 0)],
+    infer,
+    ..OP
+};
+
+static CUM_SUM: OpSpec = OpSpec { name: "CumSum", since: 14, ..CUMULATIVE };
+static CUM_PROD: OpSpec = OpSpec { name: "CumProd", since: 26, ..CUMULATIVE };
+
+ops![CUM_SUM, CUM_PROD];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    if let Some(&[axis]) = cx.ints(1).as_deref() {
+        axes::normalize(axis, shape.len().max(1))?;
+    }
+    cx.set_shape(0, shape.to_vec())
+}

@@ -1,0 +1,10 @@
+//! Operators that combine many elements into one: reductions, scans, selections and contractions.
+
+mod arg;
+mod cumulative;
+mod det;
+mod einsum;
+mod folds;
+mod top_k;
+
+pub use einsum::{Equation, Label};

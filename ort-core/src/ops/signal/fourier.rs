@@ -1,0 +1,114 @@
+//! `DFT` and `STFT`: Fourier transforms of whole signals and of frames.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
+use crate::ops;
+use crate::ops::axes;
+use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::{Result, ensure, error};
+
+const LENGTHS: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
+
+static DFT: OpSpec = OpSpec {
+    name: "DFT",
+    since: 20,
+    inputs: &[one("input", "T1"), opt("dft_length", "T2").host(), opt("axis", "tensor(int64)").host()],
+    outputs: &[one("output", "T1")],
+    types: &[var("T1", TypeSet::FLOATS), var("T2", LENGTHS)],
+    attrs: &[attr::int("inverse", 0), attr::int("onesided", 0)],
+    cost: Cost::Compute,
+    infer: infer_dft,
+    upgrades: &[Upgrade { before: 20, apply: axis_to_input }],
+    ..OP
+};
+
+static STFT: OpSpec = OpSpec {
+    name: "STFT",
+    since: 17,
+    inputs: &[
+        one("signal", "T1"),
+        one("frame_step", "T2").host(),
+        opt("window", "T1"),
+        opt("frame_length", "T2").host(),
+    ],
+    outputs: &[one("output", "T1")],
+    types: &[var("T1", TypeSet::FLOATS), var("T2", LENGTHS)],
+    attrs: &[attr::int("onesided", 1)],
+    cost: Cost::Compute,
+    infer: infer_stft,
+    ..OP
+};
+
+ops![DFT, STFT];
+
+/// Version 17 had the axis as an attribute, 1 by default.
+fn axis_to_input(draft: &mut Draft<'_>) -> Result<()> {
+    if draft.attr("axis").is_none() {
+        draft.set_attr("axis", Attribute::Int(1));
+    }
+    draft.attr_to_input("axis", 2)
+}
+
+/// The single number that an optional input holds; a fresh size where it is not known.
+fn number(cx: &InferCx<'_>, index: usize) -> Result<Option<Dim>> {
+    if !cx.has_input(index) {
+        return Ok(None);
+    }
+    match cx.dims(index).as_deref() {
+        Some([number]) => Ok(Some(number.clone())),
+        Some(_) => Err(error!(InvalidGraph, "input {index} must hold one number")),
+        None => Ok(Some(cx.fresh())),
+    }
+}
+
+fn infer_dft(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    ensure!(shape.len() >= 2, InvalidGraph, "a signal of rank {} has no axis to transform", shape.len());
+    let (onesided, inverse) = (cx.attrs.flag("onesided")?, cx.attrs.flag("inverse")?);
+    let mut output = shape.to_vec();
+    let last = output.len() - 1;
+    output[last] = if onesided && inverse { 1.into() } else { 2.into() };
+    let axis = match number(cx, 2)? {
+        None => Some(last - 1),
+        Some(axis) => axis.as_constant().map(|axis| axes::normalize(axis, shape.len())).transpose()?,
+    };
+    let Some(axis) = axis else {
+        output[..last].fill_with(|| cx.fresh());
+        return cx.set_shape(0, output);
+    };
+    ensure!(axis != last, InvalidGraph, "the last axis holds real and imaginary parts");
+    let length = match number(cx, 1)? {
+        Some(length) => length,
+        None if onesided && inverse => (&shape[axis] - 1) * 2,
+        None => shape[axis].clone(),
+    };
+    let negative = length.as_constant().is_some_and(|length| length < 0);
+    ensure!(!negative, InvalidGraph, "a transform of length {length}");
+    output[axis] = if onesided && !inverse { length.floor_div(&Dim::constant(2)) + 1 } else { length };
+    cx.set_shape(0, output)
+}
+
+fn infer_stft(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    let (batch, samples) = match shape {
+        [batch, samples] | [batch, samples, _] => (batch, samples),
+        _ => return Err(error!(InvalidGraph, "a signal of rank {}, expected 3", shape.len())),
+    };
+    let step = number(cx, 1)?.unwrap_or_else(|| cx.fresh());
+    ensure!(step.as_constant().is_none_or(|step| step > 0), InvalidGraph, "frame_step is {step}");
+    let window = cx.shape(2).and_then(|shape| shape.first()).cloned();
+    let length = match (number(cx, 3)?, window) {
+        (Some(length), _) => length,
+        (None, Some(window)) => window,
+        (None, None) if cx.has_input(2) => cx.fresh(),
+        (None, None) => samples.clone(),
+    };
+    if let (Some(samples), Some(length)) = (samples.as_constant(), length.as_constant()) {
+        let fits = (1..=samples).contains(&length);
+        ensure!(fits, InvalidGraph, "frames of {length} in a signal of {samples} samples");
+    }
+    let frames = (samples - &length).floor_div(&step) + 1;
+    let bins = if cx.attrs.flag("onesided")? { length.floor_div(&Dim::constant(2)) + 1 } else { length };
+    cx.set_shape(0, vec![batch.clone(), frames, bins, 2.into()])
+}

@@ -1,0 +1,4 @@
+//! Operators of signal processing: Fourier transforms and windows.
+
+mod fourier;
+mod window;

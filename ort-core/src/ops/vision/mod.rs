@@ -1,0 +1,4 @@
+//! Operators on boxes and regions of images.
+
+mod non_max_suppression;
+mod roi;

@@ -1,0 +1,72 @@
+//! `RoiAlign` and `MaxRoiPool`: regions of feature maps pooled to one size.
+
+use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
+use crate::ops;
+use crate::spec::{AttrKind, Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
+use crate::{Result, ensure, error};
+
+static ROI_ALIGN: OpSpec = OpSpec {
+    name: "RoiAlign",
+    since: 22,
+    inputs: &[one("X", "T1"), one("rois", "T1"), one("batch_indices", "T2")],
+    outputs: &[one("Y", "T1")],
+    types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I64]))],
+    attrs: &[
+        attr::string("coordinate_transformation_mode", "half_pixel"),
+        attr::string("mode", "avg"),
+        attr::int("output_height", 1),
+        attr::int("output_width", 1),
+        attr::int("sampling_ratio", 0),
+        attr::float("spatial_scale", 1.0),
+    ],
+    cost: Cost::Compute,
+    infer: infer_align,
+    upgrades: &[Upgrade { before: 16, apply: without_half_pixel }],
+    ..OP
+};
+
+static MAX_ROI_POOL: OpSpec = OpSpec {
+    name: "MaxRoiPool",
+    since: 22,
+    inputs: &[one("X", "T"), one("rois", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[attr::required("pooled_shape", AttrKind::Ints), attr::float("spatial_scale", 1.0)],
+    infer: infer_pool,
+    ..OP
+};
+
+ops![ROI_ALIGN, MAX_ROI_POOL];
+
+/// Version 10 knew no shift by half a pixel.
+fn without_half_pixel(draft: &mut Draft<'_>) -> Result<()> {
+    let mode = Attribute::String("output_half_pixel".to_string());
+    draft.set_attr("coordinate_transformation_mode", mode);
+    Ok(())
+}
+
+fn infer_align(cx: &mut InferCx<'_>) -> Result<()> {
+    let mode = cx.attrs.string("mode")?;
+    ensure!(["avg", "max"].contains(&mode), InvalidGraph, "mode '{mode}' is neither 'avg' nor 'max'");
+    let transform = cx.attrs.string("coordinate_transformation_mode")?;
+    let known = ["half_pixel", "output_half_pixel"].contains(&transform);
+    ensure!(known, InvalidGraph, "coordinate_transformation_mode '{transform}' is not known");
+    ensure!(cx.attrs.int("sampling_ratio")? >= 0, InvalidGraph, "sampling_ratio is negative");
+    infer_regions(cx, [cx.attrs.int("output_height")?, cx.attrs.int("output_width")?])
+}
+
+fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
+    let &[height, width] = cx.attrs.ints("pooled_shape")? else {
+        return Err(error!(InvalidGraph, "pooled_shape must hold a height and a width"));
+    };
+    infer_regions(cx, [height, width])
+}
+
+fn infer_regions(cx: &mut InferCx<'_>, [height, width]: [i64; 2]) -> Result<()> {
+    ensure!(height > 0 && width > 0, InvalidGraph, "regions of {height} by {width}");
+    let (Some(maps), Some(regions)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    ensure!(maps.len() == 4, InvalidGraph, "feature maps of rank {}, expected 4", maps.len());
+    ensure!(regions.len() == 2, InvalidGraph, "regions of rank {}, expected 2", regions.len());
+    cx.set_shape(0, vec![regions[0].clone(), maps[1].clone(), height.into(), width.into()])
+}

@@ -1,0 +1,135 @@
+//! Compares values within tolerances, as conformance tests do.
+
+use super::{MapKeys, Tensor, Value};
+use crate::dtype::{CastOptions, DType, convert};
+use crate::{Result, ensure, error};
+
+/// How far two numbers may be apart: `|actual - expected| <= absolute + relative * |expected|`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerance {
+    /// The part relative to the expected number.
+    pub relative: f64,
+    /// The part that holds for any number.
+    pub absolute: f64,
+}
+
+impl Default for Tolerance {
+    /// A relative tolerance of 1e-3 and an absolute one of 1e-5.
+    fn default() -> Self {
+        Tolerance { relative: 1e-3, absolute: 1e-5 }
+    }
+}
+
+/// Checks that `actual` is `expected` within a tolerance; the error says where they differ first and by how much.
+/// NaN equals NaN; integers, booleans and strings must be equal.
+///
+/// ```
+/// use ort_core::tensor::{Tensor, Tolerance, compare};
+/// let expected = Tensor::from_slice(&[2], &[1.0f32, f32::NAN])?.into();
+/// let actual = Tensor::from_slice(&[2], &[1.0005f32, f32::NAN])?.into();
+/// assert!(compare(&actual, &expected, Tolerance::default()).is_ok());
+/// let far = Tensor::from_slice(&[2], &[1.1f32, f32::NAN])?.into();
+/// assert!(compare(&far, &expected, Tolerance::default()).is_err());
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+pub fn compare(actual: &Value, expected: &Value, tolerance: Tolerance) -> Result<()> {
+    match (actual, expected) {
+        (Value::Tensor(actual), Value::Tensor(expected)) => compare_tensors(actual, expected, tolerance),
+        (Value::Sequence(actual), Value::Sequence(expected)) => {
+            let (a, e) = (actual.elements.len(), expected.elements.len());
+            ensure!(a == e, Fail, "a sequence of {a} elements, expected {e}");
+            let mut pairs = actual.elements.iter().zip(&expected.elements);
+            pairs.try_for_each(|(actual, expected)| compare(actual, expected, tolerance))
+        }
+        (Value::Optional(actual), Value::Optional(expected)) => match (&actual.element, &expected.element) {
+            (None, None) => Ok(()),
+            (Some(actual), Some(expected)) => compare(actual, expected, tolerance),
+            _ => Err(error!(Fail, "one optional has an element, the other has none")),
+        },
+        (Value::Optional(actual), expected) => match &actual.element {
+            Some(element) => compare(element, expected, tolerance),
+            None => Err(error!(Fail, "the optional is empty, expected {}", expected.kind_name())),
+        },
+        (actual, Value::Optional(expected)) => match &expected.element {
+            Some(element) => compare(actual, element, tolerance),
+            None => Err(error!(Fail, "{}, expected an empty optional", actual.kind_name())),
+        },
+        (Value::Map(actual), Value::Map(expected)) => {
+            let same = match (&actual.keys, &expected.keys) {
+                (MapKeys::Ints(_, a), MapKeys::Ints(_, e)) => a == e,
+                (a, e) => a == e,
+            };
+            ensure!(same, Fail, "the keys of the maps differ");
+            compare(&actual.values, &expected.values, tolerance)
+        }
+        (Value::Sparse(actual), Value::Sparse(expected)) => {
+            compare_tensors(&actual.to_dense()?, &expected.to_dense()?, tolerance)
+        }
+        (actual, expected) => Err(error!(Fail, "{}, expected {}", actual.kind_name(), expected.kind_name())),
+    }
+}
+
+fn compare_tensors(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Result<()> {
+    let (a, e) = (actual.dtype(), expected.dtype());
+    ensure!(a == e, Fail, "type {}, expected {}", a.name(), e.name());
+    let (a, e) = (actual.shape(), expected.shape());
+    ensure!(a == e, Fail, "shape {a:?}, expected {e:?}");
+    match actual.dtype() {
+        DType::String => {
+            let (actual, expected) = (actual.strings()?, expected.strings()?);
+            let differs = actual.iter().zip(expected).position(|(a, e)| a != e);
+            differs.map_or(Ok(()), |i| {
+                Err(error!(Fail, "element {i} is {:?}, expected {:?}", actual[i], expected[i]))
+            })
+        }
+        dtype if dtype.is_float() || dtype.is_complex() => {
+            compare_numbers(&as_doubles(actual)?, &as_doubles(expected)?, tolerance)
+        }
+        _ => {
+            let (actual, expected) = (actual.view().bytes()?, expected.view().bytes()?);
+            let differs = actual.iter().zip(expected).position(|(a, e)| a != e);
+            differs.map_or(Ok(()), |byte| {
+                let count = actual.iter().zip(expected).filter(|(a, e)| a != e).count();
+                Err(error!(Fail, "{count} bytes differ, the first at byte {byte}"))
+            })
+        }
+    }
+}
+
+fn as_doubles(tensor: &Tensor) -> Result<Vec<f64>> {
+    let bytes = tensor.view().bytes()?;
+    let (dtype, count) = match tensor.dtype() {
+        DType::C64 => (DType::F32, tensor.element_count() * 2),
+        DType::C128 => (DType::F64, tensor.element_count() * 2),
+        dtype => (dtype, tensor.element_count()),
+    };
+    let mut doubles = vec![0f64; count];
+    convert(dtype, bytes, DType::F64, bytemuck::cast_slice_mut(&mut doubles), count, CastOptions::default())
+        .map_err(|problem| error!(Fail, "{problem}"))?;
+    Ok(doubles)
+}
+
+fn compare_numbers(actual: &[f64], expected: &[f64], tolerance: Tolerance) -> Result<()> {
+    let close = |a: f64, e: f64| {
+        a == e
+            || (a.is_nan() && e.is_nan())
+            || (a - e).abs() <= tolerance.absolute + tolerance.relative * e.abs()
+    };
+    let far: Vec<usize> = (0..actual.len()).filter(|&i| !close(actual[i], expected[i])).collect();
+    let Some(&first) = far.first() else { return Ok(()) };
+    let worst = far.iter().copied().max_by(|&i, &j| {
+        let distance = |i: usize| (actual[i] - expected[i]).abs();
+        distance(i).total_cmp(&distance(j))
+    });
+    let worst = worst.unwrap_or(first);
+    Err(error!(
+        Fail,
+        "{} of {} elements differ; element {first} is {}, expected {}; worst is element {worst}: {}, expected {}",
+        far.len(),
+        actual.len(),
+        actual[first],
+        expected[first],
+        actual[worst],
+        expected[worst]
+    ))
+}

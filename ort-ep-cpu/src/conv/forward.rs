@@ -1,0 +1,237 @@
+//! The forward convolution.
+//!
+//! Usually filters are the rows of the product and pixels its columns, so that the result lies as
+//! ONNX has it. Where an image has too few pixels to fill the vectors of its last panel (7 by 7 is 49,
+//! one more than three vectors of 16), the sides change places and the result is transposed at
+//! the end, which costs little because such layers have long sums.
+
+use super::{ConvGeometry, part};
+use crate::gemm::{
+    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Step,
+    Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_b, run_batch, transpose, unfold,
+    unfolded_len,
+};
+use crate::parallel::for_each_chunk_mut;
+
+/// Which side of the product the weights are packed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightSide {
+    /// Filters are rows, pixels are columns: right for all but the smallest images.
+    Left,
+    /// Pixels are rows, filters are columns.
+    Right,
+}
+
+impl WeightSide {
+    /// The faster side for a geometry. Both give the right result with any image, so that one
+    /// packing can serve images of several sizes.
+    pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
+        /// Images of more pixels fill their vectors well, and their sums would take much workspace.
+        const MOST_PIXELS: usize = 128;
+        let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
+        // Vectors to compute on either side, the partly filled ones included.
+        let left = filters * pixels.div_ceil(lanes(cpu));
+        let right = pixels * filters.div_ceil(lanes(cpu));
+        match pixels <= MOST_PIXELS && 10 * right < 9 * left {
+            true => WeightSide::Right,
+            false => WeightSide::Left,
+        }
+    }
+}
+
+/// Values that packed weights take.
+pub fn packed_weights_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
+    geometry.groups * group_len(cpu, geometry, side)
+}
+
+fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
+    match side {
+        WeightSide::Left => PackedA::len(cpu, geometry.group_filters(), steps(geometry)),
+        WeightSide::Right => PackedB::len(cpu, steps(geometry), geometry.group_filters()),
+    }
+}
+
+/// Length of the sums: channels of a group times kernel positions.
+fn steps(geometry: &ConvGeometry) -> usize {
+    geometry.group_channels() * geometry.window.kernel_len()
+}
+
+/// Packs `weights` (M, C/group, k1, ...) into `packed`.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub fn pack_weights<T: Weight>(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    side: WeightSide,
+    weights: &[T],
+    packed: &mut [f32],
+) -> Result<(), GemmError> {
+    let (filters, steps) = (geometry.group_filters(), steps(geometry));
+    let needed = geometry.filters * steps;
+    if weights.len() < needed {
+        return Err(GemmError::TooShort { what: "a convolution's weights", needed, len: weights.len() });
+    }
+    let (needed, len) = (packed_weights_len(cpu, geometry, side), packed.len());
+    let short = GemmError::TooShort { what: "packed weights", needed, len };
+    let packed = packed.get_mut(..needed).ok_or(short)?;
+    if needed == 0 {
+        return Ok(());
+    }
+    let groups = weights.chunks(filters * steps).zip(packed.chunks_mut(group_len(cpu, geometry, side)));
+    for (weights, packed) in groups {
+        match side {
+            WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
+            WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
+        }
+    }
+    Ok(())
+}
+
+/// Values of workspace that [`forward`] needs.
+pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
+    let (filters, pixels, steps) = (geometry.group_filters(), geometry.window.output_len(), steps(geometry));
+    let pointwise = geometry.window.is_pointwise();
+    match side {
+        WeightSide::Left => {
+            let source = if pointwise { BSource::Rows } else { BSource::Im2col };
+            let count = geometry.batch * geometry.groups;
+            crate::gemm::workspace_len(cpu, count, [filters, pixels, steps], source)
+        }
+        WeightSide::Right => filters * pixels + unfolded(geometry),
+    }
+}
+
+/// Values of the windows of a group, where they have to be written out.
+fn unfolded(geometry: &ConvGeometry) -> usize {
+    match geometry.window.is_pointwise() {
+        true => 0,
+        false => unfolded_len(&geometry.window, geometry.group_channels()),
+    }
+}
+
+/// What a convolution reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// The images (N, C, D1, ...).
+    pub image: &'a [f32],
+    /// Packed weights, for the same `Cpu` and channels.
+    pub weights: &'a [f32],
+    /// The side of the product that the weights were packed for; a transposed convolution has only
+    /// the left one.
+    pub side: WeightSide,
+    /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels, and
+    /// [`Step::Residual`] an array of the size of the output with a row stride of its spatial size.
+    pub epilogue: &'a [Step<'a>],
+}
+
+/// Computes the convolution into `output` (N, M, D1, ...).
+///
+/// # Errors
+///
+/// When a slice is too short.
+pub fn forward(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    input: Input,
+    output: &mut [f32],
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    if input.side == WeightSide::Right {
+        return forward_right(cpu, geometry, input, output, workspace);
+    }
+    let window = &geometry.window;
+    let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
+    let columns = window.output_len();
+    let problem = |index: usize| {
+        let (pixels, weights) = operands(cpu, geometry, &input, index)?;
+        let b = match window.is_pointwise() {
+            true => BOperand::Plain(Strided::row_major(pixels, channels, columns)?),
+            false => BOperand::Im2col(Im2col::new(pixels, channels, *window)?),
+        };
+        let a = AOperand::Packed(PackedA::new(cpu, weights, filters, steps)?);
+        Ok(Gemm { epilogue: input.epilogue, origin: origin(geometry, index), ..Gemm::new(a, b) })
+    };
+    let results = Batch {
+        values: output,
+        count: geometry.batch * geometry.groups,
+        row_stride: columns,
+        batch_stride: filters * columns,
+    };
+    run_batch(cpu, &problem, results, workspace)
+}
+
+/// The channels and the packed weights of one group of one image.
+fn operands<'a>(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    input: &Input<'a>,
+    index: usize,
+) -> Result<(&'a [f32], &'a [f32]), GemmError> {
+    let image_len = geometry.group_channels() * geometry.window.input_len();
+    let weights_len = group_len(cpu, geometry, input.side);
+    let pixels = part("a convolution's image", input.image, index * image_len, image_len)?;
+    let group = index % geometry.groups;
+    Ok((pixels, part("packed weights", input.weights, group * weights_len, weights_len)?))
+}
+
+/// Where the rows of one group of one image lie in the epilogue.
+fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
+    let (image, group) = (index / geometry.groups, index % geometry.groups);
+    let bias_row = group * geometry.group_filters();
+    Origin { bias_row, residual_row: image * geometry.filters + bias_row }
+}
+
+/// The convolution with pixels as rows.
+fn forward_right(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    input: Input,
+    output: &mut [f32],
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    /// Filters that are transposed and finished at a time.
+    const AT_ONCE: usize = 16;
+    let window = &geometry.window;
+    let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
+    let (pixels, count) = (window.output_len(), geometry.batch * geometry.groups);
+    let (needed, len) = (count * filters * pixels, output.len());
+    let output = output.get_mut(..needed).ok_or(GemmError::TooShort { what: "a result", needed, len })?;
+    check_steps(input.epilogue, [geometry.filters, geometry.batch * geometry.filters, pixels])?;
+    if needed == 0 {
+        return Ok(());
+    }
+    let (needed, len) = (workspace_len(cpu, geometry, input.side), workspace.len());
+    if len < needed {
+        return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
+    }
+    let (sums, workspace) = workspace.split_at_mut(filters * pixels);
+    let unfolded = &mut workspace[..unfolded(geometry)];
+    for (index, output) in output.chunks_mut(filters * pixels).enumerate() {
+        let (image, weights) = operands(cpu, geometry, &input, index)?;
+        let windows = match window.is_pointwise() {
+            true => image,
+            false => {
+                unfold(cpu, &Im2col::new(image, channels, *window)?, unfolded)?;
+                &*unfolded
+            }
+        };
+        let left = Strided::row_major(windows, steps, pixels)?.transposed();
+        let right = PackedB::new(cpu, weights, steps, filters)?;
+        let product = Gemm::new(AOperand::Plain(left), BOperand::Packed(right));
+        product.run(cpu, sums, filters, &mut [])?;
+        let (sums, origin) = (&*sums, origin(geometry, index));
+        for_each_chunk_mut(cpu.threads, output, AT_ONCE * pixels, |block, planes| {
+            let first = block * AT_ONCE;
+            let shape = [pixels, planes.len() / pixels];
+            // The slices were cut to these sizes, so this cannot fail.
+            if transpose(cpu, &sums[first..], shape, filters, planes).is_ok() {
+                for (filter, plane) in planes.chunks_mut(pixels).enumerate() {
+                    apply_steps(input.epilogue, origin, [first + filter, 0], plane);
+                }
+            }
+        });
+    }
+    Ok(())
+}

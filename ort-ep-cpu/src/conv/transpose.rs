@@ -1,0 +1,149 @@
+//! The transposed convolution: a product that gives each image value's contribution at every kernel
+//! position, then a sum of the contributions that meet (col2im).
+
+use super::{ConvGeometry, Input, part};
+use crate::gemm::{
+    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Strided, Weight, Window, apply_steps,
+    pack_a,
+};
+use crate::parallel::for_each_chunk_mut;
+
+/// Rows of the product: channels of the result in a group times kernel positions.
+fn rows(geometry: &ConvGeometry) -> usize {
+    geometry.group_filters() * geometry.window.kernel_len()
+}
+
+fn group_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
+    PackedA::len(cpu, rows(geometry), geometry.group_channels())
+}
+
+/// Values that packed weights take.
+pub fn packed_transposed_weights_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
+    geometry.groups * group_len(cpu, geometry)
+}
+
+/// Packs `weights` (C, M/group, k1, ...) into `packed`.
+///
+/// # Errors
+///
+/// When either slice is too short.
+pub fn pack_transposed_weights<T: Weight>(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    weights: &[T],
+    packed: &mut [f32],
+) -> Result<(), GemmError> {
+    let (rows, channels) = (rows(geometry), geometry.group_channels());
+    let needed = geometry.channels * rows;
+    if weights.len() < needed {
+        return Err(GemmError::TooShort { what: "a convolution's weights", needed, len: weights.len() });
+    }
+    let (needed, len) = (packed_transposed_weights_len(cpu, geometry), packed.len());
+    let packed =
+        packed.get_mut(..needed).ok_or(GemmError::TooShort { what: "packed weights", needed, len })?;
+    if needed == 0 {
+        return Ok(());
+    }
+    let groups = weights.chunks(channels * rows).zip(packed.chunks_mut(group_len(cpu, geometry)));
+    for (weights, packed) in groups {
+        pack_a(cpu, weights, [rows, channels], [1, rows], packed)?;
+    }
+    Ok(())
+}
+
+/// Values of workspace that [`transposed`] needs: the contributions of one group of one image, and
+/// what the product needs.
+pub fn transposed_workspace_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
+    let (rows, columns) = (rows(geometry), geometry.window.output_len());
+    let shape = [rows, columns, geometry.group_channels()];
+    rows * columns + crate::gemm::workspace_len(cpu, 1, shape, BSource::Rows)
+}
+
+/// Computes the transposed convolution into `output` (N, M, D1, ...). Weights come from
+/// [`pack_transposed_weights`].
+///
+/// # Errors
+///
+/// When a slice is too short.
+pub fn transposed(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    input: Input,
+    output: &mut [f32],
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    let window = &geometry.window;
+    let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
+    let (columns, plane) = (window.output_len(), window.input_len());
+    let count = geometry.batch * geometry.groups;
+    let (needed, len) = (count * filters * plane, output.len());
+    let output = output.get_mut(..needed).ok_or(GemmError::TooShort { what: "a result", needed, len })?;
+    let (needed, len) = (transposed_workspace_len(cpu, geometry), workspace.len());
+    if len < needed {
+        return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
+    }
+    let (contributions, workspace) = workspace.split_at_mut(rows(geometry) * columns);
+    check_epilogue(geometry, &input)?;
+    if needed == 0 || output.is_empty() {
+        return Ok(());
+    }
+    for (index, output) in output.chunks_mut(filters * plane).enumerate() {
+        let (image, group) = (index / geometry.groups, index % geometry.groups);
+        let pixels = part("an image", input.image, index * channels * columns, channels * columns)?;
+        let weights_len = group_len(cpu, geometry);
+        let weights = part("packed weights", input.weights, group * weights_len, weights_len)?;
+        let left = PackedA::new(cpu, weights, rows(geometry), channels)?;
+        let right = Strided::row_major(pixels, channels, columns)?;
+        let product = Gemm::new(AOperand::Packed(left), BOperand::Plain(right));
+        product.run(cpu, contributions, columns, workspace)?;
+        let bias_row = group * filters;
+        let origin = Origin { bias_row, residual_row: image * geometry.filters + bias_row };
+        let contributions = &*contributions;
+        for_each_chunk_mut(cpu.threads, output, plane, |filter, plane| {
+            plane.fill(0.0);
+            let len = window.kernel_len() * columns;
+            add_contributions(window, &contributions[filter * len..][..len], plane);
+            apply_steps(input.epilogue, origin, [filter, 0], plane);
+        });
+    }
+    Ok(())
+}
+
+/// Checks the lengths of the epilogue's slices.
+fn check_epilogue(geometry: &ConvGeometry, input: &Input) -> Result<(), GemmError> {
+    let plane = geometry.window.input_len();
+    crate::gemm::check_steps(input.epilogue, [geometry.filters, geometry.batch * geometry.filters, plane])
+}
+
+/// Adds the contributions of each kernel position to the plane of one channel of the result.
+fn add_contributions(window: &Window, contributions: &[f32], plane: &mut [f32]) {
+    let columns = window.output_len();
+    let [_, kernel_height, kernel_width] = window.kernel;
+    for (position, values) in contributions.chunks(columns).enumerate() {
+        let at = [
+            position / (kernel_height * kernel_width),
+            position / kernel_width % kernel_height,
+            position % kernel_width,
+        ];
+        let (first_depth, end_depth) = window.inside(0, at[0]);
+        let (first_height, end_height) = window.inside(1, at[1]);
+        let (first, end) = window.inside(2, at[2]);
+        if first >= end {
+            continue;
+        }
+        for depth in first_depth..end_depth {
+            for height in first_height..end_height {
+                let line = (depth * window.output[1] + height) * window.output[2];
+                let values = &values[line + first..line + end];
+                let row = window.source(0, depth, at[0]) * window.input[1] + window.source(1, height, at[1]);
+                let to = &mut plane[row * window.input[2] + window.source(2, first, at[2])..];
+                match window.stride[2] {
+                    1 => to.iter_mut().zip(values).for_each(|(to, value)| *to += value),
+                    stride => {
+                        to.iter_mut().step_by(stride).zip(values).for_each(|(to, value)| *to += value);
+                    }
+                }
+            }
+        }
+    }
+}

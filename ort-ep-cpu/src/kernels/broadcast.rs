@@ -1,0 +1,295 @@
+//! Broadcasting for kernels: operands of an output walked block by block, with adjacent dimensions merged.
+
+use ort_core::{Result, ensure};
+use smallvec::SmallVec;
+
+use crate::parallel::for_each_chunk_mut;
+
+/// Sizes or strides, outermost first.
+pub type Sizes = SmallVec<[usize; 6]>;
+
+/// Rows at least this long are blocks of their own; shorter ones are expanded into a buffer.
+const LONG_ROW: usize = 64;
+/// The least number of elements that another thread is worth.
+const LEAST_CHUNK: usize = 16 * 1024;
+/// Elements of a block where every operand of a step should stay in the first-level cache.
+pub const BLOCK: usize = 1024;
+
+/// How operands lie under an output: sizes and strides after dropping dimensions of size 1 and merging neighbours
+/// that every operand walks in one stride. The innermost stride of an operand is 0 or 1.
+///
+/// ```
+/// use ort_ep_cpu::kernels::broadcast::{Block, Broadcast};
+/// let walk = Broadcast::new(&[2, 2, 3], &[&[2, 2, 3], &[3]])?;
+/// assert_eq!(walk.sizes(), [4, 3]);
+/// let mut buffer = Vec::new();
+/// assert_eq!(walk.block(1, &[7, 8, 9], 4, 5, &mut buffer), Block::Slice(&[8, 9, 7, 8, 9]));
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Broadcast {
+    sizes: Sizes,
+    strides: SmallVec<[Sizes; 3]>,
+}
+
+/// One operand over a block of the output.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Block<'a, T> {
+    /// An element for each place.
+    Slice(&'a [T]),
+    /// One element for all places.
+    Scalar(T),
+}
+
+impl Broadcast {
+    /// The walk of contiguous operands of these shapes under an output of shape `output`; an operand whose shape
+    /// does not broadcast to it is an error.
+    pub fn new(output: &[usize], operands: &[&[usize]]) -> Result<Broadcast> {
+        let mut full: SmallVec<[Sizes; 3]> = SmallVec::new();
+        for shape in operands {
+            full.push(strides_under(output, shape)?);
+        }
+        let mut sizes = Sizes::new();
+        let mut strides: SmallVec<[Sizes; 3]> = operands.iter().map(|_| Sizes::new()).collect();
+        // From the innermost dimension outwards; the lists are turned round at the end.
+        for dim in (0..output.len()).rev().filter(|&dim| output[dim] != 1) {
+            let merges = sizes.last().is_some_and(|&inner| {
+                full.iter().zip(&strides).all(|(full, merged)| {
+                    merged.last().is_some_and(|&stride| full[dim] == stride.wrapping_mul(inner))
+                })
+            });
+            if let Some(last) = sizes.last_mut().filter(|_| merges) {
+                *last = last.saturating_mul(output[dim]);
+                continue;
+            }
+            sizes.push(output[dim]);
+            for (full, merged) in full.iter().zip(&mut strides) {
+                merged.push(full[dim]);
+            }
+        }
+        if sizes.is_empty() {
+            sizes.push(1);
+            strides.iter_mut().for_each(|merged| merged.push(0));
+        }
+        sizes.reverse();
+        strides.iter_mut().for_each(|merged| merged.reverse());
+        Ok(Broadcast { sizes, strides })
+    }
+
+    /// The walk of operands that all have the output's `len` elements.
+    pub fn same(len: usize, operands: usize) -> Broadcast {
+        let strides = (0..operands).map(|_| std::iter::once(1).collect()).collect();
+        Broadcast { sizes: std::iter::once(len).collect(), strides }
+    }
+
+    /// The merged sizes, outermost first; at least one.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// The merged strides of an operand in elements, 0 where it is repeated.
+    pub fn strides(&self, operand: usize) -> &[usize] {
+        &self.strides[operand]
+    }
+
+    /// Whether every operand is one run of elements, or one element.
+    pub fn is_flat(&self) -> bool {
+        self.sizes.len() == 1
+    }
+
+    fn inner(&self) -> usize {
+        self.sizes[self.sizes.len() - 1]
+    }
+
+    /// The length of the next block from output element `start` on: at most `limit`, and within a row where rows are long.
+    pub fn block_len(&self, start: usize, limit: usize) -> usize {
+        let inner = self.inner();
+        if self.is_flat() || inner < LONG_ROW { limit } else { limit.min(inner - start % inner) }
+    }
+
+    /// The elements of an operand for output elements `start..start + len`, through `buffer` where they do not lie
+    /// side by side. `data` is all of the operand.
+    pub fn block<'b, T: Copy>(
+        &self,
+        operand: usize,
+        data: &'b [T],
+        start: usize,
+        len: usize,
+        buffer: &'b mut Vec<T>,
+    ) -> Block<'b, T> {
+        let strides = &self.strides[operand];
+        let inner = self.inner();
+        let stride = strides[strides.len() - 1];
+        let (row, column) = if self.is_flat() { (0, start) } else { (start / inner, start % inner) };
+        if column + len <= inner {
+            let offset = self.row_offset(operand, row);
+            return match stride {
+                0 => Block::Scalar(data[offset]),
+                _ => Block::Slice(&data[offset + column..offset + column + len]),
+            };
+        }
+        self.expand(operand, data, (row, column, len), buffer);
+        Block::Slice(buffer)
+    }
+
+    fn row_offset(&self, operand: usize, mut row: usize) -> usize {
+        let strides = &self.strides[operand];
+        let mut offset = 0;
+        for dim in (0..self.sizes.len() - 1).rev() {
+            offset += row % self.sizes[dim] * strides[dim];
+            row /= self.sizes[dim];
+        }
+        offset
+    }
+
+    fn expand<T: Copy>(
+        &self,
+        operand: usize,
+        data: &[T],
+        (row, mut column, len): (usize, usize, usize),
+        buffer: &mut Vec<T>,
+    ) {
+        let (inner, outer) = (self.inner(), self.sizes.len() - 1);
+        let strides = &self.strides[operand];
+        let mut place: Sizes = SmallVec::from_elem(0, outer);
+        let mut rest = row;
+        for dim in (0..outer).rev() {
+            place[dim] = rest % self.sizes[dim];
+            rest /= self.sizes[dim];
+        }
+        let mut offset: usize = place.iter().zip(strides).map(|(at, stride)| at * stride).sum();
+        buffer.clear();
+        while buffer.len() < len {
+            let count = (inner - column).min(len - buffer.len());
+            if strides[outer] == 0 {
+                buffer.resize(buffer.len() + count, data[offset]);
+            } else {
+                buffer.extend_from_slice(&data[offset + column..offset + column + count]);
+            }
+            column = 0;
+            for dim in (0..outer).rev() {
+                place[dim] += 1;
+                offset += strides[dim];
+                if place[dim] < self.sizes[dim] {
+                    break;
+                }
+                offset -= strides[dim] * self.sizes[dim];
+                place[dim] = 0;
+            }
+        }
+    }
+
+    /// Cuts `output` into blocks of at most `limit` elements and calls `task` with scratch memory that the blocks of one thread
+    /// share, the first element, and the block. Large outputs are parted among `threads`.
+    pub fn for_each_block<T: Send, S: Default>(
+        &self,
+        threads: usize,
+        limit: usize,
+        output: &mut [T],
+        task: impl Fn(&mut S, usize, &mut [T]) + Sync,
+    ) {
+        let chunk = chunk_len(threads, output.len());
+        for_each_chunk_mut(threads, output, chunk, |index, piece| {
+            let mut scratch = S::default();
+            let (mut start, mut rest) = (index * chunk, piece);
+            while !rest.is_empty() {
+                let len = self.block_len(start, limit).min(rest.len());
+                let (block, tail) = std::mem::take(&mut rest).split_at_mut(len);
+                task(&mut scratch, start, block);
+                start += len;
+                rest = tail;
+            }
+        });
+    }
+}
+
+/// How many of `len` elements one task of a simple kernel takes.
+pub fn chunk_len(threads: usize, len: usize) -> usize {
+    if threads <= 1 { len.max(1) } else { len.div_ceil(threads * 4).max(LEAST_CHUNK) }
+}
+
+fn strides_under(output: &[usize], shape: &[usize]) -> Result<Sizes> {
+    let mut strides: Sizes = SmallVec::from_elem(0, output.len());
+    ensure!(shape.len() <= output.len(), InvalidArgument, "shape {shape:?} does not broadcast to {output:?}");
+    let start = output.len() - shape.len();
+    let mut stride = 1;
+    for dim in (0..shape.len()).rev() {
+        let (size, wanted) = (shape[dim], output[start + dim]);
+        ensure!(
+            size == wanted || size == 1,
+            InvalidArgument,
+            "shape {shape:?} does not broadcast to {output:?}"
+        );
+        if size != 1 {
+            strides[start + dim] = stride;
+            stride = size.saturating_mul(stride);
+        }
+    }
+    Ok(strides)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition: the operand's element at an output place, by coordinates.
+    fn reference(output: &[usize], shape: &[usize], at: usize) -> usize {
+        let (mut rest, mut offset, mut stride) = (at, 0, 1);
+        for dim in (0..output.len()).rev() {
+            let place = rest % output[dim];
+            rest /= output[dim];
+            if let Some(inner) = (dim + shape.len()).checked_sub(output.len()) {
+                offset += if shape[inner] == 1 { 0 } else { place * stride };
+                stride *= shape[inner];
+            }
+        }
+        offset
+    }
+
+    #[test]
+    fn blocks_agree_with_coordinates() -> Result<()> {
+        let cases: [(&[usize], &[usize]); 9] = [
+            (&[3, 4, 5], &[3, 4, 5]),
+            (&[3, 4, 5], &[5]),
+            (&[3, 4, 5], &[4, 1]),
+            (&[3, 4, 5], &[3, 1, 5]),
+            (&[3, 4, 5], &[3, 1, 1]),
+            (&[3, 4, 5], &[]),
+            (&[2, 100], &[2, 1]),
+            (&[2, 3, 1, 70], &[3, 1, 70]),
+            (&[], &[]),
+        ];
+        for (output, shape) in cases {
+            let walk = Broadcast::new(output, &[shape])?;
+            let data: Vec<usize> = (0..shape.iter().product()).collect();
+            let total: usize = output.iter().product();
+            for limit in [1, 7, 33, 1000] {
+                let mut result = vec![usize::MAX; total];
+                walk.for_each_block(
+                    1,
+                    limit,
+                    &mut result,
+                    |buffer: &mut Vec<usize>, start, block| match walk.block(
+                        0,
+                        &data,
+                        start,
+                        block.len(),
+                        buffer,
+                    ) {
+                        Block::Slice(slice) => block.copy_from_slice(slice),
+                        Block::Scalar(value) => block.fill(value),
+                    },
+                );
+                let expected: Vec<usize> = (0..total).map(|at| reference(output, shape, at)).collect();
+                assert_eq!(result, expected, "{shape:?} under {output:?} by {limit}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn shapes_that_do_not_broadcast_are_refused() {
+        assert!(Broadcast::new(&[2, 3], &[&[2]]).is_err());
+        assert!(Broadcast::new(&[3], &[&[1, 3]]).is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! `Cast` and `CastLike` between all pairs of types.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use ort_core::dtype::text::{format_elements, parse_elements};
+use ort_core::dtype::{CastOptions, DType, RoundMode, TypeSet, convert};
+use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, OutputsFrom, RunCx};
+use ort_core::tensor::Tensor;
+use ort_core::{Result, error};
+
+use super::identity::copy;
+use crate::cpu_kernels;
+use crate::kernels::broadcast::chunk_len;
+use crate::parallel::for_each_chunk_mut;
+
+const STRINGS: TypeSet = TypeSet::of(&[DType::String]);
+const NUMBERS: TypeSet = TypeSet::ALL.difference(STRINGS);
+
+/// Elements that fill whole bytes in every packed type.
+const WHOLE_BYTES: usize = 64;
+
+const fn numbers(op: &'static str) -> KernelDef {
+    KernelDef {
+        op,
+        rank: 1,
+        types: &[("T1", NUMBERS), ("T2", NUMBERS)],
+        unaligned: &[0, 1],
+        make,
+        ..KernelDef::BASE
+    }
+}
+
+/// The cast to the same type, which may leave the elements where they are.
+const fn unchanged(op: &'static str) -> KernelDef {
+    KernelDef {
+        rank: 2,
+        in_place: &[(0, 0)],
+        when: |node: &NodeView<'_>| node.dtype(0) == node.output_dtype(0),
+        make: |_| Ok(Box::new(copy)),
+        ..numbers(op)
+    }
+}
+
+const fn from_strings(op: &'static str) -> KernelDef {
+    KernelDef { op, types: &[("T1", STRINGS), ("T2", NUMBERS)], make: make_parse, ..KernelDef::BASE }
+}
+
+const fn to_strings(op: &'static str) -> KernelDef {
+    KernelDef {
+        op,
+        outputs: OutputsFrom::Kernel,
+        unaligned: &[0],
+        when: |node: &NodeView<'_>| node.output_dtype(0) == Some(DType::String),
+        make: |_| Ok(Box::new(format)),
+        ..KernelDef::BASE
+    }
+}
+
+cpu_kernels![
+    numbers("Cast"),
+    numbers("CastLike"),
+    unchanged("Cast"),
+    unchanged("CastLike"),
+    from_strings("Cast"),
+    from_strings("CastLike"),
+    to_strings("Cast"),
+    to_strings("CastLike"),
+];
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let unknown = || error!(Fail, "a cast has no type");
+    let from = cx.node.dtype(0).ok_or_else(unknown)?;
+    let to = cx.node.output_dtype(0).ok_or_else(unknown)?;
+    let round_mode = match cx.attrs().string("round_mode")? {
+        "up" => RoundMode::Up,
+        "down" => RoundMode::Down,
+        "nearest" => RoundMode::Nearest,
+        other => return Err(error!(InvalidGraph, "the round_mode is '{other}'")),
+    };
+    let options = CastOptions { saturate: cx.attrs().flag("saturate")?, round_mode };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| cast(cx, (from, to), options)))
+}
+
+fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) -> Result<()> {
+    let threads = cx.threads();
+    let view = cx.input(0)?;
+    let (source, count) = (view.bytes()?, view.element_count());
+    let target = cx.output(0)?.bytes_mut()?;
+    let chunk = chunk_len(threads, count).next_multiple_of(WHOLE_BYTES);
+    let size = |dtype: DType| {
+        dtype.byte_len(chunk).ok_or_else(|| error!(Fail, "{} has no byte length", dtype.name()))
+    };
+    let (source_bytes, target_bytes) = (size(from)?, size(to)?);
+    let failure = parking_lot::Mutex::new(None);
+    for_each_chunk_mut(threads, target, target_bytes, |index, piece| {
+        let start = (index * source_bytes).min(source.len());
+        let part = &source[start..(start + source_bytes).min(source.len())];
+        let elements = chunk.min(count - (index * chunk).min(count));
+        if half_slices((from, to), part, piece) {
+            return;
+        }
+        if let Err(error) = convert(from, part, to, piece, elements, options) {
+            failure.lock().get_or_insert(error);
+        }
+    });
+    match failure.into_inner() {
+        None => Ok(()),
+        Some(error) => Err(error!(InvalidArgument, "{error}")),
+    }
+}
+
+/// The conversions of 16-bit floats that whole slices have instructions for; false for other pairs and unaligned memory.
+fn half_slices(pair: (DType, DType), from: &[u8], to: &mut [u8]) -> bool {
+    fn both<'a, S: bytemuck::Pod, D: bytemuck::Pod>(
+        from: &'a [u8],
+        to: &'a mut [u8],
+    ) -> Option<(&'a [S], &'a mut [D])> {
+        Some((bytemuck::try_cast_slice(from).ok()?, bytemuck::try_cast_slice_mut(to).ok()?))
+    }
+    match pair {
+        (DType::F16, DType::F32) => {
+            both::<f16, f32>(from, to).map(|(from, to)| from.convert_to_f32_slice(to)).is_some()
+        }
+        (DType::BF16, DType::F32) => {
+            both::<bf16, f32>(from, to).map(|(from, to)| from.convert_to_f32_slice(to)).is_some()
+        }
+        (DType::F32, DType::F16) => {
+            both::<f32, f16>(from, to).map(|(from, to)| to.convert_from_f32_slice(from)).is_some()
+        }
+        (DType::F32, DType::BF16) => {
+            both::<f32, bf16>(from, to).map(|(from, to)| to.convert_from_f32_slice(from)).is_some()
+        }
+        _ => false,
+    }
+}
+
+fn make_parse(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let to = cx.node.output_dtype(0).ok_or_else(|| error!(Fail, "a cast has no type"))?;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let strings = cx.input(0)?.strings()?;
+        let target = cx.output(0)?.bytes_mut()?;
+        parse(strings, to, target)
+    }))
+}
+
+fn parse(strings: &[String], to: DType, target: &mut [u8]) -> Result<()> {
+    parse_elements(strings, to, target, CastOptions::default())
+        .map_err(|error| error!(InvalidArgument, "{error}"))
+}
+
+fn format(cx: &mut RunCx<'_>) -> Result<()> {
+    let view = cx.input(0)?;
+    let strings = match view.dtype() {
+        DType::String => view.strings()?.to_vec(),
+        dtype => format_elements(dtype, view.bytes()?, view.element_count())
+            .map_err(|error| error!(InvalidArgument, "{error}"))?,
+    };
+    cx.set(0, Tensor::from_strings(view.shape(), strings)?)
+}

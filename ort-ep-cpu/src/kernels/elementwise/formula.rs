@@ -1,0 +1,318 @@
+//! Float operators with a scalar formula: the formula's program, run block by block. A few common functions have one
+//! loop of their own instead.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ir::Attributes;
+use ort_core::spec::{BinaryFn, ScalarExpr};
+use ort_core::{Result, error};
+use smallvec::SmallVec;
+
+use super::blocks::{operand, output_shape, select};
+use super::lanes::{Lane, Storage};
+use super::program::{Function, Program, Source, Step};
+use crate::cpu_kernels;
+use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
+use crate::vector::elementwise::Unary;
+
+/// A kernel of floats from the operator's formula.
+const fn formula(op: &'static str) -> KernelDef {
+    KernelDef {
+        op,
+        types: &[("T", TypeSet::FLOATS)],
+        rank: 1,
+        in_place: &[(0, 0), (1, 0)],
+        make: |cx| {
+            let node = cx.node.node;
+            let scalar = node.spec.scalar.ok_or_else(|| error!(Fail, "the operator has no formula"))?;
+            make(cx, &scalar(&node.attrs)?)
+        },
+        ..KernelDef::BASE
+    }
+}
+
+/// A kernel of floats that folds any number of inputs.
+const fn folded(op: &'static str) -> KernelDef {
+    KernelDef { make: make_folded, ..formula(op) }
+}
+
+cpu_kernels![
+    formula("Abs"),
+    formula("Neg"),
+    formula("Sign"),
+    formula("Floor"),
+    formula("Ceil"),
+    formula("Round"),
+    formula("Reciprocal"),
+    formula("Sqrt"),
+    formula("Exp"),
+    formula("Log"),
+    formula("Erf"),
+    formula("Sin"),
+    formula("Cos"),
+    formula("Tan"),
+    formula("Asin"),
+    formula("Acos"),
+    formula("Atan"),
+    formula("Sinh"),
+    formula("Cosh"),
+    formula("Tanh"),
+    formula("Asinh"),
+    formula("Acosh"),
+    formula("Atanh"),
+    formula("Relu"),
+    formula("LeakyRelu"),
+    formula("Elu"),
+    formula("Selu"),
+    formula("Celu"),
+    formula("ThresholdedRelu"),
+    formula("HardSigmoid"),
+    formula("HardSwish"),
+    formula("Sigmoid"),
+    formula("Softplus"),
+    formula("Softsign"),
+    formula("Mish"),
+    formula("Gelu"),
+    formula("Swish"),
+    formula("SwiGLU"),
+    formula("PRelu"),
+    formula("Shrink"),
+    formula("Add"),
+    formula("Sub"),
+    formula("Mul"),
+    formula("Div"),
+    formula("Mod"),
+    folded("Min"),
+    folded("Max"),
+    folded("Sum"),
+    folded("Mean"),
+    KernelDef { types: &[("T", TypeSet::FLOATS), ("T1", TypeSet::FLOATS)], when: one_type, ..formula("Pow") },
+];
+
+fn one_type(node: &ort_core::ep::NodeView<'_>) -> bool {
+    node.dtype(0) == node.dtype(1)
+}
+
+fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let node = cx.node.node;
+    let function = match node.spec.name {
+        "Min" => BinaryFn::Min,
+        "Max" => BinaryFn::Max,
+        _ => BinaryFn::Add,
+    };
+    let count = node.inputs.len();
+    let mut formula = ScalarExpr::Input(0);
+    for index in 1..count {
+        formula = ScalarExpr::binary(function, formula, ScalarExpr::Input(index));
+    }
+    if node.spec.name == "Mean" {
+        formula = formula / count as f64;
+    }
+    make(cx, &formula)
+}
+
+/// The kernel of a formula for the node's element type.
+fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>> {
+    let node = cx.node.node;
+    let program = match one_loop(node.spec.name, &node.attrs)? {
+        Some(function) => Program::own(function),
+        None => Program::compile(formula),
+    };
+    Ok(match cx.node.dtype(0) {
+        Some(DType::F32) => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &program)),
+        Some(DType::F16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::f16>(cx, &program)),
+        Some(DType::BF16) => Box::new(move |cx: &mut RunCx<'_>| run::<half::bf16>(cx, &program)),
+        Some(DType::F64) => {
+            let program = Program::compile(formula);
+            Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &program))
+        }
+        other => return Err(error!(NotImplemented, "a formula of {other:?}")),
+    })
+}
+
+/// Operators that the vector library computes in one loop.
+fn one_loop(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
+    let float = |name: &str| attrs.float(name);
+    Ok(Some(match op {
+        "Relu" => Unary::Relu,
+        "LeakyRelu" => Unary::LeakyRelu { alpha: float("alpha")? },
+        "Elu" => Unary::Elu { alpha: float("alpha")? },
+        "Selu" => Unary::Selu { alpha: float("alpha")?, gamma: float("gamma")? },
+        "Celu" => Unary::Celu { alpha: float("alpha")? },
+        "ThresholdedRelu" => Unary::ThresholdedRelu { alpha: float("alpha")? },
+        "HardSigmoid" => Unary::HardSigmoid { alpha: float("alpha")?, beta: float("beta")? },
+        "HardSwish" => Unary::HardSwish,
+        "Softplus" => Unary::Softplus,
+        "Softsign" => Unary::Softsign,
+        "Mish" => Unary::Mish,
+        "Swish" if float("alpha")? == 1.0 => Unary::Silu,
+        "Swish" => Unary::Swish { alpha: float("alpha")? },
+        "Gelu" if attrs.string("approximate")? == "tanh" => Unary::GeluTanh,
+        "Gelu" => Unary::Gelu,
+        _ => return Ok(None),
+    }))
+}
+
+/// Buffers that the blocks of one thread share.
+struct Scratch<S: Storage> {
+    /// For each input: elements brought side by side, and the same as lanes.
+    inputs: Vec<(Vec<S>, Vec<S::Lane>)>,
+    registers: Vec<Vec<S::Lane>>,
+    result: Vec<S::Lane>,
+}
+
+impl<S: Storage> Default for Scratch<S> {
+    fn default() -> Self {
+        Scratch { inputs: Vec::new(), registers: Vec::new(), result: Vec::new() }
+    }
+}
+
+type Steps<S> = Program<<<S as Storage>::Lane as Lane>::Own>;
+type Inputs<'a, S> = SmallVec<[Option<&'a [S]>; 3]>;
+
+fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
+    let shape = output_shape(cx, 0)?;
+    let mut inputs: Inputs<'_, S> = SmallVec::new();
+    let mut shapes: SmallVec<[&[usize]; 3]> = SmallVec::new();
+    for index in 0..program.inputs {
+        let (elements, shape) = operand::<S>(cx, index)?;
+        inputs.push(elements);
+        shapes.push(shape);
+    }
+    let walk = Broadcast::new(shape, &shapes)?;
+    let threads = cx.threads();
+    let output = cx.output(0)?.as_mut_slice::<S>()?;
+    let whole = walk.is_flat() && program.steps.len() == 1 && S::lanes(&[]).is_some();
+    let limit = if whole { usize::MAX } else { BLOCK };
+    walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
+        if !single_in_place(program, &walk, &inputs, start, block, scratch) {
+            compute(program, &walk, &inputs, (start, block), scratch);
+        }
+    });
+    Ok(())
+}
+
+/// A program of one step whose input is in the output already is one loop over it, where the lane has such a loop.
+fn single_in_place<S: Storage>(
+    program: &Steps<S>,
+    walk: &Broadcast,
+    inputs: &Inputs<'_, S>,
+    start: usize,
+    block: &mut [S],
+    scratch: &mut Scratch<S>,
+) -> bool {
+    let ([step], Some(shared)) = (program.steps.as_slice(), inputs.iter().position(Option::is_none)) else {
+        return false;
+    };
+    let Some(data) = S::lanes_mut(block) else { return false };
+    let here = Source::Input(shared);
+    match (step.function, step.operands) {
+        (Function::Own(function), [x, ..]) if x == here => S::Lane::own_in_place(function, data),
+        (Function::Unary(function), [x, ..]) if x == here => S::Lane::unary_in_place(function, data),
+        (Function::Copy, [x, ..]) if x == here => {}
+        (Function::Binary(function), [a, b, _]) if (a == here) != (b == here) => {
+            let other = match if a == here { b } else { a } {
+                Source::Constant(value) => Block::Scalar(S::Lane::from_f64(value)),
+                Source::Input(index) => {
+                    scratch.inputs.resize_with(1, Default::default);
+                    let Some(from) = inputs.get(index).copied().flatten() else { return false };
+                    match walk.block(index, from, start, data.len(), &mut scratch.inputs[0].0) {
+                        Block::Scalar(value) => Block::Scalar(value.widen_one()),
+                        Block::Slice(slice) => match S::lanes(slice) {
+                            Some(lanes) => Block::Slice(lanes),
+                            None => return false,
+                        },
+                    }
+                }
+                Source::Register(_) => return false,
+            };
+            return S::Lane::binary_in_place(function, data, other, b == here);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Runs all steps over one block of the output.
+fn compute<S: Storage>(
+    program: &Steps<S>,
+    walk: &Broadcast,
+    inputs: &Inputs<'_, S>,
+    (start, block): (usize, &mut [S]),
+    scratch: &mut Scratch<S>,
+) {
+    let Scratch { inputs: buffers, registers, result } = scratch;
+    buffers.resize_with(inputs.len(), Default::default);
+    registers.resize_with(program.registers, Default::default);
+    let len = block.len();
+    let mut blocks: SmallVec<[Block<'_, S::Lane>; 3]> = SmallVec::new();
+    for (index, (input, (elements, lanes))) in inputs.iter().zip(buffers).enumerate() {
+        let from: Block<'_, S> = match input {
+            Some(data) => walk.block(index, data, start, len, elements),
+            None => {
+                S::widen(block, lanes);
+                blocks.push(Block::Slice(lanes));
+                continue;
+            }
+        };
+        blocks.push(match from {
+            Block::Scalar(value) => Block::Scalar(value.widen_one()),
+            Block::Slice(slice) => match S::lanes(slice) {
+                Some(slice) => Block::Slice(slice),
+                None => {
+                    S::widen(slice, lanes);
+                    Block::Slice(lanes)
+                }
+            },
+        });
+    }
+    let Some((last, steps)) = program.steps.split_last() else { return };
+    for step in steps {
+        let mut target = std::mem::take(&mut registers[step.to]);
+        target.resize(len, S::Lane::default());
+        apply(step, &blocks, registers, &mut target);
+        registers[step.to] = target;
+    }
+    if let Some(output) = S::lanes_mut(block) {
+        apply(last, &blocks, registers, output);
+        return;
+    }
+    result.resize(len, S::Lane::default());
+    apply(last, &blocks, registers, result);
+    S::narrow(result, block);
+}
+
+fn apply<L: Lane>(step: &Step<L::Own>, inputs: &[Block<'_, L>], registers: &[Vec<L>], to: &mut [L]) {
+    let read = |source: Source| match source {
+        Source::Input(index) => inputs[index],
+        Source::Constant(value) => Block::Scalar(L::from_f64(value)),
+        Source::Register(index) => Block::Slice(&registers[index]),
+    };
+    let [a, b, c] = step.operands.map(read);
+    match step.function {
+        Function::Copy => copy(a, to),
+        Function::Own(function) => match a {
+            Block::Slice(from) => L::own(function, from, to),
+            Block::Scalar(value) => {
+                to.fill(value);
+                L::own_in_place(function, to);
+            }
+        },
+        Function::Unary(function) => match a {
+            Block::Slice(from) => L::unary(function, from, to),
+            Block::Scalar(value) => {
+                to.fill(value);
+                L::unary_in_place(function, to);
+            }
+        },
+        Function::Binary(function) => L::binary(function, a, b, to),
+        Function::Select => select(a, b, c, to),
+    }
+}
+
+fn copy<L: Copy>(from: Block<'_, L>, to: &mut [L]) {
+    match from {
+        Block::Slice(from) => to.copy_from_slice(from),
+        Block::Scalar(value) => to.fill(value),
+    }
+}

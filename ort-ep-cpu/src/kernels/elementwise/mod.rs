@@ -1,0 +1,13 @@
+//! Elementwise operators: float formulas run as small programs over blocks; integers, comparisons and moves have typed loops.
+
+mod blocks;
+mod cast;
+mod choose;
+mod compare;
+mod dropout;
+mod formula;
+mod identity;
+mod integer;
+mod lanes;
+mod power;
+mod program;

@@ -1,0 +1,149 @@
+//! Scalar formulas compiled to steps over registers, each of which is one vector loop over a block.
+
+use ort_core::spec::{BinaryFn, ScalarExpr, UnaryFn};
+
+/// What one step computes. `V` are further functions of one value that a kind of lane has in one loop.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Function<V> {
+    /// The operand itself.
+    Copy,
+    /// One of the lane's own functions.
+    Own(V),
+    /// A function of one value.
+    Unary(UnaryFn),
+    /// A function of two.
+    Binary(BinaryFn),
+    /// The second where the first is not zero, else the third.
+    Select,
+}
+
+/// Where a step reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Source {
+    Input(usize),
+    Constant(f64),
+    Register(usize),
+}
+
+/// One step: the operands that its function does not have are constants that nobody reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Step<V> {
+    pub(super) function: Function<V>,
+    pub(super) operands: [Source; 3],
+    /// The register written; the last step writes the output instead.
+    pub(super) to: usize,
+}
+
+/// A formula as steps; each writes a register that no operand of the same step is in.
+#[derive(Debug, Clone)]
+pub(super) struct Program<V> {
+    pub(super) steps: Vec<Step<V>>,
+    pub(super) registers: usize,
+    pub(super) inputs: usize,
+}
+
+const NOTHING: Source = Source::Constant(0.0);
+
+impl<V: Copy + PartialEq> Program<V> {
+    /// The program of one function of the lane's own.
+    pub(super) fn own(function: V) -> Program<V> {
+        let operands = [Source::Input(0), NOTHING, NOTHING];
+        Program {
+            steps: vec![Step { function: Function::Own(function), operands, to: 0 }],
+            registers: 0,
+            inputs: 1,
+        }
+    }
+
+    /// The program of a formula. Equal parts of the formula are computed once.
+    pub(super) fn compile(formula: &ScalarExpr) -> Program<V> {
+        let mut steps = Vec::new();
+        let result = emit(&mut steps, formula);
+        if steps.is_empty() || result != Source::Register(steps.len() - 1) {
+            steps.push(Step {
+                function: Function::Copy,
+                operands: [result, NOTHING, NOTHING],
+                to: steps.len(),
+            });
+        }
+        let registers = assign_registers(&mut steps);
+        Program { steps, registers, inputs: formula.input_count() }
+    }
+}
+
+fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr) -> Source {
+    let (function, operands) = match formula {
+        ScalarExpr::Input(index) => return Source::Input(*index),
+        ScalarExpr::Constant(value) => return Source::Constant(*value),
+        ScalarExpr::Unary(function, x) => (Function::Unary(*function), [emit(steps, x), NOTHING, NOTHING]),
+        ScalarExpr::Binary(function, a, b) => {
+            (Function::Binary(*function), [emit(steps, a), emit(steps, b), NOTHING])
+        }
+        ScalarExpr::Select(condition, then, otherwise) => {
+            (Function::Select, [emit(steps, condition), emit(steps, then), emit(steps, otherwise)])
+        }
+    };
+    let same = |step: &Step<V>| step.function == function && step.operands == operands;
+    let index = steps.iter().position(same).unwrap_or_else(|| {
+        steps.push(Step { function, operands, to: steps.len() });
+        steps.len() - 1
+    });
+    Source::Register(index)
+}
+
+/// Replaces one register for each step by as few as suffice; returns how many.
+fn assign_registers<V>(steps: &mut [Step<V>]) -> usize {
+    let mut last_use = vec![usize::MAX; steps.len()];
+    for (index, step) in steps.iter().enumerate() {
+        for operand in step.operands {
+            if let Source::Register(register) = operand {
+                last_use[register] = index;
+            }
+        }
+    }
+    let (mut free, mut count) = (Vec::new(), 0);
+    let mut place = vec![0; steps.len()];
+    let last = steps.len().saturating_sub(1);
+    for index in 0..steps.len() {
+        if index < last {
+            place[index] = free.pop().unwrap_or_else(|| {
+                count += 1;
+                count - 1
+            });
+            steps[index].to = place[index];
+        }
+        for operand in &mut steps[index].operands {
+            if let Source::Register(register) = operand {
+                *register = place[*register];
+            }
+        }
+        free.extend(
+            (0..index).filter(|&register| last_use[register] == index).map(|register| place[register]),
+        );
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_parts_are_computed_once_and_registers_are_reused() {
+        let x = || ScalarExpr::Input(0);
+        let twice = || x().apply(UnaryFn::Exp) + 1.0;
+        let program = Program::<()>::compile(&((twice() * twice()).apply(UnaryFn::Log) / x()));
+        assert_eq!(program.steps.len(), 5, "exp, add, mul, log, div");
+        assert_eq!(program.registers, 2);
+        for step in &program.steps[..4] {
+            assert!(!step.operands.contains(&Source::Register(step.to)), "{step:?} reads what it writes");
+        }
+    }
+
+    #[test]
+    fn a_bare_input_is_copied() {
+        let program = Program::<()>::compile(&ScalarExpr::Input(0));
+        assert_eq!((program.steps.len(), program.inputs), (1, 1));
+        assert_eq!(program.steps[0].function, Function::Copy);
+    }
+}

@@ -1,0 +1,129 @@
+//! `BatchNormalization`.
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::{Result, ensure, error, for_each_type};
+
+use super::row::{Row, for_each_row, to_f64s};
+use crate::cpu_kernels;
+use crate::kernels::reduce::number::Number;
+use crate::parallel::for_each_row_chunk_mut;
+use crate::simd::Isa;
+
+cpu_kernels![
+    KernelDef {
+        op: "BatchNormalization",
+        rank: 1,
+        in_place: &[(0, 0)],
+        when: |node| node.attrs().flag("training_mode").is_ok_and(|training| !training),
+        make,
+        ..KernelDef::BASE
+    },
+    // Training reads the input twice, so it does not write over it.
+    KernelDef { op: "BatchNormalization", make, ..KernelDef::BASE },
+];
+
+#[derive(Clone, Copy)]
+struct Settings {
+    epsilon: f64,
+    momentum: f64,
+    training: bool,
+    isa: Isa,
+}
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let settings = Settings {
+        epsilon: f64::from(cx.attrs().float("epsilon")?),
+        momentum: f64::from(cx.attrs().float("momentum")?),
+        training: cx.attrs().flag("training_mode")?,
+        isa: Isa::current(),
+    };
+    let output = cx.node.output_dtype(0).or(cx.node.dtype(0));
+    let dtype = output.ok_or_else(|| error!(Fail, "the input's type is not known"))?;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        for_each_type!(dtype in FLOATS, T => run::<T>(cx, settings), else => {
+            Err(error!(NotImplemented, "normalizing {}", dtype.name()))
+        })
+    }))
+}
+
+/// A moment of a channel: its mean and variance.
+type Moments = (f64, f64);
+
+fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
+    let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
+    let channels = shape.get(1).copied().unwrap_or(1);
+    let spatial: usize = shape.iter().skip(2).product();
+    let parameters: Result<Vec<Vec<f64>>> = (1..5).map(|index| to_f64s(&cx.input(index)?)).collect();
+    let [scale, bias, mean, variance] =
+        <[Vec<f64>; 4]>::try_from(parameters?).map_err(|_| error!(Fail, "four parameters were read"))?;
+    for parameter in [&scale, &bias, &mean, &variance] {
+        let count = parameter.len();
+        ensure!(
+            count == channels,
+            InvalidArgument,
+            "a parameter of {count} elements for {channels} channels"
+        );
+    }
+    let threads = cx.threads();
+    let mut moments: Vec<Moments> = mean.into_iter().zip(variance).collect();
+    if settings.training {
+        let from = cx.input(0)?.as_slice::<T>()?;
+        train(cx, settings, [channels, spatial], &mut moments, from)?;
+    }
+    let factors: Vec<[f64; 3]> = (0..channels)
+        .map(|channel| {
+            let (mean, variance) = moments[channel];
+            [mean, scale[channel] / (variance + settings.epsilon).sqrt(), bias[channel]]
+        })
+        .collect();
+    let data = cx.unary::<T>(0, 0)?;
+    if spatial == 1 {
+        for_each_row(threads, data, channels, |_, from, to| {
+            for ((x, y), [mean, factor, bias]) in from.iter().zip(to).zip(&factors) {
+                *y = T::from_f64((x.to_f64() - mean) * factor + bias);
+            }
+        });
+    } else {
+        for_each_row(threads, data, spatial, |row, from, to| {
+            T::affine(settings.isa, factors[row % channels], from, to);
+        });
+    }
+    Ok(())
+}
+
+/// Replaces the running moments by those of this batch, and writes what the running ones become.
+fn train<T: Row>(
+    cx: &mut RunCx<'_>,
+    settings: Settings,
+    [channels, spatial]: [usize; 2],
+    moments: &mut [Moments],
+    from: &[T],
+) -> Result<()> {
+    let count = (from.len() / channels.max(1)) as f64;
+    let before = moments.to_vec();
+    let isa = settings.isa;
+    for_each_row_chunk_mut(cx.threads(), moments, 1, 1, |first, piece| {
+        for (index, moment) in piece.iter_mut().enumerate() {
+            let rows = || from.chunks_exact(spatial.max(1)).skip(first + index).step_by(channels);
+            let mean = rows().map(|row| T::sum(isa, row)).sum::<f64>() / count;
+            let squares: f64 = rows().map(|row| T::sum_squares_around(isa, mean, row)).sum();
+            *moment = (mean, squares / count);
+        }
+    });
+    for index in [1, 2] {
+        if !cx.wants(index) {
+            continue;
+        }
+        let part = |moment: &Moments| if index == 1 { moment.0 } else { moment.1 };
+        let output = cx.output(index)?;
+        let dtype = output.dtype();
+        for_each_type!(dtype in FLOATS, U => {
+            let pairs = before.iter().zip(moments.iter());
+            for (to, (before, now)) in output.as_mut_slice::<U>()?.iter_mut().zip(pairs) {
+                let momentum = settings.momentum;
+                *to = U::from_f64(part(before) * momentum + part(now) * (1.0 - momentum));
+            }
+        }, else => return Err(error!(NotImplemented, "statistics of type {}", dtype.name())));
+    }
+    Ok(())
+}

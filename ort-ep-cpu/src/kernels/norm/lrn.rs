@@ -1,0 +1,68 @@
+//! `LRN`: local response normalization across channels.
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::tensor::TensorView;
+use ort_core::{Result, ensure, error, for_each_type};
+
+use super::row::Row;
+use crate::cpu_kernels;
+use crate::kernels::reduce::layout::around_axis;
+use crate::parallel::for_each_row_chunk_mut;
+
+cpu_kernels![KernelDef { op: "LRN", make, ..KernelDef::BASE }];
+
+#[derive(Clone, Copy)]
+struct Settings {
+    alpha: f64,
+    beta: f64,
+    bias: f64,
+    size: usize,
+}
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let size = attrs.int("size")?;
+    let size = usize::try_from(size).map_err(|_| error!(InvalidGraph, "LRN over {size} channels"))?;
+    ensure!(size > 0, InvalidGraph, "LRN over no channels");
+    let settings = Settings {
+        alpha: f64::from(attrs.float("alpha")?) / size as f64,
+        beta: f64::from(attrs.float("beta")?),
+        bias: f64::from(attrs.float("bias")?),
+        size,
+    };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        let dtype = input.dtype();
+        for_each_type!(dtype in FLOATS, T => run::<T>(cx, settings, input), else => {
+            Err(error!(NotImplemented, "normalizing {}", dtype.name()))
+        })
+    }))
+}
+
+fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) -> Result<()> {
+    let [_, channels, spatial] = around_axis(input.shape(), 1)?;
+    let from = input.as_slice::<T>()?;
+    let to = cx.output(0)?.as_mut_slice::<T>()?;
+    for_each_row_chunk_mut(cx.threads(), to, spatial, 1, |first, rows| {
+        let mut squares = vec![0f32; spatial];
+        for (index, to) in rows.chunks_exact_mut(spatial).enumerate() {
+            let (image, channel) = ((first + index) / channels, (first + index) % channels);
+            let start = channel.saturating_sub((settings.size - 1) / 2);
+            let end = channel.saturating_add(settings.size / 2).min(channels - 1);
+            squares.fill(0.0);
+            for neighbour in start..=end {
+                let row = &from[(image * channels + neighbour) * spatial..][..spatial];
+                for (sum, x) in squares.iter_mut().zip(row) {
+                    let x = x.to_f64() as f32;
+                    *sum += x * x;
+                }
+            }
+            let row = &from[(first + index) * spatial..][..spatial];
+            for ((x, y), sum) in row.iter().zip(to).zip(&squares) {
+                let norm = (settings.bias + settings.alpha * f64::from(*sum)).powf(settings.beta);
+                *y = T::from_f64(x.to_f64() / norm);
+            }
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`: functions of each line along an axis.
+
+use ort_core::Result;
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+
+use crate::cpu_kernels;
+use crate::kernels::reduce::lines::{LineFn, apply};
+use crate::kernels::reduce::rows::{self, Magnitude, Plus, Scale, Square};
+use crate::simd::Isa;
+use crate::simd::slices::map_in_place;
+
+cpu_kernels![
+    KernelDef { op: "Softmax", in_place: &[(0, 0)], make: |cx| make(cx, Line::Softmax), ..KernelDef::BASE },
+    KernelDef {
+        op: "LogSoftmax",
+        in_place: &[(0, 0)],
+        make: |cx| make(cx, Line::LogSoftmax),
+        ..KernelDef::BASE
+    },
+    KernelDef { op: "Hardmax", in_place: &[(0, 0)], make: |cx| make(cx, Line::Hardmax), ..KernelDef::BASE },
+    KernelDef { op: "LpNormalization", in_place: &[(0, 0)], make: make_lp, ..KernelDef::BASE },
+];
+
+#[derive(Clone, Copy)]
+enum Line {
+    Softmax,
+    LogSoftmax,
+    Hardmax,
+    L1,
+    L2,
+}
+
+fn make(cx: &mut CompileCx<'_>, line: Line) -> Result<Box<dyn Executable>> {
+    let axis = cx.attrs().int("axis")?;
+    let function = Function { line, isa: Isa::current() };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| apply(cx, axis, &function)))
+}
+
+fn make_lp(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let line = if cx.attrs().int("p")? == 1 { Line::L1 } else { Line::L2 };
+    make(cx, line)
+}
+
+struct Function {
+    line: Line,
+    isa: Isa,
+}
+
+impl LineFn for Function {
+    fn f32(&self, line: &mut [f32]) {
+        let isa = self.isa;
+        match self.line {
+            Line::Softmax => rows::softmax(isa, line),
+            Line::LogSoftmax => rows::log_softmax(isa, line),
+            Line::Hardmax => hardmax(line, f32::is_nan, 1.0),
+            Line::L1 => divide_f32(isa, line, rows::combine(isa, Magnitude(), Plus, line)),
+            Line::L2 => divide_f32(isa, line, rows::combine(isa, Square(), Plus, line).sqrt()),
+        }
+    }
+
+    fn f64(&self, line: &mut [f64]) {
+        let greatest = line.iter().fold(f64::NEG_INFINITY, |a, &b| if a > b || a.is_nan() { a } else { b });
+        match self.line {
+            Line::Softmax => {
+                line.iter_mut().for_each(|x| *x = (*x - greatest).exp());
+                let sum: f64 = line.iter().sum();
+                line.iter_mut().for_each(|x| *x /= sum);
+            }
+            Line::LogSoftmax => {
+                let sum: f64 = line.iter().map(|x| (x - greatest).exp()).sum();
+                let log = sum.ln();
+                line.iter_mut().for_each(|x| *x = *x - greatest - log);
+            }
+            Line::Hardmax => hardmax(line, f64::is_nan, 1.0),
+            Line::L1 => divide_f64(line, line.iter().map(|x| x.abs()).sum()),
+            Line::L2 => divide_f64(line, line.iter().map(|x| x * x).sum::<f64>().sqrt()),
+        }
+    }
+}
+
+/// A line without length stays zero, as the standard's reference has it.
+fn divide_f32(isa: Isa, line: &mut [f32], norm: f64) {
+    if norm != 0.0 {
+        map_in_place(isa, Scale((1.0 / norm) as f32), line);
+    }
+}
+
+fn divide_f64(line: &mut [f64], norm: f64) {
+    if norm != 0.0 {
+        line.iter_mut().for_each(|x| *x /= norm);
+    }
+}
+
+/// 1 at the first greatest element, 0 elsewhere.
+fn hardmax<T: Copy + PartialOrd + Default>(line: &mut [T], is_nan: fn(T) -> bool, one: T) {
+    let mut best = 0;
+    for (place, &x) in line.iter().enumerate() {
+        if x > line[best] || is_nan(x) && !is_nan(line[best]) {
+            best = place;
+        }
+    }
+    line.fill(T::default());
+    if let Some(chosen) = line.get_mut(best) {
+        *chosen = one;
+    }
+}

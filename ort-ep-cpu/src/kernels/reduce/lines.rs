@@ -1,0 +1,93 @@
+//! Functions applied to each line along one axis, in any layout and floating-point type.
+
+use ort_core::ep::{RunCx, Unary};
+use ort_core::{Result, error, for_each_type};
+
+use super::layout::around_axis;
+use super::number::Real;
+use crate::parallel::for_each_row_chunk_mut;
+
+/// Elements that are worth a thread of their own.
+const GRAIN: usize = 1 << 13;
+/// Lines that are gathered at a time where they are not consecutive in memory.
+const GATHERED: usize = 16;
+
+/// A function of one line, in place. Types other than `f32` go through `f64`.
+pub(crate) trait LineFn: Sync {
+    /// For `f32`.
+    fn f32(&self, line: &mut [f32]);
+    /// For the other types.
+    fn f64(&self, line: &mut [f64]);
+}
+
+/// Applies `function` to each line of input 0 along `axis` and writes output 0, which may be the same memory.
+pub(crate) fn apply(cx: &mut RunCx<'_>, axis: i64, function: &impl LineFn) -> Result<()> {
+    let dtype = match cx.in_place(0) {
+        Some(_) => None,
+        None => Some(cx.input(0)?.dtype()),
+    };
+    let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
+    let sizes = around_axis(shape, axis)?;
+    let threads = cx.threads();
+    let Some(dtype) = dtype else {
+        let output = cx.output(0)?;
+        let dtype = output.dtype();
+        return for_each_type!(dtype in FLOATS, T => {
+            lines::<T>(threads, sizes, Unary::InPlace(output.as_mut_slice()?), function);
+            Ok(())
+        }, else => Err(error!(NotImplemented, "lines of {}", dtype.name())));
+    };
+    for_each_type!(dtype in FLOATS, T => {
+        lines::<T>(threads, sizes, cx.unary::<T>(0, 0)?, function);
+        Ok(())
+    }, else => Err(error!(NotImplemented, "lines of {}", dtype.name())))
+}
+
+fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T>, function: &impl LineFn) {
+    let (from, to) = match data {
+        Unary::Apart(from, to) => (Some(from), to),
+        Unary::InPlace(to) => (None, to),
+    };
+    let block = len * inner;
+    if block == 0 {
+        return;
+    }
+    for_each_row_chunk_mut(threads, to, block, (GRAIN / block).max(1), |first, rows| {
+        if let Some(from) = from {
+            let start = first * block;
+            rows.copy_from_slice(&from[start..start + rows.len()]);
+        }
+        let mut scratch = Vec::new();
+        for rows in rows.chunks_exact_mut(block) {
+            match inner {
+                1 => T::apply(function, rows, &mut scratch),
+                _ => gathered(rows, len, inner, function, &mut scratch),
+            }
+        }
+    });
+}
+
+/// Lines that are `inner` apart in memory, some at a time.
+fn gathered<T: Real>(
+    block: &mut [T],
+    len: usize,
+    inner: usize,
+    function: &impl LineFn,
+    scratch: &mut Vec<f64>,
+) {
+    let mut lines = vec![T::default(); GATHERED.min(inner) * len];
+    for start in (0..inner).step_by(GATHERED) {
+        let width = GATHERED.min(inner - start);
+        for (at, row) in block.chunks_exact(inner).enumerate() {
+            for (line, &x) in row[start..start + width].iter().enumerate() {
+                lines[line * len + at] = x;
+            }
+        }
+        lines.chunks_exact_mut(len).take(width).for_each(|line| T::apply(function, line, scratch));
+        for (at, row) in block.chunks_exact_mut(inner).enumerate() {
+            for (line, x) in row[start..start + width].iter_mut().enumerate() {
+                *x = lines[line * len + at];
+            }
+        }
+    }
+}

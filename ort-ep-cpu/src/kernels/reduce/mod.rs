@@ -1,0 +1,10 @@
+//! Kernels that combine many elements into one: reductions, scans, selections.
+
+mod arg;
+mod cumulative;
+mod folds;
+pub(super) mod layout;
+pub(super) mod lines;
+pub(super) mod number;
+pub(super) mod rows;
+mod top_k;

@@ -1,0 +1,122 @@
+//! `TopK`.
+
+use std::cmp::Ordering;
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::{Result, ensure, error, for_each_type};
+
+use super::layout::around_axis;
+use super::number::Number;
+use crate::cpu_kernels;
+use crate::parallel::for_each_row_chunk_mut;
+
+/// Elements that are worth a thread of their own.
+const GRAIN: usize = 1 << 13;
+/// Up to this many places are kept sorted while the line is read once.
+const FEW: usize = 24;
+
+cpu_kernels![KernelDef { op: "TopK", make, ..KernelDef::BASE }];
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    // Sorted results are also a valid answer where the order does not matter.
+    let (axis, largest) = (cx.attrs().int("axis")?, cx.attrs().flag("largest")?);
+    Ok(Box::new(move |cx: &mut RunCx<'_>| run(cx, axis, largest)))
+}
+
+fn run(cx: &mut RunCx<'_>, axis: i64, largest: bool) -> Result<()> {
+    let (input, threads) = (cx.input(0)?, cx.threads());
+    let [outer, len, inner] = around_axis(input.shape(), axis)?;
+    let count = match cx.input(1)?.to_ints()?.as_slice() {
+        &[count] => usize::try_from(count).ok().filter(|&count| count <= len),
+        _ => None,
+    };
+    let count = count
+        .ok_or_else(|| error!(InvalidArgument, "K must be one number from 0 to the axis' size {len}"))?;
+    let total = outer * count * inner;
+    let mut owned = Vec::new();
+    let places = match cx.wants(1) {
+        true => cx.output(1)?.as_mut_slice::<i64>()?,
+        false => {
+            owned.resize(total, 0);
+            owned.as_mut_slice()
+        }
+    };
+    ensure!(places.len() == total, Fail, "{} places for {total} results", places.len());
+    let dtype = input.dtype();
+    for_each_type!(dtype in NUMERIC, T => {
+        let from = input.as_slice::<T>()?;
+        let search = Search { from, sizes: [len, inner, count], largest };
+        search.places(threads, places);
+        if cx.wants(0) {
+            search.values(places, cx.output(0)?.as_mut_slice()?);
+        }
+        Ok(())
+    }, else => Err(error!(NotImplemented, "sorting {}", dtype.name())))
+}
+
+struct Search<'a, T> {
+    from: &'a [T],
+    /// The axis' size, the elements between its neighbours, the number of results.
+    sizes: [usize; 3],
+    largest: bool,
+}
+
+impl<T: Number> Search<'_, T> {
+    fn places(&self, threads: usize, to: &mut [i64]) {
+        let [len, inner, count] = self.sizes;
+        let rows = (GRAIN / (len * inner).max(1)).max(1);
+        for_each_row_chunk_mut(threads, to, count * inner, rows, |first, blocks| {
+            let (mut line, mut order) = (Vec::with_capacity(len), Vec::new());
+            for (index, to) in blocks.chunks_exact_mut(count * inner).enumerate() {
+                let block = &self.from[(first + index) * len * inner..][..len * inner];
+                for column in 0..inner {
+                    line.clear();
+                    line.extend(block[column..].iter().step_by(inner).copied());
+                    self.order(&line, count, &mut order);
+                    for (to, &place) in to[column..].iter_mut().step_by(inner).zip(&order) {
+                        *to = place as i64;
+                    }
+                }
+            }
+        });
+    }
+
+    fn values(&self, places: &[i64], to: &mut [T]) {
+        let [len, inner, count] = self.sizes;
+        for (index, (to, &place)) in to.iter_mut().zip(places).enumerate() {
+            let block = index / (count * inner) * len * inner;
+            *to = self.from[block + place as usize * inner + index % inner];
+        }
+    }
+
+    /// The order of results: by value, NaN above every number, then by place.
+    fn compare(&self, line: &[T], a: usize, b: usize) -> Ordering {
+        let by_value = line[a].partial_cmp(&line[b]).unwrap_or(line[a].is_nan().cmp(&line[b].is_nan()));
+        let by_value = if self.largest { by_value.reverse() } else { by_value };
+        by_value.then(a.cmp(&b))
+    }
+
+    /// The places of the `count` first elements of the line, in order.
+    fn order(&self, line: &[T], count: usize, order: &mut Vec<usize>) {
+        order.clear();
+        if count > FEW {
+            order.extend(0..line.len());
+            if count < line.len() {
+                order.select_nth_unstable_by(count, |&a, &b| self.compare(line, a, b));
+                order.truncate(count);
+            }
+            order.sort_unstable_by(|&a, &b| self.compare(line, a, b));
+            return;
+        }
+        for place in 0..line.len() {
+            if order.len() == count {
+                match order.last() {
+                    Some(&last) if self.compare(line, place, last) == Ordering::Less => order.pop(),
+                    _ => continue,
+                };
+            }
+            let at = order.partition_point(|&kept| self.compare(line, kept, place) == Ordering::Less);
+            order.insert(at, place);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The activation that a kernel applies to its result before it leaves the registers or the cache.
+
+use super::elementwise::{Unary, unary_in_place};
+use crate::simd::slices::UnaryOp;
+use crate::simd::{Isa, Simd};
+
+/// What is applied to a kernel's result.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// The greater of 0 and the value.
+    Relu,
+    /// The nearest value in a range.
+    Clip {
+        /// The least result.
+        min: f32,
+        /// The greatest result.
+        max: f32,
+    },
+    /// Any other function of one value.
+    Unary(Unary),
+}
+
+impl Activation {
+    /// Parts it into bounds that a kernel applies in registers and a function for afterwards.
+    pub fn split(self) -> (Clamp, Option<Unary>) {
+        match self {
+            Activation::None => (Clamp::NONE, None),
+            Activation::Relu | Activation::Unary(Unary::Relu) => (Clamp { min: 0.0, ..Clamp::NONE }, None),
+            Activation::Clip { min, max } | Activation::Unary(Unary::Clip { min, max }) => {
+                (Clamp { min, max }, None)
+            }
+            Activation::Unary(function) => (Clamp::NONE, Some(function)),
+        }
+    }
+
+    /// Applies it to all of a slice.
+    pub fn apply_in_place(self, isa: Isa, data: &mut [f32]) {
+        match self {
+            Activation::None => {}
+            Activation::Relu => unary_in_place(isa, Unary::Relu, data),
+            Activation::Clip { min, max } => unary_in_place(isa, Unary::Clip { min, max }, data),
+            Activation::Unary(function) => unary_in_place(isa, function, data),
+        }
+    }
+}
+
+/// Bounds of a result; NaN stays NaN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clamp {
+    /// The least result.
+    pub min: f32,
+    /// The greatest result.
+    pub max: f32,
+}
+
+impl Clamp {
+    /// No bounds.
+    pub const NONE: Clamp = Clamp { min: f32::NEG_INFINITY, max: f32::INFINITY };
+}
+
+impl UnaryOp for Clamp {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        s.min_or_second(s.splat(self.max), s.max_or_second(s.splat(self.min), x))
+    }
+}

@@ -1,0 +1,361 @@
+//! Depthwise convolution of one channel's plane.
+//!
+//! The plane is first copied into scratch with its padding, parted by the strides into phases (the places with
+//! equal remainder), so that whatever the stride each tap of the kernel reads a run of adjacent values. Rows
+//! much narrower than a vector are computed as one long row over the padded width, and the
+//! places between rows are dropped. Small planes and large kernels are faster several channels at a time, with
+//! [`depthwise_channels`](super::depthwise_channels).
+
+use super::activation::{Activation, Clamp};
+use super::elementwise::{Unary, unary_in_place};
+use super::window::Window;
+use crate::simd::slices::UnaryOp;
+use crate::simd::stencil::{
+    Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, square_rows, tap_rows, taps,
+};
+use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
+
+/// How all planes of one convolution are computed.
+#[derive(Debug, Clone)]
+pub struct DepthwisePlan {
+    window: Window,
+    isa: Isa,
+    /// Rows and columns of one phase of the padded plane.
+    phase: [usize; 2],
+    /// Where each tap reads, from the place of output 0.
+    offsets: Vec<usize>,
+    /// Whether all rows are computed as one.
+    flat: bool,
+}
+
+impl DepthwisePlan {
+    /// Plans a convolution for an instruction set.
+    pub fn new(isa: Isa, window: Window) -> DepthwisePlan {
+        let isa = isa.min(Isa::widest());
+        let Window { output, kernel, strides, dilations, .. } = window;
+        let phase = [window.extent(0).div_ceil(strides[0]), window.extent(1).div_ceil(strides[1])];
+        let mut offsets = Vec::with_capacity(kernel[0] * kernel[1]);
+        for ky in 0..kernel[0] {
+            for kx in 0..kernel[1] {
+                let (y, x) = (ky * dilations[0], kx * dilations[1]);
+                let plane = (y % strides[0]) * strides[1] + x % strides[1];
+                offsets
+                    .push(plane * (phase[0] * phase[1] + SLACK) + y / strides[0] * phase[1] + x / strides[1]);
+            }
+        }
+        let lanes = match isa {
+            Isa::Avx512 => 16,
+            Isa::Avx2 => 8,
+            _ => 4,
+        };
+        let by_rows = output[0] * output[1].div_ceil(lanes);
+        let at_once = (output[0] * phase[1]).div_ceil(lanes);
+        DepthwisePlan { window, isa, phase, offsets, flat: at_once * 3 < by_rows * 2 }
+    }
+
+    /// How many f32 of scratch a plane needs.
+    pub fn scratch_len(&self) -> usize {
+        let flat_output = if self.flat { self.window.output[0] * self.phase[1] + SLACK } else { 0 };
+        self.padded_len() + flat_output
+    }
+
+    fn padded_len(&self) -> usize {
+        let [sy, sx] = self.window.strides;
+        sy * sx * (self.phase[0] * self.phase[1] + SLACK) + SLACK
+    }
+
+    /// Convolves one plane: `to[y][x] = activation(bias + sum of weights[ky][kx] * from[...])`.
+    ///
+    /// `scratch` holds at least [`scratch_len`](Self::scratch_len) values of any content.
+    ///
+    /// # Panics
+    /// If a slice does not have the length that the window says.
+    pub fn run(
+        &self,
+        from: &[f32],
+        weights: &[f32],
+        bias: f32,
+        activation: Activation,
+        to: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let Window { input, output, .. } = self.window;
+        assert_eq!(from.len(), input[0] * input[1], "the input plane");
+        assert_eq!(to.len(), output[0] * output[1], "the output plane");
+        assert_eq!(weights.len(), self.offsets.len(), "the kernel");
+        if to.is_empty() {
+            return;
+        }
+        let (clamp, rest) = activation.split();
+        match rest {
+            Some(Unary::HardSwish) => self.run_with(HardSwish, (from, weights, bias), to, scratch),
+            Some(Unary::Silu) => self.run_with(Silu, (from, weights, bias), to, scratch),
+            rest => {
+                self.run_with(clamp, (from, weights, bias), to, scratch);
+                if let Some(function) = rest {
+                    unary_in_place(self.isa, function, to);
+                }
+            }
+        }
+    }
+
+    fn run_with<E: UnaryOp>(
+        &self,
+        epilogue: E,
+        (from, weights, bias): (&[f32], &[f32], f32),
+        to: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        dispatch(self.isa, Plane { plan: self, epilogue, from, weights, bias, to, scratch });
+    }
+}
+
+/// `x * clip(x / 6 + 1/2, 0, 1)`.
+#[derive(Clone, Copy)]
+pub(super) struct HardSwish;
+
+impl UnaryOp for HardSwish {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        let line = s.mul_add(x, s.splat(1.0 / 6.0), s.splat(0.5));
+        s.mul(x, Clamp { min: 0.0, max: 1.0 }.apply(s, line))
+    }
+}
+
+/// `x * sigmoid(x)`.
+#[derive(Clone, Copy)]
+pub(super) struct Silu;
+
+impl UnaryOp for Silu {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        math::silu(s, x)
+    }
+}
+
+struct Plane<'a, E> {
+    plan: &'a DepthwisePlan,
+    epilogue: E,
+    from: &'a [f32],
+    weights: &'a [f32],
+    bias: f32,
+    to: &'a mut [f32],
+    scratch: &'a mut [f32],
+}
+
+impl<E: UnaryOp> SimdOp for Plane<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Plane { plan, epilogue, from, weights, bias, to, scratch } = self;
+        let Window { output: [_, width], kernel, strides, dilations, .. } = plan.window;
+        let (padded, rest) = scratch.split_at_mut(plan.padded_len());
+        pad(s, plan, from, padded);
+        let stride = plan.phase[1];
+        let filter = Filter { weights, bias };
+        if plan.flat {
+            let len = (plan.window.output[0] - 1) * stride + width;
+            taps(s, padded, &plan.offsets, filter, epilogue, (&mut *rest, len));
+            close_rows(s, rest, stride, (to, width));
+            return;
+        }
+        let input = Input { values: padded, stride };
+        let dense = strides == [1, 1] && dilations == [1, 1];
+        match kernel {
+            [3, 3] if dense => square::<S, E, 3>(s, input, filter, epilogue, (to, width)),
+            [5, 5] if dense => square::<S, E, 5>(s, input, filter, epilogue, (to, width)),
+            _ => any(s, input, &plan.offsets, filter, epilogue, (to, width)),
+        }
+    }
+}
+
+/// A square kernel with stride 1, four rows at a time.
+#[inline(always)]
+fn square<S: Simd, E: UnaryOp, const K: usize>(
+    s: S,
+    input: Input<'_>,
+    filter: Filter<'_>,
+    epilogue: E,
+    (to, width): (&mut [f32], usize),
+) {
+    let rows = to.len() / width;
+    let mut row = 0;
+    while row < rows {
+        let from = Input { values: &input.values[row * input.stride..], ..input };
+        let out = (&mut to[row * width..], width);
+        row += match rows - row {
+            1 => {
+                square_rows::<S, E, K, 1>(s, from, filter, epilogue, out);
+                1
+            }
+            2..=3 => {
+                square_rows::<S, E, K, 2>(s, from, filter, epilogue, out);
+                2
+            }
+            _ => {
+                square_rows::<S, E, K, 4>(s, from, filter, epilogue, out);
+                4
+            }
+        };
+    }
+}
+
+/// Any kernel, stride and dilation, four rows at a time.
+#[inline(always)]
+fn any<S: Simd, E: UnaryOp>(
+    s: S,
+    input: Input<'_>,
+    offsets: &[usize],
+    filter: Filter<'_>,
+    epilogue: E,
+    (to, width): (&mut [f32], usize),
+) {
+    let rows = to.len() / width;
+    let mut row = 0;
+    while row < rows {
+        let from = Input { values: &input.values[row * input.stride..], ..input };
+        let out = (&mut to[row * width..], width);
+        row += match rows - row {
+            1 => {
+                tap_rows::<S, E, 1>(s, from, offsets, filter, epilogue, out);
+                1
+            }
+            2..=3 => {
+                tap_rows::<S, E, 2>(s, from, offsets, filter, epilogue, out);
+                2
+            }
+            _ => {
+                tap_rows::<S, E, 4>(s, from, offsets, filter, epilogue, out);
+                4
+            }
+        };
+    }
+}
+
+/// Copies the plane into its phases, with zeros around it.
+#[inline(always)]
+fn pad<S: Simd>(s: S, plan: &DepthwisePlan, from: &[f32], padded: &mut [f32]) {
+    let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = plan.window;
+    let [rows, columns] = plan.phase;
+    let plane = rows * columns + SLACK;
+    for phase_row in 0..sy {
+        for row in 0..rows {
+            let start = phase_row * sx * plane + row * columns;
+            let source = match (row * sy + phase_row).checked_sub(top) {
+                Some(y) if y < height => &from[y * width..][..width],
+                _ => &[],
+            };
+            match sx {
+                1 => pad_row(s, source, (left, columns), 0.0, &mut padded[start..]),
+                2 => {
+                    let (even, odd) = padded[start..].split_at_mut(plane);
+                    pad_row_by_two(s, source, left, columns, even, odd);
+                }
+                _ => pad_row_by_any(source, (left, columns), sx, &mut padded[start..], plane),
+            }
+        }
+    }
+}
+
+/// `pad_row` for any stride: phase `p` goes to `padded[p * plane..]`.
+fn pad_row_by_any(
+    source: &[f32],
+    (left, columns): (usize, usize),
+    stride: usize,
+    padded: &mut [f32],
+    plane: usize,
+) {
+    for phase in 0..stride {
+        let target = &mut padded[phase * plane..][..columns];
+        for (index, value) in target.iter_mut().enumerate() {
+            let x = (index * stride + phase).checked_sub(left);
+            *value = x.and_then(|x| source.get(x)).copied().unwrap_or(0.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference(window: &Window, from: &[f32], weights: &[f32], bias: f32) -> Vec<f64> {
+        let Window { input, output, kernel, strides, dilations, pads } = *window;
+        let mut result = Vec::new();
+        for y in 0..output[0] {
+            for x in 0..output[1] {
+                let mut sum = f64::from(bias);
+                for ky in 0..kernel[0] {
+                    for kx in 0..kernel[1] {
+                        let iy = (y * strides[0] + ky * dilations[0])
+                            .checked_sub(pads[0])
+                            .filter(|i| *i < input[0]);
+                        let ix = (x * strides[1] + kx * dilations[1])
+                            .checked_sub(pads[1])
+                            .filter(|i| *i < input[1]);
+                        if let (Some(iy), Some(ix)) = (iy, ix) {
+                            sum +=
+                                f64::from(from[iy * input[1] + ix]) * f64::from(weights[ky * kernel[1] + kx]);
+                        }
+                    }
+                }
+                result.push(sum);
+            }
+        }
+        result
+    }
+
+    #[test]
+    fn planes_agree_with_the_definition() {
+        // input, kernel, strides, dilations, padding before, padding after
+        let mut cases = vec![
+            ([1, 50], [1, 5], [1, 1], [1, 2], [0, 4], [0, 0]),
+            ([1, 37], [1, 4], [1, 3], [1, 1], [0, 2], [0, 1]),
+            ([9, 11], [3, 2], [2, 1], [1, 1], [1, 0], [1, 1]),
+            ([9, 40], [2, 3], [1, 2], [2, 3], [0, 5], [2, 0]),
+            ([20, 20], [3, 3], [3, 3], [1, 1], [0, 0], [0, 0]),
+            ([3, 3], [3, 3], [1, 1], [3, 3], [3, 3], [3, 3]),
+            ([1, 1], [5, 5], [2, 2], [1, 1], [4, 4], [4, 4]),
+        ];
+        for size in [1, 2, 5, 7, 13, 14, 17, 28, 33, 56] {
+            for kernel in [1, 3, 5, 7] {
+                for stride in [1, 2] {
+                    let pad = kernel / 2;
+                    cases.push(([size, size + 1], [kernel; 2], [stride; 2], [1; 2], [pad; 2], [pad; 2]));
+                }
+            }
+        }
+        type Case = (Activation, fn(f64) -> f64);
+        let activations: [Case; 4] = [
+            (Activation::None, |x| x),
+            (Activation::Clip { min: 0.0, max: 0.5 }, |x| x.clamp(0.0, 0.5)),
+            (Activation::Unary(Unary::HardSwish), |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
+            (Activation::Unary(Unary::Tanh), f64::tanh),
+        ];
+        for isa in Isa::available() {
+            for (number, &(input, kernel, strides, dilations, pads, after)) in cases.iter().enumerate() {
+                let out = |axis: usize| {
+                    (input[axis] + pads[axis] + after[axis] - (kernel[axis] - 1) * dilations[axis] - 1)
+                        / strides[axis]
+                        + 1
+                };
+                let window = Window { input, output: [out(0), out(1)], kernel, strides, dilations, pads };
+                let from: Vec<f32> = (0..input[0] * input[1]).map(|i| (i as f32 * 1.7).sin()).collect();
+                let weights: Vec<f32> = (0..kernel[0] * kernel[1]).map(|i| (i as f32 * 2.3).cos()).collect();
+                let (activation, function) = activations[number % activations.len()];
+                let plan = DepthwisePlan::new(isa, window);
+                let mut scratch = vec![f32::NAN; plan.scratch_len()];
+                let mut to = vec![f32::NAN; out(0) * out(1)];
+                plan.run(&from, &weights, 0.25, activation, &mut to, &mut scratch);
+                for (index, want) in reference(&window, &from, &weights, 0.25).into_iter().enumerate() {
+                    let want = function(want);
+                    assert!(
+                        (f64::from(to[index]) - want).abs() < 2e-5,
+                        "{isa:?} {window:?} at {index}: {} {want}",
+                        to[index]
+                    );
+                }
+            }
+        }
+    }
+}

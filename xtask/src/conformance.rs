@@ -1,0 +1,354 @@
+//! `cargo xtask conformance`: the onnx package's test cases, against a list of those known to fail.
+//!
+//! The list must be exactly right: a case that fails and is not in it fails the run, and so does one that is in it
+//! and passes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::python::Python;
+use crate::summary::Summary;
+use crate::table;
+use crate::workspace::{Workspace, run as run_command};
+
+/// The suites, small and telling ones first.
+const SUITES: [&str; 5] = ["simple", "pytorch-operator", "pytorch-converted", "light", "node"];
+/// How many cases the suites have together in the pinned package.
+pub(crate) const CASES: usize = 2033;
+/// Reasons in the list are cut to this many characters.
+const REASON_LENGTH: usize = 100;
+/// A process that prints nothing for so long hangs; the slowest case takes some seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What to run.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Only these suites.
+    #[arg(long = "suite", value_name = "NAME", value_parser = SUITES)]
+    pub(crate) suites: Vec<String>,
+    /// Rewrite the list of known failures from this run.
+    #[arg(long)]
+    pub(crate) bless: bool,
+}
+
+/// What became of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Pass,
+    Fail,
+    Skip,
+}
+
+/// A case's name without its suite, its verdict, and why.
+type Line = (String, Verdict, String);
+
+#[derive(Debug)]
+struct Outcome {
+    /// `suite/case`.
+    name: String,
+    verdict: Verdict,
+    why: String,
+}
+
+/// Runs the suites; an error where the list of known failures is not exactly right.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+    let cases = dump(workspace)?;
+    let ort = workspace.build_ort()?;
+    let chosen = |suite: &&str| options.suites.is_empty() || options.suites.iter().any(|name| name == suite);
+    let suites: Vec<&str> = SUITES.into_iter().filter(chosen).collect();
+
+    let mut outcomes = Vec::new();
+    for suite in &suites {
+        let of_suite = run_suite(&ort, &cases, suite)?;
+        println!("{suite}: {}", count(&of_suite));
+        outcomes.extend(of_suite);
+    }
+    let summary = count(&outcomes);
+    if options.suites.is_empty() && outcomes.len() != CASES {
+        bail!("{} cases ran instead of {CASES}", outcomes.len());
+    }
+    print_operators(&cases, &outcomes)?;
+    println!("all suites: {summary}");
+
+    let path = workspace.own("conformance.ignore");
+    let listed = read_list(&path)?;
+    if options.bless {
+        return bless(&path, &listed, &outcomes, &suites).map(|()| summary);
+    }
+    check_list(&listed, &outcomes, &suites)?;
+    // Known failures are skipped tests as far as the closing line of a green run goes.
+    let closing = Summary { passed: summary.passed, failed: 0, skipped: summary.failed + summary.skipped };
+    println!("{} cases fail as conformance.ignore says they do\n{closing}", closing.skipped);
+    Ok(closing)
+}
+
+/// Writes the cases to target/conformance unless they are there, made by the same script and packages.
+fn dump(workspace: &Workspace) -> Result<PathBuf> {
+    let folder = workspace.target.join("conformance");
+    let made_by = fs::read_to_string(workspace.own("python/dump_cases.py"))?
+        + &fs::read_to_string(workspace.own("python/requirements.txt"))?;
+    let stamp = folder.join("made_by");
+    if fs::read_to_string(&stamp).ok().as_ref() != Some(&made_by) {
+        if folder.exists() {
+            fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        run_command(Python::open(workspace)?.script("dump_cases.py").arg(&folder))?;
+        fs::write(&stamp, made_by)?;
+    }
+    Ok(folder)
+}
+
+/// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases
+/// that have no outcome yet, and one that dies before its first outcome did so of its first case.
+fn run_suite(ort: &Path, cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
+    let folder = cases.join(suite);
+    let place = format!("{}/", cases.display());
+    let mut left = BTreeSet::new();
+    for entry in fs::read_dir(&folder)? {
+        left.insert(entry?.file_name().to_string_lossy().into_owned());
+    }
+    let mut outcomes = Vec::new();
+    while !left.is_empty() {
+        let folders: Vec<PathBuf> = left.iter().map(|name| folder.join(name)).collect();
+        let before = left.len();
+        for (name, verdict, why) in run_cases(ort, &folders)? {
+            // A line about something that is no case, or a second one about the same, says nothing.
+            if left.remove(&name) {
+                // Messages name the model's file; where the cases lie on this machine is not worth keeping.
+                let why = why.replace(&place, "");
+                outcomes.push(Outcome { name: format!("{suite}/{name}"), verdict, why });
+            }
+        }
+        if left.len() == before
+            && let Some(name) = left.pop_first()
+        {
+            let why = "the process died or hung".to_owned();
+            outcomes.push(Outcome { name: format!("{suite}/{name}"), verdict: Verdict::Fail, why });
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Runs `ort test FOLDER...` and reads its lines. A process that is silent for too long is ended.
+fn run_cases(ort: &Path, folders: &[PathBuf]) -> Result<Vec<Line>> {
+    let mut command = Command::new(ort);
+    command.arg("test").args(folders).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().context("cannot run ort test")?;
+    let Some(output) = child.stdout.take() else { bail!("ort test has no output") };
+    let (sender, receiver) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        lines.map(|line| sender.send(line)).all(|sent| sent.is_ok())
+    });
+    let mut outcomes = Vec::new();
+    loop {
+        match receiver.recv_timeout(PATIENCE) {
+            Ok(line) => outcomes.extend(parse_line(&line)),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                child.kill().context("cannot end the test process")?;
+                break;
+            }
+        }
+    }
+    let status = child.wait()?;
+    drop(reader);
+    if status.code() == Some(2) {
+        bail!("ort test refuses its command line");
+    }
+    Ok(outcomes)
+}
+
+/// Reads `PASS name`, `FAIL name: why` or `SKIP name: why`; nothing for any other line.
+fn parse_line(line: &str) -> Option<Line> {
+    let (word, rest) = line.split_once(' ')?;
+    let verdict = match word {
+        "PASS" => Verdict::Pass,
+        "FAIL" => Verdict::Fail,
+        "SKIP" => Verdict::Skip,
+        _ => return None,
+    };
+    let (name, why) = rest.split_once(": ").unwrap_or((rest, ""));
+    // The name may be a path; the case is its last part.
+    let name = name.trim().trim_end_matches('/').rsplit(['/', '\\']).next()?;
+    Some((name.to_owned(), verdict, why.trim().to_owned()))
+}
+
+fn count(outcomes: &[Outcome]) -> Summary {
+    let of = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
+    Summary { passed: of(Verdict::Pass), failed: of(Verdict::Fail), skipped: of(Verdict::Skip) }
+}
+
+/// Prints which operators the failures have to do with. A case of several operators is put down to those of
+/// them that never pass.
+fn print_operators(cases: &Path, outcomes: &[Outcome]) -> Result<()> {
+    let path = cases.join("index.tsv");
+    let index = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let operators: BTreeMap<&str, Vec<&str>> = index
+        .lines()
+        .filter_map(|line| line.split_once('\t'))
+        .map(|(name, operators)| (name, operators.split(' ').collect()))
+        .collect();
+    let of = |outcome: &Outcome| operators.get(outcome.name.as_str()).cloned().unwrap_or_default();
+    let passing: BTreeSet<&str> =
+        outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Pass).flat_map(of).collect();
+
+    let mut failures: BTreeMap<&str, (usize, &Outcome)> = BTreeMap::new();
+    for outcome in outcomes.iter().filter(|outcome| outcome.verdict != Verdict::Pass) {
+        let mut suspects = of(outcome);
+        if suspects.len() > 1 {
+            suspects.retain(|operator| !passing.contains(operator));
+        }
+        if suspects.is_empty() {
+            suspects.push("(several)");
+        }
+        for operator in suspects {
+            failures.entry(operator).or_insert((0, outcome)).0 += 1;
+        }
+    }
+    if failures.is_empty() {
+        return Ok(());
+    }
+    let mut rows: Vec<_> = failures.into_iter().collect();
+    rows.sort_by_key(|(operator, (failed, _))| (std::cmp::Reverse(*failed), *operator));
+    let mut table = table::new(&["operator", "failing", "ever passes", "first case", "why"]);
+    for (operator, (failed, first)) in rows {
+        let ever = if passing.contains(operator) { "yes" } else { "no" };
+        let why = first.why.chars().take(REASON_LENGTH).collect::<String>();
+        table.add_row([operator, &failed.to_string(), ever, &first.name, &why]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+/// Reads the list: `suite/case  # reason` a line. A missing file is an empty list.
+fn read_list(path: &Path) -> Result<BTreeMap<String, String>> {
+    if !path.exists() {
+        return Ok(BTreeMap::new());
+    }
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut list = BTreeMap::new();
+    for line in text.lines() {
+        let (name, reason) = line.split_once('#').unwrap_or((line, ""));
+        let (name, reason) = (name.trim(), reason.trim());
+        if name.is_empty() {
+            continue;
+        }
+        if reason.is_empty() {
+            bail!("{}: `{name}` has no reason", path.display());
+        }
+        if list.insert(name.to_owned(), reason.to_owned()).is_some() {
+            bail!("{}: `{name}` is listed twice", path.display());
+        }
+    }
+    Ok(list)
+}
+
+fn in_suites(name: &str, suites: &[&str]) -> bool {
+    name.split_once('/').is_some_and(|(suite, _)| suites.contains(&suite))
+}
+
+/// Fails unless the list names exactly the cases that did not pass.
+fn check_list(listed: &BTreeMap<String, String>, outcomes: &[Outcome], suites: &[&str]) -> Result<()> {
+    let mut wrong = Vec::new();
+    for outcome in outcomes {
+        match (outcome.verdict, listed.contains_key(&outcome.name)) {
+            (Verdict::Pass, true) => wrong.push(format!("{} passes: take it off the list", outcome.name)),
+            (Verdict::Fail | Verdict::Skip, false) => {
+                wrong.push(format!("{}: {}", outcome.name, outcome.why))
+            }
+            _ => {}
+        }
+    }
+    let names: BTreeSet<&str> = outcomes.iter().map(|outcome| outcome.name.as_str()).collect();
+    for name in listed.keys().filter(|name| in_suites(name, suites) && !names.contains(name.as_str())) {
+        wrong.push(format!("{name}: there is no such case"));
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    for line in &wrong {
+        println!("WRONG {line}");
+    }
+    bail!("{} cases are not as conformance.ignore says", wrong.len())
+}
+
+/// Writes the list anew for the suites that ran; reasons of cases that are listed already stay.
+fn bless(
+    path: &Path,
+    listed: &BTreeMap<String, String>,
+    outcomes: &[Outcome],
+    suites: &[&str],
+) -> Result<()> {
+    let mut list: BTreeMap<&str, String> = listed
+        .iter()
+        .filter(|(name, _)| !in_suites(name, suites))
+        .map(|(name, reason)| (name.as_str(), reason.clone()))
+        .collect();
+    for outcome in outcomes.iter().filter(|outcome| outcome.verdict != Verdict::Pass) {
+        let found: String = outcome.why.replace('#', "").chars().take(REASON_LENGTH).collect();
+        let found =
+            if found.trim().is_empty() { "no reason given".to_owned() } else { found.trim().to_owned() };
+        list.insert(&outcome.name, listed.get(&outcome.name).cloned().unwrap_or(found));
+    }
+    let lines: String = list.iter().map(|(name, reason)| format!("{name}  # {reason}\n")).collect();
+    fs::write(path, lines).with_context(|| format!("cannot write {}", path.display()))?;
+    println!("wrote {} known failures", list.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_lines_of_a_run() {
+        let table = [
+            ("PASS test_abs", Some(("test_abs", Verdict::Pass, ""))),
+            ("PASS cases/node/test_abs", Some(("test_abs", Verdict::Pass, ""))),
+            (
+                "FAIL test_abs: output 0: 3 of 4 differ",
+                Some(("test_abs", Verdict::Fail, "output 0: 3 of 4 differ")),
+            ),
+            ("SKIP test_abs: no data", Some(("test_abs", Verdict::Skip, "no data"))),
+            ("3 passed, 1 failed, 0 skipped", None),
+            ("", None),
+        ];
+        for (line, expected) in table {
+            let found = parse_line(line);
+            let found = found.as_ref().map(|(name, verdict, why)| (name.as_str(), *verdict, why.as_str()));
+            assert_eq!(found, expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_list_must_be_exactly_right() {
+        let outcome = |name: &str, verdict| Outcome { name: name.to_owned(), verdict, why: String::new() };
+        let outcomes = [
+            outcome("node/a", Verdict::Pass),
+            outcome("node/b", Verdict::Fail),
+            outcome("node/c", Verdict::Skip),
+        ];
+        let table: [(&[&str], bool); 6] = [
+            (&["node/b", "node/c"], true),
+            (&["node/b", "node/c", "light/x"], true),
+            (&["node/b"], false),
+            (&["node/c"], false),
+            (&["node/a", "node/b", "node/c"], false),
+            (&["node/b", "node/c", "node/gone"], false),
+        ];
+        for (names, right) in table {
+            let listed = names.iter().map(|name| ((*name).to_owned(), "why".to_owned())).collect();
+            assert_eq!(check_list(&listed, &outcomes, &["node"]).is_ok(), right, "{names:?}");
+        }
+    }
+}

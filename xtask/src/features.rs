@@ -1,0 +1,74 @@
+//! `cargo xtask features`: every combination of the facade's cargo features, and every crate alone.
+
+use anyhow::{Result, bail};
+
+use crate::workspace::{Workspace, run as run_command};
+
+const FACADE: &str = "ort-runtime";
+/// Up to this many features all combinations are tried; beyond it none, each alone, each left out, and all.
+const MOST_FOR_ALL_COMBINATIONS: usize = 4;
+
+/// Checks and tests each combination.
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let Some(facade) = workspace.packages.iter().find(|package| package.name == FACADE) else {
+        bail!("there is no crate {FACADE}");
+    };
+    // A feature that a dependency made (`dep:`) has no name of its own; `default` is a combination of others.
+    let features: Vec<&str> =
+        facade.features.keys().map(String::as_str).filter(|name| *name != "default").collect();
+    for combination in combinations(&features) {
+        let features = combination.join(",");
+        let flags = ["--package", FACADE, "--no-default-features", "--features", &features];
+        run_command(workspace.cargo().args(["check", "--quiet", "--all-targets"]).args(flags))?;
+        run_command(workspace.cargo().args(["test", "--quiet"]).args(flags))?;
+    }
+    for package in &workspace.packages {
+        run_command(workspace.cargo().args([
+            "check",
+            "--quiet",
+            "--all-targets",
+            "--package",
+            &package.name,
+        ]))?;
+    }
+    println!(
+        "all combinations of {} features and all {} crates are fine",
+        features.len(),
+        workspace.packages.len()
+    );
+    Ok(())
+}
+
+fn combinations<'a>(features: &[&'a str]) -> Vec<Vec<&'a str>> {
+    let count = features.len();
+    let chosen = |bits: usize| (0..count).filter(|at| bits >> at & 1 == 1).map(|at| features[at]).collect();
+    if count <= MOST_FOR_ALL_COMBINATIONS {
+        return (0..1 << count).map(chosen).collect();
+    }
+    let without =
+        |at: usize| features.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, name)| *name).collect();
+    let mut list = vec![Vec::new()];
+    list.extend(features.iter().map(|name| vec![*name]));
+    list.extend((0..count).map(without));
+    list.push(features.to_vec());
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::combinations;
+
+    #[test]
+    fn few_features_are_combined_in_all_ways() {
+        assert_eq!(combinations(&[]), [Vec::<&str>::new()]);
+        assert_eq!(combinations(&["a", "b"]), [vec![], vec!["a"], vec!["b"], vec!["a", "b"]]);
+        assert_eq!(combinations(&["a", "b", "c", "d"]).len(), 16);
+    }
+
+    #[test]
+    fn many_features_are_tried_alone_left_out_and_together() {
+        let list = combinations(&["a", "b", "c", "d", "e"]);
+        assert_eq!(list.len(), 1 + 5 + 5 + 1);
+        assert_eq!(list[6], ["b", "c", "d", "e"]);
+    }
+}

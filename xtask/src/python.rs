@@ -1,0 +1,67 @@
+//! The private Python environment with the ONNX packages, made on demand and kept.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace::{Workspace, run};
+
+/// Interpreters to try, best first.
+const INTERPRETERS: [&str; 4] = ["python3.11", "python3.12", "python3.13", "python3"];
+/// The oldest Python that the pinned packages take.
+const OLDEST: (u32, u32) = (3, 11);
+
+/// A virtual environment with everything in `python/requirements.txt`.
+pub(crate) struct Python {
+    interpreter: PathBuf,
+    scripts: PathBuf,
+}
+
+impl Python {
+    /// Opens the environment, making it first where it is missing or was made from other requirements.
+    /// An error says why there is none: no interpreter, or the packages cannot be had.
+    pub(crate) fn open(workspace: &Workspace) -> Result<Self> {
+        let folder = workspace.target.join("python");
+        let requirements = workspace.own("python/requirements.txt");
+        let wanted = fs::read_to_string(&requirements)
+            .with_context(|| format!("cannot read {}", requirements.display()))?;
+        // The requirements as installed are kept inside, written last: a cut-off installation is made anew.
+        let stamp = folder.join("requirements.installed");
+        let binaries = folder.join(if cfg!(windows) { "Scripts" } else { "bin" });
+        let interpreter = binaries.join(format!("python{}", std::env::consts::EXE_SUFFIX));
+        if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
+            let system = system_interpreter()?;
+            run(Command::new(system).args(["-m", "venv", "--clear"]).arg(&folder))?;
+            run(Command::new(&interpreter)
+                .args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"])
+                .arg(&requirements))?;
+            fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
+        }
+        Ok(Self { interpreter, scripts: workspace.own("python") })
+    }
+
+    /// A command that runs one of our scripts.
+    pub(crate) fn script(&self, name: &str) -> Command {
+        let mut command = Command::new(&self.interpreter);
+        // No bytecode beside the scripts: the working tree stays clean.
+        command.arg("-B").arg(self.scripts.join(name));
+        command
+    }
+}
+
+fn system_interpreter() -> Result<&'static str> {
+    for name in INTERPRETERS {
+        let probe = "import sys; print(sys.version_info[0], sys.version_info[1])";
+        let Ok(output) = Command::new(name).args(["-c", probe]).output() else { continue };
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut numbers = text.split_whitespace().filter_map(|word| word.parse::<u32>().ok());
+        if let (Some(major), Some(minor)) = (numbers.next(), numbers.next())
+            && (major, minor) >= OLDEST
+        {
+            return Ok(name);
+        }
+    }
+    bail!("no Python {}.{} or newer found (tried {})", OLDEST.0, OLDEST.1, INTERPRETERS.join(", "))
+}

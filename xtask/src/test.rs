@@ -1,0 +1,102 @@
+//! `cargo xtask test`: everything that must hold, what fails early first.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::python::Python;
+use crate::summary::Summary;
+use crate::workspace::{Workspace, describe, run as run_command};
+use crate::{compare, conformance, memory, models, tidy};
+
+/// A suite that needs Python, and how many tests it has.
+struct PythonSuite {
+    name: &'static str,
+    tests: usize,
+}
+
+/// Runs all of it; the first suite that fails ends the run.
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let mut summary = Summary::default();
+    stage("format", || run_command(workspace.cargo().args(["fmt", "--all", "--check"])))?;
+    stage("tidy", || tidy::run(workspace))?;
+    stage("clippy", || {
+        run_command(workspace.cargo().args([
+            "clippy",
+            "--quiet",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ]))
+    })?;
+    summary += stage("unit tests", || unit_tests(workspace))?;
+    stage("build", || workspace.build_ort())?;
+    match Python::open(workspace) {
+        Ok(_) => {
+            stage("models", || models::run(workspace, &models::Options::default()))?;
+            summary +=
+                stage("conformance", || conformance::run(workspace, &conformance::Options::default()))?;
+            summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
+            summary += stage("memory", || memory::run(workspace, &compare::Options::default()))?;
+        }
+        Err(why) => summary += skip_python_suites(workspace, &why)?,
+    }
+    println!("{summary}");
+    Ok(())
+}
+
+fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    eprintln!("== {name}");
+    let start = Instant::now();
+    let result = work().with_context(|| name.to_owned())?;
+    eprintln!("== {name}: fine, {:.0} s", start.elapsed().as_secs_f64());
+    Ok(result)
+}
+
+/// Says which suites do not run. In CI that is a failure: there the whole must run.
+fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summary> {
+    let cases = compare::chosen_cases(workspace, &[])?.len();
+    let suites = [
+        PythonSuite { name: "conformance", tests: conformance::CASES },
+        PythonSuite { name: "compare", tests: cases },
+        PythonSuite { name: "memory", tests: cases },
+    ];
+    for suite in &suites {
+        println!("skipped {}: {} tests", suite.name, suite.tests);
+    }
+    println!("because there is no Python environment: {why:#}");
+    if std::env::var("CI").is_ok_and(|value| value == "true") {
+        bail!("the suites that need Python must run in CI");
+    }
+    Ok(Summary { skipped: suites.iter().map(|suite| suite.tests).sum(), ..Summary::default() })
+}
+
+/// Runs cargo's tests, passing on their output and adding up their counts.
+fn unit_tests(workspace: &Workspace) -> Result<Summary> {
+    let mut command = workspace.cargo();
+    command.args(["test", "--workspace"]).stdout(Stdio::piped());
+    eprintln!("$ {}", describe(&command));
+    let mut child = command.spawn().context("cannot run cargo test")?;
+    let mut summary = Summary::default();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            let line = line?;
+            println!("{line}");
+            if let Some(counts) = Summary::from_cargo(&line) {
+                summary += counts;
+            }
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("{summary} ({status})");
+    }
+    if summary.passed == 0 {
+        bail!("no test ran");
+    }
+    Ok(summary)
+}

@@ -1,0 +1,125 @@
+//! Tells Rust code from comments and literals, as far as the rules need it.
+
+/// The text with every comment and the inside of every string and character literal blanked; lines stay where they are.
+pub(super) fn without_comments_and_literals(text: &str) -> String {
+    let characters: Vec<char> = text.chars().collect();
+    let mut code = String::with_capacity(text.len());
+    let mut at = 0;
+    while at < characters.len() {
+        let end = skip(&characters, at);
+        if end == at {
+            code.push(characters[at]);
+            at += 1;
+        } else {
+            code.extend(characters[at..end].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
+            at = end;
+        }
+    }
+    code
+}
+
+/// Where the comment or literal that begins here ends; `at` itself where none begins.
+fn skip(text: &[char], at: usize) -> usize {
+    match (text[at], text.get(at + 1)) {
+        ('/', Some('/')) => find(text, at, |c| c == '\n'),
+        ('/', Some('*')) => skip_block_comment(text, at),
+        ('"', _) => skip_quoted(text, at + 1, '"'),
+        ('r', Some('"' | '#')) if !continues_word(text, at) => skip_raw(text, at),
+        ('\'', _) => skip_character(text, at),
+        _ => at,
+    }
+}
+
+/// Whether the character before belongs to a name (`br"..."` counts as a literal).
+fn continues_word(text: &[char], at: usize) -> bool {
+    at.checked_sub(1)
+        .is_some_and(|before| text[before] != 'b' && (text[before].is_alphanumeric() || text[before] == '_'))
+}
+
+fn find(text: &[char], from: usize, stop: impl Fn(char) -> bool) -> usize {
+    text[from..].iter().position(|c| stop(*c)).map_or(text.len(), |distance| from + distance)
+}
+
+fn skip_block_comment(text: &[char], at: usize) -> usize {
+    let (mut depth, mut at) = (0usize, at);
+    while at < text.len() {
+        match (text[at], text.get(at + 1)) {
+            ('/', Some('*')) => (depth, at) = (depth + 1, at + 2),
+            ('*', Some('/')) if depth == 1 => return at + 2,
+            ('*', Some('/')) => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+    }
+    at
+}
+
+fn skip_quoted(text: &[char], from: usize, quote: char) -> usize {
+    let mut at = from;
+    while at < text.len() && text[at] != quote {
+        at += if text[at] == '\\' { 2 } else { 1 };
+    }
+    (at + 1).min(text.len())
+}
+
+fn skip_raw(text: &[char], at: usize) -> usize {
+    let hashes = text[at + 1..].iter().take_while(|c| **c == '#').count();
+    let open = at + 1 + hashes;
+    if text.get(open) != Some(&'"') {
+        return at;
+    }
+    let mut end = open + 1;
+    while end < text.len() {
+        let closing = text[end] == '"' && text[end + 1..].iter().take_while(|c| **c == '#').count() >= hashes;
+        if closing {
+            return end + 1 + hashes;
+        }
+        end += 1;
+    }
+    end
+}
+
+/// A character literal, not a lifetime: `'x'` or `'\...'`.
+fn skip_character(text: &[char], at: usize) -> usize {
+    if text.get(at + 1) == Some(&'\\') || text.get(at + 2) == Some(&'\'') {
+        return skip_quoted(text, at + 1, '\'');
+    }
+    at
+}
+
+/// The 1-based numbers of the lines that hold this word (no letter, digit or `_` beside it).
+pub(super) fn lines_with_word<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    code.lines().enumerate().filter_map(move |(index, line)| {
+        let found = line.match_indices(word).any(|(start, _)| {
+            !line[..start].ends_with(is_part) && !line[start + word.len()..].starts_with(is_part)
+        });
+        found.then_some(index + 1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_code_stays() {
+        let table = [
+            ("a // unsafe\nb", "a          \nb"),
+            ("/* x /* y */ z */ b", "                  b"),
+            (r#"f("unsafe \" x", y)"#, "f(             , y)"),
+            (r##"f(r#"a"b"#, y)"##, "f(        , y)"),
+            ("fn f<'a>(x: &'a str, c: char) { c == 'x' }", "fn f<'a>(x: &'a str, c: char) { c ==     }"),
+            (r"c == '\'' || d", "c ==      || d"),
+            ("\"never closed", "             "),
+        ];
+        for (text, code) in table {
+            assert_eq!(without_comments_and_literals(text), code, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_are_whole() {
+        let code = "unsafe {}\nunsafe_code\nx unsafe fn\nmyunsafe";
+        assert_eq!(lines_with_word(code, "unsafe").collect::<Vec<_>>(), [1, 3]);
+    }
+}

@@ -1,0 +1,81 @@
+//! `cargo xtask tidy`: the style rules that no compiler checks, over every file that git tracks or would track.
+
+mod code;
+mod rules;
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::workspace::{Workspace, capture};
+
+/// A text file of the repository.
+pub(super) struct SourceFile {
+    /// Its path from the root, with `/` between the parts.
+    pub(super) path: String,
+    /// What it holds.
+    pub(super) text: String,
+}
+
+impl SourceFile {
+    /// Whether its name ends with `.` and this.
+    pub(super) fn has_extension(&self, extension: &str) -> bool {
+        self.path.rsplit_once('.').is_some_and(|(_, found)| found == extension)
+    }
+}
+
+/// What is wrong, and where. A line of 0 stands for the whole file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) path: String,
+    pub(super) line: usize,
+    pub(super) what: String,
+}
+
+/// Applies all rules; an error where one finds something.
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let (files, names) = read_files(workspace)?;
+    let mut findings = Vec::new();
+    for rule in rules::RULES {
+        for file in files.iter().filter(|file| (rule.applies)(file)) {
+            (rule.check)(file, &names, &mut findings);
+        }
+    }
+    for finding in &findings {
+        println!("{}:{}: {}", finding.path, finding.line, finding.what);
+    }
+    if !findings.is_empty() {
+        bail!("tidy found {} things in {} files", findings.len(), files.len());
+    }
+    println!("tidy: {} rules hold in {} files", rules::RULES.len(), files.len());
+    Ok(())
+}
+
+/// The text files, and the names of all files.
+fn read_files(workspace: &Workspace) -> Result<(Vec<SourceFile>, Vec<String>)> {
+    let mut command = Command::new("git");
+    command.current_dir(&workspace.root).args([
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]);
+    let listing = capture(&mut command)?;
+    let mut files = Vec::new();
+    let mut names = Vec::new();
+    for name in listing.split('\0').filter(|name| !name.is_empty()) {
+        // A file that was removed and not yet committed is still listed.
+        let Ok(bytes) = fs::read(workspace.root.join(name)) else { continue };
+        names.push(name.to_owned());
+        if let Ok(text) = String::from_utf8(bytes) {
+            files.push(SourceFile { path: name.to_owned(), text });
+        }
+    }
+    names.sort();
+    names.dedup();
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    files.dedup_by(|a, b| a.path == b.path);
+    Ok((files, names))
+}

@@ -1,0 +1,254 @@
+//! The rules, as a table. To add one, write a check and a row.
+
+use super::code::{lines_with_word, without_comments_and_literals};
+use super::{Finding, SourceFile};
+
+/// A rule: which files it is about, and what it finds in one of them, given the names of all files.
+pub(super) struct Rule {
+    pub(super) applies: fn(&SourceFile) -> bool,
+    pub(super) check: fn(&SourceFile, &[String], &mut Vec<Finding>),
+}
+
+pub(super) const RULES: &[Rule] = &[
+    Rule { applies: is_rust, check: length },
+    Rule { applies: is_rust, check: header },
+    Rule { applies: is_rust, check: unsafe_address },
+    Rule { applies: is_safe_crate_root, check: forbids_unsafe },
+    Rule { applies: is_rust, check: forbidden_code },
+    Rule { applies: is_text, check: whitespace },
+    Rule { applies: may_not_name_machines, check: machine_names },
+    Rule { applies: is_document, check: named_files_exist },
+];
+
+/// The hard stop; the aim is about 600.
+const MOST_LINES: usize = 900;
+
+/// Where unsafe code may be: a folder or a file, from the root.
+const UNSAFE_PLACES: &[&str] = &[
+    "ort-alloc/",
+    "ort-core/src/ep/abi.rs",
+    "ort-core/src/ep/dylib.rs",
+    "ort-ep-cpu/src/gemm/kernels/",
+    "ort-ep-cpu/src/parallel.rs",
+    "ort-ep-cpu/src/simd/",
+    "ort-ep-cuda/src/launch.rs",
+    "ort-ep-cuda/src/memory.rs",
+    "ort-capi/",
+];
+
+/// Text that must not be in code, and why.
+const FORBIDDEN_CODE: &[(&str, &str)] = &[
+    ("todo!", "unfinished code"),
+    ("unimplemented!", "unfinished code"),
+    ("dbg!", "left from debugging"),
+    ("#[ignore", "a test that never runs"),
+];
+
+/// Folders of some machine and hosts of registries: none of them is the same elsewhere.
+const MACHINE_NAMES: &[&str] = &[
+    "/work/",
+    "/tmp/",
+    "/home/",
+    "/root/",
+    "../shared",
+    "crates.io",
+    "pypi.org",
+    "pythonhosted.org",
+    "registry.npmjs",
+    "proxy.golang",
+];
+
+/// Extensions by which a name in a document is taken for that of a file here.
+const FILE_EXTENSIONS: &[&str] = &["rs", "py", "toml", "json", "onnx", "npz", "txt", "md", "ignore"];
+
+fn is_rust(file: &SourceFile) -> bool {
+    file.has_extension("rs")
+}
+
+fn is_text(file: &SourceFile) -> bool {
+    // Neither licences, copied as they are, nor lists that cargo writes; proptest's seeds are its own.
+    !file.path.starts_with("LICENSE")
+        && file.path != "Cargo.lock"
+        && !file.path.contains("proptest-regressions")
+}
+
+fn is_document(file: &SourceFile) -> bool {
+    file.has_extension("md")
+}
+
+fn is_safe_crate_root(file: &SourceFile) -> bool {
+    let in_crate =
+        file.path.split_once('/').filter(|(_, rest)| matches!(*rest, "src/lib.rs" | "src/main.rs"));
+    in_crate
+        .is_some_and(|(name, _)| !UNSAFE_PLACES.iter().any(|place| place.starts_with(&format!("{name}/"))))
+}
+
+fn may_not_name_machines(file: &SourceFile) -> bool {
+    // This table has to name them, and cargo's lock file names its registry.
+    is_text(file) && !file.path.starts_with("xtask/src/tidy/")
+}
+
+fn report(findings: &mut Vec<Finding>, file: &SourceFile, line: usize, what: String) {
+    findings.push(Finding { path: file.path.clone(), line, what });
+}
+
+fn length(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    let lines = file.text.lines().count();
+    if lines > MOST_LINES {
+        report(findings, file, 0, format!("{lines} lines; the most is {MOST_LINES}"));
+    }
+}
+
+fn header(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    if !file.text.starts_with("//! ") {
+        report(findings, file, 1, "does not open with `//!` saying what it holds".to_owned());
+    }
+}
+
+fn unsafe_address(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    if UNSAFE_PLACES.iter().any(|place| file.path.starts_with(place)) {
+        return;
+    }
+    let code = without_comments_and_literals(&file.text);
+    for line in lines_with_word(&code, "unsafe") {
+        report(findings, file, line, "unsafe code has no address here".to_owned());
+    }
+}
+
+fn forbids_unsafe(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    if !file.text.contains("#![forbid(unsafe_code)]") {
+        report(findings, file, 0, "a crate without unsafe code says `#![forbid(unsafe_code)]`".to_owned());
+    }
+}
+
+fn forbidden_code(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    let code = without_comments_and_literals(&file.text);
+    for (index, line) in code.lines().enumerate() {
+        for (text, why) in FORBIDDEN_CODE.iter().filter(|(text, _)| line.contains(text)) {
+            report(findings, file, index + 1, format!("`{text}`: {why}"));
+        }
+    }
+}
+
+fn whitespace(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    let tab_separated = file.has_extension("tsv");
+    for (index, line) in file.text.split('\n').enumerate() {
+        if line.contains('\t') && !tab_separated {
+            report(findings, file, index + 1, "a tab".to_owned());
+        }
+        if line.ends_with([' ', '\t', '\r']) {
+            report(findings, file, index + 1, "space at the end of the line".to_owned());
+        }
+    }
+    if !file.text.is_empty() && !file.text.ends_with('\n') {
+        report(findings, file, file.text.lines().count(), "no newline at the end of the file".to_owned());
+    }
+}
+
+fn machine_names(file: &SourceFile, _: &[String], findings: &mut Vec<Finding>) {
+    for (index, line) in file.text.lines().enumerate() {
+        for name in MACHINE_NAMES.iter().filter(|name| line.contains(**name)) {
+            report(findings, file, index + 1, format!("names a place of one machine or registry: `{name}`"));
+        }
+    }
+}
+
+fn named_files_exist(file: &SourceFile, names: &[String], findings: &mut Vec<Finding>) {
+    let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    for (index, line) in file.text.lines().enumerate() {
+        let quoted = line.split('`').skip(1).step_by(2).filter(|text| looks_like_file(text));
+        let linked =
+            line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        let linked = linked
+            .map(|target| target.split('#').next().unwrap_or(""))
+            .filter(|target| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:"));
+        for name in quoted.chain(linked).filter(|name| !exists(name, folder, names)) {
+            report(findings, file, index + 1, format!("`{name}` is not in the repository"));
+        }
+    }
+}
+
+/// Whether text in backticks is the name of a file that should be here: it has a folder in it and a known extension,
+/// and nothing that stands for something else.
+fn looks_like_file(text: &str) -> bool {
+    let extension = text.rsplit_once('.').map_or("", |(_, extension)| extension);
+    text.contains('/')
+        && FILE_EXTENSIONS.contains(&extension)
+        && !text.contains([' ', '*', '<', '{', '$', '~', ':'])
+        && !text.starts_with(['/', '.'])
+        && !text.starts_with("target/")
+}
+
+/// Whether a file or a folder has this name, from the root, from the document's folder, or at the end of its path.
+fn exists(name: &str, folder: &str, names: &[String]) -> bool {
+    let from_root = resolve("", name);
+    let beside = resolve(folder, name);
+    let matches = |path: &str| {
+        let is = |wanted: &str| {
+            path == wanted || path.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('/'))
+        };
+        is(&from_root) || is(&beside) || path.ends_with(&format!("/{from_root}"))
+    };
+    names.iter().any(|path| matches(path))
+}
+
+/// The path of `name` seen from `folder`, without `.` and `..`.
+fn resolve(folder: &str, name: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in folder.split('/').chain(name.split('/')) {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            _ => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines on which the rules find something in a file with this path and text.
+    fn lines(path: &str, text: &str) -> Vec<usize> {
+        let file = SourceFile { path: path.to_owned(), text: text.to_owned() };
+        let names = ["README.md", "docs/guide.md", "ort-core/src/ep/abi.rs"].map(str::to_owned);
+        let mut findings = Vec::new();
+        for rule in RULES.iter().filter(|rule| (rule.applies)(&file)) {
+            (rule.check)(&file, &names, &mut findings);
+        }
+        findings.into_iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn each_rule_finds_what_it_is_for_and_nothing_else() {
+        let long = "//! Long.\n".repeat(901);
+        let table: [(&str, &str, &[usize]); 22] = [
+            ("ort-core/src/a.rs", "//! Fine.\n\nfn f() {}\n", &[]),
+            ("ort-core/src/a.rs", "fn f() {}\n", &[1]),
+            ("ort-core/src/a.rs", &long, &[0]),
+            ("ort-core/src/a.rs", "//! A.\nunsafe fn f() {}\n", &[2]),
+            ("ort-core/src/a.rs", "//! Says unsafe.\nfn f() { g(\"unsafe\") }\n", &[]),
+            ("ort-core/src/ep/abi.rs", "//! A.\nunsafe fn f() {}\n", &[]),
+            ("ort-ep-cpu/src/simd/x.rs", "//! A.\nunsafe fn f() {}\n", &[]),
+            ("ort-cli/src/main.rs", "//! A.\n", &[0]),
+            ("ort-cli/src/main.rs", "//! A.\n#![forbid(unsafe_code)]\n", &[]),
+            ("ort-core/src/a.rs", "//! A.\nfn f() { todo!() }\n", &[2]),
+            ("ort-core/src/a.rs", "//! A.\n#[ignore = \"slow\"]\nfn f() {}\n", &[2]),
+            ("ort-core/src/a.rs", "//! A.\n// todo! is not code here\n", &[]),
+            ("a.py", "x = 1 \n\ty\nz", &[1, 2, 3]),
+            ("a.py", "open('/home/me/x')\n", &[1]),
+            ("README.md", "See `docs/guide.md`, `ep/abi.rs`, [guide](docs/guide.md#top).\n", &[]),
+            ("README.md", "See `docs/gone.md`.\n", &[1]),
+            ("README.md", "See [x](gone.md) and [y](https://example.com/z.md).\n", &[1]),
+            ("docs/guide.md", "See [x](../README.md), [y](../gone.md).\n", &[1]),
+            ("docs/guide.md", "See [x](../README.md).\n", &[]),
+            ("README.md", "`target/x/y.json`, `ops/<family>/x.rs`, `a b/c.rs`\n", &[]),
+            ("Cargo.lock", "registry of crates.io \n", &[]),
+            ("README.md", "", &[]),
+        ];
+        for (path, text, expected) in table {
+            assert_eq!(lines(path, text), expected, "{path}: {text:.60}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Where things are, and how other programs are run.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// A crate of the workspace, as cargo tells it.
+#[derive(Deserialize)]
+pub(crate) struct Package {
+    /// The crate's name.
+    pub(crate) name: String,
+    /// Its cargo features, with what each one turns on.
+    pub(crate) features: BTreeMap<String, Vec<String>>,
+}
+
+/// The workspace as `cargo metadata` describes it.
+#[derive(Deserialize)]
+pub(crate) struct Workspace {
+    /// The repository's root folder.
+    #[serde(rename = "workspace_root")]
+    pub(crate) root: PathBuf,
+    /// Cargo's target folder, where everything made goes.
+    #[serde(rename = "target_directory")]
+    pub(crate) target: PathBuf,
+    /// The crates.
+    pub(crate) packages: Vec<Package>,
+    /// The binary `ort` to use instead of building one.
+    #[serde(skip)]
+    pub(crate) ort: Option<PathBuf>,
+}
+
+impl Workspace {
+    /// Asks cargo.
+    pub(crate) fn discover() -> Result<Self> {
+        let mut command = cargo();
+        command.args(["metadata", "--format-version=1", "--no-deps"]).stderr(Stdio::inherit());
+        let output = command.output().context("cannot run cargo metadata")?;
+        if !output.status.success() {
+            bail!("cargo metadata failed ({})", output.status);
+        }
+        serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata printed")
+    }
+
+    /// A path inside this crate's folder.
+    pub(crate) fn own(&self, path: &str) -> PathBuf {
+        self.root.join("xtask").join(path)
+    }
+
+    /// `cargo` with the root as its folder.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut command = cargo();
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// Builds the release binary `ort` and returns its path.
+    pub(crate) fn build_ort(&self) -> Result<PathBuf> {
+        if let Some(given) = &self.ort {
+            return Ok(given.clone());
+        }
+        run(self.cargo().args(["build", "--release", "--quiet", "--package", "ort-cli"]))?;
+        Ok(self.target.join("release").join(format!("ort{}", std::env::consts::EXE_SUFFIX)))
+    }
+}
+
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// The command as a user would type it, without the folders of the program's path.
+pub(crate) fn describe(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs a command with this process's output; an error where it fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    eprintln!("$ {}", describe(command));
+    let status = command.status().with_context(|| format!("cannot run {}", describe(command)))?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", describe(command));
+    }
+    Ok(())
+}
+
+/// Runs a command and returns what it printed on standard output; an error where it fails.
+pub(crate) fn capture(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {}", describe(command)))?;
+    if !output.status.success() {
+        bail!("`{}` failed ({})", describe(command), output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("`{}` printed no UTF-8", describe(command)))
+}
