@@ -7,4 +7,3 @@ mod movement;
 mod norm;
 mod quant;
 mod reduce;
-mod trilu;
