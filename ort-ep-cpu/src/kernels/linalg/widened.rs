@@ -97,7 +97,9 @@ impl Executable for Widened {
         }
         let slots = results.iter_mut().zip(others).map(|(result, other)| {
             let tensor = match result {
-                Some((tensor, wide)) => Some(TensorMut::host(DType::F32, tensor.shape(), bytemuck::cast_slice_mut(wide))),
+                Some((tensor, wide)) => {
+                    Some(TensorMut::host(DType::F32, tensor.shape(), bytemuck::cast_slice_mut(wide)))
+                }
                 None => other,
             };
             match tensor {
