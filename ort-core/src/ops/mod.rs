@@ -3,7 +3,7 @@
 mod axes;
 mod linalg;
 mod math;
-mod nn;
+pub mod nn;
 mod quant;
 mod random;
 mod reduce;

@@ -4,6 +4,7 @@ pub mod broadcast;
 mod elementwise;
 mod linalg;
 mod movement;
+mod nn;
 mod norm;
 mod quant;
 mod reduce;
