@@ -1,7 +1,6 @@
 //! The command line of ort-runtime: one file per command under `cmd`, what they share beside them.
 
 #![forbid(unsafe_code)]
-
 #![forbid(unsafe_code)]
 
 mod args;

@@ -76,7 +76,7 @@ proptest! {
             }
         }
         if let Ok(loaded) = load(&Source::from_bytes(Bytes::from(bytes))) {
-            prop_assert!(to_proto(&loaded.graph).is_ok());
+            prop_assert!(to_proto(&loaded.graph, &loaded.info).is_ok());
         }
     }
 }

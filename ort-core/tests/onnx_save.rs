@@ -4,10 +4,11 @@
 mod onnx_support;
 
 use onnx_support::*;
+use ort_core::Result;
 use ort_core::ir::{Graph, ValueId};
 use ort_core::onnx::proto::attribute_proto::AttributeType;
 use ort_core::onnx::proto::*;
-use ort_core::onnx::{FileAccess, Source, Weights, save};
+use ort_core::onnx::{FileAccess, ModelInfo, Source, Weights};
 use tempfile::TempDir;
 
 /// A graph with weights of several sizes, attributes, left-out values, captures and a default.
@@ -52,6 +53,10 @@ fn fingerprint(graph: &Graph) -> String {
         text += &format!("captures {:?}\n{}", captures.collect::<Vec<_>>(), fingerprint(&subgraph.graph));
     }
     text
+}
+
+fn save(graph: &Graph, path: &std::path::Path, weights: &Weights) -> Result<()> {
+    ort_core::onnx::save(graph, &ModelInfo::default(), path, weights)
 }
 
 fn reload(path: &std::path::Path) -> Graph {
@@ -125,11 +130,30 @@ fn a_save_that_fails_leaves_what_was_there() {
 
 #[test]
 fn constants_that_share_memory_are_written_once() {
-    let model = ort_core::onnx::to_proto(&sample()).unwrap();
+    let model = ort_core::onnx::to_proto(&sample(), &ModelInfo::default()).unwrap();
     let graph = model.graph.unwrap();
     let inner = graph.node[1].attribute[0].g.as_ref().unwrap();
     assert_eq!(inner.initializer.iter().map(|tensor| tensor.name()).collect::<Vec<_>>(), ["own"]);
     assert_eq!(inner.node[0].input, ["x", "w"]);
+}
+
+#[test]
+fn operator_sets_are_raised_as_far_as_upgrades_lead() {
+    let graph =
+        load(model(vec![node("Pair", &["x"], &["a"]), node("Trilu", &["a"], &["y"])], &["x"], &["y"]))
+            .unwrap();
+    let from = |opsets: &[(&str, i64)]| {
+        let opsets = opsets.iter().map(|(domain, version)| (domain.to_string(), *version)).collect();
+        let metadata = vec![("k".to_string(), "v".to_string())];
+        let info = ModelInfo { opsets, metadata, ..ModelInfo::default() };
+        let proto = ort_core::onnx::to_proto(&graph, &info).unwrap();
+        assert_eq!(ModelInfo::of(&proto).metadata, info.metadata);
+        ModelInfo::of(&proto).opsets
+    };
+    let expect = |standard, test| vec![(String::new(), standard), (TEST.to_string(), test)];
+    assert_eq!(from(&[]), expect(21, 3), "from no file");
+    assert_eq!(from(&[("ai.onnx", 14), (TEST, 1)]), expect(21, 3));
+    assert_eq!(from(&[("", 23), (TEST, 9)]), expect(23, 9));
 }
 
 #[test]
@@ -138,7 +162,7 @@ fn names_of_subgraphs_do_not_hide_outer_ones() {
     let nodes =
         vec![node("Pair", &["x"], &["a"]), with(node("Run", &["a"], &["y"]), graph_attribute("body", body))];
     let graph = load(model(nodes, &["x"], &["y"])).unwrap();
-    let proto = ort_core::onnx::to_proto(&graph).unwrap().graph.unwrap();
+    let proto = ort_core::onnx::to_proto(&graph, &ModelInfo::default()).unwrap().graph.unwrap();
     let inner = proto.node[1].attribute[0].g.as_ref().unwrap();
     assert_eq!((inner.input[0].name(), inner.output[0].name()), ("x_2", "a_2"));
     assert_eq!(inner.node[0].input, ["x_2"]);

@@ -88,6 +88,12 @@ fn heads(cpu: Cpu, count: usize, [m, n, k]: [usize; 3]) -> f64 {
 fn main() {
     let region = best(|| (0..100).for_each(|_| Pool::global().run(2, 2, &|index| _ = black_box(index))));
     println!("a parallel region of two empty tasks: {:.2} us", region * 1e4);
+    let busy = |_| {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_micros(20) {}
+    };
+    let region = best(|| Pool::global().run(2, 2, &busy));
+    println!("a parallel region of two tasks of 20 us: {:.2} us", region * 1e6);
     for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= Isa::current()) {
         for threads in [1, 2] {
             if isa == Isa::Scalar && threads == 2 {

@@ -51,6 +51,11 @@ impl<'a> CompileCx<'a> {
         Ok(allocate_in(self.budget, Category::PackedWeights, &*self.allocator, bytes, 64)?)
     }
 
+    /// Whether the input at `index` is consumed so far.
+    pub fn is_consumed(&self, index: usize) -> bool {
+        self.consumed.get(index).copied().unwrap_or(false)
+    }
+
     /// Says that runs will not read the constant input `index` any more: it is packed, or folded into the kernel.
     /// The run then finds no such input, and the pages of the file may go.
     pub fn consume(&mut self, index: usize) {

@@ -202,6 +202,11 @@ impl<'a> RunCx<'a> {
         self.workspace.take().ok_or_else(|| error!(Fail, "the workspace was taken before"))
     }
 
+    /// What bounds this run, for kernels that run another kernel inside.
+    pub fn control(&self) -> &'a RunControl {
+        self.control
+    }
+
     /// The threads this run may use.
     pub fn threads(&self) -> usize {
         self.control.threads

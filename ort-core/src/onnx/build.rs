@@ -33,7 +33,7 @@ pub(super) struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { nodes: 250_000, depth: 64 }
+        Limits { nodes: 100_000, depth: 64 }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Files appear whole or not at all: each is written under another name in the same folder and renamed when it
 //! is complete, the data file before the model that refers to it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use prost::Message;
 
+use super::load::{ModelInfo, canonical_domain};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::tensor_proto::DataLocation;
 use super::proto::{
@@ -22,7 +23,7 @@ use super::tensor::{sparse_to_proto, tensor_to_proto};
 use super::types::type_to_proto;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Graph, Node, ValueId};
-use crate::spec::Registry;
+use crate::spec::{AttrDefault, ONNX, OpSpec};
 use crate::tensor::Tensor;
 use crate::{Error, Result, Within, ensure, error};
 
@@ -40,23 +41,25 @@ pub enum Weights {
     Inside,
     /// Into the model's file name followed by `.data`, beside it.
     Beside {
-        /// Tensors of fewer bytes than this stay in the model file.
+        /// Tensors of fewer bytes than this stay in the model file. Other readers infer shapes from small
+        /// constants and want them there: 1024 is a good bound.
         least: usize,
     },
 }
 
 /// Writes `graph` as a model file at `path`.
 ///
-/// The operator sets are those in which every operator has the form that this build's records describe.
+/// `info` is what the file said that the graph was loaded from: its metadata is kept, and its operator sets are
+/// raised only as far as operators were upgraded. The default is for graphs that come from no file.
 ///
 /// Errors: the folder cannot be written to, a weight is in device memory, the message would exceed 2 GiB.
-pub fn save(graph: &Graph, path: impl AsRef<Path>, weights: &Weights) -> Result<()> {
+pub fn save(graph: &Graph, info: &ModelInfo, path: impl AsRef<Path>, weights: &Weights) -> Result<()> {
     let path = path.as_ref();
-    save_at(graph, path, weights).within(|| format!("saving '{}'", path.display()))
+    save_at(graph, info, path, weights).within(|| format!("saving '{}'", path.display()))
 }
 
-fn save_at(graph: &Graph, path: &Path, weights: &Weights) -> Result<()> {
-    let mut model = to_proto(graph)?;
+fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> Result<()> {
+    let mut model = to_proto(graph, info)?;
     let data = match weights {
         Weights::Inside => None,
         Weights::Beside { least } => {
@@ -162,41 +165,60 @@ fn write_aside(path: &Path, write: impl Fn(&mut BufWriter<File>) -> std::io::Res
     Ok(aside)
 }
 
-/// The model message of a graph, weights inside and shared with the graph.
-pub fn to_proto(graph: &Graph) -> Result<ModelProto> {
+/// The model message of a graph, weights inside and shared with the graph; see [`save`] for `info`.
+pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
     let mut writer = Writer {
         taken: HashSet::new(),
         shared: HashMap::new(),
-        domains: HashSet::new(),
+        domains: BTreeMap::new(),
         newest_type: DType::F32,
     };
     let graph = writer.graph(graph, &HashMap::new())?;
-    let mut domains: Vec<&str> = writer.domains.into_iter().collect();
-    domains.sort_unstable();
-    let registry = Registry::global()?;
-    let opset = |domain: &str| {
-        let own = registry.records().iter().filter(|record| record.domain == domain);
-        let version = own.map(|record| record.since).max().unwrap_or(1);
+    // Every model imports the standard's own operators, even where it uses none.
+    writer.domains.entry(ONNX).or_insert(OpsetNeeds { newest: 1, upgraded: 1 });
+    let (ir_version, standard) = versions_with(writer.newest_type);
+    let opset = |(domain, needs): (&str, OpsetNeeds)| {
+        let loaded = info.opsets.iter().find(|(name, _)| canonical_domain(name) == domain);
+        let version = loaded.map_or(needs.newest, |(_, version)| needs.upgraded.max(*version));
+        let version = if domain == ONNX { version.max(standard) } else { version };
         OperatorSetIdProto { domain: Some(domain.to_string()), version: Some(version) }
     };
+    let given = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let entry = |(key, value): &(String, String)| StringStringEntryProto {
+        key: Some(key.clone()),
+        value: Some(value.clone()),
+    };
     Ok(ModelProto {
-        ir_version: Some(ir_version(writer.newest_type)),
+        ir_version: Some(ir_version),
         producer_name: Some("ort-runtime".into()),
         producer_version: Some(env!("CARGO_PKG_VERSION").into()),
-        opset_import: domains.into_iter().map(opset).collect(),
+        domain: given(&info.domain),
+        model_version: (info.model_version != 0).then_some(info.model_version),
+        metadata_props: info.metadata.iter().map(entry).collect(),
+        opset_import: writer.domains.into_iter().map(opset).collect(),
         graph: Some(graph),
         ..ModelProto::default()
     })
 }
 
-/// The IR version that has the element type; ONNX numbers types in the order they came.
-fn ir_version(newest: DType) -> i64 {
+/// What the operators in use ask of their domain's version.
+#[derive(Clone, Copy)]
+struct OpsetNeeds {
+    /// The newest record's version, which suits all.
+    newest: i64,
+    /// The version that the last upgrade of any of them leads to.
+    upgraded: i64,
+}
+
+/// The oldest IR version and standard operator set in which operators take the element type; ONNX numbers types
+/// in the order they came. Below 21, operators take fewer of the older types than their records say.
+fn versions_with(newest: DType) -> (i64, i64) {
     match newest.onnx_code() {
-        ..=22 => 10,
-        23 => 11,
-        24 => 12,
-        25..=26 => 13,
-        _ => 14,
+        ..=22 => (10, 21),
+        23 => (11, 23),
+        24 => (12, 24),
+        25..=26 => (13, 25),
+        _ => (14, 28),
     }
 }
 
@@ -206,7 +228,8 @@ struct Writer {
     /// The names of constants of the graphs around, by their memory: loading gives subgraphs constants of their
     /// own that share it, and saving must not write them twice.
     shared: HashMap<Memory, String>,
-    domains: HashSet<&'static str>,
+    /// The domains in use.
+    domains: BTreeMap<&'static str, OpsetNeeds>,
     newest_type: DType,
 }
 
@@ -307,14 +330,20 @@ impl Writer {
         names: &NamesById,
         node_names: &mut HashSet<String>,
     ) -> Result<NodeProto> {
-        self.domains.insert(node.spec.domain);
+        let needs = self.domains.entry(node.spec.domain).or_insert(OpsetNeeds { newest: 1, upgraded: 1 });
+        needs.newest = needs.newest.max(node.spec.since);
+        let upgrades = node.spec.upgrades.iter().map(|upgrade| upgrade.before);
+        let reached = upgrades.filter(|before| *before <= node.spec.since).max();
+        needs.upgraded = needs.upgraded.max(reached.unwrap_or(1));
         let name = node.name.to_string();
         ensure!(node_names.insert(name.clone()), InvalidGraph, "two nodes have the name '{name}'");
         let listed = |ids: &[Option<ValueId>]| {
             ids.iter().map(|id| id.map_or(String::new(), |id| name_of(names, id).to_string())).collect()
         };
+        // A default need not be written, and older versions of an operator may not have the attribute.
+        let telling = node.attrs.iter().filter(|(name, value)| !is_default(node.spec, name, value));
         let mut attribute =
-            node.attrs.iter().map(|(name, value)| self.attribute(name, value)).collect::<Result<Vec<_>>>()?;
+            telling.map(|(name, value)| self.attribute(name, value)).collect::<Result<Vec<_>>>()?;
         for subgraph in &node.subgraphs {
             let captured = subgraph
                 .captures
@@ -379,6 +408,19 @@ impl Writer {
                 AttributeProto { tensors, ..typed(name, AttributeType::Tensors) }
             }
         })
+    }
+}
+
+fn is_default(spec: &OpSpec, name: &str, value: &Attribute) -> bool {
+    let default = spec.attrs.iter().find(|attr| attr.name == name).map(|attr| attr.default);
+    match (default, value) {
+        (Some(AttrDefault::Int(default)), Attribute::Int(value)) => default == *value,
+        (Some(AttrDefault::Float(default)), Attribute::Float(value)) => default.to_bits() == value.to_bits(),
+        (Some(AttrDefault::String(default)), Attribute::String(value)) => default == value,
+        (Some(AttrDefault::Ints(default)), Attribute::Ints(value)) => default == value,
+        (Some(AttrDefault::Floats(default)), Attribute::Floats(value)) => default == value,
+        (Some(AttrDefault::Strings(default)), Attribute::Strings(value)) => default == value,
+        _ => false,
     }
 }
 

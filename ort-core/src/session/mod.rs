@@ -128,7 +128,8 @@ impl Session {
         inputs: &[(&str, Value)],
         options: &RunOptions<'_>,
     ) -> Result<Vec<(String, Value)>> {
-        let given = self.arrange(inputs)?;
+        let aligned = align(inputs)?;
+        let given = self.arrange(&aligned)?;
         let mut bindings = Bindings::new();
         bind(&self.program, &given, &mut bindings)?;
         let mut plan = self.plan_for(&bindings)?;
@@ -296,6 +297,18 @@ impl Session {
     pub fn threads(&self) -> usize {
         self.threads
     }
+}
+
+/// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
+fn align<'n>(inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
+    let align = |(name, value): &(&'n str, Value)| {
+        let value = match value {
+            Value::Tensor(tensor) if !tensor.is_aligned() => Value::Tensor(tensor.to_owned_copy()?),
+            other => other.clone(),
+        };
+        Ok((*name, value))
+    };
+    inputs.iter().map(align).collect()
 }
 
 fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {

@@ -218,6 +218,16 @@ impl Tensor {
         Ok(Tensor { dtype: self.dtype, shape: shape.into(), data })
     }
 
+    /// Whether the memory is aligned for slices of the element type; true for what is not in host memory.
+    pub fn is_aligned(&self) -> bool {
+        let alignment = match self.dtype {
+            DType::C64 => 4,
+            DType::C128 => 8,
+            dtype => dtype.byte_size().unwrap_or(1),
+        };
+        self.bytes().is_none_or(|bytes| (bytes.as_ptr() as usize).is_multiple_of(alignment))
+    }
+
     /// The same tensor with memory of its own that is aligned for its type.
     pub fn to_owned_copy(&self) -> Result<Tensor> {
         match &self.data {

@@ -94,6 +94,7 @@ fn check(case: &Case, transpose: bool) {
         Step::Activate(Activation::LeakyRelu { alpha: 0.5 }),
     ];
     for isa in ISAS {
+        let mut alone = vec![0.0; 0];
         for (threads, side) in [(1, Left), (2, Left), (1, Right), (2, Right)] {
             if transpose && side == Right {
                 continue;
@@ -115,6 +116,10 @@ fn check(case: &Case, transpose: bool) {
             match transpose {
                 true => transposed(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
                 false => forward(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
+            }
+            match threads {
+                1 => alone.clone_from(&output),
+                _ => assert!(alone == output, "{isa:?} {case:?} differs on {threads} threads"),
             }
             for (index, found) in output.iter().enumerate() {
                 let filter = index / plane % geometry.filters;

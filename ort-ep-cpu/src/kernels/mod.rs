@@ -3,7 +3,9 @@
 pub mod broadcast;
 mod control;
 mod elementwise;
+mod linalg;
 mod movement;
 mod norm;
+mod quant;
 mod reduce;
 mod trilu;

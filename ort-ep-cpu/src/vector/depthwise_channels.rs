@@ -1,8 +1,7 @@
 //! Depthwise convolution of as many channels at once as a vector has lanes.
 //!
 //! The planes are interleaved, so that a vector holds one place of all channels: every load is aligned and no lane is idle,
-//! whatever the width. Interleaving and parting cost about 12 instructions for 16 values, which large kernels and small
-//! planes repay.
+//! whatever the width. Large kernels and small planes repay the cost of interleaving and parting them.
 
 use super::activation::Activation;
 use super::depthwise::{HardSwish, Silu};
@@ -59,6 +58,12 @@ impl DepthwiseBlockPlan {
         let taps = (0..kernel[0]).flat_map(|ky| (0..kernel[1]).map(move |kx| (ky, kx)));
         let offsets = taps.map(|(ky, kx)| ky * dilations[0] * padded[1] + kx * dilations[1]).collect();
         DepthwiseBlockPlan { window, isa, lanes, padded, offsets }
+    }
+
+    /// Whether this is the faster way for a window, by measurement, if a block has enough channels; else take
+    /// [`DepthwisePlan`](super::depthwise::DepthwisePlan).
+    pub fn pays(window: &Window) -> bool {
+        window.kernel[0] * window.kernel[1] >= 16 || window.output[1] < 24
     }
 
     /// The most channels of a block; fewer cost as much.

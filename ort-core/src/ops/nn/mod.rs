@@ -1,11 +1,5 @@
-//! Operators of neural networks.
+//! Operators of neural networks: convolutions, pools, normalizations, softmax, recurrent layers, attention.
 
-mod loss;
-mod norm_batch;
-mod norm_layer;
-mod norm_local;
-mod softmax;
-//! Operators of neural networks: convolutions, pools, recurrent layers, attention.
 mod attention;
 mod causal_conv;
 mod conv;
@@ -13,7 +7,12 @@ mod deform_conv;
 mod flex_attention;
 pub mod geometry;
 mod linear_attention;
+mod loss;
 mod max_unpool;
+mod norm_batch;
+mod norm_layer;
+mod norm_local;
 mod pool;
 mod recurrent;
 mod rotary;
+mod softmax;

@@ -252,6 +252,47 @@ impl Strided {
     }
 }
 
+/// How `Resize` treats target sizes that do not have the proportions of the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResizePolicy {
+    /// The target sizes are taken as they are.
+    Stretch,
+    /// One scale for all axes: the largest with which no size is above its target.
+    NotLarger,
+    /// One scale for all axes: the smallest with which no size is below its target.
+    NotSmaller,
+}
+
+impl ResizePolicy {
+    /// The policy that the attribute `keep_aspect_ratio_policy` names.
+    pub fn parse(name: &str) -> Result<ResizePolicy> {
+        match name {
+            "stretch" => Ok(ResizePolicy::Stretch),
+            "not_larger" => Ok(ResizePolicy::NotLarger),
+            "not_smaller" => Ok(ResizePolicy::NotSmaller),
+            other => Err(error!(InvalidGraph, "the policy '{other}' is not known")),
+        }
+    }
+
+    /// The scales and the sizes of the resized axes.
+    pub fn apply(self, from: &[i64], targets: &[i64]) -> (Vec<f32>, Vec<i64>) {
+        let scales: Vec<f32> = from.iter().zip(targets).map(|(&from, &to)| to as f32 / from as f32).collect();
+        let choose = match self {
+            ResizePolicy::Stretch => return (scales, targets.to_vec()),
+            ResizePolicy::NotLarger => f32::min,
+            ResizePolicy::NotSmaller => f32::max,
+        };
+        let scale = scales.into_iter().reduce(choose).unwrap_or(1.0);
+        let sizes = from.iter().map(|&size| (scale * size as f32 + 0.5).floor() as i64).collect();
+        (vec![scale; from.len()], sizes)
+    }
+}
+
+/// `floor(size * scale)` in single precision, as ONNX's own inference computes it.
+pub fn scaled_size(size: i64, scale: f32) -> i64 {
+    (size as f32 * scale).floor() as i64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

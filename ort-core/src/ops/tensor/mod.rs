@@ -2,18 +2,32 @@
 
 pub mod geometry;
 
+mod affine_grid;
+mod col2im;
 mod concat;
 mod constant;
+mod crop_pad;
+mod depth_space;
 mod describe;
 mod expand;
+mod eye_like;
 mod gather;
+mod grid_sample;
+mod one_hot;
+mod pad;
 mod range;
 mod reshape;
+mod resize;
+mod reverse_sequence;
+mod scatter;
+mod select;
 mod slice;
 mod split;
 mod squeeze;
+mod tensor_scatter;
 mod transpose;
 mod trilu;
+mod unique;
 
 use crate::dim::Dim;
 use crate::dtype::DType;

@@ -1,0 +1,34 @@
+//! `AffineGrid`: the positions of an image's pixels after an affine map, for `GridSample`.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+use crate::{Result, ensure};
+
+static AFFINE_GRID: OpSpec = OpSpec {
+    name: "AffineGrid",
+    since: 20,
+    inputs: &[one("theta", "T1"), one("size", "T2").host()],
+    outputs: &[one("grid", "T1")],
+    types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I64]))],
+    attrs: &[attr::int("align_corners", 0)],
+    infer,
+    ..OP
+};
+
+ops![AFFINE_GRID];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    if let Some(theta) = cx.shape(0) {
+        ensure!(theta.len() == 3, InvalidGraph, "an affine map of shape {theta:?}");
+    }
+    let Some(size) = cx.dims(1) else { return Ok(()) };
+    ensure!(matches!(size.len(), 4 | 5), InvalidGraph, "the size {size:?} is of no image or volume");
+    let negative = size.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
+    ensure!(!negative, InvalidGraph, "the size {size:?} is negative");
+    let mut shape = vec![size[0].clone()];
+    shape.extend_from_slice(&size[2..]);
+    shape.push(Dim::constant(size.len() as i64 - 2));
+    cx.set_shape(0, shape)
+}

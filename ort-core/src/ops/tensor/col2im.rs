@@ -1,0 +1,51 @@
+//! `Col2Im`: columns of blocks added up to an image, the reverse of what a convolution reads.
+
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
+use crate::{Result, ensure};
+
+static COL2IM: OpSpec = OpSpec {
+    name: "Col2Im",
+    since: 18,
+    inputs: &[
+        one("input", "T"),
+        one("image_shape", "tensor(int64)").host(),
+        one("block_shape", "tensor(int64)").host(),
+    ],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    attrs: &[
+        attr::optional("strides", AttrKind::Ints),
+        attr::optional("pads", AttrKind::Ints),
+        attr::optional("dilations", AttrKind::Ints),
+    ],
+    infer,
+    ..OP
+};
+
+ops![COL2IM];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(input) = cx.shape(0) else { return Ok(()) };
+    ensure!(input.len() == 3, InvalidGraph, "columns of shape {input:?} are not of rank 3");
+    let Some(image) = cx.dims(1) else { return Ok(()) };
+    let channels = match cx.dims(2) {
+        Some(block) => {
+            let pixels: Dim = block.iter().product();
+            let whole = match (input[1].as_constant(), pixels.as_constant()) {
+                (Some(rows), Some(pixels)) => rows.checked_rem(pixels) == Some(0),
+                _ => true,
+            };
+            ensure!(whole, InvalidGraph, "{} rows are no multiple of the block {block:?}", input[1]);
+            input[1].floor_div(&pixels)
+        }
+        None => cx.fresh(),
+    };
+    let mut shape = vec![input[0].clone(), channels];
+    shape.extend(image);
+    let negative = shape.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
+    ensure!(!negative, InvalidGraph, "an image of shape {shape:?} has a negative size");
+    cx.set_shape(0, shape)
+}

@@ -1,0 +1,40 @@
+//! `CenterCropPad`: the middle of a tensor cut out, or the tensor put into the middle of zeros.
+
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
+use crate::{Result, ensure};
+
+use super::geometry::normalize_axes;
+
+static CENTER_CROP_PAD: OpSpec = OpSpec {
+    name: "CenterCropPad",
+    since: 18,
+    inputs: &[one("input_data", "T"), one("shape", "Tind").host()],
+    outputs: &[one("output_data", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR), var("Tind", TypeSet::of(&[DType::I32, DType::I64]))],
+    attrs: &[attr::optional("axes", AttrKind::Ints)],
+    infer,
+    ..OP
+};
+
+ops![CENTER_CROP_PAD];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    let axes = match cx.attrs.find_ints("axes") {
+        Some(axes) => normalize_axes(axes, shape.len())?,
+        None => (0..shape.len()).collect(),
+    };
+    let target = match cx.dims(1) {
+        Some(target) => target,
+        None => axes.iter().map(|_| cx.fresh()).collect(),
+    };
+    ensure!(target.len() == axes.len(), InvalidGraph, "{} sizes for {} axes", target.len(), axes.len());
+    let mut sizes = shape.to_vec();
+    for (axis, size) in axes.into_iter().zip(target) {
+        ensure!(size.as_constant().is_none_or(|size| size >= 0), InvalidGraph, "size {size} is negative");
+        sizes[axis] = size;
+    }
+    cx.set_shape(0, sizes)
+}

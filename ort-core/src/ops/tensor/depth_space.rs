@@ -1,0 +1,67 @@
+//! `DepthToSpace` and `SpaceToDepth`: blocks of channels to blocks of pixels and back.
+
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ops;
+use crate::spec::{AttrKind, AttrSpec, InferCx, OP, OpSpec, Traits, attr, one, var};
+use crate::{Result, ensure};
+
+const ATTRIBUTES: &[AttrSpec] = &[attr::string("mode", "DCR"), attr::required("blocksize", AttrKind::Int)];
+
+static DEPTH_TO_SPACE: OpSpec = OpSpec {
+    name: "DepthToSpace",
+    since: 28,
+    inputs: &[one("input", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    attrs: ATTRIBUTES,
+    traits: Traits::MOVES_DATA,
+    infer: infer_depth_to_space,
+    ..OP
+};
+
+static SPACE_TO_DEPTH: OpSpec = OpSpec {
+    name: "SpaceToDepth",
+    since: 28,
+    inputs: &[one("input", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    attrs: ATTRIBUTES,
+    traits: Traits::MOVES_DATA,
+    infer: infer_space_to_depth,
+    ..OP
+};
+
+ops![DEPTH_TO_SPACE, SPACE_TO_DEPTH];
+
+/// The input's four sizes and the size of a block.
+fn parts<'a>(cx: &InferCx<'a>) -> Result<Option<(&'a [Dim; 4], i64)>> {
+    let mode = cx.attrs.string("mode")?;
+    ensure!(["DCR", "CRD"].contains(&mode), InvalidGraph, "the mode '{mode}' is not known");
+    let block = cx.attrs.int("blocksize")?;
+    ensure!((1..1 << 16).contains(&block), InvalidGraph, "the block size {block} is not possible");
+    let Some(shape) = cx.shape(0) else { return Ok(None) };
+    match <&[Dim; 4]>::try_from(shape) {
+        Ok(sizes) => Ok(Some((sizes, block))),
+        Err(_) => Err(crate::error!(InvalidGraph, "an image of rank 4 is needed, got {shape:?}")),
+    }
+}
+
+fn divide(size: &Dim, divisor: i64) -> Result<Dim> {
+    let whole = size.as_constant().is_none_or(|size| size % divisor == 0);
+    ensure!(whole, InvalidGraph, "size {size} is no multiple of {divisor}");
+    Ok(size.floor_div(&Dim::constant(divisor)))
+}
+
+fn infer_depth_to_space(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(([batch, channels, height, width], block)) = parts(cx)? else { return Ok(()) };
+    let shape = vec![batch.clone(), divide(channels, block * block)?, height * block, width * block];
+    cx.set_shape(0, shape)
+}
+
+fn infer_space_to_depth(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(([batch, channels, height, width], block)) = parts(cx)? else { return Ok(()) };
+    let shape =
+        vec![batch.clone(), channels * (block * block), divide(height, block)?, divide(width, block)?];
+    cx.set_shape(0, shape)
+}

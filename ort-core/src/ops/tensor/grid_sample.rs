@@ -1,0 +1,50 @@
+//! `GridSample`: an image read at the positions that a grid gives.
+
+use crate::dtype::TypeSet;
+use crate::ir::Attribute;
+use crate::ops;
+use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
+use crate::{Result, ensure};
+
+static GRID_SAMPLE: OpSpec = OpSpec {
+    name: "GridSample",
+    since: 22,
+    inputs: &[one("X", "T1"), one("grid", "T2")],
+    outputs: &[one("Y", "T1")],
+    types: &[var("T1", TypeSet::ALL_TENSOR), var("T2", TypeSet::FLOATS)],
+    attrs: &[
+        attr::int("align_corners", 0),
+        attr::string("padding_mode", "zeros"),
+        attr::string("mode", "linear"),
+    ],
+    cost: Cost::Compute,
+    infer,
+    upgrades: &[Upgrade { before: 20, apply: rename_modes }],
+    ..OP
+};
+
+ops![GRID_SAMPLE];
+
+/// Before version 20 the modes were named for images of two dimensions.
+fn rename_modes(draft: &mut Draft<'_>) -> Result<()> {
+    let renamed = match draft.attr("mode") {
+        Some(Attribute::String(mode)) if mode == "bilinear" => "linear",
+        Some(Attribute::String(mode)) if mode == "bicubic" => "cubic",
+        _ => return Ok(()),
+    };
+    draft.set_attr("mode", Attribute::String(renamed.to_string()));
+    Ok(())
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (mode, padding) = (cx.attrs.string("mode")?, cx.attrs.string("padding_mode")?);
+    ensure!(["linear", "nearest", "cubic"].contains(&mode), InvalidGraph, "the mode '{mode}' is not known");
+    let known = ["zeros", "border", "reflection"].contains(&padding);
+    ensure!(known, InvalidGraph, "the padding mode '{padding}' is not known");
+    let (Some(image), Some(grid)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    ensure!(image.len() >= 3 && grid.len() == image.len(), InvalidGraph, "image {image:?} and grid {grid:?}");
+    let positions = &grid[grid.len() - 1];
+    let fits = positions.as_constant().is_none_or(|count| count == image.len() as i64 - 2);
+    ensure!(fits, InvalidGraph, "positions of {positions} numbers in an image {image:?}");
+    cx.set_shape(0, [&image[..2], &grid[1..grid.len() - 1]].concat())
+}

@@ -1,0 +1,81 @@
+//! `ScatterElements` and `ScatterND`: a copy of a tensor with elements replaced or combined at given indices; and
+//! the deprecated `Scatter`.
+
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{Draft, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, var};
+use crate::{Result, ensure};
+
+use super::geometry::normalize_axis;
+
+const INDICES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
+
+static SCATTER: OpSpec = OpSpec {
+    name: "Scatter",
+    since: 11,
+    inputs: &[one("data", "T"), one("indices", "Tind"), one("updates", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16]))), var("Tind", INDICES)],
+    attrs: &[attr::int("axis", 0)],
+    traits: Traits::MOVES_DATA,
+    infer: infer_elements,
+    upgrades: &[Upgrade { before: i64::MAX, apply: become_scatter_elements }],
+    ..OP
+};
+
+static SCATTER_ELEMENTS: OpSpec = OpSpec {
+    name: "ScatterElements",
+    since: 18,
+    inputs: &[one("data", "T"), one("indices", "Tind"), one("updates", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR), var("Tind", INDICES)],
+    attrs: &[attr::string("reduction", "none"), attr::int("axis", 0)],
+    infer: infer_elements,
+    ..OP
+};
+
+static SCATTER_ND: OpSpec = OpSpec {
+    name: "ScatterND",
+    since: 18,
+    inputs: &[one("data", "T"), one("indices", "tensor(int64)"), one("updates", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    attrs: &[attr::string("reduction", "none")],
+    infer: infer_nd,
+    ..OP
+};
+
+ops![SCATTER, SCATTER_ELEMENTS, SCATTER_ND];
+
+fn become_scatter_elements(draft: &mut Draft<'_>) -> Result<()> {
+    draft.op = "ScatterElements".to_string();
+    Ok(())
+}
+
+fn check_reduction(cx: &InferCx<'_>) -> Result<()> {
+    let reduction = cx.attrs.find_string("reduction").unwrap_or("none");
+    let known = ["none", "add", "mul", "min", "max"].contains(&reduction);
+    ensure!(known, InvalidGraph, "the reduction '{reduction}' is not known");
+    Ok(())
+}
+
+fn infer_elements(cx: &mut InferCx<'_>) -> Result<()> {
+    check_reduction(cx)?;
+    let Some(data) = cx.shape(0) else { return Ok(()) };
+    normalize_axis(cx.attrs.int("axis")?, data.len())?;
+    for index in [1, 2] {
+        let same = cx.shape(index).is_none_or(|shape| shape.len() == data.len());
+        ensure!(same, InvalidGraph, "input {index} has another rank than the data, {data:?}");
+    }
+    cx.set_shape(0, data.to_vec())
+}
+
+fn infer_nd(cx: &mut InferCx<'_>) -> Result<()> {
+    check_reduction(cx)?;
+    let Some(data) = cx.shape(0) else { return Ok(()) };
+    if let Some(depth) = cx.shape(1).and_then(<[_]>::last).and_then(|depth| depth.as_constant()) {
+        let fits = (0..=data.len() as i64).contains(&depth);
+        ensure!(fits, InvalidGraph, "index tuples of {depth} numbers into data {data:?}");
+    }
+    cx.set_shape(0, data.to_vec())
+}

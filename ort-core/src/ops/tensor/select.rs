@@ -1,0 +1,63 @@
+//! `NonZero` and `Compress`: which elements to keep is in the data.
+
+use crate::Result;
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, Traits, attr, one, var};
+
+use super::geometry::normalize_axis;
+
+static NON_ZERO: OpSpec = OpSpec {
+    name: "NonZero",
+    since: 13,
+    inputs: &[one("X", "T")],
+    outputs: &[one("Y", "tensor(int64)")],
+    types: &[var("T", TypeSet::ALL_TENSOR)],
+    infer: infer_non_zero,
+    ..OP
+};
+
+static COMPRESS: OpSpec = OpSpec {
+    name: "Compress",
+    since: 28,
+    inputs: &[one("input", "T"), one("condition", "T1").host()],
+    outputs: &[one("output", "T")],
+    types: &[var("T", TypeSet::ALL_TENSOR), var("T1", TypeSet::of(&[DType::Bool]))],
+    attrs: &[attr::optional("axis", AttrKind::Int)],
+    traits: Traits::MOVES_DATA,
+    infer: infer_compress,
+    ..OP
+};
+
+ops![NON_ZERO, COMPRESS];
+
+fn infer_non_zero(cx: &mut InferCx<'_>) -> Result<()> {
+    let rank = cx.shape(0).map(|shape| Dim::constant(shape.len() as i64));
+    let shape = vec![rank.unwrap_or_else(|| cx.fresh()), cx.fresh()];
+    cx.set_shape(0, shape)
+}
+
+fn infer_compress(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(input) = cx.shape(0) else { return Ok(()) };
+    let axis = cx.attrs.find_int("axis").map(|axis| normalize_axis(axis, input.len())).transpose()?;
+    let total = match axis {
+        Some(axis) => input[axis].clone(),
+        None => input.iter().product(),
+    };
+    let condition = cx.known(1).and_then(|view| view.bytes().ok());
+    let kept = match (condition, total.as_constant().and_then(|total| usize::try_from(total).ok())) {
+        (Some(condition), Some(total)) => {
+            // A condition that is longer than what it chooses from chooses nothing more.
+            let kept = condition.iter().take(total).filter(|&&keep| keep != 0).count();
+            Dim::constant(kept as i64)
+        }
+        _ => cx.fresh(),
+    };
+    let mut shape = input.to_vec();
+    match axis {
+        Some(axis) => shape[axis] = kept,
+        None => shape = vec![kept],
+    }
+    cx.set_shape(0, shape)
+}

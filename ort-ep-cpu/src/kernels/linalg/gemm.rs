@@ -1,0 +1,183 @@
+//! `Gemm`.
+
+use num_traits::AsPrimitive;
+use ort_core::dtype::{DType, Element, TypeSet};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::{Result, ensure, error};
+
+use super::product::spread;
+use super::widened::widened;
+use super::{PackedRight, bytes_of, is_weight, refused, scratch};
+use crate::cpu_kernels;
+use crate::gemm::generic::{self, Number, View};
+use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
+
+const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+cpu_kernels![
+    // A constant right side is packed.
+    KernelDef {
+        op: "Gemm",
+        types: &[("T", SINGLE)],
+        rank: 1,
+        unaligned: &[1],
+        when: |node: &NodeView<'_>| {
+            is_weight(node.dtype(1)) && node.constant(1).is_some_and(|tensor| tensor.shape().len() == 2)
+        },
+        make: |cx| widened(cx, make_packed),
+        ..KernelDef::BASE
+    },
+    KernelDef { op: "Gemm", types: &[("T", SINGLE)], make: |cx| widened(cx, make_plain), ..KernelDef::BASE },
+    KernelDef {
+        op: "Gemm",
+        types: &[("T", TypeSet::HIGH_PRECISION)],
+        rank: -1,
+        make: make_generic,
+        ..KernelDef::BASE
+    },
+];
+
+/// The attributes.
+#[derive(Clone, Copy)]
+struct Options {
+    alpha: f32,
+    beta: f32,
+    transposed: [bool; 2],
+}
+
+impl Options {
+    fn new(cx: &CompileCx<'_>) -> Result<Options> {
+        let attrs = cx.attrs();
+        Ok(Options {
+            alpha: attrs.float("alpha")?,
+            beta: attrs.float("beta")?,
+            transposed: [attrs.flag("transA")?, attrs.flag("transB")?],
+        })
+    }
+
+    /// The sizes (rows, columns) and strides of the side at `index` as it is multiplied.
+    fn side(&self, index: usize, shape: &[usize]) -> Result<([usize; 2], [usize; 2])> {
+        match *shape {
+            [rows, columns] if self.transposed[index] => Ok(([columns, rows], [1, columns])),
+            [rows, columns] => Ok(([rows, columns], [columns, 1])),
+            _ => Err(error!(InvalidArgument, "a side of shape {shape:?} is no matrix")),
+        }
+    }
+}
+
+fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(Single { options: Options::new(cx)?, right: None }))
+}
+
+fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let options = Options::new(cx)?;
+    let view = cx.constant(1).ok_or_else(|| error!(Fail, "the right side is no constant"))?;
+    let (shape, strides) = options.side(1, view.shape())?;
+    let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
+    Ok(Box::new(Single { options, right }))
+}
+
+struct Single {
+    options: Options,
+    right: Option<PackedRight>,
+}
+
+impl Single {
+    fn columns(&self, b: &[usize]) -> Result<usize> {
+        match &self.right {
+            Some(right) => Ok(right.columns),
+            None => Ok(self.options.side(1, b)?.0[1]),
+        }
+    }
+}
+
+impl Executable for Single {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let [rows, k] = self.options.side(0, shapes.input(0))?.0;
+        let columns = self.columns(shapes.input(1))?;
+        let source = match (&self.right, self.options.transposed[1] && columns > 1) {
+            (Some(_), _) => BSource::Packed,
+            (None, true) => BSource::Strided,
+            (None, false) => BSource::Rows,
+        };
+        let cpu = Cpu::with_threads(shapes.threads);
+        bytes_of::<f32>(workspace_len(cpu, 1, [rows, columns, k], source))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let cpu = Cpu::with_threads(cx.threads());
+        let workspace = scratch(cx.workspace()?)?;
+        let a = cx.input(0)?;
+        let (shape, strides) = self.options.side(0, a.shape())?;
+        let left = Strided::new(a.as_slice()?, shape, strides).map_err(refused)?;
+        let right = match &self.right {
+            Some(right) => right.operand(cpu)?,
+            None => {
+                let b = cx.input(1)?;
+                let (shape, strides) = self.options.side(1, b.shape())?;
+                BOperand::Plain(Strided::new(b.as_slice()?, shape, strides).map_err(refused)?)
+            }
+        };
+        let (rows, columns) = (shape[0], right.shape()[1]);
+        let mut gemm = Gemm { alpha: self.options.alpha, ..Gemm::new(AOperand::Plain(left), right) };
+        let c = cx.find_input(2).filter(|_| self.options.beta != 0.0);
+        let result = cx.output(0)?.as_mut_slice::<f32>()?;
+        let bias;
+        if let Some(c) = c {
+            let values = c.as_slice::<f32>()?;
+            let is_row = c.shape() == [columns] || c.shape() == [1, columns];
+            if is_row && self.options.beta == 1.0 {
+                bias = [Step::ColumnBias(values)];
+                gemm.epilogue = &bias;
+            } else {
+                spread(values, c.shape(), result, &[rows, columns])?;
+                gemm.beta = self.options.beta;
+            }
+        }
+        gemm.run(cpu, result, columns, workspace).map_err(refused)
+    }
+}
+
+fn make_generic(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let options = Options::new(cx)?;
+    match cx.node.dtype(0) {
+        Some(DType::F64) => Ok(Box::new(move |cx: &mut RunCx<'_>| multiply::<f64>(cx, options))),
+        Some(DType::I32) => Ok(Box::new(move |cx: &mut RunCx<'_>| multiply::<i32>(cx, options))),
+        Some(DType::I64) => Ok(Box::new(move |cx: &mut RunCx<'_>| multiply::<i64>(cx, options))),
+        Some(DType::U32) => Ok(Box::new(move |cx: &mut RunCx<'_>| multiply::<u32>(cx, options))),
+        Some(DType::U64) => Ok(Box::new(move |cx: &mut RunCx<'_>| multiply::<u64>(cx, options))),
+        _ => Err(error!(NotImplemented, "a product of this type")),
+    }
+}
+
+/// The product of 64-bit floats or of integers. Factors other than 1 are applied in 64-bit floats.
+fn multiply<T>(cx: &mut RunCx<'_>, options: Options) -> Result<()>
+where
+    T: Element + Number + AsPrimitive<f64>,
+    f64: AsPrimitive<T>,
+{
+    let cpu = Cpu::with_threads(cx.threads());
+    let (a, b, c) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
+    let (a_shape, a_strides) = options.side(0, a.shape())?;
+    let (b_shape, b_strides) = options.side(1, b.shape())?;
+    ensure!(a_shape[1] == b_shape[0], InvalidArgument, "the sums of the product differ");
+    let left = View::new(a.as_slice::<T>()?, a_shape, a_strides).map_err(refused)?;
+    let right = View::new(b.as_slice::<T>()?, b_shape, b_strides).map_err(refused)?;
+    let (rows, columns) = (a_shape[0], b_shape[1]);
+    let result = cx.output(0)?.as_mut_slice::<T>()?;
+    generic::multiply(cpu, left, right, result).map_err(refused)?;
+    let (alpha, beta) = (f64::from(options.alpha), f64::from(options.beta));
+    if alpha != 1.0 {
+        result.iter_mut().for_each(|value| *value = (alpha * value.as_()).as_());
+    }
+    let Some(c) = c.filter(|_| beta != 0.0) else { return Ok(()) };
+    let mut row = vec![T::ZERO; result.len()];
+    spread(c.as_slice::<T>()?, c.shape(), &mut row, &[rows, columns])?;
+    for (value, addend) in result.iter_mut().zip(row) {
+        *value = match beta == 1.0 {
+            true => value.add_product(addend, 1.0.as_()),
+            false => (value.as_() + beta * addend.as_()).as_(),
+        };
+    }
+    Ok(())
+}

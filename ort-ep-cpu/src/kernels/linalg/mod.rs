@@ -1,0 +1,150 @@
+//! Kernels of matrix products, and what kernels built on products share: memory, errors, wider types.
+
+mod gemm;
+mod integer;
+mod matmul;
+pub(super) mod product;
+pub(super) mod real;
+pub(super) mod widened;
+
+use ort_alloc::Buffer;
+use ort_core::dtype::{DType, Element};
+use ort_core::ep::CompileCx;
+use ort_core::tensor::TensorView;
+use ort_core::{Error, Result, error};
+
+use crate::gemm::{Cpu, GemmError, Weight};
+
+/// A refusal of the product library as an error of the node.
+pub(super) fn refused(error: GemmError) -> Error {
+    error!(InvalidArgument, "{error}")
+}
+
+/// Scratch memory as numbers. Planned memory lies on 64-byte boundaries.
+pub(super) fn scratch<T: Element + bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
+    let len = bytes.len() - bytes.len() % size_of::<T>();
+    bytemuck::try_cast_slice_mut(&mut bytes[..len]).map_err(|_| error!(Fail, "the workspace is not aligned"))
+}
+
+/// Takes the first `len` numbers off a piece of scratch memory.
+pub(super) fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Result<&'a mut [T]> {
+    let all = std::mem::take(rest);
+    let (first, others) =
+        all.split_at_mut_checked(len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
+    *rest = others;
+    Ok(first)
+}
+
+/// The bytes of `count` numbers of type `T`, or an error where that overflows.
+pub(super) fn bytes_of<T>(count: usize) -> Result<usize> {
+    count.checked_mul(size_of::<T>()).ok_or_else(|| error!(OutOfMemory, "a workspace of {count} values"))
+}
+
+/// Packed weights in memory that the session counts.
+pub(super) struct PackedFloats(Buffer);
+
+impl PackedFloats {
+    /// Memory for `len` numbers, written by `fill`.
+    pub(super) fn new(
+        cx: &mut CompileCx<'_>,
+        len: usize,
+        fill: impl FnOnce(&mut [f32]) -> Result<()>,
+    ) -> Result<PackedFloats> {
+        let mut buffer = cx.allocate_packed(bytes_of::<f32>(len)?.max(4))?;
+        let bytes =
+            buffer.bytes_mut().ok_or_else(|| error!(Fail, "packed weights are not in host memory"))?;
+        fill(&mut scratch::<f32>(bytes)?[..len])?;
+        Ok(PackedFloats(buffer))
+    }
+
+    pub(super) fn values(&self) -> &[f32] {
+        bytemuck::try_cast_slice(self.0.bytes().unwrap_or(&[])).unwrap_or(&[])
+    }
+}
+
+/// Calls `$body` with the elements of a weight of any type that is widened while it is packed.
+macro_rules! with_weight {
+    ($view:expr, $weights:ident => $body:expr) => {
+        match $view.dtype() {
+            ort_core::dtype::DType::F16 => {
+                let elements = $view.to_cow::<half::f16>()?;
+                let $weights = &*elements;
+                $body
+            }
+            ort_core::dtype::DType::BF16 => {
+                let elements = $view.to_cow::<half::bf16>()?;
+                let $weights = &*elements;
+                $body
+            }
+            _ => {
+                let elements = $view.to_cow::<f32>()?;
+                let $weights = &*elements;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_weight;
+
+/// Whether weights of this type can be packed.
+pub(super) fn is_weight(dtype: Option<DType>) -> bool {
+    matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
+}
+
+/// A constant right side of a product, packed.
+pub(super) struct PackedRight {
+    values: PackedFloats,
+    pub(super) k: usize,
+    pub(super) columns: usize,
+}
+
+impl PackedRight {
+    /// Packs the constant input at `index`, a matrix of `shape` (k, columns) under `strides`, and consumes it.
+    pub(super) fn of_input(
+        cx: &mut CompileCx<'_>,
+        index: usize,
+        [k, columns]: [usize; 2],
+        strides: [usize; 2],
+    ) -> Result<PackedRight> {
+        let view = cx.constant(index).ok_or_else(|| error!(Fail, "input {index} is no constant"))?;
+        let packed = PackedRight::new(cx, view, 0, [k, columns], strides)?;
+        cx.consume(index);
+        Ok(packed)
+    }
+
+    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant.
+    pub(super) fn new(
+        cx: &mut CompileCx<'_>,
+        view: TensorView<'_>,
+        first: usize,
+        [k, columns]: [usize; 2],
+        strides: [usize; 2],
+    ) -> Result<PackedRight> {
+        let cpu = Cpu::with_threads(cx.threads);
+        let len = crate::gemm::PackedB::len(cpu, k, columns);
+        let values = PackedFloats::new(
+            cx,
+            len,
+            |packed| with_weight!(view, weights => pack(cpu, weights, first, [k, columns], strides, packed)),
+        )?;
+        Ok(PackedRight { values, k, columns })
+    }
+
+    pub(super) fn operand(&self, cpu: Cpu) -> Result<crate::gemm::BOperand<'_>> {
+        let packed = crate::gemm::PackedB::new(cpu, self.values.values(), self.k, self.columns);
+        Ok(crate::gemm::BOperand::Packed(packed.map_err(refused)?))
+    }
+}
+
+fn pack<T: Weight>(
+    cpu: Cpu,
+    weights: &[T],
+    first: usize,
+    shape: [usize; 2],
+    strides: [usize; 2],
+    packed: &mut [f32],
+) -> Result<()> {
+    let weights =
+        weights.get(first..).ok_or_else(|| error!(InvalidGraph, "a weight is shorter than its shape"))?;
+    crate::gemm::pack_b(cpu, weights, shape, strides, packed).map_err(refused)
+}

@@ -1,0 +1,194 @@
+//! The two types that kernels compute in: `float`, with vectors, and `double`, plainly.
+
+use ort_core::Result;
+use ort_core::dtype::Element;
+
+use super::{PackedRight, refused};
+use crate::gemm::generic::{self, Number, View};
+use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Strided, workspace_len};
+use crate::simd::Isa;
+use crate::vector::elementwise::{Unary, unary_in_place};
+use crate::vector::softmax::{Softmax, softmax_row_in_place};
+
+/// A matrix inside a slice: its values, rows and columns, and the distances between them.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a, T> {
+    pub(crate) values: &'a [T],
+    pub(crate) shape: [usize; 2],
+    pub(crate) strides: [usize; 2],
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// A matrix that lies row by row.
+    pub(crate) fn rows(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
+        Matrix { values, shape: [rows, columns], strides: [columns, 1] }
+    }
+
+    /// The transpose of a matrix that lies row by row as `[columns, rows]`.
+    pub(crate) fn transposed(values: &'a [T], rows: usize, columns: usize) -> Matrix<'a, T> {
+        Matrix { values, shape: [rows, columns], strides: [1, rows] }
+    }
+}
+
+/// The right side of a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Right<'a, T> {
+    /// A matrix where it lies.
+    Plain(Matrix<'a, T>),
+    /// A packed weight, of `float` only.
+    Packed(&'a PackedRight),
+}
+
+/// A type to compute in.
+pub(crate) trait Real:
+    Element + bytemuck::Pod + Number + PartialOrd + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self>
+{
+    fn from_f64(value: f64) -> Self;
+    fn to_f64(self) -> f64;
+    /// `values[i] = function(values[i])`.
+    fn map(function: Unary, values: &mut [Self]);
+    /// Softmax of a row, in place.
+    fn softmax(row: &mut [Self]);
+    /// Values of workspace that [`Real::multiply`] needs for a shape (rows, columns, length of the sums).
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize;
+    /// `result = a * b`, or `result + a * b` where `add`. The rows of `result` lie `row_stride` apart.
+    fn multiply(
+        cpu: Cpu,
+        a: Matrix<'_, Self>,
+        b: Right<'_, Self>,
+        result: (&mut [Self], usize, bool),
+        workspace: &mut [Self],
+    ) -> Result<()>;
+}
+
+impl Real for f32 {
+    fn from_f64(value: f64) -> f32 {
+        value as f32
+    }
+
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+
+    fn map(function: Unary, values: &mut [f32]) {
+        unary_in_place(Isa::current(), function, values);
+    }
+
+    fn softmax(row: &mut [f32]) {
+        softmax_row_in_place(Isa::current(), Softmax::Linear, row);
+    }
+
+    fn workspace_len(cpu: Cpu, shape: [usize; 3], source: BSource) -> usize {
+        workspace_len(cpu, 1, shape, source)
+    }
+
+    fn multiply(
+        cpu: Cpu,
+        a: Matrix<'_, f32>,
+        b: Right<'_, f32>,
+        (result, row_stride, add): (&mut [f32], usize, bool),
+        workspace: &mut [f32],
+    ) -> Result<()> {
+        let left = Strided::new(a.values, a.shape, a.strides).map_err(refused)?;
+        let right = match b {
+            Right::Plain(b) => BOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
+            Right::Packed(packed) => packed.operand(cpu)?,
+        };
+        let beta = if add { 1.0 } else { 0.0 };
+        let gemm = Gemm { beta, ..Gemm::new(AOperand::Plain(left), right) };
+        gemm.run(cpu, result, row_stride, workspace).map_err(refused)
+    }
+}
+
+impl Real for f64 {
+    fn from_f64(value: f64) -> f64 {
+        value
+    }
+
+    fn to_f64(self) -> f64 {
+        self
+    }
+
+    fn map(function: Unary, values: &mut [f64]) {
+        values.iter_mut().for_each(|value| *value = evaluate(function, *value));
+    }
+
+    fn softmax(row: &mut [f64]) {
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        row.iter_mut().for_each(|value| *value = (*value - max).exp());
+        let sum: f64 = row.iter().sum();
+        row.iter_mut().for_each(|value| *value /= sum);
+    }
+
+    fn workspace_len(_: Cpu, [rows, columns, _]: [usize; 3], _: BSource) -> usize {
+        rows * columns
+    }
+
+    fn multiply(
+        cpu: Cpu,
+        a: Matrix<'_, f64>,
+        b: Right<'_, f64>,
+        (result, row_stride, add): (&mut [f64], usize, bool),
+        workspace: &mut [f64],
+    ) -> Result<()> {
+        let Right::Plain(b) = b else { return Err(ort_core::error!(Fail, "packed weights are of float")) };
+        let left = View::new(a.values, a.shape, a.strides).map_err(refused)?;
+        let right = View::new(b.values, b.shape, b.strides).map_err(refused)?;
+        let (rows, columns) = (a.shape[0], b.shape[1]);
+        let product = workspace
+            .get_mut(..rows * columns)
+            .ok_or_else(|| ort_core::error!(Fail, "the workspace is too small"))?;
+        generic::multiply(cpu, left, right, product).map_err(refused)?;
+        if columns == 0 {
+            return Ok(());
+        }
+        for (row, product) in product.chunks(columns).enumerate() {
+            let to = result.get_mut(row * row_stride..).and_then(|rest| rest.get_mut(..columns));
+            let to = to.ok_or_else(|| ort_core::error!(Fail, "a result is too short"))?;
+            match add {
+                true => to.iter_mut().zip(product).for_each(|(to, value)| *to += value),
+                false => to.copy_from_slice(product),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The functions that recurrent layers and attention apply, in double precision.
+fn evaluate(function: Unary, x: f64) -> f64 {
+    let wide = f64::from;
+    match function {
+        Unary::Relu => x.max(0.0),
+        Unary::Tanh => x.tanh(),
+        Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Unary::Affine { scale, shift } => wide(scale) * x + wide(shift),
+        Unary::LeakyRelu { alpha } => {
+            if x >= 0.0 {
+                x
+            } else {
+                wide(alpha) * x
+            }
+        }
+        Unary::ThresholdedRelu { alpha } => {
+            if x >= wide(alpha) {
+                x
+            } else {
+                0.0
+            }
+        }
+        Unary::HardSigmoid { alpha, beta } => (wide(alpha) * x + wide(beta)).clamp(0.0, 1.0),
+        Unary::Elu { alpha } => {
+            if x >= 0.0 {
+                x
+            } else {
+                wide(alpha) * x.exp_m1()
+            }
+        }
+        Unary::Softsign => x / (1.0 + x.abs()),
+        Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Unary::Clip { min, max } => x.clamp(wide(min), wide(max)),
+        Unary::Silu => x / (1.0 + (-x).exp()),
+        Unary::Exp => x.exp(),
+        _ => f64::NAN,
+    }
+}

@@ -1,0 +1,80 @@
+//! Codes of any narrow type as `float`, and back.
+
+use std::borrow::Cow;
+
+use ort_core::dtype::{CastOptions, DType, convert};
+use ort_core::tensor::{TensorMut, TensorView};
+use ort_core::{Result, error};
+
+use crate::parallel::for_each_chunk_mut;
+use crate::simd::Isa;
+use crate::vector::convert::{f32_from_i8, f32_from_u8, i8_from_f32, u8_from_f32};
+
+/// Elements converted at a time: whole bytes of every type.
+pub(crate) const BLOCK: usize = 1024;
+
+/// The elements `first..first + to.len()` of a tensor's bytes as `float`. `first` is a multiple of 8.
+pub(crate) fn decode(dtype: DType, bytes: &[u8], first: usize, to: &mut [f32]) -> Result<()> {
+    let no_bytes = || error!(Fail, "codes of type {} are not whole bytes", dtype.name());
+    let start = dtype.byte_len(first).ok_or_else(no_bytes)?;
+    let len = dtype.byte_len(to.len()).ok_or_else(no_bytes)?;
+    let bytes = bytes.get(start..start + len).ok_or_else(no_bytes)?;
+    match dtype {
+        DType::U8 => f32_from_u8(Isa::current(), bytes, to),
+        DType::I8 => f32_from_i8(Isa::current(), bytemuck::cast_slice(bytes), to),
+        _ => {
+            let count = to.len();
+            let to = bytemuck::cast_slice_mut(to);
+            convert(dtype, bytes, DType::F32, to, count, CastOptions::default())
+                .map_err(|error| error!(Fail, "{error}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The codes of values that are whole numbers in range for an integer type, and any for a float.
+pub(crate) fn encode(from: &[f32], saturate: bool, dtype: DType, bytes: &mut [u8]) -> Result<()> {
+    match dtype {
+        DType::U8 => u8_from_f32(Isa::current(), from, bytes),
+        DType::I8 => i8_from_f32(Isa::current(), from, bytemuck::cast_slice_mut(bytes)),
+        _ => {
+            let options = CastOptions { saturate, ..CastOptions::default() };
+            convert(DType::F32, bytemuck::cast_slice(from), dtype, bytes, from.len(), options)
+                .map_err(|error| error!(Fail, "{error}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The least and the greatest value of an integer type; none of a float.
+pub(crate) fn range(dtype: DType) -> Option<(f32, f32)> {
+    let bits = dtype.bits().filter(|bits| *bits <= 16 && dtype.is_integer())?;
+    let count = (1_u32 << bits) as f32;
+    Some(if dtype.is_signed() { (-count / 2.0, count / 2.0 - 1.0) } else { (0.0, count - 1.0) })
+}
+
+/// All elements of a tensor as `float`, copied only where they are of another type.
+pub(crate) fn read_floats<'a>(view: TensorView<'a>) -> Result<Cow<'a, [f32]>> {
+    if view.dtype() == DType::F32 {
+        return view.to_cow();
+    }
+    let mut values = vec![0.0; view.element_count()];
+    decode(view.dtype(), view.bytes()?, 0, &mut values)?;
+    Ok(Cow::Owned(values))
+}
+
+/// Writes values to a tensor of codes, nearest in range.
+pub(crate) fn write_codes(
+    threads: usize,
+    values: &mut [f32],
+    saturate: bool,
+    output: TensorMut<'_>,
+) -> Result<()> {
+    let dtype = output.dtype();
+    if let Some((least, greatest)) = range(dtype) {
+        for_each_chunk_mut(threads, values, BLOCK, |_, values| {
+            values.iter_mut().for_each(|value| *value = value.clamp(least, greatest));
+        });
+    }
+    encode(values, saturate, dtype, output.bytes_mut()?)
+}
