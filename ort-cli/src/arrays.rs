@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use half::f16;
+use ndarray::{ArrayD, IxDyn, ShapeBuilder};
 use npyz::{AutoSerialize, DType as NpyType, Deserialize, NpyFile, Order, WriterBuilder};
 use num_complex::Complex;
 use ort_runtime::dtype::Element;
@@ -65,10 +66,13 @@ fn decode<R: Read>(file: NpyFile<R>) -> Result<Tensor> {
 
 fn typed<T: Element + Deserialize, R: Read>(file: NpyFile<R>) -> Result<Tensor> {
     let shape: Vec<usize> = file.shape().iter().map(|&size| size as usize).collect();
-    if file.order() == Order::Fortran && shape.len() > 1 {
-        bail!("arrays in Fortran order are not supported; save them with numpy.ascontiguousarray");
+    let fortran = file.order() == Order::Fortran;
+    let elements = file.into_vec::<T>()?;
+    if fortran {
+        let array = ArrayD::from_shape_vec(IxDyn(&shape).f(), elements)?;
+        return Ok(Tensor::try_from(array)?);
     }
-    Ok(Tensor::from_vec(&shape, file.into_vec::<T>()?)?)
+    Ok(Tensor::from_vec(&shape, elements)?)
 }
 
 /// Writes tensors to a `.npz` archive, whole or not at all.
