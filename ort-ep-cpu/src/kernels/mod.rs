@@ -6,5 +6,8 @@ mod linalg;
 mod movement;
 mod norm;
 mod quant;
+mod random;
 mod reduce;
+mod signal;
 mod trilu;
+mod vision;
