@@ -169,7 +169,7 @@ fn neighbours(place: [f64; 2], size: [usize; 2]) -> Sample {
 }
 
 fn make_pool(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let scale = f64::from(cx.attrs().float("spatial_scale")?);
+    let scale = cx.attrs().float("spatial_scale")?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => run_pool::<T>(cx, scale), else => {
@@ -180,7 +180,7 @@ fn make_pool(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 /// The greatest element of each cell of each region; regions are `[image, x1, y1, x2, y2]`, rounded to whole elements
 /// and inclusive, as in R. Girshick, *Fast R-CNN* (2015).
-fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f64) -> Result<()> {
+fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f32) -> Result<()> {
     let regions = to_f64s(&cx.input(1)?)?;
     let output = cx.output(0)?;
     let maps = Maps::<T>::new(cx.input(0)?, output.shape())?;
@@ -193,7 +193,8 @@ fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f64) -> Result<()> {
     let len = maps.channels * rows * columns;
     for_each_chunk_mut(cx.threads(), output.as_mut_slice::<T>()?, len.max(1), |index, to| {
         let region = &regions[index * 5..][..5];
-        let at = |index: usize| (region[index] * scale).round();
+        // In single precision, in which the corners of existing models were rounded.
+        let at = |index: usize| f64::from((region[index] as f32 * scale).round());
         let (start, end) = ([at(2), at(1)], [at(4), at(3)]);
         let bounds = |axis: usize, cell: usize| {
             let bin = (end[axis] - start[axis] + 1.0).max(1.0) / maps.pooled[axis] as f64;
