@@ -8,4 +8,7 @@ mod movement;
 mod nn;
 mod norm;
 mod quant;
+mod random;
 mod reduce;
+mod signal;
+mod vision;
