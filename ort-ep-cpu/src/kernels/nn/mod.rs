@@ -4,10 +4,15 @@ mod conv;
 mod conv_depthwise;
 mod conv_plain;
 mod conv_transpose;
+mod gates;
+mod gru;
+mod lstm;
 mod max_unpool;
 mod pool;
 mod pool_global;
 mod pool_plain;
+mod recurrent;
+mod rnn;
 
 use ort_core::dim::Dim;
 use ort_core::ep::CompileCx;
