@@ -1,6 +1,7 @@
 //! The kernels of the CPU provider by family; each file registers what it holds.
 
 pub mod broadcast;
+mod control;
 mod elementwise;
 mod linalg;
 mod movement;
@@ -8,4 +9,3 @@ mod nn;
 mod norm;
 mod quant;
 mod reduce;
-mod trilu;

@@ -40,7 +40,7 @@ static RESIZE: OpSpec = OpSpec {
 
 static UPSAMPLE: OpSpec = OpSpec {
     name: "Upsample",
-    since: 10,
+    since: 9,
     inputs: &[one("X", "T"), one("scales", "tensor(float)").host()],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16])))],
