@@ -8,6 +8,7 @@ mod conv_integer;
 mod conv_plain;
 mod conv_transpose;
 mod deform_conv;
+mod flex_attention;
 mod gates;
 mod gru;
 mod linear_attention;
