@@ -1,13 +1,25 @@
 //! Kernels of neural networks: convolutions, pools, recurrent layers, attention.
 
+mod attention;
+mod causal_conv;
 mod conv;
 mod conv_depthwise;
+mod conv_integer;
 mod conv_plain;
 mod conv_transpose;
+mod deform_conv;
+mod flex_attention;
+mod gates;
+mod gru;
+mod linear_attention;
+mod lstm;
 mod max_unpool;
 mod pool;
 mod pool_global;
 mod pool_plain;
+mod recurrent;
+mod rnn;
+mod rotary;
 
 use ort_core::dim::Dim;
 use ort_core::ep::CompileCx;
