@@ -8,4 +8,5 @@ mod movement;
 mod norm;
 mod quant;
 mod reduce;
+mod sequence;
 mod trilu;
