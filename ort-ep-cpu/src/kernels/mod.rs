@@ -10,5 +10,7 @@ mod norm;
 mod quant;
 mod random;
 mod reduce;
+mod sequence;
 mod signal;
+mod trilu;
 mod vision;
