@@ -1,9 +1,10 @@
 //! The operator records, one file per operator or tight family.
 
 mod axes;
+mod control;
 mod linalg;
 mod math;
-mod nn;
+pub mod nn;
 mod quant;
 mod random;
 mod reduce;

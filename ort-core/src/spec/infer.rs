@@ -178,6 +178,11 @@ impl<'a> InferCx<'a> {
         Ok(graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect())
     }
 
+    /// The subgraph at `index`, as far as it is inferred.
+    pub fn subgraph(&self, index: usize) -> Option<&Subgraph> {
+        self.subgraphs.get(index)
+    }
+
     /// The subgraph held by the attribute `attr`, by its index.
     pub fn find_subgraph(&self, attr: &str) -> Option<usize> {
         self.subgraphs.iter().position(|subgraph| subgraph.attr == attr)

@@ -1,10 +1,11 @@
 //! The kernels of the CPU provider by family; each file registers what it holds.
 
 pub mod broadcast;
+mod control;
 mod elementwise;
 mod linalg;
 mod movement;
+mod nn;
 mod norm;
 mod quant;
 mod reduce;
-mod trilu;

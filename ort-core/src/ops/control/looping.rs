@@ -1,0 +1,143 @@
+//! `Loop`: a subgraph run again and again, with values carried from one iteration to the next.
+
+use super::V;
+use super::merge::{outside, widen};
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::{Graph, SymShape, ValueId, ValueType};
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, many_mixed, opt, var};
+use crate::{Result, ensure, error};
+
+static LOOP: OpSpec = OpSpec {
+    name: "Loop",
+    since: 25,
+    inputs: &[opt("M", "I"), opt("cond", "B"), many_mixed("v_initial", "V", 0)],
+    outputs: &[many_mixed("v_final_and_scan_outputs", "V", 1)],
+    types: &[V, var("I", TypeSet::of(&[DType::I64])), var("B", TypeSet::of(&[DType::Bool]))],
+    attrs: &[attr::required("body", AttrKind::Graph)],
+    infer,
+    ..OP
+};
+
+ops![LOOP];
+
+/// How often the types of carried values may change before they must have settled: each pass widens at least one
+/// size.
+const MAX_PASSES: usize = 64;
+
+/// Infers a body until the types of what it carries do not change any more. `fixed` are the types of the inputs
+/// before the carried ones, `inputs` those after. Returns the types of all outputs.
+pub(super) fn settle(
+    cx: &mut InferCx<'_>,
+    body: usize,
+    fixed: &[ValueType],
+    carried: &mut [ValueType],
+    (inputs, skipped_outputs): (&[ValueType], usize),
+) -> Result<Vec<ValueType>> {
+    for _ in 0..MAX_PASSES {
+        let given: Vec<ValueType> = fixed.iter().chain(carried.iter()).chain(inputs).cloned().collect();
+        let formal = cx.subgraph(body).map_or(0, |body| body.graph.inputs.len());
+        ensure!(
+            formal == given.len(),
+            InvalidGraph,
+            "the body has {formal} inputs, {} are expected",
+            given.len()
+        );
+        let outputs = cx.infer_subgraph(body, &given)?;
+        ensure!(
+            outputs.len() >= skipped_outputs + carried.len(),
+            InvalidGraph,
+            "the body has {} outputs, fewer than what it carries",
+            outputs.len()
+        );
+        let mut changed = false;
+        for (before, after) in carried.iter_mut().zip(&outputs[skipped_outputs..]) {
+            let wider = widen(before, after)?;
+            changed |= wider != *before;
+            *before = wider;
+        }
+        if !changed {
+            return Ok(outputs);
+        }
+    }
+    Err(error!(InvalidGraph, "the types of carried values do not settle"))
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let body = cx.find_subgraph("body").ok_or_else(|| error!(InvalidGraph, "'body' is missing"))?;
+    let first: Vec<ValueType> =
+        (2..cx.input_count()).map(|index| cx.input_type(index).cloned().unwrap_or_default()).collect();
+    let mut carried = first.clone();
+    let fixed = [counter_type(cx, body, 0, DType::I64), counter_type(cx, body, 1, DType::Bool)];
+    let outputs = settle(cx, body, &fixed, &mut carried, (&[], 1))?;
+    let count = carried.len();
+    ensure!(
+        outputs.len() > cx.output_count().max(count),
+        InvalidGraph,
+        "the body has {} outputs, too few for {} of the node",
+        outputs.len(),
+        cx.output_count()
+    );
+    for (index, ty) in carried.iter().enumerate() {
+        cx.set_type(index, outside(ty));
+    }
+    let trips = trips(cx, body);
+    for index in count..cx.output_count() {
+        let Some(tensor) = outputs[index + 1].as_tensor() else { continue };
+        let leading = trips.clone().unwrap_or_else(Dim::unknown);
+        let shape = outside(&outputs[index + 1]).shape().map(|shape| prepend(leading, shape));
+        cx.set(index, tensor.dtype, shape);
+    }
+    Ok(())
+}
+
+fn prepend(leading: Dim, shape: &[Dim]) -> SymShape {
+    std::iter::once(leading).chain(shape.iter().cloned()).collect()
+}
+
+/// The type of the iteration number or the condition: without dimensions, unless the body declares one of size 1.
+fn counter_type(cx: &InferCx<'_>, body: usize, position: usize, dtype: DType) -> ValueType {
+    let declared = cx.subgraph(body).and_then(|body| {
+        let input = body.graph.inputs.get(position)?;
+        body.graph.value(*input).ty.shape().map(<[Dim]>::len)
+    });
+    let shape = if declared == Some(1) { vec![Dim::constant(1)] } else { Vec::new() };
+    ValueType::tensor(dtype, Some(shape))
+}
+
+/// The number of iterations, where it follows from the inputs: the count is known and the condition always holds.
+fn trips(cx: &InferCx<'_>, body: usize) -> Option<Dim> {
+    let starts = match cx.has_input(1) {
+        true => cx.ints(1).and_then(|condition| condition.first().copied()),
+        false => Some(1),
+    };
+    if starts == Some(0) {
+        return Some(Dim::constant(0));
+    }
+    let count = cx.dims(0)?.first().cloned()?;
+    let graph = &cx.subgraph(body)?.graph;
+    let condition = graph.outputs.first().copied()?;
+    let stays = is_true(graph, condition) || (starts.is_some() && is_input(graph, condition, 1));
+    stays.then(|| count.max(&Dim::constant(0)))
+}
+
+fn is_true(graph: &Graph, value: ValueId) -> bool {
+    let symbolic = graph.value(value).symbolic.as_ref().and_then(|symbolic| symbolic.as_ints());
+    let constant = || graph.constants.get(&value).and_then(|tensor| tensor.view().to_ints().ok());
+    symbolic.or_else(constant).is_some_and(|elements| elements.first().is_some_and(|&element| element != 0))
+}
+
+/// Whether a value is the input at `position`, handed on unchanged.
+fn is_input(graph: &Graph, mut value: ValueId, position: usize) -> bool {
+    let input = graph.inputs.get(position).copied();
+    for node in graph.nodes.iter().rev() {
+        if node.spec.name == "Identity" && node.outputs.first() == Some(&Some(value)) {
+            match node.inputs.first().copied().flatten() {
+                Some(source) => value = source,
+                None => return false,
+            }
+        }
+    }
+    input == Some(value)
+}

@@ -1,0 +1,21 @@
+//! Control flow: operators that run subgraphs.
+
+mod branch;
+mod looping;
+mod merge;
+mod scan;
+
+use crate::dtype::TypeSet;
+use crate::spec::{TypeVar, Types};
+
+/// What `If` hands over and `Loop` carries: tensors, sequences and optionals.
+const V: TypeVar = TypeVar {
+    name: "V",
+    types: Types {
+        tensor: TypeSet::ALL_TENSOR_IR13,
+        sequence: TypeSet::ALL_TENSOR_IR13,
+        optional: TypeSet::ALL_TENSOR_IR13,
+        optional_sequence: TypeSet::ALL_TENSOR,
+        ..Types::NONE
+    },
+};

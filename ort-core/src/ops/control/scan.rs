@@ -1,0 +1,141 @@
+//! `Scan`: a subgraph run for each slice of its inputs.
+
+use std::sync::Arc;
+
+use super::looping::settle;
+use super::merge::outside;
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, SymShape, ValueType};
+use crate::ops;
+use crate::spec::{
+    AttrKind, Draft, InferCx, OP, OpSpec, Registry, Upgrade, attr, many_mixed, var,
+};
+use crate::{Result, ensure, error};
+
+static SCAN: OpSpec = OpSpec {
+    name: "Scan",
+    since: 25,
+    inputs: &[many_mixed("initial_state_and_scan_inputs", "V", 1)],
+    outputs: &[many_mixed("final_state_and_scan_outputs", "V", 1)],
+    types: &[var("V", TypeSet::ALL_TENSOR_IR13)],
+    attrs: &[
+        attr::required("body", AttrKind::Graph),
+        attr::required("num_scan_inputs", AttrKind::Int),
+        attr::optional("scan_input_directions", AttrKind::Ints),
+        attr::optional("scan_output_directions", AttrKind::Ints),
+        attr::optional("scan_input_axes", AttrKind::Ints),
+        attr::optional("scan_output_axes", AttrKind::Ints),
+    ],
+    infer,
+    upgrades: &[Upgrade { before: 9, apply: unbatch }],
+    ..OP
+};
+
+ops![SCAN];
+
+/// The axis at `index` of an attribute that may be left out, counted from the front.
+fn axis(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize> {
+    let axis = axes.and_then(|axes| axes.get(index).copied()).unwrap_or(0);
+    let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
+    let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
+    found.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside rank {rank}"))
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let body = cx.find_subgraph("body").ok_or_else(|| error!(InvalidGraph, "'body' is missing"))?;
+    let scanned = usize::try_from(cx.attrs.int("num_scan_inputs")?).ok();
+    let states = scanned.filter(|&count| count > 0).and_then(|count| cx.input_count().checked_sub(count));
+    let states =
+        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not fit the number of inputs"))?;
+    let mut carried: Vec<ValueType> =
+        (0..states).map(|index| cx.input_type(index).cloned().unwrap_or_default()).collect();
+    let mut length: Option<Dim> = None;
+    let mut slices = Vec::new();
+    for index in states..cx.input_count() {
+        let Some(shape) = cx.shape(index) else {
+            slices.push(ValueType::tensor(cx.dtype(index)?, None));
+            continue;
+        };
+        let mut slice: SymShape = shape.to_vec();
+        let size =
+            slice.remove(axis(cx.attrs.find_ints("scan_input_axes"), index - states, slice.len())?);
+        length = Some(match length {
+            None => size,
+            Some(known) if known.as_constant().is_some() => known,
+            Some(_) => size,
+        });
+        slices.push(ValueType::tensor(cx.dtype(index)?, Some(slice)));
+    }
+    let outputs = settle(cx, body, &[], &mut carried, (&slices, 0))?;
+    ensure!(outputs.len() >= cx.output_count(), InvalidGraph, "the body has too few outputs");
+    for (index, ty) in carried.iter().enumerate() {
+        cx.set_type(index, outside(ty));
+    }
+    for index in states..cx.output_count() {
+        let Some(tensor) = outputs[index].as_tensor() else { continue };
+        let axes = cx.attrs.find_ints("scan_output_axes");
+        let shape = match outside(&outputs[index]).shape() {
+            None => None,
+            Some(shape) => {
+                let mut shape = shape.to_vec();
+                let axis = axis(axes, index - states, shape.len() + 1)?;
+                shape.insert(axis, length.clone().unwrap_or_else(Dim::unknown));
+                Some(shape)
+            }
+        };
+        cx.set(index, tensor.dtype, shape);
+    }
+    Ok(())
+}
+
+/// Before opset 9 all inputs had a leading batch dimension, the scanned ones their sequence second. That is a scan
+/// over the batch without state, whose body is a scan over the sequence.
+fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
+    ensure!(
+        draft.input(0).is_none(),
+        NotImplemented,
+        "Scan with sequences of different lengths, which opset 9 took away"
+    );
+    ensure!(!draft.inputs.is_empty(), InvalidGraph, "Scan without inputs");
+    draft.inputs.remove(0);
+    let spec = Registry::global()?.find("", "Scan").ok_or_else(|| error!(Fail, "Scan is not known"))?;
+    let position = draft.subgraphs.iter().position(|subgraph| subgraph.attr == "body");
+    let position = position.ok_or_else(|| error!(InvalidGraph, "'body' is missing"))?;
+    let mut inner = draft.subgraphs.remove(position);
+
+    let mut middle = Graph::new(format!("{}_batch", draft.name));
+    let mut captures = Vec::new();
+    for capture in &mut inner.captures {
+        let name = inner.graph.value(capture.inner).name.clone();
+        let value = middle.add_value(name, ValueType::Unknown);
+        captures.push(Capture { outer: capture.outer, inner: value });
+        capture.outer = value;
+    }
+    let mut values = |what: &str, count: usize| -> Vec<_> {
+        let name = |index| format!("{}.{what}_{index}", draft.name);
+        (0..count).map(|index| middle.add_value(name(index), ValueType::Unknown)).collect()
+    };
+    let inputs = values("input", draft.inputs.len());
+    let outputs = values("output", draft.outputs.len());
+    let mut given: Vec<(String, Attribute)> = Vec::new();
+    if let Some(count) = draft.attr("num_scan_inputs") {
+        given.push(("num_scan_inputs".to_string(), count.clone()));
+    }
+    if let Some(directions) = draft.take_attr("directions") {
+        given.push(("scan_input_directions".to_string(), directions));
+    }
+    middle.inputs.clone_from(&inputs);
+    middle.outputs.clone_from(&outputs);
+    middle.nodes.push(Node {
+        name: Arc::from(format!("{}_sequence", draft.name)),
+        spec,
+        inputs: inputs.into_iter().map(Some).collect(),
+        outputs: outputs.into_iter().map(Some).collect(),
+        attrs: Attributes::new(spec, given)?,
+        subgraphs: vec![inner],
+    });
+    draft.set_attr("num_scan_inputs", Attribute::Int(draft.inputs.len() as i64));
+    draft.subgraphs.push(Subgraph { attr: "body", graph: middle, captures });
+    Ok(())
+}

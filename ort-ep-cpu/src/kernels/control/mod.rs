@@ -1,0 +1,31 @@
+//! Control flow: kernels that run subgraphs.
+
+mod branch;
+mod looping;
+mod scan;
+mod stack;
+
+use ort_core::dtype::DType;
+use ort_core::ep::CompileCx;
+use ort_core::ir::{Graph, ValueId};
+use ort_core::tensor::Shape;
+use ort_core::{Result, error};
+
+/// The subgraph held by an attribute, with its index.
+fn subgraph<'a>(cx: &CompileCx<'a>, attr: &str) -> Result<(usize, &'a Graph)> {
+    let found = cx.node.node.subgraph(attr);
+    found
+        .map(|(index, subgraph)| (index, &subgraph.graph))
+        .ok_or_else(|| error!(InvalidGraph, "attribute '{attr}' is missing"))
+}
+
+/// The element type and shape of a tensor that a subgraph hands over at each iteration, as far as they are known
+/// before it runs: unknown sizes are 0.
+fn item_type(graph: &Graph, output: ValueId) -> Result<(DType, Shape)> {
+    let info = graph.value(output);
+    let dtype = info.ty.dtype();
+    let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "scan output '{}' is {}", info.name, info.ty))?;
+    let size = |size: &ort_core::dim::Dim| size.as_constant().and_then(|size| usize::try_from(size).ok());
+    let shape = info.ty.shape().unwrap_or(&[]).iter().map(|dim| size(dim).unwrap_or(0)).collect();
+    Ok((dtype, shape))
+}

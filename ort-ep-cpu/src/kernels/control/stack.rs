@@ -1,0 +1,135 @@
+//! Tensors of one shape, one behind the other in memory that grows.
+
+use ort_core::dtype::DType;
+use ort_core::ep::{NewTensor, RunCx};
+use ort_core::tensor::{Shape, Tensor, TensorView, element_count};
+use ort_core::{Result, ensure, error};
+
+/// The tensors that the iterations of a loop hand over, joined along a new leading dimension.
+pub(super) struct Stack {
+    /// The number of tensors that memory is made for at once, where it is known.
+    expected: Option<usize>,
+    /// Whether they come last first.
+    reversed: bool,
+    count: usize,
+    item: Option<(DType, Shape)>,
+    items: Items,
+}
+
+enum Items {
+    None,
+    Numbers { memory: NewTensor, capacity: usize },
+    Strings(Vec<String>),
+}
+
+impl Stack {
+    /// An empty stack that will hold `expected` tensors.
+    pub(super) fn new(expected: Option<usize>) -> Stack {
+        Stack { expected, reversed: false, count: 0, item: None, items: Items::None }
+    }
+
+    /// An empty stack of exactly `count` tensors, pushed in order or last first.
+    pub(super) fn exactly(count: usize, reversed: bool) -> Stack {
+        Stack { reversed, ..Stack::new(Some(count)) }
+    }
+
+    /// Adds a tensor of the same type and shape as those before.
+    pub(super) fn push(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
+        match &self.item {
+            None => self.item = Some((tensor.dtype(), tensor.shape().into())),
+            Some((dtype, shape)) => ensure!(
+                *dtype == tensor.dtype() && shape.as_slice() == tensor.shape(),
+                RuntimeException,
+                "an iteration gives a {} tensor of shape {:?}, one before gave {} of {shape:?}",
+                tensor.dtype().name(),
+                tensor.shape(),
+                dtype.name()
+            ),
+        }
+        if tensor.dtype() == DType::String {
+            return self.push_strings(tensor);
+        }
+        let bytes = tensor.bytes()?;
+        let bits = tensor.dtype().bits().unwrap_or(8) as usize;
+        ensure!(
+            bytes.len() * 8 == tensor.element_count() * bits,
+            NotImplemented,
+            "{} tensors of shape {:?} do not fill their last byte and cannot be stacked",
+            tensor.dtype().name(),
+            tensor.shape()
+        );
+        self.reserve(cx, tensor)?;
+        let Items::Numbers { memory, capacity } = &mut self.items else {
+            return Err(error!(Fail, "a stack has no memory"));
+        };
+        let place = if self.reversed { capacity.checked_sub(self.count + 1) } else { Some(self.count) };
+        let start = place.map(|place| place * bytes.len());
+        let to = start.and_then(|start| memory.bytes_mut().ok()?.get_mut(start..start + bytes.len()));
+        to.ok_or_else(|| error!(Fail, "a stack is full"))?.copy_from_slice(bytes);
+        self.count += 1;
+        Ok(())
+    }
+
+    fn push_strings(&mut self, tensor: &TensorView<'_>) -> Result<()> {
+        let strings = tensor.strings()?;
+        if !matches!(self.items, Items::Strings(_)) {
+            self.items = Items::Strings(Vec::new());
+        }
+        if let Items::Strings(all) = &mut self.items {
+            // Last first, each goes in front of those before.
+            let at = if self.reversed { 0 } else { all.len() };
+            all.splice(at..at, strings.iter().cloned());
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Makes room for one more: all at once where the number is known, else twice as many as before.
+    fn reserve(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
+        let (old, capacity) = match std::mem::replace(&mut self.items, Items::None) {
+            Items::Numbers { memory, capacity } if self.count < capacity => {
+                self.items = Items::Numbers { memory, capacity };
+                return Ok(());
+            }
+            Items::Numbers { memory, capacity } => (Some(memory), capacity),
+            _ => (None, 0),
+        };
+        let capacity = match self.expected {
+            Some(expected) => expected.max(self.count + 1),
+            None => (capacity * 2).max(4),
+        };
+        let mut memory = cx.allocate(tensor.dtype(), &with_leading(capacity, tensor.shape()))?;
+        if let Some(mut old) = old {
+            let from = old.bytes_mut()?;
+            let to = memory.bytes_mut()?.get_mut(..from.len());
+            to.ok_or_else(|| error!(Fail, "a stack shrinks"))?.copy_from_slice(from);
+        }
+        self.items = Items::Numbers { memory, capacity };
+        Ok(())
+    }
+
+    /// The joined tensor. `empty` tells the type and shape of the items where there are none.
+    pub(super) fn finish(self, cx: &RunCx<'_>, empty: &(DType, Shape)) -> Result<Tensor> {
+        let (dtype, shape) = self.item.as_ref().unwrap_or(empty);
+        let shape = with_leading(self.count, shape);
+        match self.items {
+            Items::Strings(strings) => Tensor::from_strings(&shape, strings),
+            Items::Numbers { memory, capacity } if capacity == self.count => memory.finish(),
+            Items::Numbers { mut memory, .. } => {
+                let mut exact = cx.allocate(*dtype, &shape)?;
+                let to = exact.bytes_mut()?;
+                let from = memory.bytes_mut()?.get(..to.len());
+                to.copy_from_slice(from.ok_or_else(|| error!(Fail, "a stack is too short"))?);
+                exact.finish()
+            }
+            Items::None if *dtype == DType::String => {
+                Tensor::from_strings(&shape, vec![String::new(); element_count(&shape)?])
+            }
+            Items::None => cx.allocate(*dtype, &shape)?.finish(),
+        }
+    }
+}
+
+fn with_leading(count: usize, shape: &[usize]) -> Shape {
+    std::iter::once(count).chain(shape.iter().copied()).collect()
+}
