@@ -4,8 +4,7 @@
 
 use ort_core::Result;
 use ort_core::dtype::DType;
-use ort_core::ep::Device;
-use ort_core::ir::{Attribute, Graph, GraphBuilder};
+use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
 use ort_core::session::Session;
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
@@ -45,10 +44,10 @@ pub fn layer_data() -> Result<(Value, Value)> {
     Ok((input.into(), output.into()))
 }
 
-/// `a * b` as `Mul` does, on `x` of [2, 2], twice: a graph of device nodes around a node that only the CPU runs.
+/// `-sqrt(x + x)` with x of [rows, 2]: nodes of the opaque device around one that only the CPU runs.
 pub fn round_trip() -> Result<Graph> {
     let mut builder = GraphBuilder::new("round_trip");
-    let x = builder.input("x", DType::F32, &["2", "2"]);
+    let x = builder.input("x", DType::F32, &["rows", "2"]);
     let doubled = builder.node("Add", &[x, x], &[])?;
     let root = builder.node("Sqrt", &[doubled], &[])?;
     let result = builder.node("Neg", &[root], &[])?;
@@ -74,7 +73,16 @@ pub fn run_one(session: &Session, x: Value) -> Result<Vec<f32>> {
     outputs[0].1.tensor()?.to_vec()
 }
 
-/// A device as the session takes it.
-pub fn as_device(device: &std::sync::Arc<ort_testkit::OpaqueDevice>) -> std::sync::Arc<dyn Device> {
-    device.clone()
+/// A branch of `If` with one captured value and one output.
+pub fn branch(
+    attr: &'static str,
+    outer: ValueId,
+    build: fn(&mut GraphBuilder, ValueId) -> Result<ValueId>,
+) -> Result<Subgraph> {
+    let mut graph = Graph::new(attr);
+    let inner = graph.add_value("captured", ValueType::Unknown);
+    let mut builder = GraphBuilder::extend(graph);
+    let result = build(&mut builder, inner)?;
+    let graph = builder.finish_subgraph(&[result]);
+    Ok(Subgraph { attr, graph, captures: vec![Capture { outer, inner }] })
 }
