@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use half::f16;
+use ndarray::{ArrayD, IxDyn, ShapeBuilder};
 use npyz::{AutoSerialize, DType as NpyType, Deserialize, NpyFile, Order, WriterBuilder};
 use num_complex::Complex;
 use ort_runtime::dtype::{CastOptions, Element, convert};
@@ -78,14 +79,16 @@ fn decode<R: Read>(file: NpyFile<R>) -> Result<Tensor> {
 
 fn typed<T: Element + Deserialize, R: Read>(file: NpyFile<R>) -> Result<Tensor> {
     let shape: Vec<usize> = file.shape().iter().map(|&size| size as usize).collect();
-    if file.order() == Order::Fortran && shape.len() > 1 {
-        bail!("arrays in Fortran order are not supported; save them with numpy.ascontiguousarray");
-    }
+    let fortran = file.order() == Order::Fortran;
     let count = element_count(&shape)?;
     // The header may promise more than the file holds: memory grows with what is really there.
     let mut elements: Vec<T> = Vec::with_capacity(count.min(1 << 20));
     for element in file.data::<T>()? {
         elements.push(element.context("the file is cut short")?);
+    }
+    if fortran {
+        let array = ArrayD::from_shape_vec(IxDyn(&shape).f(), elements)?;
+        return Ok(Tensor::try_from(array)?);
     }
     Ok(Tensor::from_vec(&shape, elements)?)
 }
