@@ -93,7 +93,7 @@ fn typed<T: Element + Deserialize, R: Read>(file: NpyFile<R>) -> Result<Tensor> 
     Ok(Tensor::from_vec(&shape, elements)?)
 }
 
-/// Writes values to a `.npz` archive, whole or not at all: a sequence as NAME[0], NAME[1] and so on, an optional as
+/// Writes values to a `.npz` archive, whole or not at all: a sequence as `NAME[0]`, `NAME[1]` and so on, an optional as
 /// what it holds, or not at all where it holds nothing.
 pub(crate) fn write_npz(path: &Path, values: &[(String, Value)]) -> Result<()> {
     write_file(path, |file| {

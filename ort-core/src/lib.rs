@@ -1,7 +1,7 @@
 //! Tensors, graph IR, operator records, provider contract, plan and session of ort-runtime.
 //!
 //! The way through, in folder order: [`onnx`] loads a model into the canonical graph of [`ir`], whose operators
-//! are the records of [`spec`] (written in [`ops`]); shapes are inferred on symbolic dimensions ([`dim`]);
+//! are the records of [`spec`] (written in [`mod@ops`]); shapes are inferred on symbolic dimensions ([`dim`]);
 //! [`ep`] finds a kernel for each node; [`plan`] places every byte; [`session`] runs.
 
 #![forbid(unsafe_code)]
