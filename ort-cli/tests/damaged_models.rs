@@ -240,7 +240,7 @@ fn models_that_cannot_be() {
     let mut failures = Vec::new();
     for (name, model, words) in model_cases() {
         let path = folder.model(&format!("{}.onnx", name.replace(' ', "_")), &model);
-        let limit = name.starts_with("loop").then_some("16MiB").unwrap_or("1GiB");
+        let limit = if name.starts_with("loop") { "16MiB" } else { "1GiB" };
         let outcome = std::panic::catch_unwind(|| {
             let finished = run_within(LIMIT, &["run", &path, "--memory-limit", limit]);
             assert_fails(name, &finished, words);
