@@ -8,4 +8,8 @@ mod movement;
 mod nn;
 mod norm;
 mod quant;
+mod random;
 mod reduce;
+mod sequence;
+mod signal;
+mod vision;

@@ -6,7 +6,7 @@ use crate::{Result, ensure};
 
 /// The type that covers both: sizes that differ are known to the run only, and shapes of different rank are not
 /// known at all.
-pub(super) fn merge(first: &ValueType, second: &ValueType) -> Result<ValueType> {
+pub(in crate::ops) fn merge(first: &ValueType, second: &ValueType) -> Result<ValueType> {
     merge_with(first, second, &mut |a, b| if a == b { a.clone() } else { Dim::unknown() })
 }
 
@@ -57,9 +57,7 @@ fn merge_tensors(
         "a value is {first} on one way and {second} on the other"
     );
     let shape = match (&first.shape, &second.shape) {
-        (Some(a), Some(b)) if a.len() == b.len() => {
-            Some(a.iter().zip(b).map(|(a, b)| size(a, b)).collect())
-        }
+        (Some(a), Some(b)) if a.len() == b.len() => Some(a.iter().zip(b).map(|(a, b)| size(a, b)).collect()),
         _ => None,
     };
     Ok(TensorType { dtype: first.dtype, shape })
@@ -74,7 +72,7 @@ fn without_shape(ty: &ValueType) -> ValueType {
 
 /// The type with sizes that were found unknown inside a subgraph replaced by fresh ones: outside, they stand for
 /// other numbers.
-pub(super) fn outside(ty: &ValueType) -> ValueType {
+pub(in crate::ops) fn outside(ty: &ValueType) -> ValueType {
     let renew = |tensor: &TensorType| TensorType {
         dtype: tensor.dtype,
         shape: tensor.shape.as_ref().map(|shape| shape.iter().map(renewed).collect()),
