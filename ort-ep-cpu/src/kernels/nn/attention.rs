@@ -427,8 +427,8 @@ impl<T: Real> Attention<T> {
             T::multiply(shared.cpu, queries, transposed, (&mut *scores, keys, false), workspace)?;
             T::map(Unary::Affine { scale: shared.scale, shift: 0.0 }, scores);
             let place = (head - task.heads.start) * rows * keys;
-            let mut out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
-            self.weigh(shared, [task.batch, head, task.first], (scores, keys), out.as_deref_mut());
+            let out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
+            self.weigh(shared, [task.batch, head, task.first], (scores, keys), out);
             let weights = Matrix::rows(&*scores, rows, keys);
             let values = Right::Plain(Matrix {
                 values: &shared.v.values[cache(&shared.v)..],
