@@ -8,6 +8,7 @@ pub mod nn;
 mod quant;
 mod random;
 mod reduce;
+mod sequence;
 mod signal;
 pub mod tensor;
 mod vision;

@@ -6,7 +6,7 @@ use crate::{Result, ensure};
 
 /// The type that covers both: sizes that differ are known to the run only, and shapes of different rank are not
 /// known at all.
-pub(super) fn merge(first: &ValueType, second: &ValueType) -> Result<ValueType> {
+pub(in crate::ops) fn merge(first: &ValueType, second: &ValueType) -> Result<ValueType> {
     merge_with(first, second, &mut |a, b| if a == b { a.clone() } else { Dim::unknown() })
 }
 
@@ -72,7 +72,7 @@ fn without_shape(ty: &ValueType) -> ValueType {
 
 /// The type with sizes that were found unknown inside a subgraph replaced by fresh ones: outside, they stand for
 /// other numbers.
-pub(super) fn outside(ty: &ValueType) -> ValueType {
+pub(in crate::ops) fn outside(ty: &ValueType) -> ValueType {
     let renew = |tensor: &TensorType| TensorType {
         dtype: tensor.dtype,
         shape: tensor.shape.as_ref().map(|shape| shape.iter().map(renewed).collect()),

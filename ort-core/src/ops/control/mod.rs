@@ -2,7 +2,7 @@
 
 mod branch;
 mod looping;
-mod merge;
+pub(super) mod merge;
 mod scan;
 
 use crate::dtype::TypeSet;

@@ -126,7 +126,8 @@ impl GridSample {
             x = round_half_even(x);
         }
         let (low, high) = self.borders::<C>(size);
-        if x < low || x > high {
+        // Cubic interpolation pads what it reads, not where it reads, as PyTorch and ONNX Runtime do.
+        if (x < low || x > high) && self.mode != Mode::Cubic {
             match self.padding {
                 Padding::Zeros => {}
                 Padding::Border => x = x.max(C::zero()).min(length - one),

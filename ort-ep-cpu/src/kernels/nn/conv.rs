@@ -95,9 +95,11 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             (ConvGeometry::new(&image, &shape, &attributes).map_err(refused)?, WeightSide::Left)
         }
     };
-    let packed = PackedFloats::new(cx, packed_weights_len(cpu, &geometry, side), |packed| {
-        with_weight!(weight, weights => pack_weights(cpu, &geometry, side, weights, packed).map_err(refused))
-    })?;
+    let packed = PackedFloats::new(
+        cx,
+        packed_weights_len(cpu, &geometry, side),
+        |packed| with_weight!(weight, weights => pack_weights(cpu, &geometry, side, weights, packed).map_err(refused)),
+    )?;
     cx.consume(1);
     Ok(Box::new(Packed { windows, weight: shape, groups, side, packed }))
 }
@@ -144,7 +146,8 @@ fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 impl Plain {
     fn geometry(&self, image: &[usize], weight: &[usize]) -> Result<ConvGeometry> {
         ensure!(weight.len() >= 3, InvalidArgument, "a weight of shape {weight:?}");
-        let kernel: Vec<_> = weight[2..].iter().map(|&size| ort_core::dim::Dim::constant(size as i64)).collect();
+        let kernel: Vec<_> =
+            weight[2..].iter().map(|&size| ort_core::dim::Dim::constant(size as i64)).collect();
         geometry(&Windows::new(&self.attrs, &kernel)?, image, weight, self.groups)
     }
 }

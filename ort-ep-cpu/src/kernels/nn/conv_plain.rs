@@ -18,7 +18,13 @@ const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
 
 cpu_kernels![
-    KernelDef { op: "Conv", types: &[("T", HALVES)], rank: -1, make: |cx| widened(cx, make_conv::<f32>), ..KernelDef::BASE },
+    KernelDef {
+        op: "Conv",
+        types: &[("T", HALVES)],
+        rank: -1,
+        make: |cx| widened(cx, make_conv::<f32>),
+        ..KernelDef::BASE
+    },
     KernelDef { op: "Conv", types: &[("T", DOUBLE)], make: make_conv::<f64>, ..KernelDef::BASE },
     KernelDef {
         op: "ConvTranspose",
@@ -27,7 +33,12 @@ cpu_kernels![
         make: |cx| widened(cx, make_transposed::<f32>),
         ..KernelDef::BASE
     },
-    KernelDef { op: "ConvTranspose", types: &[("T", DOUBLE)], make: make_transposed::<f64>, ..KernelDef::BASE },
+    KernelDef {
+        op: "ConvTranspose",
+        types: &[("T", DOUBLE)],
+        make: make_transposed::<f64>,
+        ..KernelDef::BASE
+    },
 ];
 
 /// The kernel's size along each axis as inference has it.
@@ -60,7 +71,6 @@ pub(super) fn meets(axes: &[WindowAxis], output: &[usize], tap: &[usize]) -> Opt
     }
     Some(place)
 }
-
 
 /// Sums of one plane of a convolution's result over the channels of its group: `sum(zero, image, weight)` adds one
 /// product. `weight` starts at the filter.

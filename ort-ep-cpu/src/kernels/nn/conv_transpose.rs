@@ -11,8 +11,8 @@ use ort_core::{Result, ensure, error};
 use super::conv::groups_of;
 use super::window_of;
 use crate::conv::{
-    ConvAttributes, ConvGeometry, Input, WeightSide, pack_transposed_weights, packed_transposed_weights_len, transposed,
-    transposed_workspace_len,
+    ConvAttributes, ConvGeometry, Input, WeightSide, pack_transposed_weights, packed_transposed_weights_len,
+    transposed, transposed_workspace_len,
 };
 use crate::cpu_kernels;
 use crate::gemm::{Cpu, Step};

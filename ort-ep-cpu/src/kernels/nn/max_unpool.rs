@@ -24,7 +24,8 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     let x = cx.input(0)?;
     let shape = x.shape();
     let windows = Windows::of_pool(attrs, shape.len())?;
-    let sizes: Vec<usize> = windows.transposed_on(attrs, &shape[2..])?.iter().map(|axis| axis.input).collect();
+    let sizes: Vec<usize> =
+        windows.transposed_on(attrs, &shape[2..])?.iter().map(|axis| axis.input).collect();
     let (values, indices) = (x.as_slice::<T>()?, cx.input(1)?.as_slice::<i64>()?);
     ensure!(values.len() == indices.len(), InvalidArgument, "there are not as many indices as values");
     let output = cx.output(0)?;

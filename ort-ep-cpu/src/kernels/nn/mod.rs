@@ -1,13 +1,25 @@
 //! Kernels of neural networks: convolutions, pools, recurrent layers, attention.
 
+mod attention;
+mod causal_conv;
 mod conv;
 mod conv_depthwise;
+mod conv_integer;
 mod conv_plain;
 mod conv_transpose;
+mod deform_conv;
+mod flex_attention;
+mod gates;
+mod gru;
+mod linear_attention;
+mod lstm;
 mod max_unpool;
 mod pool;
 mod pool_global;
 mod pool_plain;
+mod recurrent;
+mod rnn;
+mod rotary;
 
 use ort_core::dim::Dim;
 use ort_core::ep::CompileCx;
@@ -26,8 +38,14 @@ fn windows_of(cx: &CompileCx<'_>, weight: &[usize]) -> Result<Windows> {
 
 /// Windows over at most three axes, the leading ones of size 1.
 fn window_of(axes: &[WindowAxis]) -> Result<Window> {
-    let mut window =
-        Window { input: [1; 3], kernel: [1; 3], stride: [1; 3], dilation: [1; 3], pad: [0; 3], output: [1; 3] };
+    let mut window = Window {
+        input: [1; 3],
+        kernel: [1; 3],
+        stride: [1; 3],
+        dilation: [1; 3],
+        pad: [0; 3],
+        output: [1; 3],
+    };
     let first = 3_usize.checked_sub(axes.len());
     let first = first.ok_or_else(|| error!(InvalidArgument, "windows over {} axes", axes.len()))?;
     for (at, axis) in axes.iter().enumerate() {

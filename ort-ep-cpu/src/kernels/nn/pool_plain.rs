@@ -6,8 +6,8 @@ use ort_core::ops::nn::geometry::WindowAxis;
 use ort_core::{Result, error};
 
 use super::conv_plain::{advance, meets};
-use super::pool::{planes, windows_of_pool};
 use super::for_each_unit;
+use super::pool::{planes, windows_of_pool};
 use crate::cpu_kernels;
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::widened;
@@ -28,7 +28,12 @@ cpu_kernels![
         make: |cx| make::<f64>(cx, norm(cx)?),
         ..KernelDef::BASE
     },
-    KernelDef { op: "MaxPool", types: &[("T", DOUBLE)], make: |cx| make::<f64>(cx, Kind::Max), ..KernelDef::BASE },
+    KernelDef {
+        op: "MaxPool",
+        types: &[("T", DOUBLE)],
+        make: |cx| make::<f64>(cx, Kind::Max),
+        ..KernelDef::BASE
+    },
     KernelDef {
         op: "AveragePool",
         types: &[("T", DOUBLE)],

@@ -1,0 +1,97 @@
+//! Tensors cut into sequences, and sequences joined to tensors.
+
+use super::{CONTAINED, POSITION, S, element_type, sequence_of};
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ir::ValueType;
+use crate::ops;
+use crate::ops::control::merge::outside;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt, var};
+use crate::{Result, error};
+
+static SPLIT_TO_SEQUENCE: OpSpec = OpSpec {
+    name: "SplitToSequence",
+    since: 24,
+    inputs: &[one("input", "T"), opt("split", "I")],
+    outputs: &[one("output_sequence", "S")],
+    types: &[
+        var("T", TypeSet::ALL_TENSOR),
+        var("I", POSITION),
+        TypeVar { name: "S", types: Types::sequences(TypeSet::ALL_TENSOR) },
+    ],
+    attrs: &[attr::int("axis", 0), attr::int("keepdims", 1)],
+    infer: split,
+    ..OP
+};
+
+static CONCAT_FROM_SEQUENCE: OpSpec = OpSpec {
+    name: "ConcatFromSequence",
+    since: 11,
+    inputs: &[one("input_sequence", "S")],
+    outputs: &[one("concat_result", "T")],
+    types: &[S, var("T", CONTAINED)],
+    attrs: &[attr::required("axis", AttrKind::Int), attr::int("new_axis", 0)],
+    infer: concat,
+    ..OP
+};
+
+ops![SPLIT_TO_SEQUENCE, CONCAT_FROM_SEQUENCE];
+
+fn resolve(axis: i64, rank: usize) -> Result<usize> {
+    let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
+    let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
+    found.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside rank {rank}"))
+}
+
+fn split(cx: &mut InferCx<'_>) -> Result<()> {
+    let dtype = cx.dtype(0)?;
+    let shape = match cx.shape(0) {
+        None => None,
+        Some(shape) => {
+            let mut part = shape.to_vec();
+            let axis = resolve(cx.attrs.int("axis")?, part.len())?;
+            match cx.has_input(1) {
+                true => part[axis] = equal_parts(cx, &part[axis]),
+                false if cx.attrs.flag("keepdims")? => part[axis] = Dim::constant(1),
+                false => drop(part.remove(axis)),
+            }
+            Some(part)
+        }
+    };
+    cx.set_type(0, sequence_of(ValueType::tensor(dtype, shape)));
+    Ok(())
+}
+
+/// The size that all parts have, where they are known to be equal.
+fn equal_parts(cx: &InferCx<'_>, size: &Dim) -> Dim {
+    let lengths = cx.ints(1).unwrap_or_default();
+    let Some(&first) = lengths.first() else { return Dim::unknown() };
+    let listed = cx.shape(1).is_some_and(|shape| shape.len() == 1);
+    let even = match (listed, size.as_constant()) {
+        (true, _) => lengths.iter().all(|&length| length == first),
+        (false, Some(size)) => first > 0 && size % first == 0,
+        (false, None) => false,
+    };
+    if even { Dim::constant(first) } else { Dim::unknown() }
+}
+
+fn concat(cx: &mut InferCx<'_>) -> Result<()> {
+    let element = outside(&element_type(cx, 0));
+    let Some(dtype) = element.dtype() else { return Ok(()) };
+    let axis = cx.attrs.int("axis")?;
+    let shape = match element.shape() {
+        None => None,
+        Some(shape) => {
+            let mut shape = shape.to_vec();
+            if cx.attrs.flag("new_axis")? {
+                shape.insert(resolve(axis, shape.len() + 1)?, Dim::unknown());
+            } else {
+                let axis = resolve(axis, shape.len())?;
+                shape[axis] = Dim::unknown();
+            }
+            Some(shape)
+        }
+    };
+    cx.set(0, dtype, shape);
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Sequences made, measured, and changed element by element. Elements share their memory with the sequences they
+//! come from.
+
+use ort_core::dtype::DType;
+use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
+use ort_core::ir::ValueType;
+use ort_core::{Result, error};
+
+use super::{sequence, sequence_value};
+use crate::cpu_kernels;
+
+const HANDED: KernelDef = KernelDef { outputs: OutputsFrom::Kernel, ..KernelDef::BASE };
+
+cpu_kernels![
+    KernelDef { op: "SequenceConstruct", make: |_| Ok(Box::new(construct)), ..HANDED },
+    KernelDef {
+        op: "SequenceEmpty",
+        make: |cx| {
+            let code = cx.attrs().find_int("dtype").unwrap_or(1);
+            let dtype = i32::try_from(code).ok().and_then(DType::from_onnx);
+            let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "dtype {code} is no element type"))?;
+            Ok(Box::new(move |cx: &mut RunCx<'_>| {
+                cx.set(0, sequence_value(ValueType::tensor(dtype, None), Vec::new()))
+            }))
+        },
+        ..HANDED
+    },
+    KernelDef { op: "SequenceAt", make: |_| Ok(Box::new(at)), ..HANDED },
+    KernelDef { op: "SequenceInsert", make: |_| Ok(Box::new(insert)), ..HANDED },
+    KernelDef { op: "SequenceErase", make: |_| Ok(Box::new(erase)), ..HANDED },
+    KernelDef { op: "SequenceLength", make: |_| Ok(Box::new(length)), ..KernelDef::BASE },
+];
+
+fn construct(cx: &mut RunCx<'_>) -> Result<()> {
+    let count = cx.input_count();
+    let elements = (0..count).map(|index| cx.input_value(index)?.to_value()).collect::<Result<Vec<_>>>()?;
+    let element_type = ValueType::tensor(cx.input(0)?.dtype(), None);
+    cx.set(0, sequence_value(element_type, elements))
+}
+
+/// The place that the position at an input names among `count`, or none where it is left out.
+fn position(cx: &RunCx<'_>, input: usize, count: usize) -> Result<Option<usize>> {
+    let Some(given) = cx.find_input(input) else { return Ok(None) };
+    let given = given.to_ints()?;
+    let &[given] = given.as_slice() else {
+        return Err(error!(InvalidArgument, "a position has {} elements, expected one", given.len()));
+    };
+    let counted = if given < 0 { given.checked_add(count as i64) } else { Some(given) };
+    let place = counted.and_then(|place| usize::try_from(place).ok()).filter(|&place| place < count);
+    place.map(Some).ok_or_else(|| error!(InvalidArgument, "position {given} is outside {count} elements"))
+}
+
+fn at(cx: &mut RunCx<'_>) -> Result<()> {
+    let from = sequence(cx, 0)?;
+    let place = position(cx, 1, from.elements.len())?;
+    let element = place.and_then(|place| from.elements.get(place));
+    let element = element.ok_or_else(|| error!(InvalidArgument, "the position is missing"))?;
+    cx.set(0, element.clone())
+}
+
+fn insert(cx: &mut RunCx<'_>) -> Result<()> {
+    let from = sequence(cx, 0)?;
+    let mut elements = from.elements.clone();
+    // One more place than elements, the last behind them all; a negative position counts the elements only.
+    let negative = cx.find_input(2).is_some_and(|given| given.to_ints().is_ok_and(|ints| ints < vec![0]));
+    let places = elements.len() + usize::from(!negative);
+    let place = position(cx, 2, places)?.unwrap_or(elements.len());
+    elements.insert(place, cx.input_value(1)?.to_value()?);
+    cx.set(0, sequence_value(from.element_type.clone(), elements))
+}
+
+fn erase(cx: &mut RunCx<'_>) -> Result<()> {
+    let from = sequence(cx, 0)?;
+    let mut elements = from.elements.clone();
+    let last = elements.len().checked_sub(1);
+    let place = position(cx, 1, elements.len())?.or(last);
+    elements.remove(place.ok_or_else(|| error!(InvalidArgument, "the sequence is empty"))?);
+    cx.set(0, sequence_value(from.element_type.clone(), elements))
+}
+
+fn length(cx: &mut RunCx<'_>) -> Result<()> {
+    let count = sequence(cx, 0)?.elements.len();
+    cx.output(0)?.as_mut_slice::<i64>()?.fill(count as i64);
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! `SplitToSequence` and `ConcatFromSequence`.
+
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::ir::ValueType;
+use ort_core::tensor::{Shape, Tensor, TensorView, Value};
+use ort_core::{Result, ensure, error};
+
+use super::{sequence, sequence_value};
+use crate::cpu_kernels;
+
+cpu_kernels![
+    KernelDef {
+        op: "SplitToSequence",
+        outputs: OutputsFrom::Kernel,
+        make: make_split,
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "ConcatFromSequence",
+        outputs: OutputsFrom::Kernel,
+        make: make_concat,
+        ..KernelDef::BASE
+    },
+];
+
+fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let axis = cx.attrs().int("axis")?;
+    let keep = cx.attrs().flag("keepdims")?;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| split(cx, axis, keep)))
+}
+
+fn make_concat(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let axis = cx.attrs().int("axis")?;
+    let new_axis = cx.attrs().flag("new_axis")?;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| concat(cx, axis, new_axis)))
+}
+
+fn resolve(axis: i64, rank: usize) -> Result<usize> {
+    let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
+    let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
+    found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is outside rank {rank}"))
+}
+
+/// The lengths of the parts of an axis of `size`.
+fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
+    let Some(split) = split else { return Ok(vec![1; size]) };
+    let given: Option<Vec<usize>> =
+        split.to_ints()?.into_iter().map(|length| usize::try_from(length).ok()).collect();
+    let given = given.ok_or_else(|| error!(InvalidArgument, "a part has a negative length"))?;
+    if split.rank() > 0 {
+        let total = given.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
+        ensure!(total == Some(size), InvalidArgument, "parts of lengths {given:?} do not make up {size}");
+        return Ok(given);
+    }
+    let length = given.first().copied().filter(|&length| length > 0);
+    let length = length.ok_or_else(|| error!(InvalidArgument, "parts must not be empty"))?;
+    let mut parts = vec![length; size / length];
+    if size % length > 0 {
+        parts.push(size % length);
+    }
+    Ok(parts)
+}
+
+fn split(cx: &mut RunCx<'_>, axis: i64, keep: bool) -> Result<()> {
+    let input = cx.input(0)?;
+    let axis = resolve(axis, input.rank())?;
+    let keep = keep || cx.has_input(1);
+    let parts = lengths(cx.find_input(1), input.shape()[axis])?;
+    let mut elements = Vec::with_capacity(parts.len());
+    let mut start = 0;
+    for length in parts {
+        let mut shape: Shape = input.shape().into();
+        shape[axis] = length;
+        let part = cut(cx, &input, axis, (start, &shape))?;
+        if !keep {
+            shape.remove(axis);
+        }
+        elements.push(Value::Tensor(part.reshape(&shape)?));
+        start += length;
+    }
+    cx.set(0, sequence_value(ValueType::tensor(input.dtype(), None), elements))
+}
+
+/// Bytes of one element, where each has whole bytes.
+fn width(dtype: DType) -> Result<usize> {
+    dtype.byte_size().ok_or_else(|| error!(NotImplemented, "sequences of {} tensors", dtype.name()))
+}
+
+/// The part of a tensor that has `shape` and starts at `start` along an axis.
+fn cut(
+    cx: &RunCx<'_>,
+    input: &TensorView<'_>,
+    axis: usize,
+    (start, shape): (usize, &[usize]),
+) -> Result<Tensor> {
+    let inner: usize = shape[axis + 1..].iter().product();
+    let (row, part) = (input.shape()[axis] * inner, shape[axis] * inner);
+    let from = start * inner;
+    if let Ok(strings) = input.strings() {
+        let rows = strings.chunks(row.max(1)).flat_map(|row| &row[from..from + part]);
+        return Tensor::from_strings(shape, rows.cloned().collect());
+    }
+    let width = width(input.dtype())?;
+    let mut output = cx.allocate(input.dtype(), shape)?;
+    let rows = input.bytes()?.chunks_exact((row * width).max(1));
+    let parts = output.bytes_mut()?.chunks_exact_mut((part * width).max(1));
+    for (row, to) in rows.zip(parts) {
+        to.copy_from_slice(&row[from * width..(from + part) * width]);
+    }
+    output.finish()
+}
+
+fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
+    let from = sequence(cx, 0)?;
+    let tensors: Vec<&Tensor> = from.elements.iter().map(Value::tensor).collect::<Result<_>>()?;
+    let first = tensors.first().ok_or_else(|| error!(InvalidArgument, "the sequence is empty"))?;
+    let axis = resolve(axis, first.shape().len() + usize::from(new_axis))?;
+    let mut shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape().into()).collect();
+    for (shape, tensor) in shapes.iter_mut().zip(&tensors) {
+        ensure!(
+            tensor.dtype() == first.dtype() && shape.len() == first.shape().len(),
+            InvalidArgument,
+            "a {} tensor of shape {shape:?} cannot be joined to {} of {:?}",
+            tensor.dtype().name(),
+            first.dtype().name(),
+            first.shape()
+        );
+        if new_axis {
+            shape.insert(axis, 1);
+        }
+    }
+    let mut joined = shapes[0].clone();
+    for shape in &shapes[1..] {
+        let others = (0..joined.len()).filter(|&other| other != axis);
+        for other in others {
+            ensure!(
+                shape[other] == joined[other],
+                InvalidArgument,
+                "shapes {shape:?} and {joined:?} differ beside axis {axis}"
+            );
+        }
+        joined[axis] += shape[axis];
+    }
+    let inner: usize = joined[axis + 1..].iter().product();
+    let outer: usize = joined[..axis].iter().product();
+    if first.dtype() == DType::String {
+        let mut strings = Vec::with_capacity(outer * joined[axis] * inner);
+        for row in 0..outer {
+            for (tensor, shape) in tensors.iter().zip(&shapes) {
+                let part = shape[axis] * inner;
+                strings.extend_from_slice(&tensor.strings()?[row * part..(row + 1) * part]);
+            }
+        }
+        let result = Tensor::from_strings(&joined, strings)?;
+        return cx.set(0, result);
+    }
+    let width = width(first.dtype())?;
+    let mut output = cx.allocate(first.dtype(), &joined)?;
+    let mut rest = output.bytes_mut()?;
+    for row in 0..outer {
+        for (tensor, shape) in tensors.iter().zip(&shapes) {
+            let part = shape[axis] * inner * width;
+            let (to, behind) = std::mem::take(&mut rest).split_at_mut(part);
+            to.copy_from_slice(&tensor.view().bytes()?[row * part..(row + 1) * part]);
+            rest = behind;
+        }
+    }
+    let output = output.finish()?;
+    cx.set(0, output)
+}

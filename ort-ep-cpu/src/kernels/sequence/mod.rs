@@ -1,0 +1,28 @@
+//! Kernels on sequences and optionals.
+
+mod elements;
+mod join;
+mod map;
+mod optional;
+
+use ort_core::ep::RunCx;
+use ort_core::ir::ValueType;
+use ort_core::tensor::{SequenceValue, Value, ValueView};
+use ort_core::{Result, error};
+
+/// The sequence at an input; an optional is taken for what it holds.
+fn sequence<'a>(cx: &RunCx<'a>, input: usize) -> Result<&'a SequenceValue> {
+    match cx.input_value(input)? {
+        ValueView::Value(Value::Optional(optional)) => match &optional.element {
+            Some(element) => element.sequence(),
+            None => Err(error!(InvalidArgument, "expected a sequence, got an optional without element")),
+        },
+        ValueView::Value(value) => value.sequence(),
+        ValueView::Tensor(_) => Err(error!(InvalidArgument, "expected a sequence, got a tensor")),
+    }
+}
+
+/// A sequence of tensors, with the type that it has even when it is empty.
+fn sequence_value(element_type: ValueType, elements: Vec<Value>) -> Value {
+    Value::Sequence(SequenceValue { element_type, elements })
+}
