@@ -12,5 +12,4 @@ mod random;
 mod reduce;
 mod sequence;
 mod signal;
-mod trilu;
 mod vision;
