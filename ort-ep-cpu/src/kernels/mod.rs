@@ -15,5 +15,4 @@ mod sequence;
 mod signal;
 mod text;
 mod training;
-mod trilu;
 mod vision;
