@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -10,7 +11,7 @@ use ndarray::{ArrayD, IxDyn, ShapeBuilder};
 use npyz::{AutoSerialize, DType as NpyType, Deserialize, NpyFile, Order, WriterBuilder};
 use num_complex::Complex;
 use ort_runtime::dtype::{CastOptions, Element, convert};
-use ort_runtime::tensor::byte_count;
+use ort_runtime::tensor::{byte_count, element_count};
 use ort_runtime::{DType, Tensor, Value};
 
 use crate::output::write_file;
@@ -35,14 +36,23 @@ pub(crate) fn read_archive<R: Read + std::io::Seek>(
     let names: Vec<String> = archive.array_names().map(str::to_string).collect();
     let mut tensors = Vec::new();
     for name in names {
-        let array = archive.by_name(&name)?.with_context(|| format!("array '{name}' is missing"))?;
+        let array = parse(|| archive.by_name(&name)).with_context(|| format!("array '{name}'"))?;
+        let array = array.with_context(|| format!("array '{name}' is missing"))?;
         tensors.push((name.clone(), decode(array).with_context(|| format!("array '{name}'"))?));
     }
     Ok(tensors)
 }
 
 fn read(reader: impl Read) -> Result<Tensor> {
-    decode(NpyFile::new(reader)?)
+    decode(parse(|| NpyFile::new(reader))?)
+}
+
+/// Parses a header. Where sums are checked, the parser panics on a shape of more elements than can be counted.
+fn parse<T>(header: impl FnOnce() -> std::io::Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(header)) {
+        Ok(parsed) => Ok(parsed?),
+        Err(_) => bail!("its shape has too many elements to address"),
+    }
 }
 
 fn decode<R: Read>(file: NpyFile<R>) -> Result<Tensor> {
@@ -70,7 +80,12 @@ fn decode<R: Read>(file: NpyFile<R>) -> Result<Tensor> {
 fn typed<T: Element + Deserialize, R: Read>(file: NpyFile<R>) -> Result<Tensor> {
     let shape: Vec<usize> = file.shape().iter().map(|&size| size as usize).collect();
     let fortran = file.order() == Order::Fortran;
-    let elements = file.into_vec::<T>()?;
+    let count = element_count(&shape)?;
+    // The header may promise more than the file holds: memory grows with what is really there.
+    let mut elements: Vec<T> = Vec::with_capacity(count.min(1 << 20));
+    for element in file.data::<T>()? {
+        elements.push(element.context("the file is cut short")?);
+    }
     if fortran {
         let array = ArrayD::from_shape_vec(IxDyn(&shape).f(), elements)?;
         return Ok(Tensor::try_from(array)?);
@@ -150,4 +165,53 @@ fn write_typed<T: Element + AutoSerialize>(
     let mut writer = archive.array(name, Default::default())?.default_dtype().shape(&shape).begin_nd()?;
     writer.extend(tensor.to_vec::<T>()?)?;
     Ok(writer.finish()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ort_runtime::ir::ValueType;
+    use ort_runtime::tensor::{OptionalValue, SequenceValue};
+
+    #[test]
+    fn values_of_every_kind_are_written() -> Result<()> {
+        let tensor = |values: &[f32]| Tensor::from_slice(&[values.len()], values).map(Value::from);
+        let half = Tensor::from_slice(&[2], &[half::bf16::from_f32(1.5), half::bf16::from_f32(-2.0)])?;
+        let (element_type, elements) = (ValueType::Unknown, vec![tensor(&[1.0])?, tensor(&[2.0, 3.0])?]);
+        let sequence = SequenceValue { element_type: element_type.clone(), elements };
+        let optional =
+            |element| Value::Optional(OptionalValue { element_type: element_type.clone(), element });
+        let values = [
+            ("s".to_string(), Value::Sequence(sequence)),
+            ("absent".to_string(), optional(None)),
+            ("present".to_string(), optional(Some(Box::new(tensor(&[4.0])?)))),
+            ("half".to_string(), half.into()),
+        ];
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("values.npz");
+        write_npz(&path, &values)?;
+        let mut read = Vec::new();
+        for (name, tensor) in read_npz(&path)? {
+            read.push((name, tensor.to_vec::<f32>()?));
+        }
+        read.sort_by(|a, b| a.0.cmp(&b.0));
+        let expected = [
+            ("half", vec![1.5, -2.0]),
+            ("present", vec![4.0]),
+            ("s[0]", vec![1.0]),
+            ("s[1]", vec![2.0, 3.0]),
+        ];
+        assert_eq!(read, expected.map(|(name, values)| (name.to_string(), values)));
+        Ok(())
+    }
+
+    #[test]
+    fn a_file_with_a_value_that_numpy_lacks_is_not_there() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("values.npz");
+        let text = Tensor::from_strings(&[1], vec!["text".to_string()])?;
+        assert!(write_npz(&path, &[("t".to_string(), text.into())]).is_err());
+        assert_eq!(std::fs::read_dir(folder.path())?.count(), 0);
+        Ok(())
+    }
 }

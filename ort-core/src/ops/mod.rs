@@ -4,6 +4,7 @@ mod axes;
 mod control;
 mod linalg;
 mod math;
+mod ml;
 pub mod nn;
 mod quant;
 mod random;
@@ -11,6 +12,8 @@ mod reduce;
 mod sequence;
 mod signal;
 pub mod tensor;
+mod text;
+mod training;
 mod vision;
 
 pub use reduce::{Equation, Label};

@@ -202,6 +202,10 @@ impl<'a> Planner<'a> {
         if self.program.slots[root.index()].memory != self.program.slots[outputs[0].index()].memory {
             return false;
         }
+        // A view of an unaligned weight could not be read as a slice; the kernel copies it to aligned memory.
+        if matches!(&self.program.slots[root.index()].origin, Origin::Constant(tensor) if !tensor.is_aligned()) {
+            return false;
+        }
         if matches!(self.drafts[root.index()], Draft::Dynamic) && self.shapes[root.index()].is_none() {
             return false;
         }

@@ -101,7 +101,11 @@ impl SessionBuilder {
             release: &release,
             packed_bytes: 0,
         };
-        let program = Program::build(model.graph().clone(), &[], &mut cx)?;
+        let mut program = Program::build(model.graph().clone(), &[], &mut cx)?;
+        // Kernels read inputs as typed slices, and the file may hold a default anywhere.
+        for default in program.graph.input_defaults.values_mut().filter(|default| !default.is_aligned()) {
+            *default = default.to_owned_copy()?;
+        }
         let packed_bytes = cx.packed_bytes;
         tracing::info!(
             steps = program.steps.len(),

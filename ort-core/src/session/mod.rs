@@ -308,14 +308,7 @@ impl Session {
 
 /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
 fn align<'n>(inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
-    let align = |(name, value): &(&'n str, Value)| {
-        let value = match value {
-            Value::Tensor(tensor) if !tensor.is_aligned() => Value::Tensor(tensor.to_owned_copy()?),
-            other => other.clone(),
-        };
-        Ok((*name, value))
-    };
-    inputs.iter().map(align).collect()
+    inputs.iter().map(|(name, value)| Ok((*name, value.to_aligned()?))).collect()
 }
 
 fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {

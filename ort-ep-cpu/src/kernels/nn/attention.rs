@@ -25,7 +25,12 @@ cpu_kernels![
         make: |cx| widened(cx, make::<f32>),
         ..KernelDef::BASE
     },
-    KernelDef { op: "Attention", types: &[("T1", DOUBLE), ("T2", DOUBLE)], make: make::<f64>, ..KernelDef::BASE },
+    KernelDef {
+        op: "Attention",
+        types: &[("T1", DOUBLE), ("T2", DOUBLE)],
+        make: make::<f64>,
+        ..KernelDef::BASE
+    },
 ];
 
 /// Queries of one block.
@@ -148,7 +153,11 @@ impl<'a, T: Real> Mask<'a, T> {
         let mut full = [1; 4];
         full[4 - shape.len()..].copy_from_slice(shape);
         let fits = full.iter().zip(&sizes).take(3).all(|(size, to)| *size == 1 || size == to);
-        ensure!(fits && full[3] <= sizes[3], InvalidArgument, "a mask of shape {shape:?} does not fit {sizes:?}");
+        ensure!(
+            fits && full[3] <= sizes[3],
+            InvalidArgument,
+            "a mask of shape {shape:?} does not fit {sizes:?}"
+        );
         let steps = [full[1] * full[2] * full[3], full[2] * full[3], full[3]];
         let strides = [0, 1, 2].map(|axis| if full[axis] == 1 { 0 } else { steps[axis] });
         let dtype = view.dtype();
@@ -172,7 +181,13 @@ impl<'a, T: Real> Mask<'a, T> {
             return hidden;
         }
         match &self.values {
-            MaskValues::Allowed(values) => if values[row + key] != 0 { T::ZERO } else { hidden },
+            MaskValues::Allowed(values) => {
+                if values[row + key] != 0 {
+                    T::ZERO
+                } else {
+                    hidden
+                }
+            }
             MaskValues::Added(values) => values[row + key],
         }
     }
@@ -357,7 +372,8 @@ fn tasks<'a, T>(sizes: Sizes, result: &'a mut [T], scores: Option<&'a mut [T]>) 
         return tasks;
     }
     // Where scores are wanted, a block is all queries.
-    let mut score_chunks = scores.map(|scores| scores.chunks_mut((head_count * q.rows * sizes.total()).max(1)));
+    let mut score_chunks =
+        scores.map(|scores| scores.chunks_mut((head_count * q.rows * sizes.total()).max(1)));
     let heads_per_batch = q.heads / head_count;
     for (index, result) in result.chunks_mut(whole).enumerate() {
         let (batch, head) = (index / heads_per_batch, index % heads_per_batch * head_count);
@@ -391,7 +407,8 @@ impl<T: Real> Attention<T> {
         let row_stride = if q.interleaved { q.heads * v.size } else { v.size };
         let rows = task.result.len() / row_stride;
         let keys = self.key_count(shared, task.batch, task.first + rows - 1);
-        let (scores, workspace) = scratch.split_at_mut((shared.sizes.rows * shared.sizes.total()).next_multiple_of(16));
+        let (scores, workspace) =
+            scratch.split_at_mut((shared.sizes.rows * shared.sizes.total()).next_multiple_of(16));
         let scores = &mut scores[..rows * keys];
         for head in task.heads.clone() {
             let key_head = head / (q.heads / k.heads);
@@ -400,7 +417,8 @@ impl<T: Real> Attention<T> {
                 shape: [rows, q.size],
                 strides: [q.row_stride(), 1],
             };
-            let cache = |cache: &Cache<'_, T>| cache.layout.at(task.batch, key_head, 0).min(cache.values.len());
+            let cache =
+                |cache: &Cache<'_, T>| cache.layout.at(task.batch, key_head, 0).min(cache.values.len());
             let transposed = Right::Plain(Matrix {
                 values: &shared.k.values[cache(&shared.k)..],
                 shape: [q.size, keys],
@@ -409,8 +427,8 @@ impl<T: Real> Attention<T> {
             T::multiply(shared.cpu, queries, transposed, (&mut *scores, keys, false), workspace)?;
             T::map(Unary::Affine { scale: shared.scale, shift: 0.0 }, scores);
             let place = (head - task.heads.start) * rows * keys;
-            let mut out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
-            self.weigh(shared, [task.batch, head, task.first], (scores, keys), out.as_deref_mut());
+            let out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
+            self.weigh(shared, [task.batch, head, task.first], (scores, keys), out);
             let weights = Matrix::rows(&*scores, rows, keys);
             let values = Right::Plain(Matrix {
                 values: &shared.v.values[cache(&shared.v)..],
@@ -481,7 +499,13 @@ impl<T: Real> Attention<T> {
     }
 
     /// The keys that a query may see by its place.
-    fn allowed(&self, shared: &Shared<'_, T>, batch: usize, query: usize, keys: usize) -> std::ops::Range<usize> {
+    fn allowed(
+        &self,
+        shared: &Shared<'_, T>,
+        batch: usize,
+        query: usize,
+        keys: usize,
+    ) -> std::ops::Range<usize> {
         let place = query as i64 + shared.offset(batch);
         let (mut start, mut end) = (0, keys as i64);
         if self.is_causal {

@@ -55,7 +55,13 @@ fn number(byte: u8, signed: bool) -> i32 {
 }
 
 /// The convolution's sums, plane by plane; `finish` gets each with its filter.
-fn sums(threads: usize, plain: &Plain, [x, w]: [&Side<'_>; 2], bias: &[i32], result: &mut [i32]) -> Result<()> {
+fn sums(
+    threads: usize,
+    plain: &Plain,
+    [x, w]: [&Side<'_>; 2],
+    bias: &[i32],
+    result: &mut [i32],
+) -> Result<()> {
     let (image, weight) = (x.codes.shape(), w.codes.shape());
     let ([_, channels, spatial @ ..], [filters, group_channels, kernel @ ..]) = (image, weight) else {
         return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));

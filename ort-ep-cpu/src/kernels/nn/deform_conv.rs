@@ -85,13 +85,15 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
                 let group = batch * offset_groups + channel / (channels / offset_groups);
                 let from = &image[(batch * channels + channel) * height * width..][..height * width];
                 for tap in 0..taps {
-                    let moved = |which: usize| offset[((group * taps + tap) * 2 + which) * pixels + pixel].to_f64();
+                    let moved =
+                        |which: usize| offset[((group * taps + tap) * 2 + which) * pixels + pixel].to_f64();
                     let place = |axis: &WindowAxis, at: usize, tap: usize| {
                         (at * axis.stride + tap * axis.dilation) as f64 - axis.pads[0] as f64
                     };
                     let y = place(&y_axis, row, tap / kernel_w) + moved(0);
                     let x = place(&x_axis, column, tap % kernel_w) + moved(1);
-                    let factor = mask.map_or(1.0, |mask| mask[(group * taps + tap) * pixels + pixel].to_f64());
+                    let factor =
+                        mask.map_or(1.0, |mask| mask[(group * taps + tap) * pixels + pixel].to_f64());
                     let weight = weight[(filter * group_channels + step) * taps + tap].to_f64();
                     sum += sample(from, [height, width], y, x) * factor * weight;
                 }

@@ -57,7 +57,9 @@ fn modify<T: Real>(cx: &mut RunCx<'_>, subgraph: Option<usize>, tensor: NewTenso
     let Some(subgraph) = subgraph else { return Ok(tensor) };
     let results = cx.run_subgraph(subgraph, &[ValueView::Tensor(tensor.view())])?;
     match results.into_iter().next() {
-        Some(Value::Tensor(result)) if result.shape() == tensor.shape() && result.dtype() == T::DTYPE => Ok(result),
+        Some(Value::Tensor(result)) if result.shape() == tensor.shape() && result.dtype() == T::DTYPE => {
+            Ok(result)
+        }
         _ => Err(error!(InvalidGraph, "a modifier must give one tensor of its input's shape and type")),
     }
 }

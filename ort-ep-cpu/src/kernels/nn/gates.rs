@@ -20,6 +20,11 @@ impl Gate {
         if let Some(bound) = self.clip {
             T::map(Unary::Clip { min: -bound, max: bound }, values);
         }
+        self.apply_unclipped(values);
+    }
+
+    /// Applies it to a row whose values are not clipped: the cell states of an LSTM, as ONNX Runtime has it.
+    pub(super) fn apply_unclipped<T: Real>(&self, values: &mut [T]) {
         self.steps.iter().for_each(|step| T::map(*step, values));
     }
 }

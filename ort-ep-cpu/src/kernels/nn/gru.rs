@@ -26,7 +26,12 @@ cpu_kernels![
         make: |cx| widened(cx, make_gru::<f32>),
         ..KernelDef::BASE
     },
-    KernelDef { op: "GRU", types: &[("T", TypeSet::of(&[DType::F64]))], make: make_gru::<f64>, ..KernelDef::BASE },
+    KernelDef {
+        op: "GRU",
+        types: &[("T", TypeSet::of(&[DType::F64]))],
+        make: make_gru::<f64>,
+        ..KernelDef::BASE
+    },
 ];
 
 struct Gru {

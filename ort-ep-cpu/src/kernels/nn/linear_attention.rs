@@ -28,7 +28,10 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let count = |name: &str| -> Result<usize> {
         let value = attrs.int(name)?;
-        usize::try_from(value).ok().filter(|v| *v > 0).ok_or_else(|| error!(InvalidGraph, "{name} is {value}"))
+        usize::try_from(value)
+            .ok()
+            .filter(|v| *v > 0)
+            .ok_or_else(|| error!(InvalidGraph, "{name} is {value}"))
     };
     let (has_decay, has_delta) = match attrs.string("update_rule")? {
         "linear" => (false, false),
@@ -91,7 +94,8 @@ impl Executable for LinearAttention {
         }
         let results = take(&mut rest, batch * times * self.queries * d_v)?;
         let scale = if self.scale == 0.0 { 1.0 / (d_k as f32).sqrt() } else { self.scale };
-        let per_head = states.chunks_mut((d_k * d_v).max(1)).zip(results.chunks_mut((times * group * d_v).max(1)));
+        let per_head =
+            states.chunks_mut((d_k * d_v).max(1)).zip(results.chunks_mut((times * group * d_v).max(1)));
         let mut units: Vec<Head<'_>> = per_head.map(|(state, result)| Head { state, result }).collect();
         for_each_unit(cx.threads(), (&mut units, 1), (&mut [0_u8; 0][..], 0), |unit, units, _| {
             let (batch, head) = (unit / heads, unit % heads);

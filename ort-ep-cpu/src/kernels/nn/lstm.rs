@@ -26,7 +26,12 @@ cpu_kernels![
         make: |cx| widened(cx, make_lstm::<f32>),
         ..KernelDef::BASE
     },
-    KernelDef { op: "LSTM", types: &[("T", TypeSet::of(&[DType::F64]))], make: make_lstm::<f64>, ..KernelDef::BASE },
+    KernelDef {
+        op: "LSTM",
+        types: &[("T", TypeSet::of(&[DType::F64]))],
+        make: make_lstm::<f64>,
+        ..KernelDef::BASE
+    },
 ];
 
 struct Lstm {
@@ -55,7 +60,13 @@ impl<T: Real> Cell<T> for Lstm {
     fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
         let (hidden, width) = (step.hidden, 4 * step.hidden);
         let states = Matrix::rows(&*step.h, step.active.len(), hidden);
-        T::multiply(step.cpu, states, step.recurrence[0], (&mut *step.gates, width, true), &mut *step.workspace)?;
+        T::multiply(
+            step.cpu,
+            states,
+            step.recurrence[0],
+            (&mut *step.gates, width, true),
+            &mut *step.workspace,
+        )?;
         let [f, g, h] = &self.gates[step.direction][..] else { return Ok(()) };
         for (sequence, _) in step.active.iter().enumerate().filter(|(_, active)| **active) {
             let row = &mut step.gates[sequence * width..][..width];
@@ -85,7 +96,7 @@ impl<T: Real> Cell<T> for Lstm {
             }
             f.apply(output);
             state.copy_from_slice(c);
-            h.apply(state);
+            h.apply_unclipped(state);
             state.iter_mut().zip(&*output).for_each(|(state, output)| *state = *state * *output);
         }
         Ok(())

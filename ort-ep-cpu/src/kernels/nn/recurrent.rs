@@ -72,7 +72,10 @@ pub(super) fn directions(cx: &CompileCx<'_>) -> Result<Vec<bool>> {
 }
 
 /// Makes a layer; weights that are constant are packed where `T` is `float`.
-pub(super) fn make<T: Real, C: Cell<T> + 'static>(cx: &mut CompileCx<'_>, cell: C) -> Result<Box<dyn Executable>> {
+pub(super) fn make<T: Real, C: Cell<T> + 'static>(
+    cx: &mut CompileCx<'_>,
+    cell: C,
+) -> Result<Box<dyn Executable>> {
     let reverse = directions(cx)?;
     let batch_first = cx.attrs().flag("layout")?;
     let can_pack = T::DTYPE == ort_core::dtype::DType::F32 && is_weight(cx.node.dtype(1));
@@ -84,11 +87,17 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(cx: &mut CompileCx<'_>, cell: 
 }
 
 impl<C> Layer<C> {
-    fn pack<T: Real>(&mut self, cx: &mut CompileCx<'_>, weights: TensorView<'_>, recurrence: TensorView<'_>) -> Result<()>
+    fn pack<T: Real>(
+        &mut self,
+        cx: &mut CompileCx<'_>,
+        weights: TensorView<'_>,
+        recurrence: TensorView<'_>,
+    ) -> Result<()>
     where
         C: Cell<T>,
     {
-        let (&[count, rows, inputs], &[r_count, r_rows, hidden]) = (weights.shape(), recurrence.shape()) else {
+        let (&[count, rows, inputs], &[r_count, r_rows, hidden]) = (weights.shape(), recurrence.shape())
+        else {
             return Err(error!(InvalidGraph, "the weights do not have rank 3"));
         };
         let parts = self.cell.parts();
@@ -209,8 +218,13 @@ impl<'a, T: Real> Inputs<'a, T> {
             None => vec![steps; batch],
             Some(view) => {
                 let lengths = view.to_ints()?;
-                let fits = lengths.len() == batch && lengths.iter().all(|len| (0..=steps as i64).contains(len));
-                ensure!(fits, InvalidArgument, "sequence_lens {lengths:?} do not fit {batch} of {steps} steps");
+                let fits =
+                    lengths.len() == batch && lengths.iter().all(|len| (0..=steps as i64).contains(len));
+                ensure!(
+                    fits,
+                    InvalidArgument,
+                    "sequence_lens {lengths:?} do not fit {batch} of {steps} steps"
+                );
                 lengths.into_iter().map(|len| len as usize).collect()
             }
         };
@@ -237,7 +251,8 @@ struct Outputs<'a, T> {
 
 impl<'a, T: Real> Outputs<'a, T> {
     fn new(cx: &mut RunCx<'a>) -> Result<Outputs<'a, T>> {
-        let mut slice = |index| if cx.wants(index) { cx.output(index)?.as_mut_slice().map(Some) } else { Ok(None) };
+        let mut slice =
+            |index| if cx.wants(index) { cx.output(index)?.as_mut_slice().map(Some) } else { Ok(None) };
         Ok(Outputs { y: slice(0)?, h: slice(1)?, c: slice(2)? })
     }
 }

@@ -17,7 +17,12 @@ cpu_kernels![
         make: |cx| widened(cx, make_rnn::<f32>),
         ..KernelDef::BASE
     },
-    KernelDef { op: "RNN", types: &[("T", TypeSet::of(&[DType::F64]))], make: make_rnn::<f64>, ..KernelDef::BASE },
+    KernelDef {
+        op: "RNN",
+        types: &[("T", TypeSet::of(&[DType::F64]))],
+        make: make_rnn::<f64>,
+        ..KernelDef::BASE
+    },
 ];
 
 struct Rnn {
@@ -39,7 +44,13 @@ impl<T: Real> Cell<T> for Rnn {
     fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
         let hidden = step.hidden;
         let states = Matrix::rows(&*step.h, step.active.len(), hidden);
-        T::multiply(step.cpu, states, step.recurrence[0], (&mut *step.gates, hidden, true), &mut *step.workspace)?;
+        T::multiply(
+            step.cpu,
+            states,
+            step.recurrence[0],
+            (&mut *step.gates, hidden, true),
+            &mut *step.workspace,
+        )?;
         let [f] = &self.gates[step.direction][..] else { return Ok(()) };
         for (sequence, _) in step.active.iter().enumerate().filter(|(_, active)| **active) {
             let row = &mut step.gates[sequence * hidden..][..hidden];

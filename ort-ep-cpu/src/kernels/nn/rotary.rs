@@ -34,7 +34,11 @@ fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -
         ref other => return Err(error!(InvalidArgument, "X of shape {other:?} is no {heads} heads")),
     };
     let rotated = if rotated == 0 { size } else { rotated };
-    ensure!(rotated <= size && rotated.is_multiple_of(2), InvalidArgument, "{rotated} of {size} cannot be rotated");
+    ensure!(
+        rotated <= size && rotated.is_multiple_of(2),
+        InvalidArgument,
+        "{rotated} of {size} cannot be rotated"
+    );
     let half = rotated / 2;
     let (cos, sin) = (cx.input(1)?, cx.input(2)?);
     let fits = cos.shape() == sin.shape() && cos.shape().last() == Some(&half);

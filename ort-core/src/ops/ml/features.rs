@@ -1,0 +1,46 @@
+//! Operators that select and threshold features.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{InferCx, ONNX_ML, OP, OpSpec, attr, one, var};
+use crate::{Result, ensure};
+
+const NUMBERS: TypeSet = TypeSet::of(&[DType::F32, DType::F64, DType::I64, DType::I32]);
+
+static ARRAY_FEATURE_EXTRACTOR: OpSpec = OpSpec {
+    domain: ONNX_ML,
+    name: "ArrayFeatureExtractor",
+    since: 1,
+    inputs: &[one("X", "T"), one("Y", "tensor(int64)")],
+    outputs: &[one("Z", "T")],
+    types: &[var("T", NUMBERS.union(TypeSet::of(&[DType::String])))],
+    infer: extract,
+    ..OP
+};
+
+static BINARIZER: OpSpec = OpSpec {
+    domain: ONNX_ML,
+    name: "Binarizer",
+    since: 1,
+    inputs: &[one("X", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", NUMBERS)],
+    attrs: &[attr::float("threshold", 0.0)],
+    infer: |cx| match cx.shape(0) {
+        Some(shape) => cx.set_shape(0, shape.to_vec()),
+        None => Ok(()),
+    },
+    ..OP
+};
+
+ops![ARRAY_FEATURE_EXTRACTOR, BINARIZER];
+
+fn extract(cx: &mut InferCx<'_>) -> Result<()> {
+    let (Some(shape), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    ensure!(!shape.is_empty(), InvalidGraph, "ArrayFeatureExtractor needs rank 1 or more, got rank 0");
+    // A vector gives a matrix of one row.
+    let mut picked = if shape.len() == 1 { vec![Dim::constant(1)] } else { shape[..shape.len() - 1].to_vec() };
+    picked.push(indices.iter().product());
+    cx.set_shape(0, picked)
+}

@@ -1,0 +1,4 @@
+//! Operators on strings.
+
+mod strings;
+mod tf_idf;

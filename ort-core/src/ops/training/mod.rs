@@ -1,0 +1,85 @@
+//! Optimizer steps of the domain `ai.onnx.preview.training`.
+
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, OP, OpSpec, TypeVar, attr, many_mixed, one, var};
+use crate::{Result, ensure};
+
+const DOMAIN: &str = "ai.onnx.preview.training";
+const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F64]);
+const TYPES: &[TypeVar] = &[var("T1", FLOATS), var("T2", TypeSet::of(&[DType::I64])), var("T3", FLOATS)];
+
+/// The record that the optimizers share: learning rate, iteration count, then tensors in groups: those to
+/// optimize, their gradients, their states.
+const OPTIMIZER: OpSpec = OpSpec {
+    domain: DOMAIN,
+    since: 1,
+    inputs: &[one("R", "T1"), one("T", "T2"), many_mixed("inputs", "T3", 1)],
+    outputs: &[many_mixed("outputs", "T3", 1)],
+    types: TYPES,
+    ..OP
+};
+
+static ADAGRAD: OpSpec = OpSpec {
+    name: "Adagrad",
+    attrs: &[
+        attr::float("norm_coefficient", 0.0),
+        attr::float("decay_factor", 0.0),
+        attr::float("epsilon", 1e-6),
+    ],
+    infer: |cx| infer(cx, 3),
+    ..OPTIMIZER
+};
+
+static ADAM: OpSpec = OpSpec {
+    name: "Adam",
+    attrs: &[
+        attr::float("epsilon", 1e-6),
+        attr::float("norm_coefficient_post", 0.0),
+        attr::float("norm_coefficient", 0.0),
+        attr::float("beta", 0.999),
+        attr::float("alpha", 0.9),
+    ],
+    infer: |cx| infer(cx, 4),
+    ..OPTIMIZER
+};
+
+static MOMENTUM: OpSpec = OpSpec {
+    name: "Momentum",
+    attrs: &[
+        attr::required("norm_coefficient", AttrKind::Float),
+        attr::required("beta", AttrKind::Float),
+        attr::required("mode", AttrKind::String),
+        attr::required("alpha", AttrKind::Float),
+    ],
+    infer: |cx| infer(cx, 3),
+    ..OPTIMIZER
+};
+
+ops![ADAGRAD, ADAM, MOMENTUM];
+
+/// The outputs are the new tensors and states: all groups but the gradients.
+fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
+    let given = cx.input_count().saturating_sub(2);
+    ensure!(
+        given > 0 && given % groups == 0,
+        InvalidGraph,
+        "{given} tensors do not make up groups of {groups}"
+    );
+    let count = given / groups;
+    ensure!(
+        cx.output_count() <= count * (groups - 1),
+        InvalidGraph,
+        "{} outputs, at most {} expected",
+        cx.output_count(),
+        count * (groups - 1)
+    );
+    for index in 0..cx.output_count() {
+        let group = index / count;
+        let source = if group == 0 { 2 + index } else { 2 + index + count };
+        if let Some(ty) = cx.input_type(source) {
+            cx.set_type(index, ty.clone());
+        }
+    }
+    Ok(())
+}

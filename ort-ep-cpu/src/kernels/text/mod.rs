@@ -1,0 +1,4 @@
+//! Kernels on strings.
+
+mod strings;
+mod tf_idf;

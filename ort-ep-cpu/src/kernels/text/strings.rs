@@ -1,0 +1,193 @@
+//! Normalizing, joining, splitting and matching strings.
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::spec::broadcast;
+use ort_core::tensor::{Shape, Tensor};
+use ort_core::{Result, ensure, error};
+use regex::Regex;
+
+use crate::cpu_kernels;
+
+cpu_kernels![
+    KernelDef {
+        op: "StringNormalizer",
+        outputs: OutputsFrom::Kernel,
+        make: make_normalizer,
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "StringConcat",
+        outputs: OutputsFrom::Kernel,
+        make: |_| Ok(Box::new(concat)),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "StringSplit",
+        outputs: OutputsFrom::Kernel,
+        make: make_split,
+        ..KernelDef::BASE
+    },
+    KernelDef { op: "RegexFullMatch", make: make_match, ..KernelDef::BASE },
+];
+
+/// How letters change.
+#[derive(Clone, Copy, PartialEq)]
+enum Case {
+    Keep,
+    Lower,
+    Upper,
+}
+
+impl Case {
+    fn apply(self, text: &str) -> String {
+        match self {
+            Case::Keep => text.to_string(),
+            Case::Lower => text.to_lowercase(),
+            Case::Upper => text.to_uppercase(),
+        }
+    }
+}
+
+fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let case = match cx.attrs().string("case_change_action")? {
+        "NONE" => Case::Keep,
+        "LOWER" => Case::Lower,
+        "UPPER" => Case::Upper,
+        other => return Err(error!(InvalidGraph, "case_change_action '{other}' is not known")),
+    };
+    let sensitive = cx.attrs().flag("is_case_sensitive")?;
+    // Without regard to case, words are compared in lower case.
+    let folded = move |word: &str| if sensitive { word.to_string() } else { word.to_lowercase() };
+    let stopwords = cx.attrs().find_strings("stopwords").unwrap_or(&[]);
+    let stopwords: std::collections::HashSet<String> = stopwords.iter().map(|word| folded(word)).collect();
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        let mut shape: Shape = input.shape().into();
+        ensure!(
+            shape.len() == 1 || (shape.len() == 2 && shape[0] == 1),
+            InvalidArgument,
+            "StringNormalizer takes shape [C] or [1, C], got {shape:?}"
+        );
+        let kept = input.strings()?.iter().filter(|word| !stopwords.contains(&folded(word)));
+        let mut words: Vec<String> = kept.map(|word| case.apply(word)).collect();
+        if words.is_empty() {
+            words.push(String::new());
+        }
+        if let Some(last) = shape.last_mut() {
+            *last = words.len();
+        }
+        cx.set(0, Tensor::from_strings(&shape, words)?)
+    }))
+}
+
+fn concat(cx: &mut RunCx<'_>) -> Result<()> {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let shape = broadcast::shapes(&[a.shape(), b.shape()])?;
+    let count = ort_core::tensor::element_count(&shape)?;
+    let places = |operand: &[usize]| -> Vec<usize> {
+        // The stride along each axis of the output, 0 where the operand is repeated.
+        let mut strides = vec![0; shape.len()];
+        let mut stride = 1;
+        for (axis, &size) in operand.iter().enumerate().rev() {
+            strides[shape.len() - operand.len() + axis] = if size == 1 { 0 } else { stride };
+            stride *= size;
+        }
+        strides
+    };
+    let (a_strides, b_strides) = (places(a.shape()), places(b.shape()));
+    let at = |mut index: usize, strides: &[usize]| {
+        let mut place = 0;
+        for (size, stride) in shape.iter().zip(strides).rev() {
+            place += index % size * stride;
+            index /= size;
+        }
+        place
+    };
+    let (left, right) = (a.strings()?, b.strings()?);
+    let joined =
+        (0..count).map(|index| format!("{}{}", left[at(index, &a_strides)], right[at(index, &b_strides)]));
+    let joined = Tensor::from_strings(&shape, joined.collect())?;
+    cx.set(0, joined)
+}
+
+fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let delimiter = cx.attrs().find_string("delimiter").unwrap_or("").to_string();
+    let limit = cx.attrs().find_int("maxsplit").and_then(|limit| usize::try_from(limit).ok());
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        let parts: Vec<Vec<String>> =
+            input.strings()?.iter().map(|text| split(text, &delimiter, limit)).collect();
+        let most = parts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut shape: Shape = input.shape().into();
+        let counts = parts.iter().map(|parts| parts.len() as i64).collect();
+        let counts = Tensor::from_vec(&shape, counts)?;
+        shape.push(most);
+        let padded = parts.into_iter().flat_map(|mut parts| {
+            parts.resize(most, String::new());
+            parts
+        });
+        let padded = Tensor::from_strings(&shape, padded.collect())?;
+        cx.set(0, padded)?;
+        cx.set(1, counts)
+    }))
+}
+
+/// The parts of a text after at most `limit` cuts at the delimiter, or at runs of white space where it is empty.
+fn split(text: &str, delimiter: &str, limit: Option<usize>) -> Vec<String> {
+    let most = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
+    if !delimiter.is_empty() {
+        return text.splitn(most, delimiter).map(str::to_string).collect();
+    }
+    let mut parts = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let cut = if parts.len() + 1 < most { rest.find(char::is_whitespace) } else { None };
+        match cut {
+            Some(end) => {
+                parts.push(rest[..end].to_string());
+                rest = rest[end..].trim_start();
+            }
+            None => {
+                parts.push(rest.to_string());
+                break;
+            }
+        }
+    }
+    parts
+}
+
+fn make_match(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let pattern = cx.attrs().find_string("pattern").unwrap_or("");
+    let anchored = format!("^(?:{pattern})$");
+    // `$` must be the end of the text; without the flag `m` it is.
+    let regex = Regex::new(&anchored)
+        .map_err(|problem| error!(InvalidGraph, "the pattern '{pattern}' is not valid: {problem}"))?;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let texts = cx.input(0)?.strings()?;
+        let output = cx.output(0)?.bytes_mut()?;
+        for (text, matches) in texts.iter().zip(output) {
+            *matches = u8::from(regex.is_match(text));
+        }
+        Ok(())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split;
+
+    #[test]
+    fn texts_split() {
+        let table: &[(&str, &str, Option<usize>, &[&str])] = &[
+            ("a  b c", " ", None, &["a", "", "b", "c"]),
+            (" a  b c ", "", None, &["a", "b", "c"]),
+            ("a b  c d", "", Some(1), &["a", "b  c d"]),
+            ("a-b-c", "-", Some(0), &["a-b-c"]),
+            ("", "-", None, &[""]),
+            ("", "", None, &[]),
+        ];
+        for (text, delimiter, limit, parts) in table {
+            assert_eq!(split(text, delimiter, *limit), *parts, "{text:?} at {delimiter:?}");
+        }
+    }
+}
