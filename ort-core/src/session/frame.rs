@@ -12,7 +12,7 @@ use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
 use crate::ep::{Device, IoShapes, NestedRun, OutputSlot, OutputsFrom, RunControl, RunCx};
 use crate::plan::{Action, Place, RunPlan, resolve};
-use crate::spec::{InputFacts, ViewCx, infer_concrete, known_ints};
+use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, Within, ensure, error};
 
@@ -68,6 +68,9 @@ pub(crate) struct Frame<'a> {
     owned: Vec<Option<Value>>,
     slabs: Slabs<'a>,
 }
+
+/// For each output its type and shape, where they are known before the kernel runs.
+type KnownShapes = Vec<Option<(DType, Shape)>>;
 
 /// Where an output's memory comes from in this run.
 enum Target {
@@ -144,7 +147,7 @@ impl<'a> Frame<'a> {
         for (position, (target, value)) in targets.into_iter().zip(handed).enumerate() {
             let Some(slot) = step.outputs[position] else { continue };
             let value = match (target, value) {
-                (Target::Buffer(buffer), _) => Some(self.buffer_value(slot, &shapes[position], buffer)?),
+                (Target::Buffer(buffer), _) => Some(buffer_value(&shapes[position], buffer)?),
                 (Target::DeviceBuffer(buffer), _) => {
                     let (dtype, shape) = shapes[position].as_ref().ok_or_else(no_shape)?;
                     Some(Value::Tensor(Tensor::from_device(*dtype, shape, buffer)?))
@@ -158,11 +161,6 @@ impl<'a> Frame<'a> {
             }
         }
         Ok(())
-    }
-
-    fn buffer_value(&self, _: SlotId, shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value> {
-        let (dtype, shape) = shape.as_ref().ok_or_else(no_shape)?;
-        Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
     }
 
     /// A handed value must be what the plan took it for.
@@ -181,9 +179,9 @@ impl<'a> Frame<'a> {
     }
 
     /// Where each output goes, and its type and shape.
-    fn targets(&self, index: usize) -> Result<(Vec<Target>, Vec<Option<(DType, Shape)>>)> {
+    fn targets(&self, index: usize) -> Result<(Vec<Target>, KnownShapes)> {
         let step = &self.program.steps[index];
-        let mut inferred: Option<Vec<Option<(DType, Option<Shape>)>>> = None;
+        let mut inferred: Option<OutputShapes> = None;
         let mut targets = Vec::with_capacity(step.outputs.len());
         let mut shapes = Vec::with_capacity(step.outputs.len());
         for (position, slot) in step.outputs.iter().enumerate() {
@@ -241,7 +239,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Output types and shapes from the inputs as they are now.
-    fn infer(&self, step: &Step) -> Result<Vec<Option<(DType, Option<Shape>)>>> {
+    fn infer(&self, step: &Step) -> Result<OutputShapes> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else {
             // A copy has its input's type and shape.
             let view = self.value(step.inputs[0].ok_or_else(no_shape)?)?.tensor()?;
@@ -459,6 +457,11 @@ impl<'a> Frame<'a> {
         let budget = &self.env.control.budget;
         Ok(Some(allocate_in(budget, Category::Workspace, &**HostAllocator::global(), bytes, 64)?))
     }
+}
+
+fn buffer_value(shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value> {
+    let (dtype, shape) = shape.as_ref().ok_or_else(no_shape)?;
+    Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
 }
 
 fn no_shape() -> crate::Error {

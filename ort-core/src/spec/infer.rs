@@ -276,11 +276,11 @@ fn pass_captures(graph: &Graph, subgraph: &mut Subgraph) {
     }
 }
 
+/// For each output of a node its element type and, where it is known, its shape; none for what is no tensor.
+pub type OutputShapes = Vec<Option<(DType, Option<Shape>)>>;
+
 /// The type and shape of each output at run time; the shape is none where it depends on more than inference sees.
-pub fn infer_concrete(
-    node: &Node,
-    inputs: &[Option<InputFacts<'_>>],
-) -> Result<Vec<Option<(DType, Option<Shape>)>>> {
+pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<OutputShapes> {
     let outputs = infer_node(node, inputs, &mut [])?;
     let concrete = |ty: &ValueType| -> Result<Option<(DType, Option<Shape>)>> {
         let Some(tensor) = ty.as_tensor() else { return Ok(None) };

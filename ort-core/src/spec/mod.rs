@@ -14,7 +14,7 @@ mod typing;
 mod view;
 
 pub use draft::Draft;
-pub use infer::{InferCx, InputFacts, infer_concrete, infer_graph};
+pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub use registry::{OpRecord, Registry};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
 pub use sym_tensor::SymTensor;

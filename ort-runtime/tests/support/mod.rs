@@ -6,34 +6,34 @@ use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId
 use ort_runtime::{DType, Model, Result, Session, Tensor, Value};
 
 /// A `float` tensor.
-pub fn floats(shape: &[usize], elements: &[f32]) -> Result<Tensor> {
+pub(crate) fn floats(shape: &[usize], elements: &[f32]) -> Result<Tensor> {
     Tensor::from_slice(shape, elements)
 }
 
 /// A `float` tensor of small whole numbers of either sign, each run the same.
-pub fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
+pub(crate) fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
     let count: usize = shape.iter().product();
     let elements: Vec<f32> = (0..count).map(|index| ((index * 7 + seed * 5) % 13) as f32 - 6.0).collect();
     Tensor::from_vec(shape, elements)
 }
 
 /// A one-dimensional `int64` tensor.
-pub fn ints(elements: &[i64]) -> Result<Tensor> {
+pub(crate) fn ints(elements: &[i64]) -> Result<Tensor> {
     Tensor::from_slice(&[elements.len()], elements)
 }
 
 /// The attribute `axis`.
-pub fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
+pub(crate) fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
     [("axis", Attribute::Int(axis))]
 }
 
 /// A session of one thread on a graph.
-pub fn session(graph: Graph) -> Result<Session> {
+pub(crate) fn session(graph: Graph) -> Result<Session> {
     Session::builder(&Model::from_graph(graph)).threads(1).build()
 }
 
 /// `Relu(x * weight + bias)` with x of [rows, 3] and a weight of [3, 4].
-pub fn layer() -> Result<Graph> {
+pub(crate) fn layer() -> Result<Graph> {
     let mut builder = GraphBuilder::new("layer");
     let x = builder.input("x", DType::F32, &["rows", "3"]);
     let weight = [1.0, 0.0, -1.0, 2.0, 0.5, 1.0, 0.0, -1.0, 2.0, -1.0, 1.0, 0.0];
@@ -46,10 +46,10 @@ pub fn layer() -> Result<Graph> {
 }
 
 /// What [`layer`] gives for an x of ones in every row.
-pub const LAYER_OF_ONES: [f32; 4] = [3.75, 0.0, 1.0, 1.0];
+pub(crate) const LAYER_OF_ONES: [f32; 4] = [3.75, 0.0, 1.0, 1.0];
 
 /// A branch of `If` with one captured value and one output.
-pub fn branch(
+pub(crate) fn branch(
     attr: &'static str,
     outer: ValueId,
     build: fn(&mut GraphBuilder, ValueId) -> Result<ValueId>,
@@ -63,7 +63,7 @@ pub fn branch(
 }
 
 /// `x + 1`, `count` times in a `Loop`; `count` and `x` are inputs.
-pub fn counter() -> Result<Graph> {
+pub(crate) fn counter() -> Result<Graph> {
     let mut builder = GraphBuilder::new("counter");
     let count = builder.input("count", DType::I64, &[]);
     let x = builder.input("x", DType::F32, &["n"]);
@@ -81,7 +81,7 @@ pub fn counter() -> Result<Graph> {
 }
 
 /// The inputs of a run where each symbolic size is `n`: numbers, ones and true.
-pub fn inputs_of(session: &Session, n: usize) -> Result<Vec<(String, Value)>> {
+pub(crate) fn inputs_of(session: &Session, n: usize) -> Result<Vec<(String, Value)>> {
     let mut inputs = Vec::new();
     for (seed, spec) in session.inputs().into_iter().enumerate() {
         let sizes = spec.ty.shape().unwrap_or_default();
@@ -99,7 +99,7 @@ pub fn inputs_of(session: &Session, n: usize) -> Result<Vec<(String, Value)>> {
 }
 
 /// Runs a session on inputs with owned names.
-pub fn run(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<(String, Value)>> {
+pub(crate) fn run(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<(String, Value)>> {
     let inputs: Vec<(&str, Value)> =
         inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     session.run(&inputs)

@@ -217,7 +217,7 @@ fn softmax(attrs: &Attributes, inputs: &[Option<Operand>], _: &[Shape]) -> Resul
     let stride: usize = input.shape[axis + 1..].iter().product();
     let mut values = input.values.clone();
     for start in 0..values.len() {
-        if start / stride % length != 0 {
+        if !(start / stride).is_multiple_of(length) {
             continue;
         }
         let line = || (0..length).map(|step| start + step * stride);

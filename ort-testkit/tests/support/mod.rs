@@ -10,22 +10,22 @@ use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
 
 /// A `float` tensor.
-pub fn floats(shape: &[usize], elements: &[f32]) -> Result<Tensor> {
+pub(crate) fn floats(shape: &[usize], elements: &[f32]) -> Result<Tensor> {
     Tensor::from_slice(shape, elements)
 }
 
 /// A one-dimensional `int64` tensor.
-pub fn ints(elements: &[i64]) -> Result<Tensor> {
+pub(crate) fn ints(elements: &[i64]) -> Result<Tensor> {
     Tensor::from_slice(&[elements.len()], elements)
 }
 
 /// Attributes by name.
-pub fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
+pub(crate) fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
     [("axis", Attribute::Int(axis))]
 }
 
 /// `Relu(x * weight + bias)` with x of [rows, 3] and a weight of [3, 4].
-pub fn layer() -> Result<Graph> {
+pub(crate) fn layer() -> Result<Graph> {
     let mut builder = GraphBuilder::new("layer");
     let x = builder.input("x", DType::F32, &["rows", "3"]);
     let weight = [1.0, 0.0, -1.0, 2.0, 0.5, 1.0, 0.0, -1.0, 2.0, -1.0, 1.0, 0.0];
@@ -38,14 +38,14 @@ pub fn layer() -> Result<Graph> {
 }
 
 /// The input of [`layer`] with two rows, and its output.
-pub fn layer_data() -> Result<(Value, Value)> {
+pub(crate) fn layer_data() -> Result<(Value, Value)> {
     let input = floats(&[2, 3], &[1.0, -2.0, 3.0, 0.5, 0.0, -1.0])?;
     let output = floats(&[2, 4], &[6.25, 0.0, 3.0, 4.0, 0.0, 0.5, 0.0, 1.0])?;
     Ok((input.into(), output.into()))
 }
 
 /// `-sqrt(x + x)` with x of [rows, 2]: nodes of the opaque device around one that only the CPU runs.
-pub fn round_trip() -> Result<Graph> {
+pub(crate) fn round_trip() -> Result<Graph> {
     let mut builder = GraphBuilder::new("round_trip");
     let x = builder.input("x", DType::F32, &["rows", "2"]);
     let doubled = builder.node("Add", &[x, x], &[])?;
@@ -55,7 +55,7 @@ pub fn round_trip() -> Result<Graph> {
 }
 
 /// (operator, provider) of each step, sorted.
-pub fn placed(session: &Session) -> Vec<(String, String)> {
+pub(crate) fn placed(session: &Session) -> Vec<(String, String)> {
     let mut placed: Vec<_> =
         session.placement().into_iter().map(|(_, op, provider)| (op, provider)).collect();
     placed.sort();
@@ -63,18 +63,18 @@ pub fn placed(session: &Session) -> Vec<(String, String)> {
 }
 
 /// How often an operator runs on a provider.
-pub fn count(session: &Session, op: &str, provider: &str) -> usize {
+pub(crate) fn count(session: &Session, op: &str, provider: &str) -> usize {
     placed(session).iter().filter(|(o, p)| o == op && p == provider).count()
 }
 
 /// The elements of the only output of a run on `x`.
-pub fn run_one(session: &Session, x: Value) -> Result<Vec<f32>> {
+pub(crate) fn run_one(session: &Session, x: Value) -> Result<Vec<f32>> {
     let outputs = session.run(&[("x", x)])?;
     outputs[0].1.tensor()?.to_vec()
 }
 
 /// A branch of `If` with one captured value and one output.
-pub fn branch(
+pub(crate) fn branch(
     attr: &'static str,
     outer: ValueId,
     build: fn(&mut GraphBuilder, ValueId) -> Result<ValueId>,
