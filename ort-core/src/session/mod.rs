@@ -35,7 +35,7 @@ use crate::dim::{Bindings, Symbol};
 use crate::ep::{CancelToken, Device, RunControl};
 use crate::ir::ValueType;
 use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
-use crate::tensor::{Value, ValueView};
+use crate::tensor::{OptionalValue, SequenceValue, Value, ValueView};
 use crate::{Error, Result, ensure, error};
 use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
 
@@ -301,14 +301,22 @@ impl Session {
 
 /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
 fn align<'n>(inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
-    let align = |(name, value): &(&'n str, Value)| {
-        let value = match value {
-            Value::Tensor(tensor) if !tensor.is_aligned() => Value::Tensor(tensor.to_owned_copy()?),
-            other => other.clone(),
-        };
-        Ok((*name, value))
-    };
-    inputs.iter().map(align).collect()
+    inputs.iter().map(|(name, value)| Ok((*name, aligned(value)?))).collect()
+}
+
+fn aligned(value: &Value) -> Result<Value> {
+    Ok(match value {
+        Value::Tensor(tensor) if !tensor.is_aligned() => Value::Tensor(tensor.to_owned_copy()?),
+        Value::Sequence(sequence) => Value::Sequence(SequenceValue {
+            element_type: sequence.element_type.clone(),
+            elements: sequence.elements.iter().map(aligned).collect::<Result<_>>()?,
+        }),
+        Value::Optional(OptionalValue { element_type, element: Some(element) }) => {
+            let element = Some(Box::new(aligned(element)?));
+            Value::Optional(OptionalValue { element_type: element_type.clone(), element })
+        }
+        other => other.clone(),
+    })
 }
 
 fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {

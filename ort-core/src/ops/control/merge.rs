@@ -57,9 +57,7 @@ fn merge_tensors(
         "a value is {first} on one way and {second} on the other"
     );
     let shape = match (&first.shape, &second.shape) {
-        (Some(a), Some(b)) if a.len() == b.len() => {
-            Some(a.iter().zip(b).map(|(a, b)| size(a, b)).collect())
-        }
+        (Some(a), Some(b)) if a.len() == b.len() => Some(a.iter().zip(b).map(|(a, b)| size(a, b)).collect()),
         _ => None,
     };
     Ok(TensorType { dtype: first.dtype, shape })

@@ -8,9 +8,7 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, SymShape, ValueType};
 use crate::ops;
-use crate::spec::{
-    AttrKind, Draft, InferCx, OP, OpSpec, Registry, Upgrade, attr, many_mixed, var,
-};
+use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Registry, Upgrade, attr, many_mixed, var};
 use crate::{Result, ensure, error};
 
 static SCAN: OpSpec = OpSpec {
@@ -58,8 +56,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             continue;
         };
         let mut slice: SymShape = shape.to_vec();
-        let size =
-            slice.remove(axis(cx.attrs.find_ints("scan_input_axes"), index - states, slice.len())?);
+        let size = slice.remove(axis(cx.attrs.find_ints("scan_input_axes"), index - states, slice.len())?);
         length = Some(match length {
             None => size,
             Some(known) if known.as_constant().is_some() => known,

@@ -94,14 +94,7 @@ static SEQUENCE_LENGTH: OpSpec = OpSpec {
     ..OP
 };
 
-ops![
-    SEQUENCE_CONSTRUCT,
-    SEQUENCE_EMPTY,
-    SEQUENCE_AT,
-    SEQUENCE_INSERT,
-    SEQUENCE_ERASE,
-    SEQUENCE_LENGTH
-];
+ops![SEQUENCE_CONSTRUCT, SEQUENCE_EMPTY, SEQUENCE_AT, SEQUENCE_INSERT, SEQUENCE_ERASE, SEQUENCE_LENGTH];
 
 fn length(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, Vec::new())

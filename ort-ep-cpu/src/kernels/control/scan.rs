@@ -9,12 +9,7 @@ use super::stack::Stack;
 use super::{item_type, subgraph};
 use crate::cpu_kernels;
 
-cpu_kernels![KernelDef {
-    op: "Scan",
-    outputs: OutputsFrom::Kernel,
-    make,
-    ..KernelDef::BASE
-}];
+cpu_kernels![KernelDef { op: "Scan", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE }];
 
 /// The axis along which a value is scanned, from the front or the back.
 #[derive(Clone, Copy)]
@@ -58,11 +53,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(Scan {
         body,
         states,
-        inputs: directions(
-            cx.node.node.inputs.len() - states,
-            "scan_input_axes",
-            "scan_input_directions",
-        )?,
+        inputs: directions(cx.node.node.inputs.len() - states, "scan_input_axes", "scan_input_directions")?,
         outputs: directions(scan_outputs.len(), "scan_output_axes", "scan_output_directions")?,
         items: scan_outputs.iter().map(|&output| item_type(graph, output)).collect::<Result<_>>()?,
     }))
