@@ -20,8 +20,8 @@ pub(crate) struct ModelArgs {
     /// Inputs by name, from a NumPy archive.
     #[arg(long, value_name = "FILE.npz")]
     pub(crate) inputs: Option<PathBuf>,
-    /// Seed of made-up inputs.
-    #[arg(long, default_value_t = 0)]
+    /// Seed of made-up inputs: those not given are random.
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
     /// The size of a symbolic dimension, for made-up inputs and for planning; 1 where it is not given.
     #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
@@ -33,7 +33,7 @@ pub(crate) struct ModelArgs {
     #[arg(long = "ep", value_name = "NAME")]
     pub(crate) providers: Vec<String>,
     /// Threads inside one operator [default: the cores this process may use].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// How the CPU provider multiplies float matrices.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
@@ -98,8 +98,19 @@ impl ModelArgs {
     }
 }
 
+/// More threads than this in one operator are a slip of the keyboard.
+const MOST_THREADS: usize = 4096;
+
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads));
+    number.ok_or_else(|| format!("`{text}` is not a number of threads from 1 to {MOST_THREADS}"))
+}
+
 fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.rsplit_once('=').ok_or_else(|| format!("`{text}` is not NAME=VALUE"))?;
+    if name.is_empty() {
+        return Err(format!("`{text}` begins with no name"));
+    }
     Ok((name.to_string(), value.to_string()))
 }
 

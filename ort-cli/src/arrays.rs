@@ -1,15 +1,20 @@
 //! NumPy files and archives, to and from tensors.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, BufWriter, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use half::f16;
+use ndarray::{ArrayD, IxDyn, ShapeBuilder};
 use npyz::{AutoSerialize, DType as NpyType, Deserialize, NpyFile, Order, WriterBuilder};
 use num_complex::Complex;
-use ort_runtime::dtype::Element;
+use ort_runtime::dtype::{CastOptions, Element, convert};
+use ort_runtime::tensor::{byte_count, element_count};
 use ort_runtime::{DType, Tensor, Value};
+
+use crate::output::write_file;
 
 /// Reads a tensor from a `.npy` file.
 pub(crate) fn read_npy(path: &Path) -> Result<Tensor> {
@@ -31,14 +36,23 @@ pub(crate) fn read_archive<R: Read + std::io::Seek>(
     let names: Vec<String> = archive.array_names().map(str::to_string).collect();
     let mut tensors = Vec::new();
     for name in names {
-        let array = archive.by_name(&name)?.with_context(|| format!("array '{name}' is missing"))?;
+        let array = parse(|| archive.by_name(&name)).with_context(|| format!("array '{name}'"))?;
+        let array = array.with_context(|| format!("array '{name}' is missing"))?;
         tensors.push((name.clone(), decode(array).with_context(|| format!("array '{name}'"))?));
     }
     Ok(tensors)
 }
 
 fn read(reader: impl Read) -> Result<Tensor> {
-    decode(NpyFile::new(reader)?)
+    decode(parse(|| NpyFile::new(reader))?)
+}
+
+/// Parses a header. Where sums are checked, the parser panics on a shape of more elements than can be counted.
+fn parse<T>(header: impl FnOnce() -> std::io::Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(header)) {
+        Ok(parsed) => Ok(parsed?),
+        Err(_) => bail!("its shape has too many elements to address"),
+    }
 }
 
 fn decode<R: Read>(file: NpyFile<R>) -> Result<Tensor> {
@@ -65,28 +79,48 @@ fn decode<R: Read>(file: NpyFile<R>) -> Result<Tensor> {
 
 fn typed<T: Element + Deserialize, R: Read>(file: NpyFile<R>) -> Result<Tensor> {
     let shape: Vec<usize> = file.shape().iter().map(|&size| size as usize).collect();
-    if file.order() == Order::Fortran && shape.len() > 1 {
-        bail!("arrays in Fortran order are not supported; save them with numpy.ascontiguousarray");
+    let fortran = file.order() == Order::Fortran;
+    let count = element_count(&shape)?;
+    // The header may promise more than the file holds: memory grows with what is really there.
+    let mut elements: Vec<T> = Vec::with_capacity(count.min(1 << 20));
+    for element in file.data::<T>()? {
+        elements.push(element.context("the file is cut short")?);
     }
-    Ok(Tensor::from_vec(&shape, file.into_vec::<T>()?)?)
+    if fortran {
+        let array = ArrayD::from_shape_vec(IxDyn(&shape).f(), elements)?;
+        return Ok(Tensor::try_from(array)?);
+    }
+    Ok(Tensor::from_vec(&shape, elements)?)
 }
 
-/// Writes tensors to a `.npz` archive, whole or not at all.
+/// Writes values to a `.npz` archive, whole or not at all: a sequence as NAME[0], NAME[1] and so on, an optional as
+/// what it holds, or not at all where it holds nothing.
 pub(crate) fn write_npz(path: &Path, values: &[(String, Value)]) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)
-        .with_context(|| format!("creating a file in {}", folder.display()))?;
-    {
-        let mut archive = npyz::npz::NpzWriter::new(BufWriter::new(file.as_file_mut()));
+    write_file(path, |file| {
+        let mut archive = npyz::npz::NpzWriter::new(BufWriter::new(file));
         for (name, value) in values {
-            let tensor = value.tensor().with_context(|| format!("output '{name}'"))?;
-            write_tensor(&mut archive, name, tensor).with_context(|| format!("output '{name}'"))?;
+            write_value(&mut archive, name, value).with_context(|| format!("output '{name}'"))?;
         }
         // Dropping the archive writes its directory.
+        Ok(())
+    })
+}
+
+fn write_value(archive: &mut Archive<'_>, name: &str, value: &Value) -> Result<()> {
+    match value {
+        Value::Tensor(tensor) => write_tensor(archive, name, tensor),
+        Value::Sequence(sequence) => {
+            for (index, element) in sequence.elements.iter().enumerate() {
+                write_value(archive, &format!("{name}[{index}]"), element)?;
+            }
+            Ok(())
+        }
+        Value::Optional(optional) => match &optional.element {
+            Some(element) => write_value(archive, name, element),
+            None => Ok(()),
+        },
+        other => bail!("NumPy archives hold no {}; leave out --outputs", other.kind_name()),
     }
-    file.as_file_mut().flush()?;
-    file.persist(path).with_context(|| format!("writing {}", path.display()))?;
-    Ok(())
 }
 
 type Archive<'a> = npyz::npz::NpzWriter<BufWriter<&'a mut File>>;
@@ -107,8 +141,19 @@ fn write_tensor(archive: &mut Archive<'_>, name: &str, tensor: &Tensor) -> Resul
         DType::Bool => write_typed::<bool>(archive, name, tensor),
         DType::C64 => write_typed::<Complex<f32>>(archive, name, tensor),
         DType::C128 => write_typed::<Complex<f64>>(archive, name, tensor),
-        other => bail!("NumPy files have no type for {}", other.name()),
+        DType::String => bail!("strings cannot be written to NumPy files; leave out --outputs"),
+        // Types that NumPy lacks fit into float32 and int8 without loss.
+        other if other.is_float() => write_typed::<f32>(archive, name, &cast(tensor, DType::F32)?),
+        _ => write_typed::<i8>(archive, name, &cast(tensor, DType::I8)?),
     }
+}
+
+fn cast(tensor: &Tensor, to: DType) -> Result<Tensor> {
+    let (view, shape) = (tensor.view(), tensor.shape());
+    let mut bytes = vec![0u8; byte_count(to, shape)?];
+    let count = tensor.element_count();
+    convert(tensor.dtype(), view.bytes()?, to, &mut bytes, count, CastOptions::default())?;
+    Ok(Tensor::from_bytes(to, shape, bytes.into())?.to_owned_copy()?)
 }
 
 fn write_typed<T: Element + AutoSerialize>(
@@ -120,4 +165,53 @@ fn write_typed<T: Element + AutoSerialize>(
     let mut writer = archive.array(name, Default::default())?.default_dtype().shape(&shape).begin_nd()?;
     writer.extend(tensor.to_vec::<T>()?)?;
     Ok(writer.finish()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ort_runtime::ir::ValueType;
+    use ort_runtime::tensor::{OptionalValue, SequenceValue};
+
+    #[test]
+    fn values_of_every_kind_are_written() -> Result<()> {
+        let tensor = |values: &[f32]| Tensor::from_slice(&[values.len()], values).map(Value::from);
+        let half = Tensor::from_slice(&[2], &[half::bf16::from_f32(1.5), half::bf16::from_f32(-2.0)])?;
+        let (element_type, elements) = (ValueType::Unknown, vec![tensor(&[1.0])?, tensor(&[2.0, 3.0])?]);
+        let sequence = SequenceValue { element_type: element_type.clone(), elements };
+        let optional =
+            |element| Value::Optional(OptionalValue { element_type: element_type.clone(), element });
+        let values = [
+            ("s".to_string(), Value::Sequence(sequence)),
+            ("absent".to_string(), optional(None)),
+            ("present".to_string(), optional(Some(Box::new(tensor(&[4.0])?)))),
+            ("half".to_string(), half.into()),
+        ];
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("values.npz");
+        write_npz(&path, &values)?;
+        let mut read = Vec::new();
+        for (name, tensor) in read_npz(&path)? {
+            read.push((name, tensor.to_vec::<f32>()?));
+        }
+        read.sort_by(|a, b| a.0.cmp(&b.0));
+        let expected = [
+            ("half", vec![1.5, -2.0]),
+            ("present", vec![4.0]),
+            ("s[0]", vec![1.0]),
+            ("s[1]", vec![2.0, 3.0]),
+        ];
+        assert_eq!(read, expected.map(|(name, values)| (name.to_string(), values)));
+        Ok(())
+    }
+
+    #[test]
+    fn a_file_with_a_value_that_numpy_lacks_is_not_there() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("values.npz");
+        let text = Tensor::from_strings(&[1], vec!["text".to_string()])?;
+        assert!(write_npz(&path, &[("t".to_string(), text.into())]).is_err());
+        assert_eq!(std::fs::read_dir(folder.path())?.count(), 0);
+        Ok(())
+    }
 }

@@ -7,7 +7,7 @@ use ort_runtime::dim::{Bindings, Dim, Symbol};
 use ort_runtime::dtype::{CastOptions, convert};
 use ort_runtime::ir::{TensorType, ValueType};
 use ort_runtime::tensor::{OptionalValue, SequenceValue, byte_count, element_count};
-use ort_runtime::{DType, Model, Tensor, Value, ValueSpec};
+use ort_runtime::{DType, Model, Tensor, Value, ValueSpec, host_memory_bytes};
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use rand_pcg::Pcg64;
@@ -42,7 +42,7 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
             continue;
         }
         let shape = args.shapes.iter().find(|(name, _)| *name == spec.name).map(|(_, shape)| shape.clone());
-        let value = make_up(spec, shape, &bindings, &mut random)
+        let value = make_up(spec, shape, &bindings, &mut random, args.memory_limit)
             .with_context(|| format!("input '{}' ({})", spec.name, spec.ty))?;
         given.push((spec.name.clone(), value));
     }
@@ -77,9 +77,10 @@ fn make_up(
     shape: Option<Vec<usize>>,
     bindings: &Bindings,
     random: &mut Pcg64,
+    memory_limit: Option<usize>,
 ) -> Result<Value> {
     match &spec.ty {
-        ValueType::Tensor(ty) => Ok(random_tensor(ty, shape, bindings, random)?.into()),
+        ValueType::Tensor(ty) => Ok(random_tensor(ty, shape, bindings, random, memory_limit)?.into()),
         ValueType::Sequence(element) => {
             let element_type = (**element).clone();
             Ok(Value::Sequence(SequenceValue { element_type, elements: Vec::new() }))
@@ -97,6 +98,7 @@ fn random_tensor(
     shape: Option<Vec<usize>>,
     bindings: &Bindings,
     random: &mut Pcg64,
+    memory_limit: Option<usize>,
 ) -> Result<Tensor> {
     let declared = || -> Result<Vec<usize>> {
         let sizes = ty.shape.as_ref().context("its rank is not known; give it with --shape")?;
@@ -108,6 +110,12 @@ fn random_tensor(
     };
     let shape = shape.map_or_else(declared, Ok)?;
     let count = element_count(&shape)?;
+    // Numbers are drawn as they are, or as float32 and then converted.
+    let bytes = byte_count(ty.dtype, &shape)?.max(count.saturating_mul(4));
+    let most = host_memory_bytes().unwrap_or(isize::MAX as usize).min(memory_limit.unwrap_or(usize::MAX));
+    if bytes > most {
+        bail!("shape {shape:?} would take {bytes} bytes of the {most} there are; use smaller dimensions");
+    }
     let mut normal = || -> f64 { random.sample(StandardNormal) };
     Ok(match ty.dtype {
         DType::F32 => Tensor::from_vec(&shape, (0..count).map(|_| normal() as f32).collect())?,

@@ -1,16 +1,23 @@
 //! The command line of ort-runtime: one file per command under `cmd`, what they share beside them.
 
 #![forbid(unsafe_code)]
-#![forbid(unsafe_code)]
+// What nobody reads any more is no reason to panic: results are printed with `say!`.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
 mod arrays;
 mod cmd;
+mod help;
 mod inputs;
+mod output;
 mod resident;
 
+use std::any::Any;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
+use anyhow::{Result, anyhow};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -18,7 +25,7 @@ use tracing_subscriber::filter::LevelFilter;
 ///
 /// Without a command it runs the demo: a small model and a few pictures that ship inside the program.
 #[derive(Parser)]
-#[command(name = "ort", version, about, max_term_width = 100)]
+#[command(name = "ort", version, about, after_help = help::ALL, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -33,22 +40,31 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Classify the embedded pictures of digits with the embedded model.
+    #[command(after_help = help::DEMO)]
     Demo,
     /// Run a model once; print each output's name, type, shape and a summary.
+    #[command(after_help = help::RUN)]
     Run(cmd::run::RunArgs),
     /// Load, warm up and time a model.
+    #[command(after_help = help::BENCH)]
     Bench(cmd::bench::BenchArgs),
     /// Show a model's inputs, outputs, opsets, operators, parameters and weights.
+    #[command(after_help = help::INSPECT)]
     Inspect(cmd::inspect::InspectArgs),
     /// List everything in a model that is unsupported or broken.
+    #[command(after_help = help::CHECK)]
     Check(cmd::check::CheckArgs),
     /// Show the memory of a run before anything runs.
+    #[command(after_help = help::PLAN)]
     Plan(cmd::plan::PlanArgs),
     /// Show the time per operator.
+    #[command(after_help = help::PROFILE)]
     Profile(cmd::profile::ProfileArgs),
     /// Run ONNX test-case folders.
+    #[command(after_help = help::TEST)]
     Test(cmd::test::TestArgs),
     /// List the execution providers of this program, and which of them work here.
+    #[command(after_help = help::PROVIDERS)]
     Providers(cmd::providers::ProvidersArgs),
 }
 
@@ -61,7 +77,23 @@ fn main() -> ExitCode {
         (false, _) => LevelFilter::DEBUG,
     };
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().init();
-    let outcome = match cli.command.unwrap_or(Command::Demo) {
+    // What a panic says is part of the error; where it happened is for those who look for it.
+    std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
+    let outcome = guard(|| run(cli.command.unwrap_or(Command::Demo)));
+    outcome.unwrap_or_else(|problem| {
+        if problem.is::<output::ReaderLeft>() {
+            return ExitCode::SUCCESS;
+        }
+        // One line, whatever the message holds. Where standard error is closed nobody can be told.
+        let text = format!("{problem:#}");
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let _ = writeln!(std::io::stderr(), "error: {}", lines.join("; "));
+        ExitCode::FAILURE
+    })
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
         Command::Demo => cmd::demo::run(),
         Command::Run(args) => cmd::run::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
@@ -71,9 +103,16 @@ fn main() -> ExitCode {
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Test(args) => cmd::test::run(&args),
         Command::Providers(args) => cmd::providers::run(&args),
-    };
-    outcome.unwrap_or_else(|problem| {
-        eprintln!("error: {problem:#}");
-        ExitCode::FAILURE
-    })
+    }
+}
+
+/// Does some work; a panic, which is a defect of this program, becomes an error.
+pub(crate) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(defect(&*panic)))
+}
+
+fn defect(panic: &(dyn Any + Send)) -> anyhow::Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    anyhow!("a defect of this program: {text}; please report it with what `-vv` prints")
 }

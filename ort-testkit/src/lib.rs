@@ -1,3 +1,13 @@
-//! Suites, tolerances and generators for ort-runtime's own tests.
+//! What ort-runtime's own tests share: suites as data, and a second execution provider.
+//!
+//! [`OpaqueProvider`] keeps its memory where the host cannot touch it, so that the core learns nothing from the
+//! habits of the CPU: buffers are handles, and every byte goes in and out through `Device::copy`. A [`Suite`] is a
+//! list of [`Case`]s that runs on any [`Target`], with a list of cases to ignore that must be exactly right.
 
 #![forbid(unsafe_code)]
+
+mod opaque;
+mod suite;
+
+pub use opaque::{OpaqueDevice, OpaqueProvider, Transfers};
+pub use suite::{Case, Report, Suite, Target, read_case};

@@ -1,15 +1,17 @@
 //! `ort bench`: how long, how much memory.
 
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use ort_runtime::{Session, Value};
 use serde::Serialize;
 
 use crate::args::{ModelArgs, human_bytes};
 use crate::inputs::gather;
+use crate::output::say;
 use crate::resident;
 
 /// Loads, warms up and times a model.
@@ -21,14 +23,19 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     json: bool,
     /// Seconds to time runs for.
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
+    #[arg(long, value_name = "S", default_value = "3", value_parser = seconds)]
+    seconds: Duration,
     /// Runs before timing begins.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3)]
     warmup: usize,
     /// Callers that run on the one session at the same time.
-    #[arg(long, default_value_t = 1)]
-    concurrency: usize,
+    #[arg(long, value_name = "N", default_value = "1")]
+    concurrency: NonZeroUsize,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    number.ok_or_else(|| format!("`{text}` is not a number of seconds"))
 }
 
 /// Times in milliseconds, memory in bytes; null where the platform cannot measure.
@@ -102,27 +109,26 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         device_peak: None,
     };
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        print_report(&report);
+        print_report(&report)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The times of single runs over the wanted seconds, of all callers together.
 fn measure(session: &Session, given: &[(&str, Value)], args: &BenchArgs) -> Result<Vec<Duration>> {
-    let limit = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
     let caller = || -> Result<Vec<Duration>> {
         let begin = Instant::now();
         let mut times = Vec::new();
-        while times.is_empty() || begin.elapsed() < limit {
+        while times.is_empty() || begin.elapsed() < args.seconds {
             let start = Instant::now();
             drop(session.run(given)?);
             times.push(start.elapsed());
         }
         Ok(times)
     };
-    let callers = args.concurrency.max(1);
+    let callers = args.concurrency.get();
     if callers == 1 {
         return caller();
     }
@@ -137,15 +143,20 @@ fn measure(session: &Session, given: &[(&str, Value)], args: &BenchArgs) -> Resu
     })
 }
 
-fn print_report(report: &Report) {
+fn print_report(report: &Report) -> Result<()> {
     let bytes = |bytes: Option<u64>| bytes.map_or("unknown".to_string(), |bytes| human_bytes(bytes as usize));
-    println!("{} on {} with {} threads", report.model, report.providers.join(", "), report.threads);
-    println!(
+    say!("{} on {} with {} threads", report.model, report.providers.join(", "), report.threads)?;
+    say!(
         "  time    median {:.3} ms, min {:.3}, mean {:.3}, p90 {:.3}, p99 {:.3} over {} runs",
-        report.median_ms, report.min_ms, report.mean_ms, report.p90_ms, report.p99_ms, report.runs
-    );
-    println!("  start   load {:.1} ms, first run {:.1} ms", report.load_ms, report.first_ms);
-    println!(
+        report.median_ms,
+        report.min_ms,
+        report.mean_ms,
+        report.p90_ms,
+        report.p99_ms,
+        report.runs
+    )?;
+    say!("  start   load {:.1} ms, first run {:.1} ms", report.load_ms, report.first_ms)?;
+    say!(
         "  memory  peak {} over a baseline of {}; activations {} (planned {}); weights {}, {} of them mapped",
         bytes(report.peak_rss.zip(report.baseline_rss).map(|(peak, base)| peak.saturating_sub(base))),
         bytes(report.baseline_rss),
@@ -153,5 +164,5 @@ fn print_report(report: &Report) {
         report.planned_peak.map_or("unknown".to_string(), human_bytes),
         human_bytes(report.weights),
         human_bytes(report.weights_mapped),
-    );
+    )
 }

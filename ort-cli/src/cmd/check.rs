@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use ort_runtime::onnx::unknown_operators;
 use ort_runtime::{Error, Model};
 use serde::Serialize;
 
 use crate::args::{ModelArgs, table};
+use crate::output::say;
 
 /// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything.
 #[derive(Args)]
@@ -32,9 +33,9 @@ struct Finding {
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     let findings = find(args)?;
     if args.json {
-        println!("{}", serde_json::json!({"ok": findings.is_empty(), "findings": findings}));
+        say!("{}", serde_json::json!({"ok": findings.is_empty(), "findings": findings}))?;
     } else if findings.is_empty() {
-        println!("everything in {} is supported", args.model.model.display());
+        say!("everything in {} is supported", args.model.model.display())?;
     } else {
         let mut rows = table(&["operator", "nodes", "first node", "problem"]);
         for finding in &findings {
@@ -45,15 +46,34 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
                 finding.problem.clone(),
             ]);
         }
-        println!("{rows}");
-        eprintln!("error: {} has {} findings", args.model.model.display(), findings.len());
+        say!("{rows}")?;
     }
-    Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let Some(first) = findings.first() else { return Ok(ExitCode::SUCCESS) };
+    let place = match (&first.first_node, &first.operator) {
+        (Some(node), Some(operator)) => format!("node '{node}' ({operator}): "),
+        _ => String::new(),
+    };
+    bail!(
+        "{}: {} {}, the first is {place}{}; change the model where it comes from, or try another provider with --ep",
+        args.model.model.display(),
+        findings.len(),
+        if findings.len() == 1 { "finding" } else { "findings" },
+        first.problem,
+    )
 }
 
 fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
     let source = args.model.source()?;
-    let unknown = unknown_operators(&source.decode()?)?;
+    let broken = |problem: &Error| Finding {
+        operator: None,
+        problem: problem.to_string(),
+        count: 1,
+        first_node: None,
+    };
+    let unknown = match source.decode().and_then(|proto| unknown_operators(&proto)) {
+        Ok(unknown) => unknown,
+        Err(problem) => return Ok(vec![broken(&problem)]),
+    };
     let mut findings: Vec<Finding> = unknown
         .into_iter()
         .map(|unknown| {
@@ -69,12 +89,6 @@ fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
     if !findings.is_empty() {
         return Ok(findings);
     }
-    let broken = |problem: &Error| Finding {
-        operator: None,
-        problem: problem.to_string(),
-        count: 1,
-        first_node: None,
-    };
     let model = match Model::from_source(source) {
         Ok(model) => model,
         Err(problem) => return Ok(vec![broken(&problem)]),

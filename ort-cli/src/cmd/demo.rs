@@ -13,6 +13,7 @@ use ort_runtime::{Model, Session, Tensor};
 
 use crate::args::human_bytes;
 use crate::arrays::read_archive;
+use crate::output::say;
 use crate::resident;
 
 const MODEL: &[u8] = include_bytes!("../../demo/digits.onnx");
@@ -41,15 +42,15 @@ pub(crate) fn run() -> Result<ExitCode> {
     let probabilities = outputs[0].1.tensor()?;
     show(images, &labels, probabilities)?;
     let memory = session.memory();
-    println!("loaded in {:.2} ms, ran in {:.3} ms", load.as_secs_f64() * 1e3, time.as_secs_f64() * 1e3);
-    println!(
+    say!("loaded in {:.2} ms, ran in {:.3} ms", load.as_secs_f64() * 1e3, time.as_secs_f64() * 1e3)?;
+    say!(
         "activations: {} planned before the run, {} measured; weights: {}",
         planned.peak_bytes.map_or("unknown".to_string(), human_bytes),
         human_bytes(memory.activations_peak),
         human_bytes(memory.weights),
-    );
+    )?;
     if let (Some(before), Some(after)) = (before.now, resident::measure().peak) {
-        println!("resident: {} over the start", human_bytes(after.saturating_sub(before) as usize));
+        say!("resident: {} over the start", human_bytes(after.saturating_sub(before) as usize))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -75,10 +76,10 @@ fn show(images: &Tensor, labels: &[i64], probabilities: &Tensor) -> Result<()> {
                 4 => format!("  label {}", labels[index]),
                 _ => String::new(),
             };
-            println!("  {drawn}{text}");
+            say!("  {drawn}{text}")?;
         }
-        println!();
+        say!()?;
     }
-    println!("{right} of {} right", labels.len());
+    say!("{right} of {} right", labels.len())?;
     Ok(())
 }

@@ -10,6 +10,7 @@ use ort_runtime::{Model, ValueSpec};
 use serde_json::json;
 
 use crate::args::{ModelArgs, human_bytes, table};
+use crate::output::say;
 
 /// Shows a model's inputs, outputs, opsets, operators, parameters and weights.
 #[derive(Args)]
@@ -27,7 +28,7 @@ pub(crate) struct InspectArgs {
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let model = args.model.load()?;
     if args.graph {
-        print!("{}", model.graph());
+        crate::output::print(format_args!("{}", model.graph()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut operators = BTreeMap::new();
@@ -35,9 +36,9 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     count(model.graph(), &mut operators, &mut parameters);
     let outputs = outputs(&model);
     if args.json {
-        print_json(&model, &outputs, &operators, parameters);
+        print_json(&model, &outputs, &operators, parameters)?;
     } else {
-        print_tables(&model, &outputs, &operators, parameters);
+        print_tables(&model, &outputs, &operators, parameters)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -68,7 +69,12 @@ fn count(graph: &Graph, operators: &mut BTreeMap<String, usize>, parameters: &mu
     }
 }
 
-fn print_json(model: &Model, outputs: &[ValueSpec], operators: &BTreeMap<String, usize>, parameters: usize) {
+fn print_json(
+    model: &Model,
+    outputs: &[ValueSpec],
+    operators: &BTreeMap<String, usize>,
+    parameters: usize,
+) -> Result<()> {
     let spec = |spec: &ValueSpec| json!({"name": spec.name, "type": spec.ty.to_string()});
     let info = model.info();
     let opsets: BTreeMap<&str, i64> =
@@ -84,7 +90,7 @@ fn print_json(model: &Model, outputs: &[ValueSpec], operators: &BTreeMap<String,
         "parameters": parameters,
         "weight_bytes": model.graph().weight_bytes(),
     });
-    println!("{report}");
+    say!("{report}")
 }
 
 fn print_tables(
@@ -92,28 +98,28 @@ fn print_tables(
     outputs: &[ValueSpec],
     operators: &BTreeMap<String, usize>,
     parameters: usize,
-) {
+) -> Result<()> {
     let info = model.info();
     let opsets: Vec<String> = info
         .opsets
         .iter()
         .map(|(domain, version)| format!("{} {version}", if domain.is_empty() { "ai.onnx" } else { domain }))
         .collect();
-    println!("producer    {} {}", info.producer_name, info.producer_version);
-    println!("opsets      {} (IR {})", opsets.join(", "), info.ir_version);
-    println!("parameters  {parameters}, {} of weights", human_bytes(model.graph().weight_bytes()));
+    say!("producer    {} {}", info.producer_name, info.producer_version)?;
+    say!("opsets      {} (IR {})", opsets.join(", "), info.ir_version)?;
+    say!("parameters  {parameters}, {} of weights", human_bytes(model.graph().weight_bytes()))?;
     let mut rows = table(&["", "name", "type"]);
     for (kind, specs) in [("input", model.inputs().as_slice()), ("output", outputs)] {
         for spec in specs {
             rows.add_row([kind.to_string(), spec.name.clone(), spec.ty.to_string()]);
         }
     }
-    println!("\n{rows}");
+    say!("\n{rows}")?;
     let mut rows = table(&["operator", "nodes"]);
     let mut sorted: Vec<_> = operators.iter().collect();
     sorted.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (name, count) in sorted {
         rows.add_row([name.clone(), count.to_string()]);
     }
-    println!("\n{rows}");
+    say!("\n{rows}")
 }

@@ -8,6 +8,7 @@ use ort_runtime::plan::PlanReport;
 use serde_json::{Map, json};
 
 use crate::args::{ModelArgs, human_bytes, table};
+use crate::output::say;
 
 /// Shows the memory of a run before anything runs.
 #[derive(Args)]
@@ -22,20 +23,22 @@ pub(crate) struct PlanArgs {
 pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
     let model = args.model.load()?;
     let session = args.model.session(&model)?;
-    let report = if args.model.shapes.is_empty() {
+    let no_inputs =
+        args.model.shapes.is_empty() && args.model.input.is_empty() && args.model.inputs.is_none();
+    let report = if no_inputs {
         let dims: Vec<(&str, i64)> =
             args.model.dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
         session.plan(&dims)?
     } else {
-        // Whole shapes bind the dimensions as a run on such inputs would.
+        // Inputs and whole shapes bind the dimensions as a run on them would.
         let inputs = crate::inputs::gather(&args.model, &model)?;
         let given: Vec<_> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         session.plan_for_inputs(&given)?
     };
     if args.json {
-        println!("{}", to_json(&report));
+        say!("{}", to_json(&report))?;
     } else {
-        print(&report);
+        print(&report)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -73,32 +76,28 @@ fn to_json(report: &PlanReport) -> serde_json::Value {
     })
 }
 
-fn print(report: &PlanReport) {
+fn print(report: &PlanReport) -> Result<()> {
     let dims: Vec<String> = report.dims.iter().map(|(name, size)| format!("{name}={size}")).collect();
     if !dims.is_empty() {
-        println!("dimensions        {}", dims.join(" "));
+        say!("dimensions        {}", dims.join(" "))?;
     }
     match report.peak_bytes {
-        Some(peak) => println!("activations peak  {} ({peak} bytes)", human_bytes(peak)),
-        None => println!(
+        Some(peak) => say!("activations peak  {} ({peak} bytes)", human_bytes(peak))?,
+        None => say!(
             "activations peak  {} ({} bytes), and what only the run can tell",
             human_bytes(report.planned_bytes),
             report.planned_bytes
-        ),
+        )?,
     }
-    println!(
-        "lower bound       {} ({} bytes)",
-        human_bytes(report.lower_bound_bytes),
-        report.lower_bound_bytes
-    );
-    println!("weights           {} ({} bytes)", human_bytes(report.weights_bytes), report.weights_bytes);
+    say!("lower bound       {} ({} bytes)", human_bytes(report.lower_bound_bytes), report.lower_bound_bytes)?;
+    say!("weights           {} ({} bytes)", human_bytes(report.weights_bytes), report.weights_bytes)?;
     if let Some(expression) = &report.symbolic_peak {
-        println!("peak, symbolic    {expression}");
+        say!("peak, symbolic    {expression}")?;
     }
-    println!("steps             {}", report.steps.len());
+    say!("steps             {}", report.steps.len())?;
     let mut rows = table(&["alive at the peak", "bytes", ""]);
     for (name, bytes) in report.largest.iter().take(12) {
         rows.add_row([name.clone(), bytes.to_string(), human_bytes(*bytes)]);
     }
-    println!("\n{rows}");
+    say!("\n{rows}")
 }

@@ -1,16 +1,19 @@
 //! `ort profile`: the time per operator.
 
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use ort_runtime::{Profile, ProfileEvent, RunOptions, Value};
 use serde_json::json;
 
 use crate::args::{ModelArgs, table};
 use crate::inputs::gather;
+use crate::output::{say, write_file};
 
 /// Shows the time per operator.
 #[derive(Args)]
@@ -18,10 +21,10 @@ pub(crate) struct ProfileArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Runs to average over, after as many to warm up.
-    #[arg(long, default_value_t = 10)]
-    runs: usize,
+    #[arg(long, value_name = "N", default_value = "10")]
+    runs: NonZeroUsize,
     /// How many single nodes to list.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10)]
     nodes: usize,
     /// Write every event of the last run in Chrome's trace format.
     #[arg(long, value_name = "FILE.json")]
@@ -34,7 +37,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     let inputs = gather(&args.model, &model)?;
     let given: Vec<(&str, Value)> =
         inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    let runs = args.runs.max(1);
+    let runs = args.runs.get();
     for _ in 0..runs {
         session.run(&given)?;
     }
@@ -44,12 +47,12 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
         session.run_with(&given, &options)?;
     }
     let events = profile.events();
-    print_tables(&events, runs, args.nodes);
+    print_tables(&events, runs, args.nodes)?;
     if let Some(path) = &args.trace {
         let last = &events[events.len() - events.len() / runs..];
         let trace: Vec<_> = last.iter().map(trace_event).collect();
-        std::fs::write(path, json!({ "traceEvents": trace }).to_string())
-            .with_context(|| format!("writing {}", path.display()))?;
+        let text = json!({ "traceEvents": trace, "displayTimeUnit": "ms" }).to_string();
+        write_file(path, |file| Ok(file.write_all(text.as_bytes())?))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -66,7 +69,7 @@ fn trace_event(event: &ProfileEvent) -> serde_json::Value {
     })
 }
 
-fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) {
+fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
     let mut by_op: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
     let mut by_node: BTreeMap<(&str, &str), f64> = BTreeMap::new();
     for event in events {
@@ -85,16 +88,16 @@ fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) {
             op.to_string(),
             (count / runs).to_string(),
             format!("{time:.3}"),
-            format!("{:.1} %", 100.0 * time / total),
+            format!("{:.1} %", 100.0 * time / total.max(f64::MIN_POSITIVE)),
         ]);
     }
     rows.add_row(["total".to_string(), String::new(), format!("{total:.3}"), String::new()]);
-    println!("{rows}\n");
+    say!("{rows}\n")?;
     let mut sorted: Vec<_> = by_node.into_iter().collect();
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut rows = table(&["node", "operator", "ms"]);
     for ((node, op), time) in sorted.into_iter().take(nodes) {
         rows.add_row([node.to_string(), op.to_string(), format!("{time:.3}")]);
     }
-    println!("{rows}");
+    say!("{rows}")
 }

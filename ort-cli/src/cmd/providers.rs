@@ -8,6 +8,7 @@ use ort_runtime::ep::providers;
 use serde_json::json;
 
 use crate::args::table;
+use crate::output::say;
 
 /// Lists the execution providers of this program, and which of them work here.
 #[derive(Args)]
@@ -37,9 +38,9 @@ pub(crate) fn run(args: &ProvidersArgs) -> Result<ExitCode> {
         }
     }
     if args.json {
-        println!("{}", json!({ "providers": list }));
+        say!("{}", json!({ "providers": list }))?;
     } else {
-        println!("{rows}");
+        say!("{rows}")?;
     }
     Ok(ExitCode::SUCCESS)
 }

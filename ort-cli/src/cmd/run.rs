@@ -12,6 +12,7 @@ use ort_runtime::{DType, Tensor, Value};
 use crate::args::{ModelArgs, table};
 use crate::arrays::write_npz;
 use crate::inputs::gather;
+use crate::output::say;
 
 /// Runs a model once.
 #[derive(Args)]
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
             }
         }
     }
-    println!("{rows}");
+    say!("{rows}")?;
     if let Some(path) = &args.outputs {
         write_npz(path, &outputs)?;
     }

@@ -3,10 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::args::threads;
+use crate::guard;
+use crate::output::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ort_runtime::tensor::{Tolerance, compare};
-use ort_runtime::{ErrorKind, Model, Session, Value, onnx};
+use ort_runtime::{Model, Session, Value, ValueSpec, onnx};
 use walkdir::WalkDir;
 
 /// Runs every folder that holds `model.onnx` and `test_data_set_*`, at any depth below DIR.
@@ -18,17 +21,22 @@ pub(crate) struct TestArgs {
     #[arg(required = true, value_name = "DIR")]
     dirs: Vec<PathBuf>,
     /// Relative tolerance, instead of the case's own.
-    #[arg(long)]
+    #[arg(long, value_name = "X", value_parser = bound)]
     rtol: Option<f64>,
     /// Absolute tolerance, instead of the case's own.
-    #[arg(long)]
+    #[arg(long, value_name = "X", value_parser = bound)]
     atol: Option<f64>,
     /// Execution providers in order of preference.
     #[arg(long = "ep", value_name = "NAME")]
     providers: Vec<String>,
     /// Threads inside one operator.
-    #[arg(long)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
+}
+
+fn bound(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|bound: &f64| *bound >= 0.0);
+    number.ok_or_else(|| format!("`{text}` is not a number from 0 up"))
 }
 
 enum Outcome {
@@ -38,39 +46,55 @@ enum Outcome {
 }
 
 pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
-    let mut counts = [0usize; 3];
-    for case in find_cases(&args.dirs)? {
-        let name =
-            case.file_name().map_or_else(|| case.display().to_string(), |n| n.to_string_lossy().into());
+    let (mut passed, mut skipped) = (0, 0);
+    let mut failed: Vec<String> = Vec::new();
+    let folders = find_cases(&args.dirs)?;
+    for folder in &folders {
+        let name = case_name(folder);
         // A panic is a defect of the runtime, but must not end the other cases.
-        let outcome = std::panic::catch_unwind(|| run_case(args, &case));
-        match outcome.unwrap_or_else(|_| Ok(Outcome::Fail("panic".to_string()))) {
+        let why = match guard(|| run_case(args, folder)) {
             Ok(Outcome::Pass) => {
-                counts[0] += 1;
-                println!("PASS {name}");
+                passed += 1;
+                say!("PASS {name}")?;
+                continue;
             }
             Ok(Outcome::Skip(why)) => {
-                counts[2] += 1;
-                println!("SKIP {name}: {why}");
+                skipped += 1;
+                say!("SKIP {name}: {}", one_line(&why))?;
+                continue;
             }
-            Ok(Outcome::Fail(why)) => {
-                counts[1] += 1;
-                println!("FAIL {name}: {why}");
-            }
-            Err(problem) => {
-                counts[1] += 1;
-                println!("FAIL {name}: {problem:#}");
-            }
-        }
+            Ok(Outcome::Fail(why)) => why,
+            Err(problem) => format!("{problem:#}"),
+        };
+        let line = format!("{name}: {}", one_line(&why));
+        say!("FAIL {line}")?;
+        failed.push(line);
     }
-    println!("{} passed, {} failed, {} skipped", counts[0], counts[1], counts[2]);
-    Ok(if counts[1] == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    say!("{passed} passed, {} failed, {skipped} skipped", failed.len())?;
+    let Some(first) = failed.first() else { return Ok(ExitCode::SUCCESS) };
+    bail!(
+        "{} of {} cases failed, the first is {first}; run `ort test` on that folder alone, with -v",
+        failed.len(),
+        folders.len()
+    )
 }
 
+fn case_name(folder: &Path) -> String {
+    // `.` and `..` have no name of their own.
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+    folder.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into())
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Folders below each of `dirs` that hold a model, each once.
 fn find_cases(dirs: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut cases = Vec::new();
     for dir in dirs {
-        for entry in WalkDir::new(dir).sort_by_file_name() {
+        let before = cases.len();
+        for entry in WalkDir::new(dir).follow_links(true).sort_by_file_name() {
             let entry = entry.with_context(|| format!("reading {}", dir.display()))?;
             if entry.file_name() == "model.onnx"
                 && let Some(folder) = entry.path().parent()
@@ -78,10 +102,12 @@ fn find_cases(dirs: &[PathBuf]) -> Result<Vec<PathBuf>> {
                 cases.push(folder.to_path_buf());
             }
         }
+        if cases.len() == before {
+            bail!("no folder below {} holds a model.onnx; name the folder of the cases", dir.display());
+        }
     }
-    if cases.is_empty() {
-        bail!("no folder below {} holds a model.onnx", dirs[0].display());
-    }
+    let mut seen = std::collections::HashSet::new();
+    cases.retain(|case| seen.insert(case.clone()));
     Ok(cases)
 }
 
@@ -100,7 +126,7 @@ fn run_case(args: &TestArgs, case: &Path) -> Result<Outcome> {
         builder = builder.threads(threads);
     }
     let session = builder.build()?;
-    for set in sets {
+    for (_, set) in sets {
         if let Some(why) = run_set(&session, &set, tolerance)? {
             return Ok(Outcome::Fail(why));
         }
@@ -110,41 +136,63 @@ fn run_case(args: &TestArgs, case: &Path) -> Result<Outcome> {
 
 /// Runs one set of inputs; returns why its outputs are wrong.
 fn run_set(session: &Session, set: &Path, tolerance: Tolerance) -> Result<Option<String>> {
-    let specs = session.inputs();
-    let mut inputs: Vec<(&str, Value)> = Vec::new();
-    for (file, spec) in numbered(set, "input_")?.into_iter().zip(&specs) {
+    let inputs = read_inputs(&session.inputs(), set)?;
+    let given: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let outputs = session.run(&given)?;
+    let graph = session.model().graph();
+    for (number, file) in numbered(set, "output_")? {
+        let (name, actual) = outputs
+            .get(number)
+            .with_context(|| format!("{}: the model has only {} outputs", file.display(), outputs.len()))?;
+        let declared = graph.outputs.get(number).map(|&id| graph.value(id).ty.clone()).unwrap_or_default();
         let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-        let value = onnx::value_from_bytes(bytes.into(), &spec.ty);
-        inputs.push((&spec.name, value.with_context(|| format!("reading {}", file.display()))?));
-    }
-    let outputs = session.run(&inputs)?;
-    let types = session.model().graph();
-    for (index, file) in numbered(set, "output_")?.into_iter().enumerate() {
-        let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-        let (name, actual) = outputs.get(index).context("the model has fewer outputs than the case")?;
-        let declared = types.outputs.get(index).map(|&id| types.value(id).ty.clone()).unwrap_or_default();
         let expected = onnx::value_from_bytes(bytes.into(), &declared)
             .with_context(|| format!("reading {}", file.display()))?;
         if let Err(problem) = compare(actual, &expected, tolerance) {
-            debug_assert_eq!(problem.kind(), ErrorKind::Fail);
             return Ok(Some(format!("output '{name}': {}", problem.message())));
         }
     }
     Ok(None)
 }
 
-/// Entries of a folder called PREFIX and a number, in the order of the numbers.
-fn numbered(folder: &Path, prefix: &str) -> Result<Vec<PathBuf>> {
+/// The inputs of a set, each bound to the input that bears the tensor's own name, or by the number of its file to
+/// the inputs that have no value in the model. Old models list their weights among their inputs.
+fn read_inputs(specs: &[ValueSpec], set: &Path) -> Result<Vec<(String, Value)>> {
+    let files = numbered(set, "input_")?;
+    let required: Vec<&ValueSpec> = specs.iter().filter(|spec| !spec.has_default).collect();
+    let all: Vec<&ValueSpec> = specs.iter().collect();
+    let by_number = if files.len() > required.len() { &all } else { &required };
+    let mut inputs: Vec<(String, Value)> = Vec::new();
+    for (number, file) in files {
+        let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+        let bytes = bytes::Bytes::from(bytes);
+        let own_name = onnx::tensor_name(bytes.clone()).filter(|name| specs.iter().any(|s| s.name == *name));
+        let spec = match own_name {
+            Some(name) => specs.iter().find(|spec| spec.name == name),
+            None => by_number.get(number).copied(),
+        };
+        let spec = spec
+            .with_context(|| format!("{}: the model has only {} inputs", file.display(), by_number.len()))?;
+        let value = onnx::value_from_bytes(bytes, &spec.ty)
+            .with_context(|| format!("reading {} for input '{}'", file.display(), spec.name))?;
+        inputs.push((spec.name.clone(), value));
+    }
+    Ok(inputs)
+}
+
+/// Entries of a folder called PREFIX and a number, with that number, in its order.
+fn numbered(folder: &Path, prefix: &str) -> Result<Vec<(usize, PathBuf)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
         let path = entry?.path();
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        if let Some(number) = stem.strip_prefix(prefix).and_then(|rest| rest.parse::<u32>().ok()) {
+        if let Some(number) = stem.strip_prefix(prefix).and_then(|rest| rest.parse::<usize>().ok()) {
             found.push((number, path));
         }
     }
     found.sort();
-    Ok(found.into_iter().map(|(_, path)| path).collect())
+    Ok(found)
 }
 
 /// The tolerance of a case: the command line's, else its file `tol` with `RTOL ATOL`, else the default.
@@ -154,7 +202,9 @@ fn tolerance(args: &TestArgs, case: &Path) -> Result<Tolerance> {
     if file.exists() {
         let text = std::fs::read_to_string(&file)?;
         let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        let [relative, absolute] = numbers[..] else { bail!("{} is not `RTOL ATOL`", file.display()) };
+        let [relative, absolute] = numbers[..] else {
+            bail!("{} holds {text:?}, expected `RTOL ATOL`", file.display())
+        };
         tolerance = Tolerance { relative, absolute };
     }
     tolerance.relative = args.rtol.unwrap_or(tolerance.relative);

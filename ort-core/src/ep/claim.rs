@@ -226,7 +226,8 @@ fn unsupported(graph: &Graph, stuck: &[(NodeId, String)]) -> Error {
     let mut found = Vec::new();
     collect(graph, stuck, &mut found);
     let lines = found.iter().map(|one| {
-        format!("{}: {} ({} nodes, first {})", one.operator, one.reason, one.count, one.first_node)
+        let nodes = if one.count == 1 { "node" } else { "nodes" };
+        format!("{}: {} ({} {nodes}, first {})", one.operator, one.reason, one.count, one.first_node)
     });
     let lines: Vec<String> = lines.collect();
     error!(NotImplemented, "no execution provider runs {}", lines.join("; "))

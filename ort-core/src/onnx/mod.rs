@@ -19,4 +19,4 @@ pub use load::{LoadedModel, ModelInfo, NEWEST_OPSET, UnknownOperator, load, load
 pub use save::{Weights, save, to_proto};
 pub use source::{FileAccess, Source};
 pub use tensor::{sparse_from_proto, sparse_to_proto, tensor_from_proto, tensor_to_proto};
-pub use value::{value_from_bytes, value_to_bytes};
+pub use value::{tensor_name, value_from_bytes, value_to_bytes};

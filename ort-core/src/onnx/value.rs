@@ -36,6 +36,11 @@ pub fn value_from_bytes(bytes: Bytes, ty: &ValueType) -> Result<Value> {
     }
 }
 
+/// The name that a tensor in the bytes of a test data file bears; none where it has none or is no tensor.
+pub fn tensor_name(bytes: Bytes) -> Option<String> {
+    TensorProto::decode(bytes).ok()?.name.filter(|name| !name.is_empty())
+}
+
 /// Writes a value as the bytes of a test data file.
 pub fn value_to_bytes(name: &str, value: &Value) -> Result<Vec<u8>> {
     Ok(match value {

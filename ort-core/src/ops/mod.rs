@@ -5,7 +5,7 @@ mod control;
 mod linalg;
 mod math;
 mod ml;
-mod nn;
+pub mod nn;
 mod quant;
 mod random;
 mod reduce;

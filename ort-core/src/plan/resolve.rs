@@ -64,8 +64,10 @@ struct Planner<'a> {
     steps: Vec<StepPlan>,
     /// For each step, the group that is its workspace.
     workspaces: Vec<Option<usize>>,
-    /// For each step, the bytes that its subgraphs own beyond the outputs they hand over.
+    /// For each step, the bytes that its subgraphs own, device slabs included, beyond the outputs they hand over.
     nested_own: Vec<usize>,
+    /// Whether some subgraph has values whose size only the run tells.
+    nested_dynamic: bool,
 }
 
 impl<'a> Planner<'a> {
@@ -98,6 +100,7 @@ impl<'a> Planner<'a> {
             steps: Vec::with_capacity(program.steps.len()),
             workspaces: vec![None; program.steps.len()],
             nested_own: vec![0; program.steps.len()],
+            nested_dynamic: false,
         }
     }
 
@@ -197,6 +200,10 @@ impl<'a> Planner<'a> {
         let Some(of) = view(&cx) else { return false };
         let Some(root) = step.inputs.get(of.input).copied().flatten() else { return false };
         if self.program.slots[root.index()].memory != self.program.slots[outputs[0].index()].memory {
+            return false;
+        }
+        // A view of an unaligned weight could not be read as a slice; the kernel copies it to aligned memory.
+        if matches!(&self.program.slots[root.index()].origin, Origin::Constant(tensor) if !tensor.is_aligned()) {
             return false;
         }
         if matches!(self.drafts[root.index()], Draft::Dynamic) && self.shapes[root.index()].is_none() {
@@ -332,7 +339,9 @@ impl<'a> Planner<'a> {
                 .plans
                 .get(self.bindings, || resolve(&nested.program, self.bindings, self.threads))?;
             bytes = bytes.max(plan.host_slab());
-            self.nested_own[index] = self.nested_own[index].max(plan.own_peak);
+            let devices: usize = plan.slabs.iter().skip(1).map(|slab| slab.1).sum();
+            self.nested_own[index] = self.nested_own[index].max(plan.own_peak + devices);
+            self.nested_dynamic |= plan.has_dynamic;
         }
         let handed: usize = step.outputs.iter().flatten().map(|slot| self.own_bytes(*slot)).sum();
         self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
@@ -392,9 +401,13 @@ impl<'a> Planner<'a> {
         }
         self.find_releases();
         let (own_peak, live) = self.measure();
-        let has_dynamic = self.drafts.iter().any(|draft| matches!(draft, Draft::Dynamic));
+        let (copied, unknown) = self.copied_outputs();
+        let has_dynamic =
+            unknown || self.nested_dynamic || self.drafts.iter().any(|draft| matches!(draft, Draft::Dynamic));
+        let outputs = self.own_outputs() + copied;
+        let own_peak = own_peak.max(outputs);
         let slots = (0..self.drafts.len()).map(|index| self.slot_plan(index, &plan.offsets)).collect();
-        let lower_bound = live.iter().copied().max().unwrap_or(0);
+        let lower_bound = live.iter().copied().max().unwrap_or(0).max(outputs);
         Ok(RunPlan { slots, steps: self.steps, slabs, own_peak, lower_bound, live, has_dynamic })
     }
 
@@ -404,6 +417,30 @@ impl<'a> Planner<'a> {
             (Draft::Own, Some(dtype), Some(shape)) => byte_count(dtype, shape).unwrap_or(0),
             _ => 0,
         }
+    }
+
+    /// The bytes of the outputs that steps write into buffers of their own.
+    fn own_outputs(&self) -> usize {
+        let outputs = (0..self.is_output.len()).filter(|index| self.is_output[*index]);
+        outputs.map(|index| self.own_bytes(SlotId(index as u32))).sum()
+    }
+
+    /// The bytes of the outputs that are inputs, constants or folded: the end of a run copies them, because an
+    /// output owns its memory. Also whether the size of one is not known.
+    fn copied_outputs(&self) -> (usize, bool) {
+        let mut copied = 0;
+        let mut unknown = false;
+        for slot in &self.program.outputs {
+            let index = slot.index();
+            if !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
+                continue;
+            }
+            match (self.dtypes[index], &self.shapes[index]) {
+                (Some(dtype), Some(shape)) => copied += byte_count(dtype, shape).unwrap_or(0),
+                _ => unknown = true,
+            }
+        }
+        (copied, unknown)
     }
 
     fn slot_plan(&self, index: usize, offsets: &[usize]) -> SlotPlan {
@@ -491,12 +528,23 @@ fn fold(symbolic: &SymTensor, dtype: DType, bindings: &Bindings) -> Option<Tenso
 pub(crate) fn largest_at_peak(plan: &RunPlan, program: &Program) -> Vec<(String, usize)> {
     let peak = plan.live.iter().enumerate().max_by_key(|(_, bytes)| **bytes).map_or(0, |(step, _)| step);
     let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+    // What is in place of something else takes no further bytes.
+    let mut counted = Vec::new();
     for (slot, planned) in program.slots.iter().zip(&plan.slots) {
         let alive = planned.life.0 <= peak && peak <= planned.life.1;
-        let counted = matches!(planned.place, Place::Slab { .. } | Place::Own);
-        if let (true, true, Some(dtype), Some(shape)) = (alive, counted, planned.dtype, &planned.shape) {
+        let takes = match &planned.place {
+            _ if !alive => false,
+            Place::Slab { slab, range } => {
+                let new = !counted.contains(&(*slab, range.clone()));
+                counted.push((*slab, range.clone()));
+                new
+            }
+            Place::Own => true,
+            _ => false,
+        };
+        if let (true, Some(dtype), Some(shape)) = (takes, planned.dtype, &planned.shape) {
             let bytes = byte_count(dtype, shape).unwrap_or(0);
-            by_name.insert(program.graph.value(slot.value).name.to_string(), bytes);
+            *by_name.entry(program.graph.value(slot.value).name.to_string()).or_default() += bytes;
         }
     }
     let mut largest: Vec<(String, usize)> = by_name.into_iter().collect();

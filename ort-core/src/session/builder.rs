@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::Budget;
+use ort_alloc::{Budget, host_memory_bytes};
 use parking_lot::Mutex;
 
 use super::program::BuildCx;
@@ -62,7 +62,7 @@ impl SessionBuilder {
     }
 
     /// A bound in bytes on what the session allocates: packed weights, activations, workspaces and outputs.
-    /// Weights read from a mapped file are not allocated.
+    /// Weights read from a mapped file are not allocated. Without a limit the memory of the machine is the bound.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionBuilder {
         self.memory_limit = Some(bytes);
@@ -90,7 +90,7 @@ impl SessionBuilder {
             devices.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
         }
         let start = Instant::now();
-        let budget = Budget::new(self.memory_limit);
+        let budget = Budget::new(self.memory_limit.or_else(host_memory_bytes));
         let model = self.model;
         let release = |tensor: &crate::tensor::Tensor| model.release(tensor);
         let mut cx = BuildCx {
@@ -101,7 +101,11 @@ impl SessionBuilder {
             release: &release,
             packed_bytes: 0,
         };
-        let program = Program::build(model.graph().clone(), &[], &mut cx)?;
+        let mut program = Program::build(model.graph().clone(), &[], &mut cx)?;
+        // Kernels read inputs as typed slices, and the file may hold a default anywhere.
+        for default in program.graph.input_defaults.values_mut().filter(|default| !default.is_aligned()) {
+            *default = default.to_owned_copy()?;
+        }
         let packed_bytes = cx.packed_bytes;
         tracing::info!(
             steps = program.steps.len(),

@@ -117,17 +117,29 @@ impl<'a> Frame<'a> {
         let view =
             view_of(self.program, self.plan, &self.owned, self.given, slot, &mut |range| host.get(range));
         let view = view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))??;
-        view.to_value()
+        self.copy_output(view)
+    }
+
+    /// An output that is an input, a constant or folded gets memory of its own.
+    fn copy_output(&self, value: ValueView<'_>) -> Result<Value> {
+        let Some((view, bytes)) = value.tensor().ok().and_then(|view| Some((view, view.bytes().ok()?)))
+        else {
+            return value.to_value();
+        };
+        let budget = &self.env.control.budget;
+        let allocator = &**HostAllocator::global();
+        let mut buffer = allocate_in(budget, Category::Output, allocator, bytes.len(), 64)?;
+        let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        to.copy_from_slice(bytes);
+        Ok(Value::Tensor(Tensor::from_buffer(view.dtype(), view.shape(), buffer)?))
     }
 
     fn step(&mut self, index: usize) -> Result<()> {
         let step = &self.program.steps[index];
-        let (mut targets, shapes) = self.targets(index)?;
-        if targets.iter().all(|target| matches!(target, Target::Handed))
-            && self.dynamic_view(step, &shapes)?
-        {
+        if self.dynamic_view(step)? {
             return Ok(());
         }
+        let (mut targets, shapes) = self.targets(index)?;
         let handed = self.execute(index, &mut targets, &shapes)?;
         for (position, (target, value)) in targets.into_iter().zip(handed).enumerate() {
             let Some(slot) = step.outputs[position] else { continue };
@@ -279,10 +291,17 @@ impl<'a> Frame<'a> {
     }
 
     /// Makes outputs of unknown size parts of an input that owns its memory, where the operator allows it.
-    fn dynamic_view(&mut self, step: &Step, shapes: &[Option<(DType, Shape)>]) -> Result<bool> {
-        let _ = shapes;
+    fn dynamic_view(&mut self, step: &Step) -> Result<bool> {
         let Some(node) = step.node.map(|node| &self.program.graph.nodes[node]) else { return Ok(false) };
         let (Some(view), true) = (node.spec.view, node.subgraphs.is_empty()) else { return Ok(false) };
+        // An output of the graph owns its memory, so it is copied rather than a view.
+        let shares = |slot: &SlotId| {
+            let dynamic = matches!(self.plan.slots[slot.index()].place, Place::Dynamic);
+            dynamic && !self.program.outputs.contains(slot)
+        };
+        if !step.outputs.iter().flatten().all(shares) {
+            return Ok(false);
+        }
         let outputs: Vec<Option<Shape>> =
             self.infer(step)?.into_iter().map(|output| output.and_then(|(_, shape)| shape)).collect();
         if outputs.iter().any(Option::is_none) {
@@ -301,6 +320,9 @@ impl<'a> Frame<'a> {
         let source = step.inputs.get(of.input).copied().flatten();
         let source = source.and_then(|slot| self.owned[slot.index()].as_ref());
         let Some(Value::Tensor(source)) = source else { return Ok(false) };
+        if !source.view().is_host() && of.offsets.iter().any(|offset| *offset > 0) {
+            return Ok(false);
+        }
         let mut parts = Vec::new();
         for ((slot, shape), offset) in step.outputs.iter().zip(&outputs).zip(&of.offsets) {
             if let (Some(slot), Some(shape)) = (slot, shape) {

@@ -35,7 +35,7 @@ use crate::dim::{Bindings, Symbol};
 use crate::ep::{CancelToken, Device, RunControl};
 use crate::ir::ValueType;
 use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
-use crate::tensor::{OptionalValue, SequenceValue, Value, ValueView};
+use crate::tensor::{Value, ValueView};
 use crate::{Error, Result, ensure, error};
 use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
 
@@ -145,7 +145,7 @@ impl Session {
             threads: self.threads,
         };
         let env = RunEnv { control: &control, devices: &self.devices, profile: options.profile };
-        let mut slab = self.take_slab(plan.host_slab())?;
+        let mut slab = self.take_slab(&plan)?;
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(&plan, env)?;
         let frame =
@@ -214,16 +214,23 @@ impl Session {
     }
 
     /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
-    fn take_slab(&self, bytes: usize) -> Result<Buffer> {
+    fn take_slab(&self, plan: &RunPlan) -> Result<Buffer> {
         const SLACK: usize = 1 << 20;
+        let bytes = plan.host_slab();
         let mut idle = self.idle.lock();
         let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
-        if let Some(index) = idle.iter().position(fits) {
-            return Ok(idle.swap_remove(index));
+        let found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
+        if found.is_none() {
+            // What does not fit this run would only add to the resident size.
+            idle.pop();
         }
-        // What does not fit this run would only add to the resident size.
-        idle.pop();
+        // Idle slabs make room where the budget is short.
+        let needed = plan.peak() - found.as_ref().map_or(0, |_| bytes);
+        while self.budget.available() < needed && idle.pop().is_some() {}
         drop(idle);
+        if let Some(slab) = found {
+            return Ok(slab);
+        }
         Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
     }
 
@@ -301,22 +308,7 @@ impl Session {
 
 /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
 fn align<'n>(inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
-    inputs.iter().map(|(name, value)| Ok((*name, aligned(value)?))).collect()
-}
-
-fn aligned(value: &Value) -> Result<Value> {
-    Ok(match value {
-        Value::Tensor(tensor) if !tensor.is_aligned() => Value::Tensor(tensor.to_owned_copy()?),
-        Value::Sequence(sequence) => Value::Sequence(SequenceValue {
-            element_type: sequence.element_type.clone(),
-            elements: sequence.elements.iter().map(aligned).collect::<Result<_>>()?,
-        }),
-        Value::Optional(OptionalValue { element_type, element: Some(element) }) => {
-            let element = Some(Box::new(aligned(element)?));
-            Value::Optional(OptionalValue { element_type: element_type.clone(), element })
-        }
-        other => other.clone(),
-    })
+    inputs.iter().map(|(name, value)| Ok((*name, value.to_aligned()?))).collect()
 }
 
 fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {

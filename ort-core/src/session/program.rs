@@ -135,7 +135,7 @@ impl Program {
         let outputs = graph.outputs.clone().into_iter();
         let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));
         let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
-        builder.align_constants(&graph, cx)?;
+        builder.align_constants(cx)?;
         let Builder { slots, steps, .. } = builder;
         Ok(Program { graph, slots, steps, given, outputs, plans: PlanCache::default() })
     }
@@ -322,14 +322,12 @@ impl Builder {
     }
 
     /// Copies constants that are not aligned for their type and that some kernel reads as typed slices.
-    fn align_constants(&mut self, graph: &Graph, cx: &BuildCx<'_>) -> Result<()> {
+    fn align_constants(&mut self, cx: &BuildCx<'_>) -> Result<()> {
         let mut typed_reads = vec![false; self.slots.len()];
         for step in &self.steps {
-            // What reads a view reads the constant itself.
-            let viewed = step.node.is_some_and(|node| graph.nodes[node].spec.view.is_some());
             for (position, slot) in step.inputs.iter().enumerate() {
                 let Some(slot) = slot else { continue };
-                typed_reads[slot.index()] |= viewed || !step.claim.unaligned.contains(&position);
+                typed_reads[slot.index()] |= !step.claim.unaligned.contains(&position);
             }
         }
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {

@@ -213,7 +213,10 @@ impl Tensor {
                 let part = part.ok_or_else(|| error!(Fail, "a view reaches past its tensor"))?;
                 Data::Strings(part.into())
             }
-            Data::Device(_) => return Err(error!(Fail, "device tensors are not sliced on the host")),
+            Data::Device(buffer) => {
+                ensure!(element_offset == 0, Fail, "a device tensor is not sliced in the middle");
+                Data::Device(buffer.clone())
+            }
         };
         Ok(Tensor { dtype: self.dtype, shape: shape.into(), data })
     }

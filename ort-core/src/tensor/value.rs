@@ -139,6 +139,28 @@ impl Value {
         }
     }
 
+    /// The same value with every tensor aligned for its type; only those that are not are copied.
+    pub fn to_aligned(&self) -> Result<Value> {
+        Ok(match self {
+            Value::Tensor(tensor) if !tensor.is_aligned() => Value::Tensor(tensor.to_owned_copy()?),
+            Value::Sequence(sequence) => Value::Sequence(SequenceValue {
+                element_type: sequence.element_type.clone(),
+                elements: sequence.elements.iter().map(Value::to_aligned).collect::<Result<_>>()?,
+            }),
+            Value::Optional(optional) => Value::Optional(OptionalValue {
+                element_type: optional.element_type.clone(),
+                element: match &optional.element {
+                    Some(element) => Some(Box::new(element.to_aligned()?)),
+                    None => None,
+                },
+            }),
+            Value::Map(map) => {
+                Value::Map(MapValue { keys: map.keys.clone(), values: Box::new(map.values.to_aligned()?) })
+            }
+            other => other.clone(),
+        })
+    }
+
     /// Its type, with concrete shapes.
     pub fn value_type(&self) -> ValueType {
         let tensor = |tensor: &Tensor| {

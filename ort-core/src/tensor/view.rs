@@ -56,7 +56,11 @@ impl<'a> TensorView<'a> {
         let data = match data {
             Data::Host(bytes) => ViewData::Host(bytes),
             Data::Strings(strings) => ViewData::Strings(strings),
-            Data::Device(buffer) => ViewData::Device(DeviceRange { buffer, offset: 0, len: buffer.len() }),
+            Data::Device(buffer) => {
+                // The buffer may be longer than what this tensor takes of it.
+                let bytes = dtype.byte_len(shape.iter().product()).unwrap_or(buffer.len());
+                ViewData::Device(DeviceRange { buffer, offset: 0, len: bytes.min(buffer.len()) })
+            }
         };
         TensorView { dtype, shape, data }
     }

@@ -1,6 +1,7 @@
 //! `FlexAttention` of the preview domain: attention whose scores and probabilities pass through subgraphs.
 
-use crate::dtype::TypeSet;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::ValueType;
 use crate::ops;
 use crate::spec::{AttrKind, Cost, InferCx, ONNX_PREVIEW, OP, OpSpec, attr, one, var};
 use crate::{Result, error};
@@ -30,5 +31,18 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let ([batch, heads, time, _], [_, _, _, size]) = (q, v) else {
         return Err(error!(InvalidGraph, "Q, K and V must have rank 4"));
     };
+    let keys = cx.shape(1).and_then(|k| k.get(2)).cloned().unwrap_or_else(|| cx.fresh());
+    let dtype = match cx.attrs.find_int("softmax_precision") {
+        Some(code) => i32::try_from(code).ok().and_then(DType::from_onnx),
+        None if cx.dtype(0)? == DType::F64 => Some(DType::F64),
+        None => Some(DType::F32),
+    };
+    let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "softmax_precision names no type"))?;
+    let scores = vec![batch.clone(), heads.clone(), time.clone(), keys];
+    for attr in ["score_mod", "prob_mod"] {
+        if let Some(index) = cx.find_subgraph(attr) {
+            cx.infer_subgraph(index, &[ValueType::tensor(dtype, Some(scores.clone()))])?;
+        }
+    }
     cx.set_shape(0, vec![batch.clone(), heads.clone(), time.clone(), size.clone()])
 }

@@ -103,7 +103,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let given = cx.attrs.find_int("hidden_size").map(Dim::constant);
     let Some(hidden) = recurrence.and_then(<[Dim]>::last).cloned().or(given) else { return Ok(()) };
     let Some(x) = cx.shape(0) else { return Ok(()) };
-    let &[ref first, ref second, _] = x else {
+    let [first, second, _] = x else {
         return Err(error!(InvalidGraph, "the input has rank {}, expected 3", x.len()));
     };
     for (index, rank) in [(1, 3), (2, 3), (3, 2), (4, 1), (5, 3)] {

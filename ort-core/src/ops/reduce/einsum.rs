@@ -159,7 +159,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for (labels, shape) in equation.inputs.iter().zip(&shapes) {
         for (label, size) in labels.iter().zip(*shape) {
             let known = sizes.entry(*label).or_insert_with(|| Dim::constant(1));
-            *known = broadcast::dims(&[&[known.clone()], std::slice::from_ref(size)])?.remove(0);
+            *known = broadcast::dims(&[std::slice::from_ref(&*known), std::slice::from_ref(size)])?.remove(0);
         }
     }
     let output = equation.output.iter().map(|label| sizes.get(label).cloned().unwrap_or(Dim::constant(1)));

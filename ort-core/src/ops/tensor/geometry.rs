@@ -75,14 +75,18 @@ impl SliceAxis {
         SliceAxis { start: 0, step: 1, count: size }
     }
 
-    /// The indices that `start..end` with a step takes of a dimension, with the clamping of ONNX and NumPy.
+    /// The indices that `start..end` with a step takes of a dimension, with the clamping of ONNX.
     pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
         ensure!(step != 0, InvalidGraph, "a slice has step 0");
+        if size == 0 {
+            return Ok(SliceAxis { start: 0, step, count: 0 });
+        }
         let size = size as i64;
         let absolute = |index: i64| if index < 0 { index.saturating_add(size) } else { index };
-        let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
-        let start = absolute(start).clamp(low, high.max(low));
-        let end = absolute(end).clamp(low, high.max(low));
+        // Going backwards, a start in front of everything still takes the first element, unlike in NumPy.
+        let (starts, ends) = if step > 0 { ((0, size), (0, size)) } else { ((0, size - 1), (-1, size - 1)) };
+        let start = absolute(start).clamp(starts.0, starts.1);
+        let end = absolute(end).clamp(ends.0, ends.1);
         let distance = if step > 0 { end - start } else { start - end };
         let count = if distance <= 0 { 0 } else { (distance as u64).div_ceil(step.unsigned_abs()) };
         Ok(SliceAxis { start: start.max(0) as usize, step, count: count as usize })
@@ -297,15 +301,16 @@ pub fn scaled_size(size: i64, scale: f32) -> i64 {
 mod tests {
     use super::*;
 
-    /// Slices as NumPy takes them: size, start, end, step, and the indices taken.
+    /// Slices as ONNX defines them: size, start, end, step, and the indices taken.
     #[test]
-    fn slices_take_what_numpy_takes() -> Result<()> {
-        let cases: [(usize, i64, i64, i64, &[i64]); 9] = [
+    fn slices_take_what_onnx_takes() -> Result<()> {
+        let cases: [(usize, i64, i64, i64, &[i64]); 10] = [
             (5, 1, 4, 1, &[1, 2, 3]),
             (5, -3, i64::MAX, 1, &[2, 3, 4]),
             (5, -1, i64::MIN, -1, &[4, 3, 2, 1, 0]),
             (5, 10, -10, -2, &[4, 2, 0]),
             (5, 3, 1, 1, &[]),
+            (6, -9, i64::MIN, -1, &[0]),
             (0, 0, 5, 1, &[]),
             (0, -1, i64::MIN, -1, &[]),
             (4, i64::MIN, i64::MAX, i64::MAX, &[0]),

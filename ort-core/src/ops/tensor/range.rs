@@ -73,7 +73,8 @@ fn known_size(cx: &InferCx<'_>) -> Result<Option<i64>> {
     let (start, limit, delta) = (number(&start)?, number(&limit)?, number(&delta)?);
     ensure!(delta != 0.0, InvalidGraph, "a Range with step 0");
     let size = ((limit - start) / delta).ceil();
-    ensure!(size < 1e15, InvalidGraph, "a Range from {start} to {limit} by {delta} has no end");
+    let ends = size < 1e15;
+    ensure!(ends, InvalidGraph, "a Range from {start} to {limit} by {delta} has no end");
     Ok(Some(size.max(0.0) as i64))
 }
 
@@ -82,6 +83,6 @@ fn number(view: &TensorView<'_>) -> Result<f64> {
     let empty = || error!(InvalidGraph, "an input of Range is empty");
     crate::for_each_type!(dtype in [F32, F64, F16, BF16], T => {
         let first = view.to_vec::<T>()?.first().copied();
-        first.map(|value| num_traits::AsPrimitive::<f64>::as_(value)).ok_or_else(empty)
+        first.map(num_traits::AsPrimitive::<f64>::as_).ok_or_else(empty)
     }, else => view.to_ints()?.first().map(|&value| value as f64).ok_or_else(empty))
 }

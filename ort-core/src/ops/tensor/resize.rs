@@ -40,7 +40,7 @@ static RESIZE: OpSpec = OpSpec {
 
 static UPSAMPLE: OpSpec = OpSpec {
     name: "Upsample",
-    since: 10,
+    since: 9,
     inputs: &[one("X", "T"), one("scales", "tensor(float)").host()],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16])))],
@@ -56,12 +56,31 @@ static UPSAMPLE: OpSpec = OpSpec {
 
 ops![RESIZE, UPSAMPLE];
 
-/// Version 10 of `Resize` had two inputs, and scaled coordinates without a shift.
+/// Version 10 of `Resize` had two inputs, scaled coordinates without a shift, and to the nearest rounded down where
+/// an axis grows and up where it shrinks.
 fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
-    let scales = draft.required(1)?;
+    let mut scales = draft.required(1)?;
+    let nearest = !matches!(draft.attr("mode"), Some(Attribute::String(mode)) if mode != "nearest");
+    let given = draft.constant_input(1).map(|tensor| tensor.to_vec::<f32>()).transpose()?.unwrap_or_default();
+    let part =
+        |choose: fn(f32, f32) -> f32| given.iter().map(|&scale| choose(scale, 1.0)).collect::<Vec<_>>();
+    let (growing, shrinking) = (part(f32::max), part(f32::min));
+    let shrinks = nearest && shrinking.iter().any(|&scale| scale < 1.0);
+    if shrinks && growing.iter().any(|&scale| scale > 1.0) {
+        let growing = draft.constant(Tensor::from_slice(&[growing.len()], &growing)?);
+        let data = draft.required(0)?;
+        let attrs = [
+            ("coordinate_transformation_mode", Attribute::String("asymmetric".into())),
+            ("nearest_mode", Attribute::String("floor".into())),
+        ];
+        let grown = draft.emit_many("Resize", &[Some(data), None, Some(growing)], &attrs, 1)?;
+        draft.inputs[0] = grown.first().copied();
+        scales = draft.constant(Tensor::from_slice(&[shrinking.len()], &shrinking)?);
+    }
+    let rounding = if shrinks { "ceil" } else { "floor" };
     draft.inputs = vec![draft.input(0), None, Some(scales)];
     draft.set_attr("coordinate_transformation_mode", Attribute::String("asymmetric".into()));
-    draft.set_attr("nearest_mode", Attribute::String("floor".into()));
+    draft.set_attr("nearest_mode", Attribute::String(rounding.into()));
     Ok(())
 }
 

@@ -12,7 +12,7 @@ const INDICES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 
 static SCATTER: OpSpec = OpSpec {
     name: "Scatter",
-    since: 11,
+    since: 9,
     inputs: &[one("data", "T"), one("indices", "Tind"), one("updates", "T")],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16]))), var("Tind", INDICES)],

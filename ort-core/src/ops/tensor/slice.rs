@@ -96,7 +96,12 @@ fn sliced(size: &Dim, start: &Dim, end: &Dim, step: i64) -> Result<Option<Dim>> 
         let (Some(first), Some(last)) = (from_front(start, size), from_front(end, size)) else {
             return Ok(None);
         };
-        let first = if is_endless(start) { size - 1 } else { Dim::min(&first, &(size - 1)) };
+        let last_index = size - 1;
+        let first = if is_endless(start) || start.as_constant() == Some(-1) {
+            last_index
+        } else {
+            Dim::min(&Dim::max(&first, &zero), &last_index)
+        };
         let last = if end.as_constant().is_some_and(|end| end <= -i64::from(i32::MAX)) {
             Dim::constant(-1)
         } else {
@@ -176,6 +181,8 @@ mod tests {
             (1, i64::from(i32::MAX), 1, "max(0, length - 1)"),
             (-1, i64::MIN, -1, "length"),
             (-1, i64::MAX, 1, "min(1, length)"),
+            (-3, i64::MIN, -1, "max(0, 1 + min(max(0, length - 3), length - 1))"),
+            (2, i64::MIN, -1, "max(0, 1 + min(2, length - 1))"),
             (0, i64::MAX, 2, "ceil_div(length, 2)"),
             (0, 8, 1, "min(8, length)"),
         ];

@@ -1,12 +1,14 @@
 //! `Cast` and `CastLike` between all pairs of types.
 
+use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use num_traits::AsPrimitive;
 use ort_core::dtype::text::{format_elements, parse_elements};
 use ort_core::dtype::{CastOptions, DType, RoundMode, TypeSet, convert};
 use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, OutputsFrom, RunCx};
 use ort_core::tensor::Tensor;
-use ort_core::{Result, error};
+use ort_core::{Result, error, for_each_type};
 
 use super::identity::copy;
 use crate::cpu_kernels;
@@ -96,7 +98,7 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
         let start = (index * source_bytes).min(source.len());
         let part = &source[start..(start + source_bytes).min(source.len())];
         let elements = chunk.min(count - (index * chunk).min(count));
-        if half_slices((from, to), part, piece) {
+        if half_slices((from, to), part, piece) || widened((from, to), part, piece) {
             return;
         }
         if let Err(error) = convert(from, part, to, piece, elements, options) {
@@ -109,29 +111,48 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
     }
 }
 
-/// The conversions of 16-bit floats that whole slices have instructions for; false for other pairs and unaligned memory.
+/// A source and a target as slices of their types; none where one is unaligned.
+fn slices<'a, S: Pod, D: Pod>(from: &'a [u8], to: &'a mut [u8]) -> Option<(&'a [S], &'a mut [D])> {
+    Some((bytemuck::try_cast_slice(from).ok()?, bytemuck::try_cast_slice_mut(to).ok()?))
+}
+
+/// The conversions of 16-bit floats that whole slices have instructions for; false for other pairs.
 fn half_slices(pair: (DType, DType), from: &[u8], to: &mut [u8]) -> bool {
-    fn both<'a, S: bytemuck::Pod, D: bytemuck::Pod>(
-        from: &'a [u8],
-        to: &'a mut [u8],
-    ) -> Option<(&'a [S], &'a mut [D])> {
-        Some((bytemuck::try_cast_slice(from).ok()?, bytemuck::try_cast_slice_mut(to).ok()?))
-    }
     match pair {
         (DType::F16, DType::F32) => {
-            both::<f16, f32>(from, to).map(|(from, to)| from.convert_to_f32_slice(to)).is_some()
+            slices::<f16, f32>(from, to).map(|(from, to)| from.convert_to_f32_slice(to)).is_some()
         }
         (DType::BF16, DType::F32) => {
-            both::<bf16, f32>(from, to).map(|(from, to)| from.convert_to_f32_slice(to)).is_some()
+            slices::<bf16, f32>(from, to).map(|(from, to)| from.convert_to_f32_slice(to)).is_some()
         }
         (DType::F32, DType::F16) => {
-            both::<f32, f16>(from, to).map(|(from, to)| to.convert_from_f32_slice(from)).is_some()
+            slices::<f32, f16>(from, to).map(|(from, to)| to.convert_from_f32_slice(from)).is_some()
         }
         (DType::F32, DType::BF16) => {
-            both::<f32, bf16>(from, to).map(|(from, to)| to.convert_from_f32_slice(from)).is_some()
+            slices::<f32, bf16>(from, to).map(|(from, to)| to.convert_from_f32_slice(from)).is_some()
         }
         _ => false,
     }
+}
+
+/// The conversions of integers and between the wide floats that one loop does; false for other pairs. Floats to integers are not
+/// among them, because what does not fit has a meaning of its own there.
+fn widened((from, to): (DType, DType), source: &[u8], target: &mut [u8]) -> bool {
+    fn each<S: Pod + AsPrimitive<D>, D: Pod>(source: &[u8], target: &mut [u8]) -> bool {
+        let Some((source, target)) = slices::<S, D>(source, target) else { return false };
+        target.iter_mut().zip(source).for_each(|(target, &x)| *target = x.as_());
+        true
+    }
+    // A boolean is a byte of 0 or 1.
+    let from = if from == DType::Bool { DType::U8 } else { from };
+    if matches!(from, DType::F32 | DType::F64) {
+        return for_each_type!(from in [F32, F64], S => for_each_type!(to in [F32, F64], D => {
+            each::<S, D>(source, target)
+        }, else => false), else => false);
+    }
+    for_each_type!(from in [U8, I8, U16, I32, I64], S => for_each_type!(to in [F32, F64, I32, I64], D => {
+        each::<S, D>(source, target)
+    }, else => false), else => false)
 }
 
 fn make_parse(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {

@@ -316,3 +316,82 @@ fn copy<L: Copy>(from: Block<'_, L>, to: &mut [L]) {
         Block::Scalar(value) => to.fill(value),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ort_core::spec::Registry;
+
+    fn evaluate<S: Storage>(program: &Steps<S>, input: &[S]) -> Vec<S> {
+        let walk = Broadcast::same(input.len(), 1);
+        let mut output = input.to_vec();
+        let inputs: Inputs<'_, S> = std::iter::once(Some(input)).collect();
+        walk.for_each_block(1, 7, &mut output, |scratch: &mut Scratch<S>, start, block| {
+            compute(program, &walk, &inputs, (start, block), scratch);
+        });
+        output
+    }
+
+    /// Each loop of the vector library that stands for an operator agrees with the operator's formula in double
+    /// precision, and so does the formula's own program in single precision.
+    #[test]
+    fn loops_and_programs_agree_with_formulas() -> Result<()> {
+        let values: Vec<f32> = (-400..=400).map(|step| step as f32 * 0.02 + 0.001).collect();
+        let wide: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
+        let (mut loops, mut programs) = (0, 0);
+        for spec in Registry::global()?.records().iter().filter(|spec| spec.domain.is_empty()) {
+            let Some(scalar) = spec.scalar else { continue };
+            let Ok(attrs) = Attributes::new(spec, Vec::new()) else { continue };
+            let formula = scalar(&attrs)?;
+            if formula.input_count() != 1 {
+                continue;
+            }
+            let expected = evaluate::<f64>(&Program::compile(&formula), &wide);
+            let mut results = vec![evaluate::<f32>(&Program::compile(&formula), &values)];
+            programs += 1;
+            if let Some(function) = one_loop(spec.name, &attrs)? {
+                results.push(evaluate::<f32>(&Program::own(function), &values));
+                loops += 1;
+            }
+            for result in results {
+                for ((x, got), want) in values.iter().zip(result).zip(&expected) {
+                    let got = f64::from(got);
+                    let close = (got - want).abs() <= 3e-6 * (1.0 + want.abs());
+                    assert!(
+                        close || (got.is_nan() && want.is_nan()),
+                        "{}({x}) is {want}, got {got}",
+                        spec.name
+                    );
+                }
+            }
+        }
+        assert!(loops >= 12 && programs >= 35, "{loops} loops and {programs} programs were compared");
+        Ok(())
+    }
+
+    #[test]
+    fn sharing_memory_changes_nothing() -> Result<()> {
+        use ort_core::spec::ScalarExpr::Input;
+        let a: Vec<f32> = (0..300).map(|i| i as f32 * 0.25 - 30.0).collect();
+        let b: Vec<f32> = (0..300).map(|i| 7.0 - i as f32 * 0.5).collect();
+        let walk = Broadcast::new(&[300], &[&[300], &[300]])?;
+        let formulas =
+            [Input(0) - Input(1), Input(1) - Input(0), (Input(0) - Input(1)) * Input(0) + Input(1)];
+        for formula in formulas {
+            let program = Program::compile(&formula);
+            let run = |inputs: &Inputs<'_, f32>, mut output: Vec<f32>| {
+                walk.for_each_block(1, 64, &mut output, |scratch: &mut Scratch<f32>, start, block| {
+                    if !single_in_place(&program, &walk, inputs, start, block, scratch) {
+                        compute(&program, &walk, inputs, (start, block), scratch);
+                    }
+                });
+                output
+            };
+            let both = [Some(a.as_slice()), Some(b.as_slice())];
+            let expected = run(&both.into_iter().collect(), vec![0.0; 300]);
+            assert_eq!(run(&[None, both[1]].into_iter().collect(), a.clone()), expected);
+            assert_eq!(run(&[both[0], None].into_iter().collect(), b.clone()), expected);
+        }
+        Ok(())
+    }
+}

@@ -1,9 +1,21 @@
 //! The elements that movements move: bytes of one element, or the position of a string.
 
+use crate::simd::{Isa, transpose_tiles};
+
 /// One element of a kind that can be moved.
 pub(super) trait Cell: Copy + Send + Sync + PartialEq + 'static {
     /// The element that fills what nothing is moved to: zero, or the empty string.
     const ZERO: Self;
+
+    /// Transposes a part of a matrix with vectors: `to[column][row] = from[row][column]`, rows of either side as far
+    /// apart as its stride says. Returns how many rows and columns of the source are done, none by default.
+    fn transpose_tiles(
+        _size: (usize, usize),
+        (_from, _from_stride): (&[Self], usize),
+        (_to, _to_stride): (&mut [Self], usize),
+    ) -> (usize, usize) {
+        (0, 0)
+    }
 }
 
 // Arrays of bytes have no alignment, so weights that lie unaligned in a file need no copy, and moves of them compile
@@ -16,7 +28,19 @@ macro_rules! byte_cells {
     };
 }
 
-byte_cells!(1 2 4 8 16);
+byte_cells!(1 2 8 16);
+
+impl Cell for [u8; 4] {
+    const ZERO: Self = [0; 4];
+
+    fn transpose_tiles(
+        size: (usize, usize),
+        (from, from_stride): (&[Self], usize),
+        (to, to_stride): (&mut [Self], usize),
+    ) -> (usize, usize) {
+        transpose_tiles(Isa::current(), size, from, from_stride, to, to_stride)
+    }
+}
 
 /// The position of a string among all strings of a node's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,5 @@
 //! `Concat`: each input gives one contiguous run for each index of the dimensions outside of the axis.
 
-use std::ops::Range;
-
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::normalize_axis;
 use ort_core::{Result, ensure};
@@ -10,7 +8,7 @@ use smallvec::SmallVec;
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::strided::copy_all;
-use super::{Cell, Io, Movement, movement, only};
+use super::{Cell, Io, Movement, Operands, movement, only};
 
 movement!["Concat", |cx: &mut CompileCx<'_>| Ok(Concat { axis: cx.attrs().int("axis")? })];
 
@@ -19,8 +17,8 @@ struct Concat {
 }
 
 impl Movement for Concat {
-    fn operands(&self, inputs: usize) -> Range<usize> {
-        0..inputs
+    fn operands(&self, inputs: usize) -> Operands {
+        (0..inputs).collect()
     }
 
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {

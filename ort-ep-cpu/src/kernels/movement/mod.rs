@@ -3,16 +3,28 @@
 //! A [`Movement`] is written once over [`Cell`]s. Its wrapper runs it on the bytes of any type by element size,
 //! on unpacked elements of packed types, and on the positions of strings.
 
+mod affine_grid;
 mod cell;
+mod col2im;
 mod concat;
 mod constant;
 mod copy;
+mod eye_like;
 mod gather;
+mod grid_sample;
+mod indexed;
+mod number;
+mod one_hot;
+mod pad;
 mod range;
+mod rearrange;
+mod resize;
+mod scatter;
+mod select;
 mod split;
 mod strided;
-
-use std::ops::Range;
+mod trilu;
+mod unique;
 
 use ort_core::ep::{CompileCx, Executable, NodeView, RunCx};
 use ort_core::ir::Node;
@@ -59,14 +71,17 @@ impl<'a> Io<'a> {
     }
 }
 
+/// Positions of inputs.
+type Operands = SmallVec<[usize; 8]>;
+
 /// An operator that moves elements.
 trait Movement: Send + Sync + 'static {
     /// Whether packed types can stay packed, because all elements keep their order.
     const KEEPS_ORDER: bool = false;
 
     /// The inputs whose elements are moved. One that is left out gives no elements.
-    fn operands(&self, _inputs: usize) -> Range<usize> {
-        0..1
+    fn operands(&self, _inputs: usize) -> Operands {
+        smallvec::smallvec![0]
     }
 
     /// Moves the operands' elements to the outputs; an output that nobody wants is none.
@@ -187,8 +202,10 @@ fn apply_unpacked(
     to: &mut [Option<&mut [u8]>],
 ) -> Result<()> {
     let unpacked: Vec<Vec<[u8; 1]>> = from.iter().map(|bytes| unpack(bytes, bits)).collect();
-    let counts =
-        movement.operands(io.inputs.len()).map(|index| io.find(index).map_or(0, |view| view.element_count()));
+    let counts = movement
+        .operands(io.inputs.len())
+        .into_iter()
+        .map(|index| io.find(index).map_or(0, |view| view.element_count()));
     let from: Vec<&[[u8; 1]]> =
         unpacked.iter().zip(counts).map(|(cells, count)| &cells[..count.min(cells.len())]).collect();
     let mut outputs: Vec<Vec<[u8; 1]>> = io

@@ -1,5 +1,7 @@
 //! Copies in another order: `Transpose`, `Slice`, `Expand` and `Tile`.
 
+use std::ops::Range;
+
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::{SliceArguments, Strided, permutation};
 use ort_core::{Result, ensure};
@@ -131,24 +133,50 @@ fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
 }
 
 /// Rows of `columns` elements, where neighbours in a column are neighbours in the source and neighbours in a row
-/// are `step` apart, in squares.
+/// are `step` apart: with vectors in bands whose lines stay in the first cache, the rest in squares.
 fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [T], columns: usize) {
-    let count = plane.len() / columns;
-    for first_row in (0..count).step_by(TILE) {
-        let rows = TILE.min(count - first_row);
-        for first in (0..columns).step_by(TILE) {
-            let width = TILE.min(columns - first);
-            let mut tile = [[T::ZERO; TILE]; TILE];
-            for (column, cells) in tile.iter_mut().enumerate().take(width) {
-                let start = (place + first_row as isize + (first + column) as isize * step) as usize;
-                cells[..rows].copy_from_slice(&from[start..start + rows]);
+    const BAND: usize = 128;
+    let rows = plane.len() / columns;
+    for first in (0..columns).step_by(BAND) {
+        let width = BAND.min(columns - first);
+        let source = (place + first as isize * step) as usize;
+        let (done_columns, done_rows) = match usize::try_from(step) {
+            Ok(stride) => {
+                T::transpose_tiles((width, rows), (&from[source..], stride), (&mut plane[first..], columns))
             }
-            for row in 0..rows {
-                let start = (first_row + row) * columns + first;
-                for (cell, column) in plane[start..start + width].iter_mut().zip(&tile) {
-                    *cell = column[row];
+            Err(_) => (0, 0),
+        };
+        let mut squares = |rows: Range<usize>, part: Range<usize>| {
+            for row in rows.clone().step_by(TILE) {
+                for column in part.clone().step_by(TILE) {
+                    let size = (TILE.min(rows.end - row), TILE.min(part.end - column));
+                    let start = place + row as isize + column as isize * step;
+                    transpose_square(from, start, step, size, &mut plane[row * columns + column..], columns);
                 }
             }
+        };
+        squares(done_rows..rows, first..first + width);
+        squares(0..done_rows, first + done_columns..first + width);
+    }
+}
+
+/// At most [`TILE`] rows and columns of a plane.
+fn transpose_square<T: Cell>(
+    from: &[T],
+    place: isize,
+    step: isize,
+    (rows, width): (usize, usize),
+    plane: &mut [T],
+    columns: usize,
+) {
+    let mut tile = [[T::ZERO; TILE]; TILE];
+    for (column, cells) in tile.iter_mut().enumerate().take(width) {
+        let start = (place + column as isize * step) as usize;
+        cells[..rows].copy_from_slice(&from[start..start + rows]);
+    }
+    for row in 0..rows {
+        for (cell, column) in plane[row * columns..][..width].iter_mut().zip(&tile) {
+            *cell = column[row];
         }
     }
 }

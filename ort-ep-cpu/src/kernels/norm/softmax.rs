@@ -8,6 +8,7 @@ use crate::kernels::reduce::lines::{LineFn, apply};
 use crate::kernels::reduce::rows::{self, Magnitude, Plus, Scale, Square};
 use crate::simd::Isa;
 use crate::simd::slices::map_in_place;
+use crate::vector::softmax::{Softmax, softmax_columns_in_place, softmax_row_in_place};
 
 cpu_kernels![
     KernelDef { op: "Softmax", in_place: &[(0, 0)], make: |cx| make(cx, Line::Softmax), ..KernelDef::BASE },
@@ -50,12 +51,22 @@ impl LineFn for Function {
     fn f32(&self, line: &mut [f32]) {
         let isa = self.isa;
         match self.line {
-            Line::Softmax => rows::softmax(isa, line),
-            Line::LogSoftmax => rows::log_softmax(isa, line),
+            Line::Softmax => softmax_row_in_place(isa, Softmax::Linear, line),
+            Line::LogSoftmax => softmax_row_in_place(isa, Softmax::Log, line),
             Line::Hardmax => hardmax(line, f32::is_nan, 1.0),
             Line::L1 => divide_f32(isa, line, rows::combine(isa, Magnitude(), Plus, line)),
             Line::L2 => divide_f32(isa, line, rows::combine(isa, Square(), Plus, line).sqrt()),
         }
+    }
+
+    fn f32_columns(&self, block: &mut [f32], inner: usize) -> bool {
+        let kind = match self.line {
+            Line::Softmax => Softmax::Linear,
+            Line::LogSoftmax => Softmax::Log,
+            _ => return false,
+        };
+        softmax_columns_in_place(self.isa, kind, inner, block);
+        true
     }
 
     fn f64(&self, line: &mut [f64]) {

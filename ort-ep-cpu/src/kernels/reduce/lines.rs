@@ -16,6 +16,10 @@ const GATHERED: usize = 16;
 pub(crate) trait LineFn: Sync {
     /// For `f32`.
     fn f32(&self, line: &mut [f32]);
+    /// For all columns of a block of `f32` at once; false where there is no such way.
+    fn f32_columns(&self, _block: &mut [f32], _inner: usize) -> bool {
+        false
+    }
     /// For the other types.
     fn f64(&self, line: &mut [f64]);
 }
@@ -61,6 +65,7 @@ fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T
         for rows in rows.chunks_exact_mut(block) {
             match inner {
                 1 => T::apply(function, rows, &mut scratch),
+                _ if T::apply_columns(function, rows, inner) => {}
                 _ => gathered(rows, len, inner, function, &mut scratch),
             }
         }

@@ -2,6 +2,8 @@
 
 mod arg;
 mod cumulative;
+mod det;
+mod einsum;
 mod folds;
 pub(super) mod layout;
 pub(super) mod lines;

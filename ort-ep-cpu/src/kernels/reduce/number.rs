@@ -40,6 +40,11 @@ pub(crate) trait Real: Number<Wide = f64> {
             *to = Self::from_f64(from);
         }
     }
+
+    /// Gives all columns of a block to the function at once, where it has a way for this type.
+    fn apply_columns(_: &impl super::lines::LineFn, _block: &mut [Self], _inner: usize) -> bool {
+        false
+    }
 }
 
 /// A type to compute in.
@@ -168,6 +173,10 @@ impl Real for bf16 {}
 impl Real for f32 {
     fn apply(function: &impl super::lines::LineFn, line: &mut [f32], _: &mut Vec<f64>) {
         function.f32(line);
+    }
+
+    fn apply_columns(function: &impl super::lines::LineFn, block: &mut [f32], inner: usize) -> bool {
+        function.f32_columns(block, inner)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Sums go over blocks in vector lanes and over the blocks in `f64`; the order depends on the length alone.
 
-use crate::simd::slices::{BinaryOp, Operand, UnaryOp, fold, map, map_in_place, zip_in_place};
+use crate::simd::slices::{BinaryOp, Operand, UnaryOp, fold, map, zip_in_place};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch, math, max_or_nan, min_or_nan};
 
 /// Elements summed in `f32` before they are added to an `f64`.
@@ -39,8 +39,6 @@ unary! {
     SquareMinus(shift) = |s, x| { let d = s.sub(x, shift); s.mul(d, d) };
     /// `x * factor`.
     Scale(factor) = |s, x| s.mul(x, factor);
-    /// `(x - first) - second`.
-    MinusBoth(first, second) = |s, x| s.sub(s.sub(x, first), second);
     /// `(x - mean) * factor + bias`.
     Affine(mean, factor, bias) = |s, x| s.mul_add(s.sub(x, mean), factor, bias);
 }
@@ -133,20 +131,6 @@ pub(crate) fn combine<M: UnaryOp, C: Combine>(isa: Isa, map: M, how: C, row: &[f
 /// The greatest element, NaN if any is; negative infinity of none.
 pub(crate) fn greatest(isa: Isa, row: &[f32]) -> f32 {
     combine(isa, Same(), Greater, row) as f32
-}
-
-/// `e^x / sum(e^x)` in place.
-pub(crate) fn softmax(isa: Isa, row: &mut [f32]) {
-    map_in_place(isa, ExpMinus(greatest(isa, row)), row);
-    let sum = combine(isa, Same(), Plus, row);
-    map_in_place(isa, Scale((1.0 / sum) as f32), row);
-}
-
-/// `x - log(sum(e^x))` in place.
-pub(crate) fn log_softmax(isa: Isa, row: &mut [f32]) {
-    let shift = greatest(isa, row);
-    let sum = combine(isa, ExpMinus(shift), Plus, row);
-    map_in_place(isa, MinusBoth(shift, sum.ln() as f32), row);
 }
 
 /// Multiplies or otherwise combines a row with another in place.

@@ -1,0 +1,70 @@
+//! Examples that close the help of each command.
+
+pub(crate) const ALL: &str = "\
+Examples:
+  ort                                    the demo
+  ort inspect model.onnx                 which inputs a model has
+  ort run model.onnx                     does it run? On inputs that are made up
+  ort plan model.onnx --dim batch=8      how much memory would that take
+  ort bench model.onnx --threads 2       how long does it take
+
+Exit codes: 0 done; 1 it failed, and the last line on standard error says why; 2 the command line is wrong.";
+
+pub(crate) const DEMO: &str = "\
+Example:
+  ort demo";
+
+pub(crate) const RUN: &str = "\
+Examples:
+  ort run model.onnx
+  ort run model.onnx --dim batch=4 --seed 7
+  ort run model.onnx --input image=cat.npy --outputs answers.npz
+  ort run model.onnx --inputs all.npz --memory-limit 64MiB
+
+In FILE.npz of --outputs a sequence is NAME[0], NAME[1] and so on; bfloat16 and 8-bit floats become float32.";
+
+pub(crate) const BENCH: &str = "\
+Examples:
+  ort bench model.onnx
+  ort bench model.onnx --dim batch=8 --threads 2 --seconds 10
+  ort bench model.onnx --concurrency 4
+  ort bench model.onnx --json | jq .median_ms";
+
+pub(crate) const INSPECT: &str = "\
+Examples:
+  ort inspect model.onnx
+  ort inspect model.onnx --graph | less
+  ort inspect model.onnx --json | jq .operators";
+
+pub(crate) const CHECK: &str = "\
+Examples:
+  ort check model.onnx
+  ort check model.onnx --json | jq -r '.findings[].operator'";
+
+pub(crate) const PLAN: &str = "\
+Examples:
+  ort plan model.onnx --dim batch=8 --dim seq=128
+  ort plan model.onnx --shape image=8x3x224x224
+  ort plan model.onnx --json | jq .peak_bytes
+
+A dimension that is not given counts as 1.";
+
+pub(crate) const PROFILE: &str = "\
+Examples:
+  ort profile model.onnx --threads 1
+  ort profile model.onnx --runs 50 --nodes 20
+  ort profile model.onnx --trace trace.json     open it in chrome://tracing or Perfetto";
+
+pub(crate) const TEST: &str = "\
+Examples:
+  ort test cases/
+  ort test onnx/backend/test/data/node onnx/backend/test/data/simple
+  ort test cases/ --rtol 1e-2 --atol 1e-4
+
+Each test_data_set_* holds input_0.pb, input_1.pb and so on, for the inputs that have no value of their own in the
+model, or named by the tensor inside, and output_0.pb and so on. A file `tol` in a case's folder sets its tolerance.";
+
+pub(crate) const PROVIDERS: &str = "\
+Examples:
+  ort providers
+  ort providers --json";

@@ -1,0 +1,123 @@
+//! What the command line promises whatever the command: exit codes, help, unknown flags, a reader that leaves.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use support::*;
+
+const COMMANDS: [&str; 9] =
+    ["demo", "run", "bench", "inspect", "check", "plan", "profile", "test", "providers"];
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in COMMANDS {
+        let finished = run(&[command, "--help"]);
+        assert_eq!(finished.code, Some(0));
+        assert!(finished.stdout.contains(&format!("  ort {command}")), "{}", finished.stdout);
+        assert!(finished.stdout.contains("Example"), "{}", finished.stdout);
+    }
+    assert!(run(&["--help"]).stdout.contains("Exit codes"));
+    assert!(run(&["--version"]).stdout.starts_with("ort "));
+}
+
+#[test]
+fn a_wrong_command_line_is_exit_code_2() {
+    let lines: [&[&str]; 18] = [
+        &["frobnicate"],
+        &["run"],
+        &["test"],
+        &["run", "m.onnx", "--frobnicate"],
+        &["run", "m.onnx", "--threads", "0"],
+        &["run", "m.onnx", "--threads", "many"],
+        &["run", "m.onnx", "--dim", "n"],
+        &["run", "m.onnx", "--dim", "n=-1"],
+        &["run", "m.onnx", "--shape", "x=1xa"],
+        &["run", "m.onnx", "--input", "x.npy"],
+        &["run", "m.onnx", "--memory-limit", "lots"],
+        &["bench", "m.onnx", "--seconds", "-1"],
+        &["bench", "m.onnx", "--seconds", "nan"],
+        &["bench", "m.onnx", "--concurrency", "0"],
+        &["profile", "m.onnx", "--runs", "0"],
+        &["test", "cases", "--rtol", "-1"],
+        &["run", "m.onnx", "-q", "-v"],
+        &["run", "a.onnx", "b.onnx"],
+    ];
+    for line in lines {
+        let finished = run(line);
+        assert_eq!(finished.code, Some(2), "{line:?}: {}", finished.stderr);
+        assert!(finished.stdout.is_empty(), "{line:?}: {}", finished.stdout);
+    }
+}
+
+/// No option is accepted and then ignored.
+#[test]
+fn flags_of_features_that_are_not_there_are_refused() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let flags: [&[&str]; 7] = [
+        &["--opt-level", "all"],
+        &["--arena-strategy", "power-of-two"],
+        &["--no-arena"],
+        &["--no-mem-pattern"],
+        &["--cache", "cache"],
+        &["--precision", "bf16"],
+        &["--svg", "plan.svg"],
+    ];
+    for flag in flags {
+        for command in ["run", "plan"] {
+            let mut line = vec![command, &path];
+            line.extend(flag);
+            assert_eq!(run(&line).code, Some(2), "{line:?}");
+        }
+    }
+}
+
+#[test]
+fn without_a_command_it_is_the_demo() {
+    let finished = run(&[]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    for word in ["prediction", "10 of 10 right", "ran in", "planned before the run"] {
+        assert!(finished.stdout.contains(word), "{word}: {}", finished.stdout);
+    }
+    assert_eq!(run(&["demo"]).code, Some(0));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    for command in ["plan", "inspect", "run", "bench"] {
+        let mut args = vec![command, path.as_str()];
+        if command == "bench" {
+            args.extend(["--seconds", "0.01"]);
+        }
+        let mut child = ort().args(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Nobody reads anything at all.
+        drop(child.stdout.take());
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(lines.next().is_none(), "{command} says nothing");
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{command}");
+    }
+}
+
+#[test]
+fn quiet_and_verbose() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    assert!(run(&["run", &path]).stderr.is_empty());
+    assert!(run(&["run", &path, "-q"]).stderr.is_empty());
+    assert!(run(&["run", &path, "-v"]).stderr.contains("ran in"));
+    assert!(run(&["-v", "run", &path]).stderr.contains("ran in"));
+    // An error is said even by a quiet program.
+    assert_fails("quiet", &run(&["run", "nowhere.onnx", "-q"]), &["nowhere.onnx"]);
+}
+
+#[test]
+fn providers_are_listed() {
+    assert!(run(&["providers"]).stdout.contains("cpu"));
+    let json = run(&["providers", "--json"]).json();
+    assert_eq!(json["providers"][0]["provider"], "cpu");
+}

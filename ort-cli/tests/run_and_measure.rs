@@ -1,0 +1,188 @@
+//! The commands that run a model: their outputs, their JSON, their files.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use support::*;
+
+fn keys(json: &serde_json::Value) -> Vec<&str> {
+    json.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn assert_keys(json: &serde_json::Value, expected: &[&str]) {
+    let mut found = keys(json);
+    found.sort_unstable();
+    let mut expected = expected.to_vec();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn run_prints_and_writes_what_comes_out() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let input = folder.write("x.npy", npy_floats("(1, 4)", &[1.0, -2.0, 3.0, -4.0]));
+    let archive = text(&folder.path("out.npz"));
+    let finished = run(&["run", &path, "--input", &format!("x={input}"), "--outputs", &archive]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    for word in ["y", "float", "[1, 4]", "min -4.00000", "max 6.00000"] {
+        assert!(finished.stdout.contains(word), "{word}: {}", finished.stdout);
+    }
+    let mut archive = npyz::npz::NpzArchive::open(&archive).unwrap();
+    let array = archive.by_name("y").unwrap().unwrap();
+    assert_eq!(array.shape(), [1, 4]);
+    assert_eq!(array.into_vec::<f32>().unwrap(), [2.0, -2.0, 6.0, -4.0]);
+}
+
+#[test]
+fn an_archive_of_outputs_goes_in_as_inputs() {
+    let folder = Folder::new();
+    let first = folder.model("first.onnx", &small());
+    let second = folder.model(
+        "second.onnx",
+        &model(graph(
+            vec![node("Neg", &["y"], &["z"])],
+            vec![value("y", 1, &["n", "4"])],
+            vec![value("z", 1, &["n", "4"])],
+            vec![],
+        )),
+    );
+    let archive = text(&folder.path("out.npz"));
+    assert_eq!(run(&["run", &first, "--dim", "n=3", "--outputs", &archive]).code, Some(0));
+    let finished = run(&["run", &second, "--inputs", &archive]);
+    assert!(finished.stdout.contains("[3, 4]"), "{} {}", finished.stdout, finished.stderr);
+}
+
+#[test]
+fn made_up_inputs_follow_the_seed() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let out = |seed: &str| run(&["run", &path, "--seed", seed]).stdout;
+    assert_eq!(out("1"), out("1"));
+    assert_ne!(out("1"), out("2"));
+}
+
+#[test]
+fn files_are_whole_or_not_there() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let trace = text(&folder.path("trace.json"));
+    assert_eq!(run(&["profile", &path, "--trace", &trace, "--runs", "2"]).code, Some(0));
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    assert_eq!(json["traceEvents"].as_array().unwrap().len(), 2, "the nodes of one run");
+    let before = folder.files().len();
+    let nowhere = text(&folder.path("nowhere/out.npz"));
+    assert_fails("outputs", &run(&["run", &path, "--outputs", &nowhere]), &["out.npz", "folder"]);
+    assert_fails("trace", &run(&["profile", &path, "--trace", &nowhere]), &["out.npz", "folder"]);
+    // Onto a folder nothing can be written; nothing half-done stays beside it.
+    std::fs::create_dir(folder.path("taken")).unwrap();
+    let taken = text(&folder.path("taken"));
+    assert_fails("taken", &run(&["run", &path, "--outputs", &taken]), &["taken"]);
+    assert_eq!(folder.files().len(), before + 1);
+}
+
+#[test]
+fn bench_prints_one_object_with_every_field() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let json = run(&["bench", &path, "--json", "--seconds", "0.05", "--threads", "1"]).json();
+    assert_keys(
+        &json,
+        &[
+            "model",
+            "providers",
+            "threads",
+            "opt_level",
+            "load_ms",
+            "first_ms",
+            "runs",
+            "median_ms",
+            "min_ms",
+            "mean_ms",
+            "p90_ms",
+            "p99_ms",
+            "baseline_rss",
+            "peak_rss",
+            "rss_anon",
+            "rss_file",
+            "planned_peak",
+            "arena_peak",
+            "weights",
+            "weights_mapped",
+            "device_peak",
+        ],
+    );
+    assert_eq!((json["model"].as_str(), json["threads"].as_u64()), (Some("small"), Some(1)));
+    assert!(json["min_ms"].as_f64() <= json["median_ms"].as_f64());
+    assert!(json["planned_peak"].as_u64() >= Some(16));
+    assert!(run(&["bench", &path, "--seconds", "0.05", "--concurrency", "2"]).stdout.contains("median"));
+}
+
+#[test]
+fn plan_prints_one_object_with_every_field() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let json = run(&["plan", &path, "--json", "--dim", "n=1000"]).json();
+    assert_keys(
+        &json,
+        &["peak_bytes", "weights_bytes", "lower_bound_bytes", "dims", "steps", "values", "symbolic_peak"],
+    );
+    assert_eq!(json["dims"]["n"], 1000);
+    let steps = json["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 2);
+    assert_keys(&steps[0], &["node", "op", "live_bytes"]);
+    assert_eq!((&steps[0]["node"], &steps[0]["op"]), (&"relu_r".into(), &"Relu".into()));
+    for value in json["values"].as_array().unwrap() {
+        assert_keys(value, &["name", "bytes", "offset", "first_step", "last_step", "kind"]);
+        let kind = value["kind"].as_str().unwrap();
+        assert!(["planned", "view", "in_place", "dynamic"].contains(&kind), "{kind}");
+    }
+    // r and y of 16 kB each are the most that can be needed; y alone the least.
+    let peak = json["peak_bytes"].as_u64().unwrap();
+    assert!((16_000..=33_000).contains(&peak), "{peak}");
+    assert!(json["lower_bound_bytes"].as_u64().unwrap() <= peak);
+}
+
+#[test]
+fn a_plan_follows_the_inputs() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let input = folder.write("x.npy", npy_floats("(50, 4)", &[0.5; 200]));
+    let peak = |flags: &[&str]| {
+        let mut args = vec!["plan", &path, "--json"];
+        args.extend(flags);
+        run(&args).json()["peak_bytes"].as_u64().unwrap()
+    };
+    let by_dim = peak(&["--dim", "n=50"]);
+    assert_eq!(peak(&["--shape", "x=50x4"]), by_dim);
+    assert_eq!(peak(&["--input", &format!("x={input}")]), by_dim);
+    assert!(peak(&[]) < by_dim);
+    assert_fails("dim", &run(&["plan", &path, "--dim", "m=2"]), &["'m'", "n"]);
+}
+
+#[test]
+fn inspect_and_check_tell_what_a_model_is() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let json = run(&["inspect", &path, "--json"]).json();
+    assert_eq!(json["operators"]["Relu"], 1);
+    assert_eq!(json["inputs"][0]["name"], "x");
+    assert!(run(&["inspect", &path]).stdout.contains("Relu"));
+    assert!(run(&["inspect", &path, "--graph"]).stdout.contains("Relu"));
+    assert_eq!(run(&["check", &path]).code, Some(0));
+    assert_eq!(run(&["check", &path, "--json"]).json()["ok"], true);
+
+    let mut broken = small();
+    broken.graph.as_mut().unwrap().node = vec![
+        node("Frobnicate", &["x"], &["a"]),
+        node("Frobnicate", &["a"], &["b"]),
+        node("Twiddle", &["b"], &["y"]),
+    ];
+    let path = folder.model("broken.onnx", &broken);
+    let finished = run(&["check", &path, "--json"]);
+    assert_fails("check", &finished, &["broken.onnx", "2 findings", "frobnicate_a", "not known"]);
+    let json: serde_json::Value = serde_json::from_str(&finished.stdout).unwrap();
+    let findings = json["findings"].as_array().unwrap();
+    assert_eq!(findings.len(), 2);
+    assert_eq!((&findings[0]["count"], &findings[0]["first_node"]), (&2.into(), &"frobnicate_a".into()));
+}

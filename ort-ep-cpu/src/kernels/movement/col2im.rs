@@ -1,0 +1,118 @@
+//! `Col2Im`: columns of blocks added up to an image.
+
+use num_traits::Zero;
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::{Result, ensure, error, for_each_type};
+
+use crate::cpu_kernels;
+use crate::parallel::for_each_row_chunk_mut;
+
+use super::number::Number;
+
+cpu_kernels![KernelDef { op: "Col2Im", make, ..KernelDef::BASE }];
+
+#[derive(Clone)]
+struct Col2Im {
+    strides: Option<Vec<i64>>,
+    pads: Option<Vec<i64>>,
+    dilations: Option<Vec<i64>>,
+}
+
+/// One dimension of the image.
+struct Axis {
+    size: usize,
+    block: usize,
+    stride: i64,
+    begin: i64,
+    dilation: i64,
+    /// Places of the block.
+    count: usize,
+}
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let list = |name: &str| cx.attrs().find_ints(name).map(<[i64]>::to_vec);
+    let op = Col2Im { strides: list("strides"), pads: list("pads"), dilations: list("dilations") };
+    Ok(Box::new(op))
+}
+
+impl Executable for Col2Im {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let dtype = cx.input(0)?.dtype();
+        for_each_type!(dtype in NUMERIC, T => self.add_up::<T>(cx), else => {
+            Err(error!(NotImplemented, "columns of {}", dtype.name()))
+        })
+    }
+}
+
+impl Col2Im {
+    fn axes(&self, image: &[i64], block: &[i64]) -> Result<Vec<Axis>> {
+        let rank = image.len();
+        let entry = |list: &Option<Vec<i64>>, index: usize, default: i64| match list {
+            None => Ok(default),
+            Some(list) => list.get(index).copied().ok_or_else(|| error!(InvalidGraph, "a list is too short")),
+        };
+        ensure!(block.len() == rank, InvalidArgument, "a block {block:?} of an image {image:?}");
+        let mut axes = Vec::with_capacity(rank);
+        for index in 0..rank {
+            let (stride, dilation) = (entry(&self.strides, index, 1)?, entry(&self.dilations, index, 1)?);
+            let (begin, end) = (entry(&self.pads, index, 0)?, entry(&self.pads, rank + index, 0)?);
+            let small =
+                [stride, dilation, begin, end, image[index], block[index]].iter().all(|v| v.abs() < 1 << 31);
+            ensure!(
+                small && stride > 0 && dilation > 0,
+                InvalidGraph,
+                "strides and dilations are not positive"
+            );
+            let places =
+                (image[index] + begin + end - dilation * (block[index] - 1) - 1).div_euclid(stride) + 1;
+            let whole =
+                |value: i64| usize::try_from(value).map_err(|_| error!(InvalidArgument, "size {value}"));
+            let (size, block, count) = (whole(image[index])?, whole(block[index])?, whole(places)?);
+            axes.push(Axis { size, block, stride, begin, dilation, count });
+        }
+        Ok(axes)
+    }
+
+    fn add_up<T: Number>(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (input, image, block) = (cx.input(0)?, cx.input(1)?.to_ints()?, cx.input(2)?.to_ints()?);
+        let axes = self.axes(&image, &block)?;
+        let from = input.as_slice::<T>()?;
+        let threads = cx.threads();
+        let to = cx.output(0)?.as_mut_slice::<T>()?;
+        let pixels: usize = axes.iter().map(|axis| axis.size).product();
+        let columns: usize = axes.iter().map(|axis| axis.count).product();
+        let rows: usize = axes.iter().map(|axis| axis.block).product();
+        let images = to.len().checked_div(pixels).unwrap_or(0);
+        let fits = images.checked_mul(rows).and_then(|rows| rows.checked_mul(columns)) == Some(from.len());
+        ensure!(fits || to.is_empty(), InvalidArgument, "columns of shape {:?} for {image:?}", input.shape());
+        for_each_row_chunk_mut(threads, to, pixels, 1, |first, part| {
+            let mut sums = vec![T::Compute::zero(); pixels];
+            for (index, image) in part.chunks_exact_mut(pixels).enumerate() {
+                sums.fill(T::Compute::zero());
+                let source = &from[(first + index) * rows * columns..][..rows * columns];
+                for (row, cells) in source.chunks_exact(columns.max(1)).enumerate() {
+                    for (column, cell) in cells.iter().enumerate() {
+                        if let Some(pixel) = pixel(&axes, row, column) {
+                            sums[pixel] += cell.widen();
+                        }
+                    }
+                }
+                image.iter_mut().zip(&sums).for_each(|(to, &sum)| *to = T::narrow(sum));
+            }
+        });
+        Ok(())
+    }
+}
+
+/// The pixel under the element `row` of the block at place `column`; none where it is padding.
+fn pixel(axes: &[Axis], row: usize, column: usize) -> Option<usize> {
+    let (mut row, mut column, mut pixel, mut step) = (row, column, 0, 1);
+    for axis in axes.iter().rev() {
+        let (inside, place) = ((row % axis.block) as i64, (column % axis.count) as i64);
+        let index = place * axis.stride - axis.begin + inside * axis.dilation;
+        let index = usize::try_from(index).ok().filter(|&index| index < axis.size)?;
+        pixel += index * step;
+        (row, column, step) = (row / axis.block, column / axis.count, step * axis.size);
+    }
+    Some(pixel)
+}

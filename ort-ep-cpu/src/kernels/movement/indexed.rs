@@ -1,0 +1,130 @@
+//! Copies in which each index of the result leads to an index of the source, dimension by dimension: what `Pad`,
+//! `CenterCropPad` and `Resize` to the nearest have in common.
+
+use std::ops::Range;
+
+use ort_core::ops::tensor::geometry::contiguous_strides;
+use ort_core::{Result, ensure};
+
+use crate::parallel::for_each_row_chunk_mut;
+
+use super::Cell;
+
+/// For each index along a dimension of the result, the index in the source, or [`AxisMap::NONE`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct AxisMap {
+    places: Vec<usize>,
+    /// The longest part found in which neighbours are neighbours.
+    run: Range<usize>,
+}
+
+impl AxisMap {
+    /// No index of the source: the fill value stands there.
+    pub(super) const NONE: usize = usize::MAX;
+
+    pub(super) fn new(places: Vec<usize>) -> AxisMap {
+        let (mut run, mut start) = (0..0, 0);
+        for index in 0..places.len() {
+            let goes_on =
+                index > 0 && places[index - 1] != Self::NONE && places[index] == places[index - 1] + 1;
+            if !goes_on {
+                start = index;
+            }
+            if places[index] != Self::NONE && index + 1 - start > run.len() {
+                run = start..index + 1;
+            }
+        }
+        AxisMap { places, run }
+    }
+
+    fn fits(&self, size: usize) -> bool {
+        self.places.iter().all(|&place| place < size || place == Self::NONE)
+    }
+}
+
+/// Fills `to` with the elements of `from` (of shape `shape`) that the maps lead to.
+pub(super) fn copy_indexed<T: Cell>(
+    (shape, from): (&[usize], &[T]),
+    maps: &[AxisMap],
+    fill: T,
+    to: &mut [T],
+    threads: usize,
+) -> Result<()> {
+    let count: usize = maps.iter().map(|map| map.places.len()).product();
+    let inside = shape.len() == maps.len() && maps.iter().zip(shape).all(|(map, &size)| map.fits(size));
+    let whole = from.len() == shape.iter().product::<usize>();
+    ensure!(inside && whole && to.len() == count, Fail, "indices outside of shape {shape:?}");
+    let Some((last, outer)) = maps.split_last() else {
+        to.copy_from_slice(from);
+        return Ok(());
+    };
+    let strides = contiguous_strides(shape);
+    let row = last.places.len();
+    let least_rows = ((64 << 10) / (row * size_of::<T>()).max(1)).max(1);
+    for_each_row_chunk_mut(threads, to, row, least_rows, |first, rows| {
+        let mut before = None;
+        for index in 0..rows.len() / row {
+            let base = base_of(outer, &strides, first + index);
+            let (done, rest) = rows.split_at_mut(index * row);
+            let target = &mut rest[..row];
+            match base {
+                None => target.fill(fill),
+                // Enlarging repeats rows.
+                Some(_) if before == Some(base) => target.copy_from_slice(&done[(index - 1) * row..]),
+                Some(base) => copy_row(&from[base..], last, fill, target),
+            }
+            before = Some(base);
+        }
+    });
+    Ok(())
+}
+
+/// The element of the source at which a row starts; none for a row of fill values.
+fn base_of(outer: &[AxisMap], strides: &[isize], row: usize) -> Option<usize> {
+    let (mut rest, mut base) = (row, 0);
+    for (map, &stride) in outer.iter().zip(strides).rev() {
+        let place = map.places[rest % map.places.len()];
+        if place == AxisMap::NONE {
+            return None;
+        }
+        base += place * stride as usize;
+        rest /= map.places.len();
+    }
+    Some(base)
+}
+
+fn copy_row<T: Cell>(from: &[T], map: &AxisMap, fill: T, row: &mut [T]) {
+    let pick = |cells: &mut [T], places: &[usize]| {
+        for (cell, &place) in cells.iter_mut().zip(places) {
+            *cell = if place == AxisMap::NONE { fill } else { from[place] };
+        }
+    };
+    if map.run.len() < 8 {
+        pick(row, &map.places);
+        return;
+    }
+    let Range { start, end } = map.run;
+    pick(&mut row[..start], &map.places[..start]);
+    row[start..end].copy_from_slice(&from[map.places[start]..][..end - start]);
+    pick(&mut row[end..], &map.places[end..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_found() {
+        let none = AxisMap::NONE;
+        let cases = [
+            (vec![none, none, 0, 1, 2, none], 2..5),
+            (vec![2, 1, 0, 1, 2, 3, 2], 2..6),
+            (vec![0, 0, 1, 1], 1..3),
+            (vec![none], 0..0),
+            (vec![], 0..0),
+        ];
+        for (places, run) in cases {
+            assert_eq!(AxisMap::new(places.clone()).run, run, "{places:?}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `OneHot`: for each index, a row that is "on" at the index and "off" elsewhere.
+
+use num_traits::AsPrimitive;
+use ort_core::ep::CompileCx;
+use ort_core::ops::tensor::geometry::normalize_axis;
+use ort_core::tensor::TensorView;
+use ort_core::{Result, ensure, for_each_type};
+use smallvec::smallvec;
+
+use super::{Cell, Io, Movement, Operands, movement, only};
+
+movement!["OneHot", |cx: &mut CompileCx<'_>| Ok(OneHot { axis: cx.attrs().int("axis")? })];
+
+struct OneHot {
+    axis: i64,
+}
+
+/// Indices of any numeric type; floats are cut.
+fn whole_numbers(view: &TensorView<'_>) -> Result<Vec<i64>> {
+    let dtype = view.dtype();
+    for_each_type!(dtype in [F32, F64, F16], T => {
+        Ok(view.as_slice::<T>()?.iter().map(|&value| AsPrimitive::<f64>::as_(value) as i64).collect())
+    }, else => view.to_ints())
+}
+
+impl Movement for OneHot {
+    fn operands(&self, _inputs: usize) -> Operands {
+        smallvec![2]
+    }
+
+    fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
+        let &[off, on] = from[0] else {
+            return Err(ort_core::error!(InvalidArgument, "OneHot needs two values, got {}", from[0].len()));
+        };
+        let shape = io.output_shape(0);
+        let axis = normalize_axis(self.axis, shape.len())?;
+        let (depth, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+        let indices = whole_numbers(&io.input(0)?)?;
+        let to = only(to)?;
+        ensure!(to.len() == indices.len() * depth, Fail, "the output has shape {shape:?}");
+        to.fill(off);
+        for (place, &index) in indices.iter().enumerate() {
+            if let Ok(index) = normalize_axis(index, depth) {
+                to[(place / inner * depth + index) * inner + place % inner] = on;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! Where each element of the result comes from: the coordinate transformations of `Resize`.
+
+use ort_core::ir::Attributes;
+use ort_core::ops::tensor::geometry::{ResizePolicy, normalize_axes};
+use ort_core::tensor::TensorView;
+use ort_core::{Result, ensure, error};
+
+/// How elements are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Nearest,
+    Linear,
+    Cubic,
+}
+
+/// From a coordinate in the result to one in the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transform {
+    HalfPixel,
+    HalfPixelSymmetric,
+    PytorchHalfPixel,
+    AlignCorners,
+    Asymmetric,
+    /// Only in version 11.
+    HalfPixelForNearest,
+    CropAndResize,
+}
+
+/// Which neighbour is the nearest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rounding {
+    PreferFloor,
+    PreferCeil,
+    Floor,
+    Ceil,
+}
+
+/// The attributes.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub(super) mode: Mode,
+    pub(super) transform: Transform,
+    rounding: Rounding,
+    policy: ResizePolicy,
+    axes: Option<Vec<i64>>,
+    pub(super) antialias: bool,
+    pub(super) exclude_outside: bool,
+    pub(super) cubic_a: f32,
+    pub(super) extrapolation: f32,
+}
+
+/// The optional inputs.
+#[derive(Debug)]
+pub(super) struct Given<'a> {
+    pub(super) roi: Option<TensorView<'a>>,
+    pub(super) scales: Option<TensorView<'a>>,
+    pub(super) sizes: Option<TensorView<'a>>,
+}
+
+/// One dimension.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Axis {
+    /// Its size in the input.
+    pub(super) from: usize,
+    /// Its size in the result.
+    pub(super) to: usize,
+    /// Elements of the result for each element of the input.
+    pub(super) scale: f32,
+    /// The size of the result before it is cut to an integer.
+    width: f32,
+    /// The part that is read, from 0 to 1.
+    roi: (f32, f32),
+}
+
+impl Settings {
+    pub(super) fn new(attrs: &Attributes) -> Result<Settings> {
+        let mode = match attrs.string("mode")? {
+            "nearest" => Mode::Nearest,
+            "linear" => Mode::Linear,
+            "cubic" => Mode::Cubic,
+            other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
+        };
+        let transform = match attrs.string("coordinate_transformation_mode")? {
+            "half_pixel" => Transform::HalfPixel,
+            "half_pixel_symmetric" => Transform::HalfPixelSymmetric,
+            "pytorch_half_pixel" => Transform::PytorchHalfPixel,
+            "align_corners" => Transform::AlignCorners,
+            "asymmetric" => Transform::Asymmetric,
+            "tf_half_pixel_for_nn" => Transform::HalfPixelForNearest,
+            "tf_crop_and_resize" => Transform::CropAndResize,
+            other => {
+                return Err(error!(InvalidGraph, "the coordinate transformation '{other}' is not known"));
+            }
+        };
+        let rounding = match attrs.string("nearest_mode")? {
+            "round_prefer_floor" => Rounding::PreferFloor,
+            "round_prefer_ceil" => Rounding::PreferCeil,
+            "floor" => Rounding::Floor,
+            "ceil" => Rounding::Ceil,
+            other => return Err(error!(InvalidGraph, "the nearest mode '{other}' is not known")),
+        };
+        Ok(Settings {
+            mode,
+            transform,
+            rounding,
+            policy: ResizePolicy::parse(attrs.string("keep_aspect_ratio_policy")?)?,
+            axes: attrs.find_ints("axes").map(<[i64]>::to_vec),
+            antialias: attrs.flag("antialias")?,
+            exclude_outside: attrs.flag("exclude_outside")?,
+            cubic_a: attrs.float("cubic_coeff_a")?,
+            extrapolation: attrs.float("extrapolation_value")?,
+        })
+    }
+
+    /// Every dimension of the input.
+    pub(super) fn axes(&self, shape: &[usize], result: &[usize], given: &Given<'_>) -> Result<Vec<Axis>> {
+        ensure!(shape.len() == result.len(), Fail, "shape {shape:?} resized to {result:?}");
+        let mut axes: Vec<Axis> = shape
+            .iter()
+            .zip(result)
+            .map(|(&from, &to)| Axis { from, to, scale: 1.0, width: to as f32, roi: (0.0, 1.0) })
+            .collect();
+        let chosen = match &self.axes {
+            Some(chosen) => normalize_axes(chosen, shape.len())?,
+            None => (0..shape.len()).collect(),
+        };
+        let count = chosen.len();
+        let scales = given.scales.filter(|scales| scales.element_count() > 0);
+        let (scales, by_scale) = match (scales, given.sizes) {
+            (Some(scales), _) => (scales.to_vec::<f32>()?, true),
+            (None, Some(sizes)) => {
+                let from: Vec<i64> = chosen.iter().map(|&axis| shape[axis] as i64).collect();
+                (self.policy.apply(&from, &sizes.to_ints()?).0, false)
+            }
+            (None, None) => return Err(error!(InvalidArgument, "Resize needs scales or sizes")),
+        };
+        ensure!(scales.len() == count, InvalidArgument, "{} scales for {count} axes", scales.len());
+        for (&axis, scale) in chosen.iter().zip(scales) {
+            axes[axis].scale = scale;
+            if by_scale {
+                axes[axis].width = scale * shape[axis] as f32;
+            }
+        }
+        if self.transform == Transform::CropAndResize {
+            let roi = given.roi.map(|roi| numbers(&roi)).transpose()?.unwrap_or_default();
+            ensure!(
+                roi.len() == 2 * count,
+                InvalidArgument,
+                "a region of {} numbers for {count} axes",
+                roi.len()
+            );
+            for (entry, &axis) in chosen.iter().enumerate() {
+                axes[axis].roi = (roi[entry], roi[count + entry]);
+            }
+        }
+        Ok(axes)
+    }
+
+    /// The index nearest to a coordinate, inside of the input.
+    pub(super) fn nearest(&self, x: f32, size: usize) -> usize {
+        let index = match self.rounding {
+            Rounding::PreferFloor => (x - 0.5).ceil(),
+            Rounding::PreferCeil => (x + 0.5).floor(),
+            Rounding::Floor => x.floor(),
+            Rounding::Ceil => x.ceil(),
+        };
+        (index.max(0.0) as usize).min(size.saturating_sub(1))
+    }
+}
+
+fn numbers(view: &TensorView<'_>) -> Result<Vec<f32>> {
+    let dtype = view.dtype();
+    ort_core::for_each_type!(dtype in [F32, F64, F16], T => {
+        Ok(view.to_vec::<T>()?.into_iter().map(num_traits::AsPrimitive::<f32>::as_).collect())
+    }, else => Err(error!(InvalidArgument, "a region of type {}", dtype.name())))
+}
+
+impl Axis {
+    /// Whether every element stays where it is.
+    pub(super) fn is_identity(&self, transform: Transform) -> bool {
+        let whole = transform != Transform::CropAndResize || self.roi == (0.0, 1.0);
+        self.from == self.to && self.scale == 1.0 && whole
+    }
+
+    /// The coordinate in the input for an index of the result, computed in single precision as ONNX Runtime does:
+    /// the nearest neighbour at a tie depends on it.
+    pub(super) fn coordinate(&self, transform: Transform, index: usize) -> f32 {
+        let x = index as f32;
+        let last = self.from as f32 - 1.0;
+        match transform {
+            Transform::HalfPixel => (x + 0.5) / self.scale - 0.5,
+            Transform::PytorchHalfPixel if self.width > 1.0 => (x + 0.5) / self.scale - 0.5,
+            Transform::PytorchHalfPixel => 0.0,
+            Transform::HalfPixelSymmetric => {
+                let adjustment = self.to as f32 / self.width;
+                let offset = self.from as f32 / 2.0 * (1.0 - adjustment);
+                offset + (x + 0.5) / self.scale - 0.5
+            }
+            Transform::AlignCorners if self.width == 1.0 => 0.0,
+            Transform::AlignCorners => x * last / (self.width - 1.0),
+            Transform::Asymmetric => x / self.scale,
+            Transform::HalfPixelForNearest => (x + 0.5) / self.scale,
+            Transform::CropAndResize => {
+                let (start, end) = self.roi;
+                if self.width > 1.0 {
+                    start * last + x * (end - start) * last / (self.width - 1.0)
+                } else {
+                    0.5 * (start + end) * last
+                }
+            }
+        }
+    }
+
+    /// Whether a coordinate is outside of the input, where a given value stands.
+    pub(super) fn is_outside(&self, x: f32) -> bool {
+        x < 0.0 || x > self.from as f32 - 1.0
+    }
+}

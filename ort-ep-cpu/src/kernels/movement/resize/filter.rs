@@ -1,0 +1,237 @@
+//! Interpolation along one axis after another: each element of the result is a weighted sum of a few elements.
+
+use num_traits::Float;
+use ort_core::{Result, ensure, error};
+
+use crate::parallel::for_each_row_chunk_mut;
+
+use super::super::grid_sample::cubic;
+use super::super::number::Number;
+use super::coordinates::{Axis, Mode, Settings};
+
+/// The sums along one axis.
+#[derive(Debug)]
+pub(super) struct Pass<C> {
+    axis: usize,
+    /// The size of the axis in the result.
+    to: usize,
+    /// Elements of each sum.
+    width: usize,
+    /// For each element of the result, `width` indices along the axis.
+    places: Vec<usize>,
+    /// The weights of those.
+    weights: Vec<C>,
+    /// Which elements of the result come from outside of the input and are this value.
+    outside: Vec<bool>,
+    extrapolation: C,
+}
+
+/// The axes whose size changes or may be read elsewhere, in the order that keeps what is between passes small: what
+/// shrinks comes first, and of what grows alike the innermost.
+pub(super) fn order_of_passes(from: &[usize], to: &[usize]) -> Vec<usize> {
+    let mut axes: Vec<usize> = (0..from.len().min(to.len())).rev().collect();
+    axes.sort_by(|&a, &b| {
+        let (left, right) = (to[a] as u128 * from[b] as u128, to[b] as u128 * from[a] as u128);
+        left.cmp(&right)
+    });
+    axes
+}
+
+fn number<C: Float>(value: f64) -> C {
+    num_traits::cast(value).unwrap_or_else(C::zero)
+}
+
+impl<C: Float> Pass<C> {
+    pub(super) fn new(index: usize, axis: &Axis, settings: &Settings) -> Pass<C> {
+        let mut pass = Pass {
+            axis: index,
+            to: axis.to,
+            width: 1,
+            places: Vec::new(),
+            weights: Vec::new(),
+            outside: Vec::with_capacity(axis.to),
+            extrapolation: number(f64::from(settings.extrapolation)),
+        };
+        for element in 0..axis.to {
+            let x = axis.coordinate(settings.transform, element);
+            pass.outside.push(settings.is_cropping() && axis.is_outside(x));
+            let (first, mut weights) = weights(x, axis, settings);
+            let last = axis.from as i64 - 1;
+            if settings.exclude_outside {
+                for (offset, weight) in weights.iter_mut().enumerate() {
+                    if !(0..=last).contains(&(first + offset as i64)) {
+                        *weight = 0.0;
+                    }
+                }
+                let sum: f64 = weights.iter().sum();
+                weights.iter_mut().for_each(|weight| *weight /= sum);
+            }
+            pass.width = weights.len();
+            let places =
+                (0..weights.len() as i64).map(|offset| (first + offset).clamp(0, last.max(0)) as usize);
+            pass.places.extend(places);
+            pass.weights.extend(weights.iter().map(|&weight| number::<C>(weight)));
+        }
+        pass
+    }
+}
+
+/// The first index that a coordinate reads, perhaps outside, and the weights from there on.
+fn weights(x: f32, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {
+    if settings.mode == Mode::Nearest {
+        return (settings.nearest(x, axis.from) as i64, vec![1.0]);
+    }
+    let scale = f64::from(axis.scale.min(1.0));
+    let smooth = settings.antialias && scale < 1.0;
+    let x = f64::from(x);
+    // The reference takes the element left of a coordinate as the base, even of one exactly on an element; with a
+    // stretched filter that decides which elements are read.
+    let base = if smooth { x.ceil() - 1.0 } else { x.floor() };
+    let fraction = x - base;
+    let a = f64::from(settings.cubic_a);
+    let reach = |support: f64| (-support / scale).floor() as i64 + 1;
+    let stretched = |first: i64, kernel: &dyn Fn(f64) -> f64| {
+        let weights: Vec<f64> =
+            (first..2 - first).map(|offset| kernel(((offset as f64 - fraction) * scale).abs())).collect();
+        let sum: f64 = weights.iter().sum();
+        (base as i64 + first, weights.into_iter().map(|weight| weight / sum).collect())
+    };
+    match (settings.mode, smooth) {
+        (Mode::Cubic, true) => stretched(reach(2.0), &|x| cubic_kernel(x, a)),
+        (Mode::Cubic, false) => (base as i64 - 1, cubic(fraction, a).to_vec()),
+        (_, true) => stretched(reach(1.0), &|x| (1.0 - x).clamp(0.0, 1.0)),
+        (_, false) => (base as i64, vec![1.0 - fraction, fraction]),
+    }
+}
+
+/// Keys' cubic convolution kernel at a distance.
+fn cubic_kernel(x: f64, a: f64) -> f64 {
+    match x {
+        x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
+        _ => 0.0,
+    }
+}
+
+/// Runs the passes one after another, through the workspace, from the input to the output.
+pub(super) fn run_passes<T: Number>(
+    passes: &[Pass<T::Compute>],
+    (shape, from): (&[usize], &[T]),
+    to: &mut [T],
+    workspace: &mut [u8],
+    threads: usize,
+) -> Result<()> {
+    let too_small = || error!(Fail, "the workspace is too small");
+    let scratch: &mut [T::Compute] =
+        bytemuck::checked::try_cast_slice_mut(workspace_part::<T::Compute>(workspace))
+            .map_err(|_| too_small())?;
+    let half = scratch.len() / 2;
+    let (mut current, mut next) = scratch.split_at_mut(half);
+    let mut shape = shape.to_vec();
+    let last = passes.len() - 1;
+    for (index, pass) in passes.iter().enumerate() {
+        let before = shape.clone();
+        shape[pass.axis] = pass.to;
+        let (source, target) = (before.iter().product::<usize>(), shape.iter().product::<usize>());
+        if last == 0 {
+            return pass.run(&before, from, to, threads);
+        }
+        if index == last {
+            return pass.run(&before, current.get(..source).ok_or_else(too_small)?, to, threads);
+        }
+        let target = next.get_mut(..target).ok_or_else(too_small)?;
+        if index == 0 {
+            pass.run(&before, from, target, threads)?;
+        } else {
+            pass.run(&before, current.get(..source).ok_or_else(too_small)?, target, threads)?;
+        }
+        std::mem::swap(&mut current, &mut next);
+    }
+    Ok(())
+}
+
+/// As many bytes of the workspace as hold whole numbers.
+fn workspace_part<C>(workspace: &mut [u8]) -> &mut [u8] {
+    let whole = workspace.len() / size_of::<C>() * size_of::<C>();
+    &mut workspace[..whole]
+}
+
+impl<C: Number<Compute = C> + Float + std::ops::AddAssign> Pass<C> {
+    /// Sums along the axis of a tensor of shape `shape`.
+    fn run<A, B>(&self, shape: &[usize], from: &[A], to: &mut [B], threads: usize) -> Result<()>
+    where
+        A: Number<Compute = C>,
+        B: Number<Compute = C>,
+    {
+        let size = shape[self.axis];
+        let inner: usize = shape[self.axis + 1..].iter().product();
+        let outer: usize = shape[..self.axis].iter().product();
+        let fits = from.len() == outer * size * inner && to.len() == outer * self.to * inner;
+        ensure!(fits, Fail, "a pass over shape {shape:?} does not fit its buffers");
+        if inner == 1 {
+            let least_rows = (8 << 10) / (self.to * self.width).max(1) + 1;
+            for_each_row_chunk_mut(threads, to, self.to, least_rows, |first, rows| {
+                for (index, row) in rows.chunks_exact_mut(self.to).enumerate() {
+                    self.sum_row(&from[(first + index) * size..][..size], row);
+                }
+            });
+            return Ok(());
+        }
+        let least_rows = (8 << 10) / (inner * self.width).max(1) + 1;
+        for_each_row_chunk_mut(threads, to, inner, least_rows, |first, rows| {
+            for (index, row) in rows.chunks_exact_mut(inner).enumerate() {
+                let (outer, element) = ((first + index) / self.to, (first + index) % self.to);
+                let base = outer * size * inner;
+                self.sum_rows(&from[base..base + size * inner], element, row);
+            }
+        });
+        Ok(())
+    }
+
+    fn taps(&self, element: usize) -> (&[usize], &[C]) {
+        let range = element * self.width..(element + 1) * self.width;
+        (&self.places[range.clone()], &self.weights[range])
+    }
+
+    /// The axis is the innermost: each element is a sum of its own.
+    fn sum_row<A: Number<Compute = C>, B: Number<Compute = C>>(&self, from: &[A], row: &mut [B]) {
+        for (element, value) in row.iter_mut().enumerate() {
+            if self.outside[element] {
+                *value = B::narrow(self.extrapolation);
+                continue;
+            }
+            let (places, weights) = self.taps(element);
+            let mut sum = C::zero();
+            for (&place, &weight) in places.iter().zip(weights) {
+                sum += from[place].widen() * weight;
+            }
+            *value = B::narrow(sum);
+        }
+    }
+
+    /// Further dimensions are inside: whole rows are added, a part that fits into the first cache at a time.
+    fn sum_rows<A: Number<Compute = C>, B: Number<Compute = C>>(
+        &self,
+        from: &[A],
+        element: usize,
+        row: &mut [B],
+    ) {
+        if self.outside[element] {
+            row.fill(B::narrow(self.extrapolation));
+            return;
+        }
+        const PART: usize = 64;
+        let inner = row.len();
+        let (places, weights) = self.taps(element);
+        for (part, values) in row.chunks_mut(PART).enumerate() {
+            let mut sums = [C::zero(); PART];
+            for (&place, &weight) in places.iter().zip(weights) {
+                let source = &from[place * inner + part * PART..][..values.len()];
+                for (sum, value) in sums.iter_mut().zip(source) {
+                    *sum += value.widen() * weight;
+                }
+            }
+            values.iter_mut().zip(&sums).for_each(|(value, &sum)| *value = B::narrow(sum));
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! `Unique`: each element, or each part along an axis, once.
+
+use half::{bf16, f16};
+use num_complex::Complex;
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::ops::tensor::geometry::normalize_axis;
+use ort_core::tensor::{Tensor, TensorView};
+use ort_core::{Result, ensure, error, for_each_type};
+
+use crate::cpu_kernels;
+
+cpu_kernels![KernelDef { op: "Unique", make, outputs: OutputsFrom::Kernel, ..KernelDef::BASE }];
+
+struct Unique {
+    axis: Option<i64>,
+    sorted: bool,
+}
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(Unique { axis: cx.attrs().find_int("axis"), sorted: cx.attrs().flag("sorted")? }))
+}
+
+/// An element as a number whose order is the element's order.
+trait Key: Copy {
+    fn key(self) -> u128;
+}
+
+macro_rules! keys {
+    ($($integer:ty)*) => {
+        $(impl Key for $integer {
+            fn key(self) -> u128 {
+                (self as i128 as u128) ^ (1 << 127)
+            }
+        })*
+    };
+}
+
+keys!(u8 i8 u16 i16 u32 i32 u64 i64);
+
+impl Key for f64 {
+    /// Both zeros are one, and so are all NaNs, which come last.
+    fn key(self) -> u128 {
+        if self.is_nan() {
+            return u128::from(u64::MAX);
+        }
+        let bits = (self + 0.0).to_bits();
+        u128::from(if bits >> 63 == 1 { !bits } else { bits | 1 << 63 })
+    }
+}
+
+impl Key for f32 {
+    fn key(self) -> u128 {
+        f64::from(self).key()
+    }
+}
+
+impl Key for f16 {
+    fn key(self) -> u128 {
+        self.to_f64().key()
+    }
+}
+
+impl Key for bf16 {
+    fn key(self) -> u128 {
+        self.to_f64().key()
+    }
+}
+
+impl Key for bool {
+    fn key(self) -> u128 {
+        u128::from(self)
+    }
+}
+
+impl Key for Complex<f32> {
+    fn key(self) -> u128 {
+        self.re.key() << 64 | self.im.key()
+    }
+}
+
+impl Key for Complex<f64> {
+    fn key(self) -> u128 {
+        self.re.key() << 64 | self.im.key()
+    }
+}
+
+/// The keys of all elements; of strings, their ranks.
+fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
+    let dtype = view.dtype();
+    if dtype == DType::String {
+        let strings = view.strings()?;
+        let mut sorted: Vec<&String> = strings.iter().collect();
+        sorted.sort();
+        sorted.dedup();
+        return Ok(strings
+            .iter()
+            .map(|text| sorted.partition_point(|other| *other < text) as u128)
+            .collect());
+    }
+    for_each_type!(
+        dtype in [F32, F64, F16, BF16, U8, I8, U16, I16, U32, I32, U64, I64, Bool, C64, C128],
+        T => Ok(view.as_slice::<T>()?.iter().map(|&element| element.key()).collect()),
+        else => Err(error!(NotImplemented, "unique elements of {}", dtype.name()))
+    )
+}
+
+/// The groups of equal items, in the order of the result.
+struct Groups {
+    /// The first item of each group.
+    first: Vec<usize>,
+    /// The group of each item.
+    inverse: Vec<usize>,
+    counts: Vec<i64>,
+}
+
+/// Groups `items` by what `compare` says is equal.
+fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> std::cmp::Ordering) -> Groups {
+    let mut order: Vec<usize> = (0..items).collect();
+    order.sort_by(|&a, &b| compare(a, b).then(a.cmp(&b)));
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for item in order {
+        match groups.last_mut() {
+            Some(group) if compare(group[0], item).is_eq() => group.push(item),
+            _ => groups.push(vec![item]),
+        }
+    }
+    if !sorted {
+        groups.sort_by_key(|group| group[0]);
+    }
+    let mut inverse = vec![0; items];
+    for (index, group) in groups.iter().enumerate() {
+        group.iter().for_each(|&item| inverse[item] = index);
+    }
+    let counts = groups.iter().map(|group| group.len() as i64).collect();
+    Groups { first: groups.iter().map(|group| group[0]).collect(), inverse, counts }
+}
+
+/// The parts of the input named by `picks` along the axis.
+fn pick(
+    cx: &RunCx<'_>,
+    view: &TensorView<'_>,
+    (outer, size, run): Extents,
+    picks: &[usize],
+    shape: &[usize],
+) -> Result<Tensor> {
+    let places = (0..outer).flat_map(|outer| picks.iter().map(move |index| (outer * size + index) * run));
+    if view.dtype() == DType::String {
+        let strings = view.strings()?;
+        let picked = places.flat_map(|place| strings[place..place + run].iter().cloned()).collect();
+        return Tensor::from_strings(shape, picked);
+    }
+    let width = view.dtype().byte_size();
+    let width = width.ok_or_else(|| error!(NotImplemented, "unique elements of {}", view.dtype().name()))?;
+    let from = view.bytes()?;
+    let mut result = cx.allocate(view.dtype(), shape)?;
+    if run > 0 {
+        for (to, place) in result.bytes_mut()?.chunks_exact_mut(run * width).zip(places) {
+            to.copy_from_slice(&from[place * width..(place + run) * width]);
+        }
+    }
+    result.finish()
+}
+
+/// Elements outside of the axis, its size, and elements inside of it.
+type Extents = (usize, usize, usize);
+
+impl Executable for Unique {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let view = cx.input(0)?;
+        let shape = view.shape();
+        let keys = keys_of(&view)?;
+        let (extents, axis) = match self.axis {
+            None => ((1, keys.len(), 1), None),
+            Some(axis) => {
+                let axis = normalize_axis(axis, shape.len())?;
+                let (outer, run) = (shape[..axis].iter().product(), shape[axis + 1..].iter().product());
+                ((outer, shape[axis], run), Some(axis))
+            }
+        };
+        let (outer, size, run) = extents;
+        ensure!(keys.len() == outer * size * run, Fail, "a tensor of shape {shape:?} lacks elements");
+        let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];
+        let groups = group(size, self.sorted, |a, b| {
+            let mut orders = (0..outer).map(|outer| part(a, outer).cmp(part(b, outer)));
+            orders.find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
+        });
+        let mut result = shape.to_vec();
+        match axis {
+            Some(axis) => result[axis] = groups.first.len(),
+            None => result = vec![groups.first.len()],
+        }
+        let picked = pick(cx, &view, extents, &groups.first, &result)?;
+        cx.set(0, picked)?;
+        let ints = |list: &[usize]| list.iter().map(|&index| index as i64).collect::<Vec<i64>>();
+        for (index, list) in [(1, ints(&groups.first)), (2, ints(&groups.inverse)), (3, groups.counts)] {
+            if cx.wants(index) {
+                cx.set(index, Tensor::from_vec(&[list.len()], list)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_keep_the_order() {
+        let floats = [f64::NEG_INFINITY, -2.5, -1e-300, 0.0, 1e-300, 7.0, f64::INFINITY, f64::NAN];
+        assert!(floats.is_sorted_by(|a, b| a.key() < b.key()));
+        assert_eq!((-0.0f64).key(), 0.0f64.key());
+        assert_eq!((-f64::NAN).key(), f64::NAN.key());
+        assert!([i64::MIN, -1, 0, 1, i64::MAX].is_sorted_by(|a, b| a.key() < b.key()));
+        assert!([0, 1, u64::MAX].is_sorted_by(|a, b| a.key() < b.key()));
+    }
+}

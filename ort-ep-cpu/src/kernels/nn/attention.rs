@@ -1,0 +1,537 @@
+//! `Attention`: scores of a block of queries at a time, never the whole matrix.
+
+use ort_core::dtype::{DType, Element, TypeSet};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::ir::Attributes;
+use ort_core::tensor::TensorView;
+use ort_core::{Error, Result, ensure, error, for_each_type};
+use parking_lot::Mutex;
+
+use super::{for_each_unit, part_count};
+use crate::cpu_kernels;
+use crate::gemm::{BSource, Cpu};
+use crate::kernels::linalg::real::{Matrix, Real, Right};
+use crate::kernels::linalg::widened::widened;
+use crate::kernels::linalg::{bytes_of, scratch, take};
+use crate::vector::elementwise::Unary;
+
+const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
+
+cpu_kernels![
+    KernelDef {
+        op: "Attention",
+        types: &[("T1", HALVES), ("T2", HALVES)],
+        make: |cx| widened(cx, make::<f32>),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "Attention",
+        types: &[("T1", DOUBLE), ("T2", DOUBLE)],
+        make: make::<f64>,
+        ..KernelDef::BASE
+    },
+];
+
+/// Queries of one block.
+const ROWS: usize = 64;
+
+struct Attention<T> {
+    query_heads: usize,
+    key_heads: usize,
+    scale: Option<f32>,
+    softcap: f32,
+    is_causal: bool,
+    /// The least and the greatest distance that a key may lie before its query; negative where unbounded.
+    windows: [i64; 2],
+    score_mode: i64,
+    element: std::marker::PhantomData<fn() -> T>,
+}
+
+fn make<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs: &Attributes = cx.attrs();
+    let heads = |name: &str| -> Result<usize> {
+        let count = attrs.find_int(name).unwrap_or(0);
+        usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}"))
+    };
+    let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
+    ensure!(windows.iter().all(|size| *size >= -1), InvalidGraph, "window sizes {windows:?}");
+    let score_mode = attrs.int("qk_matmul_output_mode")?;
+    ensure!((0..=3).contains(&score_mode), InvalidGraph, "qk_matmul_output_mode is {score_mode}");
+    Ok(Box::new(Attention {
+        query_heads: heads("q_num_heads")?,
+        key_heads: heads("kv_num_heads")?,
+        scale: attrs.find_float("scale"),
+        softcap: attrs.float("softcap")?,
+        is_causal: attrs.flag("is_causal")?,
+        windows,
+        score_mode,
+        element: std::marker::PhantomData::<fn() -> T>,
+    }))
+}
+
+/// Queries, keys or values: heads of rows, interleaved (rank 3) or one after the other.
+#[derive(Clone, Copy)]
+struct Layout {
+    batch: usize,
+    heads: usize,
+    rows: usize,
+    size: usize,
+    interleaved: bool,
+}
+
+impl Layout {
+    fn new(shape: &[usize], heads: usize) -> Result<Layout> {
+        match *shape {
+            [batch, heads, rows, size] => Ok(Layout { batch, heads, rows, size, interleaved: false }),
+            [batch, rows, width] if heads > 0 && width.is_multiple_of(heads) => {
+                Ok(Layout { batch, heads, rows, size: width / heads, interleaved: true })
+            }
+            _ => Err(error!(InvalidArgument, "shape {shape:?} is no {heads} heads")),
+        }
+    }
+
+    fn row_stride(&self) -> usize {
+        if self.interleaved { self.heads * self.size } else { self.size }
+    }
+
+    /// The first element of a row of a head.
+    fn at(&self, batch: usize, head: usize, row: usize) -> usize {
+        match self.interleaved {
+            true => ((batch * self.rows + row) * self.heads + head) * self.size,
+            false => ((batch * self.heads + head) * self.rows + row) * self.size,
+        }
+    }
+}
+
+/// The sizes of a run.
+#[derive(Clone, Copy)]
+struct Sizes {
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    past: usize,
+    /// Queries of a block.
+    rows: usize,
+    has_scores: bool,
+}
+
+impl Sizes {
+    fn total(&self) -> usize {
+        self.past + self.k.rows
+    }
+
+    fn task_count(&self) -> usize {
+        let heads = if self.q.interleaved { 1 } else { self.q.heads };
+        self.q.batch * heads * self.q.rows.div_ceil(self.rows)
+    }
+}
+
+/// Keys or values as one array: an input, or past and input together.
+#[derive(Clone, Copy)]
+struct Cache<'a, T> {
+    values: &'a [T],
+    layout: Layout,
+}
+
+/// The mask, broadcast to (batch, heads, queries, keys).
+struct Mask<'a, T: Real> {
+    values: MaskValues<'a, T>,
+    strides: [usize; 3],
+    keys: usize,
+}
+
+enum MaskValues<'a, T: Real> {
+    Allowed(&'a [u8]),
+    Added(std::borrow::Cow<'a, [T]>),
+}
+
+impl<'a, T: Real> Mask<'a, T> {
+    fn new(view: TensorView<'a>, sizes: [usize; 4]) -> Result<Mask<'a, T>> {
+        let shape = view.shape();
+        ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
+        let mut full = [1; 4];
+        full[4 - shape.len()..].copy_from_slice(shape);
+        let fits = full.iter().zip(&sizes).take(3).all(|(size, to)| *size == 1 || size == to);
+        ensure!(
+            fits && full[3] <= sizes[3],
+            InvalidArgument,
+            "a mask of shape {shape:?} does not fit {sizes:?}"
+        );
+        let steps = [full[1] * full[2] * full[3], full[2] * full[3], full[3]];
+        let strides = [0, 1, 2].map(|axis| if full[axis] == 1 { 0 } else { steps[axis] });
+        let dtype = view.dtype();
+        let values = if dtype == DType::Bool {
+            MaskValues::Allowed(view.bytes()?)
+        } else if dtype == T::DTYPE {
+            MaskValues::Added(view.to_cow()?)
+        } else {
+            let wide: Vec<T> = for_each_type!(dtype in NUMERIC, E => {
+                view.to_vec::<E>()?.into_iter().map(|x| T::from_f64(wide_of(x))).collect()
+            }, else => return Err(error!(InvalidArgument, "a mask of type {dtype}")));
+            MaskValues::Added(wide.into())
+        };
+        Ok(Mask { values, strides, keys: full[3] })
+    }
+
+    /// What is added to the score of a key; -inf where it is not allowed.
+    fn at(&self, row: usize, key: usize) -> T {
+        let hidden = T::from_f64(f64::NEG_INFINITY);
+        if key >= self.keys {
+            return hidden;
+        }
+        match &self.values {
+            MaskValues::Allowed(values) => {
+                if values[row + key] != 0 {
+                    T::ZERO
+                } else {
+                    hidden
+                }
+            }
+            MaskValues::Added(values) => values[row + key],
+        }
+    }
+
+    fn row(&self, [batch, head, query]: [usize; 3]) -> usize {
+        batch * self.strides[0] + head * self.strides[1] + query * self.strides[2]
+    }
+}
+
+/// Any number in double precision.
+fn wide_of<E: Element + num_traits::ToPrimitive>(value: E) -> f64 {
+    value.to_f64().unwrap_or(f64::NAN)
+}
+
+/// A block of queries, of one head, or of all heads where they are interleaved.
+struct Task<'a, T> {
+    batch: usize,
+    heads: std::ops::Range<usize>,
+    first: usize,
+    result: &'a mut [T],
+    scores: Option<&'a mut [T]>,
+}
+
+/// What all blocks read.
+struct Shared<'a, T: Real> {
+    q: &'a [T],
+    k: Cache<'a, T>,
+    v: Cache<'a, T>,
+    mask: Option<Mask<'a, T>>,
+    /// Keys that are no padding, of each batch.
+    lengths: Option<Vec<i64>>,
+    sizes: Sizes,
+    scale: f32,
+    cpu: Cpu,
+}
+
+impl<T: Real> Attention<T> {
+    fn sizes(&self, [q, k, v]: [&[usize]; 3], past: &[usize], has_scores: bool) -> Result<Sizes> {
+        let q = Layout::new(q, self.query_heads)?;
+        let (k, v) = (Layout::new(k, self.key_heads)?, Layout::new(v, self.key_heads)?);
+        let past = match past {
+            [] => 0,
+            [batch, heads, rows, size] if [*batch, *heads, *size] == [k.batch, k.heads, k.size] => *rows,
+            _ => return Err(error!(InvalidArgument, "past_key has shape {past:?}")),
+        };
+        let fits = q.batch == k.batch
+            && k.batch == v.batch
+            && q.size == k.size
+            && k.rows == v.rows
+            && k.heads == v.heads
+            && k.heads > 0
+            && q.heads.is_multiple_of(k.heads);
+        ensure!(fits, InvalidArgument, "queries, keys and values do not go together");
+        let rows = if has_scores { q.rows } else { q.rows.min(ROWS) };
+        Ok(Sizes { q, k, v, past, rows: rows.max(1), has_scores })
+    }
+
+    fn inner_cpu(threads: usize, sizes: Sizes) -> Cpu {
+        Cpu::with_threads(if sizes.task_count() == 1 { threads } else { 1 })
+    }
+
+    /// Values of scratch for one part: scores, and what the products need.
+    fn part_len(cpu: Cpu, sizes: Sizes) -> usize {
+        let (rows, total) = (sizes.rows, sizes.total());
+        let first = T::workspace_len(cpu, [rows, total, sizes.q.size], BSource::Strided);
+        let second = T::workspace_len(cpu, [rows, sizes.v.size, total], BSource::Rows);
+        // Fewer keys may be cut into blocks another way, which never takes more than two panels more.
+        let slack = 2 * 64 * 512 * cpu.threads;
+        (rows * total).next_multiple_of(16) + first.max(second).next_multiple_of(16) + slack
+    }
+}
+
+/// Writes past and new rows of each head one after the other.
+fn join<T: Copy>(past: &[T], past_rows: usize, new: &[T], layout: Layout, to: &mut [T]) {
+    let Layout { batch, heads, rows, size, .. } = layout;
+    let head_len = (past_rows + rows) * size;
+    if head_len == 0 {
+        return;
+    }
+    for (index, to) in to.chunks_mut(head_len).take(batch * heads).enumerate() {
+        let (old, fresh) = to.split_at_mut(past_rows * size);
+        old.copy_from_slice(&past[index * past_rows * size..][..past_rows * size]);
+        for row in 0..rows {
+            let from = layout.at(index / heads, index % heads, row);
+            fresh[row * size..][..size].copy_from_slice(&new[from..from + size]);
+        }
+    }
+}
+
+impl<T: Real> Executable for Attention<T> {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let inputs = [shapes.input(0), shapes.input(1), shapes.input(2)];
+        let has_scores = shapes.outputs.get(3).is_some_and(Option::is_some);
+        let sizes = self.sizes(inputs, shapes.input(4), has_scores)?;
+        let joined = |layout: Layout, output: usize| {
+            let wanted = shapes.outputs.get(output).is_some_and(Option::is_some);
+            let len = layout.batch * layout.heads * sizes.total() * layout.size;
+            if sizes.past == 0 || wanted { 0 } else { len.next_multiple_of(16) }
+        };
+        let cpu = Self::inner_cpu(shapes.threads, sizes);
+        let parts = part_count(shapes.threads, sizes.task_count()) * Self::part_len(cpu, sizes);
+        bytes_of::<T>(joined(sizes.k, 1) + joined(sizes.v, 2) + parts)
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let threads = cx.threads();
+        let mut rest = scratch::<T>(cx.workspace()?)?;
+        let (q, k, v) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+        let past = cx.find_input(4);
+        let past_shape = past.map_or(&[][..], |past| past.shape());
+        let sizes = self.sizes([q.shape(), k.shape(), v.shape()], past_shape, cx.wants(3))?;
+        let mut cache = |new: TensorView<'_>, layout: Layout, past: usize, output: usize| -> Result<_> {
+            let new = new.as_slice::<T>()?;
+            let full = Layout { rows: sizes.total(), interleaved: false, ..layout };
+            if sizes.past == 0 && !cx.wants(output) {
+                return Ok((None, layout, new.len()));
+            }
+            let old = match cx.find_input(past) {
+                Some(view) => view.as_slice::<T>()?,
+                None => &[],
+            };
+            let len = full.batch * full.heads * full.rows * full.size;
+            ensure!(
+                old.len() + new.len() == len,
+                InvalidArgument,
+                "past_key or past_value does not fit the new rows"
+            );
+            let to = match cx.wants(output) {
+                true => cx.output(output)?.as_mut_slice::<T>()?,
+                false => &mut take(&mut rest, len.next_multiple_of(16))?[..len],
+            };
+            join(old, sizes.past, new, layout, to);
+            Ok((Some(&*to), full, len))
+        };
+        let (joined_k, k_layout, _) = cache(k, sizes.k, 4, 1)?;
+        let (joined_v, v_layout, _) = cache(v, sizes.v, 5, 2)?;
+        let keys = match joined_k {
+            Some(values) => values,
+            None => k.as_slice::<T>()?,
+        };
+        let values = match joined_v {
+            Some(values) => values,
+            None => v.as_slice::<T>()?,
+        };
+        let full = [sizes.q.batch, sizes.q.heads, sizes.q.rows, sizes.total()];
+        let lengths = cx.find_input(6).map(|view| view.to_ints()).transpose()?;
+        let enough = lengths.as_ref().is_none_or(|lengths| lengths.len() == sizes.q.batch);
+        ensure!(enough, InvalidArgument, "nonpad_kv_seqlen does not have a value for each batch");
+        let shared = Shared {
+            q: q.as_slice()?,
+            k: Cache { values: keys, layout: k_layout },
+            v: Cache { values, layout: v_layout },
+            mask: cx.find_input(3).map(|view| Mask::new(view, full)).transpose()?,
+            lengths,
+            sizes,
+            scale: self.scale.unwrap_or(1.0 / (sizes.q.size as f32).sqrt()),
+            cpu: Self::inner_cpu(threads, sizes),
+        };
+        let scores = if cx.wants(3) { Some(cx.output(3)?.as_mut_slice::<T>()?) } else { None };
+        let result = cx.output(0)?.as_mut_slice::<T>()?;
+        let mut tasks = tasks(sizes, result, scores);
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let part_len = Self::part_len(shared.cpu, sizes);
+        for_each_unit(threads, (&mut tasks, 1), (rest, part_len), |_, tasks, scratch| {
+            for task in tasks {
+                if let Err(error) = self.run_task(&shared, task, scratch) {
+                    failure.lock().get_or_insert(error);
+                }
+            }
+        });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+}
+
+/// Cuts the outputs into blocks of queries.
+fn tasks<'a, T>(sizes: Sizes, result: &'a mut [T], scores: Option<&'a mut [T]>) -> Vec<Task<'a, T>> {
+    let Sizes { q, v, rows, .. } = sizes;
+    let mut tasks = Vec::with_capacity(sizes.task_count());
+    let (row_len, head_count) = if q.interleaved { (q.heads * v.size, q.heads) } else { (v.size, 1) };
+    let whole = q.rows * row_len;
+    if whole == 0 {
+        return tasks;
+    }
+    // Where scores are wanted, a block is all queries.
+    let mut score_chunks =
+        scores.map(|scores| scores.chunks_mut((head_count * q.rows * sizes.total()).max(1)));
+    let heads_per_batch = q.heads / head_count;
+    for (index, result) in result.chunks_mut(whole).enumerate() {
+        let (batch, head) = (index / heads_per_batch, index % heads_per_batch * head_count);
+        for (block, result) in result.chunks_mut(rows * row_len).enumerate() {
+            let scores = score_chunks.as_mut().and_then(Iterator::next);
+            tasks.push(Task { batch, heads: head..head + head_count, first: block * rows, result, scores });
+        }
+    }
+    tasks
+}
+
+impl<T: Real> Attention<T> {
+    /// The keys that queries of a block can see at most, where no scores are written out.
+    fn key_count(&self, shared: &Shared<'_, T>, batch: usize, last_query: usize) -> usize {
+        let total = shared.sizes.total();
+        if shared.sizes.has_scores {
+            return total;
+        }
+        let mut end = total as i64;
+        if let Some(lengths) = &shared.lengths {
+            end = end.min(lengths[batch]);
+        }
+        if self.is_causal {
+            end = end.min(last_query as i64 + shared.offset(batch) + 1);
+        }
+        end.max(0) as usize
+    }
+
+    fn run_task(&self, shared: &Shared<'_, T>, task: &mut Task<'_, T>, scratch: &mut [T]) -> Result<()> {
+        let Sizes { q, k, v, .. } = shared.sizes;
+        let row_stride = if q.interleaved { q.heads * v.size } else { v.size };
+        let rows = task.result.len() / row_stride;
+        let keys = self.key_count(shared, task.batch, task.first + rows - 1);
+        let (scores, workspace) =
+            scratch.split_at_mut((shared.sizes.rows * shared.sizes.total()).next_multiple_of(16));
+        let scores = &mut scores[..rows * keys];
+        for head in task.heads.clone() {
+            let key_head = head / (q.heads / k.heads);
+            let queries = Matrix {
+                values: &shared.q[q.at(task.batch, head, task.first)..],
+                shape: [rows, q.size],
+                strides: [q.row_stride(), 1],
+            };
+            let cache =
+                |cache: &Cache<'_, T>| cache.layout.at(task.batch, key_head, 0).min(cache.values.len());
+            let transposed = Right::Plain(Matrix {
+                values: &shared.k.values[cache(&shared.k)..],
+                shape: [q.size, keys],
+                strides: [1, shared.k.layout.row_stride()],
+            });
+            T::multiply(shared.cpu, queries, transposed, (&mut *scores, keys, false), workspace)?;
+            T::map(Unary::Affine { scale: shared.scale, shift: 0.0 }, scores);
+            let place = (head - task.heads.start) * rows * keys;
+            let out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
+            self.weigh(shared, [task.batch, head, task.first], (scores, keys), out);
+            let weights = Matrix::rows(&*scores, rows, keys);
+            let values = Right::Plain(Matrix {
+                values: &shared.v.values[cache(&shared.v)..],
+                shape: [keys, v.size],
+                strides: [shared.v.layout.row_stride(), 1],
+            });
+            let first = (head - task.heads.start) * v.size;
+            let result = (&mut task.result[first..], row_stride, false);
+            T::multiply(shared.cpu, weights, values, result, workspace)?;
+        }
+        Ok(())
+    }
+
+    /// Turns scores into weights: cap, mask and softmax, row by row; `out` takes them at the stage that is asked for.
+    fn weigh(
+        &self,
+        shared: &Shared<'_, T>,
+        [batch, head, first]: [usize; 3],
+        (scores, keys): (&mut [T], usize),
+        mut out: Option<&mut [T]>,
+    ) {
+        let mut store = |mode: i64, scores: &[T]| {
+            if let Some(out) = out.as_deref_mut().filter(|_| mode == self.score_mode) {
+                out.copy_from_slice(scores);
+            }
+        };
+        store(0, scores);
+        if self.softcap > 0.0 {
+            T::map(Unary::Affine { scale: 1.0 / self.softcap, shift: 0.0 }, scores);
+            T::map(Unary::Tanh, scores);
+            T::map(Unary::Affine { scale: self.softcap, shift: 0.0 }, scores);
+        }
+        store(1, scores);
+        let hidden = T::from_f64(f64::NEG_INFINITY);
+        let mut masked = Vec::new();
+        for (row, scores) in scores.chunks_mut(keys.max(1)).enumerate() {
+            let query = first + row;
+            let allowed = self.allowed(shared, batch, query, keys);
+            let mask = shared.mask.as_ref().map(|mask| (mask, mask.row([batch, head, query])));
+            let mut any = false;
+            for (key, score) in scores.iter_mut().enumerate() {
+                let added = match &mask {
+                    _ if !allowed.contains(&key) => hidden,
+                    Some((mask, row)) => mask.at(*row, key),
+                    None => T::ZERO,
+                };
+                if added == hidden {
+                    *score = hidden;
+                } else {
+                    any = true;
+                    *score = *score + added;
+                }
+            }
+            if !any {
+                masked.push(row);
+            }
+        }
+        store(2, scores);
+        for (row, scores) in scores.chunks_mut(keys.max(1)).enumerate() {
+            // A row without a key that counts has weights of zero, where the softmax would have none.
+            if masked.contains(&row) || scores.iter().all(|score| *score == hidden) {
+                scores.fill(T::ZERO);
+            } else {
+                T::softmax(scores);
+            }
+        }
+        store(3, scores);
+    }
+
+    /// The keys that a query may see by its place.
+    fn allowed(
+        &self,
+        shared: &Shared<'_, T>,
+        batch: usize,
+        query: usize,
+        keys: usize,
+    ) -> std::ops::Range<usize> {
+        let place = query as i64 + shared.offset(batch);
+        let (mut start, mut end) = (0, keys as i64);
+        if self.is_causal {
+            end = end.min(place + 1);
+        }
+        let [left, right] = self.windows;
+        if left >= 0 {
+            start = start.max(place.saturating_sub(left));
+        }
+        if right >= 0 {
+            end = end.min(place.saturating_add(right).saturating_add(1));
+        }
+        if let Some(lengths) = &shared.lengths {
+            end = end.min(lengths[batch]);
+        }
+        let end = end.max(0);
+        start.clamp(0, end) as usize..end as usize
+    }
+}
+
+impl<T: Real> Shared<'_, T> {
+    /// How many keys precede the first query.
+    fn offset(&self, batch: usize) -> i64 {
+        match &self.lengths {
+            Some(lengths) if self.sizes.past == 0 => lengths[batch].saturating_sub(self.sizes.q.rows as i64),
+            _ => self.sizes.past as i64,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `Conv` as a product with packed weights.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ops::nn::geometry::Windows;
+use ort_core::tensor::Shape;
+use ort_core::{Result, ensure, error};
+
+use super::{window_of, windows_of};
+use crate::conv::{
+    ConvAttributes, ConvGeometry, Input, WeightSide, forward, pack_weights, packed_weights_len, workspace_len,
+};
+use crate::cpu_kernels;
+use crate::gemm::{Cpu, Step};
+use crate::kernels::linalg::widened::widened;
+use crate::kernels::linalg::{PackedFloats, bytes_of, is_weight, refused, scratch, take, with_weight};
+
+const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+cpu_kernels![
+    KernelDef {
+        op: "Conv",
+        types: &[("T", SINGLE)],
+        rank: 1,
+        unaligned: &[1],
+        when: |node: &NodeView<'_>| {
+            let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
+            constant && is_weight(node.dtype(1))
+        },
+        make: |cx| widened(cx, make_packed),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "Conv",
+        types: &[("T", SINGLE)],
+        when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
+        make: |cx| widened(cx, make_plain),
+        ..KernelDef::BASE
+    },
+];
+
+/// A convolution whose weights are known ahead.
+struct Packed {
+    windows: Windows,
+    weight: Shape,
+    groups: usize,
+    side: WeightSide,
+    packed: PackedFloats,
+}
+
+/// The groups that a node says.
+pub(super) fn groups_of(cx: &CompileCx<'_>) -> Result<usize> {
+    let group = cx.attrs().int("group")?;
+    let group = usize::try_from(group).ok().filter(|group| *group > 0);
+    group.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))
+}
+
+/// The sizes of a convolution.
+pub(super) fn geometry(
+    windows: &Windows,
+    image: &[usize],
+    weight: &[usize],
+    groups: usize,
+) -> Result<ConvGeometry> {
+    ensure!(
+        image.len() >= 3 && image.len() == weight.len(),
+        InvalidArgument,
+        "an image of shape {image:?} does not fit a weight of shape {weight:?}"
+    );
+    let window = window_of(&windows.on(&image[2..])?)?;
+    // The library checks channels and groups; where the windows lie was worked out here.
+    let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
+    let mut geometry = ConvGeometry::new(image, weight, &attributes).map_err(refused)?;
+    geometry.window = window;
+    Ok(geometry)
+}
+
+fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the weight is no constant"))?;
+    let shape = Shape::from_slice(weight.shape());
+    let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
+    let cpu = Cpu::with_threads(cx.threads);
+    // Without the image's size any will do: the packing depends on it only through the side.
+    let fixed = cx.node.fixed_shape(0).filter(|image| geometry(&windows, image, &shape, groups).is_ok());
+    let (geometry, side) = match fixed {
+        Some(image) => {
+            let geometry = geometry(&windows, &image, &shape, groups)?;
+            (geometry, WeightSide::preferred(cpu, &geometry))
+        }
+        None => {
+            let mut image = shape.clone();
+            image[0] = 1;
+            image[1] = shape[1].saturating_mul(groups);
+            let attributes = ConvAttributes { groups, ..ConvAttributes::default() };
+            (ConvGeometry::new(&image, &shape, &attributes).map_err(refused)?, WeightSide::Left)
+        }
+    };
+    let packed = PackedFloats::new(
+        cx,
+        packed_weights_len(cpu, &geometry, side),
+        |packed| with_weight!(weight, weights => pack_weights(cpu, &geometry, side, weights, packed).map_err(refused)),
+    )?;
+    cx.consume(1);
+    Ok(Box::new(Packed { windows, weight: shape, groups, side, packed }))
+}
+
+impl Executable for Packed {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let geometry = geometry(&self.windows, shapes.input(0), &self.weight, self.groups)?;
+        bytes_of::<f32>(workspace_len(Cpu::with_threads(shapes.threads), &geometry, self.side))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let workspace = scratch(cx.workspace()?)?;
+        let geometry = geometry(&self.windows, cx.input(0)?.shape(), &self.weight, self.groups)?;
+        convolve(cx, &geometry, (self.packed.values(), self.side), workspace)
+    }
+}
+
+/// Runs a convolution on packed weights.
+fn convolve(
+    cx: &mut RunCx<'_>,
+    geometry: &ConvGeometry,
+    (weights, side): (&[f32], WeightSide),
+    workspace: &mut [f32],
+) -> Result<()> {
+    let cpu = Cpu::with_threads(cx.threads());
+    let image = cx.input(0)?.as_slice::<f32>()?;
+    let bias = cx.find_input(2).map(|bias| bias.as_slice::<f32>()).transpose()?;
+    let steps = bias.map(|bias| [Step::RowBias(bias)]);
+    let epilogue = steps.as_ref().map_or(&[][..], |steps| &steps[..]);
+    let output = cx.output(0)?.as_mut_slice::<f32>()?;
+    forward(cpu, geometry, Input { image, weights, side, epilogue }, output, workspace).map_err(refused)
+}
+
+/// A convolution whose weights only the run knows: they are packed each time.
+struct Plain {
+    attrs: ort_core::ir::Attributes,
+    groups: usize,
+}
+
+fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(Plain { attrs: cx.attrs().clone(), groups: groups_of(cx)? }))
+}
+
+impl Plain {
+    fn geometry(&self, image: &[usize], weight: &[usize]) -> Result<ConvGeometry> {
+        ensure!(weight.len() >= 3, InvalidArgument, "a weight of shape {weight:?}");
+        let kernel: Vec<_> =
+            weight[2..].iter().map(|&size| ort_core::dim::Dim::constant(size as i64)).collect();
+        geometry(&Windows::new(&self.attrs, &kernel)?, image, weight, self.groups)
+    }
+}
+
+impl Executable for Plain {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let cpu = Cpu::with_threads(shapes.threads);
+        let geometry = self.geometry(shapes.input(0), shapes.input(1))?;
+        let packed = packed_weights_len(cpu, &geometry, WeightSide::Left);
+        bytes_of::<f32>(packed.next_multiple_of(16) + workspace_len(cpu, &geometry, WeightSide::Left))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let cpu = Cpu::with_threads(cx.threads());
+        let mut rest = scratch::<f32>(cx.workspace()?)?;
+        let (image, weight) = (cx.input(0)?, cx.input(1)?);
+        let geometry = self.geometry(image.shape(), weight.shape())?;
+        let side = WeightSide::Left;
+        let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
+        pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
+        convolve(cx, &geometry, (packed, side), rest)
+    }
+}

@@ -1,0 +1,116 @@
+//! `FlexAttention`: all scores at once, because subgraphs see them as one tensor.
+
+use num_traits::ToPrimitive;
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, KernelDef, NewTensor, OutputsFrom, RunCx};
+use ort_core::spec::ONNX_PREVIEW;
+use ort_core::tensor::{Tensor, TensorView, Value, ValueView};
+use ort_core::{Result, ensure, error, for_each_type};
+
+use crate::cpu_kernels;
+use crate::gemm::{BSource, Cpu};
+use crate::kernels::linalg::real::{Matrix, Real, Right};
+use crate::parallel::for_each_chunk_mut;
+
+cpu_kernels![KernelDef {
+    domain: ONNX_PREVIEW,
+    op: "FlexAttention",
+    outputs: OutputsFrom::Kernel,
+    make,
+    ..KernelDef::BASE
+}];
+
+struct Flex {
+    scale: Option<f32>,
+    score_mod: Option<usize>,
+    prob_mod: Option<usize>,
+}
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let subgraph = |name: &str| cx.node.node.subgraphs.iter().position(|subgraph| subgraph.attr == name);
+    let (score_mod, prob_mod) = (subgraph("score_mod"), subgraph("prob_mod"));
+    let flex = Flex { scale: cx.attrs().find_float("scale"), score_mod, prob_mod };
+    let default = if cx.node.dtype(0) == Some(DType::F64) { DType::F64 } else { DType::F32 };
+    let precision = match cx.attrs().find_int("softmax_precision") {
+        None => Some(default),
+        Some(code) => i32::try_from(code).ok().and_then(DType::from_onnx),
+    };
+    match precision {
+        Some(DType::F32) => Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &flex))),
+        Some(DType::F64) => Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &flex))),
+        _ => Err(error!(NotImplemented, "FlexAttention with this softmax_precision")),
+    }
+}
+
+/// The elements in the type that is computed in.
+fn read<T: Real>(view: TensorView<'_>) -> Result<Vec<T>> {
+    let dtype = view.dtype();
+    for_each_type!(dtype in FLOATS, E => {
+        let wide = |x: E| T::from_f64(ToPrimitive::to_f64(&x).unwrap_or(f64::NAN));
+        Ok(view.to_vec::<E>()?.into_iter().map(wide).collect())
+    }, else => Err(error!(InvalidArgument, "attention of type {dtype}")))
+}
+
+/// Hands a tensor to a subgraph, which gives one of the same shape and type.
+fn modify<T: Real>(cx: &mut RunCx<'_>, subgraph: Option<usize>, tensor: NewTensor) -> Result<Tensor> {
+    let tensor = tensor.finish()?;
+    let Some(subgraph) = subgraph else { return Ok(tensor) };
+    let results = cx.run_subgraph(subgraph, &[ValueView::Tensor(tensor.view())])?;
+    match results.into_iter().next() {
+        Some(Value::Tensor(result)) if result.shape() == tensor.shape() && result.dtype() == T::DTYPE => {
+            Ok(result)
+        }
+        _ => Err(error!(InvalidGraph, "a modifier must give one tensor of its input's shape and type")),
+    }
+}
+
+fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
+    let cpu = Cpu::with_threads(cx.threads());
+    let (q, k, v) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let (&[batch, heads, queries, size], &[_, key_heads, keys, _], &[.., value_size]) =
+        (q.shape(), k.shape(), v.shape())
+    else {
+        return Err(error!(InvalidArgument, "Q, K and V must have rank 4"));
+    };
+    let fits = key_heads > 0
+        && heads.is_multiple_of(key_heads)
+        && k.shape() == [batch, key_heads, keys, size]
+        && v.shape() == [batch, key_heads, keys, value_size];
+    ensure!(fits, InvalidArgument, "queries, keys and values do not go together");
+    let dtype = q.dtype();
+    let (q, k, v) = (read::<T>(q)?, read::<T>(k)?, read::<T>(v)?);
+    let scale = flex.scale.map_or(1.0 / (size as f64).sqrt(), f64::from);
+    let key_head = |index: usize| index / heads * key_heads + index % heads / (heads / key_heads);
+    let first = T::workspace_len(cpu, [queries, keys, size], BSource::Strided);
+    let second = T::workspace_len(cpu, [queries, value_size, keys], BSource::Rows);
+    let mut workspace = vec![T::ZERO; first.max(second)];
+    let mut scores = cx.allocate(T::DTYPE, &[batch, heads, queries, keys])?;
+    let plane = (queries * keys).max(1);
+    for (index, scores) in scores.as_mut_slice::<T>()?.chunks_mut(plane).enumerate() {
+        let rows = Matrix::rows(&q[index * queries * size..][..queries * size], queries, size);
+        let columns = Matrix::transposed(&k[key_head(index) * keys * size..][..keys * size], size, keys);
+        T::multiply(cpu, rows, Right::Plain(columns), (&mut *scores, keys, false), &mut workspace)?;
+        scores.iter_mut().for_each(|score| *score = *score * T::from_f64(scale));
+    }
+    let scores = modify::<T>(cx, flex.score_mod, scores)?;
+    let mut weights = cx.allocate(T::DTYPE, scores.shape())?;
+    let values = weights.as_mut_slice::<T>()?;
+    values.copy_from_slice(&scores.to_vec::<T>()?);
+    for_each_chunk_mut(cpu.threads, values, keys, |_, row| T::softmax(row));
+    let weights = modify::<T>(cx, flex.prob_mod, weights)?;
+    let weights = weights.to_vec::<T>()?;
+    let mut result = vec![T::ZERO; batch * heads * queries * value_size];
+    for (index, result) in result.chunks_mut((queries * value_size).max(1)).enumerate() {
+        let rows = Matrix::rows(&weights[index * queries * keys..][..queries * keys], queries, keys);
+        let values = &v[key_head(index) * keys * value_size..][..keys * value_size];
+        let columns = Right::Plain(Matrix::rows(values, keys, value_size));
+        T::multiply(cpu, rows, columns, (result, value_size, false), &mut workspace)?;
+    }
+    let mut output = cx.allocate(dtype, &[batch, heads, queries, value_size])?;
+    for_each_type!(dtype in FLOATS, E => {
+        for (to, from) in output.as_mut_slice::<E>()?.iter_mut().zip(&result) {
+            *to = <E as num_traits::NumCast>::from(from.to_f64()).unwrap_or(*to);
+        }
+    }, else => return Err(error!(InvalidArgument, "attention of type {dtype}")));
+    cx.set(0, output.finish()?)
+}

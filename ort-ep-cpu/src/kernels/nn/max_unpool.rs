@@ -1,0 +1,53 @@
+//! `MaxUnpool`.
+
+use ort_core::dtype::Element;
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ir::Attributes;
+use ort_core::ops::nn::geometry::Windows;
+use ort_core::{Result, ensure, error, for_each_type};
+
+use crate::cpu_kernels;
+
+cpu_kernels![KernelDef { op: "MaxUnpool", host_inputs: &[2], make, ..KernelDef::BASE }];
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let (attrs, dtype) = (cx.attrs().clone(), cx.node.dtype(0));
+    let Some(dtype) = dtype else { return Err(error!(Fail, "the input's type is not known")) };
+    for_each_type!(dtype in FLOATS, T => {
+        Ok(Box::new(move |cx: &mut RunCx<'_>| unpool::<T>(cx, &attrs)))
+    }, else => Err(error!(NotImplemented, "unpooling of {dtype}")))
+}
+
+/// Puts each value at its index in the image that the pool had; where another shape is asked for, that image is
+/// its upper left corner.
+fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Result<()> {
+    let x = cx.input(0)?;
+    let shape = x.shape();
+    let windows = Windows::of_pool(attrs, shape.len())?;
+    let sizes: Vec<usize> =
+        windows.transposed_on(attrs, &shape[2..])?.iter().map(|axis| axis.input).collect();
+    let (values, indices) = (x.as_slice::<T>()?, cx.input(1)?.as_slice::<i64>()?);
+    ensure!(values.len() == indices.len(), InvalidArgument, "there are not as many indices as values");
+    let output = cx.output(0)?;
+    let to_shape = output.shape();
+    ensure!(to_shape.len() == shape.len(), InvalidArgument, "output_shape {to_shape:?} has another rank");
+    let to = output.as_mut_slice::<T>()?;
+    to.fill(T::default());
+    let full: Vec<usize> = shape[..2].iter().chain(&sizes).copied().collect();
+    let count: usize = full.iter().product();
+    for (value, index) in values.iter().zip(indices) {
+        let index = usize::try_from(*index).ok().filter(|index| *index < count);
+        let mut rest = index.ok_or_else(|| error!(InvalidArgument, "an index is outside the image"))?;
+        let (mut place, mut step, mut inside) = (0, 1, true);
+        for (size, to_size) in full.iter().zip(to_shape).rev() {
+            let at = rest % size;
+            rest /= size;
+            inside &= at < *to_size;
+            place += at * step;
+            step *= to_size;
+        }
+        ensure!(inside, InvalidArgument, "an index is outside output_shape {to_shape:?}");
+        to[place] = *value;
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Kernels of neural networks: convolutions, pools, recurrent layers, attention.
+
+mod attention;
+mod causal_conv;
+mod conv;
+mod conv_depthwise;
+mod conv_integer;
+mod conv_plain;
+mod conv_transpose;
+mod deform_conv;
+mod flex_attention;
+mod gates;
+mod gru;
+mod linear_attention;
+mod lstm;
+mod max_unpool;
+mod pool;
+mod pool_global;
+mod pool_plain;
+mod recurrent;
+mod rnn;
+mod rotary;
+
+use ort_core::dim::Dim;
+use ort_core::ep::CompileCx;
+use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::{Result, ensure, error};
+
+use crate::gemm::Window;
+use crate::parallel::for_each_chunk_mut;
+
+/// The windows of a convolution whose weight has this shape.
+fn windows_of(cx: &CompileCx<'_>, weight: &[usize]) -> Result<Windows> {
+    ensure!(weight.len() >= 3, InvalidGraph, "a weight of rank {}", weight.len());
+    let kernel: Vec<Dim> = weight[2..].iter().map(|&size| Dim::constant(size as i64)).collect();
+    Windows::new(cx.attrs(), &kernel)
+}
+
+/// Windows over at most three axes, the leading ones of size 1.
+fn window_of(axes: &[WindowAxis]) -> Result<Window> {
+    let mut window = Window {
+        input: [1; 3],
+        kernel: [1; 3],
+        stride: [1; 3],
+        dilation: [1; 3],
+        pad: [0; 3],
+        output: [1; 3],
+    };
+    let first = 3_usize.checked_sub(axes.len());
+    let first = first.ok_or_else(|| error!(InvalidArgument, "windows over {} axes", axes.len()))?;
+    for (at, axis) in axes.iter().enumerate() {
+        let at = first + at;
+        window.input[at] = axis.input;
+        window.kernel[at] = axis.kernel;
+        window.stride[at] = axis.stride;
+        window.dilation[at] = axis.dilation;
+        window.pad[at] = axis.pads[0];
+        window.output[at] = axis.output;
+    }
+    Ok(window)
+}
+
+/// How many parts [`for_each_unit`] makes of `units`; scratch is needed for each.
+fn part_count(threads: usize, units: usize) -> usize {
+    if threads <= 1 { 1 } else { (threads * 2).min(units.max(1)) }
+}
+
+/// Calls `task` with each unit's index, its `unit_len` values of `output`, and scratch of `scratch_len` values that
+/// units of one part share. `scratch` holds that for each of the parts.
+fn for_each_unit<T: Send, S: Send>(
+    threads: usize,
+    (output, unit_len): (&mut [T], usize),
+    (scratch, scratch_len): (&mut [S], usize),
+    task: impl Fn(usize, &mut [T], &mut [S]) + Sync,
+) {
+    if unit_len == 0 || output.is_empty() {
+        return;
+    }
+    let units = output.len() / unit_len;
+    let per_part = units.div_ceil(part_count(threads, units)).max(1);
+    let mut empty: Vec<&mut [S]> = Vec::new();
+    let scratch: Vec<&mut [S]> = match scratch_len {
+        0 => {
+            empty.resize_with(units.div_ceil(per_part), Default::default);
+            empty
+        }
+        _ => scratch.chunks_exact_mut(scratch_len).collect(),
+    };
+    let mut parts: Vec<_> = output.chunks_mut(per_part * unit_len).zip(scratch).collect();
+    for_each_chunk_mut(threads, &mut parts, 1, |part, pieces| {
+        for (values, scratch) in pieces {
+            for (at, unit) in values.chunks_exact_mut(unit_len).enumerate() {
+                task(part * per_part + at, unit, scratch);
+            }
+        }
+    });
+}

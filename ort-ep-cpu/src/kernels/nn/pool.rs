@@ -1,0 +1,129 @@
+//! `MaxPool` and `AveragePool` of planes in `float`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::{Result, ensure, error};
+
+use super::conv_depthwise::plane_window;
+use super::{for_each_unit, part_count};
+use crate::cpu_kernels;
+use crate::kernels::linalg::widened::widened;
+use crate::kernels::linalg::{bytes_of, scratch};
+use crate::simd::Isa;
+use crate::vector::pool::{Indices, Pool, PoolAxis, PoolPlan, pool_nd};
+
+cpu_kernels![
+    KernelDef {
+        op: "MaxPool",
+        types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::I8, DType::U8]))],
+        make: |cx| widened(cx, |cx| make(cx, Pool::Max)),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "AveragePool",
+        types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
+        make: |cx| widened(cx, |cx| {
+            let count_include_pad = cx.attrs().flag("count_include_pad")?;
+            make(cx, Pool::Average { count_include_pad })
+        }),
+        ..KernelDef::BASE
+    },
+];
+
+struct Pooling {
+    windows: Windows,
+    pool: Pool,
+    column_major: bool,
+}
+
+/// The windows of a pool's node.
+pub(super) fn windows_of_pool(node: &NodeView<'_>) -> Result<Windows> {
+    let rank = node.attrs().ints("kernel_shape")?.len() + 2;
+    Windows::of_pool(node.attrs(), rank)
+}
+
+fn make(cx: &mut CompileCx<'_>, pool: Pool) -> Result<Box<dyn Executable>> {
+    let windows = windows_of_pool(&cx.node)?;
+    let column_major = cx.attrs().find_int("storage_order").unwrap_or(0) != 0;
+    Ok(Box::new(Pooling { windows, pool, column_major }))
+}
+
+/// Batch times channels, and the windows on each plane.
+pub(super) fn planes(windows: &Windows, image: &[usize]) -> Result<(usize, Vec<WindowAxis>)> {
+    match image {
+        [batch, channels, spatial @ ..] => Ok((batch * channels, windows.on(spatial)?)),
+        _ => Err(error!(InvalidArgument, "an image of shape {image:?}")),
+    }
+}
+
+impl Pooling {
+    /// The plan of planes of one or two axes.
+    fn plan(&self, axes: &[WindowAxis]) -> Result<Option<PoolPlan>> {
+        if axes.len() > 2 {
+            return Ok(None);
+        }
+        let end = |from_last: usize| axes.iter().rev().nth(from_last).map_or(0, |axis| axis.pads[1]);
+        Ok(Some(PoolPlan::new(plane_window(axes)?, [end(1), end(0)], self.pool)))
+    }
+}
+
+fn along(axis: &WindowAxis) -> PoolAxis {
+    PoolAxis {
+        input: axis.input,
+        output: axis.output,
+        kernel: axis.kernel,
+        stride: axis.stride,
+        dilation: axis.dilation,
+        pads: axis.pads,
+    }
+}
+
+impl Executable for Pooling {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let (units, axes) = planes(&self.windows, shapes.input(0))?;
+        let scratch = self.plan(&axes)?.map_or(0, |plan| plan.scratch_len().next_multiple_of(16));
+        bytes_of::<f32>(scratch.saturating_mul(part_count(shapes.threads, units)))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (isa, threads) = (Isa::current(), cx.threads());
+        let workspace = scratch::<f32>(cx.workspace()?)?;
+        let image = cx.input(0)?;
+        let (_, axes) = planes(&self.windows, image.shape())?;
+        let image = image.as_slice::<f32>()?;
+        let input: usize = axes.iter().map(|axis| axis.input).product();
+        let output: usize = axes.iter().map(|axis| axis.output).product();
+        let indices = if cx.wants(1) { Some(cx.output(1)?.as_mut_slice::<i64>()?) } else { None };
+        let result = cx.output(0)?.as_mut_slice::<f32>()?;
+        if result.is_empty() {
+            return Ok(());
+        }
+        if let (None, Some(plan)) = (&indices, self.plan(&axes)?) {
+            let scratch_len = plan.scratch_len().next_multiple_of(16);
+            for_each_unit(threads, (result, output), (workspace, scratch_len), |unit, plane, scratch| {
+                plan.run(isa, &image[unit * input..][..input], plane, scratch);
+            });
+            return Ok(());
+        }
+        let axes: Vec<PoolAxis> = axes.iter().map(along).collect();
+        match indices {
+            None => for_each_unit(threads, (result, output), (&mut [0_u8; 0][..], 0), |unit, plane, _| {
+                pool_nd(self.pool, &axes, &image[unit * input..][..input], plane, None);
+            }),
+            Some(indices) => {
+                ensure!(indices.len() == result.len(), Fail, "there are not as many indices as values");
+                let planes = result.chunks_mut(output).zip(indices.chunks_mut(output));
+                let mut planes: Vec<_> = planes.collect();
+                for_each_unit(threads, (&mut planes, 1), (&mut [0_u8; 0][..], 0), |unit, pairs, _| {
+                    for (plane, indices) in pairs {
+                        let base = (unit * input) as i64;
+                        let indices = Indices { values: indices, base, column_major: self.column_major };
+                        pool_nd(self.pool, &axes, &image[unit * input..][..input], plane, Some(indices));
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Pools as the definition has them: `LpPool`, and all pools in `double`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ops::nn::geometry::WindowAxis;
+use ort_core::{Result, error};
+
+use super::conv_plain::{advance, meets};
+use super::for_each_unit;
+use super::pool::{planes, windows_of_pool};
+use crate::cpu_kernels;
+use crate::kernels::linalg::real::Real;
+use crate::kernels::linalg::widened::widened;
+
+const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
+
+cpu_kernels![
+    KernelDef {
+        op: "LpPool",
+        types: &[("T", HALVES)],
+        make: |cx| widened(cx, |cx| make::<f32>(cx, norm(cx)?)),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "LpPool",
+        types: &[("T", DOUBLE)],
+        make: |cx| make::<f64>(cx, norm(cx)?),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "MaxPool",
+        types: &[("T", DOUBLE)],
+        make: |cx| make::<f64>(cx, Kind::Max),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "AveragePool",
+        types: &[("T", DOUBLE)],
+        make: |cx| {
+            let include_pad = cx.attrs().flag("count_include_pad")?;
+            make::<f64>(cx, Kind::Average { include_pad })
+        },
+        ..KernelDef::BASE
+    },
+];
+
+/// What a window is reduced to.
+#[derive(Clone, Copy)]
+enum Kind {
+    Max,
+    Average { include_pad: bool },
+    Norm(i32),
+}
+
+fn norm(cx: &CompileCx<'_>) -> Result<Kind> {
+    let power = i32::try_from(cx.attrs().int("p")?).ok().filter(|power| *power != 0);
+    power.map(Kind::Norm).ok_or_else(|| error!(InvalidGraph, "a norm with this p"))
+}
+
+fn make<T: Real>(cx: &mut CompileCx<'_>, kind: Kind) -> Result<Box<dyn Executable>> {
+    let windows = windows_of_pool(&cx.node)?;
+    let column_major = cx.attrs().find_int("storage_order").unwrap_or(0) != 0;
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let image = cx.input(0)?;
+        let (_, axes) = planes(&windows, image.shape())?;
+        let (threads, image) = (cx.threads(), image.as_slice::<T>()?);
+        let input: usize = axes.iter().map(|axis| axis.input).product();
+        let output: usize = axes.iter().map(|axis| axis.output).product();
+        let mut indices = if cx.wants(1) { Some(cx.output(1)?.as_mut_slice::<i64>()?) } else { None };
+        let result = cx.output(0)?.as_mut_slice::<T>()?;
+        for_each_unit(threads, (result, output), (&mut [0_u8; 0][..], 0), |unit, plane, _| {
+            pool_plane(kind, &axes, &image[unit * input..][..input], plane, |_, _| {});
+        });
+        let Some(indices) = indices.as_mut().filter(|_| output > 0) else { return Ok(()) };
+        for (unit, indices) in indices.chunks_mut(output).enumerate() {
+            let mut values = vec![T::ZERO; output];
+            let from = &image[unit * input..][..input];
+            pool_plane(kind, &axes, from, &mut values, |place, found| {
+                let found = if column_major { column_major_place(&axes, found) } else { found };
+                indices[place] = (unit * input + found) as i64;
+            });
+        }
+        Ok(())
+    }))
+}
+
+/// The index of a place where the first axis is the one whose places are adjacent.
+fn column_major_place(axes: &[WindowAxis], mut place: usize) -> usize {
+    let mut result = 0;
+    for axis in axes.iter().rev() {
+        result = result * axis.input + place % axis.input;
+        place /= axis.input;
+    }
+    result
+}
+
+/// How many places of a window count: those in the image, or also those in its padding.
+fn count(axes: &[WindowAxis], position: &[usize], include_pad: bool) -> usize {
+    let along = |(axis, at): (&WindowAxis, &usize)| {
+        let (start, end) = match include_pad {
+            true => (0, axis.pads[0] + axis.input + axis.pads[1]),
+            false => (axis.pads[0], axis.pads[0] + axis.input),
+        };
+        let places = (0..axis.kernel).map(|tap| at * axis.stride + tap * axis.dilation);
+        places.filter(|place| (start..end).contains(place)).count()
+    };
+    axes.iter().zip(position).map(along).product()
+}
+
+fn pool_plane<T: Real>(
+    kind: Kind,
+    axes: &[WindowAxis],
+    from: &[T],
+    to: &mut [T],
+    mut found: impl FnMut(usize, usize),
+) {
+    let taps: usize = axes.iter().map(|axis| axis.kernel).product();
+    let (mut position, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
+    for (at, result) in to.iter_mut().enumerate() {
+        let (mut best, mut sum) = (None, 0.0);
+        for _ in 0..taps {
+            if let Some(place) = meets(axes, &position, &tap) {
+                let x = from[place].to_f64();
+                if best.is_none_or(|(value, _): (f64, usize)| x > value || (x.is_nan() && !value.is_nan())) {
+                    best = Some((x, place));
+                }
+                sum += match kind {
+                    Kind::Norm(power) => x.abs().powi(power),
+                    _ => x,
+                };
+            }
+            advance(&mut tap, axes.iter().map(|axis| axis.kernel));
+        }
+        *result = T::from_f64(match kind {
+            Kind::Max => best.map_or(f64::NEG_INFINITY, |(value, _)| value),
+            Kind::Average { include_pad } => sum / count(axes, &position, include_pad) as f64,
+            Kind::Norm(power) => sum.powf(1.0 / f64::from(power)),
+        });
+        found(at, best.map_or(0, |(_, place)| place));
+        advance(&mut position, axes.iter().map(|axis| axis.output));
+    }
+}

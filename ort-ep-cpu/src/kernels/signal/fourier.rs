@@ -1,0 +1,200 @@
+//! `DFT` and `STFT`, in double precision for any length.
+
+use std::sync::Arc;
+
+use num_complex::Complex64;
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::tensor::TensorView;
+use ort_core::{Result, ensure, error, for_each_type};
+use rustfft::{Fft, FftPlanner};
+
+use crate::cpu_kernels;
+use crate::kernels::norm::row::to_f64s;
+use crate::kernels::reduce::layout::normalize_axis;
+use crate::kernels::reduce::number::Real;
+use crate::parallel::for_each_row_chunk_mut;
+
+cpu_kernels![
+    KernelDef { op: "DFT", make: make_dft, ..KernelDef::BASE },
+    KernelDef { op: "STFT", make: make_stft, ..KernelDef::BASE },
+];
+
+fn plan(length: usize, inverse: bool) -> Arc<dyn Fft<f64>> {
+    let mut planner = FftPlanner::new();
+    if inverse { planner.plan_fft_inverse(length) } else { planner.plan_fft_forward(length) }
+}
+
+/// Elements as complex numbers: pairs, or single real parts.
+struct Signal<'a, T> {
+    elements: &'a [T],
+    /// Numbers to an element: 1 or 2.
+    parts: usize,
+}
+
+impl<'a, T: Real> Signal<'a, T> {
+    fn new(view: TensorView<'a>, parts: usize) -> Result<Signal<'a, T>> {
+        ensure!(parts == 1 || parts == 2, InvalidArgument, "complex numbers of {parts} parts");
+        Ok(Signal { elements: view.as_slice::<T>()?, parts })
+    }
+
+    fn at(&self, place: usize) -> Complex64 {
+        let part = |index: usize| self.elements[place * self.parts + index].to_f64();
+        Complex64::new(part(0), if self.parts == 2 { part(1) } else { 0.0 })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Transform {
+    inverse: bool,
+    onesided: bool,
+}
+
+fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let transform =
+        Transform { inverse: cx.attrs().flag("inverse")?, onesided: cx.attrs().flag("onesided")? };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let dtype = cx.input(0)?.dtype();
+        for_each_type!(dtype in FLOATS, T => run_dft::<T>(cx, transform), else => {
+            Err(error!(NotImplemented, "transforming {}", dtype.name()))
+        })
+    }))
+}
+
+fn first_int(cx: &RunCx<'_>, index: usize) -> Result<Option<i64>> {
+    let Some(view) = cx.find_input(index) else { return Ok(None) };
+    let values = view.to_ints()?;
+    let value = values.first().copied();
+    value.map(Some).ok_or_else(|| error!(InvalidArgument, "input {index} is empty"))
+}
+
+fn run_dft<T: Real>(cx: &mut RunCx<'_>, transform: Transform) -> Result<()> {
+    let input = cx.input(0)?;
+    let shape = input.shape();
+    let [signal_shape @ .., parts] = shape else {
+        return Err(error!(InvalidArgument, "a signal without dimensions"));
+    };
+    let axis = normalize_axis(first_int(cx, 2)?.unwrap_or(-2), shape.len())?;
+    ensure!(axis < signal_shape.len(), InvalidArgument, "the last axis holds real and imaginary parts");
+    let size = signal_shape[axis];
+    let length = match first_int(cx, 1)? {
+        Some(length) => {
+            usize::try_from(length).map_err(|_| error!(InvalidArgument, "a transform of length {length}"))?
+        }
+        None if transform.inverse && transform.onesided => 2 * size.saturating_sub(1),
+        None => size,
+    };
+    let inner: usize = signal_shape[axis + 1..].iter().product();
+    let signal = Signal::<T>::new(input, *parts)?;
+    let output = cx.output(0)?;
+    let output_size = output.shape().get(axis).copied().unwrap_or(0);
+    let real_output = transform.inverse && transform.onesided;
+    let output_parts = if real_output { 1 } else { 2 };
+    let to = output.as_mut_slice::<T>()?;
+    if to.is_empty() || length == 0 {
+        return Ok(());
+    }
+    let fft = plan(length, transform.inverse);
+    let factor = if transform.inverse { 1.0 / length as f64 } else { 1.0 };
+    let block = output_size * inner * output_parts;
+    for_each_row_chunk_mut(cx.threads(), to, block, 1, |first, blocks| {
+        let mut line = vec![Complex64::ZERO; length];
+        let mut scratch = vec![Complex64::ZERO; fft.get_inplace_scratch_len()];
+        for (index, to) in blocks.chunks_exact_mut(block).enumerate() {
+            for column in 0..inner {
+                let start = (first + index) * size * inner + column;
+                read_line(&signal, start, [size, inner], real_output, &mut line);
+                fft.process_with_scratch(&mut line, &mut scratch);
+                for (place, value) in line.iter().take(output_size).enumerate() {
+                    let at = (place * inner + column) * output_parts;
+                    to[at] = T::from_f64(value.re * factor);
+                    if output_parts == 2 {
+                        to[at + 1] = T::from_f64(value.im * factor);
+                    }
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Reads a line, cut or padded with zeros; a one-sided spectrum is completed by conjugates.
+fn read_line<T: Real>(
+    signal: &Signal<'_, T>,
+    start: usize,
+    [size, inner]: [usize; 2],
+    half: bool,
+    line: &mut [Complex64],
+) {
+    let length = line.len();
+    let given = if half { size.min(length / 2 + 1) } else { size.min(length) };
+    line.fill(Complex64::ZERO);
+    for (place, value) in line.iter_mut().take(given).enumerate() {
+        *value = signal.at(start + place * inner);
+    }
+    if half {
+        // The spectrum of a real signal has a real first and, for an even length, a real middle number.
+        line[0].im = 0.0;
+        if length.is_multiple_of(2) {
+            line[length / 2].im = 0.0;
+        }
+        for place in 1..length.div_ceil(2) {
+            line[length - place] = line[place].conj();
+        }
+    }
+}
+
+/// Whether the spectrum is one-sided is seen from the output's shape.
+fn make_stft(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(|cx: &mut RunCx<'_>| {
+        let dtype = cx.input(0)?.dtype();
+        for_each_type!(dtype in FLOATS, T => run_stft::<T>(cx), else => {
+            Err(error!(NotImplemented, "transforming {}", dtype.name()))
+        })
+    }))
+}
+
+fn run_stft<T: Real>(cx: &mut RunCx<'_>) -> Result<()> {
+    let input = cx.input(0)?;
+    let (samples, parts) = match input.shape() {
+        &[_, samples] => (samples, 1),
+        &[_, samples, parts] => (samples, parts),
+        shape => return Err(error!(InvalidArgument, "a signal of shape {shape:?}")),
+    };
+    let positive = |value: i64| usize::try_from(value).ok().filter(|&value| value > 0);
+    let step = first_int(cx, 1)?.and_then(positive);
+    let step = step.ok_or_else(|| error!(InvalidArgument, "frame_step must be a positive number"))?;
+    let window = cx.find_input(2).map(|window| to_f64s(&window)).transpose()?;
+    let length = match (first_int(cx, 3)?, &window) {
+        (Some(length), _) => positive(length).unwrap_or(0),
+        (None, Some(window)) => window.len(),
+        (None, None) => samples,
+    };
+    ensure!(length > 0 && length <= samples, InvalidArgument, "frames of {length} in {samples} samples");
+    let window = window.unwrap_or_else(|| vec![1.0; length]);
+    ensure!(window.len() == length, InvalidArgument, "a window of {} for frames of {length}", window.len());
+    let signal = Signal::<T>::new(input, parts)?;
+    let output = cx.output(0)?;
+    let &[_, frames, bins, 2] = output.shape() else {
+        return Err(error!(Fail, "the output has shape {:?}", output.shape()));
+    };
+    let fits = bins <= length && frames.saturating_sub(1).saturating_mul(step) <= samples - length;
+    ensure!(fits, Fail, "{frames} frames of {bins} bins in {samples} samples");
+    let fft = plan(length, false);
+    for_each_row_chunk_mut(cx.threads(), output.as_mut_slice::<T>()?, bins * 2, 1, |first, rows| {
+        let mut line = vec![Complex64::ZERO; length];
+        let mut scratch = vec![Complex64::ZERO; fft.get_inplace_scratch_len()];
+        for (index, to) in rows.chunks_exact_mut(bins * 2).enumerate() {
+            let (batch, frame) = ((first + index) / frames, (first + index) % frames);
+            let start = batch * samples + frame * step;
+            for (place, (value, weight)) in line.iter_mut().zip(&window).enumerate() {
+                *value = signal.at(start + place) * weight;
+            }
+            fft.process_with_scratch(&mut line, &mut scratch);
+            for (value, to) in line.iter().zip(to.chunks_exact_mut(2)) {
+                to[0] = T::from_f64(value.re);
+                to[1] = T::from_f64(value.im);
+            }
+        }
+    });
+    Ok(())
+}

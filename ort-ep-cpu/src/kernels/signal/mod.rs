@@ -1,0 +1,4 @@
+//! Kernels of signal processing: Fourier transforms and windows.
+
+mod fourier;
+mod window;

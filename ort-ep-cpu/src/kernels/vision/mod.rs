@@ -1,0 +1,4 @@
+//! Kernels on boxes and regions of images.
+
+mod non_max_suppression;
+mod roi;

@@ -1,0 +1,23 @@
+//! Each cargo feature of a provider links exactly that provider.
+
+use ort_runtime::ep;
+
+/// The provider that each feature brings.
+const PROVIDERS: &[(&str, bool)] = &[("cpu", cfg!(feature = "cpu"))];
+
+#[test]
+fn the_providers_are_those_of_the_features() {
+    let expected: Vec<&str> = PROVIDERS.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let linked: Vec<&str> = ep::providers().iter().map(|provider| provider.name()).collect();
+    assert_eq!(linked, expected);
+}
+
+#[test]
+fn a_provider_that_is_not_linked_is_an_error_that_lists_those_that_are() {
+    let problem = ep::provider("abacus").err().map(|problem| problem.to_string()).unwrap_or_default();
+    assert!(problem.contains("no execution provider 'abacus'"), "{problem}");
+    for (name, on) in PROVIDERS {
+        assert_eq!(problem.contains(&format!("this build has: {name}")), *on, "{problem}");
+        assert_eq!(ep::provider(name).is_ok(), *on);
+    }
+}

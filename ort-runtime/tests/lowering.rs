@@ -1,0 +1,105 @@
+//! An operator that no provider claims is decomposed, and one that has no decomposition is an error.
+#![cfg(feature = "cpu")]
+
+mod support;
+
+use std::sync::Arc;
+
+use ort_runtime::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, NodeView, provider};
+use ort_runtime::ir::GraphBuilder;
+use ort_runtime::tensor::{TensorMut, TensorView};
+use ort_runtime::{DType, ErrorKind, Model, Result, Session};
+use support::{axis, floats};
+
+/// The CPU without some of its operators.
+struct Without {
+    cpu: Arc<dyn Device>,
+    operators: &'static [&'static str],
+}
+
+impl Without {
+    fn new(operators: &'static [&'static str]) -> Result<Arc<Without>> {
+        Ok(Arc::new(Without { cpu: provider("cpu")?.open(0, &Default::default())?, operators }))
+    }
+}
+
+impl Device for Without {
+    fn info(&self) -> &DeviceInfo {
+        self.cpu.info()
+    }
+
+    fn memory(&self) -> ort_alloc::DeviceId {
+        self.cpu.memory()
+    }
+
+    fn allocator(&self) -> Arc<dyn ort_alloc::Allocator> {
+        self.cpu.allocator()
+    }
+
+    fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        if self.operators.contains(&node.node.spec.name) {
+            return Err("this device is without it".to_string());
+        }
+        self.cpu.claim(node)
+    }
+
+    fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        self.cpu.compile(cx)
+    }
+
+    fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
+        self.cpu.copy(from, to)
+    }
+}
+
+fn softmax() -> Result<Model> {
+    let mut builder = GraphBuilder::new("softmax");
+    let x = builder.input("x", DType::F32, &["n", "3"]);
+    let y = builder.node("LogSoftmax", &[x], &axis(-1))?;
+    Ok(Model::from_graph(builder.finish(&[y])?))
+}
+
+fn operators(session: &Session) -> Vec<String> {
+    session.placement().into_iter().map(|(_, op, _)| op).collect()
+}
+
+#[test]
+fn the_parts_run_in_place_of_the_operator() -> Result<()> {
+    let model = softmax()?;
+    let x = floats(&[2, 3], &[1.0, 2.0, 3.0, 0.0, 0.0, 0.0])?;
+    // NumPy's x - log(sum(exp(x))).
+    let third = -1.098_612_3;
+    let expected = [-2.407_606, -1.407_606, -0.407_606, third, third, third];
+    for (without, parts) in [(&[][..], 1), (&["LogSoftmax"][..], 2), (&["LogSoftmax", "Softmax"][..], 3)] {
+        let session = Session::builder(&model).device(Without::new(without)?).build()?;
+        let operators = operators(&session);
+        assert!(operators.len() >= parts, "{operators:?}");
+        assert!(operators.iter().all(|op| !without.contains(&op.as_str())), "{operators:?}");
+        let outputs = session.run(&[("x", x.clone().into())])?;
+        let actual = outputs[0].1.tensor()?.to_vec::<f32>()?;
+        let near = actual.iter().zip(expected).all(|(a, e): (&f32, f32)| (a - e).abs() < 1e-5);
+        assert!(near, "without {without:?}: {actual:?}, expected {expected:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_nothing_runs_is_one_error_that_lists_everything() -> Result<()> {
+    let mut builder = GraphBuilder::new("missing");
+    let x = builder.input("x", DType::F32, &["3"]);
+    let a = builder.node("Exp", &[x], &[])?;
+    let b = builder.node("Exp", &[a], &[])?;
+    let c = builder.node("Erf", &[b], &[])?;
+    let model = Model::from_graph(builder.finish(&[c])?);
+    let problem = Session::builder(&model).device(Without::new(&["Exp", "Erf"])?).build().err();
+    let problem = problem.expect("two operators are missing");
+    assert_eq!(problem.kind(), ErrorKind::NotImplemented);
+    assert_eq!(
+        problem.to_string(),
+        "not implemented: no execution provider runs \
+         Exp: cpu: this device is without it (2 nodes, first 'Exp_0' of (float[3])); \
+         Erf: cpu: this device is without it (1 node, first 'Erf_2' of (float[3])); \
+         `ort check MODEL` lists everything that is unsupported"
+    );
+    Ok(())
+}

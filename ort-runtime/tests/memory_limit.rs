@@ -1,0 +1,94 @@
+//! A run over the memory limit is a typed error before any node runs, and the session stays usable.
+#![cfg(feature = "cpu")]
+
+mod support;
+
+use ort_runtime::ir::GraphBuilder;
+use ort_runtime::{DType, ErrorKind, Model, Profile, Result, RunOptions, Session, Value};
+use support::{LAYER_OF_ONES, axis, floats, layer, numbers};
+
+fn rows(count: usize) -> Result<Value> {
+    Ok(floats(&[count, 3], &vec![1.0; count * 3])?.into())
+}
+
+fn limited(bytes: usize) -> Result<Session> {
+    Session::builder(&Model::from_graph(layer()?)).threads(1).memory_limit(bytes).build()
+}
+
+#[test]
+fn it_is_refused_before_any_node_runs_and_names_what_is_large() -> Result<()> {
+    let session = limited(8192)?;
+    let needed = session.plan(&[("rows", 1000)])?.planned_bytes;
+    let profile = Profile::default();
+    let options = RunOptions { profile: Some(&profile), ..RunOptions::default() };
+    let problem = session.run_with(&[("x", rows(1000)?)], &options).err().expect("it is over the limit");
+    assert_eq!(problem.kind(), ErrorKind::OutOfMemory);
+    let text = problem.to_string();
+    assert!(text.starts_with(&format!("out of memory: the run needs {needed} bytes, ")), "{text}");
+    assert!(text.contains(" of the limit of 8192 are free; the largest at the peak are '"), "{text}");
+    assert!(text.contains("' 16000 bytes"), "{text}");
+    assert!(profile.events().is_empty(), "no node ran");
+    assert_eq!(session.memory().activations, 0);
+    let outputs = session.run(&[("x", rows(1)?)])?;
+    assert_eq!(outputs[0].1.tensor()?.to_vec::<f32>()?, LAYER_OF_ONES);
+    Ok(())
+}
+
+#[test]
+fn a_limit_of_exactly_the_plan_suffices() -> Result<()> {
+    let free = limited(usize::MAX)?;
+    let packed = free.memory().packed;
+    let needed = free.plan(&[("rows", 100)])?.planned_bytes;
+    let session = limited(needed + packed)?;
+    assert!(session.run(&[("x", rows(100)?)]).is_ok());
+    let session = limited(needed + packed - 1)?;
+    assert_eq!(session.run(&[("x", rows(100)?)]).err().map(|e| e.kind()), Some(ErrorKind::OutOfMemory));
+    Ok(())
+}
+
+#[test]
+fn outputs_that_the_caller_keeps_count() -> Result<()> {
+    let packed = limited(usize::MAX)?.memory().packed;
+    let needed = limited(usize::MAX)?.plan(&[("rows", 100)])?.planned_bytes;
+    let session = limited(needed + packed)?;
+    let kept = session.run(&[("x", rows(100)?)])?;
+    assert_eq!(session.run(&[("x", rows(100)?)]).err().map(|e| e.kind()), Some(ErrorKind::OutOfMemory));
+    drop(kept);
+    assert!(session.run(&[("x", rows(100)?)]).is_ok());
+    Ok(())
+}
+
+#[test]
+fn idle_slabs_make_room() -> Result<()> {
+    let graph = || -> Result<_> {
+        let mut builder = GraphBuilder::new("sums");
+        let x = builder.input("x", DType::F32, &["n", "n"]);
+        let a = builder.node("Exp", &[x], &[])?;
+        let total = builder.node("Softmax", &[a], &axis(0))?;
+        let b = builder.node("Add", &[a, total], &[])?;
+        let c = builder.node("Mul", &[b, total], &[])?;
+        builder.finish(&[c])
+    };
+    let builder = Session::builder(&Model::from_graph(graph()?)).threads(1);
+    let needed = builder.clone().build()?.plan(&[("n", 600)])?.planned_bytes;
+    let session = builder.memory_limit(needed).build()?;
+    for n in [500usize, 600, 300, 600, 100, 600] {
+        let x = numbers(&[n, n], 0)?;
+        session.run(&[("x", x.into())])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn packed_weights_over_the_limit_are_an_error_of_the_builder() -> Result<()> {
+    let mut builder = GraphBuilder::new("weights");
+    let x = builder.input("x", DType::F32, &["n", "64"]);
+    let weight = builder.constant(numbers(&[64, 64], 0)?);
+    let product = builder.node("MatMul", &[x, weight], &[])?;
+    let model = Model::from_graph(builder.finish(&[product])?);
+    let packed = Session::builder(&model).build()?.memory().packed;
+    assert!(packed > 0, "a constant right side is packed");
+    let problem = Session::builder(&model).memory_limit(packed - 1).build().err();
+    assert_eq!(problem.map(|problem| problem.kind()), Some(ErrorKind::OutOfMemory));
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! Helpers that several tests of this crate share.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
+use ort_runtime::{DType, Model, Result, Session, Tensor, Value};
+
+/// A `float` tensor.
+pub fn floats(shape: &[usize], elements: &[f32]) -> Result<Tensor> {
+    Tensor::from_slice(shape, elements)
+}
+
+/// A `float` tensor of small whole numbers of either sign, each run the same.
+pub fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
+    let count: usize = shape.iter().product();
+    let elements: Vec<f32> = (0..count).map(|index| ((index * 7 + seed * 5) % 13) as f32 - 6.0).collect();
+    Tensor::from_vec(shape, elements)
+}
+
+/// A one-dimensional `int64` tensor.
+pub fn ints(elements: &[i64]) -> Result<Tensor> {
+    Tensor::from_slice(&[elements.len()], elements)
+}
+
+/// The attribute `axis`.
+pub fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
+    [("axis", Attribute::Int(axis))]
+}
+
+/// A session of one thread on a graph.
+pub fn session(graph: Graph) -> Result<Session> {
+    Session::builder(&Model::from_graph(graph)).threads(1).build()
+}
+
+/// `Relu(x * weight + bias)` with x of [rows, 3] and a weight of [3, 4].
+pub fn layer() -> Result<Graph> {
+    let mut builder = GraphBuilder::new("layer");
+    let x = builder.input("x", DType::F32, &["rows", "3"]);
+    let weight = [1.0, 0.0, -1.0, 2.0, 0.5, 1.0, 0.0, -1.0, 2.0, -1.0, 1.0, 0.0];
+    let weight = builder.constant(floats(&[3, 4], &weight)?);
+    let bias = builder.constant(floats(&[4], &[0.25, -0.5, 1.0, 0.0])?);
+    let product = builder.node("MatMul", &[x, weight], &[])?;
+    let sum = builder.node("Add", &[product, bias], &[])?;
+    let result = builder.node("Relu", &[sum], &[])?;
+    builder.finish(&[result])
+}
+
+/// What [`layer`] gives for an x of ones in every row.
+pub const LAYER_OF_ONES: [f32; 4] = [3.75, 0.0, 1.0, 1.0];
+
+/// A branch of `If` with one captured value and one output.
+pub fn branch(
+    attr: &'static str,
+    outer: ValueId,
+    build: fn(&mut GraphBuilder, ValueId) -> Result<ValueId>,
+) -> Result<Subgraph> {
+    let mut graph = Graph::new(attr);
+    let inner = graph.add_value("captured", ValueType::Unknown);
+    let mut builder = GraphBuilder::extend(graph);
+    let result = build(&mut builder, inner)?;
+    let graph = builder.finish_subgraph(&[result]);
+    Ok(Subgraph { attr, graph, captures: vec![Capture { outer, inner }] })
+}
+
+/// `x + 1`, `count` times in a `Loop`; `count` and `x` are inputs.
+pub fn counter() -> Result<Graph> {
+    let mut builder = GraphBuilder::new("counter");
+    let count = builder.input("count", DType::I64, &[]);
+    let x = builder.input("x", DType::F32, &["n"]);
+    let mut body = GraphBuilder::new("body");
+    body.input("step", DType::I64, &[]);
+    let more = body.input("more", DType::Bool, &[]);
+    let value = body.typed_input("value", ValueType::Unknown);
+    let one = body.constant(Tensor::scalar(1.0f32)?);
+    let again = body.node("Identity", &[more], &[])?;
+    let next = body.node("Add", &[value, one], &[])?;
+    let body = body.finish_subgraph(&[again, next]);
+    let body = Subgraph { attr: "body", graph: body, captures: Vec::new() };
+    let outputs = builder.add(("", "Loop"), &[Some(count), None, Some(x)], &[], 1, vec![body])?;
+    builder.finish(&outputs)
+}
+
+/// The inputs of a run where each symbolic size is `n`: numbers, ones and true.
+pub fn inputs_of(session: &Session, n: usize) -> Result<Vec<(String, Value)>> {
+    let mut inputs = Vec::new();
+    for (seed, spec) in session.inputs().into_iter().enumerate() {
+        let sizes = spec.ty.shape().unwrap_or_default();
+        let shape: Vec<usize> =
+            sizes.iter().map(|size| size.as_constant().map_or(n, |size| size as usize)).collect();
+        let count: usize = shape.iter().product();
+        let tensor = match spec.ty.dtype() {
+            Some(DType::Bool) => Tensor::from_bools(&shape, &vec![true; count])?,
+            Some(DType::I64) => Tensor::from_vec(&shape, vec![1i64; count])?,
+            _ => numbers(&shape, seed)?,
+        };
+        inputs.push((spec.name, tensor.into()));
+    }
+    Ok(inputs)
+}
+
+/// Runs a session on inputs with owned names.
+pub fn run(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<(String, Value)>> {
+    let inputs: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    session.run(&inputs)
+}

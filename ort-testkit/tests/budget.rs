@@ -1,0 +1,44 @@
+//! The session's budget counts device memory, and the device may have less than the budget.
+
+mod support;
+
+use ort_core::session::{Model, Session};
+use ort_core::{ErrorKind, Result};
+use ort_testkit::OpaqueDevice;
+use support::{floats, layer, run_one};
+
+#[test]
+fn a_run_over_the_budget_is_refused_before_anything_runs() -> Result<()> {
+    let device = OpaqueDevice::new(None);
+    let model = Model::from_graph(layer()?);
+    let session = Session::builder(&model).device(device.clone()).memory_limit(4096).build()?;
+    let before = (device.stats(), device.transfers());
+    let problem = run_one(&session, floats(&[1000, 3], &[1.0; 3000])?.into()).err();
+    let problem = problem.expect("the run needs more than the limit");
+    assert_eq!(problem.kind(), ErrorKind::OutOfMemory);
+    assert!(problem.to_string().contains("the largest at the peak are 'Relu_2.0' 32000 bytes"), "{problem}");
+    assert_eq!((device.stats(), device.transfers()), before, "nothing was allocated or copied");
+    assert_eq!(run_one(&session, floats(&[1, 3], &[1.0; 3])?.into())?, [3.75, 0.0, 1.0, 1.0]);
+    Ok(())
+}
+
+#[test]
+fn weights_on_the_device_count() -> Result<()> {
+    let device = OpaqueDevice::new(None);
+    let model = Model::from_graph(layer()?);
+    let session = Session::builder(&model).device(device.clone()).memory_limit(60).build();
+    assert_eq!(session.err().map(|problem| problem.kind()), Some(ErrorKind::OutOfMemory));
+    assert_eq!(device.stats().in_use, 0);
+    Ok(())
+}
+
+#[test]
+fn a_device_that_is_full_says_so_and_stays_usable() -> Result<()> {
+    let device = OpaqueDevice::new(Some(2048));
+    let model = Model::from_graph(layer()?);
+    let session = Session::builder(&model).device(device.clone()).build()?;
+    let problem = run_one(&session, floats(&[1000, 3], &[1.0; 3000])?.into()).err();
+    assert_eq!(problem.map(|problem| problem.kind()), Some(ErrorKind::OutOfMemory));
+    assert_eq!(run_one(&session, floats(&[1, 3], &[1.0; 3])?.into())?, [3.75, 0.0, 1.0, 1.0]);
+    Ok(())
+}

@@ -1,0 +1,51 @@
+//! What a device claims runs there, the rest runs on the next device, and copies between them are steps.
+
+mod support;
+
+use ort_core::Result;
+use ort_core::session::Model;
+use ort_testkit::{OpaqueDevice, Target, Transfers};
+use support::{floats, layer, placed, round_trip, run_one};
+
+#[test]
+fn claimed_nodes_run_on_the_preferred_device() -> Result<()> {
+    let device = OpaqueDevice::new(None);
+    let session = Target::mixed(&device)?.session(&Model::from_graph(layer()?))?;
+    let expected = ["Add", "Copy", "Copy", "MatMul", "Relu"].map(|op| (op.to_string(), "opaque".to_string()));
+    assert_eq!(placed(&session), expected);
+    Ok(())
+}
+
+#[test]
+fn unclaimed_nodes_run_on_the_next_device() -> Result<()> {
+    let device = OpaqueDevice::new(None);
+    let session = Target::mixed(&device)?.session(&Model::from_graph(round_trip()?))?;
+    let on = |op: &str, provider: &str| (op.to_string(), provider.to_string());
+    let copies = vec![on("Copy", "opaque"); 4];
+    let mut expected = vec![on("Add", "opaque"), on("Neg", "opaque"), on("Sqrt", "cpu")];
+    expected.extend(copies);
+    expected.sort();
+    assert_eq!(placed(&session), expected);
+    Ok(())
+}
+
+#[test]
+fn values_go_from_the_device_to_the_host_and_back() -> Result<()> {
+    let device = OpaqueDevice::new(None);
+    let session = Target::mixed(&device)?.session(&Model::from_graph(round_trip()?))?;
+    assert_eq!(device.transfers(), Transfers::default(), "nothing is copied before a run");
+    let x = floats(&[2, 2], &[0.5, 2.0, 8.0, 32.0])?;
+    assert_eq!(run_one(&session, x.into())?, [-1.0, -2.0, -4.0, -8.0]);
+    assert_eq!(device.transfers(), Transfers { uploads: 2, downloads: 2, bytes: 64 });
+    Ok(())
+}
+
+#[test]
+fn the_order_of_devices_decides() -> Result<()> {
+    let device = OpaqueDevice::new(None);
+    let mut target = Target::mixed(&device)?;
+    target.devices.reverse();
+    let session = target.session(&Model::from_graph(layer()?))?;
+    assert!(placed(&session).iter().all(|(_, provider)| provider == "cpu"), "{:?}", placed(&session));
+    Ok(())
+}

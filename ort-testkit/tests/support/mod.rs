@@ -1,0 +1,88 @@
+//! Graphs that several tests of this crate run.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use ort_core::Result;
+use ort_core::dtype::DType;
+use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
+use ort_core::session::Session;
+use ort_core::tensor::{Tensor, Value};
+use ort_ep_cpu as _;
+
+/// A `float` tensor.
+pub fn floats(shape: &[usize], elements: &[f32]) -> Result<Tensor> {
+    Tensor::from_slice(shape, elements)
+}
+
+/// A one-dimensional `int64` tensor.
+pub fn ints(elements: &[i64]) -> Result<Tensor> {
+    Tensor::from_slice(&[elements.len()], elements)
+}
+
+/// Attributes by name.
+pub fn axis(axis: i64) -> [(&'static str, Attribute); 1] {
+    [("axis", Attribute::Int(axis))]
+}
+
+/// `Relu(x * weight + bias)` with x of [rows, 3] and a weight of [3, 4].
+pub fn layer() -> Result<Graph> {
+    let mut builder = GraphBuilder::new("layer");
+    let x = builder.input("x", DType::F32, &["rows", "3"]);
+    let weight = [1.0, 0.0, -1.0, 2.0, 0.5, 1.0, 0.0, -1.0, 2.0, -1.0, 1.0, 0.0];
+    let weight = builder.constant(floats(&[3, 4], &weight)?);
+    let bias = builder.constant(floats(&[4], &[0.25, -0.5, 1.0, 0.0])?);
+    let product = builder.node("MatMul", &[x, weight], &[])?;
+    let sum = builder.node("Add", &[product, bias], &[])?;
+    let result = builder.node("Relu", &[sum], &[])?;
+    builder.finish(&[result])
+}
+
+/// The input of [`layer`] with two rows, and its output.
+pub fn layer_data() -> Result<(Value, Value)> {
+    let input = floats(&[2, 3], &[1.0, -2.0, 3.0, 0.5, 0.0, -1.0])?;
+    let output = floats(&[2, 4], &[6.25, 0.0, 3.0, 4.0, 0.0, 0.5, 0.0, 1.0])?;
+    Ok((input.into(), output.into()))
+}
+
+/// `-sqrt(x + x)` with x of [rows, 2]: nodes of the opaque device around one that only the CPU runs.
+pub fn round_trip() -> Result<Graph> {
+    let mut builder = GraphBuilder::new("round_trip");
+    let x = builder.input("x", DType::F32, &["rows", "2"]);
+    let doubled = builder.node("Add", &[x, x], &[])?;
+    let root = builder.node("Sqrt", &[doubled], &[])?;
+    let result = builder.node("Neg", &[root], &[])?;
+    builder.finish(&[result])
+}
+
+/// (operator, provider) of each step, sorted.
+pub fn placed(session: &Session) -> Vec<(String, String)> {
+    let mut placed: Vec<_> =
+        session.placement().into_iter().map(|(_, op, provider)| (op, provider)).collect();
+    placed.sort();
+    placed
+}
+
+/// How often an operator runs on a provider.
+pub fn count(session: &Session, op: &str, provider: &str) -> usize {
+    placed(session).iter().filter(|(o, p)| o == op && p == provider).count()
+}
+
+/// The elements of the only output of a run on `x`.
+pub fn run_one(session: &Session, x: Value) -> Result<Vec<f32>> {
+    let outputs = session.run(&[("x", x)])?;
+    outputs[0].1.tensor()?.to_vec()
+}
+
+/// A branch of `If` with one captured value and one output.
+pub fn branch(
+    attr: &'static str,
+    outer: ValueId,
+    build: fn(&mut GraphBuilder, ValueId) -> Result<ValueId>,
+) -> Result<Subgraph> {
+    let mut graph = Graph::new(attr);
+    let inner = graph.add_value("captured", ValueType::Unknown);
+    let mut builder = GraphBuilder::extend(graph);
+    let result = build(&mut builder, inner)?;
+    let graph = builder.finish_subgraph(&[result]);
+    Ok(Subgraph { attr, graph, captures: vec![Capture { outer, inner }] })
+}
