@@ -80,6 +80,12 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         cx.output_count()
     );
     for (index, ty) in carried.iter().enumerate() {
+        // After an iteration the value is no optional any more, where the body hands over what it holds.
+        let ty = match (ty, &outputs[index + 1]) {
+            (ty, ValueType::Optional(_) | ValueType::Unknown) => ty,
+            (ValueType::Optional(held), _) => held,
+            (ty, _) => ty,
+        };
         cx.set_type(index, outside(ty));
     }
     let trips = trips(cx, body);

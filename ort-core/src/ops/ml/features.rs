@@ -40,7 +40,8 @@ fn extract(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(shape), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     ensure!(!shape.is_empty(), InvalidGraph, "ArrayFeatureExtractor needs rank 1 or more, got rank 0");
     // A vector gives a matrix of one row.
-    let mut picked = if shape.len() == 1 { vec![Dim::constant(1)] } else { shape[..shape.len() - 1].to_vec() };
+    let mut picked =
+        if shape.len() == 1 { vec![Dim::constant(1)] } else { shape[..shape.len() - 1].to_vec() };
     picked.push(indices.iter().product());
     cx.set_shape(0, picked)
 }

@@ -10,12 +10,7 @@ use super::{sequence, sequence_value};
 use crate::cpu_kernels;
 
 cpu_kernels![
-    KernelDef {
-        op: "SplitToSequence",
-        outputs: OutputsFrom::Kernel,
-        make: make_split,
-        ..KernelDef::BASE
-    },
+    KernelDef { op: "SplitToSequence", outputs: OutputsFrom::Kernel, make: make_split, ..KernelDef::BASE },
     KernelDef {
         op: "ConcatFromSequence",
         outputs: OutputsFrom::Kernel,

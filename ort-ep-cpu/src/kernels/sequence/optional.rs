@@ -9,11 +9,7 @@ use crate::cpu_kernels;
 
 cpu_kernels![
     KernelDef { op: "Optional", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE },
-    KernelDef {
-        op: "OptionalHasElement",
-        make: |_| Ok(Box::new(has_element)),
-        ..KernelDef::BASE
-    },
+    KernelDef { op: "OptionalHasElement", make: |_| Ok(Box::new(has_element)), ..KernelDef::BASE },
     KernelDef {
         op: "OptionalGetElement",
         outputs: OutputsFrom::Kernel,

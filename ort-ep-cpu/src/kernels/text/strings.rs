@@ -21,12 +21,7 @@ cpu_kernels![
         make: |_| Ok(Box::new(concat)),
         ..KernelDef::BASE
     },
-    KernelDef {
-        op: "StringSplit",
-        outputs: OutputsFrom::Kernel,
-        make: make_split,
-        ..KernelDef::BASE
-    },
+    KernelDef { op: "StringSplit", outputs: OutputsFrom::Kernel, make: make_split, ..KernelDef::BASE },
     KernelDef { op: "RegexFullMatch", make: make_match, ..KernelDef::BASE },
 ];
 

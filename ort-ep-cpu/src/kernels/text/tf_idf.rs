@@ -123,12 +123,7 @@ fn grow(pool: &[u32], starts: &[usize], grams: usize) -> Result<Vec<Branch>> {
         let length = index + 1;
         let part = pool.get(start..end);
         let part = part.ok_or_else(|| error!(InvalidGraph, "ngram_counts {starts:?} are out of range"))?;
-        ensure!(
-            part.len() % length == 0,
-            InvalidGraph,
-            "{} tokens are no {length}-grams",
-            part.len()
-        );
+        ensure!(part.len() % length == 0, InvalidGraph, "{} tokens are no {length}-grams", part.len());
         for tokens in part.chunks_exact(length) {
             let mut at = 0;
             for &token in tokens {
@@ -196,7 +191,13 @@ impl Executable for TfIdf {
             for (count, weight) in counts.iter_mut().zip(&self.weights) {
                 *count = match self.mode {
                     Mode::Counts => *count,
-                    Mode::Presence => if *count > 0.0 { *weight } else { 0.0 },
+                    Mode::Presence => {
+                        if *count > 0.0 {
+                            *weight
+                        } else {
+                            0.0
+                        }
+                    }
                     Mode::WeightedCounts => *count * weight,
                 };
             }

@@ -85,11 +85,8 @@ impl Rule<1> for Momentum {
 
 fn make_adagrad(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attr = |name: &str| cx.attrs().float(name).map(f64::from);
-    let rule = Adagrad {
-        norm: attr("norm_coefficient")?,
-        decay: attr("decay_factor")?,
-        epsilon: attr("epsilon")?,
-    };
+    let rule =
+        Adagrad { norm: attr("norm_coefficient")?, decay: attr("decay_factor")?, epsilon: attr("epsilon")? };
     Ok(Box::new(move |cx: &mut RunCx<'_>| run(cx, &rule)))
 }
 
