@@ -203,7 +203,8 @@ impl<'a> Planner<'a> {
             return false;
         }
         // A view of an unaligned weight could not be read as a slice; the kernel copies it to aligned memory.
-        if matches!(&self.program.slots[root.index()].origin, Origin::Constant(tensor) if !tensor.is_aligned()) {
+        if matches!(&self.program.slots[root.index()].origin, Origin::Constant(tensor) if !tensor.is_aligned())
+        {
             return false;
         }
         if matches!(self.drafts[root.index()], Draft::Dynamic) && self.shapes[root.index()].is_none() {

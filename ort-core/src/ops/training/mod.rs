@@ -62,7 +62,7 @@ ops![ADAGRAD, ADAM, MOMENTUM];
 fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {
     let given = cx.input_count().saturating_sub(2);
     ensure!(
-        given > 0 && given % groups == 0,
+        given > 0 && given.is_multiple_of(groups),
         InvalidGraph,
         "{given} tensors do not make up groups of {groups}"
     );

@@ -63,7 +63,8 @@ fn binarize(cx: &mut RunCx<'_>, threshold: f32) -> Result<()> {
     let output = cx.output(0)?;
     for_each_type!(dtype in [F32, F64, I32, I64], T => {
         for (x, y) in input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?) {
-            *y = u8::from(*x as f64 > f64::from(threshold)) as T;
+            let value: f64 = num_traits::AsPrimitive::as_(*x);
+            *y = u8::from(value > f64::from(threshold)) as T;
         }
         Ok(())
     }, else => Err(error!(NotImplemented, "Binarizer of {}", DType::name(dtype))))

@@ -51,7 +51,7 @@ fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
     let length = given.first().copied().filter(|&length| length > 0);
     let length = length.ok_or_else(|| error!(InvalidArgument, "parts must not be empty"))?;
     let mut parts = vec![length; size / length];
-    if size % length > 0 {
+    if !size.is_multiple_of(length) {
         parts.push(size % length);
     }
     Ok(parts)

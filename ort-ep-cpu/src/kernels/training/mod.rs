@@ -124,7 +124,12 @@ fn scalar(view: TensorView<'_>) -> Result<f64> {
 fn run<const N: usize>(cx: &mut RunCx<'_>, rule: &dyn Rule<N>) -> Result<()> {
     let step = Step { rate: scalar(cx.input(0)?)?, count: cx.input(1)?.to_scalar::<i64>()? };
     let given = cx.input_count().saturating_sub(2);
-    ensure!(given % (N + 2) == 0, InvalidArgument, "{given} tensors do not make up groups of {}", N + 2);
+    ensure!(
+        given.is_multiple_of(N + 2),
+        InvalidArgument,
+        "{given} tensors do not make up groups of {}",
+        N + 2
+    );
     let count = given / (N + 2);
     for index in 0..count {
         match cx.input(2 + index)?.dtype() {
