@@ -39,8 +39,11 @@ impl Grown {
             4 => (builder.node("Sub", &[a, other], &[])?, shape),
             5 => (builder.node("Max", &[a, other], &[])?, shape),
             6 => {
-                let target =
-                    if shape.len() == 1 && count % 2 == 0 { vec![2, count / 2] } else { vec![count] };
+                let target = if shape.len() == 1 && count.is_multiple_of(2) {
+                    vec![2, count / 2]
+                } else {
+                    vec![count]
+                };
                 let sizes: Vec<i64> = target.iter().map(|&size| size as i64).collect();
                 let sizes = builder.constant(ints(&sizes)?);
                 (builder.node("Reshape", &[a, sizes], &[])?, target)
