@@ -19,7 +19,7 @@ fn a_cancelled_token_ends_a_run_before_its_first_node() -> Result<()> {
     let (cancel, profile) = (CancelToken::new(), Profile::default());
     cancel.cancel();
     let options = RunOptions { cancel, profile: Some(&profile), ..RunOptions::default() };
-    let problem = session.run_with(&[("x", rows(1)?)], &options).err().expect("the run was cancelled");
+    let problem = session.run_with(&[("x", rows(1)?)], &options).expect_err("the run was cancelled");
     assert_eq!(problem.to_string(), "cancelled: the run was cancelled");
     assert!(profile.events().is_empty());
     let outputs = session.run(&[("x", rows(1)?)])?;
@@ -31,7 +31,7 @@ fn a_cancelled_token_ends_a_run_before_its_first_node() -> Result<()> {
 fn a_deadline_that_passed_ends_a_run() -> Result<()> {
     let session = session(layer()?)?;
     let options = RunOptions { deadline: Some(Instant::now()), ..RunOptions::default() };
-    let problem = session.run_with(&[("x", rows(1)?)], &options).err().expect("the run is late");
+    let problem = session.run_with(&[("x", rows(1)?)], &options).expect_err("the run is late");
     assert_eq!(problem.kind(), ErrorKind::Cancelled);
     assert!(problem.to_string().contains("passed its deadline"), "{problem}");
     let later = Some(Instant::now() + Duration::from_secs(600));
@@ -50,7 +50,7 @@ fn a_loop_ends_at_its_deadline() -> Result<()> {
     let session = session(counter()?)?;
     let start = Instant::now();
     let options = RunOptions { deadline: Some(start + Duration::from_millis(50)), ..RunOptions::default() };
-    let problem = session.run_with(&endless()?, &options).err().expect("the loop has no end");
+    let problem = session.run_with(&endless()?, &options).expect_err("the loop has no end");
     assert_eq!(problem.kind(), ErrorKind::Cancelled);
     assert!(start.elapsed() < Duration::from_secs(30));
     session.trim();

@@ -21,7 +21,7 @@ fn it_is_refused_before_any_node_runs_and_names_what_is_large() -> Result<()> {
     let needed = session.plan(&[("rows", 1000)])?.planned_bytes;
     let profile = Profile::default();
     let options = RunOptions { profile: Some(&profile), ..RunOptions::default() };
-    let problem = session.run_with(&[("x", rows(1000)?)], &options).err().expect("it is over the limit");
+    let problem = session.run_with(&[("x", rows(1000)?)], &options).expect_err("it is over the limit");
     assert_eq!(problem.kind(), ErrorKind::OutOfMemory);
     let text = problem.to_string();
     assert!(text.starts_with(&format!("out of memory: the run needs {needed} bytes, ")), "{text}");

@@ -39,8 +39,11 @@ impl Grown {
             4 => (builder.node("Sub", &[a, other], &[])?, shape),
             5 => (builder.node("Max", &[a, other], &[])?, shape),
             6 => {
-                let target =
-                    if shape.len() == 1 && count % 2 == 0 { vec![2, count / 2] } else { vec![count] };
+                let target = if shape.len() == 1 && count.is_multiple_of(2) {
+                    vec![2, count / 2]
+                } else {
+                    vec![count]
+                };
                 let sizes: Vec<i64> = target.iter().map(|&size| size as i64).collect();
                 let sizes = builder.constant(ints(&sizes)?);
                 (builder.node("Reshape", &[a, sizes], &[])?, target)
@@ -50,7 +53,7 @@ impl Grown {
                 (builder.node("Transpose", &[a], &[])?, turned)
             }
             8 if rows > 1 => {
-                let (from, to) = if second % 2 == 0 { (0, rows / 2) } else { (rows / 2, rows) };
+                let (from, to) = if second.is_multiple_of(2) { (0, rows / 2) } else { (rows / 2, rows) };
                 let bound = |builder: &mut GraphBuilder, at: usize| -> Result<ValueId> {
                     Ok(builder.constant(ints(&[at as i64])?))
                 };
@@ -59,7 +62,7 @@ impl Grown {
                 part[0] = to - from;
                 (builder.node("Slice", &[a, start, end], &[])?, part)
             }
-            9 if rows % 2 == 0 => {
+            9 if rows.is_multiple_of(2) => {
                 let parts = builder.add(("", "Split"), &[Some(a)], &axis(0), 2, Vec::new())?;
                 let mut part = shape.clone();
                 part[0] = rows / 2;
