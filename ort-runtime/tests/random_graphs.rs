@@ -53,7 +53,7 @@ impl Grown {
                 (builder.node("Transpose", &[a], &[])?, turned)
             }
             8 if rows > 1 => {
-                let (from, to) = if second % 2 == 0 { (0, rows / 2) } else { (rows / 2, rows) };
+                let (from, to) = if second.is_multiple_of(2) { (0, rows / 2) } else { (rows / 2, rows) };
                 let bound = |builder: &mut GraphBuilder, at: usize| -> Result<ValueId> {
                     Ok(builder.constant(ints(&[at as i64])?))
                 };
@@ -62,7 +62,7 @@ impl Grown {
                 part[0] = to - from;
                 (builder.node("Slice", &[a, start, end], &[])?, part)
             }
-            9 if rows % 2 == 0 => {
+            9 if rows.is_multiple_of(2) => {
                 let parts = builder.add(("", "Split"), &[Some(a)], &axis(0), 2, Vec::new())?;
                 let mut part = shape.clone();
                 part[0] = rows / 2;

@@ -9,10 +9,12 @@ use ort_core::tensor::Tensor;
 use ort_testkit::{Case, OpaqueDevice, Suite, Target, read_case};
 use support::{axis, floats, ints, layer, layer_data};
 
+/// The shape and elements of each output.
+type Expected = &'static [(&'static [usize], &'static [f32])];
 type Build = fn(&mut GraphBuilder, ValueId) -> Result<Vec<ValueId>>;
 
 /// A case on one input `x` of [2, 3]: 1, -2, 3 and 0.5, 0, -1. The expected outputs are NumPy's.
-fn on_x(name: &str, build: Build, expected: &[(&[usize], &[f32])]) -> Result<Case> {
+fn on_x(name: &str, build: Build, expected: Expected) -> Result<Case> {
     let mut builder = GraphBuilder::new(name);
     let x = builder.input("x", DType::F32, &["rows", "columns"]);
     let outputs = build(&mut builder, x)?;
@@ -28,10 +30,10 @@ fn on_x(name: &str, build: Build, expected: &[(&[usize], &[f32])]) -> Result<Cas
 fn suite() -> Result<Suite> {
     let (input, output) = layer_data()?;
     let mut cases = vec![Case::of_graph("layer", layer()?, vec![input], vec![output])];
-    let wide: &[usize] = &[2, 3];
-    let table: &[(&str, Build, &[(&[usize], &[f32])])] = &[
-        ("relu", |b, x| Ok(vec![b.node("Relu", &[x], &[])?]), &[(wide, &[1.0, 0.0, 3.0, 0.5, 0.0, 0.0])]),
-        ("neg", |b, x| Ok(vec![b.node("Neg", &[x], &[])?]), &[(wide, &[-1.0, 2.0, -3.0, -0.5, 0.0, 1.0])]),
+    const WIDE: &[usize] = &[2, 3];
+    let table: &[(&str, Build, Expected)] = &[
+        ("relu", |b, x| Ok(vec![b.node("Relu", &[x], &[])?]), &[(WIDE, &[1.0, 0.0, 3.0, 0.5, 0.0, 0.0])]),
+        ("neg", |b, x| Ok(vec![b.node("Neg", &[x], &[])?]), &[(WIDE, &[-1.0, 2.0, -3.0, -0.5, 0.0, 1.0])]),
         (
             "broadcast",
             |b, x| {
@@ -41,7 +43,7 @@ fn suite() -> Result<Suite> {
                 let product = b.node("Mul", &[sum, column], &[])?;
                 Ok(vec![b.node("Sub", &[product, x], &[])?])
             },
-            &[(wide, &[21.0, 38.0, 63.0, 41.5, 80.0, 117.0])],
+            &[(WIDE, &[21.0, 38.0, 63.0, 41.5, 80.0, 117.0])],
         ),
         (
             "divide",
@@ -49,12 +51,12 @@ fn suite() -> Result<Suite> {
                 let by = b.constant(floats(&[], &[4.0])?);
                 Ok(vec![b.node("Div", &[x, by], &[])?])
             },
-            &[(wide, &[0.25, -0.5, 0.75, 0.125, 0.0, -0.25])],
+            &[(WIDE, &[0.25, -0.5, 0.75, 0.125, 0.0, -0.25])],
         ),
         (
             "softmax over columns",
             |b, x| Ok(vec![b.node("Softmax", &[x], &axis(0))?]),
-            &[(wide, &[0.622_459_35, 0.119_202_92, 0.982_013_76, 0.377_540_65, 0.880_797_1, 0.017_986_21])],
+            &[(WIDE, &[0.622_459_35, 0.119_202_92, 0.982_013_76, 0.377_540_65, 0.880_797_1, 0.017_986_21])],
         ),
         (
             "transpose",
