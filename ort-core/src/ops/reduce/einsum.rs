@@ -50,7 +50,7 @@ impl Equation {
     /// ```
     /// use ort_core::ops::{Equation, Label};
     /// let equation = Equation::parse("bij, bjk", &[3, 3])?;
-    /// assert_eq!(equation.output, ['b', 'i', 'k'].map(Label::Letter));
+    /// assert_eq!(equation.output, ['i', 'k'].map(Label::Letter));
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     pub fn parse(text: &str, ranks: &[usize]) -> Result<Equation> {
