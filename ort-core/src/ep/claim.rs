@@ -188,7 +188,8 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
         lower_nodes(&mut graph, &open)?;
         infer_graph(&mut graph)?;
     }
-    for subgraph in graph.nodes.iter().flat_map(|node| &node.subgraphs) {
+    let subgraphs = graph.nodes.iter().flat_map(|node| &node.subgraphs);
+    for subgraph in subgraphs.filter(|subgraph| subgraph.graph.broken.is_none()) {
         found.extend(unclaimed(&subgraph.graph, devices)?);
     }
     Ok(found)

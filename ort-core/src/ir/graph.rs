@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use super::{Attributes, ValueType};
 use crate::spec::{OpSpec, SymTensor};
 use crate::tensor::Tensor;
-use crate::{Result, error};
+use crate::{Error, Result, error};
 
 /// A value of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -114,6 +114,8 @@ pub struct Graph {
     pub constants: IndexMap<ValueId, Tensor>,
     /// Inputs that the caller may leave out, with the value they then have.
     pub input_defaults: HashMap<ValueId, Tensor>,
+    /// Why inference refused it, where it is a branch that another may stand in for: an error only once it is taken.
+    pub broken: Option<Error>,
 }
 
 impl Graph {

@@ -586,6 +586,9 @@ impl NestedRun for NestedFrames<'_> {
     fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
         let nested = self.nested.get(index).ok_or_else(|| error!(Fail, "there is no subgraph {index}"))?;
         let program = &nested.program;
+        if let Some(problem) = &program.graph.broken {
+            return Err(problem.clone());
+        }
         let formal = program.graph.inputs.len();
         ensure!(
             inputs.len() == formal,

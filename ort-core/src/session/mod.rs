@@ -190,7 +190,13 @@ impl Session {
     }
 
     fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
-        self.program.plans.get(bindings, || resolve(&self.program, bindings, self.threads))
+        self.program.plans.get(bindings, || {
+            let start = Instant::now();
+            let plan = resolve(&self.program, bindings, self.threads)?;
+            let milliseconds = start.elapsed().as_millis() as u64;
+            tracing::info!(dims = %bindings, peak_bytes = plan.peak(), milliseconds, "planned");
+            Ok(plan)
+        })
     }
 
     /// Refuses a run that the budget cannot hold, before anything runs.

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -37,8 +38,17 @@ impl Model {
 
     /// Loads a model from an opened source.
     pub fn from_source(source: Source) -> Result<Model> {
+        let start = Instant::now();
         let mut loaded = load(&source)?;
+        tracing::info!(
+            nodes = loaded.graph.nodes.len(),
+            weight_bytes = loaded.graph.weight_bytes(),
+            milliseconds = start.elapsed().as_millis() as u64,
+            "loaded"
+        );
+        let start = Instant::now();
         infer_graph(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
+        tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
         Ok(Model(Arc::new(loaded)))
     }
 

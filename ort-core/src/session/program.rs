@@ -140,6 +140,12 @@ impl Program {
         Ok(Program { graph, slots, steps, given, outputs, plans: PlanCache::default() })
     }
 
+    /// A program without steps, for a branch that cannot run.
+    fn empty(graph: Graph) -> Program {
+        let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Program { graph, slots, steps, given, outputs, plans: PlanCache::default() }
+    }
+
     /// The constants that runs still read.
     pub(crate) fn constants(&self) -> Vec<&Tensor> {
         let own = self.slots.iter().filter_map(|slot| match &slot.origin {
@@ -303,6 +309,10 @@ impl Builder {
     /// Compiles a subgraph. Captured constants become its own, so that its kernels can pack them.
     fn nested(&mut self, graph: &Graph, subgraph: &Subgraph, cx: &mut BuildCx<'_>) -> Result<Nested> {
         let mut inner = subgraph.graph.clone();
+        if inner.broken.is_some() {
+            // Nothing of it runs; taking it is the error that inference found.
+            return Ok(Nested { program: Program::empty(inner), captures: Vec::new() });
+        }
         let mut captured = Vec::new();
         let mut captures = Vec::new();
         for capture in &subgraph.captures {

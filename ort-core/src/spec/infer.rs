@@ -178,6 +178,23 @@ impl<'a> InferCx<'a> {
         Ok(graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect())
     }
 
+    /// Infers a branch that may never be taken: where it contradicts itself the result is none, and taking it is the
+    /// error.
+    pub fn infer_branch(&mut self, index: usize) -> Option<Vec<ValueType>> {
+        let inferred = self.infer_subgraph(index, &[]);
+        let graph = &mut self.subgraphs.get_mut(index)?.graph;
+        match inferred {
+            Ok(types) => {
+                graph.broken = None;
+                Some(types)
+            }
+            Err(problem) => {
+                graph.broken = Some(problem);
+                None
+            }
+        }
+    }
+
     /// The subgraph at `index`, as far as it is inferred.
     pub fn subgraph(&self, index: usize) -> Option<&Subgraph> {
         self.subgraphs.get(index)

@@ -6,7 +6,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;
 use crate::ops;
 use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, many_mixed, one, var};
-use crate::{Result, ensure, error};
+use crate::{Error, Result, ensure, error};
 
 static IF: OpSpec = OpSpec {
     name: "If",
@@ -22,29 +22,38 @@ static IF: OpSpec = OpSpec {
 ops![IF];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
-    let branch = |cx: &mut InferCx<'_>, attr: &str| -> Result<Vec<ValueType>> {
-        let index = cx.find_subgraph(attr);
-        let types =
-            cx.infer_subgraph(index.ok_or_else(|| error!(InvalidGraph, "'{attr}' is missing"))?, &[])?;
-        ensure!(
-            types.len() >= cx.output_count(),
-            InvalidGraph,
-            "'{attr}' has {} outputs, the node {}",
-            types.len(),
-            cx.output_count()
-        );
-        Ok(types)
-    };
-    let then = branch(cx, "then_branch")?;
-    let otherwise = branch(cx, "else_branch")?;
+    let then = infer_branch(cx, "then_branch")?;
+    let otherwise = infer_branch(cx, "else_branch")?;
     let known = cx.ints(0).and_then(|condition| condition.first().copied());
+    // Exporters leave branches behind that contradict the shapes and are never taken.
+    let taken = match known {
+        Some(0) => (None, otherwise),
+        Some(_) => (then, None),
+        None => (then, otherwise),
+    };
     for index in 0..cx.output_count() {
-        let ty = match known {
-            Some(0) => otherwise[index].clone(),
-            Some(_) => then[index].clone(),
-            None => merge(&then[index], &otherwise[index])?,
+        let ty = match &taken {
+            (Some(then), Some(otherwise)) => merge(&then[index], &otherwise[index])?,
+            (Some(types), None) | (None, Some(types)) => types[index].clone(),
+            (None, None) => return Err(broken(cx)),
         };
         cx.set_type(index, ty);
     }
     Ok(())
+}
+
+/// The types of a branch's outputs; none where it contradicts itself.
+fn infer_branch(cx: &mut InferCx<'_>, attr: &str) -> Result<Option<Vec<ValueType>>> {
+    let index = cx.find_subgraph(attr).ok_or_else(|| error!(InvalidGraph, "'{attr}' is missing"))?;
+    let types = cx.infer_branch(index);
+    let (given, wanted) = (types.as_ref().map_or(usize::MAX, Vec::len), cx.output_count());
+    ensure!(given >= wanted, InvalidGraph, "'{attr}' has {given} outputs, the node {wanted}");
+    Ok(types)
+}
+
+/// Why no branch can be taken.
+fn broken(cx: &InferCx<'_>) -> Error {
+    let branches = (0..cx.subgraph_count()).filter_map(|index| cx.subgraph(index));
+    let problem = branches.filter_map(|branch| branch.graph.broken.clone()).next();
+    problem.unwrap_or_else(|| error!(InvalidGraph, "no branch can be taken"))
 }
