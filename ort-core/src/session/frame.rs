@@ -6,14 +6,16 @@ use std::sync::Arc;
 use ort_alloc::{Buffer, Category, DeviceId, HostAllocator, SharedBuffer, allocate_in, split_disjoint};
 use smallvec::SmallVec;
 
+use super::nested::NestedFrames;
+use super::places::{device_view, output_slot, view_of};
 use super::profile::Profile;
-use super::program::{Nested, Origin, Program, SlotId, Step, Work};
+use super::program::{Origin, Program, SlotId, Step, Work};
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
-use crate::ep::{Device, IoShapes, NestedRun, OutputSlot, OutputsFrom, RunControl, RunCx};
-use crate::plan::{Action, Place, RunPlan, resolve};
+use crate::ep::{Device, IoShapes, OutputSlot, OutputsFrom, RunControl, RunCx};
+use crate::plan::{Action, Place, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
-use crate::tensor::{DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
+use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count};
 use crate::{Result, Within, ensure, error};
 
 /// What all frames of a run share.
@@ -73,7 +75,7 @@ pub(crate) struct Frame<'a> {
 type KnownShapes = Vec<Option<(DType, Shape)>>;
 
 /// Where an output's memory comes from in this run.
-enum Target {
+pub(super) enum Target {
     Unwanted,
     Slab { slab: usize, range: Range<usize>, in_place: Option<usize> },
     Buffer(Buffer),
@@ -464,168 +466,8 @@ fn buffer_value(shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value>
     Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
 }
 
-fn no_shape() -> crate::Error {
+pub(super) fn no_shape() -> crate::Error {
     error!(Fail, "an output's shape is not known")
-}
-
-/// A slot's value, where it is in memory that the host reads; none for consumed weights and device slabs. Ranges of
-/// the host's slab are asked of `slab`.
-fn view_of<'v>(
-    program: &'v Program,
-    plan: &'v RunPlan,
-    owned: &'v [Option<Value>],
-    given: &[ValueView<'v>],
-    slot: SlotId,
-    slab: &mut dyn FnMut(Range<usize>) -> Option<&'v [u8]>,
-) -> Option<Result<ValueView<'v>>> {
-    let planned = &plan.slots[slot.index()];
-    let tensor = |view: TensorView<'v>| Some(Ok(ValueView::Tensor(view)));
-    match &planned.place {
-        Place::Slab { slab: 0, range } => {
-            let bytes = slab(range.clone())?;
-            tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
-        }
-        Place::Folded(value) => tensor(value.view()),
-        Place::View { of, element_offset } => {
-            let root = match view_of(program, plan, owned, given, *of, slab)? {
-                Ok(root) => root,
-                Err(problem) => return Some(Err(problem)),
-            };
-            Some(part(root, planned.shape.as_deref()?, *element_offset).map(ValueView::Tensor))
-        }
-        Place::Outside => match &program.slots[slot.index()].origin {
-            Origin::Given(index) => given.get(*index).map(|value| Ok(*value)),
-            Origin::Constant(value) => tensor(value.view()),
-            Origin::Consumed | Origin::Step => None,
-        },
-        _ => owned[slot.index()].as_ref().map(|value| Ok(value.view())),
-    }
-}
-
-fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<TensorView<'v>> {
-    let root = root.tensor()?;
-    if let Ok(strings) = root.strings() {
-        let count: usize = shape.iter().product();
-        let part = strings.get(offset..offset + count);
-        return Ok(TensorView::of_strings(
-            shape,
-            part.ok_or_else(|| error!(Fail, "a view is out of range"))?,
-        ));
-    }
-    if let Some(range) = root.device_range() {
-        let bytes = crate::tensor::element_byte_range(root.dtype(), offset, shape.iter().product())?;
-        let range = DeviceRange { offset: range.offset + bytes.start, len: bytes.len(), ..range };
-        return Ok(TensorView::device(root.dtype(), shape, range));
-    }
-    let range = root.byte_range(offset, shape.iter().product())?;
-    let bytes = root.bytes()?.get(range).ok_or_else(|| error!(Fail, "a view is out of range"))?;
-    Ok(TensorView::host(root.dtype(), shape, bytes))
-}
-
-/// A slot's value in a device's slab.
-fn device_view<'v>(
-    plan: &'v RunPlan,
-    slabs: &'v [Option<SharedBuffer>],
-    slot: SlotId,
-) -> Option<ValueView<'v>> {
-    let planned = &plan.slots[slot.index()];
-    let Place::Slab { slab, range } = &planned.place else { return None };
-    let buffer = slabs.get(*slab)?.as_ref()?;
-    let range = DeviceRange { buffer, offset: range.start, len: range.len() };
-    Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
-}
-
-fn output_slot<'v>(
-    target: &'v mut Target,
-    shape: &'v Option<(DType, Shape)>,
-    writes: &mut dyn Iterator<Item = &'v mut [u8]>,
-    devices: &'v [Option<SharedBuffer>],
-) -> Result<OutputSlot<'v>> {
-    let known = || shape.as_ref().map(|(dtype, shape)| (*dtype, shape.as_slice())).ok_or_else(no_shape);
-    let missing = || error!(Fail, "an output has no memory");
-    let (tensor, in_place) = match target {
-        Target::Unwanted => return Ok(OutputSlot::Unwanted),
-        Target::Handed => return Ok(OutputSlot::Handed(None)),
-        Target::Slab { slab: 0, in_place, .. } => {
-            let (dtype, shape) = known()?;
-            (TensorMut::host(dtype, shape, writes.next().ok_or_else(missing)?), *in_place)
-        }
-        Target::Slab { slab, range, in_place } => {
-            let (dtype, shape) = known()?;
-            let buffer = devices.get(*slab).and_then(Option::as_ref).ok_or_else(missing)?;
-            let range = DeviceRange { buffer, offset: range.start, len: range.len() };
-            (TensorMut::device(dtype, shape, range), *in_place)
-        }
-        Target::Buffer(buffer) => {
-            let (dtype, shape) = known()?;
-            let bytes = byte_count(dtype, shape)?;
-            let memory = buffer.bytes_mut().and_then(|memory| memory.get_mut(..bytes)).ok_or_else(missing)?;
-            (TensorMut::host(dtype, shape, memory), None)
-        }
-        Target::DeviceBuffer(buffer) => {
-            let (dtype, shape) = known()?;
-            let range = DeviceRange { buffer, offset: 0, len: byte_count(dtype, shape)? };
-            (TensorMut::device(dtype, shape, range), None)
-        }
-    };
-    tensor.check_length()?;
-    Ok(OutputSlot::Ready { tensor: Some(tensor), in_place })
-}
-
-/// Runs the subgraphs of one step.
-struct NestedFrames<'a> {
-    nested: &'a [Nested],
-    /// What the subgraphs capture, one subgraph after the other.
-    captures: Vec<Option<ValueView<'a>>>,
-    bindings: &'a Bindings,
-    env: RunEnv<'a>,
-    workspace: Option<&'a mut [u8]>,
-}
-
-impl NestedRun for NestedFrames<'_> {
-    fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
-        let nested = self.nested.get(index).ok_or_else(|| error!(Fail, "there is no subgraph {index}"))?;
-        let program = &nested.program;
-        if let Some(problem) = &program.graph.broken {
-            return Err(problem.clone());
-        }
-        let formal = program.graph.inputs.len();
-        ensure!(
-            inputs.len() == formal,
-            InvalidGraph,
-            "the subgraph has {formal} inputs, {} are given",
-            inputs.len()
-        );
-        let start: usize = self.nested[..index].iter().map(|nested| nested.captures.len()).sum();
-        let captured = &self.captures[start..start + nested.captures.len()];
-        let mut given: Vec<ValueView<'_>> = inputs.to_vec();
-        for capture in captured {
-            given.push(capture.ok_or_else(|| error!(Fail, "a captured value was not computed"))?);
-        }
-        let threads = self.env.control.threads;
-        let mut bindings = self.bindings.clone();
-        if bind(program, &given, &mut bindings).is_err() {
-            // The shapes differ from what was inferred once: nothing about them is known ahead.
-            bindings = Bindings::new();
-        }
-        let mut plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
-        if !fits(program, &plan, &given) {
-            bindings = Bindings::new();
-            plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
-        }
-        let bytes = plan.host_slab();
-        let mut extra;
-        let host: &mut [u8] = match self.workspace.as_deref_mut() {
-            Some(workspace) if workspace.len() >= bytes => workspace,
-            _ => {
-                let budget = &self.env.control.budget;
-                extra = allocate_in(budget, Category::Dynamic, &**HostAllocator::global(), bytes, 64)?;
-                extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
-            }
-        };
-        let devices = device_slabs(&plan, self.env)?;
-        Frame::new((program, &plan, &bindings), self.env, &given, Slabs { host, devices: &devices }).run()
-    }
 }
 
 /// Whether everything given has the shape that the plan took it for.

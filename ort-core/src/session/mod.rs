@@ -17,6 +17,8 @@ mod builder;
 mod cache;
 mod frame;
 mod model;
+mod nested;
+mod places;
 mod profile;
 mod program;
 

@@ -1,0 +1,67 @@
+//! Runs of subgraphs inside a run, on the workspace of their node.
+
+use ort_alloc::{Category, HostAllocator, allocate_in};
+
+use super::frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
+use super::program::Nested;
+use crate::dim::Bindings;
+use crate::ep::NestedRun;
+use crate::plan::resolve;
+use crate::tensor::{Value, ValueView};
+use crate::{Result, ensure, error};
+
+/// Runs the subgraphs of one step.
+pub(super) struct NestedFrames<'a> {
+    pub(super) nested: &'a [Nested],
+    /// What the subgraphs capture, one subgraph after the other.
+    pub(super) captures: Vec<Option<ValueView<'a>>>,
+    pub(super) bindings: &'a Bindings,
+    pub(super) env: RunEnv<'a>,
+    pub(super) workspace: Option<&'a mut [u8]>,
+}
+
+impl NestedRun for NestedFrames<'_> {
+    fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
+        let nested = self.nested.get(index).ok_or_else(|| error!(Fail, "there is no subgraph {index}"))?;
+        let program = &nested.program;
+        if let Some(problem) = &program.graph.broken {
+            return Err(problem.clone());
+        }
+        let formal = program.graph.inputs.len();
+        ensure!(
+            inputs.len() == formal,
+            InvalidGraph,
+            "the subgraph has {formal} inputs, {} are given",
+            inputs.len()
+        );
+        let start: usize = self.nested[..index].iter().map(|nested| nested.captures.len()).sum();
+        let captured = &self.captures[start..start + nested.captures.len()];
+        let mut given: Vec<ValueView<'_>> = inputs.to_vec();
+        for capture in captured {
+            given.push(capture.ok_or_else(|| error!(Fail, "a captured value was not computed"))?);
+        }
+        let threads = self.env.control.threads;
+        let mut bindings = self.bindings.clone();
+        if bind(program, &given, &mut bindings).is_err() {
+            // The shapes differ from what was inferred once: nothing about them is known ahead.
+            bindings = Bindings::new();
+        }
+        let mut plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+        if !fits(program, &plan, &given) {
+            bindings = Bindings::new();
+            plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+        }
+        let bytes = plan.host_slab();
+        let mut extra;
+        let host: &mut [u8] = match self.workspace.as_deref_mut() {
+            Some(workspace) if workspace.len() >= bytes => workspace,
+            _ => {
+                let budget = &self.env.control.budget;
+                extra = allocate_in(budget, Category::Dynamic, &**HostAllocator::global(), bytes, 64)?;
+                extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
+            }
+        };
+        let devices = device_slabs(&plan, self.env)?;
+        Frame::new((program, &plan, &bindings), self.env, &given, Slabs { host, devices: &devices }).run()
+    }
+}

@@ -1,0 +1,117 @@
+//! Where slots are in memory: what a kernel reads and what it writes.
+
+use std::ops::Range;
+
+use ort_alloc::SharedBuffer;
+
+use super::frame::{Target, no_shape};
+use super::program::{Origin, Program, SlotId};
+use crate::dtype::DType;
+use crate::ep::OutputSlot;
+use crate::plan::{Place, RunPlan};
+use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView, Value, ValueView, byte_count};
+use crate::{Result, error};
+
+/// A slot's value, where it is in memory that the host reads; none for consumed weights and device slabs. Ranges of
+/// the host's slab are asked of `slab`.
+pub(super) fn view_of<'v>(
+    program: &'v Program,
+    plan: &'v RunPlan,
+    owned: &'v [Option<Value>],
+    given: &[ValueView<'v>],
+    slot: SlotId,
+    slab: &mut dyn FnMut(Range<usize>) -> Option<&'v [u8]>,
+) -> Option<Result<ValueView<'v>>> {
+    let planned = &plan.slots[slot.index()];
+    let tensor = |view: TensorView<'v>| Some(Ok(ValueView::Tensor(view)));
+    match &planned.place {
+        Place::Slab { slab: 0, range } => {
+            let bytes = slab(range.clone())?;
+            tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
+        }
+        Place::Folded(value) => tensor(value.view()),
+        Place::View { of, element_offset } => {
+            let root = match view_of(program, plan, owned, given, *of, slab)? {
+                Ok(root) => root,
+                Err(problem) => return Some(Err(problem)),
+            };
+            Some(part(root, planned.shape.as_deref()?, *element_offset).map(ValueView::Tensor))
+        }
+        Place::Outside => match &program.slots[slot.index()].origin {
+            Origin::Given(index) => given.get(*index).map(|value| Ok(*value)),
+            Origin::Constant(value) => tensor(value.view()),
+            Origin::Consumed | Origin::Step => None,
+        },
+        _ => owned[slot.index()].as_ref().map(|value| Ok(value.view())),
+    }
+}
+
+fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<TensorView<'v>> {
+    let root = root.tensor()?;
+    if let Ok(strings) = root.strings() {
+        let count: usize = shape.iter().product();
+        let part = strings.get(offset..offset + count);
+        return Ok(TensorView::of_strings(
+            shape,
+            part.ok_or_else(|| error!(Fail, "a view is out of range"))?,
+        ));
+    }
+    if let Some(range) = root.device_range() {
+        let bytes = crate::tensor::element_byte_range(root.dtype(), offset, shape.iter().product())?;
+        let range = DeviceRange { offset: range.offset + bytes.start, len: bytes.len(), ..range };
+        return Ok(TensorView::device(root.dtype(), shape, range));
+    }
+    let range = root.byte_range(offset, shape.iter().product())?;
+    let bytes = root.bytes()?.get(range).ok_or_else(|| error!(Fail, "a view is out of range"))?;
+    Ok(TensorView::host(root.dtype(), shape, bytes))
+}
+
+/// A slot's value in a device's slab.
+pub(super) fn device_view<'v>(
+    plan: &'v RunPlan,
+    slabs: &'v [Option<SharedBuffer>],
+    slot: SlotId,
+) -> Option<ValueView<'v>> {
+    let planned = &plan.slots[slot.index()];
+    let Place::Slab { slab, range } = &planned.place else { return None };
+    let buffer = slabs.get(*slab)?.as_ref()?;
+    let range = DeviceRange { buffer, offset: range.start, len: range.len() };
+    Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
+}
+
+pub(super) fn output_slot<'v>(
+    target: &'v mut Target,
+    shape: &'v Option<(DType, Shape)>,
+    writes: &mut dyn Iterator<Item = &'v mut [u8]>,
+    devices: &'v [Option<SharedBuffer>],
+) -> Result<OutputSlot<'v>> {
+    let known = || shape.as_ref().map(|(dtype, shape)| (*dtype, shape.as_slice())).ok_or_else(no_shape);
+    let missing = || error!(Fail, "an output has no memory");
+    let (tensor, in_place) = match target {
+        Target::Unwanted => return Ok(OutputSlot::Unwanted),
+        Target::Handed => return Ok(OutputSlot::Handed(None)),
+        Target::Slab { slab: 0, in_place, .. } => {
+            let (dtype, shape) = known()?;
+            (TensorMut::host(dtype, shape, writes.next().ok_or_else(missing)?), *in_place)
+        }
+        Target::Slab { slab, range, in_place } => {
+            let (dtype, shape) = known()?;
+            let buffer = devices.get(*slab).and_then(Option::as_ref).ok_or_else(missing)?;
+            let range = DeviceRange { buffer, offset: range.start, len: range.len() };
+            (TensorMut::device(dtype, shape, range), *in_place)
+        }
+        Target::Buffer(buffer) => {
+            let (dtype, shape) = known()?;
+            let bytes = byte_count(dtype, shape)?;
+            let memory = buffer.bytes_mut().and_then(|memory| memory.get_mut(..bytes)).ok_or_else(missing)?;
+            (TensorMut::host(dtype, shape, memory), None)
+        }
+        Target::DeviceBuffer(buffer) => {
+            let (dtype, shape) = known()?;
+            let range = DeviceRange { buffer, offset: 0, len: byte_count(dtype, shape)? };
+            (TensorMut::device(dtype, shape, range), None)
+        }
+    };
+    tensor.check_length()?;
+    Ok(OutputSlot::Ready { tensor: Some(tensor), in_place })
+}
