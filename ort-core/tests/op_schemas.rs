@@ -24,7 +24,6 @@ const WITHOUT_RECORD: &[&str] = &[
     "ai.onnx.ml.OneHotEncoder",
     "ai.onnx.ml.SVMClassifier",
     "ai.onnx.ml.SVMRegressor",
-    "ai.onnx.ml.Scaler",
     "ai.onnx.ml.ZipMap",
     "ai.onnx.preview.training.Gradient",
 ];

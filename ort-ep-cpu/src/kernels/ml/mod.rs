@@ -2,4 +2,5 @@
 
 mod features;
 mod label_encoder;
+mod scaler;
 mod tree_ensemble;
