@@ -37,7 +37,6 @@ const WITHOUT_RECORD: &[&str] = &[
     "ai.onnx.ml.ZipMap",
     "ai.onnx.preview.training.Adagrad",
     "ai.onnx.preview.training.Adam",
-    "ai.onnx.preview.training.Gradient",
     "ai.onnx.preview.training.Momentum",
 ];
 

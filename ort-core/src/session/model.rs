@@ -9,6 +9,7 @@ use bytes::Bytes;
 use crate::dim::Symbol;
 use crate::ir::Graph;
 use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
+use crate::pass::expand_gradients;
 use crate::spec::infer_graph;
 use crate::tensor::Tensor;
 use crate::{Result, Within};
@@ -38,7 +39,8 @@ impl Model {
     /// Loads a model from an opened source.
     pub fn from_source(source: Source) -> Result<Model> {
         let mut loaded = load(&source)?;
-        infer_graph(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
+        let prepare = |graph: &mut Graph| infer_graph(graph).and_then(|()| expand_gradients(graph));
+        prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
         Ok(Model(Arc::new(loaded)))
     }
 
