@@ -2,7 +2,7 @@
 //!
 //! The way through, in folder order: [`onnx`] loads a model into the canonical graph of [`ir`], whose operators
 //! are the records of [`spec`] (written in [`mod@ops`]); shapes are inferred on symbolic dimensions ([`dim`]);
-//! [`ep`] finds a kernel for each node; [`plan`] places every byte; [`session`] runs.
+//! [`pass`] rewrites it; [`ep`] finds a kernel for each node; [`plan`] places every byte; [`session`] runs.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod error;
 pub mod ir;
 pub mod onnx;
 pub mod ops;
+pub mod pass;
 pub mod plan;
 pub mod session;
 pub mod spec;

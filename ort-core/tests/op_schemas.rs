@@ -25,7 +25,6 @@ const WITHOUT_RECORD: &[&str] = &[
     "ai.onnx.ml.SVMClassifier",
     "ai.onnx.ml.SVMRegressor",
     "ai.onnx.ml.ZipMap",
-    "ai.onnx.preview.training.Gradient",
 ];
 
 #[derive(Deserialize)]

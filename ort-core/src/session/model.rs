@@ -10,6 +10,7 @@ use bytes::Bytes;
 use crate::dim::Symbol;
 use crate::ir::Graph;
 use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
+use crate::pass::expand_gradients;
 use crate::spec::infer_graph;
 use crate::tensor::Tensor;
 use crate::{Result, Within};
@@ -38,16 +39,10 @@ impl Model {
 
     /// Loads a model from an opened source.
     pub fn from_source(source: Source) -> Result<Model> {
-        let start = Instant::now();
         let mut loaded = load(&source)?;
-        tracing::info!(
-            nodes = loaded.graph.nodes.len(),
-            weight_bytes = loaded.graph.weight_bytes(),
-            milliseconds = start.elapsed().as_millis() as u64,
-            "loaded"
-        );
         let start = Instant::now();
-        infer_graph(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
+        let prepare = |graph: &mut Graph| infer_graph(graph).and_then(|()| expand_gradients(graph));
+        prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
         Ok(Model(Arc::new(loaded)))
     }

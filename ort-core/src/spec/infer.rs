@@ -248,26 +248,29 @@ fn infer_node(
 
 /// Infers every value of a graph, in node order, and of its subgraphs.
 pub fn infer_graph(graph: &mut Graph) -> Result<()> {
-    for index in 0..graph.nodes.len() {
-        let mut subgraphs = std::mem::take(&mut graph.nodes[index].subgraphs);
-        for subgraph in &mut subgraphs {
-            pass_captures(graph, subgraph);
+    (0..graph.nodes.len()).try_for_each(|index| infer_at(graph, index))
+}
+
+/// Infers the outputs of one node of a graph whose inputs are inferred.
+pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
+    let mut subgraphs = std::mem::take(&mut graph.nodes[index].subgraphs);
+    for subgraph in &mut subgraphs {
+        pass_captures(graph, subgraph);
+    }
+    let node = &graph.nodes[index];
+    node.spec.check_arity(node).within(|| node.place())?;
+    let inputs: Vec<Option<InputFacts<'_>>> =
+        node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
+    let outputs = infer_node(node, &inputs, &mut subgraphs).within(|| node.place())?;
+    let ids = node.outputs.clone();
+    graph.nodes[index].subgraphs = subgraphs;
+    for (id, (ty, symbolic)) in ids.into_iter().zip(outputs) {
+        let Some(id) = id else { continue };
+        let value = graph.value_mut(id);
+        if ty != ValueType::Unknown {
+            value.ty = ty;
         }
-        let node = &graph.nodes[index];
-        node.spec.check_arity(node).within(|| node.place())?;
-        let inputs: Vec<Option<InputFacts<'_>>> =
-            node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
-        let outputs = infer_node(node, &inputs, &mut subgraphs).within(|| node.place())?;
-        let ids = node.outputs.clone();
-        graph.nodes[index].subgraphs = subgraphs;
-        for (id, (ty, symbolic)) in ids.into_iter().zip(outputs) {
-            let Some(id) = id else { continue };
-            let value = graph.value_mut(id);
-            if ty != ValueType::Unknown {
-                value.ty = ty;
-            }
-            value.symbolic = symbolic;
-        }
+        value.symbolic = symbolic;
     }
     Ok(())
 }

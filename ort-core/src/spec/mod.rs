@@ -5,7 +5,9 @@
 //! read the record; there is no second list of operators.
 
 pub mod broadcast;
+mod derivative;
 mod draft;
+pub mod gradient;
 mod infer;
 mod registry;
 mod scalar;
@@ -14,6 +16,8 @@ mod typing;
 mod view;
 
 pub use draft::Draft;
+pub(crate) use gradient::Pen;
+pub use gradient::{Grad, GradCx};
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub use registry::{OpRecord, Registry};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
@@ -67,6 +71,8 @@ pub struct OpSpec {
     pub scalar: Option<ScalarFn>,
     /// The same computation in terms of other operators, for providers without a kernel.
     pub lower: Option<fn(&mut Draft<'_>) -> Result<()>>,
+    /// Where its gradient comes from.
+    pub grad: Grad,
 }
 
 /// The formula of an elementwise operator over its inputs, from its node.
@@ -88,6 +94,7 @@ pub const OP: OpSpec = OpSpec {
     upgrades: &[],
     scalar: None,
     lower: None,
+    grad: Grad::FromScalar,
 };
 
 /// How many values stand at one position of an operator's inputs or outputs.

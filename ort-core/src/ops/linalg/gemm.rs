@@ -2,8 +2,9 @@
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
+use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{Cost, InferCx, OP, OpSpec, Upgrade, attr, broadcast, one, opt, var};
+use crate::spec::{Cost, Grad, GradCx, InferCx, OP, OpSpec, Upgrade, attr, broadcast, one, opt, var};
 use crate::{Result, ensure, error};
 
 static GEMM: OpSpec = OpSpec {
@@ -20,6 +21,7 @@ static GEMM: OpSpec = OpSpec {
     ],
     cost: Cost::Compute,
     infer,
+    grad: Grad::Rule(gradient),
     upgrades: &[Upgrade {
         before: 7,
         apply: |draft| {
@@ -58,4 +60,30 @@ fn matrix(name: &str, shape: &[Dim], transposed: bool) -> Result<(Dim, Dim)> {
         [rows, columns] => Ok((rows.clone(), columns.clone())),
         _ => Err(error!(InvalidGraph, "{name} has rank {}, expected a matrix", shape.len())),
     }
+}
+
+/// `dA = alpha * dY * B^T`, `dB = alpha * A^T * dY`, transposed where the operand is, and `dC = beta * dY`.
+fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let (a, b, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let (alpha, beta) = (cx.attrs().float("alpha")?, cx.attrs().float("beta")?);
+    let (trans_a, trans_b) = (cx.attrs().flag("transA")?, cx.attrs().flag("transB")?);
+    let rows = if trans_a { (b, upstream, trans_b, true) } else { (upstream, b, false, !trans_b) };
+    let columns = if trans_b { (upstream, a, true, trans_a) } else { (a, upstream, !trans_a, false) };
+    for (index, (left, right, trans_left, trans_right)) in [rows, columns].into_iter().enumerate() {
+        if cx.wants(index) {
+            let attrs = [
+                ("alpha", Attribute::Float(alpha)),
+                ("transA", Attribute::Int(i64::from(trans_left))),
+                ("transB", Attribute::Int(i64::from(trans_right))),
+            ];
+            let gradient = cx.emit("Gemm", &[left, right], &attrs)?;
+            cx.set(index, gradient);
+        }
+    }
+    if cx.wants(2) {
+        let beta = cx.number(f64::from(beta), cx.dtype(upstream)?)?;
+        let gradient = cx.emit("Mul", &[upstream, beta], &[])?;
+        cx.set_broadcast(2, gradient)?;
+    }
+    Ok(())
 }

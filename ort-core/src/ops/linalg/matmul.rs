@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::SymShape;
 use crate::ops;
-use crate::spec::{Cost, InferCx, OP, OpSpec, broadcast, one, opt, var};
+use crate::spec::{Cost, Grad, GradCx, InferCx, OP, OpSpec, broadcast, one, opt, var};
 use crate::{Result, ensure, error};
 
 const PRODUCTS: TypeSet = TypeSet::HIGH_PRECISION;
@@ -19,6 +19,7 @@ static MATMUL: OpSpec = OpSpec {
     types: &[var("T", PRODUCTS)],
     cost: Cost::Compute,
     infer: |cx| infer(cx, 1),
+    grad: Grad::Rule(gradient),
     ..OP
 };
 
@@ -87,4 +88,33 @@ fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     let mut shape = broadcast::dims(&[a_batch, b_batch])?;
     shape.extend(rows.into_iter().chain(columns).cloned());
     Ok(shape)
+}
+
+/// `dA = dY * B^T` and `dB = A^T * dY`, summed over batches that were broadcast; vectors are matrices meanwhile.
+fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let (mut a, mut b, mut upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let (row, column) = (cx.rank(a)? == 1, cx.rank(b)? == 1);
+    if column {
+        let last = cx.ints(&[-1])?;
+        b = cx.emit("Unsqueeze", &[b, last], &[])?;
+        upstream = cx.emit("Unsqueeze", &[upstream, last], &[])?;
+    }
+    if row {
+        let (first, second_last) = (cx.ints(&[0])?, cx.ints(&[-2])?);
+        a = cx.emit("Unsqueeze", &[a, first], &[])?;
+        upstream = cx.emit("Unsqueeze", &[upstream, second_last], &[])?;
+    }
+    if cx.wants(0) {
+        let other = cx.transposed(b)?;
+        let product = cx.emit("MatMul", &[upstream, other], &[])?;
+        let gradient = cx.sum_to(product, a)?;
+        cx.set_reshaped(0, gradient)?;
+    }
+    if cx.wants(1) {
+        let other = cx.transposed(a)?;
+        let product = cx.emit("MatMul", &[other, upstream], &[])?;
+        let gradient = cx.sum_to(product, b)?;
+        cx.set_reshaped(1, gradient)?;
+    }
+    Ok(())
 }

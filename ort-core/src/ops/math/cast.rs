@@ -5,7 +5,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::spec::{
-    AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, attr, one, var,
+    AttrKind, AttrSpec, Draft, Grad, GradCx, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, attr, one, var,
 };
 use crate::{Result, ensure, error};
 
@@ -27,6 +27,7 @@ static CAST: OpSpec = OpSpec {
     traits: Traits::ELEMENTWISE,
     infer: infer_cast,
     upgrades: &[Upgrade { before: 6, apply: name_to_code }],
+    grad: Grad::Rule(gradient_of_cast),
     ..OP
 };
 
@@ -40,6 +41,7 @@ static CAST_LIKE: OpSpec = OpSpec {
     traits: Traits::ELEMENTWISE,
     infer: infer_cast_like,
     lower: Some(lower_cast_like),
+    grad: Grad::Rule(gradient_of_cast),
     ..OP
 };
 
@@ -116,6 +118,14 @@ fn lower_cast_like(draft: &mut Draft<'_>) -> Result<()> {
         attrs.extend(draft.attr(name).cloned().map(|value| (name, value)));
     }
     draft.become_op("Cast", &[input], &attrs);
+    Ok(())
+}
+
+/// The gradient in the type of the input.
+fn gradient_of_cast(cx: &mut GradCx<'_>) -> Result<()> {
+    let (upstream, to) = (cx.upstream()?, cx.dtype(cx.input(0)?)?);
+    let gradient = cx.cast(upstream, to)?;
+    cx.set(0, gradient);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{Draft, InferCx, OP, OpSpec, Param, Traits, Upgrade, one, opt, var};
+use crate::spec::{Draft, Grad, GradCx, InferCx, OP, OpSpec, Param, Traits, Upgrade, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -50,8 +50,10 @@ static MAX: OpSpec = OpSpec {
     infer: |cx| extreme(cx, |a, b| Some(a.max(b))),
     ..variadic("Max", &[one("max", "T")])
 };
-static SUM: OpSpec = OpSpec { types: FLOATS, ..variadic("Sum", &[one("sum", "T")]) };
-static MEAN: OpSpec = OpSpec { types: FLOATS, ..variadic("Mean", &[one("mean", "T")]) };
+static SUM: OpSpec =
+    OpSpec { types: FLOATS, grad: Grad::Rule(|cx| share(cx, false)), ..variadic("Sum", &[one("sum", "T")]) };
+static MEAN: OpSpec =
+    OpSpec { types: FLOATS, grad: Grad::Rule(|cx| share(cx, true)), ..variadic("Mean", &[one("mean", "T")]) };
 
 ops![WHERE, CLIP, MIN, MAX, SUM, MEAN];
 
@@ -72,6 +74,16 @@ const fn variadic(name: &'static str, outputs: &'static [Param]) -> OpSpec {
 fn extreme(cx: &mut InferCx<'_>, function: fn(&Dim, &Dim) -> Option<Dim>) -> Result<()> {
     broadcast(cx)?;
     symbolic::fold(cx, function)
+}
+
+/// Each input of a sum has the gradient of the output; of a mean, its part of it.
+fn share(cx: &mut GradCx<'_>, mean: bool) -> Result<()> {
+    let mut gradient = cx.upstream()?;
+    if mean {
+        let count = cx.number(cx.input_count() as f64, cx.dtype(gradient)?)?;
+        gradient = cx.emit("Div", &[gradient, count], &[])?;
+    }
+    cx.wanted().into_iter().try_for_each(|index| cx.set_broadcast(index, gradient))
 }
 
 fn infer_where(cx: &mut InferCx<'_>) -> Result<()> {

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{Cost, InferCx, OP, OpSpec, Traits, TypeVar, Types, ViewOf, one};
+use crate::spec::{Cost, Grad, InferCx, OP, OpSpec, Traits, TypeVar, Types, ViewOf, gradient, one};
 
 /// Types of tensors in containers.
 const CONTAINED: TypeSet = TypeSet::ALL_TENSOR.difference(TypeSet::of(&[crate::dtype::DType::BF16]));
@@ -27,6 +27,7 @@ static IDENTITY: OpSpec = OpSpec {
     cost: Cost::Free,
     infer,
     view: Some(ViewOf::whole),
+    grad: Grad::Rule(gradient::of_reshape),
     ..OP
 };
 

@@ -4,7 +4,7 @@ use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes::infer_same_along_axis;
-use crate::spec::{Draft, OP, OpSpec, Upgrade, attr, one, var};
+use crate::spec::{Draft, Grad, GradCx, OP, OpSpec, Upgrade, attr, one, var};
 use crate::{Result, error};
 
 const ALONG_AXIS: OpSpec = OpSpec {
@@ -18,8 +18,14 @@ const ALONG_AXIS: OpSpec = OpSpec {
     ..OP
 };
 
-static SOFTMAX: OpSpec = OpSpec { name: "Softmax", lower: Some(lower_softmax), ..ALONG_AXIS };
-static LOG_SOFTMAX: OpSpec = OpSpec { name: "LogSoftmax", lower: Some(lower_log_softmax), ..ALONG_AXIS };
+static SOFTMAX: OpSpec =
+    OpSpec { name: "Softmax", lower: Some(lower_softmax), grad: Grad::Rule(softmax_gradient), ..ALONG_AXIS };
+static LOG_SOFTMAX: OpSpec = OpSpec {
+    name: "LogSoftmax",
+    lower: Some(lower_log_softmax),
+    grad: Grad::Rule(log_softmax_gradient),
+    ..ALONG_AXIS
+};
 static HARDMAX: OpSpec = OpSpec { name: "Hardmax", ..ALONG_AXIS };
 
 ops![SOFTMAX, LOG_SOFTMAX, HARDMAX];
@@ -72,5 +78,29 @@ fn lower_log_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let sum = draft.emit("ReduceSum", &[powers, axes], &[])?;
     let log = draft.emit("Log", &[sum], &[])?;
     draft.become_op("Sub", &[shifted, log], &[]);
+    Ok(())
+}
+
+/// `dx = y * (dy - sum(dy * y))`.
+fn softmax_gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let (output, upstream) = (cx.output(0)?, cx.upstream()?);
+    let axes = cx.ints(&[cx.attrs().int("axis")?])?;
+    let product = cx.emit("Mul", &[upstream, output], &[])?;
+    let sum = cx.emit("ReduceSum", &[product, axes], &[])?;
+    let centred = cx.emit("Sub", &[upstream, sum], &[])?;
+    let gradient = cx.emit("Mul", &[centred, output], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// `dx = dy - exp(y) * sum(dy)`.
+fn log_softmax_gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let (output, upstream) = (cx.output(0)?, cx.upstream()?);
+    let axes = cx.ints(&[cx.attrs().int("axis")?])?;
+    let sum = cx.emit("ReduceSum", &[upstream, axes], &[])?;
+    let softmax = cx.emit("Exp", &[output], &[])?;
+    let part = cx.emit("Mul", &[softmax, sum], &[])?;
+    let gradient = cx.emit("Sub", &[upstream, part], &[])?;
+    cx.set(0, gradient);
     Ok(())
 }

@@ -3,9 +3,12 @@
 use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
+use crate::ir::ValueId;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{Draft, InferCx, OP, OpSpec, SymTensor, TypeVar, Upgrade, attr, one, opt, var};
+use crate::spec::{
+    Draft, Grad, GradCx, InferCx, OP, OpSpec, SymTensor, TypeVar, Upgrade, attr, one, opt, var,
+};
 
 const NUMBERS: &[TypeVar] = &[var("T", TypeSet::HIGH_PRECISION)];
 const ORDERED: &[TypeVar] =
@@ -28,10 +31,11 @@ static REDUCE_SUM: OpSpec = OpSpec {
     name: "ReduceSum",
     since: 13,
     infer: infer_sum,
+    grad: Grad::Rule(gradient_of_sum),
     upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
     ..REDUCTION
 };
-static REDUCE_MEAN: OpSpec = OpSpec { name: "ReduceMean", ..REDUCTION };
+static REDUCE_MEAN: OpSpec = OpSpec { name: "ReduceMean", grad: Grad::Rule(gradient_of_mean), ..REDUCTION };
 static REDUCE_MAX: OpSpec =
     OpSpec { name: "ReduceMax", since: 20, types: ORDERED, infer: infer_max, ..REDUCTION };
 static REDUCE_MIN: OpSpec =
@@ -85,6 +89,38 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// The upstream gradient, repeated along the reduced dimensions.
+fn repeated(cx: &mut GradCx<'_>) -> Result<ValueId> {
+    let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
+    if !cx.attrs().flag("keepdims")?
+        && let Some(axes) = cx.find_input(1)
+    {
+        // Without axes all dimensions are reduced, and a scalar broadcasts as it is.
+        gradient = cx.emit("Unsqueeze", &[gradient, axes], &[])?;
+    }
+    let shape = cx.emit("Shape", &[input], &[])?;
+    cx.emit("Expand", &[gradient, shape], &[])
+}
+
+fn gradient_of_sum(cx: &mut GradCx<'_>) -> Result<()> {
+    let gradient = repeated(cx)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+fn gradient_of_mean(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, output) = (cx.input(0)?, cx.output(0)?);
+    let gradient = repeated(cx)?;
+    let all = cx.emit("Size", &[input], &[])?;
+    let kept = cx.emit("Size", &[output], &[])?;
+    let one = cx.ints(&[1])?;
+    let kept = cx.emit("Max", &[kept, one], &[])?;
+    let count = cx.emit("Div", &[all, kept], &[])?;
+    let count = cx.cast(count, cx.dtype(input)?)?;
+    let gradient = cx.emit("Div", &[gradient, count], &[])?;
+    cx.set_broadcast(0, gradient)
 }
 
 fn infer_sum(cx: &mut InferCx<'_>) -> Result<()> {

@@ -4,7 +4,8 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{
-    Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, broadcast, one, var,
+    Draft, Grad, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, broadcast, gradient, one,
+    var,
 };
 use crate::{Result, ensure};
 
@@ -21,6 +22,7 @@ static EXPAND: OpSpec = OpSpec {
     traits: Traits::MOVES_DATA,
     infer: infer_expand,
     view: Some(view_if_equal),
+    grad: Grad::Rule(gradient::of_broadcast),
     ..OP
 };
 

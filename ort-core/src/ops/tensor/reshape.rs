@@ -3,7 +3,9 @@
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, attr, one, var};
+use crate::spec::{
+    Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, attr, gradient, one, var,
+};
 use crate::{Result, ensure};
 
 use super::constant::fresh_dims;
@@ -20,6 +22,7 @@ static RESHAPE: OpSpec = OpSpec {
     cost: Cost::Free,
     infer: infer_reshape,
     view: Some(ViewOf::whole),
+    grad: Grad::Rule(gradient::of_reshape),
     upgrades: &[Upgrade { before: 5, apply: shape_to_input }],
     ..OP
 };
@@ -35,6 +38,7 @@ static FLATTEN: OpSpec = OpSpec {
     cost: Cost::Free,
     infer: infer_flatten,
     view: Some(ViewOf::whole),
+    grad: Grad::Rule(gradient::of_reshape),
     ..OP
 };
 

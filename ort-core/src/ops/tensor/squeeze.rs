@@ -3,7 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, one, opt, var};
+use crate::spec::{Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, gradient, one, opt, var};
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axes;
@@ -19,6 +19,7 @@ static SQUEEZE: OpSpec = OpSpec {
     cost: Cost::Free,
     infer: infer_squeeze,
     view: Some(ViewOf::whole),
+    grad: Grad::Rule(gradient::of_reshape),
     upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
     ..OP
 };
@@ -33,6 +34,7 @@ static UNSQUEEZE: OpSpec = OpSpec {
     cost: Cost::Free,
     infer: infer_unsqueeze,
     view: Some(ViewOf::whole),
+    grad: Grad::Rule(gradient::of_reshape),
     upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
     ..OP
 };

@@ -2,8 +2,9 @@
 
 use crate::Result;
 use crate::dtype::TypeSet;
+use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, Traits, ViewCx, ViewOf, attr, one, var};
+use crate::spec::{AttrKind, Grad, GradCx, InferCx, OP, OpSpec, Traits, ViewCx, ViewOf, attr, one, var};
 
 use super::geometry::{Strided, permutation};
 use super::{constant_sizes, set_elements};
@@ -18,6 +19,7 @@ static TRANSPOSE: OpSpec = OpSpec {
     traits: Traits::MOVES_DATA,
     infer,
     view: Some(view),
+    grad: Grad::Rule(gradient),
     ..OP
 };
 
@@ -40,4 +42,17 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let order = permutation(cx.attrs, shape.len()).ok()?;
     let moving: Vec<usize> = order.into_iter().filter(|&axis| shape[axis] != 1).collect();
     if moving.is_sorted() { ViewOf::whole(cx) } else { None }
+}
+
+/// The inverse permutation.
+fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let upstream = cx.upstream()?;
+    let order = permutation(cx.attrs(), cx.rank(upstream)?)?;
+    let mut inverse = vec![0; order.len()];
+    for (to, &from) in order.iter().enumerate() {
+        inverse[from] = to as i64;
+    }
+    let gradient = cx.emit("Transpose", &[upstream], &[("perm", Attribute::Ints(inverse))])?;
+    cx.set(0, gradient);
+    Ok(())
 }

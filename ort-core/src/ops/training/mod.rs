@@ -1,4 +1,4 @@
-//! Optimizer steps of the domain `ai.onnx.preview.training`.
+//! Optimizer steps and `Gradient` of the domain `ai.onnx.preview.training`.
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
@@ -56,7 +56,36 @@ static MOMENTUM: OpSpec = OpSpec {
     ..OPTIMIZER
 };
 
-ops![ADAGRAD, ADAM, MOMENTUM];
+/// Names tensors of the graph that it stands in; `pass::expand_gradients` replaces it before anything runs.
+static GRADIENT: OpSpec = OpSpec {
+    domain: DOMAIN,
+    name: "Gradient",
+    inputs: &[many_mixed("Inputs", "T1", 1)],
+    outputs: &[many_mixed("Outputs", "T2", 1)],
+    types: &[
+        var("T1", TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16]))),
+        var("T2", TypeSet::IEEE_FLOATS),
+    ],
+    attrs: &[
+        attr::required("xs", AttrKind::Strings),
+        attr::optional("zs", AttrKind::Strings),
+        attr::required("y", AttrKind::String),
+    ],
+    infer: infer_gradient,
+    ..OP
+};
+
+ops![ADAGRAD, ADAM, GRADIENT, MOMENTUM];
+
+/// A gradient has the type of the tensor to differentiate by.
+fn infer_gradient(cx: &mut InferCx<'_>) -> Result<()> {
+    for index in 0..cx.output_count() {
+        if let Some(ty) = cx.input_type(index) {
+            cx.set_type(index, ty.clone());
+        }
+    }
+    Ok(())
+}
 
 /// The outputs are the new tensors and states: all groups but the gradients.
 fn infer(cx: &mut InferCx<'_>, groups: usize) -> Result<()> {

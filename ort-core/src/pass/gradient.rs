@@ -1,0 +1,243 @@
+//! Replaces `Gradient` nodes by the backward nodes of the graph that they name.
+//!
+//! Reverse accumulation (Griewank & Walther, Evaluating Derivatives, chapter 3): the nodes between the independent
+//! tensors and `y` are visited last to first; each adds its share to the gradients of its inputs. Where the node's
+//! inputs are other values than the tensors named, the part of the graph that depends on them is computed again
+//! from those values; the rest of the forward pass is reused.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::dtype::TypeSet;
+use crate::ir::{Graph, Node, NodeId, ValueId, ValueType};
+use crate::spec::{GradCx, Pen, infer_graph};
+use crate::{Result, Within, ensure, error};
+
+const DOMAIN: &str = "ai.onnx.preview.training";
+
+/// Replaces the `Gradient` nodes of an inferred graph, those of subgraphs included, by nodes of the standard domain.
+/// The graph is sorted and inferred afterwards. The gradient of a `y` of several elements is that of their sum.
+///
+/// Errors: a tensor that a node names is not in its graph; a node on the way from the independent tensors to `y` has
+/// an operator without gradient.
+pub fn expand_gradients(graph: &mut Graph) -> Result<()> {
+    if !holds_gradient(graph) {
+        return Ok(());
+    }
+    expand(graph)?;
+    infer_graph(graph)
+}
+
+fn is_gradient(node: &Node) -> bool {
+    node.spec.name == "Gradient" && node.spec.domain == DOMAIN
+}
+
+fn holds_gradient(graph: &Graph) -> bool {
+    let subgraphs = |node: &Node| node.subgraphs.iter().any(|subgraph| holds_gradient(&subgraph.graph));
+    graph.nodes.iter().any(|node| is_gradient(node) || subgraphs(node))
+}
+
+fn expand(graph: &mut Graph) -> Result<()> {
+    for index in 0..graph.nodes.len() {
+        let place = graph.nodes[index].place();
+        for subgraph in &mut graph.nodes[index].subgraphs {
+            expand(&mut subgraph.graph).within(|| place.clone())?;
+        }
+    }
+    // A node whose `y` is computed by another Gradient waits for that one.
+    while let Some(first) = graph.nodes.iter().position(is_gradient) {
+        let mut ready = None;
+        for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| is_gradient(node)) {
+            let request = Request::of(graph, node).within(|| node.place())?;
+            if !request.forward.iter().any(|node| is_gradient(&graph.nodes[node.index()])) {
+                ready = Some((index, request));
+                break;
+            }
+        }
+        let place = graph.nodes[first].place();
+        let (index, request) = ready.ok_or_else(|| {
+            error!(InvalidGraph, "it is part of the gradient that it asks for").within(place)
+        })?;
+        let node = graph.nodes[index].clone();
+        differentiate(graph, &node, &request).within(|| node.place())?;
+        graph.nodes.remove(index);
+        graph.sort()?;
+    }
+    Ok(())
+}
+
+/// What a `Gradient` node asks for, in values of its graph.
+struct Request {
+    /// The independent tensors: those to differentiate by, then the others.
+    independent: Vec<ValueId>,
+    /// How many of them to differentiate by.
+    count: usize,
+    y: ValueId,
+    /// The nodes that compute `y` from the independent tensors, in order.
+    forward: Vec<NodeId>,
+}
+
+impl Request {
+    fn of(graph: &Graph, node: &Node) -> Result<Request> {
+        let find = |name: &str| {
+            graph.find_value(name).ok_or_else(|| error!(InvalidGraph, "the graph has no tensor '{name}'"))
+        };
+        let xs = node.attrs.strings("xs")?;
+        let names = xs.iter().chain(node.attrs.find_strings("zs").unwrap_or_default());
+        let independent = names.map(|name| find(name)).collect::<Result<Vec<ValueId>>>()?;
+        ensure!(
+            node.inputs.len() == independent.len(),
+            InvalidGraph,
+            "{} inputs for {} tensors in xs and zs",
+            node.inputs.len(),
+            independent.len()
+        );
+        let y = find(node.attrs.string("y")?)?;
+        let producers = graph.producers();
+        let mut seen: HashSet<ValueId> = independent.iter().copied().collect();
+        let mut forward = Vec::new();
+        let mut work = vec![y];
+        while let Some(value) = work.pop() {
+            let Some(producer) = producers[value.index()].filter(|_| seen.insert(value)) else { continue };
+            forward.push(producer);
+            work.extend(graph.nodes[producer.index()].reads());
+        }
+        forward.sort_unstable();
+        forward.dedup();
+        Ok(Request { independent, count: xs.len(), y, forward })
+    }
+}
+
+/// Whether a value can carry a gradient: floats do, integers and booleans do not. Of what is no tensor it is not
+/// known, and its operators will say so.
+fn is_continuous(graph: &Graph, id: ValueId) -> bool {
+    match &graph.value(id).ty {
+        ValueType::Tensor(tensor) => TypeSet::FLOATS.contains(tensor.dtype),
+        _ => true,
+    }
+}
+
+/// Adds the backward nodes of one `Gradient` node and writes its outputs.
+fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Result<()> {
+    let given: Vec<ValueId> = gradient.inputs.iter().flatten().copied().collect();
+    ensure!(given.len() == request.independent.len(), InvalidGraph, "an input is left out");
+    let Pass { forward, point, y } = forward_at(graph, gradient, request, &given)?;
+    let xs = &point[..request.count];
+    let boundary: HashSet<ValueId> = point.iter().copied().collect();
+    let mut varying: HashSet<ValueId> = xs.iter().copied().filter(|&x| is_continuous(graph, x)).collect();
+    for node in &forward {
+        if node.reads().any(|value| varying.contains(&value)) {
+            let outputs = node.outputs.iter().flatten().copied();
+            varying.extend(outputs.filter(|id| !boundary.contains(id) && is_continuous(graph, *id)));
+        }
+    }
+    let mut totals: HashMap<ValueId, ValueId> = HashMap::new();
+    if varying.contains(&y) {
+        let mut pen = Pen { graph: &mut *graph, name: gradient.name.clone() };
+        totals.insert(y, pen.filled(1.0, y)?);
+    }
+    for node in forward.iter().rev() {
+        let inner = |output: &Option<ValueId>| output.filter(|id| !boundary.contains(id));
+        let upstream: Vec<Option<ValueId>> =
+            node.outputs.iter().map(|output| inner(output).and_then(|id| totals.get(&id).copied())).collect();
+        if upstream.iter().all(Option::is_none) {
+            continue;
+        }
+        let wanted: Vec<bool> =
+            node.inputs.iter().map(|input| input.is_some_and(|id| varying.contains(&id))).collect();
+        let shares = GradCx::run(graph, node, &upstream, &wanted).within(|| node.place())?;
+        for (input, share) in node.inputs.iter().zip(shares) {
+            let (Some(input), Some(share)) = (input, share) else { continue };
+            let total = match totals.get(input) {
+                None => share,
+                Some(&total) => {
+                    Pen { graph: &mut *graph, name: node.name.clone() }.emit("Add", &[total, share], &[])?
+                }
+            };
+            totals.insert(*input, total);
+        }
+    }
+    deliver(graph, gradient, xs, &totals)
+}
+
+/// A forward pass: the nodes that compute `y` from the values at one point.
+struct Pass {
+    forward: Vec<Node>,
+    point: Vec<ValueId>,
+    y: ValueId,
+}
+
+/// The forward pass from the values that are given. Nodes that depend on a value other than the tensor it stands for
+/// are added again; the others are those of the graph.
+fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[ValueId]) -> Result<Pass> {
+    let mut stands_for: HashMap<ValueId, ValueId> = HashMap::new();
+    let mut point = Vec::with_capacity(given.len());
+    for (&original, &given) in request.independent.iter().zip(given) {
+        if original == given {
+            point.push(given);
+            continue;
+        }
+        // Each gets a value of its own: one value may be given for two tensors, or have another part in the graph.
+        let mut pen = Pen { graph: &mut *graph, name: gradient.name.clone() };
+        let own = pen.emit("Identity", &[given], &[])?;
+        stands_for.insert(original, own);
+        point.push(own);
+    }
+    let mut nodes = Vec::with_capacity(request.forward.len());
+    for id in &request.forward {
+        let mut node = graph.nodes[id.index()].clone();
+        if !node.reads().any(|value| stands_for.contains_key(&value)) {
+            nodes.push(node);
+            continue;
+        }
+        let now = |id: ValueId| stands_for.get(&id).copied().unwrap_or(id);
+        node.inputs.iter_mut().flatten().for_each(|input| *input = now(*input));
+        let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
+        captures.for_each(|capture| capture.outer = now(capture.outer));
+        node.name = format!("{}/forward/{}", gradient.name, node.name).into();
+        for output in node.outputs.iter_mut().flatten() {
+            let name = format!("{}/forward/{}", gradient.name, graph.value(*output).name);
+            let again = graph.add_value(name, ValueType::Unknown);
+            if !request.independent.contains(output) {
+                stands_for.insert(*output, again);
+            }
+            *output = again;
+        }
+        Pen { graph: &mut *graph, name: gradient.name.clone() }.add(node.clone())?;
+        nodes.push(node);
+    }
+    let y = stands_for.get(&request.y).copied().unwrap_or(request.y);
+    Ok(Pass { forward: nodes, point, y })
+}
+
+/// Writes the outputs: the totals, or zeros where `y` does not depend on a tensor.
+fn deliver(
+    graph: &mut Graph,
+    gradient: &Node,
+    xs: &[ValueId],
+    totals: &HashMap<ValueId, ValueId>,
+) -> Result<()> {
+    ensure!(
+        gradient.outputs.len() <= xs.len(),
+        InvalidGraph,
+        "{} outputs for {} tensors in xs",
+        gradient.outputs.len(),
+        xs.len()
+    );
+    let mut pen = Pen { graph, name: gradient.name.clone() };
+    for (&x, output) in xs.iter().zip(&gradient.outputs) {
+        let Some(output) = *output else { continue };
+        let total = match totals.get(&x) {
+            Some(&total) => total,
+            None => pen.filled(0.0, x)?,
+        };
+        let same = pen.emit("Identity", &[total], &[])?;
+        // The node that was just added writes the output itself.
+        let last = pen.graph.nodes.last_mut().and_then(|node| node.outputs.first_mut());
+        if let Some(slot) = last.filter(|slot| **slot == Some(same)) {
+            *slot = Some(output);
+        }
+        let ty = pen.graph.value(same).ty.clone();
+        pen.graph.value_mut(output).ty = ty;
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! Derivatives of scalar formulas, as formulas.
+
+use super::{BinaryFn, ScalarExpr, UnaryFn};
+
+/// `2 / sqrt(pi)`, the slope of the error function at 0.
+const ERF_SLOPE: f64 = std::f64::consts::FRAC_2_SQRT_PI;
+
+impl ScalarExpr {
+    /// The partial derivative with respect to the element of the input at `index`.
+    ///
+    /// What is piecewise constant has derivative 0. Where a formula has a kink the derivative is that of one side:
+    /// `max(x, 0)` has 0 at 0. Rules are those of Abramowitz & Stegun, Handbook of Mathematical Functions, 3.3, 4
+    /// and 7.1.
+    ///
+    /// ```
+    /// use ort_core::spec::ScalarExpr;
+    /// let x = || ScalarExpr::Input(0);
+    /// assert_eq!((x() * 3.0 + 1.0).derivative(0), ScalarExpr::Constant(3.0));
+    /// assert_eq!((x() * 3.0 + 1.0).derivative(1), ScalarExpr::Constant(0.0));
+    /// ```
+    pub fn derivative(&self, index: usize) -> ScalarExpr {
+        match self {
+            ScalarExpr::Input(input) => constant(if *input == index { 1.0 } else { 0.0 }),
+            ScalarExpr::Constant(_) => constant(0.0),
+            ScalarExpr::Unary(function, x) => {
+                let inner = x.derivative(index);
+                if inner == constant(0.0) { inner } else { product(unary(*function, x), inner) }
+            }
+            ScalarExpr::Binary(function, a, b) => {
+                let inner = (a.derivative(index), b.derivative(index));
+                if inner == (constant(0.0), constant(0.0)) {
+                    inner.0
+                } else {
+                    binary(*function, (a, b), inner)
+                }
+            }
+            ScalarExpr::Select(condition, then, otherwise) => {
+                choice((**condition).clone(), then.derivative(index), otherwise.derivative(index))
+            }
+        }
+    }
+}
+
+fn constant(value: f64) -> ScalarExpr {
+    ScalarExpr::Constant(value)
+}
+
+fn is(x: &ScalarExpr, value: f64) -> bool {
+    *x == constant(value)
+}
+
+fn sum(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
+    match (&a, &b) {
+        (ScalarExpr::Constant(a), ScalarExpr::Constant(b)) => constant(a + b),
+        _ if is(&a, 0.0) => b,
+        _ if is(&b, 0.0) => a,
+        _ => a + b,
+    }
+}
+
+fn difference(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
+    match (&a, &b) {
+        (ScalarExpr::Constant(a), ScalarExpr::Constant(b)) => constant(a - b),
+        _ if is(&a, 0.0) => negative(b),
+        _ if is(&b, 0.0) => a,
+        _ => a - b,
+    }
+}
+
+fn negative(x: ScalarExpr) -> ScalarExpr {
+    match x {
+        ScalarExpr::Constant(value) => constant(-value),
+        ScalarExpr::Unary(UnaryFn::Neg, x) => *x,
+        x => -x,
+    }
+}
+
+fn product(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
+    match (&a, &b) {
+        (ScalarExpr::Constant(a), ScalarExpr::Constant(b)) => constant(a * b),
+        _ if is(&a, 0.0) || is(&b, 0.0) => constant(0.0),
+        _ if is(&a, 1.0) => b,
+        _ if is(&b, 1.0) => a,
+        _ if is(&a, -1.0) => negative(b),
+        _ if is(&b, -1.0) => negative(a),
+        _ => a * b,
+    }
+}
+
+fn quotient(a: ScalarExpr, b: ScalarExpr) -> ScalarExpr {
+    if is(&a, 0.0) || is(&b, 1.0) { a } else { a / b }
+}
+
+fn choice(condition: ScalarExpr, then: ScalarExpr, otherwise: ScalarExpr) -> ScalarExpr {
+    if then == otherwise { then } else { ScalarExpr::select(condition, then, otherwise) }
+}
+
+/// The slope of a function at `x`.
+fn unary(function: UnaryFn, x: &ScalarExpr) -> ScalarExpr {
+    let of = |function| x.clone().apply(function);
+    let square = || x.clone() * x.clone();
+    match function {
+        UnaryFn::Neg => constant(-1.0),
+        UnaryFn::Abs => of(UnaryFn::Sign),
+        UnaryFn::Reciprocal => -(of(UnaryFn::Reciprocal) * of(UnaryFn::Reciprocal)),
+        UnaryFn::Sqrt => constant(0.5) / of(UnaryFn::Sqrt),
+        UnaryFn::Exp | UnaryFn::Expm1 => of(UnaryFn::Exp),
+        UnaryFn::Log => of(UnaryFn::Reciprocal),
+        UnaryFn::Log1p => (x.clone() + 1.0).apply(UnaryFn::Reciprocal),
+        UnaryFn::Sigmoid => of(UnaryFn::Sigmoid) * (constant(1.0) - of(UnaryFn::Sigmoid)),
+        UnaryFn::Erf => (-square()).apply(UnaryFn::Exp) * ERF_SLOPE,
+        UnaryFn::Sin => of(UnaryFn::Cos),
+        UnaryFn::Cos => -of(UnaryFn::Sin),
+        UnaryFn::Tan => of(UnaryFn::Tan) * of(UnaryFn::Tan) + 1.0,
+        UnaryFn::Asin => (constant(1.0) - square()).apply(UnaryFn::Sqrt).apply(UnaryFn::Reciprocal),
+        UnaryFn::Acos => -(constant(1.0) - square()).apply(UnaryFn::Sqrt).apply(UnaryFn::Reciprocal),
+        UnaryFn::Atan => (square() + 1.0).apply(UnaryFn::Reciprocal),
+        UnaryFn::Sinh => of(UnaryFn::Cosh),
+        UnaryFn::Cosh => of(UnaryFn::Sinh),
+        UnaryFn::Tanh => constant(1.0) - of(UnaryFn::Tanh) * of(UnaryFn::Tanh),
+        UnaryFn::Asinh => (square() + 1.0).apply(UnaryFn::Sqrt).apply(UnaryFn::Reciprocal),
+        UnaryFn::Acosh => (square() - 1.0).apply(UnaryFn::Sqrt).apply(UnaryFn::Reciprocal),
+        UnaryFn::Atanh => (constant(1.0) - square()).apply(UnaryFn::Reciprocal),
+        UnaryFn::Sign
+        | UnaryFn::Floor
+        | UnaryFn::Ceil
+        | UnaryFn::RoundHalfEven
+        | UnaryFn::IsNan
+        | UnaryFn::IsInf
+        | UnaryFn::Not => constant(0.0),
+    }
+}
+
+/// The derivative of a function of `a` and `b`, whose own derivatives are `da` and `db`.
+fn binary(
+    function: BinaryFn,
+    (a, b): (&ScalarExpr, &ScalarExpr),
+    (da, db): (ScalarExpr, ScalarExpr),
+) -> ScalarExpr {
+    let (a, b) = (a.clone(), b.clone());
+    match function {
+        BinaryFn::Add => sum(da, db),
+        BinaryFn::Sub => difference(da, db),
+        BinaryFn::Mul => sum(product(da, b), product(a, db)),
+        BinaryFn::Div => {
+            let by_b = if is(&db, 0.0) { db } else { product(quotient(a / b.clone(), b.clone()), db) };
+            difference(quotient(da, b), by_b)
+        }
+        BinaryFn::Min => choice(a.less(b), da, db),
+        BinaryFn::Max => choice(b.less(a), da, db),
+        BinaryFn::Pow => power((a, b), (da, db)),
+        BinaryFn::Mod => difference(da, product((a / b).apply(UnaryFn::Floor), db)),
+        BinaryFn::Fmod => {
+            let ratio = a / b;
+            let (up, down) = (ratio.clone().apply(UnaryFn::Ceil), ratio.clone().apply(UnaryFn::Floor));
+            difference(da, product(choice(ratio.less(0.0), up, down), db))
+        }
+        BinaryFn::Less
+        | BinaryFn::LessOrEqual
+        | BinaryFn::Equal
+        | BinaryFn::And
+        | BinaryFn::Or
+        | BinaryFn::Xor => constant(0.0),
+    }
+}
+
+/// The derivative of `a^b`. Where `b` is 0 nothing depends on `a`, and where `a` is 0 the limit in `b` is 0: both
+/// are said, since the formulas would multiply 0 by infinity there.
+fn power((a, b): (ScalarExpr, ScalarExpr), (da, db): (ScalarExpr, ScalarExpr)) -> ScalarExpr {
+    let zero = |x: &ScalarExpr| ScalarExpr::binary(BinaryFn::Equal, x.clone(), constant(0.0));
+    let raise = |b| ScalarExpr::binary(BinaryFn::Pow, a.clone(), b);
+    let by_a = if is(&da, 0.0) {
+        da
+    } else {
+        let slope = choice(zero(&b), constant(0.0), b.clone() * raise(b.clone() - 1.0));
+        product(slope, da)
+    };
+    let by_b = if is(&db, 0.0) {
+        db
+    } else {
+        let slope = raise(b.clone()) * a.clone().apply(UnaryFn::Log);
+        product(choice(zero(&a), constant(0.0), slope), db)
+    };
+    sum(by_a, by_b)
+}
