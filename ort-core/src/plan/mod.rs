@@ -6,8 +6,10 @@
 
 mod report;
 mod resolve;
+mod specialize;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ort_alloc::DeviceId;
 
@@ -69,6 +71,8 @@ pub(crate) struct StepPlan {
     pub(crate) workspace: Range<usize>,
     /// Slots with memory of their own that die after this step.
     pub(crate) release: Vec<SlotId>,
+    /// The plans of its subgraphs.
+    pub(crate) nested: Vec<Arc<RunPlan>>,
 }
 
 /// The plan of a run for one binding of the dimensions.
@@ -101,6 +105,9 @@ impl RunPlan {
 
     /// The bytes that the plan itself takes, about.
     pub(crate) fn own_bytes(&self) -> usize {
-        self.slots.len() * size_of::<SlotPlan>() + self.steps.len() * (size_of::<StepPlan>() + 48)
+        let nested = self.steps.iter().flat_map(|step| &step.nested).map(|plan| plan.own_bytes());
+        self.slots.len() * size_of::<SlotPlan>()
+            + self.steps.len() * (size_of::<StepPlan>() + 48)
+            + nested.sum::<usize>()
     }
 }

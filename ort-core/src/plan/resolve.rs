@@ -1,14 +1,17 @@
 //! Makes the plan for one binding of the dimensions.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ort_alloc::{DeviceId, Interval};
 use smallvec::SmallVec;
 
+use super::specialize::{Known, specialize};
 use super::{Action, Place, RunPlan, SlotPlan, StepPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
 use crate::dtype::DType;
 use crate::ep::{IoShapes, OutputsFrom};
+use crate::ir::Graph;
 use crate::session::{Origin, Program, SlotId, Step, Work};
 use crate::spec::{SymTensor, ViewCx};
 use crate::tensor::{Shape, Tensor, byte_count};
@@ -16,7 +19,15 @@ use crate::{Result, Within, error};
 
 /// Plans one program under `bindings`.
 pub(crate) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
-    let mut planner = Planner::new(program, bindings, threads);
+    resolve_given(program, bindings, threads, &[])
+}
+
+/// Plans a program whose given values are known better than its own inference knew them: those of a subgraph, from
+/// the plan of its node.
+fn resolve_given(program: &Program, bindings: &Bindings, threads: usize, given: &[Known]) -> Result<RunPlan> {
+    let specialized = specialize(program, bindings, given);
+    let graph = specialized.as_ref().unwrap_or(&program.graph);
+    let mut planner = Planner::new((program, graph), bindings, threads);
     planner.find_shapes()?;
     planner.find_needed();
     planner.find_last_uses();
@@ -48,6 +59,8 @@ enum Draft {
 
 struct Planner<'a> {
     program: &'a Program,
+    /// The program's graph, as far as it is inferred under the bindings.
+    graph: &'a Graph,
     bindings: &'a Bindings,
     threads: usize,
     shapes: Vec<Option<Shape>>,
@@ -71,7 +84,11 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(program: &'a Program, bindings: &'a Bindings, threads: usize) -> Planner<'a> {
+    fn new(
+        (program, graph): (&'a Program, &'a Graph),
+        bindings: &'a Bindings,
+        threads: usize,
+    ) -> Planner<'a> {
         let count = program.slots.len();
         let mut is_output = vec![false; count];
         for output in &program.outputs {
@@ -85,6 +102,7 @@ impl<'a> Planner<'a> {
         }
         Planner {
             program,
+            graph,
             bindings,
             threads,
             shapes: vec![None; count],
@@ -107,7 +125,7 @@ impl<'a> Planner<'a> {
     /// Shapes of all slots, and the values that follow from the shapes alone.
     fn find_shapes(&mut self) -> Result<()> {
         for (index, slot) in self.program.slots.iter().enumerate() {
-            let info = self.program.graph.value(slot.value);
+            let info = self.graph.value(slot.value);
             self.dtypes[index] = info.ty.dtype();
             self.shapes[index] = info.ty.shape().and_then(|shape| evaluate(shape, self.bindings));
             match &slot.origin {
@@ -169,6 +187,7 @@ impl<'a> Planner<'a> {
             in_place: vec![None; step.outputs.len()],
             workspace: 0..0,
             release: Vec::new(),
+            nested: Vec::new(),
         };
         for slot in step.outputs.iter().flatten() {
             self.first[slot.index()] = index;
@@ -177,7 +196,7 @@ impl<'a> Planner<'a> {
         if self.needed[index] && !self.place_view(step, index) {
             plan.action = Action::Run;
             self.place_outputs(step, index, &mut plan)?;
-            self.place_workspace(step, index)?;
+            self.place_workspace(step, index, &mut plan.nested)?;
         }
         self.steps.push(plan);
         Ok(())
@@ -332,13 +351,22 @@ impl<'a> Planner<'a> {
     }
 
     /// Scratch memory: what the kernel declares, or the slab of the largest subgraph.
-    fn place_workspace(&mut self, step: &Step, index: usize) -> Result<()> {
+    fn place_workspace(
+        &mut self,
+        step: &Step,
+        index: usize,
+        plan_nested: &mut Vec<Arc<RunPlan>>,
+    ) -> Result<()> {
         let mut bytes = 0;
-        for nested in &step.nested {
-            let plan = nested
-                .program
-                .plans
-                .get(self.bindings, || resolve(&nested.program, self.bindings, self.threads))?;
+        for (position, nested) in step.nested.iter().enumerate() {
+            let given = self.known_to(step, position);
+            let plan = resolve_given(&nested.program, self.bindings, self.threads, &given)?;
+            let plan = Arc::new(plan);
+            plan_nested.push(plan.clone());
+            if self.is_broken(step, position) {
+                // Under these bindings it cannot be taken.
+                continue;
+            }
             bytes = bytes.max(plan.host_slab());
             let devices: usize = plan.slabs.iter().skip(1).map(|slab| slab.1).sum();
             self.nested_own[index] = self.nested_own[index].max(plan.own_peak + devices);
@@ -363,6 +391,26 @@ impl<'a> Planner<'a> {
             self.workspaces[index] = Some(self.groups.len() - 1);
         }
         Ok(())
+    }
+
+    /// What the subgraph at `position` is given, as far as it is known here.
+    fn known_to(&self, step: &Step, position: usize) -> Vec<Known> {
+        let nested = &step.nested[position];
+        let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
+        let inputs = inner.map(|inner| {
+            let known = |&id| (inner.graph.value(id).ty.clone(), inner.graph.value(id).symbolic.clone());
+            inner.graph.inputs.iter().map(known).collect::<Vec<Known>>()
+        });
+        let captured = nested.captures.iter().map(|slot| {
+            let info = self.graph.value(self.program.slots[slot.index()].value);
+            (info.ty.clone(), info.symbolic.clone())
+        });
+        inputs.unwrap_or_default().into_iter().chain(captured).collect()
+    }
+
+    fn is_broken(&self, step: &Step, position: usize) -> bool {
+        let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
+        inner.is_some_and(|inner| inner.graph.broken.is_some())
     }
 
     fn shape_of(&self, slot: Option<SlotId>) -> Option<Shape> {

@@ -402,6 +402,7 @@ impl<'a> Frame<'a> {
             None => planned_scratch,
         };
         let mut nested = NestedFrames {
+            plans: &plan.nested,
             nested: &step.nested,
             captures,
             bindings: self.bindings,

@@ -1,23 +1,54 @@
 //! Runs of subgraphs inside a run, on the workspace of their node.
 
+use std::sync::Arc;
+
 use ort_alloc::{Category, HostAllocator, allocate_in};
 
 use super::frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
-use super::program::Nested;
+use super::program::{Nested, Program};
 use crate::dim::Bindings;
 use crate::ep::NestedRun;
-use crate::plan::resolve;
+use crate::plan::{RunPlan, resolve};
 use crate::tensor::{Value, ValueView};
 use crate::{Result, ensure, error};
 
 /// Runs the subgraphs of one step.
 pub(super) struct NestedFrames<'a> {
+    /// The plans made with the node's own.
+    pub(super) plans: &'a [Arc<RunPlan>],
     pub(super) nested: &'a [Nested],
     /// What the subgraphs capture, one subgraph after the other.
     pub(super) captures: Vec<Option<ValueView<'a>>>,
     pub(super) bindings: &'a Bindings,
     pub(super) env: RunEnv<'a>,
     pub(super) workspace: Option<&'a mut [u8]>,
+}
+
+impl NestedFrames<'_> {
+    /// The plan that was made with the node's own, where what is given fits it; else one for these shapes.
+    fn plan(
+        &self,
+        index: usize,
+        program: &Program,
+        given: &[ValueView<'_>],
+    ) -> Result<(Bindings, Arc<RunPlan>)> {
+        let threads = self.env.control.threads;
+        let mut bindings = self.bindings.clone();
+        let known = bind(program, given, &mut bindings).is_ok();
+        if let Some(plan) = self.plans.get(index).filter(|plan| fits(program, plan, given)) {
+            return Ok((bindings, plan.clone()));
+        }
+        if known {
+            let plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+            if fits(program, &plan, given) {
+                return Ok((bindings, plan));
+            }
+        }
+        // The shapes differ from what was inferred once: nothing about them is known ahead.
+        bindings = Bindings::new();
+        let plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+        Ok((bindings, plan))
+    }
 }
 
 impl NestedRun for NestedFrames<'_> {
@@ -40,17 +71,7 @@ impl NestedRun for NestedFrames<'_> {
         for capture in captured {
             given.push(capture.ok_or_else(|| error!(Fail, "a captured value was not computed"))?);
         }
-        let threads = self.env.control.threads;
-        let mut bindings = self.bindings.clone();
-        if bind(program, &given, &mut bindings).is_err() {
-            // The shapes differ from what was inferred once: nothing about them is known ahead.
-            bindings = Bindings::new();
-        }
-        let mut plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
-        if !fits(program, &plan, &given) {
-            bindings = Bindings::new();
-            plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
-        }
+        let (bindings, plan) = self.plan(index, program, &given)?;
         let bytes = plan.host_slab();
         let mut extra;
         let host: &mut [u8] = match self.workspace.as_deref_mut() {
