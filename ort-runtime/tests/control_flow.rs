@@ -1,4 +1,5 @@
 //! Subgraphs: what they capture, carry and hand over, and when they end.
+#![cfg(feature = "cpu")]
 
 use std::time::{Duration, Instant};
 
