@@ -176,3 +176,59 @@ fn reversed_scans_stack_backwards() -> Result<()> {
     assert_eq!(floats(&outputs[1])?, (vec![2, 3], vec![3.0, 2.0, 1.0, 6.0, 5.0, 4.0]));
     Ok(())
 }
+
+/// `relu(if rows(x) == 1 { squeeze(x) } else { x })`: the rank depends on a size.
+fn branch_by_size() -> Result<Graph> {
+    let mut main = GraphBuilder::new("main");
+    let x = main.input("x", DType::F32, &["rows", "columns"]);
+    let (zero, one) = (main.constant(Tensor::scalar(0i64)?), main.constant(Tensor::scalar(1i64)?));
+    let shape = main.node("Shape", &[x], &[])?;
+    let rows = main.node("Gather", &[shape, zero], &[])?;
+    let single = main.node("Equal", &[rows, one], &[])?;
+    let (mut then, outer) = Body::new(&[x]);
+    let axes = then.builder.constant(Tensor::from_slice(&[1], &[0i64])?);
+    let squeezed = then.builder.node("Squeeze", &[outer[0], axes], &[])?;
+    let (otherwise, outer) = Body::new(&[x]);
+    let branches = vec![then.finish("then_branch", &[squeezed]), otherwise.finish("else_branch", &outer)];
+    let chosen = main.add(("", "If"), &[Some(single)], &[], 1, branches)?;
+    let output = main.node("Relu", &chosen, &[])?;
+    main.finish(&[output])
+}
+
+#[test]
+fn branches_chosen_by_sizes_are_planned() -> Result<()> {
+    for (rows, shape) in [(1usize, vec![64usize]), (2, vec![2, 64])] {
+        let session = Session::builder(&Model::from_graph(branch_by_size()?)).threads(1).build()?;
+        let planned = session.plan(&[("rows", rows as i64), ("columns", 64)])?.peak_bytes;
+        let x = Tensor::from_slice(&[rows, 64], &vec![1.0f32; rows * 64])?;
+        let outputs = session.run(&[("x", x.into())])?;
+        assert_eq!(floats(&outputs[0].1)?, (shape, vec![1.0; rows * 64]));
+        assert_eq!(planned, Some(session.memory().activations_peak), "{rows} rows");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_branch_that_contradicts_itself_is_an_error_only_when_it_is_taken() -> Result<()> {
+    let mut main = GraphBuilder::new("main");
+    let x = main.input("x", DType::F32, &["3"]);
+    let condition = main.input("c", DType::Bool, &[]);
+    let (mut then, outer) = Body::new(&[x]);
+    let four = then.builder.constant(Tensor::from_slice(&[4], &[0.0f32; 4])?);
+    let sum = then.builder.node("Add", &[outer[0], four], &[])?;
+    let (otherwise, outer) = Body::new(&[x]);
+    let branches = vec![then.finish("then_branch", &[sum]), otherwise.finish("else_branch", &outer)];
+    let chosen = main.add(("", "If"), &[Some(condition)], &[], 1, branches)?;
+    let session = Session::builder(&Model::from_graph(main.finish(&chosen)?)).threads(1).build()?;
+
+    let inputs = |condition: bool| -> Result<[(&'static str, Value); 2]> {
+        let x = Tensor::from_slice(&[3], &[1.0f32, 2.0, 3.0])?;
+        Ok([("x", x.into()), ("c", Tensor::from_bools(&[], &[condition])?.into())])
+    };
+    let outputs = session.run(&inputs(false)?)?;
+    assert_eq!(floats(&outputs[0].1)?, (vec![3], vec![1.0, 2.0, 3.0]));
+    let problem = session.run(&inputs(true)?).expect_err("the branch adds three elements to four");
+    assert_eq!(problem.kind(), ErrorKind::InvalidGraph);
+    assert!(problem.to_string().contains("then_branch"), "{problem}");
+    Ok(())
+}
