@@ -30,7 +30,7 @@ pub fn shapes(shapes: &[&[usize]]) -> Result<Shape> {
 }
 
 /// The broadcast of symbolic shapes. Where two symbolic sizes differ, the result is the size that cannot be 1,
-/// or else their maximum, which the run checks.
+/// or else an expression for their broadcast, which the run checks.
 pub fn dims(shapes: &[&[Dim]]) -> Result<Vec<Dim>> {
     let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
     let mut result = vec![Dim::constant(1); rank];
@@ -52,6 +52,27 @@ fn pair(a: &Dim, b: &Dim) -> Option<Dim> {
         (Some(_), Some(_)) => None,
         (Some(_), None) => Some(a.clone()),
         (None, Some(_)) => Some(b.clone()),
-        (None, None) => Some(a.max(b)),
+        (None, None) => {
+            // The larger of two sizes, or 0 where one of them is.
+            let one = Dim::constant(1);
+            Some(a.max(b) * a.min(&one) * b.min(&one))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dim::{Bindings, Symbol};
+
+    #[test]
+    fn symbolic_sizes_broadcast_as_numbers_do() -> Result<()> {
+        let (a, b) = (Symbol::named("a"), Symbol::named("b"));
+        let symbolic = dims(&[&[Dim::symbol(a.clone())], &[Dim::symbol(b.clone())]])?;
+        for (x, y) in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 5), (5, 1), (5, 5)] {
+            let bindings: Bindings = [(a.clone(), x as i64), (b.clone(), y as i64)].into_iter().collect();
+            assert_eq!(symbolic[0].evaluate(&bindings), Ok(shapes(&[&[x], &[y]])?[0] as i64), "{x} and {y}");
+        }
+        Ok(())
     }
 }
