@@ -14,6 +14,11 @@ use crate::{Result, Within, ensure, error};
 
 const DOMAIN: &str = "ai.onnx.preview.training";
 
+/// The most `Gradient` nodes of one graph, and the most nodes that it may grow to: gradients of gradients multiply,
+/// and a small file must not claim all memory.
+const MOST_GRADIENTS: usize = 256;
+const MOST_NODES: usize = 300_000;
+
 /// Replaces the `Gradient` nodes of an inferred graph, those of subgraphs included, by nodes of the standard domain.
 /// The graph is sorted and inferred afterwards. The gradient of a `y` of several elements is that of their sum.
 ///
@@ -43,6 +48,12 @@ fn expand(graph: &mut Graph) -> Result<()> {
             expand(&mut subgraph.graph).within(|| place.clone())?;
         }
     }
+    let count = graph.nodes.iter().filter(|node| is_gradient(node)).count();
+    ensure!(
+        count <= MOST_GRADIENTS,
+        NotImplemented,
+        "{count} Gradient nodes, at most {MOST_GRADIENTS} are expanded"
+    );
     // A node whose `y` is computed by another Gradient waits for that one.
     while let Some(first) = graph.nodes.iter().position(is_gradient) {
         let mut ready = None;
@@ -60,6 +71,12 @@ fn expand(graph: &mut Graph) -> Result<()> {
         let node = graph.nodes[index].clone();
         differentiate(graph, &node, &request).within(|| node.place())?;
         graph.nodes.remove(index);
+        let size = graph.nodes.len();
+        ensure!(
+            size <= MOST_NODES,
+            NotImplemented,
+            "gradients make {size} nodes, at most {MOST_NODES} are allowed"
+        );
         graph.sort()?;
     }
     Ok(())
