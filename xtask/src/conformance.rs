@@ -41,7 +41,7 @@ pub(crate) struct Options {
 
 /// What became of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub(crate) enum Verdict {
     Pass,
     Fail,
     Skip,
@@ -51,11 +51,13 @@ enum Verdict {
 type Line = (String, Verdict, String);
 
 #[derive(Debug)]
-struct Outcome {
+pub(crate) struct Outcome {
     /// `suite/case`.
-    name: String,
-    verdict: Verdict,
-    why: String,
+    pub(crate) name: String,
+    /// What became of it.
+    pub(crate) verdict: Verdict,
+    /// Why it did not pass.
+    pub(crate) why: String,
 }
 
 /// Runs the suites; an error where the list of known failures is not exactly right.
@@ -109,7 +111,7 @@ fn dump(workspace: &Workspace) -> Result<PathBuf> {
 
 /// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases
 /// that have no outcome yet, and one that dies before its first outcome did so of its first case.
-fn run_suite(ort: &Path, cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
+pub(crate) fn run_suite(ort: &Path, cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
     let folder = cases.join(suite);
     let place = format!("{}/", cases.display());
     let mut left = BTreeSet::new();
@@ -183,7 +185,8 @@ fn parse_line(line: &str) -> Option<Line> {
     Some((name.to_owned(), verdict, why.trim().to_owned()))
 }
 
-fn count(outcomes: &[Outcome]) -> Summary {
+/// How many passed, failed and were skipped.
+pub(crate) fn count(outcomes: &[Outcome]) -> Summary {
     let of = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
     Summary { passed: of(Verdict::Pass), failed: of(Verdict::Fail), skipped: of(Verdict::Skip) }
 }

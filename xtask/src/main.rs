@@ -12,6 +12,7 @@ mod features;
 mod memory;
 mod models;
 mod python;
+mod reference;
 mod summary;
 mod table;
 mod test;
@@ -50,6 +51,8 @@ enum Command {
     Memory(compare::Options),
     /// Run the onnx package's test cases and hold the failures against conformance.ignore.
     Conformance(conformance::Options),
+    /// Run operators on our own one-node cases and compare with ONNX Runtime, the onnx package or NumPy.
+    Reference(reference::Options),
     /// Check and test each combination of the facade's cargo features, and each crate alone.
     Features,
     /// Check the style rules that no compiler checks.
@@ -66,6 +69,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Compare(options) => compare::run(&workspace, &options).map(drop),
         Command::Memory(options) => memory::run(&workspace, &options).map(drop),
         Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
+        Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
         Command::Tidy => tidy::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe, run as run_command};
-use crate::{compare, conformance, memory, models, tidy};
+use crate::{compare, conformance, memory, models, reference, tidy};
 
 /// A suite that needs Python, and how many tests it has.
 struct PythonSuite {
@@ -40,6 +40,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             stage("models", || models::run(workspace, &models::Options::default()))?;
             summary +=
                 stage("conformance", || conformance::run(workspace, &conformance::Options::default()))?;
+            summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("memory", || memory::run(workspace, &compare::Options::default()))?;
         }
@@ -62,6 +63,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
     let cases = compare::chosen_cases(workspace, &[])?.len();
     let suites = [
         PythonSuite { name: "conformance", tests: conformance::CASES },
+        PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "memory", tests: cases },
     ];

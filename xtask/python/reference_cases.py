@@ -1,0 +1,238 @@
+"""Makes one-node test cases from tables, with expected values from other implementations.
+
+usage: python reference_cases.py OUT TABLE.json...
+
+Writes OUT/STEM/NAME with `model.onnx`, `test_data_set_0/{input,output}_M.pb` and `tol`, as `ort test` reads them.
+A table is a list of entries, and an entry makes one case for each of its opsets:
+
+    {"op": "Softmax", "opsets": [1, 11], "name": "rank3", "attributes": {"axis": 1},
+     "inputs": [{"type": "float32", "shape": [2, 3, 4]}], "reference": "onnxruntime"}
+
+op, domain      the operator; the domain is "" where it is left out
+opsets          versions of that domain that models import; beside another domain, `standard_opset` (21) of ""
+name            what tells the entry from others of the same operator; needed where there are several
+attributes      numbers, strings and lists of them (written as the schema's kind of number; without a schema 1 is an
+                integer and 1.0 a float); {"tensor": VALUE}; {"type": "float32"}; {"graph": "ONNX text of a graph"}
+inputs          a list of VALUEs, or null for one left out; with "constant": true it is an initializer
+outputs         how many there are (1), or a list of true and false, false for one left out
+reference       "onnxruntime" (the default), "onnx" (its ReferenceEvaluator), or {"numpy": ["EXPRESSION", ...]}, one
+                for each output over np, ml_dtypes, and x, the list of inputs
+tolerance       [RTOL, ATOL], by default [0.001, 0.00001]
+
+A VALUE is {"type", "shape"} with random elements (floats: standard normal; integers: "range", by default -10 to 9 or
+0 to 9; the seed is made of the case's name), or {"type", "values", "shape"?} with given ones, or {"sequence": [VALUE, ...]}.
+Types are NumPy's and ml_dtypes' names, and `string`. Prints one line `STEM COUNT` for each table.
+"""
+
+import itertools
+import json
+import os
+import sys
+import warnings
+import zlib
+from pathlib import Path
+
+os.environ.setdefault("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import AttributeProto, TensorProto, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+
+from dump_cases import encode
+
+WORDS = ["", "a", "abc", "Zebra", "über", "x y", "1", "nan"]
+STANDARD_OPSET = 21
+TOLERANCE = [1e-3, 1e-5]
+# Models of older formats name their initializers among their inputs.
+FIRST_IR_WITH_HIDDEN_INITIALIZERS = 4
+
+
+def dtype_of(name: str) -> np.dtype:
+    if name == "string":
+        return np.dtype(object)
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def random_elements(dtype: np.dtype, shape: list[int], value: dict, rng: np.random.Generator) -> np.ndarray:
+    if dtype == object:
+        return rng.choice(np.array(WORDS, dtype=object), shape)
+    if dtype == np.bool_:
+        return rng.random(shape) < 0.5
+    if dtype.kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    if "range" in value:
+        low, high = value["range"]
+        whole = isinstance(low, int) and isinstance(high, int)
+        return (rng.integers(low, high, shape) if whole else rng.uniform(low, high, shape)).astype(dtype)
+    if dtype.kind in "iu" or "int" in dtype.name:
+        low = 0 if dtype.name.startswith("u") else -min(10, 2 ** (bits_of(dtype) - 1))
+        return rng.integers(low, min(10, 2 ** (bits_of(dtype) - 1)), shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def bits_of(dtype: np.dtype) -> int:
+    return int(ml_dtypes.iinfo(dtype).bits) if "int" in dtype.name else dtype.itemsize * 8
+
+
+def value_of(value: dict, rng: np.random.Generator):
+    if "sequence" in value:
+        return [value_of(item, rng) for item in value["sequence"]]
+    dtype = dtype_of(value["type"])
+    if "values" not in value:
+        return random_elements(dtype, value["shape"], value, rng)
+    # NumPy reads "nan" and "inf" from texts only in lists of floats.
+    elements = np.array(value["values"], dtype=object if dtype == object else None)
+    elements = elements.astype(np.float64).astype(dtype) if elements.dtype.kind == "U" else elements.astype(dtype)
+    return elements.reshape(value["shape"]) if "shape" in value else elements
+
+
+def type_of(value) -> onnx.TypeProto:
+    if isinstance(value, list):
+        return helper.make_sequence_type_proto(type_of(value[0]))
+    if isinstance(value, dict):
+        key, item = next(iter(value.items()))
+        key_type = TensorProto.STRING if isinstance(key, str) else TensorProto.INT64
+        return helper.make_map_type_proto(key_type, type_of(np.asarray(item)))
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype), None)
+
+
+def schema_of(entry: dict, opset: int):
+    try:
+        return onnx.defs.get_schema(entry["op"], opset, entry.get("domain", ""))
+    except onnx.defs.SchemaError:
+        return None
+
+
+def attribute_of(name: str, value, schema, rng) -> AttributeProto:
+    if isinstance(value, dict):
+        if "tensor" in value:
+            value = numpy_helper.from_array(value_of(value["tensor"], rng))
+        elif "graph" in value:
+            value = parser.parse_graph(value["graph"])
+        elif "type" in value:
+            value = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype_of(value["type"])), None)
+        return helper.make_attribute(name, value)
+    formal = schema.attributes.get(name) if schema else None
+    kind = int(formal.type) if formal else None
+    if kind == AttributeProto.FLOAT:
+        value = float(value)
+    if kind == AttributeProto.FLOATS:
+        value = [float(item) for item in value]
+    return helper.make_attribute(name, value, attr_type=kind)
+
+
+def imports_of(entry: dict, opset: int) -> list[onnx.OperatorSetIdProto]:
+    domain = entry.get("domain", "")
+    if domain == "":
+        return [helper.make_opsetid("", opset)]
+    return [helper.make_opsetid("", entry.get("standard_opset", STANDARD_OPSET)), helper.make_opsetid(domain, opset)]
+
+
+def output_names(entry: dict) -> list[str]:
+    wanted = entry.get("outputs", 1)
+    wanted = [True] * wanted if isinstance(wanted, int) else wanted
+    return [f"y{index}" if there else "" for index, there in enumerate(wanted)]
+
+
+def model_of(entry: dict, opset: int, values: list, rng) -> onnx.ModelProto:
+    """The model without types of its outputs, which the reference tells."""
+    schema = schema_of(entry, opset)
+    names = ["" if value is None else f"x{index}" for index, value in enumerate(values)]
+    node = helper.make_node(entry["op"], names, output_names(entry), name="node", domain=entry.get("domain", ""))
+    for name, value in entry.get("attributes", {}).items():
+        node.attribute.append(attribute_of(name, value, schema, rng))
+    imports = imports_of(entry, opset)
+    ir_version = max(3, helper.find_min_ir_version_for(imports, ignore_unknown=True))
+    inputs, initializers = [], []
+    for name, value, given in zip(names, values, entry["inputs"], strict=True):
+        if not name:
+            continue
+        constant = given.get("constant", False)
+        if constant:
+            initializers.append(numpy_helper.from_array(value, name))
+        if not constant or ir_version < FIRST_IR_WITH_HIDDEN_INITIALIZERS:
+            shape = list(value.shape) if isinstance(value, np.ndarray) else None
+            inputs.append(
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), shape)
+                if shape is not None
+                else helper.make_value_info(name, type_of(value))
+            )
+    outputs = [helper.make_empty_tensor_value_info(name) for name in output_names(entry) if name]
+    graph = helper.make_graph([node], "case", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
+
+
+def expected_of(entry: dict, model: onnx.ModelProto, feeds: dict, values: list) -> list:
+    reference = entry.get("reference", "onnxruntime")
+    if reference == "onnxruntime":
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        return session.run(None, feeds)
+    if reference == "onnx":
+        return ReferenceEvaluator(model).run(None, feeds)
+    return [eval(expression, {"np": np, "ml_dtypes": ml_dtypes, "x": values}) for expression in reference["numpy"]]
+
+
+def write_case(folder: Path, model: onnx.ModelProto, feeds: dict, expected: list, tolerance: list) -> None:
+    data = folder / "test_data_set_0"
+    data.mkdir(parents=True)
+    for info, value in zip(model.graph.output, expected, strict=True):
+        info.type.CopyFrom(type_of(value))
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [info for info in model.graph.input if info.name not in constants]
+    for index, info in enumerate(inputs):
+        (data / f"input_{index}.pb").write_bytes(encode(feeds[info.name], info.type, info.name))
+    for index, (info, value) in enumerate(zip(model.graph.output, expected, strict=True)):
+        (data / f"output_{index}.pb").write_bytes(encode(value, info.type, info.name))
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "tol").write_text("{:g} {:g}\n".format(*tolerance))
+
+
+def make(entry: dict, opset: int, name: str, folder: Path) -> None:
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    values = [None if value is None else value_of(value, rng) for value in entry["inputs"]]
+    model = model_of(entry, opset, values, rng)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    feeds = {f"x{index}": value for index, value in enumerate(values) if value is not None}
+    feeds = {name: value for name, value in feeds.items() if name not in constants}
+    expected = expected_of(entry, model, feeds, values)
+    write_case(folder, model, feeds, expected, entry.get("tolerance", TOLERANCE))
+
+
+def make_table(path: Path, out: Path) -> tuple[int, list[str]]:
+    made, problems = set(), []
+    for entry, opset in itertools.chain.from_iterable(
+        ((entry, opset) for opset in entry["opsets"]) for entry in json.loads(path.read_text())
+    ):
+        name = "_".join(filter(None, [entry["op"], str(opset), entry.get("name")]))
+        if name in made:
+            problems.append(f"{path.name}: {name}: there are two cases of this name")
+            continue
+        made.add(name)
+        try:
+            make(entry, opset, name, out / path.stem / name)
+        except Exception as error:  # each case that cannot be made is told, not only the first
+            problems.append(f"{path.name}: {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+    return len(made), problems
+
+
+def main() -> None:
+    # Overflow and division by zero are part of some cases.
+    warnings.filterwarnings("ignore")
+    out, tables = Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]
+    problems = []
+    for path in tables:
+        count, found = make_table(path, out)
+        print(path.stem, count)
+        problems += found
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()
