@@ -7,9 +7,8 @@
 
 mod hostile_support;
 
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hostile_support::{Dice, case, peak_above, reset_peak};
@@ -24,6 +23,8 @@ const BUDGET: usize = 64 << 20;
 const SLACK: usize = 64 << 20;
 /// How long a case may take; endless loops are ended by the deadline of the run long before.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// After this nobody waits for it.
+const HANG: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_millis(250);
 
 fn attempt(model: &[u8], inputs: &[(String, Value)]) -> Result<()> {
@@ -57,18 +58,12 @@ fn judge(model: &[u8], inputs: &[(String, Value)]) -> Option<String> {
     (taken > BUDGET + SLACK).then(|| format!("takes {} MiB", taken >> 20))
 }
 
-/// Ends the process with the name of a case that hangs.
-fn watch(current: Arc<Mutex<(String, Instant)>>) {
-    std::thread::spawn(move || {
-        loop {
-            std::thread::sleep(Duration::from_secs(1));
-            let (name, since) = current.lock().unwrap().clone();
-            if since.elapsed() > Duration::from_secs(60) {
-                writeln!(std::io::stderr(), "{name} hangs").ok();
-                std::process::abort();
-            }
-        }
-    });
+/// The same on a thread of its own, which is given up where it does not end.
+fn judge_apart(model: &Arc<Vec<u8>>, inputs: &[(String, Value)]) -> Option<String> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (model, inputs) = (model.clone(), inputs.to_vec());
+    std::thread::spawn(move || sender.send(judge(&model, &inputs)));
+    receiver.recv_timeout(HANG).unwrap_or_else(|_| Some("hangs".into()))
 }
 
 #[test]
@@ -77,14 +72,13 @@ fn every_operator_survives_junk() {
     let rounds = number("HOSTILE_ROUNDS").unwrap_or(24);
     let only = std::env::var("HOSTILE_ONLY").ok();
     let single = number("HOSTILE_CASE");
-    let current = Arc::new(Mutex::new((String::new(), Instant::now())));
-    watch(current.clone());
     std::panic::set_hook(Box::new(|_| {}));
     let note = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile_case");
     let mut wrong = Vec::new();
     let mut cases = 0;
     let registry = Registry::global().unwrap();
-    for spec in registry.records().iter().filter(|spec| only.as_deref().is_none_or(|only| only == spec.name)) {
+    for spec in registry.records().iter().filter(|spec| only.as_deref().is_none_or(|only| only == spec.name))
+    {
         for round in (0..rounds).filter(|round| single.is_none_or(|single| single == *round)) {
             let name = format!("{} case {round}", spec.name);
             let mut dice = Dice::new(spec.name, round);
@@ -94,12 +88,11 @@ fn every_operator_survives_junk() {
             }
             // A process that dies tells here of what.
             std::fs::write(&note, &name).unwrap();
-            *current.lock().unwrap() = (name.clone(), Instant::now());
-            let bytes = model.encode_to_vec();
+            let bytes = Arc::new(model.encode_to_vec());
             cases += 1;
             // What takes long once, on a machine that does other work, may do so by chance.
-            let problem = judge(&bytes, &inputs).and_then(|first| match first.starts_with("takes") {
-                true => judge(&bytes, &inputs),
+            let problem = judge_apart(&bytes, &inputs).and_then(|first| match first.starts_with("takes") {
+                true => judge_apart(&bytes, &inputs),
                 false => Some(first),
             });
             wrong.extend(problem.map(|problem| format!("{name} {problem}")));

@@ -97,22 +97,130 @@ const SHAPES: &[&[usize]] = &[
 ];
 
 const TEXTS: &[&str] = &[
-    "", "a", "linear", "nearest", "cubic", "constant", "reflect", "edge", "wrap", "max", "avg", "SAME_UPPER",
-    "SAME_LOWER", "VALID", "NOTSET", "add", "mul", "none", "mean", "sum", "half_pixel", "align_corners",
-    "asymmetric", "tf_crop_and_resize", "bilinear", "bicubic", "zeros", "border", "reflection", "DCR", "CRD",
-    "forward", "reverse", "bidirectional", "ij,jk->ik", "i,i", "...,...->", "...ii->...i", "ij->ji", "aa->a",
-    "ij,kl", "->", ",", "i..j", "TF", "IDF", "TFIDF", "tanh", "output_half_pixel", "half_pixel_symmetric",
-    "round_prefer_ceil", "floor", "stretch", "not_larger", "not_smaller", "left", "right", "LOWER", "UPPER",
-    "RIGHT", "LEFT", "SUM", "AVERAGE", "MIN", "MAX", "BRANCH_LEQ", "LEAF", "SOFTMAX", "LOGISTIC", "RBF", "POLY",
-    "L1", "L2", "RGB", "BGR", "Grayscale", "(", "[", "a{1000}{1000}", "(a*)*b", ".*", "é\u{301}", "\u{10ffff}",
-    "Relu", "Sigmoid", "Tanh", "Affine", "float32", "1e999", "nan", "-", "0x10",
+    "",
+    "a",
+    "linear",
+    "nearest",
+    "cubic",
+    "constant",
+    "reflect",
+    "edge",
+    "wrap",
+    "max",
+    "avg",
+    "SAME_UPPER",
+    "SAME_LOWER",
+    "VALID",
+    "NOTSET",
+    "add",
+    "mul",
+    "none",
+    "mean",
+    "sum",
+    "half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_crop_and_resize",
+    "bilinear",
+    "bicubic",
+    "zeros",
+    "border",
+    "reflection",
+    "DCR",
+    "CRD",
+    "forward",
+    "reverse",
+    "bidirectional",
+    "ij,jk->ik",
+    "i,i",
+    "...,...->",
+    "...ii->...i",
+    "ij->ji",
+    "aa->a",
+    "ij,kl",
+    "->",
+    ",",
+    "i..j",
+    "TF",
+    "IDF",
+    "TFIDF",
+    "tanh",
+    "output_half_pixel",
+    "half_pixel_symmetric",
+    "round_prefer_ceil",
+    "floor",
+    "stretch",
+    "not_larger",
+    "not_smaller",
+    "left",
+    "right",
+    "LOWER",
+    "UPPER",
+    "RIGHT",
+    "LEFT",
+    "SUM",
+    "AVERAGE",
+    "MIN",
+    "MAX",
+    "BRANCH_LEQ",
+    "LEAF",
+    "SOFTMAX",
+    "LOGISTIC",
+    "RBF",
+    "POLY",
+    "L1",
+    "L2",
+    "RGB",
+    "BGR",
+    "Grayscale",
+    "(",
+    "[",
+    "a{1000}{1000}",
+    "(a*)*b",
+    ".*",
+    "é\u{301}",
+    "\u{10ffff}",
+    "Relu",
+    "Sigmoid",
+    "Tanh",
+    "Affine",
+    "float32",
+    "1e999",
+    "nan",
+    "-",
+    "0x10",
 ];
 
 /// Attributes of versions past, which only upgrades know.
 const OLD_ATTRIBUTES: &[&str] = &[
-    "axes", "pads", "paddings", "value", "split", "k", "shape", "ratio", "is_test", "scales", "axis", "to",
-    "broadcast", "starts", "ends", "spatial", "consumed_inputs", "height_scale", "width_scale", "perm", "keepdims",
-    "dtype", "select_last_index", "mode", "keys_strings", "classes_strings", "max_trip_count", "directions",
+    "axes",
+    "pads",
+    "paddings",
+    "value",
+    "split",
+    "k",
+    "shape",
+    "ratio",
+    "is_test",
+    "scales",
+    "axis",
+    "to",
+    "broadcast",
+    "starts",
+    "ends",
+    "spatial",
+    "consumed_inputs",
+    "height_scale",
+    "width_scale",
+    "perm",
+    "keepdims",
+    "dtype",
+    "select_last_index",
+    "mode",
+    "keys_strings",
+    "classes_strings",
+    "max_trip_count",
+    "directions",
 ];
 
 const LIKED_TYPES: &[DType] = &[DType::F32, DType::F32, DType::I64, DType::I32, DType::U8, DType::F16];
@@ -185,10 +293,12 @@ pub(crate) fn case(spec: &'static OpSpec, dice: &mut Dice) -> (ModelProto, Vec<(
             node.attribute.push(old_attribute(dice));
         }
     }
-    let outputs = node.output.iter().map(|name| ValueInfoProto { name: Some(name.clone()), ..Default::default() });
+    let outputs =
+        node.output.iter().map(|name| ValueInfoProto { name: Some(name.clone()), ..Default::default() });
     draft.graph.output = outputs.collect();
     draft.graph.node = vec![node];
-    let opset = |domain: &str, version| OperatorSetIdProto { domain: Some(domain.into()), version: Some(version) };
+    let opset =
+        |domain: &str, version| OperatorSetIdProto { domain: Some(domain.into()), version: Some(version) };
     let model = ModelProto {
         ir_version: Some(10),
         opset_import: ["", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"]
@@ -226,7 +336,9 @@ struct Draft {
 impl Draft {
     fn input(&mut self, dice: &mut Dice, name: &str, spec: &OpSpec, param: &Param, types: &[(&str, DType)]) {
         let bound = types.iter().find(|(var, _)| *var == param.ty).map(|(_, dtype)| *dtype);
-        let fixed = (1..=28).filter_map(DType::from_onnx).find(|dtype| param.ty.contains(&format!("({})", dtype.name())));
+        let fixed = (1..=28)
+            .filter_map(DType::from_onnx)
+            .find(|dtype| param.ty.contains(&format!("({})", dtype.name())));
         let dtype = bound.or(fixed).unwrap_or(DType::F32);
         let container = spec.type_var(param.ty).map(|var| var.types);
         let only_others = container.is_some_and(|types| types.tensor.is_empty());
@@ -313,7 +425,8 @@ fn attribute(dice: &mut Dice, attr: &AttrSpec) -> Option<AttributeProto> {
 
 fn old_attribute(dice: &mut Dice) -> AttributeProto {
     let name = dice.pick(OLD_ATTRIBUTES);
-    let kind = dice.pick(&[AttrKind::Int, AttrKind::Ints, AttrKind::Float, AttrKind::Floats, AttrKind::String]);
+    let kind =
+        dice.pick(&[AttrKind::Int, AttrKind::Ints, AttrKind::Float, AttrKind::Floats, AttrKind::String]);
     attribute_of(dice, name, kind)
 }
 
@@ -362,7 +475,9 @@ fn attribute_of(dice: &mut Dice, name: &str, kind: AttrKind) -> AttributeProto {
             let tp = Some(Box::new(wrap(type_of(dice, DType::F32, &[2]))));
             of(AttributeType::TypeProto, AttributeProto { tp, ..named })
         }
-        AttrKind::Graph => of(AttributeType::Graph, AttributeProto { g: Some(Box::new(body(dice))), ..named }),
+        AttrKind::Graph => {
+            of(AttributeType::Graph, AttributeProto { g: Some(Box::new(body(dice))), ..named })
+        }
     }
 }
 
@@ -380,7 +495,8 @@ fn body(dice: &mut Dice) -> GraphProto {
         };
         let op = dice.pick(&["Identity", "Identity", "Add", "Not", "Shape"]);
         let input = (0..if op == "Add" { 2 } else { 1 }).map(|_| operand(dice)).collect();
-        let node = NodeProto { op_type: Some(op.into()), input, output: vec![output.clone()], ..Default::default() };
+        let node =
+            NodeProto { op_type: Some(op.into()), input, output: vec![output.clone()], ..Default::default() };
         graph.node.push(node);
         graph.output.push(name(&output));
     }
