@@ -168,7 +168,7 @@ fn functions_that_call_themselves_or_explode_are_refused() {
     let cases = [
         ("Own", vec![own], "calls itself"),
         ("Ping", vec![ping, pong], "calls itself"),
-        ("F40", bomb, "more than"),
+        ("F40", bomb, "add too many nodes"),
         ("T5000", tower, "nested too deep"),
     ];
     for (name, functions, part) in cases {

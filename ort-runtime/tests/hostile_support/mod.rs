@@ -1,6 +1,8 @@
 //! Junk for operators, drawn by dice that fall the same each time, and the memory that this process took.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub(crate) mod text;
+
 use bytes::Bytes;
 use ort_runtime::onnx::proto::attribute_proto::AttributeType;
 use ort_runtime::onnx::proto::tensor_shape_proto::{Dimension, dimension};
@@ -521,4 +523,24 @@ fn status(field: &str) -> usize {
     let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
     let kib = line.split_whitespace().nth(1).and_then(|number| number.parse::<usize>().ok());
     kib.unwrap_or(0) << 10
+}
+
+/// Ones for every input of a session; symbolic sizes are 2.
+pub(crate) fn made_up(session: &ort_runtime::Session) -> ort_runtime::Result<Vec<(String, Value)>> {
+    let mut inputs = Vec::new();
+    for spec in session.inputs().into_iter().filter(|spec| !spec.has_default) {
+        let sizes = spec.ty.shape().unwrap_or_default();
+        let size =
+            |dim: &ort_runtime::dim::Dim| dim.as_constant().map_or(2, |size| size.clamp(0, 64) as usize);
+        let shape: Vec<usize> = sizes.iter().map(size).collect();
+        let count: usize = shape.iter().product();
+        let tensor = match spec.ty.dtype() {
+            Some(DType::I64) => Tensor::from_vec(&shape, vec![1i64; count])?,
+            Some(DType::I32) => Tensor::from_vec(&shape, vec![1i32; count])?,
+            Some(DType::Bool) => Tensor::from_bools(&shape, &vec![true; count])?,
+            _ => Tensor::from_vec(&shape, vec![1f32; count])?,
+        };
+        inputs.push((spec.name, tensor.into()));
+    }
+    Ok(inputs)
 }
