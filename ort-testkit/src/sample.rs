@@ -10,7 +10,7 @@ use ort_core::dtype::{CastOptions, DType, TypeSet, convert};
 use ort_core::ep::{Device, NodeView, unclaimed};
 use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
 use ort_core::session::Model;
-use ort_core::spec::{Arity, AttrKind, OpSpec, Param, Registry, Types};
+use ort_core::spec::{AttrDefault, AttrKind, AttrSpec, OpSpec, Param, Registry, Types};
 use ort_core::tensor::{OptionalValue, SequenceValue, Tensor, Value, element_count};
 use ort_core::{Result, Within, error};
 use serde::Deserialize;
@@ -173,7 +173,9 @@ impl Sample {
     }
 
     fn graph_attributes(&self) -> Vec<&'static str> {
-        let attrs = self.spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph);
+        let is_needed =
+            |attr: &&AttrSpec| attr.kind == AttrKind::Graph && attr.default == AttrDefault::Required;
+        let attrs = self.spec.attrs.iter().filter(is_needed);
         attrs.map(|attr| attr.name).collect()
     }
 
@@ -308,14 +310,6 @@ impl Sample {
         let inputs: Vec<(&str, Value)> = names.iter().map(String::as_str).zip(values).collect();
         let outputs = session.run(&inputs).within(|| self.spec.name.to_string())?;
         Ok(outputs.into_iter().map(|(_, value)| value).collect())
-    }
-
-    /// Whether the values of the sample's inputs have one type each, so that a list of types is enough.
-    pub fn is_homogeneous(&self) -> bool {
-        self.spec
-            .inputs
-            .iter()
-            .all(|param| !matches!(param.arity, Arity::Variadic { homogeneous: false, .. }))
     }
 }
 
