@@ -10,6 +10,6 @@ mod dropout;
 mod identity;
 mod legacy;
 mod logic;
-mod shared;
+pub(super) mod shared;
 mod symbolic;
 mod unary;
