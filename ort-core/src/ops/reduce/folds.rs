@@ -29,10 +29,8 @@ const REDUCTION: OpSpec = OpSpec {
 };
 
 /// The logarithms took integers before version 28.
-const OF_INTEGERS: &[Upgrade] = &[
-    Upgrade { before: 18, apply: axes_to_input },
-    Upgrade { before: 28, apply: integers_as_floats },
-];
+const OF_INTEGERS: &[Upgrade] =
+    &[Upgrade { before: 18, apply: axes_to_input }, Upgrade { before: 28, apply: integers_as_floats }];
 
 static REDUCE_SUM: OpSpec = OpSpec {
     name: "ReduceSum",
