@@ -92,11 +92,8 @@ impl Layout {
         let pixels = decoded.chunks_exact(self.channels * self.sample);
         for (from, to) in pixels.zip(output.chunks_exact_mut(format.channels())) {
             let channel = |index: usize| self.byte(from, index);
-            let colour = if self.channels < 3 {
-                [channel(0); 3]
-            } else {
-                [channel(0), channel(1), channel(2)]
-            };
+            let colour =
+                if self.channels < 3 { [channel(0); 3] } else { [channel(0), channel(1), channel(2)] };
             format.write(colour, to);
         }
     }
@@ -152,9 +149,8 @@ fn put_out(
 }
 
 fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
-    let mut reader = ImageReader::new(Cursor::new(encoded))
-        .with_guessed_format()
-        .map_err(|problem| damaged(&problem))?;
+    let mut reader =
+        ImageReader::new(Cursor::new(encoded)).with_guessed_format().map_err(|problem| damaged(&problem))?;
     let mut limits = Limits::default();
     limits.max_alloc = Some(MOST_BYTES);
     reader.limits(limits);
@@ -196,7 +192,11 @@ fn decode_wavelets(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> R
         let decoded = image.decode(&mut context).map_err(|problem| damaged(&problem))?;
         let bytes = decoded.data_u8();
         let (found, expected) = (bytes.len(), pixels.len());
-        ensure!(found == expected, InvalidArgument, "the image decodes to {found} bytes, expected {expected}");
+        ensure!(
+            found == expected,
+            InvalidArgument,
+            "the image decodes to {found} bytes, expected {expected}"
+        );
         pixels.copy_from_slice(&bytes);
         Ok(())
     })
