@@ -2,5 +2,9 @@
 
 mod features;
 mod label_encoder;
+mod linear;
+mod map;
 mod scaler;
+mod scores;
+mod simple;
 mod tree_ensemble;
