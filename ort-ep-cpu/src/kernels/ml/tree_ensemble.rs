@@ -53,7 +53,7 @@ struct Branching {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Aggregate {
+pub(super) enum Aggregate {
     Average,
     Sum,
     Min,
