@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod ep;
 mod error;
 pub mod ir;
+mod limits;
 pub mod onnx;
 pub mod ops;
 pub mod pass;
@@ -23,3 +24,4 @@ pub mod tensor;
 pub use inventory;
 
 pub use error::{Error, ErrorKind, Result, Within};
+pub use limits::Limits;

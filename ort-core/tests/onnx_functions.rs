@@ -169,7 +169,7 @@ fn functions_that_call_themselves_or_explode_are_refused() {
         ("Own", vec![own], "calls itself"),
         ("Ping", vec![ping, pong], "calls itself"),
         ("F40", bomb, "more than"),
-        ("T5000", tower, "nested more than"),
+        ("T5000", tower, "nested too deep"),
     ];
     for (name, functions, part) in cases {
         let error = load(with_functions(model(vec![call(name, &["x"], &["y"])], &["x"], &["y"]), functions))

@@ -11,21 +11,7 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 
 /// Operators of the newest standard that have no record yet. An operator that has one must not stand here.
-const WITHOUT_RECORD: &[&str] = &[
-    "ImageDecoder",
-    "ai.onnx.ml.CastMap",
-    "ai.onnx.ml.CategoryMapper",
-    "ai.onnx.ml.DictVectorizer",
-    "ai.onnx.ml.FeatureVectorizer",
-    "ai.onnx.ml.Imputer",
-    "ai.onnx.ml.LinearClassifier",
-    "ai.onnx.ml.LinearRegressor",
-    "ai.onnx.ml.Normalizer",
-    "ai.onnx.ml.OneHotEncoder",
-    "ai.onnx.ml.SVMClassifier",
-    "ai.onnx.ml.SVMRegressor",
-    "ai.onnx.ml.ZipMap",
-];
+const WITHOUT_RECORD: &[&str] = &["ImageDecoder"];
 
 /// Operators that ONNX Runtime registers in the standard's domain and the standard does not have.
 const BESIDE_THE_STANDARD: &[&str] = &["SimplifiedLayerNormalization"];

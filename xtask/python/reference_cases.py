@@ -26,6 +26,7 @@ Types are NumPy's and ml_dtypes' names, and `string`. Prints one line `STEM COUN
 
 import itertools
 import json
+import math
 import os
 import sys
 import warnings
@@ -175,7 +176,7 @@ def expected_of(entry: dict, model: onnx.ModelProto, feeds: dict, values: list) 
         return session.run(None, feeds)
     if reference == "onnx":
         return ReferenceEvaluator(model).run(None, feeds)
-    return [eval(expression, {"np": np, "ml_dtypes": ml_dtypes, "x": values}) for expression in reference["numpy"]]
+    return [eval(expression, {"np": np, "ml_dtypes": ml_dtypes, "math": math, "x": values}) for expression in reference["numpy"]]
 
 
 def write_case(folder: Path, model: onnx.ModelProto, feeds: dict, expected: list, tolerance: list) -> None:

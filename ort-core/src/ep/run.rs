@@ -8,6 +8,7 @@ use ort_alloc::{Budget, Buffer, Category, HostAllocator, allocate_in};
 use smallvec::SmallVec;
 
 use crate::dtype::{DType, Element};
+use crate::limits::Raise;
 use crate::tensor::{Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, ensure, error};
 
@@ -49,8 +50,10 @@ impl RunControl {
     pub fn check(&self) -> Result<()> {
         ensure!(!self.cancel.is_cancelled(), Cancelled, "the run was cancelled");
         let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        ensure!(!late, Cancelled, "the run passed its deadline");
-        Ok(())
+        match late {
+            true => Err(error!(Cancelled, "the run passed its deadline").raise("deadline")),
+            false => Ok(()),
+        }
     }
 }
 

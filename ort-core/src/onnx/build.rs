@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use indexmap::IndexMap;
 
@@ -15,27 +16,13 @@ use super::tensor::{dense_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use crate::dim::Dim;
 use crate::ir::{Capture, Graph, ValueId, ValueType};
+use crate::limits::{at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
-use crate::{Result, Within, ensure, error};
+use crate::{Limits, Result, Within, ensure, error};
 
 /// The version of each domain, the standard's own under the empty name.
 pub(super) type Opsets = HashMap<String, i64>;
-
-/// Bounds on what a small file may expand to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Nodes in all, functions inlined.
-    pub(super) nodes: usize,
-    /// Subgraphs and function calls inside one another.
-    pub(super) depth: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { nodes: 100_000, depth: 64 }
-    }
-}
 
 /// A graph under construction.
 pub(super) struct OpenGraph {
@@ -101,7 +88,10 @@ pub(super) struct Loader<'m> {
     pub(super) calls: Vec<FunctionKey<'m>>,
     ir_version: i64,
     limits: Limits,
-    nodes_left: usize,
+    until: Option<Instant>,
+    nodes: usize,
+    function_nodes: usize,
+    pub(super) folded_bytes: usize,
 }
 
 impl<'m> Loader<'m> {
@@ -120,7 +110,10 @@ impl<'m> Loader<'m> {
             calls: Vec::new(),
             ir_version,
             limits,
-            nodes_left: limits.nodes,
+            until: limits.until(),
+            nodes: 0,
+            function_nodes: 0,
+            folded_bytes: limits.folded_bytes,
         })
     }
 
@@ -203,12 +196,8 @@ impl<'m> Loader<'m> {
     }
 
     pub(super) fn open_scope(&mut self, scope: Scope<'m>) -> Result<()> {
-        ensure!(
-            self.scopes.len() < self.limits.depth,
-            InvalidGraph,
-            "subgraphs and functions are nested more than {} deep",
-            self.limits.depth
-        );
+        let what = || "subgraphs and function calls are nested too deep".to_string();
+        at_most(self.scopes.len() + 1, self.limits.nesting, "nesting", what)?;
         self.scopes.push(scope);
         Ok(())
     }
@@ -249,7 +238,7 @@ impl<'m> Loader<'m> {
         }
         for proto in sparse {
             let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
-            add(name, dense_from_proto(proto, &mut self.external)?)?;
+            add(name, dense_from_proto(proto, &mut self.external, &mut self.folded_bytes)?)?;
         }
         Ok(constants)
     }
@@ -314,14 +303,15 @@ impl<'m> Loader<'m> {
 
     /// Counts a node against the limit.
     pub(super) fn count_node(&mut self) -> Result<()> {
-        let left = self.nodes_left.checked_sub(1);
-        self.nodes_left = left.ok_or_else(|| {
-            error!(
-                InvalidGraph,
-                "the model has more than {} nodes with its functions inlined", self.limits.nodes
-            )
-        })?;
-        Ok(())
+        self.nodes += 1;
+        let what = || "the model has too many nodes with its functions inlined".to_string();
+        at_most(self.nodes, self.limits.nodes, "nodes", what)?;
+        if !self.calls.is_empty() {
+            self.function_nodes += 1;
+            let what = || "the model's functions add too many nodes".to_string();
+            at_most(self.function_nodes, self.limits.function_nodes, "function_nodes", what)?;
+        }
+        check_deadline(self.until, "loading")
     }
 
     /// A name for a node that no other node of the graph has.

@@ -11,12 +11,11 @@ use super::proto::{
     StringStringEntryProto, TensorAnnotation, TensorProto, TensorShapeProto, TrainingInfoProto, TypeProto,
     ValueInfoProto, tensor_shape_proto,
 };
-use crate::{Result, ensure};
+use crate::limits::Raise;
+use crate::{Result, error};
 
-/// What a model may take besides its file, whatever the file's size, in bytes.
-const ALLOWANCE: u64 = 256 << 20;
 /// What a model may take besides its file, for each byte of the file.
-const FACTOR: u64 = 16;
+const FACTOR: u64 = 32;
 /// Deeper messages are refused by the decoder.
 const DEPTH: usize = 100;
 
@@ -65,16 +64,18 @@ const MESSAGES: [Message; 17] = [
 ];
 
 /// Refuses a model whose messages would take out of all proportion to its file.
-pub(super) fn check_expansion(bytes: &[u8]) -> Result<()> {
-    let allowed = ALLOWANCE.saturating_add(FACTOR.saturating_mul(bytes.len() as u64));
+pub(super) fn check_expansion(bytes: &[u8], allowed: u64) -> Result<()> {
+    let allowed = allowed.max(FACTOR.saturating_mul(bytes.len() as u64));
     let taken = expansion(bytes, MODEL, 0);
-    ensure!(
-        taken <= allowed,
+    if taken <= allowed {
+        return Ok(());
+    }
+    let bytes = bytes.len();
+    Err(error!(
         InvalidProtobuf,
-        "a file of {} bytes would take {taken} bytes in memory, at most {allowed} are allowed",
-        bytes.len()
-    );
-    Ok(())
+        "a file of {bytes} bytes would take {taken} bytes in memory, at most {allowed} are allowed"
+    )
+    .raise("bytes"))
 }
 
 /// The bytes that the messages inside `bytes` take. Damage ends the count; the decoder reports it.

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use ort_alloc::MappedFile;
 
-use super::build::{Limits, Loader, Opsets};
+use super::build::{Loader, Opsets};
 use super::external::ExternalData;
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use super::source::Source;
 use crate::ir::Graph;
 use crate::spec::Registry;
-use crate::{Result, Within, ensure, error};
+use crate::{Limits, Result, Within, ensure, error};
 
 /// A model as it was loaded: the canonical graph, not yet inferred, and what else the file says.
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ pub struct LoadedModel {
     pub info: ModelInfo,
     /// The files whose mappings the constants are slices of.
     pub mappings: Vec<MappedFile>,
+    /// What it was loaded within; runs of sessions on it keep to its deadline.
+    pub limits: Limits,
 }
 
 /// What a model file says about itself.
@@ -92,14 +94,18 @@ pub struct UnknownOperator {
 /// (cycles, dangling or doubly defined values, wrong attributes, data that does not fill its shape).
 pub fn load(source: &Source) -> Result<LoadedModel> {
     let model = source.decode()?;
-    let mut loaded =
-        load_proto(model, source.external_data()?).within(|| format!("model '{}'", source.name()))?;
+    let mut loaded = load_within(model, source.external_data()?, source.limits_of())
+        .within(|| format!("model '{}'", source.name()))?;
     loaded.mappings.extend(source.mapping().cloned());
     Ok(loaded)
 }
 
 /// Loads a model that is decoded already.
-pub fn load_proto(mut model: ModelProto, external: ExternalData) -> Result<LoadedModel> {
+pub fn load_proto(model: ModelProto, external: ExternalData) -> Result<LoadedModel> {
+    load_within(model, external, &Limits::default())
+}
+
+fn load_within(mut model: ModelProto, external: ExternalData, limits: &Limits) -> Result<LoadedModel> {
     let info = ModelInfo::of(&model);
     let unknown = unknown_operators(&model)?;
     ensure!(unknown.is_empty(), NotImplemented, "{}", describe(&unknown));
@@ -117,7 +123,7 @@ pub fn load_proto(mut model: ModelProto, external: ExternalData) -> Result<Loade
     // Taken by value: typed data then becomes the weights' memory without a copy.
     let weights = std::mem::take(&mut graph.initializer);
     let sparse = std::mem::take(&mut graph.sparse_initializer);
-    let mut loader = Loader::new(functions_of(&model)?, info.ir_version, external, Limits::default())?;
+    let mut loader = Loader::new(functions_of(&model)?, info.ir_version, external, *limits)?;
     let graph = model.graph.as_ref().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
     let graph = loader.main_graph(graph, weights, sparse, Arc::new(opsets))?;
     graph.verify()?;
@@ -127,7 +133,8 @@ pub fn load_proto(mut model: ModelProto, external: ExternalData) -> Result<Loade
         weight_bytes = graph.weight_bytes(),
         "loaded"
     );
-    Ok(LoadedModel { graph, info, mappings: loader.external.mappings().cloned().collect() })
+    let mappings = loader.external.mappings().cloned().collect();
+    Ok(LoadedModel { graph, info, mappings, limits: *limits })
 }
 
 /// The newest version of the standard's operator set that the records were compared with.

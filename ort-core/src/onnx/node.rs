@@ -204,7 +204,7 @@ impl<'m> Loader<'m> {
             "sparse_value" => {
                 let proto = attribute.sparse_tensor.as_deref().cloned();
                 let proto = proto.ok_or_else(|| error!(InvalidGraph, "its tensor is missing"))?;
-                dense_from_proto(proto, &mut loader.external)
+                dense_from_proto(proto, &mut loader.external, &mut loader.folded_bytes)
             }
             "value_float" => Tensor::scalar(attribute.f()),
             "value_floats" => Tensor::from_slice(&[attribute.floats.len()], &attribute.floats),

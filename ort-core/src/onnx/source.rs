@@ -15,7 +15,10 @@ use super::expansion::check_expansion;
 use super::external::ExternalData;
 use super::proto::ModelProto;
 use super::recognise;
-use crate::{Error, Result, Within, ensure, error};
+use crate::{Error, Limits, Result, Within, ensure, error};
+
+/// The most bytes of a protocol buffer.
+const LARGEST_MESSAGE: u64 = 1 << 31;
 
 /// How files are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,7 @@ pub struct Source {
     path: Option<PathBuf>,
     folder: Option<PathBuf>,
     access: FileAccess,
+    limits: Limits,
 }
 
 impl Source {
@@ -59,7 +63,8 @@ impl Source {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        Ok(Source { bytes, mapping, name, path: Some(path.to_path_buf()), folder: Some(folder), access })
+        let path = Some(path.to_path_buf());
+        Ok(Source { bytes, mapping, name, path, folder: Some(folder), access, limits: Limits::default() })
     }
 
     /// Takes bytes that are in memory already; nothing is copied. External data is not available unless
@@ -73,13 +78,21 @@ impl Source {
             path: None,
             folder: None,
             access,
+            limits: Limits::default(),
         }
     }
 
     /// Reads everything that `reader` gives.
-    pub fn from_reader(mut reader: impl Read) -> Result<Source> {
+    ///
+    /// Errors: reading fails, or the reader gives more than a protocol buffer may have, 2 GiB.
+    pub fn from_reader(reader: impl Read) -> Result<Source> {
         let mut bytes = Vec::new();
-        reader.read_to_end(&mut bytes).map_err(|problem| error!(Fail, "cannot read the model: {problem}"))?;
+        let read = reader.take(LARGEST_MESSAGE + 1).read_to_end(&mut bytes);
+        read.map_err(|problem| error!(Fail, "cannot read the model: {problem}"))?;
+        if bytes.len() as u64 > LARGEST_MESSAGE {
+            return Err(error!(InvalidProtobuf, "the reader gives more than {LARGEST_MESSAGE} bytes")
+                .help("load a larger model from its file, which is mapped"));
+        }
         Ok(Source { name: "(reader)".into(), ..Source::from_bytes(bytes) })
     }
 
@@ -87,6 +100,17 @@ impl Source {
     #[must_use]
     pub fn in_folder(self, folder: impl Into<PathBuf>, access: FileAccess) -> Source {
         Source { folder: Some(folder.into()), access, ..self }
+    }
+
+    /// Sets what loading may cost, and runs of sessions on the model.
+    #[must_use]
+    pub fn limits(self, limits: Limits) -> Source {
+        Source { limits, ..self }
+    }
+
+    /// What loading may cost.
+    pub(crate) fn limits_of(&self) -> &Limits {
+        &self.limits
     }
 
     /// How errors name it: the path, or `(memory)`.
@@ -113,7 +137,7 @@ impl Source {
 
     fn decode_model(&self) -> Result<ModelProto> {
         ensure!(!self.bytes.is_empty(), NoModel, "the file is empty");
-        check_expansion(&self.bytes)?;
+        check_expansion(&self.bytes, self.limits.bytes)?;
         match ModelProto::decode(self.bytes.clone()) {
             Ok(model) if model.graph.is_some() => Ok(model),
             Ok(_) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {

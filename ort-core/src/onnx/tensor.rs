@@ -10,12 +10,9 @@ use super::proto::tensor_proto::DataLocation;
 use super::proto::{SparseTensorProto, TensorProto};
 use super::types::dtype_from_code;
 use crate::dtype::{DType, Element};
+use crate::limits::Raise;
 use crate::tensor::{Shape, SparseTensor, Tensor, byte_count, element_count};
 use crate::{Error, Result, Within, ensure, error};
-
-/// Bytes that a sparse tensor may take when its zeros are written out. A few bytes in a file can claim any
-/// shape, so without a bound they could claim all memory.
-const DENSE_LIMIT: usize = 1 << 31;
 
 /// Reads a tensor; its data may lie in one of the model's `external` files.
 ///
@@ -208,15 +205,19 @@ pub fn sparse_from_proto(proto: SparseTensorProto, external: &mut ExternalData) 
     Ok(SparseTensor { values, indices, shape })
 }
 
-/// The dense form of a sparse tensor of a file, within a bound on its size.
-pub(super) fn dense_from_proto(proto: SparseTensorProto, external: &mut ExternalData) -> Result<Tensor> {
+/// The dense form of a sparse tensor of a file. A few bytes in a file can claim any shape, so it is taken off the bytes
+/// that are `left` for all of them.
+pub(super) fn dense_from_proto(
+    proto: SparseTensorProto,
+    external: &mut ExternalData,
+    left: &mut usize,
+) -> Result<Tensor> {
     let sparse = sparse_from_proto(proto, external)?;
     let bytes = byte_count(sparse.values.dtype(), &sparse.shape).map_err(as_invalid_graph)?;
-    ensure!(
-        bytes <= DENSE_LIMIT,
-        NotImplemented,
-        "a sparse tensor would take {bytes} bytes with its zeros, at most {DENSE_LIMIT} are allowed"
-    );
+    *left = left.checked_sub(bytes).ok_or_else(|| {
+        error!(InvalidGraph, "a sparse tensor would take {bytes} bytes with its zeros, {left} are left")
+            .raise("folded_bytes")
+    })?;
     sparse.to_dense()
 }
 

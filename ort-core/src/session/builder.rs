@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::program::BuildCx;
 use super::{Model, Program, Session};
 use crate::ep::{Device, Precision, ProviderOptions, provider};
-use crate::{Result, Within, ensure};
+use crate::{Limits, Result, Within, ensure};
 
 /// Settings of a session.
 #[derive(Clone)]
@@ -20,6 +20,7 @@ pub struct SessionBuilder {
     threads: Option<usize>,
     memory_limit: Option<usize>,
     precision: Precision,
+    limits: Limits,
 }
 
 impl SessionBuilder {
@@ -31,6 +32,7 @@ impl SessionBuilder {
             threads: None,
             memory_limit: None,
             precision: Precision::Fp32,
+            limits: *model.limits(),
         }
     }
 
@@ -69,6 +71,13 @@ impl SessionBuilder {
         self
     }
 
+    /// How long building the session and each run may take; by default what the model was loaded within.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> SessionBuilder {
+        self.limits = limits;
+        self
+    }
+
     /// How the CPU provider multiplies matrices.
     #[must_use]
     pub fn precision(mut self, precision: Precision) -> SessionBuilder {
@@ -100,6 +109,7 @@ impl SessionBuilder {
             precision: self.precision,
             release: &release,
             packed_bytes: 0,
+            until: self.limits.until(),
         };
         let mut program = Program::build(model.graph().clone(), &[], &mut cx)?;
         // Kernels read inputs as typed slices, and the file may hold a default anywhere.
@@ -113,6 +123,7 @@ impl SessionBuilder {
             milliseconds = start.elapsed().as_millis() as u64,
             "compiled"
         );
-        Ok(Session { model, program, devices, budget, threads, packed_bytes, idle: Mutex::new(Vec::new()) })
+        let (idle, limits) = (Mutex::new(Vec::new()), self.limits);
+        Ok(Session { model, program, devices, budget, threads, packed_bytes, limits, idle })
     }
 }

@@ -38,7 +38,7 @@ use crate::ep::{CancelToken, Device, RunControl};
 use crate::ir::ValueType;
 use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
 use crate::tensor::{Value, ValueView};
-use crate::{Error, Result, ensure, error};
+use crate::{Error, Limits, Result, ensure, error};
 use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
@@ -49,6 +49,7 @@ pub struct Session {
     budget: Arc<Budget>,
     threads: usize,
     packed_bytes: usize,
+    limits: Limits,
     /// Slabs of finished runs, for the next ones.
     idle: Mutex<Vec<Buffer>>,
 }
@@ -69,7 +70,7 @@ pub struct ValueSpec {
 pub struct RunOptions<'a> {
     /// Ends the run when it is cancelled.
     pub cancel: CancelToken,
-    /// When the run gives up.
+    /// When the run gives up; by default after the session's [`Limits::deadline`].
     pub deadline: Option<Instant>,
     /// Collects the time of each node.
     pub profile: Option<&'a Profile>,
@@ -142,7 +143,7 @@ impl Session {
         self.check_budget(&plan)?;
         let control = RunControl {
             cancel: options.cancel.clone(),
-            deadline: options.deadline,
+            deadline: options.deadline.or_else(|| self.limits.until()),
             budget: self.budget.clone(),
             threads: self.threads,
         };

@@ -11,7 +11,7 @@ use crate::dim::Symbol;
 use crate::ir::Graph;
 use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
 use crate::pass::expand_gradients;
-use crate::spec::infer_graph;
+use crate::spec::infer_until;
 use crate::tensor::Tensor;
 use crate::{Result, Within};
 
@@ -41,7 +41,8 @@ impl Model {
     pub fn from_source(source: Source) -> Result<Model> {
         let mut loaded = load(&source)?;
         let start = Instant::now();
-        let prepare = |graph: &mut Graph| infer_graph(graph).and_then(|()| expand_gradients(graph));
+        let until = loaded.limits.until();
+        let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
         prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
         Ok(Model(Arc::new(loaded)))
@@ -50,6 +51,11 @@ impl Model {
     /// A model of a graph that was built by hand.
     pub fn from_graph(graph: Graph) -> Model {
         Model(Arc::new(LoadedModel { graph, ..LoadedModel::default() }))
+    }
+
+    /// What it was loaded within.
+    pub fn limits(&self) -> &crate::Limits {
+        &self.0.limits
     }
 
     /// The canonical graph.

@@ -4,12 +4,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ort_alloc::{Budget, Category, DeviceId, allocate_in};
 
 use super::cache::PlanCache;
 use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Precision, partition};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
+use crate::limits::check_deadline;
 use crate::tensor::{Tensor, TensorMut};
 use crate::{Result, Within, error};
 
@@ -107,6 +109,8 @@ pub(crate) struct BuildCx<'a> {
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a dyn Fn(&Tensor),
     pub(crate) packed_bytes: usize,
+    /// When building gives up.
+    pub(crate) until: Option<Instant>,
 }
 
 impl Program {
@@ -129,6 +133,7 @@ impl Program {
             builder.add(value, DeviceId::HOST, Origin::Constant(tensor.clone()));
         }
         for (index, (device, claim)) in partition.nodes.into_iter().enumerate() {
+            check_deadline(cx.until, "compiling")?;
             let place = graph.nodes[index].place();
             builder.node(&graph, index, (device, claim), cx).within(|| place)?;
         }

@@ -4,12 +4,14 @@
 //! for values whose shape depends on data.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::typing::{bind_types, bound_dtype};
 use super::{OpSpec, SymTensor, broadcast};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueType};
+use crate::limits::check_deadline;
 use crate::tensor::{Shape, TensorView};
 use crate::{Result, Within, ensure, error};
 
@@ -248,7 +250,15 @@ fn infer_node(
 
 /// Infers every value of a graph, in node order, and of its subgraphs.
 pub fn infer_graph(graph: &mut Graph) -> Result<()> {
-    (0..graph.nodes.len()).try_for_each(|index| infer_at(graph, index))
+    infer_until(graph, None)
+}
+
+/// The same, given up when the time has come.
+pub(crate) fn infer_until(graph: &mut Graph, until: Option<Instant>) -> Result<()> {
+    (0..graph.nodes.len()).try_for_each(|index| {
+        check_deadline(until, "inferring")?;
+        infer_at(graph, index)
+    })
 }
 
 /// Infers the outputs of one node of a graph whose inputs are inferred.

@@ -18,6 +18,7 @@ mod view;
 pub use draft::Draft;
 pub(crate) use gradient::Pen;
 pub use gradient::{Grad, GradCx};
+pub(crate) use infer::infer_until;
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub use registry::{OpRecord, Registry};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};

@@ -1,0 +1,104 @@
+//! Every operator of the registry on junk: attributes, types, shapes, constants and run-time inputs drawn from what
+//! breaks arithmetic. Each node ends in an answer or a typed error: no panic, no hang, no memory beyond the budget.
+//!
+//! `HOSTILE_ROUNDS` sets the cases per operator, `HOSTILE_ONLY` one operator, `HOSTILE_CASE` one case, which is printed.
+#![cfg(all(feature = "cpu", target_os = "linux"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod hostile_support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hostile_support::{Dice, case, peak_above, reset_peak};
+use ort_runtime::onnx::Source;
+use ort_runtime::spec::Registry;
+use ort_runtime::{Model, Result, RunOptions, Session, Value};
+use prost::Message;
+
+/// What a session may take for its buffers.
+const BUDGET: usize = 64 << 20;
+/// What a case may take besides.
+const SLACK: usize = 64 << 20;
+/// How long a case may take; endless loops are ended by the deadline of the run long before.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// After this nobody waits for it.
+const HANG: Duration = Duration::from_secs(15);
+const DEADLINE: Duration = Duration::from_millis(250);
+
+fn attempt(model: &[u8], inputs: &[(String, Value)]) -> Result<()> {
+    let model = Model::from_source(Source::from_bytes(model.to_vec()))?;
+    let session = Session::builder(&model).threads(2).memory_limit(BUDGET).build()?;
+    let inputs: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let options = RunOptions { deadline: Some(Instant::now() + DEADLINE), ..RunOptions::default() };
+    session.run_with(&inputs, &options).map(|_| ())
+}
+
+/// Runs one case; what is wrong with how it ended, if anything.
+fn judge(model: &[u8], inputs: &[(String, Value)]) -> Option<String> {
+    reset_peak();
+    let start = Instant::now();
+    let outcome = catch_unwind(AssertUnwindSafe(|| attempt(model, inputs)));
+    let time = start.elapsed();
+    let taken = peak_above();
+    match outcome {
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
+            return Some(format!("panics: {}", text.unwrap_or_default()));
+        }
+        Ok(Err(problem)) if problem.to_string().contains("panicked") => return Some(problem.to_string()),
+        _ => {}
+    }
+    if time > PATIENCE {
+        return Some(format!("takes {time:?}"));
+    }
+    (taken > BUDGET + SLACK).then(|| format!("takes {} MiB", taken >> 20))
+}
+
+/// The same on a thread of its own, which is given up where it does not end.
+fn judge_apart(model: &Arc<Vec<u8>>, inputs: &[(String, Value)]) -> Option<String> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (model, inputs) = (model.clone(), inputs.to_vec());
+    std::thread::spawn(move || sender.send(judge(&model, &inputs)));
+    receiver.recv_timeout(HANG).unwrap_or_else(|_| Some("hangs".into()))
+}
+
+#[test]
+fn every_operator_survives_junk() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let rounds = number("HOSTILE_ROUNDS").unwrap_or(24);
+    let only = std::env::var("HOSTILE_ONLY").ok();
+    let single = number("HOSTILE_CASE");
+    std::panic::set_hook(Box::new(|_| {}));
+    let note = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile_case");
+    let mut wrong = Vec::new();
+    let mut cases = 0;
+    let registry = Registry::global().unwrap();
+    for spec in registry.records().iter().filter(|spec| only.as_deref().is_none_or(|only| only == spec.name))
+    {
+        for round in (0..rounds).filter(|round| single.is_none_or(|single| single == *round)) {
+            let name = format!("{} case {round}", spec.name);
+            let mut dice = Dice::new(spec.name, round);
+            let (model, inputs) = case(spec, &mut dice);
+            if single.is_some() {
+                println!("{model:#?}\n{inputs:#?}");
+            }
+            // A process that dies tells here of what.
+            std::fs::write(&note, &name).unwrap();
+            let bytes = Arc::new(model.encode_to_vec());
+            cases += 1;
+            // What takes long once, on a machine that does other work, may do so by chance.
+            let problem = judge_apart(&bytes, &inputs).and_then(|first| match first.starts_with("takes") {
+                true => judge_apart(&bytes, &inputs),
+                false => Some(first),
+            });
+            wrong.extend(problem.map(|problem| format!("{name} {problem}")));
+        }
+    }
+    let _ = std::panic::take_hook();
+    assert!(cases > 0, "no operator was tried");
+    assert!(wrong.is_empty(), "{} of {cases} cases:\n{}", wrong.len(), wrong.join("\n"));
+}
