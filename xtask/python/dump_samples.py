@@ -60,6 +60,7 @@ OTHERS = [
     ("", "SequenceInsert", [SEQUENCE, FLOATS, INDEX], {}),
     ("", "SequenceMap", [SEQUENCE], {}),
     ("", "SequenceLength", [SEQUENCE], {}),
+    ("", "SimplifiedLayerNormalization", [FLOATS, tensor("float", [3])], {}),
     ("ai.onnx.ml", "Imputer", [FLOATS], {"imputed_value_floats": [1.0], "replaced_value_float": 0.0}),
     ("ai.onnx.ml", "FeatureVectorizer", [FLOATS, FLOATS], {"inputdimensions": [3, 3]}),
     ("ai.onnx.ml", "LinearRegressor", [FLOATS], {"coefficients": [1.0, 2.0, 3.0], "intercepts": [0.5]}),

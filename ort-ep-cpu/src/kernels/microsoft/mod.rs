@@ -1,3 +1,4 @@
 //! Kernels of operators of the domain `com.microsoft` that beat their decompositions, or have none.
 
 mod elementwise;
+mod inverse;
