@@ -1,3 +1,5 @@
 //! Kernels of operators of the domain `com.microsoft` that beat their decompositions, or have none.
 
+mod attend;
 mod elementwise;
+mod multi_head;
