@@ -1,4 +1,6 @@
 //! Kernels of operators of the domain `com.microsoft` that beat their decompositions, or have none.
 
+mod attend;
 mod elementwise;
 mod inverse;
+mod multi_head;
