@@ -11,6 +11,7 @@ mod embed_layer_norm;
 mod fused;
 mod gelu;
 mod matrix;
+mod quant_blocks;
 mod skip_layer_norm;
 mod tensor;
 

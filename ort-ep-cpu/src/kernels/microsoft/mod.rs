@@ -3,4 +3,5 @@
 mod attend;
 mod elementwise;
 mod inverse;
+mod matmul_nbits;
 mod multi_head;
