@@ -43,7 +43,7 @@ fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
 /// Refuses an input that is not one value for each place of the last dimension of `shape`.
 fn check_per_column(cx: &InferCx<'_>, index: usize, what: &str, shape: &[Dim]) -> Result<()> {
     let Some(own) = cx.shape(index) else { return Ok(()) };
-    let (&[ref length], Some(width)) = (own, shape.last()) else {
+    let ([length], Some(width)) = (own, shape.last()) else {
         return Err(error!(
             InvalidGraph,
             "{what} of rank {} for an input of rank {}, expected rank 1 and at least 1",

@@ -60,11 +60,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
         _ => 0,
     };
     let asked = query == DType::F64 || value == DType::F64 || precision == DOUBLE;
-    ensure!(
-        asked && query != value || asked && query != DType::F64,
-        NotImplemented,
-        "Attention has no parts"
-    );
+    ensure!(asked && (query != value || query != DType::F64), NotImplemented, "Attention has no parts");
     let to = |dtype: DType| [("to", Attribute::Int(i64::from(dtype.onnx_code())))];
     let mut inputs = draft.inputs.clone();
     for index in [0, 1, 2, 4, 5] {
