@@ -321,7 +321,7 @@ pub(crate) fn case(spec: &'static OpSpec, dice: &mut Dice) -> (ModelProto, Vec<(
         opset_import: ["", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"]
             .iter()
             .map(|domain| opset(domain, if *domain == spec.domain { version } else { 1 }))
-            .chain((spec.domain != "").then(|| opset(spec.domain, version)))
+            .chain((!spec.domain.is_empty()).then(|| opset(spec.domain, version)))
             .collect(),
         graph: Some(draft.graph),
         ..ModelProto::default()
