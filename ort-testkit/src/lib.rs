@@ -2,11 +2,13 @@
 //!
 //! [`OpaqueProvider`] keeps its memory where the host cannot touch it, so that the core learns nothing from the
 //! habits of the CPU: buffers are handles, and every byte goes in and out through `Device::copy`. A [`Suite`] is a
-//! list of [`Case`]s that runs on any [`Target`], with a list of cases to ignore that must be exactly right.
+//! list of [`Case`]s that runs on any [`Target`], with a list of cases to ignore that must be exactly right. [`sample`]
+//! asks providers which types of an operator they take.
 
 #![forbid(unsafe_code)]
 
 mod opaque;
+pub mod sample;
 mod suite;
 
 pub use opaque::{OpaqueDevice, OpaqueProvider, Transfers};

@@ -9,8 +9,10 @@ mod bench;
 mod compare;
 mod conformance;
 mod features;
+mod fuzz;
 mod memory;
 mod models;
+mod ops;
 mod python;
 mod reference;
 mod summary;
@@ -55,6 +57,10 @@ enum Command {
     Reference(reference::Options),
     /// Check and test each combination of the facade's cargo features, and each crate alone.
     Features,
+    /// Write docs/OPS.md: operator by type by provider, from the registry.
+    Ops(ops::Options),
+    /// Run the fuzz targets on a nightly compiler, each for a while.
+    Fuzz(fuzz::Options),
     /// Check the style rules that no compiler checks.
     Tidy,
     /// Time ours and ONNX Runtime in turn on the same models.
@@ -71,6 +77,8 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
+        Command::Ops(options) => ops::run(&workspace, &options),
+        Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::Tidy => tidy::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe, run as run_command};
-use crate::{compare, conformance, memory, models, reference, tidy};
+use crate::{compare, conformance, memory, models, ops, reference, tidy};
 
 /// A suite that needs Python, and how many tests it has.
 struct PythonSuite {
@@ -34,6 +34,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         ]))
     })?;
     summary += stage("unit tests", || unit_tests(workspace))?;
+    stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
     stage("build", || workspace.build_ort())?;
     match Python::open(workspace) {
         Ok(_) => {

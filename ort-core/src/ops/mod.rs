@@ -4,6 +4,7 @@ mod axes;
 mod control;
 mod linalg;
 mod math;
+mod microsoft;
 mod ml;
 pub mod nn;
 mod quant;

@@ -4,6 +4,7 @@ pub mod broadcast;
 mod control;
 mod elementwise;
 mod linalg;
+mod microsoft;
 mod ml;
 mod movement;
 mod nn;

@@ -35,7 +35,7 @@ static GEMM: OpSpec = OpSpec {
 
 ops![GEMM];
 
-fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+pub(in crate::ops) fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let (rows, left) = matrix("A", a, cx.attrs.flag("transA")?)?;
     let (right, columns) = matrix("B", b, cx.attrs.flag("transB")?)?;

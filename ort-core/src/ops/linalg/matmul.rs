@@ -69,7 +69,7 @@ fn infer(cx: &mut InferCx<'_>, right: usize) -> Result<()> {
 
 /// The shape of the product of `a` and `b` as `numpy.matmul` has it: the last two dimensions are matrices, the
 /// others broadcast, and a single dimension is a row on the left and a column on the right that then disappears.
-fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
+pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     let (Some((left_k, a_rest)), false) = (a.split_last(), b.is_empty()) else {
         return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more"));
     };

@@ -1,4 +1,4 @@
 //! Operators that multiply matrices.
 
-mod gemm;
-mod matmul;
+pub(super) mod gemm;
+pub(super) mod matmul;

@@ -34,7 +34,7 @@ pub(super) const BINARY_UPGRADES: &[Upgrade] =
     &[DROP_HINT, Upgrade { before: 7, apply: legacy::broadcast_along_axis }];
 
 /// The record of a function of one tensor of floats, `X` to `Y`.
-pub(super) const fn unary(name: &'static str, since: i64, scalar: ScalarFn) -> OpSpec {
+pub(in crate::ops) const fn unary(name: &'static str, since: i64, scalar: ScalarFn) -> OpSpec {
     OpSpec {
         name,
         since,
@@ -66,22 +66,22 @@ pub(super) const fn binary(name: &'static str, since: i64, types: &'static [Type
 }
 
 /// The element of the first input.
-pub(super) fn x() -> ScalarExpr {
+pub(in crate::ops) fn x() -> ScalarExpr {
     ScalarExpr::Input(0)
 }
 
 /// The element of the second input.
-pub(super) fn y() -> ScalarExpr {
+pub(in crate::ops) fn y() -> ScalarExpr {
     ScalarExpr::Input(1)
 }
 
 /// A number.
-pub(super) fn number(value: f64) -> ScalarExpr {
+pub(in crate::ops) fn number(value: f64) -> ScalarExpr {
     ScalarExpr::Constant(value)
 }
 
 /// The output has the shape of the first input.
-pub(super) fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
+pub(in crate::ops) fn same_shape(cx: &mut InferCx<'_>) -> Result<()> {
     match cx.shape(0) {
         Some(shape) => cx.set_shape(0, shape.to_vec()),
         None => Ok(()),
@@ -98,7 +98,7 @@ pub(super) fn broadcast(cx: &mut InferCx<'_>) -> Result<()> {
 }
 
 /// The output has the shape of the first input, to which the second broadcasts.
-pub(super) fn broadcast_to_first(cx: &mut InferCx<'_>) -> Result<()> {
+pub(in crate::ops) fn broadcast_to_first(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     if let Some(both) = cx.broadcast(&[0, 1])? {
         let grows = both.len() > shape.len()

@@ -1,12 +1,11 @@
 //! Operators that select and threshold features.
 
+use super::{NUMBERS, same_shape};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{InferCx, ONNX_ML, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure};
-
-const NUMBERS: TypeSet = TypeSet::of(&[DType::F32, DType::F64, DType::I64, DType::I32]);
 
 static ARRAY_FEATURE_EXTRACTOR: OpSpec = OpSpec {
     domain: ONNX_ML,
@@ -27,10 +26,7 @@ static BINARIZER: OpSpec = OpSpec {
     outputs: &[one("Y", "T")],
     types: &[var("T", NUMBERS)],
     attrs: &[attr::float("threshold", 0.0)],
-    infer: |cx| match cx.shape(0) {
-        Some(shape) => cx.set_shape(0, shape.to_vec()),
-        None => Ok(()),
-    },
+    infer: same_shape,
     ..OP
 };
 

@@ -1,9 +1,10 @@
 //! `LabelEncoder`: each element replaced by the value of its key.
 
 use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, ONNX_ML, OP, OpSpec, attr, one, var};
-use crate::{Result, error};
+use crate::spec::{AttrKind, Draft, InferCx, ONNX_ML, OP, OpSpec, Upgrade, attr, one, var};
+use crate::{Result, ensure, error};
 
 const LABELS: TypeSet =
     TypeSet::of(&[DType::String, DType::I64, DType::F32, DType::I32, DType::I16, DType::F64]);
@@ -30,21 +31,64 @@ static LABEL_ENCODER: OpSpec = OpSpec {
         attr::optional("keys_tensor", AttrKind::Tensor),
     ],
     infer,
+    upgrades: &[Upgrade { before: 2, apply: classes_to_keys }],
     ..OP
 };
 
 ops![LABEL_ENCODER];
 
-fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+/// Whether the first form of the operator turns numbers into strings. The type of the input says so; where it is not known yet, the
+/// type of the output, or which default is given.
+fn makes_strings(draft: &Draft<'_>) -> bool {
+    if let Ok(dtype) = draft.dtype(0) {
+        return dtype != DType::String;
+    }
+    let output = draft.outputs.first().copied().flatten();
+    match output.and_then(|id| draft.value_type(id).dtype()) {
+        Some(dtype) => dtype == DType::String,
+        None => draft.attr("default_string").is_some() && draft.attr("default_int64").is_none(),
+    }
+}
+
+/// Before version 2 the classes were a list of strings, and their numbers the places in it.
+fn classes_to_keys(draft: &mut Draft<'_>) -> Result<()> {
+    let Some(Attribute::Strings(classes)) = draft.take_attr("classes_strings") else {
+        return Err(error!(InvalidGraph, "LabelEncoder has no 'classes_strings'"));
+    };
+    let places = Attribute::Ints((0..classes.len() as i64).collect());
+    let classes = Attribute::Strings(classes);
+    if makes_strings(draft) {
+        draft.take_attr("default_int64");
+        draft.set_attr("keys_int64s", places);
+        draft.set_attr("values_strings", classes);
+    } else {
+        draft.take_attr("default_string");
+        draft.set_attr("keys_strings", classes);
+        draft.set_attr("values_int64s", places);
+    }
+    Ok(())
+}
+
+/// The type of the keys or values, whichever of the four attributes is given.
+fn listed_type(cx: &InferCx<'_>, what: &str) -> Result<DType> {
+    let name = |kind: &str| format!("{what}_{kind}");
     let attrs = cx.attrs;
     let dtype = attrs
-        .find_tensor("values_tensor")
+        .find_tensor(&name("tensor"))
         .map(|tensor| tensor.dtype())
-        .or_else(|| attrs.find_ints("values_int64s").map(|_| DType::I64))
-        .or_else(|| attrs.find_floats("values_floats").map(|_| DType::F32))
-        .or_else(|| attrs.find_strings("values_strings").map(|_| DType::String));
-    let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "LabelEncoder has no values"))?;
+        .or_else(|| attrs.find_ints(&name("int64s")).map(|_| DType::I64))
+        .or_else(|| attrs.find_floats(&name("floats")).map(|_| DType::F32))
+        .or_else(|| attrs.find_strings(&name("strings")).map(|_| DType::String));
+    dtype.ok_or_else(|| error!(InvalidGraph, "LabelEncoder has no {what}"))
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (keys, values) = (listed_type(cx, "keys")?, listed_type(cx, "values")?);
+    if let Ok(dtype) = cx.dtype(0) {
+        let (given, keys_name) = (dtype.name(), keys.name());
+        ensure!(dtype == keys, InvalidGraph, "the input is {given}, but the keys are {keys_name}");
+    }
     let shape = cx.shape(0).map(<[_]>::to_vec);
-    cx.set(0, dtype, shape);
+    cx.set(0, values, shape);
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! `Scaler`: shifts and scales each feature.
 
-use crate::dtype::{DType, TypeSet};
+use super::{NUMBERS, check_feature_list, same_shape};
+use crate::Result;
 use crate::ops;
 use crate::spec::{AttrKind, InferCx, ONNX_ML, OP, OpSpec, attr, one, var};
-use crate::{Result, ensure};
 
 static SCALER: OpSpec = OpSpec {
     domain: ONNX_ML,
@@ -11,7 +11,7 @@ static SCALER: OpSpec = OpSpec {
     since: 1,
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "tensor(float)")],
-    types: &[var("T", TypeSet::of(&[DType::F32, DType::F64, DType::I64, DType::I32]))],
+    types: &[var("T", NUMBERS)],
     attrs: &[attr::optional("offset", AttrKind::Floats), attr::optional("scale", AttrKind::Floats)],
     infer,
     ..OP
@@ -20,12 +20,8 @@ static SCALER: OpSpec = OpSpec {
 ops![SCALER];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
-    let Some(shape) = cx.shape(0) else { return Ok(()) };
-    let features = shape.last().and_then(|size| size.as_constant());
     for name in ["offset", "scale"] {
-        let given = cx.attrs.find_floats(name).map_or(1, <[f32]>::len);
-        let fits = given == 1 || features.is_none_or(|features| usize::try_from(features) == Ok(given));
-        ensure!(fits, InvalidGraph, "attribute '{name}' has {given} elements for inputs of shape {shape:?}");
+        check_feature_list(cx, name, cx.attrs.find_floats(name).map_or(1, <[f32]>::len))?;
     }
-    cx.set_shape(0, shape.to_vec())
+    same_shape(cx)
 }

@@ -101,7 +101,8 @@ fn group(cx: &InferCx<'_>) -> Result<i64> {
     Ok(group)
 }
 
-fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) -> Result<()> {
+/// The shape of a convolution, whose weight and bias are the inputs at these places.
+pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) -> Result<()> {
     let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(weight)) else { return Ok(()) };
     ensure!(
         image.len() >= 3 && image.len() == kernel.len(),

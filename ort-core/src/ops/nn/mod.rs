@@ -2,7 +2,7 @@
 
 mod attention;
 mod causal_conv;
-mod conv;
+pub(super) mod conv;
 mod deform_conv;
 mod flex_attention;
 pub mod geometry;
@@ -10,7 +10,7 @@ mod linear_attention;
 mod loss;
 mod max_unpool;
 mod norm_batch;
-mod norm_layer;
+pub(super) mod norm_layer;
 mod norm_local;
 mod pool;
 mod recurrent;

@@ -89,7 +89,7 @@ fn stash_type(cx: &InferCx<'_>) -> Result<DType> {
         .ok_or_else(|| error!(InvalidGraph, "stash_type {code} is no floating-point type"))
 }
 
-fn infer_layer(cx: &mut InferCx<'_>) -> Result<()> {
+pub(in crate::ops) fn infer_layer(cx: &mut InferCx<'_>) -> Result<()> {
     let stash = stash_type(cx)?;
     let Some(shape) = cx.shape(0) else {
         cx.set(1, stash, None);

@@ -26,7 +26,7 @@ static GRID_SAMPLE: OpSpec = OpSpec {
 ops![GRID_SAMPLE];
 
 /// Before version 20 the modes were named for images of two dimensions.
-fn rename_modes(draft: &mut Draft<'_>) -> Result<()> {
+pub(in crate::ops) fn rename_modes(draft: &mut Draft<'_>) -> Result<()> {
     let renamed = match draft.attr("mode") {
         Some(Attribute::String(mode)) if mode == "bilinear" => "linear",
         Some(Attribute::String(mode)) if mode == "bicubic" => "cubic",

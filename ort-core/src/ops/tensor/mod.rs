@@ -12,7 +12,7 @@ mod describe;
 mod expand;
 mod eye_like;
 mod gather;
-mod grid_sample;
+pub(super) mod grid_sample;
 mod one_hot;
 mod pad;
 mod range;

@@ -16,7 +16,7 @@ use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
 use crate::vector::elementwise::Unary;
 
 /// A kernel of floats from the operator's formula.
-const fn formula(op: &'static str) -> KernelDef {
+pub(in crate::kernels) const fn formula(op: &'static str) -> KernelDef {
     KernelDef {
         op,
         types: &[("T", TypeSet::FLOATS)],

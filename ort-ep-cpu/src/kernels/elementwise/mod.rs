@@ -5,7 +5,7 @@ mod cast;
 mod choose;
 mod compare;
 mod dropout;
-mod formula;
+pub(super) mod formula;
 mod identity;
 mod integer;
 mod lanes;

@@ -1,0 +1,125 @@
+//! `EmbedLayerNormalization`: the sum of embeddings of words, positions and segments, normalized.
+
+use super::{agree, check_per_column, check_rank, float, wants};
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::{Attribute, ValueId};
+use crate::ops;
+use crate::spec::{AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::tensor::Tensor;
+use crate::{Result, ensure};
+
+static EMBED_LAYER_NORMALIZATION: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "EmbedLayerNormalization",
+    inputs: &[
+        one("input_ids", "T1"),
+        opt("segment_ids", "T1"),
+        one("word_embedding", "T"),
+        one("position_embedding", "T"),
+        opt("segment_embedding", "T"),
+        one("gamma", "T"),
+        one("beta", "T"),
+        opt("mask", "T1"),
+        opt("position_ids", "T1"),
+    ],
+    outputs: &[one("output", "T"), opt("mask_index", "T1"), opt("embedding_sum", "T")],
+    types: &[var("T1", TypeSet::of(&[DType::I32])), var("T", TypeSet::of(&[DType::F32, DType::F16]))],
+    attrs: &[attr::float("epsilon", 1e-12), attr::optional("mask_index_type", AttrKind::Int)],
+    infer,
+    lower: Some(lower),
+    ..OP
+};
+
+ops![EMBED_LAYER_NORMALIZATION];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    for (index, what) in [
+        (0, "input_ids"),
+        (1, "segment_ids"),
+        (2, "word_embedding"),
+        (3, "position_embedding"),
+        (4, "segment_embedding"),
+        (7, "mask"),
+        (8, "position_ids"),
+    ] {
+        check_rank(cx, index, what, 2)?;
+    }
+    ensure!(
+        cx.has_input(4) || !cx.has_input(1),
+        InvalidGraph,
+        "segment_ids are given without a segment_embedding"
+    );
+    let Some(ids) = cx.shape(0) else { return Ok(()) };
+    for (index, what) in [(1, "segment_ids"), (7, "mask")] {
+        let Some(shape) = cx.shape(index) else { continue };
+        agree(&format!("the batch of {what}"), &ids[0], &shape[0])?;
+        agree(&format!("the length of {what}"), &ids[1], &shape[1])?;
+    }
+    if let Some(shape) = cx.shape(8) {
+        agree("the length of position_ids", &ids[1], &shape[1])?;
+        if shape[0] != Dim::constant(1) {
+            agree("the batch of position_ids", &ids[0], &shape[0])?;
+        }
+    }
+    let mask_index = vec![ids[0].clone()];
+    cx.set_shape(1, mask_index)?;
+    let Some(words) = cx.shape(2) else { return Ok(()) };
+    for (index, what) in [(3, "position_embedding"), (4, "segment_embedding")] {
+        let Some(shape) = cx.shape(index) else { continue };
+        agree(&format!("the width of {what}"), &words[1], &shape[1])?;
+    }
+    for (index, what) in [(5, "gamma"), (6, "beta")] {
+        check_per_column(cx, index, what, words)?;
+    }
+    let shape = vec![ids[0].clone(), ids[1].clone(), words[1].clone()];
+    cx.set_shape(0, shape.clone())?;
+    cx.set_shape(2, shape)
+}
+
+fn lower(draft: &mut Draft<'_>) -> Result<()> {
+    let (ids, words, positions) = (draft.required(0)?, draft.required(2)?, draft.required(3)?);
+    let words = draft.emit("Gather", &[words, ids], &[])?;
+    let positions = match draft.input(8) {
+        Some(places) => draft.emit("Gather", &[positions, places], &[])?,
+        None => first_positions(draft, positions, ids)?,
+    };
+    let mut sum = draft.emit("Add", &[words, positions], &[])?;
+    if let Some(segments) = draft.input(4) {
+        // Without numbers of segments all is of the first.
+        let which = match draft.input(1) {
+            Some(which) => which,
+            None => draft.constant(Tensor::scalar(0_i64)?),
+        };
+        let segments = draft.emit("Gather", &[segments, which], &[])?;
+        sum = draft.emit("Add", &[sum, segments], &[])?;
+    }
+    let attrs = [("epsilon", Attribute::Float(float(draft, "epsilon")?))];
+    let (gamma, beta) = (draft.required(5)?, draft.required(6)?);
+    let result = draft.emit("LayerNormalization", &[sum, gamma, beta], &attrs)?;
+    let mask_index = if wants(draft, 1) { mask_index(draft, ids)? } else { result };
+    draft.replace(&[result, mask_index, sum])
+}
+
+/// The embeddings of positions 0, 1, 2 .. as many as a sequence has.
+fn first_positions(draft: &mut Draft<'_>, positions: ValueId, ids: ValueId) -> Result<ValueId> {
+    let range = [("start", Attribute::Int(1)), ("end", Attribute::Int(2))];
+    let length = draft.emit("Shape", &[ids], &range)?;
+    let zero = draft.constant_ints(&[0])?;
+    draft.emit("Slice", &[positions, zero, length, zero], &[])
+}
+
+/// For each sequence, how many places the mask has at 1; without a mask 0.
+fn mask_index(draft: &mut Draft<'_>, ids: ValueId) -> Result<ValueId> {
+    let Some(mask) = draft.input(7) else {
+        let batch = draft.emit("Shape", &[ids], &[("end", Attribute::Int(1))])?;
+        let zero = Tensor::from_slice(&[1], &[0_i32])?;
+        return draft.emit("ConstantOfShape", &[batch], &[("value", Attribute::Tensor(zero))]);
+    };
+    let one = draft.constant(Tensor::scalar(1_i32)?);
+    let equal = draft.emit("Equal", &[mask, one], &[])?;
+    let to = [("to", Attribute::Int(i64::from(DType::I32.onnx_code())))];
+    let counted = draft.emit("Cast", &[equal], &to)?;
+    let axis = draft.constant_ints(&[1])?;
+    draft.emit("ReduceSum", &[counted, axis], &[("keepdims", Attribute::Int(0))])
+}

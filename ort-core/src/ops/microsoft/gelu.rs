@@ -1,0 +1,80 @@
+//! `Gelu`, `QuickGelu`, `FastGelu` and `BiasGelu`: activations like the standard's `Gelu` and `Swish`.
+
+use super::{SAME_AS_STANDARD, becomes};
+use crate::dtype::TypeSet;
+use crate::ir::Attribute;
+use crate::ops;
+use crate::ops::math::shared::{same_shape, unary, x, y};
+use crate::spec::{Draft, InferCx, MICROSOFT, OP, OpSpec, ScalarExpr, Traits, UnaryFn, attr, one, opt, var};
+use crate::{Result, ensure};
+
+static GELU: OpSpec =
+    OpSpec { domain: MICROSOFT, upgrades: SAME_AS_STANDARD, ..unary("Gelu", 1, |_| Ok(gelu(x()))) };
+
+/// `x * sigmoid(alpha * x)`, which the standard calls `Swish`.
+static QUICK_GELU: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    attrs: &[attr::float("alpha", 1.702)],
+    upgrades: &[becomes(|draft| {
+        let alpha = draft.take_attr("alpha").unwrap_or(Attribute::Float(1.702));
+        let input = draft.required(0)?;
+        draft.become_op("Swish", &[input], &[("alpha", alpha)]);
+        Ok(())
+    })],
+    ..unary("QuickGelu", 1, |attrs| Ok(x() * (x() * attrs.float("alpha")?).apply(UnaryFn::Sigmoid)))
+};
+
+static BIAS_GELU: OpSpec = OpSpec {
+    inputs: &[one("A", "T"), one("B", "T")],
+    outputs: &[one("C", "T")],
+    infer: infer_biased,
+    upgrades: &[],
+    domain: MICROSOFT,
+    ..unary("BiasGelu", 1, |_| Ok(gelu(x() + y())))
+};
+
+/// `Gelu` by `tanh`, of the input or of its sum with a bias.
+static FAST_GELU: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "FastGelu",
+    inputs: &[one("X", "T"), opt("bias", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    traits: Traits::ELEMENTWISE,
+    infer: infer_biased,
+    lower: Some(lower_fast),
+    ..OP
+};
+
+ops![GELU, QUICK_GELU, BIAS_GELU, FAST_GELU];
+
+/// `x / 2 * (1 + erf(x / sqrt(2)))`.
+fn gelu(x: ScalarExpr) -> ScalarExpr {
+    let error = (x.clone() * std::f64::consts::FRAC_1_SQRT_2).apply(UnaryFn::Erf);
+    x * 0.5 * (error + 1.0)
+}
+
+/// The bias is one value for each place of the last dimension.
+fn infer_biased(cx: &mut InferCx<'_>) -> Result<()> {
+    if let (Some(shape), Some(bias)) = (cx.shape(0), cx.shape(1)) {
+        ensure!(bias.len() == 1, InvalidGraph, "the bias has rank {}, expected 1", bias.len());
+        ensure!(!shape.is_empty(), InvalidGraph, "a scalar has no last dimension for a bias");
+        if let (Some(width), Some(length)) = (shape[shape.len() - 1].as_constant(), bias[0].as_constant()) {
+            ensure!(
+                width == length,
+                InvalidGraph,
+                "the bias has {length} values, the last dimension of the input has {width}"
+            );
+        }
+    }
+    same_shape(cx)
+}
+
+fn lower_fast(draft: &mut Draft<'_>) -> Result<()> {
+    let mut input = draft.required(0)?;
+    if let Some(bias) = draft.input(1) {
+        input = draft.emit("Add", &[input, bias], &[])?;
+    }
+    draft.become_op("Gelu", &[input], &[("approximate", Attribute::String("tanh".to_string()))]);
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! `FusedMatMul` and `TransposeMatMul`: matrix products with transposed sides and a factor.
+
+use super::{becomes, float, int, number};
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ir::{Attribute, ValueId};
+use crate::ops;
+use crate::ops::linalg::matmul::product_shape;
+use crate::spec::{Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
+use crate::{Result, ensure, error};
+
+const PRODUCT: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    inputs: &[one("A", "T"), one("B", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    cost: Cost::Compute,
+    ..OP
+};
+
+static FUSED_MATMUL: OpSpec = OpSpec {
+    name: "FusedMatMul",
+    attrs: &[
+        attr::float("alpha", 1.0),
+        attr::int("transA", 0),
+        attr::int("transB", 0),
+        attr::int("transBatchA", 0),
+        attr::int("transBatchB", 0),
+    ],
+    infer,
+    lower: Some(lower),
+    ..PRODUCT
+};
+
+/// The older form of `FusedMatMul`.
+static TRANSPOSE_MATMUL: OpSpec = OpSpec {
+    name: "TransposeMatMul",
+    attrs: &[attr::float("alpha", 1.0), attr::int("transA", 0), attr::int("transB", 0)],
+    upgrades: &[becomes(|draft| {
+        draft.op = "FusedMatMul".to_string();
+        Ok(())
+    })],
+    ..PRODUCT
+};
+
+ops![FUSED_MATMUL, TRANSPOSE_MATMUL];
+
+/// The attributes that transpose each side: its matrices, and its first dimension with those of the batch.
+const SIDES: [[&str; 2]; 2] = [["transA", "transBatchA"], ["transB", "transBatchB"]];
+
+/// Which dimension of a side comes to each place of the product: the first one behind the batch with `batch`, then
+/// the last two exchanged with `matrix`. A vector stays as it is.
+fn order(rank: usize, matrix: bool, batch: bool) -> Result<Vec<usize>> {
+    let mut order: Vec<usize> = (0..rank).collect();
+    if batch {
+        ensure!(
+            rank >= 3,
+            InvalidGraph,
+            "a side of rank {rank} has no batch to transpose, expected 3 or more"
+        );
+        order[..rank - 1].rotate_left(1);
+    }
+    if matrix && rank >= 2 {
+        order.swap(rank - 1, rank - 2);
+    }
+    Ok(order)
+}
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let mut sides: Vec<Vec<Dim>> = Vec::with_capacity(2);
+    for (index, [matrix, batch]) in SIDES.into_iter().enumerate() {
+        let Some(shape) = cx.shape(index) else { return Ok(()) };
+        let order = order(shape.len(), cx.attrs.flag(matrix)?, cx.attrs.flag(batch)?)?;
+        sides.push(order.into_iter().map(|axis| shape[axis].clone()).collect());
+    }
+    let shape = product_shape(&sides[0], &sides[1])?;
+    cx.set_shape(0, shape)
+}
+
+fn lower(draft: &mut Draft<'_>) -> Result<()> {
+    let alpha = float(draft, "alpha")?;
+    let ranks = [0, 1].map(|index| draft.shape(index).map(|shape| shape.len()));
+    let sides = [draft.required(0)?, draft.required(1)?];
+    if ranks == [Some(2), Some(2)] {
+        let attrs = [
+            ("alpha", Attribute::Float(alpha)),
+            ("transA", Attribute::Int(i64::from(int(draft, "transA")? != 0))),
+            ("transB", Attribute::Int(i64::from(int(draft, "transB")? != 0))),
+        ];
+        draft.become_op("Gemm", &sides, &attrs);
+        return Ok(());
+    }
+    let [a, b] = [transposed(draft, 0, sides[0])?, transposed(draft, 1, sides[1])?];
+    if alpha == 1.0 {
+        draft.become_op("MatMul", &[a, b], &[]);
+        return Ok(());
+    }
+    let dtype = draft.dtype(0)?;
+    let product = draft.emit("MatMul", &[a, b], &[])?;
+    let alpha = number(draft, alpha, dtype)?;
+    draft.become_op("Mul", &[product, alpha], &[]);
+    Ok(())
+}
+
+/// The side at `index` as it is multiplied.
+fn transposed(draft: &mut Draft<'_>, index: usize, side: ValueId) -> Result<ValueId> {
+    let [matrix, batch] = SIDES[index];
+    let (matrix, batch) = (int(draft, matrix)? != 0, int(draft, batch)? != 0);
+    if !matrix && !batch {
+        return Ok(side);
+    }
+    let rank = draft.shape(index).map(|shape| shape.len());
+    let rank = rank.ok_or_else(|| error!(NotImplemented, "the rank of side {index} is not known"))?;
+    let order: Vec<i64> = order(rank, matrix, batch)?.into_iter().map(|axis| axis as i64).collect();
+    draft.emit("Transpose", &[side], &[("perm", Attribute::Ints(order))])
+}

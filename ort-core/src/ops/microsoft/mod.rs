@@ -1,0 +1,94 @@
+//! Operators of the domain `com.microsoft` that exported and optimized models contain. Their records follow the schemas
+//! that ONNX Runtime registers.
+//!
+//! An operator that is one of the standard's under another name or with another default becomes that one when a model
+//! is loaded (`upgrades`), so that nothing after the loader knows it. One that is made of several of the standard's is
+//! decomposed where no provider has a kernel for it (`lower`).
+
+mod attention_heads;
+mod bias;
+mod embed_layer_norm;
+mod fused;
+mod gelu;
+mod matrix;
+mod quant_blocks;
+mod skip_layer_norm;
+mod tensor;
+
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::ir::{Attribute, ValueId};
+use crate::spec::{Draft, InferCx, Upgrade};
+use crate::tensor::Tensor;
+use crate::{Result, ensure, error};
+
+/// The upgrade of an operator that is the standard's of the same name.
+const SAME_AS_STANDARD: &[Upgrade] = &[becomes(|draft| {
+    draft.domain.clear();
+    Ok(())
+})];
+
+/// The upgrade of an operator that is another one, whatever the version.
+const fn becomes(apply: fn(&mut Draft<'_>) -> Result<()>) -> Upgrade {
+    Upgrade { before: i64::MAX, apply }
+}
+
+/// Refuses two sizes that are numbers and differ.
+fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
+    let differ = matches!((expected.as_constant(), actual.as_constant()), (Some(a), Some(b)) if a != b);
+    ensure!(!differ, InvalidGraph, "{what} is {actual}, expected {expected}");
+    Ok(())
+}
+
+/// Refuses an input that is not one value for each place of the last dimension of `shape`.
+fn check_per_column(cx: &InferCx<'_>, index: usize, what: &str, shape: &[Dim]) -> Result<()> {
+    let Some(own) = cx.shape(index) else { return Ok(()) };
+    let ([length], Some(width)) = (own, shape.last()) else {
+        return Err(error!(
+            InvalidGraph,
+            "{what} of rank {} for an input of rank {}, expected rank 1 and at least 1",
+            own.len(),
+            shape.len()
+        ));
+    };
+    agree(&format!("the length of {what}"), width, length)
+}
+
+/// Refuses an input whose rank is known and another one.
+fn check_rank(cx: &InferCx<'_>, index: usize, what: &str, rank: usize) -> Result<()> {
+    let Some(shape) = cx.shape(index) else { return Ok(()) };
+    ensure!(shape.len() == rank, InvalidGraph, "{what} has rank {}, expected {rank}", shape.len());
+    Ok(())
+}
+
+/// A constant number of an element type of floats.
+fn number(draft: &mut Draft<'_>, value: f32, dtype: DType) -> Result<ValueId> {
+    let tensor = match dtype {
+        DType::F64 => Tensor::scalar(f64::from(value))?,
+        DType::F16 => Tensor::scalar(half::f16::from_f32(value))?,
+        DType::BF16 => Tensor::scalar(half::bf16::from_f32(value))?,
+        _ => Tensor::scalar(value)?,
+    };
+    Ok(draft.constant(tensor))
+}
+
+/// A float attribute of a node, defaults filled in.
+fn float(draft: &Draft<'_>, name: &str) -> Result<f32> {
+    match draft.attr(name) {
+        Some(Attribute::Float(value)) => Ok(*value),
+        _ => Err(error!(InvalidGraph, "attribute '{name}' must be a float")),
+    }
+}
+
+/// An integer attribute of a node, defaults filled in.
+fn int(draft: &Draft<'_>, name: &str) -> Result<i64> {
+    match draft.attr(name) {
+        Some(Attribute::Int(value)) => Ok(*value),
+        _ => Err(error!(InvalidGraph, "attribute '{name}' must be an integer")),
+    }
+}
+
+/// Whether somebody wants the output at `index`.
+fn wants(draft: &Draft<'_>, index: usize) -> bool {
+    draft.outputs.get(index).copied().flatten().is_some()
+}

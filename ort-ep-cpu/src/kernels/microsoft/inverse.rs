@@ -1,0 +1,81 @@
+//! `Inverse`, by elimination with partial pivoting in double precision.
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, ensure, error, for_each_type};
+
+use crate::cpu_kernels;
+use crate::kernels::reduce::number::Number;
+
+cpu_kernels![KernelDef { domain: MICROSOFT, op: "Inverse", make, ..KernelDef::BASE }];
+
+fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(|cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        let &[.., rows, columns] = input.shape() else {
+            return Err(error!(InvalidArgument, "a tensor of shape {:?} holds no matrices", input.shape()));
+        };
+        ensure!(rows == columns, InvalidArgument, "a matrix of {rows} by {columns} has no inverse");
+        let dtype = input.dtype();
+        for_each_type!(dtype in FLOATS, T => {
+            let (from, to) = (input.as_slice::<T>()?, cx.output(0)?.as_mut_slice::<T>()?);
+            let size = (rows * rows).max(1);
+            let (mut matrix, mut inverse) = (vec![0f64; size], vec![0f64; size]);
+            for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
+                matrix.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f64());
+                invert(&mut matrix, &mut inverse, rows);
+                to.iter_mut().zip(&inverse).for_each(|(to, x)| *to = T::from_f64(*x));
+            }
+            Ok(())
+        }, else => Err(error!(NotImplemented, "inverses of {}", dtype.name())))
+    }))
+}
+
+/// Writes the inverse of a square matrix, which is overwritten. That of a singular one is not finite.
+fn invert(matrix: &mut [f64], inverse: &mut [f64], size: usize) {
+    inverse.iter_mut().enumerate().for_each(|(at, x)| *x = f64::from(u8::from(at / size == at % size)));
+    for step in 0..size {
+        let magnitude = |row: usize| matrix[row * size + step].abs();
+        let pivot =
+            (step..size).fold(step, |best, row| if magnitude(row) > magnitude(best) { row } else { best });
+        let factor = 1.0 / matrix[pivot * size + step];
+        for side in [&mut *matrix, &mut *inverse] {
+            for column in 0..size {
+                side.swap(pivot * size + column, step * size + column);
+                side[step * size + column] *= factor;
+            }
+        }
+        for row in (0..size).filter(|&row| row != step) {
+            let factor = matrix[row * size + step];
+            for side in [&mut *matrix, &mut *inverse] {
+                for column in 0..size {
+                    side[row * size + column] -= factor * side[step * size + column];
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::invert;
+
+    #[test]
+    fn inverses() {
+        let cases: [(&[f64], &[f64]); 3] = [
+            (&[4.0], &[0.25]),
+            (&[0.0, 2.0, 1.0, 0.0], &[0.0, 1.0, 0.5, 0.0]),
+            (&[4.0, 7.0, 2.0, 6.0], &[0.6, -0.7, -0.2, 0.4]),
+        ];
+        for (matrix, expected) in cases {
+            let size = matrix.len().isqrt();
+            let mut found = vec![0.0; matrix.len()];
+            invert(&mut matrix.to_vec(), &mut found, size);
+            let close = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12);
+            assert!(close, "{matrix:?}: {found:?}");
+        }
+        let mut found = [0.0; 4];
+        invert(&mut [1.0, 1.0, 1.0, 1.0], &mut found, 2);
+        assert!(found.iter().any(|x| !x.is_finite()), "a singular matrix: {found:?}");
+    }
+}
