@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
 use ort_runtime::onnx::{FileAccess, Source};
-use ort_runtime::{Model, Session};
+use ort_runtime::{Limits, Model, Session};
 
 /// Which model, on what, within which bounds.
 #[derive(Args)]
@@ -41,6 +42,9 @@ pub(crate) struct ModelArgs {
     /// A hard bound on what the run may allocate: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
+    /// Seconds that loading, compiling and each run may take, each by itself [default: an hour].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) deadline: Option<Duration>,
     /// Read model files into memory instead of mapping them.
     #[arg(long)]
     pub(crate) no_mmap: bool,
@@ -56,7 +60,9 @@ pub(crate) enum PrecisionArg {
 impl ModelArgs {
     pub(crate) fn source(&self) -> Result<Source> {
         let access = FileAccess { map: !self.no_mmap, ..FileAccess::default() };
-        Ok(Source::open(&self.model, access)?)
+        let standard = Limits::default();
+        let limits = Limits { deadline: self.deadline.or(standard.deadline), ..standard };
+        Ok(Source::open(&self.model, access)?.limits(limits))
     }
 
     pub(crate) fn load(&self) -> Result<Model> {
@@ -104,6 +110,11 @@ const MOST_THREADS: usize = 4096;
 pub(crate) fn threads(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads));
     number.ok_or_else(|| format!("`{text}` is not a number of threads from 1 to {MOST_THREADS}"))
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| format!("`{text}` is not a number of seconds"))
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
@@ -181,6 +192,8 @@ mod tests {
         assert!(size("-1").is_err() && size("lots").is_err());
         assert_eq!(shaped("x=1x3"), Ok(("x".into(), vec![1, 3])));
         assert_eq!(shaped("x="), Ok(("x".into(), vec![])));
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(seconds("-1").is_err() && seconds("soon").is_err());
         assert!(shaped("x=1xa").is_err() && sized("n=-1").is_err());
     }
 }

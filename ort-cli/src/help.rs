@@ -62,7 +62,12 @@ Examples:
   ort test cases/ --rtol 1e-2 --atol 1e-4
 
 Each test_data_set_* holds input_0.pb, input_1.pb and so on, for the inputs that have no value of their own in the
-model, or named by the tensor inside, and output_0.pb and so on. A file `tol` in a case's folder sets its tolerance.";
+model, or named by the tensor inside, and output_0.pb and so on. A file `tol` in a case's folder sets its tolerance.
+
+A file `check` says that an output is drawn at random: `bernoulli [seeded] [complement]`. Then the output has the
+type and shape of the expected one and is 0 or 1, and over 400 runs each element is 1 as often as the input's
+probability says (`complement`: 1 less it), within 5 standard deviations. With `seeded` two runs agree, and the
+number of ones in them is right within 3.";
 
 pub(crate) const PROVIDERS: &str = "\
 Examples:

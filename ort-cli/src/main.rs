@@ -7,6 +7,7 @@
 mod args;
 mod arrays;
 mod cmd;
+mod distribution;
 mod help;
 mod inputs;
 mod output;

@@ -361,7 +361,7 @@ impl Operand {
         let written = |index: usize| self.values.as_ref().and_then(|values| values.get(index));
         let number = |index: usize| {
             let written = written(index).and_then(|json| json.as_f64());
-            written.unwrap_or(if index % 2 == 0 { 1.0 } else { 0.0 })
+            written.unwrap_or(if index.is_multiple_of(2) { 1.0 } else { 0.0 })
         };
         if dtype == DType::String {
             let text = |index: usize| match written(index).and_then(Json::as_str) {

@@ -3,7 +3,7 @@
 usage: python dump_cases.py OUT
 
 Writes OUT/SUITE/NAME with `model.onnx`, `test_data_set_N/{input,output}_M.pb` and `tol`, a line
-`RTOL ATOL` with the case's own tolerances. The suites are `node` (the operators, collected from the
+`RTOL ATOL` with the case's own tolerances, and `check` where outputs are drawn at random. The suites are `node` (the operators, collected from the
 package's code), `simple`, `pytorch-converted` and `pytorch-operator` (folders in the package) and
 `light` (well-known networks whose weights a ConstantOfShape makes, with the package's expected outputs).
 OUT/index.tsv has a line per case: `SUITE/NAME`, a tab, and the operators of its model, spaced.
@@ -56,6 +56,24 @@ def write_data_set(folder: Path, graph: onnx.GraphProto, inputs, outputs) -> Non
             (folder / f"{kind}_{index}.pb").write_bytes(encode(value, info.type, info.name))
 
 
+def random_check(model: onnx.ModelProto) -> str | None:
+    """What `ort test` is told of a model that draws by probabilities: the expected draw is one of many.
+
+    The operator draws 1 with the input's probability. The function body that the package gives of it compares
+    the other way round (`Greater(random, input)`), so there ones come with the rest of the probability.
+    """
+    nodes = {node.op_type: node for node in model.graph.node}
+    if "Bernoulli" in nodes:
+        words, draw = ["bernoulli"], nodes["Bernoulli"]
+    elif "RandomUniformLike" in nodes and "Greater" in nodes:
+        words, draw = ["bernoulli", "complement"], nodes["RandomUniformLike"]
+    else:
+        return None
+    if any(attribute.name == "seed" for attribute in draw.attribute):
+        words.append("seeded")
+    return " ".join(words)
+
+
 def dump_node_cases(out: Path) -> int:
     cases = load_model_tests(kind="node")
     for case in cases:
@@ -65,6 +83,8 @@ def dump_node_cases(out: Path) -> int:
         (folder / "model.onnx").write_bytes(case.model.SerializeToString())
         rtol = max(case.rtol, BFLOAT16_RTOL) if has_bfloat16_output(case.model) else case.rtol
         write_tolerance(folder, rtol, case.atol)
+        if check := random_check(case.model):
+            (folder / "check").write_text(check + "\n")
     return len(cases)
 
 

@@ -15,6 +15,7 @@ attributes      numbers, strings and lists of them (written as the schema's kind
                 integer and 1.0 a float); {"tensor": VALUE}; {"type": "float32"}; {"graph": "ONNX text of a graph"}
 inputs          a list of VALUEs, or null for one left out; with "constant": true it is an initializer
 outputs         how many there are (1), or a list of true and false, false for one left out
+output_types    a type for each output, where ONNX Runtime cannot tell them by the inputs' types
 reference       "onnxruntime" (the default), "onnx" (its ReferenceEvaluator), or {"numpy": ["EXPRESSION", ...]}, one
                 for each output over np, ml_dtypes, and x, the list of inputs
 tolerance       [RTOL, ATOL], by default [0.001, 0.00001]
@@ -162,6 +163,8 @@ def model_of(entry: dict, opset: int, values: list, rng) -> onnx.ModelProto:
                 else helper.make_value_info(name, type_of(value))
             )
     outputs = [helper.make_empty_tensor_value_info(name) for name in output_names(entry) if name]
+    for info, dtype in zip(outputs, entry.get("output_types", [])):
+        info.type.CopyFrom(type_of(np.empty(0, dtype_of(dtype))))
     graph = helper.make_graph([node], "case", inputs, outputs, initializers)
     return helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
 

@@ -9,6 +9,7 @@ mod bench;
 mod compare;
 mod conformance;
 mod features;
+mod fuzz;
 mod memory;
 mod models;
 mod ops;
@@ -58,6 +59,8 @@ enum Command {
     Features,
     /// Write docs/OPS.md: operator by type by provider, from the registry.
     Ops(ops::Options),
+    /// Run the fuzz targets on a nightly compiler, each for a while.
+    Fuzz(fuzz::Options),
     /// Check the style rules that no compiler checks.
     Tidy,
     /// Time ours and ONNX Runtime in turn on the same models.
@@ -75,6 +78,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
         Command::Ops(options) => ops::run(&workspace, &options),
+        Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::Tidy => tidy::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
     }

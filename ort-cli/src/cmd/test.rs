@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::args::threads;
+use crate::distribution::Bernoulli;
 use crate::guard;
 use crate::output::say;
 use anyhow::{Context, Result, bail};
@@ -126,8 +127,13 @@ fn run_case(args: &TestArgs, case: &Path) -> Result<Outcome> {
         builder = builder.threads(threads);
     }
     let session = builder.build()?;
+    let check = distribution(case)?;
     for (_, set) in sets {
-        if let Some(why) = run_set(&session, &set, tolerance)? {
+        let problem = match check {
+            Some(check) => draw_set(&session, &set, check)?,
+            None => run_set(&session, &set, tolerance)?,
+        };
+        if let Some(why) = problem {
             return Ok(Outcome::Fail(why));
         }
     }
@@ -140,20 +146,52 @@ fn run_set(session: &Session, set: &Path, tolerance: Tolerance) -> Result<Option
     let given: Vec<(&str, Value)> =
         inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let outputs = session.run(&given)?;
-    let graph = session.model().graph();
     for (number, file) in numbered(set, "output_")? {
         let (name, actual) = outputs
             .get(number)
             .with_context(|| format!("{}: the model has only {} outputs", file.display(), outputs.len()))?;
-        let declared = graph.outputs.get(number).map(|&id| graph.value(id).ty.clone()).unwrap_or_default();
-        let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-        let expected = onnx::value_from_bytes(bytes.into(), &declared)
-            .with_context(|| format!("reading {}", file.display()))?;
+        let expected = read_output(session, number, &file)?;
         if let Err(problem) = compare(actual, &expected, tolerance) {
             return Ok(Some(format!("output '{name}': {}", problem.message())));
         }
     }
     Ok(None)
+}
+
+/// Runs a set as often as its check asks for; returns why the draws in the only output are not distributed as the
+/// probabilities in the only input say.
+fn draw_set(session: &Session, set: &Path, check: Bernoulli) -> Result<Option<String>> {
+    let inputs = read_inputs(&session.inputs(), set)?;
+    let files = numbered(set, "output_")?;
+    let ([(name, input)], [(number, file)]) = (&inputs[..], &files[..]) else {
+        bail!("{}: a distribution is checked of one input and one output", set.display());
+    };
+    let expected = read_output(session, *number, file)?;
+    let mut draws = Vec::with_capacity(check.runs());
+    for _ in 0..check.runs() {
+        let outputs = session.run(&[(name.as_str(), input.clone())])?;
+        let output = outputs.into_iter().nth(*number).context("the model has no such output")?;
+        draws.push(output.1.tensor()?.clone());
+    }
+    check.problem(input.tensor()?, &draws, expected.tensor()?)
+}
+
+/// An expected output.
+fn read_output(session: &Session, number: usize, file: &Path) -> Result<Value> {
+    let graph = session.model().graph();
+    let declared = graph.outputs.get(number).map(|&id| graph.value(id).ty.clone()).unwrap_or_default();
+    let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+    onnx::value_from_bytes(bytes.into(), &declared).with_context(|| format!("reading {}", file.display()))
+}
+
+/// What the file `check` of a case says, where there is one.
+fn distribution(case: &Path) -> Result<Option<Bernoulli>> {
+    let file = case.join("check");
+    if !file.exists() {
+        return Ok(None);
+    }
+    let check = Bernoulli::parse(&std::fs::read_to_string(&file)?);
+    check.map(Some).with_context(|| format!("reading {}", file.display()))
 }
 
 /// The inputs of a set, each bound to the input that bears the tensor's own name, or by the number of its file to

@@ -95,17 +95,17 @@ pub struct Partition {
 /// Gives every node of an inferred graph to a device. A node that no device claims is decomposed one step and its
 /// parts are offered again; what is left after that is one error that lists every such operator.
 pub fn partition(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<Partition> {
-    lower_unclaimed(graph, devices)?;
+    let claims = lower_unclaimed(graph, devices)?;
     let host = devices.iter().position(|device| device.memory() == DeviceId::HOST);
     let mut nodes: Vec<(usize, Claim)> = Vec::with_capacity(graph.nodes.len());
-    for node in &graph.nodes {
+    for (node, claimed) in graph.nodes.iter().zip(claims) {
         let view = NodeView { graph, node };
         // Arithmetic on shapes stays on the host: the host needs the numbers, and they are few.
         let on_shapes = node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some());
-        let by_host =
-            host.filter(|_| on_shapes).and_then(|index| Some((index, devices[index].claim(&view).ok()?)));
-        let claimed = by_host.or_else(|| first_claim(devices, &view).ok());
-        nodes.push(claimed.ok_or_else(|| error!(Fail, "{} lost its claim", node.place()))?);
+        let by_host = host
+            .filter(|host| on_shapes && *host != claimed.0)
+            .and_then(|index| Some((index, devices[index].claim(&view).ok()?)));
+        nodes.push(by_host.unwrap_or(claimed));
     }
     Ok(Partition { nodes })
 }
@@ -121,13 +121,14 @@ fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usiz
     Err(reasons.join("; "))
 }
 
-/// Decomposes what nobody claims until everything is claimed or nothing more can be decomposed.
-fn lower_unclaimed(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<()> {
+/// Decomposes what nobody claims until everything is claimed or nothing more can be decomposed; returns the claim for
+/// each node.
+fn lower_unclaimed(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
-        let refused = refused(graph, devices);
+        let (claims, refused) = claims(graph, devices);
         if refused.is_empty() {
-            return Ok(());
+            return Ok(claims);
         }
         let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
         let stuck: Vec<(NodeId, String)> = refused.iter().filter(|(id, _)| !lowers(id)).cloned().collect();
@@ -141,11 +142,12 @@ fn lower_unclaimed(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<()>
     Err(error!(Fail, "decomposing operators does not come to an end"))
 }
 
+/// Puts the parts of these nodes, which are in the order of the graph, in their place.
 fn lower_nodes(graph: &mut Graph, ids: &[NodeId]) -> Result<()> {
     let nodes = std::mem::take(&mut graph.nodes);
     for (index, node) in nodes.into_iter().enumerate() {
         match node.spec.lower {
-            Some(lower) if ids.contains(&NodeId(index as u32)) => {
+            Some(lower) if ids.binary_search(&NodeId(index as u32)).is_ok() => {
                 let place = node.place();
                 let mut draft = Draft::of_node(graph, node);
                 let parts = lower(&mut draft).and_then(|()| draft.finish()).within(|| place)?;
@@ -177,7 +179,7 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     let mut found = Vec::new();
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
-        let refused = refused(&graph, devices);
+        let (_, refused) = claims(&graph, devices);
         let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
         let (open, stuck): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(id, _)| lowers(id));
         if open.is_empty() {
@@ -195,13 +197,17 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     Ok(found)
 }
 
-/// The nodes that no device claims, with the reasons.
-fn refused(graph: &Graph, devices: &[Arc<dyn Device>]) -> Vec<(NodeId, String)> {
-    let refused = graph.nodes.iter().enumerate().filter_map(|(index, node)| {
-        let reason = first_claim(devices, &NodeView { graph, node }).err()?;
-        Some((NodeId(index as u32), reason))
-    });
-    refused.collect()
+/// The claims for the nodes that some device claims, and the other nodes with the reasons.
+fn claims(graph: &Graph, devices: &[Arc<dyn Device>]) -> (Vec<(usize, Claim)>, Vec<(NodeId, String)>) {
+    let mut claims = Vec::with_capacity(graph.nodes.len());
+    let mut refused = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        match first_claim(devices, &NodeView { graph, node }) {
+            Ok(claim) => claims.push(claim),
+            Err(reason) => refused.push((NodeId(index as u32), reason)),
+        }
+    }
+    (claims, refused)
 }
 
 fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>) {

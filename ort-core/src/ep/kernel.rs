@@ -1,6 +1,6 @@
 //! Kernels as providers register them, and the table that finds one for a node.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::{CompileCx, NodeView, RunCx};
 use crate::Result;
@@ -128,13 +128,13 @@ pub struct Claim {
 /// The kernels of one provider by operator, best first.
 #[derive(Debug, Default)]
 pub struct KernelTable {
-    by_op: HashMap<(&'static str, &'static str), Vec<&'static KernelDef>>,
+    by_op: FxHashMap<(&'static str, &'static str), Vec<&'static KernelDef>>,
 }
 
 impl KernelTable {
     /// A table of these kernels; their order does not matter.
     pub fn new(kernels: impl IntoIterator<Item = &'static KernelDef>) -> KernelTable {
-        let mut by_op: HashMap<_, Vec<&'static KernelDef>> = HashMap::new();
+        let mut by_op: FxHashMap<_, Vec<&'static KernelDef>> = FxHashMap::default();
         for kernel in kernels {
             by_op.entry((kernel.domain, kernel.op)).or_default().push(kernel);
         }

@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use rustc_hash::FxHashMap;
+
 use super::OpSpec;
 use crate::{Result, ensure};
 
@@ -15,6 +17,7 @@ inventory::collect!(OpRecord);
 #[derive(Debug)]
 pub struct Registry {
     records: Vec<&'static OpSpec>,
+    by_name: FxHashMap<(&'static str, &'static str), &'static OpSpec>,
 }
 
 impl Registry {
@@ -34,14 +37,16 @@ impl Registry {
             let same = (pair[0].domain, pair[0].name) == (pair[1].domain, pair[1].name);
             ensure!(!same, Fail, "two records describe operator {}", pair[0].name);
         }
-        Ok(Registry { records })
+        let by_name = records.iter().map(|record| ((record.domain, record.name), *record)).collect();
+        Ok(Registry { records, by_name })
     }
 
     /// The record of an operator. `ai.onnx` and the empty domain are one.
     pub fn find(&self, domain: &str, name: &str) -> Option<&'static OpSpec> {
         let domain = if domain == "ai.onnx" { "" } else { domain };
-        let found = self.records.binary_search_by(|record| (record.domain, record.name).cmp(&(domain, name)));
-        found.ok().map(|index| self.records[index])
+        // The names of the table live longer than the one that is looked up.
+        let by_name: &FxHashMap<(&str, &str), &'static OpSpec> = &self.by_name;
+        by_name.get(&(domain, name)).copied()
     }
 
     /// Every record, sorted by domain and name.

@@ -1,5 +1,6 @@
 //! Block sizes by cache, and how a product is cut into tasks.
 
+use super::blocks::STEPS_ALIGNED;
 use super::kernels::{Grid, Kernel};
 use super::{BSource, Cpu};
 
@@ -41,11 +42,13 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let height = kernel.height(m);
     let (tiles, panels) = (m.div_ceil(height).max(1), n.div_ceil(kernel.width()).max(1));
     let steps = k.div_ceil(k.div_ceil(STEPS).max(1)).max(1);
+    // Weights in blocks are widened from whole blocks on.
+    let steps = if source == BSource::Blocks { steps.next_multiple_of(STEPS_ALIGNED) } else { steps };
     let packs = match source {
         BSource::Packed => false,
         BSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
         BSource::Rows => m > DIRECT_ROWS && n > 1,
-        BSource::Strided | BSource::Im2col => true,
+        BSource::Strided | BSource::Im2col | BSource::Blocks => true,
     };
     let at_once = (BLOCK_B / (steps * kernel.width())).max(2);
     let panels_at_once = match packs {
@@ -59,7 +62,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let panels_at_once = panels_at_once.min(panels.div_ceil(parts[1])).max(1);
     let slot_len = if packs { panels_at_once * kernel.width() * steps } else { 0 };
     let tiles_at_once = (BLOCK_A / (steps * height)).max(1);
-    Grid { count, shape, parts, steps, tiles_at_once, panels_at_once, threads, slot_len }
+    Grid { isa: cpu.isa, count, shape, parts, steps, tiles_at_once, panels_at_once, threads, slot_len }
 }
 
 /// Cuts columns first; rows only where columns are too few, since parts that share columns pack the

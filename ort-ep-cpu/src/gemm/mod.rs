@@ -33,6 +33,7 @@
 //! ```
 
 mod blocking;
+pub mod blocks;
 mod epilogue;
 pub mod generic;
 mod im2col;
@@ -45,6 +46,7 @@ pub(crate) mod tests;
 use std::fmt;
 
 pub use blocking::workspace_len;
+pub use blocks::{Blocks, Numbers, Zeros};
 pub use epilogue::{Activation, Step};
 pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
 pub use im2col::{Im2col, Window};
@@ -232,7 +234,7 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
     };
     let b = match &gemm.b {
         BOperand::Packed(packed) => packed.width == kernel.width(),
-        BOperand::Plain(_) | BOperand::Im2col(_) => true,
+        BOperand::Plain(_) | BOperand::Im2col(_) | BOperand::Blocks(_) => true,
     };
     match a && b {
         true => Ok(()),

@@ -1,5 +1,6 @@
 //! The two sides of a matrix product: strided, packed ahead, or a virtual matrix over an image.
 
+use super::blocks::Blocks;
 use super::im2col::Im2col;
 use super::kernels::{Kernel, pack_a_panel, pack_b_panel};
 use super::{Cpu, GemmError};
@@ -228,6 +229,8 @@ pub enum BOperand<'a> {
     Packed(PackedB<'a>),
     /// The windows of a convolution, packed block by block from the image.
     Im2col(Im2col<'a>),
+    /// Block-quantized weights, widened block by block.
+    Blocks(Blocks<'a>),
 }
 
 impl BOperand<'_> {
@@ -237,6 +240,7 @@ impl BOperand<'_> {
             BOperand::Plain(matrix) => [matrix.rows, matrix.columns],
             BOperand::Packed(packed) => [packed.k, packed.columns],
             BOperand::Im2col(windows) => [windows.rows(), windows.columns()],
+            BOperand::Blocks(blocks) => blocks.shape(),
         }
     }
 
@@ -247,6 +251,7 @@ impl BOperand<'_> {
             BOperand::Plain(_) => BSource::Strided,
             BOperand::Packed(_) => BSource::Packed,
             BOperand::Im2col(_) => BSource::Im2col,
+            BOperand::Blocks(_) => BSource::Blocks,
         }
     }
 }
@@ -262,4 +267,6 @@ pub enum BSource {
     Packed,
     /// Windows of an image.
     Im2col,
+    /// Block-quantized weights.
+    Blocks,
 }

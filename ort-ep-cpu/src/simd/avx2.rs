@@ -77,6 +77,10 @@ impl Simd for Avx2 {
         intrinsic!(_mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(value)))
     }
     #[inline(always)]
+    unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32 {
+        intrinsic!(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())))
+    }
+    #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, value: Self::F32) {
         intrinsic!(_mm256_storeu_ps(to, value))
     }

@@ -70,6 +70,32 @@ impl Simd for Avx512 {
         intrinsic!(_mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(value)))
     }
     #[inline(always)]
+    unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32 {
+        intrinsic!(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())))
+    }
+    #[inline(always)]
+    fn decoder<const BITS: u32>(self, scale: Self::F32, zero: Self::F32) -> Self::F32 {
+        intrinsic!({
+            let places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            // A look-up reads four bits of a place: a table of two bits stands there four times.
+            let codes = if BITS == 2 { _mm512_and_si512(places, _mm512_set1_epi32(3)) } else { places };
+            self.mul(self.sub(self.to_f32(codes), zero), scale)
+        })
+    }
+    #[inline(always)]
+    fn decode<const BITS: u32>(
+        self,
+        codes: Self::I32,
+        table: Self::F32,
+        scale: Self::F32,
+        zero: Self::F32,
+    ) -> Self::F32 {
+        match BITS {
+            8 => self.mul(self.sub(self.to_f32(codes), zero), scale),
+            _ => intrinsic!(_mm512_permutexvar_ps(codes, table)),
+        }
+    }
+    #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, value: Self::F32) {
         intrinsic!(_mm512_storeu_ps(to, value))
     }

@@ -9,6 +9,7 @@
 //! All unsafe code of the vector kernels lives in this folder: entry points, loads and stores
 //! ([`Simd`]), and the loops over slices that check lengths once ([`slices`], [`stencil`]).
 
+pub mod blocks;
 pub mod isa;
 pub mod math;
 #[cfg(test)]
@@ -80,6 +81,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `to` is valid for writing `LANES` values.
     unsafe fn store_f16_ptr(self, to: *mut u16, value: Self::F32);
+    /// Loads `LANES` bytes, each into a lane of its own.
+    ///
+    /// # Safety
+    /// `from` is valid for reading `LANES` bytes.
+    unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32;
 
     /// The lanes at even and those at odd places of the two vectors after each other.
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32);
@@ -147,6 +153,26 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn shl_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32;
     /// `a >> BITS`, keeping the sign.
     fn shr_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32;
+
+    /// What [`decode`](Simd::decode) needs besides scale and zero point, for codes of `BITS` bits: a table of
+    /// `(code - zero) * scale`, where the CPU looks such things up faster than it computes them.
+    #[inline(always)]
+    fn decoder<const BITS: u32>(self, scale: Self::F32, _zero: Self::F32) -> Self::F32 {
+        scale
+    }
+    /// `(code - zero) * scale` of the lowest `BITS` bits of each lane. `table` is of [`decoder`](Simd::decoder) for this
+    /// scale and zero point; lanes have no bits above the lowest 8.
+    #[inline(always)]
+    fn decode<const BITS: u32>(
+        self,
+        codes: Self::I32,
+        _table: Self::F32,
+        scale: Self::F32,
+        zero: Self::F32,
+    ) -> Self::F32 {
+        let codes = if BITS == 8 { codes } else { self.and_i32(codes, self.splat_i32((1 << BITS) - 1)) };
+        self.mul(self.sub(self.to_f32(codes), zero), scale)
+    }
 
     /// The lanes as an array's first `LANES` values; the rest is 0.
     #[inline(always)]

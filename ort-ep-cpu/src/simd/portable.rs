@@ -66,6 +66,11 @@ impl Simd for Portable {
         (std::array::from_fn(|lane| place(2 * lane)), std::array::from_fn(|lane| place(2 * lane + 1)))
     }
     #[inline(always)]
+    unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32 {
+        // SAFETY: the caller vouches for `LANES` bytes.
+        unsafe { map(from.cast::<[u8; LANES]>().read(), i32::from) }
+    }
+    #[inline(always)]
     unsafe fn store_ptr(self, to: *mut f32, value: Self::F32) {
         // SAFETY: the caller vouches for `LANES` values; the write needs no alignment.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(value) }

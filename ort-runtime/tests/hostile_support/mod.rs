@@ -6,22 +6,34 @@ use ort_runtime::onnx::proto::attribute_proto::AttributeType;
 use ort_runtime::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use ort_runtime::onnx::proto::*;
 use ort_runtime::onnx::{NEWEST_OPSET, tensor_to_proto};
-use ort_runtime::spec::{Arity, AttrDefault, AttrKind, AttrSpec, OpSpec, Param};
+use ort_runtime::spec::{Arity, AttrDefault, AttrKind, AttrSpec, OpSpec, Param, Registry};
 use ort_runtime::tensor::{OptionalValue, SequenceValue};
 use ort_runtime::{DType, Tensor, Value};
 
 /// Numbers that follow from a name and a round (S. Vigna's splitmix64).
-pub(crate) struct Dice(u64);
+pub(crate) struct Dice {
+    state: u64,
+    /// Throws that are given, the last first; after them the numbers follow from the state.
+    given: Vec<u8>,
+}
 
 impl Dice {
     pub(crate) fn new(name: &str, round: u64) -> Dice {
         let seed = name.bytes().fold(round, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
-        Dice(seed)
+        Dice { state: seed, given: Vec::new() }
+    }
+
+    /// Dice whose first throws are these bytes, two each.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Dice {
+        Dice { given: bytes.iter().rev().copied().collect(), ..Dice::new("", bytes.len() as u64) }
     }
 
     fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        if let (Some(low), Some(high)) = (self.given.pop(), self.given.pop()) {
+            return u64::from(u16::from_le_bytes([low, high]));
+        }
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
@@ -249,6 +261,11 @@ pub(crate) fn tensor(dice: &mut Dice, dtype: DType, shape: &[usize]) -> Tensor {
     Tensor::from_bytes(dtype, shape, Bytes::from(bytes)).unwrap().to_owned_copy().unwrap()
 }
 
+/// Any operator of the registry.
+pub(crate) fn spec(dice: &mut Dice) -> &'static OpSpec {
+    dice.pick(Registry::global().unwrap().records())
+}
+
 /// A model of one node of this operator, and what its inputs are given.
 pub(crate) fn case(spec: &'static OpSpec, dice: &mut Dice) -> (ModelProto, Vec<(String, Value)>) {
     let mut draft = Draft { base: dice.pick(SHAPES), graph: GraphProto::default(), given: Vec::new() };
@@ -304,7 +321,7 @@ pub(crate) fn case(spec: &'static OpSpec, dice: &mut Dice) -> (ModelProto, Vec<(
         opset_import: ["", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"]
             .iter()
             .map(|domain| opset(domain, if *domain == spec.domain { version } else { 1 }))
-            .chain((spec.domain != "").then(|| opset(spec.domain, version)))
+            .chain((!spec.domain.is_empty()).then(|| opset(spec.domain, version)))
             .collect(),
         graph: Some(draft.graph),
         ..ModelProto::default()

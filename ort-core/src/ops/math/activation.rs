@@ -2,9 +2,9 @@
 
 use crate::Result;
 use crate::dtype::TypeSet;
-use crate::ir::Attributes;
+use crate::ir::{Attribute, Attributes};
 use crate::ops;
-use crate::spec::{InferCx, OpSpec, ScalarExpr, UnaryFn, Upgrade, attr, one, var};
+use crate::spec::{Draft, InferCx, OpSpec, ScalarExpr, UnaryFn, Upgrade, attr, one, var};
 use crate::{ensure, error};
 
 use super::shared::{
@@ -26,6 +26,7 @@ static ELU: OpSpec = OpSpec {
 
 static SELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.673_263_2), attr::float("gamma", 1.050_701)],
+    upgrades: &[DROP_HINT, Upgrade { before: 6, apply: first_constants_of_selu }],
     ..unary("Selu", 22, |attrs| {
         let negative = x().apply(UnaryFn::Expm1) * attrs.float("alpha")?;
         Ok(below_zero(negative) * attrs.float("gamma")?)
@@ -142,6 +143,16 @@ ops![
 /// `negative` where the input is below 0, else the input.
 fn below_zero(negative: ScalarExpr) -> ScalarExpr {
     ScalarExpr::select(x().less(0.0), negative, x())
+}
+
+/// The defaults of `Selu` had fewer digits before version 6.
+fn first_constants_of_selu(draft: &mut Draft<'_>) -> Result<()> {
+    for (name, value) in [("alpha", 1.6732), ("gamma", 1.0507)] {
+        if draft.attr(name).is_none() {
+            draft.set_attr(name, Attribute::Float(value));
+        }
+    }
+    Ok(())
 }
 
 /// `log(1 + e^x)`, written so that nothing overflows.

@@ -23,6 +23,7 @@ static DROPOUT: OpSpec = OpSpec {
     upgrades: &[
         DROP_HINT,
         Upgrade { before: 7, apply: test_to_input },
+        Upgrade { before: 10, apply: mask_of_numbers },
         Upgrade { before: 12, apply: drop_ratio },
     ],
     ..OP
@@ -65,6 +66,18 @@ fn test_to_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.set_input(1, ratio);
     draft.set_input(2, training);
     Ok(())
+}
+
+/// Before version 10 the mask had the type of the data.
+fn mask_of_numbers(draft: &mut Draft<'_>) -> Result<()> {
+    if draft.outputs.get(1).copied().flatten().is_none() {
+        return Ok(());
+    }
+    let (data, inputs) = (draft.required(0)?, draft.inputs.clone());
+    let dropped = draft.emit_many("Dropout", &inputs, &[], 2)?;
+    let [output, mask] = dropped[..] else { return Err(error!(Fail, "Dropout has two outputs")) };
+    let mask = draft.emit("CastLike", &[mask, data], &[])?;
+    draft.replace(&[output, mask])
 }
 
 /// Before version 12 the ratio was an attribute, and from version 7 on without meaning: the node only passed its input on.

@@ -1,5 +1,6 @@
 //! Upgrades that many elementwise operators share.
 
+use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::spec::Draft;
 use crate::tensor::Tensor;
@@ -30,6 +31,24 @@ pub(super) fn slope_by_channel(draft: &mut Draft<'_>) -> Result<()> {
     });
     let alone = slope.is_some_and(|shape| shape.iter().all(|size| size.as_constant() == Some(1)));
     if alone { Ok(()) } else { append_ones(draft, 1) }
+}
+
+/// Some operators once took integers, too, computed as floats.
+pub(in crate::ops) fn integers_as_floats(draft: &mut Draft<'_>) -> Result<()> {
+    if !draft.dtype(0).is_ok_and(|dtype| TypeSet::INTEGERS.contains(dtype)) {
+        return Ok(());
+    }
+    let (input, op, given) = (draft.required(0)?, draft.op.clone(), draft.attrs.clone());
+    let attrs: Vec<(&str, Attribute)> =
+        given.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let to = Attribute::Int(i64::from(DType::F64.onnx_code()));
+    let floats = draft.emit("Cast", &[input], &[("to", to)])?;
+    draft.set_input(0, floats);
+    let inputs = draft.inputs.clone();
+    let result = draft.emit_many(&op, &inputs, &attrs, 1)?;
+    let result = result.first().copied().ok_or_else(|| error!(Fail, "{op} has one output"))?;
+    let result = draft.emit("CastLike", &[result, input], &[])?;
+    draft.replace(&[result])
 }
 
 fn take_int(draft: &mut Draft<'_>, name: &str) -> Result<Option<i64>> {

@@ -8,7 +8,7 @@ mod choice;
 mod comparison;
 mod dropout;
 mod identity;
-mod legacy;
+pub(super) mod legacy;
 mod logic;
 pub(super) mod shared;
 mod symbolic;

@@ -3,10 +3,10 @@
 use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{InferCx, OpSpec, TypeVar, UnaryFn, attr, one, var};
+use crate::spec::{InferCx, OpSpec, TypeVar, UnaryFn, Upgrade, attr, one, var};
 
 use super::shared::{INPUT, NUMERIC, OUTPUT, SIGNED, same_shape, unary, x};
-use super::symbolic;
+use super::{legacy, symbolic};
 
 static ABS: OpSpec =
     OpSpec { types: NUMERIC, infer: infer_abs, ..unary("Abs", 13, |_| Ok(x().apply(UnaryFn::Abs))) };
@@ -21,7 +21,10 @@ static RECIPROCAL: OpSpec = unary("Reciprocal", 13, |_| Ok(x().apply(UnaryFn::Re
 static SQRT: OpSpec = unary("Sqrt", 13, |_| Ok(x().apply(UnaryFn::Sqrt)));
 static EXP: OpSpec = named("Exp", 13, |_| Ok(x().apply(UnaryFn::Exp)));
 static LOG: OpSpec = named("Log", 13, |_| Ok(x().apply(UnaryFn::Log)));
-static ERF: OpSpec = named("Erf", 13, |_| Ok(x().apply(UnaryFn::Erf)));
+static ERF: OpSpec = OpSpec {
+    upgrades: &[Upgrade { before: 13, apply: legacy::integers_as_floats }],
+    ..named("Erf", 13, |_| Ok(x().apply(UnaryFn::Erf)))
+};
 static SIN: OpSpec = named("Sin", 22, |_| Ok(x().apply(UnaryFn::Sin)));
 static COS: OpSpec = named("Cos", 22, |_| Ok(x().apply(UnaryFn::Cos)));
 static TAN: OpSpec = named("Tan", 22, |_| Ok(x().apply(UnaryFn::Tan)));

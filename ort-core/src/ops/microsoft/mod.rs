@@ -5,11 +5,13 @@
 //! is loaded (`upgrades`), so that nothing after the loader knows it. One that is made of several of the standard's is
 //! decomposed where no provider has a kernel for it (`lower`).
 
+mod attention_heads;
 mod bias;
 mod embed_layer_norm;
 mod fused;
 mod gelu;
 mod matrix;
+mod quant_blocks;
 mod skip_layer_norm;
 mod tensor;
 
@@ -41,7 +43,7 @@ fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
 /// Refuses an input that is not one value for each place of the last dimension of `shape`.
 fn check_per_column(cx: &InferCx<'_>, index: usize, what: &str, shape: &[Dim]) -> Result<()> {
     let Some(own) = cx.shape(index) else { return Ok(()) };
-    let (&[ref length], Some(width)) = (own, shape.last()) else {
+    let ([length], Some(width)) = (own, shape.last()) else {
         return Err(error!(
             InvalidGraph,
             "{what} of rank {} for an input of rank {}, expected rank 1 and at least 1",

@@ -2,8 +2,9 @@
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, Cost, Draft, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 static ATTENTION: OpSpec = OpSpec {
@@ -42,10 +43,42 @@ static ATTENTION: OpSpec = OpSpec {
     ],
     cost: Cost::Compute,
     infer,
+    lower: Some(lower),
     ..OP
 };
 
 ops![ATTENTION];
+
+/// The code of `double` in `softmax_precision`.
+const DOUBLE: i64 = 11;
+
+/// In `double`, where queries and values are of different types of which one is that, or the softmax shall be.
+fn lower(draft: &mut Draft<'_>) -> Result<()> {
+    let (query, value) = (draft.dtype(0)?, draft.dtype(2)?);
+    let precision = match draft.attr("softmax_precision") {
+        Some(Attribute::Int(code)) => *code,
+        _ => 0,
+    };
+    let asked = query == DType::F64 || value == DType::F64 || precision == DOUBLE;
+    ensure!(asked && (query != value || query != DType::F64), NotImplemented, "Attention has no parts");
+    let to = |dtype: DType| [("to", Attribute::Int(i64::from(dtype.onnx_code())))];
+    let mut inputs = draft.inputs.clone();
+    for index in [0, 1, 2, 4, 5] {
+        if let Some(input) = draft.input(index) {
+            inputs[index] = Some(draft.emit("Cast", &[input], &to(DType::F64))?);
+        }
+    }
+    let attrs = draft.attrs.clone();
+    let attrs: Vec<(&str, Attribute)> =
+        attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let outputs = draft.emit_many("Attention", &inputs, &attrs, draft.outputs.len())?;
+    let mut results = Vec::with_capacity(outputs.len());
+    for (index, output) in outputs.into_iter().enumerate() {
+        let dtype = if index == 2 { value } else { query };
+        results.push(draft.emit("Cast", &[output], &to(dtype))?);
+    }
+    draft.replace(&results)
+}
 
 /// Queries, keys or values as (batch, heads, sequence, head size).
 fn heads(cx: &InferCx<'_>, name: &str, shape: &[Dim], attribute: &str) -> Result<[Dim; 4]> {

@@ -6,6 +6,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueId;
 use crate::ops;
 use crate::ops::axes;
+use crate::ops::math::legacy::integers_as_floats;
 use crate::spec::{
     Draft, Grad, GradCx, InferCx, OP, OpSpec, SymTensor, TypeVar, Upgrade, attr, one, opt, var,
 };
@@ -27,6 +28,10 @@ const REDUCTION: OpSpec = OpSpec {
     ..OP
 };
 
+/// The logarithms took integers before version 28.
+const OF_INTEGERS: &[Upgrade] =
+    &[Upgrade { before: 18, apply: axes_to_input }, Upgrade { before: 28, apply: integers_as_floats }];
+
 static REDUCE_SUM: OpSpec = OpSpec {
     name: "ReduceSum",
     since: 13,
@@ -43,8 +48,10 @@ static REDUCE_MIN: OpSpec =
 static REDUCE_PROD: OpSpec = OpSpec { name: "ReduceProd", infer: infer_prod, ..REDUCTION };
 static REDUCE_L1: OpSpec = OpSpec { name: "ReduceL1", ..REDUCTION };
 static REDUCE_L2: OpSpec = OpSpec { name: "ReduceL2", ..REDUCTION };
-static REDUCE_LOG_SUM: OpSpec = OpSpec { name: "ReduceLogSum", since: 28, types: FLOATS, ..REDUCTION };
-static REDUCE_LOG_SUM_EXP: OpSpec = OpSpec { name: "ReduceLogSumExp", since: 28, types: FLOATS, ..REDUCTION };
+static REDUCE_LOG_SUM: OpSpec =
+    OpSpec { name: "ReduceLogSum", since: 28, types: FLOATS, upgrades: OF_INTEGERS, ..REDUCTION };
+static REDUCE_LOG_SUM_EXP: OpSpec =
+    OpSpec { name: "ReduceLogSumExp", since: 28, types: FLOATS, upgrades: OF_INTEGERS, ..REDUCTION };
 static REDUCE_SUM_SQUARE: OpSpec = OpSpec { name: "ReduceSumSquare", ..REDUCTION };
 
 ops![

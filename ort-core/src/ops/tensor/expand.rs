@@ -2,11 +2,13 @@
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
 use crate::ops;
 use crate::spec::{
     Draft, Grad, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, broadcast, gradient, one,
     var,
 };
+use crate::tensor::Tensor;
 use crate::{Result, ensure};
 
 use super::constant::fresh_dims;
@@ -41,28 +43,22 @@ static TILE: OpSpec = OpSpec {
 
 ops![EXPAND, TILE];
 
-/// Before version 6, `Tile` repeated one axis: `tiles` and `axis` were scalar inputs.
+/// Before version 6, `Tile` repeated one axis: `tiles` and `axis` were inputs of one element, of the data's type. The rank
+/// may be unknown at this point, so the repeats are arithmetic on shapes.
 fn repeats_of_one_axis(draft: &mut Draft<'_>) -> Result<()> {
-    let constant = |draft: &Draft<'_>, index: usize| -> Result<i64> {
-        let tensor = draft.constant_input(index);
-        let tensor = tensor.ok_or_else(|| {
-            crate::error!(NotImplemented, "input {index} of Tile before version 6 is no constant")
-        })?;
-        let view = tensor.view();
-        let elements = match view.dtype() {
-            DType::F32 => view.to_vec::<f32>()?.into_iter().map(|value| value as i64).collect(),
-            _ => view.to_ints()?,
-        };
-        elements.first().copied().ok_or_else(|| crate::error!(InvalidGraph, "input {index} is empty"))
+    let (data, tiles, axis) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
+    let vector = draft.constant_ints(&[1])?;
+    let to = Attribute::Int(i64::from(DType::I64.onnx_code()));
+    let mut whole = |value| {
+        let value = draft.emit("Cast", &[value], &[("to", to.clone())])?;
+        draft.emit("Reshape", &[value, vector], &[])
     };
-    let (tiles, axis) = (constant(draft, 1)?, constant(draft, 2)?);
-    let shape = draft.shape(0);
-    let rank =
-        shape.ok_or_else(|| crate::error!(NotImplemented, "the rank of Tile's input is not known"))?.len();
-    let axis = super::geometry::normalize_axis(axis, rank)?;
-    let repeats: Vec<i64> = (0..rank).map(|index| if index == axis { tiles } else { 1 }).collect();
-    let repeats = draft.constant_ints(&repeats)?;
-    let data = draft.required(0)?;
+    let (tiles, axis) = (whole(tiles)?, whole(axis)?);
+    let shape = draft.emit("Shape", &[data], &[])?;
+    let rank = draft.emit("Shape", &[shape], &[])?;
+    let one = Attribute::Tensor(Tensor::from_slice(&[1], &[1i64])?);
+    let ones = draft.emit("ConstantOfShape", &[rank], &[("value", one)])?;
+    let repeats = draft.emit("ScatterElements", &[ones, axis, tiles], &[])?;
     draft.inputs = vec![Some(data), Some(repeats)];
     Ok(())
 }

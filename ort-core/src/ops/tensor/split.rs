@@ -1,7 +1,8 @@
 //! `Split`: parts of a tensor along an axis.
 
 use crate::dim::Dim;
-use crate::dtype::TypeSet;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
 use crate::ops;
 use crate::spec::{
     AttrKind, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, opt, var,
@@ -21,11 +22,20 @@ static SPLIT: OpSpec = OpSpec {
     traits: Traits::MOVES_DATA,
     infer,
     view: Some(view),
-    upgrades: &[Upgrade { before: 13, apply: split_to_input }],
+    upgrades: &[Upgrade { before: 2, apply: whole_parts }, Upgrade { before: 13, apply: split_to_input }],
     ..OP
 };
 
 ops![SPLIT];
+
+/// In version 1 the parts could also be an input, of the data's type.
+fn whole_parts(draft: &mut Draft<'_>) -> Result<()> {
+    let Some(parts) = draft.input(1) else { return Ok(()) };
+    let to = Attribute::Int(i64::from(DType::I64.onnx_code()));
+    let parts = draft.emit("Cast", &[parts], &[("to", to)])?;
+    draft.set_input(1, parts);
+    Ok(())
+}
 
 fn split_to_input(draft: &mut Draft<'_>) -> Result<()> {
     draft.attr_to_input("split", 1)

@@ -1,4 +1,5 @@
 //! Operators on boxes and regions of images.
 
+mod image_decoder;
 mod non_max_suppression;
 mod roi;

@@ -11,11 +11,14 @@ use crate::gemm::epilogue::{Finish, apply};
 use crate::gemm::operand::{AOperand, BOperand, Strided};
 use crate::gemm::{Gemm, GemmError};
 use crate::parallel::{Pool, for_each_chunk_mut};
+use crate::simd::Isa;
 
 /// How a batch of products is cut into tasks. A task computes a block of C over the whole of k, so
 /// the cut has no influence on any sum.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gemm) struct Grid {
+    /// What packing uses.
+    pub(in crate::gemm) isa: Isa,
     /// Products in the batch.
     pub(in crate::gemm) count: usize,
     /// Rows, columns and steps of each.
@@ -243,6 +246,9 @@ impl Block<'_> {
                         BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
                         BOperand::Im2col(image) => {
                             self.kernel.pack_windows(image, steps.clone(), columns, to, width)
+                        }
+                        BOperand::Blocks(blocks) => {
+                            blocks.pack(self.grid.isa, steps.clone(), columns, to, width);
                         }
                         BOperand::Packed(_) => {}
                     }

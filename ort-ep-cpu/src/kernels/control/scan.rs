@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::tensor::{Shape, Tensor, TensorView, Value, ValueView};
 use ort_core::{Result, ensure, error};
 
-use super::stack::Stack;
+use super::stack::{Stack, repacked, unpacked};
 use super::{item_type, subgraph};
 use crate::cpu_kernels;
 
@@ -70,6 +70,8 @@ struct Scanned<'a> {
     whole: TensorView<'a>,
     /// The same with the scanned axis moved to the front, where it is elsewhere.
     moved: Option<Tensor>,
+    /// Its slices, where elements share bytes and a slice does not start at one.
+    parts: Vec<Tensor>,
     reversed: bool,
     length: usize,
     slice_shape: Shape,
@@ -81,7 +83,11 @@ impl<'a> Scanned<'a> {
         let mut slice_shape: Shape = whole.shape().into();
         let length = slice_shape.remove(axis);
         let moved = if axis == 0 { None } else { Some(move_axis(&whole, axis, 0)?) };
-        Ok(Scanned { whole, moved, reversed: direction.reversed, length, slice_shape })
+        let in_front = moved.as_ref().map_or(whole, Tensor::view);
+        let count: usize = slice_shape.iter().product();
+        let whole_bytes = whole.dtype().bits().is_none_or(|bits| (count * bits as usize).is_multiple_of(8));
+        let parts = if whole_bytes { Vec::new() } else { parts(&in_front, &slice_shape)? };
+        Ok(Scanned { whole, moved, parts, reversed: direction.reversed, length, slice_shape })
     }
 
     fn slice(&self, step: usize) -> Result<TensorView<'_>> {
@@ -94,17 +100,20 @@ impl<'a> Scanned<'a> {
             return Ok(TensorView::of_strings(&self.slice_shape, part));
         }
         let bits = whole.dtype().bits().ok_or_else(outside)? as usize;
-        ensure!(
-            (count * bits).is_multiple_of(8),
-            NotImplemented,
-            "slices of {} of shape {:?} do not fill their last byte",
-            whole.dtype().name(),
-            self.slice_shape
-        );
+        if let Some(part) = self.parts.get(place) {
+            return Ok(part.view());
+        }
         let bytes = count * bits / 8;
         let part = whole.bytes()?.get(place * bytes..(place + 1) * bytes).ok_or_else(outside)?;
         Ok(TensorView::host(whole.dtype(), &self.slice_shape, part))
     }
+}
+
+/// Each slice of a tensor of packed elements along its first axis, in bytes of its own.
+fn parts(tensor: &TensorView<'_>, slice_shape: &[usize]) -> Result<Vec<Tensor>> {
+    let codes = unpacked(tensor)?;
+    let count = slice_shape.iter().product::<usize>().max(1);
+    codes.chunks_exact(count).map(|codes| repacked(tensor.dtype(), slice_shape, codes)).collect()
 }
 
 /// The tensor with one axis moved from a place to another.
@@ -125,10 +134,11 @@ fn move_axis(tensor: &TensorView<'_>, from: usize, to: usize) -> Result<Tensor> 
         let moved = (0..count).map(|index| strings[sources.at(index)].clone()).collect();
         return Tensor::from_strings(&moved_shape, moved);
     }
-    let width = tensor.dtype().byte_size();
-    let width = width.ok_or_else(|| {
-        error!(NotImplemented, "moving an axis of {} tensors inside Scan", tensor.dtype().name())
-    })?;
+    let Some(width) = tensor.dtype().byte_size() else {
+        let codes = unpacked(tensor)?;
+        let moved: Vec<u8> = (0..count).map(|index| codes[sources.at(index)]).collect();
+        return repacked(tensor.dtype(), &moved_shape, &moved);
+    };
     let bytes = tensor.bytes()?;
     let mut moved = vec![0u8; bytes.len()];
     for (index, to) in moved.chunks_exact_mut(width).enumerate() {

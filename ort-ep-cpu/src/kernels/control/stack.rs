@@ -1,8 +1,8 @@
 //! Tensors of one shape, one behind the other in memory that grows.
 
-use ort_core::dtype::DType;
+use ort_core::dtype::{DType, packed};
 use ort_core::ep::{NewTensor, RunCx};
-use ort_core::tensor::{Shape, Tensor, TensorView, element_count};
+use ort_core::tensor::{Shape, Tensor, TensorView, byte_count, element_count};
 use ort_core::{Result, ensure, error};
 
 /// The tensors that the iterations of a loop hand over, joined along a new leading dimension.
@@ -18,8 +18,13 @@ pub(super) struct Stack {
 
 enum Items {
     None,
-    Numbers { memory: NewTensor, capacity: usize },
+    Numbers {
+        memory: NewTensor,
+        capacity: usize,
+    },
     Strings(Vec<String>),
+    /// Elements that share bytes, one to a byte until all are there: they rarely end at a byte's end.
+    Codes(Vec<u8>),
 }
 
 impl Stack {
@@ -49,15 +54,10 @@ impl Stack {
         if tensor.dtype() == DType::String {
             return self.push_strings(tensor);
         }
+        if tensor.dtype().is_packed() {
+            return self.push_codes(tensor);
+        }
         let bytes = tensor.bytes()?;
-        let bits = tensor.dtype().bits().unwrap_or(8) as usize;
-        ensure!(
-            bytes.len() * 8 == tensor.element_count() * bits,
-            NotImplemented,
-            "{} tensors of shape {:?} do not fill their last byte and cannot be stacked",
-            tensor.dtype().name(),
-            tensor.shape()
-        );
         self.reserve(cx, tensor)?;
         let Items::Numbers { memory, capacity } = &mut self.items else {
             return Err(error!(Fail, "a stack has no memory"));
@@ -79,6 +79,19 @@ impl Stack {
             // Last first, each goes in front of those before.
             let at = if self.reversed { 0 } else { all.len() };
             all.splice(at..at, strings.iter().cloned());
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    fn push_codes(&mut self, tensor: &TensorView<'_>) -> Result<()> {
+        let codes = unpacked(tensor)?;
+        if !matches!(self.items, Items::Codes(_)) {
+            self.items = Items::Codes(Vec::new());
+        }
+        if let Items::Codes(all) = &mut self.items {
+            let at = if self.reversed { 0 } else { all.len() };
+            all.splice(at..at, codes);
         }
         self.count += 1;
         Ok(())
@@ -114,6 +127,7 @@ impl Stack {
         let shape = with_leading(self.count, shape);
         match self.items {
             Items::Strings(strings) => Tensor::from_strings(&shape, strings),
+            Items::Codes(codes) => repacked(*dtype, &shape, &codes),
             Items::Numbers { memory, capacity } if capacity == self.count => memory.finish(),
             Items::Numbers { mut memory, .. } => {
                 let mut exact = cx.allocate(*dtype, &shape)?;
@@ -128,6 +142,20 @@ impl Stack {
             Items::None => cx.allocate(*dtype, &shape)?.finish(),
         }
     }
+}
+
+/// The elements of a tensor of packed ones, one to a byte.
+pub(super) fn unpacked(tensor: &TensorView<'_>) -> Result<Vec<u8>> {
+    let mut codes = vec![0; tensor.element_count()];
+    packed::unpack(tensor.bytes()?, tensor.dtype().bits().unwrap_or(8), &mut codes);
+    Ok(codes)
+}
+
+/// A tensor of packed elements that are given one to a byte.
+pub(super) fn repacked(dtype: DType, shape: &[usize], codes: &[u8]) -> Result<Tensor> {
+    let mut bytes = vec![0; byte_count(dtype, shape)?];
+    packed::pack(codes, dtype.bits().unwrap_or(8), &mut bytes);
+    Tensor::from_bytes(dtype, shape, bytes.into())
 }
 
 fn with_leading(count: usize, shape: &[usize]) -> Shape {

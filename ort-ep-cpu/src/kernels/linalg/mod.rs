@@ -16,18 +16,18 @@ use ort_core::{Error, Result, error};
 use crate::gemm::{Cpu, GemmError, Weight};
 
 /// A refusal of the product library as an error of the node.
-pub(super) fn refused(error: GemmError) -> Error {
+pub(in crate::kernels) fn refused(error: GemmError) -> Error {
     error!(InvalidArgument, "{error}")
 }
 
 /// Scratch memory as numbers. Planned memory lies on 64-byte boundaries.
-pub(super) fn scratch<T: Element + bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
+pub(in crate::kernels) fn scratch<T: Element + bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
     let len = bytes.len() - bytes.len() % size_of::<T>();
     bytemuck::try_cast_slice_mut(&mut bytes[..len]).map_err(|_| error!(Fail, "the workspace is not aligned"))
 }
 
 /// Takes the first `len` numbers off a piece of scratch memory.
-pub(super) fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Result<&'a mut [T]> {
+pub(in crate::kernels) fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Result<&'a mut [T]> {
     let all = std::mem::take(rest);
     let (first, others) =
         all.split_at_mut_checked(len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
@@ -36,7 +36,7 @@ pub(super) fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> Result<&'a mut 
 }
 
 /// The bytes of `count` numbers of type `T`, or an error where that overflows.
-pub(super) fn bytes_of<T>(count: usize) -> Result<usize> {
+pub(in crate::kernels) fn bytes_of<T>(count: usize) -> Result<usize> {
     count.checked_mul(size_of::<T>()).ok_or_else(|| error!(OutOfMemory, "a workspace of {count} values"))
 }
 

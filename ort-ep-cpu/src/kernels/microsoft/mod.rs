@@ -1,4 +1,7 @@
 //! Kernels of operators of the domain `com.microsoft` that beat their decompositions, or have none.
 
+mod attend;
 mod elementwise;
 mod inverse;
+mod matmul_nbits;
+mod multi_head;

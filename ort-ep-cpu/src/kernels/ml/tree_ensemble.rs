@@ -53,7 +53,7 @@ struct Branching {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Aggregate {
+pub(super) enum Aggregate {
     Average,
     Sum,
     Min,
@@ -242,7 +242,7 @@ fn transform(transform: Transform, scores: &mut [f64]) {
 
 /// The quantile function of the normal distribution: Winitzki's approximation of the inverse error function,
 /// made exact by Newton's method.
-fn probit(p: f64) -> f64 {
+pub(super) fn probit(p: f64) -> f64 {
     let x = 2.0 * p - 1.0;
     if x.abs() >= 1.0 || x.is_nan() {
         return if x.abs() == 1.0 { x * f64::INFINITY } else { f64::NAN };

@@ -85,10 +85,14 @@ fn padded<T: Cell>(
     (mode, fill): (Mode, T),
     to: &mut [Option<&mut [T]>],
 ) -> Result<()> {
-    let shape = io.shape(0)?;
+    let (shape, to) = (io.shape(0)?, only(to)?);
+    // Beside a size of 0 another may be without bound.
+    if to.is_empty() {
+        return Ok(());
+    }
     let maps: Vec<AxisMap> =
         shape.iter().zip(pads).map(|(&size, &pads)| axis_map(size, pads, mode)).collect::<Result<_>>()?;
-    copy_indexed((shape, operand(from, 0, shape)?), &maps, fill, only(to)?, io.threads)
+    copy_indexed((shape, operand(from, 0, shape)?), &maps, fill, to, io.threads)
 }
 
 impl Movement for Pad {

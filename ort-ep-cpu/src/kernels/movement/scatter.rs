@@ -1,6 +1,7 @@
 //! `ScatterElements`, `ScatterND` and `TensorScatter`.
 
-use ort_core::dtype::DType;
+use num_complex::Complex;
+use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, RunCx};
 use ort_core::ops::tensor::geometry::normalize_axis;
 use ort_core::tensor::TensorView;
@@ -198,13 +199,32 @@ fn make_reducing(cx: &CompileCx<'_>, target: Target) -> Result<Box<dyn Executabl
         if dtype == DType::Bool {
             return reduce_bools(cx, target, reduction);
         }
-        for_each_type!(dtype in NUMERIC, T => reduce::<T>(cx, target, reduction), else => {
-            Err(error!(NotImplemented, "a reduction of {}", dtype.name()))
-        })
+        match dtype {
+            DType::C64 => return reduce_complex::<f32>(cx, target, reduction),
+            DType::C128 => return reduce_complex::<f64>(cx, target, reduction),
+            _ => {}
+        }
+        for_each_type!(dtype in NUMERIC, T => {
+            reduce(cx, target, |to: &mut T, update: T| *to = to.reduce(update, reduction))
+        }, else => Err(error!(NotImplemented, "a reduction of {}", dtype.name())))
     }))
 }
 
-fn reduce<T: Number>(cx: &mut RunCx<'_>, target: Target, reduction: Reduction) -> Result<()> {
+/// Complex numbers are added and multiplied; they have no order.
+fn reduce_complex<T>(cx: &mut RunCx<'_>, target: Target, reduction: Reduction) -> Result<()>
+where
+    Complex<T>: Element + num_traits::NumAssignRef,
+{
+    match reduction {
+        Reduction::Add => reduce(cx, target, |to: &mut Complex<T>, update| *to += update),
+        Reduction::Mul => reduce(cx, target, |to: &mut Complex<T>, update| *to *= update),
+        Reduction::Min | Reduction::Max => {
+            Err(error!(InvalidGraph, "complex numbers have no least and no greatest"))
+        }
+    }
+}
+
+fn reduce<T: Element>(cx: &mut RunCx<'_>, target: Target, meet: impl Fn(&mut T, T)) -> Result<()> {
     let (indices, updates) = (cx.input(1)?, cx.input(2)?.as_slice::<T>()?);
     let data = if cx.in_place(0) == Some(0) { None } else { Some(cx.input(0)?.as_slice::<T>()?) };
     let output = cx.output(0)?;
@@ -214,7 +234,6 @@ fn reduce<T: Number>(cx: &mut RunCx<'_>, target: Target, reduction: Reduction) -
         ensure!(data.len() == to.len(), Fail, "the output does not have the data's shape, {shape:?}");
         to.copy_from_slice(data);
     }
-    let meet = |to: &mut T, update: T| *to = to.reduce(update, reduction);
     match target {
         Target::Elements(axis) => scatter_elements((shape, to), (indices, updates), axis, meet),
         Target::Tuples => scatter_tuples((shape, to), (indices, updates), meet),

@@ -22,6 +22,8 @@ cpu_kernels![
     KernelDef {
         op: "Attention",
         types: &[("T1", HALVES), ("T2", HALVES)],
+        // A softmax in double is that of the decomposition.
+        when: |node| node.attrs().find_int("softmax_precision") != Some(i64::from(DType::F64.onnx_code())),
         make: |cx| widened(cx, make::<f32>),
         ..KernelDef::BASE
     },

@@ -6,6 +6,7 @@ use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::{Result, ensure, error};
 
 use super::conv_depthwise::plane_window;
+use super::pool_plain::{self, Kind};
 use super::{for_each_unit, part_count};
 use crate::cpu_kernels;
 use crate::kernels::linalg::widened::widened;
@@ -31,6 +32,9 @@ cpu_kernels![
     },
 ];
 
+/// The most places of a window that the fast loops look at one by one; a larger one lies mostly outside of its image.
+const MOST_TAPS: i64 = 1 << 20;
+
 struct Pooling {
     windows: Windows,
     pool: Pool,
@@ -44,6 +48,14 @@ pub(super) fn windows_of_pool(node: &NodeView<'_>) -> Result<Windows> {
 }
 
 fn make(cx: &mut CompileCx<'_>, pool: Pool) -> Result<Box<dyn Executable>> {
+    let taps = cx.attrs().ints("kernel_shape")?.iter().fold(1, |taps: i64, &size| taps.saturating_mul(size));
+    if taps > MOST_TAPS {
+        let kind = match pool {
+            Pool::Max => Kind::Max,
+            Pool::Average { count_include_pad } => Kind::Average { include_pad: count_include_pad },
+        };
+        return pool_plain::make::<f32>(cx, kind);
+    }
     let windows = windows_of_pool(&cx.node)?;
     let column_major = cx.attrs().find_int("storage_order").unwrap_or(0) != 0;
     Ok(Box::new(Pooling { windows, pool, column_major }))

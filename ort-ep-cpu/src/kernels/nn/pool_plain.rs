@@ -1,9 +1,12 @@
 //! Pools as the definition has them: `LpPool`, and all pools in `double`.
 
+use std::ops::Range;
+
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::ops::nn::geometry::WindowAxis;
 use ort_core::{Result, error};
+use smallvec::SmallVec;
 
 use super::conv_plain::{advance, meets};
 use super::for_each_unit;
@@ -47,7 +50,7 @@ cpu_kernels![
 
 /// What a window is reduced to.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     Max,
     Average { include_pad: bool },
     Norm(i32),
@@ -58,7 +61,7 @@ fn norm(cx: &CompileCx<'_>) -> Result<Kind> {
     power.map(Kind::Norm).ok_or_else(|| error!(InvalidGraph, "a norm with this p"))
 }
 
-fn make<T: Real>(cx: &mut CompileCx<'_>, kind: Kind) -> Result<Box<dyn Executable>> {
+pub(super) fn make<T: Real>(cx: &mut CompileCx<'_>, kind: Kind) -> Result<Box<dyn Executable>> {
     let windows = windows_of_pool(&cx.node)?;
     let column_major = cx.attrs().find_int("storage_order").unwrap_or(0) != 0;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
@@ -95,17 +98,23 @@ fn column_major_place(axes: &[WindowAxis], mut place: usize) -> usize {
     result
 }
 
+/// The taps of a window along one axis whose places lie in a range of the padded image. What lies outside counts for
+/// nothing, so that a kernel may be far larger than its image.
+fn taps_in(axis: &WindowAxis, at: usize, range: Range<usize>) -> Range<usize> {
+    let origin = at * axis.stride;
+    let first = |bound: usize| bound.saturating_sub(origin).div_ceil(axis.dilation).min(axis.kernel);
+    let (start, end) = (first(range.start), first(range.end));
+    start..end.max(start)
+}
+
 /// How many places of a window count: those in the image, or also those in its padding.
 fn count(axes: &[WindowAxis], position: &[usize], include_pad: bool) -> usize {
     let along = |(axis, at): (&WindowAxis, &usize)| {
-        let (start, end) = match include_pad {
-            true => (0, axis.pads[0] + axis.input + axis.pads[1]),
-            false => (axis.pads[0], axis.pads[0] + axis.input),
-        };
-        let places = (0..axis.kernel).map(|tap| at * axis.stride + tap * axis.dilation);
-        places.filter(|place| (start..end).contains(place)).count()
+        let end = axis.pads[0] + axis.input;
+        let range = if include_pad { 0..end + axis.pads[1] } else { axis.pads[0]..end };
+        taps_in(axis, *at, range).len()
     };
-    axes.iter().zip(position).map(along).product()
+    axes.iter().zip(position).map(along).fold(1, usize::saturating_mul)
 }
 
 fn pool_plane<T: Real>(
@@ -115,10 +124,14 @@ fn pool_plane<T: Real>(
     to: &mut [T],
     mut found: impl FnMut(usize, usize),
 ) {
-    let taps: usize = axes.iter().map(|axis| axis.kernel).product();
     let (mut position, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
     for (at, result) in to.iter_mut().enumerate() {
         let (mut best, mut sum) = (None, 0.0);
+        let inside =
+            |(axis, at): (&WindowAxis, &usize)| taps_in(axis, *at, axis.pads[0]..axis.pads[0] + axis.input);
+        let ranges: SmallVec<[Range<usize>; 3]> = axes.iter().zip(&position).map(inside).collect();
+        let taps: usize = ranges.iter().map(Range::len).product();
+        tap.iter_mut().zip(&ranges).for_each(|(tap, range)| *tap = range.start);
         for _ in 0..taps {
             if let Some(place) = meets(axes, &position, &tap) {
                 let x = from[place].to_f64();
@@ -130,7 +143,7 @@ fn pool_plane<T: Real>(
                     _ => x,
                 };
             }
-            advance(&mut tap, axes.iter().map(|axis| axis.kernel));
+            advance_in(&mut tap, &ranges);
         }
         *result = T::from_f64(match kind {
             Kind::Max => best.map_or(f64::NEG_INFINITY, |(value, _)| value),
@@ -139,5 +152,16 @@ fn pool_plane<T: Real>(
         });
         found(at, best.map_or(0, |(_, place)| place));
         advance(&mut position, axes.iter().map(|axis| axis.output));
+    }
+}
+
+/// The next taps, the last axis first.
+fn advance_in(taps: &mut [usize], ranges: &[Range<usize>]) {
+    for (tap, range) in taps.iter_mut().zip(ranges).rev() {
+        *tap += 1;
+        if *tap < range.end {
+            return;
+        }
+        *tap = range.start;
     }
 }

@@ -39,7 +39,11 @@ struct Nearest(Settings);
 impl Movement for Nearest {
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
         let settings = &self.0;
-        let (shape, result) = (io.shape(0)?, io.output_shape(0));
+        let (shape, result, to) = (io.shape(0)?, io.output_shape(0), only(to)?);
+        // Beside a size of 0 another may be without bound.
+        if to.is_empty() {
+            return Ok(());
+        }
         let given = Given { roi: io.find(1), scales: io.find(2), sizes: io.find(3) };
         let axes = settings.axes(shape, result, &given)?;
         let mut maps = Vec::with_capacity(axes.len());
@@ -54,7 +58,7 @@ impl Movement for Nearest {
             };
             maps.push(AxisMap::new(places));
         }
-        copy_indexed((shape, operand(from, 0, shape)?), &maps, T::ZERO, only(to)?, io.threads)
+        copy_indexed((shape, operand(from, 0, shape)?), &maps, T::ZERO, to, io.threads)
     }
 }
 

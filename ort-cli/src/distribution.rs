@@ -1,0 +1,159 @@
+//! Outputs that are drawn at random: their type, shape and distribution instead of their values.
+
+use anyhow::{Context, Result, bail};
+use ort_runtime::dtype::{CastOptions, convert};
+use ort_runtime::{DType, Tensor};
+
+/// How often an output without a seed is drawn.
+const DRAWS: usize = 400;
+/// How many standard deviations a count may be off where many are drawn, and where a seed gives only one draw.
+const MANY: f64 = 5.0;
+const SINGLE: f64 = 3.0;
+
+/// What the file `check` of a case says of its outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Bernoulli {
+    /// The model has a seed: every run draws the same.
+    seeded: bool,
+    /// Ones come with probability 1 - p instead of p.
+    complement: bool,
+}
+
+impl Bernoulli {
+    /// Reads `bernoulli [seeded] [complement]`.
+    pub(crate) fn parse(text: &str) -> Result<Bernoulli> {
+        let mut words = text.split_whitespace();
+        if words.next() != Some("bernoulli") {
+            bail!("{text:?}, expected `bernoulli [seeded] [complement]`");
+        }
+        let mut check = Bernoulli::default();
+        for word in words {
+            match word {
+                "seeded" => check.seeded = true,
+                "complement" => check.complement = true,
+                _ => bail!("`{word}` is not known, expected `seeded` or `complement`"),
+            }
+        }
+        Ok(check)
+    }
+
+    /// How many runs the check takes: two of a seeded model, which must agree.
+    pub(crate) fn runs(self) -> usize {
+        if self.seeded { 2 } else { DRAWS }
+    }
+
+    /// Why the outputs of all runs are not what the probabilities in `input` give; none where they are.
+    pub(crate) fn problem(
+        self,
+        input: &Tensor,
+        runs: &[Tensor],
+        expected: &Tensor,
+    ) -> Result<Option<String>> {
+        for run in runs {
+            if (run.dtype(), run.shape()) != (expected.dtype(), expected.shape()) {
+                let (dtype, shape) = (run.dtype().name(), run.shape());
+                let (wanted, of) = (expected.dtype().name(), expected.shape());
+                return Ok(Some(format!("{dtype}{shape:?}, expected {wanted}{of:?}")));
+            }
+        }
+        let mut chances = doubles(input)?;
+        if self.complement {
+            chances.iter_mut().for_each(|chance| *chance = 1.0 - *chance);
+        }
+        let draws = runs.iter().map(doubles).collect::<Result<Vec<_>>>()?;
+        Ok(self.judge(&chances, &draws))
+    }
+
+    fn judge(self, chances: &[f64], draws: &[Vec<f64>]) -> Option<String> {
+        if let Some(value) = draws.iter().flatten().find(|&&value| value != 0.0 && value != 1.0) {
+            return Some(format!("a draw is {value}, expected 0 or 1"));
+        }
+        if draws.iter().any(|draw| draw.len() != chances.len()) {
+            return Some(format!("the draws have not the input's {} elements", chances.len()));
+        }
+        if self.seeded {
+            let first = draws.first()?;
+            if draws.iter().any(|draw| draw != first) {
+                return Some("two runs with the same seed differ".to_string());
+            }
+            let variance = chances.iter().map(|p| p * (1.0 - p)).sum();
+            return misses("the draw", first.iter().sum(), chances.iter().sum(), variance, SINGLE);
+        }
+        let count = draws.len() as f64;
+        chances.iter().enumerate().find_map(|(place, p)| {
+            let ones = draws.iter().filter_map(|draw| draw.get(place)).sum();
+            let of = format!("element {place} of {count} draws");
+            misses(&of, ones, count * p, count * p * (1.0 - p), MANY)
+        })
+    }
+}
+
+fn misses(of: &str, ones: f64, mean: f64, variance: f64, deviations: f64) -> Option<String> {
+    let bound = deviations * variance.max(0.0).sqrt();
+    ((ones - mean).abs() > bound).then(|| format!("{of}: {ones} ones, expected {mean:.1} within {bound:.1}"))
+}
+
+fn doubles(tensor: &Tensor) -> Result<Vec<f64>> {
+    let count = tensor.element_count();
+    let mut bytes = vec![0u8; count * size_of::<f64>()];
+    let from = tensor.view();
+    convert(tensor.dtype(), from.bytes()?, DType::F64, &mut bytes, count, CastOptions::default())
+        .map_err(|problem| anyhow::anyhow!("{problem}"))
+        .context("reading a draw")?;
+    let eight = |chunk: &[u8]| chunk.try_into().map(f64::from_le_bytes).context("eight bytes to a double");
+    bytes.chunks_exact(size_of::<f64>()).map(eight).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `count` draws of two elements, of which the given numbers are ones.
+    fn draws(count: usize, ones: [usize; 2]) -> Vec<Vec<f64>> {
+        (0..count).map(|run| ones.iter().map(|&n| f64::from(u8::from(run < n))).collect()).collect()
+    }
+
+    #[test]
+    fn draws_must_fit_their_probabilities() {
+        let free = Bernoulli::default();
+        let complement = Bernoulli { complement: true, ..free };
+        // 5 standard deviations are 43.3 of 400 draws at a quarter, and 50 at a half.
+        let table = [
+            (free, [100, 200], true),
+            (free, [143, 250], true),
+            (free, [144, 200], false),
+            (free, [100, 251], false),
+            (free, [300, 200], false),
+            (free, [400, 0], false),
+            (complement, [300, 200], true),
+            (complement, [100, 200], false),
+        ];
+        for (check, ones, right) in table {
+            let problem = check.judge(&[0.25, 0.5], &draws(400, ones));
+            assert_eq!(problem.is_none(), right, "{check:?} {ones:?} {problem:?}");
+        }
+        assert!(free.judge(&[0.5], &[vec![0.5]]).is_some(), "neither 0 nor 1");
+        assert!(free.judge(&[0.0], &draws(400, [1, 0])).is_some(), "the impossible");
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_draw_in_every_run() {
+        let seeded = Bernoulli { seeded: true, ..Bernoulli::default() };
+        let chances = [0.9; 10];
+        let likely = vec![1.0; 10];
+        let unlikely = vec![0.0; 10];
+        assert_eq!(seeded.judge(&chances, &[likely.clone(), likely.clone()]), None);
+        assert!(seeded.judge(&chances, &[likely, unlikely.clone()]).is_some());
+        assert!(seeded.judge(&chances, &[unlikely.clone(), unlikely]).is_some());
+    }
+
+    #[test]
+    fn what_a_check_says_is_read_strictly() -> Result<()> {
+        let both = Bernoulli { seeded: true, complement: true };
+        assert_eq!(Bernoulli::parse("bernoulli complement seeded\n")?, both);
+        assert!(Bernoulli::parse("").is_err());
+        assert!(Bernoulli::parse("poisson").is_err());
+        assert!(Bernoulli::parse("bernoulli sometimes").is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! `MatMulNBits` and `GatherBlockQuantized`: weights in blocks of narrow codes with a scale for each block.
+
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::ops::tensor::geometry::normalize_axis;
+use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::{Result, ensure};
+
+const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+static MATMUL_NBITS: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "MatMulNBits",
+    inputs: &[
+        one("A", "T1"),
+        one("B", "T2"),
+        one("scales", "T1"),
+        opt("zero_points", "T3"),
+        opt("g_idx", "T4"),
+        opt("bias", "T1"),
+    ],
+    outputs: &[one("Y", "T1")],
+    types: &[
+        var("T1", FLOATS),
+        var("T2", TypeSet::of(&[DType::U8])),
+        var("T3", FLOATS.union(TypeSet::of(&[DType::U8]))),
+        var("T4", TypeSet::of(&[DType::I32])),
+    ],
+    attrs: &[
+        attr::required("K", AttrKind::Int),
+        attr::required("N", AttrKind::Int),
+        attr::int("bits", 4),
+        attr::required("block_size", AttrKind::Int),
+        attr::int("accuracy_level", 0),
+        attr::int("weight_prepacked", 0),
+    ],
+    cost: Cost::Compute,
+    infer: infer_matmul,
+    ..OP
+};
+
+const CODES: TypeSet = TypeSet::of(&[DType::I4, DType::U4, DType::U8]);
+const FLOAT_CODES: TypeSet = TypeSet::FLOAT8.union(TypeSet::of(&[DType::F4E2M1]));
+
+static GATHER_BLOCK_QUANTIZED: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "GatherBlockQuantized",
+    inputs: &[one("data", "T1"), one("indices", "Tind"), one("scales", "T2"), opt("zero_points", "T1")],
+    outputs: &[one("output", "T2")],
+    types: &[
+        var("T1", CODES.union(FLOAT_CODES)),
+        var("T2", FLOATS),
+        var("Tind", TypeSet::of(&[DType::I32, DType::I64])),
+    ],
+    attrs: &[
+        attr::int("gather_axis", 0),
+        attr::int("quantize_axis", 1),
+        attr::int("block_size", 128),
+        attr::int("bits", 4),
+    ],
+    infer: infer_gather,
+    ..OP
+};
+
+ops![MATMUL_NBITS, GATHER_BLOCK_QUANTIZED];
+
+/// Checks that an input has as many elements as its sizes say, where both are known.
+fn check_count(cx: &InferCx<'_>, index: usize, name: &str, sizes: &[i64]) -> Result<()> {
+    let Some(shape) = cx.shape(index) else { return Ok(()) };
+    let given: Option<Vec<i64>> = shape.iter().map(Dim::as_constant).collect();
+    let Some(given) = given else { return Ok(()) };
+    let count = |sizes: &[i64]| sizes.iter().try_fold(1_i64, |count, size| count.checked_mul(*size));
+    ensure!(
+        count(sizes).is_some() && count(&given) == count(sizes),
+        InvalidGraph,
+        "{name} has shape {given:?}, expected {sizes:?}"
+    );
+    Ok(())
+}
+
+fn infer_matmul(cx: &mut InferCx<'_>) -> Result<()> {
+    let (k, n) = (cx.attrs.int("K")?, cx.attrs.int("N")?);
+    let (bits, block) = (cx.attrs.int("bits")?, cx.attrs.int("block_size")?);
+    ensure!(k > 0 && n > 0, InvalidGraph, "K is {k} and N is {n}, expected sizes above 0");
+    ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "bits is {bits}, expected 2, 4 or 8");
+    ensure!(
+        (16..=1 << 30).contains(&block) && block.count_ones() == 1,
+        InvalidGraph,
+        "block_size is {block}, expected a power of two of at least 16"
+    );
+    // As `div_ceil`, which signed integers do not have.
+    let blocks = (k - 1) / block + 1;
+    check_count(cx, 1, "B", &[n, blocks, block * bits / 8])?;
+    check_count(cx, 2, "scales", &[n, blocks])?;
+    if cx.has_input(3) {
+        let is_packed = cx.dtype(3)? == DType::U8;
+        let row = if is_packed { (blocks.saturating_mul(bits) - 1) / 8 + 1 } else { blocks };
+        check_count(cx, 3, "zero_points", &[n, row])?;
+    }
+    if let Some(groups) = cx.shape(4).and_then(|shape| shape.first()).and_then(Dim::as_constant) {
+        let padded = blocks.saturating_mul(block);
+        ensure!(
+            groups == k || groups == padded,
+            InvalidGraph,
+            "g_idx has {groups} elements, expected K = {k} or {padded}"
+        );
+    }
+    check_count(cx, 5, "bias", &[n])?;
+    let Some(a) = cx.shape(0) else { return Ok(()) };
+    let Some((last, rows)) = a.split_last() else {
+        return Err(crate::error!(InvalidGraph, "A is a scalar, expected its last dimension to be K = {k}"));
+    };
+    if let Some(last) = last.as_constant() {
+        ensure!(last == k, InvalidGraph, "A has {last} in its last dimension, expected K = {k}");
+    }
+    let mut shape = rows.to_vec();
+    shape.push(Dim::constant(n));
+    cx.set_shape(0, shape)
+}
+
+fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
+    let (bits, block) = (cx.attrs.int("bits")?, cx.attrs.int("block_size")?);
+    let dtype = cx.dtype(0)?;
+    let is_float = FLOAT_CODES.contains(dtype);
+    ensure!(
+        (is_float && block == 0) || ((16..=1 << 30).contains(&block) && block.count_ones() == 1),
+        InvalidGraph,
+        "block_size is {block}, expected a power of two of at least 16"
+    );
+    ensure!(is_float || matches!(bits, 2 | 4 | 8), InvalidGraph, "bits is {bits}, expected 2, 4 or 8");
+    ensure!(!is_float || !cx.has_input(3), InvalidGraph, "codes that are floats have no zero points");
+    let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    let axis = normalize_axis(cx.attrs.int("gather_axis")?, data.len())?;
+    let quantized = normalize_axis(cx.attrs.int("quantize_axis")?, data.len())?;
+    let mut data = data.to_vec();
+    // Codes of fewer than 8 bits in bytes lie along the last dimension.
+    if dtype == DType::U8 {
+        ensure!(
+            axis == 0,
+            InvalidGraph,
+            "gather_axis is {axis}, bytes are gathered along the first axis only"
+        );
+        ensure!(bits == 8 || axis != quantized, InvalidGraph, "gather_axis and quantize_axis are the same");
+        if let Some(last) = data.last_mut() {
+            *last = &*last * (8 / bits);
+        }
+    }
+    if let Some(scales) = cx.shape(2) {
+        ensure!(
+            scales.len() == data.len(),
+            InvalidGraph,
+            "scales have rank {}, data has rank {}",
+            scales.len(),
+            data.len()
+        );
+        for (at, (scale, size)) in scales.iter().zip(&data).enumerate() {
+            let (Some(scale), Some(size)) = (scale.as_constant(), size.as_constant()) else { continue };
+            let expected = match (at == quantized, block) {
+                (true, 0) => 1,
+                (true, _) => (size.max(0) + block - 1) / block,
+                (false, _) => size,
+            };
+            let shared = is_float && at != quantized && scale == 1;
+            ensure!(
+                scale == expected || shared,
+                InvalidGraph,
+                "scales have size {scale} on axis {at}, expected {expected}"
+            );
+        }
+    }
+    let shape = [&data[..axis], indices, &data[axis + 1..]].concat();
+    cx.set_shape(0, shape)
+}

@@ -1,0 +1,39 @@
+//! `ImageDecoder`: the pixels of an encoded image.
+
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+use crate::{Result, ensure, error};
+
+static IMAGE_DECODER: OpSpec = OpSpec {
+    name: "ImageDecoder",
+    since: 20,
+    inputs: &[one("encoded_stream", "T1")],
+    outputs: &[one("image", "T2")],
+    types: &[var("T1", TypeSet::of(&[DType::U8])), var("T2", TypeSet::of(&[DType::U8]))],
+    attrs: &[attr::string("pixel_format", "RGB")],
+    infer,
+    ..OP
+};
+
+ops![IMAGE_DECODER];
+
+/// Height, width and the channels of the pixel format.
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let channels = match cx.attrs.string("pixel_format")? {
+        "RGB" | "BGR" => 3,
+        "Grayscale" => 1,
+        other => {
+            return Err(error!(
+                InvalidGraph,
+                "pixel_format '{other}' is not known, expected RGB, BGR or Grayscale"
+            ));
+        }
+    };
+    if let Some(shape) = cx.shape(0) {
+        ensure!(shape.len() == 1, InvalidGraph, "an encoded stream of rank {}, expected 1", shape.len());
+    }
+    let (height, width) = (cx.fresh(), cx.fresh());
+    cx.set(0, DType::U8, Some(vec![height, width, channels.into()]));
+    Ok(())
+}

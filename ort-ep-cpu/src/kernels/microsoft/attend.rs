@@ -1,0 +1,468 @@
+//! Scaled dot-product attention over heads that lie anywhere: a block of queries at a time, never the whole matrix of
+//! scores. All attention operators of the domain come down to this.
+
+use std::ops::Range;
+
+use ort_core::{Error, Result, ensure, error};
+use parking_lot::Mutex;
+
+use crate::gemm::{BSource, Cpu};
+use crate::kernels::linalg::real::{Matrix, Real, Right};
+use crate::kernels::nn::{for_each_unit, part_count};
+use crate::vector::elementwise::Unary;
+
+/// Queries of one block.
+const ROWS: usize = 64;
+
+/// Rows of heads inside a slice: the distances between batches, heads and rows, and the elements of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) values: &'a [f32],
+    pub(super) strides: [usize; 3],
+    pub(super) size: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Heads of one token one after the other: (batch, rows, heads, size).
+    pub(super) fn interleaved(values: &'a [f32], [heads, rows, size]: [usize; 3]) -> Rows<'a> {
+        Rows { values, strides: [rows * heads * size, size, heads * size], size }
+    }
+
+    /// Rows of one head one after the other: (batch, heads, rows, size).
+    pub(super) fn by_head(values: &'a [f32], [heads, rows, size]: [usize; 3]) -> Rows<'a> {
+        Rows { values, strides: [heads * rows * size, rows * size, size], size }
+    }
+
+    /// The elements from the first one of a row.
+    pub(super) fn from(&self, [batch, head, row]: [usize; 3]) -> &'a [f32] {
+        let [batches, heads, rows] = self.strides;
+        self.values.get(batch * batches + head * heads + row * rows..).unwrap_or(&[])
+    }
+
+    /// The elements of a row.
+    pub(super) fn row(&self, place: [usize; 3]) -> Result<&'a [f32]> {
+        let row = self.from(place).get(..self.size);
+        row.ok_or_else(|| error!(Fail, "row {place:?} is outside its tensor"))
+    }
+}
+
+/// The sizes of an attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    /// Heads of keys and values; each serves as many consecutive heads of queries.
+    pub(super) key_heads: usize,
+    pub(super) queries: usize,
+    /// The most keys of a batch, and the columns of the scores that are written out.
+    pub(super) keys: usize,
+    pub(super) size: usize,
+    pub(super) value_size: usize,
+}
+
+impl Sizes {
+    fn group(&self) -> usize {
+        self.heads / self.key_heads.max(1)
+    }
+
+    /// Rows of one product: queries of a head, or heads that share their keys where there is one query.
+    fn rows(&self) -> usize {
+        if self.queries == 1 { self.group() } else { self.queries.min(ROWS) }.max(1)
+    }
+
+    fn task_count(&self) -> usize {
+        self.batch * self.key_heads * self.queries.div_ceil(ROWS)
+    }
+
+    fn inner_cpu(&self, threads: usize) -> Cpu {
+        Cpu::with_threads(if self.task_count() == 1 { threads } else { 1 })
+    }
+
+    /// Values of scratch for one part: scores, results, and what the products need.
+    fn part_len(&self, cpu: Cpu) -> usize {
+        let rows = self.rows();
+        let first = f32::workspace_len(cpu, [rows, self.keys, self.size], BSource::Strided);
+        let second = f32::workspace_len(cpu, [rows, self.value_size, self.keys], BSource::Rows);
+        // Fewer keys may be cut into blocks another way, which never takes more than two panels more.
+        let slack = 2 * 64 * 512 * cpu.threads;
+        let scores = (rows * (self.keys + 1)).next_multiple_of(16);
+        let results = (rows * self.value_size).next_multiple_of(16);
+        scores + results + first.max(second).next_multiple_of(16) + slack
+    }
+
+    /// Values of scratch that [`attend`] needs.
+    pub(super) fn scratch_len(&self, threads: usize) -> usize {
+        part_count(threads, self.task_count()) * self.part_len(self.inner_cpu(threads))
+    }
+}
+
+/// The keys of one batch: how many there are, and how many precede the first query.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) keys: usize,
+    pub(super) before: usize,
+}
+
+/// What happens to a key that a query must not see by its place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hidden {
+    /// It has no part in the softmax, and a score and a weight of 0.
+    Excluded,
+    /// The least number is added to its score.
+    Lowered,
+}
+
+/// Keys that are padding.
+pub(super) struct Padding<'a> {
+    pub(super) mask: PaddingMask<'a>,
+    /// What is added to their scores.
+    pub(super) added: f32,
+}
+
+/// Which keys are padding.
+pub(super) enum PaddingMask<'a> {
+    /// Those outside a range for each batch.
+    Ranges(Vec<Range<usize>>),
+    /// Those whose element is not above 0; distances between batches and between queries.
+    Elements(&'a [i32], [usize; 2]),
+}
+
+impl Padding<'_> {
+    /// Adds to the scores of a query's first keys.
+    fn add(&self, batch: usize, query: usize, scores: &mut [f32]) {
+        match &self.mask {
+            PaddingMask::Ranges(ranges) => {
+                let Some(range) = ranges.get(batch) else { return };
+                for (key, score) in scores.iter_mut().enumerate() {
+                    if !range.contains(&key) {
+                        *score += self.added;
+                    }
+                }
+            }
+            PaddingMask::Elements(elements, [batches, queries]) => {
+                let row = elements.get(batch * batches + query * queries..).unwrap_or(&[]);
+                for (score, element) in scores.iter_mut().zip(row) {
+                    if *element <= 0 {
+                        *score += self.added;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A tensor added to the scores, broadcast over batches and heads.
+pub(super) struct Bias<'a> {
+    values: &'a [f32],
+    strides: [usize; 3],
+}
+
+impl<'a> Bias<'a> {
+    /// A tensor of `shape` (batch or 1, heads or 1, queries, at least the keys).
+    pub(super) fn new(values: &'a [f32], shape: &[usize], sizes: &Sizes) -> Result<Bias<'a>> {
+        let fits = match *shape {
+            [batch, heads, queries, keys] => {
+                (batch == 1 || batch == sizes.batch)
+                    && (heads == 1 || heads == sizes.heads)
+                    && queries == sizes.queries
+                    && keys >= sizes.keys
+            }
+            _ => false,
+        };
+        let Sizes { batch, heads, queries, keys, .. } = *sizes;
+        ensure!(
+            fits,
+            InvalidArgument,
+            "attention_bias has shape {shape:?}, expected [{batch} or 1, {heads} or 1, {queries}, {keys}]"
+        );
+        let plane = shape[2] * shape[3];
+        let step = |axis: usize, len: usize| if shape[axis] == 1 { 0 } else { len };
+        Ok(Bias { values, strides: [step(0, shape[1] * plane), step(1, plane), shape[3]] })
+    }
+
+    fn add(&self, [batch, head, query]: [usize; 3], keys: Range<usize>, scores: &mut [f32]) {
+        let [batches, heads, queries] = self.strides;
+        let row = self.values.get(batch * batches + head * heads + query * queries + keys.start..);
+        for (score, bias) in scores.iter_mut().zip(row.unwrap_or(&[])) {
+            *score += bias;
+        }
+    }
+}
+
+/// The stage at which scores are written out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Scaled, capped, biased and masked.
+    Scores,
+    /// After the softmax.
+    Weights,
+}
+
+/// One attention.
+pub(super) struct Problem<'a> {
+    pub(super) sizes: Sizes,
+    pub(super) q: Rows<'a>,
+    pub(super) k: Rows<'a>,
+    pub(super) v: Rows<'a>,
+    /// One for each batch.
+    pub(super) spans: Vec<Span>,
+    pub(super) scale: f32,
+    /// Where above 0, scores become `softcap * tanh(score / softcap)`.
+    pub(super) softcap: f32,
+    pub(super) causal: bool,
+    /// How many keys up to its own a query sees at most.
+    pub(super) window: Option<usize>,
+    pub(super) hidden: Hidden,
+    pub(super) padding: Option<Padding<'a>>,
+    pub(super) bias: Option<Bias<'a>>,
+    /// For each head the logarithm of what is added to the softmax's sum.
+    pub(super) sinks: Option<&'a [f32]>,
+    pub(super) stage: Stage,
+}
+
+/// A block of queries of the heads that share their keys.
+struct Task<'a> {
+    batch: usize,
+    key_head: usize,
+    first: usize,
+    /// For each query the results of those heads.
+    results: Vec<&'a mut [f32]>,
+    /// For each of those heads the scores of the block.
+    scores: Vec<&'a mut [f32]>,
+}
+
+/// Writes the results as (batch, queries, heads, value size), and scores as (batch, heads, queries, keys).
+pub(super) fn attend(
+    problem: &Problem<'_>,
+    threads: usize,
+    result: &mut [f32],
+    scores: Option<&mut [f32]>,
+    scratch: &mut [f32],
+) -> Result<()> {
+    let sizes = problem.sizes;
+    let divides = sizes.key_heads > 0 && sizes.heads.is_multiple_of(sizes.key_heads);
+    ensure!(divides, InvalidArgument, "{} heads do not divide among {}", sizes.heads, sizes.key_heads);
+    ensure!(problem.spans.len() == sizes.batch, Fail, "there are {} spans", problem.spans.len());
+    if result.is_empty() {
+        return Ok(());
+    }
+    let cpu = sizes.inner_cpu(threads);
+    let part_len = sizes.part_len(cpu);
+    let mut tasks = tasks(&sizes, result, scores);
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    for_each_unit(threads, (&mut tasks, 1), (scratch, part_len), |_, tasks, scratch| {
+        for task in tasks {
+            if let Err(error) = problem.run_task(cpu, task, scratch) {
+                failure.lock().get_or_insert(error);
+            }
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+/// Cuts the outputs into blocks, in the order batch, heads of keys, block.
+fn tasks<'a>(sizes: &Sizes, result: &'a mut [f32], scores: Option<&'a mut [f32]>) -> Vec<Task<'a>> {
+    let (group, blocks) = (sizes.group(), sizes.queries.div_ceil(ROWS));
+    let mut tasks: Vec<Task<'a>> = Vec::with_capacity(sizes.task_count());
+    for batch in 0..sizes.batch {
+        for key_head in 0..sizes.key_heads {
+            for block in 0..blocks {
+                let (results, scores) = (Vec::with_capacity(ROWS), Vec::new());
+                tasks.push(Task { batch, key_head, first: block * ROWS, results, scores });
+            }
+        }
+    }
+    let width = group * sizes.value_size;
+    for (index, row) in result.chunks_mut((sizes.key_heads * width).max(1)).enumerate() {
+        let (batch, query) = (index / sizes.queries, index % sizes.queries);
+        for (key_head, row) in row.chunks_mut(width.max(1)).enumerate() {
+            if let Some(task) = tasks.get_mut((batch * sizes.key_heads + key_head) * blocks + query / ROWS) {
+                task.results.push(row);
+            }
+        }
+    }
+    let plane = sizes.queries * sizes.keys;
+    for (index, plane) in scores.into_iter().flat_map(|scores| scores.chunks_mut(plane.max(1))).enumerate() {
+        for (block, scores) in plane.chunks_mut((ROWS * sizes.keys).max(1)).enumerate() {
+            if let Some(task) = tasks.get_mut(index / group * blocks + block) {
+                task.scores.push(scores);
+            }
+        }
+    }
+    tasks
+}
+
+impl Problem<'_> {
+    fn run_task(&self, cpu: Cpu, task: &mut Task<'_>, scratch: &mut [f32]) -> Result<()> {
+        let (sizes, group) = (self.sizes, self.sizes.group());
+        let first_head = task.key_head * group;
+        if sizes.queries == 1 {
+            let heads = first_head..first_head + group;
+            return self.run_strip(cpu, task, Strip { heads, queries: 0..1 }, scratch);
+        }
+        let queries = task.first..task.first + task.results.len();
+        for head in first_head..first_head + group {
+            let strip = Strip { heads: head..head + 1, queries: queries.clone() };
+            self.run_strip(cpu, task, strip, scratch)?;
+        }
+        Ok(())
+    }
+
+    fn run_strip(&self, cpu: Cpu, task: &mut Task<'_>, strip: Strip, scratch: &mut [f32]) -> Result<()> {
+        let (sizes, batch) = (self.sizes, task.batch);
+        let (rows, keys) = (strip.rows(), self.key_count(batch, strip.queries.end));
+        // The sink is one more column.
+        let width = keys + usize::from(self.sinks.is_some());
+        let (scores, rest) = split(scratch, sizes.rows() * (sizes.keys + 1))?;
+        let (results, workspace) = split(rest, sizes.rows() * sizes.value_size)?;
+        let scores = &mut scores[..rows * width];
+        let (keys_of, values_of) =
+            (self.k.from([batch, task.key_head, 0]), self.v.from([batch, task.key_head, 0]));
+        let by_head = strip.heads.len() > 1;
+        let queries = Matrix {
+            values: self.q.from([batch, strip.heads.start, strip.queries.start]),
+            shape: [rows, sizes.size],
+            strides: [self.q.strides[if by_head { 1 } else { 2 }], 1],
+        };
+        let transposed =
+            Matrix { values: keys_of, shape: [sizes.size, keys], strides: [1, self.k.strides[2]] };
+        f32::multiply(cpu, queries, Right::Plain(transposed), (&mut *scores, width, false), workspace)?;
+        for (index, row) in scores.chunks_mut(width.max(1)).enumerate() {
+            let (head, query) = strip.place(index);
+            self.weigh([batch, head, query], row, task.written(&strip, index, sizes.keys));
+        }
+        let weights = Matrix { values: &*scores, shape: [rows, keys], strides: [width, 1] };
+        let values =
+            Matrix { values: values_of, shape: [keys, sizes.value_size], strides: [self.v.strides[2], 1] };
+        let results = &mut results[..rows * sizes.value_size];
+        f32::multiply(
+            cpu,
+            weights,
+            Right::Plain(values),
+            (&mut *results, sizes.value_size, false),
+            workspace,
+        )?;
+        for (index, result) in results.chunks(sizes.value_size.max(1)).enumerate() {
+            let (head, query) = strip.place(index);
+            let start = (head - task.key_head * sizes.group()) * sizes.value_size;
+            let to = task.results.get_mut(query - task.first).and_then(|row| row.get_mut(start..));
+            let to = to.and_then(|row| row.get_mut(..result.len()));
+            to.ok_or_else(|| error!(Fail, "the output is too short"))?.copy_from_slice(result);
+        }
+        Ok(())
+    }
+
+    /// The keys that queries before `end` can see at most.
+    fn key_count(&self, batch: usize, end: usize) -> usize {
+        let Span { keys, before } = self.spans[batch];
+        let keys = keys.min(self.sizes.keys);
+        // Where a padded key's score is as low as a hidden key's, both count where a query sees nothing else.
+        let all_count = self.hidden == Hidden::Lowered
+            && (self.stage_needs_all() || self.padding.as_ref().is_some_and(|padding| padding.added < -1e30));
+        if self.causal && !all_count && !self.is_last(end - 1) { keys.min(before + end) } else { keys }
+    }
+
+    fn stage_needs_all(&self) -> bool {
+        self.stage == Stage::Scores
+    }
+
+    /// The last query sees all keys where hidden ones are lowered, as in ONNX Runtime; it is only of a difference where
+    /// there are more keys after it.
+    fn is_last(&self, query: usize) -> bool {
+        self.hidden == Hidden::Lowered && query + 1 == self.sizes.queries
+    }
+
+    /// The keys that a query may see by its place.
+    fn visible(&self, batch: usize, query: usize, keys: usize) -> Range<usize> {
+        let end = self.spans[batch].before + query + 1;
+        if !self.causal || self.is_last(query) {
+            return 0..keys;
+        }
+        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        start.min(keys)..end.min(keys)
+    }
+
+    /// Turns a row of products into weights; `written` takes it at the stage that is asked for.
+    fn weigh(&self, place: [usize; 3], row: &mut [f32], mut written: Option<&mut [f32]>) {
+        let [batch, head, query] = place;
+        let keys = row.len() - usize::from(self.sinks.is_some());
+        let visible = self.visible(batch, query, keys);
+        let counted = if self.hidden == Hidden::Excluded { visible.clone() } else { 0..keys };
+        row[..counted.start].fill(0.0);
+        row[counted.end..].fill(0.0);
+        let scores = &mut row[counted.clone()];
+        f32::map(Unary::Affine { scale: self.scale, shift: 0.0 }, scores);
+        if self.softcap > 0.0 {
+            f32::map(Unary::Affine { scale: 1.0 / self.softcap, shift: 0.0 }, scores);
+            f32::map(Unary::Tanh, scores);
+            f32::map(Unary::Affine { scale: self.softcap, shift: 0.0 }, scores);
+        }
+        if let Some(bias) = &self.bias {
+            bias.add(place, counted.clone(), scores);
+        }
+        if let Some(padding) = &self.padding {
+            padding.add(batch, query, scores);
+        }
+        if counted != visible {
+            scores[visible.end..].iter_mut().for_each(|score| *score += f32::MIN);
+        }
+        if let (Stage::Scores, Some(to)) = (self.stage, written.as_deref_mut()) {
+            store(&row[..keys], to);
+        }
+        if let Some(sink) = self.sinks.and_then(|sinks| sinks.get(head)) {
+            // The sink takes the place after the last key, and its weight is dropped.
+            row[counted.end] = *sink;
+            f32::softmax(&mut row[counted.start..=counted.end]);
+            row[counted.end] = 0.0;
+        } else if !counted.is_empty() {
+            f32::softmax(&mut row[counted]);
+        }
+        if let (Stage::Weights, Some(to)) = (self.stage, written) {
+            store(&row[..keys], to);
+        }
+    }
+}
+
+/// A row as it is written out: 0 for keys that are not there.
+fn store(row: &[f32], to: &mut [f32]) {
+    let (from, rest) = to.split_at_mut(row.len().min(to.len()));
+    from.copy_from_slice(&row[..from.len()]);
+    rest.fill(0.0);
+}
+
+/// The first `len` values of scratch, and what is left from the next line of the cache on.
+fn split(scratch: &mut [f32], len: usize) -> Result<(&mut [f32], &mut [f32])> {
+    let halves = scratch.split_at_mut_checked(len.next_multiple_of(16));
+    halves.ok_or_else(|| error!(Fail, "the workspace is too small"))
+}
+
+/// Rows of one product: queries of one head, or one query of several heads.
+struct Strip {
+    heads: Range<usize>,
+    queries: Range<usize>,
+}
+
+impl Strip {
+    fn rows(&self) -> usize {
+        self.heads.len() * self.queries.len()
+    }
+
+    /// The head and the query of a row.
+    fn place(&self, row: usize) -> (usize, usize) {
+        if self.heads.len() > 1 {
+            (self.heads.start + row, self.queries.start)
+        } else {
+            (self.heads.start, self.queries.start + row)
+        }
+    }
+}
+
+impl Task<'_> {
+    /// Where the scores of a strip's row are written.
+    fn written(&mut self, strip: &Strip, row: usize, keys: usize) -> Option<&mut [f32]> {
+        let (head, query) = strip.place(row);
+        let heads = self.scores.len().max(1);
+        let plane = self.scores.get_mut(head % heads)?;
+        plane.get_mut((query - self.first) * keys..)?.get_mut(..keys)
+    }
+}

@@ -1,0 +1,116 @@
+//! `LinearClassifier` and `LinearRegressor`.
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::spec::ONNX_ML;
+use ort_core::{Result, ensure};
+
+use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, write_scores};
+use crate::cpu_kernels;
+
+cpu_kernels![
+    KernelDef { domain: ONNX_ML, op: "LinearClassifier", make: make_classifier, ..KernelDef::BASE },
+    KernelDef { domain: ONNX_ML, op: "LinearRegressor", make: make_regressor, ..KernelDef::BASE },
+];
+
+/// Linear functions of a row of features.
+struct Functions {
+    count: usize,
+    coefficients: Vec<f64>,
+    intercepts: Vec<f64>,
+    transform: Transform,
+}
+
+impl Functions {
+    /// The scores of all rows, `count` for each.
+    fn scores(&self, cx: &RunCx<'_>) -> Result<Vec<f64>> {
+        let input = cx.input(0)?;
+        let (rows, features) = matrix(&input)?;
+        ensure!(
+            self.count.checked_mul(features) == Some(self.coefficients.len()),
+            InvalidArgument,
+            "{} coefficients for {} functions of {features} features",
+            self.coefficients.len(),
+            self.count
+        );
+        let values = doubles(&input)?;
+        let mut scores = Vec::with_capacity(rows * self.count);
+        for row in 0..rows {
+            let row = &values[row * features..(row + 1) * features];
+            for index in 0..self.count {
+                let weights = &self.coefficients[index * features..(index + 1) * features];
+                scores.push(dot(row, weights) + self.intercepts.get(index).copied().unwrap_or(0.0));
+            }
+        }
+        Ok(scores)
+    }
+}
+
+fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let count = usize::try_from(attrs.int("targets")?).unwrap_or(0);
+    let intercepts = floats(attrs, "intercepts");
+    ensure!(
+        intercepts.is_empty() || intercepts.len() == count,
+        InvalidGraph,
+        "{} intercepts for {count} targets",
+        intercepts.len()
+    );
+    let functions = Functions {
+        count,
+        coefficients: floats(attrs, "coefficients"),
+        intercepts,
+        transform: Transform::named(attrs)?,
+    };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let mut scores = functions.scores(cx)?;
+        if functions.count > 1 || functions.transform == Transform::Probit {
+            scores.chunks_mut(functions.count.max(1)).for_each(|row| functions.transform.apply(row));
+        }
+        write_scores(cx, 0, &scores)
+    }))
+}
+
+fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let labels = Labels::read(attrs, "classlabels_ints", "classlabels_strings")?;
+    let intercepts = floats(attrs, "intercepts");
+    let count = attrs.find_floats("intercepts").map_or(labels.count(), <[f32]>::len).max(1);
+    ensure!(
+        count == 1 || count <= labels.count(),
+        InvalidGraph,
+        "{count} functions for {} class labels",
+        labels.count()
+    );
+    let functions = Functions {
+        count,
+        coefficients: floats(attrs, "coefficients"),
+        intercepts,
+        transform: Transform::named(attrs)?,
+    };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| classify(cx, &functions, &labels)))
+}
+
+fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Result<()> {
+    let raw = functions.scores(cx)?;
+    let mut classes = Vec::new();
+    let mut scores = Vec::new();
+    for row in raw.chunks(functions.count) {
+        if let [score] = *row {
+            classes.push(usize::from(score > 0.0));
+            if functions.transform == Transform::Probit {
+                scores.push(super::tree_ensemble::probit(score));
+            } else if labels.count() == 2 {
+                scores.extend(functions.transform.pair(score, false));
+            } else {
+                scores.push(score);
+            }
+            continue;
+        }
+        classes.push(largest(row));
+        let mut row = row.to_vec();
+        functions.transform.apply(&mut row);
+        scores.extend(row);
+    }
+    labels.write(cx, &classes)?;
+    write_scores(cx, 1, &scores)
+}

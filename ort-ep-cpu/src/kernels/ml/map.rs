@@ -1,0 +1,183 @@
+//! `CastMap`, `DictVectorizer` and `ZipMap`: from and to maps.
+
+use ort_core::dtype::DType;
+use ort_core::dtype::text::format_float;
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::ir::ValueType;
+use ort_core::spec::ONNX_ML;
+use ort_core::tensor::{MapKeys, MapValue, SequenceValue, Tensor, Value, ValueView};
+use ort_core::{Result, ensure, error, for_each_type};
+
+use super::scores::Labels;
+use crate::cpu_kernels;
+
+cpu_kernels![
+    KernelDef {
+        domain: ONNX_ML,
+        op: "DictVectorizer",
+        outputs: OutputsFrom::Kernel,
+        make: make_vectorizer,
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        domain: ONNX_ML,
+        op: "CastMap",
+        outputs: OutputsFrom::Kernel,
+        make: make_cast,
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        domain: ONNX_ML,
+        op: "ZipMap",
+        outputs: OutputsFrom::Kernel,
+        make: make_zip,
+        ..KernelDef::BASE
+    },
+];
+
+/// The keys and the values of the map at input 0.
+fn map_of<'a>(cx: &RunCx<'a>) -> Result<(&'a MapKeys, &'a Tensor)> {
+    match cx.input_value(0)? {
+        ValueView::Value(Value::Map(map)) => match &*map.values {
+            Value::Tensor(values) => Ok((&map.keys, values)),
+            // A map without keys has no values to tell a tensor from.
+            _ => Err(error!(InvalidArgument, "the map has no values, or they are no single elements")),
+        },
+        _ => Err(error!(InvalidArgument, "expected a map")),
+    }
+}
+
+/// The elements of `values` at these places; where there is none a zero, or an empty string.
+fn pick(cx: &RunCx<'_>, values: &Tensor, places: &[Option<usize>]) -> Result<Tensor> {
+    let shape = [1, places.len()];
+    if let Ok(texts) = values.strings() {
+        let text =
+            |place: &Option<usize>| place.and_then(|place| texts.get(place).cloned()).unwrap_or_default();
+        return Tensor::from_strings(&shape, places.iter().map(text).collect());
+    }
+    let dtype = values.dtype();
+    let mut output = cx.allocate(dtype, &shape)?;
+    for_each_type!(dtype in [I64, F32, F64], T => {
+        let from = values.to_vec::<T>()?;
+        for (place, to) in places.iter().zip(output.as_mut_slice::<T>()?) {
+            *to = place.and_then(|place| from.get(place).copied()).unwrap_or_default();
+        }
+    }, else => return Err(error!(NotImplemented, "a map of {}", DType::name(dtype))));
+    output.finish()
+}
+
+fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let ints = cx.attrs().find_ints("int64_vocabulary").unwrap_or(&[]).to_vec();
+    let strings = cx.attrs().find_strings("string_vocabulary").unwrap_or(&[]).to_vec();
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let (keys, values) = map_of(cx)?;
+        let places: Vec<Option<usize>> = match keys {
+            MapKeys::Ints(_, keys) => {
+                let places: rustc_hash::FxHashMap<i64, usize> = keys.iter().copied().zip(0..).collect();
+                ints.iter().map(|word| places.get(word).copied()).collect()
+            }
+            MapKeys::Strings(keys) => {
+                let places: rustc_hash::FxHashMap<&str, usize> =
+                    keys.iter().map(String::as_str).zip(0..).collect();
+                strings.iter().map(|word| places.get(word.as_str()).copied()).collect()
+            }
+        };
+        let output = pick(cx, values, &places)?;
+        cx.set(0, output)
+    }))
+}
+
+fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let sparse = cx.attrs().string("map_form")? == "SPARSE";
+    let most = usize::try_from(cx.attrs().int("max_map")?).unwrap_or(0);
+    let to = match cx.attrs().string("cast_to")? {
+        "TO_FLOAT" => DType::F32,
+        "TO_INT64" => DType::I64,
+        _ => DType::String,
+    };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let (MapKeys::Ints(_, keys), values) = map_of(cx)? else {
+            return Err(error!(InvalidArgument, "the keys of the map are strings, expected integers"));
+        };
+        let mut order: Vec<(i64, usize)> = keys.iter().copied().zip(0..).collect();
+        order.sort_unstable();
+        let negative = order.first().is_some_and(|(key, _)| *key < 0);
+        ensure!(!(sparse && negative), InvalidArgument, "a key is negative, and map_form is SPARSE");
+        let columns = if sparse { most } else { order.len() };
+        // Each column's place among the values.
+        let mut places: Vec<Option<usize>> = vec![None; ort_core::tensor::element_count(&[1, columns])?];
+        for (rank, (key, place)) in order.into_iter().enumerate() {
+            let column = if sparse { usize::try_from(key).ok() } else { Some(rank) };
+            if let Some(column) = column.and_then(|column| places.get_mut(column)) {
+                *column = Some(place);
+            }
+        }
+        let output = cast(values, &places, to)?;
+        cx.set(0, output)
+    }))
+}
+
+/// One row of the values at these places in another type.
+fn cast(values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> {
+    let shape = [1, places.len()];
+    let no_number = |text: &str| error!(InvalidArgument, "'{text}' in a map is no number");
+    if let Ok(texts) = values.strings() {
+        let text = |place: &Option<usize>| place.and_then(|place| texts.get(place)).map(String::as_str);
+        return match to {
+            DType::String => {
+                let own = places.iter().map(|place| text(place).unwrap_or("0.f").to_string()).collect();
+                Tensor::from_strings(&shape, own)
+            }
+            DType::I64 => {
+                let parse = |text: &str| text.trim().parse::<i64>().map_err(|_| no_number(text));
+                let ints: Result<Vec<i64>> =
+                    places.iter().map(|place| text(place).map_or(Ok(0), parse)).collect();
+                Tensor::from_vec(&shape, ints?)
+            }
+            _ => {
+                let parse = |text: &str| text.trim().parse::<f32>().map_err(|_| no_number(text));
+                let floats: Result<Vec<f32>> =
+                    places.iter().map(|place| text(place).map_or(Ok(0.0), parse)).collect();
+                Tensor::from_vec(&shape, floats?)
+            }
+        };
+    }
+    let numbers = values.to_vec::<f32>()?;
+    let number = |place: &Option<usize>| place.and_then(|place| numbers.get(place).copied());
+    match to {
+        DType::String => {
+            let text = |x: f32| if x.is_finite() { format!("{x:.6}") } else { format_float(f64::from(x)) };
+            let texts = places.iter().map(|place| number(place).map_or("0.f".to_string(), text)).collect();
+            Tensor::from_strings(&shape, texts)
+        }
+        DType::I64 => {
+            Tensor::from_vec(&shape, places.iter().map(|p| number(p).unwrap_or(0.0) as i64).collect())
+        }
+        _ => Tensor::from_vec(&shape, places.iter().map(|p| number(p).unwrap_or(0.0)).collect()),
+    }
+}
+
+fn make_zip(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let labels = Labels::read(cx.attrs(), "classlabels_int64s", "classlabels_strings")?;
+    let (dtype, keys) = match labels {
+        Labels::Ints(labels) => (DType::I64, MapKeys::Ints(DType::I64, labels)),
+        Labels::Strings(labels) => (DType::String, MapKeys::Strings(labels)),
+    };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let count = match &keys {
+            MapKeys::Ints(_, keys) => keys.len(),
+            MapKeys::Strings(keys) => keys.len(),
+        };
+        let input = cx.input(0)?;
+        let columns = input.shape().last().copied().unwrap_or(0);
+        ensure!(columns == count && count > 0, InvalidArgument, "{columns} columns for {count} labels");
+        let mut elements = Vec::new();
+        for row in input.as_slice::<f32>()?.chunks(count) {
+            let values = Box::new(Value::Tensor(Tensor::from_slice(&[count], row)?));
+            elements.push(Value::Map(MapValue { keys: keys.clone(), values }));
+        }
+        let value = ValueType::tensor(DType::F32, None);
+        let element_type = ValueType::Map(dtype, Box::new(value));
+        cx.set(0, Value::Sequence(SequenceValue { element_type, elements }))
+    }))
+}

@@ -1,0 +1,158 @@
+//! What classifiers and regressors share: features as floats, labels, and the transforms of scores.
+
+use ort_core::dtype::DType;
+use ort_core::ep::RunCx;
+use ort_core::ir::Attributes;
+use ort_core::tensor::{Tensor, TensorView};
+use ort_core::{Result, ensure, error, for_each_type};
+
+/// What becomes of the scores of a row.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Transform {
+    None,
+    Softmax,
+    Logistic,
+    SoftmaxZero,
+    Probit,
+}
+
+impl Transform {
+    /// The transform that the attribute `post_transform` names.
+    pub(super) fn named(attrs: &Attributes) -> Result<Transform> {
+        Ok(match attrs.string("post_transform")? {
+            "NONE" => Transform::None,
+            "SOFTMAX" => Transform::Softmax,
+            "LOGISTIC" => Transform::Logistic,
+            "SOFTMAX_ZERO" => Transform::SoftmaxZero,
+            "PROBIT" => Transform::Probit,
+            other => return Err(error!(InvalidGraph, "post_transform '{other}' is not known")),
+        })
+    }
+
+    /// Transforms the scores of one row.
+    pub(super) fn apply(self, scores: &mut [f64]) {
+        match self {
+            Transform::None => {}
+            Transform::Logistic => scores.iter_mut().for_each(|x| *x = logistic(*x)),
+            Transform::Probit => scores.iter_mut().for_each(|x| *x = super::tree_ensemble::probit(*x)),
+            Transform::Softmax | Transform::SoftmaxZero => {
+                // The second leaves scores of zero alone.
+                let kept = |x: f64| self == Transform::Softmax || x.abs() > 1e-7;
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().filter(|x| kept(**x)).map(|x| (x - largest).exp()).sum();
+                for x in scores.iter_mut().filter(|x| kept(**x)) {
+                    *x = (*x - largest).exp() / sum;
+                }
+            }
+        }
+    }
+
+    /// The scores of both classes from the one score of a function that decides between two.
+    /// `opposite` says that the first class has the negative score, else it has what is missing to one.
+    pub(super) fn pair(self, score: f64, opposite: bool) -> [f64; 2] {
+        match (self, opposite) {
+            (Transform::Logistic, true) => [logistic(-score), logistic(score)],
+            (_, true) => [-score, score],
+            (_, false) => [1.0 - score, score],
+        }
+    }
+}
+
+pub(super) fn logistic(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The labels of classes.
+pub(super) enum Labels {
+    Ints(Vec<i64>),
+    Strings(Vec<String>),
+}
+
+impl Labels {
+    /// The labels in one of two attributes; strings count where there are any.
+    pub(super) fn read(attrs: &Attributes, ints: &str, strings: &str) -> Result<Labels> {
+        match (attrs.find_strings(strings), attrs.find_ints(ints)) {
+            (Some(labels), _) if !labels.is_empty() => Ok(Labels::Strings(labels.to_vec())),
+            (_, Some(labels)) if !labels.is_empty() => Ok(Labels::Ints(labels.to_vec())),
+            _ => Err(error!(InvalidGraph, "there are no class labels; give '{ints}' or '{strings}'")),
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Labels::Ints(labels) => labels.len(),
+            Labels::Strings(labels) => labels.len(),
+        }
+    }
+
+    /// Writes the label of each row's class to output 0. A class without a label is its own number, as for a single function
+    /// without two labels.
+    pub(super) fn write(&self, cx: &mut RunCx<'_>, classes: &[usize]) -> Result<()> {
+        if !cx.wants(0) {
+            return Ok(());
+        }
+        match self {
+            Labels::Ints(labels) => {
+                let to = cx.output(0)?.as_mut_slice::<i64>()?;
+                for (to, &class) in to.iter_mut().zip(classes) {
+                    *to = labels.get(class).copied().unwrap_or(class as i64);
+                }
+                Ok(())
+            }
+            Labels::Strings(labels) => {
+                let label = |&class: &usize| labels.get(class).cloned().unwrap_or_else(|| class.to_string());
+                cx.set(0, Tensor::from_strings(&[classes.len()], classes.iter().map(label).collect())?)
+            }
+        }
+    }
+}
+
+/// The index of the largest score, the first of equal ones.
+pub(super) fn largest(scores: &[f64]) -> usize {
+    let mut best = 0;
+    for (index, score) in scores.iter().enumerate() {
+        if scores.get(best).is_some_and(|most| score > most) {
+            best = index;
+        }
+    }
+    best
+}
+
+/// The rows and columns of features: `[N, F]`, or `[F]` for one row.
+pub(super) fn matrix(view: &TensorView<'_>) -> Result<(usize, usize)> {
+    match *view.shape() {
+        [features] => Ok((1, features)),
+        [rows, features] => Ok((rows, features)),
+        _ => Err(error!(InvalidArgument, "features have rank 1 or 2, got shape {:?}", view.shape())),
+    }
+}
+
+/// The elements of a numeric tensor as doubles.
+pub(super) fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
+    let dtype = view.dtype();
+    for_each_type!(dtype in [F32, F64, I32, I64, F16], T => {
+        let elements = view.to_cow::<T>()?;
+        Ok(elements.iter().map(|x| num_traits::AsPrimitive::<f64>::as_(*x)).collect())
+    }, else => Err(error!(NotImplemented, "features of {}", DType::name(dtype))))
+}
+
+/// Writes scores to an output of floats.
+pub(super) fn write_scores(cx: &mut RunCx<'_>, index: usize, scores: &[f64]) -> Result<()> {
+    if !cx.wants(index) {
+        return Ok(());
+    }
+    let to = cx.output(index)?.as_mut_slice::<f32>()?;
+    ensure!(to.len() == scores.len(), Fail, "{} scores for an output of {}", scores.len(), to.len());
+    to.iter_mut().zip(scores).for_each(|(to, score)| *to = *score as f32);
+    Ok(())
+}
+
+/// A list attribute as doubles; empty where it is not given.
+pub(super) fn floats(attrs: &Attributes, name: &str) -> Vec<f64> {
+    attrs.find_floats(name).unwrap_or(&[]).iter().map(|&x| f64::from(x)).collect()
+}
+
+/// The sum of the products of two rows.
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}

@@ -1,0 +1,181 @@
+//! `Imputer`, `Normalizer`, `OneHotEncoder`, `CategoryMapper` and `FeatureVectorizer`.
+
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::spec::ONNX_ML;
+use ort_core::tensor::Tensor;
+use ort_core::{Result, ensure, error, for_each_type};
+use rustc_hash::FxHashMap;
+
+use super::scores::doubles;
+use crate::cpu_kernels;
+
+cpu_kernels![
+    KernelDef { domain: ONNX_ML, op: "Imputer", make: make_imputer, ..KernelDef::BASE },
+    KernelDef { domain: ONNX_ML, op: "Normalizer", make: make_normalizer, ..KernelDef::BASE },
+    KernelDef { domain: ONNX_ML, op: "OneHotEncoder", make: make_one_hot, ..KernelDef::BASE },
+    KernelDef { domain: ONNX_ML, op: "CategoryMapper", make: make_mapper, ..KernelDef::BASE },
+    KernelDef { domain: ONNX_ML, op: "FeatureVectorizer", make: make_vectorizer, ..KernelDef::BASE },
+];
+
+fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let (missing_int, missing_float) =
+        (attrs.int("replaced_value_int64")?, attrs.float("replaced_value_float")?);
+    let ints = attrs.find_ints("imputed_value_int64s").unwrap_or(&[]).to_vec();
+    let floats = attrs.find_floats("imputed_value_floats").unwrap_or(&[]).to_vec();
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        let features = input.shape().last().copied().unwrap_or(1);
+        let given = if input.dtype().is_float() { floats.len() } else { ints.len() };
+        let fits = given == 1 || (given == features && given > 0);
+        ensure!(fits, InvalidArgument, "{given} imputed values for {features} features");
+        let dtype = input.dtype();
+        let output = cx.output(0)?;
+        match dtype {
+            DType::F32 | DType::F64 => for_each_type!(dtype in [F32, F64], T => {
+                let missing = T::from(missing_float);
+                let pairs = input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?);
+                for (index, (x, y)) in pairs.enumerate() {
+                    let is_missing = *x == missing || (x.is_nan() && missing.is_nan());
+                    *y = if is_missing { T::from(floats[index % given]) } else { *x };
+                }
+                Ok(())
+            }, else => Err(error!(NotImplemented, "Imputer of {}", DType::name(dtype)))),
+            _ => for_each_type!(dtype in [I32, I64], T => {
+                let fit = |value: i64| {
+                    T::try_from(value).map_err(|_| error!(InvalidGraph, "{value} is no {}", DType::name(dtype)))
+                };
+                let missing = fit(missing_int).ok();
+                let values = ints.iter().map(|&value| fit(value)).collect::<Result<Vec<T>>>()?;
+                let pairs = input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?);
+                for (index, (x, y)) in pairs.enumerate() {
+                    *y = if missing == Some(*x) { values[index % given] } else { *x };
+                }
+                Ok(())
+            }, else => Err(error!(NotImplemented, "Imputer of {}", DType::name(dtype)))),
+        }
+    }))
+}
+
+#[derive(Clone, Copy)]
+enum Norm {
+    Max,
+    L1,
+    L2,
+}
+
+fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let norm = match cx.attrs().string("norm")? {
+        "MAX" => Norm::Max,
+        "L1" => Norm::L1,
+        "L2" => Norm::L2,
+        other => return Err(error!(InvalidGraph, "norm is '{other}', expected MAX, L1 or L2")),
+    };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        let features = input.shape().last().copied().unwrap_or(1).max(1);
+        let values = doubles(&input)?;
+        let output = cx.output(0)?.as_mut_slice::<f32>()?;
+        for (from, to) in values.chunks(features).zip(output.chunks_mut(features)) {
+            let size = match norm {
+                Norm::Max => from.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                Norm::L1 => from.iter().map(|x| x.abs()).sum(),
+                Norm::L2 => from.iter().map(|x| x * x).sum::<f64>().sqrt(),
+            };
+            let size = if size == 0.0 { 1.0 } else { size };
+            from.iter().zip(to).for_each(|(x, y)| *y = (x / size) as f32);
+        }
+        Ok(())
+    }))
+}
+
+fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let zeros = attrs.flag("zeros")?;
+    let strings = attrs.find_strings("cats_strings").unwrap_or(&[]).to_vec();
+    let ints = attrs.find_ints("cats_int64s").unwrap_or(&[]).to_vec();
+    let count = strings.len().max(ints.len());
+    let strings: FxHashMap<String, usize> = strings.into_iter().zip(0..).collect();
+    let ints: FxHashMap<i64, usize> = ints.into_iter().zip(0..).collect();
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        let places: Vec<Option<usize>> = match input.strings() {
+            Ok(texts) => texts.iter().map(|text| strings.get(text).copied()).collect(),
+            // Integers beyond 2^53 stay exact.
+            Err(_) if !input.dtype().is_float() => {
+                input.to_ints()?.iter().map(|key| ints.get(key).copied()).collect()
+            }
+            Err(_) => doubles(&input)?.iter().map(|&key| ints.get(&(key as i64)).copied()).collect(),
+        };
+        ensure!(
+            zeros || places.iter().all(Option::is_some),
+            InvalidArgument,
+            "an element is none of the {count} categories, and 'zeros' does not allow that"
+        );
+        let output = cx.output(0)?.as_mut_slice::<f32>()?;
+        output.fill(0.0);
+        for (place, to) in places.iter().zip(output.chunks_mut(count.max(1))) {
+            if let Some(one) = place.and_then(|place| to.get_mut(place)) {
+                *one = 1.0;
+            }
+        }
+        Ok(())
+    }))
+}
+
+fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let (unknown, nameless) = (attrs.int("default_int64")?, attrs.string("default_string")?.to_string());
+    let ints = attrs.find_ints("cats_int64s").unwrap_or(&[]).to_vec();
+    let strings = attrs.find_strings("cats_strings").unwrap_or(&[]).to_vec();
+    let to_int: FxHashMap<String, i64> = strings.iter().cloned().zip(ints.iter().copied()).collect();
+    let to_string: FxHashMap<i64, String> = ints.into_iter().zip(strings).collect();
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let input = cx.input(0)?;
+        if let Ok(texts) = input.strings() {
+            let output = cx.output(0)?.as_mut_slice::<i64>()?;
+            for (text, to) in texts.iter().zip(output) {
+                *to = to_int.get(text).copied().unwrap_or(unknown);
+            }
+            return Ok(());
+        }
+        let texts = input.to_ints()?;
+        let texts = texts.iter().map(|key| to_string.get(key).unwrap_or(&nameless).clone()).collect();
+        cx.set(0, Tensor::from_strings(input.shape(), texts)?)
+    }))
+}
+
+fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let sizes = cx.attrs().find_ints("inputdimensions").map(<[i64]>::to_vec);
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let (rows, width) = match cx.output_shape(0) {
+            Some(&[rows, width]) => (rows, width),
+            _ => return Err(error!(Fail, "the output is no matrix")),
+        };
+        let output = cx.output(0)?.as_mut_slice::<f32>()?;
+        output.fill(0.0);
+        let mut first = 0;
+        for index in 0..cx.input_count() {
+            let input = cx.input(index)?;
+            let own = input.element_count() / rows.max(1);
+            ensure!(
+                own * rows == input.element_count(),
+                InvalidArgument,
+                "input {index} has shape {:?}, expected {rows} rows",
+                input.shape()
+            );
+            let size = match sizes.as_ref().and_then(|sizes| sizes.get(index)) {
+                Some(&size) => usize::try_from(size).unwrap_or(0),
+                None => own,
+            };
+            let values = doubles(&input)?;
+            for (from, to) in values.chunks(own.max(1)).zip(output.chunks_mut(width.max(1))) {
+                let to = to.get_mut(first..).unwrap_or(&mut []);
+                from.iter().take(size).zip(to).for_each(|(x, y)| *y = *x as f32);
+            }
+            first = first.saturating_add(size);
+        }
+        Ok(())
+    }))
+}

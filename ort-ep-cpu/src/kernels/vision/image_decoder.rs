@@ -1,0 +1,203 @@
+//! `ImageDecoder`: BMP, JPEG, JPEG 2000, PNG, PNM, TIFF and WebP by crates that decode them, told apart by content.
+//!
+//! Memory is asked of the budget before anything is decoded, so an image that claims to be vast is refused by its
+//! header. What cannot be decoded is an error, not an empty image.
+
+use std::io::Cursor;
+
+use hayro_jpeg2000::{DecodeSettings, DecoderContext, Image};
+use image::{ImageDecoder, ImageReader, Limits};
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::tensor::Value;
+use ort_core::{Error, Result, ensure, error};
+
+use crate::cpu_kernels;
+
+cpu_kernels![KernelDef {
+    op: "ImageDecoder",
+    outputs: OutputsFrom::Kernel,
+    make: make_decoder,
+    ..KernelDef::BASE
+}];
+
+/// An image has at most this many pixels, and decoders at most `MOST_BYTES` of their own.
+const MOST_PIXELS: u64 = 1 << 27;
+const MOST_BYTES: u64 = 1 << 29;
+/// What the decoder of JPEG 2000 holds for each sample: coefficients and samples as float32, and the byte.
+const BYTES_PER_WAVELET_SAMPLE: u64 = 12;
+
+/// How a file of JPEG 2000 begins, in its container and without.
+const JPEG_2000: [&[u8]; 2] = [b"\x00\x00\x00\x0CjP  ", b"\xFF\x4F\xFF\x51"];
+
+/// The channels of a pixel that is put out.
+#[derive(Clone, Copy)]
+enum PixelFormat {
+    Rgb,
+    Bgr,
+    Grayscale,
+}
+
+impl PixelFormat {
+    fn channels(self) -> usize {
+        match self {
+            PixelFormat::Rgb | PixelFormat::Bgr => 3,
+            PixelFormat::Grayscale => 1,
+        }
+    }
+
+    fn write(self, [red, green, blue]: [u8; 3], pixel: &mut [u8]) {
+        match self {
+            PixelFormat::Rgb => pixel.copy_from_slice(&[red, green, blue]),
+            PixelFormat::Bgr => pixel.copy_from_slice(&[blue, green, red]),
+            PixelFormat::Grayscale => pixel.fill(luma([red, green, blue])),
+        }
+    }
+}
+
+/// The luma of ITU-R BT.601 with weights of 16 bits, as the standard's reference has it.
+fn luma([red, green, blue]: [u8; 3]) -> u8 {
+    let sum = 19_595 * u32::from(red) + 38_470 * u32::from(green) + 7_471 * u32::from(blue) + 0x8000;
+    (sum >> 16) as u8
+}
+
+/// What a header tells, before any pixel is decoded.
+struct Layout {
+    height: usize,
+    width: usize,
+    /// Channels of a pixel: grey or colour, then perhaps its opacity, which is left out.
+    channels: usize,
+    /// Bytes of a channel: 1 and 2 for whole numbers, 4 for float32.
+    sample: usize,
+}
+
+impl Layout {
+    fn new([width, height]: [u32; 2], channels: usize, sample: usize) -> Result<Layout> {
+        let pixels = u64::from(width) * u64::from(height);
+        ensure!(
+            pixels <= MOST_PIXELS,
+            InvalidArgument,
+            "an image of {width} by {height} pixels; images of up to {MOST_PIXELS} pixels are decoded"
+        );
+        ensure!((1..=4).contains(&channels), InvalidArgument, "an image of {channels} channels");
+        Ok(Layout { height: height as usize, width: width as usize, channels, sample })
+    }
+
+    fn bytes(&self) -> usize {
+        self.height * self.width * self.channels * self.sample
+    }
+
+    /// Writes decoded pixels in the format asked for.
+    fn convert(&self, decoded: &[u8], format: PixelFormat, output: &mut [u8]) {
+        let pixels = decoded.chunks_exact(self.channels * self.sample);
+        for (from, to) in pixels.zip(output.chunks_exact_mut(format.channels())) {
+            let channel = |index: usize| self.byte(from, index);
+            let colour =
+                if self.channels < 3 { [channel(0); 3] } else { [channel(0), channel(1), channel(2)] };
+            format.write(colour, to);
+        }
+    }
+
+    /// A channel in 8 bits.
+    fn byte(&self, pixel: &[u8], index: usize) -> u8 {
+        match pixel.get(index * self.sample..(index + 1) * self.sample) {
+            Some(&[byte]) => byte,
+            Some(&[a, b]) => ((u32::from(u16::from_ne_bytes([a, b])) + 128) / 257) as u8,
+            Some(&[a, b, c, d]) => (f32::from_ne_bytes([a, b, c, d]).clamp(0.0, 1.0) * 255.0).round() as u8,
+            _ => 0,
+        }
+    }
+}
+
+fn make_decoder(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let format = match cx.attrs().string("pixel_format")? {
+        "RGB" => PixelFormat::Rgb,
+        "BGR" => PixelFormat::Bgr,
+        "Grayscale" => PixelFormat::Grayscale,
+        other => return Err(error!(InvalidGraph, "pixel_format '{other}' is not known")),
+    };
+    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+        let encoded = cx.input(0)?.bytes()?;
+        if JPEG_2000.iter().any(|start| encoded.starts_with(start)) {
+            decode_wavelets(cx, encoded, format)
+        } else {
+            decode_common(cx, encoded, format)
+        }
+    }))
+}
+
+fn damaged(problem: &dyn std::fmt::Display) -> Error {
+    error!(
+        InvalidArgument,
+        "cannot decode the image: {problem}; BMP, JPEG, JPEG 2000, PNG, PNM, TIFF and WebP can be decoded"
+    )
+}
+
+/// Has the budget hold the decoded pixels and the output, lets `decode` fill in the former, and puts the latter out.
+fn put_out(
+    cx: &mut RunCx<'_>,
+    layout: &Layout,
+    format: PixelFormat,
+    decode: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut output = cx.allocate(DType::U8, &[layout.height, layout.width, format.channels()])?;
+    let mut decoded = cx.allocate(DType::U8, &[layout.bytes()])?;
+    let decoded = decoded.as_mut_slice::<u8>()?;
+    decode(decoded)?;
+    layout.convert(decoded, format, output.as_mut_slice::<u8>()?);
+    cx.set(0, Value::Tensor(output.finish()?))
+}
+
+fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
+    let mut reader =
+        ImageReader::new(Cursor::new(encoded)).with_guessed_format().map_err(|problem| damaged(&problem))?;
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MOST_BYTES);
+    reader.limits(limits);
+    let decoder = reader.into_decoder().map_err(|problem| damaged(&problem))?;
+    let (width, height) = decoder.dimensions();
+    let color = decoder.color_type();
+    let channels = usize::from(color.channel_count());
+    let sample = usize::from(color.bytes_per_pixel()) / channels.max(1);
+    let layout = Layout::new([width, height], channels, sample)?;
+    ensure!(
+        decoder.total_bytes() == layout.bytes() as u64,
+        InvalidArgument,
+        "the image's header says {} bytes, its size {}",
+        decoder.total_bytes(),
+        layout.bytes()
+    );
+    put_out(cx, &layout, format, |pixels| decoder.read_image(pixels).map_err(|problem| damaged(&problem)))
+}
+
+fn decode_wavelets(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
+    let image = Image::new(encoded, &DecodeSettings::default()).map_err(|problem| damaged(&problem))?;
+    let channels = usize::from(image.color_space().num_channels()) + usize::from(image.has_alpha());
+    ensure!(
+        image.color_space().num_channels() != 4,
+        NotImplemented,
+        "JPEG 2000 with four colours; convert the image to RGB"
+    );
+    let layout = Layout::new([image.width(), image.height()], channels, 1)?;
+    let needed = layout.bytes() as u64 * BYTES_PER_WAVELET_SAMPLE;
+    ensure!(
+        needed <= MOST_BYTES,
+        InvalidArgument,
+        "decoding a JPEG 2000 image of {} by {} pixels takes {needed} bytes, at most {MOST_BYTES} are given",
+        layout.width,
+        layout.height
+    );
+    put_out(cx, &layout, format, |pixels| {
+        let mut context = DecoderContext::default();
+        let decoded = image.decode(&mut context).map_err(|problem| damaged(&problem))?;
+        let bytes = decoded.data_u8();
+        let (found, expected) = (bytes.len(), pixels.len());
+        ensure!(
+            found == expected,
+            InvalidArgument,
+            "the image decodes to {found} bytes, expected {expected}"
+        );
+        pixels.copy_from_slice(&bytes);
+        Ok(())
+    })
+}

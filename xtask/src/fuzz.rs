@@ -1,0 +1,53 @@
+//! `cargo xtask fuzz`: the targets in `fuzz/`, each for a while, with what is known to be telling as a start.
+//!
+//! Sanitizers need a nightly compiler and cargo-fuzz. Without them the same generators run on the stable compiler, without
+//! coverage to guide them: `HOSTILE_ROUNDS=1000 cargo test -p ort-runtime --test hostile_operators` and
+//! `PROPTEST_CASES=100000 cargo test -p ort-runtime --test random_graphs`.
+
+use anyhow::{Result, bail};
+
+use crate::workspace::{Workspace, run as run_command};
+
+/// The targets, as `fuzz/Cargo.toml` names them.
+const TARGETS: [&str; 4] = ["decode", "infer", "graphs", "kernels"];
+/// A case that takes longer, or more memory, is a finding.
+const CASE_SECONDS: u32 = 10;
+const CASE_MEGABYTES: u32 = 2048;
+const ALTERNATIVE: &str =
+    "without them, run `HOSTILE_ROUNDS=1000 cargo test -p ort-runtime --test hostile_operators`";
+
+/// What to run.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only these targets.
+    #[arg(long = "target", value_name = "NAME", value_parser = TARGETS)]
+    targets: Vec<String>,
+    /// How long each target runs.
+    #[arg(long, value_name = "S", default_value_t = 1200)]
+    seconds: u32,
+}
+
+/// Runs the targets one after the other; the first finding ends the run, and its input is in `fuzz/artifacts`.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let version = std::process::Command::new("cargo").args(["+nightly", "fuzz", "--version"]).output();
+    if !version.is_ok_and(|output| output.status.success()) {
+        bail!("`cargo +nightly fuzz` is missing: install a nightly toolchain and cargo-fuzz; {ALTERNATIVE}");
+    }
+    let chosen =
+        |target: &&str| options.targets.is_empty() || options.targets.iter().any(|name| name == target);
+    for target in TARGETS.into_iter().filter(chosen) {
+        let mut command = std::process::Command::new("cargo");
+        command.current_dir(&workspace.root).args(["+nightly", "fuzz", "run", "-O", target]);
+        // What is found goes to target/, what is in the repository stays as it is: the second folder is only read.
+        let found = workspace.target.join("fuzz").join(target);
+        std::fs::create_dir_all(&found)?;
+        command.arg(found).arg(workspace.root.join("fuzz/corpus").join(target)).arg("--");
+        command.args([
+            format!("-max_total_time={}", options.seconds),
+            format!("-timeout={CASE_SECONDS}"),
+            format!("-rss_limit_mb={CASE_MEGABYTES}"),
+        ]);
+        run_command(&mut command)?;
+    }
+    Ok(())
+}
