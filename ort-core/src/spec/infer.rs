@@ -160,6 +160,11 @@ impl<'a> InferCx<'a> {
         }
     }
 
+    /// The shape that an output was set to, where its rank is known.
+    pub fn output_shape(&self, index: usize) -> Option<&[Dim]> {
+        self.outputs.get(index).and_then(|(ty, _)| ty.shape())
+    }
+
     /// The number of subgraphs.
     pub fn subgraph_count(&self) -> usize {
         self.subgraphs.len()

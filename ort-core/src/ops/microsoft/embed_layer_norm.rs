@@ -62,6 +62,16 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             agree("the batch of position_ids", &ids[0], &shape[0])?;
         }
     }
+    if let (Some(table), false) = (cx.shape(3), cx.has_input(8)) {
+        let enough = !matches!((ids[1].as_constant(), table[0].as_constant()), (Some(a), Some(b)) if a > b);
+        ensure!(
+            enough,
+            InvalidGraph,
+            "sequences of {} words, but {} positions have an embedding",
+            ids[1],
+            table[0]
+        );
+    }
     let mask_index = vec![ids[0].clone()];
     cx.set_shape(1, mask_index)?;
     let Some(words) = cx.shape(2) else { return Ok(()) };

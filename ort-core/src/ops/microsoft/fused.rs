@@ -1,6 +1,6 @@
 //! `FusedGemm` and `FusedConv`: a product or a convolution with an activation.
 
-use super::{float, number};
+use super::{agree, check_rank, float, number};
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
@@ -105,7 +105,10 @@ fn infer_conv(cx: &mut InferCx<'_>) -> Result<()> {
             "activation '{activation}' takes {expected} parameters, got {given}"
         );
     }
-    conv::infer(cx, [1, 2])
+    conv::infer(cx, [1, 2])?;
+    let (Some(shape), Some(addend)) = (cx.output_shape(0), cx.shape(3)) else { return Ok(()) };
+    check_rank(cx, 3, "Z", shape.len())?;
+    shape.iter().zip(addend).try_for_each(|(size, own)| agree("a size of Z", size, own))
 }
 
 fn lower_gemm(draft: &mut Draft<'_>) -> Result<()> {

@@ -116,6 +116,7 @@ fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>>
     let node = cx.node.node;
     let program = match one_loop(node.spec.name, &node.attrs)? {
         Some(function) => Program::own(function),
+        None if node.spec.name == "BiasGelu" => Program::own_of_sum(Unary::Gelu),
         None => Program::compile(formula),
     };
     Ok(match cx.node.dtype(0) {

@@ -55,6 +55,21 @@ impl<V: Copy + PartialEq> Program<V> {
         }
     }
 
+    /// The program of one function of the lane's own, of the sum of two inputs.
+    pub(super) fn own_of_sum(function: V) -> Program<V> {
+        let sum = Step {
+            function: Function::Binary(BinaryFn::Add),
+            operands: [Source::Input(0), Source::Input(1), NOTHING],
+            to: 0,
+        };
+        let last = Step {
+            function: Function::Own(function),
+            operands: [Source::Register(0), NOTHING, NOTHING],
+            to: 1,
+        };
+        Program { steps: vec![sum, last], registers: 1, inputs: 2 }
+    }
+
     /// The program of a formula. Equal parts of the formula are computed once.
     pub(super) fn compile(formula: &ScalarExpr) -> Program<V> {
         let mut steps = Vec::new();

@@ -1,7 +1,8 @@
-//! `MatMul`.
+//! `MatMul`, and `FusedMatMul` as far as only its right side is transposed.
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::spec::MICROSOFT;
 use ort_core::{Result, error};
 
 use super::product::Product;
@@ -29,7 +30,31 @@ cpu_kernels![
     KernelDef {
         op: "MatMul",
         types: &[("T", SINGLE)],
-        make: |cx| widened(cx, |_| Ok(Box::new(Plain))),
+        make: |cx| widened(cx, |_| Ok(Box::new(Plain { factor: 1.0, transposed: false }))),
+        ..KernelDef::BASE
+    },
+    // Others are decomposed.
+    KernelDef {
+        domain: MICROSOFT,
+        op: "FusedMatMul",
+        types: &[("T", SINGLE)],
+        rank: 1,
+        unaligned: &[1],
+        when: |node| is_plain_left(node) && has_constant_matrix(node),
+        make: |cx| widened(cx, make_packed),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        domain: MICROSOFT,
+        op: "FusedMatMul",
+        types: &[("T", SINGLE)],
+        when: is_plain_left,
+        make: |cx| {
+            widened(cx, |cx| {
+                let (factor, transposed) = (factor(cx)?, transposes_right(cx)?);
+                Ok(Box::new(Plain { factor, transposed }))
+            })
+        },
         ..KernelDef::BASE
     },
     KernelDef {
@@ -46,18 +71,36 @@ fn has_constant_matrix(node: &NodeView<'_>) -> bool {
     matrix && is_weight(node.dtype(1))
 }
 
+/// Whether a `FusedMatMul` leaves its left side and the batches as they are.
+fn is_plain_left(node: &NodeView<'_>) -> bool {
+    ["transA", "transBatchA", "transBatchB"].iter().all(|name| matches!(node.attrs().flag(name), Ok(false)))
+}
+
+/// What the product is multiplied with.
+fn factor(cx: &CompileCx<'_>) -> Result<f32> {
+    Ok(cx.attrs().find_float("alpha").unwrap_or(1.0))
+}
+
+/// Whether the last two dimensions of the right side are exchanged.
+fn transposes_right(cx: &CompileCx<'_>) -> Result<bool> {
+    Ok(cx.attrs().find_int("transB").unwrap_or(0) != 0)
+}
+
 fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let shape = match cx.constant(1).map(|view| view.shape()) {
-        Some(&[k]) => [k, 1],
-        Some(&[k, columns]) => [k, columns],
+    let (shape, strides) = match cx.constant(1).map(|view| view.shape()) {
+        Some(&[k]) => ([k, 1], [1, 1]),
+        Some(&[columns, k]) if transposes_right(cx)? => ([k, columns], [1, k]),
+        Some(&[k, columns]) => ([k, columns], [columns, 1]),
         _ => return Err(error!(Fail, "the right side is no constant matrix")),
     };
-    let right = PackedRight::of_input(cx, 1, shape, [shape[1], 1])?;
-    Ok(Box::new(Packed { right }))
+    let factor = factor(cx)?;
+    let right = PackedRight::of_input(cx, 1, shape, strides)?;
+    Ok(Box::new(Packed { factor, right }))
 }
 
 /// The product with a packed matrix; all rows on the left make one product.
 struct Packed {
+    factor: f32,
     right: PackedRight,
 }
 
@@ -81,26 +124,42 @@ impl Executable for Packed {
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         let rows = a.shape()[..a.rank() - 1].iter().product();
         let left = Strided::row_major(a.as_slice()?, rows, k).map_err(refused)?;
-        let gemm = Gemm::new(AOperand::Plain(left), self.right.operand(cpu)?);
+        let gemm = Gemm { alpha: self.factor, ..Gemm::new(AOperand::Plain(left), self.right.operand(cpu)?) };
         gemm.run(cpu, result, columns, workspace).map_err(refused)
     }
 }
 
 /// The product of two sides that only the run knows.
-struct Plain;
+struct Plain {
+    factor: f32,
+    /// Whether the last two dimensions of the right side are exchanged.
+    transposed: bool,
+}
+
+impl Plain {
+    fn product(&self, a: &[usize], b: &[usize]) -> Result<Product> {
+        match b {
+            [batch @ .., columns, k] if self.transposed => {
+                Product::new(a, &[batch, &[*k, *columns]].concat())
+            }
+            _ => Product::new(a, b),
+        }
+    }
+}
 
 impl Executable for Plain {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let product = Product::new(shapes.input(0), shapes.input(1))?;
+        let product = self.product(shapes.input(0), shapes.input(1))?;
+        let source = if self.transposed && product.shape[1] > 1 { BSource::Strided } else { BSource::Rows };
         let cpu = Cpu::with_threads(shapes.threads);
-        bytes_of::<f32>(workspace_len(cpu, product.count, product.shape, BSource::Rows))
+        bytes_of::<f32>(workspace_len(cpu, product.count, product.shape, source))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
         let workspace = scratch(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.input(1)?);
-        let product = Product::new(a.shape(), b.shape())?;
+        let product = self.product(a.shape(), b.shape())?;
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         if result.is_empty() {
             return Ok(());
@@ -110,8 +169,9 @@ impl Executable for Plain {
         let problem = |index: usize| {
             let [left, right] = product.offsets(index);
             let left = Strided::row_major(from("the left side", a, left)?, rows, k)?;
-            let right = Strided::row_major(from("the right side", b, right)?, k, columns)?;
-            Ok(Gemm::new(AOperand::Plain(left), BOperand::Plain(right)))
+            let strides = if self.transposed && columns > 1 { [1, k] } else { [columns, 1] };
+            let right = Strided::new(from("the right side", b, right)?, [k, columns], strides)?;
+            Ok(Gemm { alpha: self.factor, ..Gemm::new(AOperand::Plain(left), BOperand::Plain(right)) })
         };
         let results =
             Batch { values: result, count: product.count, row_stride: columns, batch_stride: rows * columns };
