@@ -2,4 +2,6 @@
 
 mod attend;
 mod elementwise;
+mod group_query;
 mod multi_head;
+mod rotary;
