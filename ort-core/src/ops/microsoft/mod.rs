@@ -5,7 +5,9 @@
 //! is loaded (`upgrades`), so that nothing after the loader knows it. One that is made of several of the standard's is
 //! decomposed where no provider has a kernel for it (`lower`).
 
+mod attention_groups;
 mod attention_heads;
+mod attention_rotary;
 mod bias;
 mod embed_layer_norm;
 mod fused;

@@ -56,6 +56,8 @@ pub(super) struct Sizes {
     pub(super) queries: usize,
     /// The most keys of a batch, and the columns of the scores that are written out.
     pub(super) keys: usize,
+    /// What scratch memory is made for: at least `keys`, known before the run.
+    pub(super) capacity: usize,
     pub(super) size: usize,
     pub(super) value_size: usize,
 }
@@ -81,11 +83,11 @@ impl Sizes {
     /// Values of scratch for one part: scores, results, and what the products need.
     fn part_len(&self, cpu: Cpu) -> usize {
         let rows = self.rows();
-        let first = f32::workspace_len(cpu, [rows, self.keys, self.size], BSource::Strided);
-        let second = f32::workspace_len(cpu, [rows, self.value_size, self.keys], BSource::Rows);
+        let first = f32::workspace_len(cpu, [rows, self.capacity, self.size], BSource::Strided);
+        let second = f32::workspace_len(cpu, [rows, self.value_size, self.capacity], BSource::Rows);
         // Fewer keys may be cut into blocks another way, which never takes more than two panels more.
         let slack = 2 * 64 * 512 * cpu.threads;
-        let scores = (rows * (self.keys + 1)).next_multiple_of(16);
+        let scores = (rows * (self.capacity + 1)).next_multiple_of(16);
         let results = (rows * self.value_size).next_multiple_of(16);
         scores + results + first.max(second).next_multiple_of(16) + slack
     }
@@ -242,6 +244,7 @@ pub(super) fn attend(
     let sizes = problem.sizes;
     let divides = sizes.key_heads > 0 && sizes.heads.is_multiple_of(sizes.key_heads);
     ensure!(divides, InvalidArgument, "{} heads do not divide among {}", sizes.heads, sizes.key_heads);
+    ensure!(sizes.keys <= sizes.capacity, Fail, "{} keys in scratch for {}", sizes.keys, sizes.capacity);
     ensure!(problem.spans.len() == sizes.batch, Fail, "there are {} spans", problem.spans.len());
     if result.is_empty() {
         return Ok(());
@@ -313,7 +316,7 @@ impl Problem<'_> {
         let (rows, keys) = (strip.rows(), self.key_count(batch, strip.queries.end));
         // The sink is one more column.
         let width = keys + usize::from(self.sinks.is_some());
-        let (scores, rest) = split(scratch, sizes.rows() * (sizes.keys + 1))?;
+        let (scores, rest) = split(scratch, sizes.rows() * (sizes.capacity + 1))?;
         let (results, workspace) = split(rest, sizes.rows() * sizes.value_size)?;
         let scores = &mut scores[..rows * width];
         let (keys_of, values_of) =

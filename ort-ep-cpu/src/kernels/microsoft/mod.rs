@@ -2,6 +2,8 @@
 
 mod attend;
 mod elementwise;
+mod group_query;
 mod inverse;
 mod matmul_nbits;
 mod multi_head;
+mod rotary;

@@ -213,6 +213,7 @@ impl Layout {
             key_heads: self.heads,
             queries: self.queries,
             keys,
+            capacity: self.capacity(),
             size: self.size,
             value_size: self.value_size,
         }

@@ -1,0 +1,107 @@
+//! `GroupQueryAttention`: causal attention whose keys and values serve groups of heads and are kept in a cache.
+
+use super::attention_heads::{ATTENTION_TYPES, head_count, head_size};
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::{Result, ensure, error};
+
+const CACHE_TYPES: TypeSet = ATTENTION_TYPES.union(TypeSet::of(&[DType::U8, DType::I8, DType::F8E4M3FN]));
+
+static GROUP_QUERY_ATTENTION: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "GroupQueryAttention",
+    since: 1,
+    inputs: &[
+        one("query", "T"),
+        opt("key", "T"),
+        opt("value", "T"),
+        opt("past_key", "T_CACHE"),
+        opt("past_value", "T_CACHE"),
+        one("seqlens_k", "M"),
+        one("total_sequence_length", "M").host(),
+        opt("cos_cache", "T"),
+        opt("sin_cache", "T"),
+        opt("position_ids", "tensor(int64)"),
+        opt("attention_bias", "T"),
+        opt("head_sink", "T"),
+        opt("k_scale", "T_KV_SCALE"),
+        opt("v_scale", "T_KV_SCALE"),
+        opt("q_norm_weight", "T"),
+        opt("k_norm_weight", "T"),
+    ],
+    outputs: &[
+        one("output", "T"),
+        opt("present_key", "T_CACHE"),
+        opt("present_value", "T_CACHE"),
+        opt("output_qk", "T"),
+    ],
+    types: &[
+        var("T", ATTENTION_TYPES),
+        var("T_CACHE", CACHE_TYPES),
+        var("T_KV_SCALE", TypeSet::of(&[DType::F32])),
+        var("M", TypeSet::of(&[DType::I32])),
+    ],
+    attrs: &[
+        attr::int("causal", 1),
+        attr::optional("do_rotary", AttrKind::Int),
+        attr::string("k_quant_type", "NONE"),
+        attr::optional("kv_cache_bit_width", AttrKind::Int),
+        attr::required("kv_num_heads", AttrKind::Int),
+        attr::int("local_window_size", -1),
+        attr::required("num_heads", AttrKind::Int),
+        attr::float("qk_norm_epsilon", 1e-6),
+        attr::int("qk_output", 0),
+        attr::optional("rotary_interleaved", AttrKind::Int),
+        attr::optional("scale", AttrKind::Float),
+        attr::int("sliding_window_cache", 0),
+        attr::int("smooth_softmax", -1),
+        attr::optional("softcap", AttrKind::Float),
+        attr::string("v_quant_type", "NONE"),
+    ],
+    cost: Cost::Compute,
+    infer,
+    ..OP
+};
+
+ops![GROUP_QUERY_ATTENTION];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let (heads, key_heads) = (head_count(cx, "num_heads")?, head_count(cx, "kv_num_heads")?);
+    let groups = &heads - &key_heads * heads.floor_div(&key_heads);
+    ensure!(groups == Dim::constant(0), InvalidGraph, "{heads} heads do not divide among {key_heads}");
+    for (first, second, names) in [(1, 2, "key and value"), (3, 4, "past_key and past_value")] {
+        let together = cx.has_input(first) == cx.has_input(second);
+        ensure!(together, InvalidGraph, "{names} go together");
+    }
+    let query = match cx.shape(0) {
+        None => return Ok(()),
+        Some([batch, queries, width]) => [batch, queries, width],
+        Some(shape) => return Err(error!(InvalidGraph, "query has rank {}, expected 3", shape.len())),
+    };
+    let [batch, queries, width] = query.map(Dim::clone);
+    // Without keys the query holds all three, the heads of keys and values after its own.
+    let size = match cx.has_input(1) {
+        true => head_size("query", &width, &heads)?,
+        false => head_size("query", &width, &(&heads + &key_heads * 2))?,
+    };
+    cx.set_shape(0, vec![batch.clone(), queries.clone(), &heads * &size])?;
+    let total = cx.dims(6).and_then(|total| total.first().cloned()).unwrap_or_else(|| cx.fresh());
+    let (cache, row) = match cx.shape(3) {
+        None if cx.has_input(3) => return Ok(()),
+        None => (total.clone(), size),
+        // A past that is long enough is the buffer of the present; else the present is longer.
+        Some([_, _, past, row]) => match cx.attrs.flag("sliding_window_cache")? {
+            true => (past.clone(), row.clone()),
+            false => (past.max(&total), row.clone()),
+        },
+        Some(shape) => return Err(error!(InvalidGraph, "past_key has rank {}, expected 4", shape.len())),
+    };
+    let dtype = cx.dtype(if cx.has_input(3) { 3 } else { 0 })?;
+    for index in [1, 2] {
+        let shape = vec![batch.clone(), key_heads.clone(), cache.clone(), row.clone()];
+        cx.set(index, dtype, Some(shape));
+    }
+    cx.set_shape(3, vec![batch, heads, queries, total])
+}

@@ -1,0 +1,36 @@
+//! `RotaryEmbedding`: the standard's, with positions as a first one or one for each token, and packed batches.
+
+use super::attention_heads::ATTENTION_TYPES;
+use crate::dtype::{DType, TypeSet};
+use crate::ops;
+use crate::spec::{AttrKind, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
+use crate::{Result, ensure};
+
+static ROTARY_EMBEDDING: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "RotaryEmbedding",
+    since: 1,
+    inputs: &[one("input", "T"), one("position_ids", "M"), one("cos_cache", "T"), one("sin_cache", "T")],
+    outputs: &[one("output", "T")],
+    types: &[var("T", ATTENTION_TYPES), var("M", TypeSet::of(&[DType::I64]))],
+    attrs: &[
+        attr::optional("interleaved", AttrKind::Int),
+        attr::optional("is_packed_batching", AttrKind::Int),
+        attr::optional("num_heads", AttrKind::Int),
+        attr::optional("rotary_embedding_dim", AttrKind::Int),
+        attr::optional("scale", AttrKind::Float),
+    ],
+    infer,
+    ..OP
+};
+
+ops![ROTARY_EMBEDDING];
+
+fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let given = |name: &str| cx.attrs.find_int(name).unwrap_or(0) > 0;
+    let complete = given("num_heads") || !given("rotary_embedding_dim");
+    ensure!(complete, InvalidGraph, "num_heads must be given with rotary_embedding_dim");
+    let Some(shape) = cx.shape(0) else { return Ok(()) };
+    ensure!(matches!(shape.len(), 3 | 4), InvalidGraph, "input has rank {}, expected 3 or 4", shape.len());
+    cx.set_shape(0, shape.to_vec())
+}
