@@ -122,7 +122,7 @@ impl Rotary {
         let (batch, heads, sequence, size, heads_last) = match *x.shape() {
             [batch, heads, sequence, size] => (batch, heads, sequence, size, false),
             [batch, sequence, width] => {
-                let size = if self.heads > 0 { width / self.heads } else { angles.width() };
+                let size = width.checked_div(self.heads).unwrap_or_else(|| angles.width());
                 let heads = width.checked_div(size).unwrap_or(0);
                 ensure!(
                     heads * size == width,
