@@ -56,15 +56,13 @@ impl Bernoulli {
                 return Ok(Some(format!("{dtype}{shape:?}, expected {wanted}{of:?}")));
             }
         }
-        let mut chances = doubles(input)?;
-        if self.complement {
-            chances.iter_mut().for_each(|chance| *chance = 1.0 - *chance);
-        }
         let draws = runs.iter().map(doubles).collect::<Result<Vec<_>>>()?;
-        Ok(self.judge(&chances, &draws))
+        Ok(self.judge(&doubles(input)?, &draws))
     }
 
-    fn judge(self, chances: &[f64], draws: &[Vec<f64>]) -> Option<String> {
+    fn judge(self, probabilities: &[f64], draws: &[Vec<f64>]) -> Option<String> {
+        let chance = |p: &f64| if self.complement { 1.0 - p } else { *p };
+        let chances: Vec<f64> = probabilities.iter().map(chance).collect();
         if let Some(value) = draws.iter().flatten().find(|&&value| value != 0.0 && value != 1.0) {
             return Some(format!("a draw is {value}, expected 0 or 1"));
         }

@@ -10,7 +10,7 @@ use ort_ep_cpu::vector::depthwise::DepthwisePlan;
 use ort_ep_cpu::vector::depthwise_channels::{ChannelBlock, DepthwiseBlockPlan};
 use ort_ep_cpu::vector::elementwise::{Binary, Operand, Unary, binary, unary};
 use ort_ep_cpu::vector::norm::{layer_norm_row, rms_norm_row};
-use ort_ep_cpu::vector::pool::{Pool, PoolPlan};
+use ort_ep_cpu::vector::pool::{Pool, PoolPlan, scratch_len};
 use ort_ep_cpu::vector::reduce;
 use ort_ep_cpu::vector::softmax::{Softmax, softmax_columns, softmax_row};
 use ort_ep_cpu::vector::transpose::{Permutation, transpose};
@@ -193,7 +193,7 @@ fn pools(filter: &str, isa: Isa) {
         };
         let plan = PoolPlan::new(window, [pad; 2], pool);
         let (from, mut to) = (values(size * size), vec![0.0; out * out]);
-        let mut scratch = vec![0.0; plan.scratch_len()];
+        let mut scratch = vec![0.0; scratch_len(&window)];
         let name = format!("{pool:?} {size}x{size} k{kernel} s{stride} {}", isa.name());
         row(filter, &name, (size * size * 4) as f64, "GB/s read", || {
             plan.run(isa, black_box(&from), &mut to, &mut scratch);

@@ -41,6 +41,16 @@ fn count_places(pool: Pool, axis: &PoolAxis, output: usize) -> usize {
     places.filter(|place| (start..end).contains(place)).count()
 }
 
+/// How many f32 of scratch a plane needs. A plan is not needed for that: it takes memory itself.
+pub fn scratch_len(window: &Window) -> usize {
+    BAND.saturating_mul(row_len(window))
+}
+
+/// A padded row and the slack behind it.
+fn row_len(window: &Window) -> usize {
+    window.extent(1).max(window.pads[1] + window.input[1]) + 2 * SLACK
+}
+
 impl PoolPlan {
     /// Plans the pooling of planes; `end_pads` is the padding below and on the right.
     pub fn new(window: Window, end_pads: [usize; 2], pool: Pool) -> PoolPlan {
@@ -58,17 +68,7 @@ impl PoolPlan {
         PoolPlan { window, pool, counts }
     }
 
-    /// How many f32 of scratch a plane needs.
-    pub fn scratch_len(&self) -> usize {
-        BAND * self.row_len()
-    }
-
-    /// A padded row and the slack behind it.
-    fn row_len(&self) -> usize {
-        self.window.extent(1).max(self.window.pads[1] + self.window.input[1]) + 2 * SLACK
-    }
-
-    /// Pools one plane. `scratch` holds at least [`scratch_len`](Self::scratch_len) values of any content.
+    /// Pools one plane. `scratch` holds at least [`scratch_len`] values of any content.
     ///
     /// # Panics
     /// If a slice does not have the length that the window says.
@@ -112,7 +112,7 @@ const BAND: usize = 8;
 fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: Plane<'_>) {
     let Plane { plan, from, to, scratch } = plane;
     let Window { output: [rows, columns], pads: [_, left], .. } = plan.window;
-    let len = plan.row_len();
+    let len = row_len(&plan.window);
     let scratch = &mut scratch[..BAND * len];
     // Only what lies between the padding on both sides is written after this.
     scratch.fill(if MAX { f32::NEG_INFINITY } else { 0.0 });
@@ -351,7 +351,7 @@ mod tests {
                 let from: Vec<f32> = (0..input[0] * input[1]).map(|i| (i as f32 * 1.3).sin() - 0.5).collect();
                 for pool in pools {
                     let plan = PoolPlan::new(window, after, pool);
-                    let mut scratch = vec![f32::NAN; plan.scratch_len()];
+                    let mut scratch = vec![f32::NAN; scratch_len(&plan.window)];
                     let (mut to, mut want) =
                         (vec![0.0; output[0] * output[1]], vec![0.0; output[0] * output[1]]);
                     plan.run(isa, &from, &mut to, &mut scratch);
@@ -400,7 +400,7 @@ mod tests {
         {
             let plan = PoolPlan::new(window, [0, 1], Pool::Average { count_include_pad });
             for isa in Isa::available() {
-                let (mut to, mut scratch) = ([0.0; 4], vec![0.0; plan.scratch_len()]);
+                let (mut to, mut scratch) = ([0.0; 4], vec![0.0; scratch_len(&plan.window)]);
                 plan.run(isa, &from, &mut to, &mut scratch);
                 assert_eq!(to, want);
             }
@@ -421,7 +421,7 @@ mod tests {
             let mut from = vec![1.0; 40];
             from[20] = f32::NAN;
             let plan = PoolPlan::new(window, [0, 1], Pool::Max);
-            let (mut to, mut scratch) = (vec![0.0; 40], vec![0.0; plan.scratch_len()]);
+            let (mut to, mut scratch) = (vec![0.0; 40], vec![0.0; scratch_len(&plan.window)]);
             plan.run(isa, &from, &mut to, &mut scratch);
             for (x, value) in to.iter().enumerate() {
                 assert_eq!(value.is_nan(), (19..22).contains(&x), "{isa:?} {x}");

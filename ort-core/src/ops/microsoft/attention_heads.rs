@@ -28,7 +28,7 @@ static MULTI_HEAD_ATTENTION: OpSpec = OpSpec {
     outputs: &[one("output", "T"), opt("present_key", "T"), opt("present_value", "T"), opt("qk", "QK")],
     types: &[var("T", ATTENTION_TYPES), var("QK", ATTENTION_TYPES), var("M", TypeSet::of(&[DType::I32]))],
     attrs: &[
-        attr::float("mask_filter_value", -10000.0),
+        attr::optional("mask_filter_value", AttrKind::Float),
         attr::required("num_heads", AttrKind::Int),
         attr::optional("scale", AttrKind::Float),
         attr::int("unidirectional", 0),

@@ -112,7 +112,8 @@ fn infer_tile(cx: &mut InferCx<'_>) -> Result<()> {
 
 /// Nothing is repeated where the element counts agree.
 fn view_if_equal(cx: &ViewCx<'_>) -> Option<ViewOf> {
-    let input: usize = cx.inputs.first()?.as_ref()?.iter().product();
-    let output: usize = cx.outputs.first()?.as_ref()?.iter().product();
+    let count = |shape: &[usize]| shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
+    let input = count(cx.inputs.first()?.as_ref()?)?;
+    let output = count(cx.outputs.first()?.as_ref()?)?;
     if input == output { ViewOf::whole(cx) } else { None }
 }

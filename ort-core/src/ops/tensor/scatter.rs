@@ -56,6 +56,8 @@ fn check_reduction(cx: &InferCx<'_>) -> Result<()> {
     let reduction = cx.attrs.find_string("reduction").unwrap_or("none");
     let known = ["none", "add", "mul", "min", "max"].contains(&reduction);
     ensure!(known, InvalidGraph, "the reduction '{reduction}' is not known");
+    let ordered = !cx.dtype(0).is_ok_and(DType::is_complex) || !["min", "max"].contains(&reduction);
+    ensure!(ordered, InvalidGraph, "the reduction '{reduction}' of complex numbers, which have no order");
     Ok(())
 }
 

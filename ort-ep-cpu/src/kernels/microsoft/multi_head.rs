@@ -39,6 +39,9 @@ struct MultiHead {
     mask_filter_value: f32,
 }
 
+/// What is added to the scores of padding where the node does not say.
+const MASKED: f32 = -10000.0;
+
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let heads = attrs.int("num_heads")?;
@@ -47,7 +50,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         heads: heads.ok_or_else(|| error!(InvalidGraph, "num_heads must be at least 1"))?,
         scale: attrs.find_float("scale").filter(|scale| *scale != 0.0),
         causal: attrs.flag("unidirectional")?,
-        mask_filter_value: attrs.float("mask_filter_value")?,
+        mask_filter_value: attrs.find_float("mask_filter_value").unwrap_or(MASKED),
     }))
 }
 

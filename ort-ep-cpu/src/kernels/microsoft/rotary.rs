@@ -1,4 +1,4 @@
-//! `RotaryEmbedding`: positions come as a first one for all or one for each token, and results may be scaled.
+//! `RotaryEmbedding`: positions come as a first one for all or one for each token.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
@@ -22,7 +22,6 @@ struct Rotary {
     interleaved: bool,
     heads: usize,
     rotated: usize,
-    scale: f32,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -35,7 +34,6 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         interleaved: attrs.find_int("interleaved").unwrap_or(0) != 0,
         heads: size("num_heads")?,
         rotated: size("rotary_embedding_dim")?,
-        scale: attrs.find_float("scale").unwrap_or(1.0),
     };
     Ok(Box::new(move |cx: &mut RunCx<'_>| rotary.run(cx)))
 }
@@ -152,9 +150,6 @@ impl Rotary {
             for (at, row) in to.chunks_exact_mut(size.max(1)).enumerate() {
                 let token = if heads_last { index } else { index / heads * sequence + at };
                 angles.rotate(positions[token], row);
-                if self.scale != 1.0 {
-                    row.iter_mut().for_each(|value| *value *= self.scale);
-                }
             }
         });
         Ok(())

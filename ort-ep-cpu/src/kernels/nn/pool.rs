@@ -12,7 +12,7 @@ use crate::cpu_kernels;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::simd::Isa;
-use crate::vector::pool::{Indices, Pool, PoolAxis, PoolPlan, pool_nd};
+use crate::vector::pool::{Indices, Pool, PoolAxis, PoolPlan, pool_nd, scratch_len};
 
 cpu_kernels![
     KernelDef {
@@ -94,7 +94,8 @@ fn along(axis: &WindowAxis) -> PoolAxis {
 impl Executable for Pooling {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let (units, axes) = planes(&self.windows, shapes.input(0))?;
-        let scratch = self.plan(&axes)?.map_or(0, |plan| plan.scratch_len().next_multiple_of(16));
+        let scratch = if axes.len() > 2 { 0 } else { scratch_len(&plane_window(&axes)?) };
+        let scratch = scratch.checked_next_multiple_of(16).unwrap_or(usize::MAX);
         bytes_of::<f32>(scratch.saturating_mul(part_count(shapes.threads, units)))
     }
 
@@ -112,8 +113,8 @@ impl Executable for Pooling {
             return Ok(());
         }
         if let (None, Some(plan)) = (&indices, self.plan(&axes)?) {
-            let scratch_len = plan.scratch_len().next_multiple_of(16);
-            for_each_unit(threads, (result, output), (workspace, scratch_len), |unit, plane, scratch| {
+            let per_unit = scratch_len(&plane_window(&axes)?).next_multiple_of(16);
+            for_each_unit(threads, (result, output), (workspace, per_unit), |unit, plane, scratch| {
                 plan.run(isa, &image[unit * input..][..input], plane, scratch);
             });
             return Ok(());
