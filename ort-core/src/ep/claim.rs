@@ -110,7 +110,7 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<
         let on_shapes = node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some());
         let by_host = host
             .filter(|host| on_shapes && *host != claimed.0)
-            .and_then(|index| Some((index, devices[index].claim(&view).ok()?)));
+            .and_then(|index| Some((index, devices.get(index)?.claim(&view).ok()?)));
         nodes.push(by_host.unwrap_or(claimed));
     }
     Ok(Partition { nodes })
@@ -136,7 +136,7 @@ fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Resul
         if refused.is_empty() {
             return Ok(claims);
         }
-        let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
+        let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
         let stuck: Vec<(NodeId, String)> = refused.iter().filter(|(id, _)| !lowers(id)).cloned().collect();
         if !stuck.is_empty() {
             return Err(unsupported(graph, &stuck));
@@ -187,7 +187,7 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
         let (_, refused) = claims(&graph, devices);
-        let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
+        let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
         let (open, stuck): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(id, _)| lowers(id));
         if open.is_empty() {
             collect(&graph, &stuck, &mut found);
@@ -219,7 +219,7 @@ fn claims(graph: &Graph, devices: &[Arc<dyn Device>]) -> (Vec<(usize, Claim)>, V
 
 fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>) {
     for (id, reason) in stuck {
-        let node = &graph.nodes[id.index()];
+        let Some(node) = graph.nodes.get(id.index()) else { continue };
         let domain =
             if node.spec.domain.is_empty() { String::new() } else { format!("{}.", node.spec.domain) };
         let operator = format!("{domain}{}", node.spec.name);

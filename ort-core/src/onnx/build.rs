@@ -228,12 +228,20 @@ impl<'m> Loader<'m> {
     }
 
     /// The innermost scope. There always is one while nodes are built.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     pub(super) fn scope(&mut self) -> &mut Scope<'m> {
         let last = self.scopes.len() - 1;
         &mut self.scopes[last]
     }
 
     /// The graph that is being built.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     pub(super) fn top(&mut self) -> &mut OpenGraph {
         let last = self.graphs.len() - 1;
         &mut self.graphs[last]
@@ -305,18 +313,28 @@ impl<'m> Loader<'m> {
         open.value_names.0.reserve(outputs);
         open.node_names.0.reserve(nodes.len());
         open.graph.nodes.reserve(nodes.len());
+        let mut declared: Vec<Option<ValueId>> = Vec::with_capacity(outputs);
+        let mut starts = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
-            for name in node.output.iter().filter(|name| !name.is_empty()) {
+            starts.push(declared.len());
+            for name in &node.output {
+                if name.is_empty() {
+                    declared.push(None);
+                    continue;
+                }
                 let ty = self.declared_type(name);
-                if let Err(problem) = self.declare(name, ty, Some(index as u32)) {
-                    return Err(self.defined_twice(nodes, (index, name), problem));
+                match self.declare(name, ty, Some(index as u32)) {
+                    Ok(id) => declared.push(Some(id)),
+                    Err(problem) => return Err(self.defined_twice(nodes, (index, name), problem)),
                 }
             }
         }
         let names = &self.scope().names;
         let order = schedule(nodes, |name| names.get(name)?.writer.map(|writer| writer as usize))?;
         for (index, node) in order.of(nodes) {
-            self.node(node, index)?;
+            let start = starts.get(index).copied().unwrap_or(0);
+            let outputs = declared.iter().skip(start).take(node.output.len()).copied().collect();
+            self.node(node, index, outputs)?;
         }
         Ok(())
     }
@@ -368,6 +386,10 @@ impl<'m> Loader<'m> {
 
     /// What a name means in a scope: no such name, an input left out, or a value of the scope's graph. A name from
     /// around a subgraph is made a capture on the way, or a constant of its own, which shares the memory.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     pub(super) fn resolve(&mut self, scope: usize, name: &str) -> Option<Option<ValueId>> {
         if let Some(found) = self.scopes[scope].names.get(name) {
             return Some(found.value);
@@ -383,6 +405,10 @@ impl<'m> Loader<'m> {
         Some(inner)
     }
 
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     fn capture(&mut self, outer_graph: usize, inner_graph: usize, outer: ValueId) -> ValueId {
         let source = &self.graphs[outer_graph].graph;
         let info = source.value(outer).clone();

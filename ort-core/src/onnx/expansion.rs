@@ -14,8 +14,9 @@ use super::proto::{
 use crate::limits::Raise;
 use crate::{Result, error};
 
-/// What a model may take besides its file, for each byte of the file.
-const FACTOR: u64 = 32;
+/// What a model may take besides its file, for each byte of the file. A node with short names and small attributes, of
+/// which large generated models consist, takes up to 55.
+const FACTOR: u64 = 64;
 /// Deeper messages are refused by the decoder.
 const DEPTH: usize = 100;
 
@@ -78,6 +79,7 @@ pub(super) fn check_expansion(bytes: &[u8], allowed: u64) -> Result<()> {
     .raise("bytes"))
 }
 
+#[allow(clippy::indexing_slicing, reason = "messages are constants below the length of the table")]
 /// The bytes that the messages inside `bytes` take. Damage ends the count; the decoder reports it.
 fn expansion(mut bytes: &[u8], message: usize, depth: usize) -> u64 {
     let mut taken = 0;

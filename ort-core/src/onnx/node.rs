@@ -20,16 +20,28 @@ type Given<'m> = (&'m str, &'m AttributeProto);
 
 impl<'m> Loader<'m> {
     /// Builds one node, whose outputs are declared.
-    pub(super) fn node(&mut self, node: &'m NodeProto, index: usize) -> Result<()> {
+    pub(super) fn node(
+        &mut self,
+        node: &'m NodeProto,
+        index: usize,
+        outputs: Vec<Option<ValueId>>,
+    ) -> Result<()> {
         self.count_node()?;
         let name = self.node_name(node, index);
         let place = || format!("node '{name}' ({})", node.op_type());
-        self.build_node(node, name.clone()).within(place)
+        self.build_node(node, name.clone(), outputs).within(place)
     }
 
-    fn build_node(&mut self, node: &'m NodeProto, name: Arc<str>) -> Result<()> {
+    fn build_node(
+        &mut self,
+        node: &'m NodeProto,
+        name: Arc<str>,
+        mut outputs: Vec<Option<ValueId>>,
+    ) -> Result<()> {
         let inputs = self.node_inputs(node)?;
-        let outputs = self.node_outputs(node);
+        while outputs.last() == Some(&None) {
+            outputs.pop();
+        }
         let attributes = self.given_attributes(node);
         let key = function_key(node);
         if let Some(function) = self.functions.get(&key).copied() {
@@ -71,16 +83,6 @@ impl<'m> Loader<'m> {
             inputs.pop();
         }
         Ok(inputs)
-    }
-
-    fn node_outputs(&mut self, node: &'m NodeProto) -> Vec<Option<ValueId>> {
-        let scope = self.scope();
-        let find = |name: &String| scope.names.get(name.as_str()).and_then(|meaning| meaning.value);
-        let mut outputs: Vec<Option<ValueId>> = node.output.iter().map(find).collect();
-        while outputs.last() == Some(&None) {
-            outputs.pop();
-        }
-        outputs
     }
 
     /// The attributes, references to those of the function around resolved. One that refers to an attribute which

@@ -22,7 +22,8 @@ pub(super) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]
     }
     let mut graph = Graph::clone(&program.graph);
     for (index, slot) in program.given.iter().enumerate() {
-        let value = graph.value_mut(program.slots[slot.index()].value);
+        let Some(slot) = program.slots.get(slot.index()) else { continue };
+        let value = graph.value_mut(slot.value);
         let (ty, symbolic) = match given.get(index) {
             Some((ty, symbolic)) if *ty != ValueType::Unknown => (ty, symbolic.clone()),
             _ => (&value.ty, value.symbolic.clone()),

@@ -1,5 +1,10 @@
 //! One run of one program: steps through the schedule with every value where the plan put it.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots and steps are made with the program, and each table of a frame and plan has an entry for each"
+)]
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -197,7 +202,7 @@ impl<'a> Frame<'a> {
             let known = planned.dtype.zip(planned.shape.clone());
             let (target, shape) = match &planned.place {
                 Place::Slab { slab, range } => {
-                    let in_place = self.plan.steps[index].in_place[position];
+                    let in_place = self.plan.steps[index].input_in_place_of(position);
                     (Target::Slab { slab: *slab, range: range.clone(), in_place }, known)
                 }
                 _ if step.claim.outputs == OutputsFrom::Kernel => (Target::Handed, None),
@@ -352,7 +357,7 @@ impl<'a> Frame<'a> {
         // The host slab is split into what the step reads and what it writes.
         let mut reads: SmallVec<[Range<usize>; 8]> = SmallVec::new();
         let mut writes: SmallVec<[Range<usize>; 4]> = SmallVec::new();
-        let taken: SmallVec<[usize; 2]> = plan.in_place.iter().flatten().copied().collect();
+        let taken: SmallVec<[usize; 2]> = plan.in_place.iter().map(|(_, input)| *input as usize).collect();
         let mut all_reads: SmallVec<[(Option<SlotId>, bool); 8]> = SmallVec::new();
         for (position, slot) in step.inputs.iter().enumerate() {
             all_reads.push((*slot, taken.contains(&position)));

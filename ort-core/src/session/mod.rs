@@ -168,7 +168,7 @@ impl Session {
         let known = |name: &str| graph.inputs.iter().any(|&id| &*graph.value(id).name == name);
         for (index, (name, _)) in inputs.iter().enumerate() {
             ensure!(
-                !inputs[..index].iter().any(|(earlier, _)| earlier == name),
+                !inputs.iter().take(index).any(|(earlier, _)| earlier == name),
                 InvalidArgument,
                 "input '{name}' is given twice"
             );
@@ -290,7 +290,7 @@ impl Session {
     /// Which device runs each node: (node, operator, provider).
     pub fn placement(&self) -> Vec<(String, String, String)> {
         let step = |step: &Step| {
-            let provider = self.devices[step.device].info().provider;
+            let provider = self.devices.get(step.device).map_or("", |device| device.info().provider);
             (step.name.to_string(), step.op.to_string(), provider.to_string())
         };
         self.program.steps.iter().map(step).collect()

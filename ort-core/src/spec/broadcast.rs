@@ -17,7 +17,7 @@ pub fn shapes(shapes: &[&[usize]]) -> Result<Shape> {
     let mut result: Shape = std::iter::repeat_n(1, rank).collect();
     for shape in shapes {
         let start = rank - shape.len();
-        for (size, &other) in result[start..].iter_mut().zip(*shape) {
+        for (size, &other) in result.iter_mut().skip(start).zip(*shape) {
             match (*size, other) {
                 (a, b) if a == b => {}
                 (1, b) => *size = b,
@@ -36,7 +36,7 @@ pub fn dims(shapes: &[&[Dim]]) -> Result<Vec<Dim>> {
     let mut result = vec![Dim::constant(1); rank];
     for shape in shapes {
         let start = rank - shape.len();
-        for (size, other) in result[start..].iter_mut().zip(*shape) {
+        for (size, other) in result.iter_mut().skip(start).zip(*shape) {
             *size = pair(size, other)
                 .ok_or_else(|| error!(InvalidGraph, "sizes {size} and {other} do not broadcast"))?;
         }

@@ -133,7 +133,7 @@ impl<'g> Draft<'g> {
         if self.inputs.len() <= index {
             self.inputs.resize(index + 1, None);
         }
-        self.inputs[index] = Some(value);
+        self.inputs.get_mut(index).into_iter().for_each(|input| *input = Some(value));
     }
 
     /// Turns an attribute of integers into a constant `int64` input at `index`, as many operators did in time.
@@ -155,7 +155,8 @@ impl<'g> Draft<'g> {
     /// Emits a node of the standard domain with one output in front of this one.
     pub fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        Ok(self.emit_many(op, &inputs, attrs, 1)?[0])
+        let outputs = self.emit_many(op, &inputs, attrs, 1)?;
+        outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 
     /// Emits a node with left-out inputs or several outputs in front of this one.

@@ -30,6 +30,12 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
         .ok_or_else(|| error!(InvalidArgument, "a shape of {shape:?} has too many elements to address"))
 }
 
+/// The product of sizes, or the largest number where it overflows: for parts of shapes, which may multiply to more
+/// than the whole where that has a size of 0.
+pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |product, &size| product.saturating_mul(size))
+}
+
 /// The bytes that a tensor of fixed-size elements takes, or an error for strings and overflow.
 pub fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize> {
     dtype.byte_len(element_count(shape)?).ok_or_else(|| {
@@ -234,11 +240,14 @@ impl Tensor {
             Data::Host(bytes) => {
                 // A u128 buffer is aligned for every element type.
                 let mut words = vec![0u128; bytes.len().div_ceil(16)];
-                bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+                for (to, from) in bytemuck::cast_slice_mut::<u128, u8>(&mut words).iter_mut().zip(bytes) {
+                    *to = *from;
+                }
                 struct Owner(Vec<u128>, usize);
                 impl AsRef<[u8]> for Owner {
                     fn as_ref(&self) -> &[u8] {
-                        &bytemuck::cast_slice(&self.0)[..self.1]
+                        let bytes: &[u8] = bytemuck::cast_slice(&self.0);
+                        bytes.get(..self.1).unwrap_or(bytes)
                     }
                 }
                 Tensor::from_bytes(self.dtype, &self.shape, Bytes::from_owner(Owner(words, bytes.len())))

@@ -81,7 +81,8 @@ impl SparseTensor {
             ensure!(position < count, InvalidGraph, "a sparse index points outside shape {:?}", self.shape);
             let from = source.get(index * width..(index + 1) * width);
             let from = from.ok_or_else(|| error!(InvalidGraph, "more sparse indices than values"))?;
-            dense[position * width..(position + 1) * width].copy_from_slice(from);
+            let to = dense.get_mut(position * width..(position + 1) * width);
+            to.into_iter().for_each(|to| to.copy_from_slice(from));
         }
         Tensor::from_bytes(self.values.dtype(), &self.shape, dense.into())?.to_owned_copy()
     }

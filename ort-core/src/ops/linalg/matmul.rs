@@ -79,7 +79,7 @@ pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     };
     let (b_batch, right_k, columns) = match b {
         [batch @ .., k, columns] => (batch, k, Some(columns)),
-        [k] => (&b[..0], k, None),
+        [k] => (&[][..], k, None),
         [] => return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more")),
     };
     if let (Some(left), Some(right)) = (left_k.as_constant(), right_k.as_constant()) {

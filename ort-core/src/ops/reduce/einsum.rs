@@ -82,7 +82,7 @@ impl Equation {
             let known = inputs.iter().any(|labels| labels.contains(label));
             ensure!(known, InvalidGraph, "equation '{text}' names an output subscript that no input has");
             ensure!(
-                !output[..index].contains(label),
+                !output.iter().take(index).any(|earlier| earlier == label),
                 InvalidGraph,
                 "equation '{text}' repeats an output subscript"
             );

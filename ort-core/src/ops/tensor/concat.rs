@@ -4,9 +4,11 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{
     AttrKind, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, var,
 };
+use crate::tensor::saturating_product;
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axis;
@@ -41,7 +43,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(first) = known.first() else { return Ok(()) };
     let axis = normalize_axis(cx.attrs.int("axis")?, first.len())?;
     let mut result = first.to_vec();
-    for shape in &known[1..] {
+    for shape in known.iter().skip(1) {
         ensure!(
             shape.len() == result.len(),
             InvalidGraph,
@@ -62,7 +64,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         }
     }
     if known.len() < cx.input_count() {
-        result[axis] = cx.fresh();
+        result = axes::with_size(&result, axis, cx.fresh());
     }
     set_symbolic(cx, &result, axis)?;
     cx.set_shape(0, result)
@@ -77,15 +79,15 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> 
         let Some(symbolic) = symbolic else { return Ok(()) };
         parts.push(symbolic);
     }
-    let run = |part: &SymTensor| part.shape[axis..].iter().product::<usize>();
+    let run = |part: &SymTensor| saturating_product(part.shape.get(axis..).unwrap_or(&[]));
     let mut elements = Vec::new();
     if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
         return Ok(());
     }
-    for outer in 0..sizes[..axis].iter().product() {
-        for part in &parts {
-            let run = run(part);
-            elements.extend_from_slice(part.elements.get(outer * run..(outer + 1) * run).unwrap_or(&[]));
+    let mut parts: Vec<_> = parts.iter().map(|part| part.elements.chunks(run(part).max(1))).collect();
+    for _ in 0..saturating_product(sizes.get(..axis).unwrap_or(&[])).min(sizes.iter().product()) {
+        for part in &mut parts {
+            elements.extend_from_slice(part.next().unwrap_or(&[]));
         }
     }
     set_elements(cx, cx.dtype(0)?, shape, elements)

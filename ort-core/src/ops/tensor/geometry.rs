@@ -51,9 +51,10 @@ pub fn shape_range(start: i64, end: Option<i64>, rank: usize) -> std::ops::Range
 /// The steps between neighbours along each dimension of a contiguous tensor, in elements.
 pub fn contiguous_strides(shape: &[usize]) -> SmallVec<[isize; 6]> {
     let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(1, shape.len());
-    for index in (1..shape.len()).rev() {
-        strides[index - 1] =
-            strides[index].saturating_mul(isize::try_from(shape[index]).unwrap_or(isize::MAX));
+    let mut next = 1isize;
+    for (stride, &size) in strides.iter_mut().zip(shape).rev() {
+        *stride = next;
+        next = next.saturating_mul(isize::try_from(size).unwrap_or(isize::MAX));
     }
     strides
 }
@@ -117,8 +118,11 @@ impl SliceArguments<'_> {
     /// What is taken of each dimension of a tensor.
     pub fn resolve(&self, shape: &[usize]) -> Result<Vec<SliceAxis>> {
         let mut parts: Vec<SliceAxis> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
-        for (entry, (axis, step)) in self.axes_and_steps(shape.len())?.into_iter().enumerate() {
-            parts[axis] = SliceAxis::new(shape[axis], self.starts[entry], self.ends[entry], step)?;
+        let bounds = self.starts.iter().zip(self.ends);
+        for ((axis, step), (&start, &end)) in self.axes_and_steps(shape.len())?.into_iter().zip(bounds) {
+            if let Some(part) = parts.get_mut(axis) {
+                *part = SliceAxis::new(part.count, start, end, step)?;
+            }
         }
         Ok(parts)
     }
@@ -159,8 +163,8 @@ impl Strided {
     pub fn transpose(shape: &[usize], permutation: &[usize]) -> Strided {
         let strides = contiguous_strides(shape);
         Strided {
-            sizes: permutation.iter().map(|&axis| shape[axis]).collect(),
-            strides: permutation.iter().map(|&axis| strides[axis]).collect(),
+            sizes: permutation.iter().filter_map(|&axis| shape.get(axis).copied()).collect(),
+            strides: permutation.iter().filter_map(|&axis| strides.get(axis).copied()).collect(),
             offset: 0,
         }
     }
@@ -185,8 +189,8 @@ impl Strided {
         let missing = result.len().checked_sub(shape.len());
         let missing = missing.ok_or_else(|| error!(InvalidArgument, "{shape:?} expanded to {result:?}"))?;
         let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(0, missing);
-        for ((&size, &wanted), stride) in shape.iter().zip(&result[missing..]).zip(contiguous_strides(shape))
-        {
+        let sizes = shape.iter().zip(result.iter().skip(missing));
+        for ((&size, &wanted), stride) in sizes.zip(contiguous_strides(shape)) {
             ensure!(size == wanted || size == 1, InvalidArgument, "{shape:?} does not expand to {result:?}");
             strides.push(if size == 1 { 0 } else { stride });
         }

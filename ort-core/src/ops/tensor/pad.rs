@@ -3,6 +3,7 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{Draft, InferCx, OP, OpSpec, Upgrade, ViewCx, ViewOf, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
@@ -77,11 +78,12 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let count = axes.len();
     ensure!(pads.len() == 2 * count, InvalidGraph, "{} pads for {count} axes", pads.len());
     let mut sizes = shape.to_vec();
-    for (entry, &axis) in axes.iter().enumerate() {
-        let size = &sizes[axis] + &pads[entry] + &pads[count + entry];
+    let (begins, ends) = pads.split_at_checked(count).unwrap_or((&pads, &[]));
+    for (&axis, (begin, end)) in axes.iter().zip(begins.iter().zip(ends)) {
+        let size = axes::size(&sizes, axis)? + begin + end;
         let negative = size.as_constant().is_some_and(|size| size < 0);
         ensure!(!negative, InvalidGraph, "pads {pads:?} leave nothing of shape {shape:?}");
-        sizes[axis] = size;
+        sizes = axes::with_size(&sizes, axis, size);
     }
     cx.set_shape(0, sizes)
 }

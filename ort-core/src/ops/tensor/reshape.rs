@@ -3,6 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{
     Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, attr, gradient, one, var,
 };
@@ -89,7 +90,7 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
         Some(input) => close(&mut shape, open, input, &target)?,
         None => {
             if let Some(index) = open {
-                shape[index] = cx.fresh();
+                shape = axes::with_size(&shape, index, cx.fresh());
             }
         }
     }
@@ -107,7 +108,7 @@ fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) 
     };
     ensure!(fits, InvalidGraph, "a tensor of shape {input:?} cannot be read as {target:?}");
     if let Some(index) = open {
-        shape[index] = total.floor_div(&rest);
+        shape.get_mut(index).into_iter().for_each(|size| *size = total.floor_div(&rest));
     }
     Ok(())
 }

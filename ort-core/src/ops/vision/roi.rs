@@ -66,7 +66,11 @@ fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
 fn infer_regions(cx: &mut InferCx<'_>, [height, width]: [i64; 2]) -> Result<()> {
     ensure!(height > 0 && width > 0, InvalidGraph, "regions of {height} by {width}");
     let (Some(maps), Some(regions)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    ensure!(maps.len() == 4, InvalidGraph, "feature maps of rank {}, expected 4", maps.len());
-    ensure!(regions.len() == 2, InvalidGraph, "regions of rank {}, expected 2", regions.len());
-    cx.set_shape(0, vec![regions[0].clone(), maps[1].clone(), height.into(), width.into()])
+    let [_, channels, _, _] = maps else {
+        return Err(error!(InvalidGraph, "feature maps of rank {}, expected 4", maps.len()));
+    };
+    let [count, _] = regions else {
+        return Err(error!(InvalidGraph, "regions of rank {}, expected 2", regions.len()));
+    };
+    cx.set_shape(0, vec![count.clone(), channels.clone(), height.into(), width.into()])
 }
