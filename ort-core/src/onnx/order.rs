@@ -44,7 +44,8 @@ pub(super) fn schedule(nodes: &[NodeProto], producers: &HashMap<&str, usize>) ->
             let cycle = find_cycle(start, &needs, &waits);
             let shown: Vec<String> = cycle.iter().take(8).map(|&at| node_label(&nodes[at], at)).collect();
             let more = if cycle.len() > shown.len() { " -> ..." } else { "" };
-            Err(error!(InvalidGraph, "the graph has a cycle: {}{more}", shown.join(" -> ")))
+            Err(error!(InvalidGraph, "the graph has a cycle: {}{more}", shown.join(" -> "))
+                .help("a node can only read what does not depend on it; use Loop or Scan for repetition"))
         }
     }
 }

@@ -137,7 +137,7 @@ impl Source {
 
     fn decode_model(&self) -> Result<ModelProto> {
         ensure!(!self.bytes.is_empty(), NoModel, "the file is empty");
-        check_expansion(&self.bytes, self.limits.bytes)?;
+        check_expansion(&self.bytes, &self.limits)?;
         match ModelProto::decode(self.bytes.clone()) {
             Ok(model) if model.graph.is_some() => Ok(model),
             Ok(_) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {

@@ -41,13 +41,21 @@ fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor
     }
 }
 
+/// What to try where data and shape of a tensor differ.
+const REWRITE: &str = "the data must fill the shape exactly: export the model again, or copy it again";
+
 /// A shape from the dimensions in a file.
 pub(super) fn shape_of(dims: &[i64]) -> Result<Shape> {
     let size = |&dim: &i64| {
-        usize::try_from(dim).map_err(|_| error!(InvalidGraph, "shape {dims:?} has a negative dimension"))
+        usize::try_from(dim).map_err(|_| {
+            error!(InvalidGraph, "shape {dims:?} has a negative dimension")
+                .help("write the sizes of the data; only inputs may leave sizes open")
+        })
     };
     let shape = dims.iter().map(size).collect::<Result<Shape>>()?;
-    element_count(&shape).map_err(|_| error!(InvalidGraph, "shape {dims:?} has more elements than fit"))?;
+    element_count(&shape).map_err(|_| {
+        error!(InvalidGraph, "shape {dims:?} has more elements than can be addressed").help(REWRITE)
+    })?;
     Ok(shape)
 }
 
@@ -77,14 +85,15 @@ fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
 
 /// The length errors of tensors made by a caller are the caller's; here they are the model's.
 fn as_invalid_graph(problem: Error) -> Error {
-    error!(InvalidGraph, "{}", problem.message())
+    error!(InvalidGraph, "{}", problem.message()).help(REWRITE)
 }
 
 fn read_strings(shape: &[usize], data: &[Bytes]) -> Result<Tensor> {
     let text = |(index, bytes): (usize, &Bytes)| {
-        std::str::from_utf8(bytes)
-            .map(str::to_string)
-            .map_err(|_| error!(InvalidGraph, "string {index} is not UTF-8"))
+        std::str::from_utf8(bytes).map(str::to_string).map_err(|_| {
+            error!(InvalidGraph, "string {index} is not UTF-8")
+                .help("write strings as UTF-8, and other bytes as a uint8 tensor")
+        })
     };
     let strings = data.iter().enumerate().map(text).collect::<Result<Vec<String>>>()?;
     Tensor::from_strings(shape, strings).map_err(as_invalid_graph)
@@ -137,6 +146,7 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
     ensure!(
         data.len() == expected,
         InvalidGraph,
+        help = REWRITE,
         "a {dtype} tensor of shape {shape:?} is stored in {expected} entries, got {}",
         data.len()
     );
@@ -149,7 +159,13 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
 
 /// Packs 6-bit elements, stored one to an entry, into a bit stream from the low bits up.
 fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<Tensor> {
-    ensure!(data.len() == count, InvalidGraph, "{count} elements are expected, got {}", data.len());
+    ensure!(
+        data.len() == count,
+        InvalidGraph,
+        help = REWRITE,
+        "{count} elements are expected, got {}",
+        data.len()
+    );
     let mut bytes = Vec::with_capacity((count * 6).div_ceil(8));
     for group in data.chunks(4) {
         let mut word = 0u32;
@@ -218,7 +234,7 @@ pub(super) fn dense_from_proto(
         error!(InvalidGraph, "a sparse tensor would take {bytes} bytes with its zeros, {left} are left")
             .raise("folded_bytes")
     })?;
-    sparse.to_dense()
+    sparse.to_dense().map_err(as_invalid_graph)
 }
 
 /// Writes a sparse tensor under a name.

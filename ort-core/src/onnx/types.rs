@@ -13,8 +13,10 @@ const DEPTH_LIMIT: usize = 16;
 /// The element type of an ONNX code; undefined and unknown codes are errors.
 pub(super) fn dtype_from_code(code: i32) -> Result<DType> {
     DType::from_onnx(code).ok_or_else(|| match code {
-        0 => error!(InvalidGraph, "the element type is not given"),
-        _ => error!(NotImplemented, "element type {code} is not known: the model is newer than this build"),
+        0 => error!(InvalidGraph, "the element type is not given")
+            .help("set it to one of TensorProto.DataType"),
+        _ => error!(NotImplemented, "element type {code} is not known: the model is newer than this build")
+            .help("use a newer build, or another element type"),
     })
 }
 

@@ -276,7 +276,9 @@ pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
     node.spec.check_arity(node).within(|| node.place())?;
     let inputs: Vec<Option<InputFacts<'_>>> =
         node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
-    let outputs = infer_node(node, &inputs, &mut subgraphs).within(|| node.place())?;
+    let outputs = infer_node(node, &inputs, &mut subgraphs)
+        .map_err(|problem| problem.help(inputs_in_words(graph, node)))
+        .within(|| node.place())?;
     let ids = node.outputs.clone();
     graph.nodes[index].subgraphs = subgraphs;
     for (id, (ty, symbolic)) in ids.into_iter().zip(outputs) {
@@ -288,6 +290,20 @@ pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
         value.symbolic = symbolic;
     }
     Ok(())
+}
+
+/// What errors without an advice of their own say: what the node was given.
+fn inputs_in_words(graph: &Graph, node: &Node) -> String {
+    let input = |(index, id): (usize, &Option<crate::ir::ValueId>)| {
+        let value = graph.value((*id)?);
+        let name = node.spec.input_param(index).map_or("", |param| param.name);
+        Some(format!("{name} = '{}' {}", value.name, value.ty))
+    };
+    let inputs: Vec<String> = node.inputs.iter().enumerate().filter_map(input).take(12).collect();
+    match inputs.as_slice() {
+        [] => "check its attributes; it has no inputs".to_string(),
+        inputs => format!("check its attributes and its inputs: {}", inputs.join(", ")),
+    }
 }
 
 fn facts_of(graph: &Graph, id: crate::ir::ValueId) -> InputFacts<'_> {
@@ -328,6 +344,7 @@ pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<
                 ensure!(
                     !negative,
                     InvalidArgument,
+                    help = "the sizes come from the elements of an input: give it sizes of 0 or more",
                     "an output of shape {sizes:?} would have a negative size"
                 );
                 Some(sizes.into_iter().map(|size| size as usize).collect())

@@ -95,9 +95,14 @@ fn agree(what: &str, a: &Dim, b: &Dim) -> Result<()> {
     Ok(())
 }
 
+/// What to try where image and weight differ.
+const RANKS: &str =
+    "both need a batch or filters, channels, and the same spatial axes: [N, C, H, W] and [M, C, h, w]";
+
 fn group(cx: &InferCx<'_>) -> Result<i64> {
     let group = cx.attrs.int("group")?;
-    ensure!((1..1 << 31).contains(&group), InvalidGraph, "group {group} is out of range");
+    let sensible = (1..1 << 31).contains(&group);
+    ensure!(sensible, InvalidGraph, help = "group is 1 or more", "group {group} is out of range");
     Ok(group)
 }
 
@@ -107,6 +112,7 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) ->
     ensure!(
         image.len() >= 3 && image.len() == kernel.len(),
         InvalidGraph,
+        help = RANKS,
         "an image of rank {} and a weight of rank {} do not go together",
         image.len(),
         kernel.len()
@@ -129,6 +135,7 @@ fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
     ensure!(
         image.len() >= 3 && image.len() == kernel.len(),
         InvalidGraph,
+        help = RANKS,
         "an image of rank {} and a weight of rank {} do not go together",
         image.len(),
         kernel.len()

@@ -77,7 +77,12 @@ fn infer_expand(cx: &mut InferCx<'_>) -> Result<()> {
         _ => return Ok(()),
     };
     let negative = target.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
-    ensure!(!negative, InvalidGraph, "the shape {target:?} has a negative size");
+    ensure!(
+        !negative,
+        InvalidGraph,
+        help = "a size of 1 keeps the input's",
+        "the shape {target:?} has a negative size"
+    );
     let shape = broadcast::dims(&[input, &target])?;
     if let (Some(symbolic), Some(from), Some(to)) =
         (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))

@@ -94,14 +94,23 @@ fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(indices) = cx.shape(1) else { return Ok(()) };
     normalize_axis(cx.attrs.int("axis")?, indices.len())?;
     if let Some(data) = cx.shape(0) {
-        ensure!(data.len() == indices.len(), InvalidGraph, "data {data:?} and indices {indices:?}");
+        ensure!(
+            data.len() == indices.len(),
+            InvalidGraph,
+            help = "both need the same rank: see Gather and GatherND for others",
+            "data {data:?} and indices {indices:?}"
+        );
     }
     cx.set_shape(0, indices.to_vec())
 }
 
 fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    let invalid = || error!(InvalidGraph, "data {data:?} and indices {indices:?}");
+    let invalid = || {
+        error!(InvalidGraph, "data {data:?} and indices {indices:?}").help(
+            "the last size of the indices is how many axes of the data each one names: 1 up to their number",
+        )
+    };
     let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;
     let (last, outer) = indices.split_last().ok_or_else(invalid)?;
     ensure!(batch <= outer.len() && batch < data.len(), InvalidGraph, "batch_dims {batch} of {indices:?}");
