@@ -12,7 +12,8 @@ op, domain      the operator; the domain is "" where it is left out
 opsets          versions of that domain that models import; beside another domain, `standard_opset` (21) of ""
 name            what tells the entry from others of the same operator; needed where there are several
 attributes      numbers, strings and lists of them (written as the schema's kind of number; without a schema 1 is an
-                integer and 1.0 a float); {"tensor": VALUE}; {"type": "float32"}; {"graph": "ONNX text of a graph"}
+                integer and 1.0 a float); {"list": VALUE}, its elements; {"tensor": VALUE}; {"type": "float32"};
+                {"graph": "ONNX text of a graph"}
 inputs          a list of VALUEs, or null for one left out; with "constant": true it is an initializer
 outputs         how many there are (1), or a list of true and false, false for one left out
 output_types    a type for each output, where ONNX Runtime cannot tell them by the inputs' types
@@ -109,6 +110,8 @@ def schema_of(entry: dict, opset: int):
 
 
 def attribute_of(name: str, value, schema, rng) -> AttributeProto:
+    if isinstance(value, dict) and "list" in value:
+        value = value_of(value["list"], rng).ravel().tolist()
     if isinstance(value, dict):
         if "tensor" in value:
             value = numpy_helper.from_array(value_of(value["tensor"], rng))
