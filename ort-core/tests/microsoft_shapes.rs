@@ -15,8 +15,12 @@ enum Value {
     Int(i64),
     Text(&'static str),
     Floats(&'static [f32]),
+    Ints(&'static [i64]),
 }
-use Value::{Floats, Int, Text};
+use Value::{Floats, Int, Ints, Text};
+
+/// A scale.
+const F: Given = "float[]";
 
 const RELU: (&str, Value) = ("activation", Text("Relu"));
 
@@ -38,6 +42,7 @@ fn graph(op: &str, inputs: &[Given], attrs: Attrs, outputs: usize) -> Result<Gra
                 Int(value) => Attribute::Int(value),
                 Text(text) => Attribute::String(text.to_string()),
                 Floats(values) => Attribute::Floats(values.to_vec()),
+                Ints(values) => Attribute::Ints(values.to_vec()),
             };
             (*name, value)
         })
@@ -94,6 +99,50 @@ fn outputs_have_symbolic_shapes() {
         ("BiasDropout", &["float[b, 8]", "float[8]"], &[], &["float[b, 8]", "bool[b, 8]"]),
         ("BiasSplitGelu", &["float[b, s, 8]", "float[8]"], &[], &["float[b, s, 4]"]),
         ("Inverse", &["double[b, 3, 3]"], &[], &["double[b, 3, 3]"]),
+        (
+            "QLinearAdd",
+            &["uint8[b, 1, 8]", F, "uint8[]", "uint8[s, 1]", F, "uint8[]", F, "uint8[]"],
+            &[],
+            &["uint8[b, s, 8]"],
+        ),
+        ("QLinearSigmoid", &["int8[b, 8]", "float[1]", "", F, "int8[]"], &[], &["int8[b, 8]"]),
+        (
+            "QLinearConcat",
+            &[F, "int8[]", "int8[b, m, 3]", F, "int8[]", "int8[b, n, 3]", "float[1]", "int8[1]"],
+            &[("axis", Int(1))],
+            &["int8[b, m + n, 3]"],
+        ),
+        (
+            "QLinearWhere",
+            &["bool[s, 1]", "int8[b, 1, 8]", F, "int8[]", "int8[]", F, "int8[]", F, "int8[]"],
+            &[],
+            &["int8[b, s, 8]"],
+        ),
+        ("QLinearSoftmax", &["int8[b, 8]", F, "", F, "int8[]"], &[("opset", Int(13))], &["int8[b, 8]"]),
+        (
+            "QLinearAveragePool",
+            &["uint8[b, h, w, 3]", F, "", F],
+            &[("kernel_shape", Ints(&[2, 3])), ("channels_last", Int(1))],
+            &["uint8[b, h - 1, w - 2, 3]"],
+        ),
+        (
+            "QLinearGlobalAveragePool",
+            &["int8[b, h, w, 3]", F, "int8[]", F, "int8[]"],
+            &[("channels_last", Int(1))],
+            &["int8[b, 1, 1, 3]"],
+        ),
+        (
+            "QLinearReduceMean",
+            &["int8[b, s, 3]", F, "", F],
+            &[("axes", Ints(&[-1])), ("keepdims", Int(0))],
+            &["int8[b, s]"],
+        ),
+        (
+            "QLinearConv",
+            &["uint8[b, h, w, 3]", F, "uint8[]", "int8[8, 3, 3, 3]", "float[8]", "int8[8]", F, "uint8[]"],
+            &[("channels_last", Int(1))],
+            &["uint8[b, h - 2, w - 2, 8]"],
+        ),
     ];
     for (op, inputs, attrs, expected) in cases {
         let graph = graph(op, inputs, attrs, expected.len()).expect(op);
@@ -176,6 +225,40 @@ fn what_does_not_fit_is_refused() {
         ("Inverse", &["float[2, 3]"], &[], "no inverse"),
         ("Inverse", &["float[3]"], &[], "rank 2 or more"),
         ("Unique", &["float[2, 3]"], &[], "rank 2, expected 1"),
+        ("QLinearAdd", &["int8[2]", F, "", "int8[3]", F, "", F], &[], "broadcast"),
+        ("QLinearMul", &["int8[2]", "float[2]", "", "int8[2]", F, "", F], &[], "input 1 has shape [2]"),
+        ("QLinearLeakyRelu", &["int8[2]", F, "int8[1, 1]", F], &[], "input 2 has shape [1, 1]"),
+        ("QLinearConcat", &[F, "int8[]", "int8[2]"], &[("axis", Int(0))], "1 inputs behind"),
+        ("QLinearConcat", &[F, "int8[]", "uint8[2]", F, "int8[]"], &[("axis", Int(0))], "input 2 is uint8"),
+        ("QLinearConcat", &[F, "int8[]", "int8[2]", F, "int8[]"], &[("axis", Int(1))], "axis 1"),
+        (
+            "QLinearWhere",
+            &["bool[2]", "int8[3]", F, "int8[]", "int8[]", F, "int8[]", F, "int8[]"],
+            &[],
+            "broadcast",
+        ),
+        ("QLinearSoftmax", &["int8[2]", F, "", F, "int8[]"], &[], "'opset' is missing"),
+        (
+            "QLinearSoftmax",
+            &["int8[2]", F, "", F, "int8[]"],
+            &[("opset", Int(13)), ("axis", Int(1))],
+            "axis 1",
+        ),
+        ("QLinearAveragePool", &["int8[1, 2, 5]", F, "", F], &[("kernel_shape", Ints(&[2, 2]))], "rank 3"),
+        ("QLinearAveragePool", &["int8[2, 5]", F, "", F], &[("kernel_shape", Ints(&[]))], "rank 2"),
+        ("QLinearGlobalAveragePool", &["int8[2]", F, "int8[]", F, "int8[]"], &[], "rank 1"),
+        (
+            "QLinearReduceMean",
+            &["int8[2, 3]", F, "", F],
+            &[("axes", Ints(&[2])), ("keepdims", Int(1))],
+            "axis 2",
+        ),
+        (
+            "QLinearConv",
+            &["int8[1, 5, 5, 4]", F, "int8[]", "int8[8, 3, 3, 3]", F, "int8[]", F, "int8[]"],
+            &[("channels_last", Int(1))],
+            "4 and 3",
+        ),
     ];
     for (op, inputs, attrs, part) in cases {
         let error = match graph(op, inputs, attrs, 1) {

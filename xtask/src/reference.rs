@@ -77,6 +77,10 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     if summary.failed + summary.skipped > 0 {
         bail!("{} cases do not pass", summary.failed + summary.skipped);
     }
+    if options.tables.is_empty() {
+        let folders: Vec<PathBuf> = tables.iter().map(|table| out.join(&table.name)).collect();
+        conformance::check_decompositions(workspace, &folders)?;
+    }
     Ok(summary)
 }
 

@@ -13,7 +13,12 @@ mod embed_layer_norm;
 mod fused;
 mod gelu;
 mod matrix;
+mod qlinear;
+mod qlinear_elementwise;
+mod qlinear_movement;
+mod qlinear_reduce;
 mod quant_blocks;
+mod quantize;
 mod skip_layer_norm;
 mod tensor;
 

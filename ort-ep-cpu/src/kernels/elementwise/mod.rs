@@ -3,6 +3,7 @@
 mod blocks;
 mod cast;
 mod choose;
+mod codes;
 mod compare;
 mod dropout;
 pub(super) mod formula;
