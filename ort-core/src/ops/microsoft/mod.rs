@@ -14,6 +14,7 @@ mod fused;
 mod gelu;
 mod matrix;
 mod quant_blocks;
+mod quant_matmul;
 mod skip_layer_norm;
 mod tensor;
 
