@@ -177,6 +177,8 @@ def expected_of(entry: dict, model: onnx.ModelProto, feeds: dict, values: list) 
     if reference == "onnxruntime":
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        # Several threads would each quantize the range of their own sequences in DynamicQuantizeLSTM.
+        options.intra_op_num_threads = 1
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         return session.run(None, feeds)

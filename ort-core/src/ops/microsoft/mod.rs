@@ -18,6 +18,7 @@ mod qlinear_elementwise;
 mod qlinear_movement;
 mod qlinear_reduce;
 mod quant_blocks;
+mod quant_matmul;
 mod quantize;
 mod skip_layer_norm;
 mod tensor;

@@ -2,6 +2,7 @@
 
 mod attend;
 mod elementwise;
+mod gather_blocks;
 mod group_query;
 mod inverse;
 mod matmul_nbits;
