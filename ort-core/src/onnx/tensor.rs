@@ -201,8 +201,15 @@ pub fn tensor_to_proto(name: &str, tensor: &Tensor) -> Result<TensorProto> {
 
 /// Reads a sparse tensor.
 pub fn sparse_from_proto(proto: SparseTensorProto, external: &mut ExternalData) -> Result<SparseTensor> {
+    let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
+    read_sparse(proto, external).within(|| format!("sparse tensor '{name}'"))
+}
+
+fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<SparseTensor> {
     let part = |part: Option<TensorProto>, what| {
-        part.ok_or_else(|| error!(InvalidGraph, "a sparse tensor has no {what}"))
+        part.ok_or_else(|| {
+            error!(InvalidGraph, "it has no {what}").help("it needs values and the index of each")
+        })
     };
     let values = tensor_from_proto(part(proto.values, "values")?, external)?;
     let indices = tensor_from_proto(part(proto.indices, "indices")?, external).within(|| "sparse indices")?;
@@ -213,6 +220,7 @@ pub fn sparse_from_proto(proto: SparseTensorProto, external: &mut ExternalData) 
     ensure!(
         indices.dtype() == DType::I64 && (linear || indices.shape() == [count, shape.len()]),
         InvalidGraph,
+        help = "each value needs one index",
         "sparse indices are {}{:?}, expected int64[{count}] or int64[{count}, {}]",
         indices.dtype(),
         indices.shape(),
@@ -228,13 +236,19 @@ pub(super) fn dense_from_proto(
     external: &mut ExternalData,
     left: &mut usize,
 ) -> Result<Tensor> {
+    let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
     let sparse = sparse_from_proto(proto, external)?;
+    let place = || format!("sparse tensor '{name}'");
+    write_out(&sparse, left).within(place)
+}
+
+fn write_out(sparse: &SparseTensor, left: &mut usize) -> Result<Tensor> {
     let bytes = byte_count(sparse.values.dtype(), &sparse.shape).map_err(as_invalid_graph)?;
     *left = left.checked_sub(bytes).ok_or_else(|| {
-        error!(InvalidGraph, "a sparse tensor would take {bytes} bytes with its zeros, {left} are left")
+        error!(InvalidGraph, "it would take {bytes} bytes with its zeros, {left} are left")
             .raise("folded_bytes")
     })?;
-    sparse.to_dense().map_err(as_invalid_graph)
+    sparse.to_dense()
 }
 
 /// Writes a sparse tensor under a name.

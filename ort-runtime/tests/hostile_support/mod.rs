@@ -108,6 +108,9 @@ const SHAPES: &[&[usize]] = &[
     &[1, 2, 0, 3],
     &[1, 1, 2, 3, 2],
     &[1, 1, 1, 1, 1, 2, 1, 2],
+    // Nothing, so many times that going through it, or a table of it, is seen.
+    &[1 << 28, 0],
+    &[0, 1 << 27, 2],
 ];
 
 const TEXTS: &[&str] = &[

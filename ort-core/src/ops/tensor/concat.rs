@@ -86,7 +86,7 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> 
     }
     let run = |part: &SymTensor| part.shape[axis..].iter().product::<usize>();
     let mut elements = Vec::new();
-    if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
+    if !SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&sizes)) {
         return Ok(());
     }
     for outer in 0..sizes[..axis].iter().product() {

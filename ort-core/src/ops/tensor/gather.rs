@@ -62,7 +62,7 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
 fn gather_symbolic(cx: &mut InferCx<'_>, axis: usize, shape: &[Dim]) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.symbolic(0), cx.ints(1)) else { return Ok(()) };
     let Some(sizes) = constant_sizes(shape) else { return Ok(()) };
-    if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
+    if !SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&sizes)) {
         return Ok(());
     }
     let Some(&size) = data.shape.get(axis) else { return Ok(()) };

@@ -260,6 +260,9 @@ impl Strided {
     /// The elements in this order; for small sources, such as shapes.
     pub fn collect<T: Clone>(&self, from: &[T]) -> Result<Vec<T>> {
         ensure!(self.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
+        if self.sizes.contains(&0) {
+            return Ok(Vec::new());
+        }
         let mut places = vec![self.offset as isize];
         for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
             let steps = |place: isize| (0..size as isize).map(move |index| place + index * stride);
