@@ -12,18 +12,21 @@ op, domain      the operator; the domain is "" where it is left out
 opsets          versions of that domain that models import; beside another domain, `standard_opset` (21) of ""
 name            what tells the entry from others of the same operator; needed where there are several
 attributes      numbers, strings and lists of them (written as the schema's kind of number; without a schema 1 is an
-                integer and 1.0 a float); {"list": VALUE}, its elements; {"tensor": VALUE}; {"type": "float32"};
+                integer and 1.0 a float); {"list": VALUE}, its elements; {"tensor": VALUE}; {"type": TYPE};
                 {"graph": "ONNX text of a graph"}
 inputs          a list of VALUEs, or null for one left out; with "constant": true it is an initializer
 outputs         how many there are (1), or a list of true and false, false for one left out
-output_types    a type for each output, where ONNX Runtime cannot tell them by the inputs' types
-reference       "onnxruntime" (the default), "onnx" (its ReferenceEvaluator), or {"numpy": ["EXPRESSION", ...]}, one
-                for each output over np, ml_dtypes, and x, the list of inputs
+output_types    a TYPE for each output, where ONNX Runtime cannot tell them by the inputs' types or the values do not tell
+reference       "onnxruntime" (the default), {"onnxruntime": OPSET} where it refuses the model's own opset of the domain,
+                "onnx" (its ReferenceEvaluator), or {"numpy": ["EXPRESSION", ...]}, one for each output over np,
+                ml_dtypes, and x, the list of inputs
 tolerance       [RTOL, ATOL], by default [0.001, 0.00001]
 
 A VALUE is {"type", "shape"} with random elements (floats: standard normal; integers: "range", by default -10 to 9 or
-0 to 9; the seed is made of the case's name), or {"type", "values", "shape"?} with given ones, or {"sequence": [VALUE, ...]}.
-Types are NumPy's and ml_dtypes' names, and `string`. Prints one line `STEM COUNT` for each table.
+0 to 9; the seed is made of the case's name), or {"type", "values", "shape"?} with given ones, or {"sequence": [VALUE, ...]},
+or {"optional": VALUE}, or {"optional": null, "type": TYPE} for one without a value, or {"map": {KEY: ELEMENT, ...}, "type":
+TYPE}. A TYPE is a tensor's, NumPy's or ml_dtypes' name or `string`, or {"sequence": TYPE}, {"optional": TYPE} or {"map": [KEY,
+ELEMENT]} with the names of the types of both. Prints one line `STEM COUNT` for each table.
 """
 
 import itertools
@@ -83,6 +86,12 @@ def bits_of(dtype: np.dtype) -> int:
 def value_of(value: dict, rng: np.random.Generator):
     if "sequence" in value:
         return [value_of(item, rng) for item in value["sequence"]]
+    if "optional" in value:
+        return None if value["optional"] is None else value_of(value["optional"], rng)
+    if "map" in value:
+        key, element = map(dtype_of, value["type"]["map"])
+        of_texts = key == object
+        return {text if of_texts else int(text): np.array(item, element)[()] for text, item in value["map"].items()}
     dtype = dtype_of(value["type"])
     if "values" not in value:
         return random_elements(dtype, value["shape"], value, rng)
@@ -92,6 +101,30 @@ def value_of(value: dict, rng: np.random.Generator):
     return elements.reshape(value["shape"]) if "shape" in value else elements
 
 
+def tensor_type(dtype: np.dtype) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), None)
+
+
+def type_named(name) -> onnx.TypeProto:
+    if isinstance(name, str):
+        return tensor_type(dtype_of(name))
+    if "map" in name:
+        key, element = name["map"]
+        return helper.make_map_type_proto(helper.np_dtype_to_tensor_dtype(dtype_of(key)), type_named(element))
+    if "optional" in name:
+        return helper.make_optional_type_proto(type_named(name["optional"]))
+    return helper.make_sequence_type_proto(type_named(name["sequence"]))
+
+
+def type_given(given: dict, value) -> onnx.TypeProto:
+    """The type of an input, where the value alone does not tell it."""
+    if "optional" in given:
+        inner = given["optional"]
+        element = type_named(given["type"]) if inner is None else type_given(inner, value)
+        return helper.make_optional_type_proto(element)
+    return type_named(given["type"]) if "map" in given else type_of(value)
+
+
 def type_of(value) -> onnx.TypeProto:
     if isinstance(value, list):
         return helper.make_sequence_type_proto(type_of(value[0]))
@@ -99,7 +132,7 @@ def type_of(value) -> onnx.TypeProto:
         key, item = next(iter(value.items()))
         key_type = TensorProto.STRING if isinstance(key, str) else TensorProto.INT64
         return helper.make_map_type_proto(key_type, type_of(np.asarray(item)))
-    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype), None)
+    return tensor_type(np.asarray(value).dtype)
 
 
 def schema_of(entry: dict, opset: int):
@@ -118,7 +151,7 @@ def attribute_of(name: str, value, schema, rng) -> AttributeProto:
         elif "graph" in value:
             value = parser.parse_graph(value["graph"])
         elif "type" in value:
-            value = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype_of(value["type"])), None)
+            value = type_named(value["type"])
         return helper.make_attribute(name, value)
     formal = schema.attributes.get(name) if schema else None
     kind = int(formal.type) if formal else None
@@ -145,7 +178,7 @@ def output_names(entry: dict) -> list[str]:
 def model_of(entry: dict, opset: int, values: list, rng) -> onnx.ModelProto:
     """The model without types of its outputs, which the reference tells."""
     schema = schema_of(entry, opset)
-    names = ["" if value is None else f"x{index}" for index, value in enumerate(values)]
+    names = ["" if given is None else f"x{index}" for index, given in enumerate(entry["inputs"])]
     node = helper.make_node(entry["op"], names, output_names(entry), name="node", domain=entry.get("domain", ""))
     for name, value in entry.get("attributes", {}).items():
         node.attribute.append(attribute_of(name, value, schema, rng))
@@ -163,18 +196,22 @@ def model_of(entry: dict, opset: int, values: list, rng) -> onnx.ModelProto:
             inputs.append(
                 helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), shape)
                 if shape is not None
-                else helper.make_value_info(name, type_of(value))
+                else helper.make_value_info(name, type_given(given, value))
             )
     outputs = [helper.make_empty_tensor_value_info(name) for name in output_names(entry) if name]
-    for info, dtype in zip(outputs, entry.get("output_types", [])):
-        info.type.CopyFrom(type_of(np.empty(0, dtype_of(dtype))))
+    for info, name in zip(outputs, entry.get("output_types", [])):
+        info.type.CopyFrom(type_named(name))
     graph = helper.make_graph([node], "case", inputs, outputs, initializers)
     return helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
 
 
 def expected_of(entry: dict, model: onnx.ModelProto, feeds: dict, values: list) -> list:
     reference = entry.get("reference", "onnxruntime")
-    if reference == "onnxruntime":
+    if "onnxruntime" in reference:
+        if reference != "onnxruntime":
+            model = onnx.ModelProto.FromString(model.SerializeToString())
+            for own in model.opset_import:
+                own.version = reference["onnxruntime"] if own.domain == entry.get("domain", "") else own.version
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         # Several threads would each quantize the range of their own sequences in DynamicQuantizeLSTM.
@@ -191,7 +228,10 @@ def write_case(folder: Path, model: onnx.ModelProto, feeds: dict, expected: list
     data = folder / "test_data_set_0"
     data.mkdir(parents=True)
     for info, value in zip(model.graph.output, expected, strict=True):
-        info.type.CopyFrom(type_of(value))
+        if value is not None:
+            told = type_of(value)
+            # An optional is told by the entry; what ONNX Runtime gives is the value inside.
+            info.type.CopyFrom(info.type if info.type.HasField("optional_type") else told)
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in constants]
     for index, info in enumerate(inputs):
@@ -207,7 +247,7 @@ def make(entry: dict, opset: int, name: str, folder: Path) -> None:
     values = [None if value is None else value_of(value, rng) for value in entry["inputs"]]
     model = model_of(entry, opset, values, rng)
     constants = {tensor.name for tensor in model.graph.initializer}
-    feeds = {f"x{index}": value for index, value in enumerate(values) if value is not None}
+    feeds = {f"x{index}": value for index, value in enumerate(values) if entry["inputs"][index] is not None}
     feeds = {name: value for name, value in feeds.items() if name not in constants}
     expected = expected_of(entry, model, feeds, values)
     write_case(folder, model, feeds, expected, entry.get("tolerance", TOLERANCE))

@@ -27,6 +27,9 @@ pub(crate) struct Options {
     /// Only these tables, named as their files are without `.json`.
     #[arg(long = "table", value_name = "NAME")]
     tables: Vec<String>,
+    /// Rewrite data/package_cases.json: which versions of operators the onnx package's own cases cover.
+    #[arg(long)]
+    bless: bool,
 }
 
 /// An entry of a table; the fields that only the scripts read are left out.
@@ -53,9 +56,12 @@ struct Table {
     cases: usize,
 }
 
-/// Makes the cases that are not there yet and runs all; an error where one fails.
+/// Makes the cases that are not there yet and runs all; an error where one fails, or where a version of an operator has none.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let tables = chosen_tables(workspace, options)?;
+    if options.tables.is_empty() {
+        check_versions(workspace, &tables, options.bless)?;
+    }
     let out = workspace.target.join("reference");
     for table in &tables {
         make(workspace, table, &out)?;
@@ -82,6 +88,17 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         conformance::check_decompositions(workspace, &folders)?;
     }
     Ok(summary)
+}
+
+/// Fails unless each version of each operator of the standard has a case, here or in the onnx package.
+fn check_versions(workspace: &Workspace, tables: &[Table], bless: bool) -> Result<()> {
+    let mut script = Python::open(workspace)?.script("version_coverage.py");
+    if bless {
+        script.arg("--write");
+    }
+    script.args([workspace.own("data/package_cases.json"), workspace.own("conformance.ignore")]);
+    let of_operators = tables.iter().filter(|table| table.script == FOLDERS[0].1);
+    run_command(script.args(of_operators.map(|table| &table.path)))
 }
 
 /// How many cases all the tables make.
