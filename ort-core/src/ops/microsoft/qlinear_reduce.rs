@@ -5,7 +5,6 @@ use super::qlinear::{
     CODES, cast, channels_first, check_single, from, move_channels, numbers, quantize, rank, round,
     round_sum, scalar, set_image,
 };
-use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
@@ -13,6 +12,7 @@ use crate::ops;
 use crate::ops::axes;
 use crate::ops::nn::geometry::Windows;
 use crate::spec::{AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar, attr, one, opt, var};
+use crate::{Result, error};
 
 const FLOAT: &str = "tensor(float)";
 const OUTPUT: &[Param] = &[one("Y", "T")];
@@ -139,6 +139,7 @@ fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
         return lower_global(draft);
     }
     let (dtype, rank, last) = (draft.dtype(0)?, rank(draft)?, int(draft, "channels_last")? != 0);
+    pad_last_windows(draft)?;
     if last {
         let codes = draft.required(0)?;
         let codes = move_channels(draft, codes, rank, true)?;
@@ -156,6 +157,38 @@ fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
     let scale = scalar(draft, scale)?;
     let averages = draft.emit("Div", &[averages, scale], &[])?;
     round_sum(draft, averages, draft.input(4), dtype)
+}
+
+/// Where padding counts, a last window that reaches beyond it counts as a whole, unlike that of the standard's
+/// operator: the image is padded so far that none does.
+fn pad_last_windows(draft: &mut Draft<'_>) -> Result<()> {
+    let ints = |name: &str, default: i64, len: usize| match draft.attr(name) {
+        Some(Attribute::Ints(values)) if values.len() == len => values.clone(),
+        _ => vec![default; len],
+    };
+    let is_explicit = matches!(draft.attr("auto_pad"), Some(Attribute::String(name)) if name == "NOTSET");
+    if int(draft, "ceil_mode")? == 0 || int(draft, "count_include_pad")? == 0 || !is_explicit {
+        return Ok(());
+    }
+    let last = int(draft, "channels_last")? != 0;
+    let image = channels_first(&draft.shape(0).unwrap_or_default(), last)?;
+    let rank = image.len() - 2;
+    let (kernel, strides, mut pads) =
+        (ints("kernel_shape", 1, rank), ints("strides", 1, rank), ints("pads", 0, 2 * rank));
+    for axis in 0..rank {
+        let size = image[2 + axis].as_constant().map(|size| size.clamp(0, 1 << 40));
+        let size = size.ok_or_else(|| {
+            error!(NotImplemented, "the windows of an image of unknown size cannot be padded")
+        })?;
+        let (kernel, stride, before, behind) = (kernel[axis], strides[axis], pads[axis], pads[axis + rank]);
+        // As many windows as ceil_mode gives: none begins in the padding behind the image.
+        let room = (size + before + behind - kernel).max(0);
+        let begin = size + before;
+        let windows = ((room + stride - 1) / stride + 1).min((begin + stride - 1) / stride).max(1);
+        pads[axis + rank] = behind.max((windows - 1) * stride + kernel - size - before);
+    }
+    draft.set_attr("pads", Attribute::Ints(pads));
+    Ok(())
 }
 
 /// Whether one window without padding covers the whole image: ONNX Runtime then sums codes, not numbers.

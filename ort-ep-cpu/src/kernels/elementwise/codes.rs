@@ -2,7 +2,7 @@
 //! table of all codes. Nothing is widened in memory, and sums round once, as ONNX Runtime's do.
 
 use bytemuck::Pod;
-use ort_core::dtype::DType;
+use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, error, for_each_type};
@@ -36,8 +36,9 @@ cpu_kernels![
 const ON_CODES: KernelDef = KernelDef { domain: MICROSOFT, ..KernelDef::BASE };
 
 /// An 8-bit integer.
-trait Code: Pod + Send + Sync {
+pub(in crate::kernels) trait Code: Element + Pod + Send + Sync {
     fn number(self) -> f32;
+    fn integer(self) -> i32;
     /// The nearest code of a whole number.
     fn nearest(number: f32) -> Self;
 }
@@ -46,6 +47,11 @@ impl Code for u8 {
     #[inline(always)]
     fn number(self) -> f32 {
         f32::from(self)
+    }
+
+    #[inline(always)]
+    fn integer(self) -> i32 {
+        i32::from(self)
     }
 
     #[inline(always)]
@@ -61,18 +67,24 @@ impl Code for i8 {
     }
 
     #[inline(always)]
+    fn integer(self) -> i32 {
+        i32::from(self)
+    }
+
+    #[inline(always)]
     fn nearest(number: f32) -> i8 {
         number as i8
     }
 }
 
-fn scale(cx: &RunCx<'_>, index: usize) -> Result<f32> {
+/// The scale at an input.
+pub(in crate::kernels) fn scale(cx: &RunCx<'_>, index: usize) -> Result<f32> {
     let elements = cx.input(index)?.as_slice::<f32>()?;
     elements.first().copied().ok_or_else(|| error!(InvalidArgument, "the scale at input {index} is empty"))
 }
 
 /// The zero point at an input; 0 where it is left out.
-fn zero<T: Code>(cx: &RunCx<'_>, index: usize) -> Result<f32> {
+pub(in crate::kernels) fn zero<T: Code>(cx: &RunCx<'_>, index: usize) -> Result<f32> {
     let Some(view) = cx.find_input(index) else { return Ok(0.0) };
     let elements = elements::<T>(&view)?;
     let first = elements.first().map(|zero| zero.number());

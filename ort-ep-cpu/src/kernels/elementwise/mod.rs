@@ -3,7 +3,7 @@
 mod blocks;
 mod cast;
 mod choose;
-mod codes;
+pub(super) mod codes;
 mod compare;
 mod dropout;
 pub(super) mod formula;
