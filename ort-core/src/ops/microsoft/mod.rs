@@ -7,6 +7,7 @@
 
 mod attention_groups;
 mod attention_heads;
+mod attention_projected;
 mod attention_rotary;
 mod bias;
 mod embed_layer_norm;
