@@ -5,6 +5,7 @@
 //! is loaded (`upgrades`), so that nothing after the loader knows it. One that is made of several of the standard's is
 //! decomposed where no provider has a kernel for it (`lower`).
 
+mod attention_decoder;
 mod attention_groups;
 mod attention_heads;
 mod attention_projected;
