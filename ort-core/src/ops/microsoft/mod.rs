@@ -8,6 +8,7 @@
 mod attention_decoder;
 mod attention_groups;
 mod attention_heads;
+mod attention_packed;
 mod attention_projected;
 mod attention_rotary;
 mod bias;
