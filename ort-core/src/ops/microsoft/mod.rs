@@ -10,6 +10,7 @@ mod attention_groups;
 mod attention_heads;
 mod attention_packed;
 mod attention_projected;
+mod attention_quantized;
 mod attention_rotary;
 mod bias;
 mod embed_layer_norm;
