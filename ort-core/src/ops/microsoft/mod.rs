@@ -17,6 +17,7 @@ mod embed_layer_norm;
 mod fused;
 mod gelu;
 mod matrix;
+mod mixture;
 mod quant_blocks;
 mod skip_layer_norm;
 mod tensor;

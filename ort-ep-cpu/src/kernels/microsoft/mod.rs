@@ -5,5 +5,6 @@ mod elementwise;
 mod group_query;
 mod inverse;
 mod matmul_nbits;
+mod mixture;
 mod multi_head;
 mod rotary;
