@@ -13,15 +13,17 @@ type Attrs = &'static [(&'static str, Value)];
 #[derive(Clone, Copy)]
 enum Value {
     Int(i64),
+    Ints(&'static [i64]),
     Text(&'static str),
     Floats(&'static [f32]),
-    Ints(&'static [i64]),
 }
 use Value::{Floats, Int, Ints, Text};
 
 /// A scale.
 const F: Given = "float[]";
 
+const HEADS: (&str, Value) = ("num_heads", Int(2));
+const SHARED: (&str, Value) = ("past_present_share_buffer", Int(1));
 const RELU: (&str, Value) = ("activation", Text("Relu"));
 
 fn graph(op: &str, inputs: &[Given], attrs: Attrs, outputs: usize) -> Result<Graph> {
@@ -40,9 +42,9 @@ fn graph(op: &str, inputs: &[Given], attrs: Attrs, outputs: usize) -> Result<Gra
         .map(|(name, value)| {
             let value = match *value {
                 Int(value) => Attribute::Int(value),
+                Ints(values) => Attribute::Ints(values.to_vec()),
                 Text(text) => Attribute::String(text.to_string()),
                 Floats(values) => Attribute::Floats(values.to_vec()),
-                Ints(values) => Attribute::Ints(values.to_vec()),
             };
             (*name, value)
         })
@@ -208,6 +210,79 @@ fn outputs_have_symbolic_shapes() {
             ],
             &[("direction", Text("bidirectional"))],
             &["float[t, 2, b, 8]", "float[2, b, 8]", "float[2, b, 8]"],
+        ),
+        (
+            "Attention",
+            &["float[b, s, 8]", "float[8, 24]", "float[24]", "int32[b, t]", "float[2, b, 2, p, 4]"],
+            &[HEADS],
+            &["float[b, s, 8]", "float[2, b, 2, p + s, 4]"],
+        ),
+        (
+            "Attention",
+            &["float[b, s, 8]", "float[8, 20]"],
+            &[HEADS, ("qkv_hidden_sizes", Ints(&[8, 8, 4]))],
+            &["float[b, s, 4]"],
+        ),
+        (
+            "Attention",
+            &["float[b, 1, 8]", "float[8, 3*h]", "", "", "float[2, b, 2, m, 4]", "", "int32[1]"],
+            &[HEADS, SHARED],
+            &["float[b, 1, 2*floor(h/2)]", "float[2, b, 2, m, floor(h/2)]"],
+        ),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &[
+                "float[b, 1, 8]",
+                "float[b, 1, 8]",
+                "float[b, 1, 8]",
+                "",
+                "",
+                "float[b, 2, m, 4]",
+                "float[b, 2, m, 4]",
+                "int32[1]",
+            ],
+            &[HEADS, SHARED],
+            &["float[b, 1, 8]", "float[b, 2, m, 4]", "float[b, 2, m, 4]"],
+        ),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &["float[b, 1, 24]", "", "", "", "", "float[b, 2, p, 4]", "float[b, 2, p, 4]"],
+            &[HEADS],
+            &["float[b, 1, 8]", "float[b, 2, p + 1, 4]", "float[b, 2, p + 1, 4]", "float[b, 2, 1, p + 1]"],
+        ),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &["float[b, 1, 8]", "float[b, 2, k, 4]", "float[b, 2, k, 6]"],
+            &[HEADS],
+            &["float[b, 1, 12]"],
+        ),
+        (
+            "PackedAttention",
+            &["float16[t, 8]", "float16[8, 24]", "float16[24]", "int32[b, s]", "int32[b + 1]"],
+            &[HEADS],
+            &["float16[t, 8]"],
+        ),
+        (
+            "QAttention",
+            &[
+                "uint8[b, s, 6]",
+                "int8[6, 24]",
+                "float[24]",
+                "float[]",
+                "float[24]",
+                "",
+                "uint8[]",
+                "int8[24]",
+                "float[2, b, 2, p, 4]",
+            ],
+            &[HEADS],
+            &["float[b, s, 8]", "float[2, b, 2, p + s, 4]"],
+        ),
+        (
+            "MoE",
+            &["float[b, s, 8]", "float[t, e]", "float[e, 24, 8]", "", "float[e, 8, 12]"],
+            &[("activation_type", Text("swiglu")), ("swiglu_fusion", Int(1))],
+            &["float[b, s, 8]"],
         ),
     ];
     for (op, inputs, attrs, expected) in cases {
@@ -398,6 +473,122 @@ fn what_does_not_fit_is_refused() {
             ],
             &[],
             "input 8",
+        ),
+        ("Attention", &["float[2, 3, 8]", "float[8, 24]"], &[], "'num_heads' is missing"),
+        ("Attention", &["float[2, 3, 8]", "float[8, 24]"], &[("num_heads", Int(0))], "num_heads is 0"),
+        ("Attention", &["float[2, 3, 8]", "float[8, 24]"], &[("num_heads", Int(5))], "5 heads"),
+        ("Attention", &["float[2, 3, 8]", "float[8, 25]"], &[HEADS], "width 25"),
+        ("Attention", &["float[2, 3, 8]", "float[7, 24]"], &[HEADS], "is 7, expected 8"),
+        ("Attention", &["float[3, 8]", "float[8, 24]"], &[HEADS], "rank 2, expected 3"),
+        ("Attention", &["float[2, 3, 8]", "float[8, 24]", "float[20]"], &[HEADS], "is 20, expected 24"),
+        (
+            "Attention",
+            &["float[2, 3, 8]", "float[8, 24]"],
+            &[HEADS, ("qkv_hidden_sizes", Ints(&[8, 4, 12]))],
+            "the first two equal",
+        ),
+        (
+            "Attention",
+            &["float[2, 3, 8]", "float[8, 24]"],
+            &[HEADS, ("qkv_hidden_sizes", Ints(&[i64::MAX, i64::MAX, 12]))],
+            "does not divide",
+        ),
+        (
+            "Attention",
+            &["float[2, 3, 8]", "float[8, 20]", "", "", "float[2, 2, 2, 5, 4]"],
+            &[HEADS, ("qkv_hidden_sizes", Ints(&[8, 8, 4]))],
+            "kept with keys",
+        ),
+        (
+            "Attention",
+            &["float[2, 3, 8]", "float[8, 24]", "", "", "float[2, 7, 2, 5, 4]"],
+            &[HEADS],
+            "is 7, expected 2",
+        ),
+        (
+            "Attention",
+            &["float[2, 3, 8]", "float[8, 24]", "", "", "float[2, 2, 2, 5, 4]"],
+            &[HEADS, SHARED],
+            "needs past_sequence_length",
+        ),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &["float[2, 3, 8]", "float[2, 1, 8]", "float[2, 1, 8]"],
+            &[HEADS],
+            "is 3, expected 1",
+        ),
+        ("DecoderMaskedMultiHeadAttention", &["float[2, 1, 8]", "float[2, 1, 8]"], &[HEADS], "go together"),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &["float[2, 1, 8]", "float[2, 1, 8]", "float[2, 1, 8]"],
+            &[HEADS, SHARED],
+            "needs past_key",
+        ),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &["float[2, 1, 8]", "float[2, 1, 8]", "float[2, 2, 5, 4]"],
+            &[HEADS],
+            "ranks 3 and 4",
+        ),
+        (
+            "DecoderMaskedMultiHeadAttention",
+            &["float[2, 1, 8]", "float[2, 1, 8]", "float[2, 1, 8]", "", "", "", "", "", "", "int32[1, 2, 5]"],
+            &[HEADS],
+            "cache_indirection needs",
+        ),
+        (
+            "PackedAttention",
+            &["float[9, 8]", "float[8, 24]", "float[24]", "int32[2, 4]", "int32[3]"],
+            &[HEADS],
+            "9 tokens",
+        ),
+        (
+            "PackedAttention",
+            &["float[5, 8]", "float[8, 24]", "float[24]", "int32[2, 4]", "int32[2]"],
+            &[HEADS],
+            "is 2, expected 3",
+        ),
+        (
+            "QAttention",
+            &["uint8[2, 3, 8]", "uint8[8, 24]", "float[24]", "float[2]", "float[]"],
+            &[HEADS],
+            "input_scale is 2, expected 1",
+        ),
+        (
+            "QAttention",
+            &["uint8[2, 3, 8]", "uint8[8, 24]", "float[24]", "float[]", "float[23]"],
+            &[HEADS],
+            "weight_scale is 23, expected 24",
+        ),
+        (
+            "MoE",
+            &["float[5, 8]", "float[5, 4]", "float[4, 12, 8]", "", "float[4, 8, 12]"],
+            &[("k", Int(5))],
+            "4 experts",
+        ),
+        (
+            "MoE",
+            &["float[5, 8]", "float[5, 4]", "float[4, 12, 8]", "", "float[4, 8, 12]"],
+            &[("activation_type", Text("tanh"))],
+            "'tanh'",
+        ),
+        (
+            "MoE",
+            &["float[5, 8]", "float[5, 4]", "float[4, 12, 8]", "", "float[4, 8, 12]"],
+            &[("activation_type", Text("swiglu"))],
+            "fc3_experts_weights",
+        ),
+        (
+            "MoE",
+            &["float[5, 8]", "float[6, 4]", "float[4, 12, 8]", "", "float[4, 8, 12]"],
+            &[],
+            "router_probs is 6, expected 5",
+        ),
+        (
+            "MoE",
+            &["float[5, 8]", "float[5, 4]", "float[4, 12, 8]", "float[4, 11]", "float[4, 8, 12]"],
+            &[],
+            "fc1_experts_bias is 11, expected 12",
         ),
     ];
     for (op, inputs, attrs, part) in cases {

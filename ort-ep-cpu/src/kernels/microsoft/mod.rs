@@ -6,5 +6,6 @@ mod gather_blocks;
 mod group_query;
 mod inverse;
 mod matmul_nbits;
+mod mixture;
 mod multi_head;
 mod rotary;
