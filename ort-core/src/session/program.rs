@@ -135,7 +135,10 @@ impl Program {
         for (index, (device, claim)) in partition.nodes.into_iter().enumerate() {
             check_deadline(cx.until, "compiling")?;
             let place = graph.nodes[index].place();
-            builder.node(&graph, index, (device, claim), cx).within(|| place)?;
+            builder
+                .node(&graph, index, (device, claim), cx)
+                .map_err(|problem| problem.help("check its attributes and the types of its inputs"))
+                .within(|| place)?;
         }
         let outputs = graph.outputs.clone().into_iter();
         let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));

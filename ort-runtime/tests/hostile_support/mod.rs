@@ -40,7 +40,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.roll() % bound.max(1) as u64) as usize
     }
 
@@ -60,6 +60,12 @@ impl Dice {
     fn float(&mut self) -> f64 {
         if self.chance(60) { self.below(9) as f64 / 2.0 - 1.0 } else { self.pick(FLOATS) }
     }
+}
+
+/// So many bytes that mean nothing, the same for each seed.
+pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut dice = Dice::new("noise", seed);
+    (0..length).map(|_| dice.below(256) as u8).collect()
 }
 
 const EDGES: &[i64] = &[
