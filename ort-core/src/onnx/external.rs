@@ -220,7 +220,7 @@ impl ExternalData {
                 error!(NoSuchFile, "there is no such file in '{}'", folder.root.display())
                     .help("put the data file beside the model")
             }
-            _ => error!(NoSuchFile, "cannot open the file: {problem}"),
+            _ => error!(NoSuchFile, "cannot open the file: {problem}").help("check the path"),
         })?;
         if folder.blobs.as_ref().is_some_and(|blobs| real.parent() == Some(blobs)) {
             return Ok(real);

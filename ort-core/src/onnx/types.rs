@@ -27,7 +27,12 @@ pub(super) fn type_from_proto(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim)
 
 fn type_at_depth(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim, depth: usize) -> Result<ValueType> {
     use type_proto::Value;
-    ensure!(depth < DEPTH_LIMIT, InvalidGraph, "a type is nested more than {DEPTH_LIMIT} deep");
+    ensure!(
+        depth < DEPTH_LIMIT,
+        InvalidGraph,
+        help = "no operator takes more: declare a plainer type",
+        "a type is nested more than {DEPTH_LIMIT} deep"
+    );
     let inner = |element: &Option<Box<TypeProto>>| -> Result<Box<ValueType>> {
         let element = element.as_deref().map(|element| type_at_depth(element, unnamed, depth + 1));
         Ok(Box::new(element.transpose()?.unwrap_or_default()))

@@ -17,7 +17,7 @@ use crate::ep::{Device, IoShapes, OutputSlot, OutputsFrom, RunControl, RunCx};
 use crate::plan::{Action, Place, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count};
-use crate::{Result, Within, ensure, error};
+use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// What all frames of a run share.
 #[derive(Clone, Copy)]
@@ -103,7 +103,11 @@ impl<'a> Frame<'a> {
                 self.env.control.check()?;
                 let start = self.env.profile.map(|_| std::time::Instant::now());
                 self.step(index)
-                    .map_err(|problem| problem.help(self.inputs_in_words(index)))
+                    .map_err(|problem| match problem.kind() {
+                        // Its inputs are not to blame.
+                        ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
+                        _ => problem.help(self.inputs_in_words(index)),
+                    })
                     .within(|| self.program.steps[index].place())?;
                 if let (Some(profile), Some(start)) = (self.env.profile, start) {
                     profile.record(&self.program.steps[index], start);
