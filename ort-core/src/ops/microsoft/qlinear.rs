@@ -16,7 +16,7 @@ pub(super) const CODES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
 
 /// Where a tensor of codes stands among the inputs, in the order of most operators: its scale and its zero point
 /// follow it.
-pub(super) const fn from(first: usize) -> Codes {
+pub(super) const fn codes_at(first: usize) -> Codes {
     Codes { codes: first, scale: first + 1, zero: first + 2 }
 }
 

@@ -1,7 +1,9 @@
 //! `QLinearAdd`, `QLinearMul`, `QLinearSigmoid` and `QLinearLeakyRelu`: arithmetic on 8-bit codes.
 
 use super::float;
-use super::qlinear::{CODES, check_single, differences, from, numbers, quantize, round_sum, scalar, scaled};
+use super::qlinear::{
+    CODES, check_single, codes_at, differences, numbers, quantize, round_sum, scalar, scaled,
+};
 use crate::Result;
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
@@ -90,7 +92,7 @@ fn lower_add(draft: &mut Draft<'_>) -> Result<()> {
     let mut sides = [a, b];
     for (scale, first) in sides.iter_mut().zip([0, 3]) {
         let ratio = draft.emit("Div", &[*scale, c], &[])?;
-        *scale = scaled(draft, from(first), ratio)?;
+        *scale = scaled(draft, codes_at(first), ratio)?;
     }
     let sum = draft.emit("Add", &sides, &[])?;
     round_sum(draft, sum, draft.input(7), dtype)
@@ -101,14 +103,14 @@ fn lower_mul(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, [a, b, c]) = (draft.dtype(0)?, scales(draft)?);
     let scale = draft.emit("Mul", &[a, b], &[])?;
     let scale = draft.emit("Div", &[scale, c], &[])?;
-    let sides = [differences(draft, from(0))?, differences(draft, from(3))?];
+    let sides = [differences(draft, codes_at(0))?, differences(draft, codes_at(3))?];
     let product = draft.emit("Mul", &sides, &[])?;
     let product = draft.emit("Mul", &[product, scale], &[])?;
     round_sum(draft, product, draft.input(7), dtype)
 }
 
 fn lower_unary(draft: &mut Draft<'_>, op: &str, attrs: &[(&str, Attribute)]) -> Result<()> {
-    let (dtype, numbers) = (draft.dtype(0)?, numbers(draft, from(0))?);
+    let (dtype, numbers) = (draft.dtype(0)?, numbers(draft, codes_at(0))?);
     let result = draft.emit(op, &[numbers], attrs)?;
     quantize(draft, result, draft.required(3)?, draft.input(4), dtype)
 }

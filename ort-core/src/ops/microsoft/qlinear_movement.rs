@@ -1,7 +1,7 @@
 //! `QLinearConcat` and `QLinearWhere`: 8-bit codes from several tensors, each with a scale and zero point of its own.
 
 use super::int;
-use super::qlinear::{CODES, check_single, from, requantized};
+use super::qlinear::{CODES, check_single, codes_at, requantized};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
@@ -88,7 +88,7 @@ fn infer_concat(cx: &mut InferCx<'_>) -> Result<()> {
 fn lower_concat(draft: &mut Draft<'_>) -> Result<()> {
     let mut parts = Vec::new();
     for first in tensors(draft.inputs.len()) {
-        parts.push(requantized(draft, from(first), [0, 1])?);
+        parts.push(requantized(draft, codes_at(first), [0, 1])?);
     }
     let axis = Attribute::Int(int(draft, "axis")?);
     draft.become_op("Concat", &parts, &[("axis", axis)]);
@@ -105,8 +105,8 @@ fn infer_where(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn lower_where(draft: &mut Draft<'_>) -> Result<()> {
     let condition = draft.required(0)?;
-    let x = requantized(draft, from(1), [7, 8])?;
-    let y = requantized(draft, from(4), [7, 8])?;
+    let x = requantized(draft, codes_at(1), [7, 8])?;
+    let y = requantized(draft, codes_at(4), [7, 8])?;
     draft.become_op("Where", &[condition, x, y], &[]);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::int;
 use super::qlinear::{
-    CODES, cast, channels_first, check_single, from, move_channels, numbers, quantize, rank, round,
+    CODES, cast, channels_first, check_single, codes_at, move_channels, numbers, quantize, rank, round,
     round_sum, scalar, set_image,
 };
 use crate::dim::Dim;
@@ -145,7 +145,7 @@ fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
         let codes = move_channels(draft, codes, rank, true)?;
         draft.set_input(0, codes);
     }
-    let numbers = numbers(draft, from(0))?;
+    let numbers = numbers(draft, codes_at(0))?;
     let attrs = draft.attrs.iter().filter(|(name, _)| name != "channels_last").cloned().collect::<Vec<_>>();
     let attrs: Vec<(&str, Attribute)> =
         attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
@@ -239,7 +239,7 @@ fn mean_scale(draft: &mut Draft<'_>, count: ValueId) -> Result<ValueId> {
 }
 
 fn lower_mean(draft: &mut Draft<'_>) -> Result<()> {
-    let (dtype, numbers) = (draft.dtype(0)?, numbers(draft, from(0))?);
+    let (dtype, numbers) = (draft.dtype(0)?, numbers(draft, codes_at(0))?);
     let keep = Attribute::Int(int(draft, "keepdims")?);
     let axes = match draft.attr("axes") {
         Some(Attribute::Ints(axes)) => axes.clone(),
@@ -256,7 +256,7 @@ fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
     let (dtype, codes, rank) = (draft.dtype(0)?, draft.required(0)?, rank(draft)?);
     let axis = axes::normalize(int(draft, "axis")?, rank.max(1))?;
     let is_matrix = int(draft, "opset")? < 13 && axis + 1 < rank;
-    let numbers = numbers(draft, from(0))?;
+    let numbers = numbers(draft, codes_at(0))?;
     let result = if is_matrix {
         let matrix = draft.emit("Flatten", &[numbers], &[("axis", Attribute::Int(axis as i64))])?;
         let result = draft.emit("Softmax", &[matrix], &[("axis", Attribute::Int(-1))])?;

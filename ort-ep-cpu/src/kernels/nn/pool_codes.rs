@@ -88,6 +88,12 @@ impl Average {
         Ok((!is_whole).then_some(axes))
     }
 
+    /// How many places of a window count along an axis, for each window.
+    fn counts(&self, axis: &WindowAxis) -> Vec<f32> {
+        let count = |at: usize| if self.include_pad { axis.kernel } else { covered(axis, at).len() };
+        (0..axis.output).map(|at| count(at) as f32).collect()
+    }
+
     fn run_codes<T: Code>(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let scales = Scales {
             x: scale(cx, 1)?,
@@ -109,7 +115,8 @@ impl Average {
             means(isa, threads, (codes, &images), result, scales);
             return Ok(());
         };
-        let rows = Rows { leading, last, inner: images.inner, include_pad: self.include_pad, scales };
+        let (inner, include_pad, counts) = (images.inner, self.include_pad, self.counts(last));
+        let rows = Rows { leading, last, inner, include_pad, counts, scales };
         let row = last.output * images.inner;
         let sums = (sums, row.next_multiple_of(16));
         let per_image: usize = images.places.iter().product::<usize>() * images.inner;
@@ -148,6 +155,8 @@ struct Rows<'a> {
     last: &'a WindowAxis,
     inner: usize,
     include_pad: bool,
+    /// How many places count along the last axis, for each window.
+    counts: Vec<f32>,
     scales: Scales,
 }
 
@@ -176,6 +185,11 @@ impl Rows<'_> {
             rows = next.collect();
         }
         rows
+    }
+
+    /// How many places a window covers along the leading axes, those in the padding counted.
+    fn kernel_rows(&self) -> usize {
+        self.leading.iter().map(|axis| axis.kernel).fold(1, usize::saturating_mul)
     }
 
     /// Adds the numbers of a row of the image to the sums of the windows.
@@ -211,20 +225,21 @@ impl Rows<'_> {
         }
     }
 
-    /// The codes of the sums over windows of so many places along the leading axes.
+    /// The codes of the sums over windows of which so many places along the leading axes count.
     #[inline(always)]
-    fn finish<T: Code>(&self, leading: usize, sums: &[f32], to: &mut [T]) {
+    fn finish<T: Code>(&self, leading: f32, sums: &[f32], to: &mut [T]) {
         let Scales { y, y_zero, .. } = self.scales;
-        let sums = sums.chunks_exact(self.inner);
-        for (at, (to, sums)) in to.chunks_exact_mut(self.inner).zip(sums).enumerate() {
-            let count = if self.include_pad {
-                self.leading.iter().map(|axis| axis.kernel).fold(self.last.kernel, usize::saturating_mul)
-            } else {
-                leading * covered(self.last, at).len()
-            };
-            for (code, sum) in to.iter_mut().zip(sums) {
-                *code = T::nearest((sum / count as f32 / y + y_zero).round_ties_even());
+        let code =
+            |sum: f32, count: f32| T::nearest((sum / (leading * count) / y + y_zero).round_ties_even());
+        if self.inner == 1 {
+            for ((to, sum), count) in to.iter_mut().zip(sums).zip(&self.counts) {
+                *to = code(*sum, *count);
             }
+            return;
+        }
+        let windows = to.chunks_exact_mut(self.inner).zip(sums.chunks_exact(self.inner));
+        for ((to, sums), count) in windows.zip(&self.counts) {
+            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = code(*sum, *count));
         }
     }
 }
@@ -250,7 +265,8 @@ impl<T: Code> SimdOp for OneRow<'_, T> {
         for row in &image_rows {
             rows.add(&self.image[row * width..][..width], sums);
         }
-        rows.finish(image_rows.len(), sums, self.to);
+        let leading = if rows.include_pad { rows.kernel_rows() } else { image_rows.len() };
+        rows.finish(leading as f32, sums, self.to);
     }
 }
 
