@@ -15,7 +15,8 @@ pub struct Limits {
     pub bytes: u64,
     /// Nodes in all, those of subgraphs and of inlined functions included.
     pub nodes: usize,
-    /// Subgraphs and function calls inside one another.
+    /// Subgraphs and function calls inside one another. Of subgraphs alone a file can hold about 30, however much is
+    /// allowed: the decoder goes no deeper.
     pub nesting: usize,
     /// Nodes that inlined functions may add.
     pub function_nodes: usize,

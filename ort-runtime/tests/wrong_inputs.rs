@@ -27,7 +27,7 @@ fn each_mistake_is_named() -> Result<()> {
     let cases: Vec<(Vec<(&str, Value)>, &str)> = vec![
         (
             vec![("x", x.clone()), ("z", y.clone())],
-            "invalid argument: the model has no input 'z'; its inputs are x, y",
+            "invalid argument: the model has no input 'z'; the inputs are x, y",
         ),
         (vec![("x", x.clone()), ("x", x.clone())], "invalid argument: input 'x' is given twice"),
         (vec![("x", x.clone())], "invalid argument: input 'y' (float[n, 1]) is not given"),

@@ -241,7 +241,8 @@ impl NewTensor {
     pub(crate) fn allocate(budget: &Arc<Budget>, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
         let len = byte_count(dtype, shape)?;
         let allocator = HostAllocator::global();
-        let buffer = allocate_in(budget, Category::Dynamic, &**allocator, len.max(1), 64)?;
+        // Without bytes of its own it still takes a header, and a sequence may hold millions.
+        let buffer = allocate_in(budget, Category::Dynamic, &**allocator, len.max(64), 64)?;
         Ok(NewTensor { dtype, shape: shape.into(), buffer, len })
     }
 

@@ -20,7 +20,7 @@ use crate::ir::{Capture, Graph, ValueId, ValueType};
 use crate::limits::{at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
-use crate::{Error, Limits, Result, Within, ensure, error};
+use crate::{Error, Limits, Result, Within, ensure, error, nearest};
 
 /// The version of each domain, the standard's own under the empty name.
 pub(super) type Opsets = HashMap<String, i64>;
@@ -150,11 +150,13 @@ impl<'m> Loader<'m> {
             let name = input.name();
             let ty = match &input.r#type {
                 Some(ty) => type_from_proto(ty, &|axis| Dim::named(&format!("{name}.{axis}"))),
-                None => Err(error!(InvalidGraph, "it has no type")),
+                None => Err(error!(InvalidGraph, "it has no type")
+                    .help("declare its element type and shape: the loader must know what is given")),
             };
             let ty = ty.within(|| format!("input '{name}'"))?;
             let default = constants.get_mut(name).and_then(Option::take);
-            let id = self.declare(name, ty, None).within(|| format!("input '{name}'"))?;
+            let id = self.declare(name, ty, None).within(|| format!("input '{name}'"));
+            let id = id.map_err(|problem| problem.help("rename one of the two, or leave it out"))?;
             match default {
                 // Before IR version 4 every constant had to be among the inputs; it was no less constant.
                 Some(tensor) if self.ir_version < 4 => self.set_constant(id, tensor),
@@ -254,9 +256,19 @@ impl<'m> Loader<'m> {
     ) -> Result<IndexMap<String, Option<Tensor>>> {
         let mut constants = IndexMap::new();
         let mut add = |name: String, tensor: Tensor| {
-            ensure!(!name.is_empty(), InvalidGraph, "an initializer has no name");
+            ensure!(
+                !name.is_empty(),
+                InvalidGraph,
+                help = "give it the name that its readers use",
+                "an initializer has no name"
+            );
             let twice = constants.contains_key(&name);
-            ensure!(!twice, InvalidGraph, "initializer '{name}' is defined twice");
+            ensure!(
+                !twice,
+                InvalidGraph,
+                help = "rename one of the two, or leave it out",
+                "initializer '{name}' is defined twice"
+            );
             constants.insert(name, Some(tensor));
             Ok(())
         };
@@ -344,9 +356,8 @@ impl<'m> Loader<'m> {
         let label = |index: usize| nodes.get(index).map_or_else(String::new, |node| node_label(node, index));
         let writer = self.scope().names.get(name).and_then(|meaning| meaning.writer);
         let other = writer.map(|other| format!("node '{}' writes it too", label(other as usize)));
-        problem
-            .within(format!("node '{}'", label(index)))
-            .help(other.unwrap_or("an input or initializer has the name".into()))
+        let other = other.unwrap_or("an input or initializer has the name".into());
+        problem.within(format!("node '{}'", label(index))).help(format!("{other}; rename one of the two"))
     }
 
     /// Counts a node against the limit.
@@ -376,12 +387,22 @@ impl<'m> Loader<'m> {
         for output in &proto.output {
             let name = output.name();
             let id = self.resolve(self.scopes.len() - 1, name).flatten();
-            let id = id.ok_or_else(|| {
-                error!(InvalidGraph, "output '{name}' is no node's output, and no input or initializer")
-            })?;
+            let id = id.ok_or_else(|| self.unknown_value("output ", name))?;
             self.top().graph.outputs.push(id);
         }
         Ok(())
+    }
+
+    /// The error for a name that nothing in sight has. `what` says whose it is.
+    pub(super) fn unknown_value(&self, what: &str, name: &str) -> Error {
+        let closed = self.scopes.iter().rposition(|scope| scope.closed).unwrap_or(0);
+        let visible = self.scopes.iter().skip(closed);
+        let names = visible.flat_map(|scope| scope.names.keys().map(|name| &**name));
+        let advice = match nearest(name, names) {
+            Some(near) => format!("did you mean '{near}'?"),
+            None => "check the name against the outputs of the nodes before it".to_string(),
+        };
+        error!(InvalidGraph, "{what}'{name}' is no node's output, and no input or initializer").help(advice)
     }
 
     /// What a name means in a scope: no such name, an input left out, or a value of the scope's graph. A name from

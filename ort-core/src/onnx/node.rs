@@ -13,7 +13,7 @@ use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId};
 use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
-use crate::{Result, Within, ensure, error};
+use crate::{Result, Within, advise, ensure, error};
 
 /// An attribute under the name that the node gives it, wherever its value comes from.
 type Given<'m> = (&'m str, &'m AttributeProto);
@@ -74,10 +74,7 @@ impl<'m> Loader<'m> {
                 continue;
             }
             let found = self.resolve(self.scopes.len() - 1, name);
-            inputs.push(found.ok_or_else(|| {
-                error!(InvalidGraph, "'{name}' is no node's output, and no input or initializer")
-                    .within(format!("input {index}"))
-            })?);
+            inputs.push(found.ok_or_else(|| self.unknown_value("", name).within(format!("input {index}")))?);
         }
         while inputs.last() == Some(&None) {
             inputs.pop();
@@ -107,10 +104,10 @@ impl<'m> Loader<'m> {
             .registry
             .find(domain, op)
             .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let version =
-            self.scope().opsets.get(domain).copied().ok_or_else(|| {
-                error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
-            })?;
+        let version = self.scope().opsets.get(domain).copied().ok_or_else(|| {
+            error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
+                .help("add the domain and its version to the model's opset_import")
+        })?;
         let mut attrs: Vec<(&str, Attribute)> = Vec::new();
         let mut subgraphs = Vec::new();
         for (attr_name, attribute) in given {
@@ -155,8 +152,14 @@ impl<'m> Loader<'m> {
         attribute: &'m AttributeProto,
     ) -> Result<Subgraph> {
         let known = spec.attrs.iter().find(|attr| attr.name == name && attr.kind == AttrKind::Graph);
-        let known =
-            known.ok_or_else(|| error!(InvalidGraph, "operator {} has no graph '{name}'", spec.name))?;
+        let known = known.ok_or_else(|| {
+            let graphs = spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph).map(|attr| attr.name);
+            error!(InvalidGraph, "operator {} has no graph '{name}'", spec.name).help(advise(
+                "graphs of the operator",
+                name,
+                graphs,
+            ))
+        })?;
         let proto =
             attribute.g.as_deref().ok_or_else(|| error!(InvalidGraph, "graph '{name}' is missing"))?;
         let (graph, captures) = self.subgraph(proto).within(|| known.name)?;
@@ -254,17 +257,25 @@ impl<'m> Loader<'m> {
         (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
     ) -> Result<()> {
         let key = function_key(node);
-        ensure!(!self.calls.contains(&key), InvalidGraph, "function '{}' calls itself", key.1);
+        ensure!(
+            !self.calls.contains(&key),
+            InvalidGraph,
+            help = "a function may only call others, which do not lead back to it; use Loop for repetition",
+            "function '{}' calls itself",
+            key.1
+        );
         let (most_in, most_out) = (function.input.len(), function.output.len());
         ensure!(
             inputs.len() <= most_in,
             InvalidGraph,
+            help = format!("its inputs are {}", function.input.join(", ")),
             "the function takes {most_in} inputs, got {}",
             inputs.len()
         );
         ensure!(
             outputs.len() <= most_out,
             InvalidGraph,
+            help = format!("its outputs are {}", function.output.join(", ")),
             "the function has {most_out} outputs, got {}",
             outputs.len()
         );
@@ -327,7 +338,12 @@ fn bind_attributes<'m>(function: &'m FunctionProto, given: &[Given<'m>]) -> Resu
         function.attribute_proto.iter().map(|attribute| (attribute.name(), attribute)).collect();
     for &(name, value) in given {
         let known = bound.contains_key(name) || function.attribute.iter().any(|known| known == name);
-        ensure!(known, InvalidGraph, "function '{}' has no attribute '{name}'", function.name());
+        if !known {
+            let names = function.attribute.iter().map(String::as_str);
+            let names = names.chain(function.attribute_proto.iter().map(|attribute| attribute.name()));
+            return Err(error!(InvalidGraph, "function '{}' has no attribute '{name}'", function.name())
+                .help(advise("attributes", name, names)));
+        }
         bound.insert(name, value);
     }
     Ok(bound)
@@ -344,7 +360,13 @@ fn check_graphs(spec: &OpSpec, subgraphs: &[Subgraph]) -> Result<()> {
         let count = subgraphs.iter().filter(|subgraph| subgraph.attr == attr.name).count();
         ensure!(count < 2, InvalidGraph, "attribute '{}' is given twice", attr.name);
         let missing = count == 0 && attr.default == AttrDefault::Required;
-        ensure!(!missing, InvalidGraph, "attribute '{}' is missing", attr.name);
+        ensure!(
+            !missing,
+            InvalidGraph,
+            help = "the operator needs it: add the graph to the node",
+            "attribute '{}' is missing",
+            attr.name
+        );
     }
     Ok(())
 }

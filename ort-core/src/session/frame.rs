@@ -22,7 +22,7 @@ use crate::ep::{Device, IoShapes, OutputSlot, OutputsFrom, RunControl, RunCx};
 use crate::plan::{Action, Place, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count};
-use crate::{Result, Within, ensure, error};
+use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// What all frames of a run share.
 #[derive(Clone, Copy)]
@@ -49,6 +49,7 @@ pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bi
         ensure!(
             tensor.rank() == formal.len(),
             InvalidArgument,
+            help = "give it a tensor of that rank",
             "input '{}' has rank {}, expected rank {}: {}",
             info.name,
             tensor.rank(),
@@ -59,6 +60,7 @@ pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bi
             unify(dim, size as i64, bindings)
                 .map_err(|problem| {
                     error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
+                        .help("the sizes must be those of the model, and each name the same size everywhere")
                 })
                 .within(place)?;
         }
@@ -105,7 +107,13 @@ impl<'a> Frame<'a> {
             if self.plan.steps[index].action == Action::Run {
                 self.env.control.check()?;
                 let start = self.env.profile.map(|_| std::time::Instant::now());
-                self.step(index).within(|| self.program.steps[index].place())?;
+                self.step(index)
+                    .map_err(|problem| match problem.kind() {
+                        // Its inputs are not to blame.
+                        ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
+                        _ => problem.help(self.inputs_in_words(index)),
+                    })
+                    .within(|| self.program.steps[index].place())?;
                 if let (Some(profile), Some(start)) = (self.env.profile, start) {
                     profile.record(&self.program.steps[index], start);
                 }
@@ -116,6 +124,23 @@ impl<'a> Frame<'a> {
         }
         let outputs: Vec<SlotId> = self.program.outputs.clone();
         outputs.into_iter().map(|slot| self.take_output(slot)).collect()
+    }
+
+    /// What errors without an advice of their own say: what the step was given.
+    fn inputs_in_words(&self, index: usize) -> String {
+        let input = |slot: &Option<SlotId>| {
+            let slot = (*slot)?;
+            let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
+            let known = self.value(slot).ok().and_then(|value| value.tensor().ok());
+            let known = known.map(|view| format!(" {}{:?}", view.dtype(), view.shape()));
+            Some(format!("'{name}'{}", known.unwrap_or_default()))
+        };
+        let inputs = self.program.steps[index].inputs.iter();
+        let inputs: Vec<String> = inputs.filter_map(input).take(12).collect();
+        match inputs.as_slice() {
+            [] => "check its attributes; it has no inputs".to_string(),
+            inputs => format!("check its inputs: {}", inputs.join(", ")),
+        }
     }
 
     /// An output keeps nothing but its own memory alive.

@@ -141,7 +141,10 @@ impl Program {
         }
         for (index, (node, claimed)) in graph.nodes.iter().zip(partition.nodes).enumerate() {
             check_deadline(cx.until, "compiling")?;
-            builder.node(NodeView { graph: &graph, node }, index, claimed, cx).within(|| node.place())?;
+            builder
+                .node(NodeView { graph: &graph, node }, index, claimed, cx)
+                .map_err(|problem| problem.help("check its attributes and the types of its inputs"))
+                .within(|| node.place())?;
         }
         let outputs = graph.outputs.clone().into_iter();
         let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));

@@ -278,7 +278,9 @@ pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
     node.spec.check_arity(node).within(|| node.place())?;
     let inputs: SmallVec<[Option<InputFacts<'_>>; 4]> =
         node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
-    let outputs = infer_node(node, &inputs, &mut subgraphs).within(|| node.place())?;
+    let outputs = infer_node(node, &inputs, &mut subgraphs)
+        .map_err(|problem| problem.help(inputs_in_words(graph, node)))
+        .within(|| node.place())?;
     drop(inputs);
     for (position, (ty, symbolic)) in outputs.into_iter().enumerate() {
         let id = graph.nodes.get(index).and_then(|node| node.outputs.get(position).copied().flatten());
@@ -293,6 +295,20 @@ pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
         node.subgraphs = subgraphs;
     }
     Ok(())
+}
+
+/// What errors without an advice of their own say: what the node was given.
+fn inputs_in_words(graph: &Graph, node: &Node) -> String {
+    let input = |(index, id): (usize, &Option<ValueId>)| {
+        let value = graph.value((*id)?);
+        let name = node.spec.input_param(index).map_or("", |param| param.name);
+        Some(format!("{name} = '{}' {}", value.name, value.ty))
+    };
+    let inputs: Vec<String> = node.inputs.iter().enumerate().filter_map(input).take(12).collect();
+    match inputs.as_slice() {
+        [] => "check its attributes; it has no inputs".to_string(),
+        inputs => format!("check its attributes and its inputs: {}", inputs.join(", ")),
+    }
 }
 
 fn facts_of(graph: &Graph, id: ValueId) -> InputFacts<'_> {
@@ -333,6 +349,7 @@ pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<
                 ensure!(
                     !negative,
                     InvalidArgument,
+                    help = "the sizes come from the elements of an input: give it sizes of 0 or more",
                     "an output of shape {sizes:?} would have a negative size"
                 );
                 Some(sizes.into_iter().map(|size| size as usize).collect())

@@ -126,6 +126,7 @@ fn bind_one<'a>(
         ensure!(
             expected.is_none() || expected == ty.dtype(),
             InvalidGraph,
+            help = "put a Cast before it",
             "input '{}' is {ty}, expected {}",
             param.name,
             param.ty
@@ -135,6 +136,7 @@ fn bind_one<'a>(
     ensure!(
         var.types.contains(ty),
         InvalidGraph,
+        help = "put a Cast before it, or use another operator",
         "input '{}' is {ty}, which {} does not allow (it takes {})",
         param.name,
         spec.name,
@@ -147,7 +149,16 @@ fn bind_one<'a>(
         None => bound.push((var.name, ty)),
         Some((_, earlier)) => {
             let same = same_element(earlier, ty);
-            ensure!(same, InvalidGraph, "input '{}' is {ty}, but an earlier one is {earlier}", param.name);
+            ensure!(
+                same,
+                InvalidGraph,
+                help = format!(
+                    "inputs of type {} must have the same element type: put a Cast before one",
+                    var.name
+                ),
+                "input '{}' is {ty}, but an earlier one is {earlier}",
+                param.name
+            );
         }
     }
     Ok(())

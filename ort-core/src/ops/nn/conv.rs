@@ -111,19 +111,39 @@ pub(super) fn image_and_kernel<'a>(image: &'a [Dim], kernel: &'a [Dim]) -> Resul
             "an image of rank {} and a weight of rank {} do not go together",
             image.len(),
             kernel.len()
-        )),
+        )
+        .help(RANKS)),
     }
 }
 
+/// What to try where image and weight differ.
+const RANKS: &str =
+    "both need a batch or filters, channels, and the same spatial axes: [N, C, H, W] and [M, C, h, w]";
+
 fn group(cx: &InferCx<'_>) -> Result<i64> {
     let group = cx.attrs.int("group")?;
-    ensure!((1..1 << 31).contains(&group), InvalidGraph, "group {group} is out of range");
+    let sensible = (1..1 << 31).contains(&group);
+    ensure!(sensible, InvalidGraph, help = "group is 1 or more", "group {group} is out of range");
     Ok(group)
 }
 
-/// The shape of a convolution, whose weight and bias are the inputs at these places.
-pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) -> Result<()> {
-    let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(weight)) else { return Ok(()) };
+/// Sets the shape of a convolution, whose weight and bias are the inputs at these places.
+pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, places: [usize; 2]) -> Result<()> {
+    let Some(image) = cx.shape(0) else { return Ok(()) };
+    match output_shape(cx, image, places)? {
+        Some(shape) => cx.set_shape(0, shape),
+        None => Ok(()),
+    }
+}
+
+/// The shape of a convolution of an image, where that of the weight is known: the input at the first of the places;
+/// the bias is at the second.
+pub(in crate::ops) fn output_shape(
+    cx: &InferCx<'_>,
+    image: &[Dim],
+    [weight, bias]: [usize; 2],
+) -> Result<Option<Vec<Dim>>> {
+    let Some(kernel) = cx.shape(weight) else { return Ok(None) };
     let ((batch, channels, image), (filters, inner, kernel)) = image_and_kernel(image, kernel)?;
     let group = group(cx)?;
     agree("the weight's number of channels", channels, &(inner * group))?;
@@ -135,7 +155,7 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) ->
     let windows = Windows::new(cx.attrs, kernel)?;
     let mut shape = vec![batch.clone(), filters.clone()];
     shape.extend(windows.outputs(image));
-    cx.set_shape(0, shape)
+    Ok(Some(shape))
 }
 
 fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {

@@ -68,9 +68,20 @@ impl Windows {
                 None | Some([]) => return Ok(vec![default; len]),
                 Some(values) => values,
             };
-            ensure!(values.len() == len, InvalidGraph, "{name} has {} values, expected {len}", values.len());
+            ensure!(
+                values.len() == len,
+                InvalidGraph,
+                help = "one for each spatial axis, and for pads two",
+                "{name} has {} values, expected {len}",
+                values.len()
+            );
             let wrong = values.iter().find(|value| !(least..LIMIT).contains(value));
-            ensure!(wrong.is_none(), InvalidGraph, "{name} {values:?} has a value out of range");
+            ensure!(
+                wrong.is_none(),
+                InvalidGraph,
+                help = format!("each is {least} to {}", LIMIT - 1),
+                "{name} {values:?} has a value out of range"
+            );
             Ok(values.to_vec())
         };
         if attrs.find_ints("kernel_shape").is_some_and(|shape| !shape.is_empty()) {

@@ -41,7 +41,12 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     };
     if let (Some(count), Some(size)) = (count.as_constant(), axes::size(shape, axis)?.as_constant()) {
         let fits = (0..=size).contains(&count);
-        ensure!(fits, InvalidGraph, "the top {count} of {size} elements along axis {axis}");
+        ensure!(
+            fits,
+            InvalidGraph,
+            help = format!("K is 0 to {size}"),
+            "the top {count} of {size} elements along axis {axis}"
+        );
     }
     let shape = axes::with_size(shape, axis, count);
     cx.set_shape(0, shape.clone())?;

@@ -65,7 +65,7 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
 fn gather_symbolic(cx: &mut InferCx<'_>, axis: usize, shape: &[Dim]) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.symbolic(0), cx.ints(1)) else { return Ok(()) };
     let Some(sizes) = constant_sizes(shape) else { return Ok(()) };
-    if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
+    if !SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&sizes)) {
         return Ok(());
     }
     let Some(&size) = data.shape.get(axis) else { return Ok(()) };
@@ -98,14 +98,23 @@ fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(indices) = cx.shape(1) else { return Ok(()) };
     normalize_axis(cx.attrs.int("axis")?, indices.len())?;
     if let Some(data) = cx.shape(0) {
-        ensure!(data.len() == indices.len(), InvalidGraph, "data {data:?} and indices {indices:?}");
+        ensure!(
+            data.len() == indices.len(),
+            InvalidGraph,
+            help = "both need the same rank: see Gather and GatherND for others",
+            "data {data:?} and indices {indices:?}"
+        );
     }
     cx.set_shape(0, indices.to_vec())
 }
 
 fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    let invalid = || error!(InvalidGraph, "data {data:?} and indices {indices:?}");
+    let invalid = || {
+        error!(InvalidGraph, "data {data:?} and indices {indices:?}").help(
+            "the last size of the indices is how many axes of the data each one names: 1 up to their number",
+        )
+    };
     let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;
     let (last, outer) = indices.split_last().ok_or_else(invalid)?;
     ensure!(batch <= outer.len() && batch < data.len(), InvalidGraph, "batch_dims {batch} of {indices:?}");

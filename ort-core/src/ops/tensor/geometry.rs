@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::Attributes;
-use crate::{Result, ensure, error};
+use crate::{Result, ensure, error, not_one_of};
 
 /// The axis counted from the front; negative axes count from the back.
 ///
@@ -17,7 +17,12 @@ use crate::{Result, ensure, error};
 pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     let from_front = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let index = from_front.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
-    index.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside of rank {rank}"))
+    index.ok_or_else(|| {
+        error!(InvalidGraph, "axis {axis} is outside of rank {rank}").help(match rank {
+            0 => "a scalar has no axes".to_string(),
+            _ => format!("axes go from {} to {}", -(rank as i64), rank - 1),
+        })
+    })
 }
 
 /// The axes counted from the front, in the order given. One that is named twice is an error.
@@ -25,7 +30,12 @@ pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
     let mut result = Vec::with_capacity(axes.len().min(rank));
     for &axis in axes {
         let index = normalize_axis(axis, rank)?;
-        ensure!(!result.contains(&index), InvalidGraph, "axis {axis} is named twice");
+        ensure!(
+            !result.contains(&index),
+            InvalidGraph,
+            help = "name each axis once, counted from the front or from the end",
+            "axis {axis} is named twice"
+        );
         result.push(index);
     }
     Ok(result)
@@ -70,6 +80,9 @@ pub struct SliceAxis {
     pub count: usize,
 }
 
+/// What to try where a slice stands still.
+const SLICE_STEP: &str = "use 1 to go forward, or -1 to go back";
+
 impl SliceAxis {
     /// All of a dimension.
     pub const fn all(size: usize) -> SliceAxis {
@@ -78,7 +91,7 @@ impl SliceAxis {
 
     /// The indices that `start..end` with a step takes of a dimension, with the clamping of ONNX.
     pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
-        ensure!(step != 0, InvalidGraph, "a slice has step 0");
+        ensure!(step != 0, InvalidGraph, help = SLICE_STEP, "a slice has step 0");
         if size == 0 {
             return Ok(SliceAxis { start: 0, step, count: 0 });
         }
@@ -142,7 +155,7 @@ pub fn slice_axes_and_steps(
     ensure!(axes.len() == count && count <= rank, InvalidGraph, "{count} slices of {} axes", axes.len());
     let steps = steps.map_or_else(|| vec![1; count], <[i64]>::to_vec);
     ensure!(steps.len() == count, InvalidGraph, "{count} slices and {} steps", steps.len());
-    ensure!(!steps.contains(&0), InvalidGraph, "a slice has step 0");
+    ensure!(!steps.contains(&0), InvalidGraph, help = SLICE_STEP, "a slice has step 0");
     Ok(axes.into_iter().zip(steps).collect())
 }
 
@@ -251,6 +264,9 @@ impl Strided {
     /// The elements in this order; for small sources, such as shapes.
     pub fn collect<T: Clone>(&self, from: &[T]) -> Result<Vec<T>> {
         ensure!(self.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
+        if self.sizes.contains(&0) {
+            return Ok(Vec::new());
+        }
         let mut places = vec![self.offset as isize];
         for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
             let steps = |place: isize| (0..size as isize).map(move |index| place + index * stride);
@@ -278,7 +294,10 @@ impl ResizePolicy {
             "stretch" => Ok(ResizePolicy::Stretch),
             "not_larger" => Ok(ResizePolicy::NotLarger),
             "not_smaller" => Ok(ResizePolicy::NotSmaller),
-            other => Err(error!(InvalidGraph, "the policy '{other}' is not known")),
+            other => {
+                let policies = ["stretch", "not_larger", "not_smaller"];
+                Err(not_one_of("the policy", other, &policies))
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
 use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
-use crate::{Result, ensure, error};
+use crate::{Result, ensure, error, one_of};
 
 static GRID_SAMPLE: OpSpec = OpSpec {
     name: "GridSample",
@@ -38,9 +38,8 @@ pub(in crate::ops) fn rename_modes(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (mode, padding) = (cx.attrs.string("mode")?, cx.attrs.string("padding_mode")?);
-    ensure!(["linear", "nearest", "cubic"].contains(&mode), InvalidGraph, "the mode '{mode}' is not known");
-    let known = ["zeros", "border", "reflection"].contains(&padding);
-    ensure!(known, InvalidGraph, "the padding mode '{padding}' is not known");
+    one_of("the mode", mode, &["linear", "nearest", "cubic"])?;
+    one_of("the padding mode", padding, &["zeros", "border", "reflection"])?;
     let (Some(image), Some(grid)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let ([batch, channels, spatial @ ..], [_, places @ .., positions]) = (image, grid) else {
         return Err(error!(InvalidGraph, "image {image:?} and grid {grid:?}"));

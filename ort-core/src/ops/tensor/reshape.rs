@@ -73,12 +73,22 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
                 None => cx.fresh(),
             },
             Some(-1) => {
-                ensure!(open.is_none(), InvalidGraph, "shape {target:?} leaves two sizes open");
+                ensure!(
+                    open.is_none(),
+                    InvalidGraph,
+                    help = "only one size may be -1",
+                    "shape {target:?} leaves two sizes open"
+                );
                 open = Some(index);
                 Dim::constant(1)
             }
             Some(size) => {
-                ensure!(size >= 0, InvalidGraph, "shape {target:?} has a negative size");
+                ensure!(
+                    size >= 0,
+                    InvalidGraph,
+                    help = "only -1 has a meaning: the size that is left",
+                    "shape {target:?} has a negative size"
+                );
                 Dim::constant(size)
             }
             // An element that may be negative may also mean "whatever is left".
@@ -106,7 +116,12 @@ fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) 
         (Some(total), Some(rest)) => total == rest,
         _ => true,
     };
-    ensure!(fits, InvalidGraph, "a tensor of shape {input:?} cannot be read as {target:?}");
+    ensure!(
+        fits,
+        InvalidGraph,
+        help = format!("the sizes must multiply to {total}; -1 stands for what is left"),
+        "a tensor of shape {input:?} cannot be read as {target:?}"
+    );
     if let Some(index) = open {
         shape.get_mut(index).into_iter().for_each(|size| *size = total.floor_div(&rest));
     }
@@ -121,7 +136,12 @@ fn infer_flatten(cx: &mut InferCx<'_>) -> Result<()> {
     };
     let rank = shape.len() as i64;
     let split = if axis < 0 { axis.saturating_add(rank) } else { axis };
-    ensure!((0..=rank).contains(&split), InvalidGraph, "axis {axis} is outside of rank {rank}");
+    ensure!(
+        (0..=rank).contains(&split),
+        InvalidGraph,
+        help = format!("axes go from {} to {rank}", -rank),
+        "axis {axis} is outside of rank {rank}"
+    );
     let (outer, inner) = shape.split_at(split as usize);
     set_reshaped(cx, vec![outer.iter().product(), inner.iter().product()])
 }

@@ -50,7 +50,12 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
         let negative = parts.iter().any(|part| part.as_constant().is_some_and(|part| part < 0));
         let sum: Dim = parts.iter().sum();
         let differ = sum.as_constant().zip(size.as_constant()).is_some_and(|(sum, size)| sum != size);
-        ensure!(!negative && !differ, InvalidGraph, "size {size} split into {parts:?}");
+        ensure!(
+            !negative && !differ,
+            InvalidGraph,
+            help = "the parts must be 0 or more and add up to the size",
+            "size {size} split into {parts:?}"
+        );
         return Ok(parts);
     }
     if let Some(given) = cx.attrs.find_int("num_outputs") {
@@ -59,7 +64,12 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
     let part = size.ceil_div(&Dim::constant(count as i64));
     let last = size - &part * (count as i64 - 1);
     let negative = last.as_constant().is_some_and(|last| last < 0);
-    ensure!(!negative, InvalidGraph, "size {size} split into {count} parts");
+    ensure!(
+        !negative,
+        InvalidGraph,
+        help = "ask for fewer parts, or give their sizes",
+        "size {size} split into {count} parts"
+    );
     let mut parts = vec![part; count];
     if let Some(slot) = parts.last_mut() {
         *slot = last;

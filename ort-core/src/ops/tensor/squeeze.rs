@@ -62,7 +62,12 @@ fn infer_squeeze(cx: &mut InferCx<'_>) -> Result<()> {
     for &axis in &dropped {
         let size = axes::size(shape, axis)?;
         let fits = size.as_constant().is_none_or(|size| size == 1);
-        ensure!(fits, InvalidGraph, "axis {axis} of size {size} cannot be squeezed");
+        ensure!(
+            fits,
+            InvalidGraph,
+            help = "only axes of size 1 can go; use Reshape to join axes",
+            "axis {axis} of size {size} cannot be squeezed"
+        );
     }
     let kept = shape.iter().enumerate().filter(|(axis, _)| !dropped.contains(axis));
     set_reshaped(cx, kept.map(|(_, size)| size.clone()).collect())

@@ -47,7 +47,12 @@ fn position(cx: &RunCx<'_>, input: usize, count: usize) -> Result<Option<usize>>
     };
     let counted = if given < 0 { given.checked_add(count as i64) } else { Some(given) };
     let place = counted.and_then(|place| usize::try_from(place).ok()).filter(|&place| place < count);
-    place.map(Some).ok_or_else(|| error!(InvalidArgument, "position {given} is outside {count} elements"))
+    place.map(Some).ok_or_else(|| {
+        error!(InvalidArgument, "position {given} is outside of {count} elements").help(match count {
+            0 => "the sequence is empty".to_string(),
+            _ => format!("positions go from {} to {}", -(count as i64), count - 1),
+        })
+    })
 }
 
 fn at(cx: &mut RunCx<'_>) -> Result<()> {

@@ -3,7 +3,7 @@
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::broadcast;
 use ort_core::tensor::{Shape, Tensor};
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure, error, not_one_of};
 use regex::Regex;
 
 use crate::cpu_kernels;
@@ -48,7 +48,7 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "NONE" => Case::Keep,
         "LOWER" => Case::Lower,
         "UPPER" => Case::Upper,
-        other => return Err(error!(InvalidGraph, "case_change_action '{other}' is not known")),
+        other => return Err(not_one_of("case_change_action", other, &["NONE", "LOWER", "UPPER"])),
     };
     let sensitive = cx.attrs().flag("is_case_sensitive")?;
     // Without regard to case, words are compared in lower case.

@@ -56,7 +56,12 @@ impl<'a, T: Real> Maps<'a, T> {
 
 fn image_index(index: f64, images: usize) -> Result<usize> {
     let valid = index >= 0.0 && index < images as f64;
-    ensure!(valid, InvalidArgument, "a region of image {index}, there are {images}");
+    ensure!(
+        valid,
+        InvalidArgument,
+        help = format!("batch indices are 0 or more and less than {images}"),
+        "a region of image {index}, there are {images}"
+    );
     Ok(index as usize)
 }
 
