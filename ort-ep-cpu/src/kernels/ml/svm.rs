@@ -257,11 +257,14 @@ struct Outcome<'a> {
 }
 
 impl Classifier {
-    /// The doubles that the work on one row needs: the features and the kernels, then the pairs' scores, and four
-    /// lists over the classes.
+    /// The doubles that the work on one row needs: the features and the kernels, and for pairs of classes their scores
+    /// and four lists over the classes.
     fn scratch_len(&self) -> usize {
         let classes = self.labels.count();
-        let own = pair_count(classes).saturating_add(classes.saturating_mul(4)).saturating_add(1);
+        let own = match self.decision {
+            Decision::Linear(_) => 0,
+            Decision::Pairs(_) => pair_count(classes).saturating_add(classes.saturating_mul(4)),
+        };
         self.vectors.scratch_len().saturating_add(own)
     }
 
