@@ -154,6 +154,10 @@ impl<'a> RunCx<'a> {
             Some(OutputSlot::Ready { tensor, .. }) => {
                 tensor.take().ok_or_else(|| error!(Fail, "output {index} was taken before"))
             }
+            Some(OutputSlot::Handed(_)) => Err(error!(
+                InvalidArgument,
+                "the shape of output {index} does not follow from the inputs: they do not fit, or a size is too large"
+            )),
             _ => Err(error!(Fail, "output {index} has no memory ready")),
         }
     }

@@ -6,7 +6,7 @@ use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
 use ort_core::{Result, error};
 
-use super::{sequence, sequence_value};
+use super::{reserve_headers, sequence, sequence_value};
 use crate::cpu_kernels;
 
 const HANDED: KernelDef = KernelDef { outputs: OutputsFrom::Kernel, ..KernelDef::BASE };
@@ -65,6 +65,8 @@ fn at(cx: &mut RunCx<'_>) -> Result<()> {
 
 fn insert(cx: &mut RunCx<'_>) -> Result<()> {
     let from = sequence(cx, 0)?;
+    // The old one lives as long as the new one is made.
+    let _headers = reserve_headers(cx, from.elements.len())?;
     let mut elements = from.elements.clone();
     // One more place than elements, the last behind them all; a negative position counts the elements only.
     let negative = cx.find_input(2).is_some_and(|given| given.to_ints().is_ok_and(|ints| ints < vec![0]));
