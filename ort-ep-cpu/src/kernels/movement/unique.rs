@@ -2,7 +2,6 @@
 
 use half::{bf16, f16};
 use num_complex::Complex;
-use ort_alloc::Category;
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ops::tensor::geometry::normalize_axis;
@@ -186,7 +185,7 @@ impl Executable for Unique {
         ensure!(keys.len() == outer * size * run, Fail, "a tensor of shape {shape:?} lacks elements");
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];
         // Slices of an empty tensor have no elements, however many they are.
-        let _tables = cx.control().budget.reserve(Category::Dynamic, size.saturating_mul(ROW_BYTES))?;
+        let _tables = cx.reserve(size.saturating_mul(ROW_BYTES))?;
         let groups = group(size, self.sorted, |a, b| {
             let mut orders = (0..outer).map(|outer| part(a, outer).cmp(part(b, outer)));
             orders.find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
