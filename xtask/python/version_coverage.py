@@ -1,10 +1,11 @@
-"""Tells which versions of the standard's operators have no case.
+"""Tells which versions of the standard's operators have no case, and fails where there is one.
 
-usage: python version_coverage.py [--missing FILE] TABLE.json...
+usage: python version_coverage.py [--write] PACKAGE.json IGNORE TABLE.json...
 
 A version of an operator has a case where an entry of a table gives an opset from that version up to the next, or where a
-model among the `onnx` package's own node cases imports such an opset and has a node of it. FILE lists the versions that
-are known to have none, `DOMAIN:OPERATOR VERSION` a line; the list must be exactly right. Prints the counts.
+model among the `onnx` package's own cases imports such an opset and has a node of it. IGNORE lists the package's cases that
+do not count, `SUITE/CASE` first in each line. PACKAGE.json tells what the package's cases cover, in the form of a table; it
+must be exactly right, or is written with --write. Prints the counts.
 """
 
 import argparse
@@ -33,11 +34,15 @@ def nodes_of(graph: onnx.GraphProto):
                 yield from nodes_of(subgraph)
 
 
-def uses_of_package():
-    for case in load_model_tests(kind="node"):
-        imports = {entry.domain: entry.version for entry in case.model.opset_import}
-        for node in nodes_of(case.model.graph):
-            yield node.domain, node.op_type, imports.get(node.domain, 0)
+def uses_of_package(ignored: set[str]):
+    for suite in ("node", "simple"):
+        for case in load_model_tests(kind=suite):
+            if f"{suite}/{case.name}" in ignored:
+                continue
+            model = case.model or onnx.load(Path(case.model_dir) / "model.onnx")
+            imports = {entry.domain: entry.version for entry in model.opset_import}
+            for node in nodes_of(model.graph):
+                yield node.domain, node.op_type, imports.get(node.domain, 0)
 
 
 def uses_of_tables(tables: list[Path]):
@@ -46,25 +51,43 @@ def uses_of_tables(tables: list[Path]):
             yield entry.get("domain", ""), entry["op"], opset
 
 
+def covered(known: dict[tuple[str, str], list[int]], uses) -> set[tuple[str, str, int]]:
+    found = set()
+    for domain, op, opset in uses:
+        reached = [version for version in known.get((domain, op), []) if version <= opset]
+        if reached:
+            found.add((domain, op, reached[-1]))
+    return found
+
+
+def as_table(covered: set[tuple[str, str, int]]) -> str:
+    opsets = defaultdict(list)
+    for domain, op, version in sorted(covered):
+        opsets[domain, op].append(version)
+    entries = [{"op": op, "domain": domain, "opsets": numbers} for (domain, op), numbers in opsets.items()]
+    return "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n"
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--missing", type=Path)
+    arguments.add_argument("--write", action="store_true")
+    arguments.add_argument("package", type=Path)
+    arguments.add_argument("ignore", type=Path)
     arguments.add_argument("tables", type=Path, nargs="+")
     given = arguments.parse_args()
     warnings.filterwarnings("ignore")
-    known, covered = versions(), set()
-    for domain, op, opset in [*uses_of_package(), *uses_of_tables(given.tables)]:
-        reached = [version for version in known.get((domain, op), []) if version <= opset]
-        if reached:
-            covered.add((domain, op, reached[-1]))
+    known = versions()
+    ignored = {line.split("#")[0].strip() for line in given.ignore.read_text().splitlines()}
+    of_package = covered(known, uses_of_package(ignored))
+    if given.write:
+        given.package.write_text(as_table(of_package))
+    elif not given.package.exists() or given.package.read_text() != as_table(of_package):
+        sys.exit(f"{given.package.name} is stale: run `cargo xtask reference --bless`")
     every = {(domain, op, version) for (domain, op), numbers in known.items() for version in numbers}
-    missing = {f"{domain}:{op} {version}" for domain, op, version in every - covered}
-    listed = set(given.missing.read_text().splitlines()) if given.missing else set()
+    missing = every - of_package - covered(known, uses_of_tables(given.tables))
     print(f"{len(every)} versions, {len(every) - len(missing)} with a case")
-    problems = [f"{line}: has no case" for line in sorted(missing - listed)]
-    problems += [f"{line}: has a case, take it off the list" for line in sorted(listed - missing)]
-    if problems:
-        sys.exit("\n".join(problems))
+    if missing:
+        sys.exit("\n".join(f"{domain}:{op} {version}: has no case" for domain, op, version in sorted(missing)))
 
 
 if __name__ == "__main__":

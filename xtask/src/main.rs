@@ -53,7 +53,8 @@ enum Command {
     Memory(compare::Options),
     /// Run the onnx package's test cases and hold the failures against conformance.ignore.
     Conformance(conformance::Options),
-    /// Run operators on our own one-node cases and compare with ONNX Runtime, the onnx package or NumPy.
+    /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime, the onnx package, NumPy or
+    /// scikit-learn.
     Reference(reference::Options),
     /// Check and test each combination of the facade's cargo features, and each crate alone.
     Features,

@@ -1,7 +1,7 @@
 //! `cargo xtask ops`: writes docs/OPS.md, operator by type by provider, from the registry.
 //!
 //! The facts come from an example of `ort-testkit`, which asks each provider for a sample node of each operator with
-//! each type; the versions come from the schemas, and the reference cases from their tables. Nothing is listed by hand.
+//! each type; the versions come from the schemas, and the cases from their tables. Nothing is listed by hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -97,11 +97,14 @@ fn versions(workspace: &Workspace) -> Result<ByOperator<i64>> {
     Ok(versions)
 }
 
-/// The opsets for which each operator has a reference case.
+/// The opsets for which each operator has a case, a reference case or one of the onnx package.
 fn cases(workspace: &Workspace) -> Result<ByOperator<i64>> {
     let mut opsets = ByOperator::new();
+    let mut tables = vec![workspace.own("data/package_cases.json")];
     for file in fs::read_dir(workspace.own("data/reference"))? {
-        let path = file?.path();
+        tables.push(file?.path());
+    }
+    for path in tables {
         if path.extension().is_none_or(|extension| extension != "json") {
             continue;
         }
@@ -176,7 +179,7 @@ registry of operators and the answers of the providers; `cargo xtask ops --check
 
 const LEGEND: &str = "
 - *versions*: the opset versions in which the standard changed the operator; a model of any of them loads. `*`: there
-  is a reference case for it.
+  is a case for it that passes, a reference case or one of the `onnx` package. `cargo xtask reference` fails where a version has none.
 - *form*: the version whose form nodes have after loading.
 - *runs as*: a *kernel*; *parts*, other operators that it is decomposed into; a *view*, which moves nothing where the
   plan can do without; *control* flow with graphs of its own; *replaced* when

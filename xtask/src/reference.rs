@@ -1,6 +1,7 @@
-//! `cargo xtask reference`: operators against other implementations, on one-node cases from tables.
+//! `cargo xtask reference`: operators and converted models against other implementations, on cases from tables.
 //!
-//! The tables are `data/reference/*.json`; `python/reference_cases.py` says what an entry may hold and makes the cases.
+//! The tables of operators are `data/reference/*.json`, those of scikit-learn's models `data/sklearn/*.json`; the scripts that
+//! make the cases, `python/reference_cases.py` and `python/sklearn_cases.py`, say what an entry may hold.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,12 @@ use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, run as run_command};
 
-/// The scripts and pins that cases follow from, beside their table.
-const MAKERS: [&str; 3] = ["python/reference_cases.py", "python/dump_cases.py", "python/requirements.txt"];
+/// The folders of tables, and the script that makes the cases of those in each.
+const FOLDERS: [(&str, &str); 2] =
+    [("data/reference", "reference_cases.py"), ("data/sklearn", "sklearn_cases.py")];
+
+/// What else cases follow from.
+const SHARED: [&str; 2] = ["python/dump_cases.py", "python/requirements.txt"];
 
 /// What to run.
 #[derive(clap::Args, Default)]
@@ -22,24 +27,45 @@ pub(crate) struct Options {
     /// Only these tables, named as their files are without `.json`.
     #[arg(long = "table", value_name = "NAME")]
     tables: Vec<String>,
+    /// Rewrite data/package_cases.json: which versions of operators the onnx package's own cases cover.
+    #[arg(long)]
+    bless: bool,
 }
 
-/// An entry of a table; the fields that only the script reads are left out.
+/// An entry of a table; the fields that only the scripts read are left out.
 #[derive(Deserialize)]
 struct Entry {
     opsets: Vec<i64>,
+    #[serde(default)]
+    reference: serde_json::Value,
+    /// What an entry of models has: each on each of its data.
+    models: Option<Vec<String>>,
+    data: Option<Vec<String>>,
+}
+
+impl Entry {
+    /// How many cases it makes: with function bodies for a reference, one of the body for each of the operator.
+    fn cases(&self) -> usize {
+        let len = |list: &Option<Vec<String>>| list.as_ref().map_or(1, Vec::len);
+        let each = if self.reference == "function" { 2 } else { 1 };
+        each * self.opsets.len() * len(&self.models) * len(&self.data)
+    }
 }
 
 /// A table and how many cases it makes.
 struct Table {
     name: String,
     path: PathBuf,
+    script: &'static str,
     cases: usize,
 }
 
-/// Makes the cases that are not there yet and runs all; an error where one fails.
+/// Makes the cases that are not there yet and runs all; an error where one fails, or where a version of an operator has none.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let tables = chosen_tables(workspace, options)?;
+    if options.tables.is_empty() {
+        check_versions(workspace, &tables, options.bless)?;
+    }
     let out = workspace.target.join("reference");
     for table in &tables {
         make(workspace, table, &out)?;
@@ -61,7 +87,22 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     if summary.failed + summary.skipped > 0 {
         bail!("{} cases do not pass", summary.failed + summary.skipped);
     }
+    if options.tables.is_empty() {
+        let folders: Vec<PathBuf> = tables.iter().map(|table| out.join(&table.name)).collect();
+        conformance::check_decompositions(workspace, &folders)?;
+    }
     Ok(summary)
+}
+
+/// Fails unless each version of each operator of the standard has a case, here or in the onnx package.
+fn check_versions(workspace: &Workspace, tables: &[Table], bless: bool) -> Result<()> {
+    let mut script = Python::open(workspace)?.script("version_coverage.py");
+    if bless {
+        script.arg("--write");
+    }
+    script.args([workspace.own("data/package_cases.json"), workspace.own("conformance.ignore")]);
+    let of_operators = tables.iter().filter(|table| table.script == FOLDERS[0].1);
+    run_command(script.args(of_operators.map(|table| &table.path)))
 }
 
 /// How many cases all the tables make.
@@ -70,18 +111,22 @@ pub(crate) fn count(workspace: &Workspace) -> Result<usize> {
 }
 
 fn chosen_tables(workspace: &Workspace, options: &Options) -> Result<Vec<Table>> {
-    let folder = workspace.own("data/reference");
     let mut tables = Vec::new();
-    for file in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
-        let path = file?.path();
-        let Some(name) = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()) else { continue };
-        if options.tables.is_empty() || options.tables.contains(&name) {
-            tables.push(Table { cases: read(&path)?, name, path });
+    for (folder, script) in FOLDERS {
+        let folder = workspace.own(folder);
+        for file in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+            let path = file?.path();
+            let Some(name) = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()) else {
+                continue;
+            };
+            if options.tables.is_empty() || options.tables.contains(&name) {
+                tables.push(Table { cases: read(&path)?, name, path, script });
+            }
         }
     }
     tables.sort_by(|a, b| a.name.cmp(&b.name));
     match options.tables.iter().find(|name| tables.iter().all(|table| table.name != **name)) {
-        Some(name) => bail!("there is no table '{name}' in {}", folder.display()),
+        Some(name) => bail!("there is no table '{name}'"),
         None => Ok(tables),
     }
 }
@@ -90,13 +135,14 @@ fn read(path: &Path) -> Result<usize> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let entries: Vec<Entry> =
         serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(entries.iter().map(|entry| entry.opsets.len()).sum())
+    Ok(entries.iter().map(Entry::cases).sum())
 }
 
 /// Makes the cases of a table unless they are there, made from the same table by the same scripts and packages.
 fn make(workspace: &Workspace, table: &Table, out: &Path) -> Result<()> {
     let mut made_by = fs::read_to_string(&table.path)?;
-    for maker in MAKERS {
+    let script = format!("python/{}", table.script);
+    for maker in [script.as_str()].into_iter().chain(SHARED) {
         made_by += &fs::read_to_string(workspace.own(maker))?;
     }
     let folder = out.join(&table.name);
@@ -108,6 +154,6 @@ fn make(workspace: &Workspace, table: &Table, out: &Path) -> Result<()> {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
-    run_command(Python::open(workspace)?.script("reference_cases.py").arg(out).arg(&table.path))?;
+    run_command(Python::open(workspace)?.script(table.script).arg(out).arg(&table.path))?;
     fs::write(&stamp, made_by).with_context(|| format!("cannot write {}", stamp.display()))
 }

@@ -88,8 +88,14 @@ impl Attributes {
     /// Checks `given` against the record and fills in defaults. Unknown names, wrong kinds and missing
     /// required attributes are errors.
     pub fn new(spec: &OpSpec, given: Vec<(String, Attribute)>) -> Result<Attributes> {
+        Attributes::checked(spec, given)
+    }
+
+    /// The same for names of any kind.
+    pub(crate) fn checked<N: AsRef<str>>(spec: &OpSpec, given: Vec<(N, Attribute)>) -> Result<Attributes> {
         let mut attributes = Vec::with_capacity(spec.attrs.len());
         for (name, value) in given {
+            let name = name.as_ref();
             let known = spec.attrs.iter().find(|attr| attr.name == name);
             let known = known.ok_or_else(|| unknown_attribute(spec, &name))?;
             ensure!(

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use rustc_hash::FxBuildHasher;
 
 use super::{Attributes, ValueType};
 use crate::spec::{OpSpec, SymTensor};
@@ -111,7 +112,7 @@ pub struct Graph {
     /// Values that the caller gets.
     pub outputs: Vec<ValueId>,
     /// Values known now: weights and other constants.
-    pub constants: IndexMap<ValueId, Tensor>,
+    pub constants: IndexMap<ValueId, Tensor, FxBuildHasher>,
     /// Inputs that the caller may leave out, with the value they then have.
     pub input_defaults: HashMap<ValueId, Tensor>,
     /// Why inference refused it, where it is a branch that another may stand in for: an error only once it is taken.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::build::{BoundAttributes, Loader, Scope};
+use super::build::{BoundAttributes, Loader, Meaning, Scope};
 use super::load::{function_key, opsets_of};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
@@ -23,11 +23,11 @@ impl<'m> Loader<'m> {
     pub(super) fn node(&mut self, node: &'m NodeProto, index: usize) -> Result<()> {
         self.count_node()?;
         let name = self.node_name(node, index);
-        let place = format!("node '{name}' ({})", node.op_type());
-        self.build_node(node, name).within(|| place)
+        let place = || format!("node '{name}' ({})", node.op_type());
+        self.build_node(node, name.clone()).within(place)
     }
 
-    fn build_node(&mut self, node: &'m NodeProto, name: String) -> Result<()> {
+    fn build_node(&mut self, node: &'m NodeProto, name: Arc<str>) -> Result<()> {
         let inputs = self.node_inputs(node)?;
         let outputs = self.node_outputs(node);
         let attributes = self.given_attributes(node);
@@ -72,7 +72,7 @@ impl<'m> Loader<'m> {
 
     fn node_outputs(&mut self, node: &'m NodeProto) -> Vec<Option<ValueId>> {
         let scope = self.scope();
-        let find = |name: &String| scope.names.get(name.as_str()).copied().flatten();
+        let find = |name: &String| scope.names.get(name.as_str()).and_then(|meaning| meaning.value);
         let mut outputs: Vec<Option<ValueId>> = node.output.iter().map(find).collect();
         while outputs.last() == Some(&None) {
             outputs.pop();
@@ -94,7 +94,7 @@ impl<'m> Loader<'m> {
     fn operator(
         &mut self,
         node: &'m NodeProto,
-        name: String,
+        name: Arc<str>,
         (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
     ) -> Result<()> {
         let (domain, op, _) = function_key(node);
@@ -106,7 +106,7 @@ impl<'m> Loader<'m> {
             error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
                 .help("add the domain and its version to the model's opset_import")
         })?;
-        let mut attrs = Vec::new();
+        let mut attrs: Vec<(&str, Attribute)> = Vec::new();
         let mut subgraphs = Vec::new();
         for (attr_name, attribute) in given {
             match attribute_type(attribute, kind_in(spec, attr_name))? {
@@ -114,14 +114,22 @@ impl<'m> Loader<'m> {
                 ty => {
                     let value =
                         self.attribute(attribute, ty).within(|| format!("attribute '{attr_name}'"))?;
-                    attrs.push((attr_name.to_string(), value));
+                    attrs.push((attr_name, value));
                 }
             }
         }
         check_graphs(spec, &subgraphs)?;
+        if spec.upgrades.iter().all(|upgrade| version >= upgrade.before) {
+            let attrs = Attributes::checked(spec, attrs)?;
+            let node = Node { name, spec, inputs, outputs, attrs, subgraphs };
+            spec.check_arity(&node)?;
+            self.top().graph.nodes.push(node);
+            return Ok(());
+        }
         let graph = &mut self.top().graph;
-        let mut draft = Draft::new(graph, name.into(), (domain, op, version));
-        (draft.inputs, draft.outputs, draft.attrs, draft.subgraphs) = (inputs, outputs, attrs, subgraphs);
+        let mut draft = Draft::new(graph, name, (domain, op, version));
+        draft.attrs = attrs.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        (draft.inputs, draft.outputs, draft.subgraphs) = (inputs, outputs, subgraphs);
         for upgrade in spec.upgrades.iter().filter(|upgrade| version < upgrade.before) {
             (upgrade.apply)(&mut draft)?;
             // An operator that has become another one is in that one's canonical form.
@@ -224,7 +232,7 @@ impl<'m> Loader<'m> {
     }
 
     /// Makes `output` the same as `input`: a constant where that is one, else by a node.
-    fn identity(&mut self, name: String, input: ValueId, output: ValueId) -> Result<()> {
+    fn identity(&mut self, name: Arc<str>, input: ValueId, output: ValueId) -> Result<()> {
         if let Some(tensor) = self.top().graph.constants.get(&input).cloned() {
             self.set_constant(output, tensor);
             return Ok(());
@@ -233,7 +241,7 @@ impl<'m> Loader<'m> {
         let spec = spec.ok_or_else(|| error!(NotImplemented, "operator Identity is not known"))?;
         let (inputs, outputs) = (vec![Some(input)], vec![Some(output)]);
         let attrs = Attributes::default();
-        let node = Node { name: name.into(), spec, inputs, outputs, attrs, subgraphs: Vec::new() };
+        let node = Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() };
         self.top().graph.nodes.push(node);
         Ok(())
     }
@@ -274,8 +282,8 @@ impl<'m> Loader<'m> {
         let mut opsets = (*self.scope().opsets).clone();
         opsets.extend(opsets_of(&function.opset_import, i64::MAX)?);
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
-        let names =
-            function.input.iter().zip(arguments).map(|(name, id)| (name.as_str().into(), id)).collect();
+        let names = function.input.iter().zip(arguments);
+        let names = names.map(|(name, id)| (name.as_str().into(), Meaning::given(id))).collect();
         let wanted: Vec<(&'m str, ValueId)> = function
             .output
             .iter()
@@ -311,11 +319,11 @@ impl<'m> Loader<'m> {
     /// handed through, and values that are two outputs at once.
     fn deliver(&mut self, name: &str, wanted: &[(&'m str, ValueId)]) -> Result<()> {
         for &(output, id) in wanted {
-            let found = self.scope().names.get(output).copied().flatten();
+            let found = self.scope().names.get(output).and_then(|meaning| meaning.value);
             let found = found
                 .ok_or_else(|| error!(InvalidGraph, "the function never writes its output '{output}'"))?;
             if found != id {
-                self.identity(format!("{name}/{output}"), found, id)?;
+                self.identity(format!("{name}/{output}").into(), found, id)?;
             }
         }
         Ok(())

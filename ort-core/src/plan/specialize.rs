@@ -20,7 +20,7 @@ pub(super) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]
     if program.graph.broken.is_some() || is_resolved(program, bindings) {
         return None;
     }
-    let mut graph = program.graph.clone();
+    let mut graph = Graph::clone(&program.graph);
     for (index, slot) in program.given.iter().enumerate() {
         let value = graph.value_mut(program.slots[slot.index()].value);
         let (ty, symbolic) = match given.get(index) {

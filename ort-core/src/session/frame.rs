@@ -1,5 +1,6 @@
 //! One run of one program: steps through the schedule with every value where the plan put it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -290,11 +291,13 @@ impl<'a> Frame<'a> {
             // A packed weight is not read at run time; its type and shape still count.
             let info = self.program.graph.value(value);
             let known = self.program.graph.constants.get(&value).map(|tensor| tensor.view());
-            return Ok(InputFacts { ty: info.ty.clone(), known, symbolic: None });
+            return Ok(InputFacts { ty: Cow::Borrowed(&info.ty), known, symbolic: None });
         }
         Ok(match self.value(slot)? {
             ValueView::Tensor(view) => InputFacts::concrete(view),
-            ValueView::Value(value) => InputFacts { ty: value.value_type(), known: None, symbolic: None },
+            ValueView::Value(value) => {
+                InputFacts { ty: Cow::Owned(value.value_type()), known: None, symbolic: None }
+            }
         })
     }
 

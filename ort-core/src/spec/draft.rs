@@ -158,7 +158,7 @@ impl<'g> Draft<'g> {
         Ok(self.emit_many(op, &inputs, attrs, 1)?[0])
     }
 
-    /// Emits a node with left-out inputs or several outputs in front of this one.
+    /// Emits a node of the standard domain with left-out inputs or several outputs in front of this one.
     pub fn emit_many(
         &mut self,
         op: &str,
@@ -166,9 +166,20 @@ impl<'g> Draft<'g> {
         attrs: &[(&str, Attribute)],
         outputs: usize,
     ) -> Result<Vec<ValueId>> {
+        self.emit_in(("", op), inputs, attrs, outputs)
+    }
+
+    /// Emits a node of any domain in front of this one.
+    pub fn emit_in(
+        &mut self,
+        (domain, op): (&str, &str),
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<Vec<ValueId>> {
         let spec = Registry::global()?
-            .find("", op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} is not known"))?;
+            .find(domain, op)
+            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
         let name: Arc<str> = format!("{}/{op}_{}", self.name, self.emitted.len()).into();
         let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
         let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;

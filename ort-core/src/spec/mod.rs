@@ -23,7 +23,7 @@ pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub use registry::{OpRecord, Registry};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
 pub use sym_tensor::SymTensor;
-pub use typing::{Types, bind_types};
+pub use typing::{Bound, Types, bind_types};
 pub(crate) use view::known_ints;
 pub use view::{ViewCx, ViewOf};
 

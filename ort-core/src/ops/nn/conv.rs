@@ -106,9 +106,23 @@ fn group(cx: &InferCx<'_>) -> Result<i64> {
     Ok(group)
 }
 
-/// The shape of a convolution, whose weight and bias are the inputs at these places.
-pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) -> Result<()> {
-    let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(weight)) else { return Ok(()) };
+/// Sets the shape of a convolution, whose weight and bias are the inputs at these places.
+pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, places: [usize; 2]) -> Result<()> {
+    let Some(image) = cx.shape(0) else { return Ok(()) };
+    match output_shape(cx, image, places)? {
+        Some(shape) => cx.set_shape(0, shape),
+        None => Ok(()),
+    }
+}
+
+/// The shape of a convolution of an image, where that of the weight is known: the input at the first of the places;
+/// the bias is at the second.
+pub(in crate::ops) fn output_shape(
+    cx: &InferCx<'_>,
+    image: &[Dim],
+    [weight, bias]: [usize; 2],
+) -> Result<Option<Vec<Dim>>> {
+    let Some(kernel) = cx.shape(weight) else { return Ok(None) };
     ensure!(
         image.len() >= 3 && image.len() == kernel.len(),
         InvalidGraph,
@@ -127,7 +141,7 @@ pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) ->
     let windows = Windows::new(cx.attrs, &kernel[2..])?;
     let mut shape = vec![image[0].clone(), kernel[0].clone()];
     shape.extend(windows.outputs(&image[2..]));
-    cx.set_shape(0, shape)
+    Ok(Some(shape))
 }
 
 fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {

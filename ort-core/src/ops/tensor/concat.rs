@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
-use crate::ir::Attribute;
+use crate::ir::{Attribute, Attributes};
 use crate::ops;
 use crate::spec::{
     AttrKind, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, var,
@@ -38,10 +38,21 @@ fn default_axis(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let known: Vec<&[Dim]> = (0..cx.input_count()).filter_map(|index| cx.shape(index)).collect();
-    let Some(first) = known.first() else { return Ok(()) };
-    let axis = normalize_axis(cx.attrs.int("axis")?, first.len())?;
+    let Some((mut result, axis)) = joined(cx.attrs, &known)? else { return Ok(()) };
+    if known.len() < cx.input_count() {
+        result[axis] = cx.fresh();
+    }
+    set_symbolic(cx, &result, axis)?;
+    cx.set_shape(0, result)
+}
+
+/// The shape of tensors of these shapes one after another, and the axis that attribute `axis` names; nothing without
+/// any shape.
+pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Option<(Vec<Dim>, usize)>> {
+    let Some(first) = shapes.first() else { return Ok(None) };
+    let axis = normalize_axis(attrs.int("axis")?, first.len())?;
     let mut result = first.to_vec();
-    for shape in &known[1..] {
+    for shape in &shapes[1..] {
         ensure!(
             shape.len() == result.len(),
             InvalidGraph,
@@ -61,11 +72,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             }
         }
     }
-    if known.len() < cx.input_count() {
-        result[axis] = cx.fresh();
-    }
-    set_symbolic(cx, &result, axis)?;
-    cx.set_shape(0, result)
+    Ok(Some((result, axis)))
 }
 
 /// Joins symbolic elements where every input has them.

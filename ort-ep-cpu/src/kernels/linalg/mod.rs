@@ -1,5 +1,6 @@
 //! Kernels of matrix products, and what kernels built on products share: memory, errors, wider types.
 
+pub(super) mod coded;
 mod gemm;
 mod integer;
 mod matmul;

@@ -8,5 +8,7 @@ mod map;
 mod scaler;
 mod scores;
 mod simple;
+mod svm;
+mod svm_kernel;
 mod tree_ensemble;
 mod tree_ensemble_split;

@@ -15,6 +15,7 @@ mod linear_attention;
 mod lstm;
 mod max_unpool;
 mod pool;
+mod pool_codes;
 mod pool_global;
 mod pool_plain;
 mod recurrent;
@@ -61,13 +62,13 @@ fn window_of(axes: &[WindowAxis]) -> Result<Window> {
 }
 
 /// How many parts [`for_each_unit`] makes of `units`; scratch is needed for each.
-pub(super) fn part_count(threads: usize, units: usize) -> usize {
+pub(in crate::kernels) fn part_count(threads: usize, units: usize) -> usize {
     if threads <= 1 { 1 } else { (threads * 2).min(units.max(1)) }
 }
 
 /// Calls `task` with each unit's index, its `unit_len` values of `output`, and scratch of `scratch_len` values that
 /// units of one part share. `scratch` holds that for each of the parts.
-pub(super) fn for_each_unit<T: Send, S: Send>(
+pub(in crate::kernels) fn for_each_unit<T: Send, S: Send>(
     threads: usize,
     (output, unit_len): (&mut [T], usize),
     (scratch, scratch_len): (&mut [S], usize),
