@@ -94,7 +94,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let after = resident::measure();
     let memory = session.memory();
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
-    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    let last = times.len().saturating_sub(1) as f64;
+    let at = |share: f64| times.get((last * share).round() as usize).copied().unwrap_or_default();
     let report = Report {
         model: args.model.name(),
         providers: args.model.provider_names(),
@@ -104,7 +105,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         first_ms: milliseconds(first),
         runs: times.len(),
         median_ms: milliseconds(at(0.5)),
-        min_ms: milliseconds(times[0]),
+        min_ms: milliseconds(at(0.0)),
         mean_ms: milliseconds(times.iter().sum::<Duration>()) / times.len() as f64,
         p90_ms: milliseconds(at(0.9)),
         p99_ms: milliseconds(at(0.99)),

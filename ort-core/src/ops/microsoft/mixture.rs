@@ -65,7 +65,7 @@ fn fused(cx: &InferCx<'_>) -> Result<i64> {
 
 /// Checks an input against the sizes that others give.
 fn check(cx: &InferCx<'_>, index: usize, expected: &[&Dim]) -> Result<()> {
-    let what = MIXTURE.inputs[index].name;
+    let what = MIXTURE.input_param(index).map_or("", |param| param.name);
     check_rank(cx, index, what, expected.len())?;
     let own = cx.shape(index).unwrap_or(&[]);
     expected

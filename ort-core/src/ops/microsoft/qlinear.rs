@@ -46,12 +46,17 @@ pub(super) fn check_single(cx: &InferCx<'_>, places: impl IntoIterator<Item = us
     Ok(())
 }
 
+/// All but the first, of a list that has two or more.
+fn behind_first<T>(list: &mut [T]) -> &mut [T] {
+    if list.len() < 2 { list } else { list.split_at_mut(1).1 }
+}
+
 /// The dimensions of an image in the order batch, channels, places, where the channels may stand last.
 pub(super) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Dim>> {
     ensure!(image.len() >= 3, InvalidGraph, "an image has rank 3 or more, got rank {}", image.len());
     let mut dims = image.to_vec();
     if last {
-        dims[1..].rotate_right(1);
+        behind_first(&mut dims).rotate_right(1);
     }
     Ok(dims)
 }
@@ -59,7 +64,7 @@ pub(super) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Dim>> {
 /// Sets output 0 to a shape in the order batch, channels, places, with the channels last where they shall be.
 pub(super) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last: bool) -> Result<()> {
     if last {
-        shape[1..].rotate_left(1);
+        behind_first(&mut shape).rotate_left(1);
     }
     cx.set_shape(0, shape)
 }
@@ -79,9 +84,9 @@ pub(super) fn move_channels(
 ) -> Result<ValueId> {
     let mut order: Vec<i64> = (0..rank as i64).collect();
     if to_front {
-        order[1..].rotate_right(1)
+        behind_first(&mut order).rotate_right(1)
     } else {
-        order[1..].rotate_left(1)
+        behind_first(&mut order).rotate_left(1)
     }
     draft.emit("Transpose", &[image], &[("perm", Attribute::Ints(order))])
 }

@@ -6,6 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::axes;
 use crate::ops::tensor::concat;
 use crate::spec::{AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, many_mixed, one, var};
 use crate::{Result, ensure};
@@ -80,7 +81,7 @@ fn infer_concat(cx: &mut InferCx<'_>) -> Result<()> {
     let are_all = known.len() == tensors(count).count();
     let Some((mut shape, axis)) = concat::joined(cx.attrs, &known)? else { return Ok(()) };
     if !are_all {
-        shape[axis] = cx.fresh();
+        shape = axes::with_size(&shape, axis, cx.fresh());
     }
     cx.set_shape(0, shape)
 }

@@ -106,8 +106,9 @@ fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
     let last = cx.attrs.flag("channels_last")?;
     let image = channels_first(image, last)?;
     let windows = Windows::of_pool(cx.attrs, image.len())?;
-    let mut shape = image[..2].to_vec();
-    shape.extend(windows.outputs(&image[2..]));
+    let (outer, places) = image.split_at_checked(2).unwrap_or((&image, &[]));
+    let mut shape = outer.to_vec();
+    shape.extend(windows.outputs(places));
     set_image(cx, shape, last)
 }
 
@@ -116,7 +117,7 @@ fn infer_global(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(image) = cx.shape(0) else { return Ok(()) };
     let last = cx.attrs.flag("channels_last")?;
     let mut shape = channels_first(image, last)?;
-    shape[2..].fill(Dim::constant(1));
+    shape.iter_mut().skip(2).for_each(|size| *size = Dim::constant(1));
     set_image(cx, shape, last)
 }
 
@@ -161,6 +162,10 @@ fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
 
 /// Where padding counts, a last window that reaches beyond it counts as a whole, unlike that of the standard's
 /// operator: the image is padded so far that none does.
+#[allow(
+    clippy::indexing_slicing,
+    reason = "each list is made with a value for each axis of the image, whose rank is 3 or more"
+)]
 fn pad_last_windows(draft: &mut Draft<'_>) -> Result<()> {
     let ints = |name: &str, default: i64, len: usize| match draft.attr(name) {
         Some(Attribute::Ints(values)) if values.len() == len => values.clone(),
@@ -202,7 +207,7 @@ fn is_global(draft: &Draft<'_>) -> bool {
         Some(Attribute::Ints(pads)) => pads.as_slice(),
         _ => &[],
     };
-    let covers = image[2..].iter().map(Dim::as_constant).eq(kernel.iter().map(|size| Some(*size)));
+    let covers = image.iter().skip(2).map(Dim::as_constant).eq(kernel.iter().map(|size| Some(*size)));
     covers && pads.iter().all(|pad| *pad == 0)
 }
 

@@ -3,6 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
+use crate::ops::axes;
 use crate::ops::tensor::geometry::normalize_axis;
 use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
@@ -148,7 +149,8 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
     }
     check_scales(cx, &data, quantized, block)?;
     check_zero_points(cx, if dtype == DType::U8 { bits } else { 8 })?;
-    let shape = [&data[..axis], indices, &data[axis + 1..]].concat();
+    let (front, back) = axes::around(&data, axis);
+    let shape = [front, indices, back].concat();
     cx.set_shape(0, shape)
 }
 
