@@ -42,7 +42,11 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
 /// The product of sizes, or the largest number where it overflows: for parts of shapes, which may multiply to more
 /// than the whole where that has a size of 0.
 pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
-    sizes.iter().fold(1, |product, &size| product.saturating_mul(size))
+    let mut product = 1usize;
+    for &size in sizes {
+        product = product.saturating_mul(size);
+    }
+    product
 }
 
 /// The bytes that a tensor of fixed-size elements takes, or an error for strings and overflow.
