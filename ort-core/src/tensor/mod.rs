@@ -29,8 +29,8 @@ const EMPTY_EXTENT: usize = 1 << 31;
 /// The number of elements of a shape, or an error where it overflows. An empty tensor whose other sizes are beyond all
 /// measure is one, too.
 pub fn element_count(shape: &[usize]) -> Result<usize> {
-    let others = shape.iter().filter(|&&size| size != 0);
-    let extent = others.fold(Some(1usize), |count, &size| count.and_then(|count| count.checked_mul(size)));
+    let mut others = shape.iter().filter(|&&size| size != 0);
+    let extent = others.try_fold(1usize, |count, &size| count.checked_mul(size));
     match (extent, shape.contains(&0)) {
         (Some(extent), true) if extent <= EMPTY_EXTENT => Ok(0),
         (Some(count), false) => Ok(count),
@@ -42,11 +42,7 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
 /// The product of sizes, or the largest number where it overflows: for parts of shapes, which may multiply to more
 /// than the whole where that has a size of 0.
 pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
-    let mut product = 1usize;
-    for &size in sizes {
-        product = product.saturating_mul(size);
-    }
-    product
+    sizes.iter().fold(1, |product, &size| product.saturating_mul(size))
 }
 
 /// The bytes that a tensor of fixed-size elements takes, or an error for strings and overflow.
