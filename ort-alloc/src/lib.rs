@@ -42,6 +42,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// In tests such a panic is a failure like any other; here it would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+
 mod allocator;
 pub mod arena;
 pub mod budget;

@@ -3,6 +3,15 @@
 #![forbid(unsafe_code)]
 // What nobody reads any more is no reason to panic: results are printed with `say!`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
+// In tests such a panic is a failure like any other; here it would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
 
 mod args;
 mod arrays;

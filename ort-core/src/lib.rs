@@ -4,6 +4,15 @@
 //! are the records of [`spec`] (written in [`mod@ops`]); shapes are inferred on symbolic dimensions ([`dim`]);
 //! [`pass`] rewrites it; [`ep`] finds a kernel for each node; [`plan`] places every byte; [`session`] runs.
 
+// In tests such a panic is a failure like any other; here it would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
 #![forbid(unsafe_code)]
 
 pub mod dim;

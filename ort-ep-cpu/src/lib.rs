@@ -3,6 +3,16 @@
 //! `simd`, `vector`, `gemm` and `conv` are plain functions over slices; `kernels` wraps them as
 //! kernels of the graph's operators, each registered next to its code.
 
+// In tests such a panic is a failure like any other; here it would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+
 pub mod conv;
 mod device;
 pub mod gemm;

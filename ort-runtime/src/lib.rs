@@ -16,6 +16,15 @@
 //!
 //! Each execution provider is a cargo feature; `cpu` is on by default.
 
+// In tests such a panic is a failure like any other; here it would be a defect.
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]

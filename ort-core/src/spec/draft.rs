@@ -155,7 +155,17 @@ impl<'g> Draft<'g> {
     /// Emits a node of the standard domain with one output in front of this one.
     pub fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let outputs = self.emit_many(op, &inputs, attrs, 1)?;
+        self.emit_one(op, &inputs, attrs)
+    }
+
+    /// The same with left-out inputs.
+    pub fn emit_one(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+    ) -> Result<ValueId> {
+        let outputs = self.emit_many(op, inputs, attrs, 1)?;
         outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 

@@ -4,6 +4,11 @@
 //! group, as the left side of a product whose right side is the virtual matrix of windows; a
 //! pointwise convolution reads the image itself. Nothing here allocates.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "the geometry is checked when a convolution is made, and the lengths of what it is given at each run"
+)]
+
 mod forward;
 #[cfg(test)]
 mod tests;

@@ -32,6 +32,11 @@
 //! # Ok::<(), ort_ep_cpu::gemm::GemmError>(())
 //! ```
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "operands are checked against the sizes of the product before anything is packed or multiplied"
+)]
+
 mod blocking;
 pub mod blocks;
 mod epilogue;

@@ -1,5 +1,7 @@
 //! Broadcasting for kernels: operands of an output walked block by block, with adjacent dimensions merged.
 
+#![allow(clippy::indexing_slicing, reason = "strides and sizes are made together, one for each dimension")]
+
 use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 

@@ -9,6 +9,11 @@
 //! All unsafe code of the vector kernels lives in this folder: entry points, loads and stores
 //! ([`Simd`]), and the loops over slices that check lengths once ([`slices`], [`stencil`]).
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "lanes and blocks are counted below the constant number of lanes, and slices are cut to the shortest before the loops"
+)]
+
 pub mod blocks;
 pub mod isa;
 pub mod math;

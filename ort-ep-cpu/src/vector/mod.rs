@@ -5,6 +5,11 @@
 //! (normally [`Isa::current`](crate::simd::Isa::current)) and panic if slices do not have the lengths they document,
 //! which is a mistake of the caller and never of a model.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "the functions say which lengths they take, and kernels hand over views that are as long as their shapes"
+)]
+
 pub mod activation;
 pub mod convert;
 pub mod depthwise;

@@ -7,7 +7,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::spec::{AttrKind, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, error};
 
 static PACKED_ATTENTION: OpSpec = OpSpec {
     domain: MICROSOFT,
@@ -105,7 +105,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let inputs = [query, key, value, bias, lengths].map(Some);
     let inputs: Vec<Option<ValueId>> = inputs.into_iter().chain([draft.input(5)]).collect();
     let attrs = common_attrs(draft);
-    let result = draft.emit_in((MICROSOFT, "MultiHeadAttention"), &inputs, &attrs, 1)?[0];
+    let results = draft.emit_in((MICROSOFT, "MultiHeadAttention"), &inputs, &attrs, 1)?;
+    let [result] = results[..] else { return Err(error!(Fail, "MultiHeadAttention has no output")) };
 
     let width = draft.emit("Shape", &[result], &[("start", Attribute::Int(2))])?;
     let shape = concat(draft, &[places, width])?;

@@ -77,7 +77,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let inputs = [draft.input(0), draft.input(1), draft.input(6), draft.input(7)];
-    let product = draft.emit_many("MatMulInteger", &inputs, &[], 1)?[0];
+    let product = draft.emit_one("MatMulInteger", &inputs, &[])?;
     let dtype = draft.dtype(3)?;
     // Sums of integers and products of scales go beyond halves: only the result is rounded to them.
     let product = cast(draft, product, DType::F32)?;

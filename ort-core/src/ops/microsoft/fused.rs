@@ -162,7 +162,7 @@ fn emit(
 ) -> Result<ValueId> {
     let attrs: Vec<(&str, Attribute)> =
         attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    Ok(draft.emit_many(op, inputs, &attrs, 1)?[0])
+    draft.emit_one(op, inputs, &attrs)
 }
 
 /// Makes the draft the activation of a value.

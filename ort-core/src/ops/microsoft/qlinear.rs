@@ -111,7 +111,7 @@ fn code(dtype: DType) -> Attribute {
 /// The numbers that codes stand for, with another scale than their own.
 pub(super) fn scaled(draft: &mut Draft<'_>, place: Codes, scale: ValueId) -> Result<ValueId> {
     let inputs = [Some(draft.required(place.codes)?), Some(scale), draft.input(place.zero)];
-    Ok(draft.emit_many("DequantizeLinear", &inputs, &[], 1)?[0])
+    draft.emit_one("DequantizeLinear", &inputs, &[])
 }
 
 /// The numbers that codes stand for.

@@ -179,7 +179,7 @@ fn lower_dynamic(draft: &mut Draft<'_>) -> Result<()> {
         return Err(error!(Fail, "a quantization has three outputs"));
     };
     let inputs = [Some(codes), Some(b), Some(zero), draft.input(3)];
-    let sums = draft.emit_many("MatMulInteger", &inputs, &[], 1)?[0];
+    let sums = draft.emit_one("MatMulInteger", &inputs, &[])?;
     let factor = draft.emit("Mul", &[scale, b_scale], &[])?;
     let bias = draft.input(4);
     let result = scaled(draft, sums, factor, bias)?;
@@ -192,7 +192,7 @@ fn lower_to_float(draft: &mut Draft<'_>) -> Result<()> {
     let (a_scale, b_scale) = (draft.required(2)?, draft.required(3)?);
     let a_zero = draft.input(4).map(|zero| scalar(draft, zero)).transpose()?;
     let inputs = [draft.input(0), draft.input(1), a_zero, draft.input(5)];
-    let sums = draft.emit_many("MatMulInteger", &inputs, &[], 1)?[0];
+    let sums = draft.emit_one("MatMulInteger", &inputs, &[])?;
     let a_scale = scalar(draft, a_scale)?;
     let (a_scale, b_scale) = (cast(draft, a_scale, DType::F32)?, cast(draft, b_scale, DType::F32)?);
     let factor = draft.emit("Mul", &[a_scale, b_scale], &[])?;
@@ -217,7 +217,7 @@ fn lower_gemm(draft: &mut Draft<'_>) -> Result<()> {
     let (a_scale, a_zero, b_scale) = (draft.required(1)?, draft.required(2)?, draft.required(4)?);
     let a_zero = scalar(draft, a_zero)?;
     let inputs = [Some(a), Some(b), Some(a_zero), draft.input(5)];
-    let mut sums = draft.emit_many("MatMulInteger", &inputs, &[], 1)?[0];
+    let mut sums = draft.emit_one("MatMulInteger", &inputs, &[])?;
     if let Some(c) = draft.input(6) {
         sums = draft.emit("Add", &[sums, c], &[])?;
     }

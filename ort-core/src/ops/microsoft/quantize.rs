@@ -96,7 +96,7 @@ fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
     let (inputs, attrs) = (draft.inputs.clone(), draft.attrs.clone());
     let attrs: Vec<(&str, Attribute)> =
         attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    let result = draft.emit_many("QLinearConv", &inputs, &attrs, 1)?[0];
+    let result = draft.emit_one("QLinearConv", &inputs, &attrs)?;
     let result = move_channels(draft, result, rank, false)?;
     draft.replace(&[result])
 }

@@ -5,7 +5,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{InferCx, ONNX_ML, OP, OpSpec, attr, one, var};
-use crate::{Result, ensure};
+use crate::{Result, error};
 
 static ARRAY_FEATURE_EXTRACTOR: OpSpec = OpSpec {
     domain: ONNX_ML,
@@ -34,10 +34,11 @@ ops![ARRAY_FEATURE_EXTRACTOR, BINARIZER];
 
 fn extract(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(shape), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    ensure!(!shape.is_empty(), InvalidGraph, "ArrayFeatureExtractor needs rank 1 or more, got rank 0");
+    let Some((_, rows)) = shape.split_last() else {
+        return Err(error!(InvalidGraph, "ArrayFeatureExtractor needs rank 1 or more, got rank 0"));
+    };
     // A vector gives a matrix of one row.
-    let mut picked =
-        if shape.len() == 1 { vec![Dim::constant(1)] } else { shape[..shape.len() - 1].to_vec() };
+    let mut picked = if rows.is_empty() { vec![Dim::constant(1)] } else { rows.to_vec() };
     picked.push(indices.iter().product());
     cx.set_shape(0, picked)
 }

@@ -1,5 +1,10 @@
 //! Elementwise operators: float formulas run as small programs over blocks; integers, comparisons and moves have typed loops.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "blocks and strides are counted over broadcast shapes, which inference checked and views are as long as"
+)]
+
 mod blocks;
 mod cast;
 mod choose;

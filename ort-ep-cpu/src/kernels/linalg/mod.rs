@@ -1,5 +1,10 @@
 //! Kernels of matrix products, and what kernels built on products share: memory, errors, wider types.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 pub(super) mod coded;
 mod gemm;
 mod integer;

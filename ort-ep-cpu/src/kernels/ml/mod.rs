@@ -1,5 +1,10 @@
 //! Kernels of classical machine learning.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of nodes, targets and classes are checked when a kernel is made, the number of features and columns that are asked for at each run"
+)]
+
 mod features;
 mod forest;
 mod label_encoder;

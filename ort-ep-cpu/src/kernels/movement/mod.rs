@@ -3,6 +3,11 @@
 //! A [`Movement`] is written once over [`Cell`]s. Its wrapper runs it on the bytes of any type by element size,
 //! on unpacked elements of packed types, and on the positions of strings.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as; indices that come as tensors are checked before their first use (`Indices::check`, `Tuples::new`, `normalize_axis`)"
+)]
+
 mod affine_grid;
 mod cell;
 mod col2im;

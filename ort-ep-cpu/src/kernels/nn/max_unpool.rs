@@ -4,6 +4,7 @@ use ort_core::dtype::Element;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::ops::nn::geometry::Windows;
+use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
@@ -41,7 +42,7 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     let to = output.as_mut_slice::<T>()?;
     to.fill(T::default());
     let full: Vec<usize> = shape[..2].iter().chain(&sizes).copied().collect();
-    let count: usize = full.iter().product();
+    let count = element_count(&full)?;
     for (value, index) in values.iter().zip(indices) {
         let inside = usize::try_from(*index).ok().filter(|index| *index < count);
         let mut rest = inside.ok_or_else(|| {

@@ -1,5 +1,10 @@
 //! Kernels of neural networks: convolutions, pools, recurrent layers, attention.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as; indices, lengths and positions that come as tensors are checked before their first use"
+)]
+
 mod attention;
 mod causal_conv;
 mod conv;

@@ -1,5 +1,10 @@
 //! Kernels of normalizations, softmax and the losses of classification.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as; labels are checked before their first use"
+)]
+
 mod batch;
 mod groups;
 mod layer;

@@ -1,5 +1,10 @@
 //! Kernels between numbers and their quantized codes.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 pub(super) mod codes;
 pub(super) mod dynamic_quantize;
 mod granularity;

@@ -3,6 +3,11 @@
 //! A node with a seed draws the same numbers in every run, by the Mersenne Twister and the methods of NumPy's legacy
 //! generator, which the standard's reference uses. Without a seed, each run starts from the system's entropy.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use ort_core::dtype::DType;

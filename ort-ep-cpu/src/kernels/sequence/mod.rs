@@ -1,5 +1,10 @@
 //! Kernels on sequences and optionals.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as; positions and lengths of parts are checked before their first use"
+)]
+
 mod elements;
 mod join;
 mod map;

@@ -1,4 +1,9 @@
 //! Kernels of signal processing: Fourier transforms and windows.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as; lengths of frames and transforms are checked before their first use"
+)]
+
 mod fourier;
 mod window;

@@ -1,4 +1,9 @@
 //! Kernels on strings.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "the tree of n-grams, its columns and weights are made and checked with the kernel"
+)]
+
 mod strings;
 mod tf_idf;

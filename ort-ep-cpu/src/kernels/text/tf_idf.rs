@@ -35,7 +35,7 @@ struct TfIdf {
     tree: Vec<Branch>,
     /// The output column of each n-gram.
     columns: Vec<usize>,
-    /// The weight of each output column.
+    /// The weight of each output column; without any all weigh 1.
     weights: Vec<f32>,
     width: usize,
     lengths: (usize, usize),
@@ -94,7 +94,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         mode,
         tokens,
         tree,
-        weights: if weights.is_empty() { vec![1.0; width] } else { weights },
+        weights,
         columns,
         width,
         lengths,
@@ -188,12 +188,14 @@ impl Executable for TfIdf {
         }
         for (tokens, counts) in tokens.chunks(row).zip(output.chunks_mut(self.width)) {
             self.count(tokens, counts);
-            for (count, weight) in counts.iter_mut().zip(&self.weights) {
+            let ones = if self.weights.is_empty() { self.width } else { 0 };
+            let weights = self.weights.iter().copied().chain(std::iter::repeat_n(1.0, ones));
+            for (count, weight) in counts.iter_mut().zip(weights) {
                 *count = match self.mode {
                     Mode::Counts => *count,
                     Mode::Presence => {
                         if *count > 0.0 {
-                            *weight
+                            weight
                         } else {
                             0.0
                         }

@@ -1,5 +1,10 @@
 //! Optimizer steps: `Adagrad`, `Adam` and `Momentum`. Each element is computed in doubles and rounded once.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as"
+)]
+
 use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::tensor::TensorView;

@@ -1,5 +1,10 @@
 //! Kernels on boxes and regions of images.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "places are counted over shapes that inference checked and that views are as long as; numbers of images are checked, and places clamped to the map, before their first use"
+)]
+
 #[cfg(feature = "image")]
 mod image_decoder;
 mod non_max_suppression;
