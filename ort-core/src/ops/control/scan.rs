@@ -121,7 +121,7 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     };
     let mut inputs = values("input", count);
     let mut outputs = values("output", draft.outputs.len());
-    let length = lengths.map(|_| values("length", 1)[0]);
+    let length = lengths.map(|_| middle.add_value(format!("{}.length", draft.name), ValueType::Unknown));
     let mut given: Vec<(String, Attribute)> =
         vec![("num_scan_inputs".to_string(), Attribute::Int((count - states) as i64))];
     if let Some(directions) = draft.take_attr("directions") {
@@ -129,9 +129,12 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     }
     middle.inputs.clone_from(&inputs);
     middle.inputs.extend(length);
-    let length = length.map(|length| Length::of(&mut middle, length, inputs[states])).transpose()?;
+    let length = match (length, inputs.get(states)) {
+        (Some(length), Some(first)) => Some(Length::of(&mut middle, length, *first)?),
+        _ => None,
+    };
     if let Some(length) = &length {
-        for sequence in &mut inputs[states..] {
+        for sequence in inputs.iter_mut().skip(states) {
             *sequence = length.cut(&mut middle, *sequence)?;
         }
     }
