@@ -97,7 +97,7 @@ impl Attributes {
         for (name, value) in given {
             let name = name.as_ref();
             let known = spec.attrs.iter().find(|attr| attr.name == name);
-            let known = known.ok_or_else(|| unknown_attribute(spec, &name))?;
+            let known = known.ok_or_else(|| unknown_attribute(spec, name))?;
             ensure!(
                 known.kind == value.kind(),
                 InvalidGraph,

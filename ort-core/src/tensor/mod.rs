@@ -29,8 +29,8 @@ const EMPTY_EXTENT: usize = 1 << 31;
 /// The number of elements of a shape, or an error where it overflows. An empty tensor whose other sizes are beyond all
 /// measure is one, too.
 pub fn element_count(shape: &[usize]) -> Result<usize> {
-    let others = shape.iter().filter(|&&size| size != 0);
-    let extent = others.fold(Some(1usize), |count, &size| count.and_then(|count| count.checked_mul(size)));
+    let mut others = shape.iter().filter(|&&size| size != 0);
+    let extent = others.try_fold(1usize, |count, &size| count.checked_mul(size));
     match (extent, shape.contains(&0)) {
         (Some(extent), true) if extent <= EMPTY_EXTENT => Ok(0),
         (Some(count), false) => Ok(count),
