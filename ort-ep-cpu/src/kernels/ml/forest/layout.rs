@@ -212,8 +212,15 @@ pub(super) struct Tree {
 pub(super) enum Values {
     /// One weight, for the target of the tree: by node.
     One(Packed<f32>),
-    /// By node the leaf, by leaf its first weight, and the weights with their targets.
-    Many { leaves: Packed<u32>, starts: Packed<u32>, targets: Packed<u32>, weights: Packed<f64> },
+    Many(Box<ManyValues>),
+}
+
+/// By node the leaf, by leaf its first weight, and the weights with their targets.
+pub(super) struct ManyValues {
+    pub(super) leaves: Packed<u32>,
+    pub(super) starts: Packed<u32>,
+    pub(super) targets: Packed<u32>,
+    pub(super) weights: Packed<f64>,
 }
 
 /// A forest of nodes of one kind.
@@ -467,12 +474,12 @@ impl Plan {
     fn many_weights(&self, cx: &mut CompileCx<'_>, leaves: &Leaves) -> Result<Values> {
         let leaf = |place: &Place| if let Place::Leaf(leaf) = *place { leaf } else { 0 };
         let by_place: Vec<u32> = self.places.iter().map(leaf).collect();
-        Ok(Values::Many {
+        Ok(Values::Many(Box::new(ManyValues {
             leaves: Packed::copy(cx, &by_place)?,
             starts: Packed::copy(cx, &leaves.starts)?,
             targets: Packed::copy(cx, &leaves.targets)?,
             weights: Packed::copy(cx, &leaves.weights)?,
-        })
+        })))
     }
 
     pub(super) fn trees(&self) -> &[Tree] {

@@ -185,11 +185,11 @@ impl Values {
     fn weights(&self) -> Weights<'_> {
         match self {
             Values::One(values) => Weights::One(values.values()),
-            Values::Many { leaves, starts, targets, weights } => Weights::Many {
-                leaves: leaves.values(),
-                starts: starts.values(),
-                targets: targets.values(),
-                weights: weights.values(),
+            Values::Many(many) => Weights::Many {
+                leaves: many.leaves.values(),
+                starts: many.starts.values(),
+                targets: many.targets.values(),
+                weights: many.weights.values(),
             },
         }
     }
