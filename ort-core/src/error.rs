@@ -137,7 +137,6 @@ impl std::error::Error for Error {}
 impl From<ort_alloc::AllocError> for Error {
     fn from(error: ort_alloc::AllocError) -> Error {
         Error::new(ErrorKind::OutOfMemory, error.to_string())
-            .help("raise the memory limit or use smaller dimensions")
     }
 }
 

@@ -78,6 +78,7 @@ fn experts(router: &'static [usize], first: &'static [usize]) -> Vec<Given> {
 fn cases() -> Vec<Case> {
     let (beams, length) = (I(&[1], &[2]), I(&[1], &[3]));
     let decoder = "DecoderMaskedMultiHeadAttention";
+    let few_places = [&PACKED[..], &[I(&[2, 2], &[0, 1, 2, 3]), I(&[3], &[0, 2, 5])]].concat();
     vec![
         ("Attention", shared(I(&[1], &[6])), &[HEADS, SHARED], 2, ""),
         ("Attention", shared(I(&[1], &[7])), &[HEADS, SHARED], 2, "past_sequence_length is 7"),
@@ -98,7 +99,6 @@ fn cases() -> Vec<Case> {
         (decoder, step(&[length, beams, I(&[1, 2, 9], &[-1; 18])]), &[HEADS, SHARED], 3, "names beam -1"),
         (decoder, step(&[length, beams, I(&[1, 3, 9], &[0; 27])]), &[HEADS, SHARED], 3, "cache_indirection"),
         (decoder, step(&[length, beams, I(&[1, 2, 2], &[0; 4])]), &[HEADS, SHARED], 3, "cache_indirection"),
-        (decoder, vec![F(&[2, 2, 8]), F(&[2, 1, 8]), F(&[2, 1, 8])], &[HEADS], 1, "2, expected 1"),
         ("PackedAttention", packed(&[0, 1, 3, 4, 5, 2], I(&[3], &[0, 2, 5])), &[HEADS], 1, ""),
         ("PackedAttention", packed(&[0, 1, 3, 4, 6, 2], I(&[3], &[0, 2, 5])), &[HEADS], 1, "6"),
         (
@@ -111,6 +111,14 @@ fn cases() -> Vec<Case> {
         ("PackedAttention", packed(&[0, 1, 3, 4, 5, 2], I(&[3], &[i32::MIN, i32::MAX, -1])), &[HEADS], 1, ""),
         ("PackedAttention", packed(&[0, 1, 3, 4, 5, 2], I(&[5], &[0; 5])), &[HEADS], 1, "2"),
         ("PackedAttention", packed(&[0, 1, 3, 4, 5, 2], I(&[0], &[])), &[HEADS], 1, "2"),
+        (
+            "PackedAttention",
+            packed(&[0, 1, 3, 4, 5, 2], I(&[4], &[0, 2, 5, 6])),
+            &[HEADS],
+            1,
+            "3 elements for a shape of 2",
+        ),
+        ("PackedAttention", few_places, &[HEADS], 1, "4 elements for a shape of 5"),
         ("MoE", experts(&[5, 4], &[4, 12, 8]), &[("k", 4)], 1, ""),
         ("MoE", experts(&[5, 4], &[4, 12, 8]), &[("k", 5)], 1, "k is 5, but there are 4 experts"),
         ("MoE", experts(&[5, 4], &[4, 12, 8]), &[("k", i64::MAX)], 1, "4 experts"),

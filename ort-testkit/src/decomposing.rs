@@ -17,7 +17,7 @@ pub struct DecomposingDevice {
 
 impl DecomposingDevice {
     /// What `device` is, but for these operators, which it does not claim.
-    pub fn new(device: Arc<dyn Device>, refused: &[&'static OpSpec]) -> Arc<dyn Device> {
+    pub fn new(device: Arc<dyn Device>, refused: &[&'static OpSpec]) -> Arc<DecomposingDevice> {
         Arc::new(DecomposingDevice { device, refused: refused.to_vec() })
     }
 }

@@ -43,11 +43,10 @@ impl Target {
 
     /// The same devices without the kernels of some operators, which are decomposed.
     pub fn without(&self, operators: &[&'static OpSpec]) -> Target {
-        let devices = self.devices.iter().cloned();
-        Target {
-            name: "decomposed",
-            devices: devices.map(|device| DecomposingDevice::new(device, operators)).collect(),
-        }
+        let without = |device: &Arc<dyn Device>| -> Arc<dyn Device> {
+            DecomposingDevice::new(device.clone(), operators)
+        };
+        Target { name: "decomposed", devices: self.devices.iter().map(without).collect() }
     }
 
     /// A session on a model.

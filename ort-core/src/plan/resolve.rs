@@ -37,7 +37,10 @@ fn resolve_given(program: &Program, bindings: &Bindings, threads: usize, given: 
     planner.find_needed();
     planner.find_last_uses();
     for index in 0..program.steps.len() {
-        planner.place_step(index).within(|| program.steps[index].place())?;
+        planner
+            .place_step(index)
+            .map_err(|problem| problem.help("check its attributes and the shapes of its inputs"))
+            .within(|| program.steps[index].place())?;
     }
     planner.finish()
 }

@@ -6,9 +6,10 @@ use super::looping::settle;
 use super::merge::outside;
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
-use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, SymShape, ValueType};
+use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, SymShape, ValueId, ValueType};
 use crate::ops;
 use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Registry, Upgrade, attr, many_mixed, var};
+use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
 static SCAN: OpSpec = OpSpec {
@@ -88,15 +89,19 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 }
 
 /// Before opset 9 all inputs had a leading batch dimension, the scanned ones their sequence second. That is a scan
-/// over the batch without state, whose body is a scan over the sequence.
+/// over the batch without state, whose body is a scan over the sequence. Where the sequences have lengths of their own, the
+/// body cuts what is scanned and fills up what comes out with zeros.
 fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
-    ensure!(
-        draft.input(0).is_none(),
-        NotImplemented,
-        "Scan with sequences of different lengths, which opset 9 took away"
-    );
     ensure!(!draft.inputs.is_empty(), InvalidGraph, "Scan without inputs");
-    draft.inputs.remove(0);
+    let lengths = draft.inputs.remove(0);
+    let count = draft.inputs.len();
+    let scanned = match draft.attr("num_scan_inputs") {
+        Some(Attribute::Int(scanned)) => usize::try_from(*scanned).ok(),
+        _ => None,
+    };
+    let states = scanned.filter(|&scanned| scanned > 0).and_then(|scanned| count.checked_sub(scanned));
+    let states =
+        states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not fit the number of inputs"))?;
     let spec = Registry::global()?.find("", "Scan").ok_or_else(|| error!(Fail, "Scan is not known"))?;
     let position = draft.subgraphs.iter().position(|subgraph| subgraph.attr == "body");
     let position = position.ok_or_else(|| error!(InvalidGraph, "'body' is missing"))?;
@@ -114,26 +119,90 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
         let name = |index| format!("{}.{what}_{index}", draft.name);
         (0..count).map(|index| middle.add_value(name(index), ValueType::Unknown)).collect()
     };
-    let inputs = values("input", draft.inputs.len());
-    let outputs = values("output", draft.outputs.len());
-    let mut given: Vec<(String, Attribute)> = Vec::new();
-    if let Some(count) = draft.attr("num_scan_inputs") {
-        given.push(("num_scan_inputs".to_string(), count.clone()));
-    }
+    let mut inputs = values("input", count);
+    let mut outputs = values("output", draft.outputs.len());
+    let length = lengths.map(|_| values("length", 1)[0]);
+    let mut given: Vec<(String, Attribute)> =
+        vec![("num_scan_inputs".to_string(), Attribute::Int((count - states) as i64))];
     if let Some(directions) = draft.take_attr("directions") {
         given.push(("scan_input_directions".to_string(), directions));
     }
     middle.inputs.clone_from(&inputs);
-    middle.outputs.clone_from(&outputs);
+    middle.inputs.extend(length);
+    let length = length.map(|length| Length::of(&mut middle, length, inputs[states])).transpose()?;
+    if let Some(length) = &length {
+        for sequence in &mut inputs[states..] {
+            *sequence = length.cut(&mut middle, *sequence)?;
+        }
+    }
     middle.nodes.push(Node {
         name: Arc::from(format!("{}_sequence", draft.name)),
         spec,
         inputs: inputs.into_iter().map(Some).collect(),
-        outputs: outputs.into_iter().map(Some).collect(),
+        outputs: outputs.iter().copied().map(Some).collect(),
         attrs: Attributes::new(spec, given)?,
         subgraphs: vec![inner],
     });
+    if let Some(length) = &length {
+        for sequence in outputs.iter_mut().skip(states) {
+            *sequence = length.fill_up(&mut middle, *sequence)?;
+        }
+    }
+    middle.outputs = outputs;
+    draft.inputs.extend(lengths.map(Some));
     draft.set_attr("num_scan_inputs", Attribute::Int(draft.inputs.len() as i64));
     draft.subgraphs.push(Subgraph { attr: "body", graph: middle, captures });
     Ok(())
+}
+
+/// The length of a batch element's sequences, in the graph of one element.
+struct Length {
+    /// The length, and that of the longest sequence, as lists of one number.
+    own: ValueId,
+    longest: ValueId,
+    zero: ValueId,
+}
+
+impl Length {
+    /// From a scalar length and an uncut sequence.
+    fn of(graph: &mut Graph, length: ValueId, sequence: ValueId) -> Result<Length> {
+        let mut constant = |name: &str, value: i64| -> Result<ValueId> {
+            let name = format!("{}.{name}", graph.name);
+            Ok(graph.add_constant(name, Tensor::from_slice(&[1], &[value])?))
+        };
+        let (zero, one) = (constant("zero", 0)?, constant("one", 1)?);
+        let own = emit(graph, "Reshape", &[Some(length), Some(one)], Vec::new())?;
+        let shape = emit(graph, "Shape", &[Some(sequence)], Vec::new())?;
+        let longest = emit(graph, "Slice", &[Some(shape), Some(zero), Some(one)], Vec::new())?;
+        Ok(Length { own, longest, zero })
+    }
+
+    fn cut(&self, graph: &mut Graph, sequence: ValueId) -> Result<ValueId> {
+        let inputs = [sequence, self.zero, self.own, self.zero].map(Some);
+        emit(graph, "Slice", &inputs, Vec::new())
+    }
+
+    /// The sequence with zeros behind it, as long as the longest.
+    fn fill_up(&self, graph: &mut Graph, sequence: ValueId) -> Result<ValueId> {
+        let missing = emit(graph, "Sub", &[Some(self.longest), Some(self.own)], Vec::new())?;
+        let axis = vec![("axis".to_string(), Attribute::Int(0))];
+        let pads = emit(graph, "Concat", &[Some(self.zero), Some(missing)], axis)?;
+        emit(graph, "Pad", &[Some(sequence), Some(pads), None, Some(self.zero)], Vec::new())
+    }
+}
+
+/// Adds a node with one output.
+fn emit(
+    graph: &mut Graph,
+    op: &str,
+    inputs: &[Option<ValueId>],
+    attrs: Vec<(String, Attribute)>,
+) -> Result<ValueId> {
+    let spec = Registry::global()?.find("", op).ok_or_else(|| error!(Fail, "{op} is not known"))?;
+    let name: Arc<str> = format!("{}/{op}_{}", graph.name, graph.nodes.len()).into();
+    let output = graph.add_value(format!("{name}.0"), ValueType::Unknown);
+    let attrs = Attributes::new(spec, attrs)?;
+    let inputs = inputs.to_vec();
+    graph.nodes.push(Node { name, spec, inputs, outputs: vec![Some(output)], attrs, subgraphs: Vec::new() });
+    Ok(output)
 }

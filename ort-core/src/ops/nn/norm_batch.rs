@@ -55,19 +55,51 @@ fn drop_test_flag(draft: &mut Draft<'_>) -> Result<()> {
 fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
     let spatial = !matches!(draft.take_attr("spatial"), Some(Attribute::Int(0)));
     let training = draft.outputs.iter().skip(1).any(Option::is_some);
-    ensure!(
-        draft.outputs.iter().skip(3).all(Option::is_none),
-        NotImplemented,
-        "BatchNormalization with the outputs saved_mean and saved_var of opset {}",
-        draft.version
-    );
-    draft.outputs.truncate(3);
-    draft.set_attr("training_mode", Attribute::Int(i64::from(training)));
-    if spatial {
-        return Ok(());
+    let saved = draft.outputs.iter().skip(3).any(Option::is_some);
+    if !saved {
+        draft.outputs.truncate(if training { 3 } else { 1 });
     }
-    ensure!(!training, NotImplemented, "training BatchNormalization with statistics of each activation");
-    each_activation(draft)
+    draft.set_attr("training_mode", Attribute::Int(i64::from(training)));
+    match (training, spatial) {
+        (true, true) if !saved => Ok(()),
+        (true, _) => train(draft, spatial),
+        (false, true) => Ok(()),
+        (false, false) => each_activation(draft),
+    }
+}
+
+/// Training with the statistics of this batch as further outputs, or with those of each activation, which are
+/// channels of a flat image.
+fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
+    let mut inputs =
+        [0, 1, 2, 3, 4].map(|index| draft.required(index)).into_iter().collect::<Result<Vec<_>>>()?;
+    let (x, mean) = (inputs[0], inputs[3]);
+    if !spatial {
+        let flat = draft.constant_ints(&[-1])?;
+        inputs[0] = draft.emit("Flatten", &[x], &[])?;
+        for input in &mut inputs[1..] {
+            *input = draft.emit("Reshape", &[*input, flat], &[])?;
+        }
+    }
+    let attrs = draft.attrs.clone();
+    let mut attrs: Vec<(&str, Attribute)> =
+        attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let given: Vec<_> = inputs.into_iter().map(Some).collect();
+    let mut outputs = draft.emit_many("BatchNormalization", &given, &attrs, 3)?;
+    if draft.outputs.len() > 3 {
+        // Running statistics that forget the past are those of this batch.
+        attrs.retain(|(name, _)| *name != "momentum");
+        attrs.push(("momentum", Attribute::Float(0.0)));
+        outputs.extend(draft.emit_many("BatchNormalization", &given, &attrs, 3)?.into_iter().skip(1));
+    }
+    if !spatial {
+        let shapes = [draft.emit("Shape", &[x], &[])?, draft.emit("Shape", &[mean], &[])?];
+        for (index, output) in outputs.iter_mut().enumerate() {
+            *output = draft.emit("Reshape", &[*output, shapes[index.min(1)]], &[])?;
+        }
+    }
+    outputs.truncate(draft.outputs.len());
+    draft.replace(&outputs)
 }
 
 /// `(X - mean) / sqrt(var + epsilon) * scale + B`, elementwise.

@@ -8,6 +8,7 @@ use crate::ops;
 use crate::spec::{
     AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt, var,
 };
+use crate::tensor::Tensor;
 use crate::{Result, ensure};
 
 const X: &[Param] = &[one("X", "T")];
@@ -92,13 +93,25 @@ static GLOBAL_LP_POOL: OpSpec = OpSpec {
 
 ops![MAX_POOL, AVERAGE_POOL, LP_POOL, GLOBAL_MAX_POOL, GLOBAL_AVERAGE_POOL, GLOBAL_LP_POOL];
 
-/// The power was a float at first.
+/// The power was a float at first. One that is not whole is taken of the elements before, and its root after a sum.
 fn whole_power(draft: &mut Draft<'_>) -> Result<()> {
-    if let Some(Attribute::Float(power)) = draft.attr("p").cloned() {
-        let is_whole = power.fract() == 0.0 && power.abs() < 1e6;
-        ensure!(is_whole, NotImplemented, "a power of {power}, which is no integer");
+    let Some(Attribute::Float(power)) = draft.attr("p").cloned() else { return Ok(()) };
+    if power.fract() == 0.0 && power.abs() < 1e6 {
         draft.set_attr("p", Attribute::Int(power as i64));
+        return Ok(());
     }
+    let x = draft.required(0)?;
+    let size = draft.emit("Abs", &[x], &[])?;
+    let exponent = draft.constant(Tensor::scalar(power)?);
+    let powers = draft.emit("Pow", &[size, exponent], &[])?;
+    draft.set_attr("p", Attribute::Int(1));
+    let attrs = draft.attrs.clone();
+    let attrs: Vec<(&str, Attribute)> =
+        attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let op = draft.op.clone();
+    let sum = draft.emit(&op, &[powers], &attrs)?;
+    let exponent = draft.constant(Tensor::scalar(1.0 / power)?);
+    draft.become_op("Pow", &[sum, exponent], &[]);
     Ok(())
 }
 

@@ -7,9 +7,8 @@ use ort_core::ir::Attributes;
 use ort_core::spec::ONNX_ML;
 use ort_core::{Result, ensure, error, for_each_type};
 
-use super::scores::{Labels, Transform, dot, floats, largest, logistic, matrix};
+use super::scores::{Labels, Transform, dot, floats, largest, logistic, matrix, probit};
 use super::svm_kernel::Vectors;
-use super::tree_ensemble::probit;
 use crate::cpu_kernels;
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::kernels::nn::{for_each_unit, part_count};
@@ -32,7 +31,7 @@ fn with_rows(
     work: impl FnOnce(&mut RunCx<'_>, usize, ReadRow<'_>) -> Result<()>,
 ) -> Result<()> {
     let input = cx.input(0)?;
-    let (rows, own) = matrix(&input)?;
+    let (rows, own) = matrix(input.shape())?;
     ensure!(
         features == own,
         InvalidArgument,
@@ -257,11 +256,14 @@ struct Outcome<'a> {
 }
 
 impl Classifier {
-    /// The doubles that the work on one row needs: the features and the kernels, then the pairs' scores, and four
-    /// lists over the classes.
+    /// The doubles that the work on one row needs: the features and the kernels, and for pairs of classes their scores
+    /// and four lists over the classes.
     fn scratch_len(&self) -> usize {
         let classes = self.labels.count();
-        let own = pair_count(classes).saturating_add(classes.saturating_mul(4)).saturating_add(1);
+        let own = match self.decision {
+            Decision::Linear(_) => 0,
+            Decision::Pairs(_) => pair_count(classes).saturating_add(classes.saturating_mul(4)),
+        };
         self.vectors.scratch_len().saturating_add(own)
     }
 
@@ -349,7 +351,7 @@ impl Executable for Classifier {
                 },
             );
             let classes: Vec<usize> = outcomes.iter().map(|outcome| outcome.class).collect();
-            self.labels.write(cx, &classes)
+            self.labels.write(cx, classes.into_iter())
         })
     }
 }

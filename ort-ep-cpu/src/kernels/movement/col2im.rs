@@ -1,13 +1,15 @@
 //! `Col2Im`: columns of blocks added up to an image.
 
+use num_complex::Complex;
 use num_traits::Zero;
+use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::parallel::for_each_row_chunk_mut;
 
-use super::number::Number;
+use super::number::{Number, with_numbers};
 
 cpu_kernels![KernelDef { op: "Col2Im", make, ..KernelDef::BASE }];
 
@@ -30,6 +32,8 @@ struct Axis {
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let is_text = cx.node.dtype(0) == Some(DType::String);
+    ensure!(!is_text, NotImplemented, "Col2Im of strings, which cannot be added up");
     let list = |name: &str| cx.attrs().find_ints(name).map(<[i64]>::to_vec);
     let op = Col2Im { strides: list("strides"), pads: list("pads"), dilations: list("dilations") };
     Ok(Box::new(op))
@@ -37,10 +41,19 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 impl Executable for Col2Im {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let dtype = cx.input(0)?.dtype();
-        for_each_type!(dtype in NUMERIC, T => self.add_up::<T>(cx), else => {
-            Err(error!(NotImplemented, "columns of {}", dtype.name()))
-        })
+        let (input, image, block) = (cx.input(0)?, cx.input(1)?.to_ints()?, cx.input(2)?.to_ints()?);
+        let (axes, threads) = (self.axes(&image, &block)?, cx.threads());
+        with_numbers!(
+            input,
+            cx.output(0)?,
+            |from, to, parts| (0..parts).try_for_each(|part| add_up(
+                &axes,
+                (from, to),
+                (parts, part),
+                threads
+            )),
+            "columns"
+        )
     }
 }
 
@@ -72,36 +85,39 @@ impl Col2Im {
         }
         Ok(axes)
     }
+}
 
-    fn add_up<T: Number>(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let (input, image, block) = (cx.input(0)?, cx.input(1)?.to_ints()?, cx.input(2)?.to_ints()?);
-        let axes = self.axes(&image, &block)?;
-        let from = input.as_slice::<T>()?;
-        let threads = cx.threads();
-        let to = cx.output(0)?.as_mut_slice::<T>()?;
-        let pixels: usize = axes.iter().map(|axis| axis.size).product();
-        let columns: usize = axes.iter().map(|axis| axis.count).product();
-        let rows: usize = axes.iter().map(|axis| axis.block).product();
-        let images = to.len().checked_div(pixels).unwrap_or(0);
-        let fits = images.checked_mul(rows).and_then(|rows| rows.checked_mul(columns)) == Some(from.len());
-        ensure!(fits || to.is_empty(), InvalidArgument, "columns of shape {:?} for {image:?}", input.shape());
-        for_each_row_chunk_mut(threads, to, pixels, 1, |first, part| {
-            let mut sums = vec![T::Compute::zero(); pixels];
-            for (index, image) in part.chunks_exact_mut(pixels).enumerate() {
-                sums.fill(T::Compute::zero());
-                let source = &from[(first + index) * rows * columns..][..rows * columns];
-                for (row, cells) in source.chunks_exact(columns.max(1)).enumerate() {
-                    for (column, cell) in cells.iter().enumerate() {
-                        if let Some(pixel) = pixel(&axes, row, column) {
-                            sums[pixel] += cell.widen();
-                        }
+/// Adds up one of the parts of which an element has several.
+fn add_up<T: Number>(
+    axes: &[Axis],
+    (from, to): (&[T], &mut [T]),
+    (parts, part): (usize, usize),
+    threads: usize,
+) -> Result<()> {
+    let pixels: usize = axes.iter().map(|axis| axis.size).product();
+    let columns: usize = axes.iter().map(|axis| axis.count).product();
+    let rows: usize = axes.iter().map(|axis| axis.block).product();
+    let images = (to.len() / parts).checked_div(pixels).unwrap_or(0);
+    let fits =
+        images.checked_mul(rows).and_then(|rows| rows.checked_mul(columns)) == Some(from.len() / parts);
+    ensure!(fits || to.is_empty(), InvalidArgument, "the columns do not make images of {pixels} pixels");
+    for_each_row_chunk_mut(threads, to, pixels * parts, 1, |first, chunk| {
+        let mut sums = vec![T::Compute::zero(); pixels];
+        for (index, image) in chunk.chunks_exact_mut(pixels * parts).enumerate() {
+            sums.fill(T::Compute::zero());
+            let source = &from[(first + index) * rows * columns * parts..][..rows * columns * parts];
+            for (row, cells) in source.chunks_exact((columns * parts).max(1)).enumerate() {
+                for (column, cell) in cells.iter().skip(part).step_by(parts).enumerate() {
+                    if let Some(pixel) = pixel(axes, row, column) {
+                        sums[pixel] += cell.widen();
                     }
                 }
-                image.iter_mut().zip(&sums).for_each(|(to, &sum)| *to = T::narrow(sum));
             }
-        });
-        Ok(())
-    }
+            let image = image.iter_mut().skip(part).step_by(parts);
+            image.zip(&sums).for_each(|(to, &sum)| *to = T::narrow(sum));
+        }
+    });
+    Ok(())
 }
 
 /// The pixel under the element `row` of the block at place `column`; none where it is padding.

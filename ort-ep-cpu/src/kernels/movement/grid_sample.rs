@@ -1,16 +1,29 @@
 //! `GridSample`: an image of any number of dimensions read at the positions that a grid gives.
 
+use num_complex::Complex;
 use num_traits::{Float, NumCast, Zero};
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
-use ort_core::tensor::TensorView;
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::tensor::{Tensor, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::parallel::for_each_row_chunk_mut;
 
-use super::number::Number;
+use super::makes_strings;
+use super::number::{Number, with_numbers};
 
-cpu_kernels![KernelDef { op: "GridSample", make, ..KernelDef::BASE }];
+cpu_kernels![
+    KernelDef { op: "GridSample", make, ..KernelDef::BASE },
+    KernelDef {
+        op: "GridSample",
+        rank: 1,
+        when: makes_strings,
+        outputs: OutputsFrom::Kernel,
+        make: make_of_strings,
+        ..KernelDef::BASE
+    },
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -40,27 +53,74 @@ const BLOCK: usize = 256;
 const NONE: usize = usize::MAX;
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let mode = match cx.attrs().string("mode")? {
-        "nearest" => Mode::Nearest,
-        "linear" => Mode::Linear,
-        "cubic" => Mode::Cubic,
-        other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
-    };
-    let padding = match cx.attrs().string("padding_mode")? {
-        "zeros" => Padding::Zeros,
-        "border" => Padding::Border,
-        "reflection" => Padding::Reflection,
-        other => return Err(error!(InvalidGraph, "the padding mode '{other}' is not known")),
-    };
-    Ok(Box::new(GridSample { mode, padding, align_corners: cx.attrs().flag("align_corners")? }))
+    Ok(Box::new(GridSample::read(cx)?))
+}
+
+fn make_of_strings(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let sampler = GridSample::read(cx)?;
+    let nearest = sampler.mode == Mode::Nearest;
+    ensure!(
+        nearest,
+        NotImplemented,
+        "strings are not interpolated; the mode 'nearest' takes them as they are"
+    );
+    Ok(Box::new(move |cx: &mut RunCx<'_>| sampler.pick(cx)))
+}
+
+impl GridSample {
+    fn read(cx: &CompileCx<'_>) -> Result<GridSample> {
+        let mode = match cx.attrs().string("mode")? {
+            "nearest" => Mode::Nearest,
+            "linear" => Mode::Linear,
+            "cubic" => Mode::Cubic,
+            other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
+        };
+        let padding = match cx.attrs().string("padding_mode")? {
+            "zeros" => Padding::Zeros,
+            "border" => Padding::Border,
+            "reflection" => Padding::Reflection,
+            other => return Err(error!(InvalidGraph, "the padding mode '{other}' is not known")),
+        };
+        Ok(GridSample { mode, padding, align_corners: cx.attrs().flag("align_corners")? })
+    }
+}
+
+/// The sizes of an image and a grid that go together.
+struct Sizes<'a> {
+    planes: usize,
+    channels: usize,
+    image: &'a [usize],
+    points: usize,
+}
+
+impl<'a> Sizes<'a> {
+    fn of(shape: &'a [usize], grid_shape: &[usize]) -> Result<Sizes<'a>> {
+        let rank = shape.len().saturating_sub(2);
+        let fits = rank > 0 && grid_shape.len() == shape.len() && grid_shape[grid_shape.len() - 1] == rank;
+        ensure!(
+            fits && grid_shape[0] == shape[0],
+            InvalidArgument,
+            "image {shape:?} and grid {grid_shape:?}"
+        );
+        let points = grid_shape[1..grid_shape.len() - 1].iter().product();
+        Ok(Sizes { planes: shape[0] * shape[1], channels: shape[1], image: &shape[2..], points })
+    }
+
+    fn pixels(&self) -> usize {
+        self.image.iter().product()
+    }
 }
 
 impl Executable for GridSample {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let dtype = cx.input(0)?.dtype();
-        for_each_type!(dtype in NUMERIC, T => self.sample::<T>(cx), else => {
-            Err(error!(NotImplemented, "GridSample of {}", dtype.name()))
-        })
+        let (image, grid) = (cx.input(0)?, cx.input(1)?);
+        let (sizes, threads) = (Sizes::of(image.shape(), grid.shape())?, cx.threads());
+        with_numbers!(
+            image,
+            cx.output(0)?,
+            |from, to, parts| self.sample(&sizes, &grid, (from, to, parts), threads),
+            "GridSample"
+        )
     }
 }
 
@@ -156,48 +216,41 @@ impl GridSample {
         }
     }
 
-    fn sample<T: Number>(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let (image, grid) = (cx.input(0)?, cx.input(1)?);
-        let (shape, grid_shape) = (image.shape(), grid.shape());
-        let rank = shape.len().saturating_sub(2);
-        let fits = rank > 0 && grid_shape.len() == shape.len() && grid_shape[grid_shape.len() - 1] == rank;
-        ensure!(
-            fits && grid_shape[0] == shape[0],
-            InvalidArgument,
-            "image {shape:?} and grid {grid_shape:?}"
-        );
-        let (channels, sizes) = (shape[1], &shape[2..]);
-        let pixels: usize = sizes.iter().product();
-        let points: usize = grid_shape[1..grid_shape.len() - 1].iter().product();
-        let from = image.as_slice::<T>()?;
-        let positions = positions::<T::Compute>(&grid)?;
-        let threads = cx.threads();
-        let to = cx.output(0)?.as_mut_slice::<T>()?;
-        ensure!(to.len() == shape[0] * channels * points, Fail, "the output does not fit {grid_shape:?}");
+    /// Samples elements of one or several numbers.
+    fn sample<T: Number>(
+        &self,
+        sizes: &Sizes<'_>,
+        grid: &TensorView<'_>,
+        (from, to, parts): (&[T], &mut [T], usize),
+        threads: usize,
+    ) -> Result<()> {
+        let (channels, pixels, points, rank) =
+            (sizes.channels, sizes.pixels(), sizes.points, sizes.image.len());
+        let positions = positions::<T::Compute>(grid)?;
+        let fits = to.len() == sizes.planes * points * parts;
+        ensure!(fits, Fail, "the output does not fit {:?}", grid.shape());
         if pixels == 0 {
             to.fill(T::narrow(T::Compute::zero()));
             return Ok(());
         }
-        for_each_row_chunk_mut(threads, to, points, 1, |first, planes| {
+        for_each_row_chunk_mut(threads, to, points * parts, 1, |first, planes| {
             let mut combined = Vec::new();
             let mut plane = 0;
-            let count = planes.len() / points;
+            let count = planes.len() / (points * parts);
             while plane < count {
                 let batch = (first + plane) / channels;
                 let group = (channels - (first + plane) % channels).min(count - plane);
                 for start in (0..points).step_by(BLOCK) {
                     let block = BLOCK.min(points - start);
                     let positions = &positions[(batch * points + start) * rank..][..block * rank];
-                    let width = self.combine(positions, sizes, &mut combined);
+                    let width = self.combine(positions, sizes.image, &mut combined);
                     for row in plane..plane + group {
-                        let source = &from[(first + row) * pixels..][..pixels];
-                        let target = &mut planes[row * points + start..][..block];
-                        for (value, taps) in target.iter_mut().zip(combined.chunks_exact(width)) {
-                            let mut sum = T::Compute::zero();
-                            for &(place, weight) in taps.iter().filter(|tap| tap.0 != NONE) {
-                                sum += source[place].widen() * weight;
-                            }
-                            *value = T::narrow(sum);
+                        let source = &from[(first + row) * pixels * parts..][..pixels * parts];
+                        let target = &mut planes[(row * points + start) * parts..][..block * parts];
+                        let places = combined.chunks_exact(width);
+                        match parts {
+                            1 => weigh::<T, 1>(source, target, places),
+                            _ => weigh::<T, 2>(source, target, places),
                         }
                     }
                 }
@@ -205,6 +258,27 @@ impl GridSample {
             }
         });
         Ok(())
+    }
+
+    /// The nearest texts; outside of the image they are empty.
+    fn pick(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (image, grid) = (cx.input(0)?, cx.input(1)?);
+        let sizes = Sizes::of(image.shape(), grid.shape())?;
+        let (texts, positions) = (image.strings()?, positions::<f32>(&grid)?);
+        let (pixels, rank) = (sizes.pixels(), sizes.image.len());
+        let mut picked = Vec::with_capacity(sizes.planes * sizes.points);
+        let mut combined = Vec::new();
+        for plane in 0..sizes.planes {
+            let batch = plane / sizes.channels;
+            let positions = &positions[batch * sizes.points * rank..][..sizes.points * rank];
+            self.combine(positions, sizes.image, &mut combined);
+            let text = |&(place, _): &(usize, f32)| texts.get(plane * pixels + place).cloned();
+            let texts = combined.iter().map(|tap| if tap.0 == NONE { None } else { text(tap) });
+            picked.extend(texts.map(Option::unwrap_or_default));
+        }
+        let mut shape = image.shape()[..2].to_vec();
+        shape.extend(&grid.shape()[1..=rank]);
+        cx.set(0, Tensor::from_strings(&shape, picked)?)
     }
 
     /// The pixels and weights of all dimensions together for a block of positions; returns how many each has.
@@ -231,6 +305,23 @@ impl GridSample {
             width = combined.len() - start;
         }
         width
+    }
+}
+
+/// The weighted sums of the pixels at each place, for every number of an element.
+fn weigh<'a, T: Number, const PARTS: usize>(
+    source: &[T],
+    target: &mut [T],
+    places: impl Iterator<Item = &'a [(usize, T::Compute)]>,
+) {
+    for (element, taps) in target.chunks_exact_mut(PARTS).zip(places) {
+        for (part, value) in element.iter_mut().enumerate() {
+            let mut sum = T::Compute::zero();
+            for &(place, weight) in taps.iter().filter(|tap| tap.0 != NONE) {
+                sum += source[place * PARTS + part].widen() * weight;
+            }
+            *value = T::narrow(sum);
+        }
     }
 }
 

@@ -13,6 +13,34 @@ pub(super) enum Reduction {
     Max,
 }
 
+/// Calls `work` with a tensor's elements and an output's, where they are numbers or truth values, and with how many
+/// numbers an element has: complex ones are two.
+macro_rules! with_numbers {
+    ($input:expr, $output:expr, |$from:ident, $to:ident, $parts:ident| $work:expr, $what:literal) => {{
+        let (input, output) = ($input, $output);
+        let dtype = input.dtype();
+        for_each_type!(dtype in [F32, F16, BF16, F64, U8, I8, U16, I16, U32, I32, U64, I64, Bool], T => {
+            let ($from, $to, $parts) = (input.as_slice::<T>()?, output.as_mut_slice::<T>()?, 1usize);
+            $work
+        }, else => match dtype {
+            DType::C64 => {
+                let $from: &[f32] = bytemuck::cast_slice(input.as_slice::<Complex<f32>>()?);
+                let $to: &mut [f32] = bytemuck::cast_slice_mut(output.as_mut_slice::<Complex<f32>>()?);
+                let $parts = 2usize;
+                $work
+            }
+            DType::C128 => {
+                let $from: &[f64] = bytemuck::cast_slice(input.as_slice::<Complex<f64>>()?);
+                let $to: &mut [f64] = bytemuck::cast_slice_mut(output.as_mut_slice::<Complex<f64>>()?);
+                let $parts = 2usize;
+                $work
+            }
+            other => Err(error!(NotImplemented, concat!($what, " of {}"), other.name())),
+        })
+    }};
+}
+pub(super) use with_numbers;
+
 /// A numeric element.
 pub(super) trait Number: Element {
     /// The type of sums and weights.
@@ -55,6 +83,26 @@ macro_rules! integers {
 
 integers! {
     u8 as f32, i8 as f32, u16 as f32, i16 as f32, u32 as f64, i32 as f64, u64 as f64, i64 as f64,
+}
+
+/// True counts as one; what is not zero is true.
+impl Number for bool {
+    type Compute = f32;
+
+    fn widen(self) -> f32 {
+        f32::from(u8::from(self))
+    }
+
+    fn narrow(value: f32) -> bool {
+        value != 0.0
+    }
+
+    fn reduce(self, other: bool, reduction: Reduction) -> bool {
+        match reduction {
+            Reduction::Add | Reduction::Max => self | other,
+            Reduction::Mul | Reduction::Min => self & other,
+        }
+    }
 }
 
 macro_rules! floats {

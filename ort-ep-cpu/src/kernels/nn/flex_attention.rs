@@ -21,6 +21,8 @@ cpu_kernels![KernelDef {
 }];
 
 struct Flex {
+    /// The type of what the softmax and the subgraphs see.
+    precision: DType,
     scale: Option<f32>,
     score_mod: Option<usize>,
     prob_mod: Option<usize>,
@@ -29,17 +31,19 @@ struct Flex {
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let subgraph = |name: &str| cx.node.node.subgraphs.iter().position(|subgraph| subgraph.attr == name);
     let (score_mod, prob_mod) = (subgraph("score_mod"), subgraph("prob_mod"));
-    let flex = Flex { scale: cx.attrs().find_float("scale"), score_mod, prob_mod };
-    let default = if cx.node.dtype(0) == Some(DType::F64) { DType::F64 } else { DType::F32 };
+    let double = cx.node.dtype(0) == Some(DType::F64);
+    let default = if double { DType::F64 } else { DType::F32 };
     let precision = match cx.attrs().find_int("softmax_precision") {
         None => Some(default),
-        Some(code) => i32::try_from(code).ok().and_then(DType::from_onnx),
+        Some(code) => i32::try_from(code).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float()),
     };
-    match precision {
-        Some(DType::F32) => Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &flex))),
-        Some(DType::F64) => Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &flex))),
-        _ => Err(error!(NotImplemented, "FlexAttention with this softmax_precision")),
+    let precision =
+        precision.ok_or_else(|| error!(InvalidGraph, "softmax_precision names no type of floating point"))?;
+    let flex = Flex { precision, scale: cx.attrs().find_float("scale"), score_mod, prob_mod };
+    if double || precision == DType::F64 {
+        return Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, &flex)));
     }
+    Ok(Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &flex)))
 }
 
 /// The elements in the type that is computed in.
@@ -51,17 +55,37 @@ fn read<T: Real>(view: TensorView<'_>) -> Result<Vec<T>> {
     }, else => Err(error!(InvalidArgument, "attention of type {dtype}")))
 }
 
-/// Hands a tensor to a subgraph, which gives one of the same shape and type.
-fn modify<T: Real>(cx: &mut RunCx<'_>, subgraph: Option<usize>, tensor: NewTensor) -> Result<Tensor> {
-    let tensor = tensor.finish()?;
+/// Hands a tensor in the softmax's type to a subgraph, which gives one of the same shape and type.
+fn modify<T: Real>(
+    cx: &mut RunCx<'_>,
+    subgraph: Option<usize>,
+    tensor: NewTensor,
+    precision: DType,
+) -> Result<Tensor> {
+    let mut tensor = tensor.finish()?;
+    if tensor.dtype() != precision {
+        let mut rounded = cx.allocate(precision, tensor.shape())?;
+        write::<T>(tensor.view().as_slice::<T>()?, (&mut rounded, precision))?;
+        tensor = rounded.finish()?;
+    }
     let Some(subgraph) = subgraph else { return Ok(tensor) };
     let results = cx.run_subgraph(subgraph, &[ValueView::Tensor(tensor.view())])?;
     match results.into_iter().next() {
-        Some(Value::Tensor(result)) if result.shape() == tensor.shape() && result.dtype() == T::DTYPE => {
+        Some(Value::Tensor(result)) if result.shape() == tensor.shape() && result.dtype() == precision => {
             Ok(result)
         }
         _ => Err(error!(InvalidGraph, "a modifier must give one tensor of its input's shape and type")),
     }
+}
+
+/// Writes what was computed in one type as elements of another.
+fn write<T: Real>(from: &[T], (to, dtype): (&mut NewTensor, DType)) -> Result<()> {
+    for_each_type!(dtype in FLOATS, E => {
+        for (to, from) in to.as_mut_slice::<E>()?.iter_mut().zip(from) {
+            *to = <E as num_traits::NumCast>::from(from.to_f64()).unwrap_or(*to);
+        }
+        Ok(())
+    }, else => Err(error!(InvalidArgument, "attention of type {dtype}")))
 }
 
 fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
@@ -92,13 +116,13 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
         T::multiply(cpu, rows, Right::Plain(columns), (&mut *scores, keys, false), &mut workspace)?;
         scores.iter_mut().for_each(|score| *score = *score * T::from_f64(scale));
     }
-    let scores = modify::<T>(cx, flex.score_mod, scores)?;
+    let scores = modify::<T>(cx, flex.score_mod, scores, flex.precision)?;
     let mut weights = cx.allocate(T::DTYPE, scores.shape())?;
     let values = weights.as_mut_slice::<T>()?;
-    values.copy_from_slice(&scores.to_vec::<T>()?);
+    values.copy_from_slice(&read::<T>(scores.view())?);
     for_each_chunk_mut(cpu.threads, values, keys, |_, row| T::softmax(row));
-    let weights = modify::<T>(cx, flex.prob_mod, weights)?;
-    let weights = weights.to_vec::<T>()?;
+    let weights = modify::<T>(cx, flex.prob_mod, weights, flex.precision)?;
+    let weights = read::<T>(weights.view())?;
     let mut result = vec![T::ZERO; batch * heads * queries * value_size];
     for (index, result) in result.chunks_mut((queries * value_size).max(1)).enumerate() {
         let rows = Matrix::rows(&weights[index * queries * keys..][..queries * keys], queries, keys);
@@ -107,10 +131,6 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
         T::multiply(cpu, rows, columns, (result, value_size, false), &mut workspace)?;
     }
     let mut output = cx.allocate(dtype, &[batch, heads, queries, value_size])?;
-    for_each_type!(dtype in FLOATS, E => {
-        for (to, from) in output.as_mut_slice::<E>()?.iter_mut().zip(&result) {
-            *to = <E as num_traits::NumCast>::from(from.to_f64()).unwrap_or(*to);
-        }
-    }, else => return Err(error!(InvalidArgument, "attention of type {dtype}")));
+    write::<T>(&result, (&mut output, dtype))?;
     cx.set(0, output.finish()?)
 }

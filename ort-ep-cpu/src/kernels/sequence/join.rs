@@ -1,13 +1,12 @@
 //! `SplitToSequence` and `ConcatFromSequence`.
 
-use ort_alloc::{Category, Reservation};
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
 use ort_core::tensor::{Shape, Tensor, TensorView, Value};
 use ort_core::{Result, ensure, error};
 
-use super::{sequence, sequence_value};
+use super::{reserve_headers, sequence, sequence_value};
 use crate::cpu_kernels;
 
 cpu_kernels![
@@ -36,13 +35,6 @@ fn resolve(axis: i64, rank: usize) -> Result<usize> {
     let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
     found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is outside rank {rank}"))
-}
-
-/// Counts the headers of so many elements in the budget, as long as what it returns lives: parts of an empty tensor have no
-/// bytes, however many they are.
-fn reserve(cx: &RunCx<'_>, count: usize) -> Result<Reservation> {
-    let bytes = count.saturating_mul(2 * size_of::<Value>());
-    Ok(cx.control().budget.reserve(Category::Dynamic, bytes)?)
 }
 
 /// The number of parts of an axis of `size`, as far as they all have one length.
@@ -80,7 +72,7 @@ fn split(cx: &mut RunCx<'_>, axis: i64, keep: bool) -> Result<()> {
     let axis = resolve(axis, input.rank())?;
     let keep = keep || cx.has_input(1);
     let size = input.shape()[axis];
-    let _headers = reserve(cx, part_count(cx.find_input(1), size)?)?;
+    let _headers = reserve_headers(cx, part_count(cx.find_input(1), size)?)?;
     let parts = lengths(cx.find_input(1), size)?;
     let mut elements = Vec::with_capacity(parts.len());
     let mut start = 0;

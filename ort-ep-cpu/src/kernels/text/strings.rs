@@ -99,6 +99,8 @@ fn concat(cx: &mut RunCx<'_>) -> Result<()> {
         place
     };
     let (left, right) = (a.strings()?, b.strings()?);
+    let longest = |strings: &[String]| strings.iter().map(String::len).max().unwrap_or(0);
+    let _held = cx.reserve_strings(count, longest(left).saturating_add(longest(right)))?;
     let joined =
         (0..count).map(|index| format!("{}{}", left[at(index, &a_strides)], right[at(index, &b_strides)]));
     let joined = Tensor::from_strings(&shape, joined.collect())?;
@@ -116,6 +118,8 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let mut shape: Shape = input.shape().into();
         let counts = parts.iter().map(|parts| parts.len() as i64).collect();
         let counts = Tensor::from_vec(&shape, counts)?;
+        // One text of many parts makes all others as long.
+        let _held = cx.reserve_strings(parts.len().saturating_mul(most), 0)?;
         shape.push(most);
         let padded = parts.into_iter().flat_map(|mut parts| {
             parts.resize(most, String::new());

@@ -3,6 +3,7 @@
 mod coordinates;
 mod filter;
 
+use num_complex::Complex;
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
@@ -10,10 +11,10 @@ use ort_core::{Result, ensure, error, for_each_type};
 use crate::cpu_kernels;
 
 use super::indexed::{AxisMap, copy_indexed};
-use super::number::Number;
+use super::number::{Number, with_numbers};
 use super::{Cell, Io, Movement, movement, only, operand};
 
-use coordinates::{Given, Settings, Transform};
+use coordinates::{Axis, Given, Settings, Transform};
 use filter::{Pass, order_of_passes, run_passes};
 
 movement!["Resize", |cx: &mut CompileCx<'_>| Ok(Nearest(Settings::new(cx.attrs())?)), unaligned: &[0]];
@@ -62,10 +63,26 @@ impl Movement for Nearest {
     }
 }
 
-struct Interpolating(Settings);
+struct Interpolating {
+    settings: Settings,
+    /// The bytes of an element in the widest type that its kind is computed in.
+    width: usize,
+}
 
 fn make_interpolating(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Interpolating(Settings::new(cx.attrs())?)))
+    let settings = Settings::new(cx.attrs())?;
+    let dtype = cx.node.dtype(0);
+    let is_text = dtype == Some(DType::String);
+    ensure!(
+        !is_text,
+        NotImplemented,
+        "strings are not interpolated; the mode 'nearest' takes them as they are"
+    );
+    let is_complex = dtype.is_some_and(|dtype| dtype.is_complex());
+    let extrapolates = settings.is_cropping() && settings.extrapolation != 0.0;
+    ensure!(!(is_complex && extrapolates), NotImplemented, "extrapolation of complex numbers");
+    let width = if dtype == Some(DType::C128) { 2 * size_of::<f64>() } else { size_of::<f64>() };
+    Ok(Box::new(Interpolating { settings, width }))
 }
 
 impl Executable for Interpolating {
@@ -79,31 +96,37 @@ impl Executable for Interpolating {
             let count = ort_core::tensor::element_count(&sizes)?;
             most = most.max(count);
         }
-        most.checked_mul(2 * size_of::<f64>())
-            .ok_or_else(|| error!(InvalidArgument, "shape {to:?} is too large"))
+        most.checked_mul(2 * self.width).ok_or_else(|| error!(InvalidArgument, "shape {to:?} is too large"))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let dtype = cx.input(0)?.dtype();
-        if dtype == DType::Bool {
-            return Err(error!(NotImplemented, "booleans are not interpolated"));
-        }
-        for_each_type!(dtype in NUMERIC, T => self.interpolate::<T>(cx), else => {
-            Err(error!(NotImplemented, "elements of type {} are not interpolated", dtype.name()))
-        })
+        let settings = &self.settings;
+        let input = cx.input(0)?;
+        let given = Given { roi: cx.find_input(1), scales: cx.find_input(2), sizes: cx.find_input(3) };
+        let (workspace, threads) = (cx.workspace()?, cx.threads());
+        let output = cx.output(0)?;
+        let result = output.shape().to_vec();
+        let axes = settings.axes(input.shape(), &result, &given)?;
+        let shapes = (input.shape(), &result[..]);
+        with_numbers!(
+            input,
+            output,
+            |from, to, parts| self.interpolate(&axes, shapes, (from, to, parts), (workspace, threads)),
+            "interpolation"
+        )
     }
 }
 
 impl Interpolating {
-    fn interpolate<T: Number>(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let settings = &self.0;
-        let input = cx.input(0)?;
-        let given = Given { roi: cx.find_input(1), scales: cx.find_input(2), sizes: cx.find_input(3) };
-        let workspace = cx.workspace()?;
-        let threads = cx.threads();
-        let output = cx.output(0)?;
-        let (shape, result) = (input.shape(), output.shape());
-        let axes = settings.axes(shape, result, &given)?;
+    /// Interpolates elements of one or several numbers, which are a last dimension that stays.
+    fn interpolate<T: Number>(
+        &self,
+        axes: &[Axis],
+        (shape, result): (&[usize], &[usize]),
+        (from, to, parts): (&[T], &mut [T], usize),
+        (workspace, threads): (&mut [u8], usize),
+    ) -> Result<()> {
+        let settings = &self.settings;
         let mut passes = Vec::new();
         for index in order_of_passes(shape, result) {
             let axis = &axes[index];
@@ -116,7 +139,6 @@ impl Interpolating {
                 passes.push(Pass::<T::Compute>::new(index, axis, settings));
             }
         }
-        let (from, to) = (input.as_slice::<T>()?, output.as_mut_slice::<T>()?);
         if to.is_empty() {
             return Ok(());
         }
@@ -125,7 +147,9 @@ impl Interpolating {
             to.copy_from_slice(from);
             return Ok(());
         }
-        run_passes(&passes, (shape, from), to, workspace, threads)
+        let mut shape = shape.to_vec();
+        shape.push(parts);
+        run_passes(&passes, (&shape, from), to, workspace, threads)
     }
 }
 
