@@ -71,14 +71,15 @@ fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
 /// Training with the statistics of this batch as further outputs, or with those of each activation, which are
 /// channels of a flat image.
 fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
-    let mut inputs =
-        [0, 1, 2, 3, 4].map(|index| draft.required(index)).into_iter().collect::<Result<Vec<_>>>()?;
-    let (x, mean) = (inputs[0], inputs[3]);
+    let (x, mean) = (draft.required(0)?, draft.required(3)?);
+    let mut inputs = vec![x, draft.required(1)?, draft.required(2)?, mean, draft.required(4)?];
     if !spatial {
         let flat = draft.constant_ints(&[-1])?;
-        inputs[0] = draft.emit("Flatten", &[x], &[])?;
-        for input in &mut inputs[1..] {
-            *input = draft.emit("Reshape", &[*input, flat], &[])?;
+        for (index, input) in inputs.iter_mut().enumerate() {
+            *input = match index {
+                0 => draft.emit("Flatten", &[x], &[])?,
+                _ => draft.emit("Reshape", &[*input, flat], &[])?,
+            };
         }
     }
     let attrs = draft.attrs.clone();
@@ -93,9 +94,10 @@ fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
         outputs.extend(draft.emit_many("BatchNormalization", &given, &attrs, 3)?.into_iter().skip(1));
     }
     if !spatial {
-        let shapes = [draft.emit("Shape", &[x], &[])?, draft.emit("Shape", &[mean], &[])?];
+        let (whole, of_mean) = (draft.emit("Shape", &[x], &[])?, draft.emit("Shape", &[mean], &[])?);
         for (index, output) in outputs.iter_mut().enumerate() {
-            *output = draft.emit("Reshape", &[*output, shapes[index.min(1)]], &[])?;
+            let shape = if index == 0 { whole } else { of_mean };
+            *output = draft.emit("Reshape", &[*output, shape], &[])?;
         }
     }
     outputs.truncate(draft.outputs.len());

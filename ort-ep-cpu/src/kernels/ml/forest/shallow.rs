@@ -68,7 +68,7 @@ impl Shallow {
         let mut starts = Vec::new();
         for tree in plan.trees() {
             let wanted = wanted && (1..=most_levels()).contains(&tree.depth);
-            starts.push(wanted.then(|| (grown.splits.len(), grown.values.len())));
+            starts.push(wanted.then_some((grown.splits.len(), grown.values.len())));
             if wanted {
                 grown.add(plan, tree, weights);
             }
