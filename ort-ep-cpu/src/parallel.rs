@@ -308,7 +308,7 @@ pub fn for_each_row_chunk_mut<T: Send>(
     }
     let rows = values.len() / row_len;
     let (chunk, _) = chunking(threads, rows, min_rows);
-    let whole = &mut values[..rows * row_len];
+    let whole = values.split_at_mut(rows * row_len).0;
     for_each_chunk_mut(threads, whole, chunk * row_len, |index, piece| task(index * chunk, piece));
 }
 

@@ -131,15 +131,16 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
 fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
     let mut batches: Vec<Given<'a>> = Vec::new();
     for (index, (name, value)) in all.iter().enumerate() {
-        let tensor = value.tensor().ok().filter(|tensor| !tensor.shape().is_empty());
-        let found = tensor.and_then(|tensor| Some((tensor, tensor.bytes()?)));
-        let Some((tensor, bytes)) = found else {
+        let found = value
+            .tensor()
+            .ok()
+            .and_then(|tensor| Some((tensor, tensor.bytes()?, tensor.shape().split_first()?)));
+        let Some((tensor, bytes, (&given, row))) = found else {
             bail!("--rows: input '{name}' is no tensor of numbers with rows");
         };
-        let mut shape = tensor.shape().to_vec();
-        let count = shape[0] / rows;
-        let len = bytes.len() / shape[0].max(1) * rows;
-        shape[0] = rows;
+        let shape = [&[rows], row].concat();
+        let count = given / rows;
+        let len = bytes.len() / given.max(1) * rows;
         if index > 0 && batches.len() != count {
             bail!("--rows: the inputs differ in their rows, as '{name}' shows");
         }

@@ -140,11 +140,11 @@ fn split(text: &str, delimiter: &str, limit: Option<usize>) -> Vec<String> {
     let mut parts = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
-        let cut = if parts.len() + 1 < most { rest.find(char::is_whitespace) } else { None };
+        let cut = if parts.len() + 1 < most { rest.split_once(char::is_whitespace) } else { None };
         match cut {
-            Some(end) => {
-                parts.push(rest[..end].to_string());
-                rest = rest[end..].trim_start();
+            Some((part, behind)) => {
+                parts.push(part.to_string());
+                rest = behind.trim_start();
             }
             None => {
                 parts.push(rest.to_string());

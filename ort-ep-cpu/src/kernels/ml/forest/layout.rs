@@ -209,6 +209,7 @@ pub(super) struct Tree {
 }
 
 /// What the nodes that are leaves give.
+#[allow(clippy::large_enum_variant, reason = "a forest has one")]
 pub(super) enum Values {
     /// One weight, for the target of the tree: by node.
     One(Packed<f32>),
