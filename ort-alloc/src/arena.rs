@@ -378,14 +378,17 @@ impl State {
         let bytes = buffer.len();
         let chunks = BTreeMap::from([(0, Chunk { bytes, free: true })]);
         let region = Some(Region { buffer, alignment, chunks });
-        let number = match self.regions.iter().position(Option::is_none) {
-            Some(number) => number,
+        let free = self.regions.iter_mut().enumerate().find(|(_, region)| region.is_none());
+        let number = match free {
+            Some((number, place)) => {
+                *place = region;
+                number
+            }
             None => {
-                self.regions.push(None);
+                self.regions.push(region);
                 self.regions.len() - 1
             }
         };
-        self.regions[number] = region;
         self.free.insert((bytes, number, 0));
         self.stats.total_allocated += bytes;
         self.stats.num_arena_extensions += 1;

@@ -193,6 +193,7 @@ impl Budget {
         [&self.total, &self.activations].into_iter().chain(&self.categories).for_each(Gauge::reset_peak);
     }
 
+    #[allow(clippy::indexing_slicing, reason = "there is a gauge for each category")]
     fn gauge(&self, category: Category) -> &Gauge {
         &self.categories[category as usize]
     }

@@ -289,11 +289,11 @@ fn page_table(map: &Mmap, pages: &Range<usize>) -> io::Result<Vec<bool>> {
     let mut entries = [0u8; 8 * 512];
     while present.len() < pages.len() {
         let count = (pages.len() - present.len()).min(512);
-        let part = &mut entries[..count * 8];
+        let part = entries.split_at_mut(count * 8).0;
         table.read_exact_at(part, first + present.len() as u64 * 8)?;
         // The entries are in native byte order; the top bit is in the last byte of a little-endian one.
         let top = if cfg!(target_endian = "little") { 7 } else { 0 };
-        present.extend(part.chunks_exact(8).map(|entry| entry[top] & 0x80 != 0));
+        present.extend(part.chunks_exact(8).map(|entry| entry.get(top).is_some_and(|byte| byte & 0x80 != 0)));
     }
     Ok(present)
 }

@@ -82,9 +82,9 @@ fn check(len: usize, reads: &[Range<usize>], writes: &[Range<usize>]) -> Result<
     }
     let mut sorted: SmallVec<[&Range<usize>; 8]> = writes.iter().filter(|range| !range.is_empty()).collect();
     sorted.sort_unstable_by_key(|range| range.start);
-    for pair in sorted.windows(2) {
-        if pair[0].end > pair[1].start {
-            return Err(OverlapError::Overlap { write: pair[0].clone(), other: pair[1].clone() });
+    for (write, next) in sorted.iter().zip(sorted.iter().skip(1)) {
+        if write.end > next.start {
+            return Err(OverlapError::Overlap { write: Range::clone(write), other: Range::clone(next) });
         }
     }
     for read in reads.iter().filter(|range| !range.is_empty()) {

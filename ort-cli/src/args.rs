@@ -151,7 +151,7 @@ fn size(text: &str) -> Result<usize, String> {
     ];
     let unit = UNITS.iter().find(|(unit, _)| text.ends_with(unit));
     let (number, factor) =
-        unit.map_or((text, 1), |(unit, factor)| (&text[..text.len() - unit.len()], *factor));
+        unit.map_or((text, 1), |(unit, factor)| (text.strip_suffix(unit).unwrap_or(text), *factor));
     let number: f64 = number.trim().parse().map_err(|_| format!("`{text}` is not a size such as 512MiB"))?;
     let bytes = number * factor as f64;
     if bytes.is_finite() && bytes >= 0.0 && bytes < usize::MAX as f64 {
@@ -163,14 +163,16 @@ fn size(text: &str) -> Result<usize, String> {
 
 /// Bytes for people: `1.5 MiB`.
 pub(crate) fn human_bytes(bytes: usize) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    let mut value = bytes as f64 / 1024.0;
+    let mut units = UNITS.iter().peekable();
+    while value >= 1024.0 && units.next_if(|unit| **unit != "TiB").is_some() {
+        value /= 1024.0;
+    }
+    format!("{value:.1} {}", units.peek().map_or("TiB", |unit| unit))
 }
 
 /// A table in the style of all commands: aligned, without frames.

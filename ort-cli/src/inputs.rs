@@ -7,7 +7,7 @@ use ort_runtime::dim::{Bindings, Dim, Symbol};
 use ort_runtime::dtype::{CastOptions, convert};
 use ort_runtime::ir::{TensorType, ValueType};
 use ort_runtime::tensor::{OptionalValue, SequenceValue, byte_count, element_count};
-use ort_runtime::{DType, Model, Tensor, Value, ValueSpec, host_memory_bytes};
+use ort_runtime::{DType, Model, Tensor, Value, ValueSpec, advise, host_memory_bytes};
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use rand_pcg::Pcg64;
@@ -50,8 +50,8 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
 }
 
 fn no_input(name: &str, specs: &[ValueSpec]) -> String {
-    let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-    format!("the model has no input '{name}'; its inputs are {}", names.join(", "))
+    let names = specs.iter().map(|spec| spec.name.as_str());
+    format!("the model has no input '{name}'; {}", advise("inputs", name, names))
 }
 
 /// The sizes of symbolic dimensions: those given, else 1.
@@ -64,8 +64,8 @@ fn bindings(args: &ModelArgs, model: &Model) -> Result<Bindings> {
     for (name, size) in &args.dims {
         let Some(symbol) = symbols.iter().find(|symbol| symbol.to_string() == *name) else {
             let known: Vec<String> = symbols.iter().map(Symbol::to_string).collect();
-            let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
-            bail!("the model has no symbolic dimension '{name}'; it has: {known}");
+            let advice = advise("symbolic dimensions", name, known.iter().map(String::as_str));
+            bail!("the model has no symbolic dimension '{name}'; {advice}");
         };
         bindings.insert(symbol.clone(), *size);
     }

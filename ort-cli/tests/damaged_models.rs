@@ -280,7 +280,7 @@ fn inputs_that_do_not_fit() {
         ("type", vec!["--input".into(), format!("x={wrong_type}")], &["'x'", "int64", "float"]),
         ("rank", vec!["--input".into(), format!("x={wrong_rank}")], &["'x'", "rank 1"]),
         ("size", vec!["--input".into(), format!("x={wrong_size}")], &["'x'", "[1, 5]"]),
-        ("name", vec!["--input".into(), format!("z={good}")], &["'z'", "its inputs are x"]),
+        ("name", vec!["--input".into(), format!("z={good}")], &["'z'", "the inputs are x"]),
         (
             "twice",
             vec!["--input".into(), format!("x={good}"), "--input".into(), format!("x={good}")],
@@ -294,7 +294,7 @@ fn inputs_that_do_not_fit() {
         ("missing", vec!["--input".into(), "x=nowhere.npy".into()], &["nowhere.npy"]),
         ("archive", vec!["--inputs".into(), noise.clone()], &["noise.npy"]),
         ("dim", vec!["--dim".into(), "m=3".into()], &["'m'", "n"]),
-        ("shape name", vec!["--shape".into(), "z=1x4".into()], &["'z'", "its inputs are x"]),
+        ("shape name", vec!["--shape".into(), "z=1x4".into()], &["'z'", "the inputs are x"]),
         ("shape", vec!["--shape".into(), "x=1x5".into()], &["'x'", "[1, 5]"]),
         ("huge shape", vec!["--shape".into(), "x=1099511627776x4".into()], &["'x'", "bytes"]),
         ("huge dim", vec!["--dim".into(), "n=4611686018427387904".into()], &["'x'"]),

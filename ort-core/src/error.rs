@@ -160,9 +160,15 @@ macro_rules! error {
     };
 }
 
-/// Returns an [`Error`] when the condition does not hold.
+/// Returns an [`Error`] when the condition does not hold: `ensure!(rank < 9, InvalidGraph, "rank {rank}")`, or with
+/// advice `ensure!(rank < 9, InvalidGraph, help = "use fewer axes", "rank {rank}")`.
 #[macro_export]
 macro_rules! ensure {
+    ($condition:expr, $kind:ident, help = $help:expr, $($message:tt)*) => {
+        if !$condition {
+            return Err($crate::error!($kind, $($message)*).help($help));
+        }
+    };
     ($condition:expr, $kind:ident, $($message:tt)*) => {
         if !$condition {
             return Err($crate::error!($kind, $($message)*));

@@ -12,6 +12,7 @@ pub mod ep;
 mod error;
 pub mod ir;
 mod limits;
+mod nearest;
 pub mod onnx;
 pub mod ops;
 pub mod pass;
@@ -25,3 +26,4 @@ pub use inventory;
 
 pub use error::{Error, ErrorKind, Result, Within};
 pub use limits::Limits;
+pub use nearest::{advise, nearest, not_one_of, one_of};

@@ -10,12 +10,13 @@ use crate::{Error, Result, error};
 /// Bounds for loading a model and for running sessions on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that the messages of a model may take in memory once they are decoded, where that is more than 32 times
+    /// Bytes that the messages of a model may take in memory once they are decoded, where that is more than 64 times
     /// the file. Weights inside the file are not counted: they stay where they are.
     pub bytes: u64,
     /// Nodes in all, those of subgraphs and of inlined functions included.
     pub nodes: usize,
-    /// Subgraphs and function calls inside one another.
+    /// Subgraphs and function calls inside one another. Of subgraphs alone a file can hold about 30, however much is
+    /// allowed: the decoder goes no deeper.
     pub nesting: usize,
     /// Nodes that inlined functions may add.
     pub function_nodes: usize,

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use ort_alloc::{Allocator, DeviceId, HostAllocator};
 use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, KernelDef, KernelTable, NodeView,
-    ProviderEntry, ProviderOptions,
+    ProviderEntry, ProviderOptions, check_options,
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, Within, ensure, error};
@@ -44,9 +44,7 @@ impl ExecutionProvider for CpuProvider {
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
         ensure!(index == 0, InvalidArgument, "the cpu provider has one device, there is no device {index}");
-        if let Some(name) = options.keys().next() {
-            return Err(error!(InvalidArgument, "the cpu provider has no option '{name}'"));
-        }
+        check_options("cpu", options, &[])?;
         Ok(Arc::new(CpuDevice { info: CpuDevice::describe() }))
     }
 }

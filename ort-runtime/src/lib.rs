@@ -27,4 +27,6 @@ pub use ort_core::session::{
     MemoryUse, Model, Profile, ProfileEvent, RunOptions, Session, SessionBuilder, ValueSpec,
 };
 pub use ort_core::tensor::{self, Tensor, Value};
-pub use ort_core::{Error, ErrorKind, Limits, Result, Within, dim, ep, ir, onnx, pass, plan, spec};
+pub use ort_core::{
+    Error, ErrorKind, Limits, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan, spec,
+};

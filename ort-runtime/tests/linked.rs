@@ -17,7 +17,7 @@ fn a_provider_that_is_not_linked_is_an_error_that_lists_those_that_are() {
     let problem = ep::provider("abacus").err().map(|problem| problem.to_string()).unwrap_or_default();
     assert!(problem.contains("no execution provider 'abacus'"), "{problem}");
     for (name, on) in PROVIDERS {
-        assert_eq!(problem.contains(&format!("this build has: {name}")), *on, "{problem}");
+        assert_eq!(problem.contains(&format!("the providers of this build are {name}")), *on, "{problem}");
         assert_eq!(ep::provider(name).is_ok(), *on);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use ort_alloc::{Allocator, DeviceId, HostAllocator};
 use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, KernelDef, KernelTable, NodeView,
-    ProviderEntry, ProviderOptions, RunCx,
+    ProviderEntry, ProviderOptions, RunCx, check_options,
 };
 use ort_core::spec::{Draft, InferCx, OP, OpSpec, attr, one, var};
 use ort_core::tensor::{TensorMut, TensorView};
@@ -111,10 +111,8 @@ impl ExecutionProvider for Example {
     }
 
     fn open(&self, _index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
-        match options.keys().next() {
-            Some(name) => Err(error!(InvalidArgument, "the example provider has no option '{name}'")),
-            None => Ok(Arc::new(ExampleDevice(describe()))),
-        }
+        check_options("example", options, &[])?;
+        Ok(Arc::new(ExampleDevice(describe())))
     }
 }
 

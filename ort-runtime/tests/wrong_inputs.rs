@@ -27,7 +27,7 @@ fn each_mistake_is_named() -> Result<()> {
     let cases: Vec<(Vec<(&str, Value)>, &str)> = vec![
         (
             vec![("x", x.clone()), ("z", y.clone())],
-            "invalid argument: the model has no input 'z'; its inputs are x, y",
+            "invalid argument: the model has no input 'z'; the inputs are x, y",
         ),
         (vec![("x", x.clone()), ("x", x.clone())], "invalid argument: input 'x' is given twice"),
         (vec![("x", x.clone())], "invalid argument: input 'y' (float[n, 1]) is not given"),
@@ -76,5 +76,29 @@ fn inputs_of_no_elements_run() -> Result<()> {
     let session = session(sum()?)?;
     let outputs = session.run(&[("x", floats(&[0, 3], &[])?.into()), ("y", floats(&[0, 1], &[])?.into())])?;
     assert_eq!(outputs[0].1.tensor()?.shape(), [0, 3]);
+    Ok(())
+}
+
+/// `-Reshape(|x|, Shape(y))`, whose sizes only a run tells.
+#[test]
+fn a_reshape_to_more_or_less_is_refused() -> Result<()> {
+    let mut builder = GraphBuilder::new("reshape");
+    let x = builder.input("x", DType::F32, &["n"]);
+    let y = builder.input("y", DType::F32, &["m", "k"]);
+    let shape = builder.node("Shape", &[y], &[])?;
+    let magnitude = builder.node("Abs", &[x], &[])?;
+    let reshaped = builder.node("Reshape", &[magnitude, shape], &[])?;
+    let result = builder.node("Neg", &[reshaped], &[])?;
+    let session = session(builder.finish(&[result])?)?;
+    for (count, shape, fits) in [(6, [2, 3], true), (6, [2, 2], false), (6, [3, 3], false), (0, [0, 3], true)]
+    {
+        let x = floats(&[count], &vec![1.0; count])?.into();
+        let y = floats(&shape, &vec![1.0; shape.iter().product()])?.into();
+        let outcome = session.run(&[("x", x), ("y", y)]);
+        assert_eq!(outcome.is_ok(), fits, "{count} elements as {shape:?}: {outcome:?}");
+        if let Err(problem) = outcome {
+            assert_eq!(problem.kind(), ErrorKind::InvalidArgument, "{problem}");
+        }
+    }
     Ok(())
 }

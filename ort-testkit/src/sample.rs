@@ -1,6 +1,6 @@
 //! Sample nodes, one or more per operator, that are asked and run with every type that the operator's record allows.
 //!
-//! `data/samples.json` holds the shapes, the attributes and such elements as matter. The type of each type variable
+//! `data/samples.json` and `data/microsoft_samples.json` hold the shapes, the attributes and such elements as matter. The type of each type variable
 //! is free: a sample is turned into a graph of that one node for each choice of types.
 
 use std::sync::Arc;
@@ -13,13 +13,17 @@ use ort_core::session::Model;
 use ort_core::spec::{AttrDefault, AttrKind, AttrSpec, OpSpec, Param, Registry, Types};
 use ort_core::tensor::{OptionalValue, SequenceValue, Tensor, Value, element_count};
 use ort_core::{Result, Within, error};
+use rand::{RngExt, SeedableRng};
+use rand_distr::StandardNormal;
+use rand_pcg::Pcg64;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
 use crate::Target;
 
-/// The samples of the standard's operators.
-const SAMPLES: &str = include_str!("../data/samples.json");
+/// The samples of the standard's operators, and of others.
+const SAMPLES: [&str; 2] =
+    [include_str!("../data/samples.json"), include_str!("../data/microsoft_samples.json")];
 
 /// Attributes that name the type of an output.
 const TYPE_ATTRIBUTES: [&str; 5] = ["to", "dtype", "output_dtype", "output_datatype", "value"];
@@ -128,10 +132,14 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Every sample, in the order of the file. One of an operator without a record is an error.
+    /// Every sample, in the order of the files. One of an operator without a record is an error.
     pub fn all() -> Result<Vec<Sample>> {
-        let lines: Vec<Line> = serde_json::from_str(SAMPLES)
-            .map_err(|problem| error!(InvalidArgument, "samples.json: {problem}"))?;
+        let mut lines: Vec<Line> = Vec::new();
+        for text in SAMPLES {
+            let more: Vec<Line> = serde_json::from_str(text)
+                .map_err(|problem| error!(InvalidArgument, "the samples: {problem}"))?;
+            lines.extend(more);
+        }
         let registry = Registry::global()?;
         let known = |line: Line| Some(Sample { spec: registry.find(&line.domain, &line.op)?, line });
         Ok(lines.into_iter().filter_map(known).collect())
@@ -305,12 +313,68 @@ impl Sample {
     /// The outputs of a run with these types.
     pub fn run(&self, types: &[(&'static str, Choice)], target: &Target) -> Result<Vec<Value>> {
         let (graph, values) = self.graph(types)?;
+        self.run_on(graph, values, target)
+    }
+
+    /// As [`Sample::run`], with random elements wherever the sample does not write them down.
+    pub fn run_random(
+        &self,
+        types: &[(&'static str, Choice)],
+        seed: u64,
+        target: &Target,
+    ) -> Result<Vec<Value>> {
+        let (graph, mut values) = self.graph(types)?;
+        let mut random = Pcg64::seed_from_u64(seed);
+        let operands = self.operands().filter_map(|(param, operand)| Some((param, operand?)));
+        let fed = operands.filter(|(param, operand)| !(param.host && operand.kind == Kind::Tensor));
+        for (value, (_, operand)) in values.iter_mut().zip(fed) {
+            if let (Value::Tensor(tensor), None) = (&*value, &operand.values) {
+                *value = drawn(tensor, &mut random)?.into();
+            }
+        }
+        self.run_on(graph, values, target)
+    }
+
+    fn run_on(&self, graph: Graph, values: Vec<Value>, target: &Target) -> Result<Vec<Value>> {
         let names: Vec<String> = graph.inputs.iter().map(|&id| graph.value(id).name.to_string()).collect();
         let session = target.session(&Model::from_graph(graph))?;
         let inputs: Vec<(&str, Value)> = names.iter().map(String::as_str).zip(values).collect();
         let outputs = session.run(&inputs).within(|| self.spec.name.to_string())?;
         Ok(outputs.into_iter().map(|(_, value)| value).collect())
     }
+}
+
+/// A tensor of the same type and shape: standard normal floats, integers from 0 to 100 or, of 8 bits, of any value. Of
+/// other types it is the tensor itself.
+fn drawn(tensor: &Tensor, random: &mut Pcg64) -> Result<Tensor> {
+    let dtype = tensor.dtype();
+    let mut number = || -> f64 {
+        match dtype {
+            DType::U8 => random.random_range(0..=255).into(),
+            DType::I8 => random.random_range(-128..=127).into(),
+            _ if dtype.is_float() => random.sample(StandardNormal),
+            _ => random.random_range(0..=100).into(),
+        }
+    };
+    if !(dtype.is_float() || dtype.is_integer()) || dtype.bits().is_none_or(|bits| bits < 8) {
+        return Ok(tensor.clone());
+    }
+    tensor_of(dtype, tensor.shape(), tensor.element_count(), |_| number())
+}
+
+/// A tensor of numbers converted to a type.
+fn tensor_of(
+    dtype: DType,
+    shape: &[usize],
+    count: usize,
+    number: impl FnMut(usize) -> f64,
+) -> Result<Tensor> {
+    let numbers: Vec<u8> = (0..count).map(number).flat_map(f64::to_le_bytes).collect();
+    let length = dtype.byte_len(count);
+    let mut bytes = vec![0; length.ok_or_else(|| error!(InvalidArgument, "too many elements"))?];
+    let converted = convert(DType::F64, &numbers, dtype, &mut bytes, count, CastOptions::default());
+    converted.map_err(|problem| error!(InvalidArgument, "{problem}"))?;
+    Tensor::from_bytes(dtype, shape, bytes.into())?.to_owned_copy()
 }
 
 fn input(builder: &mut GraphBuilder, index: usize, kind: Kind, tensor: Tensor) -> (ValueId, Value) {
@@ -370,12 +434,7 @@ impl Operand {
             };
             return Tensor::from_strings(&self.shape, (0..count).map(text).collect());
         }
-        let numbers: Vec<u8> = (0..count).flat_map(|index| number(index).to_le_bytes()).collect();
-        let length = dtype.byte_len(count);
-        let mut bytes = vec![0; length.ok_or_else(|| error!(InvalidArgument, "too many elements"))?];
-        let converted = convert(DType::F64, &numbers, dtype, &mut bytes, count, CastOptions::default());
-        converted.map_err(|problem| error!(InvalidArgument, "{problem}"))?;
-        Tensor::from_bytes(dtype, &self.shape, bytes.into())?.to_owned_copy()
+        tensor_of(dtype, &self.shape, count, number)
     }
 }
 

@@ -8,10 +8,11 @@ use ort_core::ep::{Device, provider};
 use ort_core::ir::{Graph, ValueType};
 use ort_core::onnx::value_from_bytes;
 use ort_core::session::{Model, Session};
+use ort_core::spec::OpSpec;
 use ort_core::tensor::{Tolerance, Value, compare};
 use ort_core::{Result, Within, ensure, error};
 
-use crate::OpaqueDevice;
+use crate::{DecomposingDevice, OpaqueDevice};
 
 /// Where a suite runs: a list of devices in order of preference.
 #[derive(Clone)]
@@ -38,6 +39,14 @@ impl Target {
         let mut devices = Target::cpu()?.devices;
         devices.insert(0, device.clone());
         Ok(Target { name: "opaque and cpu", devices })
+    }
+
+    /// The same devices without the kernels of some operators, which are decomposed.
+    pub fn without(&self, operators: &[&'static OpSpec]) -> Target {
+        let without = |device: &Arc<dyn Device>| -> Arc<dyn Device> {
+            DecomposingDevice::new(device.clone(), operators)
+        };
+        Target { name: "decomposed", devices: self.devices.iter().map(without).collect() }
     }
 
     /// A session on a model.
@@ -86,7 +95,7 @@ impl Case {
 }
 
 /// Reads a case as ONNX's package stores it: `model.onnx`, and `input_N.pb` and `output_N.pb` in
-/// `test_data_set_0`.
+/// `test_data_set_0`. The file `tol`, where there is one, has the relative and the absolute tolerance.
 pub fn read_case(folder: &Path) -> Result<Case> {
     let model = Model::load(folder.join("model.onnx"))?;
     let data = folder.join("test_data_set_0");
@@ -107,7 +116,16 @@ pub fn read_case(folder: &Path) -> Result<Case> {
         expected.push(read(format!("output_{index}.pb"), &graph.value(id).ty)?);
     }
     let name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    Ok(Case { name, model, inputs, expected, tolerance: Tolerance::default() })
+    Ok(Case { name, model, inputs, expected, tolerance: read_tolerance(&folder.join("tol"))? })
+}
+
+fn read_tolerance(path: &Path) -> Result<Tolerance> {
+    let Ok(text) = std::fs::read_to_string(path) else { return Ok(Tolerance::default()) };
+    let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match numbers[..] {
+        [relative, absolute] => Ok(Tolerance { relative, absolute }),
+        _ => Err(error!(InvalidArgument, "{} holds '{text}', expected two numbers", path.display())),
+    }
 }
 
 /// Cases, with those that do not pass yet.

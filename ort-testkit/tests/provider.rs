@@ -34,6 +34,8 @@ fn options_are_checked() -> Result<()> {
         assert_eq!(problem.kind(), ErrorKind::InvalidArgument);
         assert!(problem.to_string().contains(name), "{problem}");
     }
+    let problem = open("memry_limit", "4096").err().expect("the option is refused").to_string();
+    assert!(problem.contains("did you mean 'memory_limit'?"), "{problem}");
     let problem = provider("opaque")?.open(1, &ProviderOptions::new()).err();
     assert_eq!(problem.map(|problem| problem.kind()), Some(ErrorKind::InvalidArgument));
     Ok(())

@@ -18,8 +18,9 @@ inputs          a list of VALUEs, or null for one left out; with "constant": tru
 outputs         how many there are (1), or a list of true and false, false for one left out
 output_types    a TYPE for each output, where ONNX Runtime cannot tell them by the inputs' types or the values do not tell
 reference       "onnxruntime" (the default), {"onnxruntime": OPSET} where it refuses the model's own opset of the domain,
-                "onnx" (its ReferenceEvaluator), or {"numpy": ["EXPRESSION", ...]}, one for each output over np,
-                ml_dtypes, and x, the list of inputs
+                "onnx" (its ReferenceEvaluator), {"numpy": ["EXPRESSION", ...]}, one for each output over np,
+                ml_dtypes, and x, the list of inputs; or "function": the body that the standard gives the operator,
+                by the ReferenceEvaluator. That makes a second case, NAME_body, of the body itself
 tolerance       [RTOL, ATOL], by default [0.001, 0.00001]
 
 A VALUE is {"type", "shape"} with random elements (floats: standard normal; integers: "range", by default -10 to 9 or
@@ -52,6 +53,8 @@ from dump_cases import encode
 WORDS = ["", "a", "abc", "Zebra", "über", "x y", "1", "nan"]
 STANDARD_OPSET = 21
 TOLERANCE = [1e-3, 1e-5]
+# The domain that function bodies are put in.
+BODIES = "bodies"
 # Models of older formats name their initializers among their inputs.
 FIRST_IR_WITH_HIDDEN_INITIALIZERS = 4
 
@@ -101,8 +104,8 @@ def value_of(value: dict, rng: np.random.Generator):
     return elements.reshape(value["shape"]) if "shape" in value else elements
 
 
-def tensor_type(dtype: np.dtype) -> onnx.TypeProto:
-    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), None)
+def tensor_type(dtype: np.dtype, shape=None) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), shape)
 
 
 def type_named(name) -> onnx.TypeProto:
@@ -125,14 +128,14 @@ def type_given(given: dict, value) -> onnx.TypeProto:
     return type_named(given["type"]) if "map" in given else type_of(value)
 
 
-def type_of(value) -> onnx.TypeProto:
+def type_of(value, fixed: bool = False) -> onnx.TypeProto:
     if isinstance(value, list):
         return helper.make_sequence_type_proto(type_of(value[0]))
     if isinstance(value, dict):
         key, item = next(iter(value.items()))
         key_type = TensorProto.STRING if isinstance(key, str) else TensorProto.INT64
         return helper.make_map_type_proto(key_type, type_of(np.asarray(item)))
-    return tensor_type(np.asarray(value).dtype)
+    return tensor_type(np.asarray(value).dtype, np.shape(value) if fixed else None)
 
 
 def schema_of(entry: dict, opset: int):
@@ -214,12 +217,48 @@ def expected_of(entry: dict, model: onnx.ModelProto, feeds: dict, values: list) 
                 own.version = reference["onnxruntime"] if own.domain == entry.get("domain", "") else own.version
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        # Several threads would each quantize the range of their own sequences in DynamicQuantizeLSTM.
+        options.intra_op_num_threads = 1
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         return session.run(None, feeds)
     if reference == "onnx":
         return ReferenceEvaluator(model).run(None, feeds)
     return [eval(expression, {"np": np, "ml_dtypes": ml_dtypes, "math": math, "x": values}) for expression in reference["numpy"]]
+
+
+def body_of(node: onnx.NodeProto, values: dict, opset: int) -> onnx.FunctionProto:
+    """The newest function body of the standard for an operator of this opset and inputs like these."""
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    if schema.has_context_dependent_function:
+        version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
+        given = [type_of(values[name], fixed=True).SerializeToString() if name else b"" for name in node.input]
+        body = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), given)
+    else:
+        version = max(v for v in schema.function_opset_versions if v <= opset)
+        body = schema.get_function_with_opset_version(version)
+    return onnx.FunctionProto.FromString(body)
+
+
+def model_of_body(model: onnx.ModelProto, values: dict, opset: int) -> onnx.ModelProto:
+    """The model with a call of the operator's function body in place of the operator."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    node = result.graph.node[0]
+    body = body_of(node, values, opset)
+    # The evaluator wants as many inputs and outputs of a call as the function has.
+    node.input.extend([""] * (len(body.input) - len(node.input)))
+    del body.output[len(node.output):]
+    given = {attribute.name for attribute in node.attribute}
+    for name, formal in onnx.defs.get_schema(node.op_type, opset, node.domain).attributes.items():
+        if name not in given and formal.default_value.type != AttributeProto.UNDEFINED:
+            node.attribute.append(formal.default_value)
+            node.attribute[-1].name = name
+    body.domain = node.domain = BODIES
+    body.name = node.op_type
+    result.functions.append(body)
+    result.opset_import.append(helper.make_opsetid(BODIES, 1))
+    return result
 
 
 def write_case(folder: Path, model: onnx.ModelProto, feeds: dict, expected: list, tolerance: list) -> None:
@@ -245,14 +284,20 @@ def make(entry: dict, opset: int, name: str, folder: Path) -> None:
     values = [None if value is None else value_of(value, rng) for value in entry["inputs"]]
     model = model_of(entry, opset, values, rng)
     constants = {tensor.name for tensor in model.graph.initializer}
-    feeds = {f"x{index}": value for index, value in enumerate(values) if entry["inputs"][index] is not None}
-    feeds = {name: value for name, value in feeds.items() if name not in constants}
-    expected = expected_of(entry, model, feeds, values)
-    write_case(folder, model, feeds, expected, entry.get("tolerance", TOLERANCE))
+    given = {f"x{index}": value for index, value in enumerate(values) if entry["inputs"][index] is not None}
+    feeds = {name: value for name, value in given.items() if name not in constants}
+    tolerance = entry.get("tolerance", TOLERANCE)
+    if entry.get("reference") == "function":
+        body = model_of_body(model, given, opset)
+        expected = ReferenceEvaluator(body).run(None, feeds)
+        write_case(folder.with_name(folder.name + "_body"), body, feeds, expected, tolerance)
+    else:
+        expected = expected_of(entry, model, feeds, values)
+    write_case(folder, model, feeds, expected, tolerance)
 
 
 def make_table(path: Path, out: Path) -> tuple[int, list[str]]:
-    made, problems = set(), []
+    made, problems, count = set(), [], 0
     for entry, opset in itertools.chain.from_iterable(
         ((entry, opset) for opset in entry["opsets"]) for entry in json.loads(path.read_text())
     ):
@@ -263,9 +308,10 @@ def make_table(path: Path, out: Path) -> tuple[int, list[str]]:
         made.add(name)
         try:
             make(entry, opset, name, out / path.stem / name)
+            count += 2 if entry.get("reference") == "function" else 1
         except Exception as error:  # each case that cannot be made is told, not only the first
             problems.append(f"{path.name}: {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-    return len(made), problems
+    return count, problems
 
 
 def main() -> None:

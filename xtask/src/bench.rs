@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: ours and ONNX Runtime in turn, in one run, so that a noisy machine disturbs both alike.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -67,9 +67,19 @@ struct Ratio {
 }
 
 /// All rounds of one side.
-struct Side {
-    median_ms: f64,
-    last: Report,
+pub(crate) struct Side {
+    pub(crate) median_ms: f64,
+    pub(crate) last: Report,
+}
+
+/// One model on one set of inputs, as both sides are asked to time it.
+pub(crate) struct Timing {
+    pub(crate) model: PathBuf,
+    pub(crate) inputs: PathBuf,
+    pub(crate) threads: usize,
+    pub(crate) seconds: f64,
+    /// How many rows of the inputs a run takes; all without it.
+    pub(crate) rows: Option<usize>,
 }
 
 /// Times all cases and prints two tables: times and memory.
@@ -111,12 +121,17 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut ratios: Vec<Ratio> = Vec::new();
     for case in &cases {
         for &threads in &options.threads {
-            let model = models::folder(workspace).join(format!("{}.onnx", case.model));
-            let inputs = folder.join(&case.name).join("inputs.npz");
+            let timing = Timing {
+                model: models::folder(workspace).join(format!("{}.onnx", case.model)),
+                inputs: folder.join(&case.name).join("inputs.npz"),
+                threads,
+                seconds: options.seconds,
+                rows: None,
+            };
             let pair = time_pair(
                 options.rounds,
-                || time_ours(&ort, &model, &inputs, threads, options),
-                || time_reference(&python, &model, &inputs, threads, options.seconds),
+                || timing.ours(&ort, &options.arguments),
+                || timing.reference(&python),
             );
             let (ours, reference) = match pair {
                 Ok(pair) => pair,
@@ -151,7 +166,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 }
 
 /// Alternates the two sides, the one that begins changing each round.
-fn time_pair(
+pub(crate) fn time_pair(
     rounds: usize,
     ours: impl Fn() -> Result<Report>,
     reference: impl Fn() -> Result<Report>,
@@ -176,23 +191,25 @@ fn side(reports: Vec<Report>) -> Result<Side> {
     Ok(Side { median_ms, last })
 }
 
-fn time_ours(ort: &Path, model: &Path, inputs: &Path, threads: usize, options: &Options) -> Result<Report> {
-    let mut command = Command::new(ort);
-    command.arg("bench").arg(model).arg("--json").arg("--inputs").arg(inputs);
-    command.args(["--threads", &threads.to_string(), "--seconds", &options.seconds.to_string()]);
-    parse(&capture(command.args(&options.arguments))?)
-}
+impl Timing {
+    /// What our binary tells; it is given further `arguments`.
+    pub(crate) fn ours(&self, ort: &Path, arguments: &[String]) -> Result<Report> {
+        let mut command = Command::new(ort);
+        command.arg("bench").arg(&self.model).arg("--json").arg("--inputs").arg(&self.inputs);
+        command.args(["--threads", &self.threads.to_string(), "--seconds", &self.seconds.to_string()]);
+        if let Some(rows) = self.rows {
+            command.args(["--rows", &rows.to_string()]);
+        }
+        parse(&capture(command.args(arguments))?)
+    }
 
-fn time_reference(
-    python: &Python,
-    model: &Path,
-    inputs: &Path,
-    threads: usize,
-    seconds: f64,
-) -> Result<Report> {
-    let mut command = python.script("time_reference.py");
-    command.arg(model).arg(inputs).arg(threads.to_string()).arg(seconds.to_string());
-    parse(&capture(&mut command)?)
+    /// What ONNX Runtime needs.
+    pub(crate) fn reference(&self, python: &Python) -> Result<Report> {
+        let mut command = python.script("time_reference.py");
+        command.arg(&self.model).arg(&self.inputs);
+        command.arg(self.threads.to_string()).arg(self.seconds.to_string());
+        parse(&capture(command.args(self.rows.map(|rows| rows.to_string())))?)
+    }
 }
 
 /// Reads the one object that either side prints.

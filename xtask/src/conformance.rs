@@ -86,6 +86,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         return bless(&path, &listed, &outcomes, &suites).map(|()| summary);
     }
     check_list(&listed, &outcomes, &suites)?;
+    if suites.contains(&"node") {
+        check_decompositions(workspace, &[cases.join("node")])?;
+    }
     // Known failures are skipped tests as far as the closing line of a green run goes.
     let closing = Summary { passed: summary.passed, failed: 0, skipped: summary.failed + summary.skipped };
     println!("{} cases fail as conformance.ignore says they do\n{closing}", closing.skipped);
@@ -107,6 +110,14 @@ fn dump(workspace: &Workspace) -> Result<PathBuf> {
         fs::write(&stamp, made_by)?;
     }
     Ok(folder)
+}
+
+/// Runs the cases in these folders again whose operators have both a kernel and a decomposition, decomposed.
+pub(crate) fn check_decompositions(workspace: &Workspace, folders: &[PathBuf]) -> Result<()> {
+    let folders = std::env::join_paths(folders).context("a folder has a separator of paths in its name")?;
+    let mut command = workspace.cargo();
+    command.args(["test", "--release", "--quiet", "--package", "ort-testkit", "--test", "both_ways"]);
+    run_command(command.args(["--", "--ignored"]).env("ORT_CASES", folders))
 }
 
 /// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases

@@ -19,6 +19,7 @@ mod summary;
 mod table;
 mod test;
 mod tidy;
+mod trees;
 mod workspace;
 
 use std::path::PathBuf;
@@ -66,6 +67,8 @@ enum Command {
     Tidy,
     /// Time ours and ONNX Runtime in turn on the same models.
     Bench(bench::Options),
+    /// Time ours and ONNX Runtime in turn on ensembles of trees that scikit-learn fits.
+    Trees(trees::Options),
 }
 
 fn dispatch(arguments: Arguments) -> Result<()> {
@@ -82,6 +85,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::Tidy => tidy::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
+        Command::Trees(options) => trees::run(&workspace, &options),
     }
 }
 

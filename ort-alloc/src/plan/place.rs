@@ -1,5 +1,10 @@
 //! The placement strategies. They know roots only: intervals with memory of their own.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "roots are numbered here, and every table has an entry for each root or place of the tree"
+)]
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,9 +4,9 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use ort_runtime::{Session, Value};
+use ort_runtime::{Session, Tensor, Value};
 use serde::Serialize;
 
 use crate::args::{ModelArgs, human_bytes};
@@ -31,7 +31,13 @@ pub(crate) struct BenchArgs {
     /// Callers that run on the one session at the same time.
     #[arg(long, value_name = "N", default_value = "1")]
     concurrency: NonZeroUsize,
+    /// Each run takes the next N rows of all inputs, places of their first dimensions, and begins anew after the last
+    #[arg(long, value_name = "N")]
+    rows: Option<NonZeroUsize>,
 }
+
+/// The inputs of one run.
+type Given<'a> = Vec<(&'a str, Value)>;
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let number = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -71,20 +77,25 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let session = args.model.session(&model)?;
     let load = start.elapsed();
     let inputs = gather(&args.model, &model)?;
-    let given: Vec<(&str, Value)> =
-        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let all: Given<'_> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let given = match args.rows {
+        Some(rows) => cut(&all, rows.get())?,
+        None => vec![all],
+    };
+    let begin = given.first().context("the inputs have fewer rows than one run takes")?;
     let start = Instant::now();
-    drop(session.run(&given)?);
+    drop(session.run(begin)?);
     let first = start.elapsed();
     for _ in 0..args.warmup {
-        drop(session.run(&given)?);
+        drop(session.run(begin)?);
     }
     let mut times = measure(&session, &given, args)?;
     times.sort();
     let after = resident::measure();
     let memory = session.memory();
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
-    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    let last = times.len().saturating_sub(1) as f64;
+    let at = |share: f64| times.get((last * share).round() as usize).copied().unwrap_or_default();
     let report = Report {
         model: args.model.name(),
         providers: args.model.provider_names(),
@@ -94,7 +105,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         first_ms: milliseconds(first),
         runs: times.len(),
         median_ms: milliseconds(at(0.5)),
-        min_ms: milliseconds(times[0]),
+        min_ms: milliseconds(at(0.0)),
         mean_ms: milliseconds(times.iter().sum::<Duration>()) / times.len() as f64,
         p90_ms: milliseconds(at(0.9)),
         p99_ms: milliseconds(at(0.99)),
@@ -102,7 +113,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         peak_rss: after.peak,
         rss_anon: after.anonymous,
         rss_file: after.file,
-        planned_peak: session.plan_for_inputs(&given)?.peak_bytes,
+        planned_peak: session.plan_for_inputs(begin)?.peak_bytes,
         arena_peak: memory.activations_peak,
         weights: memory.weights,
         weights_mapped: memory.weights_mapped,
@@ -116,12 +127,40 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Whole batches of `rows` rows.
+fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
+    let mut batches: Vec<Given<'a>> = Vec::new();
+    for (index, (name, value)) in all.iter().enumerate() {
+        let tensor = value.tensor().ok().filter(|tensor| !tensor.shape().is_empty());
+        let found = tensor.and_then(|tensor| Some((tensor, tensor.bytes()?)));
+        let Some((tensor, bytes)) = found else {
+            bail!("--rows: input '{name}' is no tensor of numbers with rows");
+        };
+        let mut shape = tensor.shape().to_vec();
+        let count = shape[0] / rows;
+        let len = bytes.len() / shape[0].max(1) * rows;
+        shape[0] = rows;
+        if index > 0 && batches.len() != count {
+            bail!("--rows: the inputs differ in their rows, as '{name}' shows");
+        }
+        batches.resize_with(count, Vec::new);
+        for (at, batch) in batches.iter_mut().enumerate() {
+            let part = bytes.slice(at * len..(at + 1) * len);
+            batch.push((*name, Tensor::from_bytes(tensor.dtype(), &shape, part)?.into()));
+        }
+    }
+    Ok(batches)
+}
+
 /// The times of single runs over the wanted seconds, of all callers together.
-fn measure(session: &Session, given: &[(&str, Value)], args: &BenchArgs) -> Result<Vec<Duration>> {
+fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Vec<Duration>> {
     let caller = || -> Result<Vec<Duration>> {
         let begin = Instant::now();
         let mut times = Vec::new();
-        while times.is_empty() || begin.elapsed() < args.seconds {
+        for given in given.iter().cycle() {
+            if !times.is_empty() && begin.elapsed() >= args.seconds {
+                break;
+            }
             let start = Instant::now();
             drop(session.run(given)?);
             times.push(start.elapsed());

@@ -74,18 +74,16 @@ fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
         Ok(unknown) => unknown,
         Err(problem) => return Ok(vec![broken(&problem)]),
     };
-    let mut findings: Vec<Finding> = unknown
-        .into_iter()
-        .map(|unknown| {
-            let domain = if unknown.domain.is_empty() { "ai.onnx" } else { &unknown.domain };
-            Finding {
-                operator: Some(format!("{domain}.{}", unknown.op)),
-                problem: "the operator is not known".to_string(),
-                count: unknown.count,
-                first_node: Some(unknown.first_node),
-            }
-        })
-        .collect();
+    let mut findings = Vec::new();
+    for unknown in unknown {
+        let domain = if unknown.domain.is_empty() { "ai.onnx" } else { &unknown.domain };
+        findings.push(Finding {
+            operator: Some(format!("{domain}.{}", unknown.op)),
+            problem: format!("the operator is not known; {}", unknown.advice()?),
+            count: unknown.count,
+            first_node: Some(unknown.first_node),
+        });
+    }
     if !findings.is_empty() {
         return Ok(findings);
     }

@@ -4,6 +4,11 @@
 //! C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0) as scikit-learn ships it; the model was trained on
 //! the rest of it by `demo/train.py` of this crate.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "the embedded model and pictures have the shapes that this expects"
+)]
+
 use std::io::Cursor;
 use std::process::ExitCode;
 use std::time::Instant;

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     let events = profile.events();
     print_tables(&events, runs, args.nodes)?;
     if let Some(path) = &args.trace {
-        let last = &events[events.len() - events.len() / runs..];
+        let last = events.get(events.len() - events.len() / runs..).unwrap_or(&events);
         let trace: Vec<_> = last.iter().map(trace_event).collect();
         let text = json!({ "traceEvents": trace, "displayTimeUnit": "ms" }).to_string();
         write_file(path, |file| Ok(file.write_all(text.as_bytes())?))?;

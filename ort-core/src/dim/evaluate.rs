@@ -31,7 +31,7 @@ pub enum Unified {
 
 /// A size that a declared dimension cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the size {actual} does not fit the dimension `{formal}` (with {known})")]
+#[error("the size {actual} does not fit the dimension `{formal}`{}", with(known))]
 pub struct UnifyError {
     /// The dimension as declared.
     pub formal: Dim,
@@ -39,6 +39,11 @@ pub struct UnifyError {
     pub actual: i64,
     /// What was bound before.
     pub known: Bindings,
+}
+
+/// What was bound, in brackets.
+fn with(known: &Bindings) -> String {
+    if known.iter().next().is_none() { String::new() } else { format!(" (with {known})") }
 }
 
 impl Dim {

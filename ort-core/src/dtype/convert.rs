@@ -133,19 +133,24 @@ fn map<S: AnyBitPattern, D: bytemuck::NoUninit>(
     Ok(())
 }
 
+/// The first `count` elements of a block, or all where it has fewer.
+pub(super) fn first_of<T>(block: &mut [T], count: usize) -> &mut [T] {
+    let count = count.min(block.len());
+    block.split_at_mut(count).0
+}
+
 fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize, options: CastOptions) {
     // Lengths were checked and neither type is a string, so a block's size is the same on every path.
     let block_bytes = |dtype: DType| dtype.byte_len(BLOCK).unwrap_or(BLOCK);
     let (mut floats, mut integers) = ([0.0; BLOCK], [0; BLOCK]);
     let blocks = src.chunks(block_bytes(from)).zip(dst.chunks_mut(block_bytes(to)));
     for (index, (src, dst)) in blocks.enumerate() {
-        let count = (elements - index * BLOCK).min(BLOCK);
+        let count = elements.saturating_sub(index * BLOCK).min(BLOCK);
+        let (floats, block) = (first_of(&mut floats, count), first_of(&mut integers, count));
         if from.is_float() {
-            let block = &mut floats[..count];
-            read_floats(from, src, block);
-            write_floats(to, block, dst, options);
+            read_floats(from, src, floats);
+            write_floats(to, floats, dst, options);
         } else {
-            let block = &mut integers[..count];
             read_integers(from, src, block);
             if to.is_float() {
                 for (float, integer) in floats.iter_mut().zip(block.iter()) {
@@ -153,7 +158,7 @@ fn by_blocks(from: DType, src: &[u8], to: DType, dst: &mut [u8], elements: usize
                 }
                 match to {
                     DType::F32 => write_integers_as_f32(from, block, dst),
-                    _ => write_floats(to, &floats[..count], dst, options),
+                    _ => write_floats(to, floats, dst, options),
                 }
             } else {
                 write_integers(to, block, dst);
@@ -227,7 +232,7 @@ fn write_codes<V: Copy>(to: DType, block: &[V], dst: &mut [u8], function: impl F
         *code = function(*value);
     }
     let count = block.len().min(BLOCK);
-    packed::pack(&codes[..count], to.bits().unwrap_or(8).min(8), dst);
+    packed::pack(first_of(&mut codes, count), to.bits().unwrap_or(8).min(8), dst);
 }
 
 pub(super) fn write_floats(to: DType, block: &[f64], dst: &mut [u8], options: CastOptions) {
@@ -309,7 +314,7 @@ fn real_to_complex(
     convert(from, src, part, &mut real, elements, CastOptions::default())?;
     dst.fill(0);
     for (complex, real) in dst.chunks_exact_mut(size * 2).zip(real.chunks_exact(size)) {
-        complex[..size].copy_from_slice(real);
+        first_of(complex, size).copy_from_slice(real);
     }
     Ok(())
 }

@@ -133,6 +133,7 @@ impl DType {
         RECORDS.iter().map(|record| record.dtype)
     }
 
+    #[allow(clippy::indexing_slicing, reason = "the records are in the order of the codes, which begin at 1")]
     fn record(self) -> &'static Record {
         &RECORDS[self as usize - 1]
     }

@@ -67,12 +67,11 @@ impl TypeSet {
     pub const ALL_TENSOR_IR14: TypeSet = Self::ALL;
 
     /// The set of these types.
-    pub const fn of(types: &[DType]) -> TypeSet {
+    pub const fn of(mut types: &[DType]) -> TypeSet {
         let mut bits = 0;
-        let mut index = 0;
-        while index < types.len() {
-            bits |= bit(types[index]);
-            index += 1;
+        while let [first, rest @ ..] = types {
+            bits |= bit(*first);
+            types = rest;
         }
         TypeSet(bits)
     }

@@ -5,7 +5,7 @@
 
 use super::DType;
 use super::convert::{
-    BLOCK, CastOptions, ConvertError, read_floats, read_integers, write_floats, write_integers,
+    BLOCK, CastOptions, ConvertError, first_of, read_floats, read_integers, write_floats, write_integers,
 };
 
 /// The strings for the elements of a numeric buffer.
@@ -23,15 +23,17 @@ pub fn format_elements(from: DType, src: &[u8], elements: usize) -> Result<Vec<S
     let block_bytes = from.byte_len(BLOCK).ok_or_else(length_error)?;
     let mut strings = Vec::with_capacity(elements);
     for (index, src) in src.chunks(block_bytes).enumerate() {
-        let count = (elements - index * BLOCK).min(BLOCK);
+        let count = elements.saturating_sub(index * BLOCK).min(BLOCK);
         if from.is_float() {
             let mut block = [0.0; BLOCK];
-            read_floats(from, src, &mut block[..count]);
-            strings.extend(block[..count].iter().map(|value| format_float(*value)));
+            let block = first_of(&mut block, count);
+            read_floats(from, src, block);
+            strings.extend(block.iter().map(|value| format_float(*value)));
         } else {
             let mut block = [0; BLOCK];
-            read_integers(from, src, &mut block[..count]);
-            strings.extend(block[..count].iter().map(|value| match from {
+            let block = first_of(&mut block, count);
+            read_integers(from, src, block);
+            strings.extend(block.iter().map(|value| match from {
                 DType::U64 => (*value as u64).to_string(),
                 _ => value.to_string(),
             }));
@@ -92,13 +94,13 @@ pub fn parse_elements<S: AsRef<str>>(
             for (value, text) in block.iter_mut().zip(strings) {
                 *value = parse_float(text.as_ref(), to)?;
             }
-            write_floats(to, &block[..strings.len()], dst, options);
+            write_floats(to, first_of(&mut block, strings.len()), dst, options);
         } else {
             let mut block = [0; BLOCK];
             for (value, text) in block.iter_mut().zip(strings) {
                 *value = parse_integer(text.as_ref(), to)?;
             }
-            write_integers(to, &block[..strings.len()], dst);
+            write_integers(to, first_of(&mut block, strings.len()), dst);
         }
     }
     Ok(())

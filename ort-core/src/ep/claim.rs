@@ -39,8 +39,11 @@ impl<'a> NodeView<'a> {
 
     /// The type of an output; unknown where nobody wants it.
     pub fn output_type(&self, index: usize) -> ValueType {
-        let id = self.node.outputs.get(index).copied().flatten();
-        id.map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
+        self.output(index).map_or(ValueType::Unknown, |id| self.graph.value(id).ty.clone())
+    }
+
+    fn output(&self, index: usize) -> Option<ValueId> {
+        self.node.outputs.get(index).copied().flatten()
     }
 
     /// The element type of an input.
@@ -50,7 +53,7 @@ impl<'a> NodeView<'a> {
 
     /// The element type of an output.
     pub fn output_dtype(&self, index: usize) -> Option<DType> {
-        self.output_type(index).dtype()
+        self.output(index).and_then(|id| self.graph.value(id).ty.dtype())
     }
 
     /// The symbolic shape of an input, where its rank is known.
@@ -66,7 +69,7 @@ impl<'a> NodeView<'a> {
 
     /// The rank of an input, where it is known.
     pub fn rank(&self, index: usize) -> Option<usize> {
-        self.shape(index).map(|shape| shape.len())
+        self.input(index).and_then(|id| self.graph.value(id).ty.shape().map(<[Dim]>::len))
     }
 
     /// The constant that an input is, where it is one.
@@ -76,7 +79,9 @@ impl<'a> NodeView<'a> {
 
     /// The element type that a type variable (or a fixed type) of the operator has at this node.
     pub fn bound_dtype(&self, var: &str) -> Option<DType> {
-        let bound = bind_types(self.node.spec, self.node, |index| self.input_type(index)).ok()?;
+        static UNKNOWN: ValueType = ValueType::Unknown;
+        let type_of = |index| self.input(index).map_or(&UNKNOWN, |id| &self.graph.value(id).ty);
+        let bound = bind_types(self.node.spec, self.node, type_of).ok()?;
         let from_inputs = bound.iter().find(|(name, _)| *name == var).and_then(|(_, ty)| ty.dtype());
         from_inputs.or_else(|| {
             let index = self.node.spec.outputs.iter().position(|param| param.ty == var)?;
@@ -93,8 +98,9 @@ pub struct Partition {
 }
 
 /// Gives every node of an inferred graph to a device. A node that no device claims is decomposed one step and its
-/// parts are offered again; what is left after that is one error that lists every such operator.
-pub fn partition(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<Partition> {
+/// parts are offered again; what is left after that is one error that lists every such operator. A shared graph is
+/// copied only where something is decomposed.
+pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Partition> {
     let claims = lower_unclaimed(graph, devices)?;
     let host = devices.iter().position(|device| device.memory() == DeviceId::HOST);
     let mut nodes: Vec<(usize, Claim)> = Vec::with_capacity(graph.nodes.len());
@@ -104,7 +110,7 @@ pub fn partition(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<Parti
         let on_shapes = node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some());
         let by_host = host
             .filter(|host| on_shapes && *host != claimed.0)
-            .and_then(|index| Some((index, devices[index].claim(&view).ok()?)));
+            .and_then(|index| Some((index, devices.get(index)?.claim(&view).ok()?)));
         nodes.push(by_host.unwrap_or(claimed));
     }
     Ok(Partition { nodes })
@@ -123,19 +129,20 @@ fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usiz
 
 /// Decomposes what nobody claims until everything is claimed or nothing more can be decomposed; returns the claim for
 /// each node.
-fn lower_unclaimed(graph: &mut Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
+fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
         let (claims, refused) = claims(graph, devices);
         if refused.is_empty() {
             return Ok(claims);
         }
-        let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
+        let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
         let stuck: Vec<(NodeId, String)> = refused.iter().filter(|(id, _)| !lowers(id)).cloned().collect();
         if !stuck.is_empty() {
             return Err(unsupported(graph, &stuck));
         }
         let ids: Vec<NodeId> = refused.into_iter().map(|(id, _)| id).collect();
+        let graph = Arc::make_mut(graph);
         lower_nodes(graph, &ids)?;
         infer_graph(graph)?;
     }
@@ -180,7 +187,7 @@ pub fn unclaimed(graph: &Graph, devices: &[Arc<dyn Device>]) -> Result<Vec<Uncla
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
         let (_, refused) = claims(&graph, devices);
-        let lowers = |id: &NodeId| graph.nodes[id.index()].spec.lower.is_some();
+        let lowers = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(|node| node.spec.lower.is_some());
         let (open, stuck): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(id, _)| lowers(id));
         if open.is_empty() {
             collect(&graph, &stuck, &mut found);
@@ -212,7 +219,7 @@ fn claims(graph: &Graph, devices: &[Arc<dyn Device>]) -> (Vec<(usize, Claim)>, V
 
 fn collect(graph: &Graph, stuck: &[(NodeId, String)], found: &mut Vec<Unclaimed>) {
     for (id, reason) in stuck {
-        let node = &graph.nodes[id.index()];
+        let Some(node) = graph.nodes.get(id.index()) else { continue };
         let domain =
             if node.spec.domain.is_empty() { String::new() } else { format!("{}.", node.spec.domain) };
         let operator = format!("{domain}{}", node.spec.name);

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use ort_alloc::{Allocator, Budget, Buffer, Category, allocate_in};
 
+use smallvec::SmallVec;
+
 use super::NodeView;
 use crate::Result;
 use crate::ir::Attributes;
@@ -27,10 +29,9 @@ pub struct CompileCx<'a> {
     pub threads: usize,
     /// The math mode.
     pub precision: Precision,
-    pub(crate) constants: &'a [Option<Tensor>],
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) allocator: Arc<dyn Allocator>,
-    pub(crate) consumed: Vec<bool>,
+    pub(crate) consumed: SmallVec<[bool; 8]>,
     pub(crate) packed_bytes: usize,
 }
 
@@ -42,7 +43,7 @@ impl<'a> CompileCx<'a> {
 
     /// The constant that an input is, where it is one. Weights come straight from the file: unaligned.
     pub fn constant(&self, index: usize) -> Option<TensorView<'a>> {
-        self.constants.get(index).and_then(Option::as_ref).map(Tensor::view)
+        self.node.constant(index).map(Tensor::view)
     }
 
     /// Memory for a packed weight, counted in the budget.

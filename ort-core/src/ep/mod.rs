@@ -19,7 +19,7 @@ pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFro
 pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 
 use crate::tensor::{TensorMut, TensorView};
-use crate::{Result, error};
+use crate::{Result, advise, error};
 
 /// Settings for opening a device, by name.
 pub type ProviderOptions = std::collections::BTreeMap<String, String>;
@@ -80,9 +80,21 @@ pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
     let known = providers();
     known.iter().find(|provider| provider.name() == name).copied().ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|provider| provider.name()).collect();
-        error!(InvalidArgument, "there is no execution provider '{name}'")
-            .help(format!("this build has: {}", names.join(", ")))
+        error!(InvalidArgument, "there is no execution provider '{name}'").help(advise(
+            "providers of this build",
+            name,
+            names,
+        ))
     })
+}
+
+/// Refuses options that a provider does not know, with the nearest of those that it does: `known`.
+pub fn check_options(provider: &str, options: &ProviderOptions, known: &[&str]) -> Result<()> {
+    match options.keys().find(|name| !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(error!(InvalidArgument, "the {provider} provider has no option '{name}'")
+            .help(advise("options of the provider", name, known.iter().copied()))),
+    }
 }
 
 /// An id for the memory of a newly opened device, different from every other in this process.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use ort_alloc::{Budget, Buffer, Category, HostAllocator, allocate_in};
+use ort_alloc::{Budget, Buffer, Category, HostAllocator, Reservation, allocate_in};
 use smallvec::SmallVec;
 
 use crate::dtype::{DType, Element};
@@ -154,6 +154,10 @@ impl<'a> RunCx<'a> {
             Some(OutputSlot::Ready { tensor, .. }) => {
                 tensor.take().ok_or_else(|| error!(Fail, "output {index} was taken before"))
             }
+            Some(OutputSlot::Handed(_)) => Err(error!(
+                InvalidArgument,
+                "the shape of output {index} does not follow from the inputs: they do not fit, or a size is too large"
+            )),
             _ => Err(error!(Fail, "output {index} has no memory ready")),
         }
     }
@@ -200,6 +204,28 @@ impl<'a> RunCx<'a> {
         NewTensor::allocate(&self.control.budget, dtype, shape)
     }
 
+    /// Counts bytes that the kernel takes besides its outputs, as long as the result lives.
+    pub fn reserve(&self, bytes: usize) -> Result<Reservation> {
+        Ok(self.control.budget.reserve(Category::Dynamic, bytes)?)
+    }
+
+    /// Counts so many strings, of this many bytes at most, as long as the result lives.
+    pub fn reserve_strings(&self, count: usize, longest: usize) -> Result<Reservation> {
+        let each = longest.saturating_add(2 * size_of::<String>());
+        self.reserve(count.saturating_mul(each))
+    }
+
+    /// An input as a value with memory of its own, which the budget counts.
+    pub fn own_input(&self, index: usize) -> Result<Value> {
+        let view = match self.input_value(index)? {
+            ValueView::Tensor(view) if view.dtype() != DType::String => view,
+            other => return other.to_value(),
+        };
+        let mut copy = self.allocate(view.dtype(), view.shape())?;
+        copy.bytes_mut()?.copy_from_slice(view.bytes()?);
+        Ok(Value::Tensor(copy.finish()?))
+    }
+
     /// Takes the scratch memory that the kernel asked for.
     pub fn workspace(&mut self) -> Result<&'a mut [u8]> {
         self.workspace.take().ok_or_else(|| error!(Fail, "the workspace was taken before"))
@@ -241,7 +267,8 @@ impl NewTensor {
     pub(crate) fn allocate(budget: &Arc<Budget>, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
         let len = byte_count(dtype, shape)?;
         let allocator = HostAllocator::global();
-        let buffer = allocate_in(budget, Category::Dynamic, &**allocator, len.max(1), 64)?;
+        // Without bytes of its own it still takes a header, and a sequence may hold millions.
+        let buffer = allocate_in(budget, Category::Dynamic, &**allocator, len.max(64), 64)?;
         Ok(NewTensor { dtype, shape: shape.into(), buffer, len })
     }
 

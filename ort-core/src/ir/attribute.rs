@@ -2,7 +2,7 @@
 
 use crate::spec::{AttrDefault, AttrKind, OpSpec};
 use crate::tensor::{SparseTensor, Tensor};
-use crate::{Result, ensure, error};
+use crate::{Result, advise, ensure, error};
 
 use super::ValueType;
 
@@ -71,21 +71,37 @@ macro_rules! accessors {
 }
 
 fn missing(name: &str) -> crate::Error {
-    error!(InvalidGraph, "attribute '{name}' is missing")
+    error!(InvalidGraph, "attribute '{name}' is missing").help("the operator needs it: add it to the node")
+}
+
+/// The error for an attribute that an operator does not have.
+pub(crate) fn unknown_attribute(spec: &OpSpec, name: &str) -> crate::Error {
+    let names = spec.attrs.iter().map(|attr| attr.name);
+    error!(InvalidGraph, "operator {} has no attribute '{name}'", spec.name).help(advise(
+        "attributes",
+        name,
+        names,
+    ))
 }
 
 impl Attributes {
     /// Checks `given` against the record and fills in defaults. Unknown names, wrong kinds and missing
     /// required attributes are errors.
     pub fn new(spec: &OpSpec, given: Vec<(String, Attribute)>) -> Result<Attributes> {
+        Attributes::checked(spec, given)
+    }
+
+    /// The same for names of any kind.
+    pub(crate) fn checked<N: AsRef<str>>(spec: &OpSpec, given: Vec<(N, Attribute)>) -> Result<Attributes> {
         let mut attributes = Vec::with_capacity(spec.attrs.len());
         for (name, value) in given {
+            let name = name.as_ref();
             let known = spec.attrs.iter().find(|attr| attr.name == name);
-            let known = known
-                .ok_or_else(|| error!(InvalidGraph, "operator {} has no attribute '{name}'", spec.name))?;
+            let known = known.ok_or_else(|| unknown_attribute(spec, &name))?;
             ensure!(
                 known.kind == value.kind(),
                 InvalidGraph,
+                help = "set the attribute's type and its field to what the operator expects",
                 "attribute '{name}' is {:?}, expected {:?}",
                 value.kind(),
                 known.kind

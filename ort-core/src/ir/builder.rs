@@ -60,7 +60,7 @@ impl GraphBuilder {
     pub fn node(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         let outputs = self.add(("", op), &inputs, attrs, 1, Vec::new())?;
-        Ok(outputs[0])
+        outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 
     /// A node of any domain with left-out inputs, several outputs, and subgraphs.

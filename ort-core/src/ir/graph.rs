@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use rustc_hash::FxBuildHasher;
 
 use super::{Attributes, ValueType};
 use crate::spec::{OpSpec, SymTensor};
@@ -111,7 +112,7 @@ pub struct Graph {
     /// Values that the caller gets.
     pub outputs: Vec<ValueId>,
     /// Values known now: weights and other constants.
-    pub constants: IndexMap<ValueId, Tensor>,
+    pub constants: IndexMap<ValueId, Tensor, FxBuildHasher>,
     /// Inputs that the caller may leave out, with the value they then have.
     pub input_defaults: HashMap<ValueId, Tensor>,
     /// Why inference refused it, where it is a branch that another may stand in for: an error only once it is taken.
@@ -140,11 +141,19 @@ impl Graph {
     }
 
     /// What is known of a value.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "ids are made by `add_value` of the same graph, which never forgets one"
+    )]
     pub fn value(&self, id: ValueId) -> &ValueInfo {
         &self.values[id.index()]
     }
 
     /// What is known of a value, to change.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "ids are made by `add_value` of the same graph, which never forgets one"
+    )]
     pub fn value_mut(&mut self, id: ValueId) -> &mut ValueInfo {
         &mut self.values[id.index()]
     }
@@ -169,7 +178,10 @@ impl Graph {
         let mut producers = vec![None; self.values.len()];
         for (index, node) in self.nodes.iter().enumerate() {
             for output in node.outputs.iter().flatten() {
-                producers[output.index()] = Some(NodeId(index as u32));
+                producers
+                    .get_mut(output.index())
+                    .into_iter()
+                    .for_each(|node| *node = Some(NodeId(index as u32)));
             }
         }
         producers
@@ -181,7 +193,7 @@ impl Graph {
         for (index, node) in self.nodes.iter().enumerate() {
             let id = NodeId(index as u32);
             for value in node.reads() {
-                let readers = &mut consumers[value.index()];
+                let Some(readers) = consumers.get_mut(value.index()) else { continue };
                 if readers.last() != Some(&id) {
                     readers.push(id);
                 }
@@ -192,6 +204,10 @@ impl Graph {
 
     /// Sorts the nodes so that each reads only what comes before it, keeping the given order where it can.
     /// A cycle is an error that names its nodes.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "nodes are counted here, and tables by value have an entry for each"
+    )]
     pub fn sort(&mut self) -> Result<()> {
         let producers = self.producers();
         let consumers = self.consumers();

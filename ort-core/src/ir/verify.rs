@@ -40,7 +40,8 @@ fn one_origin(graph: &Graph) -> Result<()> {
     let given = graph.inputs.iter().copied().chain(graph.constants.keys().copied());
     for id in given.chain(produced) {
         let name = &graph.value(id).name;
-        ensure!(!std::mem::replace(&mut seen[id.index()], true), InvalidGraph, "'{name}' is defined twice");
+        let twice = seen.get_mut(id.index()).is_none_or(|seen| std::mem::replace(seen, true));
+        ensure!(!twice, InvalidGraph, "'{name}' is defined twice");
     }
     Ok(())
 }
@@ -49,7 +50,8 @@ fn in_order(graph: &Graph) -> Result<()> {
     let producers = graph.producers();
     for (index, node) in graph.nodes.iter().enumerate() {
         for value in node.reads() {
-            let late = producers[value.index()].is_some_and(|producer| producer.index() >= index);
+            let producer = producers.get(value.index()).copied().flatten();
+            let late = producer.is_some_and(|producer| producer.index() >= index);
             let name = &graph.value(value).name;
             ensure!(!late, InvalidGraph, "{} reads '{name}' before it is computed", node.place());
         }

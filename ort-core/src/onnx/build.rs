@@ -1,6 +1,7 @@
 //! Builds graphs from their messages: scopes of names, captures of subgraphs, order of nodes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ use crate::ir::{Capture, Graph, ValueId, ValueType};
 use crate::limits::{at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
-use crate::{Limits, Result, Within, ensure, error};
+use crate::{Error, Limits, Result, Within, ensure, error, nearest};
 
 /// The version of each domain, the standard's own under the empty name.
 pub(super) type Opsets = HashMap<String, i64>;
@@ -32,27 +33,45 @@ pub(super) struct OpenGraph {
     value_names: Names,
 }
 
-/// Names that are taken, and how often each was asked for.
+/// Names that are taken, and how often each was asked for. The texts are shared with the graph that has the names.
 #[derive(Default)]
-struct Names(HashMap<String, usize>);
+struct Names(HashMap<Arc<str>, usize>);
 
 impl Names {
     /// The name, or the name with the first free number.
-    fn unique(&mut self, name: String) -> String {
-        let mut count = self.0.get(&name).copied().unwrap_or(0);
-        if count == 0 {
-            self.0.insert(name.clone(), 1);
-            return name;
-        }
+    fn unique(&mut self, name: Arc<str>) -> Arc<str> {
+        let mut count = match self.0.entry(name.clone()) {
+            Entry::Vacant(free) => {
+                free.insert(1);
+                return name;
+            }
+            Entry::Occupied(taken) => *taken.get(),
+        };
         loop {
             count += 1;
-            let numbered = format!("{name}_{count}");
+            let numbered: Arc<str> = format!("{name}_{count}").into();
             if !self.0.contains_key(&numbered) {
                 self.0.insert(name, count);
                 self.0.insert(numbered.clone(), 1);
                 return numbered;
             }
         }
+    }
+}
+
+/// What a name means in a scope.
+#[derive(Clone, Copy)]
+pub(super) struct Meaning {
+    /// The value; none is an optional input of a function that the caller left out.
+    pub(super) value: Option<ValueId>,
+    /// The node of the scope that writes it, by its place in the file; none for what is given.
+    pub(super) writer: Option<u32>,
+}
+
+impl Meaning {
+    /// What no node of the scope writes.
+    pub(super) fn given(value: Option<ValueId>) -> Meaning {
+        Meaning { value, writer: None }
     }
 }
 
@@ -63,8 +82,8 @@ pub(super) type BoundAttributes<'m> = HashMap<&'m str, &'m AttributeProto>;
 pub(super) struct Scope<'m> {
     /// The graph that the nodes go to, by its place among the open ones.
     pub(super) graph: usize,
-    /// What each name means; none is an optional input of a function that the caller left out.
-    pub(super) names: HashMap<Arc<str>, Option<ValueId>>,
+    /// What each name means.
+    pub(super) names: HashMap<Arc<str>, Meaning>,
     /// Values of the caller that outputs of a function are written to.
     pub(super) promised: HashMap<&'m str, ValueId>,
     /// Declared types of values that nodes write.
@@ -131,11 +150,13 @@ impl<'m> Loader<'m> {
             let name = input.name();
             let ty = match &input.r#type {
                 Some(ty) => type_from_proto(ty, &|axis| Dim::named(&format!("{name}.{axis}"))),
-                None => Err(error!(InvalidGraph, "it has no type")),
+                None => Err(error!(InvalidGraph, "it has no type")
+                    .help("declare its element type and shape: the loader must know what is given")),
             };
             let ty = ty.within(|| format!("input '{name}'"))?;
             let default = constants.get_mut(name).and_then(Option::take);
-            let id = self.declare(name, ty).within(|| format!("input '{name}'"))?;
+            let id = self.declare(name, ty, None).within(|| format!("input '{name}'"));
+            let id = id.map_err(|problem| problem.help("rename one of the two, or leave it out"))?;
             match default {
                 // Before IR version 4 every constant had to be among the inputs; it was no less constant.
                 Some(tensor) if self.ir_version < 4 => self.set_constant(id, tensor),
@@ -159,7 +180,7 @@ impl<'m> Loader<'m> {
         self.open_graph(proto, opsets, attributes, false)?;
         for input in &proto.input {
             let ty = input.r#type.as_ref().and_then(|ty| type_from_proto(ty, &|_| Dim::unknown()).ok());
-            let id = self.declare(input.name(), ty.unwrap_or_default())?;
+            let id = self.declare(input.name(), ty.unwrap_or_default(), None)?;
             self.top().graph.inputs.push(id);
         }
         let constants = self.read_constants(proto.initializer.clone(), proto.sparse_initializer.clone())?;
@@ -209,12 +230,20 @@ impl<'m> Loader<'m> {
     }
 
     /// The innermost scope. There always is one while nodes are built.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     pub(super) fn scope(&mut self) -> &mut Scope<'m> {
         let last = self.scopes.len() - 1;
         &mut self.scopes[last]
     }
 
     /// The graph that is being built.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     pub(super) fn top(&mut self) -> &mut OpenGraph {
         let last = self.graphs.len() - 1;
         &mut self.graphs[last]
@@ -227,9 +256,19 @@ impl<'m> Loader<'m> {
     ) -> Result<IndexMap<String, Option<Tensor>>> {
         let mut constants = IndexMap::new();
         let mut add = |name: String, tensor: Tensor| {
-            ensure!(!name.is_empty(), InvalidGraph, "an initializer has no name");
+            ensure!(
+                !name.is_empty(),
+                InvalidGraph,
+                help = "give it the name that its readers use",
+                "an initializer has no name"
+            );
             let twice = constants.contains_key(&name);
-            ensure!(!twice, InvalidGraph, "initializer '{name}' is defined twice");
+            ensure!(
+                !twice,
+                InvalidGraph,
+                help = "rename one of the two, or leave it out",
+                "initializer '{name}' is defined twice"
+            );
             constants.insert(name, Some(tensor));
             Ok(())
         };
@@ -247,28 +286,28 @@ impl<'m> Loader<'m> {
     fn declare_constants(&mut self, constants: IndexMap<String, Option<Tensor>>) -> Result<()> {
         for (name, tensor) in constants {
             let Some(tensor) = tensor else { continue };
-            let id = self.declare(&name, ValueType::Unknown)?;
+            let id = self.declare(&name, ValueType::Unknown, None)?;
             self.set_constant(id, tensor);
         }
         Ok(())
     }
 
     /// Gives a name in the innermost scope a new value, or the value that a function's caller waits for.
-    fn declare(&mut self, name: &str, ty: ValueType) -> Result<ValueId> {
+    fn declare(&mut self, name: &str, ty: ValueType, writer: Option<u32>) -> Result<ValueId> {
         let scope = self.scope();
         ensure!(!name.is_empty(), InvalidGraph, "a value has no name");
         ensure!(!scope.names.contains_key(name), InvalidGraph, "value '{name}' is defined twice");
-        let promised = scope.promised.get(name).copied();
-        let full = format!("{}{name}", scope.prefix);
-        let id = match promised {
+        let shared: Arc<str> = name.into();
+        let id = match scope.promised.get(name).copied() {
             Some(id) => id,
             None => {
+                let full = prefixed(&scope.prefix, &shared);
                 let open = self.top();
                 let unique = open.value_names.unique(full);
                 open.graph.add_value(unique, ty)
             }
         };
-        self.scope().names.insert(name.into(), Some(id));
+        self.scope().names.insert(shared, Meaning { value: Some(id), writer });
         Ok(id)
     }
 
@@ -280,25 +319,45 @@ impl<'m> Loader<'m> {
 
     /// Builds the nodes of the innermost scope.
     pub(super) fn block(&mut self, nodes: &'m [NodeProto]) -> Result<()> {
-        let mut producers: HashMap<&str, usize> = HashMap::new();
+        let outputs = nodes.iter().map(|node| node.output.len()).sum();
+        self.scope().names.reserve(outputs);
+        let open = self.top();
+        open.value_names.0.reserve(outputs);
+        open.node_names.0.reserve(nodes.len());
+        open.graph.nodes.reserve(nodes.len());
+        let mut declared: Vec<Option<ValueId>> = Vec::with_capacity(outputs);
+        let mut starts = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
-            for name in node.output.iter().filter(|name| !name.is_empty()) {
+            starts.push(declared.len());
+            for name in &node.output {
+                if name.is_empty() {
+                    declared.push(None);
+                    continue;
+                }
                 let ty = self.declared_type(name);
-                self.declare(name, ty).map_err(|problem| {
-                    let label = |index: usize| format!("node '{}'", node_label(&nodes[index], index));
-                    let other =
-                        producers.get(name.as_str()).map(|&other| format!("{} writes it too", label(other)));
-                    problem
-                        .within(label(index))
-                        .help(other.unwrap_or("an input or initializer has the name".into()))
-                })?;
-                producers.insert(name, index);
+                match self.declare(name, ty, Some(index as u32)) {
+                    Ok(id) => declared.push(Some(id)),
+                    Err(problem) => return Err(self.defined_twice(nodes, (index, name), problem)),
+                }
             }
         }
-        for index in schedule(nodes, &producers)? {
-            self.node(&nodes[index], index)?;
+        let names = &self.scope().names;
+        let order = schedule(nodes, |name| names.get(name)?.writer.map(|writer| writer as usize))?;
+        for (index, node) in order.of(nodes) {
+            let start = starts.get(index).copied().unwrap_or(0);
+            let outputs = declared.iter().skip(start).take(node.output.len()).copied().collect();
+            self.node(node, index, outputs)?;
         }
         Ok(())
+    }
+
+    /// Adds who else writes the value that a node writes.
+    fn defined_twice(&mut self, nodes: &[NodeProto], (index, name): (usize, &str), problem: Error) -> Error {
+        let label = |index: usize| nodes.get(index).map_or_else(String::new, |node| node_label(node, index));
+        let writer = self.scope().names.get(name).and_then(|meaning| meaning.writer);
+        let other = writer.map(|other| format!("node '{}' writes it too", label(other as usize)));
+        let other = other.unwrap_or("an input or initializer has the name".into());
+        problem.within(format!("node '{}'", label(index))).help(format!("{other}; rename one of the two"))
     }
 
     /// Counts a node against the limit.
@@ -315,8 +374,12 @@ impl<'m> Loader<'m> {
     }
 
     /// A name for a node that no other node of the graph has.
-    pub(super) fn node_name(&mut self, node: &NodeProto, index: usize) -> String {
-        let full = format!("{}{}", self.scope().prefix, node_label(node, index));
+    pub(super) fn node_name(&mut self, node: &NodeProto, index: usize) -> Arc<str> {
+        let label: Arc<str> = match node.name() {
+            "" => node_label(node, index).into(),
+            name => name.into(),
+        };
+        let full = prefixed(&self.scope().prefix, &label);
         self.top().node_names.unique(full)
     }
 
@@ -324,19 +387,33 @@ impl<'m> Loader<'m> {
         for output in &proto.output {
             let name = output.name();
             let id = self.resolve(self.scopes.len() - 1, name).flatten();
-            let id = id.ok_or_else(|| {
-                error!(InvalidGraph, "output '{name}' is no node's output, and no input or initializer")
-            })?;
+            let id = id.ok_or_else(|| self.unknown_value("output ", name))?;
             self.top().graph.outputs.push(id);
         }
         Ok(())
     }
 
+    /// The error for a name that nothing in sight has. `what` says whose it is.
+    pub(super) fn unknown_value(&self, what: &str, name: &str) -> Error {
+        let closed = self.scopes.iter().rposition(|scope| scope.closed).unwrap_or(0);
+        let visible = self.scopes.iter().skip(closed);
+        let names = visible.flat_map(|scope| scope.names.keys().map(|name| &**name));
+        let advice = match nearest(name, names) {
+            Some(near) => format!("did you mean '{near}'?"),
+            None => "check the name against the outputs of the nodes before it".to_string(),
+        };
+        error!(InvalidGraph, "{what}'{name}' is no node's output, and no input or initializer").help(advice)
+    }
+
     /// What a name means in a scope: no such name, an input left out, or a value of the scope's graph. A name from
     /// around a subgraph is made a capture on the way, or a constant of its own, which shares the memory.
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     pub(super) fn resolve(&mut self, scope: usize, name: &str) -> Option<Option<ValueId>> {
         if let Some(found) = self.scopes[scope].names.get(name) {
-            return Some(*found);
+            return Some(found.value);
         }
         if self.scopes[scope].closed {
             return None;
@@ -345,16 +422,20 @@ impl<'m> Loader<'m> {
         let found = self.resolve(around, name)?;
         let inner =
             found.map(|outer| self.capture(self.scopes[around].graph, self.scopes[scope].graph, outer));
-        self.scopes[scope].names.insert(name.into(), inner);
+        self.scopes[scope].names.insert(name.into(), Meaning::given(inner));
         Some(inner)
     }
 
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a scope and a graph are open as long as nodes are built, and scopes name only open graphs"
+    )]
     fn capture(&mut self, outer_graph: usize, inner_graph: usize, outer: ValueId) -> ValueId {
         let source = &self.graphs[outer_graph].graph;
         let info = source.value(outer).clone();
         let constant = source.constants.get(&outer).cloned();
         let open = &mut self.graphs[inner_graph];
-        let name = open.value_names.unique(info.name.to_string());
+        let name = open.value_names.unique(info.name);
         match constant {
             Some(tensor) => open.graph.add_constant(name, tensor),
             None => {
@@ -372,4 +453,9 @@ impl<'m> Loader<'m> {
         graph.value_mut(id).ty = ValueType::tensor(tensor.dtype(), Some(shape));
         graph.constants.insert(id, tensor);
     }
+}
+
+/// The name behind the prefix of its scope.
+fn prefixed(prefix: &str, name: &Arc<str>) -> Arc<str> {
+    if prefix.is_empty() { name.clone() } else { format!("{prefix}{name}").into() }
 }

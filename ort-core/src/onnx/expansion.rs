@@ -1,7 +1,8 @@
 //! What a message takes in memory once it is decoded, counted before it is.
 //!
 //! An empty message is two bytes in a file and hundreds in memory, so a small file could claim a hundred times its
-//! size. The count walks the messages as the decoder would, over the table below, and skips all data.
+//! size. The count walks the messages as the decoder would, over the table below, and skips all data. On the way it
+//! sees how deep graphs lie in one another, which is the stack that decoding and loading take.
 
 use bytes::Buf;
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -11,13 +12,16 @@ use super::proto::{
     StringStringEntryProto, TensorAnnotation, TensorProto, TensorShapeProto, TrainingInfoProto, TypeProto,
     ValueInfoProto, tensor_shape_proto,
 };
-use crate::limits::Raise;
-use crate::{Result, error};
+use crate::limits::{Raise, at_most};
+use crate::{Limits, Result, ensure, error};
 
-/// What a model may take besides its file, for each byte of the file.
-const FACTOR: u64 = 32;
-/// Deeper messages are refused by the decoder.
-const DEPTH: usize = 100;
+/// What a model may take besides its file, for each byte of the file. A node with short names and small attributes, of
+/// which large generated models consist, takes up to 55.
+const FACTOR: u64 = 64;
+/// Messages inside one another that the decoder goes through.
+const DECODER_DEPTH: usize = 100;
+/// Graphs inside one another that are counted; the count itself takes stack, too.
+const COUNTED_GRAPHS: usize = 256;
 
 /// A message: its size in memory, and its fields that are messages, with their places in [`MESSAGES`].
 struct Message(usize, &'static [(u32, usize)]);
@@ -63,10 +67,21 @@ const MESSAGES: [Message; 17] = [
     Message(0, &[(2, TYPE)]),
 ];
 
-/// Refuses a model whose messages would take out of all proportion to its file.
-pub(super) fn check_expansion(bytes: &[u8], allowed: u64) -> Result<()> {
-    let allowed = allowed.max(FACTOR.saturating_mul(bytes.len() as u64));
-    let taken = expansion(bytes, MODEL, 0);
+/// Refuses a model whose messages would take out of all proportion to its file, or are nested too deep.
+pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<()> {
+    let mut count = Count { graph_bound: limits.nesting.min(COUNTED_GRAPHS), ..Count::default() };
+    count.message(bytes, MODEL, 0, 0);
+    let what = || "subgraphs are nested too deep".to_string();
+    at_most(count.graphs, count.graph_bound, "nesting", what)?;
+    ensure!(
+        count.depth <= DECODER_DEPTH,
+        InvalidProtobuf,
+        help = "move inner graphs into functions of the model",
+        "messages are nested {} deep or more, the decoder goes {DECODER_DEPTH} deep: about 30 subgraphs",
+        count.depth
+    );
+    let allowed = limits.bytes.max(FACTOR.saturating_mul(bytes.len() as u64));
+    let taken = count.taken;
     if taken <= allowed {
         return Ok(());
     }
@@ -78,32 +93,51 @@ pub(super) fn check_expansion(bytes: &[u8], allowed: u64) -> Result<()> {
     .raise("bytes"))
 }
 
-/// The bytes that the messages inside `bytes` take. Damage ends the count; the decoder reports it.
-fn expansion(mut bytes: &[u8], message: usize, depth: usize) -> u64 {
-    let mut taken = 0;
-    while depth < DEPTH && bytes.has_remaining() {
-        let Ok((tag, wire_type)) = decode_key(&mut bytes) else { break };
-        let length = match wire_type {
-            WireType::Varint if decode_varint(&mut bytes).is_ok() => 0,
-            WireType::ThirtyTwoBit => 4,
-            WireType::SixtyFourBit => 8,
-            WireType::LengthDelimited => match decode_varint(&mut bytes) {
-                Ok(length) => length,
-                Err(_) => break,
-            },
-            _ => break,
-        };
-        let Some((inner, rest)) =
-            usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length))
-        else {
-            break;
-        };
-        bytes = rest;
-        let field = MESSAGES[message].1.iter().find(|(number, _)| *number == tag);
-        if let (Some(&(_, inner_message)), WireType::LengthDelimited) = (field, wire_type) {
-            // Lists grow by doubling.
-            taken += 2 * MESSAGES[inner_message].0 as u64 + expansion(inner, inner_message, depth + 1);
+/// What the messages of a file take.
+#[derive(Default)]
+struct Count {
+    /// Bytes in memory.
+    taken: u64,
+    /// The most messages inside one another.
+    depth: usize,
+    /// The most graphs inside one another, the model's own not counted.
+    graphs: usize,
+    /// More graphs inside one another are not walked.
+    graph_bound: usize,
+}
+
+impl Count {
+    /// Counts a message at this depth, inside so many graphs. Damage ends the count; the decoder reports it.
+    fn message(&mut self, mut bytes: &[u8], message: usize, depth: usize, graphs: usize) {
+        self.depth = self.depth.max(depth);
+        self.graphs = self.graphs.max(graphs.saturating_sub(1));
+        // Each graph adds three messages, and the types inside the last one a few more.
+        if self.graphs > self.graph_bound || depth > 3 * self.graph_bound + DECODER_DEPTH {
+            return;
+        }
+        while bytes.has_remaining() {
+            let Ok((tag, wire_type)) = decode_key(&mut bytes) else { break };
+            let length = match wire_type {
+                WireType::Varint if decode_varint(&mut bytes).is_ok() => 0,
+                WireType::ThirtyTwoBit => 4,
+                WireType::SixtyFourBit => 8,
+                WireType::LengthDelimited => match decode_varint(&mut bytes) {
+                    Ok(length) => length,
+                    Err(_) => break,
+                },
+                _ => break,
+            };
+            let inner = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
+            let Some((inner, rest)) = inner else { break };
+            bytes = rest;
+            let fields = MESSAGES.get(message).map_or(&[][..], |message| message.1);
+            let field = fields.iter().find(|(number, _)| *number == tag);
+            if let (Some(&(_, kind)), WireType::LengthDelimited) = (field, wire_type) {
+                // Lists grow by doubling.
+                let size = MESSAGES.get(kind).map_or(0, |message| message.0);
+                self.taken = self.taken.saturating_add(2 * size as u64);
+                self.message(inner, kind, depth + 1, graphs + usize::from(kind == GRAPH));
+            }
         }
     }
-    taken
 }

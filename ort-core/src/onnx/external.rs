@@ -10,7 +10,7 @@
 //! inside the model's folder (or the caller allows others, see [`FileAccess::hard_links`]): the link that lies
 //! elsewhere could be any file of the disk that the model's maker wanted read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
@@ -51,7 +51,7 @@ pub struct Location {
 impl Location {
     /// Reads the entries `location`, `offset` and `length`. `checksum` and unknown keys are passed over.
     ///
-    /// Errors: no location, a location that is absolute or has `..`, a number that is none.
+    /// Errors: no location, a location that is absolute or has `..`, a number that is none, a key given twice.
     pub fn parse(entries: &[StringStringEntryProto]) -> Result<Location> {
         let find = |key: &str| {
             entries.iter().find(|entry| entry.key() == key).map(|entry| entry.value().to_string())
@@ -64,17 +64,30 @@ impl Location {
                         "external data has {key} '{}', expected a number of bytes",
                         clip(&text)
                     )
+                    .help("it is written in decimal digits, 0 or more")
                 })
             };
             find(key).filter(|text| !text.is_empty()).map(parse).transpose()
         };
+        let mut keys = HashSet::new();
         for entry in entries {
+            // Readers that take the first and readers that take the last would see different files.
+            ensure!(
+                keys.insert(entry.key()),
+                InvalidGraph,
+                help = "each key may be given once: location, offset, length, checksum",
+                "external data has the key '{}' twice",
+                clip(entry.key())
+            );
             if !["location", "offset", "length"].contains(&entry.key()) {
                 tracing::debug!(key = entry.key(), "external data entry is not read");
             }
         }
         let path = find("location").filter(|path| !path.is_empty());
-        let path = path.ok_or_else(|| error!(InvalidGraph, "external data without a location"))?;
+        let path = path.ok_or_else(|| {
+            error!(InvalidGraph, "external data without a location")
+                .help("name the data file, relative to the model's folder")
+        })?;
         check_path(&path)?;
         Ok(Location {
             path: PathBuf::from(path),
@@ -83,6 +96,9 @@ impl Location {
         })
     }
 }
+
+/// What to try where a location leads elsewhere.
+const BESIDE: &str = "put the data file into the model's folder and name it relative to that";
 
 /// A text from the file, short enough for a message.
 fn clip(text: &str) -> String {
@@ -93,24 +109,36 @@ fn clip(text: &str) -> String {
     }
 }
 
+/// How runtimes mark weights that lie in the memory of the process that wrote the model.
+const MEMORY_MARKER: &str = "_ORT_MEM_ADDR_";
+
 fn check_path(text: &str) -> Result<()> {
     let shown = clip(text);
+    ensure!(
+        !text.contains(MEMORY_MARKER),
+        InvalidGraph,
+        help = "save the model with its weights, in the file or beside it",
+        "external data location '{shown}' is an address in the memory of the process that wrote the model"
+    );
     let windows_root = text.starts_with('\\') || text.as_bytes().get(1) == Some(&b':');
     ensure!(
         !windows_root && !text.contains('\0'),
         InvalidGraph,
+        help = BESIDE,
         "external data location '{shown}' is not relative"
     );
     // A backslash divides paths on some systems only; a model is refused or accepted alike on all.
     ensure!(
         !text.split(['/', '\\']).any(|part| part == ".."),
         InvalidGraph,
+        help = BESIDE,
         "external data location '{shown}' leads out of the model's folder"
     );
     let plain = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     ensure!(
         Path::new(text).components().all(plain),
         InvalidGraph,
+        help = BESIDE,
         "external data location '{shown}' is not relative to the model's folder"
     );
     Ok(())
@@ -145,6 +173,7 @@ impl ExternalData {
             ensure!(
                 length == expected as u64,
                 InvalidGraph,
+                help = "length must be what type and shape take",
                 "the tensor takes {expected} bytes, its external data has {length}"
             );
         }
@@ -191,7 +220,7 @@ impl ExternalData {
                 error!(NoSuchFile, "there is no such file in '{}'", folder.root.display())
                     .help("put the data file beside the model")
             }
-            _ => error!(NoSuchFile, "cannot open the file: {problem}"),
+            _ => error!(NoSuchFile, "cannot open the file: {problem}").help("check the path"),
         })?;
         if folder.blobs.as_ref().is_some_and(|blobs| real.parent() == Some(blobs)) {
             return Ok(real);
@@ -199,6 +228,7 @@ impl ExternalData {
         ensure!(
             real.starts_with(&folder.root),
             InvalidGraph,
+            help = "replace the link by the file itself",
             "a symbolic link leads out of the model's folder, to '{}'",
             real.display()
         );

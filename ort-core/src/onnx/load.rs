@@ -17,7 +17,7 @@ use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSet
 use super::source::Source;
 use crate::ir::Graph;
 use crate::spec::Registry;
-use crate::{Limits, Result, Within, ensure, error};
+use crate::{Limits, Result, Within, ensure, error, nearest};
 
 /// A model as it was loaded: the canonical graph, not yet inferred, and what else the file says.
 #[derive(Debug, Default)]
@@ -88,6 +88,27 @@ pub struct UnknownOperator {
     pub first_node: String,
 }
 
+impl UnknownOperator {
+    /// What it may have been meant to be: an operator of nearly the same name, or of another domain.
+    pub fn advice(&self) -> Result<String> {
+        let records = Registry::global()?.records();
+        let shown = |domain: &str| if domain.is_empty() { "ai.onnx" } else { domain }.to_string();
+        let of_domain = || records.iter().filter(|record| record.domain == self.domain);
+        if let Some(near) = nearest(&self.op, of_domain().map(|record| record.name)) {
+            return Ok(format!("did you mean '{near}'?"));
+        }
+        if let Some(record) = records.iter().find(|record| record.name == self.op) {
+            return Ok(format!("domain {} has an operator of that name", shown(record.domain)));
+        }
+        let domains = records.iter().map(|record| record.domain).filter(|domain| !domain.is_empty());
+        let known = self.domain.is_empty() || of_domain().next().is_some();
+        Ok(match nearest(&self.domain, domains).filter(|_| !known) {
+            Some(domain) => format!("did you mean domain '{domain}'?"),
+            None => "export the model without it, or register its record and a kernel".to_string(),
+        })
+    }
+}
+
 /// Loads the model that `source` holds.
 ///
 /// Errors: the bytes are no model; it uses unknown operators (all are named at once); it contradicts the standard
@@ -108,7 +129,9 @@ pub fn load_proto(model: ModelProto, external: ExternalData) -> Result<LoadedMod
 fn load_within(mut model: ModelProto, external: ExternalData, limits: &Limits) -> Result<LoadedModel> {
     let info = ModelInfo::of(&model);
     let unknown = unknown_operators(&model)?;
-    ensure!(unknown.is_empty(), NotImplemented, "{}", describe(&unknown));
+    if let Some(first) = unknown.first() {
+        return Err(error!(NotImplemented, "{}", describe(&unknown)).help(first.advice()?));
+    }
     if !model.training_info.is_empty() {
         tracing::debug!("the model's training graphs are not loaded");
     }
@@ -153,6 +176,7 @@ pub(super) fn opsets_of(imports: &[OperatorSetIdProto], ir_version: i64) -> Resu
         ensure!(
             import.version() > 0,
             InvalidGraph,
+            help = format!("versions count from 1; the newest of ai.onnx is {NEWEST_OPSET}"),
             "operator set '{domain}' has version {}",
             import.version()
         );

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::build::{BoundAttributes, Loader, Scope};
+use super::build::{BoundAttributes, Loader, Meaning, Scope};
 use super::load::{function_key, opsets_of};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
@@ -13,23 +13,35 @@ use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId};
 use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
-use crate::{Result, Within, ensure, error};
+use crate::{Result, Within, advise, ensure, error};
 
 /// An attribute under the name that the node gives it, wherever its value comes from.
 type Given<'m> = (&'m str, &'m AttributeProto);
 
 impl<'m> Loader<'m> {
     /// Builds one node, whose outputs are declared.
-    pub(super) fn node(&mut self, node: &'m NodeProto, index: usize) -> Result<()> {
+    pub(super) fn node(
+        &mut self,
+        node: &'m NodeProto,
+        index: usize,
+        outputs: Vec<Option<ValueId>>,
+    ) -> Result<()> {
         self.count_node()?;
         let name = self.node_name(node, index);
-        let place = format!("node '{name}' ({})", node.op_type());
-        self.build_node(node, name).within(|| place)
+        let place = || format!("node '{name}' ({})", node.op_type());
+        self.build_node(node, name.clone(), outputs).within(place)
     }
 
-    fn build_node(&mut self, node: &'m NodeProto, name: String) -> Result<()> {
+    fn build_node(
+        &mut self,
+        node: &'m NodeProto,
+        name: Arc<str>,
+        mut outputs: Vec<Option<ValueId>>,
+    ) -> Result<()> {
         let inputs = self.node_inputs(node)?;
-        let outputs = self.node_outputs(node);
+        while outputs.last() == Some(&None) {
+            outputs.pop();
+        }
         let attributes = self.given_attributes(node);
         let key = function_key(node);
         if let Some(function) = self.functions.get(&key).copied() {
@@ -62,25 +74,12 @@ impl<'m> Loader<'m> {
                 continue;
             }
             let found = self.resolve(self.scopes.len() - 1, name);
-            inputs.push(found.ok_or_else(|| {
-                error!(InvalidGraph, "'{name}' is no node's output, and no input or initializer")
-                    .within(format!("input {index}"))
-            })?);
+            inputs.push(found.ok_or_else(|| self.unknown_value("", name).within(format!("input {index}")))?);
         }
         while inputs.last() == Some(&None) {
             inputs.pop();
         }
         Ok(inputs)
-    }
-
-    fn node_outputs(&mut self, node: &'m NodeProto) -> Vec<Option<ValueId>> {
-        let scope = self.scope();
-        let find = |name: &String| scope.names.get(name.as_str()).copied().flatten();
-        let mut outputs: Vec<Option<ValueId>> = node.output.iter().map(find).collect();
-        while outputs.last() == Some(&None) {
-            outputs.pop();
-        }
-        outputs
     }
 
     /// The attributes, references to those of the function around resolved. One that refers to an attribute which
@@ -97,7 +96,7 @@ impl<'m> Loader<'m> {
     fn operator(
         &mut self,
         node: &'m NodeProto,
-        name: String,
+        name: Arc<str>,
         (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
     ) -> Result<()> {
         let (domain, op, _) = function_key(node);
@@ -105,11 +104,11 @@ impl<'m> Loader<'m> {
             .registry
             .find(domain, op)
             .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let version =
-            self.scope().opsets.get(domain).copied().ok_or_else(|| {
-                error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
-            })?;
-        let mut attrs = Vec::new();
+        let version = self.scope().opsets.get(domain).copied().ok_or_else(|| {
+            error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
+                .help("add the domain and its version to the model's opset_import")
+        })?;
+        let mut attrs: Vec<(&str, Attribute)> = Vec::new();
         let mut subgraphs = Vec::new();
         for (attr_name, attribute) in given {
             match attribute_type(attribute, kind_in(spec, attr_name))? {
@@ -117,14 +116,22 @@ impl<'m> Loader<'m> {
                 ty => {
                     let value =
                         self.attribute(attribute, ty).within(|| format!("attribute '{attr_name}'"))?;
-                    attrs.push((attr_name.to_string(), value));
+                    attrs.push((attr_name, value));
                 }
             }
         }
         check_graphs(spec, &subgraphs)?;
+        if spec.upgrades.iter().all(|upgrade| version >= upgrade.before) {
+            let attrs = Attributes::checked(spec, attrs)?;
+            let node = Node { name, spec, inputs, outputs, attrs, subgraphs };
+            spec.check_arity(&node)?;
+            self.top().graph.nodes.push(node);
+            return Ok(());
+        }
         let graph = &mut self.top().graph;
-        let mut draft = Draft::new(graph, name.into(), (domain, op, version));
-        (draft.inputs, draft.outputs, draft.attrs, draft.subgraphs) = (inputs, outputs, attrs, subgraphs);
+        let mut draft = Draft::new(graph, name, (domain, op, version));
+        draft.attrs = attrs.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        (draft.inputs, draft.outputs, draft.subgraphs) = (inputs, outputs, subgraphs);
         for upgrade in spec.upgrades.iter().filter(|upgrade| version < upgrade.before) {
             (upgrade.apply)(&mut draft)?;
             // An operator that has become another one is in that one's canonical form.
@@ -145,8 +152,14 @@ impl<'m> Loader<'m> {
         attribute: &'m AttributeProto,
     ) -> Result<Subgraph> {
         let known = spec.attrs.iter().find(|attr| attr.name == name && attr.kind == AttrKind::Graph);
-        let known =
-            known.ok_or_else(|| error!(InvalidGraph, "operator {} has no graph '{name}'", spec.name))?;
+        let known = known.ok_or_else(|| {
+            let graphs = spec.attrs.iter().filter(|attr| attr.kind == AttrKind::Graph).map(|attr| attr.name);
+            error!(InvalidGraph, "operator {} has no graph '{name}'", spec.name).help(advise(
+                "graphs of the operator",
+                name,
+                graphs,
+            ))
+        })?;
         let proto =
             attribute.g.as_deref().ok_or_else(|| error!(InvalidGraph, "graph '{name}' is missing"))?;
         let (graph, captures) = self.subgraph(proto).within(|| known.name)?;
@@ -221,7 +234,7 @@ impl<'m> Loader<'m> {
     }
 
     /// Makes `output` the same as `input`: a constant where that is one, else by a node.
-    fn identity(&mut self, name: String, input: ValueId, output: ValueId) -> Result<()> {
+    fn identity(&mut self, name: Arc<str>, input: ValueId, output: ValueId) -> Result<()> {
         if let Some(tensor) = self.top().graph.constants.get(&input).cloned() {
             self.set_constant(output, tensor);
             return Ok(());
@@ -230,7 +243,7 @@ impl<'m> Loader<'m> {
         let spec = spec.ok_or_else(|| error!(NotImplemented, "operator Identity is not known"))?;
         let (inputs, outputs) = (vec![Some(input)], vec![Some(output)]);
         let attrs = Attributes::default();
-        let node = Node { name: name.into(), spec, inputs, outputs, attrs, subgraphs: Vec::new() };
+        let node = Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() };
         self.top().graph.nodes.push(node);
         Ok(())
     }
@@ -244,17 +257,25 @@ impl<'m> Loader<'m> {
         (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
     ) -> Result<()> {
         let key = function_key(node);
-        ensure!(!self.calls.contains(&key), InvalidGraph, "function '{}' calls itself", key.1);
+        ensure!(
+            !self.calls.contains(&key),
+            InvalidGraph,
+            help = "a function may only call others, which do not lead back to it; use Loop for repetition",
+            "function '{}' calls itself",
+            key.1
+        );
         let (most_in, most_out) = (function.input.len(), function.output.len());
         ensure!(
             inputs.len() <= most_in,
             InvalidGraph,
+            help = format!("its inputs are {}", function.input.join(", ")),
             "the function takes {most_in} inputs, got {}",
             inputs.len()
         );
         ensure!(
             outputs.len() <= most_out,
             InvalidGraph,
+            help = format!("its outputs are {}", function.output.join(", ")),
             "the function has {most_out} outputs, got {}",
             outputs.len()
         );
@@ -263,8 +284,8 @@ impl<'m> Loader<'m> {
         let mut opsets = (*self.scope().opsets).clone();
         opsets.extend(opsets_of(&function.opset_import, i64::MAX)?);
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
-        let names =
-            function.input.iter().zip(arguments).map(|(name, id)| (name.as_str().into(), id)).collect();
+        let names = function.input.iter().zip(arguments);
+        let names = names.map(|(name, id)| (name.as_str().into(), Meaning::given(id))).collect();
         let wanted: Vec<(&'m str, ValueId)> = function
             .output
             .iter()
@@ -300,11 +321,11 @@ impl<'m> Loader<'m> {
     /// handed through, and values that are two outputs at once.
     fn deliver(&mut self, name: &str, wanted: &[(&'m str, ValueId)]) -> Result<()> {
         for &(output, id) in wanted {
-            let found = self.scope().names.get(output).copied().flatten();
+            let found = self.scope().names.get(output).and_then(|meaning| meaning.value);
             let found = found
                 .ok_or_else(|| error!(InvalidGraph, "the function never writes its output '{output}'"))?;
             if found != id {
-                self.identity(format!("{name}/{output}"), found, id)?;
+                self.identity(format!("{name}/{output}").into(), found, id)?;
             }
         }
         Ok(())
@@ -317,7 +338,12 @@ fn bind_attributes<'m>(function: &'m FunctionProto, given: &[Given<'m>]) -> Resu
         function.attribute_proto.iter().map(|attribute| (attribute.name(), attribute)).collect();
     for &(name, value) in given {
         let known = bound.contains_key(name) || function.attribute.iter().any(|known| known == name);
-        ensure!(known, InvalidGraph, "function '{}' has no attribute '{name}'", function.name());
+        if !known {
+            let names = function.attribute.iter().map(String::as_str);
+            let names = names.chain(function.attribute_proto.iter().map(|attribute| attribute.name()));
+            return Err(error!(InvalidGraph, "function '{}' has no attribute '{name}'", function.name())
+                .help(advise("attributes", name, names)));
+        }
         bound.insert(name, value);
     }
     Ok(bound)
@@ -334,7 +360,13 @@ fn check_graphs(spec: &OpSpec, subgraphs: &[Subgraph]) -> Result<()> {
         let count = subgraphs.iter().filter(|subgraph| subgraph.attr == attr.name).count();
         ensure!(count < 2, InvalidGraph, "attribute '{}' is given twice", attr.name);
         let missing = count == 0 && attr.default == AttrDefault::Required;
-        ensure!(!missing, InvalidGraph, "attribute '{}' is missing", attr.name);
+        ensure!(
+            !missing,
+            InvalidGraph,
+            help = "the operator needs it: add the graph to the node",
+            "attribute '{}' is missing",
+            attr.name
+        );
     }
     Ok(())
 }

@@ -13,40 +13,74 @@ pub(super) fn node_label(node: &NodeProto, index: usize) -> String {
     }
 }
 
-/// The order in which nodes are built; `producers` says which node writes each value of this graph.
+/// The order in which nodes are built.
+pub(super) enum Order {
+    /// That of the file.
+    AsGiven,
+    /// By their places in the file.
+    Sorted(Vec<usize>),
+}
+
+impl Order {
+    /// The nodes in this order, with their places in the file.
+    pub(super) fn of<'a>(&self, nodes: &'a [NodeProto]) -> impl Iterator<Item = (usize, &'a NodeProto)> {
+        (0..nodes.len()).filter_map(move |place| {
+            let index = match self {
+                Order::AsGiven => place,
+                Order::Sorted(order) => *order.get(place)?,
+            };
+            nodes.get(index).map(|node| (index, node))
+        })
+    }
+}
+
+/// The order in which nodes are built; `writer` says which node writes the value of a name, where one of them does.
 ///
 /// Errors: a cycle, with its nodes.
-pub(super) fn schedule(nodes: &[NodeProto], producers: &HashMap<&str, usize>) -> Result<Vec<usize>> {
-    let needs: Vec<Vec<usize>> = nodes.iter().map(|node| needed_nodes(node, producers)).collect();
-    let sorted = |(index, needs): (usize, &Vec<usize>)| needs.iter().all(|&need| need < index);
-    if needs.iter().enumerate().all(sorted) {
-        return Ok((0..nodes.len()).collect());
+pub(super) fn schedule(nodes: &[NodeProto], writer: impl Fn(&str) -> Option<usize>) -> Result<Order> {
+    let comes_later = |index: usize, name: &str| writer(name).is_some_and(|writer| writer >= index);
+    let mut sorted = true;
+    for (index, node) in nodes.iter().enumerate() {
+        for_each_read(node, &mut |name| sorted &= !comes_later(index, name));
     }
+    if sorted {
+        return Ok(Order::AsGiven);
+    }
+    let needs: Vec<Vec<usize>> = nodes.iter().map(|node| needed_nodes(node, &writer)).collect();
     let mut waits: Vec<usize> = needs.iter().map(Vec::len).collect();
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (index, needs) in needs.iter().enumerate() {
-        needs.iter().for_each(|&need| readers[need].push(index));
+        for &need in needs {
+            readers.get_mut(need).into_iter().for_each(|readers| readers.push(index));
+        }
     }
-    let mut ready: BTreeSet<usize> = (0..nodes.len()).filter(|&index| waits[index] == 0).collect();
+    let mut ready: BTreeSet<usize> = indices_where(&waits, |waiting| waiting == 0).collect();
     let mut order = Vec::with_capacity(nodes.len());
     while let Some(index) = ready.pop_first() {
         order.push(index);
-        for &reader in &readers[index] {
-            waits[reader] -= 1;
-            if waits[reader] == 0 {
+        for &reader in readers.get(index).into_iter().flatten() {
+            let Some(waiting) = waits.get_mut(reader) else { continue };
+            *waiting -= 1;
+            if *waiting == 0 {
                 ready.insert(reader);
             }
         }
     }
-    match waits.iter().position(|&waiting| waiting > 0) {
-        None => Ok(order),
+    match indices_where(&waits, |waiting| waiting > 0).next() {
+        None => Ok(Order::Sorted(order)),
         Some(start) => {
             let cycle = find_cycle(start, &needs, &waits);
-            let shown: Vec<String> = cycle.iter().take(8).map(|&at| node_label(&nodes[at], at)).collect();
+            let label = |&at: &usize| nodes.get(at).map(|node| node_label(node, at));
+            let shown: Vec<String> = cycle.iter().take(8).filter_map(label).collect();
             let more = if cycle.len() > shown.len() { " -> ..." } else { "" };
-            Err(error!(InvalidGraph, "the graph has a cycle: {}{more}", shown.join(" -> ")))
+            Err(error!(InvalidGraph, "the graph has a cycle: {}{more}", shown.join(" -> "))
+                .help("a node can only read what does not depend on it; use Loop or Scan for repetition"))
         }
     }
+}
+
+fn indices_where(counts: &[usize], holds: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
+    counts.iter().enumerate().filter(move |(_, count)| holds(**count)).map(|(index, _)| index)
 }
 
 /// Follows nodes that wait for each other from `start` until one comes again.
@@ -54,8 +88,9 @@ fn find_cycle(start: usize, needs: &[Vec<usize>], waits: &[usize]) -> Vec<usize>
     let mut path = vec![start];
     let mut places = HashMap::from([(start, 0)]);
     let mut at = start;
+    let is_waiting = |&&need: &&usize| waits.get(need).is_some_and(|&waiting| waiting > 0);
     // What a node still waits for is itself waiting, so the path never ends before it closes.
-    while let Some(&next) = needs[at].iter().find(|&&need| waits[need] > 0) {
+    while let Some(&next) = needs.get(at).and_then(|needs| needs.iter().find(is_waiting)) {
         if let Some(&place) = places.get(&next) {
             let mut cycle = path.split_off(place);
             cycle.push(next);
@@ -69,13 +104,20 @@ fn find_cycle(start: usize, needs: &[Vec<usize>], waits: &[usize]) -> Vec<usize>
     path
 }
 
-fn needed_nodes(node: &NodeProto, producers: &HashMap<&str, usize>) -> Vec<usize> {
-    let mut names: Vec<&str> = node.input.iter().map(String::as_str).collect();
-    for_each_subgraph(node, &mut |graph| outer_reads(graph, &mut names));
-    let mut needs: Vec<usize> = names.into_iter().filter_map(|name| producers.get(name).copied()).collect();
+fn needed_nodes(node: &NodeProto, writer: &impl Fn(&str) -> Option<usize>) -> Vec<usize> {
+    let mut needs = Vec::new();
+    for_each_read(node, &mut |name| needs.extend(writer(name)));
     needs.sort_unstable();
     needs.dedup();
     needs
+}
+
+/// Calls `visit` with each name that the node or a subgraph of it reads from its graph.
+fn for_each_read(node: &NodeProto, visit: &mut impl FnMut(&str)) {
+    node.input.iter().for_each(|name| visit(name));
+    let mut names = Vec::new();
+    for_each_subgraph(node, &mut |graph| outer_reads(graph, &mut names));
+    names.into_iter().for_each(visit);
 }
 
 /// Calls `visit` with each graph in the node's attributes.

@@ -64,6 +64,10 @@ pub(super) fn why_undecodable(bytes: &[u8], problem: &prost::DecodeError) -> Err
         .help("download or copy it again");
     }
     known_format(bytes).unwrap_or_else(|| {
+        if problem.to_string().contains("UTF-8") {
+            return error!(InvalidProtobuf, "a name or text of the model is not UTF-8: {problem}")
+                .help("write it as UTF-8, or copy the file again if it is damaged");
+        }
         error!(InvalidProtobuf, "the file is not an ONNX model, or is damaged: {problem}")
             .help("check that it is a binary .onnx file, and download or copy it again")
     })

@@ -20,6 +20,9 @@ use crate::{Error, Limits, Result, Within, ensure, error};
 /// The most bytes of a protocol buffer.
 const LARGEST_MESSAGE: u64 = 1 << 31;
 
+/// What to try with a file of no bytes.
+const EMPTY: &str = "download or copy it again";
+
 /// How files are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileAccess {
@@ -136,8 +139,8 @@ impl Source {
     }
 
     fn decode_model(&self) -> Result<ModelProto> {
-        ensure!(!self.bytes.is_empty(), NoModel, "the file is empty");
-        check_expansion(&self.bytes, self.limits.bytes)?;
+        ensure!(!self.bytes.is_empty(), NoModel, help = EMPTY, "the file is empty");
+        check_expansion(&self.bytes, &self.limits)?;
         match ModelProto::decode(self.bytes.clone()) {
             Ok(model) if model.graph.is_some() => Ok(model),
             Ok(_) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {
@@ -167,10 +170,20 @@ pub(super) struct FileBytes {
 /// The whole content of a regular file, mapped or read. Empty files are errors.
 pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
     let metadata = std::fs::metadata(path).map_err(|problem| cannot_open(&problem))?;
-    ensure!(!metadata.is_dir(), NoSuchFile, "this is a folder, expected a file");
+    ensure!(
+        !metadata.is_dir(),
+        NoSuchFile,
+        help = "name the file in it",
+        "this is a folder, expected a file"
+    );
     // Opening a pipe waits for a writer, and a device may never end.
-    ensure!(metadata.is_file(), NoSuchFile, "this is a pipe, socket or device, expected a regular file");
-    ensure!(metadata.len() > 0, NoModel, "the file is empty");
+    ensure!(
+        metadata.is_file(),
+        NoSuchFile,
+        help = "copy it into a file, or read it with Source::from_reader",
+        "this is a pipe, socket or device, expected a regular file"
+    );
+    ensure!(metadata.len() > 0, NoModel, help = EMPTY, "the file is empty");
     let mut file = File::open(path).map_err(|problem| cannot_open(&problem))?;
     if map {
         let mapping = MappedFile::open_file(file)
@@ -190,6 +203,6 @@ fn cannot_open(problem: &std::io::Error) -> Error {
         std::io::ErrorKind::PermissionDenied => {
             error!(NoSuchFile, "no permission to read the file").help("check its owner and mode")
         }
-        _ => error!(NoSuchFile, "cannot open the file: {problem}"),
+        _ => error!(NoSuchFile, "cannot open the file: {problem}").help("check the path"),
     }
 }

@@ -41,13 +41,21 @@ fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor
     }
 }
 
+/// What to try where data and shape of a tensor differ.
+const REWRITE: &str = "the data must fill the shape exactly: export the model again, or copy it again";
+
 /// A shape from the dimensions in a file.
 pub(super) fn shape_of(dims: &[i64]) -> Result<Shape> {
     let size = |&dim: &i64| {
-        usize::try_from(dim).map_err(|_| error!(InvalidGraph, "shape {dims:?} has a negative dimension"))
+        usize::try_from(dim).map_err(|_| {
+            error!(InvalidGraph, "shape {dims:?} has a negative dimension")
+                .help("write the sizes of the data; only inputs may leave sizes open")
+        })
     };
     let shape = dims.iter().map(size).collect::<Result<Shape>>()?;
-    element_count(&shape).map_err(|_| error!(InvalidGraph, "shape {dims:?} has more elements than fit"))?;
+    element_count(&shape).map_err(|_| {
+        error!(InvalidGraph, "shape {dims:?} has more elements than can be addressed").help(REWRITE)
+    })?;
     Ok(shape)
 }
 
@@ -77,14 +85,15 @@ fn from_raw(dtype: DType, shape: &[usize], raw: Bytes) -> Result<Tensor> {
 
 /// The length errors of tensors made by a caller are the caller's; here they are the model's.
 fn as_invalid_graph(problem: Error) -> Error {
-    error!(InvalidGraph, "{}", problem.message())
+    error!(InvalidGraph, "{}", problem.message()).help(REWRITE)
 }
 
 fn read_strings(shape: &[usize], data: &[Bytes]) -> Result<Tensor> {
     let text = |(index, bytes): (usize, &Bytes)| {
-        std::str::from_utf8(bytes)
-            .map(str::to_string)
-            .map_err(|_| error!(InvalidGraph, "string {index} is not UTF-8"))
+        std::str::from_utf8(bytes).map(str::to_string).map_err(|_| {
+            error!(InvalidGraph, "string {index} is not UTF-8")
+                .help("write strings as UTF-8, and other bytes as a uint8 tensor")
+        })
     };
     let strings = data.iter().enumerate().map(text).collect::<Result<Vec<String>>>()?;
     Tensor::from_strings(shape, strings).map_err(as_invalid_graph)
@@ -137,6 +146,7 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
     ensure!(
         data.len() == expected,
         InvalidGraph,
+        help = REWRITE,
         "a {dtype} tensor of shape {shape:?} is stored in {expected} entries, got {}",
         data.len()
     );
@@ -149,7 +159,13 @@ fn whole<T: Element>(dtype: DType, shape: &[usize], expected: usize, mut data: V
 
 /// Packs 6-bit elements, stored one to an entry, into a bit stream from the low bits up.
 fn six_bit(dtype: DType, shape: &[usize], count: usize, data: &[i32]) -> Result<Tensor> {
-    ensure!(data.len() == count, InvalidGraph, "{count} elements are expected, got {}", data.len());
+    ensure!(
+        data.len() == count,
+        InvalidGraph,
+        help = REWRITE,
+        "{count} elements are expected, got {}",
+        data.len()
+    );
     let mut bytes = Vec::with_capacity((count * 6).div_ceil(8));
     for group in data.chunks(4) {
         let mut word = 0u32;
@@ -185,8 +201,15 @@ pub fn tensor_to_proto(name: &str, tensor: &Tensor) -> Result<TensorProto> {
 
 /// Reads a sparse tensor.
 pub fn sparse_from_proto(proto: SparseTensorProto, external: &mut ExternalData) -> Result<SparseTensor> {
+    let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
+    read_sparse(proto, external).within(|| format!("sparse tensor '{name}'"))
+}
+
+fn read_sparse(proto: SparseTensorProto, external: &mut ExternalData) -> Result<SparseTensor> {
     let part = |part: Option<TensorProto>, what| {
-        part.ok_or_else(|| error!(InvalidGraph, "a sparse tensor has no {what}"))
+        part.ok_or_else(|| {
+            error!(InvalidGraph, "it has no {what}").help("it needs values and the index of each")
+        })
     };
     let values = tensor_from_proto(part(proto.values, "values")?, external)?;
     let indices = tensor_from_proto(part(proto.indices, "indices")?, external).within(|| "sparse indices")?;
@@ -197,6 +220,7 @@ pub fn sparse_from_proto(proto: SparseTensorProto, external: &mut ExternalData) 
     ensure!(
         indices.dtype() == DType::I64 && (linear || indices.shape() == [count, shape.len()]),
         InvalidGraph,
+        help = "each value needs one index",
         "sparse indices are {}{:?}, expected int64[{count}] or int64[{count}, {}]",
         indices.dtype(),
         indices.shape(),
@@ -212,10 +236,16 @@ pub(super) fn dense_from_proto(
     external: &mut ExternalData,
     left: &mut usize,
 ) -> Result<Tensor> {
+    let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
     let sparse = sparse_from_proto(proto, external)?;
+    let place = || format!("sparse tensor '{name}'");
+    write_out(&sparse, left).within(place)
+}
+
+fn write_out(sparse: &SparseTensor, left: &mut usize) -> Result<Tensor> {
     let bytes = byte_count(sparse.values.dtype(), &sparse.shape).map_err(as_invalid_graph)?;
     *left = left.checked_sub(bytes).ok_or_else(|| {
-        error!(InvalidGraph, "a sparse tensor would take {bytes} bytes with its zeros, {left} are left")
+        error!(InvalidGraph, "it would take {bytes} bytes with its zeros, {left} are left")
             .raise("folded_bytes")
     })?;
     sparse.to_dense()

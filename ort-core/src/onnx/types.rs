@@ -13,8 +13,10 @@ const DEPTH_LIMIT: usize = 16;
 /// The element type of an ONNX code; undefined and unknown codes are errors.
 pub(super) fn dtype_from_code(code: i32) -> Result<DType> {
     DType::from_onnx(code).ok_or_else(|| match code {
-        0 => error!(InvalidGraph, "the element type is not given"),
-        _ => error!(NotImplemented, "element type {code} is not known: the model is newer than this build"),
+        0 => error!(InvalidGraph, "the element type is not given")
+            .help("set it to one of TensorProto.DataType"),
+        _ => error!(NotImplemented, "element type {code} is not known: the model is newer than this build")
+            .help("use a newer build, or another element type"),
     })
 }
 
@@ -25,7 +27,12 @@ pub(super) fn type_from_proto(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim)
 
 fn type_at_depth(proto: &TypeProto, unnamed: &dyn Fn(usize) -> Dim, depth: usize) -> Result<ValueType> {
     use type_proto::Value;
-    ensure!(depth < DEPTH_LIMIT, InvalidGraph, "a type is nested more than {DEPTH_LIMIT} deep");
+    ensure!(
+        depth < DEPTH_LIMIT,
+        InvalidGraph,
+        help = "no operator takes more: declare a plainer type",
+        "a type is nested more than {DEPTH_LIMIT} deep"
+    );
     let inner = |element: &Option<Box<TypeProto>>| -> Result<Box<ValueType>> {
         let element = element.as_deref().map(|element| type_at_depth(element, unnamed, depth + 1));
         Ok(Box::new(element.transpose()?.unwrap_or_default()))

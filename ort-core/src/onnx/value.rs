@@ -127,10 +127,10 @@ fn read_map(proto: MapProto) -> Result<Value> {
 /// The values of a map as one tensor, where each is a single element; else the sequence as it is.
 fn stack(values: SequenceValue) -> Result<Value> {
     let tensors: Option<Vec<&Tensor>> = values.elements.iter().map(|value| value.tensor().ok()).collect();
-    let Some(tensors) = tensors.filter(|tensors| !tensors.is_empty()) else {
+    let tensors = tensors.unwrap_or_default();
+    let Some(dtype) = tensors.first().map(|tensor| tensor.dtype()) else {
         return Ok(Value::Sequence(values));
     };
-    let dtype = tensors[0].dtype();
     let single =
         |tensor: &&Tensor| tensor.dtype() == dtype && tensor.element_count() == 1 && !dtype.is_packed();
     if !tensors.iter().all(single) {

@@ -13,13 +13,32 @@ pub(super) fn normalize(axis: i64, rank: usize) -> Result<usize> {
         .ok_or_else(|| error!(InvalidGraph, "axis {axis} is out of range for rank {rank}"))
 }
 
+/// The size along an axis that [`normalize`] counted from the front.
+pub(super) fn size<T>(shape: &[T], axis: usize) -> Result<&T> {
+    shape
+        .get(axis)
+        .ok_or_else(|| error!(InvalidGraph, "axis {axis} is out of range for rank {}", shape.len()))
+}
+
+/// The shape with another size along an axis.
+pub(super) fn with_size<T: Clone>(shape: &[T], axis: usize, size: T) -> Vec<T> {
+    let mut result = shape.to_vec();
+    result.get_mut(axis).into_iter().for_each(|old| *old = size.clone());
+    result
+}
+
+/// The sizes in front of an axis and behind it.
+pub(super) fn around<T>(shape: &[T], axis: usize) -> (&[T], &[T]) {
+    let (front, rest) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
+    (front, rest.get(1..).unwrap_or(&[]))
+}
+
 /// For each dimension, whether it is among `axes`; an axis given twice is an error.
 pub(super) fn mask(axes: &[i64], rank: usize) -> Result<Vec<bool>> {
     let mut mask = vec![false; rank];
     for &axis in axes {
-        let index = normalize(axis, rank)?;
-        ensure!(!mask[index], InvalidGraph, "axis {axis} is given twice");
-        mask[index] = true;
+        let taken = mask.get_mut(normalize(axis, rank)?).is_none_or(|taken| std::mem::replace(taken, true));
+        ensure!(!taken, InvalidGraph, "axis {axis} is given twice");
     }
     Ok(mask)
 }

@@ -42,9 +42,9 @@ fn holds_gradient(graph: &Graph) -> bool {
 }
 
 fn expand(graph: &mut Graph) -> Result<()> {
-    for index in 0..graph.nodes.len() {
-        let place = graph.nodes[index].place();
-        for subgraph in &mut graph.nodes[index].subgraphs {
+    for node in graph.nodes.iter_mut().filter(|node| !node.subgraphs.is_empty()) {
+        let place = node.place();
+        for subgraph in &mut node.subgraphs {
             expand(&mut subgraph.graph).within(|| place.clone())?;
         }
     }
@@ -55,20 +55,19 @@ fn expand(graph: &mut Graph) -> Result<()> {
         "{count} Gradient nodes, at most {MOST_GRADIENTS} are expanded"
     );
     // A node whose `y` is computed by another Gradient waits for that one.
-    while let Some(first) = graph.nodes.iter().position(is_gradient) {
+    while let Some(place) = graph.nodes.iter().find(|node| is_gradient(node)).map(Node::place) {
         let mut ready = None;
         for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| is_gradient(node)) {
             let request = Request::of(graph, node).within(|| node.place())?;
-            if !request.forward.iter().any(|node| is_gradient(&graph.nodes[node.index()])) {
-                ready = Some((index, request));
+            let is_open = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(is_gradient);
+            if !request.forward.iter().any(is_open) {
+                ready = Some((index, node.clone(), request));
                 break;
             }
         }
-        let place = graph.nodes[first].place();
-        let (index, request) = ready.ok_or_else(|| {
+        let (index, node, request) = ready.ok_or_else(|| {
             error!(InvalidGraph, "it is part of the gradient that it asks for").within(place)
         })?;
-        let node = graph.nodes[index].clone();
         differentiate(graph, &node, &request).within(|| node.place())?;
         graph.nodes.remove(index);
         let size = graph.nodes.len();
@@ -114,9 +113,10 @@ impl Request {
         let mut forward = Vec::new();
         let mut work = vec![y];
         while let Some(value) = work.pop() {
-            let Some(producer) = producers[value.index()].filter(|_| seen.insert(value)) else { continue };
+            let producer = producers.get(value.index()).copied().flatten();
+            let Some(producer) = producer.filter(|_| seen.insert(value)) else { continue };
             forward.push(producer);
-            work.extend(graph.nodes[producer.index()].reads());
+            work.extend(graph.nodes.get(producer.index()).into_iter().flat_map(Node::reads));
         }
         forward.sort_unstable();
         forward.dedup();
@@ -138,7 +138,7 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     let given: Vec<ValueId> = gradient.inputs.iter().flatten().copied().collect();
     ensure!(given.len() == request.independent.len(), InvalidGraph, "an input is left out");
     let Pass { forward, point, y } = forward_at(graph, gradient, request, &given)?;
-    let xs = &point[..request.count];
+    let xs = point.get(..request.count).unwrap_or(&point);
     let boundary: HashSet<ValueId> = point.iter().copied().collect();
     let mut varying: HashSet<ValueId> = xs.iter().copied().filter(|&x| is_continuous(graph, x)).collect();
     for node in &forward {
@@ -201,7 +201,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
     }
     let mut nodes = Vec::with_capacity(request.forward.len());
     for id in &request.forward {
-        let mut node = graph.nodes[id.index()].clone();
+        let Some(mut node) = graph.nodes.get(id.index()).cloned() else { continue };
         if !node.reads().any(|value| stands_for.contains_key(&value)) {
             nodes.push(node);
             continue;

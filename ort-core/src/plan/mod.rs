@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ort_alloc::DeviceId;
+use smallvec::SmallVec;
 
 use crate::dtype::DType;
 use crate::session::SlotId;
@@ -65,8 +66,8 @@ pub(crate) enum Action {
 #[derive(Debug, Clone)]
 pub(crate) struct StepPlan {
     pub(crate) action: Action,
-    /// For each output, the input that shares its memory.
-    pub(crate) in_place: Vec<Option<usize>>,
+    /// Outputs that share the memory of an input, each with that input.
+    pub(crate) in_place: SmallVec<[(u32, u32); 2]>,
     /// Scratch memory in the host's slab.
     pub(crate) workspace: Range<usize>,
     /// Slots with memory of their own that die after this step.
@@ -90,6 +91,14 @@ pub(crate) struct RunPlan {
     pub(crate) live: Vec<usize>,
     /// Whether some value is dynamic.
     pub(crate) has_dynamic: bool,
+}
+
+impl StepPlan {
+    /// The input whose memory the output at `position` takes over.
+    pub(crate) fn input_in_place_of(&self, position: usize) -> Option<usize> {
+        let pair = self.in_place.iter().find(|(output, _)| *output as usize == position);
+        pair.map(|(_, input)| *input as usize)
+    }
 }
 
 impl RunPlan {

@@ -1,5 +1,7 @@
 //! The plan as people and scripts read it.
 
+use std::collections::HashSet;
+
 use super::resolve::{evaluate, largest_at_peak};
 use super::{Action, Place, RunPlan};
 use crate::dim::{Bindings, Dim};
@@ -84,16 +86,17 @@ pub struct PlanReport {
 
 /// Writes the report of a plan.
 pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings) -> PlanReport {
-    let running = |index: &usize| plan.steps[*index].action == Action::Run;
-    let indices: Vec<usize> = (0..plan.steps.len()).filter(running).collect();
+    let running = plan.steps.iter().enumerate().filter(|(_, step)| step.action == Action::Run);
+    let indices: Vec<usize> = running.map(|(index, _)| index).collect();
     let shown =
         |step: usize| indices.partition_point(|index| *index < step).min(indices.len().saturating_sub(1));
-    let steps = indices
-        .iter()
-        .map(|&index| PlannedStep {
-            node: program.steps[index].name.to_string(),
-            op: program.steps[index].op.to_string(),
-            live_bytes: plan.live[index],
+    let steps = program.steps.iter().zip(&plan.steps).zip(&plan.live);
+    let steps = steps
+        .filter(|((_, planned), _)| planned.action == Action::Run)
+        .map(|((step, _), &live_bytes)| PlannedStep {
+            node: step.name.to_string(),
+            op: step.op.to_string(),
+            live_bytes,
         })
         .collect();
     let mut values = Vec::new();
@@ -132,13 +135,13 @@ pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings) -> 
 fn symbolic_peak(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Option<String> {
     let peak = plan.live.iter().enumerate().max_by_key(|(_, bytes)| **bytes).map(|(step, _)| step)?;
     let mut sum = Dim::constant(0);
-    let mut counted: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut counted: HashSet<std::ops::Range<usize>> = HashSet::new();
     for (slot, planned) in program.slots.iter().zip(&plan.slots) {
         if planned.life.0 > peak || planned.life.1 < peak {
             continue;
         }
         match &planned.place {
-            Place::Slab { range, .. } if !counted.contains(range) => counted.push(range.clone()),
+            Place::Slab { range, .. } if counted.insert(range.clone()) => {}
             Place::Own => {}
             _ => continue,
         }

@@ -1,6 +1,11 @@
 //! Makes the plan for one binding of the dimensions.
 
-use std::collections::BTreeMap;
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots, steps and groups are made by the program and the planner, whose tables have an entry for each"
+)]
+
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use ort_alloc::{DeviceId, Interval};
@@ -32,7 +37,10 @@ fn resolve_given(program: &Program, bindings: &Bindings, threads: usize, given: 
     planner.find_needed();
     planner.find_last_uses();
     for index in 0..program.steps.len() {
-        planner.place_step(index).within(|| program.steps[index].place())?;
+        planner
+            .place_step(index)
+            .map_err(|problem| problem.help("check its attributes and the shapes of its inputs"))
+            .within(|| program.steps[index].place())?;
     }
     planner.finish()
 }
@@ -184,7 +192,7 @@ impl<'a> Planner<'a> {
         let step = &self.program.steps[index];
         let mut plan = StepPlan {
             action: Action::Skip,
-            in_place: vec![None; step.outputs.len()],
+            in_place: SmallVec::new(),
             workspace: 0..0,
             release: Vec::new(),
             nested: Vec::new(),
@@ -293,9 +301,9 @@ impl<'a> Planner<'a> {
                 Some(_) if self.is_output[place] && host => Draft::Own,
                 Some(bytes) => {
                     let shared = if unread { None } else { self.share_input(step, (index, position), bytes) };
-                    plan.in_place[position] = shared.as_ref().map(|(input, _)| *input);
                     match shared {
-                        Some((_, draft)) => {
+                        Some((input, draft)) => {
+                            plan.in_place.push((position as u32, input as u32));
                             self.kinds[place] = ValueKind::InPlace;
                             draft
                         }
@@ -578,16 +586,12 @@ pub(crate) fn largest_at_peak(plan: &RunPlan, program: &Program) -> Vec<(String,
     let peak = plan.live.iter().enumerate().max_by_key(|(_, bytes)| **bytes).map_or(0, |(step, _)| step);
     let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
     // What is in place of something else takes no further bytes.
-    let mut counted = Vec::new();
+    let mut counted = HashSet::new();
     for (slot, planned) in program.slots.iter().zip(&plan.slots) {
         let alive = planned.life.0 <= peak && peak <= planned.life.1;
         let takes = match &planned.place {
             _ if !alive => false,
-            Place::Slab { slab, range } => {
-                let new = !counted.contains(&(*slab, range.clone()));
-                counted.push((*slab, range.clone()));
-                new
-            }
+            Place::Slab { slab, range } => counted.insert((*slab, range.clone())),
             Place::Own => true,
             _ => false,
         };

@@ -20,9 +20,10 @@ pub(super) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]
     if program.graph.broken.is_some() || is_resolved(program, bindings) {
         return None;
     }
-    let mut graph = program.graph.clone();
+    let mut graph = Graph::clone(&program.graph);
     for (index, slot) in program.given.iter().enumerate() {
-        let value = graph.value_mut(program.slots[slot.index()].value);
+        let Some(slot) = program.slots.get(slot.index()) else { continue };
+        let value = graph.value_mut(slot.value);
         let (ty, symbolic) = match given.get(index) {
             Some((ty, symbolic)) if *ty != ValueType::Unknown => (ty, symbolic.clone()),
             _ => (&value.ty, value.symbolic.clone()),

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::program::BuildCx;
 use super::{Model, Program, Session};
 use crate::ep::{Device, Precision, ProviderOptions, provider};
+use crate::tensor::Tensor;
 use crate::{Limits, Result, Within, ensure};
 
 /// Settings of a session.
@@ -101,7 +102,7 @@ impl SessionBuilder {
         let start = Instant::now();
         let budget = Budget::new(self.memory_limit.or_else(host_memory_bytes));
         let model = self.model;
-        let release = |tensor: &crate::tensor::Tensor| model.release(tensor);
+        let release = |tensor: &Tensor| model.release(tensor);
         let mut cx = BuildCx {
             devices: &devices,
             budget: &budget,
@@ -111,10 +112,13 @@ impl SessionBuilder {
             packed_bytes: 0,
             until: self.limits.until(),
         };
-        let mut program = Program::build(model.graph().clone(), &[], &mut cx)?;
+        let mut program = Program::build(model.shared_graph(), &[], &mut cx)?;
         // Kernels read inputs as typed slices, and the file may hold a default anywhere.
-        for default in program.graph.input_defaults.values_mut().filter(|default| !default.is_aligned()) {
-            *default = default.to_owned_copy()?;
+        if !program.graph.input_defaults.values().all(Tensor::is_aligned) {
+            let defaults = Arc::make_mut(&mut program.graph).input_defaults.values_mut();
+            for default in defaults.filter(|default| !default.is_aligned()) {
+                *default = default.to_owned_copy()?;
+            }
         }
         let packed_bytes = cx.packed_bytes;
         tracing::info!(

@@ -1,5 +1,11 @@
 //! One run of one program: steps through the schedule with every value where the plan put it.
 
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots and steps are made with the program, and each table of a frame and plan has an entry for each"
+)]
+
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +22,7 @@ use crate::ep::{Device, IoShapes, OutputSlot, OutputsFrom, RunControl, RunCx};
 use crate::plan::{Action, Place, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count};
-use crate::{Result, Within, ensure, error};
+use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// What all frames of a run share.
 #[derive(Clone, Copy)]
@@ -43,6 +49,7 @@ pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bi
         ensure!(
             tensor.rank() == formal.len(),
             InvalidArgument,
+            help = "give it a tensor of that rank",
             "input '{}' has rank {}, expected rank {}: {}",
             info.name,
             tensor.rank(),
@@ -53,6 +60,7 @@ pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bi
             unify(dim, size as i64, bindings)
                 .map_err(|problem| {
                     error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
+                        .help("the sizes must be those of the model, and each name the same size everywhere")
                 })
                 .within(place)?;
         }
@@ -99,7 +107,13 @@ impl<'a> Frame<'a> {
             if self.plan.steps[index].action == Action::Run {
                 self.env.control.check()?;
                 let start = self.env.profile.map(|_| std::time::Instant::now());
-                self.step(index).within(|| self.program.steps[index].place())?;
+                self.step(index)
+                    .map_err(|problem| match problem.kind() {
+                        // Its inputs are not to blame.
+                        ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
+                        _ => problem.help(self.inputs_in_words(index)),
+                    })
+                    .within(|| self.program.steps[index].place())?;
                 if let (Some(profile), Some(start)) = (self.env.profile, start) {
                     profile.record(&self.program.steps[index], start);
                 }
@@ -110,6 +124,23 @@ impl<'a> Frame<'a> {
         }
         let outputs: Vec<SlotId> = self.program.outputs.clone();
         outputs.into_iter().map(|slot| self.take_output(slot)).collect()
+    }
+
+    /// What errors without an advice of their own say: what the step was given.
+    fn inputs_in_words(&self, index: usize) -> String {
+        let input = |slot: &Option<SlotId>| {
+            let slot = (*slot)?;
+            let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
+            let known = self.value(slot).ok().and_then(|value| value.tensor().ok());
+            let known = known.map(|view| format!(" {}{:?}", view.dtype(), view.shape()));
+            Some(format!("'{name}'{}", known.unwrap_or_default()))
+        };
+        let inputs = self.program.steps[index].inputs.iter();
+        let inputs: Vec<String> = inputs.filter_map(input).take(12).collect();
+        match inputs.as_slice() {
+            [] => "check its attributes; it has no inputs".to_string(),
+            inputs => format!("check its inputs: {}", inputs.join(", ")),
+        }
     }
 
     /// An output keeps nothing but its own memory alive.
@@ -196,7 +227,7 @@ impl<'a> Frame<'a> {
             let known = planned.dtype.zip(planned.shape.clone());
             let (target, shape) = match &planned.place {
                 Place::Slab { slab, range } => {
-                    let in_place = self.plan.steps[index].in_place[position];
+                    let in_place = self.plan.steps[index].input_in_place_of(position);
                     (Target::Slab { slab: *slab, range: range.clone(), in_place }, known)
                 }
                 _ if step.claim.outputs == OutputsFrom::Kernel => (Target::Handed, None),
@@ -265,11 +296,13 @@ impl<'a> Frame<'a> {
             // A packed weight is not read at run time; its type and shape still count.
             let info = self.program.graph.value(value);
             let known = self.program.graph.constants.get(&value).map(|tensor| tensor.view());
-            return Ok(InputFacts { ty: info.ty.clone(), known, symbolic: None });
+            return Ok(InputFacts { ty: Cow::Borrowed(&info.ty), known, symbolic: None });
         }
         Ok(match self.value(slot)? {
             ValueView::Tensor(view) => InputFacts::concrete(view),
-            ValueView::Value(value) => InputFacts { ty: value.value_type(), known: None, symbolic: None },
+            ValueView::Value(value) => {
+                InputFacts { ty: Cow::Owned(value.value_type()), known: None, symbolic: None }
+            }
         })
     }
 
@@ -349,7 +382,7 @@ impl<'a> Frame<'a> {
         // The host slab is split into what the step reads and what it writes.
         let mut reads: SmallVec<[Range<usize>; 8]> = SmallVec::new();
         let mut writes: SmallVec<[Range<usize>; 4]> = SmallVec::new();
-        let taken: SmallVec<[usize; 2]> = plan.in_place.iter().flatten().copied().collect();
+        let taken: SmallVec<[usize; 2]> = plan.in_place.iter().map(|(_, input)| *input as usize).collect();
         let mut all_reads: SmallVec<[(Option<SlotId>, bool); 8]> = SmallVec::new();
         for (position, slot) in step.inputs.iter().enumerate() {
             all_reads.push((*slot, taken.contains(&position)));

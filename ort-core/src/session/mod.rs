@@ -38,7 +38,7 @@ use crate::ep::{CancelToken, Device, RunControl};
 use crate::ir::ValueType;
 use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
 use crate::tensor::{Value, ValueView};
-use crate::{Error, Limits, Result, ensure, error};
+use crate::{Error, Limits, Result, advise, ensure, error};
 use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
@@ -168,14 +168,17 @@ impl Session {
         let known = |name: &str| graph.inputs.iter().any(|&id| &*graph.value(id).name == name);
         for (index, (name, _)) in inputs.iter().enumerate() {
             ensure!(
-                !inputs[..index].iter().any(|(earlier, _)| earlier == name),
+                !inputs.iter().take(index).any(|(earlier, _)| earlier == name),
                 InvalidArgument,
                 "input '{name}' is given twice"
             );
             if !known(name) {
                 let names: Vec<&str> = graph.inputs.iter().map(|&id| &*graph.value(id).name).collect();
-                return Err(error!(InvalidArgument, "the model has no input '{name}'")
-                    .help(format!("its inputs are {}", names.join(", "))));
+                return Err(error!(InvalidArgument, "the model has no input '{name}'").help(advise(
+                    "inputs",
+                    name,
+                    names.iter().copied(),
+                )));
             }
         }
         let mut given = Vec::with_capacity(graph.inputs.len());
@@ -183,9 +186,10 @@ impl Session {
             let info = graph.value(id);
             let found = inputs.iter().find(|(name, _)| *name == &*info.name).map(|(_, value)| value.view());
             let default = || graph.input_defaults.get(&id).map(|tensor| ValueView::Tensor(tensor.view()));
-            let value = found
-                .or_else(default)
-                .ok_or_else(|| error!(InvalidArgument, "input '{}' ({}) is not given", info.name, info.ty))?;
+            let value = found.or_else(default).ok_or_else(|| {
+                error!(InvalidArgument, "input '{}' ({}) is not given", info.name, info.ty)
+                    .help("give a value for each input that has no default")
+            })?;
             check_type(&info.name, &info.ty, &value)?;
             given.push(value);
         }
@@ -290,7 +294,7 @@ impl Session {
     /// Which device runs each node: (node, operator, provider).
     pub fn placement(&self) -> Vec<(String, String, String)> {
         let step = |step: &Step| {
-            let provider = self.devices[step.device].info().provider;
+            let provider = self.devices.get(step.device).map_or("", |device| device.info().provider);
             (step.name.to_string(), step.op.to_string(), provider.to_string())
         };
         self.program.steps.iter().map(step).collect()
@@ -322,8 +326,11 @@ fn align<'n>(inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
 
 fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {
     let known: Vec<String> = symbols.iter().map(Symbol::to_string).collect();
-    let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
-    error!(InvalidArgument, "the model has no symbolic dimension '{name}'").help(format!("it has: {known}"))
+    error!(InvalidArgument, "the model has no symbolic dimension '{name}'").help(advise(
+        "symbolic dimensions",
+        name,
+        known.iter().map(String::as_str),
+    ))
 }
 
 fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result<()> {

@@ -19,7 +19,12 @@ use super::ValueSpec;
 
 /// A loaded model. Cloning shares it.
 #[derive(Clone)]
-pub struct Model(Arc<LoadedModel>);
+pub struct Model {
+    /// Shared with the programs of sessions, as far as they run it unchanged.
+    graph: Arc<Graph>,
+    /// What else was loaded; its own graph is empty.
+    file: Arc<LoadedModel>,
+}
 
 impl Model {
     /// Loads a model from a file, which is mapped: weights stay in the file until something reads them.
@@ -45,27 +50,32 @@ impl Model {
         let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
         prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
-        Ok(Model(Arc::new(loaded)))
+        Ok(Model { graph: Arc::new(std::mem::take(&mut loaded.graph)), file: Arc::new(loaded) })
     }
 
     /// A model of a graph that was built by hand.
     pub fn from_graph(graph: Graph) -> Model {
-        Model(Arc::new(LoadedModel { graph, ..LoadedModel::default() }))
+        Model { graph: Arc::new(graph), file: Arc::default() }
     }
 
     /// What it was loaded within.
     pub fn limits(&self) -> &crate::Limits {
-        &self.0.limits
+        &self.file.limits
     }
 
     /// The canonical graph.
     pub fn graph(&self) -> &Graph {
-        &self.0.graph
+        &self.graph
+    }
+
+    /// The canonical graph, shared.
+    pub(super) fn shared_graph(&self) -> Arc<Graph> {
+        self.graph.clone()
     }
 
     /// What the file says of itself.
     pub fn info(&self) -> &ModelInfo {
-        &self.0.info
+        &self.file.info
     }
 
     /// The inputs that a caller gives, in order.
@@ -90,13 +100,13 @@ impl Model {
 
     /// Whether these bytes are a slice of a mapped file of the model.
     pub(super) fn is_mapped(&self, bytes: &[u8]) -> bool {
-        self.0.mappings.iter().any(|mapping| mapping.contains(bytes))
+        self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
     }
 
     /// Lets go of the resident pages of a weight that was packed; they come back from the file when they are read.
     pub(super) fn release(&self, tensor: &Tensor) {
         let Some(bytes) = tensor.bytes() else { return };
-        for mapping in &self.0.mappings {
+        for mapping in &self.file.mappings {
             if let Some(range) = mapping.range_of(bytes)
                 && let Err(problem) = mapping.release(range)
             {

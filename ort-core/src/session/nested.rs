@@ -65,8 +65,8 @@ impl NestedRun for NestedFrames<'_> {
             "the subgraph has {formal} inputs, {} are given",
             inputs.len()
         );
-        let start: usize = self.nested[..index].iter().map(|nested| nested.captures.len()).sum();
-        let captured = &self.captures[start..start + nested.captures.len()];
+        let start: usize = self.nested.iter().take(index).map(|nested| nested.captures.len()).sum();
+        let captured = self.captures.iter().skip(start).take(nested.captures.len());
         let mut given: Vec<ValueView<'_>> = inputs.to_vec();
         for capture in captured {
             given.push(capture.ok_or_else(|| error!(Fail, "a captured value was not computed"))?);

@@ -2,11 +2,12 @@
 //!
 //! A slot is a value in one memory. A value that two devices read has two slots, with a copy step between them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ort_alloc::{Budget, Category, DeviceId, allocate_in};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use smallvec::smallvec;
 
 use super::cache::PlanCache;
 use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Precision, partition};
@@ -90,7 +91,8 @@ impl Step {
 
 /// A compiled graph.
 pub(crate) struct Program {
-    pub(crate) graph: Graph,
+    /// Shared with the model, where nothing was decomposed.
+    pub(crate) graph: Arc<Graph>,
     pub(crate) slots: Vec<Slot>,
     pub(crate) steps: Vec<Step>,
     /// Slots that are given at each run: the graph's inputs, then captures.
@@ -115,12 +117,17 @@ pub(crate) struct BuildCx<'a> {
 
 impl Program {
     /// Compiles an inferred graph. `captured` are values of the enclosing graph that it reads.
-    pub(crate) fn build(mut graph: Graph, captured: &[ValueId], cx: &mut BuildCx<'_>) -> Result<Program> {
+    pub(crate) fn build(
+        mut graph: Arc<Graph>,
+        captured: &[ValueId],
+        cx: &mut BuildCx<'_>,
+    ) -> Result<Program> {
         let partition = partition(&mut graph, cx.devices)?;
+        let count = graph.value_count();
         let mut builder = Builder {
-            slots: Vec::new(),
+            slots: Vec::with_capacity(count),
             steps: Vec::with_capacity(graph.nodes.len()),
-            by_value: HashMap::new(),
+            by_value: FxHashMap::with_capacity_and_hasher(count, FxBuildHasher),
             unread: count_reads(&graph),
         };
         let given: Vec<ValueId> = graph.inputs.iter().copied().chain(captured.iter().copied()).collect();
@@ -132,10 +139,12 @@ impl Program {
         for (&value, tensor) in &graph.constants {
             builder.add(value, DeviceId::HOST, Origin::Constant(tensor.clone()));
         }
-        for (index, (device, claim)) in partition.nodes.into_iter().enumerate() {
+        for (index, (node, claimed)) in graph.nodes.iter().zip(partition.nodes).enumerate() {
             check_deadline(cx.until, "compiling")?;
-            let place = graph.nodes[index].place();
-            builder.node(&graph, index, (device, claim), cx).within(|| place)?;
+            builder
+                .node(NodeView { graph: &graph, node }, index, claimed, cx)
+                .map_err(|problem| problem.help("check its attributes and the types of its inputs"))
+                .within(|| node.place())?;
         }
         let outputs = graph.outputs.clone().into_iter();
         let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));
@@ -147,6 +156,7 @@ impl Program {
 
     /// A program without steps, for a branch that cannot run.
     fn empty(graph: Graph) -> Program {
+        let graph = Arc::new(graph);
         let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Program { graph, slots, steps, given, outputs, plans: PlanCache::default() }
     }
@@ -165,7 +175,7 @@ impl Program {
 struct Builder {
     slots: Vec<Slot>,
     steps: Vec<Step>,
-    by_value: HashMap<(ValueId, DeviceId), SlotId>,
+    by_value: FxHashMap<(ValueId, DeviceId), SlotId>,
     /// How often each value is still read as it is, by value index.
     unread: Vec<usize>,
 }
@@ -174,7 +184,9 @@ fn count_reads(graph: &Graph) -> Vec<usize> {
     let mut reads = vec![0; graph.value_count()];
     let from_nodes = graph.nodes.iter().flat_map(Node::reads);
     for value in from_nodes.chain(graph.outputs.iter().copied()) {
-        reads[value.index()] += 1;
+        if let Some(reads) = reads.get_mut(value.index()) {
+            *reads += 1;
+        }
     }
     reads
 }
@@ -185,6 +197,10 @@ impl Builder {
         self.slots.push(Slot { value, memory, origin });
         self.by_value.insert((value, memory), id);
         id
+    }
+
+    fn slot_at(&self, id: SlotId) -> Result<&Slot> {
+        self.slots.get(id.index()).ok_or_else(|| error!(Fail, "there is no slot {}", id.index()))
     }
 
     /// The slot of a value in a memory; a copy step is added where it is elsewhere.
@@ -198,7 +214,7 @@ impl Builder {
         let from = elsewhere.next().ok_or_else(|| {
             error!(InvalidGraph, "'{name}' is computed by no node, nor given, nor a constant")
         })?;
-        let from_memory = self.slots[from.index()].memory;
+        let from_memory = self.slot_at(from)?.memory;
         if from_memory != DeviceId::HOST && memory != DeviceId::HOST {
             // Between two devices the way leads over the host.
             self.copy(name, value, (from, from_memory), DeviceId::HOST, cx)?;
@@ -218,8 +234,8 @@ impl Builder {
         let foreign = if to == DeviceId::HOST { from_memory } else { to };
         let device = cx.devices.iter().position(|device| device.memory() == foreign);
         let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of '{name}'"))?;
-        if let Origin::Constant(tensor) = &self.slots[from.index()].origin {
-            let copy = upload(tensor, &*cx.devices[device], cx.budget)?;
+        if let Origin::Constant(tensor) = &self.slot_at(from)?.origin {
+            let copy = upload(tensor, &**device_at(cx.devices, device)?, cx.budget)?;
             return Ok(self.add(value, to, Origin::Constant(copy)));
         }
         let slot = self.add(value, to, Origin::Step);
@@ -239,13 +255,14 @@ impl Builder {
 
     fn node(
         &mut self,
-        graph: &Graph,
+        view: NodeView<'_>,
         index: usize,
-        (device, claim): (usize, Claim),
+        (device_index, claim): (usize, Claim),
         cx: &mut BuildCx<'_>,
     ) -> Result<()> {
-        let node = &graph.nodes[index];
-        let memory = cx.devices[device].memory();
+        let NodeView { graph, node } = view;
+        let device = device_at(cx.devices, device_index)?;
+        let memory = device.memory();
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for (position, value) in node.inputs.iter().enumerate() {
             let on_host = claim.host_inputs.contains(&position);
@@ -256,14 +273,14 @@ impl Builder {
         for subgraph in &node.subgraphs {
             nested.push(self.nested(graph, subgraph, cx).within(|| subgraph.attr)?);
         }
-        let kernel = self.compile(graph, index, device, cx)?;
+        let kernel = self.compile(view, device, cx)?;
         let outputs = node.outputs.iter();
         let outputs = outputs.map(|value| value.map(|value| self.add(value, memory, Origin::Step))).collect();
         self.steps.push(Step {
             name: node.name.clone(),
             op: node.spec.name,
             node: Some(index),
-            device,
+            device: device_index,
             claim,
             work: Work::Kernel(kernel),
             inputs,
@@ -276,39 +293,42 @@ impl Builder {
     /// Compiles a node's kernel; weights that it consumed, and nobody else reads, are released.
     fn compile(
         &mut self,
-        graph: &Graph,
-        index: usize,
-        device: usize,
+        view: NodeView<'_>,
+        device: &Arc<dyn Device>,
         cx: &mut BuildCx<'_>,
     ) -> Result<Box<dyn Executable>> {
-        let node = &graph.nodes[index];
-        let constants: Vec<Option<Tensor>> =
-            node.inputs.iter().map(|input| input.and_then(|id| graph.constants.get(&id).cloned())).collect();
-        let device = &cx.devices[device];
+        let node = view.node;
         let mut compile = CompileCx {
-            node: NodeView { graph, node },
+            node: view,
             threads: cx.threads,
             precision: cx.precision,
-            constants: &constants,
             budget: cx.budget,
             allocator: device.allocator(),
-            consumed: vec![false; node.inputs.len()],
+            consumed: smallvec![false; node.inputs.len()],
             packed_bytes: 0,
         };
         let kernel = device.compile(&mut compile)?;
         let consumed = compile.consumed;
-        cx.packed_bytes += compile.packed_bytes;
+        cx.packed_bytes = cx.packed_bytes.saturating_add(compile.packed_bytes);
         for (value, _) in node.inputs.iter().zip(consumed).filter(|(_, consumed)| *consumed) {
-            let Some(value) = value else { continue };
-            self.unread[value.index()] = self.unread[value.index()].saturating_sub(1);
-            let slot = self.by_value.get(&(*value, DeviceId::HOST)).copied();
-            let Some(slot) = slot.filter(|_| self.unread[value.index()] == 0) else { continue };
-            let origin = &mut self.slots[slot.index()].origin;
-            if let Origin::Constant(tensor) = std::mem::replace(origin, Origin::Consumed) {
+            let Some(value) = *value else { continue };
+            if self.read_once_less(value) > 0 {
+                continue;
+            }
+            let slot = self.by_value.get(&(value, DeviceId::HOST));
+            let Some(slot) = slot.and_then(|slot| self.slots.get_mut(slot.index())) else { continue };
+            if let Origin::Constant(tensor) = std::mem::replace(&mut slot.origin, Origin::Consumed) {
                 (cx.release)(&tensor);
             }
         }
         Ok(kernel)
+    }
+
+    /// Counts a read of a value less; returns how many are left.
+    fn read_once_less(&mut self, value: ValueId) -> usize {
+        let Some(reads) = self.unread.get_mut(value.index()) else { return 0 };
+        *reads = reads.saturating_sub(1);
+        *reads
     }
 
     /// Compiles a subgraph. Captured constants become its own, so that its kernels can pack them.
@@ -324,8 +344,7 @@ impl Builder {
             match graph.constants.get(&capture.outer) {
                 Some(tensor) => {
                     inner.constants.insert(capture.inner, tensor.clone());
-                    let reads = &mut self.unread[capture.outer.index()];
-                    *reads = reads.saturating_sub(1);
+                    self.read_once_less(capture.outer);
                 }
                 None => {
                     captures.push(self.slot(graph, capture.outer, DeviceId::HOST, cx)?);
@@ -333,7 +352,7 @@ impl Builder {
                 }
             }
         }
-        Ok(Nested { program: Program::build(inner, &captured, cx)?, captures })
+        Ok(Nested { program: Program::build(Arc::new(inner), &captured, cx)?, captures })
     }
 
     /// Copies constants that are not aligned for their type and that some kernel reads as typed slices.
@@ -342,7 +361,9 @@ impl Builder {
         for step in &self.steps {
             for (position, slot) in step.inputs.iter().enumerate() {
                 let Some(slot) = slot else { continue };
-                typed_reads[slot.index()] |= !step.claim.unaligned.contains(&position);
+                if let Some(typed) = typed_reads.get_mut(slot.index()) {
+                    *typed |= !step.claim.unaligned.contains(&position);
+                }
             }
         }
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
@@ -357,7 +378,8 @@ impl Builder {
                     64,
                 )?;
                 let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-                to[..bytes.len()].copy_from_slice(bytes);
+                let to = to.get_mut(..bytes.len()).ok_or_else(|| error!(Fail, "the copy is too small"))?;
+                to.copy_from_slice(bytes);
                 let copy = Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)?;
                 (cx.release)(tensor);
                 slot.origin = Origin::Constant(copy);
@@ -365,6 +387,10 @@ impl Builder {
         }
         Ok(())
     }
+}
+
+fn device_at(devices: &[Arc<dyn Device>], index: usize) -> Result<&Arc<dyn Device>> {
+    devices.get(index).ok_or_else(|| error!(Fail, "there is no device {index}"))
 }
 
 /// A copy of a host tensor in a device's memory.

@@ -4,6 +4,10 @@ use crate::dim::Dim;
 use crate::tensor::Shape;
 use crate::{Result, error};
 
+/// What to try where sizes do not broadcast.
+const BROADCAST: &str =
+    "sizes are compared from the last on, and must be equal or 1: insert a Reshape, Unsqueeze or Transpose";
+
 /// The broadcast of concrete shapes.
 ///
 /// ```
@@ -17,12 +21,14 @@ pub fn shapes(shapes: &[&[usize]]) -> Result<Shape> {
     let mut result: Shape = std::iter::repeat_n(1, rank).collect();
     for shape in shapes {
         let start = rank - shape.len();
-        for (size, &other) in result[start..].iter_mut().zip(*shape) {
+        for (size, &other) in result.iter_mut().skip(start).zip(*shape) {
             match (*size, other) {
                 (a, b) if a == b => {}
                 (1, b) => *size = b,
                 (_, 1) => {}
-                _ => return Err(error!(InvalidArgument, "shapes {shapes:?} do not broadcast")),
+                _ => {
+                    return Err(error!(InvalidArgument, "shapes {shapes:?} do not broadcast").help(BROADCAST));
+                }
             }
         }
     }
@@ -36,9 +42,11 @@ pub fn dims(shapes: &[&[Dim]]) -> Result<Vec<Dim>> {
     let mut result = vec![Dim::constant(1); rank];
     for shape in shapes {
         let start = rank - shape.len();
-        for (size, other) in result[start..].iter_mut().zip(*shape) {
-            *size = pair(size, other)
-                .ok_or_else(|| error!(InvalidGraph, "sizes {size} and {other} do not broadcast"))?;
+        for (size, other) in result.iter_mut().skip(start).zip(*shape) {
+            *size = pair(size, other).ok_or_else(|| {
+                error!(InvalidGraph, "sizes {size} and {other} of shapes {shapes:?} do not broadcast")
+                    .help(BROADCAST)
+            })?;
         }
     }
     Ok(result)

@@ -133,7 +133,7 @@ impl<'g> Draft<'g> {
         if self.inputs.len() <= index {
             self.inputs.resize(index + 1, None);
         }
-        self.inputs[index] = Some(value);
+        self.inputs.get_mut(index).into_iter().for_each(|input| *input = Some(value));
     }
 
     /// Turns an attribute of integers into a constant `int64` input at `index`, as many operators did in time.
@@ -155,10 +155,11 @@ impl<'g> Draft<'g> {
     /// Emits a node of the standard domain with one output in front of this one.
     pub fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        Ok(self.emit_many(op, &inputs, attrs, 1)?[0])
+        let outputs = self.emit_many(op, &inputs, attrs, 1)?;
+        outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 
-    /// Emits a node with left-out inputs or several outputs in front of this one.
+    /// Emits a node of the standard domain with left-out inputs or several outputs in front of this one.
     pub fn emit_many(
         &mut self,
         op: &str,
@@ -166,9 +167,20 @@ impl<'g> Draft<'g> {
         attrs: &[(&str, Attribute)],
         outputs: usize,
     ) -> Result<Vec<ValueId>> {
+        self.emit_in(("", op), inputs, attrs, outputs)
+    }
+
+    /// Emits a node of any domain in front of this one.
+    pub fn emit_in(
+        &mut self,
+        (domain, op): (&str, &str),
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<Vec<ValueId>> {
         let spec = Registry::global()?
-            .find("", op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} is not known"))?;
+            .find(domain, op)
+            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
         let name: Arc<str> = format!("{}/{op}_{}", self.name, self.emitted.len()).into();
         let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
         let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;

@@ -103,7 +103,7 @@ impl Pen<'_> {
         let rank = from.len();
         ensure!(to.len() <= rank, Fail, "a gradient of rank {rank} for a value of rank {}", to.len());
         let lead = rank - to.len();
-        let pairs = || from[lead..].iter().zip(&to);
+        let pairs = || from.iter().skip(lead).zip(&to);
         // Whether two symbolic sizes agree, only the run knows.
         let certain = pairs().all(|(from, to)| from == to || to.as_constant().is_some());
         let axes = if certain {

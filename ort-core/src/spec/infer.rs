@@ -3,14 +3,17 @@
 //! The same rules run twice: on symbolic dimensions when a model is loaded, and on concrete shapes at run time
 //! for values whose shape depends on data.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::typing::{bind_types, bound_dtype};
+use smallvec::SmallVec;
+
+use super::typing::{Bound, bind_types, bound_dtype};
 use super::{OpSpec, SymTensor, broadcast};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueType};
+use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueType};
 use crate::limits::check_deadline;
 use crate::tensor::{Shape, TensorView};
 use crate::{Result, Within, ensure, error};
@@ -19,7 +22,7 @@ use crate::{Result, Within, ensure, error};
 #[derive(Clone, Debug, Default)]
 pub struct InputFacts<'a> {
     /// Its type.
-    pub ty: ValueType,
+    pub ty: Cow<'a, ValueType>,
     /// Its elements, where they are known as numbers.
     pub known: Option<TensorView<'a>>,
     /// Its elements as expressions, where it is a small integer tensor.
@@ -31,7 +34,7 @@ impl<'a> InputFacts<'a> {
     pub fn concrete(view: TensorView<'a>) -> InputFacts<'a> {
         let shape = view.shape().iter().map(|&size| Dim::constant(size as i64)).collect();
         InputFacts {
-            ty: ValueType::tensor(view.dtype(), Some(shape)),
+            ty: Cow::Owned(ValueType::tensor(view.dtype(), Some(shape))),
             known: view.is_host().then_some(view),
             symbolic: None,
         }
@@ -45,9 +48,9 @@ pub struct InferCx<'a> {
     /// The attributes of the node.
     pub attrs: &'a Attributes,
     inputs: &'a [Option<InputFacts<'a>>],
-    bound: Vec<(&'static str, ValueType)>,
-    wanted: Vec<bool>,
-    outputs: Vec<(ValueType, Option<Arc<SymTensor>>)>,
+    bound: Bound<'a>,
+    wanted: &'a [Option<ValueId>],
+    outputs: Outputs,
     subgraphs: &'a mut [Subgraph],
 }
 
@@ -69,7 +72,7 @@ impl<'a> InferCx<'a> {
 
     /// Whether somebody wants the output at `index`.
     pub fn has_output(&self, index: usize) -> bool {
-        self.wanted.get(index).copied().unwrap_or(false)
+        self.wanted.get(index).is_some_and(Option::is_some)
     }
 
     fn facts(&self, index: usize) -> Option<&'a InputFacts<'a>> {
@@ -78,7 +81,7 @@ impl<'a> InferCx<'a> {
 
     /// The type of an input.
     pub fn input_type(&self, index: usize) -> Option<&'a ValueType> {
-        self.facts(index).map(|facts| &facts.ty)
+        self.facts(index).map(|facts| &*facts.ty)
     }
 
     /// The element type of a tensor input.
@@ -213,42 +216,40 @@ impl<'a> InferCx<'a> {
     }
 
     /// Fills in the element types that the rule left open, where type variables tell them.
-    fn finish(mut self) -> Vec<(ValueType, Option<Arc<SymTensor>>)> {
-        for index in 0..self.outputs.len() {
-            if self.outputs[index].0 != ValueType::Unknown {
+    fn finish(mut self) -> Outputs {
+        for (index, (ty, _)) in self.outputs.iter_mut().enumerate() {
+            if *ty != ValueType::Unknown {
                 continue;
             }
             let Some(param) = self.spec.output_param(index) else { continue };
-            let bound = self.bound.iter().find(|(name, _)| *name == param.ty).map(|(_, ty)| ty);
-            let ty = match (bound, bound_dtype(&self.bound, self.spec, param)) {
+            let bound = self.bound.iter().find(|(name, _)| *name == param.ty).map(|(_, ty)| *ty);
+            *ty = match (bound, bound_dtype(&self.bound, self.spec, param)) {
                 (Some(ValueType::Sequence(_) | ValueType::Optional(_)), _) => continue,
                 (_, Ok(dtype)) => ValueType::tensor(dtype, None),
                 (_, Err(_)) => continue,
             };
-            self.outputs[index].0 = ty;
         }
         self.outputs
     }
 }
 
+/// The type of each output, and the elements of small integer tensors.
+type Outputs = SmallVec<[(ValueType, Option<Arc<SymTensor>>); 1]>;
+
+/// The type of an input of which nothing is known.
+static UNKNOWN: ValueType = ValueType::Unknown;
+
 /// Infers one node from what is known of its inputs.
-fn infer_node(
-    node: &Node,
-    inputs: &[Option<InputFacts<'_>>],
-    subgraphs: &mut [Subgraph],
-) -> Result<Vec<(ValueType, Option<Arc<SymTensor>>)>> {
+fn infer_node(node: &Node, inputs: &[Option<InputFacts<'_>>], subgraphs: &mut [Subgraph]) -> Result<Outputs> {
     let spec = node.spec;
-    let type_of = |index: usize| inputs[index].as_ref().map_or(ValueType::Unknown, |facts| facts.ty.clone());
-    let bound = bind_types(spec, node, type_of)?;
-    let mut cx = InferCx {
-        spec,
-        attrs: &node.attrs,
-        inputs,
-        bound,
-        wanted: node.outputs.iter().map(Option::is_some).collect(),
-        outputs: vec![(ValueType::Unknown, None); node.outputs.len()],
-        subgraphs,
+    let type_of = |index: usize| match inputs.get(index) {
+        Some(Some(facts)) => &*facts.ty,
+        _ => &UNKNOWN,
     };
+    let bound = bind_types(spec, node, type_of)?;
+    let outputs = node.outputs.iter().map(|_| (ValueType::Unknown, None)).collect();
+    let mut cx =
+        InferCx { spec, attrs: &node.attrs, inputs, bound, wanted: &node.outputs, outputs, subgraphs };
     (spec.infer)(&mut cx)?;
     Ok(cx.finish())
 }
@@ -268,18 +269,21 @@ pub(crate) fn infer_until(graph: &mut Graph, until: Option<Instant>) -> Result<(
 
 /// Infers the outputs of one node of a graph whose inputs are inferred.
 pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
-    let mut subgraphs = std::mem::take(&mut graph.nodes[index].subgraphs);
+    let Some(node) = graph.nodes.get_mut(index) else { return Ok(()) };
+    let mut subgraphs = std::mem::take(&mut node.subgraphs);
     for subgraph in &mut subgraphs {
         pass_captures(graph, subgraph);
     }
-    let node = &graph.nodes[index];
+    let Some(node) = graph.nodes.get(index) else { return Ok(()) };
     node.spec.check_arity(node).within(|| node.place())?;
-    let inputs: Vec<Option<InputFacts<'_>>> =
+    let inputs: SmallVec<[Option<InputFacts<'_>>; 4]> =
         node.inputs.iter().map(|input| input.map(|id| facts_of(graph, id))).collect();
-    let outputs = infer_node(node, &inputs, &mut subgraphs).within(|| node.place())?;
-    let ids = node.outputs.clone();
-    graph.nodes[index].subgraphs = subgraphs;
-    for (id, (ty, symbolic)) in ids.into_iter().zip(outputs) {
+    let outputs = infer_node(node, &inputs, &mut subgraphs)
+        .map_err(|problem| problem.help(inputs_in_words(graph, node)))
+        .within(|| node.place())?;
+    drop(inputs);
+    for (position, (ty, symbolic)) in outputs.into_iter().enumerate() {
+        let id = graph.nodes.get(index).and_then(|node| node.outputs.get(position).copied().flatten());
         let Some(id) = id else { continue };
         let value = graph.value_mut(id);
         if ty != ValueType::Unknown {
@@ -287,13 +291,30 @@ pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
         }
         value.symbolic = symbolic;
     }
+    if let Some(node) = graph.nodes.get_mut(index) {
+        node.subgraphs = subgraphs;
+    }
     Ok(())
 }
 
-fn facts_of(graph: &Graph, id: crate::ir::ValueId) -> InputFacts<'_> {
+/// What errors without an advice of their own say: what the node was given.
+fn inputs_in_words(graph: &Graph, node: &Node) -> String {
+    let input = |(index, id): (usize, &Option<ValueId>)| {
+        let value = graph.value((*id)?);
+        let name = node.spec.input_param(index).map_or("", |param| param.name);
+        Some(format!("{name} = '{}' {}", value.name, value.ty))
+    };
+    let inputs: Vec<String> = node.inputs.iter().enumerate().filter_map(input).take(12).collect();
+    match inputs.as_slice() {
+        [] => "check its attributes; it has no inputs".to_string(),
+        inputs => format!("check its attributes and its inputs: {}", inputs.join(", ")),
+    }
+}
+
+fn facts_of(graph: &Graph, id: ValueId) -> InputFacts<'_> {
     let value = graph.value(id);
     let known = graph.constants.get(&id).map(|tensor| tensor.view());
-    InputFacts { ty: value.ty.clone(), known, symbolic: value.symbolic.clone() }
+    InputFacts { ty: Cow::Borrowed(&value.ty), known, symbolic: value.symbolic.clone() }
 }
 
 /// Hands what is known of captured values to the subgraph.
@@ -328,6 +349,7 @@ pub fn infer_concrete(node: &Node, inputs: &[Option<InputFacts<'_>>]) -> Result<
                 ensure!(
                     !negative,
                     InvalidArgument,
+                    help = "the sizes come from the elements of an input: give it sizes of 0 or more",
                     "an output of shape {sizes:?} would have a negative size"
                 );
                 Some(sizes.into_iter().map(|size| size as usize).collect())

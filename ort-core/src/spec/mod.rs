@@ -23,7 +23,7 @@ pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub use registry::{OpRecord, Registry};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
 pub use sym_tensor::SymTensor;
-pub use typing::{Types, bind_types};
+pub use typing::{Bound, Types, bind_types};
 pub(crate) use view::known_ints;
 pub use view::{ViewCx, ViewOf};
 
@@ -342,13 +342,33 @@ fn param_at(params: &'static [Param], index: usize) -> Option<&'static Param> {
     params.get(index).or_else(|| params.last().filter(|p| matches!(p.arity, Arity::Variadic { .. })))
 }
 
+/// The inputs or outputs of an operator in words, the optional ones in brackets.
+fn they_are(what: &str, params: &'static [Param]) -> String {
+    let name = |param: &Param| match param.arity {
+        Arity::Single => param.name.to_string(),
+        Arity::Optional => format!("[{}]", param.name),
+        Arity::Variadic { .. } => format!("{}...", param.name),
+    };
+    match params {
+        [] => format!("the operator has no {what}s"),
+        _ => format!("its {what}s are {}", params.iter().map(name).collect::<Vec<_>>().join(", ")),
+    }
+}
+
 fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -> Result<()> {
     for (index, value) in values.iter().enumerate() {
         let param = param_at(params, index).ok_or_else(|| {
             error!(InvalidGraph, "{} {what}s given, at most {} allowed", values.len(), params.len())
+                .help(they_are(what, params))
         })?;
         let left_out_ok = what == "output" || !matches!(param.arity, Arity::Single);
-        ensure!(value.is_some() || left_out_ok, InvalidGraph, "{what} '{}' is left out", param.name);
+        ensure!(
+            value.is_some() || left_out_ok,
+            InvalidGraph,
+            help = they_are(what, params),
+            "{what} '{}' is left out, but is not optional",
+            param.name
+        );
     }
     for (index, param) in params.iter().enumerate() {
         let given = values.len().saturating_sub(index);
@@ -358,7 +378,14 @@ fn check_params<T>(what: &str, params: &'static [Param], values: &[Option<T>]) -
             Arity::Variadic { min, .. } => min,
         };
         let least = if what == "output" && index > 0 { 0 } else { least };
-        ensure!(given >= least, InvalidGraph, "{what} '{}' needs {least} values, got {given}", param.name);
+        let many = if least == 1 { "value" } else { "values" };
+        ensure!(
+            given >= least,
+            InvalidGraph,
+            help = they_are(what, params),
+            "{what} '{}' needs {least} {many}, got {given}",
+            param.name
+        );
     }
     Ok(())
 }

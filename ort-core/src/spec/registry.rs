@@ -33,9 +33,9 @@ impl Registry {
     fn collect(records: impl Iterator<Item = &'static OpSpec>) -> Result<Registry> {
         let mut records: Vec<&'static OpSpec> = records.collect();
         records.sort_by_key(|record| (record.domain, record.name));
-        for pair in records.windows(2) {
-            let same = (pair[0].domain, pair[0].name) == (pair[1].domain, pair[1].name);
-            ensure!(!same, Fail, "two records describe operator {}", pair[0].name);
+        for (record, next) in records.iter().zip(records.iter().skip(1)) {
+            let same = (record.domain, record.name) == (next.domain, next.name);
+            ensure!(!same, Fail, "two records describe operator {}", record.name);
         }
         let by_name = records.iter().map(|record| ((record.domain, record.name), *record)).collect();
         Ok(Registry { records, by_name })

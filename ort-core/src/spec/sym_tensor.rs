@@ -39,9 +39,15 @@ impl SymTensor {
         count <= LIMIT && matches!(dtype, DType::I64 | DType::I32 | DType::Bool)
     }
 
+    /// The element count of a shape whose zeros count as 1, which bounds every loop over it: the other sizes of an
+    /// empty tensor may be as large as they like.
+    pub fn extent(sizes: &[usize]) -> usize {
+        sizes.iter().fold(1, |count, &size| count.saturating_mul(size.max(1)))
+    }
+
     /// The elements of a concrete tensor, where it is small and of a type that inference follows.
     pub fn from_view(view: &TensorView<'_>) -> Option<SymTensor> {
-        if !SymTensor::follows(view.dtype(), view.element_count()) || !view.is_host() {
+        if !SymTensor::follows(view.dtype(), SymTensor::extent(view.shape())) || !view.is_host() {
             return None;
         }
         let elements = view.to_ints().ok()?.into_iter().map(Dim::constant).collect();

@@ -1,5 +1,7 @@
 //! Which types a type variable may stand for, and the binding of variables at a node.
 
+use smallvec::SmallVec;
+
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Node, ValueType};
 use crate::{Result, ensure, error};
@@ -92,35 +94,39 @@ fn map_name(ty: &ValueType) -> String {
     }
 }
 
+/// The type variables of a node that its inputs tell, and the types they stand for.
+pub type Bound<'a> = SmallVec<[(&'static str, &'a ValueType); 4]>;
+
 /// What each type variable of a node stands for, from its inputs. A type that the operator does not allow, or
 /// two types for one variable, are errors that name the input.
-pub fn bind_types(
+pub fn bind_types<'a>(
     spec: &'static OpSpec,
     node: &Node,
-    input_type: impl Fn(usize) -> ValueType,
-) -> Result<Vec<(&'static str, ValueType)>> {
-    let mut bound: Vec<(&'static str, ValueType)> = Vec::new();
+    input_type: impl Fn(usize) -> &'a ValueType,
+) -> Result<Bound<'a>> {
+    let mut bound = Bound::new();
     for (index, _) in node.inputs.iter().enumerate().filter(|(_, input)| input.is_some()) {
         let Some(param) = spec.input_param(index) else { continue };
         let ty = input_type(index);
-        if ty != ValueType::Unknown {
+        if *ty != ValueType::Unknown {
             bind_one(spec, param, ty, &mut bound)?;
         }
     }
     Ok(bound)
 }
 
-fn bind_one(
+fn bind_one<'a>(
     spec: &'static OpSpec,
     param: &'static Param,
-    ty: ValueType,
-    bound: &mut Vec<(&'static str, ValueType)>,
+    ty: &'a ValueType,
+    bound: &mut Bound<'a>,
 ) -> Result<()> {
     let Some(var) = spec.type_var(param.ty) else {
         let expected = fixed_type(param.ty);
         ensure!(
             expected.is_none() || expected == ty.dtype(),
             InvalidGraph,
+            help = "put a Cast before it",
             "input '{}' is {ty}, expected {}",
             param.name,
             param.ty
@@ -128,8 +134,9 @@ fn bind_one(
         return Ok(());
     };
     ensure!(
-        var.types.contains(&ty),
+        var.types.contains(ty),
         InvalidGraph,
+        help = "put a Cast before it, or use another operator",
         "input '{}' is {ty}, which {} does not allow (it takes {})",
         param.name,
         spec.name,
@@ -141,8 +148,17 @@ fn bind_one(
     match bound.iter().find(|(name, _)| *name == var.name) {
         None => bound.push((var.name, ty)),
         Some((_, earlier)) => {
-            let same = same_element(earlier, &ty);
-            ensure!(same, InvalidGraph, "input '{}' is {ty}, but an earlier one is {earlier}", param.name);
+            let same = same_element(earlier, ty);
+            ensure!(
+                same,
+                InvalidGraph,
+                help = format!(
+                    "inputs of type {} must have the same element type: put a Cast before one",
+                    var.name
+                ),
+                "input '{}' is {ty}, but an earlier one is {earlier}",
+                param.name
+            );
         }
     }
     Ok(())
@@ -165,7 +181,7 @@ pub(super) fn fixed_type(ty: &str) -> Option<DType> {
 
 /// The dtype that a bound variable's tensors have.
 pub(super) fn bound_dtype(
-    bound: &[(&'static str, ValueType)],
+    bound: &[(&'static str, &ValueType)],
     spec: &'static OpSpec,
     param: &Param,
 ) -> Result<DType> {

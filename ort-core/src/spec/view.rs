@@ -1,7 +1,7 @@
 //! When an output is part of an input without any element moving.
 
 use crate::ir::Attributes;
-use crate::tensor::{Shape, TensorView};
+use crate::tensor::{Shape, TensorView, element_count};
 
 /// A node with concrete shapes, as view rules see it.
 #[derive(Debug)]
@@ -26,9 +26,13 @@ pub struct ViewOf {
 }
 
 impl ViewOf {
-    /// One output that is all of the first input under another shape.
-    pub fn whole(_: &ViewCx<'_>) -> Option<ViewOf> {
-        Some(ViewOf { input: 0, offsets: vec![0] })
+    /// One output that is all of the first input under another shape. Where the shapes that a run brings hold more or
+    /// less, it is none, and the kernel says so.
+    pub fn whole(cx: &ViewCx<'_>) -> Option<ViewOf> {
+        let count = |shapes: &[Option<Shape>]| element_count(shapes.first()?.as_deref()?).ok();
+        let (from, to) = (count(cx.inputs), count(cx.outputs));
+        let fits = from.is_none() || to.is_none() || from == to;
+        fits.then(|| ViewOf { input: 0, offsets: vec![0] })
     }
 }
 

@@ -77,10 +77,10 @@ fn compare_tensors(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -> 
     match actual.dtype() {
         DType::String => {
             let (actual, expected) = (actual.strings()?, expected.strings()?);
-            let differs = actual.iter().zip(expected).position(|(a, e)| a != e);
-            differs.map_or(Ok(()), |i| {
-                Err(error!(Fail, "element {i} is {:?}, expected {:?}", actual[i], expected[i]))
-            })
+            match actual.iter().zip(expected).enumerate().find(|(_, (a, e))| a != e) {
+                None => Ok(()),
+                Some((index, (a, e))) => Err(error!(Fail, "element {index} is {a:?}, expected {e:?}")),
+            }
         }
         dtype if dtype.is_float() || dtype.is_complex() => {
             compare_numbers(&as_doubles(actual)?, &as_doubles(expected)?, tolerance)
@@ -115,21 +115,16 @@ fn compare_numbers(actual: &[f64], expected: &[f64], tolerance: Tolerance) -> Re
             || (a.is_nan() && e.is_nan())
             || (a - e).abs() <= tolerance.absolute + tolerance.relative * e.abs()
     };
-    let far: Vec<usize> = (0..actual.len()).filter(|&i| !close(actual[i], expected[i])).collect();
-    let Some(&first) = far.first() else { return Ok(()) };
-    let worst = far.iter().copied().max_by(|&i, &j| {
-        let distance = |i: usize| (actual[i] - expected[i]).abs();
-        distance(i).total_cmp(&distance(j))
-    });
-    let worst = worst.unwrap_or(first);
+    let pairs = actual.iter().copied().zip(expected.iter().copied()).enumerate();
+    let far: Vec<(usize, (f64, f64))> = pairs.filter(|(_, (a, e))| !close(*a, *e)).collect();
+    let Some(&(first, (a, e))) = far.first() else { return Ok(()) };
+    let distance = |(_, (a, e)): &(usize, (f64, f64))| (a - e).abs();
+    let worst = far.iter().copied().max_by(|one, other| distance(one).total_cmp(&distance(other)));
+    let (worst, (worst_a, worst_e)) = worst.unwrap_or((first, (a, e)));
     Err(error!(
         Fail,
-        "{} of {} elements differ; element {first} is {}, expected {}; worst is element {worst}: {}, expected {}",
+        "{} of {} elements differ; element {first} is {a}, expected {e}; worst is element {worst}: {worst_a}, expected {worst_e}",
         far.len(),
         actual.len(),
-        actual[first],
-        expected[first],
-        actual[worst],
-        expected[worst]
     ))
 }

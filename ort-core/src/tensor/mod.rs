@@ -22,18 +22,34 @@ use crate::{Result, ensure, error};
 /// The sizes of a tensor's dimensions, outermost first.
 pub type Shape = SmallVec<[usize; 6]>;
 
-/// The number of elements of a shape, or an error where it overflows.
+/// What the other sizes of an empty tensor may multiply to. Kernels may go through them, and such a tensor costs
+/// nothing to make.
+const EMPTY_EXTENT: usize = 1 << 31;
+
+/// The number of elements of a shape, or an error where it overflows. An empty tensor whose other sizes are beyond all
+/// measure is one, too.
 pub fn element_count(shape: &[usize]) -> Result<usize> {
-    shape
-        .iter()
-        .try_fold(1usize, |count, &size| count.checked_mul(size))
-        .ok_or_else(|| error!(InvalidArgument, "a shape of {shape:?} has too many elements to address"))
+    let others = shape.iter().filter(|&&size| size != 0);
+    let extent = others.fold(Some(1usize), |count, &size| count.and_then(|count| count.checked_mul(size)));
+    match (extent, shape.contains(&0)) {
+        (Some(extent), true) if extent <= EMPTY_EXTENT => Ok(0),
+        (Some(count), false) => Ok(count),
+        _ => Err(error!(InvalidArgument, "a shape of {shape:?} has too many elements to address")
+            .help("use smaller sizes")),
+    }
+}
+
+/// The product of sizes, or the largest number where it overflows: for parts of shapes, which may multiply to more
+/// than the whole where that has a size of 0.
+pub(crate) fn saturating_product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |product, &size| product.saturating_mul(size))
 }
 
 /// The bytes that a tensor of fixed-size elements takes, or an error for strings and overflow.
 pub fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize> {
     dtype.byte_len(element_count(shape)?).ok_or_else(|| {
         error!(InvalidArgument, "a {} tensor of shape {shape:?} has no byte length", dtype.name())
+            .help("use smaller sizes, and types of whole bytes")
     })
 }
 
@@ -234,11 +250,14 @@ impl Tensor {
             Data::Host(bytes) => {
                 // A u128 buffer is aligned for every element type.
                 let mut words = vec![0u128; bytes.len().div_ceil(16)];
-                bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+                for (to, from) in bytemuck::cast_slice_mut::<u128, u8>(&mut words).iter_mut().zip(bytes) {
+                    *to = *from;
+                }
                 struct Owner(Vec<u128>, usize);
                 impl AsRef<[u8]> for Owner {
                     fn as_ref(&self) -> &[u8] {
-                        &bytemuck::cast_slice(&self.0)[..self.1]
+                        let bytes: &[u8] = bytemuck::cast_slice(&self.0);
+                        bytes.get(..self.1).unwrap_or(bytes)
                     }
                 }
                 Tensor::from_bytes(self.dtype, &self.shape, Bytes::from_owner(Owner(words, bytes.len())))

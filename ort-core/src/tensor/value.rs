@@ -78,10 +78,17 @@ impl SparseTensor {
         let total = super::byte_count(self.values.dtype(), &self.shape)?;
         let mut dense = vec![0u8; total];
         for (index, position) in self.positions()?.into_iter().enumerate() {
-            ensure!(position < count, InvalidGraph, "a sparse index points outside shape {:?}", self.shape);
+            ensure!(
+                position < count,
+                InvalidGraph,
+                help = "indices count the elements of the dense tensor, or name one along each axis",
+                "a sparse index points outside shape {:?}",
+                self.shape
+            );
             let from = source.get(index * width..(index + 1) * width);
             let from = from.ok_or_else(|| error!(InvalidGraph, "more sparse indices than values"))?;
-            dense[position * width..(position + 1) * width].copy_from_slice(from);
+            let to = dense.get_mut(position * width..(position + 1) * width);
+            to.into_iter().for_each(|to| to.copy_from_slice(from));
         }
         Tensor::from_bytes(self.values.dtype(), &self.shape, dense.into())?.to_owned_copy()
     }
@@ -89,7 +96,10 @@ impl SparseTensor {
     fn positions(&self) -> Result<Vec<usize>> {
         let indices = self.indices.view().to_ints()?;
         let rank = self.shape.len();
-        let outside = || error!(InvalidGraph, "a sparse index points outside shape {:?}", self.shape);
+        let outside = || {
+            error!(InvalidGraph, "a sparse index points outside shape {:?}", self.shape)
+                .help("indices count the elements of the dense tensor, or name one along each axis")
+        };
         if self.indices.shape().len() < 2 {
             return indices.into_iter().map(|i| usize::try_from(i).map_err(|_| outside())).collect();
         }

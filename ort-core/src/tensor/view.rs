@@ -136,8 +136,10 @@ impl<'a> TensorView<'a> {
     /// The single element of a tensor that has exactly one.
     pub fn to_scalar<T: Element>(&self) -> Result<T> {
         let elements = self.to_vec::<T>()?;
-        ensure!(elements.len() == 1, InvalidArgument, "expected one element, got shape {:?}", self.shape);
-        Ok(elements[0])
+        match elements.as_slice() {
+            [element] => Ok(*element),
+            _ => Err(error!(InvalidArgument, "expected one element, got shape {:?}", self.shape)),
+        }
     }
 
     /// The elements of an integer (or boolean) tensor of any width, as `i64`.

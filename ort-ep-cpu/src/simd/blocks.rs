@@ -159,11 +159,18 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
         let (block, bytes) = (self.layout.block, self.layout.bytes());
         let mut totals = [[s.splat(0.0); SIDES]; ROWS];
         for index in 0..self.rows[0].scales.len() {
-            let parameters = self.rows.map(|row| parameters::<S, BITS>(s, &row, index));
+            // Loops instead of `map`: a closure passed to the standard library is compiled without the instruction
+            // set, and each instruction becomes a call.
+            let mut parameters = [(s.splat(0.0), s.splat(0.0), s.splat(0.0)); ROWS];
+            for (parameters, row) in parameters.iter_mut().zip(self.rows) {
+                *parameters = block_parameters::<S, BITS>(s, row, index);
+            }
             for at in (0..bytes).step_by(S::LANES) {
-                // SAFETY: the codes of each row fill its blocks, and a block is whole vectors of bytes.
-                let codes =
-                    self.rows.map(|row| unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) });
+                let mut codes = [s.splat_i32(0); ROWS];
+                for (codes, row) in codes.iter_mut().zip(self.rows) {
+                    // SAFETY: the codes of each row fill its blocks, and a block is whole vectors of bytes.
+                    *codes = unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) };
+                }
                 for place in 0..8 / BITS as usize {
                     let mut weights = [s.splat(0.0); ROWS];
                     for row in 0..ROWS {
@@ -192,7 +199,11 @@ impl<const BITS: u32, const ROWS: usize, const SIDES: usize> SimdOp for Dot<'_, 
 
 /// The table, scale and zero point of a block.
 #[inline(always)]
-fn parameters<S: Simd, const BITS: u32>(s: S, row: &BlockRow<'_>, index: usize) -> (S::F32, S::F32, S::F32) {
+fn block_parameters<S: Simd, const BITS: u32>(
+    s: S,
+    row: &BlockRow<'_>,
+    index: usize,
+) -> (S::F32, S::F32, S::F32) {
     let (scale, zero) = (s.splat(row.scales[index]), s.splat(row.zeros[index]));
     (s.decoder::<BITS>(scale, zero), scale, zero)
 }
@@ -241,7 +252,7 @@ impl<const BITS: u32> SimdOp for Decode<'_, BITS> {
         let start = self.to.as_mut_ptr();
         for (at_row, row) in self.rows.iter().enumerate() {
             for index in 0..row.scales.len() {
-                let (table, scale, zero) = parameters::<S, BITS>(s, row, index);
+                let (table, scale, zero) = block_parameters::<S, BITS>(s, row, index);
                 for at in (0..bytes).step_by(S::LANES) {
                     // SAFETY: the codes fill their blocks, and a block is whole vectors of bytes.
                     let codes = unsafe { s.load_u8_ptr(row.codes.as_ptr().add(index * bytes + at)) };

@@ -40,16 +40,21 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.roll() % bound.max(1) as u64) as usize
     }
 
-    fn chance(&mut self, percent: usize) -> bool {
+    pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
+    }
+
+    pub(crate) fn pick_mut<'a, T>(&mut self, from: &'a mut [T]) -> &'a mut T {
+        let at = self.below(from.len());
+        &mut from[at]
     }
 
     /// Mostly a small number, else one at an edge.
@@ -57,12 +62,18 @@ impl Dice {
         if self.chance(65) { self.below(5) as i64 } else { self.pick(EDGES) }
     }
 
-    fn float(&mut self) -> f64 {
+    pub(crate) fn float(&mut self) -> f64 {
         if self.chance(60) { self.below(9) as f64 / 2.0 - 1.0 } else { self.pick(FLOATS) }
     }
 }
 
-const EDGES: &[i64] = &[
+/// So many bytes that mean nothing, the same for each seed.
+pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut dice = Dice::new("noise", seed);
+    (0..length).map(|_| dice.below(256) as u8).collect()
+}
+
+pub(crate) const EDGES: &[i64] = &[
     -1,
     -2,
     -7,
@@ -108,9 +119,12 @@ const SHAPES: &[&[usize]] = &[
     &[1, 2, 0, 3],
     &[1, 1, 2, 3, 2],
     &[1, 1, 1, 1, 1, 2, 1, 2],
+    // Nothing, so many times that going through it, or a table of it, is seen.
+    &[1 << 28, 0],
+    &[0, 1 << 27, 2],
 ];
 
-const TEXTS: &[&str] = &[
+pub(crate) const TEXTS: &[&str] = &[
     "",
     "a",
     "linear",

@@ -2,20 +2,25 @@
 //!
 //! ```text
 //! input x float[2,n]          also `output`; the type may be left out
+//! feed k int64[2] 1 2         an input, and what the run gives it
 //! const k int64[2] 1 2        numbers, or `strings a b`; `zeros 7` is 7 bytes whatever the shape says
 //! sparse s float[9] 1 2 @ 3 4 values and their indices
 //! external w float[2] location=w.bin offset=0
 //! y, z = Op(x, _, k) axis=-1 pads=[0,1] alpha=0.5 mode='edge' body=@inner
 //! graph inner ... end         a graph for attributes; lines as above
 //! function local.F(a) -> (b) ... end
-//! opset 21, domain com.microsoft 1, ir 10
+//! opset 21, domain ai.onnx.ml 3, ir 10
+//! deadline 300                milliseconds that the run has, for what would never end
 //! ```
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use ort_runtime::DType;
 use ort_runtime::onnx::proto::attribute_proto::AttributeType;
 use ort_runtime::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use ort_runtime::onnx::proto::*;
+use ort_runtime::onnx::{ExternalData, tensor_from_proto};
+use ort_runtime::{DType, Value};
 
 /// The model that the lines describe.
 pub(crate) fn model(text: &str) -> ModelProto {
@@ -23,7 +28,7 @@ pub(crate) fn model(text: &str) -> ModelProto {
         |domain: &str, version| OperatorSetIdProto { domain: Some(domain.into()), version: Some(version) };
     let mut model = ModelProto {
         ir_version: Some(10),
-        opset_import: vec![opset("", 21), opset("local", 1)],
+        opset_import: vec![opset("", 21), opset("local", 1), opset("com.microsoft", 1)],
         ..ModelProto::default()
     };
     let mut open = vec![GraphProto { name: Some("main".into()), ..GraphProto::default() }];
@@ -33,6 +38,7 @@ pub(crate) fn model(text: &str) -> ModelProto {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
             "opset" => model.opset_import[0].version = Some(rest.parse().unwrap()),
+            "deadline" => {}
             "ir" => model.ir_version = Some(rest.parse().unwrap()),
             "domain" => {
                 let (domain, version) = rest.split_once(' ').unwrap();
@@ -60,6 +66,22 @@ pub(crate) fn model(text: &str) -> ModelProto {
     model
 }
 
+/// What the lines give to inputs.
+pub(crate) fn feeds(text: &str) -> Vec<(String, Value)> {
+    let feed = |line: &str| {
+        let (name, rest) = line.trim().strip_prefix("feed ")?.split_once(' ')?;
+        let tensor = tensor_from_proto(constant(name, rest), &mut ExternalData::unavailable()).unwrap();
+        Some((name.to_string(), Value::Tensor(tensor)))
+    };
+    text.lines().filter_map(feed).collect()
+}
+
+/// How long the run of the lines may take, where they say so.
+pub(crate) fn deadline(text: &str) -> Option<Duration> {
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("deadline "))?;
+    Some(Duration::from_millis(line.parse().unwrap()))
+}
+
 fn function_of(text: &str) -> FunctionProto {
     let (head, outputs) = text.split_once("->").unwrap();
     let (name, inputs) = head.split_once('(').unwrap();
@@ -83,6 +105,10 @@ fn statement(graph: &mut GraphProto, word: &str, rest: &str, line: &str, inner: 
     let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     match word {
         "input" => graph.input.push(value(name, rest)),
+        "feed" => {
+            let ty = rest.split_once(' ').map_or(rest, |(ty, _)| ty);
+            graph.input.push(value(name, ty));
+        }
         "output" => graph.output.push(value(name, rest)),
         "const" => graph.initializer.push(constant(name, rest)),
         "sparse" => {
@@ -163,11 +189,19 @@ fn constant(name: &str, text: &str) -> TensorProto {
         (["latin1", words @ ..], _) => {
             tensor.string_data = words.iter().map(|_| Bytes::from_static(b"caf\xe9")).collect();
         }
+        (["ones"], 1) => tensor.float_data = vec![1.0; dims_product(&tensor.dims)],
+        (["ones"], 7) => tensor.int64_data = vec![1; dims_product(&tensor.dims)],
+        (["ones"], _) => tensor.int32_data = vec![1; dims_product(&tensor.dims)],
         (words, 1) => tensor.float_data = words.iter().map(|word| word.parse().unwrap()).collect(),
+        (words, 11) => tensor.double_data = words.iter().map(|word| word.parse().unwrap()).collect(),
         (words, 7) => tensor.int64_data = words.iter().map(|word| word.parse().unwrap()).collect(),
         (words, _) => tensor.int32_data = words.iter().map(|word| word.parse().unwrap()).collect(),
     }
     tensor
+}
+
+fn dims_product(dims: &[i64]) -> usize {
+    dims.iter().product::<i64>() as usize
 }
 
 fn node(line: &str, inner: &[GraphProto]) -> NodeProto {
@@ -193,6 +227,9 @@ fn attribute(text: &str, inner: &[GraphProto]) -> AttributeProto {
         let graph = inner.iter().find(|other| other.name() == graph);
         attribute.g = Some(Box::new(graph.unwrap_or_else(|| panic!("no graph {value}")).clone()));
         AttributeType::Graph
+    } else if value.starts_with("['") {
+        attribute.strings = numbers.map(|text| Bytes::from(text.trim_matches('\'').to_string())).collect();
+        AttributeType::Strings
     } else if value.starts_with('\'') {
         attribute.s = Some(Bytes::from(value.trim_matches('\'').to_string()));
         AttributeType::String

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, DeviceId, Stats};
 use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, KernelTable, NodeView,
-    ProviderEntry, ProviderOptions, new_device_id,
+    ProviderEntry, ProviderOptions, check_options, new_device_id,
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
@@ -42,9 +42,9 @@ impl ExecutionProvider for OpaqueProvider {
             InvalidArgument,
             "the {NAME} provider has one device, there is no device {index}"
         );
+        check_options(NAME, options, &["memory_limit"])?;
         let mut limit = None;
-        for (name, value) in options {
-            ensure!(name == "memory_limit", InvalidArgument, "the {NAME} provider has no option '{name}'");
+        for value in options.values() {
             let bytes = value.parse().map_err(|_| {
                 error!(InvalidArgument, "option memory_limit is '{value}', expected a number of bytes")
             })?;

@@ -33,8 +33,11 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     };
     for index in 0..cx.output_count() {
         let ty = match &taken {
-            (Some(then), Some(otherwise)) => merge(&then[index], &otherwise[index])?,
-            (Some(types), None) | (None, Some(types)) => types[index].clone(),
+            (Some(then), Some(otherwise)) => match (then.get(index), otherwise.get(index)) {
+                (Some(then), Some(otherwise)) => merge(then, otherwise)?,
+                _ => return Err(error!(InvalidGraph, "a branch has no output {index}")),
+            },
+            (Some(types), None) | (None, Some(types)) => types.get(index).cloned().unwrap_or_default(),
             (None, None) => return Err(broken(cx)),
         };
         cx.set_type(index, ty);

@@ -52,7 +52,7 @@ pub(super) fn settle(
             outputs.len()
         );
         let mut changed = false;
-        for (before, after) in carried.iter_mut().zip(&outputs[skipped_outputs..]) {
+        for (before, after) in carried.iter_mut().zip(outputs.iter().skip(skipped_outputs)) {
             let wider = widen(before, after)?;
             changed |= wider != *before;
             *before = wider;
@@ -79,9 +79,9 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         outputs.len(),
         cx.output_count()
     );
-    for (index, ty) in carried.iter().enumerate() {
+    for (index, (ty, after)) in carried.iter().zip(outputs.iter().skip(1)).enumerate() {
         // After an iteration the value is no optional any more, where the body hands over what it holds.
-        let ty = match (ty, &outputs[index + 1]) {
+        let ty = match (ty, after) {
             (ty, ValueType::Optional(_) | ValueType::Unknown) => ty,
             (ValueType::Optional(held), _) => held,
             (ty, _) => ty,
@@ -90,9 +90,10 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     }
     let trips = trips(cx, body);
     for index in count..cx.output_count() {
-        let Some(tensor) = outputs[index + 1].as_tensor() else { continue };
+        let Some(output) = outputs.get(index + 1) else { continue };
+        let Some(tensor) = output.as_tensor() else { continue };
         let leading = trips.clone().unwrap_or_else(Dim::unknown);
-        let shape = outside(&outputs[index + 1]).shape().map(|shape| prepend(leading, shape));
+        let shape = outside(output).shape().map(|shape| prepend(leading, shape));
         cx.set(index, tensor.dtype, shape);
     }
     Ok(())

@@ -71,9 +71,10 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         cx.set_type(index, outside(ty));
     }
     for index in states..cx.output_count() {
-        let Some(tensor) = outputs[index].as_tensor() else { continue };
+        let Some(output) = outputs.get(index) else { continue };
+        let Some(tensor) = output.as_tensor() else { continue };
         let axes = cx.attrs.find_ints("scan_output_axes");
-        let shape = match outside(&outputs[index]).shape() {
+        let shape = match outside(output).shape() {
             None => None,
             Some(shape) => {
                 let mut shape = shape.to_vec();

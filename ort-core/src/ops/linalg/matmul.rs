@@ -79,11 +79,16 @@ pub(in crate::ops) fn product_shape(a: &[Dim], b: &[Dim]) -> Result<SymShape> {
     };
     let (b_batch, right_k, columns) = match b {
         [batch @ .., k, columns] => (batch, k, Some(columns)),
-        [k] => (&b[..0], k, None),
+        [k] => (&[][..], k, None),
         [] => return Err(error!(InvalidGraph, "a matrix product needs operands of rank 1 or more")),
     };
     if let (Some(left), Some(right)) = (left_k.as_constant(), right_k.as_constant()) {
-        ensure!(left == right, InvalidGraph, "the sums of a matrix product differ: {left} and {right}");
+        ensure!(
+            left == right,
+            InvalidGraph,
+            help = "the last size of the left and the last but one of the right must be equal: transpose one of them?",
+            "the inner sizes of a matrix product differ: {left} in {a:?} and {right} in {b:?}"
+        );
     }
     let mut shape = broadcast::dims(&[a_batch, b_batch])?;
     shape.extend(rows.into_iter().chain(columns).cloned());

@@ -62,11 +62,12 @@ ops![CAST, CAST_LIKE, BIT_CAST];
 /// The type that the attribute `to` names, which must be one of `allowed`.
 fn target(cx: &InferCx<'_>, allowed: TypeSet) -> Result<DType> {
     let code = cx.attrs.int("to")?;
-    i32::try_from(code)
-        .ok()
-        .and_then(DType::from_onnx)
-        .filter(|dtype| allowed.contains(*dtype))
-        .ok_or_else(|| error!(InvalidGraph, "the attribute 'to' is {code}, which is no type it can have"))
+    i32::try_from(code).ok().and_then(DType::from_onnx).filter(|dtype| allowed.contains(*dtype)).ok_or_else(
+        || {
+            error!(InvalidGraph, "the attribute 'to' is {code}, which is no type it can have")
+                .help("it is one of TensorProto.DataType: 1 for float, 7 for int64 ...")
+        },
+    )
 }
 
 fn infer_cast(cx: &mut InferCx<'_>) -> Result<()> {

@@ -33,6 +33,10 @@ static EMBED_LAYER_NORMALIZATION: OpSpec = OpSpec {
 
 ops![EMBED_LAYER_NORMALIZATION];
 
+#[allow(
+    clippy::indexing_slicing,
+    reason = "the ranks of all tensors that are indexed are checked at the beginning"
+)]
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for (index, what) in [
         (0, "input_ids"),

@@ -7,7 +7,7 @@ use crate::ops;
 use crate::ops::linalg::gemm;
 use crate::ops::nn::conv;
 use crate::spec::{AttrKind, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure, error};
+use crate::{Result, ensure, error, not_one_of};
 
 static FUSED_GEMM: OpSpec = OpSpec {
     domain: MICROSOFT,
@@ -77,7 +77,7 @@ fn parameters(activation: &str) -> Result<&'static [&'static str]> {
     let known = ACTIVATIONS.iter().find(|(name, _)| *name == activation);
     known.map(|(_, parameters)| *parameters).ok_or_else(|| {
         let names: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
-        error!(InvalidGraph, "activation '{activation}' is not known, expected one of {}", names.join(", "))
+        not_one_of("activation", activation, &names)
     })
 }
 

@@ -6,7 +6,7 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::math::shared::{same_shape, unary, x, y};
 use crate::spec::{Draft, InferCx, MICROSOFT, OP, OpSpec, ScalarExpr, Traits, UnaryFn, attr, one, opt, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, error};
 
 static GELU: OpSpec =
     OpSpec { domain: MICROSOFT, upgrades: SAME_AS_STANDARD, ..unary("Gelu", 1, |_| Ok(gelu(x()))) };
@@ -57,9 +57,12 @@ fn gelu(x: ScalarExpr) -> ScalarExpr {
 /// The bias is one value for each place of the last dimension.
 fn infer_biased(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some(shape), Some(bias)) = (cx.shape(0), cx.shape(1)) {
-        ensure!(bias.len() == 1, InvalidGraph, "the bias has rank {}, expected 1", bias.len());
-        ensure!(!shape.is_empty(), InvalidGraph, "a scalar has no last dimension for a bias");
-        if let (Some(width), Some(length)) = (shape[shape.len() - 1].as_constant(), bias[0].as_constant()) {
+        let [length] = bias else {
+            return Err(error!(InvalidGraph, "the bias has rank {}, expected 1", bias.len()));
+        };
+        let width = shape.last();
+        let width = width.ok_or_else(|| error!(InvalidGraph, "a scalar has no last dimension for a bias"))?;
+        if let (Some(width), Some(length)) = (width.as_constant(), length.as_constant()) {
             ensure!(
                 width == length,
                 InvalidGraph,

@@ -58,7 +58,11 @@ fn order(rank: usize, matrix: bool, batch: bool) -> Result<Vec<usize>> {
             InvalidGraph,
             "a side of rank {rank} has no batch to transpose, expected 3 or more"
         );
-        order[..rank - 1].rotate_left(1);
+        order
+            .iter_mut()
+            .take(rank - 1)
+            .enumerate()
+            .for_each(|(place, axis)| *axis = (place + 1) % (rank - 1));
     }
     if matrix && rank >= 2 {
         order.swap(rank - 1, rank - 2);
@@ -67,20 +71,21 @@ fn order(rank: usize, matrix: bool, batch: bool) -> Result<Vec<usize>> {
 }
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
-    let mut sides: Vec<Vec<Dim>> = Vec::with_capacity(2);
-    for (index, [matrix, batch]) in SIDES.into_iter().enumerate() {
-        let Some(shape) = cx.shape(index) else { return Ok(()) };
+    let side = |index: usize, [matrix, batch]: [&str; 2]| -> Result<Option<Vec<Dim>>> {
+        let Some(shape) = cx.shape(index) else { return Ok(None) };
         let order = order(shape.len(), cx.attrs.flag(matrix)?, cx.attrs.flag(batch)?)?;
-        sides.push(order.into_iter().map(|axis| shape[axis].clone()).collect());
-    }
-    let shape = product_shape(&sides[0], &sides[1])?;
+        Ok(Some(order.into_iter().filter_map(|axis| shape.get(axis).cloned()).collect()))
+    };
+    let [left, right] = SIDES;
+    let (Some(left), Some(right)) = (side(0, left)?, side(1, right)?) else { return Ok(()) };
+    let shape = product_shape(&left, &right)?;
     cx.set_shape(0, shape)
 }
 
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let alpha = float(draft, "alpha")?;
     let ranks = [0, 1].map(|index| draft.shape(index).map(|shape| shape.len()));
-    let sides = [draft.required(0)?, draft.required(1)?];
+    let sides @ [left, right] = [draft.required(0)?, draft.required(1)?];
     if ranks == [Some(2), Some(2)] {
         let attrs = [
             ("alpha", Attribute::Float(alpha)),
@@ -90,7 +95,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
         draft.become_op("Gemm", &sides, &attrs);
         return Ok(());
     }
-    let [a, b] = [transposed(draft, 0, sides[0])?, transposed(draft, 1, sides[1])?];
+    let [a, b] = [transposed(draft, (0, left), SIDES[0])?, transposed(draft, (1, right), SIDES[1])?];
     if alpha == 1.0 {
         draft.become_op("MatMul", &[a, b], &[]);
         return Ok(());
@@ -103,8 +108,11 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
 }
 
 /// The side at `index` as it is multiplied.
-fn transposed(draft: &mut Draft<'_>, index: usize, side: ValueId) -> Result<ValueId> {
-    let [matrix, batch] = SIDES[index];
+fn transposed(
+    draft: &mut Draft<'_>,
+    (index, side): (usize, ValueId),
+    [matrix, batch]: [&str; 2],
+) -> Result<ValueId> {
     let (matrix, batch) = (int(draft, matrix)? != 0, int(draft, batch)? != 0);
     if !matrix && !batch {
         return Ok(side);

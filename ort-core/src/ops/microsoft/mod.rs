@@ -5,15 +5,26 @@
 //! is loaded (`upgrades`), so that nothing after the loader knows it. One that is made of several of the standard's is
 //! decomposed where no provider has a kernel for it (`lower`).
 
+mod attention_decoder;
 mod attention_groups;
 mod attention_heads;
+mod attention_packed;
+mod attention_projected;
+mod attention_quantized;
 mod attention_rotary;
 mod bias;
 mod embed_layer_norm;
 mod fused;
 mod gelu;
 mod matrix;
+mod mixture;
+mod qlinear;
+mod qlinear_elementwise;
+mod qlinear_movement;
+mod qlinear_reduce;
 mod quant_blocks;
+mod quant_matmul;
+mod quantize;
 mod skip_layer_norm;
 mod tensor;
 

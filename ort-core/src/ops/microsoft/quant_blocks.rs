@@ -3,6 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
+use crate::ops::axes;
 use crate::ops::tensor::geometry::normalize_axis;
 use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
@@ -146,29 +147,60 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
             *last = &*last * (8 / bits);
         }
     }
-    if let Some(scales) = cx.shape(2) {
-        ensure!(
-            scales.len() == data.len(),
-            InvalidGraph,
-            "scales have rank {}, data has rank {}",
-            scales.len(),
-            data.len()
-        );
-        for (at, (scale, size)) in scales.iter().zip(&data).enumerate() {
-            let (Some(scale), Some(size)) = (scale.as_constant(), size.as_constant()) else { continue };
-            let expected = match (at == quantized, block) {
-                (true, 0) => 1,
-                (true, _) => (size.max(0) + block - 1) / block,
-                (false, _) => size,
-            };
-            let shared = is_float && at != quantized && scale == 1;
-            ensure!(
-                scale == expected || shared,
-                InvalidGraph,
-                "scales have size {scale} on axis {at}, expected {expected}"
-            );
-        }
-    }
-    let shape = [&data[..axis], indices, &data[axis + 1..]].concat();
+    check_scales(cx, &data, quantized, block)?;
+    check_zero_points(cx, if dtype == DType::U8 { bits } else { 8 })?;
+    let (front, back) = axes::around(&data, axis);
+    let shape = [front, indices, back].concat();
     cx.set_shape(0, shape)
+}
+
+/// Refuses scales that are not one for each block of the data along `axis`.
+fn check_scales(cx: &InferCx<'_>, data: &[Dim], axis: usize, block: i64) -> Result<()> {
+    let Some(scales) = cx.shape(2) else { return Ok(()) };
+    ensure!(
+        scales.len() == data.len(),
+        InvalidGraph,
+        "scales have rank {}, data has rank {}",
+        scales.len(),
+        data.len()
+    );
+    let is_float = FLOAT_CODES.contains(cx.dtype(0)?);
+    for (at, (scale, size)) in scales.iter().zip(data).enumerate() {
+        let (Some(scale), Some(size)) = (scale.as_constant(), size.as_constant()) else { continue };
+        let expected = match (at == axis, block) {
+            (true, 0) => 1,
+            (true, _) => size.max(0) / block + i64::from(size % block > 0),
+            (false, _) => size,
+        };
+        let shared = is_float && at != axis && scale == 1;
+        ensure!(
+            scale == expected || shared,
+            InvalidGraph,
+            "scales have size {scale} on axis {at}, expected {expected}"
+        );
+    }
+    Ok(())
+}
+
+/// Refuses zero points that are not as many as scales; those of `bits` in bytes are packed along the last dimension.
+fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
+    let (Some(scales), Some(zeros)) = (cx.shape(2), cx.shape(3)) else { return Ok(()) };
+    ensure!(
+        scales.len() == zeros.len(),
+        InvalidGraph,
+        "zero points have rank {}, scales have rank {}",
+        zeros.len(),
+        scales.len()
+    );
+    for (at, (scale, zero)) in scales.iter().zip(zeros).enumerate() {
+        let (Some(scale), Some(zero)) = (scale.as_constant(), zero.as_constant()) else { continue };
+        let packed = if at + 1 == scales.len() { 8 / bits } else { 1 };
+        let expected = scale / packed + i64::from(scale % packed > 0);
+        ensure!(
+            zero == expected,
+            InvalidGraph,
+            "zero points have size {zero} on axis {at}, expected {expected}"
+        );
+    }
+    Ok(())
 }

@@ -104,6 +104,9 @@ fn lower_simplified(draft: &mut Draft<'_>) -> Result<()> {
         (_, Some(rank)) => (axis, rank),
         _ => return Err(error!(NotImplemented, "axis {axis} of an input of unknown rank")),
     };
+    // A rank that is not known bounds no axis.
+    let sensible = last.checked_sub(first).is_some_and(|count| count <= 64);
+    ensure!(sensible, InvalidGraph, help = "-1 is the last axis", "axis {axis} is beyond every rank");
     let axes: Vec<i64> = (first..last).collect();
     let dtype = i32::try_from(stash).ok().and_then(DType::from_onnx);
     let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "stash_type {stash} is not known"))?;

@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::spec::{AttrKind, InferCx, ONNX_ML, OP, OpSpec, attr, one, var};
-use crate::{Result, ensure, error};
+use crate::{Result, error};
 
 static TREE_ENSEMBLE: OpSpec = OpSpec {
     domain: ONNX_ML,
@@ -39,10 +39,11 @@ ops![TREE_ENSEMBLE];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
-    ensure!(shape.len() == 2, InvalidGraph, "TreeEnsemble takes rank 2, got rank {}", shape.len());
+    let [rows, _] = shape else {
+        return Err(error!(InvalidGraph, "TreeEnsemble takes rank 2, got rank {}", shape.len()));
+    };
     let named = || cx.attrs.find_ints("leaf_targetids")?.iter().max()?.checked_add(1);
     let targets = cx.attrs.find_int("n_targets").or_else(named).filter(|&targets| targets >= 0);
     let targets = targets.ok_or_else(|| error!(InvalidGraph, "TreeEnsemble has no targets"))?;
-    let rows = shape[0].clone();
-    cx.set_shape(0, vec![rows, Dim::constant(targets)])
+    cx.set_shape(0, vec![rows.clone(), Dim::constant(targets)])
 }

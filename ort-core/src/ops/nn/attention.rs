@@ -64,8 +64,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let to = |dtype: DType| [("to", Attribute::Int(i64::from(dtype.onnx_code())))];
     let mut inputs = draft.inputs.clone();
     for index in [0, 1, 2, 4, 5] {
-        if let Some(input) = draft.input(index) {
-            inputs[index] = Some(draft.emit("Cast", &[input], &to(DType::F64))?);
+        if let (Some(input), Some(cast)) = (draft.input(index), inputs.get_mut(index)) {
+            *cast = Some(draft.emit("Cast", &[input], &to(DType::F64))?);
         }
     }
     let attrs = draft.attrs.clone();

@@ -5,7 +5,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{AttrKind, AttrSpec, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, error};
 
 const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
 const INT32: TypeSet = TypeSet::of(&[DType::I32]);
@@ -95,54 +95,82 @@ fn agree(what: &str, a: &Dim, b: &Dim) -> Result<()> {
     Ok(())
 }
 
+/// The first two sizes of an image or weight, and its spatial ones.
+pub(super) type Parts<'a> = (&'a Dim, &'a Dim, &'a [Dim]);
+
+/// The parts of an image and of a weight of the same rank, 3 or more.
+pub(super) fn image_and_kernel<'a>(image: &'a [Dim], kernel: &'a [Dim]) -> Result<(Parts<'a>, Parts<'a>)> {
+    match (image, kernel) {
+        ([batch, channels, image @ ..], [first, second, kernel @ ..])
+            if !image.is_empty() && image.len() == kernel.len() =>
+        {
+            Ok(((batch, channels, image), (first, second, kernel)))
+        }
+        _ => Err(error!(
+            InvalidGraph,
+            "an image of rank {} and a weight of rank {} do not go together",
+            image.len(),
+            kernel.len()
+        )
+        .help(RANKS)),
+    }
+}
+
+/// What to try where image and weight differ.
+const RANKS: &str =
+    "both need a batch or filters, channels, and the same spatial axes: [N, C, H, W] and [M, C, h, w]";
+
 fn group(cx: &InferCx<'_>) -> Result<i64> {
     let group = cx.attrs.int("group")?;
-    ensure!((1..1 << 31).contains(&group), InvalidGraph, "group {group} is out of range");
+    let sensible = (1..1 << 31).contains(&group);
+    ensure!(sensible, InvalidGraph, help = "group is 1 or more", "group {group} is out of range");
     Ok(group)
 }
 
-/// The shape of a convolution, whose weight and bias are the inputs at these places.
-pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, [weight, bias]: [usize; 2]) -> Result<()> {
-    let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(weight)) else { return Ok(()) };
-    ensure!(
-        image.len() >= 3 && image.len() == kernel.len(),
-        InvalidGraph,
-        "an image of rank {} and a weight of rank {} do not go together",
-        image.len(),
-        kernel.len()
-    );
-    let group = group(cx)?;
-    agree("the weight's number of channels", &image[1], &(&kernel[1] * group))?;
-    let divides = kernel[0].as_constant().is_none_or(|filters| filters % group == 0);
-    ensure!(divides, InvalidGraph, "{} filters do not divide into {group} groups", kernel[0]);
-    if let Some([channels]) = cx.shape(bias) {
-        agree("the bias", channels, &kernel[0])?;
+/// Sets the shape of a convolution, whose weight and bias are the inputs at these places.
+pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, places: [usize; 2]) -> Result<()> {
+    let Some(image) = cx.shape(0) else { return Ok(()) };
+    match output_shape(cx, image, places)? {
+        Some(shape) => cx.set_shape(0, shape),
+        None => Ok(()),
     }
-    let windows = Windows::new(cx.attrs, &kernel[2..])?;
-    let mut shape = vec![image[0].clone(), kernel[0].clone()];
-    shape.extend(windows.outputs(&image[2..]));
-    cx.set_shape(0, shape)
+}
+
+/// The shape of a convolution of an image, where that of the weight is known: the input at the first of the places;
+/// the bias is at the second.
+pub(in crate::ops) fn output_shape(
+    cx: &InferCx<'_>,
+    image: &[Dim],
+    [weight, bias]: [usize; 2],
+) -> Result<Option<Vec<Dim>>> {
+    let Some(kernel) = cx.shape(weight) else { return Ok(None) };
+    let ((batch, channels, image), (filters, inner, kernel)) = image_and_kernel(image, kernel)?;
+    let group = group(cx)?;
+    agree("the weight's number of channels", channels, &(inner * group))?;
+    let divides = filters.as_constant().is_none_or(|filters| filters % group == 0);
+    ensure!(divides, InvalidGraph, "{filters} filters do not divide into {group} groups");
+    if let Some([channels]) = cx.shape(bias) {
+        agree("the bias", channels, filters)?;
+    }
+    let windows = Windows::new(cx.attrs, kernel)?;
+    let mut shape = vec![batch.clone(), filters.clone()];
+    shape.extend(windows.outputs(image));
+    Ok(Some(shape))
 }
 
 fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    ensure!(
-        image.len() >= 3 && image.len() == kernel.len(),
-        InvalidGraph,
-        "an image of rank {} and a weight of rank {} do not go together",
-        image.len(),
-        kernel.len()
-    );
+    let ((batch, channels, image), (inner, filters, kernel)) = image_and_kernel(image, kernel)?;
     let group = group(cx)?;
-    agree("the weight's number of channels", &image[1], &kernel[0])?;
-    let divides = kernel[0].as_constant().is_none_or(|channels| channels % group == 0);
-    ensure!(divides, InvalidGraph, "{} channels do not divide into {group} groups", kernel[0]);
-    let filters = &kernel[1] * group;
+    agree("the weight's number of channels", channels, inner)?;
+    let divides = inner.as_constant().is_none_or(|channels| channels % group == 0);
+    ensure!(divides, InvalidGraph, "{inner} channels do not divide into {group} groups");
+    let filters = filters * group;
     if let Some([channels]) = cx.shape(2) {
         agree("the bias", channels, &filters)?;
     }
-    let windows = Windows::new(cx.attrs, &kernel[2..])?;
-    let mut shape = vec![image[0].clone(), filters];
-    shape.extend(windows.transposed_outputs(cx.attrs, &image[2..])?);
+    let windows = Windows::new(cx.attrs, kernel)?;
+    let mut shape = vec![batch.clone(), filters];
+    shape.extend(windows.transposed_outputs(cx.attrs, image)?);
     cx.set_shape(0, shape)
 }

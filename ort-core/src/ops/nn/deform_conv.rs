@@ -1,10 +1,11 @@
 //! `DeformConv`: a convolution whose windows have their positions moved by an input.
 
+use super::conv::image_and_kernel;
 use super::geometry::Windows;
+use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
-use crate::{Result, ensure};
 
 static DEFORM_CONV: OpSpec = OpSpec {
     name: "DeformConv",
@@ -29,15 +30,9 @@ ops![DEFORM_CONV];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(image), Some(kernel)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    ensure!(
-        image.len() >= 3 && image.len() == kernel.len(),
-        InvalidGraph,
-        "an image of rank {} and a weight of rank {} do not go together",
-        image.len(),
-        kernel.len()
-    );
-    let windows = Windows::new(cx.attrs, &kernel[2..])?;
-    let mut shape = vec![image[0].clone(), kernel[0].clone()];
-    shape.extend(windows.outputs(&image[2..]));
+    let ((batch, _, image), (filters, _, kernel)) = image_and_kernel(image, kernel)?;
+    let windows = Windows::new(cx.attrs, kernel)?;
+    let mut shape = vec![batch.clone(), filters.clone()];
+    shape.extend(windows.outputs(image));
     cx.set_shape(0, shape)
 }

@@ -68,9 +68,20 @@ impl Windows {
                 None | Some([]) => return Ok(vec![default; len]),
                 Some(values) => values,
             };
-            ensure!(values.len() == len, InvalidGraph, "{name} has {} values, expected {len}", values.len());
+            ensure!(
+                values.len() == len,
+                InvalidGraph,
+                help = "one for each spatial axis, and for pads two",
+                "{name} has {} values, expected {len}",
+                values.len()
+            );
             let wrong = values.iter().find(|value| !(least..LIMIT).contains(value));
-            ensure!(wrong.is_none(), InvalidGraph, "{name} {values:?} has a value out of range");
+            ensure!(
+                wrong.is_none(),
+                InvalidGraph,
+                help = format!("each is {least} to {}", LIMIT - 1),
+                "{name} {values:?} has a value out of range"
+            );
             Ok(values.to_vec())
         };
         if attrs.find_ints("kernel_shape").is_some_and(|shape| !shape.is_empty()) {
@@ -84,17 +95,13 @@ impl Windows {
         }
         let (strides, dilations) = (list("strides", rank, 1, 1)?, list("dilations", rank, 1, 1)?);
         let pads = list("pads", rank * 2, 0, 0)?;
+        let (begins, ends) = pads.split_at_checked(rank).unwrap_or((&pads, &[]));
+        let lists = strides.into_iter().zip(dilations).zip(begins.iter().zip(ends));
         let mut axes = Vec::with_capacity(rank);
-        for (index, kernel) in kernel.iter().enumerate() {
+        for (kernel, ((stride, dilation), (&begin, &end))) in kernel.iter().zip(lists) {
             let fits = kernel.as_constant().is_none_or(|size| (1..LIMIT).contains(&size));
             ensure!(fits, InvalidGraph, "a kernel of size {kernel} is out of range");
-            let pads = [pads[index], pads[index + rank]];
-            axes.push(Axis {
-                kernel: kernel.clone(),
-                stride: strides[index],
-                dilation: dilations[index],
-                pads,
-            });
+            axes.push(Axis { kernel: kernel.clone(), stride, dilation, pads: [begin, end] });
         }
         let auto_pad = auto_pad(attrs)?;
         Ok(Windows { axes, auto_pad, ceil: attrs.find_int("ceil_mode").unwrap_or(0) != 0 })
@@ -219,21 +226,22 @@ impl Windows {
         let outputs = self.transposed_outputs(attrs, &sizes)?;
         let extra = self.extra(attrs)?;
         let mut result = Vec::with_capacity(image.len());
-        for (index, axis) in self.axes.iter().enumerate() {
+        let sizes = image.iter().zip(sizes).zip(outputs.iter().zip(extra));
+        for (axis, ((&image, size), (output, extra))) in self.axes.iter().zip(sizes) {
             let number = |dim: &Dim| {
                 let number = dim.as_constant().and_then(|number| usize::try_from(number).ok());
                 number.ok_or_else(|| error!(InvalidArgument, "the result's size {dim} is no size"))
             };
-            let whole = (&sizes[index] - 1) * axis.stride + extra[index] + axis.extent();
+            let whole = (size - 1) * axis.stride + extra + axis.extent();
             let mut pads = axis.pads;
             if explicit || self.auto_pad != AutoPad::NotSet {
-                let total = (whole - &outputs[index]).as_constant().unwrap_or(0).max(0);
+                let total = (whole - output).as_constant().unwrap_or(0).max(0);
                 let (less, more) = (total / 2, total - total / 2);
                 pads = if self.auto_pad == AutoPad::SameUpper { [less, more] } else { [more, less] };
             }
             result.push(WindowAxis {
-                input: number(&outputs[index])?,
-                output: image[index],
+                input: number(output)?,
+                output: image,
                 kernel: number(&axis.kernel)?,
                 stride: number(&Dim::constant(axis.stride))?,
                 dilation: number(&Dim::constant(axis.dilation))?,
@@ -250,7 +258,9 @@ impl Windows {
     /// The attribute `output_shape` without batch and channels, which some exporters write too.
     fn output_shape(&self, attrs: &Attributes) -> Result<Option<Vec<i64>>> {
         match attrs.find_ints("output_shape") {
-            Some(shape) if shape.len() == self.axes.len() + 2 => Ok(Some(shape[2..].to_vec())),
+            Some(shape) if shape.len() == self.axes.len() + 2 => {
+                Ok(Some(shape.iter().skip(2).copied().collect()))
+            }
             _ => self.spatial(attrs, "output_shape"),
         }
     }

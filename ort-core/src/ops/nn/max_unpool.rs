@@ -27,8 +27,9 @@ ops![MAX_UNPOOL];
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(image) = cx.shape(0) else { return Ok(()) };
     let windows = Windows::of_pool(cx.attrs, image.len())?;
-    let mut shape = image[..2].to_vec();
-    shape.extend(windows.transposed_outputs(cx.attrs, &image[2..])?);
+    let (outer, spatial) = image.split_at_checked(2).unwrap_or((image, &[]));
+    let mut shape = outer.to_vec();
+    shape.extend(windows.transposed_outputs(cx.attrs, spatial)?);
     if cx.has_input(2) {
         let rank = shape.len();
         shape = cx.dims(2).unwrap_or_else(|| (0..rank).map(|_| Dim::unknown()).collect());

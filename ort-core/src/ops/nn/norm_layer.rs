@@ -97,8 +97,8 @@ pub(in crate::ops) fn infer_layer(cx: &mut InferCx<'_>) -> Result<()> {
         return Ok(());
     };
     let axis = axes::normalize(cx.attrs.int("axis")?, shape.len())?;
-    let ones = std::iter::repeat_n(Dim::constant(1), shape.len() - axis);
-    let statistics: Vec<Dim> = shape[..axis].iter().cloned().chain(ones).collect();
+    let ones = std::iter::repeat(Dim::constant(1));
+    let statistics: Vec<Dim> = shape.iter().take(axis).cloned().chain(ones).take(shape.len()).collect();
     cx.set(1, stash, Some(statistics.clone()));
     cx.set(2, stash, Some(statistics));
     cx.set_shape(0, shape.to_vec())

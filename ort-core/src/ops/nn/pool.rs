@@ -118,8 +118,9 @@ fn whole_power(draft: &mut Draft<'_>) -> Result<()> {
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(image) = cx.shape(0) else { return Ok(()) };
     let windows = Windows::of_pool(cx.attrs, image.len())?;
-    let mut shape = image[..2].to_vec();
-    shape.extend(windows.outputs(&image[2..]));
+    let (outer, spatial) = image.split_at_checked(2).unwrap_or((image, &[]));
+    let mut shape = outer.to_vec();
+    shape.extend(windows.outputs(spatial));
     cx.set(1, DType::I64, Some(shape.clone()));
     cx.set_shape(0, shape)
 }
@@ -127,7 +128,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 fn infer_global(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(image) = cx.shape(0) else { return Ok(()) };
     ensure!(image.len() >= 2, InvalidGraph, "an image has rank 2 or more, got rank {}", image.len());
-    let ones = std::iter::repeat_n(Dim::constant(1), image.len() - 2);
-    let shape = image[..2].iter().cloned().chain(ones).collect();
+    let ones = std::iter::repeat(Dim::constant(1));
+    let shape = image.iter().take(2).cloned().chain(ones).take(image.len()).collect();
     cx.set_shape(0, shape)
 }

@@ -1,10 +1,11 @@
-//! Recurrent layers: `RNN`, `GRU` and `LSTM`.
+//! Recurrent layers: `RNN`, `GRU` and `LSTM`, and `DynamicQuantizeLSTM` of `com.microsoft`.
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{
-    AttrKind, AttrSpec, Cost, Draft, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt, var,
+    AttrKind, AttrSpec, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt,
+    var,
 };
 use crate::{Result, ensure, error};
 
@@ -84,7 +85,37 @@ static LSTM: OpSpec = OpSpec {
     ..OP
 };
 
-ops![RNN, GRU, LSTM];
+/// An `LSTM` whose weights are 8-bit codes and lie transposed; inputs and states are quantized when they are multiplied.
+static DYNAMIC_QUANTIZE_LSTM: OpSpec = OpSpec {
+    domain: MICROSOFT,
+    name: "DynamicQuantizeLSTM",
+    inputs: &[
+        X,
+        one("W", "T2"),
+        one("R", "T2"),
+        B,
+        SEQUENCE_LENS,
+        INITIAL_H,
+        opt("initial_c", "T"),
+        opt("P", "T"),
+        one("W_scale", "T"),
+        one("W_zero_point", "T2"),
+        one("R_scale", "T"),
+        one("R_zero_point", "T2"),
+    ],
+    outputs: &[Y, Y_H, opt("Y_c", "T")],
+    types: &[
+        var("T", TypeSet::of(&[DType::F32])),
+        var("T1", TypeSet::of(&[DType::I32])),
+        var("T2", TypeSet::of(&[DType::I8, DType::U8])),
+    ],
+    attrs: &[ALPHA, BETA, ACTIVATIONS, CLIP, DIRECTION, HIDDEN_SIZE, attr::int("input_forget", 0)],
+    cost: Cost::Compute,
+    infer: infer_quantized,
+    ..OP
+};
+
+ops![RNN, GRU, LSTM, DYNAMIC_QUANTIZE_LSTM];
 
 /// Whether the whole sequence is wanted is now told by the first output.
 fn drop_output_sequence(draft: &mut Draft<'_>) -> Result<()> {
@@ -92,16 +123,37 @@ fn drop_output_sequence(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The recurrence is (directions, gates * hidden, hidden).
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
+    let hidden = cx.shape(2).and_then(<[Dim]>::last).cloned();
+    infer_states(cx, hidden)
+}
+
+/// The recurrence is (directions, hidden, 4 * hidden), and scales and zero points are for a direction or a column of it.
+fn infer_quantized(cx: &mut InferCx<'_>) -> Result<()> {
+    let may_equal = |a: &Dim, b: &Dim| a.as_constant().zip(b.as_constant()).is_none_or(|(a, b)| a == b);
+    for (index, of) in [(8, 1), (9, 1), (10, 2), (11, 2)] {
+        let (Some(own), Some(weights)) = (cx.shape(index), cx.shape(of)) else { continue };
+        let [directions, _, columns] = weights else { continue };
+        let fits = match own {
+            [own] => may_equal(own, directions),
+            [own, width] => may_equal(own, directions) && may_equal(width, columns),
+            _ => false,
+        };
+        ensure!(fits, InvalidGraph, "input {index} is not one for each direction or column of input {of}");
+    }
+    let hidden = cx.shape(2).and_then(|shape| shape.get(1)).cloned();
+    infer_states(cx, hidden)
+}
+
+fn infer_states(cx: &mut InferCx<'_>, hidden: Option<Dim>) -> Result<()> {
     let directions = match cx.attrs.string("direction")? {
         "forward" | "reverse" => Dim::constant(1),
         "bidirectional" => Dim::constant(2),
         other => return Err(error!(InvalidGraph, "direction '{other}' is none of the standard's")),
     };
-    // The recurrence is (directions, gates * hidden, hidden).
-    let recurrence = cx.shape(2);
     let given = cx.attrs.find_int("hidden_size").map(Dim::constant);
-    let Some(hidden) = recurrence.and_then(<[Dim]>::last).cloned().or(given) else { return Ok(()) };
+    let Some(hidden) = hidden.or(given) else { return Ok(()) };
     let Some(x) = cx.shape(0) else { return Ok(()) };
     let [first, second, _] = x else {
         return Err(error!(InvalidGraph, "the input has rank {}, expected 3", x.len()));
@@ -110,7 +162,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         let fits = cx.shape(index).is_none_or(|shape| shape.len() == rank);
         ensure!(fits, InvalidGraph, "input {index} does not have rank {rank}");
     }
-    let (y, state) = if cx.attrs.flag("layout")? {
+    let (y, state) = if cx.attrs.find_int("layout").is_some_and(|layout| layout != 0) {
         (
             vec![first.clone(), second.clone(), directions.clone(), hidden.clone()],
             [first.clone(), directions, hidden],

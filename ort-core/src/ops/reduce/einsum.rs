@@ -63,6 +63,7 @@ impl Equation {
         ensure!(
             terms.len() == ranks.len(),
             InvalidGraph,
+            help = "one term for each input, with commas between them",
             "equation '{text}' has {} terms for {} inputs",
             terms.len(),
             ranks.len()
@@ -80,10 +81,16 @@ impl Equation {
         };
         for (index, label) in output.iter().enumerate() {
             let known = inputs.iter().any(|labels| labels.contains(label));
-            ensure!(known, InvalidGraph, "equation '{text}' names an output subscript that no input has");
             ensure!(
-                !output[..index].contains(label),
+                known,
                 InvalidGraph,
+                help = "the output may only name subscripts of the inputs",
+                "equation '{text}' names an output subscript that no input has"
+            );
+            ensure!(
+                !output.iter().take(index).any(|earlier| earlier == label),
+                InvalidGraph,
+                help = "name each subscript once behind the arrow",
                 "equation '{text}' repeats an output subscript"
             );
         }
@@ -109,9 +116,10 @@ fn read_term(term: &str, rank: Option<usize>) -> Result<(Vec<Label>, usize)> {
     let letters = |text: &str| -> Result<Vec<Label>> {
         let letter = |c: char| {
             let valid = c.is_ascii_alphabetic();
-            valid
-                .then_some(Label::Letter(c))
-                .ok_or_else(|| error!(InvalidGraph, "subscript '{c}' in '{term}'"))
+            valid.then_some(Label::Letter(c)).ok_or_else(|| {
+                error!(InvalidGraph, "subscript '{c}' in '{term}'")
+                    .help("subscripts are letters, and ... stands for any number of axes: 'ij,jk->ik'")
+            })
         };
         text.chars().map(letter).collect()
     };

@@ -34,17 +34,21 @@ fn k_to_input(draft: &mut Draft<'_>) -> Result<()> {
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let axis = axes::normalize(cx.attrs.int("axis")?, shape.len())?;
-    let mut shape = shape.to_vec();
     let count = match cx.dims(1).as_deref() {
         Some([count]) => count.clone(),
         Some(_) => return Err(error!(InvalidGraph, "K must hold one number")),
         None => cx.fresh(),
     };
-    if let (Some(count), Some(size)) = (count.as_constant(), shape[axis].as_constant()) {
+    if let (Some(count), Some(size)) = (count.as_constant(), axes::size(shape, axis)?.as_constant()) {
         let fits = (0..=size).contains(&count);
-        ensure!(fits, InvalidGraph, "the top {count} of {size} elements along axis {axis}");
+        ensure!(
+            fits,
+            InvalidGraph,
+            help = format!("K is 0 to {size}"),
+            "the top {count} of {size} elements along axis {axis}"
+        );
     }
-    shape[axis] = count;
+    let shape = axes::with_size(shape, axis, count);
     cx.set_shape(0, shape.clone())?;
     cx.set_shape(1, shape)
 }

@@ -1,13 +1,14 @@
 //! Tensors cut into sequences, and sequences joined to tensors.
 
 use super::{CONTAINED, POSITION, S, element_type, sequence_of};
+use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ir::ValueType;
 use crate::ops;
+use crate::ops::axes;
 use crate::ops::control::merge::outside;
 use crate::spec::{AttrKind, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt, var};
-use crate::{Result, error};
 
 static SPLIT_TO_SEQUENCE: OpSpec = OpSpec {
     name: "SplitToSequence",
@@ -37,24 +38,20 @@ static CONCAT_FROM_SEQUENCE: OpSpec = OpSpec {
 
 ops![SPLIT_TO_SEQUENCE, CONCAT_FROM_SEQUENCE];
 
-fn resolve(axis: i64, rank: usize) -> Result<usize> {
-    let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
-    let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
-    found.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside rank {rank}"))
-}
-
 fn split(cx: &mut InferCx<'_>) -> Result<()> {
     let dtype = cx.dtype(0)?;
     let shape = match cx.shape(0) {
         None => None,
         Some(shape) => {
-            let mut part = shape.to_vec();
-            let axis = resolve(cx.attrs.int("axis")?, part.len())?;
-            match cx.has_input(1) {
-                true => part[axis] = equal_parts(cx, &part[axis]),
-                false if cx.attrs.flag("keepdims")? => part[axis] = Dim::constant(1),
-                false => drop(part.remove(axis)),
-            }
+            let axis = axes::normalize(cx.attrs.int("axis")?, shape.len())?;
+            let part = match cx.has_input(1) {
+                true => axes::with_size(shape, axis, equal_parts(cx, axes::size(shape, axis)?)),
+                false if cx.attrs.flag("keepdims")? => axes::with_size(shape, axis, Dim::constant(1)),
+                false => {
+                    let (front, back) = axes::around(shape, axis);
+                    [front, back].concat()
+                }
+            };
             Some(part)
         }
     };
@@ -84,12 +81,12 @@ fn concat(cx: &mut InferCx<'_>) -> Result<()> {
         Some(shape) => {
             let mut shape = shape.to_vec();
             if cx.attrs.flag("new_axis")? {
-                shape.insert(resolve(axis, shape.len() + 1)?, Dim::unknown());
+                shape.insert(axes::normalize(axis, shape.len() + 1)?, Dim::unknown());
+                Some(shape)
             } else {
-                let axis = resolve(axis, shape.len())?;
-                shape[axis] = Dim::unknown();
+                let axis = axes::normalize(axis, shape.len())?;
+                Some(axes::with_size(&shape, axis, Dim::unknown()))
             }
-            Some(shape)
         }
     };
     cx.set(0, dtype, shape);

@@ -66,27 +66,26 @@ fn infer_dft(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     ensure!(shape.len() >= 2, InvalidGraph, "a signal of rank {} has no axis to transform", shape.len());
     let (onesided, inverse) = (cx.attrs.flag("onesided")?, cx.attrs.flag("inverse")?);
-    let mut output = shape.to_vec();
-    let last = output.len() - 1;
-    output[last] = if onesided && inverse { 1.into() } else { 2.into() };
+    let last = shape.len() - 1;
+    let mut output = axes::with_size(shape, last, if onesided && inverse { 1.into() } else { 2.into() });
     let axis = match number(cx, 2)? {
         None => Some(last - 1),
         Some(axis) => axis.as_constant().map(|axis| axes::normalize(axis, shape.len())).transpose()?,
     };
     let Some(axis) = axis else {
-        output[..last].fill_with(|| cx.fresh());
+        output.iter_mut().take(last).for_each(|size| *size = cx.fresh());
         return cx.set_shape(0, output);
     };
     ensure!(axis != last, InvalidGraph, "the last axis holds real and imaginary parts");
     let length = match number(cx, 1)? {
         Some(length) => length,
-        None if onesided && inverse => (&shape[axis] - 1) * 2,
-        None => shape[axis].clone(),
+        None if onesided && inverse => (axes::size(shape, axis)? - 1) * 2,
+        None => axes::size(shape, axis)?.clone(),
     };
     let negative = length.as_constant().is_some_and(|length| length < 0);
     ensure!(!negative, InvalidGraph, "a transform of length {length}");
-    output[axis] = if onesided && !inverse { length.floor_div(&Dim::constant(2)) + 1 } else { length };
-    cx.set_shape(0, output)
+    let bins = if onesided && !inverse { length.floor_div(&Dim::constant(2)) + 1 } else { length };
+    cx.set_shape(0, axes::with_size(&output, axis, bins))
 }
 
 fn infer_stft(cx: &mut InferCx<'_>) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, error};
 
 static AFFINE_GRID: OpSpec = OpSpec {
     name: "AffineGrid",
@@ -24,11 +24,13 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(theta.len() == 3, InvalidGraph, "an affine map of shape {theta:?}");
     }
     let Some(size) = cx.dims(1) else { return Ok(()) };
-    ensure!(matches!(size.len(), 4 | 5), InvalidGraph, "the size {size:?} is of no image or volume");
+    let (4 | 5, [batch, _, spatial @ ..]) = (size.len(), size.as_slice()) else {
+        return Err(error!(InvalidGraph, "the size {size:?} is of no image or volume"));
+    };
     let negative = size.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
     ensure!(!negative, InvalidGraph, "the size {size:?} is negative");
-    let mut shape = vec![size[0].clone()];
-    shape.extend_from_slice(&size[2..]);
-    shape.push(Dim::constant(size.len() as i64 - 2));
+    let mut shape = vec![batch.clone()];
+    shape.extend_from_slice(spatial);
+    shape.push(Dim::constant(spatial.len() as i64));
     cx.set_shape(0, shape)
 }

@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, error};
 
 static COL2IM: OpSpec = OpSpec {
     name: "Col2Im",
@@ -29,21 +29,23 @@ ops![COL2IM];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(input) = cx.shape(0) else { return Ok(()) };
-    ensure!(input.len() == 3, InvalidGraph, "columns of shape {input:?} are not of rank 3");
+    let [batch, rows, _] = input else {
+        return Err(error!(InvalidGraph, "columns of shape {input:?} are not of rank 3"));
+    };
     let Some(image) = cx.dims(1) else { return Ok(()) };
     let channels = match cx.dims(2) {
         Some(block) => {
             let pixels: Dim = block.iter().product();
-            let whole = match (input[1].as_constant(), pixels.as_constant()) {
+            let whole = match (rows.as_constant(), pixels.as_constant()) {
                 (Some(rows), Some(pixels)) => rows.checked_rem(pixels) == Some(0),
                 _ => true,
             };
-            ensure!(whole, InvalidGraph, "{} rows are no multiple of the block {block:?}", input[1]);
-            input[1].floor_div(&pixels)
+            ensure!(whole, InvalidGraph, "{rows} rows are no multiple of the block {block:?}");
+            rows.floor_div(&pixels)
         }
         None => cx.fresh(),
     };
-    let mut shape = vec![input[0].clone(), channels];
+    let mut shape = vec![batch.clone(), channels];
     shape.extend(image);
     let negative = shape.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
     ensure!(!negative, InvalidGraph, "an image of shape {shape:?} has a negative size");

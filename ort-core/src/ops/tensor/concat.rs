@@ -2,11 +2,13 @@
 
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
-use crate::ir::Attribute;
+use crate::ir::{Attribute, Attributes};
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{
     AttrKind, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, var,
 };
+use crate::tensor::saturating_product;
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axis;
@@ -38,10 +40,21 @@ fn default_axis(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let known: Vec<&[Dim]> = (0..cx.input_count()).filter_map(|index| cx.shape(index)).collect();
-    let Some(first) = known.first() else { return Ok(()) };
-    let axis = normalize_axis(cx.attrs.int("axis")?, first.len())?;
+    let Some((mut result, axis)) = joined(cx.attrs, &known)? else { return Ok(()) };
+    if known.len() < cx.input_count() {
+        result = axes::with_size(&result, axis, cx.fresh());
+    }
+    set_symbolic(cx, &result, axis)?;
+    cx.set_shape(0, result)
+}
+
+/// The shape of tensors of these shapes one after another, and the axis that attribute `axis` names; nothing without
+/// any shape.
+pub(in crate::ops) fn joined(attrs: &Attributes, shapes: &[&[Dim]]) -> Result<Option<(Vec<Dim>, usize)>> {
+    let Some(first) = shapes.first() else { return Ok(None) };
+    let axis = normalize_axis(attrs.int("axis")?, first.len())?;
     let mut result = first.to_vec();
-    for shape in &known[1..] {
+    for shape in shapes.iter().skip(1) {
         ensure!(
             shape.len() == result.len(),
             InvalidGraph,
@@ -61,11 +74,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
             }
         }
     }
-    if known.len() < cx.input_count() {
-        result[axis] = cx.fresh();
-    }
-    set_symbolic(cx, &result, axis)?;
-    cx.set_shape(0, result)
+    Ok(Some((result, axis)))
 }
 
 /// Joins symbolic elements where every input has them.
@@ -77,15 +86,15 @@ fn set_symbolic(cx: &mut InferCx<'_>, shape: &[Dim], axis: usize) -> Result<()> 
         let Some(symbolic) = symbolic else { return Ok(()) };
         parts.push(symbolic);
     }
-    let run = |part: &SymTensor| part.shape[axis..].iter().product::<usize>();
+    let run = |part: &SymTensor| saturating_product(part.shape.get(axis..).unwrap_or(&[]));
     let mut elements = Vec::new();
-    if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
+    if !SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&sizes)) {
         return Ok(());
     }
-    for outer in 0..sizes[..axis].iter().product() {
-        for part in &parts {
-            let run = run(part);
-            elements.extend_from_slice(part.elements.get(outer * run..(outer + 1) * run).unwrap_or(&[]));
+    let mut parts: Vec<_> = parts.iter().map(|part| part.elements.chunks(run(part).max(1))).collect();
+    for _ in 0..saturating_product(sizes.get(..axis).unwrap_or(&[])).min(sizes.iter().product()) {
+        for part in &mut parts {
+            elements.extend_from_slice(part.next().unwrap_or(&[]));
         }
     }
     set_elements(cx, cx.dtype(0)?, shape, elements)

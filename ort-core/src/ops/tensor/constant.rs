@@ -87,7 +87,7 @@ fn infer_constant_of_shape(cx: &mut InferCx<'_>) -> Result<()> {
     };
     if let Some(sizes) = shape.as_deref().and_then(super::constant_sizes)
         && let Some(value) = value
-        && SymTensor::follows(dtype, sizes.iter().product())
+        && SymTensor::follows(dtype, SymTensor::extent(&sizes))
     {
         let element = value.view().to_ints()?.first().copied().unwrap_or(0);
         let count = crate::tensor::element_count(&sizes)?;

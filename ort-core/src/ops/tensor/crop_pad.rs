@@ -2,6 +2,7 @@
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure};
 
@@ -34,7 +35,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let mut sizes = shape.to_vec();
     for (axis, size) in axes.into_iter().zip(target) {
         ensure!(size.as_constant().is_none_or(|size| size >= 0), InvalidGraph, "size {size} is negative");
-        sizes[axis] = size;
+        sizes = axes::with_size(&sizes, axis, size);
     }
     cx.set_shape(0, sizes)
 }

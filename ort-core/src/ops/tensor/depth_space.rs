@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::spec::{AttrKind, AttrSpec, InferCx, OP, OpSpec, Traits, attr, one, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, one_of};
 
 const ATTRIBUTES: &[AttrSpec] = &[attr::string("mode", "DCR"), attr::required("blocksize", AttrKind::Int)];
 
@@ -37,9 +37,14 @@ ops![DEPTH_TO_SPACE, SPACE_TO_DEPTH];
 /// The input's four sizes and the size of a block.
 fn parts<'a>(cx: &InferCx<'a>) -> Result<Option<(&'a [Dim; 4], i64)>> {
     let mode = cx.attrs.string("mode")?;
-    ensure!(["DCR", "CRD"].contains(&mode), InvalidGraph, "the mode '{mode}' is not known");
+    one_of("the mode", mode, &["DCR", "CRD"])?;
     let block = cx.attrs.int("blocksize")?;
-    ensure!((1..1 << 16).contains(&block), InvalidGraph, "the block size {block} is not possible");
+    ensure!(
+        (1..1 << 16).contains(&block),
+        InvalidGraph,
+        help = "blocksize is 1 or more, and 65535 at most",
+        "the block size {block} is not possible"
+    );
     let Some(shape) = cx.shape(0) else { return Ok(None) };
     match <&[Dim; 4]>::try_from(shape) {
         Ok(sizes) => Ok(Some((sizes, block))),
@@ -49,7 +54,12 @@ fn parts<'a>(cx: &InferCx<'a>) -> Result<Option<(&'a [Dim; 4], i64)>> {
 
 fn divide(size: &Dim, divisor: i64) -> Result<Dim> {
     let whole = size.as_constant().is_none_or(|size| size % divisor == 0);
-    ensure!(whole, InvalidGraph, "size {size} is no multiple of {divisor}");
+    ensure!(
+        whole,
+        InvalidGraph,
+        help = "pad the image, or use another blocksize",
+        "size {size} is no multiple of {divisor}"
+    );
     Ok(size.floor_div(&Dim::constant(divisor)))
 }
 

@@ -41,7 +41,7 @@ fn infer_shape(cx: &mut InferCx<'_>) -> Result<()> {
         return cx.set_shape(0, vec![rank]);
     };
     let range = shape_range(cx.attrs.int("start")?, cx.attrs.find_int("end"), shape.len());
-    let sizes = shape[range].to_vec();
+    let sizes = shape.get(range).unwrap_or(&[]).to_vec();
     cx.set_shape(0, vec![Dim::constant(sizes.len() as i64)])?;
     cx.set_symbolic(0, SymTensor::vector(sizes));
     Ok(())

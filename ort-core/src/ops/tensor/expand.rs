@@ -77,11 +77,16 @@ fn infer_expand(cx: &mut InferCx<'_>) -> Result<()> {
         _ => return Ok(()),
     };
     let negative = target.iter().any(|size| size.as_constant().is_some_and(|size| size < 0));
-    ensure!(!negative, InvalidGraph, "the shape {target:?} has a negative size");
+    ensure!(
+        !negative,
+        InvalidGraph,
+        help = "a size of 1 keeps the input's",
+        "the shape {target:?} has a negative size"
+    );
     let shape = broadcast::dims(&[input, &target])?;
     if let (Some(symbolic), Some(from), Some(to)) =
         (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))
-        && SymTensor::follows(cx.dtype(0)?, to.iter().product())
+        && SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&to))
     {
         let elements = Strided::expand(&from, &to)?.collect(&symbolic.elements)?;
         set_elements(cx, cx.dtype(0)?, &shape, elements)?;
@@ -102,7 +107,7 @@ fn infer_tile(cx: &mut InferCx<'_>) -> Result<()> {
     if let (Some(symbolic), Some(from), Some(to)) =
         (cx.symbolic(0), constant_sizes(input), constant_sizes(&shape))
         && let Some(repeats) = constant_sizes(&repeats)
-        && SymTensor::follows(cx.dtype(0)?, to.iter().product())
+        && SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&to))
     {
         let elements = Strided::tile(&from, &repeats).collect(&symbolic.elements)?;
         set_elements(cx, cx.dtype(0)?, &shape, elements)?;

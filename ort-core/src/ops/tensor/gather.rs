@@ -3,7 +3,9 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{InferCx, OP, OpSpec, SymTensor, Traits, TypeVar, ViewCx, ViewOf, attr, one, var};
+use crate::tensor::saturating_product;
 use crate::{Result, ensure, error};
 
 use super::geometry::normalize_axis;
@@ -54,7 +56,8 @@ ops![GATHER, GATHER_ELEMENTS, GATHER_ND];
 fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
     let axis = normalize_axis(cx.attrs.int("axis")?, data.len())?;
-    let shape = [&data[..axis], indices, &data[axis + 1..]].concat();
+    let (front, back) = axes::around(data, axis);
+    let shape = [front, indices, back].concat();
     gather_symbolic(cx, axis, &shape)?;
     cx.set_shape(0, shape)
 }
@@ -62,16 +65,17 @@ fn infer_gather(cx: &mut InferCx<'_>) -> Result<()> {
 fn gather_symbolic(cx: &mut InferCx<'_>, axis: usize, shape: &[Dim]) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.symbolic(0), cx.ints(1)) else { return Ok(()) };
     let Some(sizes) = constant_sizes(shape) else { return Ok(()) };
-    if !SymTensor::follows(cx.dtype(0)?, sizes.iter().product()) {
+    if !SymTensor::follows(cx.dtype(0)?, SymTensor::extent(&sizes)) {
         return Ok(());
     }
     let Some(&size) = data.shape.get(axis) else { return Ok(()) };
-    let run: usize = data.shape[axis + 1..].iter().product();
+    let indices: Vec<usize> =
+        indices.iter().map(|&index| normalize_axis(index, size)).collect::<Result<_>>()?;
+    let run = saturating_product(axes::around(&data.shape, axis).1).max(1);
     let mut elements = Vec::new();
-    for outer in 0..data.shape[..axis].iter().product() {
-        for &index in &indices {
-            let start = (outer * size + normalize_axis(index, size)?) * run;
-            elements.extend_from_slice(data.elements.get(start..start + run).unwrap_or(&[]));
+    for outer in data.elements.chunks(run.saturating_mul(size).max(1)) {
+        for index in &indices {
+            elements.extend(outer.iter().skip(index.saturating_mul(run)).take(run).cloned());
         }
     }
     set_elements(cx, cx.dtype(0)?, shape, elements)
@@ -82,26 +86,35 @@ fn view_gather(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let data = cx.inputs.first()?.as_ref()?;
     let &[index] = cx.ints.get(1)?.as_deref()? else { return None };
     let axis = normalize_axis(cx.attrs.int("axis").ok()?, data.len()).ok()?;
-    if data[..axis].iter().any(|&size| size != 1) {
+    let (front, back) = axes::around(data, axis);
+    if front.iter().any(|&size| size != 1) {
         return None;
     }
-    let run: usize = data[axis + 1..].iter().product();
-    let index = normalize_axis(index, data[axis]).ok()?;
-    Some(ViewOf { input: 0, offsets: vec![index * run] })
+    let index = normalize_axis(index, *data.get(axis)?).ok()?;
+    Some(ViewOf { input: 0, offsets: vec![index.checked_mul(saturating_product(back))?] })
 }
 
 fn infer_gather_elements(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(indices) = cx.shape(1) else { return Ok(()) };
     normalize_axis(cx.attrs.int("axis")?, indices.len())?;
     if let Some(data) = cx.shape(0) {
-        ensure!(data.len() == indices.len(), InvalidGraph, "data {data:?} and indices {indices:?}");
+        ensure!(
+            data.len() == indices.len(),
+            InvalidGraph,
+            help = "both need the same rank: see Gather and GatherND for others",
+            "data {data:?} and indices {indices:?}"
+        );
     }
     cx.set_shape(0, indices.to_vec())
 }
 
 fn infer_gather_nd(cx: &mut InferCx<'_>) -> Result<()> {
     let (Some(data), Some(indices)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    let invalid = || error!(InvalidGraph, "data {data:?} and indices {indices:?}");
+    let invalid = || {
+        error!(InvalidGraph, "data {data:?} and indices {indices:?}").help(
+            "the last size of the indices is how many axes of the data each one names: 1 up to their number",
+        )
+    };
     let batch = usize::try_from(cx.attrs.int("batch_dims")?).map_err(|_| invalid())?;
     let (last, outer) = indices.split_last().ok_or_else(invalid)?;
     ensure!(batch <= outer.len() && batch < data.len(), InvalidGraph, "batch_dims {batch} of {indices:?}");

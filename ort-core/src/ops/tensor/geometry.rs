@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::Attributes;
-use crate::{Result, ensure, error};
+use crate::{Result, ensure, error, not_one_of};
 
 /// The axis counted from the front; negative axes count from the back.
 ///
@@ -17,7 +17,12 @@ use crate::{Result, ensure, error};
 pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
     let from_front = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let index = from_front.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
-    index.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside of rank {rank}"))
+    index.ok_or_else(|| {
+        error!(InvalidGraph, "axis {axis} is outside of rank {rank}").help(match rank {
+            0 => "a scalar has no axes".to_string(),
+            _ => format!("axes go from {} to {}", -(rank as i64), rank - 1),
+        })
+    })
 }
 
 /// The axes counted from the front, in the order given. One that is named twice is an error.
@@ -25,7 +30,12 @@ pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
     let mut result = Vec::with_capacity(axes.len().min(rank));
     for &axis in axes {
         let index = normalize_axis(axis, rank)?;
-        ensure!(!result.contains(&index), InvalidGraph, "axis {axis} is named twice");
+        ensure!(
+            !result.contains(&index),
+            InvalidGraph,
+            help = "name each axis once, counted from the front or from the end",
+            "axis {axis} is named twice"
+        );
         result.push(index);
     }
     Ok(result)
@@ -51,9 +61,10 @@ pub fn shape_range(start: i64, end: Option<i64>, rank: usize) -> std::ops::Range
 /// The steps between neighbours along each dimension of a contiguous tensor, in elements.
 pub fn contiguous_strides(shape: &[usize]) -> SmallVec<[isize; 6]> {
     let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(1, shape.len());
-    for index in (1..shape.len()).rev() {
-        strides[index - 1] =
-            strides[index].saturating_mul(isize::try_from(shape[index]).unwrap_or(isize::MAX));
+    let mut next = 1isize;
+    for (stride, &size) in strides.iter_mut().zip(shape).rev() {
+        *stride = next;
+        next = next.saturating_mul(isize::try_from(size).unwrap_or(isize::MAX));
     }
     strides
 }
@@ -69,6 +80,9 @@ pub struct SliceAxis {
     pub count: usize,
 }
 
+/// What to try where a slice stands still.
+const SLICE_STEP: &str = "use 1 to go forward, or -1 to go back";
+
 impl SliceAxis {
     /// All of a dimension.
     pub const fn all(size: usize) -> SliceAxis {
@@ -77,7 +91,7 @@ impl SliceAxis {
 
     /// The indices that `start..end` with a step takes of a dimension, with the clamping of ONNX.
     pub fn new(size: usize, start: i64, end: i64, step: i64) -> Result<SliceAxis> {
-        ensure!(step != 0, InvalidGraph, "a slice has step 0");
+        ensure!(step != 0, InvalidGraph, help = SLICE_STEP, "a slice has step 0");
         if size == 0 {
             return Ok(SliceAxis { start: 0, step, count: 0 });
         }
@@ -117,8 +131,11 @@ impl SliceArguments<'_> {
     /// What is taken of each dimension of a tensor.
     pub fn resolve(&self, shape: &[usize]) -> Result<Vec<SliceAxis>> {
         let mut parts: Vec<SliceAxis> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
-        for (entry, (axis, step)) in self.axes_and_steps(shape.len())?.into_iter().enumerate() {
-            parts[axis] = SliceAxis::new(shape[axis], self.starts[entry], self.ends[entry], step)?;
+        let bounds = self.starts.iter().zip(self.ends);
+        for ((axis, step), (&start, &end)) in self.axes_and_steps(shape.len())?.into_iter().zip(bounds) {
+            if let Some(part) = parts.get_mut(axis) {
+                *part = SliceAxis::new(part.count, start, end, step)?;
+            }
         }
         Ok(parts)
     }
@@ -138,7 +155,7 @@ pub fn slice_axes_and_steps(
     ensure!(axes.len() == count && count <= rank, InvalidGraph, "{count} slices of {} axes", axes.len());
     let steps = steps.map_or_else(|| vec![1; count], <[i64]>::to_vec);
     ensure!(steps.len() == count, InvalidGraph, "{count} slices and {} steps", steps.len());
-    ensure!(!steps.contains(&0), InvalidGraph, "a slice has step 0");
+    ensure!(!steps.contains(&0), InvalidGraph, help = SLICE_STEP, "a slice has step 0");
     Ok(axes.into_iter().zip(steps).collect())
 }
 
@@ -159,8 +176,8 @@ impl Strided {
     pub fn transpose(shape: &[usize], permutation: &[usize]) -> Strided {
         let strides = contiguous_strides(shape);
         Strided {
-            sizes: permutation.iter().map(|&axis| shape[axis]).collect(),
-            strides: permutation.iter().map(|&axis| strides[axis]).collect(),
+            sizes: permutation.iter().filter_map(|&axis| shape.get(axis).copied()).collect(),
+            strides: permutation.iter().filter_map(|&axis| strides.get(axis).copied()).collect(),
             offset: 0,
         }
     }
@@ -185,8 +202,8 @@ impl Strided {
         let missing = result.len().checked_sub(shape.len());
         let missing = missing.ok_or_else(|| error!(InvalidArgument, "{shape:?} expanded to {result:?}"))?;
         let mut strides: SmallVec<[isize; 6]> = SmallVec::from_elem(0, missing);
-        for ((&size, &wanted), stride) in shape.iter().zip(&result[missing..]).zip(contiguous_strides(shape))
-        {
+        let sizes = shape.iter().zip(result.iter().skip(missing));
+        for ((&size, &wanted), stride) in sizes.zip(contiguous_strides(shape)) {
             ensure!(size == wanted || size == 1, InvalidArgument, "{shape:?} does not expand to {result:?}");
             strides.push(if size == 1 { 0 } else { stride });
         }
@@ -247,6 +264,9 @@ impl Strided {
     /// The elements in this order; for small sources, such as shapes.
     pub fn collect<T: Clone>(&self, from: &[T]) -> Result<Vec<T>> {
         ensure!(self.fits(from.len()), Fail, "an index points outside of {} elements", from.len());
+        if self.sizes.contains(&0) {
+            return Ok(Vec::new());
+        }
         let mut places = vec![self.offset as isize];
         for (&size, &stride) in self.sizes.iter().zip(&self.strides) {
             let steps = |place: isize| (0..size as isize).map(move |index| place + index * stride);
@@ -274,7 +294,10 @@ impl ResizePolicy {
             "stretch" => Ok(ResizePolicy::Stretch),
             "not_larger" => Ok(ResizePolicy::NotLarger),
             "not_smaller" => Ok(ResizePolicy::NotSmaller),
-            other => Err(error!(InvalidGraph, "the policy '{other}' is not known")),
+            other => {
+                let policies = ["stretch", "not_larger", "not_smaller"];
+                Err(not_one_of("the policy", other, &policies))
+            }
         }
     }
 

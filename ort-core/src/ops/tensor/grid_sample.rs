@@ -4,7 +4,7 @@ use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
 use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, error, one_of};
 
 static GRID_SAMPLE: OpSpec = OpSpec {
     name: "GridSample",
@@ -38,13 +38,15 @@ pub(in crate::ops) fn rename_modes(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let (mode, padding) = (cx.attrs.string("mode")?, cx.attrs.string("padding_mode")?);
-    ensure!(["linear", "nearest", "cubic"].contains(&mode), InvalidGraph, "the mode '{mode}' is not known");
-    let known = ["zeros", "border", "reflection"].contains(&padding);
-    ensure!(known, InvalidGraph, "the padding mode '{padding}' is not known");
+    one_of("the mode", mode, &["linear", "nearest", "cubic"])?;
+    one_of("the padding mode", padding, &["zeros", "border", "reflection"])?;
     let (Some(image), Some(grid)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    ensure!(image.len() >= 3 && grid.len() == image.len(), InvalidGraph, "image {image:?} and grid {grid:?}");
-    let positions = &grid[grid.len() - 1];
-    let fits = positions.as_constant().is_none_or(|count| count == image.len() as i64 - 2);
+    let ([batch, channels, spatial @ ..], [_, places @ .., positions]) = (image, grid) else {
+        return Err(error!(InvalidGraph, "image {image:?} and grid {grid:?}"));
+    };
+    let same_rank = !spatial.is_empty() && grid.len() == image.len();
+    ensure!(same_rank, InvalidGraph, "image {image:?} and grid {grid:?}");
+    let fits = positions.as_constant().is_none_or(|count| count == spatial.len() as i64);
     ensure!(fits, InvalidGraph, "positions of {positions} numbers in an image {image:?}");
-    cx.set_shape(0, [&image[..2], &grid[1..grid.len() - 1]].concat())
+    cx.set_shape(0, [batch, channels].into_iter().chain(places).cloned().collect())
 }

@@ -4,7 +4,7 @@ pub mod geometry;
 
 mod affine_grid;
 mod col2im;
-mod concat;
+pub(super) mod concat;
 mod constant;
 mod crop_pad;
 mod depth_space;

@@ -3,9 +3,10 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{Draft, InferCx, OP, OpSpec, Upgrade, ViewCx, ViewOf, attr, one, opt, var};
 use crate::tensor::Tensor;
-use crate::{Result, ensure, error};
+use crate::{Result, ensure, error, one_of};
 
 use super::geometry::normalize_axes;
 
@@ -62,8 +63,7 @@ fn pads_to_inputs(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let mode = cx.attrs.string("mode")?;
-    let known = ["constant", "reflect", "edge", "wrap"].contains(&mode);
-    ensure!(known, InvalidGraph, "the mode '{mode}' is not known");
+    one_of("the mode", mode, &["constant", "reflect", "edge", "wrap"])?;
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let axes = match (cx.has_input(3), cx.ints(3)) {
         (false, _) => Some((0..shape.len()).collect()),
@@ -77,11 +77,17 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let count = axes.len();
     ensure!(pads.len() == 2 * count, InvalidGraph, "{} pads for {count} axes", pads.len());
     let mut sizes = shape.to_vec();
-    for (entry, &axis) in axes.iter().enumerate() {
-        let size = &sizes[axis] + &pads[entry] + &pads[count + entry];
+    let (begins, ends) = pads.split_at_checked(count).unwrap_or((&pads, &[]));
+    for (&axis, (begin, end)) in axes.iter().zip(begins.iter().zip(ends)) {
+        let size = axes::size(&sizes, axis)? + begin + end;
         let negative = size.as_constant().is_some_and(|size| size < 0);
-        ensure!(!negative, InvalidGraph, "pads {pads:?} leave nothing of shape {shape:?}");
-        sizes[axis] = size;
+        ensure!(
+            !negative,
+            InvalidGraph,
+            help = "negative pads cut off: at most what there is",
+            "pads {pads:?} leave nothing of shape {shape:?}"
+        );
+        sizes = axes::with_size(&sizes, axis, size);
     }
     cx.set_shape(0, sizes)
 }

@@ -40,9 +40,12 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     cx.set_shape(0, vec![size])
 }
 
+/// What to try where a range stands still.
+const STEP: &str = "the input 'delta' must not be 0";
+
 /// `max(ceil((limit - start) / delta), 0)`; none where the sign of the step is not known.
 fn integer_size(start: &Dim, limit: &Dim, delta: &Dim) -> Result<Option<Dim>> {
-    ensure!(delta.as_constant() != Some(0), InvalidGraph, "a Range with step 0");
+    ensure!(delta.as_constant() != Some(0), InvalidGraph, help = STEP, "a Range with step 0");
     let (distance, step) = if delta.is_known_positive() {
         (limit - start, delta.clone())
     } else if delta.upper_bound().is_some_and(|high| high < 0) {
@@ -71,7 +74,7 @@ fn known_size(cx: &InferCx<'_>) -> Result<Option<i64>> {
         return Ok(None);
     };
     let (start, limit, delta) = (number(&start)?, number(&limit)?, number(&delta)?);
-    ensure!(delta != 0.0, InvalidGraph, "a Range with step 0");
+    ensure!(delta != 0.0, InvalidGraph, help = STEP, "a Range with step 0");
     let size = ((limit - start) / delta).ceil();
     let ends = size < 1e15;
     ensure!(ends, InvalidGraph, "a Range from {start} to {limit} by {delta} has no end");

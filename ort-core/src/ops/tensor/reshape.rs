@@ -3,6 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{
     Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, attr, gradient, one, var,
 };
@@ -72,12 +73,22 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
                 None => cx.fresh(),
             },
             Some(-1) => {
-                ensure!(open.is_none(), InvalidGraph, "shape {target:?} leaves two sizes open");
+                ensure!(
+                    open.is_none(),
+                    InvalidGraph,
+                    help = "only one size may be -1",
+                    "shape {target:?} leaves two sizes open"
+                );
                 open = Some(index);
                 Dim::constant(1)
             }
             Some(size) => {
-                ensure!(size >= 0, InvalidGraph, "shape {target:?} has a negative size");
+                ensure!(
+                    size >= 0,
+                    InvalidGraph,
+                    help = "only -1 has a meaning: the size that is left",
+                    "shape {target:?} has a negative size"
+                );
                 Dim::constant(size)
             }
             // An element that may be negative may also mean "whatever is left".
@@ -89,7 +100,7 @@ fn infer_reshape(cx: &mut InferCx<'_>) -> Result<()> {
         Some(input) => close(&mut shape, open, input, &target)?,
         None => {
             if let Some(index) = open {
-                shape[index] = cx.fresh();
+                shape = axes::with_size(&shape, index, cx.fresh());
             }
         }
     }
@@ -105,9 +116,14 @@ fn close(shape: &mut [Dim], open: Option<usize>, input: &[Dim], target: &[Dim]) 
         (Some(total), Some(rest)) => total == rest,
         _ => true,
     };
-    ensure!(fits, InvalidGraph, "a tensor of shape {input:?} cannot be read as {target:?}");
+    ensure!(
+        fits,
+        InvalidGraph,
+        help = format!("the sizes must multiply to {total}; -1 stands for what is left"),
+        "a tensor of shape {input:?} cannot be read as {target:?}"
+    );
     if let Some(index) = open {
-        shape[index] = total.floor_div(&rest);
+        shape.get_mut(index).into_iter().for_each(|size| *size = total.floor_div(&rest));
     }
     Ok(())
 }
@@ -120,7 +136,12 @@ fn infer_flatten(cx: &mut InferCx<'_>) -> Result<()> {
     };
     let rank = shape.len() as i64;
     let split = if axis < 0 { axis.saturating_add(rank) } else { axis };
-    ensure!((0..=rank).contains(&split), InvalidGraph, "axis {axis} is outside of rank {rank}");
+    ensure!(
+        (0..=rank).contains(&split),
+        InvalidGraph,
+        help = format!("axes go from {} to {rank}", -rank),
+        "axis {axis} is outside of rank {rank}"
+    );
     let (outer, inner) = shape.split_at(split as usize);
     set_reshaped(cx, vec![outer.iter().product(), inner.iter().product()])
 }

@@ -4,6 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{AttrKind, Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
@@ -74,7 +75,9 @@ fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
             ("nearest_mode", Attribute::String("floor".into())),
         ];
         let grown = draft.emit_many("Resize", &[Some(data), None, Some(growing)], &attrs, 1)?;
-        draft.inputs[0] = grown.first().copied();
+        if let Some(&grown) = grown.first() {
+            draft.set_input(0, grown);
+        }
         scales = draft.constant(Tensor::from_slice(&[shrinking.len()], &shrinking)?);
     }
     let rounding = if shrinks { "ceil" } else { "floor" };
@@ -136,7 +139,7 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
         }
         let resized = resized(cx, shape, &axes, targets, policy)?;
         for (&axis, size) in axes.iter().zip(resized) {
-            sizes[axis] = size;
+            sizes = axes::with_size(&sizes, axis, size);
         }
         return cx.set_shape(0, sizes);
     }
@@ -146,10 +149,11 @@ fn infer_resize(cx: &mut InferCx<'_>) -> Result<()> {
     }
     for (entry, &axis) in axes.iter().enumerate() {
         let scale = scales.as_ref().and_then(|scales| scales.get(entry));
-        sizes[axis] = match scale {
-            Some(&scale) => scaled_dim(&shape[axis], scale)?.unwrap_or_else(|| cx.fresh()),
-            None => cx.fresh(),
+        let size = match scale {
+            Some(&scale) => scaled_dim(axes::size(shape, axis)?, scale)?,
+            None => None,
         };
+        sizes = axes::with_size(&sizes, axis, size.unwrap_or_else(|| cx.fresh()));
     }
     cx.set_shape(0, sizes)
 }
@@ -170,7 +174,10 @@ fn resized(
         return Ok(targets);
     }
     let numbers = |dims: Vec<&Dim>| dims.into_iter().map(Dim::as_constant).collect::<Option<Vec<i64>>>();
-    let known = (numbers(axes.iter().map(|&axis| &shape[axis]).collect()), numbers(targets.iter().collect()));
+    let known = (
+        numbers(axes.iter().filter_map(|&axis| shape.get(axis)).collect()),
+        numbers(targets.iter().collect()),
+    );
     let (Some(from), Some(targets)) = known else { return Ok(unknown()) };
     let (_, sizes) = policy.apply(&from, &targets);
     Ok(sizes.into_iter().map(Dim::constant).collect())

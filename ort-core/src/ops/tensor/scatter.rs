@@ -4,7 +4,7 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::spec::{Draft, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, one_of};
 
 use super::geometry::normalize_axis;
 
@@ -54,8 +54,7 @@ fn become_scatter_elements(draft: &mut Draft<'_>) -> Result<()> {
 
 fn check_reduction(cx: &InferCx<'_>) -> Result<()> {
     let reduction = cx.attrs.find_string("reduction").unwrap_or("none");
-    let known = ["none", "add", "mul", "min", "max"].contains(&reduction);
-    ensure!(known, InvalidGraph, "the reduction '{reduction}' is not known");
+    one_of("the reduction", reduction, &["none", "add", "mul", "min", "max"])?;
     let ordered = !cx.dtype(0).is_ok_and(DType::is_complex) || !["min", "max"].contains(&reduction);
     ensure!(ordered, InvalidGraph, "the reduction '{reduction}' of complex numbers, which have no order");
     Ok(())

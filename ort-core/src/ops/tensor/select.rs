@@ -4,6 +4,7 @@ use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{AttrKind, InferCx, OP, OpSpec, Traits, attr, one, var};
 
 use super::geometry::normalize_axis;
@@ -42,7 +43,7 @@ fn infer_compress(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(input) = cx.shape(0) else { return Ok(()) };
     let axis = cx.attrs.find_int("axis").map(|axis| normalize_axis(axis, input.len())).transpose()?;
     let total = match axis {
-        Some(axis) => input[axis].clone(),
+        Some(axis) => axes::size(input, axis)?.clone(),
         None => input.iter().product(),
     };
     let condition = cx.known(1).and_then(|view| view.bytes().ok());
@@ -54,10 +55,9 @@ fn infer_compress(cx: &mut InferCx<'_>) -> Result<()> {
         }
         _ => cx.fresh(),
     };
-    let mut shape = input.to_vec();
-    match axis {
-        Some(axis) => shape[axis] = kept,
-        None => shape = vec![kept],
-    }
+    let shape = match axis {
+        Some(axis) => axes::with_size(input, axis, kept),
+        None => vec![kept],
+    };
     cx.set_shape(0, shape)
 }

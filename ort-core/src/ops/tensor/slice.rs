@@ -3,6 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, one, opt, var};
 use crate::tensor::Shape;
 use crate::{Result, ensure};
@@ -58,7 +59,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     {
         let bound = |list: &Option<Vec<Dim>>| list.as_ref().and_then(|list| list.get(entry).cloned());
         let size = match (bound(&starts), bound(&ends)) {
-            (Some(start), Some(end)) if steps_known => sliced(&shape[axis], &start, &end, step)?,
+            (Some(start), Some(end)) if steps_known => sliced(axes::size(shape, axis)?, &start, &end, step)?,
             (None, None) => None,
             (start, end) => {
                 let missing = (starts.is_some() && start.is_none()) || (ends.is_some() && end.is_none());
@@ -66,7 +67,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
                 None
             }
         };
-        result[axis] = size.unwrap_or_else(|| cx.fresh());
+        result = axes::with_size(&result, axis, size.unwrap_or_else(|| cx.fresh()));
     }
     set_symbolic(cx, shape, &result)?;
     cx.set_shape(0, result)
@@ -152,11 +153,11 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     }
     let arguments = SliceArguments { starts: list(1)?, ends: list(2)?, axes: list(3), steps: list(4) };
     let parts = arguments.resolve(shape).ok()?;
-    let whole = |axis: usize| parts[axis].count == shape[axis] && (parts[axis].step == 1 || shape[axis] < 2);
-    let innermost = (0..shape.len()).rev().find(|&axis| !whole(axis));
-    if let Some(axis) = innermost {
-        let single = parts[axis].step == 1 || parts[axis].count < 2;
-        if !single || parts[..axis].iter().any(|part| part.count != 1) {
+    let whole = |(part, size): &(&SliceAxis, &usize)| part.count == **size && (part.step == 1 || **size < 2);
+    let mut shortened = parts.iter().zip(shape).rev().skip_while(whole).map(|(part, _)| part);
+    if let Some(innermost) = shortened.next() {
+        let single = innermost.step == 1 || innermost.count < 2;
+        if !single || shortened.any(|part| part.count != 1) {
             return None;
         }
     }

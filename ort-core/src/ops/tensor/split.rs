@@ -4,12 +4,13 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{
     AttrKind, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, opt, var,
 };
+use crate::tensor::saturating_product;
 use crate::{Result, ensure};
 
-use super::constant_sizes;
 use super::geometry::normalize_axis;
 
 static SPLIT: OpSpec = OpSpec {
@@ -49,7 +50,12 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
         let negative = parts.iter().any(|part| part.as_constant().is_some_and(|part| part < 0));
         let sum: Dim = parts.iter().sum();
         let differ = sum.as_constant().zip(size.as_constant()).is_some_and(|(sum, size)| sum != size);
-        ensure!(!negative && !differ, InvalidGraph, "size {size} split into {parts:?}");
+        ensure!(
+            !negative && !differ,
+            InvalidGraph,
+            help = "the parts must be 0 or more and add up to the size",
+            "size {size} split into {parts:?}"
+        );
         return Ok(parts);
     }
     if let Some(given) = cx.attrs.find_int("num_outputs") {
@@ -58,7 +64,12 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
     let part = size.ceil_div(&Dim::constant(count as i64));
     let last = size - &part * (count as i64 - 1);
     let negative = last.as_constant().is_some_and(|last| last < 0);
-    ensure!(!negative, InvalidGraph, "size {size} split into {count} parts");
+    ensure!(
+        !negative,
+        InvalidGraph,
+        help = "ask for fewer parts, or give their sizes",
+        "size {size} split into {count} parts"
+    );
     let mut parts = vec![part; count];
     if let Some(slot) = parts.last_mut() {
         *slot = last;
@@ -69,19 +80,18 @@ fn parts_of(cx: &InferCx<'_>, size: &Dim, count: usize) -> Result<Vec<Dim>> {
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let axis = normalize_axis(cx.attrs.int("axis")?, shape.len())?;
-    let parts = parts_of(cx, &shape[axis], cx.output_count())?;
+    let parts = parts_of(cx, axes::size(shape, axis)?, cx.output_count())?;
     let symbolic = cx.symbolic(0).filter(|_| shape.len() == 1);
-    let mut start = 0;
+    let mut start = 0usize;
     for (index, part) in parts.into_iter().enumerate() {
-        if let (Some(symbolic), Some(sizes)) = (&symbolic, constant_sizes(std::slice::from_ref(&part))) {
-            let end = start + sizes[0];
+        let size = part.as_constant().and_then(|size| usize::try_from(size).ok());
+        if let (Some(symbolic), Some(size)) = (&symbolic, size) {
+            let end = start.saturating_add(size);
             let elements = symbolic.elements.get(start..end).unwrap_or(&[]).to_vec();
             cx.set_symbolic(index, crate::spec::SymTensor::vector(elements));
             start = end;
         }
-        let mut sizes = shape.to_vec();
-        sizes[axis] = part;
-        cx.set_shape(index, sizes)?;
+        cx.set_shape(index, axes::with_size(shape, axis, part))?;
     }
     Ok(())
 }
@@ -90,7 +100,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let shape = cx.inputs.first()?.as_ref()?;
     let axis = normalize_axis(cx.attrs.int("axis").ok()?, shape.len()).ok()?;
-    if shape[..axis].iter().any(|&size| size != 1) {
+    if shape.iter().take(axis).any(|&size| size != 1) {
         return None;
     }
     let mut offsets = Vec::with_capacity(cx.outputs.len());
@@ -99,7 +109,7 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
         offsets.push(next);
         // A part that nobody wants still takes its place; without its size the next ones are not found.
         match output {
-            Some(output) => next += output.iter().product::<usize>(),
+            Some(output) => next = next.checked_add(saturating_product(output))?,
             None => return None,
         }
     }

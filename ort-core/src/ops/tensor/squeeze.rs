@@ -3,6 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, gradient, one, opt, var};
 use crate::{Result, ensure};
 
@@ -56,12 +57,17 @@ fn infer_squeeze(cx: &mut InferCx<'_>) -> Result<()> {
         if shape.iter().any(|size| size.as_constant().is_none() && !is_above_one(size)) {
             return Ok(());
         }
-        (0..shape.len()).filter(|&axis| shape[axis] == one).collect()
+        shape.iter().enumerate().filter(|(_, size)| **size == one).map(|(axis, _)| axis).collect()
     };
     for &axis in &dropped {
-        let size = &shape[axis];
+        let size = axes::size(shape, axis)?;
         let fits = size.as_constant().is_none_or(|size| size == 1);
-        ensure!(fits, InvalidGraph, "axis {axis} of size {size} cannot be squeezed");
+        ensure!(
+            fits,
+            InvalidGraph,
+            help = "only axes of size 1 can go; use Reshape to join axes",
+            "axis {axis} of size {size} cannot be squeezed"
+        );
     }
     let kept = shape.iter().enumerate().filter(|(axis, _)| !dropped.contains(axis));
     set_reshaped(cx, kept.map(|(_, size)| size.clone()).collect())

@@ -3,7 +3,7 @@
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::spec::{InferCx, OP, OpSpec, Traits, attr, one, opt, var};
-use crate::{Result, ensure};
+use crate::{Result, ensure, one_of};
 
 use super::geometry::normalize_axis;
 
@@ -23,7 +23,7 @@ ops![TENSOR_SCATTER];
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let mode = cx.attrs.string("mode")?;
-    ensure!(["linear", "circular"].contains(&mode), InvalidGraph, "the mode '{mode}' is not known");
+    one_of("the mode", mode, &["linear", "circular"])?;
     let Some(cache) = cx.shape(0) else { return Ok(()) };
     let axis = normalize_axis(cx.attrs.int("axis")?, cache.len())?;
     ensure!(axis > 0, InvalidGraph, "the axis cannot be the batch");

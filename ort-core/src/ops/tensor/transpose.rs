@@ -28,19 +28,19 @@ ops![TRANSPOSE];
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let order = permutation(cx.attrs, shape.len())?;
+    let result: Vec<_> = order.iter().filter_map(|&axis| shape.get(axis).cloned()).collect();
     if let (Some(symbolic), Some(sizes)) = (cx.symbolic(0), constant_sizes(shape)) {
         let moved = Strided::transpose(&sizes, &order).collect(&symbolic.elements)?;
-        let result: Vec<_> = order.iter().map(|&axis| shape[axis].clone()).collect();
         set_elements(cx, cx.dtype(0)?, &result, moved)?;
     }
-    cx.set_shape(0, order.iter().map(|&axis| shape[axis].clone()).collect())
+    cx.set_shape(0, result)
 }
 
 /// Nothing moves where the dimensions larger than 1 stay in order.
 fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let shape = cx.inputs.first()?.as_ref()?;
     let order = permutation(cx.attrs, shape.len()).ok()?;
-    let moving: Vec<usize> = order.into_iter().filter(|&axis| shape[axis] != 1).collect();
+    let moving: Vec<usize> = order.into_iter().filter(|&axis| shape.get(axis) != Some(&1)).collect();
     if moving.is_sorted() { ViewOf::whole(cx) } else { None }
 }
 
@@ -50,7 +50,7 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
     let order = permutation(cx.attrs(), cx.rank(upstream)?)?;
     let mut inverse = vec![0; order.len()];
     for (to, &from) in order.iter().enumerate() {
-        inverse[from] = to as i64;
+        inverse.get_mut(from).into_iter().for_each(|inverse| *inverse = to as i64);
     }
     let gradient = cx.emit("Transpose", &[upstream], &[("perm", Attribute::Ints(inverse))])?;
     cx.set(0, gradient);

@@ -2,6 +2,7 @@
 
 use crate::dtype::TypeSet;
 use crate::ops;
+use crate::ops::axes;
 use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
 
@@ -38,10 +39,8 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         Some(axis) => {
             ensure!(!shape.is_empty(), InvalidGraph, "a scalar has no axis");
             let axis = normalize_axis(axis, shape.len())?;
-            cx.set_shape(2, vec![shape[axis].clone()])?;
-            let mut shape = shape.to_vec();
-            shape[axis] = count;
-            cx.set_shape(0, shape)
+            cx.set_shape(2, vec![axes::size(shape, axis)?.clone()])?;
+            cx.set_shape(0, axes::with_size(shape, axis, count))
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::spec::{AttrKind, Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
-use crate::{Result, ensure, error};
+use crate::{Result, ensure, error, one_of};
 
 static ROI_ALIGN: OpSpec = OpSpec {
     name: "RoiAlign",
@@ -48,10 +48,9 @@ fn without_half_pixel(draft: &mut Draft<'_>) -> Result<()> {
 
 fn infer_align(cx: &mut InferCx<'_>) -> Result<()> {
     let mode = cx.attrs.string("mode")?;
-    ensure!(["avg", "max"].contains(&mode), InvalidGraph, "mode '{mode}' is neither 'avg' nor 'max'");
+    one_of("the mode", mode, &["avg", "max"])?;
     let transform = cx.attrs.string("coordinate_transformation_mode")?;
-    let known = ["half_pixel", "output_half_pixel"].contains(&transform);
-    ensure!(known, InvalidGraph, "coordinate_transformation_mode '{transform}' is not known");
+    one_of("coordinate_transformation_mode", transform, &["half_pixel", "output_half_pixel"])?;
     ensure!(cx.attrs.int("sampling_ratio")? >= 0, InvalidGraph, "sampling_ratio is negative");
     infer_regions(cx, [cx.attrs.int("output_height")?, cx.attrs.int("output_width")?])
 }
@@ -66,7 +65,11 @@ fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
 fn infer_regions(cx: &mut InferCx<'_>, [height, width]: [i64; 2]) -> Result<()> {
     ensure!(height > 0 && width > 0, InvalidGraph, "regions of {height} by {width}");
     let (Some(maps), Some(regions)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
-    ensure!(maps.len() == 4, InvalidGraph, "feature maps of rank {}, expected 4", maps.len());
-    ensure!(regions.len() == 2, InvalidGraph, "regions of rank {}, expected 2", regions.len());
-    cx.set_shape(0, vec![regions[0].clone(), maps[1].clone(), height.into(), width.into()])
+    let [_, channels, _, _] = maps else {
+        return Err(error!(InvalidGraph, "feature maps of rank {}, expected 4", maps.len()));
+    };
+    let [count, _] = regions else {
+        return Err(error!(InvalidGraph, "regions of rank {}, expected 2", regions.len()));
+    };
+    cx.set_shape(0, vec![count.clone(), channels.clone(), height.into(), width.into()])
 }

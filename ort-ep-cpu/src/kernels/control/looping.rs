@@ -90,9 +90,7 @@ impl Executable for Loop {
         }
         let last: Vec<Value> = match carried {
             Some(values) => values,
-            None => {
-                (0..self.carried).map(|index| cx.input_value(index + 2)?.to_value()).collect::<Result<_>>()?
-            }
+            None => (0..self.carried).map(|index| cx.own_input(index + 2)).collect::<Result<_>>()?,
         };
         for (index, value) in last.into_iter().enumerate() {
             cx.set(index, value)?;

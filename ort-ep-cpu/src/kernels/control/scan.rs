@@ -203,7 +203,7 @@ impl Executable for Scan {
         }
         let last = match states {
             Some(values) => values,
-            None => (0..self.states).map(|index| cx.input_value(index)?.to_value()).collect::<Result<_>>()?,
+            None => (0..self.states).map(|index| cx.own_input(index)).collect::<Result<_>>()?,
         };
         for (index, value) in last.into_iter().enumerate() {
             cx.set(index, value)?;

@@ -1,5 +1,6 @@
 //! Tensors of one shape, one behind the other in memory that grows.
 
+use ort_alloc::Reservation;
 use ort_core::dtype::{DType, packed};
 use ort_core::ep::{NewTensor, RunCx};
 use ort_core::tensor::{Shape, Tensor, TensorView, byte_count, element_count};
@@ -14,6 +15,8 @@ pub(super) struct Stack {
     count: usize,
     item: Option<(DType, Shape)>,
     items: Items,
+    /// What the budget counts for items that are not in memory of its own.
+    held: Vec<Reservation>,
 }
 
 enum Items {
@@ -30,7 +33,7 @@ enum Items {
 impl Stack {
     /// An empty stack that will hold `expected` tensors.
     pub(super) fn new(expected: Option<usize>) -> Stack {
-        Stack { expected, reversed: false, count: 0, item: None, items: Items::None }
+        Stack { expected, reversed: false, count: 0, item: None, items: Items::None, held: Vec::new() }
     }
 
     /// An empty stack of exactly `count` tensors, pushed in order or last first.
@@ -52,10 +55,10 @@ impl Stack {
             ),
         }
         if tensor.dtype() == DType::String {
-            return self.push_strings(tensor);
+            return self.push_strings(cx, tensor);
         }
         if tensor.dtype().is_packed() {
-            return self.push_codes(tensor);
+            return self.push_codes(cx, tensor);
         }
         let bytes = tensor.bytes()?;
         self.reserve(cx, tensor)?;
@@ -70,8 +73,10 @@ impl Stack {
         Ok(())
     }
 
-    fn push_strings(&mut self, tensor: &TensorView<'_>) -> Result<()> {
+    fn push_strings(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         let strings = tensor.strings()?;
+        let longest = strings.iter().map(String::len).max().unwrap_or(0);
+        self.held.push(cx.reserve_strings(strings.len() + 1, longest)?);
         if !matches!(self.items, Items::Strings(_)) {
             self.items = Items::Strings(Vec::new());
         }
@@ -84,7 +89,8 @@ impl Stack {
         Ok(())
     }
 
-    fn push_codes(&mut self, tensor: &TensorView<'_>) -> Result<()> {
+    fn push_codes(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
+        self.held.push(cx.reserve(2 * tensor.element_count() + size_of::<Reservation>())?);
         let codes = unpacked(tensor)?;
         if !matches!(self.items, Items::Codes(_)) {
             self.items = Items::Codes(Vec::new());

@@ -70,6 +70,8 @@ fn where_strings(cx: &mut RunCx<'_>) -> Result<()> {
     let walk = Broadcast::new(&shape, &[condition.shape(), a.shape(), b.shape()])?;
     let conditions: &[u8] = elements(&condition)?;
     let (a, b) = (a.strings()?, b.strings()?);
+    let longest = a.iter().chain(b).map(String::len).max().unwrap_or(0);
+    let _held = cx.reserve_strings(element_count(&shape)?, longest)?;
     // Places of strings are numbers that blocks can hold: those of `b` follow those of `a`.
     let a_places: Vec<usize> = (0..a.len()).collect();
     let b_places: Vec<usize> = (a.len()..a.len() + b.len()).collect();

@@ -50,6 +50,6 @@ pub(super) fn copy(cx: &mut RunCx<'_>) -> Result<()> {
 
 /// Hands over a value of any kind.
 fn hand_over(cx: &mut RunCx<'_>) -> Result<()> {
-    let value = cx.input_value(0)?.to_value()?;
+    let value = cx.own_input(0)?;
     cx.set(0, value)
 }

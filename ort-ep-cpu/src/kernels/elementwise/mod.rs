@@ -3,6 +3,7 @@
 mod blocks;
 mod cast;
 mod choose;
+pub(super) mod codes;
 mod compare;
 mod dropout;
 pub(super) mod formula;

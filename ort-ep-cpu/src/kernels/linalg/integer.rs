@@ -42,10 +42,10 @@ fn zero_points(view: Option<TensorView<'_>>) -> Result<Vec<i32>> {
     ints.into_iter().map(fits).collect()
 }
 
-/// The zero points of the product at `index` of a batch: they are for all products, or for each its own.
-fn of_product(zero: &[i32], per_product: usize, index: usize) -> &[i32] {
-    if per_product > 1 && zero.len() > per_product {
-        zero.get(index * per_product..(index + 1) * per_product).unwrap_or(&[])
+/// The zero points of the matrix at `index` of a side: they are for all matrices, or for each its own.
+fn of_matrix(zero: &[i32], per_matrix: usize, index: usize) -> &[i32] {
+    if zero.len() > per_matrix {
+        zero.get(index * per_matrix..(index + 1) * per_matrix).unwrap_or(zero)
     } else {
         zero
     }
@@ -74,12 +74,14 @@ pub(crate) fn products(
                     let [rows, columns, k] = product.shape;
                     let (a, b) = (a.as_slice::<$left>()?, b.as_slice::<$right>()?);
                     for (index, result) in result.chunks_mut((rows * columns).max(1)).enumerate() {
-                        let [left, right] = product.offsets(index);
-                        let left = View::new(a.get(left..).unwrap_or(&[]), [rows, k], [k, 1]).map_err(refused)?;
+                        let offsets = product.offsets(index);
+                        let left = View::new(a.get(offsets[0]..).unwrap_or(&[]), [rows, k], [k, 1]).map_err(refused)?;
                         let right =
-                            View::new(b.get(right..).unwrap_or(&[]), [k, columns], [columns, 1]).map_err(refused)?;
-                        let (a_zero, b_zero) =
-                            (of_product(zeros[0], rows, index), of_product(zeros[1], columns, index));
+                            View::new(b.get(offsets[1]..).unwrap_or(&[]), [k, columns], [columns, 1]).map_err(refused)?;
+                        // Where a side is repeated, so are its zero points.
+                        let matrices = product.matrices(index);
+                        let a_zero = of_matrix(zeros[0], rows, matrices[0]);
+                        let b_zero = of_matrix(zeros[1], columns, matrices[1]);
                         let left = (left, ZeroPoints::new(a_zero));
                         integer::multiply(cpu, left, (right, ZeroPoints::new(b_zero)), result).map_err(refused)?;
                     }
@@ -96,7 +98,7 @@ struct QLinear {
     float: bool,
 }
 
-/// A scale or zero point for the element in row `row` and column `column` of the product at `index`.
+/// Scales or zero points of matrices: one for all, one for each place along rows or columns, or those for each matrix.
 struct Granularity {
     values: Vec<f32>,
     count: usize,
@@ -109,11 +111,11 @@ impl Granularity {
         Ok(Granularity { values, count })
     }
 
-    fn at(&self, index: usize, along: usize) -> f32 {
+    fn at(&self, matrix: usize, along: usize) -> f32 {
         match self.values.len() {
             1 => self.values[0],
             len if len == self.count => self.values[along],
-            len => self.values[(index * self.count + along) % len],
+            len => self.values[(matrix * self.count + along) % len],
         }
     }
 }
@@ -142,12 +144,12 @@ impl Executable for QLinear {
             let (a_zero, b_zero) = (Granularity::new(a_zero, rows)?, Granularity::new(b_zero, columns)?);
             let (a, b) = (read_floats(a)?, read_floats(b)?);
             for (index, sums) in sums.chunks_mut((rows * columns).max(1)).enumerate() {
-                let [left, right] = product.offsets(index);
+                let ([left, right], matrices) = (product.offsets(index), product.matrices(index));
                 for (at, sum) in sums.iter_mut().enumerate() {
                     let (row, column) = (at / columns, at % columns);
                     let terms = (0..k).map(|step| {
-                        let a = a[left + row * k + step] - a_zero.at(index, row);
-                        a * (b[right + step * columns + column] - b_zero.at(index, column))
+                        let a = a[left + row * k + step] - a_zero.at(matrices[0], row);
+                        a * (b[right + step * columns + column] - b_zero.at(matrices[1], column))
                     });
                     *sum = terms.sum();
                 }
@@ -159,12 +161,14 @@ impl Executable for QLinear {
             sums.iter_mut().zip(ints).for_each(|(sum, int)| *sum = *int as f32);
         }
         let is_float = !output.dtype().is_integer();
-        for (at, value) in sums.iter_mut().enumerate() {
-            let index = at / (rows * columns).max(1);
-            let (row, column) = (at / columns.max(1) % rows.max(1), at % columns.max(1));
-            let scale = a_scale.at(index, row) * b_scale.at(index, column) / y_scale.at(index, row);
-            let scaled = *value * scale;
-            *value = y_zero.at(index, row) + if is_float { scaled } else { scaled.round_ties_even() };
+        for (index, sums) in sums.chunks_mut((rows * columns).max(1)).enumerate() {
+            let [left, right] = product.matrices(index);
+            for (at, value) in sums.iter_mut().enumerate() {
+                let (row, column) = (at / columns, at % columns);
+                let scale = a_scale.at(left, row) * b_scale.at(right, column) / y_scale.at(index, row);
+                let scaled = *value * scale;
+                *value = y_zero.at(index, row) + if is_float { scaled } else { scaled.round_ties_even() };
+            }
         }
         write_codes(cpu.threads, sums, true, output)
     }

@@ -1,5 +1,6 @@
 //! Kernels of matrix products, and what kernels built on products share: memory, errors, wider types.
 
+pub(super) mod coded;
 mod gemm;
 mod integer;
 mod matmul;
@@ -7,8 +8,10 @@ pub(super) mod product;
 pub(super) mod real;
 pub(super) mod widened;
 
+use std::marker::PhantomData;
+
 use ort_alloc::Buffer;
-use ort_core::dtype::{DType, Element};
+use ort_core::dtype::DType;
 use ort_core::ep::CompileCx;
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, error};
@@ -21,7 +24,7 @@ pub(in crate::kernels) fn refused(error: GemmError) -> Error {
 }
 
 /// Scratch memory as numbers. Planned memory lies on 64-byte boundaries.
-pub(in crate::kernels) fn scratch<T: Element + bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
+pub(in crate::kernels) fn scratch<T: bytemuck::Pod>(bytes: &mut [u8]) -> Result<&mut [T]> {
     let len = bytes.len() - bytes.len() % size_of::<T>();
     bytemuck::try_cast_slice_mut(&mut bytes[..len]).map_err(|_| error!(Fail, "the workspace is not aligned"))
 }
@@ -41,24 +44,37 @@ pub(in crate::kernels) fn bytes_of<T>(count: usize) -> Result<usize> {
 }
 
 /// Packed weights in memory that the session counts.
-pub(super) struct PackedFloats(Buffer);
+pub(super) struct Packed<T>(Buffer, PhantomData<T>);
 
-impl PackedFloats {
+/// Packed weights of floats.
+pub(super) type PackedFloats = Packed<f32>;
+
+impl<T: bytemuck::Pod> Packed<T> {
     /// Memory for `len` numbers, written by `fill`.
     pub(super) fn new(
         cx: &mut CompileCx<'_>,
         len: usize,
-        fill: impl FnOnce(&mut [f32]) -> Result<()>,
-    ) -> Result<PackedFloats> {
-        let mut buffer = cx.allocate_packed(bytes_of::<f32>(len)?.max(4))?;
+        fill: impl FnOnce(&mut [T]) -> Result<()>,
+    ) -> Result<Packed<T>> {
+        let mut buffer = cx.allocate_packed(bytes_of::<T>(len)?.max(4))?;
         let bytes =
             buffer.bytes_mut().ok_or_else(|| error!(Fail, "packed weights are not in host memory"))?;
-        fill(&mut scratch::<f32>(bytes)?[..len])?;
-        Ok(PackedFloats(buffer))
+        fill(&mut scratch::<T>(bytes)?[..len])?;
+        Ok(Packed(buffer, PhantomData))
     }
 
-    pub(super) fn values(&self) -> &[f32] {
-        bytemuck::try_cast_slice(self.0.bytes().unwrap_or(&[])).unwrap_or(&[])
+    /// A copy of `values`.
+    pub(super) fn copy(cx: &mut CompileCx<'_>, values: &[T]) -> Result<Packed<T>> {
+        Packed::new(cx, values.len(), |packed| {
+            packed.copy_from_slice(values);
+            Ok(())
+        })
+    }
+
+    pub(super) fn values(&self) -> &[T] {
+        let bytes = self.0.bytes().unwrap_or(&[]);
+        let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
+        bytemuck::try_cast_slice(bytes.get(..whole).unwrap_or(&[])).unwrap_or(&[])
     }
 }
 

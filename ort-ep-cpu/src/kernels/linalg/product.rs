@@ -48,6 +48,13 @@ impl Product {
         Ok(Product { count: batch.iter().product(), shape: [rows, columns, k], batch, strides })
     }
 
+    /// Which matrix of each side the product at `index` multiplies.
+    pub(crate) fn matrices(&self, index: usize) -> [usize; 2] {
+        let [rows, columns, k] = self.shape;
+        let [left, right] = self.offsets(index);
+        [left / (rows * k).max(1), right / (k * columns).max(1)]
+    }
+
     /// The first elements of both sides of the product at `index`.
     pub(crate) fn offsets(&self, index: usize) -> [usize; 2] {
         let (mut rest, mut offsets) = (index, [0, 0]);

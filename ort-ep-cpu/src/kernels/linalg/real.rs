@@ -3,6 +3,7 @@
 use ort_core::Result;
 use ort_core::dtype::Element;
 
+use super::coded::CodedRight;
 use super::{PackedRight, refused};
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Strided, workspace_len};
@@ -37,6 +38,8 @@ pub(crate) enum Right<'a, T> {
     Plain(Matrix<'a, T>),
     /// A packed weight, of `float` only.
     Packed(&'a PackedRight),
+    /// 8-bit codes, for which the left side is quantized, for `float` only.
+    Coded(CodedRight<'a>),
 }
 
 /// A type to compute in.
@@ -93,6 +96,7 @@ impl Real for f32 {
         let right = match b {
             Right::Plain(b) => BOperand::Plain(Strided::new(b.values, b.shape, b.strides).map_err(refused)?),
             Right::Packed(packed) => packed.operand(cpu)?,
+            Right::Coded(codes) => return codes.multiply(cpu, a, (result, row_stride, add), workspace),
         };
         let beta = if add { 1.0 } else { 0.0 };
         let gemm = Gemm { beta, ..Gemm::new(AOperand::Plain(left), right) };
@@ -131,7 +135,9 @@ impl Real for f64 {
         (result, row_stride, add): (&mut [f64], usize, bool),
         workspace: &mut [f64],
     ) -> Result<()> {
-        let Right::Plain(b) = b else { return Err(ort_core::error!(Fail, "packed weights are of float")) };
+        let Right::Plain(b) = b else {
+            return Err(ort_core::error!(Fail, "packed and coded weights are of float"));
+        };
         let left = View::new(a.values, a.shape, a.strides).map_err(refused)?;
         let right = View::new(b.values, b.shape, b.strides).map_err(refused)?;
         let (rows, columns) = (a.shape[0], b.shape[1]);

@@ -2,8 +2,10 @@
 
 mod attend;
 mod elementwise;
+mod gather_blocks;
 mod group_query;
 mod inverse;
 mod matmul_nbits;
+mod mixture;
 mod multi_head;
 mod rotary;

@@ -464,6 +464,8 @@ impl MultiHead {
             [len] if len == batch || len == 3 * batch + 2 => ranges(&|index| 0..place(index)),
             [len] if len == 2 * batch => ranges(&|index| place(batch + index)..place(index)),
             [b, k] if [b, k] == [batch, keys] => PaddingMask::Elements(elements, [keys, 0]),
+            // One element for all keys would change nothing, and ONNX Runtime does not look at it.
+            [b, 1] if b == batch || b == 1 => ranges(&|_| 0..keys),
             [b, q, k] if [b, q, k] == [batch, queries, keys] => {
                 PaddingMask::Elements(elements, [queries * keys, keys])
             }

@@ -24,7 +24,7 @@ impl Functions {
     /// The scores of all rows, `count` for each.
     fn scores(&self, cx: &RunCx<'_>) -> Result<Vec<f64>> {
         let input = cx.input(0)?;
-        let (rows, features) = matrix(&input)?;
+        let (rows, features) = matrix(input.shape())?;
         ensure!(
             self.count.checked_mul(features) == Some(self.coefficients.len()),
             InvalidArgument,
@@ -98,7 +98,7 @@ fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Resul
         if let [score] = *row {
             classes.push(usize::from(score > 0.0));
             if functions.transform == Transform::Probit {
-                scores.push(super::tree_ensemble::probit(score));
+                scores.push(super::scores::probit(score));
             } else if labels.count() == 2 {
                 scores.extend(functions.transform.pair(score, false));
             } else {
@@ -111,6 +111,6 @@ fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Resul
         functions.transform.apply(&mut row);
         scores.extend(row);
     }
-    labels.write(cx, &classes)?;
+    labels.write(cx, classes.into_iter())?;
     write_scores(cx, 1, &scores)
 }

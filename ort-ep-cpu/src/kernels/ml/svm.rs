@@ -7,9 +7,8 @@ use ort_core::ir::Attributes;
 use ort_core::spec::ONNX_ML;
 use ort_core::{Result, ensure, error, for_each_type};
 
-use super::scores::{Labels, Transform, dot, floats, largest, logistic, matrix};
+use super::scores::{Labels, Transform, dot, floats, largest, logistic, matrix, probit};
 use super::svm_kernel::Vectors;
-use super::tree_ensemble::probit;
 use crate::cpu_kernels;
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::kernels::nn::{for_each_unit, part_count};
@@ -32,7 +31,7 @@ fn with_rows(
     work: impl FnOnce(&mut RunCx<'_>, usize, ReadRow<'_>) -> Result<()>,
 ) -> Result<()> {
     let input = cx.input(0)?;
-    let (rows, own) = matrix(&input)?;
+    let (rows, own) = matrix(input.shape())?;
     ensure!(
         features == own,
         InvalidArgument,
@@ -352,7 +351,7 @@ impl Executable for Classifier {
                 },
             );
             let classes: Vec<usize> = outcomes.iter().map(|outcome| outcome.class).collect();
-            self.labels.write(cx, &classes)
+            self.labels.write(cx, classes.into_iter())
         })
     }
 }

@@ -1,79 +1,20 @@
 //! `TreeEnsemble`: sums of what decision trees give.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::spec::ONNX_ML;
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure, error, for_each_type};
 
+use super::forest::{Aggregate, Branch, Comparison, Forest, Leaves, Request, Shape, Test};
+use super::scores::Transform;
 use crate::cpu_kernels;
 
 cpu_kernels![KernelDef { domain: ONNX_ML, op: "TreeEnsemble", make, ..KernelDef::BASE }];
 
-/// Where a branch leads.
-#[derive(Clone, Copy)]
-enum Next {
-    Node(usize),
-    Leaf(usize),
-}
-
-/// The question that a node asks of its feature.
-enum Test {
-    LessOrEqual(f64),
-    Less(f64),
-    GreaterOrEqual(f64),
-    Greater(f64),
-    Equal(f64),
-    NotEqual(f64),
-    Member(Vec<f64>),
-}
-
-impl Test {
-    fn holds(&self, x: f64) -> bool {
-        match self {
-            Test::LessOrEqual(split) => x <= *split,
-            Test::Less(split) => x < *split,
-            Test::GreaterOrEqual(split) => x >= *split,
-            Test::Greater(split) => x > *split,
-            Test::Equal(split) => x == *split,
-            Test::NotEqual(split) => x != *split,
-            Test::Member(members) => members.contains(&x),
-        }
-    }
-}
-
-struct Branching {
-    feature: usize,
-    test: Test,
-    /// Whether a feature that is not a number goes the way of true.
-    missing: bool,
-    yes: Next,
-    no: Next,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Aggregate {
-    Average,
-    Sum,
-    Min,
-    Max,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Transform {
-    None,
-    Softmax,
-    Logistic,
-    SoftmaxZero,
-    Probit,
-}
-
 struct TreeEnsemble {
-    roots: Vec<usize>,
-    nodes: Vec<Branching>,
-    /// The target and weight of each leaf.
-    leaves: Vec<(usize, f64)>,
+    forest: Forest,
     aggregate: Aggregate,
     transform: Transform,
 }
@@ -88,30 +29,40 @@ fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
     })
 }
 
-fn indices(attrs: &Attributes, name: &str, count: Option<usize>, below: usize) -> Result<Vec<usize>> {
+/// A list of indices, `count` of them where that is known.
+fn indices(attrs: &Attributes, name: &str, count: Option<usize>) -> Result<Vec<usize>> {
     let given = attrs.ints(name)?;
-    ensure!(
-        count.is_none_or(|count| given.len() == count),
-        InvalidGraph,
-        "{name} has {} elements",
-        given.len()
-    );
-    let index = |&index: &i64| usize::try_from(index).ok().filter(|&index| index < below);
-    given
-        .iter()
-        .map(|given| index(given).ok_or_else(|| error!(InvalidGraph, "{name} has the element {given}")))
-        .collect()
+    if let Some(count) = count {
+        ensure!(given.len() == count, InvalidGraph, "{name} has {} elements, not {count}", given.len());
+    }
+    let index = |given: &i64| {
+        usize::try_from(*given).map_err(|_| error!(InvalidGraph, "{name} has the negative element {given}"))
+    };
+    given.iter().map(index).collect()
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let weights = doubles(&attrs.tensor("leaf_weights")?.view())?;
-    let targets = match attrs.find_int("n_targets") {
-        Some(targets) => usize::try_from(targets).unwrap_or(0),
-        None => usize::MAX,
-    };
-    let leaf_targets = indices(attrs, "leaf_targetids", Some(weights.len()), targets)?;
-    let nodes = read_nodes(attrs, weights.len())?;
+    let leaf_targets = indices(attrs, "leaf_targetids", Some(weights.len()))?;
+    if let Some(targets) = attrs.find_int("n_targets") {
+        let below = |&&target: &&usize| !i64::try_from(target).is_ok_and(|target| target < targets);
+        if let Some(target) = leaf_targets.iter().find(below) {
+            return Err(error!(InvalidGraph, "leaf_targetids has {target}, expected less than {targets}"));
+        }
+    }
+    let leaves: Vec<(usize, usize, f64)> = leaf_targets
+        .into_iter()
+        .zip(weights)
+        .enumerate()
+        .map(|(leaf, (to, weight))| (leaf, to, weight))
+        .collect();
+    let branches = read_nodes(attrs, leaves.len())?;
+    let count = attrs.tensor("nodes_modes")?.view().element_count();
+    let roots = indices(attrs, "tree_roots", None)?;
+    if let Some(root) = roots.iter().find(|root| **root >= count) {
+        return Err(error!(InvalidGraph, "tree_roots has {root}, but there are {count} nodes"));
+    }
     let aggregate = match attrs.int("aggregate_function")? {
         0 => Aggregate::Average,
         1 => Aggregate::Sum,
@@ -127,30 +78,21 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         4 => Transform::Probit,
         other => return Err(error!(InvalidGraph, "post_transform {other} is not known")),
     };
-    Ok(Box::new(TreeEnsemble {
-        roots: indices(attrs, "tree_roots", None, nodes.len())?,
-        nodes,
-        leaves: leaf_targets.into_iter().zip(weights).collect(),
-        aggregate,
-        transform,
-    }))
+    let leaves = Leaves::new(leaves.len(), &leaves)?;
+    let input = cx.node.bound_dtype("T");
+    let forest = Forest::new(cx, input, (&roots, &branches), &leaves)?;
+    Ok(Box::new(TreeEnsemble { forest, aggregate, transform }))
 }
 
-fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branching>> {
+/// The nodes, and behind them a leaf for each time that a node leads to one: nodes may share leaves.
+fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branch>> {
     let modes = attrs.tensor("nodes_modes")?.view().to_ints()?;
     let splits = doubles(&attrs.tensor("nodes_splits")?.view())?;
     let count = modes.len();
-    ensure!(splits.len() == count, InvalidGraph, "{} splits for {count} nodes", splits.len());
-    let features = indices(attrs, "nodes_featureids", Some(count), usize::MAX)?;
-    let side = |ids: &str, leaf: &str| -> Result<Vec<Next>> {
-        let ids = indices(attrs, ids, Some(count), usize::MAX)?;
-        let is_leaf = indices(attrs, leaf, Some(count), 2)?;
-        let next = |(id, is_leaf)| {
-            let next = if is_leaf == 1 { Next::Leaf(id) } else { Next::Node(id) };
-            let known = id < if is_leaf == 1 { leaves } else { count };
-            known.then_some(next).ok_or_else(|| error!(InvalidGraph, "a branch leads to {id}, which is not"))
-        };
-        ids.into_iter().zip(is_leaf).map(next).collect()
+    ensure!(splits.len() == count, InvalidGraph, "nodes_splits has {} elements, not {count}", splits.len());
+    let features = indices(attrs, "nodes_featureids", Some(count))?;
+    let side = |ids: &str, leaf: &str| -> Result<(Vec<usize>, Vec<usize>)> {
+        Ok((indices(attrs, ids, Some(count))?, indices(attrs, leaf, Some(count))?))
     };
     let yes = side("nodes_truenodeids", "nodes_trueleafs")?;
     let no = side("nodes_falsenodeids", "nodes_falseleafs")?;
@@ -161,145 +103,66 @@ fn read_nodes(attrs: &Attributes, leaves: usize) -> Result<Vec<Branching>> {
     };
     // The sets stand one behind the other, each closed by a NaN.
     let mut sets = members.split(|member| member.is_nan());
-    let mut nodes = Vec::with_capacity(count);
-    for (index, mode) in modes.into_iter().enumerate() {
-        let split = splits[index];
-        let test = match mode {
-            0 => Test::LessOrEqual(split),
-            1 => Test::Less(split),
-            2 => Test::GreaterOrEqual(split),
-            3 => Test::Greater(split),
-            4 => Test::Equal(split),
-            5 => Test::NotEqual(split),
-            6 => Test::Member(sets.next().unwrap_or(&[]).to_vec()),
-            other => return Err(error!(InvalidGraph, "mode {other} of a node is not known")),
+    let mut branches = Vec::with_capacity(count);
+    let mut ends = Vec::new();
+    for (index, ((mode, &split), &feature)) in modes.into_iter().zip(&splits).zip(&features).enumerate() {
+        let missing = missing.get(index).is_some_and(|&flag| flag != 0);
+        let comparison = match mode {
+            0 => Some(Comparison::LessOrEqual),
+            1 => Some(Comparison::Less),
+            2 => Some(Comparison::GreaterOrEqual),
+            3 => Some(Comparison::Greater),
+            4 => Some(Comparison::Equal),
+            5 => Some(Comparison::NotEqual),
+            6 => None,
+            other => return Err(error!(InvalidGraph, "mode {other} of node {index} is not known")),
         };
-        nodes.push(Branching {
-            feature: features[index],
-            test,
-            missing: missing.get(index).is_some_and(|&flag| flag != 0),
-            yes: yes[index],
-            no: no[index],
-        });
-    }
-    Ok(nodes)
-}
-
-impl TreeEnsemble {
-    fn leaf(&self, root: usize, row: &[f64]) -> Result<(usize, f64)> {
-        let mut at = root;
-        // A way through a tree passes each node at most once.
-        for _ in 0..self.nodes.len() {
-            let node = &self.nodes[at];
-            let x = row.get(node.feature).copied();
-            let x = x.ok_or_else(|| error!(InvalidArgument, "feature {} is missing", node.feature))?;
-            let holds = node.test.holds(x) || (node.missing && x.is_nan());
-            match if holds { node.yes } else { node.no } {
-                Next::Node(next) => at = next,
-                Next::Leaf(leaf) => return Ok(self.leaves[leaf]),
+        let test = match comparison {
+            Some(comparison) => Test::compare(comparison, split, missing),
+            None => Test::member(sets.next().unwrap_or(&[]), missing),
+        };
+        let mut next = |(ids, are_leaves): &(Vec<usize>, Vec<usize>)| {
+            let (id, is_leaf) =
+                (ids.get(index).copied(), are_leaves.get(index).is_some_and(|&leaf| leaf != 0));
+            let known = if is_leaf { leaves } else { count };
+            let id = id.filter(|&id| id < known);
+            let id = id.ok_or_else(|| error!(InvalidGraph, "node {index} leads to what is not there"))?;
+            if is_leaf {
+                ends.push(Branch::leaf(id));
             }
-        }
-        Err(error!(InvalidGraph, "the nodes of a tree form a cycle"))
+            Ok::<_, ort_core::Error>(if is_leaf { count + ends.len() - 1 } else { id })
+        };
+        let next = Some((next(&yes)?, next(&no)?));
+        branches.push(Branch { feature, test, next, leaf: 0 });
     }
-
-    fn row(&self, row: &[f64], scores: &mut [f64]) -> Result<()> {
-        let mut seen = vec![false; scores.len()];
-        for &root in &self.roots {
-            let (target, weight) = self.leaf(root, row)?;
-            let place = scores.get_mut(target).zip(seen.get_mut(target));
-            let (score, seen) = place.ok_or_else(|| error!(InvalidGraph, "target {target} is unknown"))?;
-            *score = match self.aggregate {
-                Aggregate::Min if *seen => score.min(weight),
-                Aggregate::Max if *seen => score.max(weight),
-                Aggregate::Min | Aggregate::Max => weight,
-                Aggregate::Sum | Aggregate::Average => *score + weight,
-            };
-            *seen = true;
-        }
-        if self.aggregate == Aggregate::Average {
-            scores.iter_mut().for_each(|score| *score /= self.roots.len() as f64);
-        }
-        transform(self.transform, scores);
-        Ok(())
-    }
-}
-
-fn transform(transform: Transform, scores: &mut [f64]) {
-    match transform {
-        Transform::None => {}
-        Transform::Logistic => scores.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
-        Transform::Probit => scores.iter_mut().for_each(|x| *x = probit(*x)),
-        Transform::Softmax | Transform::SoftmaxZero => {
-            let kept = |x: f64| transform == Transform::Softmax || x != 0.0;
-            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().filter(|x| kept(**x)).map(|x| (x - largest).exp()).sum();
-            for x in scores.iter_mut().filter(|x| kept(**x)) {
-                *x = (*x - largest).exp() / sum;
-            }
-        }
-    }
-}
-
-/// The quantile function of the normal distribution: Winitzki's approximation of the inverse error function,
-/// made exact by Newton's method.
-pub(super) fn probit(p: f64) -> f64 {
-    let x = 2.0 * p - 1.0;
-    if x.abs() >= 1.0 || x.is_nan() {
-        return if x.abs() == 1.0 { x * f64::INFINITY } else { f64::NAN };
-    }
-    const A: f64 = 0.147;
-    let log = ((1.0 - x) * (1.0 + x)).ln();
-    let v = 2.0 / (std::f64::consts::PI * A) + 0.5 * log;
-    let mut y = x.signum() * (-v + (v * v - log / A).sqrt()).max(0.0).sqrt();
-    for _ in 0..3 {
-        let slope = std::f64::consts::FRAC_2_SQRT_PI * (-y * y).exp();
-        if slope > 0.0 {
-            y -= (libm::erf(y) - x) / slope;
-        }
-    }
-    y * std::f64::consts::SQRT_2
+    branches.append(&mut ends);
+    Ok(branches)
 }
 
 impl Executable for TreeEnsemble {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        self.forest.workspace(Shape::new(shapes.input(0), shapes.output(0))?, shapes.threads)
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let input = cx.input(0)?;
-        let &[rows, features] = input.shape() else {
-            return Err(error!(InvalidArgument, "TreeEnsemble takes rank 2, got {:?}", input.shape()));
-        };
+        let workspace = cx.workspace()?;
         let output = cx.output(0)?;
-        let targets = output.shape().get(1).copied().unwrap_or(0);
-        let values = doubles(&input)?;
-        let mut scores = vec![0.0; rows * targets];
-        for index in 0..rows {
-            let row = &values[index * features..(index + 1) * features];
-            self.row(row, &mut scores[index * targets..(index + 1) * targets])?;
-        }
-        match output.dtype() {
-            DType::F64 => output.as_mut_slice::<f64>()?.copy_from_slice(&scores),
-            DType::F16 => {
-                let to = output.as_mut_slice::<half::f16>()?;
-                to.iter_mut().zip(scores).for_each(|(to, score)| *to = half::f16::from_f64(score));
-            }
-            _ => {
-                let to = output.as_mut_slice::<f32>()?;
-                to.iter_mut().zip(scores).for_each(|(to, score)| *to = score as f32);
-            }
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::probit;
-
-    /// Values of scipy.special.ndtri.
-    #[test]
-    fn quantiles() {
-        let table = [(0.5, 0.0), (0.975, 1.959963984540054), (0.01, -2.3263478740408408)];
-        for (p, expected) in table {
-            assert!((probit(p) - expected).abs() < 1e-9, "probit({p}) = {}", probit(p));
-        }
-        assert_eq!(probit(1.0), f64::INFINITY);
+        let request = Request {
+            input,
+            shape: Shape::new(input.shape(), output.shape())?,
+            aggregate: self.aggregate,
+            threads: cx.threads(),
+            workspace,
+        };
+        let dtype = output.dtype();
+        for_each_type!(dtype in [F32, F16, F64], T => {
+            let scores = output.as_mut_slice::<T>()?;
+            self.forest.run(request, scores, &|row, _| {
+                self.transform.apply(row);
+                0
+            })?;
+            Ok(())
+        }, else => Err(error!(NotImplemented, "scores of {}", DType::name(dtype))))
     }
 }

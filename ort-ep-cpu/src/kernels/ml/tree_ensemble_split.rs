@@ -2,16 +2,15 @@
 //!
 //! Where the standard is silent (two classes with one score, base values, which class wins) this does what ONNX Runtime does.
 
-use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::spec::ONNX_ML;
+use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::forest::{Branch, Forest, Leaf, Test, rounds_to_single};
-use super::scores::{Labels, Transform, doubles, matrix, write_scores};
-use super::tree_ensemble::{Aggregate, probit};
+use super::forest::{Aggregate, Branch, Comparison, Finish, Forest, Leaves, Request, Shape, Test};
+use super::scores::{Labels, Transform, doubles, matrix, probit};
 use crate::cpu_kernels;
 
 cpu_kernels![
@@ -33,12 +32,52 @@ fn ints<'a>(attrs: &'a Attributes, name: &str, count: usize) -> Result<&'a [i64]
     Ok(list)
 }
 
-/// Reads the trees; the weights of leaves stand under names that start with `what`.
-fn read(attrs: &Attributes, what: &str, targets: usize) -> Result<Forest> {
+/// Lays the trees out; the weights of leaves stand under names that start with `what`.
+fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
+    let attrs = cx.attrs();
     let modes = attrs.find_strings("nodes_modes").unwrap_or(&[]);
     let count = modes.len();
     let trees = ints(attrs, "nodes_treeids", count)?;
     let ids = ints(attrs, "nodes_nodeids", count)?;
+    let mut places: FxHashMap<(i64, i64), usize> = FxHashMap::default();
+    places.reserve(count);
+    let mut roots: Vec<usize> = Vec::new();
+    let mut seen: FxHashSet<i64> = FxHashSet::default();
+    for (index, (&tree, &id)) in trees.iter().zip(ids).enumerate() {
+        let twice = places.insert((tree, id), index).is_some();
+        ensure!(!twice, InvalidGraph, "node {id} of tree {tree} is given twice");
+        if seen.insert(tree) {
+            roots.push(index);
+        }
+    }
+    let find = |tree: i64, id: i64| {
+        let place = places.get(&(tree, id)).copied();
+        place.ok_or_else(|| error!(InvalidGraph, "tree {tree} has no node {id}, but something leads to it"))
+    };
+    let branches = read_nodes(attrs, (modes, trees), &find)?;
+    let weights = numbers(attrs, &format!("{what}_weights"))?;
+    let of = |name: &str| ints(attrs, &format!("{what}_{name}"), weights.len());
+    let (weight_trees, weight_nodes, weight_targets) = (of("treeids")?, of("nodeids")?, of("ids")?);
+    let mut leaves = Vec::with_capacity(weights.len());
+    for (((&tree, &node), &target), &weight) in
+        weight_trees.iter().zip(weight_nodes).zip(weight_targets).zip(&weights)
+    {
+        let known = usize::try_from(target).ok().filter(|&target| target < targets);
+        let known = known
+            .ok_or_else(|| error!(InvalidGraph, "'{what}_ids' has {target}, expected less than {targets}"))?;
+        leaves.push((find(tree, node)?, known, weight));
+    }
+    let input = cx.node.bound_dtype(if what == "class" { "T1" } else { "T" });
+    Forest::new(cx, input, (&roots, &branches), &Leaves::new(count, &leaves)?)
+}
+
+/// The nodes; `find` has the places of those that others lead to.
+fn read_nodes(
+    attrs: &Attributes,
+    (modes, trees): (&[String], &[i64]),
+    find: &dyn Fn(i64, i64) -> Result<usize>,
+) -> Result<Vec<Branch>> {
+    let count = modes.len();
     let features = ints(attrs, "nodes_featureids", count)?;
     let yes = ints(attrs, "nodes_truenodeids", count)?;
     let no = ints(attrs, "nodes_falsenodeids", count)?;
@@ -50,73 +89,48 @@ fn read(attrs: &Attributes, what: &str, targets: usize) -> Result<Forest> {
         splits.len()
     );
     let missing = attrs.find_ints("nodes_missing_value_tracks_true").unwrap_or(&[]);
-    let mut places: FxHashMap<(i64, i64), usize> = FxHashMap::default();
-    let mut roots: Vec<usize> = Vec::new();
-    let mut seen: rustc_hash::FxHashSet<i64> = Default::default();
-    for index in 0..count {
-        let (tree, id) = (trees[index], ids[index]);
-        let twice = places.insert((tree, id), index).is_some();
-        ensure!(!twice, InvalidGraph, "node {id} of tree {tree} is given twice");
-        if seen.insert(tree) {
-            roots.push(index);
-        }
-    }
-    let find = |tree: i64, id: i64| {
-        let place = places.get(&(tree, id)).copied();
-        place.ok_or_else(|| error!(InvalidGraph, "tree {tree} has no node {id}, but something leads to it"))
-    };
     let mut branches: Vec<Branch> = Vec::with_capacity(count);
-    for index in 0..count {
-        let test = Test::named(&modes[index])?;
-        let Some(test) = test else {
+    for (index, (((mode, &tree), &split), &feature)) in
+        modes.iter().zip(trees).zip(&splits).zip(features).enumerate()
+    {
+        let (Some(comparison), Some(&yes), Some(&no)) =
+            (Comparison::named(mode)?, yes.get(index), no.get(index))
+        else {
             branches.push(Branch::leaf(index));
             continue;
         };
-        let feature = usize::try_from(features[index]);
+        let feature = usize::try_from(feature);
         branches.push(Branch {
-            feature: feature.map_err(|_| error!(InvalidGraph, "feature {} is negative", features[index]))?,
-            test,
-            split: splits[index],
-            missing: missing.get(index).is_some_and(|&flag| flag != 0),
-            next: Some((find(trees[index], yes[index])?, find(trees[index], no[index])?)),
+            feature: feature
+                .map_err(|_| error!(InvalidGraph, "'nodes_featureids' has a negative element"))?,
+            test: Test::compare(comparison, split, missing.get(index).is_some_and(|&flag| flag != 0)),
+            next: Some((find(tree, yes)?, find(tree, no)?)),
             leaf: index,
         });
     }
-    let weights = numbers(attrs, &format!("{what}_weights"))?;
-    let of = |name: &str| ints(attrs, &format!("{what}_{name}"), weights.len());
-    let (weight_trees, weight_nodes, weight_targets) = (of("treeids")?, of("nodeids")?, of("ids")?);
-    let mut leaves: Vec<Leaf> = vec![Leaf::default(); count];
-    for (index, &weight) in weights.iter().enumerate() {
-        let node = find(weight_trees[index], weight_nodes[index])?;
-        let target = usize::try_from(weight_targets[index]).ok().filter(|&target| target < targets);
-        let target = target.ok_or_else(|| {
-            error!(InvalidGraph, "'{what}_ids' has {}, expected less than {targets}", weight_targets[index])
-        })?;
-        leaves[node].push((target, weight));
-    }
-    Forest::new(&roots, branches, leaves)
+    Ok(branches)
 }
 
-/// Sums as ONNX Runtime has them before the transform, with whether each target got any.
-struct Sums {
-    scores: Vec<f64>,
-    seen: Vec<bool>,
-    rows: usize,
+/// What a run of either operator gives its forest.
+fn request<'a>(cx: &mut RunCx<'a>, targets: usize, aggregate: Aggregate) -> Result<Request<'a>> {
+    let input: TensorView<'a> = cx.input(0)?;
+    let (rows, features) = matrix(input.shape())?;
+    let shape = Shape { rows, features, targets };
+    Ok(Request { input, shape, aggregate, threads: cx.threads(), workspace: cx.workspace()? })
 }
 
-fn sums(cx: &RunCx<'_>, forest: &Forest, targets: usize, aggregate: Aggregate) -> Result<Sums> {
-    let input = cx.input(0)?;
-    let (rows, features) = matrix(&input)?;
-    forest.check_features(features)?;
-    let mut values = doubles(&input)?;
-    // Integers are compared as floats.
-    if matches!(input.dtype(), DType::I32 | DType::I64) {
-        values.iter_mut().for_each(|x| *x = f64::from(*x as f32));
-    }
-    let count = ort_core::tensor::element_count(&[rows, targets])?;
-    let mut sums = Sums { scores: vec![0.0; count], seen: vec![false; count], rows };
-    forest.sum(cx.threads(), (&values, features), (&mut sums.scores, &mut sums.seen, targets), aggregate);
-    Ok(sums)
+/// The workspace of either operator.
+fn workspace(forest: &Forest, shapes: &IoShapes<'_>, targets: usize) -> Result<usize> {
+    let (rows, features) = matrix(shapes.input(0))?;
+    forest.workspace(Shape { rows, features, targets }, shapes.threads)
+}
+
+struct Regressor {
+    forest: Forest,
+    aggregate: Aggregate,
+    transform: Transform,
+    base: Vec<f64>,
+    targets: usize,
 }
 
 fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -133,20 +147,30 @@ fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let targets = attrs.find_int("n_targets").or_else(named).and_then(|n| usize::try_from(n).ok());
     let targets = targets.filter(|&n| n > 0).ok_or_else(|| error!(InvalidGraph, "there are no targets"))?;
     let base = numbers(attrs, "base_values")?;
-    let forest = read(attrs, "target", targets)?;
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
-        let mut sums = sums(cx, &forest, targets, aggregate)?;
-        for row in sums.scores.chunks_mut(targets) {
-            if base.len() == targets {
-                row.iter_mut().zip(&base).for_each(|(score, base)| *score += base);
+    let forest = read(cx, "target", targets)?;
+    Ok(Box::new(Regressor { forest, aggregate, transform, base, targets }))
+}
+
+impl Executable for Regressor {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        workspace(&self.forest, shapes, self.targets)
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let request = request(cx, self.targets, self.aggregate)?;
+        let scores = cx.output(0)?.as_mut_slice::<f32>()?;
+        self.forest.run(request, scores, &|row, _| {
+            if self.base.len() == self.targets {
+                row.iter_mut().zip(&self.base).for_each(|(score, base)| *score += base);
             }
             // A single score has no others that a softmax could weigh it against.
-            if targets > 1 || transform == Transform::Probit {
-                transform.apply(row);
+            if self.targets > 1 || self.transform == Transform::Probit {
+                self.transform.apply(row);
             }
-        }
-        write_scores(cx, 0, &sums.scores)
-    }))
+            0
+        })?;
+        Ok(())
+    }
 }
 
 /// What decides between classes.
@@ -159,11 +183,18 @@ struct Classes {
     all_positive: bool,
 }
 
+struct Classifier {
+    forest: Forest,
+    labels: Labels,
+    classes: Classes,
+    /// Whether the weights are floats, so that their sums are floats in ONNX Runtime.
+    single: bool,
+}
+
 fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let labels = Labels::read(attrs, "classlabels_int64s", "classlabels_strings")?;
-    let ids: rustc_hash::FxHashSet<i64> =
-        attrs.find_ints("class_ids").unwrap_or(&[]).iter().copied().collect();
+    let ids: FxHashSet<i64> = attrs.find_ints("class_ids").unwrap_or(&[]).iter().copied().collect();
     let classes = Classes {
         count: labels.count(),
         transform: Transform::named(attrs)?,
@@ -171,27 +202,35 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         binary: labels.count() == 2 && ids.len() == 1,
         all_positive: numbers(attrs, "class_weights")?.iter().all(|&weight| weight >= 0.0),
     };
-    let forest = read(attrs, "class", classes.count)?;
-    let single = rounds_to_single(cx.attrs());
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
-        let mut sums = sums(cx, &forest, classes.count, Aggregate::Sum)?;
-        let mut chosen = Vec::with_capacity(sums.rows);
-        for (row, seen) in sums.scores.chunks_mut(classes.count).zip(sums.seen.chunks_mut(classes.count)) {
-            if single {
+    let single = attrs.find_tensor("class_weights_as_tensor").is_none();
+    let forest = read(cx, "class", classes.count)?;
+    Ok(Box::new(Classifier { forest, labels, classes, single }))
+}
+
+impl Executable for Classifier {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        workspace(&self.forest, shapes, self.classes.count)
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let request = request(cx, self.classes.count, Aggregate::Sum)?;
+        let scores = if cx.wants(1) { cx.output(1)?.as_mut_slice::<f32>()? } else { &mut [] };
+        let decide: &Finish<'_> = &|row, seen| {
+            if self.single {
                 row.iter_mut().for_each(|score| *score = f64::from(*score as f32));
             }
-            chosen.push(classes.decide(row, seen));
-        }
-        labels.write(cx, &chosen)?;
-        write_scores(cx, 1, &sums.scores)
-    }))
+            self.classes.decide(row, seen)
+        };
+        let chosen = self.forest.run(request, scores, decide)?;
+        self.labels.write(cx, chosen.iter().map(|&class| class as usize))
+    }
 }
 
 impl Classes {
     /// The class of a row; its sums become what is written.
-    fn decide(&self, row: &mut [f64], seen: &mut [bool]) -> usize {
+    fn decide(&self, row: &mut [f64], seen: &mut [u8]) -> usize {
         let [first, second] = row else { return self.decide_many(row, seen) };
-        let mut has_second = seen.get(1).copied().unwrap_or(false);
+        let mut has_second = seen.get(1).is_some_and(|&seen| seen != 0);
         let mut opposite = None;
         match *self.base {
             [_, base] if has_second && self.binary => {
@@ -221,13 +260,13 @@ impl Classes {
         usize::from(positive)
     }
 
-    fn decide_many(&self, row: &mut [f64], seen: &mut [bool]) -> usize {
+    fn decide_many(&self, row: &mut [f64], seen: &mut [u8]) -> usize {
         for ((score, seen), base) in row.iter_mut().zip(seen.iter_mut()).zip(&self.base) {
             *score += base;
-            *seen = true;
+            *seen = 1;
         }
         let mut best: Option<usize> = None;
-        for (class, score) in row.iter().enumerate().filter(|(class, _)| seen.get(*class) == Some(&true)) {
+        for (class, score) in row.iter().enumerate().filter(|(class, _)| seen.get(*class) == Some(&1)) {
             if best.and_then(|best| row.get(best)).is_none_or(|most| score > most) {
                 best = Some(class);
             }

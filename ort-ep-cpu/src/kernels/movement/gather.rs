@@ -4,7 +4,7 @@ use ort_core::dtype::DType;
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::{contiguous_strides, normalize_axis};
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error};
+use ort_core::{Error, Result, ensure, error};
 use smallvec::SmallVec;
 
 use crate::parallel::for_each_row_chunk_mut;
@@ -22,6 +22,14 @@ movement![
     |cx: &mut CompileCx<'_>| Ok(GatherNd { batch: cx.attrs().int("batch_dims")? }),
     unaligned: &[0]
 ];
+
+/// The error for an index that an axis of this size does not have.
+fn outside_of(index: i64, size: i64) -> Error {
+    error!(InvalidArgument, "index {index} is outside of size {size}").help(match size {
+        0 => "the axis is empty".to_string(),
+        _ => format!("indices go from {} to {}", -size, size - 1),
+    })
+}
 
 /// Indices of either type.
 #[derive(Clone, Copy)]
@@ -70,7 +78,7 @@ impl<'a> Indices<'a> {
             Indices::I64(indices) => indices.iter().copied().find(|&index| outside(index)),
         };
         match found {
-            Some(index) => Err(error!(InvalidArgument, "index {index} is outside of size {size}")),
+            Some(index) => Err(outside_of(index, size)),
             None => Ok(()),
         }
     }
@@ -232,8 +240,7 @@ impl<'a> Tuples<'a> {
         let indices = indices.as_slice::<i64>()?;
         for tuple in indices.chunks_exact(depth.max(1)) {
             for (&index, &(size, _)) in tuple.iter().zip(&dims) {
-                normalize_axis(index, size)
-                    .map_err(|_| error!(InvalidArgument, "index {index} is outside of size {size}"))?;
+                normalize_axis(index, size).map_err(|_| outside_of(index, size as i64))?;
             }
         }
         Ok(Tuples {

@@ -244,8 +244,11 @@ impl<M: Movement> Executable for MovingStrings<M> {
         let io = Io { inputs, outputs: shapes, in_place: false, threads: 1 };
         let from: Vec<&[Place]> = places.iter().map(Vec::as_slice).collect();
         let mut moved: Vec<Vec<Place>> = Vec::new();
+        let longest = strings.iter().map(|text| text.len()).max().unwrap_or(0);
+        let mut held = Vec::new();
         for shape in &io.outputs {
             let shape = shape.as_ref().ok_or_else(|| error!(Fail, "an output's shape is not known"))?;
+            held.push(cx.reserve_strings(ort_core::tensor::element_count(shape)?, longest)?);
             moved.push(vec![Place::ZERO; ort_core::tensor::element_count(shape)?]);
         }
         let mut to: Vec<Option<&mut [Place]>> = moved.iter_mut().map(|cells| Some(&mut cells[..])).collect();

@@ -76,8 +76,13 @@ impl Movement for ReverseSequence {
             index * run
         };
         for (sequence, &length) in lengths.iter().enumerate() {
-            let length = usize::try_from(length).ok().filter(|&length| length <= time);
-            let length = length.ok_or_else(|| error!(InvalidArgument, "sequence {sequence} is too long"))?;
+            let fits = usize::try_from(length).ok().filter(|&length| length <= time);
+            let length = fits.ok_or_else(|| {
+                error!(InvalidArgument, "sequence {sequence} has length {length}, there are {time} steps")
+                    .help(format!(
+                        "the lengths are 0 to {time}; batch_axis and time_axis say which axis is which"
+                    ))
+            })?;
             for step in 0..time {
                 let source = if step < length { length - 1 - step } else { step };
                 let (start, source) = (place(sequence, step), place(sequence, source));

@@ -105,6 +105,9 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     )
 }
 
+/// What each item takes in the tables below: its place in the order, and its group.
+const ROW_BYTES: usize = 2 * size_of::<usize>();
+
 /// The groups of equal items, in the order of the result.
 struct Groups {
     /// The first item of each group.
@@ -181,6 +184,8 @@ impl Executable for Unique {
         let (outer, size, run) = extents;
         ensure!(keys.len() == outer * size * run, Fail, "a tensor of shape {shape:?} lacks elements");
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];
+        // Slices of an empty tensor have no elements, however many they are.
+        let _tables = cx.reserve(size.saturating_mul(ROW_BYTES))?;
         let groups = group(size, self.sorted, |a, b| {
             let mut orders = (0..outer).map(|outer| part(a, outer).cmp(part(b, outer)));
             orders.find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)

@@ -1,8 +1,9 @@
-//! `LSTM`.
+//! `LSTM`, and `DynamicQuantizeLSTM` with weights of 8 bits.
 
 use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef};
+use ort_core::spec::MICROSOFT;
 
 use super::gates::{Gate, gates};
 use super::recurrent::{Cell, Step, directions, make};
@@ -32,6 +33,7 @@ cpu_kernels![
         make: make_lstm::<f64>,
         ..KernelDef::BASE
     },
+    KernelDef { domain: MICROSOFT, op: "DynamicQuantizeLSTM", make: make_lstm::<f32>, ..KernelDef::BASE },
 ];
 
 struct Lstm {
@@ -59,7 +61,8 @@ impl<T: Real> Cell<T> for Lstm {
 
     fn step(&self, step: &mut Step<'_, T>) -> Result<()> {
         let (hidden, width) = (step.hidden, 4 * step.hidden);
-        let states = Matrix::rows(&*step.h, step.active.len(), hidden);
+        let states = if step.hides_ended() { &*step.extra } else { &*step.h };
+        let states = Matrix::rows(states, step.active.len(), hidden);
         T::multiply(
             step.cpu,
             states,

@@ -27,7 +27,14 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     let sizes: Vec<usize> =
         windows.transposed_on(attrs, &shape[2..])?.iter().map(|axis| axis.input).collect();
     let (values, indices) = (x.as_slice::<T>()?, cx.input(1)?.as_slice::<i64>()?);
-    ensure!(values.len() == indices.len(), InvalidArgument, "there are not as many indices as values");
+    ensure!(
+        values.len() == indices.len(),
+        InvalidArgument,
+        help = "the indices are the second output of MaxPool",
+        "{} indices for {} values",
+        indices.len(),
+        values.len()
+    );
     let output = cx.output(0)?;
     let to_shape = output.shape();
     ensure!(to_shape.len() == shape.len(), InvalidArgument, "output_shape {to_shape:?} has another rank");
@@ -36,8 +43,11 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     let full: Vec<usize> = shape[..2].iter().chain(&sizes).copied().collect();
     let count: usize = full.iter().product();
     for (value, index) in values.iter().zip(indices) {
-        let index = usize::try_from(*index).ok().filter(|index| *index < count);
-        let mut rest = index.ok_or_else(|| error!(InvalidArgument, "an index is outside the image"))?;
+        let inside = usize::try_from(*index).ok().filter(|index| *index < count);
+        let mut rest = inside.ok_or_else(|| {
+            error!(InvalidArgument, "index {index} is outside of the {count} elements of shape {full:?}")
+                .help("the indices are the second output of MaxPool, counted over the whole tensor")
+        })?;
         let (mut place, mut step, mut inside) = (0, 1, true);
         for (size, to_size) in full.iter().zip(to_shape).rev() {
             let at = rest % size;

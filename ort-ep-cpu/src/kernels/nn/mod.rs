@@ -15,6 +15,7 @@ mod linear_attention;
 mod lstm;
 mod max_unpool;
 mod pool;
+mod pool_codes;
 mod pool_global;
 mod pool_plain;
 mod recurrent;

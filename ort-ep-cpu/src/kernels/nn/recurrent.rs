@@ -1,10 +1,13 @@
-//! What recurrent layers share: one product for the inputs of all steps, then a cell step by step.
+//! What recurrent layers share: one product for the inputs of all steps, then a cell step by step. Weights are floats,
+//! or 8-bit codes for which inputs and states are quantized product by product.
 
+use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use crate::gemm::{BSource, Cpu};
+use crate::kernels::linalg::coded::{CodedRight, CodedWeights};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::linalg::{PackedRight, bytes_of, is_weight, scratch, take};
 
@@ -43,6 +46,8 @@ pub(super) struct Step<'a, T> {
     pub(super) peepholes: &'a [T],
     /// Which sequences have not ended.
     pub(super) active: &'a [bool],
+    /// Which sequences had already ended a step before.
+    pub(super) ended: &'a [bool],
     pub(super) workspace: &'a mut [T],
 }
 
@@ -57,6 +62,8 @@ pub(super) struct Layer<C> {
     cell: C,
     reverse: Vec<bool>,
     batch_first: bool,
+    /// Whether the weights are codes, which lie transposed and have scales and zero points behind the other inputs.
+    is_coded: bool,
     packed: Option<Vec<Packed>>,
     hidden: usize,
 }
@@ -77,13 +84,34 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
     cell: C,
 ) -> Result<Box<dyn Executable>> {
     let reverse = directions(cx)?;
-    let batch_first = cx.attrs().flag("layout")?;
-    let can_pack = T::DTYPE == ort_core::dtype::DType::F32 && is_weight(cx.node.dtype(1));
-    let mut layer = Layer { cell, reverse, batch_first, packed: None, hidden: 0 };
+    let batch_first = cx.attrs().find_int("layout").is_some_and(|layout| layout != 0);
+    let is_coded = matches!(cx.node.dtype(1), Some(DType::I8 | DType::U8));
+    let can_pack = T::DTYPE == DType::F32 && is_weight(cx.node.dtype(1));
+    let mut layer = Layer { cell, reverse, batch_first, is_coded, packed: None, hidden: 0 };
     if let (true, Some(weights), Some(recurrence)) = (can_pack, cx.constant(1), cx.constant(2)) {
         layer.pack(cx, weights, recurrence)?;
     }
     Ok(Box::new(Runner { layer, element: std::marker::PhantomData::<fn() -> T> }))
+}
+
+impl<T: Real> Step<'_, T> {
+    /// Where the states are quantized and sequences have ended, copies the states to `extra` with zeros for those: what
+    /// has ended does not widen the range of the others. ONNX Runtime lets go of a state one step after its last, and
+    /// so the same codes come out here. Says whether it copied.
+    pub(super) fn hides_ended(&mut self) -> bool {
+        let is_coded = matches!(self.recurrence, [Right::Coded(_), ..]);
+        if !is_coded || self.hidden == 0 || !self.ended.contains(&true) {
+            return false;
+        }
+        let rows = self.extra.chunks_mut(self.hidden).zip(self.h.chunks(self.hidden));
+        for ((to, from), ended) in rows.zip(self.ended) {
+            match ended {
+                true => to.fill(T::ZERO),
+                false => to.copy_from_slice(from),
+            }
+        }
+        true
+    }
 }
 
 impl<C> Layer<C> {
@@ -144,9 +172,10 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             return Err(error!(InvalidArgument, "an input of shape {x:?}"));
         };
         let (steps, batch) = if self.layer.batch_first { (second, first) } else { (first, second) };
-        let hidden = match self.layer.packed {
-            Some(_) => self.layer.hidden,
-            None => recurrence.last().copied().unwrap_or(0),
+        let hidden = match (&self.layer.packed, recurrence) {
+            (Some(_), _) => self.layer.hidden,
+            (None, [_, hidden, _]) if self.layer.is_coded => *hidden,
+            _ => recurrence.last().copied().unwrap_or(0),
         };
         Ok(Sizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
     }
@@ -155,9 +184,12 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
     fn product_len(&self, cpu: Cpu, sizes: Sizes) -> usize {
         let Sizes { steps, batch, inputs, hidden, gates } = sizes;
         let source = if self.layer.packed.is_some() { BSource::Packed } else { BSource::Strided };
-        let all = T::workspace_len(cpu, [steps * batch, gates * hidden, inputs], source);
-        let parts = self.layer.cell.parts().iter();
-        parts.map(|part| T::workspace_len(cpu, [batch, part * hidden, hidden], source)).fold(all, usize::max)
+        let len = |shape: [usize; 3]| match self.layer.is_coded {
+            true => CodedRight::workspace_len(shape),
+            false => T::workspace_len(cpu, shape, source),
+        };
+        let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
+        parts.fold(len([steps * batch, gates * hidden, inputs]), usize::max)
     }
 
     /// Values of workspace: gates of all steps, gates of one, both states, one more, two biases, products.
@@ -178,7 +210,7 @@ impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
         let cpu = Cpu::with_threads(cx.threads());
         let x = cx.input(0)?;
         let sizes = self.sizes(x.shape(), cx.find_input(2).map_or(&[], |r| r.shape()))?;
-        let inputs = Inputs::<T>::new(cx, sizes, self.layer.reverse.len())?;
+        let inputs = Inputs::<T>::new(cx, sizes, self.layer.reverse.len(), self.layer.is_coded)?;
         let workspace = scratch::<T>(cx.workspace()?)?;
         let mut outputs = Outputs::<T>::new(cx)?;
         if let Some(y) = &mut outputs.y {
@@ -201,13 +233,20 @@ struct Inputs<'a, T> {
     h: &'a [T],
     c: &'a [T],
     peepholes: &'a [T],
+    /// The weights of inputs and states where they are codes; those above are empty then.
+    coded: Option<[CodedWeights<'a>; 2]>,
     /// How long each sequence is.
     lengths: Vec<usize>,
 }
 
 impl<'a, T: Real> Inputs<'a, T> {
-    fn new(cx: &RunCx<'a>, sizes: Sizes, directions: usize) -> Result<Inputs<'a, T>> {
+    fn new(cx: &RunCx<'a>, sizes: Sizes, directions: usize, is_coded: bool) -> Result<Inputs<'a, T>> {
         let Sizes { steps, batch, hidden, gates, inputs } = sizes;
+        let weights = |index: usize, rows: usize, scales: usize| {
+            let shape = [directions, rows, gates * hidden];
+            CodedWeights::new(cx.input(index)?, shape, cx.input(scales)?, cx.input(scales + 1)?)
+        };
+        let coded = if is_coded { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
         let slice = |index: usize, len: usize| -> Result<&'a [T]> {
             let Some(view) = cx.find_input(index) else { return Ok(&[]) };
             let values = view.as_slice::<T>()?;
@@ -231,12 +270,13 @@ impl<'a, T: Real> Inputs<'a, T> {
         let state = directions * batch * hidden;
         Ok(Inputs {
             x: cx.input(0)?.as_slice()?,
-            weights: slice(1, directions * gates * hidden * inputs)?,
-            recurrence: slice(2, directions * gates * hidden * hidden)?,
+            weights: if is_coded { &[] } else { slice(1, directions * gates * hidden * inputs)? },
+            recurrence: if is_coded { &[] } else { slice(2, directions * gates * hidden * hidden)? },
             bias: slice(3, directions * 2 * gates * hidden)?,
             h: slice(5, state)?,
             c: slice(6, state)?,
             peepholes: slice(7, directions * 3 * hidden)?,
+            coded,
             lengths,
         })
     }
@@ -310,12 +350,15 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         let (bias, last_bias) = (take(&mut rest, width)?, take(&mut rest, width)?);
         self.biases(part(inputs.bias, direction, directions), hidden, bias, last_bias);
         let weights = self.weights(direction, sizes, inputs);
-        let rows = Matrix::rows(inputs.x, steps * batch, sizes.inputs);
+        let longest = inputs.lengths.iter().copied().max().unwrap_or(0);
+        // Steps that no sequence has do not count in the range of what is quantized.
+        let rows = if self.layer.batch_first { steps } else { longest } * batch;
+        let rows = Matrix::rows(inputs.x, rows, sizes.inputs);
         T::multiply(cpu, rows, weights.input, (all_gates, width, false), rest)?;
         self.load_states(inputs.h, direction, sizes, h);
         self.load_states(inputs.c, direction, sizes, c);
-        let mut active = vec![false; batch];
-        for index in 0..inputs.lengths.iter().copied().max().unwrap_or(0) {
+        let (mut active, mut ended) = (vec![true; batch], vec![false; batch]);
+        for index in 0..longest {
             let time = |sequence: usize| match self.layer.reverse[direction] {
                 true => inputs.lengths[sequence].checked_sub(index + 1),
                 false => Some(index).filter(|index| *index < inputs.lengths[sequence]),
@@ -323,6 +366,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             for sequence in 0..batch {
                 let to = &mut step_gates[sequence * width..][..width];
                 let time = time(sequence);
+                ended[sequence] = !active[sequence];
                 active[sequence] = time.is_some();
                 let row = self.row(time.unwrap_or(0), sequence, sizes);
                 let from = &all_gates[row * width..][..width];
@@ -340,6 +384,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
                 last_bias: &last_bias[..hidden],
                 peepholes: part(inputs.peepholes, direction, directions),
                 active: &active,
+                ended: &ended,
                 workspace: &mut *rest,
             })?;
             let Some(y) = &mut outputs.y else { continue };
@@ -377,11 +422,15 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         last_bias[..width - apart].copy_from_slice(&recurrent[apart..]);
     }
 
-    fn weights<'b>(&'b self, direction: usize, sizes: Sizes, inputs: &Inputs<'b, T>) -> Weights<'b, T> {
+    fn weights<'b>(&'b self, direction: usize, sizes: Sizes, inputs: &'b Inputs<'b, T>) -> Weights<'b, T> {
         if let Some(packed) = &self.layer.packed {
             let packed = &packed[direction];
             let recurrence = packed.recurrence.iter().map(Right::Packed).collect();
             return Weights { input: Right::Packed(&packed.input), recurrence };
+        }
+        if let Some([input, recurrence]) = &inputs.coded {
+            let recurrence = vec![Right::Coded(recurrence.at(direction))];
+            return Weights { input: Right::Coded(input.at(direction)), recurrence };
         }
         let Sizes { hidden, gates, inputs: size, .. } = sizes;
         let directions = self.layer.reverse.len();

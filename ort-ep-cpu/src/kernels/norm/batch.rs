@@ -61,6 +61,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
         ensure!(
             count == channels,
             InvalidArgument,
+            help = "scale, B, mean and var have one element for each channel, axis 1 of the input",
             "a parameter of {count} elements for {channels} channels"
         );
     }

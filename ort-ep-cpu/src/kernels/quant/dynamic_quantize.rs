@@ -1,4 +1,4 @@
-//! `DynamicQuantizeLinear`.
+//! `DynamicQuantizeLinear`, and the same for kernels that quantize on their way.
 
 use ort_core::Result;
 use ort_core::ep::{Executable, KernelDef, RunCx};
@@ -18,31 +18,48 @@ cpu_kernels![KernelDef {
 /// Values of one task.
 const CHUNK: usize = 1 << 14;
 
+/// The scale and zero point of codes in a byte.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ByteCodes {
+    pub(crate) scale: f32,
+    /// A whole number from 0 to 255.
+    pub(crate) zero: f32,
+}
+
+impl ByteCodes {
+    /// The codes whose range is that of `values`, and always includes zero, so that zero has a code.
+    pub(crate) fn covering(isa: Isa, values: &[f32]) -> ByteCodes {
+        let (least, greatest) = (reduce::min(isa, values).min(0.0), reduce::max(isa, values).max(0.0));
+        let scale = (greatest - least) / 255.0;
+        let quotient = if scale == 0.0 { 0.0 } else { -least / scale };
+        ByteCodes { scale, zero: quotient.clamp(0.0, 255.0).round_ties_even() }
+    }
+
+    /// The codes of `from`, as many as `to` takes.
+    pub(crate) fn encode(self, isa: Isa, threads: usize, from: &[f32], to: &mut [u8]) {
+        let (zero, divisor) = (self.zero, if self.scale == 0.0 { 1.0 } else { self.scale });
+        for_each_chunk_mut(threads, to, CHUNK, |chunk, to| {
+            convert(
+                isa,
+                &from[chunk * CHUNK..][..to.len()],
+                to,
+                #[inline(always)]
+                |x: f32| ((x / divisor).round_ties_even() + zero).clamp(0.0, 255.0) as u8,
+            );
+        });
+    }
+}
+
 fn run(cx: &mut RunCx<'_>) -> Result<()> {
     let isa = Isa::current();
     let (threads, x) = (cx.threads(), cx.input(0)?.as_slice::<f32>()?);
-    // The range always includes zero, so that zero has a code.
-    let (least, greatest) = (reduce::min(isa, x).min(0.0), reduce::max(isa, x).max(0.0));
-    let scale = (greatest - least) / 255.0;
-    let quotient = if scale == 0.0 { 0.0 } else { -least / scale };
-    let zero = quotient.clamp(0.0, 255.0).round_ties_even();
-    let divisor = if scale == 0.0 { 1.0 } else { scale };
-    let y = cx.output(0)?.as_mut_slice::<u8>()?;
-    for_each_chunk_mut(threads, y, CHUNK, |chunk, to| {
-        let from = &x[chunk * CHUNK..][..to.len()];
-        convert(
-            isa,
-            from,
-            to,
-            #[inline(always)]
-            |x: f32| ((x / divisor).round_ties_even() + zero).clamp(0.0, 255.0) as u8,
-        );
-    });
+    let codes = ByteCodes::covering(isa, x);
+    codes.encode(isa, threads, x, cx.output(0)?.as_mut_slice()?);
     if cx.wants(1) {
-        cx.output(1)?.as_mut_slice::<f32>()?.fill(scale);
+        cx.output(1)?.as_mut_slice::<f32>()?.fill(codes.scale);
     }
     if cx.wants(2) {
-        cx.output(2)?.as_mut_slice::<u8>()?.fill(zero as u8);
+        cx.output(2)?.as_mut_slice::<u8>()?.fill(codes.zero as u8);
     }
     Ok(())
 }

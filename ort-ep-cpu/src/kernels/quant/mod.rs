@@ -1,6 +1,6 @@
 //! Kernels between numbers and their quantized codes.
 
 pub(super) mod codes;
-mod dynamic_quantize;
+pub(super) mod dynamic_quantize;
 mod granularity;
 mod quantize;

@@ -6,7 +6,7 @@ use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
 use ort_core::{Result, error};
 
-use super::{sequence, sequence_value};
+use super::{reserve_headers, sequence, sequence_value};
 use crate::cpu_kernels;
 
 const HANDED: KernelDef = KernelDef { outputs: OutputsFrom::Kernel, ..KernelDef::BASE };
@@ -33,7 +33,7 @@ cpu_kernels![
 
 fn construct(cx: &mut RunCx<'_>) -> Result<()> {
     let count = cx.input_count();
-    let elements = (0..count).map(|index| cx.input_value(index)?.to_value()).collect::<Result<Vec<_>>>()?;
+    let elements = (0..count).map(|index| cx.own_input(index)).collect::<Result<Vec<_>>>()?;
     let element_type = ValueType::tensor(cx.input(0)?.dtype(), None);
     cx.set(0, sequence_value(element_type, elements))
 }
@@ -47,7 +47,12 @@ fn position(cx: &RunCx<'_>, input: usize, count: usize) -> Result<Option<usize>>
     };
     let counted = if given < 0 { given.checked_add(count as i64) } else { Some(given) };
     let place = counted.and_then(|place| usize::try_from(place).ok()).filter(|&place| place < count);
-    place.map(Some).ok_or_else(|| error!(InvalidArgument, "position {given} is outside {count} elements"))
+    place.map(Some).ok_or_else(|| {
+        error!(InvalidArgument, "position {given} is outside of {count} elements").help(match count {
+            0 => "the sequence is empty".to_string(),
+            _ => format!("positions go from {} to {}", -(count as i64), count - 1),
+        })
+    })
 }
 
 fn at(cx: &mut RunCx<'_>) -> Result<()> {
@@ -60,12 +65,14 @@ fn at(cx: &mut RunCx<'_>) -> Result<()> {
 
 fn insert(cx: &mut RunCx<'_>) -> Result<()> {
     let from = sequence(cx, 0)?;
+    // The old one lives as long as the new one is made.
+    let _headers = reserve_headers(cx, from.elements.len())?;
     let mut elements = from.elements.clone();
     // One more place than elements, the last behind them all; a negative position counts the elements only.
     let negative = cx.find_input(2).is_some_and(|given| given.to_ints().is_ok_and(|ints| ints < vec![0]));
     let places = elements.len() + usize::from(!negative);
     let place = position(cx, 2, places)?.unwrap_or(elements.len());
-    elements.insert(place, cx.input_value(1)?.to_value()?);
+    elements.insert(place, cx.own_input(1)?);
     cx.set(0, sequence_value(from.element_type.clone(), elements))
 }
 

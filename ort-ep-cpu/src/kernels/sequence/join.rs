@@ -6,7 +6,7 @@ use ort_core::ir::ValueType;
 use ort_core::tensor::{Shape, Tensor, TensorView, Value};
 use ort_core::{Result, ensure, error};
 
-use super::{sequence, sequence_value};
+use super::{reserve_headers, sequence, sequence_value};
 use crate::cpu_kernels;
 
 cpu_kernels![
@@ -37,6 +37,16 @@ fn resolve(axis: i64, rank: usize) -> Result<usize> {
     found.ok_or_else(|| error!(InvalidArgument, "axis {axis} is outside rank {rank}"))
 }
 
+/// The number of parts of an axis of `size`, as far as they all have one length.
+fn part_count(split: Option<TensorView<'_>>, size: usize) -> Result<usize> {
+    let Some(split) = split else { return Ok(size) };
+    if split.rank() > 0 {
+        return Ok(split.element_count());
+    }
+    let length = split.to_ints()?.first().and_then(|&length| usize::try_from(length).ok());
+    Ok(length.map_or(0, |length| size.div_ceil(length.max(1))))
+}
+
 /// The lengths of the parts of an axis of `size`.
 fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
     let Some(split) = split else { return Ok(vec![1; size]) };
@@ -61,7 +71,9 @@ fn split(cx: &mut RunCx<'_>, axis: i64, keep: bool) -> Result<()> {
     let input = cx.input(0)?;
     let axis = resolve(axis, input.rank())?;
     let keep = keep || cx.has_input(1);
-    let parts = lengths(cx.find_input(1), input.shape()[axis])?;
+    let size = input.shape()[axis];
+    let _headers = reserve_headers(cx, part_count(cx.find_input(1), size)?)?;
+    let parts = lengths(cx.find_input(1), size)?;
     let mut elements = Vec::with_capacity(parts.len());
     let mut start = 0;
     for length in parts {

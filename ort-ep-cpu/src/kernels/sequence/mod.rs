@@ -5,10 +5,17 @@ mod join;
 mod map;
 mod optional;
 
+use ort_alloc::Reservation;
 use ort_core::ep::RunCx;
 use ort_core::ir::ValueType;
 use ort_core::tensor::{SequenceValue, Value, ValueView};
 use ort_core::{Result, error};
+
+/// Counts the headers of so many elements in the budget, as long as what it returns lives: empty tensors and those that
+/// are shared have no bytes of their own, however many they are.
+fn reserve_headers(cx: &RunCx<'_>, count: usize) -> Result<Reservation> {
+    cx.reserve(count.saturating_mul(2 * size_of::<Value>()))
+}
 
 /// The sequence at an input; an optional is taken for what it holds.
 fn sequence<'a>(cx: &RunCx<'a>, input: usize) -> Result<&'a SequenceValue> {

@@ -25,7 +25,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     };
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let element = match cx.has_input(0) {
-            true => Some(Box::new(cx.input_value(0)?.to_value()?)),
+            true => Some(Box::new(cx.own_input(0)?)),
             false => None,
         };
         cx.set(0, Value::Optional(OptionalValue { element_type: element_type.clone(), element }))
@@ -50,7 +50,7 @@ fn get_element(cx: &mut RunCx<'_>) -> Result<()> {
             let element = optional.element.as_deref();
             element.ok_or_else(|| error!(InvalidArgument, "the optional has no element"))?.clone()
         }
-        other => other.to_value()?,
+        _ => cx.own_input(0)?,
     };
     cx.set(0, value)
 }

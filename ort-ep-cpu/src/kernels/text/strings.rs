@@ -3,7 +3,7 @@
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::broadcast;
 use ort_core::tensor::{Shape, Tensor};
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure, error, not_one_of};
 use regex::Regex;
 
 use crate::cpu_kernels;
@@ -48,7 +48,7 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "NONE" => Case::Keep,
         "LOWER" => Case::Lower,
         "UPPER" => Case::Upper,
-        other => return Err(error!(InvalidGraph, "case_change_action '{other}' is not known")),
+        other => return Err(not_one_of("case_change_action", other, &["NONE", "LOWER", "UPPER"])),
     };
     let sensitive = cx.attrs().flag("is_case_sensitive")?;
     // Without regard to case, words are compared in lower case.
@@ -99,6 +99,8 @@ fn concat(cx: &mut RunCx<'_>) -> Result<()> {
         place
     };
     let (left, right) = (a.strings()?, b.strings()?);
+    let longest = |strings: &[String]| strings.iter().map(String::len).max().unwrap_or(0);
+    let _held = cx.reserve_strings(count, longest(left).saturating_add(longest(right)))?;
     let joined =
         (0..count).map(|index| format!("{}{}", left[at(index, &a_strides)], right[at(index, &b_strides)]));
     let joined = Tensor::from_strings(&shape, joined.collect())?;
@@ -116,6 +118,8 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let mut shape: Shape = input.shape().into();
         let counts = parts.iter().map(|parts| parts.len() as i64).collect();
         let counts = Tensor::from_vec(&shape, counts)?;
+        // One text of many parts makes all others as long.
+        let _held = cx.reserve_strings(parts.len().saturating_mul(most), 0)?;
         shape.push(most);
         let padded = parts.into_iter().flat_map(|mut parts| {
             parts.resize(most, String::new());

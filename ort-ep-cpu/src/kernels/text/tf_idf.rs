@@ -2,7 +2,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure, error, not_one_of};
 use rustc_hash::FxHashMap;
 
 use crate::cpu_kernels;
@@ -49,7 +49,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "TF" => Mode::Counts,
         "IDF" => Mode::Presence,
         "TFIDF" => Mode::WeightedCounts,
-        other => return Err(error!(InvalidGraph, "mode '{other}' is not known")),
+        other => return Err(not_one_of("mode", other, &["TF", "IDF", "TFIDF"])),
     };
     let natural = |name: &str| -> Result<usize> {
         let value = attrs.int(name)?;

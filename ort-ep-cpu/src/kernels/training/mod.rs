@@ -3,7 +3,7 @@
 use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure, not_one_of};
 
 use crate::cpu_kernels;
 
@@ -107,7 +107,7 @@ fn make_momentum(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let nesterov = match cx.attrs().string("mode")? {
         "standard" => false,
         "nesterov" => true,
-        other => return Err(error!(InvalidGraph, "mode '{other}' is not known")),
+        other => return Err(not_one_of("mode", other, &["standard", "nesterov"])),
     };
     let rule =
         Momentum { alpha: attr("alpha")?, beta: attr("beta")?, norm: attr("norm_coefficient")?, nesterov };

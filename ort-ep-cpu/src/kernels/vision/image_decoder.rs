@@ -1,12 +1,14 @@
 //! `ImageDecoder`: BMP, JPEG, JPEG 2000, PNG, PNM, TIFF and WebP by crates that decode them, told apart by content.
 //!
 //! Memory is asked of the budget before anything is decoded, so an image that claims to be vast is refused by its
-//! header. What cannot be decoded is an error, not an empty image.
+//! header. What cannot be decoded is an error, not an empty image. JPEG leaves the inverse transform's rounding and
+//! the upsampling of colour to the decoder; the pixels here are libjpeg-turbo's, which the standard's reference uses.
 
 use std::io::Cursor;
 
 use hayro_jpeg2000::{DecodeSettings, DecoderContext, Image};
 use image::{ImageDecoder, ImageReader, Limits};
+use libjpeg_turbo_rs::{DecodeLimits, Decoder, PixelFormat as JpegFormat};
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::tensor::Value;
@@ -29,6 +31,9 @@ const BYTES_PER_WAVELET_SAMPLE: u64 = 12;
 
 /// How a file of JPEG 2000 begins, in its container and without.
 const JPEG_2000: [&[u8]; 2] = [b"\x00\x00\x00\x0CjP  ", b"\xFF\x4F\xFF\x51"];
+
+/// How a file of JPEG begins.
+const JPEG: &[u8] = b"\xFF\xD8\xFF";
 
 /// The channels of a pixel that is put out.
 #[derive(Clone, Copy)]
@@ -120,6 +125,8 @@ fn make_decoder(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let encoded = cx.input(0)?.bytes()?;
         if JPEG_2000.iter().any(|start| encoded.starts_with(start)) {
             decode_wavelets(cx, encoded, format)
+        } else if encoded.starts_with(JPEG) {
+            decode_jpeg(cx, encoded, format)
         } else {
             decode_common(cx, encoded, format)
         }
@@ -168,6 +175,26 @@ fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Res
         layout.bytes()
     );
     put_out(cx, &layout, format, |pixels| decoder.read_image(pixels).map_err(|problem| damaged(&problem)))
+}
+
+fn decode_jpeg(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
+    let limits =
+        DecodeLimits { max_pixels: MOST_PIXELS, max_memory: Some(MOST_BYTES), ..DecodeLimits::default() };
+    let decoder = Decoder::new_with_limits(encoded, limits)
+        .map_err(|problem| damaged(&problem))?
+        .with_output_format(JpegFormat::Rgb);
+    let header = decoder.header();
+    let layout = Layout::new([u32::from(header.width), u32::from(header.height)], 3, 1)?;
+    put_out(cx, &layout, format, |pixels| {
+        let decoded = decoder.decode_image_into(pixels).map_err(|problem| damaged(&problem))?;
+        let (found, expected) = ([decoded.width, decoded.height], [layout.width, layout.height]);
+        ensure!(
+            found == expected,
+            InvalidArgument,
+            "the image decodes to {found:?} pixels, its header says {expected:?}"
+        );
+        Ok(())
+    })
 }
 
 fn decode_wavelets(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {

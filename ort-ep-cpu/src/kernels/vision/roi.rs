@@ -56,7 +56,12 @@ impl<'a, T: Real> Maps<'a, T> {
 
 fn image_index(index: f64, images: usize) -> Result<usize> {
     let valid = index >= 0.0 && index < images as f64;
-    ensure!(valid, InvalidArgument, "a region of image {index}, there are {images}");
+    ensure!(
+        valid,
+        InvalidArgument,
+        help = format!("batch indices are 0 or more and less than {images}"),
+        "a region of image {index}, there are {images}"
+    );
     Ok(index as usize)
 }
 
@@ -119,18 +124,25 @@ impl Align {
             samples => samples,
         });
         let count = (samples[0] * samples[1]).max(1) as f64;
-        let mut places: Vec<Sample> = Vec::with_capacity(samples[0] * samples[1]);
+        let mut places: Vec<Sample> = Vec::new();
         let [rows, columns] = maps.pooled;
         for cell in 0..rows * columns {
             let cell_start =
                 [start[0] + (cell / columns) as f64 * bin[0], start[1] + (cell % columns) as f64 * bin[1]];
             places.clear();
-            for sample in 0..samples[0] * samples[1] {
-                let step = |axis: usize, index: usize| {
-                    cell_start[axis] + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64
-                };
-                let place = [step(0, sample / samples[1]), step(1, sample % samples[1])];
-                places.push(neighbours(place, maps.size));
+            let step = |axis: usize, index: usize| {
+                cell_start[axis] + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64
+            };
+            // Samples outside of the map weigh nothing, and of a region far larger than it there are millions.
+            let inside = |axis: usize| {
+                let size = maps.size[axis] as f64;
+                (0..samples[axis])
+                    .map(move |index| step(axis, index))
+                    .filter(move |at| (-1.0..=size).contains(at))
+            };
+            let columns_inside: Vec<f64> = inside(1).collect();
+            for row in inside(0) {
+                places.extend(columns_inside.iter().map(|&column| neighbours([row, column], maps.size)));
             }
             for channel in 0..maps.channels {
                 let plane = maps.plane(image, channel);

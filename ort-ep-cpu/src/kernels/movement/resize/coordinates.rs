@@ -3,7 +3,7 @@
 use ort_core::ir::Attributes;
 use ort_core::ops::tensor::geometry::{ResizePolicy, normalize_axes};
 use ort_core::tensor::TensorView;
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, ensure, error, not_one_of};
 
 /// How elements are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,13 +72,24 @@ pub(super) struct Axis {
     roi: (f32, f32),
 }
 
+const NEAREST: &[&str] = &["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"];
+const TRANSFORMS: &[&str] = &[
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+];
+
 impl Settings {
     pub(super) fn new(attrs: &Attributes) -> Result<Settings> {
         let mode = match attrs.string("mode")? {
             "nearest" => Mode::Nearest,
             "linear" => Mode::Linear,
             "cubic" => Mode::Cubic,
-            other => return Err(error!(InvalidGraph, "the mode '{other}' is not known")),
+            other => return Err(not_one_of("the mode", other, &["nearest", "linear", "cubic"])),
         };
         let transform = match attrs.string("coordinate_transformation_mode")? {
             "half_pixel" => Transform::HalfPixel,
@@ -88,16 +99,14 @@ impl Settings {
             "asymmetric" => Transform::Asymmetric,
             "tf_half_pixel_for_nn" => Transform::HalfPixelForNearest,
             "tf_crop_and_resize" => Transform::CropAndResize,
-            other => {
-                return Err(error!(InvalidGraph, "the coordinate transformation '{other}' is not known"));
-            }
+            other => return Err(not_one_of("the coordinate transformation", other, TRANSFORMS)),
         };
         let rounding = match attrs.string("nearest_mode")? {
             "round_prefer_floor" => Rounding::PreferFloor,
             "round_prefer_ceil" => Rounding::PreferCeil,
             "floor" => Rounding::Floor,
             "ceil" => Rounding::Ceil,
-            other => return Err(error!(InvalidGraph, "the nearest mode '{other}' is not known")),
+            other => return Err(not_one_of("the nearest mode", other, NEAREST)),
         };
         Ok(Settings {
             mode,

@@ -1,0 +1,125 @@
+//! Names that are nearly right: what a name that does not exist was meant to be.
+
+use crate::{Error, Result, error};
+
+/// Longer names are machine-made, and comparing them takes long.
+const LONGEST: usize = 64;
+/// Among more names none is searched for.
+const MOST: usize = 20_000;
+/// So many names are listed at most.
+const FEW: usize = 24;
+
+/// The one of `known` that `name` is a slip of: a third of its characters differ at most, or only the case.
+///
+/// ```
+/// use ort_core::nearest;
+/// assert_eq!(nearest("Rleu", ["Relu", "Elu", "Add"]), Some("Relu"));
+/// assert_eq!(nearest("softmax", ["Relu", "Softmax"]), Some("Softmax"));
+/// assert_eq!(nearest("Frobnicate", ["Relu", "Softmax"]), None);
+/// ```
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.len() > LONGEST {
+        return None;
+    }
+    let lower = name.to_lowercase();
+    let most = lower.len() / 3;
+    let mut best: Option<(usize, &str)> = None;
+    for (count, candidate) in known.into_iter().enumerate() {
+        if count >= MOST {
+            return None;
+        }
+        if candidate.len().abs_diff(name.len()) > most || candidate == name {
+            continue;
+        }
+        let distance = strsim::osa_distance(&lower, &candidate.to_lowercase());
+        // Of two that are equally near the first by name, so that it is the same one each time.
+        if distance <= most && best.is_none_or(|best| (distance, candidate) < best) {
+            best = Some((distance, candidate));
+        }
+    }
+    best.map(|(_, candidate)| candidate)
+}
+
+/// What to tell someone who asked for `name`: the nearest of `known`, and all of them where they are few. `what` is
+/// what they are, in the plural.
+pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+    let near = nearest(name, known.clone()).map(|near| format!("did you mean '{near}'?"));
+    let mut all: Vec<&str> = known.into_iter().take(FEW + 1).collect();
+    all.sort_unstable();
+    match (near, all.len()) {
+        (None, 0) => format!("there are no {what}"),
+        (None, 1..=FEW) => format!("the {what} are {}", all.join(", ")),
+        (None, _) => format!("check the spelling; there are more than {FEW} {what}"),
+        (Some(near), 0..=FEW) => format!("{near} the {what} are {}", all.join(", ")),
+        (Some(near), _) => near,
+    }
+}
+
+/// The error for a text attribute or setting that has none of the values it can have.
+pub fn not_one_of(what: &str, value: &str, choices: &[&str]) -> Error {
+    let shown: String = value.chars().take(LONGEST).collect();
+    let near = nearest(value, choices.iter().copied());
+    let problem = error!(InvalidGraph, "{what} '{shown}' is not known, expected {}", or(choices));
+    match near {
+        Some(near) => problem.help(format!("did you mean '{near}'?")),
+        None => problem.help("use one of them"),
+    }
+}
+
+/// Refuses a text attribute or setting that has none of the values it can have.
+pub fn one_of(what: &str, value: &str, choices: &[&str]) -> Result<()> {
+    if choices.contains(&value) { Ok(()) } else { Err(not_one_of(what, value, choices)) }
+}
+
+/// `a, b or c`
+fn or(choices: &[&str]) -> String {
+    match choices {
+        [] => "nothing".into(),
+        [one] => format!("'{one}'"),
+        [first @ .., last] => format!("'{}' or '{last}'", first.join("', '")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_understood_and_other_words_are_not() {
+        let known = ["axis", "axes", "keepdims", "kernel_shape", "auto_pad"];
+        let cases = [
+            ("axsi", Some("axis")),
+            ("Axis", Some("axis")),
+            ("keep_dims", Some("keepdims")),
+            ("kernelshape", Some("kernel_shape")),
+            ("autopad", Some("auto_pad")),
+            ("alpha", None),
+            ("", None),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(nearest(name, known), expected, "{name}");
+        }
+        assert_eq!(nearest(&"a".repeat(1 << 20), ["aaa"]), None);
+    }
+
+    #[test]
+    fn advice_lists_what_there_is() {
+        let attributes = |name, known: &[&'static str]| advise("attributes", name, known.iter().copied());
+        assert_eq!(attributes("axsi", &["to", "axis"]), "did you mean 'axis'? the attributes are axis, to");
+        assert_eq!(attributes("alpha", &["axis"]), "the attributes are axis");
+        assert_eq!(attributes("alpha", &[]), "there are no attributes");
+        let many: Vec<String> = (0..99).map(|index| format!("attribute_{index}")).collect();
+        let near = advise("attributes", "attribute10", many.iter().map(String::as_str));
+        assert_eq!(near, "did you mean 'attribute_10'?");
+    }
+
+    #[test]
+    fn values_are_listed() {
+        let problem = not_one_of("mode", "edges", &["constant", "edge"]).to_string();
+        assert_eq!(
+            problem,
+            "invalid graph: mode 'edges' is not known, expected 'constant' or 'edge'; did you mean 'edge'?"
+        );
+        assert!(one_of("mode", "edge", &["constant", "edge"]).is_ok());
+    }
+}

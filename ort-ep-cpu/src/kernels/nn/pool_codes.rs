@@ -1,0 +1,348 @@
+//! `QLinearAveragePool` and `QLinearGlobalAveragePool`: averages of 8-bit codes as they lie in memory, with the channels
+//! second or last. Sums are made in the order of the places, as ONNX Runtime makes them, so that ties round as there.
+
+use std::ops::Range;
+
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, error, for_each_type};
+use smallvec::SmallVec;
+
+use super::pool::windows_of_pool;
+use super::{for_each_unit, part_count};
+use crate::cpu_kernels;
+use crate::kernels::elementwise::codes::{Code, scale, zero};
+use crate::kernels::linalg::{bytes_of, scratch};
+use crate::parallel::for_each_chunk_mut;
+use crate::simd::{Isa, Simd, SimdOp, dispatch};
+
+cpu_kernels![
+    KernelDef {
+        domain: MICROSOFT,
+        op: "QLinearAveragePool",
+        make: |cx| {
+            let windows = windows_of_pool(&cx.node)?;
+            let include_pad = cx.attrs().flag("count_include_pad")?;
+            make(cx, Some(windows), include_pad)
+        },
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        domain: MICROSOFT,
+        op: "QLinearGlobalAveragePool",
+        make: |cx| make(cx, None, false),
+        ..KernelDef::BASE
+    },
+];
+
+fn make(cx: &mut CompileCx<'_>, windows: Option<Windows>, include_pad: bool) -> Result<Box<dyn Executable>> {
+    let dtype = cx.node.dtype(0).unwrap_or(DType::U8);
+    let channels_last = cx.attrs().flag("channels_last")?;
+    Ok(Box::new(Average { windows, include_pad, channels_last, dtype }))
+}
+
+struct Average {
+    /// None for the whole image.
+    windows: Option<Windows>,
+    include_pad: bool,
+    channels_last: bool,
+    dtype: DType,
+}
+
+/// Images of `places`, each of `inner` codes side by side that are averaged apart.
+struct Images<'a> {
+    outer: usize,
+    places: &'a [usize],
+    inner: usize,
+}
+
+/// The scales and zero points of the codes that are read and of those that are written.
+#[derive(Clone, Copy)]
+struct Scales {
+    x: f32,
+    x_zero: f32,
+    y: f32,
+    y_zero: f32,
+}
+
+impl Average {
+    fn images<'a>(&self, shape: &'a [usize]) -> Result<Images<'a>> {
+        match (shape, self.channels_last) {
+            ([batch, places @ .., channels], true) => Ok(Images { outer: *batch, places, inner: *channels }),
+            ([batch, channels, places @ ..], false) => {
+                let outer = batch.checked_mul(*channels);
+                let outer = outer.ok_or_else(|| error!(InvalidArgument, "an image of shape {shape:?}"))?;
+                Ok(Images { outer, places, inner: 1 })
+            }
+            _ => Err(error!(InvalidArgument, "an image of shape {shape:?}")),
+        }
+    }
+
+    /// The windows on images; none where one covers each whole image, whose codes are summed instead of numbers.
+    fn axes(&self, images: &Images<'_>) -> Result<Option<Vec<WindowAxis>>> {
+        let Some(windows) = &self.windows else { return Ok(None) };
+        let axes = windows.on(images.places)?;
+        let is_whole = axes.iter().all(|axis| axis.kernel == axis.input && axis.pads == [0, 0]);
+        Ok((!is_whole).then_some(axes))
+    }
+
+    /// How many places of a window count along an axis, for each window.
+    fn counts(&self, axis: &WindowAxis) -> Vec<f32> {
+        let count = |at: usize| if self.include_pad { axis.kernel } else { covered(axis, at).len() };
+        (0..axis.output).map(|at| count(at) as f32).collect()
+    }
+
+    fn run_codes<T: Code>(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let scales = Scales {
+            x: scale(cx, 1)?,
+            x_zero: zero::<T>(cx, 2)?,
+            y: scale(cx, 3)?,
+            y_zero: zero::<T>(cx, 4)?,
+        };
+        let (isa, threads) = (Isa::current(), cx.threads());
+        let sums = scratch::<f32>(cx.workspace()?)?;
+        let image = cx.input(0)?;
+        let images = self.images(image.shape())?;
+        let codes = image.as_slice::<T>()?;
+        let result = cx.output(0)?.as_mut_slice::<T>()?;
+        if result.is_empty() {
+            return Ok(());
+        }
+        let axes = self.axes(&images)?;
+        let Some((last, leading)) = axes.as_deref().and_then(<[_]>::split_last) else {
+            means(isa, threads, (codes, &images), result, scales);
+            return Ok(());
+        };
+        let (inner, include_pad, counts) = (images.inner, self.include_pad, self.counts(last));
+        let rows = Rows { leading, last, inner, include_pad, counts, scales };
+        let row = last.output * images.inner;
+        let sums = (sums, row.next_multiple_of(16));
+        let per_image: usize = images.places.iter().product::<usize>() * images.inner;
+        let rows_per_image: usize = leading.iter().map(|axis| axis.output).product();
+        for_each_unit(threads, (result, row), sums, |unit, to, sums| {
+            let image = &codes[unit / rows_per_image * per_image..][..per_image];
+            dispatch(isa, OneRow { rows: &rows, at: unit % rows_per_image, image, sums, to });
+        });
+        Ok(())
+    }
+}
+
+impl Executable for Average {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let images = self.images(shapes.input(0))?;
+        let Some(axes) = self.axes(&images)? else { return Ok(0) };
+        let Some((last, leading)) = axes.split_last() else { return Ok(0) };
+        let row = last.output.checked_mul(images.inner).and_then(|row| row.checked_next_multiple_of(16));
+        let rows = leading.iter().map(|axis| axis.output).fold(images.outer, usize::saturating_mul);
+        bytes_of::<f32>(row.unwrap_or(usize::MAX).saturating_mul(part_count(shapes.threads, rows)))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let dtype = self.dtype;
+        for_each_type!(
+            dtype in [U8, I8],
+            T => self.run_codes::<T>(cx),
+            else => Err(error!(NotImplemented, "codes of type {}", dtype.name())),
+        )
+    }
+}
+
+/// How rows of windows are averaged: those along the last axis, at one place of the leading ones.
+struct Rows<'a> {
+    leading: &'a [WindowAxis],
+    last: &'a WindowAxis,
+    inner: usize,
+    include_pad: bool,
+    /// How many places count along the last axis, for each window.
+    counts: Vec<f32>,
+    scales: Scales,
+}
+
+/// The places of the image that a window covers along an axis.
+fn covered(axis: &WindowAxis, at: usize) -> Range<usize> {
+    let first = at * axis.stride;
+    let place = |padded: usize| padded.saturating_sub(axis.pads[0]).min(axis.input);
+    place(first)..place(first + axis.kernel)
+}
+
+/// Kernels up to this width are summed tap by tap over all windows of a row, wider ones window by window.
+const NARROW: usize = 16;
+
+impl Rows<'_> {
+    /// The rows of the image, in order, that the windows of a row of the result cover.
+    fn image_rows(&self, mut at: usize) -> SmallVec<[usize; 16]> {
+        let mut place: SmallVec<[usize; 3]> = SmallVec::new();
+        for axis in self.leading.iter().rev() {
+            place.push(at % axis.output);
+            at /= axis.output;
+        }
+        let mut rows: SmallVec<[usize; 16]> = std::iter::once(0).collect();
+        for (axis, at) in self.leading.iter().zip(place.into_iter().rev()) {
+            let next =
+                rows.iter().flat_map(|row| covered(axis, at).map(move |place| row * axis.input + place));
+            rows = next.collect();
+        }
+        rows
+    }
+
+    /// How many places a window covers along the leading axes, those in the padding counted.
+    fn kernel_rows(&self) -> usize {
+        self.leading.iter().map(|axis| axis.kernel).fold(1, usize::saturating_mul)
+    }
+
+    /// Adds the numbers of a row of the image to the sums of the windows.
+    #[inline(always)]
+    fn add<T: Code>(&self, row: &[T], sums: &mut [f32]) {
+        let (axis, inner) = (self.last, self.inner);
+        let Scales { x, x_zero, .. } = self.scales;
+        if axis.kernel > NARROW || inner > 1 {
+            for (at, sums) in sums.chunks_exact_mut(inner).enumerate() {
+                for codes in covered(axis, at).map(|place| &row[place * inner..][..inner]) {
+                    for (sum, code) in sums.iter_mut().zip(codes) {
+                        *sum += (code.number() - x_zero) * x;
+                    }
+                }
+            }
+            return;
+        }
+        for tap in 0..axis.kernel {
+            // The windows whose tap lies in the image.
+            let window = |place: usize| (place + axis.pads[0]).saturating_sub(tap).div_ceil(axis.stride);
+            let windows = window(0).min(axis.output)..window(axis.input).min(axis.output);
+            let Some(first) = (windows.start * axis.stride + tap).checked_sub(axis.pads[0]) else { continue };
+            let (Some(sums), Some(row)) = (sums.get_mut(windows), row.get(first..)) else { continue };
+            if axis.stride == 1 {
+                for (sum, code) in sums.iter_mut().zip(row) {
+                    *sum += (code.number() - x_zero) * x;
+                }
+            } else {
+                for (sum, code) in sums.iter_mut().zip(row.iter().step_by(axis.stride)) {
+                    *sum += (code.number() - x_zero) * x;
+                }
+            }
+        }
+    }
+
+    /// The codes of the sums over windows of which so many places along the leading axes count.
+    #[inline(always)]
+    fn finish<T: Code>(&self, leading: f32, sums: &[f32], to: &mut [T]) {
+        let Scales { y, y_zero, .. } = self.scales;
+        let code =
+            |sum: f32, count: f32| T::nearest((sum / (leading * count) / y + y_zero).round_ties_even());
+        if self.inner == 1 {
+            for ((to, sum), count) in to.iter_mut().zip(sums).zip(&self.counts) {
+                *to = code(*sum, *count);
+            }
+            return;
+        }
+        let windows = to.chunks_exact_mut(self.inner).zip(sums.chunks_exact(self.inner));
+        for ((to, sums), count) in windows.zip(&self.counts) {
+            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = code(*sum, *count));
+        }
+    }
+}
+
+/// One row of the result.
+struct OneRow<'a, T> {
+    rows: &'a Rows<'a>,
+    at: usize,
+    image: &'a [T],
+    sums: &'a mut [f32],
+    to: &'a mut [T],
+}
+
+impl<T: Code> SimdOp for OneRow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let (rows, width) = (self.rows, self.rows.last.input * self.rows.inner);
+        let sums = &mut self.sums[..self.to.len()];
+        sums.fill(0.0);
+        let image_rows = rows.image_rows(self.at);
+        for row in &image_rows {
+            rows.add(&self.image[row * width..][..width], sums);
+        }
+        let leading = if rows.include_pad { rows.kernel_rows() } else { image_rows.len() };
+        rows.finish(leading as f32, sums, self.to);
+    }
+}
+
+/// Codes of one task.
+const TASK: usize = 1 << 14;
+/// Sums that are made at a time where the channels are last.
+const BLOCK: usize = 64;
+
+/// The codes of the means of whole images, whose sums are exact.
+fn means<T: Code>(
+    isa: Isa,
+    threads: usize,
+    (codes, images): (&[T], &Images<'_>),
+    result: &mut [T],
+    scales: Scales,
+) {
+    let count: usize = images.places.iter().product();
+    let ratio = scales.x / (scales.y * count as f32);
+    let zeros = scales.x_zero as i64 * count as i64;
+    let code = |sum: i64| T::nearest(((sum - zeros) as f32 * ratio).round_ties_even() + scales.y_zero);
+    if images.inner == 1 {
+        // So many images are worth a task.
+        let many = (TASK / count.max(1)).max(1);
+        for_each_chunk_mut(threads, result, many, |chunk, to| {
+            for (at, to) in to.iter_mut().enumerate() {
+                let codes = &codes[(chunk * many + at) * count..][..count];
+                *to = code(dispatch(isa, Sum { codes }));
+            }
+        });
+        return;
+    }
+    let size = count * images.inner;
+    for (image, to) in result.chunks_mut(images.inner).enumerate() {
+        let codes = &codes[image * size..][..size];
+        for_each_chunk_mut(threads, to, BLOCK, |block, to| {
+            let mut sums = [0_i64; BLOCK];
+            let sums = &mut sums[..to.len()];
+            dispatch(isa, SumBlock { codes, inner: images.inner, first: block * BLOCK, sums });
+            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = code(*sum));
+        });
+    }
+}
+
+/// The sum of codes that lie side by side.
+struct Sum<'a, T> {
+    codes: &'a [T],
+}
+
+impl<T: Code> SimdOp for Sum<'_, T> {
+    type Output = i64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> i64 {
+        // So many codes fit in 32 bits.
+        const MANY: usize = 1 << 16;
+        let sum = |codes: &[T]| codes.iter().map(|code| code.integer()).sum::<i32>();
+        self.codes.chunks(MANY).map(|codes| i64::from(sum(codes))).sum()
+    }
+}
+
+/// The sums of some channels over all places.
+struct SumBlock<'a, T> {
+    codes: &'a [T],
+    inner: usize,
+    first: usize,
+    sums: &'a mut [i64],
+}
+
+impl<T: Code> SimdOp for SumBlock<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for place in self.codes.chunks_exact(self.inner) {
+            let codes = place.iter().skip(self.first);
+            self.sums.iter_mut().zip(codes).for_each(|(sum, code)| *sum += i64::from(code.integer()));
+        }
+    }
+}

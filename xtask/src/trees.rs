@@ -1,0 +1,115 @@
+//! `cargo xtask trees`: ensembles of trees, ours and ONNX Runtime in turn.
+//!
+//! Each run takes other rows than the one before: on the same row again and again, a processor learns the ways through trees that
+//! are followed by branches, which no user's rows allow. `--same` times that, too.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::bench::{Side, Timing, time_pair};
+use crate::python::Python;
+use crate::table;
+use crate::workspace::{Workspace, run as run_command};
+
+/// The models, the sizes of batches, and what models are fitted to.
+const TABLE: &str = "data/trees.json";
+
+#[derive(Deserialize)]
+struct Trees {
+    batches: Vec<usize>,
+    models: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    name: String,
+}
+
+/// What to time, and for how long.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only these models.
+    #[arg(long = "only", value_name = "NAME")]
+    only: Vec<String>,
+    /// Only these sizes of batches; without it, those of the table.
+    #[arg(long = "batch", value_name = "N")]
+    batches: Vec<usize>,
+    /// Seconds of each timing.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Rounds of ours and then ONNX Runtime; the medians of all rounds are compared.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Threads inside one operator.
+    #[arg(long = "threads", value_name = "N", default_values_t = [1, 2])]
+    threads: Vec<usize>,
+    /// Take the same rows in each run.
+    #[arg(long)]
+    same: bool,
+}
+
+/// Fits the models that are missing, times them, and prints a table. Times are of one call of a session's `run`: in this process's child
+/// for ours, from Python for ONNX Runtime; the model `identity` shows what that costs without a model.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    if options.rounds == 0 || options.seconds.is_nan() || options.seconds <= 0.0 {
+        bail!("--rounds and --seconds must be over zero");
+    }
+    let path = workspace.own(TABLE);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let trees: Trees =
+        serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
+    if let Some(unknown) =
+        options.only.iter().find(|name| !trees.models.iter().any(|model| model.name == **name))
+    {
+        bail!("no model is named `{unknown}` in {}", path.display());
+    }
+    let batches = if options.batches.is_empty() { &trees.batches } else { &options.batches };
+    if let Some(batch) = batches.iter().find(|batch| !trees.batches.contains(batch)) {
+        bail!("a batch of {batch} rows is not in {}", path.display());
+    }
+    let python = Python::open(workspace)?;
+    let folder = workspace.target.join("trees");
+    run_command(python.script("make_trees.py").arg(&path).arg(&folder).args(&options.only))?;
+    let ort = workspace.build_ort()?;
+    let rows = if options.same { "same" } else { "rows" };
+
+    let mut times =
+        table::new(&["model", "batch", "threads", "ours us", "ORT us", "ratio", "load ms", "ORT load"]);
+    for model in
+        trees.models.iter().filter(|model| options.only.is_empty() || options.only.contains(&model.name))
+    {
+        for &batch in batches {
+            for &threads in &options.threads {
+                let timing = Timing {
+                    model: folder.join(format!("{}.onnx", model.name)),
+                    inputs: folder.join(format!("{rows}_{batch}.npz")),
+                    threads,
+                    seconds: options.seconds,
+                    rows: Some(batch),
+                };
+                let (ours, reference) =
+                    time_pair(options.rounds, || timing.ours(&ort, &[]), || timing.reference(&python))?;
+                times.add_row(row(&model.name, [batch, threads], &ours, &reference));
+                eprintln!("timed {} with batches of {batch} and {threads} threads", model.name);
+            }
+        }
+    }
+    println!("{times}");
+    Ok(())
+}
+
+fn row(name: &str, [batch, threads]: [usize; 2], ours: &Side, reference: &Side) -> Vec<String> {
+    let ms = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+    vec![
+        name.to_owned(),
+        batch.to_string(),
+        threads.to_string(),
+        format!("{:.1}", ours.median_ms * 1e3),
+        format!("{:.1}", reference.median_ms * 1e3),
+        format!("{:.2}", ours.median_ms / reference.median_ms),
+        ms(ours.last.load_ms),
+        ms(reference.last.load_ms),
+    ]
+}
