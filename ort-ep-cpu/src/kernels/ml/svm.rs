@@ -384,9 +384,9 @@ fn couple(pairs: &[f64], p: &mut [f64], scratch: &mut [f64]) {
             let step = (pqp - qp[i]) / q(i, i);
             p[i] += step;
             pqp = (pqp + step * (step * q(i, i) + 2.0 * qp[i])) / (1.0 + step) / (1.0 + step);
-            for j in 0..classes {
-                qp[j] = (qp[j] + step * q(i, j)) / (1.0 + step);
-                p[j] /= 1.0 + step;
+            for (j, (qp, p)) in qp.iter_mut().zip(p.iter_mut()).enumerate() {
+                *qp = (*qp + step * q(i, j)) / (1.0 + step);
+                *p /= 1.0 + step;
             }
         }
     }
