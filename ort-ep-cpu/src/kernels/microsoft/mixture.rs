@@ -231,7 +231,7 @@ impl Mixture {
     fn sizes<'s>(&self, shape: impl Fn(usize) -> Option<&'s [usize]>) -> Result<Sizes> {
         let [input, router] = [0, 1].map(|index| shape(index).unwrap_or(&[]));
         let mut layers = [[0; 2]; 3];
-        let mut experts = router.last().copied().unwrap_or(0);
+        let experts = router.last().copied().unwrap_or(0);
         for (layer, index) in
             WEIGHTS.into_iter().enumerate().filter(|(layer, _)| *layer < 2 || self.has_third)
         {
@@ -248,7 +248,6 @@ impl Mixture {
             };
             let [count, outputs, inputs] = given;
             ensure!(count == experts, InvalidArgument, "weights of {count} experts, expected {experts}");
-            experts = count;
             layers[layer] = [outputs, inputs];
         }
         let [[first, from], [hidden, inner], third] = layers;
