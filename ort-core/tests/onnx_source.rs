@@ -194,8 +194,14 @@ fn nested(depth: usize) -> Vec<u8> {
 #[test]
 fn deep_nesting_is_an_error_and_no_overflow() {
     assert!(Source::from_bytes(nested(20)).decode().is_ok());
-    let error = Source::from_bytes(nested(2_000)).decode().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidProtobuf, "{error}");
+    for (depth, kind, part) in [
+        (2_000, ErrorKind::InvalidGraph, "limit `nesting`"),
+        (40, ErrorKind::InvalidProtobuf, "the decoder goes"),
+    ] {
+        let error = Source::from_bytes(nested(depth)).decode().unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }
 
 #[test]

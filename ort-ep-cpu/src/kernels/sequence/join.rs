@@ -3,7 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
-use ort_core::tensor::{Shape, Tensor, TensorView, Value};
+use ort_core::tensor::{Shape, Tensor, TensorView, Value, element_count};
 use ort_core::{Result, ensure, error};
 
 use super::{reserve_headers, sequence, sequence_value};
@@ -150,8 +150,12 @@ fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
         joined[axis] += shape[axis];
     }
     let inner: usize = joined[axis + 1..].iter().product();
-    let outer: usize = joined[..axis].iter().product();
+    // Nothing is joined to nothing, however often.
+    let outer: usize = if joined.contains(&0) { 0 } else { joined[..axis].iter().product() };
     if first.dtype() == DType::String {
+        let texts = tensors.iter().map(|tensor| tensor.strings()).collect::<Result<Vec<_>>>()?;
+        let longest = texts.into_iter().flatten().map(String::len).max().unwrap_or(0);
+        let _held = cx.reserve_strings(element_count(&joined)?, longest)?;
         let mut strings = Vec::with_capacity(outer * joined[axis] * inner);
         for row in 0..outer {
             for (tensor, shape) in tensors.iter().zip(&shapes) {
