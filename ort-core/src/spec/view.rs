@@ -1,7 +1,7 @@
 //! When an output is part of an input without any element moving.
 
 use crate::ir::Attributes;
-use crate::tensor::{Shape, TensorView};
+use crate::tensor::{Shape, TensorView, element_count};
 
 /// A node with concrete shapes, as view rules see it.
 #[derive(Debug)]
@@ -26,9 +26,15 @@ pub struct ViewOf {
 }
 
 impl ViewOf {
-    /// One output that is all of the first input under another shape.
-    pub fn whole(_: &ViewCx<'_>) -> Option<ViewOf> {
-        Some(ViewOf { input: 0, offsets: vec![0] })
+    /// One output that is all of the first input under another shape. Where only the sizes of a run show that it is
+    /// more or less than all, the kernel is left to refuse it.
+    pub fn whole(cx: &ViewCx<'_>) -> Option<ViewOf> {
+        let count = |shapes: &[Option<Shape>]| shapes.first()?.as_deref().map(element_count);
+        let fits = match (count(cx.inputs), count(cx.outputs)) {
+            (Some(input), Some(output)) => input.ok()? == output.ok()?,
+            _ => true,
+        };
+        fits.then(|| ViewOf { input: 0, offsets: vec![0] })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The operators that only give a tensor another shape, for when the session cannot make a view.
 
-use ort_core::Result;
 use ort_core::ep::CompileCx;
+use ort_core::{Result, ensure};
 
 use super::strided::copy_all;
 use super::{Cell, Io, Movement, movement, only};
@@ -17,6 +17,17 @@ impl Movement for Copy {
     const KEEPS_ORDER: bool = true;
 
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
-        if io.in_place { Ok(()) } else { copy_all(from[0], only(to)?, io.threads) }
+        if io.in_place {
+            return Ok(());
+        }
+        let (from, to) = (from[0], only(to)?);
+        ensure!(
+            from.len() == to.len(),
+            InvalidArgument,
+            "a tensor of shape {:?} cannot be read as {:?}",
+            io.input(0)?.shape(),
+            io.output_shape(0)
+        );
+        copy_all(from, to, io.threads)
     }
 }
