@@ -26,12 +26,14 @@ pub struct ViewOf {
 }
 
 impl ViewOf {
-    /// One output that is all of the first input under another shape. Where the shapes that a run brings hold more or
-    /// less, it is none, and the kernel says so.
+    /// One output that is all of the first input under another shape. Where only the sizes of a run show that it is
+    /// more or less than all, the kernel is left to refuse it.
     pub fn whole(cx: &ViewCx<'_>) -> Option<ViewOf> {
-        let count = |shapes: &[Option<Shape>]| element_count(shapes.first()?.as_deref()?).ok();
-        let (from, to) = (count(cx.inputs), count(cx.outputs));
-        let fits = from.is_none() || to.is_none() || from == to;
+        let count = |shapes: &[Option<Shape>]| shapes.first()?.as_deref().map(element_count);
+        let fits = match (count(cx.inputs), count(cx.outputs)) {
+            (Some(input), Some(output)) => input.ok()? == output.ok()?,
+            _ => true,
+        };
         fits.then(|| ViewOf { input: 0, offsets: vec![0] })
     }
 }

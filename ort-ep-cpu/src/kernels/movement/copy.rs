@@ -21,8 +21,13 @@ impl Movement for Copy {
             return Ok(());
         }
         let (from, to) = (from[0], only(to)?);
-        let (count, wanted) = (from.len(), to.len());
-        ensure!(count == wanted, InvalidArgument, "a tensor of {count} elements for a shape of {wanted}");
+        ensure!(
+            from.len() == to.len(),
+            InvalidArgument,
+            "a tensor of shape {:?} cannot be read as {:?}",
+            io.input(0)?.shape(),
+            io.output_shape(0)
+        );
         copy_all(from, to, io.threads)
     }
 }
