@@ -121,7 +121,7 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     };
     let mut inputs = values("input", count);
     let mut outputs = values("output", draft.outputs.len());
-    let length = lengths.and_then(|_| values("length", 1).pop());
+    let length = lengths.map(|_| middle.add_value(format!("{}.length", draft.name), ValueType::Unknown));
     let mut given: Vec<(String, Attribute)> =
         vec![("num_scan_inputs".to_string(), Attribute::Int((count - states) as i64))];
     if let Some(directions) = draft.take_attr("directions") {
@@ -129,9 +129,10 @@ fn unbatch(draft: &mut Draft<'_>) -> Result<()> {
     }
     middle.inputs.clone_from(&inputs);
     middle.inputs.extend(length);
-    let scanned = inputs.get(states).copied();
-    let length = length.zip(scanned).map(|(length, scanned)| Length::of(&mut middle, length, scanned));
-    let length = length.transpose()?;
+    let length = match (length, inputs.get(states)) {
+        (Some(length), Some(first)) => Some(Length::of(&mut middle, length, *first)?),
+        _ => None,
+    };
     if let Some(length) = &length {
         for sequence in inputs.iter_mut().skip(states) {
             *sequence = length.cut(&mut middle, *sequence)?;

@@ -71,21 +71,21 @@ fn name_the_mode(draft: &mut Draft<'_>) -> Result<()> {
 /// Training with the statistics of this batch as further outputs, or with those of each activation, which are
 /// channels of a flat image.
 fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
-    let (x, mean) = (draft.required(0)?, draft.required(3)?);
-    let mut inputs = vec![x, draft.required(1)?, draft.required(2)?, mean, draft.required(4)?];
+    let [x, scale, bias, mean, variance] = [0, 1, 2, 3, 4].map(|index| draft.required(index));
+    let (x, scale, bias, mean, variance) = (x?, scale?, bias?, mean?, variance?);
+    let mut given = [x, scale, bias, mean, variance];
     if !spatial {
         let flat = draft.constant_ints(&[-1])?;
-        for (index, input) in inputs.iter_mut().enumerate() {
-            *input = match index {
-                0 => draft.emit("Flatten", &[x], &[])?,
-                _ => draft.emit("Reshape", &[*input, flat], &[])?,
-            };
+        let [image, others @ ..] = &mut given;
+        *image = draft.emit("Flatten", &[x], &[])?;
+        for input in others {
+            *input = draft.emit("Reshape", &[*input, flat], &[])?;
         }
     }
+    let given = given.map(Some);
     let attrs = draft.attrs.clone();
     let mut attrs: Vec<(&str, Attribute)> =
         attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    let given: Vec<_> = inputs.into_iter().map(Some).collect();
     let mut outputs = draft.emit_many("BatchNormalization", &given, &attrs, 3)?;
     if draft.outputs.len() > 3 {
         // Running statistics that forget the past are those of this batch.
@@ -94,13 +94,12 @@ fn train(draft: &mut Draft<'_>, spatial: bool) -> Result<()> {
         outputs.extend(draft.emit_many("BatchNormalization", &given, &attrs, 3)?.into_iter().skip(1));
     }
     if !spatial {
-        let (whole, of_mean) = (draft.emit("Shape", &[x], &[])?, draft.emit("Shape", &[mean], &[])?);
+        let (of_image, of_statistics) = (draft.emit("Shape", &[x], &[])?, draft.emit("Shape", &[mean], &[])?);
         for (index, output) in outputs.iter_mut().enumerate() {
-            let shape = if index == 0 { whole } else { of_mean };
+            let shape = if index == 0 { of_image } else { of_statistics };
             *output = draft.emit("Reshape", &[*output, shape], &[])?;
         }
     }
-    outputs.truncate(draft.outputs.len());
     draft.replace(&outputs)
 }
 

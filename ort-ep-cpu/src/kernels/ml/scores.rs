@@ -174,3 +174,20 @@ pub(super) fn floats(attrs: &Attributes, name: &str) -> Vec<f64> {
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::probit;
+
+    /// Values of `compute_probit` in the onnx package, which gives 0 where there is none.
+    #[test]
+    fn quantiles() {
+        let table =
+            [(0.5, 0.0), (0.0001, -3.7118816), (0.01, -2.3240902), (0.3, -0.5244459), (0.99, 2.3240902)];
+        for (p, expected) in table {
+            assert!((probit(p) - expected).abs() < 1e-6, "probit({p}) = {}", probit(p));
+        }
+        assert_eq!((probit(0.0), probit(1.0)), (f64::NEG_INFINITY, f64::INFINITY));
+        assert!(probit(1.5).is_nan() && probit(f64::NAN).is_nan());
+    }
+}

@@ -231,6 +231,8 @@ pub(super) struct Trees<N> {
     pub(super) converts: bool,
     /// One more than the greatest column.
     pub(super) features: usize,
+    /// What a row costs, in steps through trees.
+    pub(super) row_steps: usize,
 }
 
 impl<N> Trees<N> {
@@ -429,7 +431,18 @@ impl Plan {
         };
         let converts = input != Some(<N::Value as ort_core::dtype::Element>::DTYPE);
         let features = self.features;
-        Ok(Trees { trees: self.trees, nodes, values, shallow, has_copies, column_bits, converts, features })
+        let row_steps = shallow.row_steps(&self.trees);
+        Ok(Trees {
+            trees: self.trees,
+            nodes,
+            values,
+            shallow,
+            has_copies,
+            column_bits,
+            converts,
+            features,
+            row_steps,
+        })
     }
 
     /// The weights by place, where each leaf has just one and all leaves of a tree have the same target.

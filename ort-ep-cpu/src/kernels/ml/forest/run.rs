@@ -13,8 +13,8 @@ use super::{Aggregate, Shape};
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
 
-/// Steps through trees that are worth a second thread.
-const STEPS_FOR_THREADS: usize = 50_000;
+/// Steps through trees that are worth a second thread: about a hundred microseconds.
+const STEPS_FOR_THREADS: usize = 100_000;
 
 /// Parts for each thread, to even out unequal speeds.
 const PARTS_PER_THREAD: usize = 4;
@@ -229,8 +229,7 @@ impl<N: Node> Trees<N> {
             InvalidArgument,
             "the trees use {needed} features, the input has {features}"
         );
-        let depths: usize = self.trees.iter().map(|tree| tree.depth as usize).sum();
-        let wanted = match threads > 1 && rows.saturating_mul(depths) >= STEPS_FOR_THREADS {
+        let wanted = match threads > 1 && rows.saturating_mul(self.row_steps) >= STEPS_FOR_THREADS {
             true => threads * PARTS_PER_THREAD,
             false => 1,
         };
