@@ -39,6 +39,8 @@ const ON_CODES: KernelDef = KernelDef { domain: MICROSOFT, ..KernelDef::BASE };
 pub(in crate::kernels) trait Code: Element + Pod + Send + Sync {
     fn number(self) -> f32;
     fn integer(self) -> i32;
+    /// Its place in a table of all codes.
+    fn bits(self) -> usize;
     /// The nearest code of a whole number.
     fn nearest(number: f32) -> Self;
 }
@@ -52,6 +54,11 @@ impl Code for u8 {
     #[inline(always)]
     fn integer(self) -> i32 {
         i32::from(self)
+    }
+
+    #[inline(always)]
+    fn bits(self) -> usize {
+        usize::from(self as u8)
     }
 
     #[inline(always)]
@@ -69,6 +76,11 @@ impl Code for i8 {
     #[inline(always)]
     fn integer(self) -> i32 {
         i32::from(self)
+    }
+
+    #[inline(always)]
+    fn bits(self) -> usize {
+        usize::from(self as u8)
     }
 
     #[inline(always)]
@@ -212,10 +224,22 @@ fn make_table(cx: &mut CompileCx<'_>, function: Unary) -> Result<Box<dyn Executa
 
 /// The result for each code, in the order of the codes' bits.
 fn table<T: Code>(cx: &RunCx<'_>, function: Unary) -> Result<[T; 256]> {
-    let (x_scale, x_zero) = (scale(cx, 1)?, zero::<T>(cx, 2)?);
-    let (y_scale, y_zero) = (scale(cx, 3)?, zero::<T>(cx, 4)?);
-    let code = |bits: usize| bytemuck::cast::<u8, T>(bits as u8);
-    let mut numbers: [f32; 256] = std::array::from_fn(|bits| (code(bits).number() - x_zero) * x_scale);
+    let (x, y) = ((scale(cx, 1)?, zero::<T>(cx, 2)?), (scale(cx, 3)?, zero::<T>(cx, 4)?));
+    let mut numbers = numbers::<T>(x);
     unary_in_place(Isa::current(), function, &mut numbers);
-    Ok(numbers.map(|number| T::nearest((number / y_scale).round_ties_even() + y_zero)))
+    Ok(numbers.map(|number| nearest(number, y)))
+}
+
+/// For each code of one scale and zero point that of another, in the order of the codes' bits.
+pub(in crate::kernels) fn requantization<T: Code>(from: (f32, f32), to: (f32, f32)) -> [T; 256] {
+    numbers::<T>(from).map(|number| nearest(number, to))
+}
+
+/// The numbers of all codes.
+fn numbers<T: Code>((scale, zero): (f32, f32)) -> [f32; 256] {
+    std::array::from_fn(|bits| (bytemuck::cast::<u8, T>(bits as u8).number() - zero) * scale)
+}
+
+fn nearest<T: Code>(number: f32, (scale, zero): (f32, f32)) -> T {
+    T::nearest((number / scale).round_ties_even() + zero)
 }

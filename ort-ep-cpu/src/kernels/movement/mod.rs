@@ -12,6 +12,7 @@ mod affine_grid;
 mod cell;
 mod col2im;
 mod concat;
+mod concat_codes;
 mod constant;
 mod copy;
 mod eye_like;

@@ -1,0 +1,77 @@
+//! `QLinearConcat`: each tensor's codes pass through a table to the scale and zero point of the result.
+
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ops::tensor::geometry::normalize_axis;
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, error, for_each_type};
+
+use crate::cpu_kernels;
+use crate::kernels::elementwise::codes::{Code, requantization, scale, zero};
+use crate::parallel::for_each_chunk_mut;
+
+cpu_kernels![KernelDef { domain: MICROSOFT, op: "QLinearConcat", make, ..KernelDef::BASE }];
+
+/// Codes of one task.
+const CHUNK: usize = 1 << 14;
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let (axis, dtype) = (cx.attrs().int("axis")?, cx.node.dtype(1).unwrap_or(DType::U8));
+    for_each_type!(
+        dtype in [U8, I8],
+        T => Ok(Box::new(move |cx: &mut RunCx<'_>| run::<T>(cx, axis))),
+        else => Err(error!(NotImplemented, "codes of type {}", dtype.name())),
+    )
+}
+
+/// The codes of one tensor, of which so many belong to each row of the result.
+struct Part<'a, T> {
+    codes: &'a [T],
+    row: usize,
+    /// None where the codes stay what they are.
+    table: Option<[T; 256]>,
+}
+
+fn run<T: Code>(cx: &mut RunCx<'_>, axis: i64) -> Result<()> {
+    let result = (scale(cx, 0)?, zero::<T>(cx, 1)?);
+    let mut parts = Vec::new();
+    for first in (2..cx.input_count()).step_by(3) {
+        let view = cx.input(first)?;
+        let axis = normalize_axis(axis, view.rank())?;
+        let own = (scale(cx, first + 1)?, zero::<T>(cx, first + 2)?);
+        parts.push(Part {
+            codes: view.as_slice::<T>()?,
+            row: view.shape()[axis..].iter().product(),
+            table: (own != result).then(|| requantization(own, result)),
+        });
+    }
+    let row: usize = parts.iter().map(|part| part.row).sum();
+    let threads = cx.threads();
+    let out = cx.output(0)?.as_mut_slice::<T>()?;
+    for_each_chunk_mut(threads, out, CHUNK, |chunk, mut rest| {
+        let mut at = chunk * CHUNK;
+        while !rest.is_empty() {
+            let Some((part, first)) = part_at(&parts, at % row) else { return };
+            let (piece, others) = rest.split_at_mut(rest.len().min(part.row - first));
+            let from = part.codes.get(at / row * part.row + first..).unwrap_or(&[]);
+            match &part.table {
+                None => piece.iter_mut().zip(from).for_each(|(to, code)| *to = *code),
+                Some(table) => piece.iter_mut().zip(from).for_each(|(to, code)| *to = table[code.bits()]),
+            }
+            at += piece.len();
+            rest = others;
+        }
+    });
+    Ok(())
+}
+
+/// The part that a place of a row comes from, and the place within that part's row.
+fn part_at<'a, 'b, T>(parts: &'b [Part<'a, T>], mut place: usize) -> Option<(&'b Part<'a, T>, usize)> {
+    for part in parts {
+        if place < part.row {
+            return Some((part, place));
+        }
+        place -= part.row;
+    }
+    None
+}
