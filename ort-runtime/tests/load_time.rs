@@ -1,4 +1,6 @@
 //! The time from a file's bytes to a planned session grows as the model does, whatever the shape of its graph.
+#![cfg(feature = "cpu")]
+#![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
 

@@ -2,31 +2,16 @@
 //!
 //! The decomposition is forced by a device that is the CPU without the operator's kernels.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+mod both_ways_support;
 
+use std::collections::BTreeMap;
+
+use both_ways_support::operators;
 use ort_core::dtype::DType;
-use ort_core::spec::{OpSpec, Registry};
 use ort_core::tensor::{Tolerance, Value, compare};
-use ort_core::{Result, Within, ensure, error};
-use ort_ep_cpu::CpuKernel;
+use ort_core::{Result, Within, ensure};
+use ort_testkit::Target;
 use ort_testkit::sample::{Answer, Binding, Sample, bindings};
-use ort_testkit::{Target, read_case};
-
-/// Operators whose decomposition is no second way, with the reason.
-const NO_SECOND_WAY: &[(&str, &str)] =
-    &[("Attention", "it is made of casts and itself, for types that its kernel does not take")];
-
-/// The operators of the registry that the CPU has kernels for and that can be decomposed.
-fn operators() -> Result<Vec<&'static OpSpec>> {
-    let kernels: BTreeSet<(&str, &str)> = ort_ep_cpu::inventory::iter::<CpuKernel>
-        .into_iter()
-        .map(|kernel| (kernel.0.domain, kernel.0.op))
-        .collect();
-    let records = Registry::global()?.records().iter().copied();
-    let both = records.filter(|spec| spec.lower.is_some() && kernels.contains(&(spec.domain, spec.name)));
-    Ok(both.filter(|spec| !NO_SECOND_WAY.iter().any(|(name, _)| *name == spec.name)).collect())
-}
 
 /// How far two orders of rounding may be apart. Narrow floats are rounded once in a kernel, and by each part.
 fn tolerance(types: &Binding) -> Tolerance {
@@ -84,65 +69,4 @@ fn same(actual: &[Value], expected: &[Value], tolerance: Tolerance) -> Result<()
     pairs.try_for_each(|(index, (actual, expected))| {
         compare(actual, expected, tolerance).within(|| format!("output {index}"))
     })
-}
-
-/// The variable of the environment that names folders of cases, separated as in `PATH`.
-const CASES: &str = "ORT_CASES";
-
-/// Holds the decompositions against what the cases expect, in their tolerance; the kernels are by `ort test`.
-#[test]
-#[ignore = "needs folders of cases; cargo xtask conformance and cargo xtask reference run it"]
-fn decompositions_pass_the_cases() -> Result<()> {
-    let folders = std::env::var_os(CASES).ok_or_else(|| error!(InvalidArgument, "{CASES} is not set"))?;
-    let (cpu, both) = (Target::cpu()?, operators()?);
-    let (mut runs, mut problems) = (BTreeMap::new(), Vec::new());
-    for folder in std::env::split_paths(&folders) {
-        for case in cases(&folder)? {
-            let found = decomposed(&case, &cpu, &both);
-            let names = match found {
-                Ok(names) => names,
-                Err((names, problem)) => {
-                    problems.push(format!("{}: {problem}", case.display()));
-                    names
-                }
-            };
-            names.into_iter().for_each(|name| *runs.entry(name).or_insert(0) += 1);
-        }
-    }
-    println!("decomposed in cases: {runs:?}");
-    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
-    assert!(!runs.is_empty(), "no case has an operator with a kernel and a decomposition");
-    Ok(())
-}
-
-fn cases(folder: &Path) -> Result<Vec<PathBuf>> {
-    let problem = |problem: std::io::Error| error!(NoSuchFile, "{}: {problem}", folder.display());
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(folder)
-        .map_err(problem)?
-        .map(|entry| Ok(entry.map_err(problem)?.path()))
-        .collect::<Result<_>>()?;
-    cases.retain(|case| case.join("model.onnx").is_file());
-    cases.sort();
-    Ok(cases)
-}
-
-type Names = Vec<&'static str>;
-
-/// Runs a case with all such operators of its graph decomposed; those that there are.
-fn decomposed(
-    folder: &Path,
-    cpu: &Target,
-    both: &[&'static OpSpec],
-) -> Result<Names, (Names, ort_core::Error)> {
-    // A case that cannot be read is one that `ort test` reports.
-    let Ok(case) = read_case(folder) else { return Ok(Vec::new()) };
-    let nodes = &case.model.graph().nodes;
-    let has = |spec: &&&'static OpSpec| nodes.iter().any(|node| std::ptr::eq(node.spec, **spec));
-    let there: Vec<&'static OpSpec> = both.iter().filter(has).copied().collect();
-    if there.is_empty() {
-        return Ok(Vec::new());
-    }
-    let names: Names = there.iter().map(|spec| spec.name).collect();
-    let outcome = cpu.without(&there).session(&case.model).and_then(|session| case.check(&session));
-    outcome.map(|()| names.clone()).map_err(|problem| (names, problem))
 }

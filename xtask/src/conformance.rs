@@ -114,10 +114,18 @@ fn dump(workspace: &Workspace) -> Result<PathBuf> {
 
 /// Runs the cases in these folders again whose operators have both a kernel and a decomposition, decomposed.
 pub(crate) fn check_decompositions(workspace: &Workspace, folders: &[PathBuf]) -> Result<()> {
-    let folders = std::env::join_paths(folders).context("a folder has a separator of paths in its name")?;
     let mut command = workspace.cargo();
-    command.args(["test", "--release", "--quiet", "--package", "ort-testkit", "--test", "both_ways"]);
-    run_command(command.args(["--", "--ignored"]).env("ORT_CASES", folders))
+    command.args([
+        "run",
+        "--release",
+        "--quiet",
+        "--package",
+        "ort-testkit",
+        "--example",
+        "decomposed_cases",
+        "--",
+    ]);
+    run_command(command.args(folders))
 }
 
 /// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases

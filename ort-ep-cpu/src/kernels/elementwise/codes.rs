@@ -58,7 +58,7 @@ impl Code for u8 {
 
     #[inline(always)]
     fn bits(self) -> usize {
-        usize::from(self as u8)
+        usize::from(self)
     }
 
     #[inline(always)]
