@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(attributes("alpha", &["axis"]), "the attributes are axis");
         assert_eq!(attributes("alpha", &[]), "there are no attributes");
         let many: Vec<String> = (0..99).map(|index| format!("attribute_{index}")).collect();
-        let near = advise("attributes", "attribute10", many.iter().map(String::as_str));
+        let near = advise("attributes", "atribute_10", many.iter().map(String::as_str));
         assert_eq!(near, "did you mean 'attribute_10'?");
     }
 

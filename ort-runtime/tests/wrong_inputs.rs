@@ -30,24 +30,30 @@ fn each_mistake_is_named() -> Result<()> {
             "invalid argument: the model has no input 'z'; the inputs are x, y",
         ),
         (vec![("x", x.clone()), ("x", x.clone())], "invalid argument: input 'x' is given twice"),
-        (vec![("x", x.clone())], "invalid argument: input 'y' (float[n, 1]) is not given"),
+        (
+            vec![("x", x.clone())],
+            "invalid argument: input 'y' (float[n, 1]) is not given; \
+             give a value for each input that has no default",
+        ),
         (
             vec![("x", Tensor::from_slice(&[1, 3], &[0.0f64; 3])?.into()), ("y", y.clone())],
             "invalid argument: input 'x' is double, expected float",
         ),
         (
             vec![("x", zeros(&[3])?), ("y", y.clone())],
-            "invalid argument: input 'x' has rank 1, expected rank 2: float[n, 3]",
+            "invalid argument: input 'x' has rank 1, expected rank 2: float[n, 3]; give it a tensor of that rank",
         ),
         (
             vec![("x", zeros(&[2, 4])?), ("y", y.clone())],
             "invalid argument: input 'x': the size 4 does not fit the dimension `3` (with n=2): \
-             got shape [2, 4], expected float[n, 3]",
+             got shape [2, 4], expected float[n, 3]; \
+             the sizes must be those of the model, and each name the same size everywhere",
         ),
         (
             vec![("x", x.clone()), ("y", zeros(&[5, 1])?)],
             "invalid argument: input 'y': the size 5 does not fit the dimension `n` (with n=2): \
-             got shape [5, 1], expected float[n, 1]",
+             got shape [5, 1], expected float[n, 1]; \
+             the sizes must be those of the model, and each name the same size everywhere",
         ),
         (
             vec![("x", sequence), ("y", y.clone())],

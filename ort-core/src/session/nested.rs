@@ -6,8 +6,9 @@ use ort_alloc::{Category, HostAllocator, allocate_in};
 
 use super::frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
 use super::program::{Nested, Program};
-use crate::dim::Bindings;
+use crate::dim::{Bindings, Dim};
 use crate::ep::NestedRun;
+use crate::ir::{SymShape, ValueType};
 use crate::plan::{RunPlan, resolve};
 use crate::tensor::{Value, ValueView};
 use crate::{Result, ensure, error};
@@ -51,6 +52,30 @@ impl NestedFrames<'_> {
     }
 }
 
+/// Refuses tensors that contradict what the subgraph was built for: element types, ranks, and sizes that are numbers.
+/// Symbols bind anew with each run.
+fn check_types(program: &Program, given: &[ValueView<'_>]) -> Result<()> {
+    for (slot, value) in program.given.iter().zip(given) {
+        let Some(slot) = program.slots.get(slot.index()) else { continue };
+        let info = program.graph.value(slot.value);
+        let (ValueType::Tensor(formal), Ok(tensor)) = (&info.ty, value.tensor()) else { continue };
+        let (dtype, shape) = (tensor.dtype(), tensor.shape());
+        let fits = |sizes: &SymShape| {
+            let agree = |(dim, &size): (&Dim, &usize)| dim.as_constant().is_none_or(|n| n == size as i64);
+            sizes.len() == shape.len() && sizes.iter().zip(shape).all(agree)
+        };
+        ensure!(
+            dtype == formal.dtype && formal.shape.as_ref().is_none_or(fits),
+            InvalidArgument,
+            help = "declare for the subgraph's input what it is given",
+            "input '{}' of the subgraph is {dtype} of shape {shape:?}, expected {}",
+            info.name,
+            info.ty
+        );
+    }
+    Ok(())
+}
+
 impl NestedRun for NestedFrames<'_> {
     fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
         let nested = self.nested.get(index).ok_or_else(|| error!(Fail, "there is no subgraph {index}"))?;
@@ -71,6 +96,7 @@ impl NestedRun for NestedFrames<'_> {
         for capture in captured {
             given.push(capture.ok_or_else(|| error!(Fail, "a captured value was not computed"))?);
         }
+        check_types(program, &given)?;
         let (bindings, plan) = self.plan(index, program, &given)?;
         let bytes = plan.host_slab();
         let mut extra;

@@ -99,10 +99,9 @@ fn read_nodes(
             branches.push(Branch::leaf(index));
             continue;
         };
-        let feature = usize::try_from(feature);
+        let column = usize::try_from(feature);
         branches.push(Branch {
-            feature: feature
-                .map_err(|_| error!(InvalidGraph, "'nodes_featureids' has a negative element"))?,
+            feature: column.map_err(|_| error!(InvalidGraph, "feature {feature} is negative"))?,
             test: Test::compare(comparison, split, missing.get(index).is_some_and(|&flag| flag != 0)),
             next: Some((find(tree, yes)?, find(tree, no)?)),
             leaf: index,

@@ -100,7 +100,12 @@ fn add_up<T: Number>(
     let images = (to.len() / parts).checked_div(pixels).unwrap_or(0);
     let fits =
         images.checked_mul(rows).and_then(|rows| rows.checked_mul(columns)) == Some(from.len() / parts);
-    ensure!(fits || to.is_empty(), InvalidArgument, "the columns do not make images of {pixels} pixels");
+    ensure!(
+        fits || to.is_empty(),
+        InvalidArgument,
+        "{} elements of columns, expected {images} times {rows} by {columns} for images of {pixels} pixels",
+        from.len() / parts
+    );
     for_each_row_chunk_mut(threads, to, pixels * parts, 1, |first, chunk| {
         let mut sums = vec![T::Compute::zero(); pixels];
         for (index, image) in chunk.chunks_exact_mut(pixels * parts).enumerate() {
