@@ -81,6 +81,10 @@ fn mean_variance<T: Row>(cx: &mut RunCx<'_>, axes: &[i64]) -> Result<()> {
     let layout = Layout::new(input.shape(), &mask);
     let from = input.as_slice::<T>()?;
     let to = cx.output(0)?.as_mut_slice::<T>()?;
+    // There may be very many groups of nothing.
+    if from.is_empty() {
+        return Ok(());
+    }
     let isa = Isa::current();
     let (run, columns) = if layout.inner_reduced { (layout.inner, 1) } else { (1, layout.inner) };
     let combined = layout.combined() as f64;
