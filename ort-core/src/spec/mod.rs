@@ -18,7 +18,7 @@ mod view;
 pub use draft::Draft;
 pub(crate) use gradient::Pen;
 pub use gradient::{Grad, GradCx};
-pub(crate) use infer::infer_until;
+pub(crate) use infer::{infer_at, infer_until};
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub use registry::{OpRecord, Registry};
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
@@ -38,6 +38,9 @@ pub const ONNX_ML: &str = "ai.onnx.ml";
 pub const ONNX_PREVIEW: &str = "ai.onnx.preview";
 /// The domain of operators that ONNX Runtime adds.
 pub const MICROSOFT: &str = "com.microsoft";
+
+/// The domain of our own fused operators, which rewrite rules put in the place of what they fuse.
+pub const RUNTIME: &str = "ort-runtime";
 
 /// Everything there is to know of one operator.
 ///
