@@ -410,9 +410,7 @@ impl Block<'_> {
             // CPU, and the caller vouches for C.
             unsafe {
                 (self.kernel.add_rows)(&call);
-                for (index, sum) in sums[..count].iter().enumerate() {
-                    self.put(0, first + index, *sum);
-                }
+                self.put(0, first, &sums[..count]);
             }
         }
     }
@@ -421,30 +419,38 @@ impl Block<'_> {
     ///
     /// As [`Block::run`], and rows of A and columns of B must be contiguous.
     unsafe fn dot_all(&self, rows: Range<usize>, columns: Range<usize>, a: &Strided, b: &Strided) {
+        /// Columns finished at a time.
+        const AT_ONCE: usize = 64;
+        let mut sums = [0.0_f32; AT_ONCE];
         for row in rows {
             let left = a.values.as_ptr().wrapping_add(row * a.row_stride);
-            for column in columns.clone() {
-                let right = b.values.as_ptr().wrapping_add(column * b.column_stride);
-                // SAFETY: both operands have this many steps, and the caller vouches for C.
-                unsafe {
-                    let sum = (self.kernel.dot)(left, right, self.grid.shape[2]);
-                    self.put(row, column, sum);
+            for first in columns.clone().step_by(AT_ONCE) {
+                let count = (columns.end - first).min(AT_ONCE);
+                for (column, sum) in sums[..count].iter_mut().enumerate() {
+                    let right = b.values.as_ptr().wrapping_add((first + column) * b.column_stride);
+                    // SAFETY: both operands have this many steps.
+                    *sum = unsafe { (self.kernel.dot)(left, right, self.grid.shape[2]) };
                 }
+                // SAFETY: the caller vouches for C.
+                unsafe { self.put(row, first, &sums[..count]) };
             }
         }
     }
 
-    /// Finishes one element.
+    /// Finishes the elements of a row from `column` on.
     ///
     /// # Safety
     ///
     /// As [`Block::run`].
-    unsafe fn put(&self, row: usize, column: usize, sum: f32) {
-        // SAFETY: the caller vouches for this element of C.
-        let element = unsafe { &mut *self.c.wrapping_add(row * self.c_row + column) };
-        let scaled = self.gemm.alpha * sum;
-        let value = if self.gemm.beta == 0.0 { scaled } else { self.gemm.beta * *element + scaled };
-        *element = value;
-        apply(self.gemm.epilogue, self.gemm.origin, [row, column], std::slice::from_mut(element));
+    unsafe fn put(&self, row: usize, column: usize, sums: &[f32]) {
+        let Gemm { alpha, beta, .. } = *self.gemm;
+        let start = self.c.wrapping_add(row * self.c_row + column);
+        // SAFETY: the caller vouches for these elements of C.
+        let elements = unsafe { std::slice::from_raw_parts_mut(start, sums.len()) };
+        for (element, sum) in elements.iter_mut().zip(sums) {
+            let scaled = alpha * sum;
+            *element = if beta == 0.0 { scaled } else { beta * *element + scaled };
+        }
+        apply(self.gemm.epilogue, self.gemm.origin, [row, column], elements);
     }
 }
