@@ -13,6 +13,9 @@ use crate::gemm::{Gemm, GemmError};
 use crate::parallel::{Pool, for_each_chunk_mut};
 use crate::simd::Isa;
 
+/// Values in a cache line.
+const LINE: usize = 16;
+
 /// How a batch of products is cut into tasks. A task computes a block of C over the whole of k, so
 /// the cut has no influence on any sum.
 #[derive(Clone, Copy, Debug)]
@@ -284,7 +287,7 @@ impl Block<'_> {
     /// As [`Block::run`], and `b` must hold the steps of the panels.
     unsafe fn run_strips(&self, tiles: Range<usize>, panels: Range<usize>, steps: Range<usize>, b: Strip) {
         let [rows, _, k] = self.grid.shape;
-        let lines = (steps.len() * self.kernel.width()).div_ceil(16 * tiles.len());
+        let lines = (self.kernel.width() / LINE).max(1);
         for panel in panels.clone() {
             let columns = self.columns(&(panel..panel + 1));
             let vectors = columns.len().div_ceil(self.kernel.lanes);
@@ -293,8 +296,8 @@ impl Block<'_> {
             let whole = packed || columns.len() == vectors * self.kernel.lanes;
             let functions = if whole { self.kernel.whole } else { self.kernel.partial };
             let strip = b.start.wrapping_add((panel - panels.start) * b.lane);
-            // The tiles of this panel fetch the next panel between them.
-            let next = if panel + 1 < panels.end { strip.wrapping_add(b.lane) } else { strip };
+            // The first tiles of this panel fetch the next panel between them, each a line of every step.
+            let fetching = if panel + 1 < panels.end { lines } else { 0 };
             for tile in tiles.clone() {
                 let row = tile * self.height;
                 let count = self.height.min(rows - row);
@@ -316,8 +319,13 @@ impl Block<'_> {
                     residual: std::ptr::null(),
                     residual_row: 0,
                     ending: super::Ending::None,
-                    prefetch: next.wrapping_add((tile - tiles.start) * lines * 16),
+                    prefetch: strip,
+                    prefetch_step: 0,
                 };
+                if tile - tiles.start < fetching {
+                    call.prefetch = strip.wrapping_add(b.lane + (tile - tiles.start) * LINE);
+                    call.prefetch_step = b.step;
+                }
                 if steps.end == k {
                     self.add_finish(&mut call, row, columns.start);
                 }
