@@ -14,6 +14,7 @@
     reason = "lanes and blocks are counted below the constant number of lanes, and slices are cut to the shortest before the loops"
 )]
 
+pub mod attention;
 pub mod blocks;
 pub mod isa;
 pub mod math;
