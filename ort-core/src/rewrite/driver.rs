@@ -205,7 +205,12 @@ impl<'g> Sweep<'g> {
             return Ok(false);
         }
         self.report.count(compiled.rule.name);
-        tracing::trace!(rule = compiled.rule.name, node = &*node.name, number = self.report.total(), "rewritten");
+        tracing::trace!(
+            rule = compiled.rule.name,
+            node = &*node.name,
+            number = self.report.total(),
+            "rewritten"
+        );
         self.kill(root);
         Ok(true)
     }
@@ -219,7 +224,9 @@ impl<'g> Sweep<'g> {
         for (number, mut node) in nodes.into_iter().enumerate() {
             node.name = match number == last {
                 true => old.name.clone(),
-                false => format!("{}/{}_{}", old.name, node.spec.name, self.graph.value_count() + number).into(),
+                false => {
+                    format!("{}/{}_{}", old.name, node.spec.name, self.graph.value_count() + number).into()
+                }
             };
             self.graph.nodes.push(node);
         }
