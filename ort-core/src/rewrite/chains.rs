@@ -1,6 +1,6 @@
 //! Chains of elementwise operators become one operator each: what lies between them is never written to memory.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::Report;
 use super::matching::scalar;
@@ -17,6 +17,8 @@ const MOST_FUNCTIONS: usize = 64;
 /// A value as a formula of others.
 struct Chain {
     formula: ScalarExpr,
+    /// How many functions the formula applies.
+    functions: usize,
     inputs: Vec<ValueId>,
     /// The nodes that it is made of, its own last.
     nodes: Vec<usize>,
@@ -25,101 +27,117 @@ struct Chain {
 /// Fuses every chain of two or more elementwise operators of floats whose inner values nobody else reads.
 pub(super) fn fuse(graph: &mut Graph, report: &mut Report) -> Result<()> {
     let Some(spec) = Registry::global()?.find(RUNTIME, "FusedElementwise") else { return Ok(()) };
-    let mut readers: FxHashMap<ValueId, FxHashSet<usize>> = FxHashMap::default();
-    for (index, node) in graph.nodes.iter().enumerate() {
-        node.reads().for_each(|id| {
-            readers.entry(id).or_default().insert(index);
-        });
-    }
-    let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let read_once = read_by_one_node(graph);
     let mut chains: FxHashMap<ValueId, Chain> = FxHashMap::default();
-    let mut absorbed = FxHashSet::default();
     for (index, node) in graph.nodes.iter().enumerate() {
-        let Some((output, chain)) = chain_of(graph, index, node, &chains, |id| {
-            !outputs.contains(&id) && readers.get(&id).is_some_and(|readers| readers.len() == 1)
-        }) else {
-            continue;
-        };
-        absorbed.extend(chain.nodes.iter().copied().filter(|inner| *inner != index));
-        chains.insert(output, chain);
+        if let Some((output, chain)) = chain_of(graph, index, node, &mut chains, &read_once) {
+            chains.insert(output, chain);
+        }
     }
-    let ends: Vec<Chain> = chains
-        .into_values()
-        .filter(|chain| {
-            chain.nodes.len() > 1 && chain.nodes.last().is_some_and(|last| !absorbed.contains(last))
-        })
-        .collect();
-    let mut dead = FxHashSet::default();
+    let mut dead = vec![false; graph.nodes.len()];
+    let mut ends: Vec<Chain> = chains.into_values().filter(|chain| chain.nodes.len() > 1).collect();
+    ends.sort_unstable_by_key(|chain| chain.nodes.last().copied());
     for chain in ends {
-        let (Some(&last), true) = (chain.nodes.last(), !chain.inputs.is_empty()) else { continue };
+        let Some((&last, inner)) = chain.nodes.split_last() else { continue };
         let formula = vec![("formula".to_string(), Attribute::String(chain.formula.to_string()))];
         let attrs = Attributes::new(spec, formula)?;
         let Some(node) = graph.nodes.get_mut(last) else { continue };
         node.spec = spec;
         node.inputs = chain.inputs.into_iter().map(Some).collect();
         node.attrs = attrs;
-        dead.extend(chain.nodes.iter().copied().filter(|inner| *inner != last));
+        for &inner in inner {
+            dead.iter_mut().skip(inner).take(1).for_each(|dead| *dead = true);
+        }
         report.count(super::ELEMENTWISE_CHAIN);
     }
-    let mut index = 0;
-    graph.nodes.retain(|_| {
-        index += 1;
-        !dead.contains(&(index - 1))
-    });
+    let mut dead = dead.into_iter();
+    graph.nodes.retain(|_| !dead.next().unwrap_or(false));
     Ok(())
 }
 
-/// The chain that ends at a node, and the value it computes, where the node is elementwise.
+/// Which values exactly one node reads, and the caller does not get.
+fn read_by_one_node(graph: &Graph) -> Vec<bool> {
+    let mut reader: Vec<Option<usize>> = vec![None; graph.value_count()];
+    let mut once = vec![false; graph.value_count()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for id in node.reads() {
+            let (Some(reader), Some(once)) = (reader.get_mut(id.index()), once.get_mut(id.index())) else {
+                continue;
+            };
+            *once = reader.is_none_or(|reader| reader == index) && (*once || reader.is_none());
+            *reader = Some(index);
+        }
+    }
+    for id in &graph.outputs {
+        once.iter_mut().skip(id.index()).take(1).for_each(|once| *once = false);
+    }
+    once
+}
+
+/// The chain that ends at a node, and the value it computes, where the node is elementwise. Chains that become part of it
+/// are taken out of `chains`.
 fn chain_of(
     graph: &Graph,
     index: usize,
     node: &Node,
-    chains: &FxHashMap<ValueId, Chain>,
-    read_once: impl Fn(ValueId) -> bool,
+    chains: &mut FxHashMap<ValueId, Chain>,
+    read_once: &[bool],
 ) -> Option<(ValueId, Chain)> {
     let &[Some(output)] = node.outputs.as_slice() else { return None };
     let ty = graph.value(output).ty.as_tensor()?;
-    if !TypeSet::FLOATS.contains(ty.dtype) || ty.shape.is_none() {
+    if !TypeSet::FLOATS.contains(ty.dtype) {
         return None;
     }
+    let shape = ty.shape.as_deref()?;
     let own = formula_of(graph, node)?;
     let given: Vec<ValueId> = node.inputs.iter().take(own.input_count()).copied().collect::<Option<_>>()?;
     let same_type = |id: &ValueId| graph.value(*id).ty.dtype() == Some(ty.dtype);
-    if given.is_empty() || !given.iter().all(same_type) {
+    if given.is_empty() || given.len() > MOST_INPUTS || !given.iter().all(same_type) {
         return None;
     }
-    let mut chain = Chain { formula: ScalarExpr::Constant(0.0), inputs: Vec::new(), nodes: Vec::new() };
-    let mut size = functions(&own);
+    let functions = functions(&own);
+    let mut chain = Chain { formula: own, functions, inputs: Vec::new(), nodes: Vec::new() };
     let mut parts = Vec::with_capacity(given.len());
-    for id in given {
+    // Inputs that are still to come need a place each.
+    let mut to_come = given.len();
+    for (position, id) in given.iter().copied().enumerate() {
+        to_come -= 1;
+        if let Some(earlier) = given.iter().take(position).position(|earlier| *earlier == id) {
+            let same: Option<&ScalarExpr> = parts.get(earlier);
+            parts.push(same?.clone());
+            continue;
+        }
         // What has the shape of the result is computed as often here as there.
-        let inner = chains.get(&id).filter(|inner| {
-            let room = size + functions(&inner.formula) <= MOST_FUNCTIONS;
-            let few = chain.inputs.len() + inner.inputs.len() < MOST_INPUTS;
-            read_once(id) && room && few && graph.value(id).ty.shape() == ty.shape.as_deref()
+        let fits = chains.get(&id).is_some_and(|inner| {
+            read_once.get(id.index()).copied().unwrap_or(false)
+                && chain.functions + inner.functions <= MOST_FUNCTIONS
+                && chain.inputs.len() + inner.inputs.len() + to_come <= MOST_INPUTS
+                && graph.value(id).ty.shape() == Some(shape)
         });
-        parts.push(match (inner, constant(graph, id, ty.shape.as_deref())) {
+        let inner = if fits { chains.remove(&id) } else { None };
+        parts.push(match (inner, constant(graph, id, shape.len())) {
             (Some(inner), _) => {
-                size += functions(&inner.formula);
-                chain.nodes.extend(
-                    inner
-                        .nodes
-                        .iter()
-                        .copied()
-                        .filter(|node| !chain.nodes.contains(node))
-                        .collect::<Vec<_>>(),
-                );
-                let places: Vec<ScalarExpr> =
-                    inner.inputs.iter().map(|id| place(&mut chain.inputs, *id)).collect();
-                substitute(&inner.formula, &places)
+                chain.functions += inner.functions;
+                chain.nodes.extend(inner.nodes);
+                match chain.inputs.is_empty() {
+                    // The places stay as they are.
+                    true => {
+                        chain.inputs = inner.inputs;
+                        inner.formula
+                    }
+                    false => {
+                        let places = inner.inputs.iter().map(|id| place(&mut chain.inputs, *id)).collect();
+                        substitute(inner.formula, places)
+                    }
+                }
             }
             (None, Some(number)) => ScalarExpr::Constant(number),
             (None, None) => place(&mut chain.inputs, id),
         });
     }
-    chain.formula = substitute(&own, &parts);
+    chain.formula = substitute(chain.formula, parts);
     chain.nodes.push(index);
-    (chain.inputs.len() <= MOST_INPUTS).then_some((output, chain))
+    Some((output, chain))
 }
 
 /// The formula of an elementwise node over its inputs.
@@ -142,10 +160,10 @@ fn formula_of(graph: &Graph, node: &Node) -> Option<ScalarExpr> {
     None
 }
 
-/// The number that a constant of one element holds, where it does not add axes to a result of this shape.
-fn constant(graph: &Graph, id: ValueId, shape: Option<&[crate::dim::Dim]>) -> Option<f64> {
+/// The number that a constant of one element holds, where it does not add axes to a result of this rank.
+fn constant(graph: &Graph, id: ValueId, rank: usize) -> Option<f64> {
     let tensor = graph.constants.get(&id)?;
-    let number = scalar(tensor).filter(|_| tensor.shape().len() <= shape.map_or(0, <[_]>::len));
+    let number = scalar(tensor).filter(|_| tensor.shape().len() <= rank);
     number.filter(|number| number.is_finite())
 }
 
@@ -159,15 +177,33 @@ fn place(inputs: &mut Vec<ValueId>, id: ValueId) -> ScalarExpr {
 }
 
 /// A formula with others in the places of its inputs.
-fn substitute(formula: &ScalarExpr, parts: &[ScalarExpr]) -> ScalarExpr {
-    let part = |formula: &ScalarExpr| Box::new(substitute(formula, parts));
+fn substitute(formula: ScalarExpr, parts: Vec<ScalarExpr>) -> ScalarExpr {
+    let mut uses = vec![0; parts.len()];
+    formula.visit_inputs(&mut |index| uses.iter_mut().skip(index).take(1).for_each(|uses| *uses += 1));
+    let mut parts: Vec<(ScalarExpr, usize)> = parts.into_iter().zip(uses).collect();
+    replace_inputs(formula, &mut parts)
+}
+
+/// Each part is there with how often it is still to be used: the last use takes it, instead of a copy.
+fn replace_inputs(formula: ScalarExpr, parts: &mut [(ScalarExpr, usize)]) -> ScalarExpr {
+    let mut part = |formula: Box<ScalarExpr>| Box::new(replace_inputs(*formula, parts));
     match formula {
-        ScalarExpr::Input(index) => parts.get(*index).cloned().unwrap_or(ScalarExpr::Input(*index)),
-        ScalarExpr::Constant(number) => ScalarExpr::Constant(*number),
-        ScalarExpr::Unary(function, x) => ScalarExpr::Unary(*function, part(x)),
-        ScalarExpr::Binary(function, a, b) => ScalarExpr::Binary(*function, part(a), part(b)),
+        ScalarExpr::Input(index) => match parts.get_mut(index) {
+            None => ScalarExpr::Input(index),
+            Some((part, uses)) => {
+                *uses -= 1;
+                if *uses == 0 { std::mem::replace(part, ScalarExpr::Constant(0.0)) } else { part.clone() }
+            }
+        },
+        ScalarExpr::Constant(number) => ScalarExpr::Constant(number),
+        ScalarExpr::Unary(function, x) => ScalarExpr::Unary(function, part(x)),
+        ScalarExpr::Binary(function, a, b) => {
+            let a = part(a);
+            ScalarExpr::Binary(function, a, part(b))
+        }
         ScalarExpr::Select(condition, then, otherwise) => {
-            ScalarExpr::Select(part(condition), part(then), part(otherwise))
+            let (condition, then) = (part(condition), part(then));
+            ScalarExpr::Select(condition, then, part(otherwise))
         }
     }
 }

@@ -16,15 +16,15 @@ const SMALL: usize = 1024;
 /// Lets one node stand for all that do the same to the same values.
 pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
     let mut same = merge_constants(graph);
-    let mut first: FxHashMap<u64, Vec<usize>> = FxHashMap::default();
+    // Of nodes whose keys collide only the first has twins.
+    let mut first: FxHashMap<u64, usize> = FxHashMap::default();
     let is_output: rustc_hash::FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     for index in 0..graph.nodes.len() {
         let Some(node) = graph.nodes.get_mut(index) else { continue };
         rename(node, &same);
         let Some(key) = key(node) else { continue };
         let Some(node) = graph.nodes.get(index) else { continue };
-        let twins = first.entry(key).or_default();
-        let twin = twins.iter().filter_map(|twin| graph.nodes.get(*twin)).find(|twin| alike(twin, node));
+        let twin = first.get(&key).and_then(|twin| graph.nodes.get(*twin)).filter(|twin| alike(twin, node));
         // An output of the graph keeps its own node: it keeps its name.
         let named = node.outputs.iter().flatten().any(|output| is_output.contains(output));
         match twin.filter(|_| !named) {
@@ -33,7 +33,9 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
                 same.extend(pairs.filter_map(|(from, to)| Some(((*from)?, (*to)?))));
                 report.common += 1;
             }
-            None => twins.push(index),
+            None => {
+                first.entry(key).or_insert(index);
+            }
         }
     }
 }
