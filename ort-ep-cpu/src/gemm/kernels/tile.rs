@@ -101,6 +101,12 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
     // SAFETY: the caller vouches for the pointers and the instruction set; offsets stay inside the
     // strips, because `k`, `ROWS` and `columns` bound them.
     unsafe {
+        // C is written long after this, and its rows are too far apart for the CPU to foresee.
+        for row in 0..ROWS {
+            for vector in 0..VECTORS {
+                V::prefetch(tile.c.wrapping_add(row * tile.c_row + vector * V::LANES));
+            }
+        }
         let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
         let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.prefetch);
         let (a_row, a_step, b_step) = (tile.a_row, tile.a_step, tile.b_step);
