@@ -254,18 +254,19 @@ impl Block<'_> {
             },
             source => {
                 let lane = steps.len() * width;
+                if let BOperand::Im2col(image) = source {
+                    self.kernel.pack_windows(image, steps.clone(), self.columns(panels), slot, [width, lane]);
+                    return Strip { start: slot.as_ptr(), lane, step: width };
+                }
                 for panel in panels.clone() {
                     let columns = self.columns(&(panel..panel + 1));
                     let to = &mut slot[(panel - panels.start) * lane..][..lane];
                     match source {
                         BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
-                        BOperand::Im2col(image) => {
-                            self.kernel.pack_windows(image, steps.clone(), columns, to, width)
-                        }
                         BOperand::Blocks(blocks) => {
                             blocks.pack(self.grid.isa, steps.clone(), columns, to, width);
                         }
-                        BOperand::Packed(_) => {}
+                        BOperand::Packed(_) | BOperand::Im2col(_) => {}
                     }
                 }
                 Strip { start: slot.as_ptr(), lane, step: width }
