@@ -48,19 +48,25 @@ pub(super) fn refused() -> GemmError {
 /// The tile for which this is the fastest way, by measurement, if there is one.
 pub(super) fn preferred(geometry: &ConvGeometry) -> Option<Tile> {
     /// Fewer channels or filters do not repay the transforms.
-    const FEWEST: usize = 32;
+    const FEWEST: usize = 16;
     /// Transformed weights are 4 times as many, or 16/9 times: the former only where they are few.
     const MOST_FOR_FOUR: usize = 128 * 128;
+    /// Where weights are more than this, they must be read for many tiles, as reading them takes longest.
+    const MOST_FOR_FEW_TILES: usize = 256 * 256;
+    const MANY_TILES: usize = 32;
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
     if !supports(geometry) || channels.min(filters) < FEWEST {
         return None;
     }
     let [_, height, width] = geometry.window.output;
+    let tiles = |tile: Tile| height.div_ceil(tile.side()) * width.div_ceil(tile.side());
     // Products for each channel and filter; those of tiles that reach beyond the image included.
-    let products = |tile: Tile| height.div_ceil(tile.side()) * width.div_ceil(tile.side()) * tile.points();
-    let few = channels * filters <= MOST_FOR_FOUR;
-    let tile = if few && products(Tile::Four) < products(Tile::Two) { Tile::Four } else { Tile::Two };
-    (products(tile) * 4 < height * width * 9 * 3).then_some(tile)
+    let products = |tile: Tile| tiles(tile) * tile.points();
+    let four = channels * filters <= MOST_FOR_FOUR && 3 * products(Tile::Four) < 2 * products(Tile::Two);
+    let tile = if four { Tile::Four } else { Tile::Two };
+    let many = geometry.batch * tiles(tile) >= MANY_TILES;
+    let pays = products(tile) * 4 < height * width * 9 * 3;
+    (pays && (many || channels * filters <= MOST_FOR_FEW_TILES)).then_some(tile)
 }
 
 /// The tiles of a convolution and how they are parted.
