@@ -5,13 +5,14 @@
 //! one more than three vectors of 16), the sides change places and the result is transposed at
 //! the end, which costs little because such layers have long sums.
 
-use super::{ConvGeometry, part};
+use super::{ConvGeometry, part, winograd};
 use crate::gemm::{
     AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Step,
     Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_b, run_batch, transpose, unfold,
     unfolded_len,
 };
 use crate::parallel::for_each_chunk_mut;
+use crate::vector::winograd::Tile;
 
 /// Which side of the product the weights are packed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +21,17 @@ pub enum WeightSide {
     Left,
     /// Pixels are rows, filters are columns.
     Right,
+    /// The right side of the products between Winograd's transforms: only for kernels of 3 by 3 with strides of 1.
+    Transformed(Tile),
 }
 
 impl WeightSide {
-    /// The faster side for a geometry. Both give the right result with any image, so that one
+    /// The faster side for a geometry. Each gives the right result with any image, so that one
     /// packing can serve images of several sizes.
     pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
+        if let Some(tile) = winograd::preferred(geometry) {
+            return WeightSide::Transformed(tile);
+        }
         /// Images of more pixels fill their vectors well, and their sums would take much workspace.
         const MOST_PIXELS: usize = 128;
         let (pixels, filters) = (geometry.window.output_len(), geometry.group_filters());
@@ -48,6 +54,7 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     match side {
         WeightSide::Left => PackedA::len(cpu, geometry.group_filters(), steps(geometry)),
         WeightSide::Right => PackedB::len(cpu, steps(geometry), geometry.group_filters()),
+        WeightSide::Transformed(tile) => winograd::group_len(cpu, geometry, tile),
     }
 }
 
@@ -69,6 +76,9 @@ pub fn pack_weights<T: Weight>(
     packed: &mut [f32],
 ) -> Result<(), GemmError> {
     let (filters, steps) = (geometry.group_filters(), steps(geometry));
+    if let (WeightSide::Transformed(_), false) = (side, winograd::supports(geometry)) {
+        return Err(winograd::refused());
+    }
     let needed = geometry.filters * steps;
     if weights.len() < needed {
         return Err(GemmError::TooShort { what: "a convolution's weights", needed, len: weights.len() });
@@ -84,6 +94,7 @@ pub fn pack_weights<T: Weight>(
         match side {
             WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
             WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
+            WeightSide::Transformed(tile) => winograd::pack(cpu, geometry, tile, weights, packed),
         }
     }
     Ok(())
@@ -100,6 +111,7 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
             crate::gemm::workspace_len(cpu, count, [filters, pixels, steps], source)
         }
         WeightSide::Right => filters * pixels + unfolded(geometry),
+        WeightSide::Transformed(tile) => winograd::workspace_len(cpu, geometry, tile),
     }
 }
 
@@ -138,8 +150,12 @@ pub fn forward(
     output: &mut [f32],
     workspace: &mut [f32],
 ) -> Result<(), GemmError> {
-    if input.side == WeightSide::Right {
-        return forward_right(cpu, geometry, input, output, workspace);
+    match input.side {
+        WeightSide::Left => {}
+        WeightSide::Right => return forward_right(cpu, geometry, input, output, workspace),
+        WeightSide::Transformed(tile) => {
+            return winograd::forward(cpu, geometry, tile, input, output, workspace);
+        }
     }
     let window = &geometry.window;
     let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
@@ -163,7 +179,7 @@ pub fn forward(
 }
 
 /// The channels and the packed weights of one group of one image.
-fn operands<'a>(
+pub(super) fn operands<'a>(
     cpu: Cpu,
     geometry: &ConvGeometry,
     input: &Input<'a>,
@@ -177,7 +193,7 @@ fn operands<'a>(
 }
 
 /// Where the rows of one group of one image lie in the epilogue.
-fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
+pub(super) fn origin(geometry: &ConvGeometry, index: usize) -> Origin {
     let (image, group) = (index / geometry.groups, index % geometry.groups);
     let bias_row = group * geometry.group_filters();
     Origin { bias_row, residual_row: image * geometry.filters + bias_row }

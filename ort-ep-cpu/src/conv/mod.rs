@@ -13,11 +13,14 @@ mod forward;
 #[cfg(test)]
 mod tests;
 mod transpose;
+mod winograd;
 
 pub use forward::{Input, WeightSide, forward, pack_weights, packed_weights_len, workspace_len};
 pub use transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
 };
+
+pub use crate::vector::winograd::Tile;
 
 use crate::gemm::{GemmError, Window};
 

@@ -54,6 +54,7 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
         false if k > steps => COLUMNS.div_ceil(kernel.width()),
+        false if source == BSource::Rows => at_once,
         false => panels,
     };
     let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);

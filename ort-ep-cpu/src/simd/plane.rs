@@ -249,10 +249,13 @@ impl FlatPlan {
                 let end = (input[axis] as isize - shift).clamp(0, output[axis] as isize);
                 (-shift).clamp(0, end) as usize..end as usize
             };
+            let columns = within(1, x);
             for row in within(0, y) {
-                for place in within(1, x) {
-                    let place = row * output[1] + place;
-                    masks[place / lanes * taps + tap] |= 1 << (place % lanes);
+                let (mut place, end) = (row * output[1] + columns.start, row * output[1] + columns.end);
+                while place < end {
+                    let count = (lanes - place % lanes).min(end - place);
+                    masks[place / lanes * taps + tap] |= (((1_u32 << count) - 1) << (place % lanes)) as u16;
+                    place += count;
                 }
             }
         }

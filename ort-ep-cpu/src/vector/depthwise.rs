@@ -46,20 +46,26 @@ struct Phases {
 impl DepthwisePlan {
     /// Plans a convolution for an instruction set.
     pub fn new(isa: Isa, window: Window) -> DepthwisePlan {
-        let isa = isa.min(Isa::widest());
+        let Window { output, kernel, strides, dilations, .. } = window;
+        let mut isa = isa.min(Isa::widest());
         let lanes = match isa {
             Isa::Avx512 => 16,
             Isa::Avx2 => 8,
             _ => 4,
         };
-        let Window { output, kernel, strides, dilations, .. } = window;
         let by_rows = output[0] * output[1].div_ceil(lanes);
         // Loads of a row serve several rows of results where these are not computed as one.
         let pays = |at_once: usize| at_once * 3 < by_rows * 2;
-        let flat = FlatPlan::new(lanes, &window).filter(|_| pays((output[0] * output[1]).div_ceil(lanes)));
-        let way = match (flat, kernel, strides, dilations) {
+        let flat = pays((output[0] * output[1]).div_ceil(lanes)).then(|| FlatPlan::new(lanes, &window));
+        let way = match (flat.flatten(), kernel, strides, dilations) {
             (Some(plan), ..) => Way::Flat(plan),
-            (None, [3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2], [1, 1]) => Way::Square,
+            (None, [3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2], [1, 1]) => {
+                // Half a vector is as fast where that is all there is to a row.
+                if isa == Isa::Avx512 && output[1] <= 8 {
+                    isa = Isa::Avx2;
+                }
+                Way::Square
+            }
             _ => {
                 let mut phases = Phases::new(&window);
                 phases.flat = pays((output[0] * phases.size[1]).div_ceil(lanes));

@@ -22,3 +22,4 @@ pub mod reduce;
 pub mod softmax;
 pub mod transpose;
 pub mod window;
+pub mod winograd;

@@ -6,11 +6,11 @@
 use crate::simd::{Isa, transpose_tiles};
 
 /// A matrix of which rows are `stride` elements apart.
-pub(super) struct Strided {
-    pub(super) rows: usize,
-    pub(super) columns: usize,
-    pub(super) from_stride: usize,
-    pub(super) to_stride: usize,
+pub(crate) struct Strided {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) from_stride: usize,
+    pub(crate) to_stride: usize,
 }
 
 /// Rows and columns that are transposed at a time, so that both sides stay in the first-level cache.
@@ -33,7 +33,7 @@ pub fn transpose<T: bytemuck::Pod>(isa: Isa, (rows, columns): (usize, usize), fr
     strided(isa, &matrix, from, to);
 }
 
-pub(super) fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], to: &mut [T]) {
+pub(crate) fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], to: &mut [T]) {
     let Strided { rows, columns, from_stride, to_stride } = *matrix;
     if size_of::<T>() != 4 {
         return blocks(matrix, (0..rows, 0..columns), from, to);

@@ -16,6 +16,9 @@ use crate::simd::Isa;
 /// Values in a cache line.
 const LINE: usize = 16;
 
+/// Steps up to which writing C takes longer than reading strips of B.
+const FEW_STEPS: usize = 32;
+
 /// How a batch of products is cut into tasks. A task computes a block of C over the whole of k, so
 /// the cut has no influence on any sum.
 #[derive(Clone, Copy, Debug)]
@@ -157,6 +160,15 @@ struct Strip {
     step: usize,
 }
 
+/// Tiles and panels that are computed together over a range of steps.
+struct Group {
+    tiles: Range<usize>,
+    panels: Range<usize>,
+    steps: Range<usize>,
+    /// The steps of the panels.
+    b: Strip,
+}
+
 /// One product as a task sees it.
 struct Block<'a> {
     kernel: &'a Kernel,
@@ -242,18 +254,19 @@ impl Block<'_> {
             },
             source => {
                 let lane = steps.len() * width;
+                if let BOperand::Im2col(image) = source {
+                    self.kernel.pack_windows(image, steps.clone(), self.columns(panels), slot, [width, lane]);
+                    return Strip { start: slot.as_ptr(), lane, step: width };
+                }
                 for panel in panels.clone() {
                     let columns = self.columns(&(panel..panel + 1));
                     let to = &mut slot[(panel - panels.start) * lane..][..lane];
                     match source {
                         BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
-                        BOperand::Im2col(image) => {
-                            self.kernel.pack_windows(image, steps.clone(), columns, to, width)
-                        }
                         BOperand::Blocks(blocks) => {
                             blocks.pack(self.grid.isa, steps.clone(), columns, to, width);
                         }
-                        BOperand::Packed(_) => {}
+                        BOperand::Packed(_) | BOperand::Im2col(_) => {}
                     }
                 }
                 Strip { start: slot.as_ptr(), lane, step: width }
@@ -286,58 +299,75 @@ impl Block<'_> {
     ///
     /// As [`Block::run`], and `b` must hold the steps of the panels.
     unsafe fn run_strips(&self, tiles: Range<usize>, panels: Range<usize>, steps: Range<usize>, b: Strip) {
-        let [rows, _, k] = self.grid.shape;
-        let lines = (self.kernel.width() / LINE).max(1);
-        for panel in panels.clone() {
-            let columns = self.columns(&(panel..panel + 1));
-            let vectors = columns.len().div_ceil(self.kernel.lanes);
-            // Only a strip that was not packed can end before its last vector does.
-            let packed = self.grid.slot_len != 0 || matches!(self.gemm.b, BOperand::Packed(_));
-            let whole = packed || columns.len() == vectors * self.kernel.lanes;
-            let functions = if whole { self.kernel.whole } else { self.kernel.partial };
-            let strip = b.start.wrapping_add((panel - panels.start) * b.lane);
-            // The first tiles of this panel fetch the next panel between them, each a line of every step.
-            let fetching = if panel + 1 < panels.end { lines } else { 0 };
-            for tile in tiles.clone() {
-                let row = tile * self.height;
-                let count = self.height.min(rows - row);
-                let a = self.strip_of_a(tile, steps.start);
-                let mut call = Tile {
-                    k: steps.len(),
-                    a: a.start,
-                    a_row: a.lane,
-                    a_step: a.step,
-                    b: strip,
-                    b_step: b.step,
-                    c: self.c.wrapping_add(row * self.c_row + columns.start),
-                    c_row: self.c_row,
-                    columns: columns.len(),
-                    alpha: self.gemm.alpha,
-                    beta: if steps.start == 0 { self.gemm.beta } else { 1.0 },
-                    row_bias: std::ptr::null(),
-                    column_bias: std::ptr::null(),
-                    residual: std::ptr::null(),
-                    residual_row: 0,
-                    ending: super::Ending::None,
-                    prefetch: strip,
-                    prefetch_step: 0,
-                };
-                if tile - tiles.start < fetching {
-                    call.prefetch = strip.wrapping_add(b.lane + (tile - tiles.start) * LINE);
-                    call.prefetch_step = b.step;
-                }
-                if steps.end == k {
-                    self.add_finish(&mut call, row, columns.start);
-                }
-                let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
-                // SAFETY: the strips hold the rows, columns and steps of this tile, the kernel was
-                // chosen for this CPU, and the caller vouches for C.
-                unsafe {
-                    function(&call);
-                    if steps.end == k && !self.finish.rest.is_empty() {
-                        self.apply_rest(row..row + count, &columns);
-                    }
-                }
+        let group = Group { tiles: tiles.clone(), panels: panels.clone(), steps, b };
+        // Tile by tile, rows of C are written in long runs and a strip of weights stays in the nearest cache; but strips of
+        // B do not, which matters where they are long and were not packed.
+        let long = self.grid.slot_len == 0 && group.steps.len() > FEW_STEPS;
+        let by_tile = matches!(self.gemm.a, AOperand::Packed(_)) && !long;
+        // SAFETY: passed on.
+        unsafe {
+            if by_tile {
+                tiles.for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, &group)));
+            } else {
+                panels.for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, &group)));
+            }
+        }
+    }
+
+    /// One tile of a group.
+    ///
+    /// # Safety
+    ///
+    /// As [`Block::run_strips`].
+    #[inline]
+    unsafe fn run_tile(&self, tile: usize, panel: usize, group: &Group) {
+        let ([rows, _, k], Group { tiles, panels, steps, b }) = (self.grid.shape, group);
+        let columns = self.columns(&(panel..panel + 1));
+        let vectors = columns.len().div_ceil(self.kernel.lanes);
+        // Only a strip that was not packed can end before its last vector does.
+        let packed = self.grid.slot_len != 0 || matches!(self.gemm.b, BOperand::Packed(_));
+        let whole = packed || columns.len() == vectors * self.kernel.lanes;
+        let functions = if whole { self.kernel.whole } else { self.kernel.partial };
+        let strip = b.start.wrapping_add((panel - panels.start) * b.lane);
+        let row = tile * self.height;
+        let count = self.height.min(rows - row);
+        let a = self.strip_of_a(tile, steps.start);
+        let mut call = Tile {
+            k: steps.len(),
+            a: a.start,
+            a_row: a.lane,
+            a_step: a.step,
+            b: strip,
+            b_step: b.step,
+            c: self.c.wrapping_add(row * self.c_row + columns.start),
+            c_row: self.c_row,
+            columns: columns.len(),
+            alpha: self.gemm.alpha,
+            beta: if steps.start == 0 { self.gemm.beta } else { 1.0 },
+            row_bias: std::ptr::null(),
+            column_bias: std::ptr::null(),
+            residual: std::ptr::null(),
+            residual_row: 0,
+            ending: super::Ending::None,
+            prefetch: strip,
+            prefetch_step: 0,
+        };
+        // The first tiles of a panel fetch the next panel between them, each a line of every step.
+        let index = tile - tiles.start;
+        if index < (self.kernel.width() / LINE).max(1) && panel + 1 < panels.end {
+            call.prefetch = strip.wrapping_add(b.lane + index * LINE);
+            call.prefetch_step = b.step;
+        }
+        if steps.end == k {
+            self.add_finish(&mut call, row, columns.start);
+        }
+        let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
+        // SAFETY: the strips hold the rows, columns and steps of this tile, the kernel was
+        // chosen for this CPU, and the caller vouches for C.
+        unsafe {
+            function(&call);
+            if steps.end == k && !self.finish.rest.is_empty() {
+                self.apply_rest(row..row + count, &columns);
             }
         }
     }

@@ -104,14 +104,15 @@ impl Kernel {
         }
     }
 
-    /// Packs `steps` and `columns` of the windows of an image, steps `row` values apart.
+    /// Packs `steps` and `columns` of the windows of an image into panels of `row` columns, `lane` values apart, in which steps are
+    /// `row` values apart.
     pub(super) fn pack_windows(
         &self,
         b: &Im2col,
         steps: Range<usize>,
         columns: Range<usize>,
         to: &mut [f32],
-        row: usize,
+        [row, lane]: [usize; 2],
     ) {
         let window = &b.window;
         let positions = window.kernel_len();
@@ -127,11 +128,16 @@ impl Kernel {
             let to = &mut to[(first * positions + position - steps.start) * row..];
             let inside = [window.inside(0, at[0]), window.inside(1, at[1]), window.inside(2, at[2])];
             let mut run = Run { at, inside, output: start, len: 0, offset: 0, to_step: positions * row };
-            while run.offset < columns.len() {
+            let (mut left, mut left_in_panel) = (columns.len(), row);
+            while left > 0 {
                 let line = window.output[2] - run.output[2];
-                run.len = line.min(columns.len() - run.offset).min(LONGEST_RUN);
+                run.len = line.min(left).min(left_in_panel).min(LONGEST_RUN);
                 self.pack_run(b, first..end, &run, to);
+                (left, left_in_panel) = (left - run.len, left_in_panel - run.len);
                 run.advance(window.output);
+                if left_in_panel == 0 {
+                    (run.offset, left_in_panel) = (run.offset + lane - row, row);
+                }
             }
         }
     }
@@ -193,7 +199,7 @@ struct Run {
     inside: [(usize, usize); 3],
     output: [usize; 3],
     len: usize,
-    /// Where the run starts in its row.
+    /// Where the run starts in what is packed.
     offset: usize,
     /// From a channel's row to the next channel's.
     to_step: usize,
@@ -233,7 +239,8 @@ pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
     }
     for_each_row_chunk_mut(cpu.threads, to, columns * steps, 4, |channel, rows| {
         let first = channel * steps;
-        kernel.pack_windows(windows, first..first + rows.len() / columns, 0..columns, rows, columns);
+        let steps = first..first + rows.len() / columns;
+        kernel.pack_windows(windows, steps, 0..columns, rows, [columns, columns]);
     });
 }
 

@@ -101,6 +101,12 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
     // SAFETY: the caller vouches for the pointers and the instruction set; offsets stay inside the
     // strips, because `k`, `ROWS` and `columns` bound them.
     unsafe {
+        // C is written long after this, and its rows are too far apart for the CPU to foresee.
+        for row in 0..ROWS {
+            for vector in 0..VECTORS {
+                V::prefetch(tile.c.wrapping_add(row * tile.c_row + vector * V::LANES));
+            }
+        }
         let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
         let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.prefetch);
         let (a_row, a_step, b_step) = (tile.a_row, tile.a_step, tile.b_step);
@@ -126,7 +132,7 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
             b = b.wrapping_add(b_step);
             left -= 1;
         }
-        finish::<V, ROWS, VECTORS>(&sums, tile, last);
+        finish::<V, ROWS, VECTORS>(sums, tile, last);
     }
 }
 
@@ -162,50 +168,64 @@ unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL
     }
 }
 
-/// Scales, adds what is to be added, applies the ending and stores.
+/// Scales, adds what is to be added, applies the ending and stores: one after the other for the whole tile, which the compiler
+/// unrolls, so that the sums stay in registers.
 ///
 /// # Safety
 ///
 /// As [`compute`].
 #[inline(always)]
 unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
-    sums: &[[V; VECTORS]; ROWS],
+    mut sums: [[V; VECTORS]; ROWS],
     tile: &Tile,
     last: usize,
 ) {
     // SAFETY: see `compute`.
     unsafe {
         let read = |from: *const f32, vector: usize| match vector + 1 == VECTORS && last < V::LANES {
-            true => V::load_partial(from, last),
-            false => V::load(from),
+            true => V::load_partial(from.add(vector * V::LANES), last),
+            false => V::load(from.add(vector * V::LANES)),
         };
-        let (alpha, beta) = (V::splat(tile.alpha), V::splat(tile.beta));
-        for row in 0..ROWS {
-            let c = tile.c.add(row * tile.c_row);
-            for vector in 0..VECTORS {
-                let offset = vector * V::LANES;
-                let mut value = sums[row][vector];
-                if tile.alpha != 1.0 {
-                    value = value.mul(alpha);
-                }
-                if tile.beta != 0.0 {
-                    value = beta.mul_add(read(c.add(offset), vector), value);
-                }
-                if !tile.row_bias.is_null() {
-                    value = value.add(V::splat(*tile.row_bias.add(row)));
-                }
-                if !tile.column_bias.is_null() {
-                    value = value.add(read(tile.column_bias.add(offset), vector));
-                }
-                if !tile.residual.is_null() {
-                    value = value.add(read(tile.residual.add(row * tile.residual_row + offset), vector));
-                }
-                value = end(value, tile.ending);
-                match vector + 1 == VECTORS && last < V::LANES {
-                    true => value.store_partial(c.add(offset), last),
-                    false => value.store(c.add(offset)),
-                }
+        if tile.alpha != 1.0 {
+            let alpha = V::splat(tile.alpha);
+            each(&mut sums, |sum, _, _| sum.mul(alpha));
+        }
+        if tile.beta != 0.0 {
+            let beta = V::splat(tile.beta);
+            each(&mut sums, |sum, row, vector| beta.mul_add(read(tile.c.add(row * tile.c_row), vector), sum));
+        }
+        if !tile.row_bias.is_null() {
+            each(&mut sums, |sum, row, _| sum.add(V::splat(*tile.row_bias.add(row))));
+        }
+        if !tile.column_bias.is_null() {
+            each(&mut sums, |sum, _, vector| sum.add(read(tile.column_bias, vector)));
+        }
+        if !tile.residual.is_null() {
+            each(&mut sums, |sum, row, vector| {
+                sum.add(read(tile.residual.add(row * tile.residual_row), vector))
+            });
+        }
+        end(&mut sums, tile.ending);
+        each(&mut sums, |sum, row, vector| {
+            let to = tile.c.add(row * tile.c_row + vector * V::LANES);
+            match vector + 1 == VECTORS && last < V::LANES {
+                true => sum.store_partial(to, last),
+                false => sum.store(to),
             }
+            sum
+        });
+    }
+}
+
+/// Puts `change` of each sum, its row and its vector in the sum's place.
+#[inline(always)]
+fn each<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    sums: &mut [[V; VECTORS]; ROWS],
+    change: impl Fn(V, usize, usize) -> V,
+) {
+    for row in 0..ROWS {
+        for vector in 0..VECTORS {
+            sums[row][vector] = change(sums[row][vector], row, vector);
         }
     }
 }
@@ -214,19 +234,31 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
 ///
 /// The CPU must have the instruction set of `V`.
 #[inline(always)]
-unsafe fn end<V: Vector>(value: V, ending: Ending) -> V {
+unsafe fn end<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    sums: &mut [[V; VECTORS]; ROWS],
+    ending: Ending,
+) {
     // SAFETY: the caller vouches for the instruction set.
     unsafe {
-        let unit = |x: V| x.max(V::splat(0.0)).min(V::splat(1.0));
+        let (zero, one) = (V::splat(0.0), V::splat(1.0));
         match ending {
-            Ending::None => value,
-            Ending::Clip { low, high } => value.max(V::splat(low)).min(V::splat(high)),
-            Ending::LeakyRelu { slope } => {
-                let negative = value.min(V::splat(0.0));
-                negative.mul(V::splat(slope)).add(value.max(V::splat(0.0)))
+            Ending::None => {}
+            Ending::Clip { low, high } => {
+                let (low, high) = (V::splat(low), V::splat(high));
+                each(sums, |sum, _, _| sum.max(low).min(high));
             }
-            Ending::HardSigmoid { slope, offset } => unit(value.mul_add(V::splat(slope), V::splat(offset))),
-            Ending::HardSwish => value.mul(unit(value.mul_add(V::splat(1.0 / 6.0), V::splat(0.5)))),
+            Ending::LeakyRelu { slope } => {
+                let slope = V::splat(slope);
+                each(sums, |sum, _, _| sum.min(zero).mul(slope).add(sum.max(zero)));
+            }
+            Ending::HardSigmoid { slope, offset } => {
+                let (slope, offset) = (V::splat(slope), V::splat(offset));
+                each(sums, |sum, _, _| sum.mul_add(slope, offset).max(zero).min(one));
+            }
+            Ending::HardSwish => {
+                let (slope, offset) = (V::splat(1.0 / 6.0), V::splat(0.5));
+                each(sums, |sum, _, _| sum.mul(sum.mul_add(slope, offset).max(zero).min(one)));
+            }
         }
     }
 }

@@ -50,6 +50,9 @@ cpu_kernels![
     KernelDef { domain: MICROSOFT, op: "FusedConv", ..PLAIN },
 ];
 
+/// The size of an image along an axis where it is not known ahead.
+const MEDIUM: usize = 64;
+
 /// A convolution whose weights are known ahead.
 struct Packed {
     windows: Windows,
@@ -92,14 +95,15 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let shape = Shape::from_slice(weight.shape());
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
     let cpu = Cpu::with_threads(cx.threads);
-    // Without the image's size any will do: the packing depends on it only through the side.
-    let fixed = cx.node.fixed_shape(0).filter(|image| geometry(&windows, image, &shape, groups).is_ok());
-    let (geometry, side) = match fixed {
-        Some(image) => {
-            let geometry = geometry(&windows, &image, &shape, groups)?;
-            (geometry, WeightSide::preferred(cpu, &geometry))
-        }
-        None => {
+    // Without the image's size any will do, as the packing depends on it only through the side: one of medium size, if that
+    // is one for these weights.
+    let mut medium = shape.iter().map(|size| (*size).max(MEDIUM)).collect::<Vec<_>>();
+    medium[0] = 1;
+    medium[1] = shape[1].saturating_mul(groups);
+    let fixed = cx.node.fixed_shape(0).unwrap_or(medium);
+    let (geometry, side) = match geometry(&windows, &fixed, &shape, groups) {
+        Ok(geometry) => (geometry, WeightSide::preferred(cpu, &geometry)),
+        Err(_) => {
             let mut image = shape.clone();
             image[0] = 1;
             image[1] = shape[1].saturating_mul(groups);

@@ -1,0 +1,385 @@
+//! Convolutions with kernels of 3 by 3 and strides of 1, by Winograd's transforms (see [`crate::vector::winograd`]).
+//!
+//! A block of tiles at a time goes through three steps: its places are transformed, a product for each point of a tile sums over the
+//! channels, with tiles as rows and filters as columns, and the sums are transformed to results. Blocks are sized so that
+//! both sides of the products stay in the second-level cache.
+
+use std::ops::Range;
+
+use super::forward::{Input, operands, origin};
+use super::{ConvGeometry, part};
+use crate::gemm::{
+    AOperand, Activation, BOperand, Batch, Cpu, Gemm, GemmError, Origin, PackedB, Step, Strided, Weight,
+    apply_steps, check_steps, run_batch,
+};
+use crate::parallel::for_each_chunk_mut;
+use crate::simd::MAX_LANES;
+use crate::vector::activation::Clamp;
+use crate::vector::transpose::{self, strided};
+use crate::vector::winograd::{self, Finish, MOST_REACH, Points, Tile, lanes};
+
+/// Values of the points of a block that stay in the second-level cache of each thread.
+const BLOCK: usize = 192 << 10;
+
+/// The fewest tiles of a block, so that the transformed weights are read for several rows of products.
+const FEWEST_TILES: usize = 16;
+
+/// The most tiles of a row that are transformed at a time, and the places that these reach over.
+const RUN: usize = 16;
+const RUN_COLUMNS: usize = RUN * (MOST_REACH - 2) + 2;
+
+/// Columns that a row of places has in front of the next one, so that whole squares can be transposed.
+const SQUARE: usize = 8;
+
+/// The places of a run of tiles, of as many channels as there are lanes.
+type Pixels = [f32; MOST_REACH * (RUN_COLUMNS + SQUARE) * MAX_LANES];
+
+/// Whether a convolution can be done this way.
+pub(super) fn supports(geometry: &ConvGeometry) -> bool {
+    let window = &geometry.window;
+    let plane = window.input[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
+    plane && window.kernel == [1, 3, 3] && window.stride == [1; 3] && window.dilation == [1; 3]
+}
+
+pub(super) fn refused() -> GemmError {
+    GemmError::Shape("a convolution is not one of 3 by 3 with strides of 1")
+}
+
+/// The tile for which this is the fastest way, by measurement, if there is one.
+pub(super) fn preferred(geometry: &ConvGeometry) -> Option<Tile> {
+    /// Fewer channels or filters do not repay the transforms.
+    const FEWEST: usize = 16;
+    /// Transformed weights are 4 times as many, or 16/9 times: the former only where they are few.
+    const MOST_FOR_FOUR: usize = 128 * 128;
+    /// Where weights are more than this, they must be read for many tiles, as reading them takes longest.
+    const MOST_FOR_FEW_TILES: usize = 256 * 256;
+    const MANY_TILES: usize = 32;
+    let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
+    if !supports(geometry) || channels.min(filters) < FEWEST {
+        return None;
+    }
+    let [_, height, width] = geometry.window.output;
+    let tiles = |tile: Tile| height.div_ceil(tile.side()) * width.div_ceil(tile.side());
+    // Products for each channel and filter; those of tiles that reach beyond the image included.
+    let products = |tile: Tile| tiles(tile) * tile.points();
+    let four = channels * filters <= MOST_FOR_FOUR && 3 * products(Tile::Four) < 2 * products(Tile::Two);
+    let tile = if four { Tile::Four } else { Tile::Two };
+    let many = geometry.batch * tiles(tile) >= MANY_TILES;
+    let pays = products(tile) * 4 < height * width * 9 * 3;
+    (pays && (many || channels * filters <= MOST_FOR_FEW_TILES)).then_some(tile)
+}
+
+/// The tiles of a convolution and how they are parted.
+#[derive(Clone, Copy)]
+struct Tiling {
+    tile: Tile,
+    channels: usize,
+    filters: usize,
+    /// Tiles down and across an image.
+    size: [usize; 2],
+    /// Tiles of all images.
+    count: usize,
+    /// Tiles of a block.
+    block: usize,
+    /// From a point to the next among the points of a tile, and from a tile to the next.
+    point: usize,
+    stride: usize,
+    /// From a tile's sums to the next tile's.
+    sums: usize,
+}
+
+impl Tiling {
+    fn new(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Self {
+        let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
+        let [_, height, width] = geometry.window.output;
+        let size = [height.div_ceil(tile.side()), width.div_ceil(tile.side())];
+        let count = geometry.batch * size[0] * size[1];
+        let (point, sums) = (channels.next_multiple_of(MAX_LANES), filters.next_multiple_of(MAX_LANES));
+        // Rows of products that lie a multiple of a page apart would compete for the same cache sets.
+        let stride = tile.points() * point + MAX_LANES;
+        let most = (BLOCK * cpu.threads / (tile.points() * (point + sums)).max(1)).max(FEWEST_TILES);
+        let block = count.div_ceil(count.div_ceil(most).max(1));
+        let block = if block > size[1] { block.next_multiple_of(size[1].max(1)) } else { block };
+        Tiling { tile, channels, filters, size, count, block: block.min(count), point, stride, sums }
+    }
+
+    /// Values of the points of a block, and of the sums.
+    fn lens(&self) -> [usize; 2] {
+        [self.block * self.stride, self.tile.points() * self.block * self.sums]
+    }
+
+    /// The tiles of a range as runs in rows.
+    fn runs(self, tiles: Range<usize>) -> impl Iterator<Item = Run> {
+        let [rows, columns] = self.size;
+        let mut next = tiles.start;
+        std::iter::from_fn(move || {
+            let column = next % columns.max(1);
+            let count = (columns - column).min(RUN).min(tiles.end - next);
+            let run = Run { first: next, row: next / columns.max(1) % rows.max(1), column, count };
+            next += count;
+            (count > 0).then_some(run)
+        })
+    }
+}
+
+/// Adjacent tiles in a row of an image.
+struct Run {
+    /// The number of the first among all tiles.
+    first: usize,
+    row: usize,
+    column: usize,
+    count: usize,
+}
+
+/// Values that packed weights of a group take.
+pub(super) fn group_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize {
+    tile.points() * PackedB::len(cpu, geometry.group_channels(), geometry.group_filters())
+}
+
+/// Transforms and packs the weights of one group: for each point a right side of channels by filters.
+pub(super) fn pack<T: Weight>(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    tile: Tile,
+    weights: &[T],
+    packed: &mut [f32],
+) {
+    let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
+    let (width, lanes) = (PackedB::len(cpu, 1, 1), lanes(cpu.isa));
+    // The panels of all points that hold the same filters are packed together.
+    let points = packed.chunks_mut(PackedB::len(cpu, channels, filters));
+    let mut points: Vec<_> = points.map(|point| point.chunks_mut(channels * width)).collect();
+    let panels = filters.div_ceil(width);
+    let mut panels: Vec<Vec<&mut [f32]>> =
+        (0..panels).map(|_| points.iter_mut().filter_map(Iterator::next).collect()).collect();
+    for_each_chunk_mut(cpu.threads, &mut panels, 1, |panel, points| {
+        let (mut taps, mut values) = ([0.0; 9 * MAX_LANES], [0.0; MOST_REACH * MOST_REACH * MAX_LANES]);
+        for first in (0..width).step_by(lanes) {
+            let filter = panel * width + first;
+            for channel in 0..channels {
+                for lane in 0..lanes {
+                    let inside = filter + lane < filters;
+                    let from = ((filter + lane) * channels + channel) * 9;
+                    for tap in 0..9 {
+                        taps[tap * lanes + lane] = if inside { weights[from + tap].widen() } else { 0.0 };
+                    }
+                }
+                winograd::kernel(cpu.isa, tile, &taps, &mut values, lanes);
+                for (to, from) in points.iter_mut().flatten().zip(values.chunks_exact(lanes)) {
+                    to[channel * width + first..][..lanes].copy_from_slice(from);
+                }
+            }
+        }
+    });
+}
+
+/// Values of workspace that [`forward`] needs.
+pub(super) fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize {
+    Tiling::new(cpu, geometry, tile).lens().iter().sum()
+}
+
+/// The convolution with weights that [`pack`] wrote for each group.
+pub(super) fn forward(
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    tile: Tile,
+    input: Input,
+    output: &mut [f32],
+    workspace: &mut [f32],
+) -> Result<(), GemmError> {
+    if !supports(geometry) {
+        return Err(refused());
+    }
+    let tiling = Tiling::new(cpu, geometry, tile);
+    let pixels = geometry.window.output_len();
+    let (needed, len) = (geometry.batch * geometry.filters * pixels, output.len());
+    let output = output.get_mut(..needed).ok_or(GemmError::TooShort { what: "a result", needed, len })?;
+    check_steps(input.epilogue, [geometry.filters, geometry.batch * geometry.filters, pixels])?;
+    let ([points, sums], len) = (tiling.lens(), workspace.len());
+    let needed = points + sums;
+    let short = GemmError::TooShort { what: "a convolution's workspace", needed, len };
+    let (points, sums) = workspace.get_mut(..needed).ok_or(short)?.split_at_mut(points);
+    for group in 0..geometry.groups {
+        for first in (0..tiling.count).step_by(tiling.block.max(1)) {
+            let tiles = first..(first + tiling.block).min(tiling.count);
+            let block = Block { cpu, geometry, tiling, input, group, tiles };
+            block.transform_places(points)?;
+            block.multiply(points, sums)?;
+            block.transform_sums(sums, output)?;
+        }
+    }
+    Ok(())
+}
+
+/// Some tiles of a group, over all its channels.
+struct Block<'a> {
+    cpu: Cpu,
+    geometry: &'a ConvGeometry,
+    tiling: Tiling,
+    input: Input<'a>,
+    group: usize,
+    tiles: Range<usize>,
+}
+
+impl Block<'_> {
+    /// Tiles of an image.
+    fn image_tiles(&self) -> usize {
+        self.tiling.size[0] * self.tiling.size[1]
+    }
+
+    /// The index of an image's group among all of them.
+    fn index(&self, image: usize) -> usize {
+        image * self.geometry.groups + self.group
+    }
+
+    fn transform_places(&self, points: &mut [f32]) -> Result<(), GemmError> {
+        let (tiling, lanes) = (&self.tiling, lanes(self.cpu.isa));
+        // All images are checked here, so that the threads cannot fail.
+        let last = self.index(self.geometry.batch - 1);
+        operands(self.cpu, self.geometry, &self.input, last)?;
+        let count = self.tiles.len();
+        let chunk = tiling.size[1].min(count.div_ceil(self.cpu.threads));
+        let points = &mut points[..count * tiling.stride];
+        for_each_chunk_mut(self.cpu.threads, points, chunk * tiling.stride, |index, points| {
+            let mut pixels: Pixels = [0.0; _];
+            let first = self.tiles.start + index * chunk;
+            for run in tiling.runs(first..first + points.len() / tiling.stride) {
+                let image = self.index(run.first / self.image_tiles());
+                let Ok((image, _)) = operands(self.cpu, self.geometry, &self.input, image) else { return };
+                let columns = run.count * tiling.tile.side() + 2 + SQUARE;
+                for channel in (0..tiling.channels).step_by(lanes) {
+                    self.read_places(&run, image, channel, (&mut pixels, columns));
+                    let at = (run.first - first) * tiling.stride + channel;
+                    let to = Points { values: &mut points[at..], tile: tiling.stride, point: tiling.point };
+                    winograd::input(self.cpu.isa, tiling.tile, (run.count, columns), &pixels, to);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Reads the places of some channels that a run reaches over, channel by channel side by side, with zeros beyond the image.
+    fn read_places(&self, run: &Run, image: &[f32], channel: usize, (pixels, columns): (&mut Pixels, usize)) {
+        let Tiling { tile, channels, .. } = self.tiling;
+        let ([_, height, width], [_, top, left]) = (self.geometry.window.input, self.geometry.window.pad);
+        let (lanes, plane) = (lanes(self.cpu.isa), height * width);
+        let count = (channels - channel).min(lanes);
+        let wanted = run.count * tile.side() + 2;
+        let first = (run.column * tile.side()).wrapping_sub(left) as isize;
+        let before = (-first).clamp(0, wanted as isize) as usize;
+        let end = (width as isize - first).clamp(before as isize, wanted as isize) as usize;
+        for (row, pixels) in pixels.chunks_mut(columns * lanes).take(tile.reach()).enumerate() {
+            let y = (run.row * tile.side() + row).wrapping_sub(top);
+            if y >= height || before == end {
+                pixels.fill(0.0);
+                continue;
+            }
+            let from = &image[channel * plane + y * width + (first + before as isize) as usize..];
+            // Reading on to a whole square is faster; what is too much is overwritten.
+            let whole = (end - before).next_multiple_of(SQUARE);
+            let fits = (count - 1) * plane + whole <= from.len();
+            let read = if fits { whole } else { end - before };
+            let matrix =
+                transpose::Strided { rows: count, columns: read, from_stride: plane, to_stride: lanes };
+            pixels[..before * lanes].fill(0.0);
+            strided(self.cpu.isa, &matrix, from, &mut pixels[before * lanes..]);
+            pixels[end * lanes..].fill(0.0);
+        }
+    }
+
+    /// Sums over channels, for each point.
+    fn multiply(&self, points: &[f32], sums: &mut [f32]) -> Result<(), GemmError> {
+        let Tiling { tile, channels, filters, point, stride, sums: sums_stride, .. } = self.tiling;
+        let (rows, packed) = (self.tiles.len(), PackedB::len(self.cpu, channels, filters));
+        let (_, weights) = operands(self.cpu, self.geometry, &self.input, self.group)?;
+        let problem = |index: usize| {
+            let places = part("transformed places", points, index * point, (rows - 1) * stride + channels)?;
+            let left = Strided::new(places, [rows, channels], [stride, 1])?;
+            let right = part("packed weights", weights, index * packed, packed)?;
+            let right = PackedB::new(self.cpu, right, channels, filters)?;
+            Ok(Gemm::new(AOperand::Plain(left), BOperand::Packed(right)))
+        };
+        let results = Batch {
+            values: sums,
+            count: tile.points(),
+            row_stride: sums_stride,
+            batch_stride: rows * sums_stride,
+        };
+        run_batch(self.cpu, &problem, results, &mut [])
+    }
+
+    fn transform_sums(&self, sums: &[f32], output: &mut [f32]) -> Result<(), GemmError> {
+        let (tiling, lanes) = (&self.tiling, lanes(self.cpu.isa));
+        let (plane, tiles) = (self.geometry.window.output_len(), self.image_tiles());
+        let planes = tiling.filters * plane;
+        for image in self.tiles.start / tiles..self.tiles.end.div_ceil(tiles) {
+            let of_image = (image * tiles).max(self.tiles.start)..((image + 1) * tiles).min(self.tiles.end);
+            let index = self.index(image);
+            let (epilogue, origin) = (self.input.epilogue, origin(self.geometry, index));
+            let output = &mut output[index * planes..][..planes];
+            for_each_chunk_mut(self.cpu.threads, output, lanes * plane, |block, planes| {
+                let (mut pixels, filter): (Pixels, _) = ([0.0; _], block * lanes);
+                let count = planes.len() / plane;
+                let (finish, rest) = in_registers(epilogue, origin.bias_row + filter, count);
+                for run in tiling.runs(of_image.clone()) {
+                    let at = (run.first - self.tiles.start) * tiling.sums + filter;
+                    let point = self.tiles.len() * tiling.sums;
+                    let from = Points { values: &sums[at..], tile: tiling.sums, point };
+                    let size = (run.count, run.count * tiling.tile.side());
+                    winograd::output(self.cpu.isa, tiling.tile, size, from, finish, &mut pixels);
+                    self.write_places(&run, &pixels, planes, (rest, origin, filter));
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes the results of a run of some filters to their planes, after the rest of the epilogue.
+    fn write_places(
+        &self,
+        run: &Run,
+        pixels: &[f32],
+        planes: &mut [f32],
+        (rest, origin, filter): (&[Step], Origin, usize),
+    ) {
+        let ([_, height, width], side) = (self.geometry.window.output, self.tiling.tile.side());
+        let (lanes, plane, columns) = (lanes(self.cpu.isa), height * width, run.count * side);
+        let (first, row) = (run.column * side, run.row * side);
+        let (count, rows) = (columns.min(width - first), side.min(height - row));
+        // Rows that lie without gaps on both sides are one.
+        let (count, rows) =
+            if count == width && columns == width { (count * rows, 1) } else { (count, rows) };
+        for index in 0..rows {
+            let at = (row + index) * width + first;
+            let matrix = transpose::Strided {
+                rows: count,
+                columns: planes.len() / plane,
+                from_stride: lanes,
+                to_stride: plane,
+            };
+            strided(self.cpu.isa, &matrix, &pixels[index * columns * lanes..], &mut planes[at..]);
+            if !rest.is_empty() {
+                for (index, plane) in planes.chunks_mut(plane).enumerate() {
+                    apply_steps(rest, origin, [filter + index, at], &mut plane[at..at + count]);
+                }
+            }
+        }
+    }
+}
+
+/// What of an epilogue is done in registers for `count` rows from row `first` on, and the rest.
+fn in_registers<'a>(epilogue: &'a [Step<'a>], first: usize, count: usize) -> (Finish, &'a [Step<'a>]) {
+    let mut finish = Finish { bias: [0.0; MAX_LANES], clamp: Clamp::NONE };
+    let mut rest = epilogue;
+    if let [Step::RowBias(bias), behind @ ..] = rest {
+        finish.bias[..count].copy_from_slice(&bias[first..][..count]);
+        rest = behind;
+    }
+    let (min, max) = match rest {
+        [Step::Activate(Activation::Relu), ..] => (0.0, f32::INFINITY),
+        [Step::Activate(Activation::Clip { min, max }), ..] => (*min, *max),
+        _ => return (finish, rest),
+    };
+    finish.clamp = Clamp { min, max };
+    (finish, &rest[1..])
+}
