@@ -15,6 +15,7 @@
 )]
 
 pub mod blocks;
+pub mod bytes;
 pub mod isa;
 pub mod math;
 #[cfg(test)]

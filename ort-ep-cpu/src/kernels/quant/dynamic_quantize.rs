@@ -5,8 +5,8 @@ use ort_core::ep::{Executable, KernelDef, RunCx};
 
 use crate::cpu_kernels;
 use crate::parallel::for_each_chunk_mut;
-use crate::simd::Isa;
-use crate::vector::convert::convert;
+use crate::simd::bytes::{ByteLanes, ByteOp, dispatch_bytes};
+use crate::simd::{Isa, Simd};
 use crate::vector::reduce;
 
 cpu_kernels![KernelDef {
@@ -37,16 +37,39 @@ impl ByteCodes {
 
     /// The codes of `from`, as many as `to` takes.
     pub(crate) fn encode(self, isa: Isa, threads: usize, from: &[f32], to: &mut [u8]) {
-        let (zero, divisor) = (self.zero, if self.scale == 0.0 { 1.0 } else { self.scale });
+        let divisor = if self.scale == 0.0 { 1.0 } else { self.scale };
         for_each_chunk_mut(threads, to, CHUNK, |chunk, to| {
-            convert(
-                isa,
-                &from[chunk * CHUNK..][..to.len()],
-                to,
-                #[inline(always)]
-                |x: f32| ((x / divisor).round_ties_even() + zero).clamp(0.0, 255.0) as u8,
-            );
+            let from = &from[chunk * CHUNK..][..to.len()];
+            dispatch_bytes(isa, Encode { from, divisor, zero: self.zero, to });
         });
+    }
+}
+
+/// `round(from / divisor) + zero`, nearest in a byte; what is not a number becomes 0.
+struct Encode<'a> {
+    from: &'a [f32],
+    divisor: f32,
+    zero: f32,
+    to: &'a mut [u8],
+}
+
+impl ByteOp for Encode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: ByteLanes>(self, lanes: L) {
+        let (simd, step) = (lanes.base(), L::Base::LANES);
+        let (divisor, zero) = (simd.splat(self.divisor), simd.splat(self.zero));
+        let mut at = 0;
+        while at < self.to.len() {
+            let count = (self.to.len() - at).min(step);
+            let values = simd.load_partial(self.from, at, count, 0.0);
+            let codes = simd.add(simd.round_even(simd.div(values, divisor)), zero);
+            let codes = simd.max_or_second(codes, simd.splat(0.0));
+            let codes = simd.min_or_second(codes, simd.splat(255.0));
+            lanes.store_low_bytes(self.to, at, count, simd.to_i32(codes));
+            at += count;
+        }
     }
 }
 
