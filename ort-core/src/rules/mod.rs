@@ -1,0 +1,9 @@
+//! The rewrite rules, one table per family. A table reads as its file's documentation: what each rule looks for, and what
+//! stands there afterwards.
+
+mod algebra;
+
+use crate::rewrite::RuleSet;
+
+/// All tables, in the order in which rules of the same root are tried.
+pub(crate) static ALL: &[&RuleSet] = &[&algebra::RULES];
