@@ -49,13 +49,23 @@ const SHAPES: [(&str, [usize; 5], Hides); 11] = [
     ("grouped decode 8192", [32, 8, 1, 8192, 128], Hides::Nothing),
 ];
 
-fn attend(cpu: Cpu, [heads, key_heads, queries, keys, size]: [usize; 5], hides: Hides, halves: bool) -> [f64; 2] {
+fn attend(
+    cpu: Cpu,
+    [heads, key_heads, queries, keys, size]: [usize; 5],
+    hides: Hides,
+    halves: bool,
+) -> [f64; 2] {
     let sizes = Sizes { batch: 1, heads, key_heads, queries, keys, size, value_size: size };
-    let noise = |len: usize| -> Vec<f32> { (0..len).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect() };
-    let (q, k, v) = (noise(heads * queries * size), noise(key_heads * keys * size), noise(key_heads * keys * size));
+    let noise =
+        |len: usize| -> Vec<f32> { (0..len).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect() };
+    let (q, k, v) =
+        (noise(heads * queries * size), noise(key_heads * keys * size), noise(key_heads * keys * size));
     let narrow = |values: &[f32]| -> Vec<f16> { values.iter().map(|x| f16::from_f32(*x)).collect() };
     let (narrow_k, narrow_v) = (narrow(&k), narrow(&v));
-    let rows = |elements, heads: usize, rows: usize| Rows { elements, strides: [rows * heads * size, size, heads * size] };
+    let rows = |elements, heads: usize, rows: usize| Rows {
+        elements,
+        strides: [rows * heads * size, size, heads * size],
+    };
     let write = |_: [usize; 3], keys: std::ops::Range<usize>, to: &mut [f32]| {
         keys.zip(to).for_each(|(key, to)| *to = if key % 16 == 15 { -10000.0 } else { 0.0 });
     };
@@ -135,7 +145,10 @@ fn main() {
             );
         }
     }
-    println!("{:<28} {:>10} {:>10} {:>10} {:>10}", "packed weights", "best us", "median us", "GFLOP/s", "GB/s");
+    println!(
+        "{:<28} {:>10} {:>10} {:>10} {:>10}",
+        "packed weights", "best us", "median us", "GFLOP/s", "GB/s"
+    );
     for (name, shape) in LAYERS {
         let [best, median] = layer(cpu, shape);
         let [m, n, k] = shape;

@@ -39,7 +39,9 @@ pub(super) fn known_values(graph: &mut Graph, report: &mut Report) -> Result<()>
     }
     report.folded += known.len();
     let known: FxHashMap<ValueId, Tensor> = known.into_iter().collect();
-    graph.nodes.retain(|node| !matches!(node.outputs.as_slice(), [Some(output)] if known.contains_key(output)));
+    graph
+        .nodes
+        .retain(|node| !matches!(node.outputs.as_slice(), [Some(output)] if known.contains_key(output)));
     // In the order of ids, so that the same model always gives the same graph.
     let mut known: Vec<(ValueId, Tensor)> = known.into_iter().collect();
     known.sort_unstable_by_key(|(id, _)| *id);
@@ -144,7 +146,8 @@ fn extract(graph: &Graph, chosen: &FxHashSet<usize>) -> Result<(Graph, Vec<Value
             {
                 ids.insert(*id, part.add_constant(graph.value(*id).name.clone(), tensor.clone()));
             }
-            *id = ids.get(id).copied().ok_or_else(|| crate::error!(Fail, "node {index} reads no constant"))?;
+            *id =
+                ids.get(id).copied().ok_or_else(|| crate::error!(Fail, "node {index} reads no constant"))?;
         }
         for id in node.outputs.iter_mut().flatten() {
             // Under its number as a name: names need only be unique here.

@@ -23,7 +23,8 @@ pub fn sample(rule: &'static Rule, text: &'static str) -> Result<Graph> {
 
 fn build(rule: &'static Rule, text: &'static str) -> Result<Graph> {
     let pattern = Term::parse(rule.pattern)?;
-    let split = |entry: &'static str| entry.split_once('=').ok_or_else(|| error!(Fail, "'{entry}' has no '='"));
+    let split =
+        |entry: &'static str| entry.split_once('=').ok_or_else(|| error!(Fail, "'{entry}' has no '='"));
     let entries: FxHashMap<&str, &str> = text.split_whitespace().map(split).collect::<Result<_>>()?;
     let mut sampler = Sampler {
         builder: GraphBuilder::new(rule.name),
@@ -70,7 +71,11 @@ impl Sampler {
             Term::Node(node) => {
                 let output = node.output;
                 let outputs = self.node(node)?;
-                outputs.get(output).copied().map(Some).ok_or_else(|| error!(Fail, "output {output} is missing"))
+                outputs
+                    .get(output)
+                    .copied()
+                    .map(Some)
+                    .ok_or_else(|| error!(Fail, "output {output} is missing"))
             }
         }
     }
@@ -102,7 +107,8 @@ impl Sampler {
         }
         let (constant, text) = text.strip_prefix("const:").map_or((constant, text), |text| (true, text));
         let (dtype, sizes) = text.split_once('[').ok_or_else(|| error!(Fail, "sizes are missing"))?;
-        let sizes: Vec<&str> = sizes.trim_end_matches(']').split(',').filter(|size| !size.is_empty()).collect();
+        let sizes: Vec<&str> =
+            sizes.trim_end_matches(']').split(',').filter(|size| !size.is_empty()).collect();
         let dtype = dtype_of(dtype)?;
         if !constant {
             return Ok(self.builder.input(name, dtype, &sizes));
@@ -167,9 +173,7 @@ fn dtype_of(name: &str) -> Result<DType> {
         ("i8", DType::I8),
     ];
     let short = SHORT.iter().find(|(short, _)| *short == name).map(|(_, dtype)| *dtype);
-    short
-        .or_else(|| DType::from_name(name))
-        .ok_or_else(|| error!(Fail, "there is no element type '{name}'"))
+    short.or_else(|| DType::from_name(name)).ok_or_else(|| error!(Fail, "there is no element type '{name}'"))
 }
 
 /// A constant without dimensions.
@@ -199,7 +203,9 @@ fn weights(dtype: DType, sizes: &[usize], seed: u32) -> Result<Tensor> {
     match dtype {
         DType::F32 => Tensor::from_vec(sizes, values.iter().map(|&value| value as f32).collect()),
         DType::F64 => Tensor::from_vec(sizes, values),
-        DType::F16 => Tensor::from_vec(sizes, values.iter().map(|&value| half::f16::from_f64(value)).collect()),
+        DType::F16 => {
+            Tensor::from_vec(sizes, values.iter().map(|&value| half::f16::from_f64(value)).collect())
+        }
         DType::I8 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as i8).collect()),
         DType::U8 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as u8).collect()),
         DType::I32 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as i32).collect()),

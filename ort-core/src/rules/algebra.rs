@@ -84,7 +84,8 @@ fn moves_nothing(found: &Found<'_>) -> bool {
 
 fn join_transposes(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let found = patch.found();
-    let (Some(outer), Some(inner), Some(rank)) = (found.node("outer"), found.node("inner"), found.rank("x")) else {
+    let (Some(outer), Some(inner), Some(rank)) = (found.node("outer"), found.node("inner"), found.rank("x"))
+    else {
         return Ok(None);
     };
     let (outer, inner) = (permutation(outer, rank), permutation(inner, rank));

@@ -2,8 +2,9 @@
 //! stands there afterwards.
 
 mod algebra;
+mod qdq;
 
 use crate::rewrite::RuleSet;
 
 /// All tables, in the order in which rules of the same root are tried.
-pub(crate) static ALL: &[&RuleSet] = &[&algebra::RULES];
+pub(crate) static ALL: &[&RuleSet] = &[&algebra::RULES, &qdq::RULES];

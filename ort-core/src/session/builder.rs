@@ -190,4 +190,3 @@ fn evaluate(
     let outputs = builder.build()?.run(&[])?.into_iter();
     outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()
 }
-

@@ -20,8 +20,8 @@ mod view;
 pub use draft::Draft;
 pub(crate) use gradient::Pen;
 pub use gradient::{Grad, GradCx};
-pub(crate) use infer::{infer_at, infer_until};
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
+pub(crate) use infer::{infer_at, infer_until};
 pub use registry::{OpRecord, Registry};
 pub(crate) use render::render;
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
@@ -42,9 +42,6 @@ pub const ONNX_PREVIEW: &str = "ai.onnx.preview";
 /// The domain of operators that ONNX Runtime adds.
 pub const MICROSOFT: &str = "com.microsoft";
 /// The domain of the runtime's own fused operators, which rewrites make.
-pub const RUNTIME: &str = "ort-runtime";
-
-/// The domain of our own fused operators, which rewrite rules put in the place of what they fuse.
 pub const RUNTIME: &str = "ort-runtime";
 
 /// Everything there is to know of one operator.

@@ -97,7 +97,14 @@ impl<'a> Rows<'a> {
     }
 
     /// Rows of a head: where they lie, or widened in `scratch`.
-    fn strip<'s>(&self, isa: Isa, place: [usize; 2], rows: Range<usize>, size: usize, scratch: &'s mut [f32]) -> Strip<'s>
+    fn strip<'s>(
+        &self,
+        isa: Isa,
+        place: [usize; 2],
+        rows: Range<usize>,
+        size: usize,
+        scratch: &'s mut [f32],
+    ) -> Strip<'s>
     where
         'a: 's,
     {
@@ -289,7 +296,8 @@ impl Attention<'_> {
         let count = places.len();
         let mut seen = [(f32::NEG_INFINITY, 0.0); FEW];
         let mut all = self.sizes.keys..0;
-        for (line, (to, seen)) in queries.chunks_exact_mut(size.max(1)).zip(&mut seen).take(count).enumerate() {
+        for (line, (to, seen)) in queries.chunks_exact_mut(size.max(1)).zip(&mut seen).take(count).enumerate()
+        {
             let [batch, head, query] = places.at(line);
             to.copy_from_slice(self.query([batch, head, query]));
             unary_in_place(isa, Unary::Affine { scale: self.factor(), shift: 0.0 }, to);
@@ -308,11 +316,13 @@ impl Attention<'_> {
         for first in (all.start / KEYS * KEYS..all.end).step_by(KEYS) {
             let rows = first..(first + KEYS).min(all.end);
             let keys = self.keys.strip(isa, [block.outer, key_head], rows.clone(), size, wide_keys);
-            let values = self.values.strip(isa, [block.outer, key_head], rows.clone(), value_size, wide_values);
+            let values =
+                self.values.strip(isa, [block.outer, key_head], rows.clone(), value_size, wide_values);
             for (line, seen) in seen.iter_mut().take(count).enumerate() {
                 let place = places.at(line);
                 let span = self.span(place[0], place[2]);
-                let (start, end) = (span.start.clamp(rows.start, rows.end), span.end.clamp(rows.start, rows.end));
+                let (start, end) =
+                    (span.start.clamp(rows.start, rows.end), span.end.clamp(rows.start, rows.end));
                 if start >= end {
                     continue;
                 }
@@ -331,7 +341,14 @@ impl Attention<'_> {
                 }
                 let factor = weigh_row(isa, scores, &mut seen.0, &mut seen.1);
                 let result = block.line([place[1], place[2]]);
-                mix(isa, &values.values[(start - first) * values.stride..], values.stride, scores, factor, result);
+                mix(
+                    isa,
+                    &values.values[(start - first) * values.stride..],
+                    values.stride,
+                    scores,
+                    factor,
+                    result,
+                );
             }
         }
         for (line, (_, sum)) in seen.iter().take(count).enumerate() {
@@ -534,7 +551,8 @@ impl<'a, 'b> Task<'a, 'b> {
 
     /// Writes the mask of a block of keys, a row for each query or one for all: whether it hides everything.
     fn write_mask(&self, mask: Mask<'_>, panel: &Panel, keys: &Range<usize>, to: &mut [f32]) -> bool {
-        let lines = if mask.is_by_query { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
+        let lines =
+            if mask.is_by_query { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
         let mut hides = true;
         for (line, row) in lines.zip(to.chunks_exact_mut(KEYS)) {
             let row = &mut row[..keys.len()];

@@ -265,7 +265,7 @@ impl CodeConv<'_> {
             let weights = &self.filters.rows[filter * positions * 4..][..positions * 4];
             let taps = CodeTaps::new(&self.window, weights, [row_terms[filter], minus_zeros[filter]]);
             let image = &self.image.0[channel * input..][..input];
-            convolve_plane(cpu.isa, &self.window, image, of_image, &taps, to, scratch);
+            convolve_plane(cpu.isa, &self.window, (image, of_image[0]), &taps, to, scratch);
         };
         let count = self.batch * filters;
         let parts = if cpu.threads <= 1 { 1 } else { (cpu.threads * 2).min(count.max(1)) };
@@ -277,6 +277,7 @@ impl CodeConv<'_> {
                 let mut parts: Vec<_> = sums.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
                 for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
                     for (sums, scratch) in pieces {
+                        scratch.fill(of_image[1]);
                         for (at, to) in sums.chunks_exact_mut(plane).enumerate() {
                             convolve(part * per_part + at, Sums::Stored(to), scratch);
                         }
@@ -288,6 +289,7 @@ impl CodeConv<'_> {
                 let mut parts: Vec<_> = codes.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
                 for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
                     for (codes, scratch) in pieces {
+                        scratch.fill(of_image[1]);
                         for (at, to) in codes.chunks_exact_mut(plane).enumerate() {
                             let unit = part * per_part + at;
                             let requantize = Requantize::new(factors[unit % filters], zero, signed);

@@ -288,8 +288,9 @@ impl Weigh<'_> {
             let next = (key + 1).min(self.keys - 1);
             for vector in 0..N {
                 // SAFETY: both rows are among those of the scores.
-                let (a, b) =
-                    unsafe { (s.load_ptr(scores.add(place(key, vector))), s.load_ptr(scores.add(place(next, vector)))) };
+                let (a, b) = unsafe {
+                    (s.load_ptr(scores.add(place(key, vector))), s.load_ptr(scores.add(place(next, vector))))
+                };
                 greatest[vector] = s.max_or_second(greatest[vector], a);
                 odd[vector] = s.max_or_second(odd[vector], b);
             }

@@ -56,6 +56,30 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
         unsafe { self.store_low_bytes_ptr(to.as_mut_ptr().add(at), count, value) }
     }
 
+    /// Loads `count` bytes (at most `LANES`) from `from[at..]` as numbers, with a sign where `SIGNED`; the other lanes
+    /// hold any.
+    ///
+    /// # Panics
+    /// If the slice ends before that.
+    #[inline(always)]
+    fn load_codes<const SIGNED: bool>(self, from: &[u8], at: usize, count: usize) -> Numbers<Self> {
+        let simd = self.base();
+        assert!(at <= from.len() && from.len() - at >= count);
+        let codes = if count == Self::Base::LANES {
+            // SAFETY: the slice holds `LANES` bytes from `at` on.
+            unsafe { simd.load_u8_ptr(from.as_ptr().add(at)) }
+        } else {
+            let mut some = [0; super::MAX_LANES];
+            some[..count].copy_from_slice(&from[at..at + count]);
+            // SAFETY: no vector is longer than the array.
+            unsafe { simd.load_u8_ptr(some.as_ptr()) }
+        };
+        simd.to_f32(match SIGNED {
+            true => simd.sub_i32(simd.xor_i32(codes, simd.splat_i32(0x80)), simd.splat_i32(0x80)),
+            false => codes,
+        })
+    }
+
     /// Stores the first `count` lanes (at most `LANES`) at `to[at..]`.
     ///
     /// # Panics
@@ -69,6 +93,9 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
 
 /// A vector of 32-bit lanes.
 pub type Lanes<L> = <<L as ByteLanes>::Base as Simd>::I32;
+
+/// A vector of numbers.
+pub type Numbers<L> = <<L as ByteLanes>::Base as Simd>::F32;
 
 /// Bytes that [`ByteLanes::windows`] may read.
 pub const WINDOWS_REACH: usize = 64;

@@ -90,7 +90,8 @@ pub(crate) fn plane_len(window: &Window) -> usize {
     rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
 }
 
-/// Convolves one plane. Bytes of the image are flipped by `flip`; `zero`, which is not, is the padding.
+/// Convolves one plane. Bytes of the image are flipped by `flip`. `scratch` was filled with the padding before the first
+/// plane; each plane then leaves its padding as it is.
 ///
 /// # Panics
 ///
@@ -98,34 +99,30 @@ pub(crate) fn plane_len(window: &Window) -> usize {
 pub(crate) fn convolve_plane(
     isa: Isa,
     window: &Window,
-    image: &[u8],
-    of_image: [u8; 2],
+    image: (&[u8], u8),
     taps: &CodeTaps,
     to: Sums<'_>,
     scratch: &mut [u8],
 ) {
-    fill(window, image, of_image, scratch);
+    place(window, image, scratch);
     let scratch = &*scratch;
     dispatch_bytes(isa, Plane { window, taps, scratch, to });
 }
 
-/// Copies the image with its padding.
-fn fill(window: &Window, image: &[u8], [flip, zero]: [u8; 2], scratch: &mut [u8]) {
+/// Copies the image to its place amid the padding.
+fn place(window: &Window, (image, flip): (&[u8], u8), scratch: &mut [u8]) {
     let [rows, bytes] = padded(window);
     let ([_, height, width], [_, pad_y, pad_x]) = (window.input, window.pad);
-    let end = (pad_x + width).min(bytes);
-    for (row, to) in scratch.chunks_exact_mut(bytes).take(rows).enumerate() {
-        match row.checked_sub(pad_y).filter(|y| *y < height && pad_x < end) {
-            Some(y) => {
-                to[..pad_x].fill(zero);
-                to[end..].fill(zero);
-                let from = &image[y * width..][..end - pad_x];
-                match flip {
-                    0 => to[pad_x..end].copy_from_slice(from),
-                    _ => to[pad_x..end].iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip),
-                }
-            }
-            None => to.fill(zero),
+    let count = width.min(bytes.saturating_sub(pad_x));
+    if count == 0 {
+        return;
+    }
+    let lines = image.chunks_exact(width).take(height.min(rows.saturating_sub(pad_y)));
+    for (y, from) in lines.enumerate() {
+        let to = &mut scratch[(pad_y + y) * bytes + pad_x..][..count];
+        match flip {
+            0 => to.copy_from_slice(&from[..count]),
+            _ => to.iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip),
         }
     }
 }
@@ -145,9 +142,14 @@ impl ByteOp for Plane<'_> {
     fn run<L: ByteLanes>(self, lanes: L) {
         let simd = lanes.base();
         match self.to {
-            Sums::Stored(to) => rows(lanes, self.window, self.taps, self.scratch, |at, count, sum| {
-                lanes.store_i32(to, at, count, sum);
-            }),
+            Sums::Stored(to) => rows(
+                lanes,
+                self.window,
+                self.taps,
+                self.scratch,
+                #[inline(always)]
+                |at, count, sum| lanes.store_i32(to, at, count, sum),
+            ),
             Sums::Codes(to, Requantize { factor, zero, least, greatest }) => {
                 let (factor, zero) = (simd.splat(factor), simd.splat_i32(zero));
                 let (least, greatest) = (simd.splat(least), simd.splat(greatest));
@@ -197,22 +199,37 @@ fn three_taps<L: ByteLanes, const STRIDE: usize>(
 ) {
     let ([_, height, width], simd) = (window.output, lanes.base());
     let pitch = padded(window)[1];
-    let weights = [0, 1, 2].map(|tap: usize| simd.splat_i32(taps.weights[tap][0]));
+    let [first, second, third] = [taps.weights[0][0], taps.weights[1][0], taps.weights[2][0]];
+    let weights = [simd.splat_i32(first), simd.splat_i32(second), simd.splat_i32(third)];
     let term = simd.splat_i32(taps.term);
     for y in 0..height {
         let lines =
             [0, 1, 2].map(|tap| &scratch[(y * window.stride[1] + tap * window.dilation[1]) * pitch..]);
-        let mut x = 0;
-        while x < width {
-            let count = (width - x).min(L::Base::LANES);
-            let mut sum = term;
-            for tap in 0..3 {
-                sum = lanes.dot(sum, lanes.windows::<STRIDE>(lines[tap], x * STRIDE), weights[tap]);
-            }
-            store(y * width + x, count, sum);
-            x += count;
+        let whole = width - width % L::Base::LANES;
+        for x in (0..whole).step_by(L::Base::LANES) {
+            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, x);
+            store(y * width + x, L::Base::LANES, sum);
+        }
+        if whole < width {
+            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, whole);
+            store(y * width + whole, width - whole, sum);
         }
     }
+}
+
+/// The sums of windows from `x` on.
+#[inline(always)]
+fn three_lines<L: ByteLanes, const STRIDE: usize>(
+    lanes: L,
+    lines: [&[u8]; 3],
+    weights: [Lanes<L>; 3],
+    mut sum: Lanes<L>,
+    x: usize,
+) -> Lanes<L> {
+    for line in 0..3 {
+        sum = lanes.dot(sum, lanes.windows::<STRIDE>(lines[line], x * STRIDE), weights[line]);
+    }
+    sum
 }
 
 /// Any number of taps.

@@ -38,18 +38,30 @@ impl ByteCodes {
     /// The codes of `from`, as many as `to` takes.
     pub(crate) fn encode(self, isa: Isa, threads: usize, from: &[f32], to: &mut [u8]) {
         let divisor = if self.scale == 0.0 { 1.0 } else { self.scale };
-        for_each_chunk_mut(threads, to, CHUNK, |chunk, to| {
-            let from = &from[chunk * CHUNK..][..to.len()];
-            dispatch_bytes(isa, Encode { from, divisor, zero: self.zero, to });
-        });
+        quantize(isa, threads, from, (divisor, self.zero, [0.0, 255.0]), to);
     }
 }
 
-/// `round(from / divisor) + zero`, nearest in a byte; what is not a number becomes 0.
+/// `round(from / scale) + zero`, nearest in the range from `least` to `greatest`, as bytes; what is not a number becomes
+/// 0.
+pub(super) fn quantize(
+    isa: Isa,
+    threads: usize,
+    from: &[f32],
+    (scale, zero, range): (f32, f32, [f32; 2]),
+    to: &mut [u8],
+) {
+    for_each_chunk_mut(threads, to, CHUNK, |chunk, to| {
+        let from = &from[chunk * CHUNK..][..to.len()];
+        dispatch_bytes(isa, Encode { from, scale, zero, range, to });
+    });
+}
+
 struct Encode<'a> {
     from: &'a [f32],
-    divisor: f32,
+    scale: f32,
     zero: f32,
+    range: [f32; 2],
     to: &'a mut [u8],
 }
 
@@ -59,14 +71,18 @@ impl ByteOp for Encode<'_> {
     #[inline(always)]
     fn run<L: ByteLanes>(self, lanes: L) {
         let (simd, step) = (lanes.base(), L::Base::LANES);
-        let (divisor, zero) = (simd.splat(self.divisor), simd.splat(self.zero));
+        let (scale, zero) = (simd.splat(self.scale), simd.splat(self.zero));
+        let (least, greatest) = (simd.splat(self.range[0]), simd.splat(self.range[1]));
         let mut at = 0;
         while at < self.to.len() {
             let count = (self.to.len() - at).min(step);
-            let values = simd.load_partial(self.from, at, count, 0.0);
-            let codes = simd.add(simd.round_even(simd.div(values, divisor)), zero);
-            let codes = simd.max_or_second(codes, simd.splat(0.0));
-            let codes = simd.min_or_second(codes, simd.splat(255.0));
+            let values = match count == step {
+                true => simd.load(self.from, at),
+                false => simd.load_partial(self.from, at, count, 0.0),
+            };
+            let codes = simd.add(simd.round_even(simd.div(values, scale)), zero);
+            let codes = simd.select(simd.is_nan(codes), simd.splat(0.0), codes);
+            let codes = simd.min_or_second(simd.max_or_second(codes, least), greatest);
             lanes.store_low_bytes(self.to, at, count, simd.to_i32(codes));
             at += count;
         }

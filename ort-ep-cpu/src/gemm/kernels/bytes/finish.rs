@@ -1,7 +1,7 @@
 //! What happens to a tile of sums: zero points taken off, then stored as they are, as numbers or as codes.
 
 use crate::simd::Simd;
-use crate::simd::bytes::{ByteLanes, Lanes};
+use crate::simd::bytes::{ByteLanes, Lanes, Numbers};
 
 /// Columns of a tile that lie side by side in the result too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,21 +120,41 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
             (simd.splat_i32(term), simd.splat(*factors.add(row)), sums, to)
         };
         for run in call.runs {
-            let mut at = 0;
-            while at < run.len {
-                let count = (run.len - at).min(L::Base::LANES);
-                // SAFETY: the caller vouches for the pointers.
-                unsafe {
-                    let sum = simd.to_bits(simd.load_ptr(sums.add(run.first + at).cast()));
-                    let value = simd.mul(simd.to_f32(simd.add_i32(sum, term)), factor);
-                    let value = simd.min_or_second(simd.max_or_second(value, least), greatest);
-                    let code = simd.add_i32(simd.to_i32(value), zero);
-                    lanes.store_low_bytes_ptr(to.add(run.to + at), count, code);
+            let whole = run.len - run.len % L::Base::LANES;
+            // SAFETY: the caller vouches for the result.
+            unsafe {
+                for at in (0..whole).step_by(L::Base::LANES) {
+                    let code = code(lanes, sums.add(run.first + at), [term, zero], [factor, least, greatest]);
+                    lanes.store_low_bytes_ptr(to.add(run.to + at), L::Base::LANES, code);
                 }
-                at += count;
+                if whole < run.len {
+                    let code =
+                        code(lanes, sums.add(run.first + whole), [term, zero], [factor, least, greatest]);
+                    lanes.store_low_bytes_ptr(to.add(run.to + whole), run.len - whole, code);
+                }
             }
         }
     }
+}
+
+/// `round(clamp((sums + term) * factor, least, greatest)) + zero` of a vector of sums.
+///
+/// # Safety
+///
+/// `sums` is valid for a vector, and the CPU has the instructions of `L`.
+#[inline(always)]
+unsafe fn code<L: ByteLanes>(
+    lanes: L,
+    sums: *const i32,
+    [term, zero]: [Lanes<L>; 2],
+    [factor, least, greatest]: [Numbers<L>; 3],
+) -> Lanes<L> {
+    let simd = lanes.base();
+    // SAFETY: the caller vouches for the sums.
+    let sum = simd.to_bits(unsafe { simd.load_ptr(sums.cast()) });
+    let value = simd.mul(simd.to_f32(simd.add_i32(sum, term)), factor);
+    let value = simd.min_or_second(simd.max_or_second(value, least), greatest);
+    simd.add_i32(simd.to_i32(value), zero)
 }
 
 /// The `count` sums of `row` from `column` on, which go to place `to` of the result's row.
@@ -152,19 +172,21 @@ unsafe fn finish_vector<L: ByteLanes, const OUTER: bool>(
     let (simd, place) = (lanes.base(), row * call.row_stride + to);
     // SAFETY: the caller vouches for the pointers.
     unsafe {
-        let ints = |from: *const i32| simd.to_bits(load(simd, from.wrapping_add(column).cast(), count));
         let sums = call.sums.add(row * call.sums_row + column);
         let mut sum = simd.to_bits(simd.load_ptr(sums.cast()));
         if !call.row_terms.is_null() {
             sum = simd.add_i32(sum, simd.splat_i32(*call.row_terms.add(row)));
         }
         if !call.column_terms.is_null() {
-            sum = simd.add_i32(sum, ints(call.column_terms));
+            sum = simd.add_i32(sum, ints(lanes, call.column_terms, column, count));
         }
         if OUTER {
             for (rows, columns) in call.outer {
                 if !rows.is_null() {
-                    sum = simd.add_i32(sum, lanes.mul_i32(simd.splat_i32(*rows.add(row)), ints(columns)));
+                    sum = simd.add_i32(
+                        sum,
+                        lanes.mul_i32(simd.splat_i32(*rows.add(row)), ints(lanes, columns, column, count)),
+                    );
                 }
             }
         }
@@ -190,6 +212,17 @@ unsafe fn finish_vector<L: ByteLanes, const OUTER: bool>(
             }
         }
     }
+}
+
+/// The `count` terms from `column` on.
+///
+/// # Safety
+///
+/// As [`finish`].
+#[inline(always)]
+unsafe fn ints<L: ByteLanes>(lanes: L, from: *const i32, column: usize, count: usize) -> Lanes<L> {
+    // SAFETY: passed on.
+    unsafe { lanes.base().to_bits(load(lanes.base(), from.wrapping_add(column).cast(), count)) }
 }
 
 /// # Safety
