@@ -51,7 +51,8 @@ fn try_sample(rule: &'static Rule, level: Level, text: &'static str) -> Result<(
     let inputs = model.inputs().into_iter().enumerate();
     let inputs = inputs.map(|(index, input)| Ok((input.name.clone(), made_up(&input.ty, index)?)));
     let inputs: Vec<(String, Value)> = inputs.collect::<Result<_>>()?;
-    let given: Vec<(&str, Value)> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let given: Vec<(&str, Value)> =
+        inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     let (expected, actual) = (without.run(&given)?, with.run(&given)?);
     for ((name, expected), (_, actual)) in expected.iter().zip(&actual) {
         let part = if expected.tensor()?.dtype() == DType::F16 { 4e-3 } else { 2e-5 };
@@ -74,7 +75,9 @@ fn made_up(ty: &ort_runtime::ir::ValueType, seed: usize) -> Result<Value> {
         Some(DType::I64) => Tensor::from_vec(&shape, (0..count as i64).map(|v| v % 5).collect())?,
         Some(DType::I32) => Tensor::from_vec(&shape, (0..count as i32).map(|v| v % 5).collect())?,
         Some(DType::U8) => Tensor::from_vec(&shape, (0..count).map(|v| (v * 37 % 251) as u8).collect())?,
-        Some(DType::I8) => Tensor::from_vec(&shape, (0..count).map(|v| (v * 37 % 251) as u8 as i8).collect())?,
+        Some(DType::I8) => {
+            Tensor::from_vec(&shape, (0..count).map(|v| (v * 37 % 251) as u8 as i8).collect())?
+        }
         Some(DType::Bool) => Tensor::from_bools(&shape, &(0..count).map(|v| v % 3 != 0).collect::<Vec<_>>())?,
         _ => Tensor::from_vec(&shape, floats().collect())?,
     }))

@@ -39,11 +39,8 @@ pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
         bail!("{} would replace the model that is read; give another file to write", args.output.display());
     }
     let model = Model::from_source(Source::open(&args.input, FileAccess::default())?)?;
-    let optimizer = Optimizer {
-        level: args.level,
-        disabled: args.without_rules.clone(),
-        stop_after: args.rewrites,
-    };
+    let optimizer =
+        Optimizer { level: args.level, disabled: args.without_rules.clone(), stop_after: args.rewrites };
     let (graph, report) = Session::builder(&model).optimizer(optimizer).optimized()?;
     let weights = if args.external_data { Weights::Beside { least: 1024 } } else { Weights::Inside };
     save(&graph, model.info(), &args.output, &weights)?;

@@ -105,6 +105,10 @@ impl Search<'_> {
         })
     }
 
+    fn name_output(&mut self, name: &'static str, value: ValueId) -> bool {
+        self.found.value(name).is_some() || self.found.bind(name, value)
+    }
+
     fn next_bit(&mut self) -> bool {
         let bit = self.orientation & 1 == 1;
         self.orientation >>= 1;
@@ -130,8 +134,11 @@ impl Search<'_> {
                     let node = self.finder.node(*id);
                     node.is_some_and(|node| node.outputs.get(term.output).copied().flatten() == Some(value))
                 };
+                // A named node is also the value that it computes.
                 match producer.filter(at_output) {
-                    Some(id) => self.node(term, id),
+                    Some(id) => {
+                        self.node(term, id) && term.name.is_none_or(|name| self.name_output(name, value))
+                    }
                     None => false,
                 }
             }
@@ -147,6 +154,7 @@ fn attrs_match(term: &NodeTerm, node: &Node) -> bool {
         (Literal::Text(text), Some(Attribute::String(value))) => value == text,
         (Literal::Ints(ints), Some(Attribute::Ints(value))) => value == ints,
         (Literal::Ints(ints), None) => ints.is_empty(),
+        (Literal::Text(text), None) => text.is_empty(),
         _ => false,
     })
 }

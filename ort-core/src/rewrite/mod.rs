@@ -6,6 +6,7 @@
 //! place only if its types and shapes are those of what it replaces. Each rule has samples, from which a test builds
 //! the pattern and runs it with and without the rule.
 
+mod chains;
 mod common;
 mod driver;
 mod eliminate;
@@ -48,7 +49,8 @@ impl Optimizer {
 
     /// Refuses names of rules that do not exist.
     fn check(&self) -> Result<()> {
-        let names = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
+        let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
+        let names = || tables().chain([ELEMENTWISE_CHAIN]);
         for name in &self.disabled {
             ensure!(
                 names().any(|known| known == name),
@@ -134,6 +136,9 @@ pub(crate) fn optimize(
     Ok(report)
 }
 
+/// What the fusion of elementwise operators, which no pattern can say, is called among the rules.
+const ELEMENTWISE_CHAIN: &str = "elementwise_chain";
+
 /// The most rounds of folding and rewriting; each may give the other something to do.
 const MOST_ROUNDS: usize = 8;
 
@@ -157,6 +162,10 @@ impl Driver<'_> {
         self.to_fixpoint(graph, &basic, fold::SMALL)?;
         if self.optimizer.level > Level::Basic {
             self.to_fixpoint(graph, &self.optimizer.clone(), usize::MAX)?;
+            if !self.optimizer.disabled.iter().any(|name| name == ELEMENTWISE_CHAIN) {
+                chains::fuse(graph, self.report)?;
+            }
+            eliminate::unread(graph, self.report);
         } else {
             self.to_fixpoint(graph, &basic, usize::MAX)?;
         }

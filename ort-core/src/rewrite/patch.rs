@@ -65,8 +65,8 @@ impl<'a> Found<'a> {
 /// The nodes that a rule puts in the place of a match.
 #[derive(Debug)]
 pub struct Patch<'g> {
-    pub(super) draft: Draft<'g>,
-    pub(super) found: &'g Match,
+    pub(crate) draft: Draft<'g>,
+    pub(crate) found: &'g Match,
 }
 
 impl<'g> Patch<'g> {

@@ -134,7 +134,10 @@ impl Sampler {
         let spec = *spec.ok_or_else(|| error!(Fail, "there is no operator {wanted:?}"))?;
         let mut attrs: Vec<(&str, Attribute)> = Vec::new();
         for (name, literal) in &term.attrs {
-            attrs.push((name, attribute(spec, name, literal)?));
+            // An empty text stands for an attribute that is left out.
+            if *literal != Literal::Text("") {
+                attrs.push((name, attribute(spec, name, literal)?));
+            }
         }
         for attr in spec.attrs {
             let Some(text) = given(attr.name) else { continue };
@@ -144,6 +147,7 @@ impl Sampler {
         let outputs = self.builder.add((spec.domain, spec.name), &inputs, &attrs, outputs, Vec::new())?;
         if let Some(name) = term.name {
             self.nodes.insert(name, outputs.clone());
+            self.values.insert(name, outputs.get(term.output).copied());
         }
         Ok(outputs)
     }

@@ -119,10 +119,10 @@ impl Activation {
     }
 
     /// The attributes that say it, of an operator with `activation` and `activation_params`.
-    pub fn to_attributes(&self) -> Vec<(String, Attribute)> {
-        let mut attrs = vec![("activation".to_string(), Attribute::String(self.name.to_string()))];
+    pub fn attributes(&self) -> Vec<(&'static str, Attribute)> {
+        let mut attrs = vec![("activation", Attribute::String(self.name.to_string()))];
         if !self.values.is_empty() {
-            attrs.push(("activation_params".to_string(), Attribute::Floats(self.values.to_vec())));
+            attrs.push(("activation_params", Attribute::Floats(self.values.to_vec())));
         }
         attrs
     }
