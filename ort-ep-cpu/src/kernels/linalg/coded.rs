@@ -186,7 +186,7 @@ impl CodedRight<'_> {
             }
         };
         let factors = take(&mut rest, columns)?;
-        let quantized = ByteCodes::covering(cpu.isa, values);
+        let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
         quantized.encode(cpu.isa, cpu.threads, values, codes);
         let zero = [quantized.zero as i32];
         let left = Left { codes, signed: false, rows, zeros: &zero };

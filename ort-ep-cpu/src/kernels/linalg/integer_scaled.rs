@@ -115,7 +115,7 @@ impl Executable for Dynamic {
         let (columns, values) = (product.shape[1], a.as_slice::<f32>()?);
         let codes: &mut [u8] = bytemuck::cast_slice_mut(take(&mut workspace, codes_len(values.len()))?);
         let codes = &mut codes[..values.len()];
-        let quantized = ByteCodes::covering(cpu.isa, values);
+        let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
         quantized.encode(cpu.isa, cpu.threads, values, codes);
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
         let factors = scaled(quantized.scale, column_scales(cx.input(2)?, columns)?, &mut factors[..columns]);
