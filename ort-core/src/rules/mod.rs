@@ -7,9 +7,17 @@ mod attention;
 mod conv;
 mod linear;
 mod norm;
+mod qdq;
 
 use crate::rewrite::RuleSet;
 
 /// All tables, in the order in which rules of the same root are tried.
-pub(crate) static ALL: &[&RuleSet] =
-    &[&algebra::RULES, &activation::RULES, &norm::RULES, &conv::RULES, &attention::RULES, &linear::RULES];
+pub(crate) static ALL: &[&RuleSet] = &[
+    &algebra::RULES,
+    &activation::RULES,
+    &norm::RULES,
+    &conv::RULES,
+    &attention::RULES,
+    &linear::RULES,
+    &qdq::RULES,
+];

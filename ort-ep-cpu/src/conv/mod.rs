@@ -9,6 +9,9 @@
     reason = "the geometry is checked when a convolution is made, and the lengths of what it is given at each run"
 )]
 
+pub(crate) mod bytes;
+#[cfg(test)]
+mod bytes_tests;
 mod forward;
 #[cfg(test)]
 mod tests;

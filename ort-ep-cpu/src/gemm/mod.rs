@@ -42,7 +42,7 @@ pub mod blocks;
 mod epilogue;
 pub mod generic;
 mod im2col;
-pub mod integer;
+pub(crate) mod integer;
 mod kernels;
 mod operand;
 #[cfg(test)]

@@ -12,7 +12,7 @@ impl Avx2 {
     /// # Safety
     /// The CPU has AVX2, FMA and F16C.
     #[inline(always)]
-    pub(super) unsafe fn new_unchecked() -> Avx2 {
+    pub(crate) unsafe fn new_unchecked() -> Avx2 {
         Avx2(())
     }
 }

@@ -12,7 +12,7 @@ impl Avx512 {
     /// # Safety
     /// The CPU has AVX-512 F, BW, DQ and VL.
     #[inline(always)]
-    pub(super) unsafe fn new_unchecked() -> Avx512 {
+    pub(crate) unsafe fn new_unchecked() -> Avx512 {
         Avx512(())
     }
 }

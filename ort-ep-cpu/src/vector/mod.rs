@@ -14,6 +14,7 @@ pub mod activation;
 pub mod convert;
 pub mod depthwise;
 pub mod depthwise_channels;
+pub(crate) mod depthwise_codes;
 pub mod elementwise;
 pub mod norm;
 mod places;

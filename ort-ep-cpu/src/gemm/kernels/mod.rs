@@ -3,6 +3,7 @@
 //! This folder is where the matrix product is unsafe: everything above it hands over checked
 //! slices, everything in it works with pointers into them.
 
+mod bytes;
 mod execute;
 mod pack;
 mod rows;
@@ -16,6 +17,7 @@ mod avx512;
 mod neon;
 mod scalar;
 
+pub(super) use bytes::{ByteKernel, column_sums, execute as execute_bytes};
 pub(super) use execute::{Grid, Output, execute};
 pub(super) use pack::{pack_a_panel, pack_b_panel, transpose, unfold};
 pub(super) use rows::add_four_rows;

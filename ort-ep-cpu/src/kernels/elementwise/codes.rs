@@ -10,7 +10,8 @@ use ort_core::{Result, error, for_each_type};
 use super::blocks::{elements, output_elements, output_shape, run_in_place, zip};
 use crate::cpu_kernels;
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
-use crate::simd::{Isa, Simd, SimdOp, dispatch};
+use crate::simd::bytes::{ByteLanes, ByteOp, Lanes, Numbers, dispatch_bytes};
+use crate::simd::{Isa, Simd};
 use crate::vector::elementwise::{Unary, unary_in_place};
 
 cpu_kernels![
@@ -148,63 +149,129 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     }
     let threads = cx.threads();
     let out = output_elements::<T>(cx, 0)?;
-    match formula {
+    let formula = match formula {
         Formula::Add => {
             let (a_scale, b_scale) = (a.scale / c_scale, b.scale / c_scale);
-            let fixed = c_zero - a_scale.mul_add(a.zero, b_scale * b.zero);
-            run_zip(threads, &walk, [a.codes, b.codes], out, move |a, b| {
-                a.mul_add(a_scale, b.mul_add(b_scale, fixed))
-            });
+            Scaled::Add { a_scale, b_scale, fixed: c_zero - a_scale.mul_add(a.zero, b_scale * b.zero) }
         }
         Formula::Mul => {
             let scale = a.scale * b.scale / c_scale;
-            let (a_zero, b_zero) = (a.zero, b.zero);
-            run_zip(threads, &walk, [a.codes, b.codes], out, move |a, b| {
-                (a - a_zero) * (b - b_zero) * scale + c_zero
-            });
+            Scaled::Mul { zeros: [a.zero, b.zero], scale, c_zero }
         }
-    }
-    Ok(())
-}
-
-/// The codes of a function of two tensors, rounded to even.
-fn run_zip<T: Code>(
-    threads: usize,
-    walk: &Broadcast,
-    [a, b]: [&[T]; 2],
-    out: &mut [T],
-    function: impl Fn(f32, f32) -> f32 + Copy + Sync,
-) {
+    };
     let limit = if walk.is_flat() { usize::MAX } else { BLOCK };
     let isa = Isa::current();
     walk.for_each_block(threads, limit, out, |(left, right): &mut (Vec<T>, Vec<T>), start, block| {
-        let a = walk.block(0, a, start, block.len(), left);
-        let b = walk.block(1, b, start, block.len(), right);
-        dispatch(isa, Zip { a, b, out: block, function });
+        let a = walk.block(0, a.codes, start, block.len(), left);
+        let b = walk.block(1, b.codes, start, block.len(), right);
+        // Without vectors that multiply and add with one rounding, each element is rounded so on its own.
+        match isa >= Isa::Avx2 {
+            true => dispatch_bytes(isa, Zip { a, b, out: block, formula }),
+            false => zip(a, b, block, |a: T, b: T| T::nearest(formula.of(a.number(), b.number()))),
+        }
     });
+    Ok(())
 }
 
-/// A plain loop that the compiler vectorises for each instruction set.
-struct Zip<'a, T, F> {
+/// What a code of the result is, before it is brought into range.
+#[derive(Clone, Copy)]
+enum Scaled {
+    /// `round(a * a_scale + (b * b_scale + fixed))`, each step rounded once.
+    Add { a_scale: f32, b_scale: f32, fixed: f32 },
+    /// `round((a - zeros[0]) * (b - zeros[1]) * scale + c_zero)`.
+    Mul { zeros: [f32; 2], scale: f32, c_zero: f32 },
+}
+
+impl Scaled {
+    fn of(self, a: f32, b: f32) -> f32 {
+        let number = match self {
+            Scaled::Add { a_scale, b_scale, fixed } => a.mul_add(a_scale, b.mul_add(b_scale, fixed)),
+            Scaled::Mul { zeros, scale, c_zero } => (a - zeros[0]) * (b - zeros[1]) * scale + c_zero,
+        };
+        number.round_ties_even()
+    }
+
+    /// The same for vectors, as whole numbers nearest in the range of the codes.
+    #[inline(always)]
+    fn of_lanes<L: ByteLanes>(
+        self,
+        lanes: L,
+        [a, b]: [Numbers<L>; 2],
+        [least, greatest]: [f32; 2],
+    ) -> Lanes<L> {
+        let simd = lanes.base();
+        let number = match self {
+            Scaled::Add { a_scale, b_scale, fixed } => {
+                simd.mul_add(a, simd.splat(a_scale), simd.mul_add(b, simd.splat(b_scale), simd.splat(fixed)))
+            }
+            Scaled::Mul { zeros: [a_zero, b_zero], scale, c_zero } => {
+                let product = simd.mul(simd.sub(a, simd.splat(a_zero)), simd.sub(b, simd.splat(b_zero)));
+                simd.add(simd.mul(product, simd.splat(scale)), simd.splat(c_zero))
+            }
+        };
+        // To clamp before rounding gives the same, since the bounds are whole; to convert rounds to even. What is not a
+        // number becomes zero, as for single elements.
+        let number = simd.select(simd.is_nan(number), simd.splat(0.0), number);
+        simd.to_i32(simd.min_or_second(simd.max_or_second(number, simd.splat(least)), simd.splat(greatest)))
+    }
+}
+
+/// Codes of two tensors.
+struct Zip<'a, T> {
     a: Block<'a, T>,
     b: Block<'a, T>,
     out: &'a mut [T],
-    function: F,
+    formula: Scaled,
 }
 
-impl<T: Code, F: Fn(f32, f32) -> f32> SimdOp for Zip<'_, T, F> {
+impl<T: Code> ByteOp for Zip<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let function = self.function;
-        zip(
-            self.a,
-            self.b,
-            self.out,
-            #[inline(always)]
-            |a: T, b: T| T::nearest(function(a.number(), b.number()).round_ties_even()),
-        );
+    fn run<L: ByteLanes>(self, lanes: L) {
+        match T::DTYPE.is_signed() {
+            true => self.run_as::<L, true>(lanes, [-128.0, 127.0]),
+            false => self.run_as::<L, false>(lanes, [0.0, 255.0]),
+        }
+    }
+}
+
+impl<T: Code> Zip<'_, T> {
+    #[inline(always)]
+    fn run_as<L: ByteLanes, const SIGNED: bool>(self, lanes: L, range: [f32; 2]) {
+        let out: &mut [u8] = bytemuck::cast_slice_mut(self.out);
+        let (a, b) = (Side8::<L>::new(lanes, &self.a), Side8::<L>::new(lanes, &self.b));
+        let mut at = 0;
+        while at < out.len() {
+            let count = (out.len() - at).min(L::Base::LANES);
+            let sides = [a.load::<SIGNED>(lanes, at, count), b.load::<SIGNED>(lanes, at, count)];
+            lanes.store_low_bytes(out, at, count, self.formula.of_lanes(lanes, sides, range));
+            at += count;
+        }
+    }
+}
+
+/// The bytes of a block, or the one number that it is.
+enum Side8<'a, L: ByteLanes> {
+    Codes(&'a [u8]),
+    One(Numbers<L>),
+}
+
+impl<'a, L: ByteLanes> Side8<'a, L> {
+    #[inline(always)]
+    fn new<T: Code>(lanes: L, block: &Block<'a, T>) -> Side8<'a, L> {
+        match *block {
+            Block::Slice(codes) => Side8::Codes(bytemuck::cast_slice(codes)),
+            Block::Scalar(code) => Side8::One(lanes.base().splat(code.number())),
+        }
+    }
+
+    #[inline(always)]
+    fn load<const SIGNED: bool>(&self, lanes: L, at: usize, count: usize) -> Numbers<L> {
+        match self {
+            Side8::Codes(codes) => lanes.load_codes::<SIGNED>(codes, at, count),
+            Side8::One(number) => *number,
+        }
     }
 }
 

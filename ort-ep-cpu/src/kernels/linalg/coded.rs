@@ -1,29 +1,62 @@
-//! Products with a right side of 8-bit codes, for which the left side is quantized on the way.
+//! Right sides of 8-bit codes: packed ahead, and products for which the left side is quantized on the way.
 
+use ort_core::dtype::DType;
+use ort_core::ep::CompileCx;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use super::real::Matrix;
-use super::refused;
+use super::{Packed, refused, take};
 use crate::gemm::Cpu;
-use crate::gemm::generic::View;
-use crate::gemm::integer::{self, ZeroPoints};
+use crate::gemm::integer::{
+    CodeProduct, Factors, Left, PackedBytes, Target, multiply, multiply_workspace_len, pack_right,
+    packed_right_len,
+};
 use crate::kernels::quant::dynamic_quantize::ByteCodes;
 
-/// Codes of either sign.
-#[derive(Clone, Copy)]
-pub(crate) enum Codes<'a> {
-    Unsigned(&'a [u8]),
-    Signed(&'a [i8]),
+/// A constant right side, packed.
+pub(crate) struct PackedCodes {
+    bytes: Packed<u8>,
+    unsigned: bool,
+    /// Rows and columns.
+    pub(super) shape: [usize; 2],
 }
 
-impl<'a> Codes<'a> {
-    pub(crate) fn new(view: TensorView<'a>) -> Result<Codes<'a>> {
-        match view.dtype() {
-            ort_core::dtype::DType::I8 => view.as_slice().map(Codes::Signed),
-            _ => view.as_slice().map(Codes::Unsigned),
-        }
+impl PackedCodes {
+    /// Packs a matrix of `shape` (k, columns) that starts at code `first` of a constant.
+    pub(crate) fn new(
+        cx: &mut CompileCx<'_>,
+        view: TensorView<'_>,
+        first: usize,
+        shape: [usize; 2],
+        strides: [usize; 2],
+    ) -> Result<PackedCodes> {
+        let cpu = Cpu::with_threads(cx.threads);
+        let unsigned = is_unsigned(view);
+        let codes =
+            view.bytes()?.get(first..).ok_or_else(|| error!(InvalidGraph, "a weight is too short"))?;
+        let len = packed_right_len(cpu, shape[0], shape[1]);
+        let bytes = Packed::new(cx, len, |packed| {
+            pack_right(cpu, (codes, unsigned), shape, strides, packed).map_err(refused)
+        })?;
+        Ok(PackedCodes { bytes, unsigned, shape })
     }
+
+    pub(super) fn operand(&self, cpu: Cpu) -> Result<PackedBytes<'_>> {
+        PackedBytes::new(cpu, (self.bytes.values(), self.unsigned), self.shape).map_err(refused)
+    }
+}
+
+/// Whether codes have no sign.
+pub(super) fn is_unsigned(view: TensorView<'_>) -> bool {
+    view.dtype() == DType::U8
+}
+
+/// Codes where they lie, or packed ahead, matrix by matrix.
+#[derive(Clone, Copy)]
+enum Codes<'a> {
+    Plain { bytes: &'a [u8], unsigned: bool },
+    Packed(&'a [PackedCodes]),
 }
 
 /// Matrices `[k, columns]` of codes one after the other, each with its scales and zero points.
@@ -43,13 +76,35 @@ impl<'a> CodedWeights<'a> {
         scales: TensorView<'a>,
         zeros: TensorView<'a>,
     ) -> Result<CodedWeights<'a>> {
-        let [count, k, columns] = expected;
         ensure!(
             weights.shape() == expected,
             InvalidArgument,
             "weights of shape {:?}, expected {expected:?}",
             weights.shape()
         );
+        let codes = Codes::Plain { bytes: weights.bytes()?, unsigned: is_unsigned(weights) };
+        Self::with_codes(codes, expected, scales, zeros)
+    }
+
+    /// The same for weights that were packed.
+    pub(crate) fn packed(
+        weights: &'a [PackedCodes],
+        expected: [usize; 3],
+        scales: TensorView<'a>,
+        zeros: TensorView<'a>,
+    ) -> Result<CodedWeights<'a>> {
+        let [count, shape @ ..] = expected;
+        let fits = weights.len() == count && weights.iter().all(|weights| weights.shape == shape);
+        ensure!(fits, InvalidArgument, "packed weights are not of shape {expected:?}");
+        Self::with_codes(Codes::Packed(weights), expected, scales, zeros)
+    }
+
+    fn with_codes(
+        codes: Codes<'a>,
+        [count, k, columns]: [usize; 3],
+        scales: TensorView<'a>,
+        zeros: TensorView<'a>,
+    ) -> Result<CodedWeights<'a>> {
         for (what, shape) in [("scales", scales.shape()), ("zero points", zeros.shape())] {
             ensure!(
                 shape == [count] || shape == [count, columns],
@@ -58,13 +113,7 @@ impl<'a> CodedWeights<'a> {
             );
         }
         let zeros = zeros.to_ints()?.into_iter().map(|zero| zero as i32).collect();
-        Ok(CodedWeights {
-            codes: Codes::new(weights)?,
-            shape: [k, columns],
-            scales: scales.as_slice()?,
-            zeros,
-            count,
-        })
+        Ok(CodedWeights { codes, shape: [k, columns], scales: scales.as_slice()?, zeros, count })
     }
 
     /// The matrix at `index`.
@@ -72,8 +121,10 @@ impl<'a> CodedWeights<'a> {
         let len = self.shape[0] * self.shape[1];
         let (scales, zeros) = (self.scales.len() / self.count, self.zeros.len() / self.count);
         let codes = match self.codes {
-            Codes::Unsigned(codes) => Codes::Unsigned(&codes[index * len..][..len]),
-            Codes::Signed(codes) => Codes::Signed(&codes[index * len..][..len]),
+            Codes::Plain { bytes, unsigned } => {
+                Codes::Plain { bytes: &bytes[index * len..][..len], unsigned }
+            }
+            Codes::Packed(packed) => Codes::Packed(&packed[index..=index]),
         };
         CodedRight {
             codes,
@@ -93,15 +144,20 @@ pub(crate) struct CodedRight<'a> {
     zeros: &'a [i32],
 }
 
-/// Numbers of workspace for the codes of the left side, whole lines of the cache.
-fn codes_len(rows: usize, k: usize) -> usize {
-    rows.saturating_mul(k).div_ceil(size_of::<f32>()).next_multiple_of(16)
+/// Numbers of workspace for so many codes, whole lines of the cache.
+pub(super) fn codes_len(count: usize) -> usize {
+    count.div_ceil(size_of::<f32>()).next_multiple_of(16)
 }
 
 impl CodedRight<'_> {
-    /// Numbers of workspace for a product of a shape (rows, columns, length of the sums).
-    pub(crate) fn workspace_len([rows, columns, k]: [usize; 3]) -> usize {
-        codes_len(rows, k).saturating_add(rows.saturating_mul(columns))
+    /// Numbers of workspace for a product of a shape (rows, columns, length of the sums), with a right side that is
+    /// packed or not.
+    pub(crate) fn workspace_len(cpu: Cpu, shape: [usize; 3], is_packed: bool) -> usize {
+        let [rows, columns, k] = shape;
+        let packed = if is_packed { 0 } else { codes_len(packed_right_len(cpu, k, columns)) };
+        let codes = codes_len(rows.saturating_mul(k));
+        let of_product = multiply_workspace_len(shape, false);
+        codes.saturating_add(packed).saturating_add(columns).saturating_add(of_product)
     }
 
     /// `result = a * b`, or `result + a * b` where `add`, with `a`, which lies row by row, as codes that cover its
@@ -114,38 +170,38 @@ impl CodedRight<'_> {
         workspace: &mut [f32],
     ) -> Result<()> {
         let ([rows, k], columns) = (a.shape, self.shape[1]);
-        let too_small = || error!(Fail, "the workspace is too small");
         let values = a.values.get(..rows * k).filter(|_| a.strides == [k, 1]);
         let values = values.ok_or_else(|| error!(Fail, "a left side of codes does not lie row by row"))?;
-        let (codes, rest) = workspace.split_at_mut_checked(codes_len(rows, k)).ok_or_else(too_small)?;
-        let sums = rest.get_mut(..rows * columns).ok_or_else(too_small)?;
-        let codes: &mut [u8] = &mut bytemuck::cast_slice_mut(codes)[..rows * k];
-        let sums: &mut [i32] = bytemuck::cast_slice_mut(sums);
-        let quantized = ByteCodes::covering(cpu.isa, values);
+        let mut rest = workspace;
+        let codes: &mut [u8] = bytemuck::cast_slice_mut(take(&mut rest, codes_len(rows * k))?);
+        let codes = &mut codes[..rows * k];
+        let right = match self.codes {
+            Codes::Packed([packed, ..]) => packed.operand(cpu)?,
+            Codes::Packed([]) => return Err(error!(Fail, "there are no packed weights")),
+            Codes::Plain { bytes, unsigned } => {
+                let packed = take(&mut rest, codes_len(packed_right_len(cpu, k, columns)))?;
+                let packed: &mut [u8] = bytemuck::cast_slice_mut(packed);
+                pack_right(cpu, (bytes, unsigned), self.shape, [columns, 1], packed).map_err(refused)?;
+                PackedBytes::new(cpu, (packed, unsigned), self.shape).map_err(refused)?
+            }
+        };
+        let factors = take(&mut rest, columns)?;
+        let quantized = ByteCodes::covering(cpu.isa, cpu.threads, values);
         quantized.encode(cpu.isa, cpu.threads, values, codes);
         let zero = [quantized.zero as i32];
-        let left = (View::new(codes, [rows, k], [k, 1]).map_err(refused)?, ZeroPoints::new(&zero));
-        let zeros = ZeroPoints::new(self.zeros);
-        match self.codes {
-            Codes::Unsigned(codes) => {
-                let right = View::new(codes, self.shape, [columns, 1]).map_err(refused)?;
-                integer::multiply(cpu, left, (right, zeros), sums)
-            }
-            Codes::Signed(codes) => {
-                let right = View::new(codes, self.shape, [columns, 1]).map_err(refused)?;
-                integer::multiply(cpu, left, (right, zeros), sums)
-            }
-        }
-        .map_err(refused)?;
-        for (row, sums) in sums.chunks(columns.max(1)).enumerate() {
-            let to = result.get_mut(row * row_stride..).and_then(|rest| rest.get_mut(..columns));
-            let to = to.ok_or_else(|| error!(Fail, "a result is too short"))?;
-            for (column, (to, sum)) in to.iter_mut().zip(sums).enumerate() {
-                let scale = if let [scale] = self.scales { *scale } else { self.scales[column] };
-                let product = *sum as f32 * (quantized.scale * scale);
-                *to = if add { *to + product } else { product };
-            }
-        }
-        Ok(())
+        let left = Left { codes, signed: false, rows, zeros: &zero };
+        let factors = scaled(quantized.scale, self.scales, factors);
+        let target = Target::Numbers { values: result, factors, bias: &[], add };
+        let product = CodeProduct { left, right, right_zeros: self.zeros, bias: &[] };
+        multiply(cpu, &product, target, row_stride, bytemuck::cast_slice_mut(rest)).map_err(refused)
     }
+}
+
+/// The products of a scale with one scale, or with one for each column.
+pub(super) fn scaled<'a>(scale: f32, scales: &[f32], to: &'a mut [f32]) -> Factors<'a> {
+    if let [one] = scales {
+        return Factors::One(scale * one);
+    }
+    to.iter_mut().zip(scales).for_each(|(to, other)| *to = scale * other);
+    Factors::Columns(to)
 }

@@ -8,6 +8,7 @@
 pub(super) mod coded;
 mod gemm;
 mod integer;
+mod integer_scaled;
 mod matmul;
 pub(super) mod product;
 pub(super) mod real;
@@ -49,7 +50,7 @@ pub(in crate::kernels) fn bytes_of<T>(count: usize) -> Result<usize> {
 }
 
 /// Packed weights in memory that the session counts.
-pub(super) struct Packed<T>(Buffer, PhantomData<T>);
+pub(crate) struct Packed<T>(Buffer, PhantomData<T>);
 
 /// Packed weights of floats.
 pub(super) type PackedFloats = Packed<f32>;

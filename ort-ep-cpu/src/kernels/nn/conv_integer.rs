@@ -1,23 +1,223 @@
 //! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32 bits.
 
 use ort_core::dim::Dim;
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::dtype::DType;
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::ops::nn::geometry::Windows;
-use ort_core::tensor::{TensorView, element_count};
+use ort_core::tensor::{Shape, TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
 use super::conv::groups_of;
 use super::conv_plain::convolve_plane;
+use super::window_of;
+use crate::conv::bytes::{
+    CodeConv, ConvTarget, PackedFilters, code_conv_workspace_len, pack_filters, packed_filters_len,
+};
 use crate::cpu_kernels;
-use crate::kernels::linalg::{bytes_of, scratch};
+use crate::gemm::{Cpu, Window};
+use crate::kernels::linalg::{Packed, bytes_of, refused, scratch, take};
 use crate::kernels::quant::codes::{range, read_floats};
 use crate::parallel::for_each_chunk_mut;
 
 cpu_kernels![
-    KernelDef { op: "ConvInteger", make: make_integer, ..KernelDef::BASE },
-    KernelDef { op: "QLinearConv", make: make_qlinear, ..KernelDef::BASE },
+    KernelDef { op: "ConvInteger", unaligned: &[1], when: is_plane, make: make_integer, ..KernelDef::BASE },
+    KernelDef { op: "QLinearConv", unaligned: &[3], when: is_plane, make: make_qlinear, ..KernelDef::BASE },
+    // Images of three axes, plainly.
+    KernelDef { op: "ConvInteger", rank: -1, make: make_plain_integer, ..KernelDef::BASE },
+    KernelDef { op: "QLinearConv", rank: -1, make: make_plain_qlinear, ..KernelDef::BASE },
 ];
+
+/// Whether the image has one or two spatial axes.
+fn is_plane(node: &NodeView<'_>) -> bool {
+    matches!(node.rank(0).or(node.output_type(0).shape().map(<[_]>::len)), Some(3 | 4))
+}
+
+/// A convolution over planes. Filters that are constant are packed, others in each run.
+struct Planes {
+    attrs: Attributes,
+    groups: usize,
+    /// Which input the filters are.
+    place: usize,
+    packed: Option<(Packed<u8>, bool, Shape)>,
+}
+
+/// The sizes of one run.
+struct Sizes {
+    window: Window,
+    batch: usize,
+    /// Filters, channels of a group, positions of the kernel.
+    shape: [usize; 3],
+}
+
+fn packed_shape(weight: &[usize]) -> Result<[usize; 3]> {
+    match weight {
+        [filters, channels, kernel @ ..] if !kernel.is_empty() => {
+            Ok([*filters, *channels, kernel.iter().product()])
+        }
+        _ => Err(error!(InvalidArgument, "a weight of shape {weight:?}")),
+    }
+}
+
+impl Planes {
+    fn new(cx: &mut CompileCx<'_>, place: usize) -> Result<Planes> {
+        let (attrs, groups) = (cx.attrs().clone(), groups_of(cx)?);
+        let Some(weight) = cx.constant(place) else {
+            return Ok(Planes { attrs, groups, place, packed: None });
+        };
+        let (shape, unsigned) = (packed_shape(weight.shape())?, is_unsigned(weight));
+        let packed = Packed::new(cx, packed_filters_len(shape), |packed| {
+            pack_filters((weight.bytes()?, unsigned), shape, packed).map_err(refused)
+        })?;
+        cx.consume(place);
+        let shape = Shape::from_slice(weight.shape());
+        Ok(Planes { attrs, groups, place, packed: Some((packed, unsigned, shape)) })
+    }
+
+    fn sizes(&self, image: &[usize], weight: &[usize]) -> Result<Sizes> {
+        let weight = self.packed.as_ref().map_or(weight, |(_, _, shape)| shape);
+        let ([batch, channels, spatial @ ..], [filters, group_channels, kernel @ ..]) = (image, weight)
+        else {
+            return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
+        };
+        ensure!(
+            group_channels.checked_mul(self.groups) == Some(*channels)
+                && filters.is_multiple_of(self.groups)
+                && spatial.len() == kernel.len(),
+            InvalidArgument,
+            "shapes {image:?} and {weight:?} do not fit {} groups",
+            self.groups
+        );
+        let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size as i64)).collect();
+        let window = window_of(&Windows::new(&self.attrs, &kernel)?.on(spatial)?)?;
+        Ok(Sizes { window, batch: *batch, shape: packed_shape(weight)? })
+    }
+
+    /// Bytes for filters that are packed in each run.
+    fn packed_len(&self, shape: [usize; 3]) -> usize {
+        if self.packed.is_some() { 0 } else { packed_filters_len(shape).next_multiple_of(64) }
+    }
+
+    /// Bytes of workspace.
+    fn workspace_len(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let sizes = self.sizes(shapes.input(0), shapes.input(self.place))?;
+        let cpu = Cpu::with_threads(shapes.threads);
+        let conv = code_conv_workspace_len(cpu, sizes.window, sizes.shape).map_err(refused)?;
+        Ok(conv.saturating_add(self.packed_len(sizes.shape)))
+    }
+
+    /// Runs with the zero points at two inputs.
+    fn run(
+        &self,
+        cx: &RunCx<'_>,
+        zeros: [Option<TensorView<'_>>; 2],
+        bias: &[i32],
+        target: ConvTarget<'_>,
+        mut workspace: &mut [u8],
+    ) -> Result<()> {
+        let (image, weight) = (cx.input(0)?, cx.find_input(self.place));
+        let sizes = self.sizes(image.shape(), weight.map_or(&[], |weight| weight.shape()))?;
+        let [image_zero, filter_zeros] = zeros.map(|zeros| Side::zeros(zeros));
+        let filters = match (&self.packed, weight) {
+            (Some((packed, unsigned, _)), _) => PackedFilters::new((packed.values(), *unsigned), sizes.shape),
+            (None, Some(weight)) => {
+                let packed = take(&mut workspace, self.packed_len(sizes.shape))?;
+                let unsigned = is_unsigned(weight);
+                pack_filters((weight.bytes()?, unsigned), sizes.shape, packed).map_err(refused)?;
+                PackedFilters::new((packed, unsigned), sizes.shape)
+            }
+            (None, None) => return Err(error!(Fail, "there are no filters")),
+        };
+        let conv = CodeConv {
+            image: (image.bytes()?, !is_unsigned(image)),
+            image_zero: image_zero?.first().copied().unwrap_or(0),
+            batch: sizes.batch,
+            groups: self.groups,
+            window: sizes.window,
+            filters: filters.map_err(refused)?,
+            filter_zeros: &filter_zeros?,
+            bias,
+        };
+        conv.run(Cpu::with_threads(cx.threads()), target, workspace).map_err(refused)
+    }
+}
+
+fn is_unsigned(view: TensorView<'_>) -> bool {
+    view.dtype() == DType::U8
+}
+
+fn make_integer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(IntegerPlanes(Planes::new(cx, 1)?)))
+}
+
+struct IntegerPlanes(Planes);
+
+impl Executable for IntegerPlanes {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        self.0.workspace_len(shapes)
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (workspace, sums) = (cx.workspace()?, cx.output(0)?.as_mut_slice::<i32>()?);
+        let zeros = [cx.find_input(2), cx.find_input(3)];
+        self.0.run(cx, zeros, &[], ConvTarget::Sums(sums), workspace)
+    }
+}
+
+fn make_qlinear(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(QLinearPlanes(Planes::new(cx, 3)?)))
+}
+
+struct QLinearPlanes(Planes);
+
+impl Executable for QLinearPlanes {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let filters = shapes.output(0).get(1).copied().unwrap_or(0);
+        let factors = bytes_of::<f32>(filters.next_multiple_of(16))?;
+        Ok(self.0.workspace_len(shapes)?.saturating_add(factors))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (mut workspace, output) = (cx.workspace()?, cx.output(0)?);
+        let filters = output.shape().get(1).copied().unwrap_or(0);
+        let factors = take(&mut workspace, bytes_of::<f32>(filters.next_multiple_of(16))?)?;
+        let factors = &mut scratch::<f32>(factors)?[..filters];
+        let zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0) as i32;
+        let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
+        Scales::new(cx, filters)?.factors(factors);
+        let (signed, zeros) = (output.dtype().is_signed(), [cx.find_input(2), cx.find_input(5)]);
+        let target = ConvTarget::Codes { codes: output.bytes_mut()?, factors, zero, signed };
+        self.0.run(cx, zeros, &bias, target, workspace)
+    }
+}
+
+/// The scales of a `QLinearConv`.
+struct Scales<'a> {
+    x: f32,
+    w: std::borrow::Cow<'a, [f32]>,
+    y: f32,
+}
+
+impl<'a> Scales<'a> {
+    fn new(cx: &RunCx<'a>, filters: usize) -> Result<Scales<'a>> {
+        let w = cx.input(4)?.to_cow::<f32>()?;
+        ensure!(
+            w.len() == 1 || w.len() == filters,
+            InvalidArgument,
+            "w_scale has {} values for {filters} filters",
+            w.len()
+        );
+        Ok(Scales { x: cx.input(1)?.to_scalar()?, w, y: cx.input(6)?.to_scalar()? })
+    }
+
+    /// What turns the sums of each filter into codes.
+    fn factors(&self, to: &mut [f32]) {
+        for (filter, to) in to.iter_mut().enumerate() {
+            let scale = self.w.get(filter).or(self.w.first()).copied().unwrap_or(1.0);
+            *to = self.x * scale / self.y;
+        }
+    }
+}
 
 struct Plain {
     attrs: Attributes,
@@ -36,8 +236,12 @@ struct Side<'a> {
 
 impl<'a> Side<'a> {
     fn new(codes: TensorView<'a>, zeros: Option<TensorView<'a>>) -> Result<Side<'a>> {
+        Ok(Side { codes, zeros: Side::zeros(zeros)? })
+    }
+
+    fn zeros(zeros: Option<TensorView<'_>>) -> Result<Vec<i32>> {
         let zeros = zeros.map(|zeros| zeros.to_ints()).transpose()?.unwrap_or_else(|| vec![0]);
-        Ok(Side { codes, zeros: zeros.into_iter().map(|zero| zero as i32).collect() })
+        Ok(zeros.into_iter().map(|zero| zero as i32).collect())
     }
 
     fn zero(&self, filter: usize) -> i32 {
@@ -94,7 +298,7 @@ fn sums(
     Ok(())
 }
 
-fn make_integer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+fn make_plain_integer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let plain = plain(cx)?;
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let x = Side::new(cx.input(0)?, cx.find_input(2))?;
@@ -104,13 +308,13 @@ fn make_integer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-fn make_qlinear(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(QLinear(plain(cx)?)))
+fn make_plain_qlinear(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(PlainQLinear(plain(cx)?)))
 }
 
-struct QLinear(Plain);
+struct PlainQLinear(Plain);
 
-impl Executable for QLinear {
+impl Executable for PlainQLinear {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         bytes_of::<i32>(element_count(shapes.output(0))?)
     }
@@ -120,17 +324,11 @@ impl Executable for QLinear {
         let x = Side::new(cx.input(0)?, Some(cx.input(2)?))?;
         let w = Side::new(cx.input(3)?, Some(cx.input(5)?))?;
         let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?;
-        let x_scale = cx.input(1)?.to_scalar::<f32>()?;
-        let w_scales = cx.input(4)?.to_cow::<f32>()?;
-        let y_scale = cx.input(6)?.to_scalar::<f32>()?;
         let y_zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0);
         let filters = w.codes.shape().first().copied().unwrap_or(0);
-        ensure!(
-            w_scales.len() == 1 || w_scales.len() == filters,
-            InvalidArgument,
-            "w_scale has {} values for {filters} filters",
-            w_scales.len()
-        );
+        let scales = Scales::new(cx, filters)?;
+        let mut factors = vec![0.0; filters];
+        scales.factors(&mut factors);
         let (threads, output) = (cx.threads(), cx.output(0)?);
         let (count, dtype) = (output.element_count(), output.dtype());
         let plane: usize = output.shape().iter().skip(2).product();
@@ -139,8 +337,7 @@ impl Executable for QLinear {
         let (least, greatest) = range(dtype).ok_or_else(|| error!(Fail, "codes of type {dtype}"))?;
         let signed = dtype.is_signed();
         for_each_chunk_mut(threads, output.bytes_mut()?, plane, |unit, codes| {
-            let scale = w_scales.get(unit % filters).or(w_scales.first()).copied().unwrap_or(1.0);
-            let factor = x_scale * scale / y_scale;
+            let factor = factors[unit % filters];
             for (code, sum) in codes.iter_mut().zip(&ints[unit * plane..]) {
                 let value = (*sum as f32 * factor).round_ties_even() + y_zero;
                 let value = value.clamp(least, greatest);

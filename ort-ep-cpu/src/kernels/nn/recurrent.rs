@@ -7,7 +7,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use crate::gemm::{BSource, Cpu};
-use crate::kernels::linalg::coded::{CodedRight, CodedWeights};
+use crate::kernels::linalg::coded::{CodedRight, CodedWeights, PackedCodes};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::linalg::{PackedRight, bytes_of, is_weight, scratch, take};
 
@@ -65,6 +65,8 @@ pub(super) struct Layer<C> {
     /// Whether the weights are codes, which lie transposed and have scales and zero points behind the other inputs.
     is_coded: bool,
     packed: Option<Vec<Packed>>,
+    /// The codes of inputs and states, direction by direction.
+    packed_codes: Option<[Vec<PackedCodes>; 2]>,
     hidden: usize,
 }
 
@@ -87,9 +89,13 @@ pub(super) fn make<T: Real, C: Cell<T> + 'static>(
     let batch_first = cx.attrs().find_int("layout").is_some_and(|layout| layout != 0);
     let is_coded = matches!(cx.node.dtype(1), Some(DType::I8 | DType::U8));
     let can_pack = T::DTYPE == DType::F32 && is_weight(cx.node.dtype(1));
-    let mut layer = Layer { cell, reverse, batch_first, is_coded, packed: None, hidden: 0 };
+    let mut layer =
+        Layer { cell, reverse, batch_first, is_coded, packed: None, packed_codes: None, hidden: 0 };
     if let (true, Some(weights), Some(recurrence)) = (can_pack, cx.constant(1), cx.constant(2)) {
         layer.pack(cx, weights, recurrence)?;
+    }
+    if let (true, Some(weights), Some(recurrence)) = (is_coded, cx.constant(1), cx.constant(2)) {
+        layer.pack_codes(cx, [weights, recurrence])?;
     }
     Ok(Box::new(Runner { layer, element: std::marker::PhantomData::<fn() -> T> }))
 }
@@ -151,6 +157,27 @@ impl<C> Layer<C> {
     }
 }
 
+impl<C> Layer<C> {
+    /// Packs codes of shape `[directions, inputs, gates]`.
+    fn pack_codes(&mut self, cx: &mut CompileCx<'_>, weights: [TensorView<'_>; 2]) -> Result<()> {
+        let mut packed = [Vec::new(), Vec::new()];
+        for (view, packed) in weights.into_iter().zip(&mut packed) {
+            let &[count, k, columns] = view.shape() else {
+                return Err(error!(InvalidGraph, "the weights do not have rank 3"));
+            };
+            for direction in 0..count {
+                let first = direction * k * columns;
+                packed.push(PackedCodes::new(cx, view, first, [k, columns], [columns, 1])?);
+            }
+            self.hidden = k;
+        }
+        self.packed_codes = Some(packed);
+        cx.consume(1);
+        cx.consume(2);
+        Ok(())
+    }
+}
+
 struct Runner<T, C> {
     layer: Layer<C>,
     element: std::marker::PhantomData<fn() -> T>,
@@ -172,9 +199,10 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
             return Err(error!(InvalidArgument, "an input of shape {x:?}"));
         };
         let (steps, batch) = if self.layer.batch_first { (second, first) } else { (first, second) };
-        let hidden = match (&self.layer.packed, recurrence) {
-            (Some(_), _) => self.layer.hidden,
-            (None, [_, hidden, _]) if self.layer.is_coded => *hidden,
+        let is_packed = self.layer.packed.is_some() || self.layer.packed_codes.is_some();
+        let hidden = match (is_packed, recurrence) {
+            (true, _) => self.layer.hidden,
+            (false, [_, hidden, _]) if self.layer.is_coded => *hidden,
             _ => recurrence.last().copied().unwrap_or(0),
         };
         Ok(Sizes { steps, batch, inputs, hidden, gates: self.layer.cell.parts().iter().sum() })
@@ -185,7 +213,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         let Sizes { steps, batch, inputs, hidden, gates } = sizes;
         let source = if self.layer.packed.is_some() { BSource::Packed } else { BSource::Strided };
         let len = |shape: [usize; 3]| match self.layer.is_coded {
-            true => CodedRight::workspace_len(shape),
+            true => CodedRight::workspace_len(cpu, shape, self.layer.packed_codes.is_some()),
             false => T::workspace_len(cpu, shape, source),
         };
         let parts = self.layer.cell.parts().iter().map(|part| len([batch, part * hidden, hidden]));
@@ -210,7 +238,7 @@ impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
         let cpu = Cpu::with_threads(cx.threads());
         let x = cx.input(0)?;
         let sizes = self.sizes(x.shape(), cx.find_input(2).map_or(&[], |r| r.shape()))?;
-        let inputs = Inputs::<T>::new(cx, sizes, self.layer.reverse.len(), self.layer.is_coded)?;
+        let inputs = Inputs::<T>::new(cx, sizes, &self.layer)?;
         let workspace = scratch::<T>(cx.workspace()?)?;
         let mut outputs = Outputs::<T>::new(cx)?;
         if let Some(y) = &mut outputs.y {
@@ -240,11 +268,16 @@ struct Inputs<'a, T> {
 }
 
 impl<'a, T: Real> Inputs<'a, T> {
-    fn new(cx: &RunCx<'a>, sizes: Sizes, directions: usize, is_coded: bool) -> Result<Inputs<'a, T>> {
+    fn new<'b: 'a, C>(cx: &RunCx<'b>, sizes: Sizes, layer: &'a Layer<C>) -> Result<Inputs<'a, T>> {
         let Sizes { steps, batch, hidden, gates, inputs } = sizes;
+        let (directions, is_coded) = (layer.reverse.len(), layer.is_coded);
         let weights = |index: usize, rows: usize, scales: usize| {
             let shape = [directions, rows, gates * hidden];
-            CodedWeights::new(cx.input(index)?, shape, cx.input(scales)?, cx.input(scales + 1)?)
+            let (scales, zeros) = (cx.input(scales)?, cx.input(scales + 1)?);
+            match &layer.packed_codes {
+                Some(packed) => CodedWeights::packed(&packed[index - 1], shape, scales, zeros),
+                None => CodedWeights::new(cx.input(index)?, shape, scales, zeros),
+            }
         };
         let coded = if is_coded { Some([weights(1, inputs, 8)?, weights(2, hidden, 10)?]) } else { None };
         let slice = |index: usize, len: usize| -> Result<&'a [T]> {

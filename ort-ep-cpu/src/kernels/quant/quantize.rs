@@ -10,6 +10,7 @@ use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
 use super::codes::{BLOCK, decode, encode, range, read_floats};
+use super::dynamic_quantize::quantize;
 use super::granularity::{Granularity, Options, Run};
 use crate::cpu_kernels;
 use crate::parallel::for_each_chunk_mut;
@@ -186,6 +187,14 @@ impl Executable for Quantize {
             _ => None,
         };
         let range = range(dtype);
+        if let (DType::F32, DType::F32, DType::U8 | DType::I8, Some((least, greatest)), &[scale]) =
+            (x.dtype(), precision, dtype, range, &*scales.scales)
+        {
+            let zero = scales.zeros.as_ref().and_then(|zeros| zeros.first()).copied().unwrap_or(0.0);
+            let codes = (scale, zero, [least, greatest]);
+            quantize(isa, threads, x.as_slice()?, codes, output.bytes_mut()?);
+            return Ok(());
+        }
         for_each_block(threads, dtype, output.bytes_mut()?, count, |first, values, bytes| {
             if let Some(ints) = ints {
                 Quantize::divide_ints(&scales, ints, first, values);

@@ -1,0 +1,256 @@
+//! Operators of numbers between `DequantizeLinear` and `QuantizeLinear` become operators of codes; products of codes that
+//! were quantized on the way become numbers at once.
+//!
+//! Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", arXiv
+//! 1712.05877, for the arithmetic. Sums are exact in integers, where numbers round, so a code may differ by one.
+
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::ir::{Attribute, Node, ValueId};
+use crate::rewrite::Then::{Build, Template};
+use crate::rewrite::{Found, Patch};
+use crate::spec::MICROSOFT;
+use crate::tensor::Tensor;
+use crate::{Result, rules};
+
+rules! { "qdq", Extended;
+    /// Codes that become numbers, and the same codes again.
+    qdq_nothing: "QuantizeLinear(DequantizeLinear(x, #s, #z), s, z)" if scale_is_single => Template("x"),
+        ["x=u8[2,3] s=f32:0.5 z=u8:7"], keep true;
+    /// What only moves numbers, or takes the greatest of them, does so to codes of the same scale.
+    qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze(DequantizeLinear(x, #s, #z), ..), s, z)"
+        if scale_is_single => Build(movement),
+        [
+            "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
+            "x=i8[2,3] s=f32:0.5 z=i8:7 m.op=Transpose m.perm=[1,0]",
+        ];
+    /// A convolution of codes whose bias is numbers, or that has none.
+    qdq_conv: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?), #ys, #yz)"
+        if is_conv => Build(conv),
+        [
+            "x=u8[1,4,6,6] xs=f32:0.015625 xz=u8:128 w=i8[8,4,3,3] ws=f32:0.03125 wz=i8:3 ys=f32:0.25 yz=u8:9",
+            "x=u8[1,4,6,6] xs=f32:0.015625 xz=u8:5 w=i8[8,4,3,3] ws=f32:0.03125 wz=i8:0 b=const:f32[8] ys=f32:0.25 yz=u8:9 c.pads=[1,1,1,1]",
+        ];
+    /// A convolution of codes with a bias of codes.
+    qdq_conv_bias: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, _)), #ys, #yz)"
+        if is_conv => Build(conv),
+        ["x=i8[1,4,6,6] xs=f32:0.015625 xz=i8:-5 w=i8[8,4,1,1] ws=f32:0.03125 wz=i8:0 b=i32[8] bs=f32:0.00048828125 ys=f32:0.25 yz=i8:9"];
+    /// A product of codes with a matrix, whose bias is numbers, or that has none.
+    qdq_gemm: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?; alpha=1; beta=1; transA=0), #ys, #yz)"
+        if is_gemm => Build(gemm),
+        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[5,8] ws=f32:0.03125 wz=i8:0 b=const:f32[5] ys=f32:0.25 yz=u8:9 g.transB=1"];
+    /// A product of codes with a matrix and a bias of codes.
+    qdq_gemm_bias: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, _); alpha=1; beta=1; transA=0), #ys, #yz)"
+        if is_gemm => Build(gemm),
+        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 b=i32[5] bs=f32:0.00048828125 ys=f32:0.25 yz=u8:9"];
+    /// A product of two tensors of codes.
+    qdq_matmul: "QuantizeLinear(MatMul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
+        if all_single => Template("QLinearMatMul(a, as, az, b, bs, bz, ys, yz)"),
+        ["a=u8[2,3,8] as=f32:0.015625 az=u8:128 b=i8[2,8,5] bs=f32:0.03125 bz=i8:0 ys=f32:0.25 yz=u8:9"];
+    /// A sum of codes.
+    qdq_add: "QuantizeLinear(Add(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
+        if all_alike => Template("QLinearAdd(a, as, az, b, bs, bz, ys, yz)"),
+        ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:0.5 yz=u8:9"];
+    /// A product of codes, element by element.
+    qdq_mul: "QuantizeLinear(Mul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
+        if all_alike => Template("QLinearMul(a, as, az, b, bs, bz, ys, yz)"),
+        ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:16 yz=u8:9"];
+    /// The mean of codes over an image.
+    qdq_global_average: "QuantizeLinear(GlobalAveragePool(DequantizeLinear(x, #xs, #xz)), #ys, #yz)"
+        if all_alike => Template("QLinearGlobalAveragePool(x, xs, xz, ys, yz)"),
+        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9"];
+    /// The mean of codes in windows.
+    qdq_average: "QuantizeLinear(p@AveragePool(DequantizeLinear(x, #xs, #xz); ceil_mode=0), #ys, #yz)"
+        if is_average => Template("QLinearAveragePool(x, xs, xz, ys, yz; ..p)"),
+        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:8 p.kernel_shape=[2,2] p.strides=[2,2]"];
+    /// A sigmoid of codes.
+    qdq_sigmoid: "QuantizeLinear(Sigmoid(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
+        => Template("QLinearSigmoid(x, xs, xz, ys, yz)"), ["x=u8[2,40] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0"];
+    /// A leaky rectifier of codes.
+    qdq_leaky_relu: "QuantizeLinear(l@LeakyRelu(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
+        => Template("QLinearLeakyRelu(x, xs, xz, ys, yz; ..l)"),
+        ["x=u8[2,40] xs=f32:0.5 xz=u8:128 ys=f32:0.25 yz=u8:9"];
+    /// Codes of two tensors behind each other.
+    qdq_concat: "QuantizeLinear(k@Concat(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
+        if all_alike => Template("QLinearConcat(ys, yz, a, as, az, b, bs, bz; ..k)"),
+        ["a=u8[2,4] as=f32:0.5 az=u8:128 b=u8[2,3] bs=f32:0.25 bz=u8:7 ys=f32:0.5 yz=u8:9 k.axis=1"];
+    /// Sums of codes as numbers: a product that was quantized while the model runs.
+    integer_product_scaled: "Mul(Cast(MatMulInteger(a, b, az, bz?); to=1), Mul(as, #bs))" if is_scaled_product
+        => Template("MatMulIntegerToFloat(a, b, as, bs, az, bz?)"),
+        ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32:0.5 bs=f32:0.25"];
+    /// The same with a bias for each column.
+    integer_product_bias: "Add(m@MatMulIntegerToFloat(a, b, as, bs, az?, bz?), #bias)" if bias_is_vector
+        => Template("MatMulIntegerToFloat(a, b, as, bs, az?, bz?, bias)"),
+        ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32:0.5 bs=f32:0.25 bias=f32[5]"];
+}
+
+/// Whether the value called `name` has one element and no more than one dimension.
+fn is_single(found: &Found<'_>, name: &str) -> bool {
+    found.fixed_shape(name).is_some_and(|shape| matches!(shape.as_slice(), [] | [1]))
+}
+
+/// The names of scales that are there.
+const SCALES: [&str; 5] = ["s", "as", "bs", "xs", "ys"];
+
+fn scale_is_single(found: &Found<'_>) -> bool {
+    is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
+}
+
+/// Whether all scales are single numbers in single precision, and all codes bytes.
+fn all_single(found: &Found<'_>) -> bool {
+    let scales = SCALES.into_iter().filter(|name| found.value(name).is_some());
+    let codes = ["a", "b", "x", "yz"].into_iter().filter(|name| found.value(name).is_some());
+    scales.into_iter().all(|name| is_single(found, name) && found.dtype(name) == Some(DType::F32))
+        && codes.into_iter().all(|name| of_bytes(found, name))
+}
+
+fn of_bytes(found: &Found<'_>, name: &str) -> bool {
+    matches!(found.dtype(name), Some(DType::I8 | DType::U8))
+}
+
+/// The same, with codes of one type.
+fn all_alike(found: &Found<'_>) -> bool {
+    let dtype = found.dtype("yz");
+    let codes = ["a", "b", "x"].into_iter().filter(|name| found.value(name).is_some());
+    all_single(found) && codes.into_iter().all(|name| found.dtype(name) == dtype)
+}
+
+fn is_average(found: &Found<'_>) -> bool {
+    let dilated = found.node("p").and_then(|node| node.attrs.find_ints("dilations"));
+    all_alike(found) && dilated.is_none_or(|dilations| dilations.iter().all(|&dilation| dilation == 1))
+}
+
+/// Puts the operator of numbers to work on the codes.
+fn movement(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let Some(node) = patch.found().node("m").cloned() else { return Ok(None) };
+    if node.outputs.iter().skip(1).any(Option::is_some) {
+        return Ok(None);
+    }
+    let x = patch.value("x")?;
+    let inputs: Vec<Option<ValueId>> =
+        [Some(x)].into_iter().chain(node.inputs.iter().skip(1).copied()).collect();
+    let attrs = patch.attrs("m");
+    Ok(Some(vec![patch.emit((node.spec.domain, node.spec.name), &inputs, &attrs)?]))
+}
+
+/// Whether weights have one scale, or one for each of `count` places of `axis`.
+fn weights_are_scaled(found: &Found<'_>, axis: usize, rank: usize) -> bool {
+    let (Some(shape), Some(scales), Some(node)) =
+        (found.fixed_shape("w"), found.fixed_shape("ws"), found.node("d"))
+    else {
+        return false;
+    };
+    let given = node.attrs.find_int("axis").unwrap_or(1);
+    let given = if given < 0 { given + rank as i64 } else { given };
+    let blocked = node.attrs.find_int("block_size").unwrap_or(0) != 0;
+    let per_place = given == axis as i64 && shape.get(axis).is_some_and(|&count| scales == [count]);
+    shape.len() == rank && !blocked && (is_single(found, "ws") || per_place)
+}
+
+/// What convolutions and products with weights share: bytes and single scales but for those of the weights.
+fn sides_fit(found: &Found<'_>) -> bool {
+    let scales = ["xs", "ys"].into_iter().all(|name| is_single(found, name));
+    let floats = ["xs", "ys", "ws"].into_iter().all(|name| found.dtype(name) == Some(DType::F32));
+    let zeros = is_single(found, "xz") && is_single(found, "yz");
+    scales && floats && zeros && ["x", "w", "yz"].into_iter().all(|name| of_bytes(found, name))
+}
+
+fn is_conv(found: &Found<'_>) -> bool {
+    let Some(rank) = found.rank("w") else { return false };
+    sides_fit(found) && weights_are_scaled(found, 0, rank) && (3..=5).contains(&rank)
+}
+
+fn is_gemm(found: &Found<'_>) -> bool {
+    let transposed = found.node("g").is_some_and(|node| node.attrs.find_int("transB") == Some(1));
+    sides_fit(found) && weights_are_scaled(found, if transposed { 0 } else { 1 }, 2)
+}
+
+/// The bias in steps of the sums, one for each of `count` places; none where the pattern has none. An error says that
+/// it cannot be had so.
+fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> {
+    let found = patch.found();
+    if found.value("b").is_none() {
+        return Ok(Some(None));
+    }
+    let (Some(tensor), Some(x_scale)) = (found.tensor("b"), found.scalar("xs")) else { return Ok(None) };
+    let Some(w_scales) = found.tensor("ws").and_then(|scales| scales.view().to_vec::<f32>().ok()) else {
+        return Ok(None);
+    };
+    let numbers: Vec<f64> = match tensor.dtype() {
+        DType::F32 => tensor.view().to_vec::<f32>()?.into_iter().map(f64::from).collect(),
+        DType::I32 => {
+            let Some(own) = found.tensor("bs").and_then(|scales| scales.view().to_vec::<f32>().ok()) else {
+                return Ok(None);
+            };
+            let scale = |at: usize| own.get(at).or(own.first()).copied().map_or(0.0, f64::from);
+            let ints = tensor.view().to_vec::<i32>()?;
+            ints.into_iter().enumerate().map(|(at, int)| f64::from(int) * scale(at)).collect()
+        }
+        _ => return Ok(None),
+    };
+    let steps = numbers.iter().enumerate().map(|(at, number)| {
+        let w_scale = w_scales.get(at).or(w_scales.first()).copied().map_or(0.0, f64::from);
+        (number / (x_scale * w_scale)).round_ties_even()
+    });
+    let steps: Vec<f64> = steps.collect();
+    // A bias that is much larger than the sums can be is no bias of codes.
+    if numbers.len() != count || steps.iter().any(|step| step.abs() > f64::from(1_u32 << 30) || step.is_nan())
+    {
+        return Ok(None);
+    }
+    let steps = Tensor::from_vec(&[count], steps.into_iter().map(|step| step as i32).collect())?;
+    Ok(Some(Some(patch.constant(steps))))
+}
+
+fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let Some(&filters) = patch.found().fixed_shape("w").as_deref().and_then(<[usize]>::first) else {
+        return Ok(None);
+    };
+    let Some(bias) = bias(patch, filters)? else { return Ok(None) };
+    let mut inputs = named(patch, ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"])?;
+    inputs.push(bias);
+    let attrs = patch.attrs("c");
+    Ok(Some(vec![patch.emit(("", "QLinearConv"), &inputs, &attrs)?]))
+}
+
+fn named<const N: usize>(patch: &Patch<'_>, names: [&str; N]) -> Result<Vec<Option<ValueId>>> {
+    names.into_iter().map(|name| patch.value(name).map(Some)).collect()
+}
+
+fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let transposed = found.node("g").and_then(|node: &Node| node.attrs.find_int("transB")).unwrap_or(0);
+    let axis = if transposed == 1 { 0 } else { 1 };
+    let Some(&columns) = found.fixed_shape("w").as_deref().and_then(|shape| shape.get(axis)) else {
+        return Ok(None);
+    };
+    let Some(bias) = bias(patch, columns)? else { return Ok(None) };
+    let mut inputs = named(patch, ["x", "xs", "xz", "w", "ws", "wz"])?;
+    inputs.push(bias);
+    inputs.extend(named(patch, ["ys", "yz"])?);
+    let attrs = [("transB", Attribute::Int(transposed))];
+    Ok(Some(vec![patch.emit((MICROSOFT, "QGemm"), &inputs, &attrs)?]))
+}
+
+/// Whether a product of codes ends as `MatMulIntegerToFloat` has it.
+fn is_scaled_product(found: &Found<'_>) -> bool {
+    let columns =
+        found.fixed_shape("b").filter(|shape| shape.len() == 2).and_then(|shape| shape.last().copied());
+    let scales = found.fixed_shape("bs");
+    let fits = columns.is_some_and(|columns| match scales.as_deref() {
+        Some([] | [1]) => true,
+        Some([count]) => *count == columns,
+        _ => false,
+    });
+    let zero = found.value("bz").is_none() || found.rank("bz").is_some_and(|rank| rank < 2);
+    let single = is_single(found, "as") && is_single(found, "az");
+    fits && zero
+        && single
+        && found.dtype("as") == Some(DType::F32)
+        && found.rank("a").is_some_and(|rank| rank > 1)
+}
+
+fn bias_is_vector(found: &Found<'_>) -> bool {
+    let columns = found.shape("b").and_then(<[Dim]>::last);
+    matches!(found.shape("bias"), Some([size]) if Some(size) == columns)
+}

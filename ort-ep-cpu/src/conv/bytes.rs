@@ -1,0 +1,304 @@
+//! Convolutions of 8-bit codes with zero points, over planes.
+//!
+//! With one channel in each group a filter meets its windows directly; all others are products of packed filters with
+//! the windows of the image, see [`ByteWindows`].
+
+use crate::gemm::integer::{ByteRows, ByteWindows, Factors, IntegerGemm, Target, Terms};
+use crate::gemm::{Cpu, GemmError, Window};
+use crate::parallel::for_each_chunk_mut;
+use crate::vector::depthwise_codes::{CodeTaps, Requantize, Sums, convolve_plane, plane_len};
+
+/// Filters as rows of signed bytes: for each position of the kernel the channels, in whole groups of four.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedFilters<'a> {
+    rows: &'a [u8],
+    /// A row with ones in the place of weights.
+    ones: &'a [u8],
+    sums: &'a [i32],
+    shape: [usize; 3],
+    /// Whether the codes were unsigned: they are 128 less then.
+    unsigned: bool,
+}
+
+/// Bytes of a row, and of all that is packed, for filters of shape `[filters, channels of a group, positions]`.
+fn lens([filters, channels, positions]: [usize; 3]) -> [usize; 2] {
+    let row = channels.div_ceil(4).saturating_mul(4).saturating_mul(positions);
+    [row, row.saturating_mul(filters.saturating_add(1)).saturating_add(filters.saturating_mul(4))]
+}
+
+/// Bytes that packed filters take.
+pub(crate) fn packed_filters_len(shape: [usize; 3]) -> usize {
+    lens(shape)[1]
+}
+
+/// Packs codes of shape `[filters, channels of a group, positions]`.
+///
+/// # Errors
+///
+/// When a slice is too short or not aligned.
+pub(crate) fn pack_filters(
+    (codes, unsigned): (&[u8], bool),
+    shape: [usize; 3],
+    packed: &mut [u8],
+) -> Result<(), GemmError> {
+    let [filters, channels, positions] = shape;
+    let ([row, needed], len) = (lens(shape), packed.len());
+    let packed =
+        packed.get_mut(..needed).ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
+    let needed = filters * channels * positions;
+    if codes.len() < needed {
+        return Err(GemmError::TooShort { what: "filters", needed, len: codes.len() });
+    }
+    packed.fill(0);
+    if needed == 0 {
+        return Ok(());
+    }
+    let (rows, sums) = packed.split_at_mut(row * (filters + 1));
+    let sums: &mut [i32] = bytemuck::try_cast_slice_mut(sums)
+        .map_err(|_| GemmError::Shape("memory for packed filters is not aligned"))?;
+    let (rows, ones) = rows.split_at_mut(row * filters);
+    let (flip, stride) = (if unsigned { 0x80 } else { 0 }, row / positions);
+    let filters = rows.chunks_exact_mut(row).zip(codes.chunks_exact(channels * positions));
+    for ((to, codes), sum) in filters.zip(sums) {
+        for (position, to) in to.chunks_exact_mut(stride).enumerate() {
+            let codes = codes[position..].iter().step_by(positions);
+            for (to, code) in to.iter_mut().zip(codes) {
+                *to = code ^ flip;
+                *sum = sum.wrapping_add(i32::from(*to as i8));
+            }
+        }
+    }
+    ones.chunks_exact_mut(stride).for_each(|to| to[..channels].fill(1));
+    Ok(())
+}
+
+impl<'a> PackedFilters<'a> {
+    /// Reads what [`pack_filters`] made.
+    ///
+    /// # Errors
+    ///
+    /// When `packed` is too short or not aligned.
+    pub(crate) fn new(
+        (packed, unsigned): (&'a [u8], bool),
+        shape: [usize; 3],
+    ) -> Result<PackedFilters<'a>, GemmError> {
+        let ([row, needed], len) = (lens(shape), packed.len());
+        let packed =
+            packed.get(..needed).ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
+        let (rows, rest) = packed.split_at(row * shape[0]);
+        let (ones, sums) = rest.split_at(row);
+        let sums = bytemuck::try_cast_slice(sums)
+            .map_err(|_| GemmError::Shape("memory for packed filters is not aligned"))?;
+        Ok(PackedFilters { rows, ones, sums, shape, unsigned })
+    }
+}
+
+/// A convolution of codes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CodeConv<'a> {
+    /// All channels of all images, and whether they have a sign.
+    pub(crate) image: (&'a [u8], bool),
+    pub(crate) image_zero: i32,
+    pub(crate) batch: usize,
+    pub(crate) groups: usize,
+    pub(crate) window: Window,
+    pub(crate) filters: PackedFilters<'a>,
+    /// One for all filters, or one for each.
+    pub(crate) filter_zeros: &'a [i32],
+    /// One for each filter, or none.
+    pub(crate) bias: &'a [i32],
+}
+
+/// What becomes of the sums.
+#[derive(Debug)]
+pub(crate) enum ConvTarget<'a> {
+    /// They are stored.
+    Sums(&'a mut [i32]),
+    /// They become codes, with a factor for each filter.
+    Codes { codes: &'a mut [u8], factors: &'a [f32], zero: i32, signed: bool },
+}
+
+/// Bytes of workspace for a convolution of filters of this shape, on images of so many groups of channels.
+///
+/// # Errors
+///
+/// When sizes overflow.
+pub(crate) fn code_conv_workspace_len(
+    cpu: Cpu,
+    window: Window,
+    shape: [usize; 3],
+) -> Result<usize, GemmError> {
+    let terms = shape[0].saturating_mul(8).next_multiple_of(64);
+    let image = match CodeTaps::fits(&window) && shape[1] == 1 {
+        true => plane_len(&window).saturating_mul(cpu.threads.max(1) * 2),
+        false => ByteWindows::new(cpu, window, shape[1])?.len(),
+    };
+    Ok(terms.saturating_add(image))
+}
+
+impl CodeConv<'_> {
+    /// Computes all images, filter by filter.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not go together or a slice is too short.
+    pub(crate) fn run(
+        &self,
+        cpu: Cpu,
+        mut target: ConvTarget<'_>,
+        workspace: &mut [u8],
+    ) -> Result<(), GemmError> {
+        let [filters, channels, positions] = self.filters.shape;
+        let needed = code_conv_workspace_len(cpu, self.window, self.filters.shape)?;
+        let len = workspace.len();
+        if len < needed {
+            return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
+        }
+        let fits = |len: usize| matches!(len, 0 | 1) || len == filters;
+        let (plane, input) = (self.window.output_len(), self.window.input_len());
+        let units = self.batch * self.groups;
+        let (results, factors) = match &target {
+            ConvTarget::Sums(sums) => (sums.len(), filters),
+            ConvTarget::Codes { codes, factors, .. } => (codes.len(), factors.len()),
+        };
+        let shapes_fit = fits(self.filter_zeros.len())
+            && (self.bias.is_empty() || self.bias.len() == filters)
+            && self.groups > 0
+            && filters.is_multiple_of(self.groups)
+            && positions == self.window.kernel_len()
+            && factors == filters
+            && self.image.0.len() >= units * channels * input
+            && results >= self.batch * filters * plane;
+        if !shapes_fit {
+            return Err(GemmError::Shape("the operands of a convolution of codes do not fit"));
+        }
+        let (terms, scratch) = workspace.split_at_mut(filters.saturating_mul(8).next_multiple_of(64));
+        let terms = bytemuck::try_cast_slice_mut(terms)
+            .map_err(|_| GemmError::Shape("the workspace of a convolution is not aligned"))?;
+        let (row_terms, rest): (&mut [i32], _) = terms.split_at_mut(filters);
+        let minus_zeros = &mut rest[..filters];
+        let image_zero = self.image_zero + if self.image.1 { 128 } else { 0 };
+        for filter in 0..filters {
+            let zero = self.filter_zero(filter);
+            let bias = self.bias.get(filter).copied().unwrap_or(0);
+            let steps = (channels * positions) as i32;
+            let zeros = steps.wrapping_mul(zero).wrapping_sub(self.filters.sums[filter]);
+            row_terms[filter] = bias.wrapping_add(image_zero.wrapping_mul(zeros));
+            minus_zeros[filter] = -zero;
+        }
+        let of_image = [if self.image.1 { 0x80 } else { 0 }, image_zero as u8];
+        let terms = [&*row_terms, &*minus_zeros];
+        if channels == 1 && CodeTaps::fits(&self.window) {
+            return self.run_depthwise(cpu, of_image, terms, target, scratch);
+        }
+        let windows = ByteWindows::new(cpu, self.window, channels)?;
+        for unit in 0..units {
+            let image = &self.image.0[unit * channels * input..][..channels * input];
+            windows.fill(cpu, image, of_image, scratch)?;
+            self.run_group(cpu, &windows, (unit, terms), &mut target, scratch)?;
+        }
+        Ok(())
+    }
+
+    /// The zero point of a filter's packed bytes.
+    fn filter_zero(&self, filter: usize) -> i32 {
+        let zero = self.filter_zeros.get(filter).or(self.filter_zeros.first()).copied().unwrap_or(0);
+        zero - if self.filters.unsigned { 128 } else { 0 }
+    }
+
+    /// One group of one image, whose windows are in `bytes`.
+    fn run_group(
+        &self,
+        cpu: Cpu,
+        windows: &ByteWindows,
+        (unit, [row_terms, minus_zeros]): (usize, [&[i32]; 2]),
+        target: &mut ConvTarget<'_>,
+        bytes: &[u8],
+    ) -> Result<(), GemmError> {
+        let [filters, _, positions] = self.filters.shape;
+        let (group, of_group) = (unit % self.groups, filters / self.groups);
+        let (first, plane) = (group * of_group, self.window.output_len());
+        let groups = windows.groups() * positions;
+        let rows = self.filters.rows.get(first * groups * 4..).unwrap_or(&[]);
+        let minus_zeros = &minus_zeros[first..first + of_group];
+        let has_zeros = minus_zeros.iter().any(|zero| *zero != 0);
+        let ones = ByteRows::new(self.filters.ones, [1, groups], groups * 4)?;
+        let gemm = IntegerGemm {
+            left: ByteRows::new(rows, [of_group, groups], groups * 4)?,
+            right: windows.columns(cpu, bytes)?,
+            signed_left: true,
+            terms: Terms {
+                rows: &row_terms[first..first + of_group],
+                window_sums: has_zeros.then_some((minus_zeros, ones)),
+                ..Terms::default()
+            },
+            line: windows.line(),
+            row_stride: plane,
+        };
+        let place = unit * of_group * plane;
+        let target = match target {
+            ConvTarget::Sums(sums) => Target::Sums(&mut sums[place..]),
+            ConvTarget::Codes { codes, factors, zero, signed } => Target::Codes {
+                codes: &mut codes[place..],
+                factors: Factors::Rows(&factors[first..first + of_group]),
+                zero: *zero,
+                signed: *signed,
+            },
+        };
+        gemm.run(cpu, target)
+    }
+
+    /// One plane for each filter of each image.
+    fn run_depthwise(
+        &self,
+        cpu: Cpu,
+        of_image: [u8; 2],
+        [row_terms, minus_zeros]: [&[i32]; 2],
+        target: ConvTarget<'_>,
+        scratch: &mut [u8],
+    ) -> Result<(), GemmError> {
+        let [filters, _, positions] = self.filters.shape;
+        let (plane, input) = (self.window.output_len(), self.window.input_len());
+        let convolve = |unit: usize, to: Sums<'_>, scratch: &mut [u8]| {
+            let (image, filter) = (unit / filters, unit % filters);
+            let channel = image * self.groups + filter / (filters / self.groups);
+            let weights = &self.filters.rows[filter * positions * 4..][..positions * 4];
+            let taps = CodeTaps::new(&self.window, weights, [row_terms[filter], minus_zeros[filter]]);
+            let image = &self.image.0[channel * input..][..input];
+            convolve_plane(cpu.isa, &self.window, (image, of_image[0]), &taps, to, scratch);
+        };
+        let count = self.batch * filters;
+        let parts = if cpu.threads <= 1 { 1 } else { (cpu.threads * 2).min(count.max(1)) };
+        let per_part = count.div_ceil(parts).max(1);
+        let scratch = scratch.chunks_exact_mut(plane_len(&self.window));
+        match target {
+            ConvTarget::Sums(sums) => {
+                let sums = &mut sums[..count * plane];
+                let mut parts: Vec<_> = sums.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
+                for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
+                    for (sums, scratch) in pieces {
+                        scratch.fill(of_image[1]);
+                        for (at, to) in sums.chunks_exact_mut(plane).enumerate() {
+                            convolve(part * per_part + at, Sums::Stored(to), scratch);
+                        }
+                    }
+                });
+            }
+            ConvTarget::Codes { codes, factors, zero, signed } => {
+                let codes = &mut codes[..count * plane];
+                let mut parts: Vec<_> = codes.chunks_mut((per_part * plane).max(1)).zip(scratch).collect();
+                for_each_chunk_mut(cpu.threads, &mut parts, 1, |part, pieces| {
+                    for (codes, scratch) in pieces {
+                        scratch.fill(of_image[1]);
+                        for (at, to) in codes.chunks_exact_mut(plane).enumerate() {
+                            let unit = part * per_part + at;
+                            let requantize = Requantize::new(factors[unit % filters], zero, signed);
+                            convolve(unit, Sums::Codes(to, requantize), scratch);
+                        }
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+}

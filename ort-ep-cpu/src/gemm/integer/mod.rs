@@ -1,0 +1,205 @@
+//! Products of 8-bit integers with zero points, summed in 32 bits that wrap.
+//!
+//! A kernel multiplies unsigned bytes with signed ones, four steps at a time, for which CPUs have an instruction. Other
+//! types are moved into those by 128, which is part of the zero point: with `a' = a + 128` and `z' = z + 128` nothing
+//! changes in `a - z`. Zero points are taken off the sums at the end:
+//!
+//! ```text
+//! sum (a - z)(b - y) = sum a b - z * sum b - y * sum a + k z y
+//! ```
+//!
+//! Then the sums are stored as they are, as numbers, or as codes of another scale and zero point.
+
+mod image;
+mod multiply;
+mod pack;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use image::ByteWindows;
+pub(crate) use multiply::{CodeProduct, Left, multiply, multiply_workspace_len};
+pub(crate) use pack::{PackedBytes, pack_right, packed_right_len};
+
+use super::kernels::ByteKernel;
+use super::{Cpu, GemmError};
+
+/// Rows of bytes, a whole number of groups of four each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByteRows<'a> {
+    pub(super) bytes: &'a [u8],
+    /// From a row to the next.
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    /// Groups of four bytes in a row.
+    pub(super) groups: usize,
+}
+
+impl<'a> ByteRows<'a> {
+    /// `rows` of `groups` times four bytes, `stride` apart.
+    ///
+    /// # Errors
+    ///
+    /// When `bytes` is too short.
+    pub(crate) fn new(
+        bytes: &'a [u8],
+        [rows, groups]: [usize; 2],
+        stride: usize,
+    ) -> Result<ByteRows<'a>, GemmError> {
+        let needed = match rows {
+            0 => 0,
+            _ => (rows - 1).saturating_mul(stride).saturating_add(groups.saturating_mul(4)),
+        };
+        match bytes.len() < needed {
+            true => Err(GemmError::TooShort { what: "rows of bytes", needed, len: bytes.len() }),
+            false => Ok(ByteRows { bytes, stride, rows, groups }),
+        }
+    }
+}
+
+/// Columns of bytes in panels as wide as a tile; four bytes of a column lie together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByteColumns<'a> {
+    pub(super) bytes: &'a [u8],
+    /// Where each run of groups starts.
+    pub(super) offsets: &'a [usize],
+    /// Groups of four steps in a run.
+    pub(super) groups: usize,
+    /// Bytes from a group to the next, and from a panel to the next.
+    pub(super) step: usize,
+    pub(super) panel: usize,
+    pub(super) columns: usize,
+}
+
+impl ByteColumns<'_> {
+    /// Refuses what reaches beyond the slice, vectors of the last panel as a whole.
+    fn check(self, kernel: &ByteKernel) -> Result<Self, GemmError> {
+        // A matrix without rows has nothing to read.
+        let Some(first) = self.offsets.iter().copied().max() else { return Ok(self) };
+        let width = kernel.width();
+        let last = [(self.groups, self.step), (self.columns.div_ceil(width), self.panel)]
+            .into_iter()
+            .map(|(count, distance)| count.saturating_sub(1).saturating_mul(distance))
+            .fold(first, usize::saturating_add);
+        let (needed, len) = (last.saturating_add(4 * width), self.bytes.len());
+        match len < needed {
+            true => Err(GemmError::TooShort { what: "columns of bytes", needed, len }),
+            false => Ok(self),
+        }
+    }
+}
+
+/// What multiplies sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Factors<'a> {
+    /// One number.
+    One(f32),
+    /// One for each row.
+    Rows(&'a [f32]),
+    /// One for each column.
+    Columns(&'a [f32]),
+}
+
+/// What becomes of the sums.
+#[derive(Debug)]
+pub(crate) enum Target<'a> {
+    /// They are stored.
+    Sums(&'a mut [i32]),
+    /// `sum * factor + bias`, and what is there before where `add`.
+    Numbers {
+        values: &'a mut [f32],
+        factors: Factors<'a>,
+        /// One for each column, or none.
+        bias: &'a [f32],
+        add: bool,
+    },
+    /// `sum * factor` rounded to even, plus `zero`, nearest in the range of bytes.
+    Codes { codes: &'a mut [u8], factors: Factors<'a>, zero: i32, signed: bool },
+}
+
+/// What is added to the sums; an empty slice is nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms<'a> {
+    /// One for each row.
+    pub(crate) rows: &'a [i32],
+    /// One for each column.
+    pub(crate) columns: &'a [i32],
+    /// Products of one for each row and one for each column.
+    pub(crate) outer: [(&'a [i32], &'a [i32]); 2],
+    /// One for each row times the sum of the column over the steps where a row has ones; takes the place of the first
+    /// outer product.
+    pub(crate) window_sums: Option<(&'a [i32], ByteRows<'a>)>,
+}
+
+/// One product of bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IntegerGemm<'a> {
+    pub(crate) left: ByteRows<'a>,
+    pub(crate) right: ByteColumns<'a>,
+    /// Whether rows are signed and columns unsigned, or the other way round.
+    pub(crate) signed_left: bool,
+    pub(crate) terms: Terms<'a>,
+    /// Of each so many columns, so many are wanted.
+    pub(crate) line: [usize; 2],
+    /// From a row of the result to the next.
+    pub(crate) row_stride: usize,
+}
+
+impl IntegerGemm<'_> {
+    /// Computes the product; the same bits on any number of threads and any instruction set.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not go together or a slice is too short.
+    pub(crate) fn run(&self, cpu: Cpu, target: Target<'_>) -> Result<(), GemmError> {
+        let kernel = ByteKernel::of(cpu.isa);
+        self.right.check(kernel)?;
+        let (rows, columns) = (self.left.rows, self.right.columns);
+        if self.left.groups != self.right.groups.saturating_mul(self.right.offsets.len()) {
+            return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
+        }
+        let [wide, wanted] = self.line;
+        if wide == 0 || wanted > wide {
+            return Err(GemmError::Shape("lines of columns are longer than the columns"));
+        }
+        let results = columns / wide * wanted + (columns % wide).min(wanted);
+        if self.row_stride < results && rows > 1 {
+            return Err(GemmError::Shape("the rows of a result overlap"));
+        }
+        let needed = match rows {
+            0 => 0,
+            _ => (rows - 1).saturating_mul(self.row_stride).saturating_add(results),
+        };
+        let (len, factors, bias) = match &target {
+            Target::Sums(sums) => (sums.len(), Factors::One(1.0), 0),
+            Target::Numbers { values, factors, bias, .. } => (values.len(), *factors, bias.len()),
+            Target::Codes { codes, factors, .. } => (codes.len(), *factors, 0),
+        };
+        if len < needed {
+            return Err(GemmError::TooShort { what: "a result", needed, len });
+        }
+        let terms = &self.terms;
+        let of_rows = [terms.rows.len(), terms.outer[0].0.len(), terms.outer[1].0.len()];
+        let of_columns = [terms.columns.len(), terms.outer[0].1.len(), terms.outer[1].1.len(), bias];
+        let (row_factors, column_factors) = match factors {
+            Factors::One(_) => (rows, columns),
+            Factors::Rows(factors) => (factors.len(), columns),
+            Factors::Columns(factors) => (rows, factors.len()),
+        };
+        let fit = |len: &usize, count: usize| *len == 0 || *len >= count;
+        let windows = terms.window_sums.as_ref();
+        let windows_fit = windows.is_none_or(|(factors, ones)| {
+            factors.len() >= rows && ones.rows == 1 && ones.groups == self.left.groups && self.signed_left
+        });
+        let fits = of_rows.iter().all(|len| fit(len, rows))
+            && of_columns.iter().all(|len| fit(len, columns))
+            && terms.outer.iter().all(|(rows, columns)| rows.is_empty() == columns.is_empty())
+            && row_factors >= rows
+            && column_factors >= columns
+            && windows_fit;
+        if !fits {
+            return Err(GemmError::Shape("a term or factor is not there for each row or column"));
+        }
+        super::kernels::execute_bytes(kernel, cpu.threads, self, target);
+        Ok(())
+    }
+}

@@ -1,0 +1,36 @@
+//! AVX2: tiles of 4 rows by 16 columns, bytes widened to 16 bits.
+
+use super::ByteKernel;
+use super::finish::Finish;
+use super::tile::{Tile, TileFunction, compute};
+use crate::simd::Avx2;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(call: &Tile) {
+    // SAFETY: passed on; the caller has found the CPU to have these features.
+    unsafe { compute::<Avx2, ROWS, VECTORS, SIGNED_ROWS>(Avx2::new_unchecked(), call) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn finish(call: &Finish<'_>) {
+    // SAFETY: passed on; the caller has found the CPU to have these features.
+    unsafe { super::finish::finish(Avx2::new_unchecked(), call) }
+}
+
+macro_rules! row {
+    ($signed:literal, $($rows:literal)*) => {
+        [$([tile::<$rows, 1, $signed> as TileFunction, tile::<$rows, 2, $signed>]),*]
+    };
+}
+
+static UNSIGNED_ROWS: [[TileFunction; 2]; 4] = row!(false, 1 2 3 4);
+static SIGNED_ROWS: [[TileFunction; 2]; 4] = row!(true, 1 2 3 4);
+
+pub(super) static KERNEL: ByteKernel = ByteKernel {
+    rows: 4,
+    vectors: 2,
+    lanes: 8,
+    unsigned_rows: UNSIGNED_ROWS.as_flattened(),
+    signed_rows: SIGNED_ROWS.as_flattened(),
+    finish,
+};

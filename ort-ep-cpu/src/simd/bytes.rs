@@ -1,0 +1,396 @@
+//! Lanes of 32 bits that hold four bytes each: what products of 8-bit integers need beyond [`Simd`].
+//!
+//! Sums are exact in every implementation: AVX-512 uses the four-way product of VNNI, which does not saturate, and AVX2
+//! widens bytes to 16 bits first. So all give the same bits.
+
+use super::{Isa, Portable, Simd};
+
+#[cfg(target_arch = "x86_64")]
+use super::{Avx2, Avx512};
+
+/// Vectors of `LANES` times four bytes of one instruction set.
+pub trait ByteLanes: Copy + Send + Sync + 'static {
+    /// The instruction set's other operations.
+    type Base: Simd;
+
+    /// The instruction set's other operations.
+    fn base(self) -> Self::Base;
+
+    /// In each lane the sum and four products of an unsigned and a signed byte, wrapping.
+    fn dot(self, sum: Lanes<Self>, unsigned: Lanes<Self>, signed: Lanes<Self>) -> Lanes<Self>;
+
+    /// `a * b` in each lane, wrapping.
+    fn mul_i32(self, a: Lanes<Self>, b: Lanes<Self>) -> Lanes<Self>;
+
+    /// Stores the lowest byte of each of the first `count` lanes (at most `LANES`).
+    ///
+    /// # Safety
+    /// `to` is valid for writing `count` bytes.
+    unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>);
+
+    /// In each lane the four bytes from `STRIDE` times the lane on, where `STRIDE` is 1 or 2.
+    ///
+    /// # Safety
+    /// `from` is valid for reading [`WINDOWS_REACH`] bytes.
+    unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> Lanes<Self>;
+
+    /// As [`windows_ptr`](ByteLanes::windows_ptr), from `from[at..]`.
+    ///
+    /// # Panics
+    /// If the slice ends less than [`WINDOWS_REACH`] behind `at`.
+    #[inline(always)]
+    fn windows<const STRIDE: usize>(self, from: &[u8], at: usize) -> Lanes<Self> {
+        assert!(at <= from.len() && from.len() - at >= WINDOWS_REACH);
+        // SAFETY: the slice holds so many bytes from `at` on.
+        unsafe { self.windows_ptr::<STRIDE>(from.as_ptr().add(at)) }
+    }
+
+    /// Stores the lowest byte of each of the first `count` lanes (at most `LANES`) at `to[at..]`.
+    ///
+    /// # Panics
+    /// If the slice ends before that, or `count` is more than `LANES`.
+    #[inline(always)]
+    fn store_low_bytes(self, to: &mut [u8], at: usize, count: usize, value: Lanes<Self>) {
+        assert!(count <= Self::Base::LANES && at <= to.len() && to.len() - at >= count);
+        // SAFETY: the slice holds `count` bytes from `at` on.
+        unsafe { self.store_low_bytes_ptr(to.as_mut_ptr().add(at), count, value) }
+    }
+
+    /// Loads `count` bytes (at most `LANES`) from `from[at..]` as numbers, with a sign where `SIGNED`; the other lanes
+    /// hold any.
+    ///
+    /// # Panics
+    /// If the slice ends before that.
+    #[inline(always)]
+    fn load_codes<const SIGNED: bool>(self, from: &[u8], at: usize, count: usize) -> Numbers<Self> {
+        let simd = self.base();
+        assert!(at <= from.len() && from.len() - at >= count);
+        let codes = if count == Self::Base::LANES {
+            // SAFETY: the slice holds `LANES` bytes from `at` on.
+            unsafe { simd.load_u8_ptr(from.as_ptr().add(at)) }
+        } else {
+            let mut some = [0; super::MAX_LANES];
+            some[..count].copy_from_slice(&from[at..at + count]);
+            // SAFETY: no vector is longer than the array.
+            unsafe { simd.load_u8_ptr(some.as_ptr()) }
+        };
+        simd.to_f32(match SIGNED {
+            true => simd.sub_i32(simd.xor_i32(codes, simd.splat_i32(0x80)), simd.splat_i32(0x80)),
+            false => codes,
+        })
+    }
+
+    /// Stores the first `count` lanes (at most `LANES`) at `to[at..]`.
+    ///
+    /// # Panics
+    /// If the slice ends before that, or `count` is more than `LANES`.
+    #[inline(always)]
+    fn store_i32(self, to: &mut [i32], at: usize, count: usize, value: Lanes<Self>) {
+        let simd = self.base();
+        simd.store_partial(bytemuck::cast_slice_mut(to), at, count, simd.from_bits(value));
+    }
+}
+
+/// A vector of 32-bit lanes.
+pub type Lanes<L> = <<L as ByteLanes>::Base as Simd>::I32;
+
+/// A vector of numbers.
+pub type Numbers<L> = <<L as ByteLanes>::Base as Simd>::F32;
+
+/// Bytes that [`ByteLanes::windows`] may read.
+pub const WINDOWS_REACH: usize = 64;
+
+/// Work that is compiled for each instruction set.
+pub trait ByteOp {
+    /// What it gives.
+    type Output;
+    /// Does the work with the instructions that `lanes` stands for. Mark it `#[inline(always)]`.
+    fn run<L: ByteLanes>(self, lanes: L) -> Self::Output;
+}
+
+/// Runs `op` compiled for `isa`, or for what this CPU has below it.
+#[inline]
+pub fn dispatch_bytes<O: ByteOp>(isa: Isa, op: O) -> O::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let isa = isa.min(Isa::widest());
+        if isa == Isa::Avx512 && has_vnni() {
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+            unsafe fn enter<O: ByteOp>(op: O) -> O::Output {
+                // SAFETY: the caller has found the CPU to have these features.
+                op.run(unsafe { Vnni::new_unchecked() })
+            }
+            // SAFETY: the CPU was just found to have these features.
+            return unsafe { enter(op) };
+        }
+        if isa >= Isa::Avx2 {
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn enter<O: ByteOp>(op: O) -> O::Output {
+                // SAFETY: the caller has found the CPU to have these features.
+                op.run(unsafe { Avx2::new_unchecked() })
+            }
+            // SAFETY: `Isa::widest` has found the CPU to have these features.
+            return unsafe { enter(op) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = isa;
+    op.run(Portable)
+}
+
+/// Whether the CPU has four-way products of bytes in 512-bit vectors.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_vnni() -> bool {
+    is_x86_feature_detected!("avx512vnni")
+}
+
+/// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub struct Vnni(Avx512);
+
+#[cfg(target_arch = "x86_64")]
+impl Vnni {
+    /// # Safety
+    /// The CPU has AVX-512 F, BW, DQ, VL and VNNI.
+    #[inline(always)]
+    pub(crate) unsafe fn new_unchecked() -> Vnni {
+        // SAFETY: passed on.
+        Vnni(unsafe { Avx512::new_unchecked() })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Avx2, Avx512, ByteLanes, Vnni};
+
+    impl ByteLanes for Vnni {
+        type Base = Avx512;
+
+        #[inline(always)]
+        fn base(self) -> Avx512 {
+            self.0
+        }
+        #[inline(always)]
+        fn dot(self, sum: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+            // SAFETY: a value of `Vnni` is made only where the CPU has VNNI.
+            unsafe { _mm512_dpbusd_epi32(sum, unsigned, signed) }
+        }
+        #[inline(always)]
+        fn mul_i32(self, a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512.
+            unsafe { _mm512_mullo_epi32(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: __m512i) {
+            // SAFETY: the caller vouches for `count` bytes, and masked lanes are not touched.
+            unsafe {
+                match count {
+                    16 => _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(value)),
+                    _ => {
+                        let mask = ((1_u32 << count.min(16)) - 1) as __mmask16;
+                        _mm_mask_storeu_epi8(to.cast(), mask, _mm512_cvtepi32_epi8(value));
+                    }
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> __m512i {
+            // SAFETY: the caller vouches for 64 bytes; for neighbours at stride 1 the first 32 suffice.
+            unsafe {
+                let low = STRIDE == 1;
+                let bytes = match low {
+                    true => _mm512_castsi256_si512(_mm256_loadu_si256(from.cast())),
+                    false => _mm512_loadu_si512(from.cast()),
+                };
+                // Each quarter gets the 16 bytes from its first window on.
+                let step = STRIDE as i32;
+                let place = |index: i32| index / 4 * step + index % 4;
+                let places = _mm512_setr_epi32(
+                    place(0),
+                    place(1),
+                    place(2),
+                    place(3),
+                    place(4),
+                    place(5),
+                    place(6),
+                    place(7),
+                    place(8),
+                    place(9),
+                    place(10),
+                    place(11),
+                    place(12),
+                    place(13),
+                    place(14),
+                    place(15),
+                );
+                let quarters = _mm512_permutexvar_epi32(places, bytes);
+                let order = _mm512_broadcast_i32x4(order::<STRIDE>());
+                _mm512_shuffle_epi8(quarters, order)
+            }
+        }
+    }
+
+    /// The bytes of four windows out of 16.
+    ///
+    /// # Safety
+    /// The CPU has AVX2.
+    #[inline(always)]
+    unsafe fn order<const STRIDE: usize>() -> __m128i {
+        // SAFETY: the caller vouches for AVX2.
+        unsafe {
+            match STRIDE {
+                1 => _mm_setr_epi8(0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5, 3, 4, 5, 6),
+                _ => _mm_setr_epi8(0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7, 8, 9),
+            }
+        }
+    }
+
+    impl ByteLanes for Avx2 {
+        type Base = Avx2;
+
+        #[inline(always)]
+        fn base(self) -> Avx2 {
+            self
+        }
+        #[inline(always)]
+        fn dot(self, sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            unsafe {
+                let even = _mm256_and_si256(unsigned, _mm256_set1_epi16(0xFF));
+                let odd = _mm256_srli_epi16::<8>(unsigned);
+                let signed_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(signed));
+                let signed_odd = _mm256_srai_epi16::<8>(signed);
+                let products = _mm256_add_epi32(
+                    _mm256_madd_epi16(even, signed_even),
+                    _mm256_madd_epi16(odd, signed_odd),
+                );
+                _mm256_add_epi32(sum, products)
+            }
+        }
+        #[inline(always)]
+        fn mul_i32(self, a: __m256i, b: __m256i) -> __m256i {
+            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            unsafe { _mm256_mullo_epi32(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: __m256i) {
+            // SAFETY: the caller vouches for `count` bytes.
+            unsafe {
+                let low = _mm256_setr_epi8(
+                    0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1,
+                    -1, -1, -1, -1, -1, -1, -1, -1,
+                );
+                let halves = _mm256_shuffle_epi8(value, low);
+                let (first, second) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+                let bytes = _mm_unpacklo_epi32(first, second);
+                match count {
+                    8 => _mm_storel_epi64(to.cast(), bytes),
+                    _ => {
+                        let bytes = _mm_cvtsi128_si64(bytes).to_le_bytes();
+                        std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count.min(8));
+                    }
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> __m256i {
+            // SAFETY: the caller vouches for 64 bytes, of which the first 32 suffice.
+            unsafe {
+                let bytes = _mm256_loadu_si256(from.cast());
+                let step = STRIDE as i32;
+                let places = _mm256_setr_epi32(0, 1, 2, 3, step, step + 1, step + 2, step + 3);
+                let halves = _mm256_permutevar8x32_epi32(bytes, places);
+                _mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(order::<STRIDE>()))
+            }
+        }
+    }
+}
+
+impl ByteLanes for Portable {
+    type Base = Portable;
+
+    #[inline(always)]
+    fn base(self) -> Portable {
+        self
+    }
+    #[inline(always)]
+    fn dot(self, sum: Lanes<Self>, unsigned: Lanes<Self>, signed: Lanes<Self>) -> Lanes<Self> {
+        std::array::from_fn(|lane| {
+            let pairs = unsigned[lane].to_ne_bytes().into_iter().zip(signed[lane].to_ne_bytes());
+            pairs.fold(sum[lane], |sum, (u, s)| sum.wrapping_add(i32::from(u) * i32::from(s as i8)))
+        })
+    }
+    #[inline(always)]
+    fn mul_i32(self, a: Lanes<Self>, b: Lanes<Self>) -> Lanes<Self> {
+        std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]))
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>) {
+        for (lane, value) in value.iter().enumerate().take(count) {
+            // SAFETY: the caller vouches for `count` bytes.
+            unsafe { to.add(lane).write(*value as u8) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn windows_ptr<const STRIDE: usize>(self, from: *const u8) -> Lanes<Self> {
+        std::array::from_fn(|lane| {
+            // SAFETY: the caller vouches for 64 bytes, more than the last lane reaches.
+            unsafe { from.add(STRIDE * lane).cast::<i32>().read_unaligned() }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One step of each operation, with the lanes in memory.
+    struct Probe<'a>(&'a [u8; 64], &'a [u8; 64]);
+
+    impl ByteOp for Probe<'_> {
+        type Output = ([i32; 16], [i32; 16], [i32; 16], [u8; 16], usize);
+
+        #[inline(always)]
+        fn run<L: ByteLanes>(self, lanes: L) -> Self::Output {
+            let (simd, count) = (lanes.base(), L::Base::LANES);
+            let load = |bytes: &[u8; 64]| simd.to_bits(simd.load(bytemuck::cast_slice(&words(bytes)), 0));
+            let (unsigned, signed) = (load(self.0), load(self.1));
+            let (mut dot, mut one, mut two, mut low) = ([0; 16], [0; 16], [0; 16], [0; 16]);
+            lanes.store_i32(&mut dot, 0, count, lanes.dot(simd.splat_i32(i32::MAX), unsigned, signed));
+            lanes.store_i32(&mut one, 0, count, lanes.windows::<1>(self.0, 0));
+            lanes.store_i32(&mut two, 0, count, lanes.windows::<2>(self.0, 0));
+            lanes.store_low_bytes(&mut low, 0, count - 1, lanes.mul_i32(unsigned, signed));
+            (dot, one, two, low, count)
+        }
+    }
+
+    fn words(bytes: &[u8; 64]) -> [u32; 16] {
+        std::array::from_fn(|at| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| bytes[4 * at + byte])))
+    }
+
+    #[test]
+    fn operations_agree_with_their_definition() {
+        let extremes = ([255; 64], [0x80; 64]);
+        let mixed =
+            (std::array::from_fn(|at| (at * 37 + 11) as u8), std::array::from_fn(|at| (at * 91 + 200) as u8));
+        for (a, b) in [extremes, mixed] {
+            for isa in Isa::available() {
+                let (dot, one, two, low, count) = dispatch_bytes(isa, Probe(&a, &b));
+                for lane in 0..count {
+                    let sum: i32 =
+                        (4 * lane..4 * lane + 4).map(|at| i32::from(a[at]) * i32::from(b[at] as i8)).sum();
+                    assert_eq!(dot[lane], i32::MAX.wrapping_add(sum), "{isa:?} {lane}");
+                    for (windows, stride) in [(&one, 1), (&two, 2)] {
+                        let expected: [u8; 4] = std::array::from_fn(|byte| a[stride * lane + byte]);
+                        assert_eq!(windows[lane].to_ne_bytes(), expected, "{isa:?} {lane}");
+                    }
+                    let product = words(&a)[lane].wrapping_mul(words(&b)[lane]) as u8;
+                    assert_eq!(low[lane], if lane + 1 < count { product } else { 0 }, "{isa:?} {lane}");
+                }
+            }
+        }
+    }
+}

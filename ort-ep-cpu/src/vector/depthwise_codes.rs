@@ -1,0 +1,265 @@
+//! Convolutions of one plane of bytes with one filter: four neighbours along a row are one product of groups of four.
+
+use crate::gemm::Window;
+use crate::simd::bytes::{ByteLanes, ByteOp, Lanes, WINDOWS_REACH, dispatch_bytes};
+use crate::simd::{Isa, Simd};
+
+/// The most groups of four taps in a filter.
+const MAX_TAPS: usize = 32;
+
+/// The taps of one filter, four along a row together, and what its sums need at the end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CodeTaps {
+    /// Weights, and ones in their places.
+    weights: [[i32; 2]; MAX_TAPS],
+    /// Added to each sum.
+    term: i32,
+    /// Multiplies the sum of the window and is added.
+    minus_zero: i32,
+}
+
+/// How sums become codes: `round(clamp(sum * factor, least, greatest)) + zero`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Requantize {
+    factor: f32,
+    zero: i32,
+    least: f32,
+    greatest: f32,
+}
+
+/// What becomes of the sums of a plane.
+#[derive(Debug)]
+pub(crate) enum Sums<'a> {
+    Stored(&'a mut [i32]),
+    Codes(&'a mut [u8], Requantize),
+}
+
+impl Requantize {
+    pub(crate) fn new(factor: f32, zero: i32, signed: bool) -> Requantize {
+        let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
+        Requantize { factor, zero, least: (least - zero) as f32, greatest: (greatest - zero) as f32 }
+    }
+}
+
+/// Groups of four taps in a row of the kernel.
+fn groups(window: &Window) -> usize {
+    window.kernel[2].div_ceil(4)
+}
+
+impl CodeTaps {
+    /// Whether windows can be computed here: over planes, with neighbours next to each other, at stride 1 or 2.
+    pub(crate) fn fits(window: &Window) -> bool {
+        let is_flat =
+            window.input[0] == 1 && window.kernel[0] == 1 && window.output[0] == 1 && window.pad[0] == 0;
+        is_flat
+            && (window.dilation[2] == 1 || window.kernel[2] == 1)
+            && matches!(window.stride[2], 1 | 2)
+            && window.kernel[1].saturating_mul(groups(window)) <= MAX_TAPS
+    }
+
+    /// The taps of a filter whose weights, signed, lie four bytes apart.
+    pub(crate) fn new(window: &Window, weights: &[u8], [term, minus_zero]: [i32; 2]) -> CodeTaps {
+        let width = window.kernel[2];
+        let mut taps = CodeTaps { weights: [[0; 2]; MAX_TAPS], term, minus_zero };
+        for y in 0..window.kernel[1] {
+            for group in 0..groups(window) {
+                let at = |index: usize| (4 * group + index < width).then_some(4 * group + index);
+                let weight = |index: usize| at(index).map_or(0, |x| weights[(y * width + x) * 4]);
+                let one = |index: usize| at(index).map_or(0, |_| 1);
+                let places = [0, 1, 2, 3];
+                taps.weights[y * groups(window) + group] =
+                    [i32::from_ne_bytes(places.map(weight)), i32::from_ne_bytes(places.map(one))];
+            }
+        }
+        taps
+    }
+}
+
+/// Rows and bytes in a row of a padded plane.
+fn padded(window: &Window) -> [usize; 2] {
+    let rows =
+        (window.output[1].max(1) - 1) * window.stride[1] + (window.kernel[1] - 1) * window.dilation[1] + 1;
+    let bytes = (window.output[2].max(1) - 1) * window.stride[2] + window.kernel[2];
+    [rows, bytes]
+}
+
+/// Bytes of scratch for a plane.
+pub(crate) fn plane_len(window: &Window) -> usize {
+    let [rows, bytes] = padded(window);
+    // A vector reads as far as its last lane, whose column may be far behind the last one.
+    rows.saturating_mul(bytes).saturating_add(3 * WINDOWS_REACH).next_multiple_of(64)
+}
+
+/// Convolves one plane. Bytes of the image are flipped by `flip`. `scratch` was filled with the padding before the first
+/// plane; each plane then leaves its padding as it is.
+///
+/// # Panics
+///
+/// If a slice is shorter than the window says.
+pub(crate) fn convolve_plane(
+    isa: Isa,
+    window: &Window,
+    image: (&[u8], u8),
+    taps: &CodeTaps,
+    to: Sums<'_>,
+    scratch: &mut [u8],
+) {
+    place(window, image, scratch);
+    let scratch = &*scratch;
+    dispatch_bytes(isa, Plane { window, taps, scratch, to });
+}
+
+/// Copies the image to its place amid the padding.
+fn place(window: &Window, (image, flip): (&[u8], u8), scratch: &mut [u8]) {
+    let [rows, bytes] = padded(window);
+    let ([_, height, width], [_, pad_y, pad_x]) = (window.input, window.pad);
+    let count = width.min(bytes.saturating_sub(pad_x));
+    if count == 0 {
+        return;
+    }
+    let lines = image.chunks_exact(width).take(height.min(rows.saturating_sub(pad_y)));
+    for (y, from) in lines.enumerate() {
+        let to = &mut scratch[(pad_y + y) * bytes + pad_x..][..count];
+        match flip {
+            0 => to.copy_from_slice(&from[..count]),
+            _ => to.iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip),
+        }
+    }
+}
+
+/// One plane, padded.
+struct Plane<'a> {
+    window: &'a Window,
+    taps: &'a CodeTaps,
+    scratch: &'a [u8],
+    to: Sums<'a>,
+}
+
+impl ByteOp for Plane<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: ByteLanes>(self, lanes: L) {
+        let simd = lanes.base();
+        match self.to {
+            Sums::Stored(to) => rows(
+                lanes,
+                self.window,
+                self.taps,
+                self.scratch,
+                #[inline(always)]
+                |at, count, sum| lanes.store_i32(to, at, count, sum),
+            ),
+            Sums::Codes(to, Requantize { factor, zero, least, greatest }) => {
+                let (factor, zero) = (simd.splat(factor), simd.splat_i32(zero));
+                let (least, greatest) = (simd.splat(least), simd.splat(greatest));
+                rows(
+                    lanes,
+                    self.window,
+                    self.taps,
+                    self.scratch,
+                    #[inline(always)]
+                    |at, count, sum| {
+                        let value = simd.mul(simd.to_f32(sum), factor);
+                        let value = simd.min_or_second(simd.max_or_second(value, least), greatest);
+                        lanes.store_low_bytes(to, at, count, simd.add_i32(simd.to_i32(value), zero));
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// All rows: `store` takes a place, a count of sums, and them.
+#[inline(always)]
+fn rows<L: ByteLanes>(
+    lanes: L,
+    window: &Window,
+    taps: &CodeTaps,
+    scratch: &[u8],
+    mut store: impl FnMut(usize, usize, Lanes<L>),
+) {
+    let is_three = taps.minus_zero == 0 && [window.kernel[1], groups(window)] == [3, 1];
+    match (window.stride[2] == 1, is_three) {
+        (true, true) => three_taps::<L, 1>(lanes, window, taps, scratch, &mut store),
+        (false, true) => three_taps::<L, 2>(lanes, window, taps, scratch, &mut store),
+        (true, false) => any_taps::<L, 1>(lanes, window, taps, scratch, &mut store),
+        (false, false) => any_taps::<L, 2>(lanes, window, taps, scratch, &mut store),
+    }
+}
+
+/// Kernels of three rows of up to four weights, without a zero point: weights stay in registers.
+#[inline(always)]
+fn three_taps<L: ByteLanes, const STRIDE: usize>(
+    lanes: L,
+    window: &Window,
+    taps: &CodeTaps,
+    scratch: &[u8],
+    store: &mut impl FnMut(usize, usize, Lanes<L>),
+) {
+    let ([_, height, width], simd) = (window.output, lanes.base());
+    let pitch = padded(window)[1];
+    let [first, second, third] = [taps.weights[0][0], taps.weights[1][0], taps.weights[2][0]];
+    let weights = [simd.splat_i32(first), simd.splat_i32(second), simd.splat_i32(third)];
+    let term = simd.splat_i32(taps.term);
+    for y in 0..height {
+        let lines =
+            [0, 1, 2].map(|tap| &scratch[(y * window.stride[1] + tap * window.dilation[1]) * pitch..]);
+        let whole = width - width % L::Base::LANES;
+        for x in (0..whole).step_by(L::Base::LANES) {
+            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, x);
+            store(y * width + x, L::Base::LANES, sum);
+        }
+        if whole < width {
+            let sum = three_lines::<L, STRIDE>(lanes, lines, weights, term, whole);
+            store(y * width + whole, width - whole, sum);
+        }
+    }
+}
+
+/// The sums of windows from `x` on.
+#[inline(always)]
+fn three_lines<L: ByteLanes, const STRIDE: usize>(
+    lanes: L,
+    lines: [&[u8]; 3],
+    weights: [Lanes<L>; 3],
+    mut sum: Lanes<L>,
+    x: usize,
+) -> Lanes<L> {
+    for line in 0..3 {
+        sum = lanes.dot(sum, lanes.windows::<STRIDE>(lines[line], x * STRIDE), weights[line]);
+    }
+    sum
+}
+
+/// Any number of taps.
+#[inline(always)]
+fn any_taps<L: ByteLanes, const STRIDE: usize>(
+    lanes: L,
+    window: &Window,
+    taps: &CodeTaps,
+    scratch: &[u8],
+    store: &mut impl FnMut(usize, usize, Lanes<L>),
+) {
+    let ([_, height, width], simd) = (window.output, lanes.base());
+    let (pitch, groups) = (padded(window)[1], groups(window));
+    let minus_zero = simd.splat_i32(taps.minus_zero);
+    for y in 0..height {
+        let mut x = 0;
+        while x < width {
+            let count = (width - x).min(L::Base::LANES);
+            let (mut sum, mut whole) = (simd.splat_i32(taps.term), simd.splat_i32(0));
+            for tap in 0..window.kernel[1] {
+                let line = (y * window.stride[1] + tap * window.dilation[1]) * pitch;
+                for group in 0..groups {
+                    let [weights, ones] = taps.weights[tap * groups + group];
+                    let bytes = lanes.windows::<STRIDE>(scratch, line + x * STRIDE + 4 * group);
+                    sum = lanes.dot(sum, bytes, simd.splat_i32(weights));
+                    whole = lanes.dot(whole, bytes, simd.splat_i32(ones));
+                }
+            }
+            store(y * width + x, count, simd.add_i32(sum, lanes.mul_i32(whole, minus_zero)));
+            x += count;
+        }
+    }
+}
