@@ -43,6 +43,8 @@ impl Tools {
 pub(crate) struct Report {
     pub(crate) load_ms: Option<f64>,
     pub(crate) median_ms: f64,
+    #[serde(default)]
+    pub(crate) min_ms: f64,
     pub(crate) cpu_ms: Option<f64>,
     pub(crate) runs_per_second: Option<f64>,
     pub(crate) operations: Option<u64>,
@@ -71,6 +73,8 @@ impl Report {
 pub(crate) struct Side {
     /// The least of the rounds' medians.
     pub(crate) median_ms: f64,
+    /// The least time of a run.
+    pub(crate) min_ms: f64,
     /// The least processor time of a run, of all threads: what others take of the machine's time hardly changes it.
     pub(crate) cpu_ms: Option<f64>,
     /// The least time to load.
@@ -84,10 +88,11 @@ pub(crate) struct Side {
 impl Side {
     fn of(reports: &[Report]) -> Option<Self> {
         let median_ms = reports.iter().map(|report| report.median_ms).reduce(f64::min)?;
+        let min_ms = reports.iter().map(|report| report.min_ms).reduce(f64::min)?;
         let least = |field: fn(&Report) -> Option<f64>| reports.iter().filter_map(field).reduce(f64::min);
         let (cpu_ms, load_ms) = (least(|report| report.cpu_ms), least(|report| report.load_ms));
         let growth = reports.iter().filter_map(Report::growth).max();
-        Some(Self { median_ms, cpu_ms, load_ms, growth, operations: reports.first()?.operations })
+        Some(Self { median_ms, min_ms, cpu_ms, load_ms, growth, operations: reports.first()?.operations })
     }
 }
 

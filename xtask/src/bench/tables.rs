@@ -307,6 +307,7 @@ mod tests {
         let side = |median: &Option<f64>| {
             median.map(|median_ms| Side {
                 median_ms,
+                min_ms: median_ms,
                 cpu_ms: Some(median_ms),
                 load_ms: Some(median_ms),
                 growth: Some(1 << 20),
