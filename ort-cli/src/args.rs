@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
 use ort_runtime::onnx::{FileAccess, Source};
+use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::{Limits, Model, Session};
 
 /// Which model, on what, within which bounds.
@@ -39,6 +40,15 @@ pub(crate) struct ModelArgs {
     /// How the CPU provider multiplies float matrices.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     pub(crate) precision: PrecisionArg,
+    /// How much of the graph may be rewritten before it runs.
+    #[arg(long, value_name = "LEVEL", default_value = "all", value_parser = level)]
+    pub(crate) opt_level: Level,
+    /// A rewrite rule that is left out; `ort optimize` lists those that apply.
+    #[arg(long = "without-rule", value_name = "RULE")]
+    pub(crate) without_rules: Vec<String>,
+    /// Rewrite rules apply this often at most: to find the one that does harm.
+    #[arg(long, value_name = "N")]
+    pub(crate) rewrites: Option<usize>,
     /// A hard bound on what the run may allocate: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
@@ -69,11 +79,16 @@ impl ModelArgs {
         Ok(Model::from_source(self.source()?)?)
     }
 
+    /// What may be rewritten.
+    pub(crate) fn optimizer(&self) -> Optimizer {
+        Optimizer { level: self.opt_level, disabled: self.without_rules.clone(), stop_after: self.rewrites }
+    }
+
     pub(crate) fn session(&self, model: &Model) -> Result<Session> {
         let precision = match self.precision {
             PrecisionArg::Fp32 => Precision::Fp32,
         };
-        let mut builder = Session::builder(model).precision(precision);
+        let mut builder = Session::builder(model).precision(precision).optimizer(self.optimizer());
         for name in &self.providers {
             builder = builder.provider(name);
         }
@@ -110,6 +125,11 @@ const MOST_THREADS: usize = 4096;
 pub(crate) fn threads(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads));
     number.ok_or_else(|| format!("`{text}` is not a number of threads from 1 to {MOST_THREADS}"))
+}
+
+pub(crate) fn level(text: &str) -> Result<Level, String> {
+    let names = Level::NAMES.map(|(name, _)| name);
+    Level::named(text).ok_or_else(|| format!("`{text}` is not one of {}", names.join(", ")))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

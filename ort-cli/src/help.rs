@@ -50,6 +50,16 @@ Examples:
 
 A dimension that is not given counts as 1.";
 
+pub(crate) const OPTIMIZE: &str = "\
+Examples:
+  ort optimize model.onnx smaller.onnx
+  ort optimize model.onnx out.onnx --level basic
+  ort optimize model.onnx out.onnx --without-rule gelu      leave a rule out
+  ort optimize model.onnx out.onnx --rewrites 17            stop after 17: to find the one that does harm
+
+`basic` folds constants and simplifies; `extended` also fuses; both load in any runtime that has the operators
+of the standard and of com.microsoft. Other commands take the same as --opt-level.";
+
 pub(crate) const PROFILE: &str = "\
 Examples:
   ort profile model.onnx --threads 1

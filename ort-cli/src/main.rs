@@ -69,6 +69,9 @@ enum Command {
     /// Show the memory of a run before anything runs.
     #[command(after_help = help::PLAN)]
     Plan(cmd::plan::PlanArgs),
+    /// Write the optimized model as standard ONNX.
+    #[command(after_help = help::OPTIMIZE)]
+    Optimize(cmd::optimize::OptimizeArgs),
     /// Show the time per operator.
     #[command(after_help = help::PROFILE)]
     Profile(cmd::profile::ProfileArgs),
@@ -115,6 +118,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Check(args) => cmd::check::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
+        Command::Optimize(args) => cmd::optimize::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Test(args) => cmd::test::run(&args),
         Command::Providers(args) => cmd::providers::run(&args),

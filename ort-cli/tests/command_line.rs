@@ -57,8 +57,7 @@ fn a_wrong_command_line_is_exit_code_2() {
 fn flags_of_features_that_are_not_there_are_refused() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());
-    let flags: [&[&str]; 7] = [
-        &["--opt-level", "all"],
+    let flags: [&[&str]; 6] = [
         &["--arena-strategy", "power-of-two"],
         &["--no-arena"],
         &["--no-mem-pattern"],

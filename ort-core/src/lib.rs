@@ -26,6 +26,8 @@ pub mod onnx;
 pub mod ops;
 pub mod pass;
 pub mod plan;
+pub mod rewrite;
+pub mod rules;
 pub mod session;
 pub mod spec;
 pub mod tensor;

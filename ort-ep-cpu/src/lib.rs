@@ -1,6 +1,6 @@
 //! The CPU execution provider of ort-runtime.
 //!
-//! `simd`, `vector`, `gemm` and `conv` are plain functions over slices; `kernels` wraps them as
+//! `simd`, `vector`, `gemm`, `conv` and `attention` are plain functions over slices; `kernels` wraps them as
 //! kernels of the graph's operators, each registered next to its code.
 
 // In tests such a panic is a failure like any other; here it would be a defect.
@@ -13,6 +13,7 @@
     clippy::unreachable
 )]
 
+pub mod attention;
 pub mod conv;
 mod device;
 pub mod gemm;

@@ -322,6 +322,95 @@ fn chunking(threads: usize, len: usize, min_chunk: usize) -> (usize, usize) {
     (chunk, len.div_ceil(chunk))
 }
 
+/// Runs of `len` elements along three axes, at equal distances along each: the rows of the heads of a batch, say.
+#[derive(Debug)]
+pub struct Lines<'a, T> {
+    values: &'a mut [T],
+    extents: [usize; 3],
+    strides: [usize; 3],
+    len: usize,
+}
+
+impl<'a, T: Send> Lines<'a, T> {
+    /// Lines that begin at `i * strides[0] + j * strides[1] + k * strides[2]`, for `i`, `j` and `k` below the extents;
+    /// `None` where lines overlap or one reaches beyond `values`.
+    pub fn new(values: &'a mut [T], extents: [usize; 3], strides: [usize; 3], len: usize) -> Option<Self> {
+        let mut axes = [0, 1, 2].map(|axis| (strides[axis], extents[axis]));
+        axes.sort_unstable();
+        let mut reach = len;
+        if !extents.contains(&0) {
+            for (stride, extent) in axes.into_iter().filter(|(_, extent)| *extent > 1) {
+                if stride < reach {
+                    return None;
+                }
+                reach = stride.checked_mul(extent - 1)?.checked_add(reach)?;
+            }
+            if reach > values.len() {
+                return None;
+            }
+        }
+        Some(Lines { values, extents, strides, len })
+    }
+
+    /// How many blocks [`Lines::for_each_block`] makes.
+    pub fn block_count(extents: [usize; 3], block: [usize; 2]) -> usize {
+        extents[0] * extents[1].div_ceil(block[0].max(1)) * extents[2].div_ceil(block[1].max(1))
+    }
+
+    /// Cuts the lines into blocks of one place along the first axis and at most `block` places along the other two, and
+    /// calls `task` with each block and with scratch of `scratch_len` values, of which there is some for each thread.
+    pub fn for_each_block<S: Send>(
+        self,
+        threads: usize,
+        block: [usize; 2],
+        (scratch, scratch_len): (&mut [S], usize),
+        task: impl Fn(LineBlock<'_, T>, &mut [S]) + Sync,
+    ) {
+        let Lines { values, extents, strides, len } = self;
+        let block = block.map(|size| size.max(1));
+        let parts = [extents[1].div_ceil(block[0]), extents[2].div_ceil(block[1])];
+        let count = Self::block_count(extents, block);
+        let pieces = Pieces::new(values);
+        let next = AtomicUsize::new(0);
+        let used = (scratch_len * threads.max(1)).min(scratch.len());
+        for_each_chunk_mut(threads, &mut scratch[..used], scratch_len, |_, scratch| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    return;
+                }
+                let (outer, rest) = (index / (parts[0] * parts[1]), index % (parts[0] * parts[1]));
+                let starts = [rest / parts[1] * block[0], rest % parts[1] * block[1]];
+                let ranges =
+                    [0, 1].map(|axis| starts[axis]..(starts[axis] + block[axis]).min(extents[axis + 1]));
+                task(LineBlock { pieces: &pieces, outer, ranges, strides, len }, scratch);
+            }
+        });
+    }
+}
+
+/// Some of the [`Lines`], which nobody else has.
+pub struct LineBlock<'a, T> {
+    pieces: &'a Pieces<'a, T>,
+    /// The place along the first axis.
+    pub outer: usize,
+    /// The places along the other two.
+    pub ranges: [Range<usize>; 2],
+    strides: [usize; 3],
+    len: usize,
+}
+
+impl<T> LineBlock<'_, T> {
+    /// The line at these places along the last two axes; nothing where they are not in the block.
+    pub fn line(&mut self, places: [usize; 2]) -> &mut [T] {
+        let is_inside = self.ranges.iter().zip(places).all(|(range, place)| range.contains(&place));
+        let [first, second, third] = self.strides;
+        let start = self.outer * first + places[0] * second + places[1] * third;
+        // SAFETY: lines do not overlap, as `Lines::new` found, no two blocks share one, and this borrows the block.
+        unsafe { self.pieces.range(start, if is_inside { self.len } else { 0 }) }
+    }
+}
+
 /// A mutable slice that several threads cut pieces from.
 struct Pieces<'a, T> {
     start: *mut T,
@@ -394,6 +483,44 @@ mod tests {
             rows.chunks_mut(5).enumerate().for_each(|(at, values)| values.fill(row + at));
         });
         assert!(values.iter().enumerate().all(|(index, value)| index / 5 == *value));
+    }
+
+    #[test]
+    fn blocks_of_lines_cover_all_lines_once() {
+        // Extents, strides, length and whether they are lines.
+        let cases: [([usize; 3], [usize; 3], usize, bool); 7] = [
+            ([2, 3, 5], [75, 5, 15], 5, true),
+            ([2, 3, 5], [75, 25, 5], 5, true),
+            ([2, 3, 5], [80, 25, 5], 4, true),
+            ([1, 3, 5], [0, 25, 5], 5, true),
+            ([2, 3, 5], [75, 25, 4], 5, false),
+            ([2, 3, 5], [74, 25, 5], 5, false),
+            ([3, 3, 5], [75, 25, 5], 5, false),
+        ];
+        for (extents, strides, len, fits) in cases {
+            for (threads, block) in [(1, [1, 2]), (2, [2, 2]), (3, [3, 5])] {
+                let mut values = vec![0_usize; 155];
+                let lines = Lines::new(&mut values, extents, strides, len);
+                assert_eq!(lines.is_some(), fits, "{extents:?} {strides:?} {len}");
+                let Some(lines) = lines else { continue };
+                lines.for_each_block(threads, block, (&mut vec![0_u8; threads], 1), |mut block, _| {
+                    assert!(block.line([extents[1], 0]).is_empty());
+                    let [seconds, thirds] = block.ranges.clone();
+                    for (j, k) in seconds.flat_map(|j| thirds.clone().map(move |k| (j, k))) {
+                        let name = 1 + (block.outer * extents[1] + j) * extents[2] + k;
+                        block.line([j, k]).iter_mut().for_each(|value| *value += name);
+                    }
+                });
+                for (i, j, k) in (0..extents[0])
+                    .flat_map(|i| (0..extents[1]).flat_map(move |j| (0..extents[2]).map(move |k| (i, j, k))))
+                {
+                    let line = &values[i * strides[0] + j * strides[1] + k * strides[2]..][..len];
+                    assert!(line.iter().all(|value| *value == 1 + (i * extents[1] + j) * extents[2] + k));
+                }
+                let touched = values.iter().filter(|value| **value != 0).count();
+                assert_eq!(touched, extents.iter().product::<usize>() * len);
+            }
+        }
     }
 
     #[test]

@@ -37,5 +37,5 @@ pub use ort_core::session::{
 };
 pub use ort_core::tensor::{self, Tensor, Value};
 pub use ort_core::{
-    Error, ErrorKind, Limits, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan, spec,
+    Error, ErrorKind, Limits, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan, rewrite, spec,
 };

@@ -3,54 +3,9 @@
 
 mod support;
 
-use std::sync::Arc;
-
-use ort_runtime::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, NodeView, provider};
 use ort_runtime::ir::GraphBuilder;
-use ort_runtime::tensor::{TensorMut, TensorView};
 use ort_runtime::{DType, ErrorKind, Model, Result, Session};
-use support::{axis, floats};
-
-/// The CPU without some of its operators.
-struct Without {
-    cpu: Arc<dyn Device>,
-    operators: &'static [&'static str],
-}
-
-impl Without {
-    fn new(operators: &'static [&'static str]) -> Result<Arc<Without>> {
-        Ok(Arc::new(Without { cpu: provider("cpu")?.open(0, &Default::default())?, operators }))
-    }
-}
-
-impl Device for Without {
-    fn info(&self) -> &DeviceInfo {
-        self.cpu.info()
-    }
-
-    fn memory(&self) -> ort_alloc::DeviceId {
-        self.cpu.memory()
-    }
-
-    fn allocator(&self) -> Arc<dyn ort_alloc::Allocator> {
-        self.cpu.allocator()
-    }
-
-    fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
-        if self.operators.contains(&node.node.spec.name) {
-            return Err("this device is without it".to_string());
-        }
-        self.cpu.claim(node)
-    }
-
-    fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-        self.cpu.compile(cx)
-    }
-
-    fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
-        self.cpu.copy(from, to)
-    }
-}
+use support::{Without, axis, floats};
 
 fn softmax() -> Result<Model> {
     let mut builder = GraphBuilder::new("softmax");

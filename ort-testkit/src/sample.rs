@@ -1,6 +1,6 @@
 //! Sample nodes, one or more per operator, that are asked and run with every type that the operator's record allows.
 //!
-//! `data/samples.json` and `data/microsoft_samples.json` hold the shapes, the attributes and such elements as matter. The type of each type variable
+//! `data/samples.json`, `data/microsoft_samples.json` and `data/runtime_samples.json` hold the shapes, the attributes and such elements as matter. The type of each type variable
 //! is free: a sample is turned into a graph of that one node for each choice of types.
 
 use std::sync::Arc;
@@ -22,8 +22,11 @@ use serde_json::Value as Json;
 use crate::Target;
 
 /// The samples of the standard's operators, and of others.
-const SAMPLES: [&str; 2] =
-    [include_str!("../data/samples.json"), include_str!("../data/microsoft_samples.json")];
+const SAMPLES: [&str; 3] = [
+    include_str!("../data/samples.json"),
+    include_str!("../data/microsoft_samples.json"),
+    include_str!("../data/runtime_samples.json"),
+];
 
 /// Attributes that name the type of an output.
 const TYPE_ATTRIBUTES: [&str; 5] = ["to", "dtype", "output_dtype", "output_datatype", "value"];

@@ -66,10 +66,49 @@ def has_bfloat16_output(model: onnx.ModelProto) -> bool:
 
 
 def write_data_set(folder: Path, graph: onnx.GraphProto, inputs, outputs) -> None:
+    """Writes values in the order of the graph's; inputs that are constants are not given."""
     folder.mkdir(parents=True, exist_ok=True)
-    for kind, infos, values in (("input", graph.input, inputs), ("output", graph.output, outputs)):
+    constants = {tensor.name for tensor in graph.initializer}
+    given = [info for info in graph.input if info.name not in constants]
+    for kind, infos, values in (("input", given, inputs), ("output", graph.output, outputs)):
         for index, (info, value) in enumerate(zip(infos, values, strict=True)):
             (folder / f"{kind}_{index}.pb").write_bytes(encode(value, info.type, info.name))
+
+
+def write_model(folder: Path, model: onnx.ModelProto, inputs, outputs, tolerance) -> None:
+    """Writes a case of one data set: `inputs` and `outputs` in the order of the model's, `tolerance` as (RTOL, ATOL)."""
+    write_data_set(folder / "test_data_set_0", model.graph, inputs, outputs)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    write_tolerance(folder, *tolerance)
+
+
+def make_table(path: Path, out: Path, cases) -> tuple[int, list[str]]:
+    """Makes the cases of a table, pairs of a name and a function that makes the case's folder and gives how many folders
+    it made, under OUT/TABLE. Returns how many there are and what went wrong."""
+    made, problems, count = set(), [], 0
+    for name, make in cases:
+        if name in made:
+            problems.append(f"{path.name}: {name}: there are two cases of this name")
+            continue
+        made.add(name)
+        try:
+            count += make(out / path.stem / name)
+        except Exception as error:  # each case that cannot be made is told, not only the first
+            problems.append(f"{path.name}: {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+    return count, problems
+
+
+def make_tables(cases_of) -> None:
+    """The program of a maker of cases, with the arguments OUT TABLE...: `cases_of` gives the cases of a table's entries.
+    Prints one line `TABLE COUNT` per table; what went wrong comes last."""
+    warnings.filterwarnings("ignore")
+    problems = []
+    for path in map(Path, sys.argv[2:]):
+        count, found = make_table(path, Path(sys.argv[1]), cases_of(json.loads(path.read_text())))
+        print(path.stem, count)
+        problems += found
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 def random_check(model: onnx.ModelProto) -> str | None:

@@ -30,12 +30,9 @@ TYPE}. A TYPE is a tensor's, NumPy's or ml_dtypes' name or `string`, or {"sequen
 ELEMENT]} with the names of the types of both. Prints one line `STEM COUNT` for each table.
 """
 
-import itertools
-import json
+import functools
 import math
 import os
-import sys
-import warnings
 import zlib
 from pathlib import Path
 
@@ -48,7 +45,7 @@ import onnxruntime
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from dump_cases import encode
+from dump_cases import make_tables, write_model
 
 WORDS = ["", "a", "abc", "Zebra", "über", "x y", "1", "nan"]
 STANDARD_OPSET = 21
@@ -262,24 +259,18 @@ def model_of_body(model: onnx.ModelProto, values: dict, opset: int) -> onnx.Mode
 
 
 def write_case(folder: Path, model: onnx.ModelProto, feeds: dict, expected: list, tolerance: list) -> None:
-    data = folder / "test_data_set_0"
-    data.mkdir(parents=True)
     for info, value in zip(model.graph.output, expected, strict=True):
         if value is not None:
             told = type_of(value)
             # An optional is told by the entry; what ONNX Runtime gives is the value inside.
             info.type.CopyFrom(info.type if info.type.HasField("optional_type") else told)
     constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = [info for info in model.graph.input if info.name not in constants]
-    for index, info in enumerate(inputs):
-        (data / f"input_{index}.pb").write_bytes(encode(feeds[info.name], info.type, info.name))
-    for index, (info, value) in enumerate(zip(model.graph.output, expected, strict=True)):
-        (data / f"output_{index}.pb").write_bytes(encode(value, info.type, info.name))
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    (folder / "tol").write_text("{:g} {:g}\n".format(*tolerance))
+    inputs = [feeds[info.name] for info in model.graph.input if info.name not in constants]
+    write_model(folder, model, inputs, expected, tolerance)
 
 
-def make(entry: dict, opset: int, name: str, folder: Path) -> None:
+def make(entry: dict, opset: int, name: str, folder: Path) -> int:
+    """Makes the case, and with it the same by the function body where that is its reference; returns how many."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     values = [None if value is None else value_of(value, rng) for value in entry["inputs"]]
     model = model_of(entry, opset, values, rng)
@@ -294,38 +285,15 @@ def make(entry: dict, opset: int, name: str, folder: Path) -> None:
     else:
         expected = expected_of(entry, model, feeds, values)
     write_case(folder, model, feeds, expected, tolerance)
+    return 2 if entry.get("reference") == "function" else 1
 
 
-def make_table(path: Path, out: Path) -> tuple[int, list[str]]:
-    made, problems, count = set(), [], 0
-    for entry, opset in itertools.chain.from_iterable(
-        ((entry, opset) for opset in entry["opsets"]) for entry in json.loads(path.read_text())
-    ):
-        name = "_".join(filter(None, [entry["op"], str(opset), entry.get("name")]))
-        if name in made:
-            problems.append(f"{path.name}: {name}: there are two cases of this name")
-            continue
-        made.add(name)
-        try:
-            make(entry, opset, name, out / path.stem / name)
-            count += 2 if entry.get("reference") == "function" else 1
-        except Exception as error:  # each case that cannot be made is told, not only the first
-            problems.append(f"{path.name}: {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-    return count, problems
-
-
-def main() -> None:
-    # Overflow and division by zero are part of some cases.
-    warnings.filterwarnings("ignore")
-    out, tables = Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]
-    problems = []
-    for path in tables:
-        count, found = make_table(path, out)
-        print(path.stem, count)
-        problems += found
-    if problems:
-        sys.exit("\n".join(problems))
+def cases_of(entries: list):
+    for entry in entries:
+        for opset in entry["opsets"]:
+            name = "_".join(filter(None, [entry["op"], str(opset), entry.get("name")]))
+            yield name, functools.partial(make, entry, opset, name)
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(cases_of)

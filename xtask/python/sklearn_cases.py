@@ -18,12 +18,10 @@ tolerance   [RTOL, ATOL], by default [0.001, 0.00001]
 Everything that draws at random is given the seed 0. Prints one line `STEM COUNT` for each table.
 """
 
+import functools
 import inspect
 import itertools
-import json
 import re
-import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +32,7 @@ from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType, Int64T
 from sklearn.datasets import make_classification, make_regression
 from sklearn.utils import all_estimators
 
-from dump_cases import encode
+from dump_cases import make_tables, write_model
 
 STANDARD_OPSET = 21
 TOLERANCE = [1e-3, 1e-5]
@@ -138,7 +136,7 @@ def declared(value, info: onnx.ValueInfoProto):
     return value.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
-def make(entry: dict, choice: tuple[str, str, int], folder: Path) -> None:
+def make(entry: dict, choice: tuple[str, str, int], folder: Path) -> int:
     expression, data, opset = choice
     x, y = DATA[data]
     x = x.astype(entry["types"]) if "types" in entry else x
@@ -153,14 +151,10 @@ def make(entry: dict, choice: tuple[str, str, int], folder: Path) -> None:
         options=options,
         target_opset={"": STANDARD_OPSET, "ai.onnx.ml": opset},
     )
-    values = folder / "test_data_set_0"
-    values.mkdir(parents=True)
-    (values / "input_0.pb").write_bytes(encode(asked, converted.graph.input[0].type, "x"))
-    for index, (info, method) in enumerate(zip(converted.graph.output, entry["methods"], strict=True)):
-        expected = declared(ask(model, method, asked), info)
-        (values / f"output_{index}.pb").write_bytes(encode(expected, info.type, info.name))
-    (folder / "model.onnx").write_bytes(converted.SerializeToString())
-    (folder / "tol").write_text("{:g} {:g}\n".format(*entry.get("tolerance", TOLERANCE)))
+    outputs = zip(converted.graph.output, entry["methods"], strict=True)
+    expected = [declared(ask(model, method, asked), info) for info, method in outputs]
+    write_model(folder, converted, [asked], expected, entry.get("tolerance", TOLERANCE))
+    return 1
 
 
 def name_of(entry: dict, expression: str, data: str, opset: int) -> str:
@@ -168,34 +162,11 @@ def name_of(entry: dict, expression: str, data: str, opset: int) -> str:
     return "_".join([*words, *entry.get("options", {}), *([entry["types"]] if "types" in entry else []), data, str(opset)])
 
 
-def make_table(path: Path, out: Path) -> tuple[int, list[str]]:
-    made, problems = set(), []
-    for entry in json.loads(path.read_text()):
+def cases_of(entries: list):
+    for entry in entries:
         for choice in itertools.product(entry["models"], entry["data"], entry["opsets"]):
-            name = name_of(entry, *choice)
-            if name in made:
-                problems.append(f"{path.name}: {name}: there are two cases of this name")
-                continue
-            made.add(name)
-            try:
-                make(entry, choice, out / path.stem / name)
-            except Exception as error:  # each case that cannot be made is told, not only the first
-                problems.append(f"{path.name}: {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-    return len(made), problems
-
-
-def main() -> None:
-    # Models that have not converged are as good as others here.
-    warnings.filterwarnings("ignore")
-    out, tables = Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]
-    problems = []
-    for path in tables:
-        count, found = make_table(path, out)
-        print(path.stem, count)
-        problems += found
-    if problems:
-        sys.exit("\n".join(problems))
+            yield name_of(entry, *choice), functools.partial(make, entry, choice)
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(cases_of)

@@ -123,7 +123,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         model: args.model.name(),
         providers: args.model.provider_names(),
         threads: session.threads(),
-        opt_level: "all",
+        opt_level: args.model.opt_level.name(),
         load_ms: milliseconds(load),
         first_ms: milliseconds(first),
         runs: times.len(),

@@ -149,6 +149,27 @@ fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Resul
     Err(error!(Fail, "decomposing operators does not come to an end"))
 }
 
+/// Decomposes all nodes of a domain, those of subgraphs included, until none is left that can be decomposed.
+pub(crate) fn lower_domain(graph: &mut Graph, domain: &str) -> Result<()> {
+    for node in &mut graph.nodes {
+        for subgraph in &mut node.subgraphs {
+            lower_domain(&mut subgraph.graph, domain)?;
+        }
+    }
+    const MAX_STEPS: usize = 16;
+    for _ in 0..MAX_STEPS {
+        let nodes = graph.nodes.iter().enumerate();
+        let of_domain = nodes.filter(|(_, node)| node.spec.domain == domain && node.spec.lower.is_some());
+        let ids: Vec<NodeId> = of_domain.map(|(index, _)| NodeId(index as u32)).collect();
+        if ids.is_empty() {
+            break;
+        }
+        lower_nodes(graph, &ids)?;
+        infer_graph(graph)?;
+    }
+    Ok(())
+}
+
 /// Puts the parts of these nodes, which are in the order of the graph, in their place.
 fn lower_nodes(graph: &mut Graph, ids: &[NodeId]) -> Result<()> {
     let nodes = std::mem::take(&mut graph.nodes);

@@ -10,6 +10,7 @@ mod graph;
 mod types;
 mod verify;
 
+pub(crate) use attribute::unknown_attribute;
 pub use attribute::{Attribute, Attributes};
 pub use builder::GraphBuilder;
 pub use graph::{Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueInfo};

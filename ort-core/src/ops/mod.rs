@@ -2,6 +2,7 @@
 
 mod axes;
 mod control;
+pub mod fused;
 mod linalg;
 mod math;
 mod microsoft;

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::{Budget, host_memory_bytes};
+use ort_alloc::{Budget, DeviceId, host_memory_bytes};
 use parking_lot::Mutex;
 
 use super::program::BuildCx;
 use super::{Model, Program, Session};
-use crate::ep::{Device, Precision, ProviderOptions, provider};
+use crate::ep::{Device, Precision, ProviderOptions, lower_domain, provider};
+use crate::ir::Graph;
+use crate::rewrite::{Level, Optimizer, Report, optimize};
+use crate::spec::RUNTIME;
 use crate::tensor::Tensor;
 use crate::{Limits, Result, Within, ensure};
 
@@ -22,6 +25,7 @@ pub struct SessionBuilder {
     memory_limit: Option<usize>,
     precision: Precision,
     limits: Limits,
+    optimizer: Optimizer,
 }
 
 impl SessionBuilder {
@@ -34,6 +38,7 @@ impl SessionBuilder {
             memory_limit: None,
             precision: Precision::Fp32,
             limits: *model.limits(),
+            optimizer: Optimizer::default(),
         }
     }
 
@@ -86,22 +91,46 @@ impl SessionBuilder {
         self
     }
 
+    /// How much of the graph may be rewritten before it is compiled; by default all.
+    #[must_use]
+    pub fn opt_level(mut self, level: Level) -> SessionBuilder {
+        self.optimizer.level = level;
+        self
+    }
+
+    /// The same, rule by rule.
+    #[must_use]
+    pub fn optimizer(mut self, optimizer: Optimizer) -> SessionBuilder {
+        self.optimizer = optimizer;
+        self
+    }
+
+    /// The graph as it would be compiled, and what was rewritten. Operators of our own ([`crate::spec::RUNTIME`]) are
+    /// taken apart again, so that it can be saved for any runtime.
+    pub fn optimized(self) -> Result<(Graph, Report)> {
+        let devices = open_devices(self.devices, &self.providers)?;
+        let mut graph = self.model.shared_graph();
+        let evaluate = |graph: Graph| evaluate(graph, &devices, &self.limits, self.memory_limit);
+        let report = optimize(&mut graph, &self.optimizer, &evaluate, self.limits.until())?;
+        let mut graph = Arc::unwrap_or_clone(graph);
+        lower_domain(&mut graph, RUNTIME)?;
+        Ok((graph, report))
+    }
+
     /// Compiles the model. An operator that no provider runs, or packed weights beyond the memory limit, are
     /// errors.
     pub fn build(self) -> Result<Session> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or_else(cores);
         ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
-        let mut devices = self.devices;
-        for (name, options) in &self.providers {
-            devices.push(provider(name)?.open(0, options).within(|| format!("provider {name}"))?);
-        }
-        if devices.is_empty() {
-            devices.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
-        }
+        let devices = open_devices(self.devices, &self.providers)?;
         let start = Instant::now();
         let budget = Budget::new(self.memory_limit.or_else(host_memory_bytes));
         let model = self.model;
+        let until = self.limits.until();
+        let mut graph = model.shared_graph();
+        let evaluate = |graph: Graph| evaluate(graph, &devices, &self.limits, self.memory_limit);
+        let rewrites = optimize(&mut graph, &self.optimizer, &evaluate, until)?;
         let release = |tensor: &Tensor| model.release(tensor);
         let mut cx = BuildCx {
             devices: &devices,
@@ -110,9 +139,9 @@ impl SessionBuilder {
             precision: self.precision,
             release: &release,
             packed_bytes: 0,
-            until: self.limits.until(),
+            until,
         };
-        let mut program = Program::build(model.shared_graph(), &[], &mut cx)?;
+        let mut program = Program::build(graph, &[], &mut cx)?;
         // Kernels read inputs as typed slices, and the file may hold a default anywhere.
         if !program.graph.input_defaults.values().all(Tensor::is_aligned) {
             let defaults = Arc::make_mut(&mut program.graph).input_defaults.values_mut();
@@ -128,6 +157,36 @@ impl SessionBuilder {
             "compiled"
         );
         let (idle, limits) = (Mutex::new(Vec::new()), self.limits);
-        Ok(Session { model, program, devices, budget, threads, packed_bytes, limits, idle })
+        Ok(Session { model, program, devices, budget, threads, packed_bytes, limits, idle, rewrites })
     }
+}
+
+/// The devices of a session in order: those that are open, then the named providers' first ones; the CPU where there
+/// are none.
+fn open_devices(
+    mut devices: Vec<Arc<dyn Device>>,
+    providers: &[(String, ProviderOptions)],
+) -> Result<Vec<Arc<dyn Device>>> {
+    for (name, options) in providers {
+        devices.push(provider(name)?.open(0, options).within(|| format!("provider {name}"))?);
+    }
+    if devices.is_empty() {
+        devices.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
+    }
+    Ok(devices)
+}
+
+/// Runs a graph of constants on the host's devices; without any of them on the CPU provider.
+fn evaluate(
+    graph: Graph,
+    devices: &[Arc<dyn Device>],
+    limits: &Limits,
+    memory_limit: Option<usize>,
+) -> Result<Vec<Tensor>> {
+    let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(1).limits(*limits);
+    builder = builder.opt_level(Level::Disabled);
+    builder.memory_limit = memory_limit;
+    builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
+    let outputs = builder.build()?.run(&[])?.into_iter();
+    outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()
 }

@@ -50,6 +50,7 @@ pub struct Session {
     threads: usize,
     packed_bytes: usize,
     limits: Limits,
+    rewrites: crate::rewrite::Report,
     /// Slabs of finished runs, for the next ones.
     idle: Mutex<Vec<Buffer>>,
 }
@@ -311,6 +312,11 @@ impl Session {
             activations: self.budget.activation_in_use(),
             activations_peak: self.budget.activation_peak(),
         }
+    }
+
+    /// What was rewritten before the graph was compiled.
+    pub fn rewrites(&self) -> &crate::rewrite::Report {
+        &self.rewrites
     }
 
     /// The threads inside one operator.

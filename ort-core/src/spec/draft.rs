@@ -68,6 +68,16 @@ impl<'g> Draft<'g> {
         }
     }
 
+    /// The graph that it is drafted for.
+    pub(crate) fn graph(&self) -> &Graph {
+        self.graph
+    }
+
+    /// The values that emitted nodes compute.
+    pub(crate) fn emitted_values(&self) -> Vec<ValueId> {
+        self.emitted.iter().flat_map(|node| node.outputs.iter().flatten().copied()).collect()
+    }
+
     /// The input at `index`, where it is given.
     pub fn input(&self, index: usize) -> Option<ValueId> {
         self.inputs.get(index).copied().flatten()

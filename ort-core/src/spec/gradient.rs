@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::infer::infer_at;
-use super::{BinaryFn, Registry, ScalarExpr, UnaryFn};
+use super::render::{Render, Sheet};
+use super::{Registry, ScalarExpr, UnaryFn};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Attributes, Graph, Node, ValueId, ValueType};
@@ -310,186 +311,64 @@ pub fn of_broadcast(cx: &mut GradCx<'_>) -> Result<()> {
 fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
     let (upstream, output) = (cx.upstream()?, cx.output(0)?);
     let dtype = cx.dtype(upstream)?;
-    let mut render = Render { cx, dtype, known: vec![(formula.clone(), output)] };
-    for index in render.cx.wanted() {
+    let mut known = vec![(formula.clone(), output)];
+    for index in cx.wanted() {
         let derivative = formula.derivative(index);
         if derivative == ScalarExpr::Constant(0.0) {
             continue;
         }
-        let gradient = render.times(upstream, &derivative)?;
-        let own = render.cx.dtype(render.cx.input(index)?)?;
-        let gradient = render.cx.cast(gradient, own)?;
-        render.cx.set_broadcast(index, gradient)?;
+        let mut render = Render { sheet: &mut *cx, dtype, known };
+        let gradient = times(&mut render, upstream, &derivative)?;
+        known = render.known;
+        let own = cx.dtype(cx.input(index)?)?;
+        let gradient = cx.cast(gradient, own)?;
+        cx.set_broadcast(index, gradient)?;
     }
     Ok(())
 }
 
-/// Renders formulas as nodes, equal parts once.
-struct Render<'c, 'a> {
-    cx: &'c mut GradCx<'a>,
-    dtype: DType,
-    known: Vec<(ScalarExpr, ValueId)>,
+impl Sheet for GradCx<'_> {
+    fn operand(&mut self, index: usize, dtype: DType) -> Result<ValueId> {
+        let input = GradCx::input(self, index)?;
+        GradCx::cast(self, input, dtype)
+    }
+
+    fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
+        GradCx::number(self, value, dtype)
+    }
+
+    fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
+        GradCx::cast(self, value, dtype)
+    }
+
+    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
+        GradCx::emit(self, op, inputs, attrs)
+    }
 }
 
-impl Render<'_, '_> {
-    /// `value * factor`. Choices stay outside of the product: what is not chosen may be infinite, and infinity times
-    /// zero is no number.
-    fn times(&mut self, value: ValueId, factor: &ScalarExpr) -> Result<ValueId> {
-        match factor {
-            ScalarExpr::Constant(0.0) => self.cx.number(0.0, self.dtype),
-            ScalarExpr::Constant(1.0) => Ok(value),
-            ScalarExpr::Unary(UnaryFn::Neg, x) => {
-                let product = self.times(value, x)?;
-                self.cx.emit("Neg", &[product], &[])
-            }
-            ScalarExpr::Constant(-1.0) => self.cx.emit("Neg", &[value], &[]),
-            ScalarExpr::Unary(UnaryFn::Reciprocal, x) => {
-                let x = self.number(x)?;
-                self.cx.emit("Div", &[value, x], &[])
-            }
-            ScalarExpr::Select(condition, then, otherwise) => {
-                let condition = self.truth(condition)?;
-                let (then, otherwise) = (self.times(value, then)?, self.times(value, otherwise)?);
-                self.cx.emit("Where", &[condition, then, otherwise], &[])
-            }
-            factor => {
-                let factor = self.number(factor)?;
-                self.cx.emit("Mul", &[value, factor], &[])
-            }
+/// `value * factor`. Choices stay outside of the product: what is not chosen may be infinite, and infinity times
+/// zero is no number.
+fn times(render: &mut Render<'_, GradCx<'_>>, value: ValueId, factor: &ScalarExpr) -> Result<ValueId> {
+    match factor {
+        ScalarExpr::Constant(0.0) => render.number(factor),
+        ScalarExpr::Constant(1.0) => Ok(value),
+        ScalarExpr::Unary(UnaryFn::Neg, x) => {
+            let product = times(render, value, x)?;
+            render.sheet.emit("Neg", &[product], &[])
+        }
+        ScalarExpr::Constant(-1.0) => render.sheet.emit("Neg", &[value], &[]),
+        ScalarExpr::Unary(UnaryFn::Reciprocal, x) => {
+            let x = render.number(x)?;
+            render.sheet.emit("Div", &[value, x], &[])
+        }
+        ScalarExpr::Select(condition, then, otherwise) => {
+            let condition = render.truth(condition)?;
+            let (then, otherwise) = (times(render, value, then)?, times(render, value, otherwise)?);
+            render.sheet.emit("Where", &[condition, then, otherwise], &[])
+        }
+        factor => {
+            let factor = render.number(factor)?;
+            render.sheet.emit("Mul", &[value, factor], &[])
         }
     }
-
-    /// The formula as a tensor of floats.
-    fn number(&mut self, x: &ScalarExpr) -> Result<ValueId> {
-        if let Some((_, known)) = self.known.iter().find(|(formula, _)| formula == x) {
-            return Ok(*known);
-        }
-        let value = match x {
-            ScalarExpr::Input(index) => {
-                let input = self.cx.input(*index)?;
-                self.cx.cast(input, self.dtype)?
-            }
-            ScalarExpr::Constant(value) => self.cx.number(*value, self.dtype)?,
-            ScalarExpr::Unary(function, inner) if unary_op(*function).is_some() => {
-                let inner = self.number(inner)?;
-                self.cx.emit(unary_op(*function).unwrap_or_default(), &[inner], &[])?
-            }
-            ScalarExpr::Unary(UnaryFn::Expm1, inner) => {
-                let (power, one) = (self.number(&inner.clone().apply(UnaryFn::Exp))?, self.one()?);
-                self.cx.emit("Sub", &[power, one], &[])?
-            }
-            ScalarExpr::Unary(UnaryFn::Log1p, inner) => {
-                let (inner, one) = (self.number(inner)?, self.one()?);
-                let sum = self.cx.emit("Add", &[inner, one], &[])?;
-                self.cx.emit("Log", &[sum], &[])?
-            }
-            ScalarExpr::Binary(function, a, b) if !is_truth(*function) => {
-                let inputs = [self.number(a)?, self.number(b)?];
-                let fmod = [("fmod", Attribute::Int(1))];
-                let attrs = if binary_op(*function) == "Mod" { &fmod[..] } else { &[] };
-                self.cx.emit(binary_op(*function), &inputs, attrs)?
-            }
-            ScalarExpr::Select(condition, then, otherwise) => {
-                let inputs = [self.truth(condition)?, self.number(then)?, self.number(otherwise)?];
-                self.cx.emit("Where", &inputs, &[])?
-            }
-            truth => {
-                let truth = self.truth(truth)?;
-                self.cx.cast(truth, self.dtype)?
-            }
-        };
-        self.known.push((x.clone(), value));
-        Ok(value)
-    }
-
-    fn one(&mut self) -> Result<ValueId> {
-        self.number(&ScalarExpr::Constant(1.0))
-    }
-
-    /// The formula as a tensor of booleans.
-    fn truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
-        match x {
-            ScalarExpr::Binary(function @ (BinaryFn::And | BinaryFn::Or | BinaryFn::Xor), a, b) => {
-                let inputs = [self.truth(a)?, self.truth(b)?];
-                self.cx.emit(binary_op(*function), &inputs, &[])
-            }
-            ScalarExpr::Binary(function, a, b) if is_truth(*function) => {
-                let inputs = [self.number(a)?, self.number(b)?];
-                self.cx.emit(binary_op(*function), &inputs, &[])
-            }
-            ScalarExpr::Unary(UnaryFn::Not, x) => {
-                let x = self.truth(x)?;
-                self.cx.emit("Not", &[x], &[])
-            }
-            ScalarExpr::Unary(function @ (UnaryFn::IsNan | UnaryFn::IsInf), x) => {
-                let x = self.number(x)?;
-                self.cx.emit(if *function == UnaryFn::IsNan { "IsNaN" } else { "IsInf" }, &[x], &[])
-            }
-            ScalarExpr::Input(index) => {
-                let input = self.cx.input(*index)?;
-                self.cx.cast(input, DType::Bool)
-            }
-            number => {
-                let number = self.number(number)?;
-                self.cx.cast(number, DType::Bool)
-            }
-        }
-    }
-}
-
-/// The operator that is this function; none where it takes two, or gives booleans.
-fn unary_op(function: UnaryFn) -> Option<&'static str> {
-    Some(match function {
-        UnaryFn::Neg => "Neg",
-        UnaryFn::Abs => "Abs",
-        UnaryFn::Sign => "Sign",
-        UnaryFn::Floor => "Floor",
-        UnaryFn::Ceil => "Ceil",
-        UnaryFn::RoundHalfEven => "Round",
-        UnaryFn::Reciprocal => "Reciprocal",
-        UnaryFn::Sqrt => "Sqrt",
-        UnaryFn::Exp => "Exp",
-        UnaryFn::Log => "Log",
-        UnaryFn::Sigmoid => "Sigmoid",
-        UnaryFn::Erf => "Erf",
-        UnaryFn::Sin => "Sin",
-        UnaryFn::Cos => "Cos",
-        UnaryFn::Tan => "Tan",
-        UnaryFn::Asin => "Asin",
-        UnaryFn::Acos => "Acos",
-        UnaryFn::Atan => "Atan",
-        UnaryFn::Sinh => "Sinh",
-        UnaryFn::Cosh => "Cosh",
-        UnaryFn::Tanh => "Tanh",
-        UnaryFn::Asinh => "Asinh",
-        UnaryFn::Acosh => "Acosh",
-        UnaryFn::Atanh => "Atanh",
-        UnaryFn::Expm1 | UnaryFn::Log1p | UnaryFn::IsNan | UnaryFn::IsInf | UnaryFn::Not => return None,
-    })
-}
-
-/// The operator that is this function.
-fn binary_op(function: BinaryFn) -> &'static str {
-    match function {
-        BinaryFn::Add => "Add",
-        BinaryFn::Sub => "Sub",
-        BinaryFn::Mul => "Mul",
-        BinaryFn::Div => "Div",
-        BinaryFn::Min => "Min",
-        BinaryFn::Max => "Max",
-        BinaryFn::Pow => "Pow",
-        // No derivative holds a remainder but in the values it is taken at, which are floats.
-        BinaryFn::Mod | BinaryFn::Fmod => "Mod",
-        BinaryFn::Less => "Less",
-        BinaryFn::LessOrEqual => "LessOrEqual",
-        BinaryFn::Equal => "Equal",
-        BinaryFn::And => "And",
-        BinaryFn::Or => "Or",
-        BinaryFn::Xor => "Xor",
-    }
-}
-
-fn is_truth(function: BinaryFn) -> bool {
-    use BinaryFn::{And, Equal, Less, LessOrEqual, Or, Xor};
-    matches!(function, Less | LessOrEqual | Equal | And | Or | Xor)
 }

@@ -10,7 +10,9 @@ mod draft;
 pub mod gradient;
 mod infer;
 mod registry;
+mod render;
 mod scalar;
+mod scalar_text;
 mod sym_tensor;
 mod typing;
 mod view;
@@ -18,9 +20,10 @@ mod view;
 pub use draft::Draft;
 pub(crate) use gradient::Pen;
 pub use gradient::{Grad, GradCx};
-pub(crate) use infer::infer_until;
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
+pub(crate) use infer::{infer_at, infer_until};
 pub use registry::{OpRecord, Registry};
+pub(crate) use render::render;
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
 pub use sym_tensor::SymTensor;
 pub use typing::{Bound, Types, bind_types};
@@ -38,6 +41,8 @@ pub const ONNX_ML: &str = "ai.onnx.ml";
 pub const ONNX_PREVIEW: &str = "ai.onnx.preview";
 /// The domain of operators that ONNX Runtime adds.
 pub const MICROSOFT: &str = "com.microsoft";
+/// The domain of the runtime's own fused operators, which rewrites make.
+pub const RUNTIME: &str = "ort-runtime";
 
 /// Everything there is to know of one operator.
 ///

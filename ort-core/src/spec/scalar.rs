@@ -89,14 +89,19 @@ impl ScalarExpr {
 
     /// How many inputs the formula reads: one more than the highest position in it.
     pub fn input_count(&self) -> usize {
+        let mut count = 0;
+        self.visit_inputs(&mut |index| count = count.max(index.saturating_add(1)));
+        count
+    }
+
+    /// Calls `visit` with the position of each input that the formula reads, as often as it does.
+    pub fn visit_inputs(&self, visit: &mut dyn FnMut(usize)) {
         match self {
-            ScalarExpr::Input(index) => index + 1,
-            ScalarExpr::Constant(_) => 0,
-            ScalarExpr::Unary(_, x) => x.input_count(),
-            ScalarExpr::Binary(_, a, b) => a.input_count().max(b.input_count()),
-            ScalarExpr::Select(condition, then, otherwise) => {
-                condition.input_count().max(then.input_count()).max(otherwise.input_count())
-            }
+            ScalarExpr::Input(index) => visit(*index),
+            ScalarExpr::Constant(_) => {}
+            ScalarExpr::Unary(_, x) => x.visit_inputs(visit),
+            ScalarExpr::Binary(_, a, b) => [a, b].into_iter().for_each(|x| x.visit_inputs(visit)),
+            ScalarExpr::Select(a, b, c) => [a, b, c].into_iter().for_each(|x| x.visit_inputs(visit)),
         }
     }
 

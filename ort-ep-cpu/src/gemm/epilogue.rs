@@ -3,51 +3,28 @@
 use super::kernels::Ending;
 use super::operand::check_extent;
 use super::{GemmError, Origin};
+use crate::simd::Isa;
+/// The function that a [`Step`] applies to each element.
+pub use crate::vector::elementwise::Unary as Activation;
+use crate::vector::elementwise::{Binary, Operand, binary_in_place, unary_in_place};
 
-/// An activation that needs only a few instructions.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Activation {
-    /// `max(x, 0)`.
-    Relu,
-    /// `min(max(x, min), max)`.
-    Clip {
-        /// The least result.
-        min: f32,
-        /// The greatest result.
-        max: f32,
-    },
-    /// `x` where positive, else `alpha * x`.
-    LeakyRelu {
-        /// The slope on the negative side.
-        alpha: f32,
-    },
-    /// `min(max(alpha * x + beta, 0), 1)`.
-    HardSigmoid {
-        /// The slope.
-        alpha: f32,
-        /// The value at zero.
-        beta: f32,
-    },
-    /// `x * HardSigmoid(x)` with slope 1/6 and offset 1/2.
-    HardSwish,
-}
-
-impl Activation {
-    fn ending(self) -> Ending {
-        match self {
-            Activation::Relu => Ending::Clip { low: 0.0, high: f32::INFINITY },
-            Activation::Clip { min, max } => Ending::Clip { low: min, high: max },
-            Activation::LeakyRelu { alpha } => Ending::LeakyRelu { slope: alpha },
-            Activation::HardSigmoid { alpha, beta } => Ending::HardSigmoid { slope: alpha, offset: beta },
-            Activation::HardSwish => Ending::HardSwish,
-        }
-    }
+/// What a kernel evaluates in registers, where it can.
+fn ending(activation: Activation) -> Option<Ending> {
+    Some(match activation {
+        Activation::Relu => Ending::Clip { low: 0.0, high: f32::INFINITY },
+        Activation::Clip { min, max } => Ending::Clip { low: min, high: max },
+        Activation::LeakyRelu { alpha } => Ending::LeakyRelu { slope: alpha },
+        Activation::HardSigmoid { alpha, beta } => Ending::HardSigmoid { slope: alpha, offset: beta },
+        Activation::HardSwish => Ending::HardSwish,
+        _ => return None,
+    })
 }
 
 /// One step, applied to every element of the result. Steps run in the order they are listed.
 ///
 /// Lists that keep to the order row bias, column bias, residual, activation run in registers; what
-/// follows the first step out of that order runs on the finished tile in the nearest cache.
+/// follows the first step out of that order, and an activation of more than a few instructions, runs
+/// on the finished tile in the nearest cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
     /// Adds one value per row.
@@ -63,10 +40,8 @@ pub enum Step<'a> {
     },
     /// Multiplies by a number.
     Scale(f32),
-    /// Applies an activation.
+    /// Applies a function to each element.
     Activate(Activation),
-    /// Applies any function of single elements to runs of the result: erf, exp, tanh.
-    Map(fn(&mut [f32])),
 }
 
 /// A list of steps, sorted into what a kernel does in registers and the rest.
@@ -102,9 +77,10 @@ impl<'a> Finish<'a> {
                     let first = (origin.residual_row * row_stride).min(values.len());
                     (finish.residual, stage) = (Some((&values[first..], row_stride)), 3);
                 }
-                Step::Activate(activation) if stage < 4 => {
-                    (finish.ending, stage) = (activation.ending(), 4);
-                }
+                Step::Activate(activation) if stage < 4 => match ending(activation) {
+                    Some(ending) => (finish.ending, stage) = (ending, 4),
+                    None => break,
+                },
                 _ => break,
             }
             finish.rest = rest;
@@ -126,7 +102,7 @@ pub(crate) fn check(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Re
             Step::Residual { values, row_stride } => {
                 check_extent("a residual", values.len(), [residual, columns], [*row_stride, 1])?;
             }
-            Step::Scale(_) | Step::Activate(_) | Step::Map(_) => {}
+            Step::Scale(_) | Step::Activate(_) => {}
         }
     }
     Ok(())
@@ -134,40 +110,22 @@ pub(crate) fn check(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Re
 
 /// Applies `steps` to a run of row `row` that starts at column `column`.
 pub(crate) fn apply(steps: &[Step], origin: Origin, [row, column]: [usize; 2], values: &mut [f32]) {
+    let isa = Isa::current();
+    let len = values.len();
     for step in steps {
-        match *step {
-            Step::RowBias(bias) => values.iter_mut().for_each(|value| *value += bias[origin.bias_row + row]),
-            Step::ColumnBias(bias) => add(values, &bias[column..]),
-            Step::Residual { values: residual, row_stride } => {
-                add(values, &residual[(origin.residual_row + row) * row_stride + column..]);
+        let (function, operand) = match *step {
+            Step::RowBias(bias) => (Binary::Add, Operand::Scalar(bias[origin.bias_row + row])),
+            Step::ColumnBias(bias) => (Binary::Add, Operand::Slice(&bias[column..][..len])),
+            Step::Residual { values, row_stride } => {
+                let first = (origin.residual_row + row) * row_stride + column;
+                (Binary::Add, Operand::Slice(&values[first..][..len]))
             }
-            Step::Scale(factor) => values.iter_mut().for_each(|value| *value *= factor),
-            Step::Activate(activation) => activate(activation, values),
-            Step::Map(map) => map(values),
-        }
-    }
-}
-
-fn add(values: &mut [f32], other: &[f32]) {
-    values.iter_mut().zip(other).for_each(|(value, other)| *value += other);
-}
-
-fn activate(activation: Activation, values: &mut [f32]) {
-    /// Keeps NaN, which `f32::clamp` does and `f32::max` does not; bounds may be in any order.
-    fn clip(value: f32, min: f32, max: f32) -> f32 {
-        let raised = if value < min { min } else { value };
-        if raised > max { max } else { raised }
-    }
-    fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
-        values.iter_mut().for_each(|value| *value = f(*value));
-    }
-    match activation {
-        Activation::Relu => each(values, |value| clip(value, 0.0, f32::INFINITY)),
-        Activation::Clip { min, max } => each(values, |value| clip(value, min, max)),
-        Activation::LeakyRelu { alpha } => {
-            each(values, |value| if value < 0.0 { alpha * value } else { value });
-        }
-        Activation::HardSigmoid { alpha, beta } => each(values, |value| clip(alpha * value + beta, 0.0, 1.0)),
-        Activation::HardSwish => each(values, |value| value * clip(value / 6.0 + 0.5, 0.0, 1.0)),
+            Step::Scale(factor) => (Binary::Mul, Operand::Scalar(factor)),
+            Step::Activate(function) => {
+                unary_in_place(isa, function, values);
+                continue;
+            }
+        };
+        binary_in_place(isa, function, values, operand);
     }
 }

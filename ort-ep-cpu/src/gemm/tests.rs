@@ -151,19 +151,17 @@ fn same_bits_on_any_number_of_threads() {
     }
 }
 
-fn negate(values: &mut [f32]) {
-    values.iter_mut().for_each(|value| *value = -*value);
-}
-
 #[test]
 fn epilogues() {
     type Formula = fn(f64) -> f64;
-    let activations: [(Activation, Formula); 5] = [
+    let activations: [(Activation, Formula); 7] = [
         (Activation::Relu, |x| x.max(0.0)),
         (Activation::Clip { min: -0.5, max: 0.75 }, |x| x.clamp(-0.5, 0.75)),
         (Activation::LeakyRelu { alpha: 0.25 }, |x| if x < 0.0 { 0.25 * x } else { x }),
         (Activation::HardSigmoid { alpha: 0.25, beta: 0.5 }, |x| (0.25 * x + 0.5).clamp(0.0, 1.0)),
         (Activation::HardSwish, |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
+        (Activation::Tanh, f64::tanh),
+        (Activation::Silu, |x| x / (1.0 + (-x).exp())),
     ];
     for [m, n, k] in [[1, 30, 9], [13, 1, 9], [13, 55, 9], [70, 55, 500]] {
         let (a_values, b_values) = (values(m * k, 5), values(k * n, 6));
@@ -178,7 +176,7 @@ fn epilogues() {
                 Step::Residual { values: &residual, row_stride: n + 2 },
                 Step::Activate(activation),
                 Step::Scale(2.0),
-                Step::Map(negate),
+                Step::Activate(Activation::Neg),
                 Step::RowBias(&rows),
                 Step::ColumnBias(&columns),
                 Step::Residual { values: &residual, row_stride: n + 2 },

@@ -53,6 +53,18 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    unsafe fn load_masked_ptr(self, from: *const f32, mask: Self::Mask) -> Self::F32 {
+        intrinsic!(_mm256_maskload_ps(from, _mm256_castps_si256(mask)))
+    }
+    #[inline(always)]
+    fn mask_of_bits(self, bits: u16) -> Self::Mask {
+        intrinsic!({
+            let places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = _mm256_and_si256(_mm256_set1_epi32(i32::from(bits)), places);
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, places))
+        })
+    }
+    #[inline(always)]
     unsafe fn store_partial_ptr(self, to: *mut f32, count: usize, value: Self::F32) {
         intrinsic!(_mm256_maskstore_ps(to, first_lanes(count), value))
     }

@@ -50,6 +50,14 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_mask_loadu_ps(_mm512_set1_ps(fill), mask, from))
     }
     #[inline(always)]
+    unsafe fn load_masked_ptr(self, from: *const f32, mask: Self::Mask) -> Self::F32 {
+        intrinsic!(_mm512_maskz_loadu_ps(mask, from))
+    }
+    #[inline(always)]
+    fn mask_of_bits(self, bits: u16) -> Self::Mask {
+        bits
+    }
+    #[inline(always)]
     unsafe fn store_partial_ptr(self, to: *mut f32, count: usize, value: Self::F32) {
         intrinsic!(_mm512_mask_storeu_ps(to, first_lanes(count), value))
     }

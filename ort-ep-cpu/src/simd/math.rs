@@ -44,6 +44,21 @@ pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.scale_by_power_of_two(power, n)
 }
 
+/// `2^-r` in powers of `r`, for `|r| <= 0.5`; the first is 1, so that `exp_shifted(0)` is.
+const EXP_2: [f32; 6] =
+    [1.0, -6.931470037e-01, 2.402224541e-01, -5.550710857e-02, 9.671393782e-03, -1.326974132e-03];
+
+/// `e^x` for an `x` of at most 0, such as a score less the greatest score: 1 at 0, within `3 + |x| / 4` ULP above -87,
+/// and 0 below -104. It takes two thirds of the instructions of [`exp`].
+#[inline(always)]
+pub fn exp_shifted<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    // NaN is kept as the second operand.
+    let x = s.max_or_second(s.splat(-110.0), x);
+    let n = s.round_even(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+    let r = s.neg_mul_add(x, s.splat(std::f32::consts::LOG2_E), n);
+    s.scale_by_power_of_two(polynomial(s, r, EXP_2), n)
+}
+
 /// `e^x - 1`, at most 4 ULP.
 #[inline(always)]
 pub fn expm1<S: Simd>(s: S, x: S::F32) -> S::F32 {

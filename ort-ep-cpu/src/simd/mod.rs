@@ -14,11 +14,13 @@
     reason = "lanes and blocks are counted below the constant number of lanes, and slices are cut to the shortest before the loops"
 )]
 
+pub mod attention;
 pub mod blocks;
 pub mod isa;
 pub mod math;
 #[cfg(test)]
 mod math_tests;
+pub mod plane;
 mod portable;
 pub mod slices;
 pub mod stencil;
@@ -66,6 +68,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `from` is valid for reading `count` values.
     unsafe fn load_partial_ptr(self, from: *const f32, count: usize, fill: f32) -> Self::F32;
+    /// Loads the lanes where the mask is true; the others are 0, and their places are not touched.
+    ///
+    /// # Safety
+    /// `from` is valid for reading at the place of each lane that is true.
+    unsafe fn load_masked_ptr(self, from: *const f32, mask: Self::Mask) -> Self::F32;
     /// Stores all lanes, at any alignment.
     ///
     /// # Safety
@@ -133,6 +140,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn is_nan(self, a: Self::F32) -> Self::Mask;
     /// `a` where the mask is true, else `b`.
     fn select(self, mask: Self::Mask, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The mask whose lane `i` is true where bit `i` is set.
+    fn mask_of_bits(self, bits: u16) -> Self::Mask;
     /// True if any lane is true.
     fn any(self, mask: Self::Mask) -> bool;
 

@@ -61,6 +61,19 @@ impl Simd for Portable {
         lanes
     }
     #[inline(always)]
+    unsafe fn load_masked_ptr(self, from: *const f32, mask: Self::Mask) -> Self::F32 {
+        let mut lanes = [0.0; LANES];
+        for (lane, value) in lanes.iter_mut().enumerate().filter(|(lane, _)| mask[*lane]) {
+            // SAFETY: the caller vouches for the places of true lanes.
+            *value = unsafe { from.wrapping_add(lane).read() };
+        }
+        lanes
+    }
+    #[inline(always)]
+    fn mask_of_bits(self, bits: u16) -> Self::Mask {
+        std::array::from_fn(|lane| bits >> lane & 1 == 1)
+    }
+    #[inline(always)]
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         let place = |index: usize| if index < LANES { low[index] } else { high[index - LANES] };
         (std::array::from_fn(|lane| place(2 * lane)), std::array::from_fn(|lane| place(2 * lane + 1)))

@@ -34,7 +34,14 @@ pub struct Filter<'a> {
 /// # Safety
 /// `out` has `len` values, and `at + rest <= len`.
 #[inline(always)]
-unsafe fn store_in_order<S: Simd>(s: S, out: *mut f32, len: usize, at: usize, rest: usize, value: S::F32) {
+pub(super) unsafe fn store_in_order<S: Simd>(
+    s: S,
+    out: *mut f32,
+    len: usize,
+    at: usize,
+    rest: usize,
+    value: S::F32,
+) {
     if at + S::LANES <= len {
         // SAFETY: the whole vector is within the output.
         unsafe { s.store_ptr(out.add(at), value) };
@@ -152,83 +159,6 @@ pub fn tap_rows<S: Simd, E: UnaryOp, const R: usize>(
             }
         }
         next += S::LANES;
-    }
-}
-
-/// `R` rows at once of a convolution with a `K` by `K` kernel and stride 1: every input vector is loaded once for all rows that
-/// use it.
-///
-/// `out[r * width + i] = epilogue(bias + sum of weights[ky * K + kx] * input[(r + ky) * stride + kx + i])`
-/// for `i < width`. It may write beyond these rows, within `out`.
-///
-/// # Panics
-/// If `input` does not hold [`SLACK`] more than what is needed, or `out` not its rows.
-#[inline(always)]
-pub fn square_rows<S: Simd, E: UnaryOp, const K: usize, const R: usize>(
-    s: S,
-    input: Input<'_>,
-    filter: Filter<'_>,
-    epilogue: E,
-    (out, width): (&mut [f32], usize),
-) {
-    let stride = input.stride;
-    const { assert!(R + K - 1 <= 8, "all input rows are written out") };
-    assert!(filter.weights.len() == K * K, "the kernel is a square");
-    assert!((R + K - 2) * stride + K - 1 + width + SLACK <= input.values.len(), "there is slack");
-    assert!(R * width <= out.len(), "the output holds its rows");
-    let (from, to, len) = (input.values.as_ptr(), out.as_mut_ptr(), out.len());
-    let mut kernel = [[s.splat(0.0); K]; K];
-    for (row, values) in kernel.iter_mut().zip(filter.weights.chunks_exact(K)) {
-        for (weight, value) in row.iter_mut().zip(values) {
-            *weight = s.splat(*value);
-        }
-    }
-    let bias = s.splat(filter.bias);
-    let mut next = 0;
-    while next < width {
-        let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
-        let mut sums = [bias; R];
-        // Written out, as the compiler does not unroll a loop of this size, and only constant places stay in registers.
-        macro_rules! input_rows {
-            ($($input_row:literal)+) => {
-                $(if $input_row < R + K - 1 {
-                    // SAFETY: the input holds `K - 1` rows more than `R`, and slack behind the last.
-                    unsafe {
-                        let start = from.add($input_row * stride + at);
-                        add_input_row::<S, K, R>(s, start, $input_row, &kernel, &mut sums);
-                    }
-                })+
-            };
-        }
-        input_rows!(0 1 2 3 4 5 6 7);
-        for (row, sum) in sums.into_iter().enumerate() {
-            // SAFETY: `width - at` values of each row from `at` on are within the output.
-            unsafe { store_in_order(s, to, len, row * width + at, width - at, epilogue.apply(s, sum)) };
-        }
-        next += S::LANES;
-    }
-}
-
-/// Adds what one input row gives to the sums of `R` output rows.
-///
-/// # Safety
-/// A vector can be read at each of the `K` places from `start` on.
-#[inline(always)]
-unsafe fn add_input_row<S: Simd, const K: usize, const R: usize>(
-    s: S,
-    start: *const f32,
-    input_row: usize,
-    kernel: &[[S::F32; K]; K],
-    sums: &mut [S::F32; R],
-) {
-    for kx in 0..K {
-        // SAFETY: as the caller promises.
-        let x = unsafe { s.load_ptr(start.add(kx)) };
-        for (row, sum) in sums.iter_mut().enumerate() {
-            if row <= input_row && input_row < row + K {
-                *sum = s.mul_add(x, kernel[input_row - row][kx], *sum);
-            }
-        }
     }
 }
 

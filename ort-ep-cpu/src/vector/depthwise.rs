@@ -1,18 +1,17 @@
 //! Depthwise convolution of one channel's plane.
 //!
-//! The plane is first copied into scratch with its padding, parted by the strides into phases (the places with
-//! equal remainder), so that whatever the stride each tap of the kernel reads a run of adjacent values. Rows
+//! Square kernels of the usual sizes and rows much narrower than a vector are read where the plane lies. For the rest
+//! the plane is first copied into scratch with its padding, parted by the strides into phases (the places with
+//! equal remainder), so that whatever the stride each tap of the kernel reads a run of adjacent values. There, too, rows
 //! much narrower than a vector are computed as one long row over the padded width, and the
-//! places between rows are dropped. Small planes and large kernels are faster several channels at a time, with
-//! [`depthwise_channels`](super::depthwise_channels).
+//! places between rows are dropped.
 
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
 use super::window::Window;
+use crate::simd::plane::{FlatPlan, square};
 use crate::simd::slices::UnaryOp;
-use crate::simd::stencil::{
-    Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, square_rows, tap_rows, taps,
-};
+use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
 /// How all planes of one convolution are computed.
@@ -20,8 +19,24 @@ use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 pub struct DepthwisePlan {
     window: Window,
     isa: Isa,
+    way: Way,
+}
+
+#[derive(Debug, Clone)]
+enum Way {
+    /// All rows as one, read where they lie.
+    Flat(FlatPlan),
+    /// A square kernel of a usual size, read where the plane lies.
+    Square,
+    /// Any window, over a padded copy.
+    Padded(Phases),
+}
+
+/// A padded copy of a plane, parted by the strides.
+#[derive(Debug, Clone)]
+struct Phases {
     /// Rows and columns of one phase of the padded plane.
-    phase: [usize; 2],
+    size: [usize; 2],
     /// Where each tap reads, from the place of output 0.
     offsets: Vec<usize>,
     /// Whether all rows are computed as one.
@@ -32,36 +47,38 @@ impl DepthwisePlan {
     /// Plans a convolution for an instruction set.
     pub fn new(isa: Isa, window: Window) -> DepthwisePlan {
         let isa = isa.min(Isa::widest());
-        let Window { output, kernel, strides, dilations, .. } = window;
-        let phase = [window.extent(0).div_ceil(strides[0]), window.extent(1).div_ceil(strides[1])];
-        let mut offsets = Vec::with_capacity(kernel[0] * kernel[1]);
-        for ky in 0..kernel[0] {
-            for kx in 0..kernel[1] {
-                let (y, x) = (ky * dilations[0], kx * dilations[1]);
-                let plane = (y % strides[0]) * strides[1] + x % strides[1];
-                offsets
-                    .push(plane * (phase[0] * phase[1] + SLACK) + y / strides[0] * phase[1] + x / strides[1]);
-            }
-        }
         let lanes = match isa {
             Isa::Avx512 => 16,
             Isa::Avx2 => 8,
             _ => 4,
         };
+        let Window { output, kernel, strides, dilations, .. } = window;
         let by_rows = output[0] * output[1].div_ceil(lanes);
-        let at_once = (output[0] * phase[1]).div_ceil(lanes);
-        DepthwisePlan { window, isa, phase, offsets, flat: at_once * 3 < by_rows * 2 }
+        // Loads of a row serve several rows of results where these are not computed as one.
+        let pays = |at_once: usize| at_once * 3 < by_rows * 2;
+        let flat = FlatPlan::new(lanes, &window).filter(|_| pays((output[0] * output[1]).div_ceil(lanes)));
+        let way = match (flat, kernel, strides, dilations) {
+            (Some(plan), ..) => Way::Flat(plan),
+            (None, [3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2], [1, 1]) => Way::Square,
+            _ => {
+                let mut phases = Phases::new(&window);
+                phases.flat = pays((output[0] * phases.size[1]).div_ceil(lanes));
+                Way::Padded(phases)
+            }
+        };
+        DepthwisePlan { window, isa, way }
     }
 
     /// How many f32 of scratch a plane needs.
     pub fn scratch_len(&self) -> usize {
-        let flat_output = if self.flat { self.window.output[0] * self.phase[1] + SLACK } else { 0 };
-        self.padded_len() + flat_output
-    }
-
-    fn padded_len(&self) -> usize {
-        let [sy, sx] = self.window.strides;
-        sy * sx * (self.phase[0] * self.phase[1] + SLACK) + SLACK
+        match &self.way {
+            Way::Flat(_) | Way::Square => 0,
+            Way::Padded(phases) => {
+                let flat_output =
+                    if phases.flat { self.window.output[0] * phases.size[1] + SLACK } else { 0 };
+                phases.len(&self.window) + flat_output
+            }
+        }
     }
 
     /// Convolves one plane: `to[y][x] = activation(bias + sum of weights[ky][kx] * from[...])`.
@@ -82,31 +99,60 @@ impl DepthwisePlan {
         let Window { input, output, .. } = self.window;
         assert_eq!(from.len(), input[0] * input[1], "the input plane");
         assert_eq!(to.len(), output[0] * output[1], "the output plane");
-        assert_eq!(weights.len(), self.offsets.len(), "the kernel");
+        assert_eq!(weights.len(), self.window.kernel[0] * self.window.kernel[1], "the kernel");
         if to.is_empty() {
             return;
         }
-        let (clamp, rest) = activation.split();
-        match rest {
-            Some(Unary::HardSwish) => self.run_with(HardSwish, (from, weights, bias), to, scratch),
-            Some(Unary::Silu) => self.run_with(Silu, (from, weights, bias), to, scratch),
-            rest => {
-                self.run_with(clamp, (from, weights, bias), to, scratch);
-                if let Some(function) = rest {
-                    unary_in_place(self.isa, function, to);
-                }
-            }
+        let (epilogue, rest) = match activation.split() {
+            (_, Some(Unary::HardSwish)) => (Epilogue::HardSwish, None),
+            (_, Some(Unary::Silu)) => (Epilogue::Silu, None),
+            (clamp, rest) => (Epilogue::Clamp(clamp), rest),
+        };
+        let filter = Filter { weights, bias };
+        dispatch(self.isa, Plane { plan: self, epilogue, from, filter, to: &mut *to, scratch });
+        if let Some(function) = rest {
+            unary_in_place(self.isa, function, to);
         }
     }
+}
 
-    fn run_with<E: UnaryOp>(
-        &self,
-        epilogue: E,
-        (from, weights, bias): (&[f32], &[f32], f32),
-        to: &mut [f32],
-        scratch: &mut [f32],
-    ) {
-        dispatch(self.isa, Plane { plan: self, epilogue, from, weights, bias, to, scratch });
+impl Phases {
+    fn new(window: &Window) -> Phases {
+        let Window { kernel, strides, dilations, .. } = *window;
+        let size = [0, 1].map(|axis| window.extent(axis).div_ceil(strides[axis]));
+        let mut offsets = Vec::with_capacity(kernel[0] * kernel[1]);
+        for ky in 0..kernel[0] {
+            for kx in 0..kernel[1] {
+                let (y, x) = (ky * dilations[0], kx * dilations[1]);
+                let plane = (y % strides[0]) * strides[1] + x % strides[1];
+                offsets.push(plane * (size[0] * size[1] + SLACK) + y / strides[0] * size[1] + x / strides[1]);
+            }
+        }
+        Phases { size, offsets, flat: false }
+    }
+
+    fn len(&self, window: &Window) -> usize {
+        let [sy, sx] = window.strides;
+        sy * sx * (self.size[0] * self.size[1] + SLACK) + SLACK
+    }
+}
+
+/// What is applied to sums in registers.
+#[derive(Clone, Copy)]
+enum Epilogue {
+    Clamp(Clamp),
+    HardSwish,
+    Silu,
+}
+
+impl UnaryOp for Epilogue {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        match self {
+            Epilogue::Clamp(clamp) => clamp.apply(s, x),
+            Epilogue::HardSwish => HardSwish.apply(s, x),
+            Epilogue::Silu => Silu.apply(s, x),
+        }
     }
 }
 
@@ -133,71 +179,57 @@ impl UnaryOp for Silu {
     }
 }
 
-struct Plane<'a, E> {
+struct Plane<'a> {
     plan: &'a DepthwisePlan,
-    epilogue: E,
+    epilogue: Epilogue,
     from: &'a [f32],
-    weights: &'a [f32],
-    bias: f32,
+    filter: Filter<'a>,
     to: &'a mut [f32],
     scratch: &'a mut [f32],
 }
 
-impl<E: UnaryOp> SimdOp for Plane<'_, E> {
+impl SimdOp for Plane<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Plane { plan, epilogue, from, weights, bias, to, scratch } = self;
-        let Window { output: [_, width], kernel, strides, dilations, .. } = plan.window;
-        let (padded, rest) = scratch.split_at_mut(plan.padded_len());
-        pad(s, plan, from, padded);
-        let stride = plan.phase[1];
-        let filter = Filter { weights, bias };
-        if plan.flat {
-            let len = (plan.window.output[0] - 1) * stride + width;
-            taps(s, padded, &plan.offsets, filter, epilogue, (&mut *rest, len));
-            close_rows(s, rest, stride, (to, width));
-            return;
-        }
-        let input = Input { values: padded, stride };
-        let dense = strides == [1, 1] && dilations == [1, 1];
-        match kernel {
-            [3, 3] if dense => square::<S, E, 3>(s, input, filter, epilogue, (to, width)),
-            [5, 5] if dense => square::<S, E, 5>(s, input, filter, epilogue, (to, width)),
-            _ => any(s, input, &plan.offsets, filter, epilogue, (to, width)),
+        let Plane { plan, epilogue, from, filter, to, scratch } = self;
+        let window = &plan.window;
+        match (&plan.way, window.kernel[0], window.strides[0]) {
+            (Way::Flat(plan), ..) => plan.run(s, from, filter, epilogue, to),
+            (Way::Square, 3, 1) => square::<S, Epilogue, 3, 1>(s, window, from, filter, epilogue, to),
+            (Way::Square, 3, _) => square::<S, Epilogue, 3, 2>(s, window, from, filter, epilogue, to),
+            (Way::Square, 5, 1) => square::<S, Epilogue, 5, 1>(s, window, from, filter, epilogue, to),
+            (Way::Square, 5, _) => square::<S, Epilogue, 5, 2>(s, window, from, filter, epilogue, to),
+            (Way::Square, _, 1) => square::<S, Epilogue, 7, 1>(s, window, from, filter, epilogue, to),
+            (Way::Square, ..) => square::<S, Epilogue, 7, 2>(s, window, from, filter, epilogue, to),
+            (Way::Padded(phases), ..) => {
+                let (padded, rest) = scratch.split_at_mut(phases.len(window));
+                pad(s, window, phases.size, from, padded);
+                over_phases(s, window, phases, padded, filter, epilogue, (to, rest));
+            }
         }
     }
 }
 
-/// A square kernel with stride 1, four rows at a time.
+/// The convolution of a padded plane.
 #[inline(always)]
-fn square<S: Simd, E: UnaryOp, const K: usize>(
+fn over_phases<S: Simd>(
     s: S,
-    input: Input<'_>,
+    window: &Window,
+    phases: &Phases,
+    padded: &[f32],
     filter: Filter<'_>,
-    epilogue: E,
-    (to, width): (&mut [f32], usize),
+    epilogue: Epilogue,
+    (to, scratch): (&mut [f32], &mut [f32]),
 ) {
-    let rows = to.len() / width;
-    let mut row = 0;
-    while row < rows {
-        let from = Input { values: &input.values[row * input.stride..], ..input };
-        let out = (&mut to[row * width..], width);
-        row += match rows - row {
-            1 => {
-                square_rows::<S, E, K, 1>(s, from, filter, epilogue, out);
-                1
-            }
-            2..=3 => {
-                square_rows::<S, E, K, 2>(s, from, filter, epilogue, out);
-                2
-            }
-            _ => {
-                square_rows::<S, E, K, 4>(s, from, filter, epilogue, out);
-                4
-            }
-        };
+    let ([height, width], stride) = (window.output, phases.size[1]);
+    if phases.flat {
+        let len = (height - 1) * stride + width;
+        taps(s, padded, &phases.offsets, filter, epilogue, (&mut *scratch, len));
+        close_rows(s, scratch, stride, (to, width));
+    } else {
+        any(s, Input { values: padded, stride }, &phases.offsets, filter, epilogue, (to, width));
     }
 }
 
@@ -235,9 +267,8 @@ fn any<S: Simd, E: UnaryOp>(
 
 /// Copies the plane into its phases, with zeros around it.
 #[inline(always)]
-fn pad<S: Simd>(s: S, plan: &DepthwisePlan, from: &[f32], padded: &mut [f32]) {
-    let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = plan.window;
-    let [rows, columns] = plan.phase;
+fn pad<S: Simd>(s: S, window: &Window, [rows, columns]: [usize; 2], from: &[f32], padded: &mut [f32]) {
+    let Window { input: [height, width], strides: [sy, sx], pads: [top, left], .. } = *window;
     let plane = rows * columns + SLACK;
     for phase_row in 0..sy {
         for row in 0..rows {
@@ -316,6 +347,15 @@ mod tests {
             ([20, 20], [3, 3], [3, 3], [1, 1], [0, 0], [0, 0]),
             ([3, 3], [3, 3], [1, 1], [3, 3], [3, 3], [3, 3]),
             ([1, 1], [5, 5], [2, 2], [1, 1], [4, 4], [4, 4]),
+            ([20, 37], [3, 3], [1, 1], [1, 1], [0, 2], [1, 0]),
+            ([3, 70], [3, 3], [2, 2], [1, 1], [1, 0], [1, 1]),
+            ([19, 40], [5, 5], [2, 2], [1, 1], [2, 0], [0, 3]),
+            ([9, 33], [7, 7], [1, 1], [1, 1], [6, 6], [6, 6]),
+            ([25, 8], [7, 7], [2, 2], [1, 1], [9, 9], [0, 1]),
+            ([9, 5], [3, 3], [1, 1], [2, 2], [2, 2], [2, 2]),
+            ([6, 5], [4, 3], [1, 1], [1, 1], [0, 1], [0, 1]),
+            ([12, 9], [9, 9], [1, 1], [1, 1], [4, 4], [4, 4]),
+            ([30, 40], [9, 9], [2, 2], [1, 1], [4, 4], [4, 4]),
         ];
         for size in [1, 2, 5, 7, 13, 14, 17, 28, 33, 56] {
             for kernel in [1, 3, 5, 7] {

@@ -30,8 +30,8 @@ mod tensor;
 
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::ir::{Attribute, ValueId};
-use crate::spec::{Draft, InferCx, Upgrade};
+use crate::ir::{Attribute, Attributes, ValueId};
+use crate::spec::{Draft, InferCx, Registry, Upgrade};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -47,14 +47,19 @@ const fn becomes(apply: fn(&mut Draft<'_>) -> Result<()>) -> Upgrade {
 }
 
 /// Refuses two sizes that are numbers and differ.
-fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
+pub(in crate::ops) fn agree(what: &str, expected: &Dim, actual: &Dim) -> Result<()> {
     let differ = matches!((expected.as_constant(), actual.as_constant()), (Some(a), Some(b)) if a != b);
     ensure!(!differ, InvalidGraph, "{what} is {actual}, expected {expected}");
     Ok(())
 }
 
 /// Refuses an input that is not one value for each place of the last dimension of `shape`.
-fn check_per_column(cx: &InferCx<'_>, index: usize, what: &str, shape: &[Dim]) -> Result<()> {
+pub(in crate::ops) fn check_per_column(
+    cx: &InferCx<'_>,
+    index: usize,
+    what: &str,
+    shape: &[Dim],
+) -> Result<()> {
     let Some(own) = cx.shape(index) else { return Ok(()) };
     let ([length], Some(width)) = (own, shape.last()) else {
         return Err(error!(
@@ -68,14 +73,14 @@ fn check_per_column(cx: &InferCx<'_>, index: usize, what: &str, shape: &[Dim]) -
 }
 
 /// Refuses an input whose rank is known and another one.
-fn check_rank(cx: &InferCx<'_>, index: usize, what: &str, rank: usize) -> Result<()> {
+pub(in crate::ops) fn check_rank(cx: &InferCx<'_>, index: usize, what: &str, rank: usize) -> Result<()> {
     let Some(shape) = cx.shape(index) else { return Ok(()) };
     ensure!(shape.len() == rank, InvalidGraph, "{what} has rank {}, expected {rank}", shape.len());
     Ok(())
 }
 
 /// A constant number of an element type of floats.
-fn number(draft: &mut Draft<'_>, value: f32, dtype: DType) -> Result<ValueId> {
+pub(in crate::ops) fn number(draft: &mut Draft<'_>, value: f32, dtype: DType) -> Result<ValueId> {
     let tensor = match dtype {
         DType::F64 => Tensor::scalar(f64::from(value))?,
         DType::F16 => Tensor::scalar(half::f16::from_f32(value))?,
@@ -86,7 +91,7 @@ fn number(draft: &mut Draft<'_>, value: f32, dtype: DType) -> Result<ValueId> {
 }
 
 /// A float attribute of a node, defaults filled in.
-fn float(draft: &Draft<'_>, name: &str) -> Result<f32> {
+pub(in crate::ops) fn float(draft: &Draft<'_>, name: &str) -> Result<f32> {
     match draft.attr(name) {
         Some(Attribute::Float(value)) => Ok(*value),
         _ => Err(error!(InvalidGraph, "attribute '{name}' must be a float")),
@@ -94,11 +99,18 @@ fn float(draft: &Draft<'_>, name: &str) -> Result<f32> {
 }
 
 /// An integer attribute of a node, defaults filled in.
-fn int(draft: &Draft<'_>, name: &str) -> Result<i64> {
+pub(in crate::ops) fn int(draft: &Draft<'_>, name: &str) -> Result<i64> {
     match draft.attr(name) {
         Some(Attribute::Int(value)) => Ok(*value),
         _ => Err(error!(InvalidGraph, "attribute '{name}' must be an integer")),
     }
+}
+
+/// The attributes of a node, defaults filled in.
+pub(in crate::ops) fn draft_attributes(draft: &Draft<'_>) -> Result<Attributes> {
+    let spec = Registry::global()?.find(&draft.domain, &draft.op);
+    let spec = spec.ok_or_else(|| error!(Fail, "operator {} is not known", draft.op))?;
+    Attributes::new(spec, draft.attrs.clone())
 }
 
 /// Whether somebody wants the output at `index`.

@@ -13,6 +13,9 @@ use crate::gemm::{Gemm, GemmError};
 use crate::parallel::{Pool, for_each_chunk_mut};
 use crate::simd::Isa;
 
+/// Values in a cache line.
+const LINE: usize = 16;
+
 /// How a batch of products is cut into tasks. A task computes a block of C over the whole of k, so
 /// the cut has no influence on any sum.
 #[derive(Clone, Copy, Debug)]
@@ -284,7 +287,7 @@ impl Block<'_> {
     /// As [`Block::run`], and `b` must hold the steps of the panels.
     unsafe fn run_strips(&self, tiles: Range<usize>, panels: Range<usize>, steps: Range<usize>, b: Strip) {
         let [rows, _, k] = self.grid.shape;
-        let lines = (steps.len() * self.kernel.width()).div_ceil(16 * tiles.len());
+        let lines = (self.kernel.width() / LINE).max(1);
         for panel in panels.clone() {
             let columns = self.columns(&(panel..panel + 1));
             let vectors = columns.len().div_ceil(self.kernel.lanes);
@@ -293,8 +296,8 @@ impl Block<'_> {
             let whole = packed || columns.len() == vectors * self.kernel.lanes;
             let functions = if whole { self.kernel.whole } else { self.kernel.partial };
             let strip = b.start.wrapping_add((panel - panels.start) * b.lane);
-            // The tiles of this panel fetch the next panel between them.
-            let next = if panel + 1 < panels.end { strip.wrapping_add(b.lane) } else { strip };
+            // The first tiles of this panel fetch the next panel between them, each a line of every step.
+            let fetching = if panel + 1 < panels.end { lines } else { 0 };
             for tile in tiles.clone() {
                 let row = tile * self.height;
                 let count = self.height.min(rows - row);
@@ -316,8 +319,13 @@ impl Block<'_> {
                     residual: std::ptr::null(),
                     residual_row: 0,
                     ending: super::Ending::None,
-                    prefetch: next.wrapping_add((tile - tiles.start) * lines * 16),
+                    prefetch: strip,
+                    prefetch_step: 0,
                 };
+                if tile - tiles.start < fetching {
+                    call.prefetch = strip.wrapping_add(b.lane + (tile - tiles.start) * LINE);
+                    call.prefetch_step = b.step;
+                }
                 if steps.end == k {
                     self.add_finish(&mut call, row, columns.start);
                 }
@@ -410,9 +418,7 @@ impl Block<'_> {
             // CPU, and the caller vouches for C.
             unsafe {
                 (self.kernel.add_rows)(&call);
-                for (index, sum) in sums[..count].iter().enumerate() {
-                    self.put(0, first + index, *sum);
-                }
+                self.put(0, first, &sums[..count]);
             }
         }
     }
@@ -421,30 +427,38 @@ impl Block<'_> {
     ///
     /// As [`Block::run`], and rows of A and columns of B must be contiguous.
     unsafe fn dot_all(&self, rows: Range<usize>, columns: Range<usize>, a: &Strided, b: &Strided) {
+        /// Columns finished at a time.
+        const AT_ONCE: usize = 64;
+        let mut sums = [0.0_f32; AT_ONCE];
         for row in rows {
             let left = a.values.as_ptr().wrapping_add(row * a.row_stride);
-            for column in columns.clone() {
-                let right = b.values.as_ptr().wrapping_add(column * b.column_stride);
-                // SAFETY: both operands have this many steps, and the caller vouches for C.
-                unsafe {
-                    let sum = (self.kernel.dot)(left, right, self.grid.shape[2]);
-                    self.put(row, column, sum);
+            for first in columns.clone().step_by(AT_ONCE) {
+                let count = (columns.end - first).min(AT_ONCE);
+                for (column, sum) in sums[..count].iter_mut().enumerate() {
+                    let right = b.values.as_ptr().wrapping_add((first + column) * b.column_stride);
+                    // SAFETY: both operands have this many steps.
+                    *sum = unsafe { (self.kernel.dot)(left, right, self.grid.shape[2]) };
                 }
+                // SAFETY: the caller vouches for C.
+                unsafe { self.put(row, first, &sums[..count]) };
             }
         }
     }
 
-    /// Finishes one element.
+    /// Finishes the elements of a row from `column` on.
     ///
     /// # Safety
     ///
     /// As [`Block::run`].
-    unsafe fn put(&self, row: usize, column: usize, sum: f32) {
-        // SAFETY: the caller vouches for this element of C.
-        let element = unsafe { &mut *self.c.wrapping_add(row * self.c_row + column) };
-        let scaled = self.gemm.alpha * sum;
-        let value = if self.gemm.beta == 0.0 { scaled } else { self.gemm.beta * *element + scaled };
-        *element = value;
-        apply(self.gemm.epilogue, self.gemm.origin, [row, column], std::slice::from_mut(element));
+    unsafe fn put(&self, row: usize, column: usize, sums: &[f32]) {
+        let Gemm { alpha, beta, .. } = *self.gemm;
+        let start = self.c.wrapping_add(row * self.c_row + column);
+        // SAFETY: the caller vouches for these elements of C.
+        let elements = unsafe { std::slice::from_raw_parts_mut(start, sums.len()) };
+        for (element, sum) in elements.iter_mut().zip(sums) {
+            let scaled = alpha * sum;
+            *element = if beta == 0.0 { scaled } else { beta * *element + scaled };
+        }
+        apply(self.gemm.epilogue, self.gemm.origin, [row, column], elements);
     }
 }

@@ -78,8 +78,9 @@ pub(super) struct Tile {
     pub(super) residual: *const f32,
     pub(super) residual_row: usize,
     pub(super) ending: Ending,
-    /// Memory that a later call will read, fetched on the way.
+    /// Memory that a later call will read, a cache line of it fetched in each step, and from one to the next.
     pub(super) prefetch: *const f32,
+    pub(super) prefetch_step: usize,
 }
 
 /// A tile function of some instruction set.
@@ -111,12 +112,12 @@ pub(super) unsafe fn compute<V: Vector, const ROWS: usize, const VECTORS: usize,
                         V::prefetch(b.wrapping_add(AHEAD * b_step + vector * V::LANES));
                     }
                 }
+                V::prefetch(ahead);
+                ahead = ahead.wrapping_add(tile.prefetch_step);
                 step::<V, ROWS, VECTORS, PARTIAL>(&mut sums, a, a_row, b, last);
                 a = a.wrapping_add(a_step);
                 b = b.wrapping_add(b_step);
             }
-            V::prefetch(ahead);
-            ahead = ahead.wrapping_add(16);
             left -= 4;
         }
         while left > 0 {

@@ -4,11 +4,13 @@
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::ir::Attributes;
-use ort_core::spec::{BinaryFn, ScalarExpr};
+use ort_core::spec::{BinaryFn, RUNTIME, ScalarExpr};
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
+use super::activation::one_loop;
 use super::blocks::{operand, output_shape, select};
+use super::idioms::idiom;
 use super::lanes::{Lane, Storage};
 use super::program::{Function, Program, Source, Step};
 use crate::cpu_kernels;
@@ -87,6 +89,11 @@ cpu_kernels![
     folded("Sum"),
     folded("Mean"),
     KernelDef { types: &[("T", TypeSet::FLOATS), ("T1", TypeSet::FLOATS)], when: one_type, ..formula("Pow") },
+    KernelDef {
+        domain: RUNTIME,
+        in_place: &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)],
+        ..formula("FusedElementwise")
+    },
 ];
 
 fn one_type(node: &ort_core::ep::NodeView<'_>) -> bool {
@@ -114,10 +121,10 @@ fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 /// The kernel of a formula for the node's element type.
 fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>> {
     let node = cx.node.node;
-    let program = match one_loop(node.spec.name, &node.attrs)? {
+    let program = match loop_of(node.spec.name, &node.attrs)? {
         Some(function) => Program::own(function),
         None if node.spec.name == "BiasGelu" => Program::own_of_sum(Unary::Gelu),
-        None => Program::compile(formula),
+        None => Program::compile_with(formula, idiom),
     };
     Ok(match cx.node.dtype(0) {
         Some(DType::F32) => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, &program)),
@@ -131,27 +138,10 @@ fn make(cx: &CompileCx<'_>, formula: &ScalarExpr) -> Result<Box<dyn Executable>>
     })
 }
 
-/// Operators that the vector library computes in one loop.
-fn one_loop(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
-    let float = |name: &str| attrs.float(name);
-    Ok(Some(match op {
-        "Relu" => Unary::Relu,
-        "LeakyRelu" => Unary::LeakyRelu { alpha: float("alpha")? },
-        "Elu" => Unary::Elu { alpha: float("alpha")? },
-        "Selu" => Unary::Selu { alpha: float("alpha")?, gamma: float("gamma")? },
-        "Celu" => Unary::Celu { alpha: float("alpha")? },
-        "ThresholdedRelu" => Unary::ThresholdedRelu { alpha: float("alpha")? },
-        "HardSigmoid" => Unary::HardSigmoid { alpha: float("alpha")?, beta: float("beta")? },
-        "HardSwish" => Unary::HardSwish,
-        "Softplus" => Unary::Softplus,
-        "Softsign" => Unary::Softsign,
-        "Mish" => Unary::Mish,
-        "Swish" if float("alpha")? == 1.0 => Unary::Silu,
-        "Swish" => Unary::Swish { alpha: float("alpha")? },
-        "Gelu" if attrs.string("approximate")? == "tanh" => Unary::GeluTanh,
-        "Gelu" => Unary::Gelu,
-        _ => return Ok(None),
-    }))
+/// The loop of the vector library that an operator is, where it is one.
+fn loop_of(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
+    let name = if op == "Gelu" && attrs.string("approximate")? == "tanh" { "FastGelu" } else { op };
+    one_loop(name, |parameter| attrs.float(parameter))
 }
 
 /// Buffers that the blocks of one thread share.
@@ -348,9 +338,12 @@ mod tests {
                 continue;
             }
             let expected = evaluate::<f64>(&Program::compile(&formula), &wide);
-            let mut results = vec![evaluate::<f32>(&Program::compile(&formula), &values)];
+            let mut results = vec![
+                evaluate::<f32>(&Program::compile(&formula), &values),
+                evaluate::<f32>(&Program::compile_with(&formula, idiom), &values),
+            ];
             programs += 1;
-            if let Some(function) = one_loop(spec.name, &attrs)? {
+            if let Some(function) = loop_of(spec.name, &attrs)? {
                 results.push(evaluate::<f32>(&Program::own(function), &values));
                 loops += 1;
             }

@@ -5,6 +5,7 @@
     reason = "blocks and strides are counted over broadcast shapes, which inference checked and views are as long as"
 )]
 
+pub(super) mod activation;
 mod blocks;
 mod cast;
 mod choose;
@@ -13,6 +14,7 @@ mod compare;
 mod dropout;
 pub(super) mod formula;
 mod identity;
+mod idioms;
 mod integer;
 mod lanes;
 mod power;

@@ -72,8 +72,13 @@ impl<V: Copy + PartialEq> Program<V> {
 
     /// The program of a formula. Equal parts of the formula are computed once.
     pub(super) fn compile(formula: &ScalarExpr) -> Program<V> {
+        Program::compile_with(formula, |_| None)
+    }
+
+    /// The same with functions of the lane's own for the parts of which `idiom` knows one, and what it takes.
+    pub(super) fn compile_with(formula: &ScalarExpr, idiom: FindIdiom<V>) -> Program<V> {
         let mut steps = Vec::new();
-        let result = emit(&mut steps, formula);
+        let result = emit(&mut steps, formula, idiom);
         if steps.is_empty() || result != Source::Register(steps.len() - 1) {
             steps.push(Step {
                 function: Function::Copy,
@@ -86,16 +91,19 @@ impl<V: Copy + PartialEq> Program<V> {
     }
 }
 
-fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr) -> Source {
-    let (function, operands) = match formula {
-        ScalarExpr::Input(index) => return Source::Input(*index),
-        ScalarExpr::Constant(value) => return Source::Constant(*value),
-        ScalarExpr::Unary(function, x) => (Function::Unary(*function), [emit(steps, x), NOTHING, NOTHING]),
-        ScalarExpr::Binary(function, a, b) => {
-            (Function::Binary(*function), [emit(steps, a), emit(steps, b), NOTHING])
-        }
-        ScalarExpr::Select(condition, then, otherwise) => {
-            (Function::Select, [emit(steps, condition), emit(steps, then), emit(steps, otherwise)])
+/// The function that a formula is, and the formula of the value that it takes.
+type FindIdiom<V> = fn(&ScalarExpr) -> Option<(V, &ScalarExpr)>;
+
+fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr, idiom: FindIdiom<V>) -> Source {
+    let mut part = |part: &ScalarExpr| emit(steps, part, idiom);
+    let (function, operands) = match (idiom(formula), formula) {
+        (Some((function, x)), _) => (Function::Own(function), [part(x), NOTHING, NOTHING]),
+        (_, ScalarExpr::Input(index)) => return Source::Input(*index),
+        (_, ScalarExpr::Constant(value)) => return Source::Constant(*value),
+        (_, ScalarExpr::Unary(function, x)) => (Function::Unary(*function), [part(x), NOTHING, NOTHING]),
+        (_, ScalarExpr::Binary(function, a, b)) => (Function::Binary(*function), [part(a), part(b), NOTHING]),
+        (_, ScalarExpr::Select(condition, then, otherwise)) => {
+            (Function::Select, [part(condition), part(then), part(otherwise)])
         }
     };
     let same = |step: &Step<V>| step.function == function && step.operands == operands;

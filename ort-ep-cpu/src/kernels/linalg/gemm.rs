@@ -1,9 +1,12 @@
-//! `Gemm`.
+//! `Gemm`, and `FusedGemm` with an activation.
 
 use num_traits::AsPrimitive;
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ops::fused::activation::Activation;
+use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
 
 use super::product::spread;
 use super::widened::widened;
@@ -11,23 +14,32 @@ use super::{PackedRight, bytes_of, is_weight, refused, scratch};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
+use crate::kernels::elementwise::activation::unary_of;
+use crate::vector::elementwise::Unary;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
-cpu_kernels![
-    // A constant right side is packed.
-    KernelDef {
-        op: "Gemm",
-        types: &[("T", SINGLE)],
-        rank: 1,
-        unaligned: &[1],
-        when: |node: &NodeView<'_>| {
-            is_weight(node.dtype(1)) && node.constant(1).is_some_and(|tensor| tensor.shape().len() == 2)
-        },
-        make: |cx| widened(cx, make_packed),
-        ..KernelDef::BASE
+/// A constant right side is packed.
+const PACKED: KernelDef = KernelDef {
+    op: "Gemm",
+    types: &[("T", SINGLE)],
+    rank: 1,
+    unaligned: &[1],
+    when: |node: &NodeView<'_>| {
+        is_weight(node.dtype(1)) && node.constant(1).is_some_and(|tensor| tensor.shape().len() == 2)
     },
-    KernelDef { op: "Gemm", types: &[("T", SINGLE)], make: |cx| widened(cx, make_plain), ..KernelDef::BASE },
+    make: |cx| widened(cx, make_packed),
+    ..KernelDef::BASE
+};
+
+const PLAIN: KernelDef =
+    KernelDef { op: "Gemm", types: &[("T", SINGLE)], make: |cx| widened(cx, make_plain), ..KernelDef::BASE };
+
+cpu_kernels![
+    PACKED,
+    PLAIN,
+    KernelDef { domain: MICROSOFT, op: "FusedGemm", ..PACKED },
+    KernelDef { domain: MICROSOFT, op: "FusedGemm", ..PLAIN },
     KernelDef {
         op: "Gemm",
         types: &[("T", TypeSet::HIGH_PRECISION)],
@@ -43,12 +55,18 @@ struct Options {
     alpha: f32,
     beta: f32,
     transposed: [bool; 2],
+    activation: Option<Unary>,
 }
 
 impl Options {
     fn new(cx: &CompileCx<'_>) -> Result<Options> {
         let attrs = cx.attrs();
+        let activation = match attrs.find_string("activation") {
+            Some(_) => Some(unary_of(&Activation::of_gemm(attrs)?)?),
+            None => None,
+        };
         Ok(Options {
+            activation,
             alpha: attrs.float("alpha")?,
             beta: attrs.float("beta")?,
             transposed: [attrs.flag("transA")?, attrs.flag("transB")?],
@@ -122,18 +140,24 @@ impl Executable for Single {
         let mut gemm = Gemm { alpha: self.options.alpha, ..Gemm::new(AOperand::Plain(left), right) };
         let c = cx.find_input(2).filter(|_| self.options.beta != 0.0);
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        let bias;
+        let mut steps: SmallVec<[Step<'_>; 2]> = SmallVec::new();
         if let Some(c) = c {
             let values = c.as_slice::<f32>()?;
-            let is_row = c.shape() == [columns] || c.shape() == [1, columns];
-            if is_row && self.options.beta == 1.0 {
-                bias = [Step::ColumnBias(values)];
-                gemm.epilogue = &bias;
-            } else {
-                spread(values, c.shape(), result, &[rows, columns])?;
-                gemm.beta = self.options.beta;
+            match *c.shape() {
+                [n] | [1, n] if n == columns && self.options.beta == 1.0 => {
+                    steps.push(Step::ColumnBias(values));
+                }
+                [m, n] if [m, n] == [rows, columns] && self.options.beta == 1.0 => {
+                    steps.push(Step::Residual { values, row_stride: columns });
+                }
+                _ => {
+                    spread(values, c.shape(), result, &[rows, columns])?;
+                    gemm.beta = self.options.beta;
+                }
             }
         }
+        steps.extend(self.options.activation.map(Step::Activate));
+        gemm.epilogue = &steps;
         gemm.run(cpu, result, columns, workspace).map_err(refused)
     }
 }

@@ -1,9 +1,11 @@
-//! `MatMul`, and `FusedMatMul` as far as only its right side is transposed.
+//! `MatMul`, and the two `FusedMatMul` with transposed sides, a factor, addends and an activation.
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
-use ort_core::spec::MICROSOFT;
+use ort_core::spec::{MICROSOFT, RUNTIME};
+use ort_core::tensor::Shape;
 use ort_core::{Result, error};
+use smallvec::SmallVec;
 
 use super::product::Product;
 use super::widened::widened;
@@ -11,52 +13,54 @@ use super::{PackedRight, bytes_of, is_weight, refused, scratch};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Strided, run_batch, workspace_len,
+    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Origin, Step, Strided, run_batch, workspace_len,
+};
+use crate::kernels::elementwise::activation::activation_of;
+use crate::vector::elementwise::Unary;
+
+const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
+const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
+
+/// A constant matrix on the right is packed.
+const PACKED: KernelDef = KernelDef {
+    op: "MatMul",
+    types: &[("T", SINGLE.union(HALF))],
+    rank: 1,
+    unaligned: &[1],
+    when: has_constant_matrix,
+    make: |cx| widened(cx, make_packed),
+    ..KernelDef::BASE
 };
 
-const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+const PLAIN: KernelDef = KernelDef {
+    rank: 0,
+    unaligned: &[],
+    when: |_| true,
+    make: |cx| widened(cx, |cx| Ok(Box::new(Single { settings: Settings::new(cx)?, right: None }))),
+    ..PACKED
+};
+
+/// Others of `com.microsoft` are decomposed.
+const PLAIN_BATCH: KernelDef =
+    KernelDef { domain: MICROSOFT, op: "FusedMatMul", when: has_plain_batches, ..PLAIN };
+
+/// The sums of 16-bit sides are computed elsewhere, so that only those of `float` may share memory with the result.
+const WITH_ADDENDS: KernelDef = KernelDef { domain: RUNTIME, op: "FusedMatMul", ..PLAIN };
 
 cpu_kernels![
-    // A constant matrix on the right is packed.
-    KernelDef {
-        op: "MatMul",
-        types: &[("T", SINGLE)],
-        rank: 1,
-        unaligned: &[1],
-        when: has_constant_matrix,
-        make: |cx| widened(cx, make_packed),
-        ..KernelDef::BASE
-    },
-    KernelDef {
-        op: "MatMul",
-        types: &[("T", SINGLE)],
-        make: |cx| widened(cx, |_| Ok(Box::new(Plain { factor: 1.0, transposed: false }))),
-        ..KernelDef::BASE
-    },
-    // Others are decomposed.
+    PACKED,
+    PLAIN,
     KernelDef {
         domain: MICROSOFT,
         op: "FusedMatMul",
-        types: &[("T", SINGLE)],
-        rank: 1,
-        unaligned: &[1],
-        when: |node| is_plain_left(node) && has_constant_matrix(node),
-        make: |cx| widened(cx, make_packed),
-        ..KernelDef::BASE
+        when: |node| has_plain_batches(node) && has_constant_matrix(node),
+        ..PACKED
     },
-    KernelDef {
-        domain: MICROSOFT,
-        op: "FusedMatMul",
-        types: &[("T", SINGLE)],
-        when: is_plain_left,
-        make: |cx| {
-            widened(cx, |cx| {
-                let (factor, transposed) = (factor(cx)?, transposes_right(cx)?);
-                Ok(Box::new(Plain { factor, transposed }))
-            })
-        },
-        ..KernelDef::BASE
-    },
+    PLAIN_BATCH,
+    KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", SINGLE)], in_place: &[(3, 0)], ..PACKED },
+    KernelDef { domain: RUNTIME, op: "FusedMatMul", types: &[("T", HALF)], ..PACKED },
+    KernelDef { types: &[("T", SINGLE)], in_place: &[(3, 0)], ..WITH_ADDENDS },
+    KernelDef { types: &[("T", HALF)], ..WITH_ADDENDS },
     KernelDef {
         op: "MatMul",
         types: &[("T", TypeSet::HIGH_PRECISION)],
@@ -71,86 +75,96 @@ fn has_constant_matrix(node: &NodeView<'_>) -> bool {
     matrix && is_weight(node.dtype(1))
 }
 
-/// Whether a `FusedMatMul` leaves its left side and the batches as they are.
-fn is_plain_left(node: &NodeView<'_>) -> bool {
-    ["transA", "transBatchA", "transBatchB"].iter().all(|name| matches!(node.attrs().flag(name), Ok(false)))
+/// Whether a `FusedMatMul` of `com.microsoft` leaves the batches as they are.
+fn has_plain_batches(node: &NodeView<'_>) -> bool {
+    ["transBatchA", "transBatchB"].iter().all(|name| matches!(node.attrs().flag(name), Ok(false)))
 }
 
-/// What the product is multiplied with.
-fn factor(cx: &CompileCx<'_>) -> Result<f32> {
-    Ok(cx.attrs().find_float("alpha").unwrap_or(1.0))
+/// What a node says beside its sides.
+#[derive(Clone, Copy)]
+struct Settings {
+    /// What the product is multiplied with.
+    factor: f32,
+    /// For each side, whether its last two dimensions are exchanged.
+    transposed: [bool; 2],
+    activation: Option<Unary>,
 }
 
-/// Whether the last two dimensions of the right side are exchanged.
-fn transposes_right(cx: &CompileCx<'_>) -> Result<bool> {
-    Ok(cx.attrs().find_int("transB").unwrap_or(0) != 0)
+impl Settings {
+    fn new(cx: &CompileCx<'_>) -> Result<Settings> {
+        let flag = |name: &str| cx.attrs().find_int(name).unwrap_or(0) != 0;
+        Ok(Settings {
+            factor: cx.attrs().find_float("alpha").unwrap_or(1.0),
+            transposed: [flag("transA"), flag("transB")],
+            activation: activation_of(cx)?,
+        })
+    }
 }
 
 fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let settings = Settings::new(cx)?;
     let (shape, strides) = match cx.constant(1).map(|view| view.shape()) {
         Some(&[k]) => ([k, 1], [1, 1]),
-        Some(&[columns, k]) if transposes_right(cx)? => ([k, columns], [1, k]),
+        Some(&[columns, k]) if settings.transposed[1] => ([k, columns], [1, k]),
         Some(&[k, columns]) => ([k, columns], [columns, 1]),
         _ => return Err(error!(Fail, "the right side is no constant matrix")),
     };
-    let factor = factor(cx)?;
-    let right = PackedRight::of_input(cx, 1, shape, strides)?;
-    Ok(Box::new(Packed { factor, right }))
+    let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
+    Ok(Box::new(Single { settings, right }))
 }
 
-/// The product with a packed matrix; all rows on the left make one product.
-struct Packed {
-    factor: f32,
-    right: PackedRight,
+/// The product of `float` with a packed matrix, or with a side that only the run knows.
+struct Single {
+    settings: Settings,
+    right: Option<PackedRight>,
 }
 
-impl Executable for Packed {
-    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let (k, columns) = (self.right.k, self.right.columns);
-        let rows = shapes.input(0).iter().product::<usize>() / k.max(1);
-        let cpu = Cpu::with_threads(shapes.threads);
-        bytes_of::<f32>(workspace_len(cpu, 1, [rows, columns, k], BSource::Packed))
+/// The shape of a side as it is multiplied. A vector stays as it is.
+fn side(shape: &[usize], transposed: bool) -> Shape {
+    let mut side = Shape::from_slice(shape);
+    if let (true, [.., rows, columns]) = (transposed, side.as_mut_slice()) {
+        std::mem::swap(rows, columns);
     }
-
-    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let cpu = Cpu::with_threads(cx.threads());
-        let workspace = scratch(cx.workspace()?)?;
-        let a = cx.input(0)?;
-        let (k, columns) = (self.right.k, self.right.columns);
-        let last = a.shape().last().copied();
-        if last != Some(k) {
-            return Err(error!(InvalidArgument, "the sums of the product differ: {last:?} and {k}"));
-        }
-        let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        let rows = a.shape()[..a.rank() - 1].iter().product();
-        let left = Strided::row_major(a.as_slice()?, rows, k).map_err(refused)?;
-        let gemm = Gemm { alpha: self.factor, ..Gemm::new(AOperand::Plain(left), self.right.operand(cpu)?) };
-        gemm.run(cpu, result, columns, workspace).map_err(refused)
-    }
+    side
 }
 
-/// The product of two sides that only the run knows.
-struct Plain {
-    factor: f32,
-    /// Whether the last two dimensions of the right side are exchanged.
-    transposed: bool,
+/// The distances of rows and columns of a matrix of `[rows, columns]`, which lies column by column where it is `transposed`.
+fn strides([rows, columns]: [usize; 2], transposed: bool) -> [usize; 2] {
+    if transposed { [1, rows] } else { [columns, 1] }
 }
 
-impl Plain {
+impl Single {
     fn product(&self, a: &[usize], b: &[usize]) -> Result<Product> {
-        match b {
-            [batch @ .., columns, k] if self.transposed => {
-                Product::new(a, &[batch, &[*k, *columns]].concat())
-            }
-            _ => Product::new(a, b),
+        let [left, right] = self.settings.transposed;
+        let b = match &self.right {
+            Some(packed) => Shape::from_slice(&[packed.k, packed.columns]),
+            None => side(b, right),
+        };
+        Product::of(&side(a, left && a.len() > 1), &b, !left)
+    }
+
+    /// The steps behind the sums; whether the result holds the residual.
+    fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<(SmallVec<[Step<'a>; 3]>, bool)> {
+        let mut steps = SmallVec::new();
+        if let Some(bias) = cx.find_input(2) {
+            steps.push(Step::ColumnBias(bias.as_slice()?));
         }
+        if let Some(residual) = cx.find_input(3) {
+            steps.push(Step::Residual { values: residual.as_slice()?, row_stride: columns });
+        }
+        steps.extend(self.settings.activation.map(Step::Activate));
+        Ok((steps, cx.in_place(0) == Some(3)))
     }
 }
 
-impl Executable for Plain {
+impl Executable for Single {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let product = self.product(shapes.input(0), shapes.input(1))?;
-        let source = if self.transposed && product.shape[1] > 1 { BSource::Strided } else { BSource::Rows };
+        let source = match &self.right {
+            Some(_) => BSource::Packed,
+            None if self.settings.transposed[1] && product.shape[1] > 1 => BSource::Strided,
+            None => BSource::Rows,
+        };
         let cpu = Cpu::with_threads(shapes.threads);
         bytes_of::<f32>(workspace_len(cpu, product.count, product.shape, source))
     }
@@ -158,20 +172,36 @@ impl Executable for Plain {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
         let workspace = scratch(cx.workspace()?)?;
-        let (a, b) = (cx.input(0)?, cx.input(1)?);
-        let product = self.product(a.shape(), b.shape())?;
+        let (a, b) = (cx.input(0)?, cx.find_input(1));
+        let product = self.product(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
+        let [rows, columns, k] = product.shape;
+        let (steps, adds) = self.steps(cx, columns)?;
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         if result.is_empty() {
             return Ok(());
         }
-        let (a, b) = (a.as_slice::<f32>()?, b.as_slice::<f32>()?);
-        let [rows, columns, k] = product.shape;
+        let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
+        let (a, b) = (a.as_slice::<f32>()?, b.map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?);
+        let Settings { factor, transposed, .. } = self.settings;
         let problem = |index: usize| {
             let [left, right] = product.offsets(index);
-            let left = Strided::row_major(from("the left side", a, left)?, rows, k)?;
-            let strides = if self.transposed && columns > 1 { [1, k] } else { [columns, 1] };
-            let right = Strided::new(from("the right side", b, right)?, [k, columns], strides)?;
-            Ok(Gemm { alpha: self.factor, ..Gemm::new(AOperand::Plain(left), BOperand::Plain(right)) })
+            let left = from("the left side", a, left)?;
+            let left = Strided::new(left, [rows, k], strides([rows, k], transposed[0]))?;
+            let right = match packed {
+                Some(packed) => packed,
+                None => {
+                    let right = from("the right side", b, right)?;
+                    let strides = strides([k, columns], transposed[1] && columns > 1);
+                    BOperand::Plain(Strided::new(right, [k, columns], strides)?)
+                }
+            };
+            Ok(Gemm {
+                alpha: factor,
+                beta: if adds { 1.0 } else { 0.0 },
+                epilogue: &steps,
+                origin: Origin { bias_row: 0, residual_row: index * rows },
+                ..Gemm::new(AOperand::Plain(left), right)
+            })
         };
         let results =
             Batch { values: result, count: product.count, row_stride: columns, batch_stride: rows * columns };

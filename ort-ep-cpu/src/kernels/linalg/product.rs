@@ -21,10 +21,15 @@ impl Product {
     /// The products of `a` and `b`, as `numpy.matmul` has them. Where the right side is a single matrix, all rows
     /// on the left make one product.
     pub(crate) fn new(a: &[usize], b: &[usize]) -> Result<Product> {
+        Product::of(a, b, true)
+    }
+
+    /// The same for a left side whose matrices do not lie row by row unless `by_rows`: each makes a product of its own.
+    pub(crate) fn of(a: &[usize], b: &[usize], by_rows: bool) -> Result<Product> {
         let (left, right) = (matrix(a, true)?, matrix(b, false)?);
         let ([rows, k], [steps, columns]) = (left.1, right.1);
         ensure!(k == steps, InvalidArgument, "the sums of the product differ: {a:?} and {b:?}");
-        if right.0.iter().all(|size| *size == 1) && left.0.len() >= right.0.len() {
+        if by_rows && right.0.iter().all(|size| *size == 1) && left.0.len() >= right.0.len() {
             let rows = left.0.iter().product::<usize>() * rows;
             return Ok(Product {
                 count: 1,

@@ -1,4 +1,5 @@
-//! `Attention`: scores of a block of queries at a time, never the whole matrix.
+//! `Attention`: its sizes, masks and cache, and the kernel for where scores are wanted or in double precision. The
+//! kernel for everything else is in `attention_fused`.
 
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -13,6 +14,7 @@ use crate::gemm::{BSource, Cpu};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
+use crate::parallel::for_each_row_chunk_mut;
 use crate::vector::elementwise::Unary;
 
 const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -24,7 +26,10 @@ cpu_kernels![
         types: &[("T1", HALVES), ("T2", HALVES)],
         // A softmax in double is that of the decomposition.
         when: |node| node.attrs().find_int("softmax_precision") != Some(i64::from(DType::F64.onnx_code())),
-        make: |cx| widened(cx, make::<f32>),
+        make: |cx| match wants_scores(cx) {
+            true => widened(cx, make::<f32>),
+            false => super::attention_fused::make(cx),
+        },
         ..KernelDef::BASE
     },
     KernelDef {
@@ -38,11 +43,19 @@ cpu_kernels![
 /// Queries of one block.
 const ROWS: usize = 64;
 
-struct Attention<T> {
+/// Elements that are worth copying on another thread.
+const WORTH_A_TASK: usize = 1 << 14;
+
+/// Whether a node has the output of scores.
+fn wants_scores(cx: &CompileCx<'_>) -> bool {
+    cx.node.node.outputs.get(3).is_some_and(Option::is_some)
+}
+
+pub(super) struct Attention<T> {
     query_heads: usize,
     key_heads: usize,
-    scale: Option<f32>,
-    softcap: f32,
+    pub(super) scale: Option<f32>,
+    pub(super) softcap: f32,
     is_causal: bool,
     /// The least and the greatest distance that a key may lie before its query; negative where unbounded.
     windows: [i64; 2],
@@ -51,35 +64,41 @@ struct Attention<T> {
 }
 
 fn make<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    let attrs: &Attributes = cx.attrs();
-    let heads = |name: &str| -> Result<usize> {
-        let count = attrs.find_int(name).unwrap_or(0);
-        usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}"))
-    };
-    let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
-    ensure!(windows.iter().all(|size| *size >= -1), InvalidGraph, "window sizes {windows:?}");
-    let score_mode = attrs.int("qk_matmul_output_mode")?;
-    ensure!((0..=3).contains(&score_mode), InvalidGraph, "qk_matmul_output_mode is {score_mode}");
-    Ok(Box::new(Attention {
-        query_heads: heads("q_num_heads")?,
-        key_heads: heads("kv_num_heads")?,
-        scale: attrs.find_float("scale"),
-        softcap: attrs.float("softcap")?,
-        is_causal: attrs.flag("is_causal")?,
-        windows,
-        score_mode,
-        element: std::marker::PhantomData::<fn() -> T>,
-    }))
+    Ok(Box::new(Attention::<T>::new(cx)?))
+}
+
+impl<T: Real> Attention<T> {
+    pub(super) fn new(cx: &CompileCx<'_>) -> Result<Attention<T>> {
+        let attrs: &Attributes = cx.attrs();
+        let heads = |name: &str| -> Result<usize> {
+            let count = attrs.find_int(name).unwrap_or(0);
+            usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}"))
+        };
+        let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
+        ensure!(windows.iter().all(|size| *size >= -1), InvalidGraph, "window sizes {windows:?}");
+        let score_mode = attrs.int("qk_matmul_output_mode")?;
+        ensure!((0..=3).contains(&score_mode), InvalidGraph, "qk_matmul_output_mode is {score_mode}");
+        Ok(Attention {
+            query_heads: heads("q_num_heads")?,
+            key_heads: heads("kv_num_heads")?,
+            scale: attrs.find_float("scale"),
+            softcap: attrs.float("softcap")?,
+            is_causal: attrs.flag("is_causal")?,
+            windows,
+            score_mode,
+            element: std::marker::PhantomData::<fn() -> T>,
+        })
+    }
 }
 
 /// Queries, keys or values: heads of rows, interleaved (rank 3) or one after the other.
 #[derive(Clone, Copy)]
-struct Layout {
-    batch: usize,
-    heads: usize,
-    rows: usize,
-    size: usize,
-    interleaved: bool,
+pub(super) struct Layout {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) rows: usize,
+    pub(super) size: usize,
+    pub(super) interleaved: bool,
 }
 
 impl Layout {
@@ -97,6 +116,16 @@ impl Layout {
         if self.interleaved { self.heads * self.size } else { self.size }
     }
 
+    /// From one batch, head and row to the next.
+    pub(super) fn strides(&self) -> [usize; 3] {
+        let head = if self.interleaved { self.size } else { self.rows * self.size };
+        [self.heads * self.rows * self.size, head, self.row_stride()]
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.batch * self.heads * self.rows * self.size
+    }
+
     /// The first element of a row of a head.
     fn at(&self, batch: usize, head: usize, row: usize) -> usize {
         match self.interleaved {
@@ -108,18 +137,18 @@ impl Layout {
 
 /// The sizes of a run.
 #[derive(Clone, Copy)]
-struct Sizes {
-    q: Layout,
-    k: Layout,
-    v: Layout,
-    past: usize,
+pub(super) struct Sizes {
+    pub(super) q: Layout,
+    pub(super) k: Layout,
+    pub(super) v: Layout,
+    pub(super) past: usize,
     /// Queries of a block.
     rows: usize,
     has_scores: bool,
 }
 
 impl Sizes {
-    fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.past + self.k.rows
     }
 
@@ -137,7 +166,7 @@ struct Cache<'a, T> {
 }
 
 /// The mask, broadcast to (batch, heads, queries, keys).
-struct Mask<'a, T: Real> {
+pub(super) struct Mask<'a, T: Real> {
     values: MaskValues<'a, T>,
     strides: [usize; 3],
     keys: usize,
@@ -149,7 +178,7 @@ enum MaskValues<'a, T: Real> {
 }
 
 impl<'a, T: Real> Mask<'a, T> {
-    fn new(view: TensorView<'a>, sizes: [usize; 4]) -> Result<Mask<'a, T>> {
+    pub(super) fn new(view: TensorView<'a>, sizes: [usize; 4]) -> Result<Mask<'a, T>> {
         let shape = view.shape();
         ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
         let mut full = [1; 4];
@@ -194,6 +223,32 @@ impl<'a, T: Real> Mask<'a, T> {
         }
     }
 
+    /// Whether rows differ from query to query.
+    pub(super) fn is_by_query(&self) -> bool {
+        self.strides[2] != 0
+    }
+
+    /// Writes what is added to the scores of some keys.
+    pub(super) fn write(&self, place: [usize; 3], keys: std::ops::Range<usize>, to: &mut [T]) {
+        let hidden = T::from_f64(f64::NEG_INFINITY);
+        let there = keys.end.min(self.keys).saturating_sub(keys.start);
+        let (there, missing) = to.split_at_mut(there.min(to.len()));
+        missing.fill(hidden);
+        let first = self.row(place) + keys.start;
+        match &self.values {
+            MaskValues::Allowed(values) => {
+                let allowed = values.get(first..).unwrap_or(&[]);
+                there.iter_mut().zip(allowed).for_each(|(to, allowed)| {
+                    *to = if *allowed != 0 { T::ZERO } else { hidden };
+                });
+            }
+            MaskValues::Added(values) => {
+                let added = values.get(first..).unwrap_or(&[]);
+                there.iter_mut().zip(added).for_each(|(to, added)| *to = *added);
+            }
+        }
+    }
+
     fn row(&self, [batch, head, query]: [usize; 3]) -> usize {
         batch * self.strides[0] + head * self.strides[1] + query * self.strides[2]
     }
@@ -219,15 +274,39 @@ struct Shared<'a, T: Real> {
     k: Cache<'a, T>,
     v: Cache<'a, T>,
     mask: Option<Mask<'a, T>>,
-    /// Keys that are no padding, of each batch.
-    lengths: Option<Vec<i64>>,
+    reach: Reach,
     sizes: Sizes,
     scale: f32,
     cpu: Cpu,
 }
 
+/// What decides which keys a query sees by its place.
+pub(super) struct Reach {
+    /// Keys that are no padding, of each batch.
+    pub(super) lengths: Option<Vec<i64>>,
+    past: usize,
+    queries: usize,
+}
+
+impl Reach {
+    pub(super) fn new(cx: &RunCx<'_>, sizes: &Sizes) -> Result<Reach> {
+        let lengths = cx.find_input(6).map(|view| view.to_ints()).transpose()?;
+        let enough = lengths.as_ref().is_none_or(|lengths| lengths.len() == sizes.q.batch);
+        ensure!(enough, InvalidArgument, "nonpad_kv_seqlen does not have a value for each batch");
+        Ok(Reach { lengths, past: sizes.past, queries: sizes.q.rows })
+    }
+
+    /// How many keys precede the first query.
+    fn offset(&self, batch: usize) -> i64 {
+        match &self.lengths {
+            Some(lengths) if self.past == 0 => lengths[batch].saturating_sub(self.queries as i64),
+            _ => self.past as i64,
+        }
+    }
+}
+
 impl<T: Real> Attention<T> {
-    fn sizes(&self, [q, k, v]: [&[usize]; 3], past: &[usize], has_scores: bool) -> Result<Sizes> {
+    pub(super) fn sizes(&self, [q, k, v]: [&[usize]; 3], past: &[usize], has_scores: bool) -> Result<Sizes> {
         let q = Layout::new(q, self.query_heads)?;
         let (k, v) = (Layout::new(k, self.key_heads)?, Layout::new(v, self.key_heads)?);
         let past = match past {
@@ -263,20 +342,29 @@ impl<T: Real> Attention<T> {
 }
 
 /// Writes past and new rows of each head one after the other.
-fn join<T: Copy>(past: &[T], past_rows: usize, new: &[T], layout: Layout, to: &mut [T]) {
-    let Layout { batch, heads, rows, size, .. } = layout;
+pub(super) fn join<T: Copy + Send + Sync>(
+    threads: usize,
+    (past, past_rows): (&[T], usize),
+    new: &[T],
+    layout: Layout,
+    to: &mut [T],
+) {
+    let Layout { heads, rows, size, .. } = layout;
     let head_len = (past_rows + rows) * size;
     if head_len == 0 {
         return;
     }
-    for (index, to) in to.chunks_mut(head_len).take(batch * heads).enumerate() {
-        let (old, fresh) = to.split_at_mut(past_rows * size);
-        old.copy_from_slice(&past[index * past_rows * size..][..past_rows * size]);
-        for row in 0..rows {
-            let from = layout.at(index / heads, index % heads, row);
-            fresh[row * size..][..size].copy_from_slice(&new[from..from + size]);
+    for_each_row_chunk_mut(threads, to, head_len, (WORTH_A_TASK / head_len).max(1), |first, to| {
+        for (index, to) in to.chunks_mut(head_len).enumerate() {
+            let index = first + index;
+            let (old, fresh) = to.split_at_mut(past_rows * size);
+            old.copy_from_slice(&past[index * past_rows * size..][..past_rows * size]);
+            for (row, fresh) in fresh.chunks_exact_mut(size).enumerate() {
+                let from = layout.at(index / heads, index % heads, row);
+                fresh.copy_from_slice(&new[from..from + size]);
+            }
         }
-    }
+    });
 }
 
 impl<T: Real> Executable for Attention<T> {
@@ -321,7 +409,7 @@ impl<T: Real> Executable for Attention<T> {
                 true => cx.output(output)?.as_mut_slice::<T>()?,
                 false => &mut take(&mut rest, len.next_multiple_of(16))?[..len],
             };
-            join(old, sizes.past, new, layout, to);
+            join(threads, (old, sizes.past), new, layout, to);
             Ok((Some(&*to), full, len))
         };
         let (joined_k, k_layout, _) = cache(k, sizes.k, 4, 1)?;
@@ -335,15 +423,12 @@ impl<T: Real> Executable for Attention<T> {
             None => v.as_slice::<T>()?,
         };
         let full = [sizes.q.batch, sizes.q.heads, sizes.q.rows, sizes.total()];
-        let lengths = cx.find_input(6).map(|view| view.to_ints()).transpose()?;
-        let enough = lengths.as_ref().is_none_or(|lengths| lengths.len() == sizes.q.batch);
-        ensure!(enough, InvalidArgument, "nonpad_kv_seqlen does not have a value for each batch");
         let shared = Shared {
             q: q.as_slice()?,
             k: Cache { values: keys, layout: k_layout },
             v: Cache { values, layout: v_layout },
             mask: cx.find_input(3).map(|view| Mask::new(view, full)).transpose()?,
-            lengths,
+            reach: Reach::new(cx, &sizes)?,
             sizes,
             scale: self.scale.unwrap_or(1.0 / (sizes.q.size as f32).sqrt()),
             cpu: Self::inner_cpu(threads, sizes),
@@ -395,11 +480,11 @@ impl<T: Real> Attention<T> {
             return total;
         }
         let mut end = total as i64;
-        if let Some(lengths) = &shared.lengths {
+        if let Some(lengths) = &shared.reach.lengths {
             end = end.min(lengths[batch]);
         }
         if self.is_causal {
-            end = end.min(last_query as i64 + shared.offset(batch) + 1);
+            end = end.min(last_query as i64 + shared.reach.offset(batch) + 1);
         }
         end.max(0) as usize
     }
@@ -468,7 +553,7 @@ impl<T: Real> Attention<T> {
         let mut masked = Vec::new();
         for (row, scores) in scores.chunks_mut(keys.max(1)).enumerate() {
             let query = first + row;
-            let allowed = self.allowed(shared, batch, query, keys);
+            let allowed = self.allowed(&shared.reach, batch, query, keys);
             let mask = shared.mask.as_ref().map(|mask| (mask, mask.row([batch, head, query])));
             let mut any = false;
             for (key, score) in scores.iter_mut().enumerate() {
@@ -501,14 +586,14 @@ impl<T: Real> Attention<T> {
     }
 
     /// The keys that a query may see by its place.
-    fn allowed(
+    pub(super) fn allowed(
         &self,
-        shared: &Shared<'_, T>,
+        reach: &Reach,
         batch: usize,
         query: usize,
         keys: usize,
     ) -> std::ops::Range<usize> {
-        let place = query as i64 + shared.offset(batch);
+        let place = query as i64 + reach.offset(batch);
         let (mut start, mut end) = (0, keys as i64);
         if self.is_causal {
             end = end.min(place + 1);
@@ -520,20 +605,10 @@ impl<T: Real> Attention<T> {
         if right >= 0 {
             end = end.min(place.saturating_add(right).saturating_add(1));
         }
-        if let Some(lengths) = &shared.lengths {
+        if let Some(lengths) = &reach.lengths {
             end = end.min(lengths[batch]);
         }
         let end = end.max(0);
         start.clamp(0, end) as usize..end as usize
-    }
-}
-
-impl<T: Real> Shared<'_, T> {
-    /// How many keys precede the first query.
-    fn offset(&self, batch: usize) -> i64 {
-        match &self.lengths {
-            Some(lengths) if self.sizes.past == 0 => lengths[batch].saturating_sub(self.sizes.q.rows as i64),
-            _ => self.sizes.past as i64,
-        }
     }
 }

@@ -1,10 +1,12 @@
-//! `Conv` as a product with packed weights.
+//! `Conv` and `FusedConv` as a product with packed weights.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ops::nn::geometry::Windows;
+use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
 
 use super::{window_of, windows_of};
 use crate::conv::{
@@ -12,31 +14,40 @@ use crate::conv::{
 };
 use crate::cpu_kernels;
 use crate::gemm::{Cpu, Step};
+use crate::kernels::elementwise::activation::activation_of;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{PackedFloats, bytes_of, is_weight, refused, scratch, take, with_weight};
+use crate::vector::elementwise::Unary;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
+/// Constant weights are packed.
+const PACKED: KernelDef = KernelDef {
+    op: "Conv",
+    types: &[("T", SINGLE)],
+    rank: 1,
+    unaligned: &[1],
+    when: |node: &NodeView<'_>| {
+        let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
+        constant && is_weight(node.dtype(1))
+    },
+    make: |cx| widened(cx, make_packed),
+    ..KernelDef::BASE
+};
+
+const PLAIN: KernelDef = KernelDef {
+    op: "Conv",
+    types: &[("T", SINGLE)],
+    when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
+    make: |cx| widened(cx, make_plain),
+    ..KernelDef::BASE
+};
+
 cpu_kernels![
-    KernelDef {
-        op: "Conv",
-        types: &[("T", SINGLE)],
-        rank: 1,
-        unaligned: &[1],
-        when: |node: &NodeView<'_>| {
-            let constant = node.constant(1).is_some_and(|weight| matches!(weight.shape().len(), 3..=5));
-            constant && is_weight(node.dtype(1))
-        },
-        make: |cx| widened(cx, make_packed),
-        ..KernelDef::BASE
-    },
-    KernelDef {
-        op: "Conv",
-        types: &[("T", SINGLE)],
-        when: |node: &NodeView<'_>| matches!(node.rank(0).or(node.rank(1)), None | Some(3..=5)),
-        make: |cx| widened(cx, make_plain),
-        ..KernelDef::BASE
-    },
+    PACKED,
+    PLAIN,
+    KernelDef { domain: MICROSOFT, op: "FusedConv", ..PACKED },
+    KernelDef { domain: MICROSOFT, op: "FusedConv", ..PLAIN },
 ];
 
 /// A convolution whose weights are known ahead.
@@ -46,6 +57,7 @@ struct Packed {
     groups: usize,
     side: WeightSide,
     packed: PackedFloats,
+    activation: Option<Unary>,
 }
 
 /// The groups that a node says.
@@ -101,7 +113,8 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         |packed| with_weight!(weight, weights => pack_weights(cpu, &geometry, side, weights, packed).map_err(refused)),
     )?;
     cx.consume(1);
-    Ok(Box::new(Packed { windows, weight: shape, groups, side, packed }))
+    let activation = activation_of(cx)?;
+    Ok(Box::new(Packed { windows, weight: shape, groups, side, packed, activation }))
 }
 
 impl Executable for Packed {
@@ -113,34 +126,44 @@ impl Executable for Packed {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let workspace = scratch(cx.workspace()?)?;
         let geometry = geometry(&self.windows, cx.input(0)?.shape(), &self.weight, self.groups)?;
-        convolve(cx, &geometry, (self.packed.values(), self.side), workspace)
+        let weights = (self.packed.values(), self.side);
+        convolve(cx, &geometry, weights, self.activation, workspace)
     }
 }
 
-/// Runs a convolution on packed weights.
+/// Runs a convolution on packed weights. Bias, the addend of `FusedConv` and the activation are its epilogue.
 fn convolve(
     cx: &mut RunCx<'_>,
     geometry: &ConvGeometry,
     (weights, side): (&[f32], WeightSide),
+    activation: Option<Unary>,
     workspace: &mut [f32],
 ) -> Result<()> {
     let cpu = Cpu::with_threads(cx.threads());
     let image = cx.input(0)?.as_slice::<f32>()?;
-    let bias = cx.find_input(2).map(|bias| bias.as_slice::<f32>()).transpose()?;
-    let steps = bias.map(|bias| [Step::RowBias(bias)]);
-    let epilogue = steps.as_ref().map_or(&[][..], |steps| &steps[..]);
+    let mut epilogue: SmallVec<[Step<'_>; 3]> = SmallVec::new();
+    if let Some(bias) = cx.find_input(2) {
+        epilogue.push(Step::RowBias(bias.as_slice()?));
+    }
+    if let Some(addend) = cx.find_input(3) {
+        let row_stride = geometry.output_size().iter().product();
+        epilogue.push(Step::Residual { values: addend.as_slice()?, row_stride });
+    }
+    epilogue.extend(activation.map(Step::Activate));
+    let input = Input { image, weights, side, epilogue: &epilogue };
     let output = cx.output(0)?.as_mut_slice::<f32>()?;
-    forward(cpu, geometry, Input { image, weights, side, epilogue }, output, workspace).map_err(refused)
+    forward(cpu, geometry, input, output, workspace).map_err(refused)
 }
 
 /// A convolution whose weights only the run knows: they are packed each time.
 struct Plain {
     attrs: ort_core::ir::Attributes,
     groups: usize,
+    activation: Option<Unary>,
 }
 
 fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Plain { attrs: cx.attrs().clone(), groups: groups_of(cx)? }))
+    Ok(Box::new(Plain { attrs: cx.attrs().clone(), groups: groups_of(cx)?, activation: activation_of(cx)? }))
 }
 
 impl Plain {
@@ -168,6 +191,6 @@ impl Executable for Plain {
         let side = WeightSide::Left;
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
-        convolve(cx, &geometry, (packed, side), rest)
+        convolve(cx, &geometry, (packed, side), self.activation, rest)
     }
 }

@@ -1,29 +1,34 @@
-//! `Conv` where each channel has filters of its own: planes without a product, weights read where they are.
+//! `Conv` and `FusedConv` where each channel has filters of its own: planes without a product, weights read where they are.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 
 use super::conv::groups_of;
 use super::{for_each_unit, part_count, windows_of};
 use crate::cpu_kernels;
+use crate::kernels::elementwise::activation::activation_of;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::simd::Isa;
 use crate::vector::activation::Activation;
 use crate::vector::depthwise::DepthwisePlan;
+use crate::vector::elementwise::{Binary, Operand, Unary, binary_in_place};
 use crate::vector::window::Window;
 
-cpu_kernels![KernelDef {
+const DEPTHWISE: KernelDef = KernelDef {
     op: "Conv",
     types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],
     rank: 2,
     when: is_depthwise,
     make: |cx| widened(cx, make),
     ..KernelDef::BASE
-}];
+};
+
+cpu_kernels![DEPTHWISE, KernelDef { domain: MICROSOFT, op: "FusedConv", ..DEPTHWISE }];
 
 fn is_depthwise(node: &NodeView<'_>) -> bool {
     let Some(weight) = node.fixed_shape(1) else { return false };
@@ -36,12 +41,14 @@ struct Depthwise {
     windows: Windows,
     weight: Shape,
     groups: usize,
+    activation: Option<Unary>,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let shape = cx.node.fixed_shape(1).ok_or_else(|| error!(Fail, "the weight's shape is not known"))?;
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
-    Ok(Box::new(Depthwise { windows, weight: Shape::from_vec(shape), groups }))
+    let activation = activation_of(cx)?;
+    Ok(Box::new(Depthwise { windows, weight: Shape::from_vec(shape), groups, activation }))
 }
 
 /// A window over a plane, of height 1 where there is one axis.
@@ -89,6 +96,7 @@ impl Executable for Depthwise {
         let image = image.as_slice::<f32>()?;
         let weights = cx.input(1)?.as_slice::<f32>()?;
         let bias = cx.find_input(2).map(|bias| bias.as_slice::<f32>()).transpose()?;
+        let addend = cx.find_input(3).map(|addend| addend.as_slice::<f32>()).transpose()?;
         let (filters, groups) = (self.weight[0], self.groups);
         ensure!(
             bias.is_none_or(|bias| bias.len() == filters),
@@ -98,13 +106,27 @@ impl Executable for Depthwise {
         let [input, output] = [window.input, window.output].map(|[height, width]| height * width);
         let taps = window.kernel[0] * window.kernel[1];
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
+        ensure!(
+            addend.is_none_or(|addend| addend.len() == result.len()),
+            InvalidArgument,
+            "the addend does not have the shape of the result"
+        );
+        let activation = self.activation.map_or(Activation::None, Activation::Unary);
+        // Behind an addend, the activation waits for it.
+        let first = if addend.is_some() { Activation::None } else { activation };
         let scratch_len = plan.scratch_len().next_multiple_of(16);
         for_each_unit(threads, (result, output), (workspace, scratch_len), |unit, plane, scratch| {
             let (batch, filter) = (unit / filters, unit % filters);
             let channel = batch * groups + filter / (filters / groups);
             let bias = bias.map_or(0.0, |bias| bias[filter]);
             let from = &image[channel * input..][..input];
-            plan.run(from, &weights[filter * taps..][..taps], bias, Activation::None, plane, scratch);
+            plan.run(from, &weights[filter * taps..][..taps], bias, first, plane, scratch);
+            if let Some(addend) = addend {
+                let isa = Isa::current();
+                let addend = Operand::Slice(&addend[unit * output..][..output]);
+                binary_in_place(isa, Binary::Add, plane, addend);
+                activation.apply_in_place(isa, plane);
+            }
         });
         Ok(())
     }

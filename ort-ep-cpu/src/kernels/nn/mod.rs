@@ -6,6 +6,7 @@
 )]
 
 mod attention;
+mod attention_fused;
 mod causal_conv;
 mod conv;
 mod conv_depthwise;

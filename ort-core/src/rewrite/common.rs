@@ -1,0 +1,123 @@
+//! Computes once what several nodes compute alike, and keeps small constants once.
+
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::{FxHashMap, FxHasher};
+
+use super::Report;
+use crate::dtype::DType;
+use crate::ir::{Attribute, Attributes, Graph, Node, ValueId};
+use crate::spec::Traits;
+use crate::tensor::Shape;
+
+/// Constants of up to this many bytes are compared.
+const SMALL: usize = 1024;
+
+/// Lets one node stand for all that do the same to the same values.
+pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
+    let mut same = merge_constants(graph);
+    let mut first: FxHashMap<u64, Vec<usize>> = FxHashMap::default();
+    let is_output: rustc_hash::FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    for index in 0..graph.nodes.len() {
+        let Some(node) = graph.nodes.get_mut(index) else { continue };
+        rename(node, &same);
+        let Some(key) = key(node) else { continue };
+        let Some(node) = graph.nodes.get(index) else { continue };
+        let twins = first.entry(key).or_default();
+        let twin = twins.iter().filter_map(|twin| graph.nodes.get(*twin)).find(|twin| alike(twin, node));
+        // An output of the graph keeps its own node: it keeps its name.
+        let named = node.outputs.iter().flatten().any(|output| is_output.contains(output));
+        match twin.filter(|_| !named) {
+            Some(twin) => {
+                let pairs = node.outputs.iter().zip(&twin.outputs);
+                same.extend(pairs.filter_map(|(from, to)| Some(((*from)?, (*to)?))));
+                report.common += 1;
+            }
+            None => twins.push(index),
+        }
+    }
+}
+
+/// Makes small constants of the same bytes one; returns which stands for which.
+fn merge_constants(graph: &Graph) -> FxHashMap<ValueId, ValueId> {
+    let mut first: FxHashMap<(DType, &Shape, &[u8]), ValueId> = FxHashMap::default();
+    let shapes: Vec<(ValueId, DType, Shape, &[u8])> = graph
+        .constants
+        .iter()
+        .filter(|(id, tensor)| tensor.byte_count() <= SMALL && !graph.outputs.contains(id))
+        .filter_map(|(id, tensor)| {
+            Some((*id, tensor.dtype(), tensor.shape().into(), tensor.bytes()?.as_ref()))
+        })
+        .collect();
+    let mut same = FxHashMap::default();
+    for (id, dtype, shape, bytes) in &shapes {
+        let kept = *first.entry((*dtype, shape, bytes)).or_insert(*id);
+        if kept != *id {
+            same.insert(*id, kept);
+        }
+    }
+    same
+}
+
+fn rename(node: &mut Node, same: &FxHashMap<ValueId, ValueId>) {
+    if same.is_empty() {
+        return;
+    }
+    let kept = |id: ValueId| same.get(&id).copied().unwrap_or(id);
+    node.inputs.iter_mut().flatten().for_each(|input| *input = kept(*input));
+    let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
+    captures.for_each(|capture| capture.outer = kept(capture.outer));
+}
+
+/// A hash of what a node does; none for nodes that may do something else each time, or that are too large to compare.
+fn key(node: &Node) -> Option<u64> {
+    if node.spec.traits.has(Traits::RANDOM) || !node.subgraphs.is_empty() {
+        return None;
+    }
+    let mut hasher = FxHasher::default();
+    std::ptr::from_ref(node.spec).hash(&mut hasher);
+    node.inputs.hash(&mut hasher);
+    for (name, value) in node.attrs.iter() {
+        name.hash(&mut hasher);
+        match value {
+            Attribute::Int(value) => value.hash(&mut hasher),
+            Attribute::Float(value) => value.to_bits().hash(&mut hasher),
+            Attribute::String(value) => value.hash(&mut hasher),
+            Attribute::Ints(value) => value.hash(&mut hasher),
+            Attribute::Floats(value) => value.iter().for_each(|value| value.to_bits().hash(&mut hasher)),
+            Attribute::Strings(value) => value.hash(&mut hasher),
+            Attribute::Tensor(_) | Attribute::Tensors(_) | Attribute::Sparse(_) | Attribute::Type(_) => {
+                return None;
+            }
+        }
+    }
+    Some(hasher.finish())
+}
+
+/// Whether two nodes that [`key`] takes compute the same outputs.
+fn alike(twin: &Node, node: &Node) -> bool {
+    let wanted = node.outputs.iter().zip(&twin.outputs).all(|(own, other)| own.is_none() || other.is_some());
+    std::ptr::eq(twin.spec, node.spec)
+        && twin.inputs == node.inputs
+        && wanted
+        && twin.outputs.len() == node.outputs.len()
+        && attrs_alike(&twin.attrs, &node.attrs)
+}
+
+fn attrs_alike(a: &Attributes, b: &Attributes) -> bool {
+    let value_alike = |a: &Attribute, b: &Attribute| match (a, b) {
+        (Attribute::Int(a), Attribute::Int(b)) => a == b,
+        (Attribute::Float(a), Attribute::Float(b)) => a.to_bits() == b.to_bits(),
+        (Attribute::String(a), Attribute::String(b)) => a == b,
+        (Attribute::Ints(a), Attribute::Ints(b)) => a == b,
+        (Attribute::Floats(a), Attribute::Floats(b)) => {
+            a.iter().map(|a| a.to_bits()).eq(b.iter().map(|b| b.to_bits()))
+        }
+        (Attribute::Strings(a), Attribute::Strings(b)) => a == b,
+        _ => false,
+    };
+    let within = |a: &Attributes, b: &Attributes| {
+        a.iter().all(|(name, value)| b.get(name).is_some_and(|other| value_alike(value, other)))
+    };
+    within(a, b) && within(b, a)
+}

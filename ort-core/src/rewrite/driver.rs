@@ -1,0 +1,406 @@
+//! Applies rules to a graph until none applies any more.
+//!
+//! A sweep goes through the nodes in their order and offers each as the root of a pattern. What a rule puts in place
+//! of a match is inferred at once: it must have the types and shapes of what it replaces, or tell more of them, else
+//! the match stays and the rule is reported. Sweeps end when one changes nothing.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::matching::{Finder, Match};
+use super::patch::Patch;
+use super::rule::{Compiled, Found, Then};
+use super::{Optimizer, Report};
+use crate::dim::Dim;
+use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
+use crate::limits::check_deadline;
+use crate::spec::infer_at;
+use crate::{Result, Within};
+
+/// The most sweeps over one graph; a rule set that needs more undoes its own work.
+const MOST_SWEEPS: usize = 32;
+
+/// The rules by the operator at their root.
+pub(super) type Index<'a> = FxHashMap<*const crate::spec::OpSpec, Vec<&'a Compiled>>;
+
+/// The rules that are in force, by root.
+pub(super) fn index<'a>(rules: &'a [Compiled], optimizer: &Optimizer) -> Index<'a> {
+    let mut index = Index::default();
+    let on = |compiled: &&Compiled| {
+        compiled.level <= optimizer.level && !optimizer.disabled.iter().any(|name| name == compiled.rule.name)
+    };
+    for compiled in rules.iter().filter(on) {
+        for op in compiled.pattern.root().into_iter().flat_map(|root| &root.ops) {
+            index.entry(std::ptr::from_ref(*op)).or_default().push(compiled);
+        }
+    }
+    index
+}
+
+/// Applies the rules to a graph; returns whether anything changed.
+pub(super) fn apply(
+    graph: &mut Graph,
+    rules: &Index<'_>,
+    optimizer: &Optimizer,
+    report: &mut Report,
+    until: Option<Instant>,
+) -> Result<bool> {
+    let mut changed = false;
+    let mut refused = FxHashSet::default();
+    for _ in 0..MOST_SWEEPS {
+        let mut sweep = Sweep::new(graph, optimizer, report);
+        sweep.refused = std::mem::take(&mut refused);
+        let hits = sweep.run(rules, until)?;
+        refused = std::mem::take(&mut sweep.refused);
+        sweep.finish()?;
+        if hits == 0 {
+            return Ok(changed);
+        }
+        changed = true;
+    }
+    tracing::warn!("the rewrite rules still find something after {MOST_SWEEPS} sweeps");
+    Ok(changed)
+}
+
+struct Sweep<'g> {
+    graph: &'g mut Graph,
+    optimizer: &'g Optimizer,
+    report: &'g mut Report,
+    producers: Vec<Option<NodeId>>,
+    /// How often each value is read: by nodes, their subgraphs, and as an output.
+    reads: Vec<usize>,
+    is_output: Vec<bool>,
+    /// Where each node stands: new nodes stand where their match's root stood.
+    places: Vec<usize>,
+    dead: Vec<bool>,
+    /// Values that others stand for now.
+    aliases: FxHashMap<ValueId, ValueId>,
+    /// Rules whose result did not fit, with the node.
+    refused: FxHashSet<(&'static str, Arc<str>)>,
+}
+
+impl<'g> Sweep<'g> {
+    fn new(graph: &'g mut Graph, optimizer: &'g Optimizer, report: &'g mut Report) -> Sweep<'g> {
+        let mut sweep = Sweep {
+            producers: graph.producers(),
+            reads: vec![0; graph.value_count()],
+            is_output: vec![false; graph.value_count()],
+            places: (0..graph.nodes.len()).collect(),
+            dead: vec![false; graph.nodes.len()],
+            aliases: FxHashMap::default(),
+            refused: FxHashSet::default(),
+            graph,
+            optimizer,
+            report,
+        };
+        for id in sweep.graph.nodes.iter().flat_map(Node::reads).chain(sweep.graph.outputs.iter().copied()) {
+            if let Some(reads) = sweep.reads.get_mut(id.index()) {
+                *reads += 1;
+            }
+        }
+        for id in &sweep.graph.outputs {
+            if let Some(is_output) = sweep.is_output.get_mut(id.index()) {
+                *is_output = true;
+            }
+        }
+        sweep
+    }
+
+    /// Visits every node once, and new ones as they come; returns how often a rule applied.
+    fn run(&mut self, rules: &Index<'_>, until: Option<Instant>) -> Result<usize> {
+        let mut hits = 0;
+        for index in 0..self.graph.nodes.len() {
+            check_deadline(until, "optimizing")?;
+            let mut visits = vec![NodeId(index as u32)];
+            // A rule may apply to what another made; a bound keeps two that undo each other from going on for ever.
+            for _ in 0..MOST_SWEEPS {
+                let Some(id) = visits.pop() else { break };
+                if self.dead.get(id.index()).is_none_or(|dead| *dead) {
+                    continue;
+                }
+                self.resolve(id);
+                if self.optimizer.stop_after.is_some_and(|most| self.report.total() >= most) {
+                    return Ok(hits);
+                }
+                let before = self.graph.nodes.len();
+                if self.visit(id, rules)? {
+                    hits += 1;
+                    visits.extend((before..self.graph.nodes.len()).rev().map(|new| NodeId(new as u32)));
+                }
+            }
+        }
+        Ok(hits)
+    }
+
+    /// Tries the rules of one root in turn; returns whether one applied.
+    fn visit(&mut self, root: NodeId, rules: &Index<'_>) -> Result<bool> {
+        let Some(node) = self.graph.nodes.get(root.index()) else { return Ok(false) };
+        let Some(candidates) = rules.get(&std::ptr::from_ref(node.spec)) else { return Ok(false) };
+        for compiled in candidates {
+            let Some(pattern) = compiled.pattern.root() else { continue };
+            for orientation in 0..1u32 << compiled.swaps {
+                let finder = Finder { graph: self.graph, producers: &self.producers };
+                let Some(found) = finder.find(pattern, root, orientation) else { continue };
+                if !self.is_free(&found, compiled.rule.keep) {
+                    continue;
+                }
+                let view = Found { graph: self.graph, found: &found };
+                if compiled.rule.when.is_some_and(|when| !when(&view)) {
+                    continue;
+                }
+                let place = || format!("rule '{}'", compiled.rule.name);
+                if self.replace(compiled, &found, root).within(place)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether nobody outside the match reads what is inside of it.
+    fn is_free(&self, found: &Match, keep: bool) -> bool {
+        let [_, inner @ ..] = found.nodes.as_slice() else { return false };
+        keep || inner.iter().all(|id| {
+            let outputs = self.graph.nodes.get(id.index()).map(|node| node.outputs.as_slice());
+            outputs.unwrap_or_default().iter().flatten().all(|output| {
+                let readers = found.nodes.iter().filter_map(|id| self.graph.nodes.get(id.index()));
+                let inside = readers.flat_map(Node::reads).filter(|read| read == output).count();
+                self.reads.get(output.index()) == Some(&inside)
+            })
+        })
+    }
+
+    /// Puts the right side of a rule in the place of a match, if it fits.
+    fn replace(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<bool> {
+        let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(false) };
+        let key = (compiled.rule.name, node.name.clone());
+        if self.refused.contains(&key) {
+            return Ok(false);
+        }
+        let mut patch = Patch::new(self.graph, found, &node);
+        let values = match (&compiled.template, compiled.rule.then) {
+            (Some(template), _) => patch.build(template)?.map(|value| vec![value]),
+            (None, Then::Build(build)) => build(&mut patch)?,
+            (None, Then::Template(_)) => None,
+        };
+        let Some(values) = values else { return Ok(false) };
+        let wanted = node.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        if values.len() < wanted {
+            return Ok(false);
+        }
+        let made = patch.draft.emitted_values();
+        let fits = if values.iter().all(|value| made.contains(value)) {
+            patch.draft.replace(&values)?;
+            let nodes = patch.draft.finish()?;
+            self.accept(&node, nodes, root)?
+        } else {
+            let none_made = made.is_empty();
+            drop(patch);
+            none_made && self.alias(&node, &values)
+        };
+        if !fits {
+            self.refused.insert(key);
+            return Ok(false);
+        }
+        self.report.count(compiled.rule.name);
+        tracing::trace!(
+            rule = compiled.rule.name,
+            node = &*node.name,
+            number = self.report.total(),
+            "rewritten"
+        );
+        self.kill(root);
+        Ok(true)
+    }
+
+    /// Adds the nodes that take a root's place, unless their outputs contradict it.
+    fn accept(&mut self, old: &Node, nodes: Vec<Node>, root: NodeId) -> Result<bool> {
+        let first = self.graph.nodes.len();
+        let outputs: Vec<ValueId> = old.outputs.iter().flatten().copied().collect();
+        let before: Vec<ValueInfo> = outputs.iter().map(|id| self.graph.value(*id).clone()).collect();
+        let last = nodes.len().saturating_sub(1);
+        for (number, mut node) in nodes.into_iter().enumerate() {
+            node.name = match number == last {
+                true => old.name.clone(),
+                false => {
+                    format!("{}/{}_{}", old.name, node.spec.name, self.graph.value_count() + number).into()
+                }
+            };
+            self.graph.nodes.push(node);
+        }
+        let added = first..self.graph.nodes.len();
+        let inferred = added.clone().try_for_each(|index| infer_at(self.graph, index));
+        let fits = inferred.is_ok()
+            && outputs.iter().zip(&before).all(|(id, before)| refine(self.graph.value_mut(*id), before));
+        if !fits {
+            tracing::debug!(node = &*old.name, problem = ?inferred.err(), "a rule's result does not fit");
+            self.graph.nodes.truncate(first);
+            outputs.into_iter().zip(before).for_each(|(id, info)| *self.graph.value_mut(id) = info);
+            return Ok(false);
+        }
+        let place = self.places.get(root.index()).copied().unwrap_or(first);
+        self.reads.resize(self.graph.value_count(), 0);
+        self.producers.resize(self.graph.value_count(), None);
+        self.is_output.resize(self.graph.value_count(), false);
+        for index in added {
+            self.places.push(place);
+            self.dead.push(false);
+            self.note_node(NodeId(index as u32));
+        }
+        Ok(true)
+    }
+
+    /// Counts what a new node reads, and notes what it computes.
+    fn note_node(&mut self, id: NodeId) {
+        let Some(node) = self.graph.nodes.get(id.index()) else { return };
+        for value in node.reads() {
+            if let Some(reads) = self.reads.get_mut(value.index()) {
+                *reads += 1;
+            }
+        }
+        for output in node.outputs.iter().flatten() {
+            if let Some(producer) = self.producers.get_mut(output.index()) {
+                *producer = Some(id);
+            }
+        }
+    }
+
+    /// Lets values that exist stand for a root's outputs. An output of the graph keeps its name, so only a value that a
+    /// node computes, and that is no output itself, can stand for it.
+    fn alias(&mut self, old: &Node, values: &[ValueId]) -> bool {
+        let pairs = || old.outputs.iter().zip(values).filter_map(|(old, new)| old.map(|old| (old, *new)));
+        let is_output = |id: ValueId| self.is_output.get(id.index()).copied().unwrap_or(true);
+        let fits = pairs().all(|(old, new)| {
+            let computed = self.producers.get(new.index()).copied().flatten().is_some();
+            let nameable = !is_output(old) || (computed && !is_output(new));
+            let mut info = self.graph.value(new).clone();
+            nameable && refine(&mut info, self.graph.value(old))
+        });
+        if !fits {
+            return false;
+        }
+        let pairs: Vec<(ValueId, ValueId)> = pairs().collect();
+        for (old, new) in pairs {
+            if self.is_output.get(old.index()).copied().unwrap_or(false) {
+                self.stand_for_output(old, new);
+            }
+            let moved = self.reads.get_mut(old.index()).map(std::mem::take).unwrap_or(0);
+            if let Some(reads) = self.reads.get_mut(new.index()) {
+                *reads += moved;
+            }
+            self.aliases.insert(old, new);
+        }
+        true
+    }
+
+    /// Makes `new` an output of the graph in the place of `old`, under its name.
+    fn stand_for_output(&mut self, old: ValueId, new: ValueId) {
+        let (old_name, new_name) = (self.graph.value(old).name.clone(), self.graph.value(new).name.clone());
+        self.graph.value_mut(old).name = new_name;
+        self.graph.value_mut(new).name = old_name;
+        self.graph.outputs.iter_mut().filter(|id| **id == old).for_each(|id| *id = new);
+        for (id, is_output) in [(old, false), (new, true)] {
+            if let Some(flag) = self.is_output.get_mut(id.index()) {
+                *flag = is_output;
+            }
+        }
+    }
+
+    /// Lets a node read the values that stand for those it reads.
+    fn resolve(&mut self, id: NodeId) {
+        if self.aliases.is_empty() {
+            return;
+        }
+        let aliases = &self.aliases;
+        let resolved = |mut value: ValueId| {
+            while let Some(next) = aliases.get(&value) {
+                value = *next;
+            }
+            value
+        };
+        let Some(node) = self.graph.nodes.get_mut(id.index()) else { return };
+        node.inputs.iter_mut().flatten().for_each(|input| *input = resolved(*input));
+        let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
+        captures.for_each(|capture| capture.outer = resolved(capture.outer));
+    }
+
+    /// Takes a node away, and all before it that nobody needs then.
+    fn kill(&mut self, root: NodeId) {
+        let mut doomed = vec![root];
+        while let Some(id) = doomed.pop() {
+            let Some(dead) = self.dead.get_mut(id.index()).filter(|dead| !**dead) else { continue };
+            *dead = true;
+            let reads: Vec<ValueId> = match self.graph.nodes.get(id.index()) {
+                Some(node) => node.reads().collect(),
+                None => continue,
+            };
+            for value in reads {
+                if let Some(count) = self.reads.get_mut(value.index()) {
+                    *count = count.saturating_sub(1);
+                }
+                let Some(producer) = self.producers.get(value.index()).copied().flatten() else { continue };
+                let needed = self.graph.nodes.get(producer.index()).is_none_or(|node| {
+                    let mut outputs = node.outputs.iter().flatten();
+                    outputs.any(|output| self.reads.get(output.index()).is_none_or(|&reads| reads > 0))
+                });
+                if !needed {
+                    doomed.push(producer);
+                }
+            }
+        }
+    }
+
+    /// Leaves the nodes that live, in their order.
+    fn finish(mut self) -> Result<()> {
+        (0..self.graph.nodes.len()).for_each(|index| self.resolve(NodeId(index as u32)));
+        let nodes = std::mem::take(&mut self.graph.nodes);
+        let living = nodes.into_iter().zip(&self.places).zip(&self.dead).filter(|(_, dead)| !**dead);
+        let mut living: Vec<(usize, Node)> = living.map(|((node, place), _)| (*place, node)).collect();
+        living.sort_by_key(|(place, _)| *place);
+        self.graph.nodes = living.into_iter().map(|(_, node)| node).collect();
+        if !super::in_order(self.graph) {
+            self.graph.sort()?;
+        }
+        Ok(())
+    }
+}
+
+/// Joins what is known of a value before and after a rewrite; false where they contradict each other.
+fn refine(info: &mut ValueInfo, before: &ValueInfo) -> bool {
+    let fits = match (&mut info.ty, &before.ty) {
+        (_, ValueType::Unknown) => true,
+        (ValueType::Tensor(now), ValueType::Tensor(then)) => {
+            now.dtype == then.dtype
+                && match (&mut now.shape, &then.shape) {
+                    (_, None) => true,
+                    (Some(now), Some(then)) => {
+                        now.len() == then.len()
+                            && now.iter_mut().zip(then).all(|(now, then)| refine_dim(now, then))
+                    }
+                    (now @ None, Some(then)) => {
+                        *now = Some(then.clone());
+                        true
+                    }
+                }
+        }
+        (now, then) => now == then,
+    };
+    if info.symbolic.is_none() {
+        info.symbolic = before.symbolic.clone();
+    }
+    fits
+}
+
+/// Sizes that only a run tells fit any; of two that are known in part the one known before stays.
+fn refine_dim(now: &mut Dim, then: &Dim) -> bool {
+    if now == then || then.has_unknown() {
+        return true;
+    }
+    if now.has_unknown() {
+        *now = then.clone();
+        return true;
+    }
+    false
+}

@@ -1,0 +1,31 @@
+//! Takes away what nobody reads: nodes, and constants.
+
+use super::Report;
+use crate::ir::Graph;
+
+/// Removes nodes none of whose outputs anybody reads, and constants that nobody reads.
+pub(super) fn unread(graph: &mut Graph, report: &mut Report) {
+    let mut needed = vec![false; graph.value_count()];
+    let mut need = |id: crate::ir::ValueId| {
+        if let Some(needed) = needed.get_mut(id.index()) {
+            *needed = true;
+        }
+    };
+    graph.outputs.iter().copied().for_each(&mut need);
+    let mut living = vec![false; graph.nodes.len()];
+    for (node, living) in graph.nodes.iter().zip(&mut living).rev() {
+        *living = node.outputs.iter().flatten().any(|id| needed.get(id.index()).copied().unwrap_or(true));
+        if *living {
+            node.reads().for_each(|id| {
+                if let Some(needed) = needed.get_mut(id.index()) {
+                    *needed = true;
+                }
+            });
+        }
+    }
+    let before = graph.nodes.len();
+    let mut alive = living.into_iter();
+    graph.nodes.retain(|_| alive.next().unwrap_or(true));
+    report.unread += before - graph.nodes.len();
+    graph.constants.retain(|id, _| needed.get(id.index()).copied().unwrap_or(true));
+}

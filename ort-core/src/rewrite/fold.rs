@@ -1,0 +1,166 @@
+//! Constant folding: what depends on constants alone is computed while the session is built.
+//!
+//! Folding never makes the constants larger, but for results of at most [`SMALL`] bytes each, of which all together
+//! take at most [`GROWTH`] bytes.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{Evaluate, Report};
+use crate::Result;
+use crate::ir::{Graph, Node, ValueId};
+use crate::spec::{SymTensor, Traits};
+use crate::tensor::{Tensor, byte_count};
+
+/// Results of up to this many bytes are kept even where nothing is saved: scalars, shapes, scales of channels.
+pub(super) const SMALL: usize = 1024;
+
+/// What small results may add to the constants of a graph in one round.
+const GROWTH: usize = 64 << 10;
+
+/// The largest list of integers that becomes a constant because inference knows its elements.
+const MOST_KNOWN: usize = 64;
+
+/// Makes constants of the small integer values whose elements inference knows.
+pub(super) fn known_values(graph: &mut Graph, report: &mut Report) -> Result<()> {
+    let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let mut known = Vec::new();
+    for node in &graph.nodes {
+        let &[Some(output)] = node.outputs.as_slice() else { continue };
+        if outputs.contains(&output) {
+            continue;
+        }
+        let value = graph.value(output);
+        let (Some(symbolic), Some(dtype)) = (&value.symbolic, value.ty.dtype()) else { continue };
+        let ints = symbolic.as_ints().filter(|ints| ints.len() <= MOST_KNOWN);
+        known.extend(ints.and_then(|ints| Some((output, SymTensor::to_tensor(symbolic, dtype, &ints)?))));
+    }
+    if known.is_empty() {
+        return Ok(());
+    }
+    report.folded += known.len();
+    let known: FxHashMap<ValueId, Tensor> = known.into_iter().collect();
+    graph
+        .nodes
+        .retain(|node| !matches!(node.outputs.as_slice(), [Some(output)] if known.contains_key(output)));
+    // In the order of ids, so that the same model always gives the same graph.
+    let mut known: Vec<(ValueId, Tensor)> = known.into_iter().collect();
+    known.sort_unstable_by_key(|(id, _)| *id);
+    graph.constants.extend(known);
+    Ok(())
+}
+
+/// Computes nodes whose inputs are constants, results of up to `most` bytes each; returns whether there were any. A
+/// node that fails stays: the failure is the run's.
+pub(super) fn constants(
+    graph: &mut Graph,
+    evaluate: Evaluate<'_>,
+    most: usize,
+    report: &mut Report,
+) -> Result<bool> {
+    let chosen = choose(graph, most);
+    if chosen.is_empty() {
+        return Ok(false);
+    }
+    let (part, results) = extract(graph, &chosen)?;
+    let tensors = match evaluate(part) {
+        Ok(tensors) => tensors,
+        Err(problem) => {
+            tracing::debug!(%problem, "constants stay unfolded");
+            return Ok(false);
+        }
+    };
+    report.folded += chosen.len();
+    let mut index = 0;
+    graph.nodes.retain(|_| {
+        index += 1;
+        !chosen.contains(&(index - 1))
+    });
+    for (id, tensor) in results.into_iter().zip(tensors) {
+        graph.constants.insert(id, tensor);
+    }
+    Ok(true)
+}
+
+/// The nodes to compute, by index.
+fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
+    let mut reads = vec![0usize; graph.value_count()];
+    for id in graph.nodes.iter().flat_map(Node::reads).chain(graph.outputs.iter().copied()) {
+        if let Some(reads) = reads.get_mut(id.index()) {
+            *reads += 1;
+        }
+    }
+    let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let mut bytes: FxHashMap<ValueId, usize> =
+        graph.constants.iter().map(|(id, tensor)| (*id, tensor.byte_count())).collect();
+    let mut chosen = FxHashSet::default();
+    let mut growth = 0usize;
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if node.spec.traits.has(Traits::RANDOM) || !node.subgraphs.is_empty() || node.inputs.is_empty() {
+            continue;
+        }
+        let given: Option<Vec<usize>> =
+            node.inputs.iter().flatten().map(|id| bytes.get(id).copied()).collect();
+        if given.is_none() || node.outputs.iter().flatten().any(|id| outputs.contains(id)) {
+            continue;
+        }
+        let Some(made) = output_bytes(graph, node) else { continue };
+        let made_bytes = made.iter().fold(0usize, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let own = node.inputs.iter().flatten().filter(|id| reads.get(id.index()) == Some(&1));
+        let freed: usize = own.filter_map(|id| bytes.get(id)).sum();
+        let grown = made_bytes.saturating_sub(freed);
+        if made_bytes > most || (grown > 0 && (made_bytes > SMALL || growth + grown > GROWTH)) {
+            continue;
+        }
+        growth += grown;
+        chosen.insert(index);
+        bytes.extend(made);
+    }
+    chosen
+}
+
+/// The bytes of each output of a node, where all are tensors of sizes that are numbers.
+fn output_bytes(graph: &Graph, node: &Node) -> Option<Vec<(ValueId, usize)>> {
+    let bytes = |id: &ValueId| {
+        let ty = graph.value(*id).ty.as_tensor()?;
+        let sizes = ty.shape.as_ref()?.iter();
+        let sizes: Option<Vec<usize>> = sizes.map(|size| usize::try_from(size.as_constant()?).ok()).collect();
+        Some((*id, byte_count(ty.dtype, &sizes?).ok()?))
+    };
+    node.outputs.iter().flatten().map(bytes).collect()
+}
+
+/// The chosen nodes as a graph of their own, and the values of `graph` that its outputs stand for.
+fn extract(graph: &Graph, chosen: &FxHashSet<usize>) -> Result<(Graph, Vec<ValueId>)> {
+    let mut part = Graph::new("constants");
+    let mut ids: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+    let mut results = Vec::new();
+    let read_outside: FxHashSet<ValueId> = {
+        let outside = graph.nodes.iter().enumerate().filter(|(index, _)| !chosen.contains(index));
+        outside.flat_map(|(_, node)| node.reads()).collect()
+    };
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| chosen.contains(index)) {
+        let mut node = node.clone();
+        for id in node.inputs.iter_mut().flatten() {
+            if let Some(tensor) = graph.constants.get(id)
+                && !ids.contains_key(id)
+            {
+                ids.insert(*id, part.add_constant(graph.value(*id).name.clone(), tensor.clone()));
+            }
+            *id =
+                ids.get(id).copied().ok_or_else(|| crate::error!(Fail, "node {index} reads no constant"))?;
+        }
+        for id in node.outputs.iter_mut().flatten() {
+            // Under its number as a name: names need only be unique here.
+            let own = part.add_value(id.0.to_string(), graph.value(*id).ty.clone());
+            part.value_mut(own).symbolic = graph.value(*id).symbolic.clone();
+            if read_outside.contains(id) {
+                results.push(*id);
+                part.outputs.push(own);
+            }
+            ids.insert(*id, own);
+            *id = own;
+        }
+        part.nodes.push(node);
+    }
+    Ok((part, results))
+}

@@ -1,0 +1,202 @@
+//! Finds a pattern in a graph, from its root towards the inputs.
+
+use smallvec::SmallVec;
+
+use super::term::{Literal, NodeTerm, Term};
+use crate::ir::{Attribute, Graph, Node, NodeId, ValueId};
+use crate::spec::{SymTensor, Traits};
+use crate::tensor::Tensor;
+
+/// What the names of a pattern stand for.
+#[derive(Clone, Debug, Default)]
+pub struct Match {
+    pub(super) values: SmallVec<[(&'static str, ValueId); 8]>,
+    pub(super) named: SmallVec<[(&'static str, NodeId); 4]>,
+    /// The nodes of the match, the root first.
+    pub(super) nodes: SmallVec<[NodeId; 8]>,
+}
+
+impl Match {
+    /// The value called `name`; none where it is optional and left out.
+    pub fn value(&self, name: &str) -> Option<ValueId> {
+        self.values.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    /// The node called `name`.
+    pub fn node(&self, name: &str) -> Option<NodeId> {
+        self.named.iter().find(|(known, _)| *known == name).map(|(_, node)| *node)
+    }
+
+    fn bind(&mut self, name: &'static str, value: ValueId) -> bool {
+        match self.value(name) {
+            Some(known) => known == value,
+            None => {
+                self.values.push((name, value));
+                true
+            }
+        }
+    }
+}
+
+/// Whether the term's two inputs may stand in either order.
+pub(super) fn may_swap(term: &NodeTerm) -> bool {
+    let commutes = term.ops.iter().any(|op| op.traits.has(Traits::COMMUTATIVE));
+    commutes && term.args.len() == 2 && term.args.first() != term.args.get(1)
+}
+
+/// A graph, and which node computes each value.
+#[derive(Clone, Copy)]
+pub(super) struct Finder<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) producers: &'a [Option<NodeId>],
+}
+
+impl<'a> Finder<'a> {
+    /// The match of a pattern whose root is at `root`. Each bit of `orientation` swaps the inputs of one node.
+    pub(super) fn find(&self, pattern: &NodeTerm, root: NodeId, orientation: u32) -> Option<Match> {
+        let mut search = Search { finder: *self, found: Match::default(), orientation };
+        search.node(pattern, root).then_some(search.found)
+    }
+
+    fn producer(&self, value: ValueId) -> Option<NodeId> {
+        self.producers.get(value.index()).copied().flatten()
+    }
+
+    fn node(&self, id: NodeId) -> Option<&'a Node> {
+        self.graph.nodes.get(id.index())
+    }
+}
+
+struct Search<'a> {
+    finder: Finder<'a>,
+    found: Match,
+    orientation: u32,
+}
+
+impl Search<'_> {
+    fn node(&mut self, term: &NodeTerm, id: NodeId) -> bool {
+        let Some(node) = self.finder.node(id) else { return false };
+        // The bit is used up whatever comes: what follows must not depend on how this node fares.
+        let swapped = may_swap(term) && self.next_bit();
+        if !term.ops.iter().any(|op| std::ptr::eq(*op, node.spec)) || !attrs_match(term, node) {
+            return false;
+        }
+        if !self.found.nodes.contains(&id) {
+            self.found.nodes.push(id);
+        }
+        if let Some(name) = term.name {
+            // A name that occurs twice is one node, of which the pattern reads two outputs.
+            if self.found.node(name).is_some_and(|known| known != id) {
+                return false;
+            }
+            self.found.named.push((name, id));
+        }
+        let given = node.inputs.len();
+        if !term.rest && node.inputs.iter().skip(term.args.len()).any(Option::is_some) {
+            return false;
+        }
+        if swapped && !node.spec.traits.has(Traits::COMMUTATIVE) {
+            return false;
+        }
+        term.args.iter().enumerate().all(|(index, arg)| {
+            let index = if swapped { 1usize.wrapping_sub(index) } else { index };
+            let value = if index < given { node.inputs.get(index).copied().flatten() } else { None };
+            self.term(arg, value)
+        })
+    }
+
+    fn name_output(&mut self, name: &'static str, value: ValueId) -> bool {
+        self.found.value(name).is_some() || self.found.bind(name, value)
+    }
+
+    fn next_bit(&mut self) -> bool {
+        let bit = self.orientation & 1 == 1;
+        self.orientation >>= 1;
+        bit
+    }
+
+    fn term(&mut self, term: &Term, value: Option<ValueId>) -> bool {
+        let graph = self.finder.graph;
+        let constant = |value: Option<ValueId>| value.and_then(|value| graph.constants.get(&value));
+        match (term, value) {
+            (Term::Any, _) | (Term::Value { optional: true, .. }, None) => true,
+            (Term::Value { name, .. }, Some(value)) => self.found.bind(name, value),
+            (Term::Constant(name), Some(value)) => {
+                graph.constants.contains_key(&value) && self.found.bind(name, value)
+            }
+            (Term::Number { value: number, tolerant }, value) => {
+                constant(value).is_some_and(|tensor| is_number(tensor, *number, *tolerant))
+            }
+            (Term::Ints(ints), Some(value)) => known_ints(graph, value).is_some_and(|known| known == *ints),
+            (Term::Node(term), Some(value)) => {
+                let producer = self.finder.producer(value);
+                let at_output = |id: &NodeId| {
+                    let node = self.finder.node(*id);
+                    node.is_some_and(|node| node.outputs.get(term.output).copied().flatten() == Some(value))
+                };
+                // A named node is also the value that it computes.
+                match producer.filter(at_output) {
+                    Some(id) => {
+                        self.node(term, id) && term.name.is_none_or(|name| self.name_output(name, value))
+                    }
+                    None => false,
+                }
+            }
+            (_, None) => false,
+        }
+    }
+}
+
+fn attrs_match(term: &NodeTerm, node: &Node) -> bool {
+    term.attrs.iter().all(|(name, literal)| match (literal, node.attrs.get(name)) {
+        (Literal::Number(number), Some(Attribute::Int(value))) => *value as f64 == *number,
+        (Literal::Number(number), Some(Attribute::Float(value))) => *value == *number as f32,
+        (Literal::Text(text), Some(Attribute::String(value))) => value == text,
+        (Literal::Ints(ints), Some(Attribute::Ints(value))) => value == ints,
+        (Literal::Ints(ints), None) => ints.is_empty(),
+        (Literal::Text(text), None) => text.is_empty(),
+        _ => false,
+    })
+}
+
+/// How far from a tolerant number a constant may be, as a part of it: more than the digits that exporters write, and
+/// for half types what one rounding costs.
+const TOLERANCE: f64 = 1e-4;
+const HALF_TOLERANCE: f64 = 4e-3;
+
+fn is_number(tensor: &Tensor, number: f64, tolerant: bool) -> bool {
+    let Some(value) = scalar(tensor) else { return false };
+    let part = match tensor.dtype() {
+        crate::dtype::DType::F16 => TOLERANCE.max(1e-3),
+        crate::dtype::DType::BF16 => HALF_TOLERANCE,
+        _ => TOLERANCE,
+    };
+    match tolerant {
+        true => (value - number).abs() <= part * number.abs(),
+        false => value == number || (tensor.dtype().is_float() && value as f32 == number as f32),
+    }
+}
+
+/// The number that a constant of one element holds.
+pub fn scalar(tensor: &Tensor) -> Option<f64> {
+    use crate::dtype::DType;
+    if tensor.element_count() != 1 {
+        return None;
+    }
+    let view = tensor.view();
+    match tensor.dtype() {
+        DType::F32 => view.to_vec::<f32>().ok()?.first().map(|&value| f64::from(value)),
+        DType::F64 => view.to_vec::<f64>().ok()?.first().copied(),
+        DType::F16 => view.to_vec::<half::f16>().ok()?.first().map(|value| value.to_f64()),
+        DType::BF16 => view.to_vec::<half::bf16>().ok()?.first().map(|value| value.to_f64()),
+        _ => view.to_ints().ok()?.first().map(|&value| value as f64),
+    }
+}
+
+/// The elements of a small integer value, where all are known: of a constant, or by inference.
+pub fn known_ints(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
+    match graph.constants.get(&value) {
+        Some(tensor) => SymTensor::from_view(&tensor.view())?.as_ints(),
+        None => graph.value(value).symbolic.as_ref()?.as_ints(),
+    }
+}

@@ -1,0 +1,227 @@
+//! Rewrites of the canonical graph: constants folded, what is common computed once, what nobody needs left out, and
+//! tables of rules ([`mod@crate::rules`]) that replace patterns of nodes by better ones.
+//!
+//! A rule is data: a pattern and a template, both as text, with a guard or a function where text cannot say it. The
+//! driver finds patterns from their root, refuses a match whose inner values are read elsewhere, and puts a result in
+//! place only if its types and shapes are those of what it replaces. Each rule has samples, from which a test builds
+//! the pattern and runs it with and without the rule.
+
+mod chains;
+mod common;
+mod driver;
+mod eliminate;
+mod fold;
+mod matching;
+mod patch;
+mod rule;
+mod sample;
+mod term;
+
+pub use matching::{Match, known_ints, scalar};
+pub use patch::Patch;
+pub use rule::{Found, Level, Rule, RuleSet, Then};
+pub use sample::sample;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::ir::{Graph, Subgraph};
+use crate::tensor::Tensor;
+use crate::{Result, Within, advise, ensure};
+use rule::Compiled;
+
+/// What may be rewritten.
+#[derive(Clone, Debug, Default)]
+pub struct Optimizer {
+    /// How much.
+    pub level: Level,
+    /// Rules that do not apply, by name.
+    pub disabled: Vec<String>,
+    /// Stops after this many rewrites by rules: to find the one that does harm, by bisection.
+    pub stop_after: Option<usize>,
+}
+
+impl Optimizer {
+    /// All rules of a level.
+    pub fn at(level: Level) -> Optimizer {
+        Optimizer { level, ..Optimizer::default() }
+    }
+
+    /// Refuses names of rules that do not exist.
+    fn check(&self) -> Result<()> {
+        let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
+        let names = || tables().chain([ELEMENTWISE_CHAIN]);
+        for name in &self.disabled {
+            ensure!(
+                names().any(|known| known == name),
+                InvalidArgument,
+                help = advise("rewrite rules", name, names()),
+                "there is no rewrite rule '{name}'"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What was rewritten.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    hits: Vec<(&'static str, usize)>,
+    /// Nodes that were computed while optimizing, their results kept as constants.
+    pub folded: usize,
+    /// Nodes that computed what another computes.
+    pub common: usize,
+    /// Nodes whose results nobody read.
+    pub unread: usize,
+}
+
+impl Report {
+    /// How often each rule applied, by name; those that never did are left out.
+    pub fn hits(&self) -> &[(&'static str, usize)] {
+        &self.hits
+    }
+
+    /// How often any rule applied.
+    pub fn total(&self) -> usize {
+        self.hits.iter().map(|(_, count)| count).sum()
+    }
+
+    fn count(&mut self, rule: &'static str) {
+        match self.hits.binary_search_by_key(&rule, |(name, _)| *name) {
+            Ok(index) => self.hits.iter_mut().skip(index).take(1).for_each(|(_, count)| *count += 1),
+            Err(index) => self.hits.insert(index, (rule, 1)),
+        }
+    }
+}
+
+/// Runs a graph without inputs and gives its outputs.
+pub(crate) type Evaluate<'a> = &'a dyn Fn(Graph) -> Result<Vec<Tensor>>;
+
+/// All tables of rules.
+pub fn rule_sets() -> &'static [&'static RuleSet] {
+    crate::rules::ALL
+}
+
+/// The rules, parsed once; a rule that does not parse is an error for all.
+fn compiled() -> Result<&'static [Compiled]> {
+    static COMPILED: OnceLock<Result<Vec<Compiled>>> = OnceLock::new();
+    let parse = || {
+        let rules = rule_sets().iter().flat_map(|set| set.rules.iter().map(|rule| (rule, set.level)));
+        rules.map(|(rule, level)| Compiled::new(rule, level)).collect()
+    };
+    COMPILED.get_or_init(parse).as_ref().map(Vec::as_slice).map_err(Clone::clone)
+}
+
+/// Rewrites an inferred graph. A shared graph is copied first, unless nothing is to be done.
+pub(crate) fn optimize(
+    graph: &mut Arc<Graph>,
+    optimizer: &Optimizer,
+    evaluate: Evaluate<'_>,
+    until: Option<Instant>,
+) -> Result<Report> {
+    let mut report = Report::default();
+    optimizer.check()?;
+    if optimizer.level == Level::Disabled {
+        return Ok(report);
+    }
+    let mut driver = Driver { optimizer, evaluate, until, report: &mut report };
+    driver.graph(Arc::make_mut(graph))?;
+    tracing::info!(
+        rules = report.total(),
+        folded = report.folded,
+        common = report.common,
+        unread = report.unread,
+        "optimized"
+    );
+    Ok(report)
+}
+
+/// What the fusion of elementwise operators, which no pattern can say, is called among the rules.
+const ELEMENTWISE_CHAIN: &str = "elementwise_chain";
+
+/// The most rounds of folding and rewriting; each may give the other something to do.
+const MOST_ROUNDS: usize = 8;
+
+struct Driver<'a> {
+    optimizer: &'a Optimizer,
+    evaluate: Evaluate<'a>,
+    until: Option<Instant>,
+    report: &'a mut Report,
+}
+
+impl Driver<'_> {
+    fn graph(&mut self, graph: &mut Graph) -> Result<()> {
+        for node in &mut graph.nodes {
+            let place = node.place();
+            for subgraph in node.subgraphs.iter_mut().filter(|subgraph| subgraph.graph.broken.is_none()) {
+                self.graph(&mut subgraph.graph).within(|| subgraph.attr).within(|| place.clone())?;
+                forget_unread_captures(subgraph);
+            }
+        }
+        let basic = Optimizer { level: Level::Basic.min(self.optimizer.level), ..self.optimizer.clone() };
+        self.to_fixpoint(graph, &basic, fold::SMALL)?;
+        if self.optimizer.level > Level::Basic {
+            self.to_fixpoint(graph, &self.optimizer.clone(), usize::MAX)?;
+            if !self.optimizer.disabled.iter().any(|name| name == ELEMENTWISE_CHAIN) {
+                chains::fuse(graph, self.report)?;
+            }
+            eliminate::unread(graph, self.report);
+        } else {
+            self.to_fixpoint(graph, &basic, usize::MAX)?;
+        }
+        graph.verify()
+    }
+
+    /// Folds constants of up to `most` bytes and applies rules, until neither finds anything.
+    fn to_fixpoint(&mut self, graph: &mut Graph, optimizer: &Optimizer, most: usize) -> Result<()> {
+        let index = driver::index(compiled()?, optimizer);
+        for _ in 0..MOST_ROUNDS {
+            fold::known_values(graph, self.report)?;
+            let mut changed = driver::apply(graph, &index, optimizer, self.report, self.until)?;
+            changed |= fold::constants(graph, self.evaluate, most, self.report)?;
+            common::merge(graph, self.report);
+            eliminate::unread(graph, self.report);
+            if !changed {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes captures away that the subgraph does not read any more.
+fn forget_unread_captures(subgraph: &mut Subgraph) {
+    let mut read = vec![false; subgraph.graph.value_count()];
+    let reads = subgraph.graph.nodes.iter().flat_map(|node| node.reads());
+    for id in reads.chain(subgraph.graph.outputs.iter().copied()) {
+        if let Some(read) = read.get_mut(id.index()) {
+            *read = true;
+        }
+    }
+    subgraph.captures.retain(|capture| read.get(capture.inner.index()).copied().unwrap_or(true));
+}
+
+/// Whether each node reads only what comes before it.
+fn in_order(graph: &Graph) -> bool {
+    let producers = graph.producers();
+    graph.nodes.iter().enumerate().all(|(index, node)| {
+        node.reads().all(|value| {
+            producers.get(value.index()).copied().flatten().is_none_or(|producer| producer.index() < index)
+        })
+    })
+}
+
+/// The first of at most one, for the macro of rules.
+#[doc(hidden)]
+pub const fn first_of(guards: &[fn(&Found<'_>) -> bool]) -> Option<fn(&Found<'_>) -> bool> {
+    match guards {
+        [first, ..] => Some(*first),
+        [] => None,
+    }
+}
+
+/// The first of at most one, for the macro of rules.
+#[doc(hidden)]
+pub const fn first_flag(flags: &[bool]) -> bool {
+    matches!(flags, [true, ..])
+}

@@ -1,0 +1,169 @@
+//! The right side of a rule under construction: new nodes, and what is known of the match.
+
+use super::matching::{Match, known_ints, scalar};
+use super::rule::Found;
+use super::term::{Literal, NodeTerm, Term};
+use crate::dtype::DType;
+use crate::ir::{Attribute, Graph, Node, ValueId};
+use crate::spec::{AttrKind, Draft, OpSpec};
+use crate::tensor::Tensor;
+use crate::{Result, error};
+
+impl<'a> Found<'a> {
+    /// The value called `name`.
+    pub fn value(&self, name: &str) -> Option<ValueId> {
+        self.found.value(name)
+    }
+
+    /// The node called `name`.
+    pub fn node(&self, name: &str) -> Option<&'a Node> {
+        self.found.node(name).and_then(|id| self.graph.nodes.get(id.index()))
+    }
+
+    /// The node at the root of the pattern.
+    pub fn root(&self) -> Option<&'a Node> {
+        self.found.nodes.first().and_then(|id| self.graph.nodes.get(id.index()))
+    }
+
+    /// The constant called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&'a Tensor> {
+        self.value(name).and_then(|value| self.graph.constants.get(&value))
+    }
+
+    /// The number that the constant called `name` holds, where it has one element.
+    pub fn scalar(&self, name: &str) -> Option<f64> {
+        self.tensor(name).and_then(scalar)
+    }
+
+    /// The elements of the small integer value called `name`, where they are known.
+    pub fn ints(&self, name: &str) -> Option<Vec<i64>> {
+        self.value(name).and_then(|value| known_ints(self.graph, value))
+    }
+
+    /// The shape of the value called `name`, where its rank is known.
+    pub fn shape(&self, name: &str) -> Option<&'a [crate::dim::Dim]> {
+        self.value(name).and_then(|value| self.graph.value(value).ty.shape())
+    }
+
+    /// The shape of the value called `name`, where every size is a number.
+    pub fn fixed_shape(&self, name: &str) -> Option<Vec<usize>> {
+        let sizes = self.shape(name)?.iter();
+        sizes.map(|size| size.as_constant().and_then(|size| usize::try_from(size).ok())).collect()
+    }
+
+    /// The rank of the value called `name`, where it is known.
+    pub fn rank(&self, name: &str) -> Option<usize> {
+        self.shape(name).map(<[_]>::len)
+    }
+
+    /// The element type of the value called `name`.
+    pub fn dtype(&self, name: &str) -> Option<DType> {
+        self.value(name).and_then(|value| self.graph.value(value).ty.dtype())
+    }
+}
+
+/// The nodes that a rule puts in the place of a match.
+#[derive(Debug)]
+pub struct Patch<'g> {
+    pub(crate) draft: Draft<'g>,
+    pub(crate) found: &'g Match,
+}
+
+impl<'g> Patch<'g> {
+    pub(super) fn new(graph: &'g mut Graph, found: &'g Match, root: &Node) -> Patch<'g> {
+        let mut draft = Draft::new(graph, root.name.clone(), ("", root.spec.name, root.spec.since));
+        draft.outputs = root.outputs.clone();
+        Patch { draft, found }
+    }
+
+    /// What is known of the match.
+    pub fn found(&self) -> Found<'_> {
+        Found { graph: self.draft.graph(), found: self.found }
+    }
+
+    /// The value called `name`.
+    pub fn value(&self, name: &str) -> Result<ValueId> {
+        self.found.value(name).ok_or_else(|| error!(Fail, "the pattern has no value '{name}'"))
+    }
+
+    /// The attributes of the matched node called `name`, as given.
+    pub fn attrs(&self, name: &str) -> Vec<(&'static str, Attribute)> {
+        let node = self.found().node(name);
+        node.map_or(Vec::new(), |node| node.attrs.iter().map(|(name, value)| (name, value.clone())).collect())
+    }
+
+    /// Adds a node with one output; its operator is of any domain.
+    pub fn emit(
+        &mut self,
+        operator: (&str, &str),
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+    ) -> Result<ValueId> {
+        let outputs = self.draft.emit_in(operator, inputs, attrs, 1)?;
+        outputs.first().copied().ok_or_else(|| error!(Fail, "{} has no output", operator.1))
+    }
+
+    /// Adds a node of the standard's domain with one output.
+    pub fn node(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
+        self.draft.emit(op, inputs, attrs)
+    }
+
+    /// Adds a constant.
+    pub fn constant(&mut self, tensor: Tensor) -> ValueId {
+        self.draft.constant(tensor)
+    }
+
+    /// Adds a one-dimensional `int64` constant.
+    pub fn constant_ints(&mut self, ints: &[i64]) -> Result<ValueId> {
+        self.draft.constant_ints(ints)
+    }
+
+    /// Builds a template; returns the value of its root.
+    pub(super) fn build(&mut self, template: &Term) -> Result<Option<ValueId>> {
+        match template {
+            Term::Any => Ok(None),
+            Term::Value { name, optional } => match (self.found.value(name), optional) {
+                (None, false) => Err(error!(Fail, "the pattern has no value '{name}'")),
+                (value, _) => Ok(value),
+            },
+            Term::Constant(name) => self.value(name).map(Some),
+            Term::Number { .. } => Err(error!(Fail, "a template cannot tell the type of a number")),
+            Term::Ints(ints) => self.constant_ints(ints).map(Some),
+            Term::Node(node) => self.build_node(node),
+        }
+    }
+
+    fn build_node(&mut self, node: &NodeTerm) -> Result<Option<ValueId>> {
+        let spec = node.ops.first().ok_or_else(|| error!(Fail, "a template has no operator"))?;
+        let inputs = node.args.iter().map(|arg| self.build(arg)).collect::<Result<Vec<_>>>()?;
+        let mut attrs: Vec<(&str, Attribute)> = Vec::new();
+        for (name, literal) in &node.attrs {
+            attrs.push((name, attribute(spec, name, literal)?));
+        }
+        for copied in &node.copies {
+            let taken = self.attrs(copied).into_iter().filter(|(name, _)| {
+                spec.attrs.iter().any(|attr| attr.name == *name)
+                    && !node.attrs.iter().any(|(given, _)| given == name)
+            });
+            attrs.extend(taken);
+        }
+        let outputs = self.draft.emit_in((spec.domain, spec.name), &inputs, &attrs, node.output + 1)?;
+        Ok(outputs.last().copied())
+    }
+}
+
+/// The attribute that a literal stands for, of the kind that the operator's record names.
+pub(super) fn attribute(spec: &OpSpec, name: &str, literal: &Literal) -> Result<Attribute> {
+    let known = spec.attrs.iter().find(|attr| attr.name == name);
+    let kind = known.map(|attr| attr.kind).ok_or_else(|| crate::ir::unknown_attribute(spec, name))?;
+    match (literal, kind) {
+        (Literal::Number(number), AttrKind::Int) => Ok(Attribute::Int(*number as i64)),
+        (Literal::Number(number), AttrKind::Float) => Ok(Attribute::Float(*number as f32)),
+        (Literal::Text(text), AttrKind::String) => Ok(Attribute::String(text.to_string())),
+        (Literal::Ints(ints), AttrKind::Ints) => Ok(Attribute::Ints(ints.clone())),
+        (Literal::Ints(ints), AttrKind::Floats) => {
+            Ok(Attribute::Floats(ints.iter().map(|&value| value as f32).collect()))
+        }
+        _ => Err(error!(Fail, "attribute '{name}' is {kind:?}, the rule gives {literal:?}")),
+    }
+}

@@ -1,0 +1,122 @@
+//! Operators that change nothing, or that undo each other.
+
+use crate::dim::Dim;
+use crate::ir::{Attribute, ValueId};
+use crate::rewrite::Then::{Build, Template};
+use crate::rewrite::{Found, Patch};
+use crate::rules;
+use crate::{Result, error};
+
+rules! { "algebra", Basic;
+    /// An identity is the value itself.
+    identity: "Identity(x)" => Template("x"), ["x=f32[2,3]"], keep true;
+    /// A dropout without training does nothing.
+    dropout: "Dropout(x, ..)" if is_not_training => Template("x"), ["x=f32[2,3]"], keep true;
+    /// A cast to the type that is there already.
+    cast_to_same: "c@Cast(x)" if casts_to_own_type => Template("x"), ["x=f32[2,3] c.to=1"], keep true;
+    /// Adding zero. Negative zero becomes zero no more, which no comparison tells.
+    add_zero: "Add(x, 0)" => Template("x"), ["x=f32[2,3]"], keep true;
+    /// Subtracting zero.
+    sub_zero: "Sub(x, 0)" => Template("x"), ["x=f32[2,3]"], keep true;
+    /// Multiplying by one.
+    mul_one: "Mul(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true;
+    /// Dividing by one.
+    div_one: "Div(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true;
+    /// The first power.
+    pow_one: "Pow(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true;
+    /// A square is a product, which every provider has a fast loop for.
+    square: "Pow(x, 2)" => Template("Mul(x, x)"), ["x=f32[2,3]"];
+    /// Two negations.
+    neg_neg: "Neg(Neg(x))" => Template("x"), ["x=f32[2,3]"], keep true;
+    /// Rectifying twice.
+    relu_relu: "Relu(r@Relu(x))" => Template("Relu(x)"), ["x=f32[2,3]"], keep true;
+    /// A transposition that moves nothing.
+    transpose_nothing: "t@Transpose(x)" if moves_nothing => Template("x"), ["x=f32[2,3] t.perm=[0,1]"], keep true;
+    /// Two transpositions are one.
+    transpose_transpose: "outer@Transpose(inner@Transpose(x))" => Build(join_transposes),
+        ["x=f32[2,3,4] outer.perm=[0,2,1] inner.perm=[1,2,0]", "x=f32[2,3] outer.perm=[1,0] inner.perm=[1,0]"],
+        keep true;
+    /// A reshape of a reshape needs only the last, where that names all its sizes.
+    reshape_reshape: "Reshape(Reshape(x, _), shape)" if names_its_sizes => Template("Reshape(x, shape)"),
+        ["x=f32[2,6] _0=[3,4] shape=[4,3]"], keep true;
+    /// A reshape to the shape that is there already.
+    reshape_to_same: "r@Reshape(x, _)" if keeps_its_shape => Template("x"), ["x=f32[2,6] _0=[2,6]"], keep true;
+    /// A broadcast to the shape that is there already.
+    expand_to_same: "r@Expand(x, _)" if keeps_its_shape => Template("x"), ["x=f32[2,6] _0=[1,6]"], keep true;
+    /// An axis that is added and taken away again.
+    squeeze_unsqueeze: "r@Squeeze(Unsqueeze(x, _), _)" if keeps_its_shape => Template("x"),
+        ["x=f32[2,6] _0=[1] _1=[1]"], keep true;
+    /// The concatenation of one value.
+    concat_of_one: "r@Concat(x, ..)" if keeps_its_shape => Template("x"), ["x=f32[2,3] r.axis=0"], keep true;
+    /// A slice that leaves everything.
+    slice_of_all: "r@Slice(x, starts, ends, axes?, steps?)" if keeps_all_forwards => Template("x"),
+        ["x=f32[2,6] starts=[0] ends=[9] axes=[1]"], keep true;
+}
+
+fn is_not_training(found: &Found<'_>) -> bool {
+    let Some(node) = found.root() else { return false };
+    let mask_wanted = node.outputs.get(1).copied().flatten().is_some();
+    let training = node.inputs.get(2).copied().flatten();
+    let trains = training.is_some_and(|value| match found.graph.constants.get(&value) {
+        Some(tensor) => crate::rewrite::scalar(tensor) != Some(0.0),
+        None => true,
+    });
+    !mask_wanted && !trains
+}
+
+fn casts_to_own_type(found: &Found<'_>) -> bool {
+    let to = found.root().and_then(|node| node.attrs.find_int("to"));
+    to.is_some_and(|to| found.dtype("x").is_some_and(|dtype| i64::from(dtype.onnx_code()) == to))
+}
+
+/// The permutation of a transposition; reversed axes where it gives none.
+fn permutation(node: &crate::ir::Node, rank: usize) -> Vec<usize> {
+    match node.attrs.find_ints("perm") {
+        Some(perm) => perm.iter().filter_map(|&axis| usize::try_from(axis).ok()).collect(),
+        None => (0..rank).rev().collect(),
+    }
+}
+
+fn moves_nothing(found: &Found<'_>) -> bool {
+    let (Some(node), Some(rank)) = (found.node("t"), found.rank("x")) else { return false };
+    permutation(node, rank).into_iter().eq(0..rank)
+}
+
+fn join_transposes(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let (Some(outer), Some(inner), Some(rank)) = (found.node("outer"), found.node("inner"), found.rank("x"))
+    else {
+        return Ok(None);
+    };
+    let (outer, inner) = (permutation(outer, rank), permutation(inner, rank));
+    let joined: Option<Vec<i64>> =
+        outer.iter().map(|&axis| inner.get(axis).and_then(|&axis| i64::try_from(axis).ok())).collect();
+    let joined = joined.ok_or_else(|| error!(Fail, "a permutation names an axis that is not there"))?;
+    let x = patch.value("x")?;
+    Ok(Some(vec![patch.node("Transpose", &[x], &[("perm", Attribute::Ints(joined))])?]))
+}
+
+fn names_its_sizes(found: &Found<'_>) -> bool {
+    let allows_zero = found.root().and_then(|node| node.attrs.find_int("allowzero")) == Some(1);
+    // A zero copies a size of the value before, which is another one then.
+    found.ints("shape").is_some_and(|sizes| !allows_zero && sizes.iter().all(|&size| size != 0))
+}
+
+fn output_shape<'a>(found: &Found<'a>) -> Option<&'a [Dim]> {
+    let output = found.root()?.outputs.first().copied().flatten()?;
+    found.graph.value(output).ty.shape()
+}
+
+fn keeps_its_shape(found: &Found<'_>) -> bool {
+    match (found.shape("x"), output_shape(found)) {
+        (Some(x), Some(output)) => x == output && !x.iter().any(Dim::has_unknown),
+        _ => false,
+    }
+}
+
+/// A slice may also reverse: only with steps of one an unchanged shape means unchanged elements.
+fn keeps_all_forwards(found: &Found<'_>) -> bool {
+    let ones = |steps: Vec<i64>| steps.iter().all(|&step| step == 1);
+    let forwards = found.value("steps").is_none() || found.ints("steps").is_some_and(ones);
+    forwards && keeps_its_shape(found)
+}

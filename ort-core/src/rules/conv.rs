@@ -1,0 +1,238 @@
+//! Convolutions with what stands around them: padding, scales and biases of channels, batch normalization, residual and
+//! activation.
+
+use crate::ir::{Attribute, ValueId};
+use crate::ops::fused::activation::Activation;
+use crate::rewrite::Then::Build;
+use crate::rewrite::{Found, Patch};
+use crate::spec::MICROSOFT;
+use crate::tensor::Tensor;
+use crate::{Result, rules};
+
+rules! { "conv", Extended;
+    /// Batch normalization scales and shifts the filters: `w * scale / sqrt(variance + epsilon)`.
+    batch_norm_into_conv: "n@BatchNormalization(c@Conv(x, #w, b?), #scale, #bias, #mean, #variance; training_mode=0)"
+        if has_only_first_output => Build(batch_norm_into_conv),
+        [
+            "x=f32[1,4,5,5] w=f32[6,2,3,3] b=const:f32[6] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6] c.group=2",
+            "x=f32[1,4,5] w=f32[6,4,3] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6]",
+        ];
+    /// A factor of all or of each channel scales the filters.
+    mul_into_conv: "Mul(c@Conv(x, #w, b?), #factor)" if factor_is_per_channel => Build(mul_into_conv),
+        [
+            "x=f32[1,4,5,5] w=f32[6,4,3,3] b=const:f32[6] factor=f32[6,1,1]",
+            "x=f32[1,4,5,5] w=f32[6,4,3,3] factor=f32[1]",
+        ];
+    /// An addend of all or of each channel is a bias.
+    add_into_conv: "Add(c@Conv(x, #w, b?), #addend)" if addend_is_per_channel => Build(add_into_conv),
+        [
+            "x=f32[1,4,5,5] w=f32[6,4,3,3] b=const:f32[6] addend=f32[1,6,1,1]",
+            "x=f32[1,4,5,5] w=f32[6,4,3,3] addend=f32:0.5",
+        ];
+    /// Zeros around the image are the convolution's own padding.
+    pad_into_conv: "c@Conv(Pad(x, pads, value?; mode='constant'), w, b?; auto_pad='NOTSET')" if pads_spatial_axes_with_zeros
+        => Build(pad_into_conv),
+        ["x=f32[1,2,5,5] pads=[0,0,1,0,0,0,2,1] w=f32[3,2,3,3] c.pads=[0,1,0,0]"];
+    /// A tensor of the same shape, added to a convolution.
+    conv_residual: "Add(c@Conv(x, w, b?), residual)" if residual_has_output_shape => Build(residual),
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"];
+    /// An activation of a convolution.
+    conv_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(c@Conv(x, w, b?))"
+        => Build(activation),
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6]", "x=f32[1,4,5,5] w=const:f32[6,4,3,3] act.op=Swish"];
+    /// An activation of a convolution with a residual.
+    residual_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(c@FusedConv(x, w, b?, residual?; activation=''))"
+        => Build(activation),
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"];
+    /// A convolution whose results are cut off at two numbers.
+    conv_clip: "Clip(c@Conv(x, w, b?), #min, #max)" if bounds_are_scalars => Build(clip),
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] min=f32:0 max=f32:6"];
+    /// The same with a residual.
+    residual_clip: "Clip(c@FusedConv(x, w, b?, residual?; activation=''), #min, #max)" if bounds_are_scalars => Build(clip),
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3] min=f32:0 max=f32:6"];
+}
+
+fn has_only_first_output(found: &Found<'_>) -> bool {
+    found.root().is_some_and(|node| node.outputs.iter().skip(1).all(Option::is_none))
+}
+
+/// Whether the constant called `name` has one number, or one for each of the filters on the axis of channels.
+fn per_channel(found: &Found<'_>, name: &str) -> bool {
+    let (Some(constant), Some(filters)) = (found.tensor(name), found.fixed_shape("w")) else { return false };
+    let [count, kernel @ ..] = filters.as_slice() else { return false };
+    let spatial = kernel.len().saturating_sub(1);
+    let fits = constant.shape().len() <= spatial + 2;
+    let one = constant.element_count() == 1;
+    // Counted from the last axis, the channels lie before the spatial axes.
+    let channels =
+        constant.shape().iter().rev().enumerate().all(|(axis, size)| *size == 1 || axis == spatial);
+    fits && (one || (channels && constant.element_count() == *count))
+}
+
+fn factor_is_per_channel(found: &Found<'_>) -> bool {
+    per_channel(found, "factor") && found.value("b").is_none_or(|_| found.tensor("b").is_some())
+}
+
+fn addend_is_per_channel(found: &Found<'_>) -> bool {
+    per_channel(found, "addend") && found.value("b").is_none_or(|_| found.tensor("b").is_some())
+}
+
+/// The rank of the filters and their number.
+fn filters(patch: &Patch<'_>) -> Option<(usize, usize)> {
+    let shape = patch.found().fixed_shape("w")?;
+    Some((shape.len(), *shape.first()?))
+}
+
+/// `value` as one number for each filter, in the shape that broadcasts over the filters.
+fn over_filters(patch: &mut Patch<'_>, value: ValueId, (rank, _): (usize, usize)) -> Result<ValueId> {
+    let mut sizes = vec![1; rank];
+    sizes.iter_mut().take(1).for_each(|size| *size = -1);
+    let sizes = patch.constant_ints(&sizes)?;
+    patch.node("Reshape", &[value, sizes], &[])
+}
+
+/// `value` as a list of one number for each filter.
+fn list(patch: &mut Patch<'_>, value: ValueId, (_, count): (usize, usize)) -> Result<ValueId> {
+    let flat = patch.constant_ints(&[-1])?;
+    let flat = patch.node("Reshape", &[value, flat], &[])?;
+    let count = patch.constant_ints(&[count as i64])?;
+    patch.node("Expand", &[flat, count], &[])
+}
+
+/// The convolution with other filters and bias.
+fn conv(patch: &mut Patch<'_>, w: ValueId, b: Option<ValueId>) -> Result<Option<Vec<ValueId>>> {
+    let (x, attrs) = (patch.value("x")?, patch.attrs("c"));
+    Ok(Some(vec![patch.emit(("", "Conv"), &[Some(x), Some(w), b], &attrs)?]))
+}
+
+fn batch_norm_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let Some(size) = filters(patch) else { return Ok(None) };
+    let epsilon = patch.found().node("n").and_then(|node| node.attrs.find_float("epsilon")).unwrap_or(1e-5);
+    let Some(epsilon) = like(patch, "variance", epsilon)? else { return Ok(None) };
+    let [w, scale, bias, mean, variance] = [
+        patch.value("w")?,
+        patch.value("scale")?,
+        patch.value("bias")?,
+        patch.value("mean")?,
+        patch.value("variance")?,
+    ];
+    let variance = patch.node("Add", &[variance, epsilon], &[])?;
+    let deviation = patch.node("Sqrt", &[variance], &[])?;
+    let factor = patch.node("Div", &[scale, deviation], &[])?;
+    let broad = over_filters(patch, factor, size)?;
+    let w = patch.node("Mul", &[w, broad], &[])?;
+    let shifted = match patch.found.value("b") {
+        Some(b) => patch.node("Sub", &[b, mean], &[])?,
+        None => patch.node("Neg", &[mean], &[])?,
+    };
+    let scaled = patch.node("Mul", &[shifted, factor], &[])?;
+    let b = patch.node("Add", &[scaled, bias], &[])?;
+    conv(patch, w, Some(b))
+}
+
+/// A constant with one number of the element type of the value called `name`; none for types other than floats.
+fn like(patch: &mut Patch<'_>, name: &str, number: f32) -> Result<Option<ValueId>> {
+    use crate::dtype::DType;
+    let tensor = match patch.found().dtype(name) {
+        Some(DType::F32) => Tensor::scalar(number)?,
+        Some(DType::F64) => Tensor::scalar(f64::from(number))?,
+        Some(DType::F16) => Tensor::scalar(half::f16::from_f32(number))?,
+        Some(DType::BF16) => Tensor::scalar(half::bf16::from_f32(number))?,
+        _ => return Ok(None),
+    };
+    Ok(Some(patch.constant(tensor)))
+}
+
+fn mul_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let Some(size) = filters(patch) else { return Ok(None) };
+    let (w, factor) = (patch.value("w")?, patch.value("factor")?);
+    let broad = over_filters(patch, factor, size)?;
+    let w = patch.node("Mul", &[w, broad], &[])?;
+    let b = match patch.found.value("b") {
+        Some(b) => {
+            let factor = list(patch, factor, size)?;
+            Some(patch.node("Mul", &[b, factor], &[])?)
+        }
+        None => None,
+    };
+    conv(patch, w, b)
+}
+
+fn add_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let Some(size) = filters(patch) else { return Ok(None) };
+    let (w, addend) = (patch.value("w")?, patch.value("addend")?);
+    let addend = list(patch, addend, size)?;
+    let b = match patch.found.value("b") {
+        Some(b) => patch.node("Add", &[b, addend], &[])?,
+        None => addend,
+    };
+    conv(patch, w, Some(b))
+}
+
+fn pads_spatial_axes_with_zeros(found: &Found<'_>) -> bool {
+    let (Some(pads), Some(rank)) = (found.ints("pads"), found.rank("x")) else { return false };
+    let zeros = found.value("value").is_none() || found.scalar("value") == Some(0.0);
+    // Batch and channels stay as they are; a negative padding cuts, which a convolution cannot.
+    let spatial = |(axis, pad): (usize, &i64)| if axis % rank < 2 { *pad == 0 } else { *pad >= 0 };
+    zeros && rank > 2 && pads.len() == 2 * rank && pads.iter().enumerate().all(spatial)
+}
+
+fn pad_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let (Some(pads), Some(rank)) = (found.ints("pads"), found.rank("x")) else { return Ok(None) };
+    let spatial = rank.saturating_sub(2);
+    let mut attrs = patch.attrs("c");
+    let own = attrs.iter().find(|(name, _)| *name == "pads").and_then(|(_, value)| match value {
+        Attribute::Ints(pads) => Some(pads.clone()),
+        _ => None,
+    });
+    let own = own.unwrap_or_else(|| vec![0; 2 * spatial]);
+    let added = pads.iter().skip(2).take(spatial).chain(pads.iter().skip(rank + 2));
+    let sum = own.iter().zip(added).map(|(own, added)| own.saturating_add(*added)).collect();
+    attrs.retain(|(name, _)| *name != "pads");
+    attrs.push(("pads", Attribute::Ints(sum)));
+    let inputs = ["x", "w", "b"].map(|name| patch.found.value(name));
+    Ok(Some(vec![patch.emit(("", "Conv"), &inputs, &attrs)?]))
+}
+
+fn residual_has_output_shape(found: &Found<'_>) -> bool {
+    let output = found.root().and_then(|node| node.outputs.first().copied().flatten());
+    let output = output.and_then(|output| found.graph.value(output).ty.shape());
+    let shapes = found.shape("residual").zip(output);
+    found.tensor("residual").is_none() && shapes.is_some_and(|(residual, output)| residual == output)
+}
+
+/// A fused convolution with the inputs of the match.
+fn fused(
+    patch: &mut Patch<'_>,
+    activation: impl IntoIterator<Item = (&'static str, Attribute)>,
+) -> Result<Option<Vec<ValueId>>> {
+    let mut attrs = patch.attrs("c");
+    attrs.retain(|(name, _)| !name.starts_with("activation"));
+    attrs.extend(activation);
+    let inputs = ["x", "w", "b", "residual"].map(|name| patch.found.value(name));
+    Ok(Some(vec![patch.emit((MICROSOFT, "FusedConv"), &inputs, &attrs)?]))
+}
+
+fn residual(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    fused(patch, [])
+}
+
+fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let node = patch.found().node("act");
+    match node.and_then(|node| Activation::of_operator(node.spec.name, &node.attrs)) {
+        Some(activation) => fused(patch, activation.attributes()),
+        None => Ok(None),
+    }
+}
+
+fn bounds_are_scalars(found: &Found<'_>) -> bool {
+    found.scalar("min").is_some() && found.scalar("max").is_some()
+}
+
+fn clip(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let (Some(min), Some(max)) = (found.scalar("min"), found.scalar("max")) else { return Ok(None) };
+    let activation = Activation::new("Clip", &[min as f32, max as f32])?;
+    fused(patch, activation.attributes())
+}

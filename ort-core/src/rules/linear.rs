@@ -1,0 +1,96 @@
+//! Matrix products with what follows them: bias, residual, activation.
+
+use crate::dim::Dim;
+use crate::ir::{Attribute, ValueId};
+use crate::ops::fused::activation::Activation;
+use crate::rewrite::Then::{Build, Template};
+use crate::rewrite::{Found, Patch};
+use crate::spec::RUNTIME;
+use crate::{Result, rules};
+
+rules! { "linear", Extended;
+    /// A product with transposed weights reads them as they are.
+    matmul_transposed_weight: "MatMul(a, Transpose(#b; perm=[1,0]))" => Template("FusedMatMul(a, b; transB=1)"),
+        ["a=f32[2,3,40] b=f32[50,40]"], keep true;
+    /// A product of weights and a value for each column.
+    matmul_bias: "Add(MatMul(a, #b), #bias)" if bias_is_vector => Template("FusedMatMul(a, b, bias)"),
+        ["a=f32[2,3,8] b=f32[8,5] bias=f32[5]"];
+    /// The same after a product that is fused already.
+    fused_bias: "Add(m@FusedMatMul(a, #b; activation=''), #bias)" if bias_is_vector
+        => Template("FusedMatMul(a, b, bias; ..m)"), ["a=f32[2,3,8] b=f32[5,8] m.transB=1 bias=f32[5]"];
+    /// A Gemm whose third input is a bias.
+    gemm_bias: "g@Gemm(a, #b, #bias; alpha=1; beta=1; transA=0)" if bias_is_vector
+        => Template("FusedMatMul(a, b, bias; ..g; transA=0)"), ["a=f32[3,8] b=f32[5,8] g.transB=1 bias=f32[5]"];
+    /// Reshaping to a matrix and back is not needed for a product with weights.
+    matmul_between_reshapes: "Reshape(m@FusedMatMul(Reshape(a, _), #b, bias?; transA=0), _)" if keeps_leading_axes
+        => Template("FusedMatMul(a, b, bias; ..m)"),
+        ["a=f32[2,3,8] _0=[-1,8] b=f32[8,5] bias=const:f32[5] _1=[2,3,5]"];
+    /// A product of weights, and a tensor of the same shape added to it.
+    matmul_residual: "Add(MatMul(a, #b), residual)" if residual_has_output_shape => Build(residual),
+        ["a=f32[2,3,8] b=f32[8,5] residual=f32[2,3,5]"];
+    /// The same after a product that is fused already.
+    fused_residual: "Add(m@FusedMatMul(a, #b, bias?; activation=''), residual)" if residual_has_output_shape
+        => Build(residual), ["a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] residual=f32[2,3,5]"];
+    /// A product of weights with an activation.
+    matmul_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(MatMul(a, #b))"
+        => Build(activation), ["a=f32[2,3,8] b=f32[8,5]", "a=f32[2,3,8] b=f32[8,5] act.op=Gelu"];
+    /// The same after a product that is fused already.
+    fused_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(m@FusedMatMul(a, #b, bias?, residual?; activation=''))"
+        => Build(activation),
+        [
+            "a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] act.op=Gelu act.approximate=tanh",
+            "a=f32[2,3,8] b=f32[8,5] residual=f32[2,3,5] act.op=LeakyRelu act.alpha=0.1",
+        ];
+}
+
+/// The shape of what the pattern computes.
+fn output_shape<'a>(found: &Found<'a>) -> Option<&'a [Dim]> {
+    let output = found.root()?.outputs.first().copied().flatten()?;
+    found.graph.value(output).ty.shape()
+}
+
+fn bias_is_vector(found: &Found<'_>) -> bool {
+    match (found.shape("bias"), output_shape(found)) {
+        (Some([size]), Some([.., columns])) => size == columns,
+        _ => false,
+    }
+}
+
+fn residual_has_output_shape(found: &Found<'_>) -> bool {
+    let shapes = found.shape("residual").zip(output_shape(found));
+    found.tensor("residual").is_none() && shapes.is_some_and(|(residual, output)| residual == output)
+}
+
+fn keeps_leading_axes(found: &Found<'_>) -> bool {
+    let matrix = found.node("m").and_then(|node| node.inputs.first().copied().flatten());
+    let matrix = matrix.and_then(|matrix| found.graph.value(matrix).ty.shape());
+    match (found.shape("a"), matrix, output_shape(found)) {
+        (Some([lead @ .., size]), Some([_, columns]), Some([out_lead @ .., _])) => {
+            lead == out_lead && size == columns
+        }
+        _ => false,
+    }
+}
+
+/// The attributes of the fused product that is there, or none for a plain one.
+fn product_attrs(patch: &Patch<'_>) -> Vec<(&'static str, Attribute)> {
+    let kept = ["alpha", "transA", "transB"];
+    patch.attrs("m").into_iter().filter(|(name, _)| kept.contains(name)).collect()
+}
+
+fn residual(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let attrs = product_attrs(patch);
+    let inputs = ["a", "b", "bias", "residual"].map(|name| patch.found.value(name));
+    Ok(Some(vec![patch.emit((RUNTIME, "FusedMatMul"), &inputs, &attrs)?]))
+}
+
+fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let node = patch.found().node("act");
+    let Some(activation) = node.and_then(|node| Activation::of_operator(node.spec.name, &node.attrs)) else {
+        return Ok(None);
+    };
+    let mut attrs = product_attrs(patch);
+    attrs.extend(activation.attributes());
+    let inputs = ["a", "b", "bias", "residual"].map(|name| patch.found.value(name));
+    Ok(Some(vec![patch.emit((RUNTIME, "FusedMatMul"), &inputs, &attrs)?]))
+}

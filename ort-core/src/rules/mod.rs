@@ -1,0 +1,15 @@
+//! The rewrite rules, one table per family. A table reads as its file's documentation: what each rule looks for, and what
+//! stands there afterwards.
+
+mod activation;
+mod algebra;
+mod attention;
+mod conv;
+mod linear;
+mod norm;
+
+use crate::rewrite::RuleSet;
+
+/// All tables, in the order in which rules of the same root are tried.
+pub(crate) static ALL: &[&RuleSet] =
+    &[&algebra::RULES, &activation::RULES, &norm::RULES, &conv::RULES, &attention::RULES, &linear::RULES];

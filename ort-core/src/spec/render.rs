@@ -1,0 +1,208 @@
+//! Scalar formulas as nodes of standard operators.
+
+use super::{BinaryFn, Draft, ScalarExpr, UnaryFn};
+use crate::Result;
+use crate::dtype::DType;
+use crate::ir::{Attribute, ValueId};
+use crate::tensor::Tensor;
+
+/// Where formulas are rendered: what adds nodes to a graph.
+pub(super) trait Sheet {
+    /// The value of an input of the formula, converted to an element type.
+    fn operand(&mut self, index: usize, dtype: DType) -> Result<ValueId>;
+    /// A scalar of a type of floats.
+    fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId>;
+    /// A value converted to an element type.
+    fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId>;
+    /// Adds a node of the standard domain with one output.
+    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId>;
+}
+
+/// The value of a formula over the inputs of a draft, which have this type of floats. A formula that is an input gives that.
+pub(crate) fn render(draft: &mut Draft<'_>, dtype: DType, formula: &ScalarExpr) -> Result<ValueId> {
+    Render { sheet: draft, dtype, known: Vec::new() }.number(formula)
+}
+
+impl Sheet for Draft<'_> {
+    fn operand(&mut self, index: usize, dtype: DType) -> Result<ValueId> {
+        let input = self.required(index)?;
+        if self.value_type(input).dtype() == Some(dtype) {
+            Ok(input)
+        } else {
+            Sheet::cast(self, input, dtype)
+        }
+    }
+
+    fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
+        let tensor = match dtype {
+            DType::F64 => Tensor::scalar(value)?,
+            DType::F16 => Tensor::scalar(half::f16::from_f64(value))?,
+            DType::BF16 => Tensor::scalar(half::bf16::from_f64(value))?,
+            _ => Tensor::scalar(value as f32)?,
+        };
+        Ok(self.constant(tensor))
+    }
+
+    fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
+        Draft::emit(self, "Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
+    }
+
+    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
+        Draft::emit(self, op, inputs, attrs)
+    }
+}
+
+/// Renders formulas as nodes, equal parts once.
+pub(super) struct Render<'s, S> {
+    pub(super) sheet: &'s mut S,
+    pub(super) dtype: DType,
+    /// Formulas whose values there are.
+    pub(super) known: Vec<(ScalarExpr, ValueId)>,
+}
+
+impl<S: Sheet> Render<'_, S> {
+    /// The formula as a tensor of floats.
+    pub(super) fn number(&mut self, x: &ScalarExpr) -> Result<ValueId> {
+        if let Some((_, known)) = self.known.iter().find(|(formula, _)| formula == x) {
+            return Ok(*known);
+        }
+        let value = match x {
+            ScalarExpr::Input(index) => self.sheet.operand(*index, self.dtype)?,
+            ScalarExpr::Constant(value) => self.sheet.number(*value, self.dtype)?,
+            ScalarExpr::Unary(function, inner) => match unary_op(*function) {
+                Some(op) => {
+                    let inner = self.number(inner)?;
+                    self.sheet.emit(op, &[inner], &[])?
+                }
+                None => self.shifted(*function, inner, x)?,
+            },
+            ScalarExpr::Binary(BinaryFn::Mod, a, b) => {
+                // The sign of the divisor: a - floor(a / b) * b.
+                let (a, b) = ((**a).clone(), (**b).clone());
+                let whole = (a.clone() / b.clone()).apply(UnaryFn::Floor);
+                self.number(&(a - whole * b))?
+            }
+            ScalarExpr::Binary(function, a, b) if !is_truth(*function) => {
+                let inputs = [self.number(a)?, self.number(b)?];
+                let fmod = [("fmod", Attribute::Int(1))];
+                let attrs = if *function == BinaryFn::Fmod { &fmod[..] } else { &[] };
+                self.sheet.emit(binary_op(*function), &inputs, attrs)?
+            }
+            ScalarExpr::Select(condition, then, otherwise) => {
+                let inputs = [self.truth(condition)?, self.number(then)?, self.number(otherwise)?];
+                self.sheet.emit("Where", &inputs, &[])?
+            }
+            ScalarExpr::Binary(..) => self.number_of_truth(x)?,
+        };
+        self.known.push((x.clone(), value));
+        Ok(value)
+    }
+
+    /// A function of one value that is no operator: one that shifts by 1, or a truth.
+    fn shifted(&mut self, function: UnaryFn, inner: &ScalarExpr, x: &ScalarExpr) -> Result<ValueId> {
+        match function {
+            UnaryFn::Expm1 => {
+                let (power, one) = (self.number(&inner.clone().apply(UnaryFn::Exp))?, self.one()?);
+                self.sheet.emit("Sub", &[power, one], &[])
+            }
+            UnaryFn::Log1p => {
+                let (inner, one) = (self.number(inner)?, self.one()?);
+                let sum = self.sheet.emit("Add", &[inner, one], &[])?;
+                self.sheet.emit("Log", &[sum], &[])
+            }
+            _ => self.number_of_truth(x),
+        }
+    }
+
+    fn one(&mut self) -> Result<ValueId> {
+        self.number(&ScalarExpr::Constant(1.0))
+    }
+
+    fn number_of_truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
+        let truth = self.truth(x)?;
+        self.sheet.cast(truth, self.dtype)
+    }
+
+    /// The formula as a tensor of booleans.
+    pub(super) fn truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
+        match x {
+            ScalarExpr::Binary(function @ (BinaryFn::And | BinaryFn::Or | BinaryFn::Xor), a, b) => {
+                let inputs = [self.truth(a)?, self.truth(b)?];
+                self.sheet.emit(binary_op(*function), &inputs, &[])
+            }
+            ScalarExpr::Binary(function, a, b) if is_truth(*function) => {
+                let inputs = [self.number(a)?, self.number(b)?];
+                self.sheet.emit(binary_op(*function), &inputs, &[])
+            }
+            ScalarExpr::Unary(UnaryFn::Not, x) => {
+                let x = self.truth(x)?;
+                self.sheet.emit("Not", &[x], &[])
+            }
+            ScalarExpr::Unary(function @ (UnaryFn::IsNan | UnaryFn::IsInf), x) => {
+                let x = self.number(x)?;
+                self.sheet.emit(if *function == UnaryFn::IsNan { "IsNaN" } else { "IsInf" }, &[x], &[])
+            }
+            ScalarExpr::Input(index) => self.sheet.operand(*index, DType::Bool),
+            number => {
+                let number = self.number(number)?;
+                self.sheet.cast(number, DType::Bool)
+            }
+        }
+    }
+}
+
+/// The operator that is this function; none where it takes two, or gives booleans.
+fn unary_op(function: UnaryFn) -> Option<&'static str> {
+    Some(match function {
+        UnaryFn::Neg => "Neg",
+        UnaryFn::Abs => "Abs",
+        UnaryFn::Sign => "Sign",
+        UnaryFn::Floor => "Floor",
+        UnaryFn::Ceil => "Ceil",
+        UnaryFn::RoundHalfEven => "Round",
+        UnaryFn::Reciprocal => "Reciprocal",
+        UnaryFn::Sqrt => "Sqrt",
+        UnaryFn::Exp => "Exp",
+        UnaryFn::Log => "Log",
+        UnaryFn::Sigmoid => "Sigmoid",
+        UnaryFn::Erf => "Erf",
+        UnaryFn::Sin => "Sin",
+        UnaryFn::Cos => "Cos",
+        UnaryFn::Tan => "Tan",
+        UnaryFn::Asin => "Asin",
+        UnaryFn::Acos => "Acos",
+        UnaryFn::Atan => "Atan",
+        UnaryFn::Sinh => "Sinh",
+        UnaryFn::Cosh => "Cosh",
+        UnaryFn::Tanh => "Tanh",
+        UnaryFn::Asinh => "Asinh",
+        UnaryFn::Acosh => "Acosh",
+        UnaryFn::Atanh => "Atanh",
+        UnaryFn::Expm1 | UnaryFn::Log1p | UnaryFn::IsNan | UnaryFn::IsInf | UnaryFn::Not => return None,
+    })
+}
+
+/// The operator that is this function.
+fn binary_op(function: BinaryFn) -> &'static str {
+    match function {
+        BinaryFn::Add => "Add",
+        BinaryFn::Sub => "Sub",
+        BinaryFn::Mul => "Mul",
+        BinaryFn::Div => "Div",
+        BinaryFn::Min => "Min",
+        BinaryFn::Max => "Max",
+        BinaryFn::Pow => "Pow",
+        BinaryFn::Mod | BinaryFn::Fmod => "Mod",
+        BinaryFn::Less => "Less",
+        BinaryFn::LessOrEqual => "LessOrEqual",
+        BinaryFn::Equal => "Equal",
+        BinaryFn::And => "And",
+        BinaryFn::Or => "Or",
+        BinaryFn::Xor => "Xor",
+    }
+}
+
+fn is_truth(function: BinaryFn) -> bool {
+    use BinaryFn::{And, Equal, Less, LessOrEqual, Or, Xor};
+    matches!(function, Less | LessOrEqual | Equal | And | Or | Xor)
+}

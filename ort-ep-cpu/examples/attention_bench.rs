@@ -1,0 +1,164 @@
+//! Attention and decoding: GFLOP/s of fused attention, and GB/s of a step of decoding, over the shapes of models.
+//!
+//! `cargo run --release -p ort-ep-cpu --example attention_bench [THREADS]`
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::indexing_slicing)]
+
+use std::time::{Duration, Instant};
+
+use half::f16;
+use ort_ep_cpu::attention::{Attention, Elements, Mask, Rows, Sizes};
+use ort_ep_cpu::gemm::{AOperand, BOperand, Cpu, Gemm, PackedB, Strided, pack_b, workspace_len};
+
+/// Time spent on a row of the table.
+const BUDGET: Duration = Duration::from_millis(300);
+
+/// The least and the median seconds of a call.
+fn time(mut call: impl FnMut()) -> [f64; 2] {
+    let start = Instant::now();
+    let mut times = Vec::new();
+    while start.elapsed() < BUDGET || times.len() < 5 {
+        let start = Instant::now();
+        call();
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    [times[0], times[times.len() / 2]]
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Hides {
+    Nothing,
+    Causal,
+    ByKey,
+    ByQuery,
+}
+
+/// Name, heads, key heads, queries, keys, size, and what hides keys.
+const SHAPES: [(&str, [usize; 5], Hides); 11] = [
+    ("whisper encoder", [6, 6, 1500, 1500, 64], Hides::Nothing),
+    ("bert 128", [12, 12, 128, 128, 64], Hides::Nothing),
+    ("bert 128, padding", [12, 12, 128, 128, 64], Hides::ByKey),
+    ("bert 128, mask", [12, 12, 128, 128, 64], Hides::ByQuery),
+    ("bert 512", [12, 12, 512, 512, 64], Hides::Nothing),
+    ("minilm 128", [12, 12, 128, 128, 32], Hides::Nothing),
+    ("gpt2 prefill 128", [12, 12, 128, 128, 64], Hides::Causal),
+    ("gpt2 prefill 1024", [12, 12, 1024, 1024, 64], Hides::Causal),
+    ("gpt2 decode 129", [12, 12, 1, 129, 64], Hides::Nothing),
+    ("gpt2 decode 1024", [12, 12, 1, 1024, 64], Hides::Nothing),
+    ("grouped decode 8192", [32, 8, 1, 8192, 128], Hides::Nothing),
+];
+
+fn attend(
+    cpu: Cpu,
+    [heads, key_heads, queries, keys, size]: [usize; 5],
+    hides: Hides,
+    halves: bool,
+) -> [f64; 2] {
+    let sizes = Sizes { batch: 1, heads, key_heads, queries, keys, size, value_size: size };
+    let noise =
+        |len: usize| -> Vec<f32> { (0..len).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect() };
+    let (q, k, v) =
+        (noise(heads * queries * size), noise(key_heads * keys * size), noise(key_heads * keys * size));
+    let narrow = |values: &[f32]| -> Vec<f16> { values.iter().map(|x| f16::from_f32(*x)).collect() };
+    let (narrow_k, narrow_v) = (narrow(&k), narrow(&v));
+    let rows = |elements, heads: usize, rows: usize| Rows {
+        elements,
+        strides: [rows * heads * size, size, heads * size],
+    };
+    let write = |_: [usize; 3], keys: std::ops::Range<usize>, to: &mut [f32]| {
+        keys.zip(to).for_each(|(key, to)| *to = if key % 16 == 15 { -10000.0 } else { 0.0 });
+    };
+    let attention = Attention {
+        sizes,
+        queries: rows(Elements::F32(&q), heads, queries),
+        keys: rows(if halves { Elements::F16(&narrow_k) } else { Elements::F32(&k) }, key_heads, keys),
+        values: rows(if halves { Elements::F16(&narrow_v) } else { Elements::F32(&v) }, key_heads, keys),
+        scale: 0.125,
+        softcap: 0.0,
+        visible: &|[_, query]| 0..if hides == Hides::Causal { query + 1 } else { keys },
+        mask: matches!(hides, Hides::ByKey | Hides::ByQuery)
+            .then_some(Mask { write: &write, is_by_query: hides == Hides::ByQuery }),
+        sinks: None,
+    };
+    let mut to = vec![0.0; q.len()];
+    let mut scratch = vec![0.0; sizes.scratch_len(cpu.threads, halves)];
+    time(|| attention.run(cpu, &mut to, [0, size, heads * size], &mut scratch).unwrap())
+}
+
+/// The layers of a decode step of GPT-2: rows on the left, columns, length of the sums. Weights are fresh for each call.
+const LAYERS: [(&str, [usize; 3]); 8] = [
+    ("gpt2 qkv", [1, 2304, 768]),
+    ("gpt2 attention out", [1, 768, 768]),
+    ("gpt2 up", [1, 3072, 768]),
+    ("gpt2 down", [1, 768, 3072]),
+    ("gpt2 head", [1, 50257, 768]),
+    ("gpt2 up, 2 rows", [2, 3072, 768]),
+    ("gpt2 up, 4 rows", [4, 3072, 768]),
+    ("gpt2 up, 8 rows", [8, 3072, 768]),
+];
+
+fn layer(cpu: Cpu, [m, n, k]: [usize; 3]) -> [f64; 2] {
+    let len = PackedB::len(cpu, k, n);
+    let copies = (256 << 20) / (4 * len) + 2;
+    let mut weights = vec![0.0; len * copies];
+    let b = vec![0.25; n * k];
+    for copy in weights.chunks_mut(len) {
+        pack_b(cpu, &b, [k, n], [n, 1], copy).unwrap();
+    }
+    let (a, mut c) = (vec![0.5; m * k], vec![0.0; m * n]);
+    let left = AOperand::Plain(Strided::row_major(&a, m, k).unwrap());
+    let mut turn = 0;
+    let source = BOperand::Packed(PackedB::new(cpu, &weights, k, n).unwrap()).source();
+    let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], source)];
+    time(|| {
+        turn = (turn + 1) % copies;
+        let packed = PackedB::new(cpu, &weights[turn * len..], k, n).unwrap();
+        Gemm::new(left, BOperand::Packed(packed)).run(cpu, &mut c, n, &mut workspace).unwrap();
+    })
+}
+
+fn main() {
+    let threads = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(1);
+    let cpu = Cpu::with_threads(threads);
+    println!("{:<28} {:>10} {:>10} {:>10} {:>10}", "attention", "best us", "median us", "GFLOP/s", "GB/s");
+    for (name, shape, hides) in SHAPES {
+        let [heads, key_heads, queries, keys, size] = shape;
+        let pairs = match hides {
+            Hides::Causal => queries * (queries + 1) / 2,
+            _ => queries * keys,
+        };
+        for halves in [false, true] {
+            if halves && queries > 1 {
+                continue;
+            }
+            let [best, median] = attend(cpu, shape, hides, halves);
+            let flops = 4.0 * (heads * size * pairs) as f64;
+            let bytes = if halves { 4.0 } else { 8.0 } * (key_heads * keys * size) as f64;
+            println!(
+                "{:<28} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
+                format!("{name}{}", if halves { " f16" } else { "" }),
+                best * 1e6,
+                median * 1e6,
+                flops / best / 1e9,
+                bytes / best / 1e9
+            );
+        }
+    }
+    println!(
+        "{:<28} {:>10} {:>10} {:>10} {:>10}",
+        "packed weights", "best us", "median us", "GFLOP/s", "GB/s"
+    );
+    for (name, shape) in LAYERS {
+        let [best, median] = layer(cpu, shape);
+        let [m, n, k] = shape;
+        let (flops, bytes) = (2.0 * (m * n * k) as f64, 4.0 * (n * k) as f64);
+        println!(
+            "{name:<28} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
+            best * 1e6,
+            median * 1e6,
+            flops / best / 1e9,
+            bytes / best / 1e9
+        );
+    }
+}

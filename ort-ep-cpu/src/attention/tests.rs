@@ -1,0 +1,314 @@
+//! Attention against sums in double precision.
+
+use super::*;
+
+/// Numbers without a pattern, between -1 and 1.
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// What hides keys, or is added to their scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Plain,
+    /// Keys up to the query's own place, of which this many come before the first query.
+    Causal(usize),
+    /// As many keys before the query's own.
+    Window(usize),
+    /// Numbers for keys, every third of them -inf.
+    ByKey,
+    /// Numbers for queries and keys, all of some rows -inf.
+    ByQuery,
+    /// Queries that see nothing by their place.
+    Nothing,
+}
+
+struct Case {
+    sizes: Sizes,
+    kind: Kind,
+    softcap: f32,
+    has_sinks: bool,
+    /// Heads of a token one after the other.
+    interleaved: bool,
+}
+
+impl Case {
+    fn strides(&self, heads: usize, rows: usize, size: usize) -> [usize; 3] {
+        match self.interleaved {
+            true => [rows * heads * size, size, heads * size],
+            false => [heads * rows * size, rows * size, size],
+        }
+    }
+
+    fn added(&self, [batch, head, query]: [usize; 3], key: usize) -> f32 {
+        match self.kind {
+            Kind::ByKey if key % 3 == 1 => f32::NEG_INFINITY,
+            Kind::ByKey => (key % 7) as f32 / 4.0 - batch as f32,
+            Kind::ByQuery if query % 5 == 3 || key % 4 == head % 4 => f32::NEG_INFINITY,
+            Kind::ByQuery => ((query * 3 + key) % 11) as f32 / 8.0,
+            _ => 0.0,
+        }
+    }
+
+    fn visible(&self, query: usize) -> Range<usize> {
+        let keys = self.sizes.keys;
+        match self.kind {
+            Kind::Causal(before) => 0..(before + query + 1).min(keys),
+            Kind::Window(width) => (query + 1).saturating_sub(width).min(keys)..(query + 1).min(keys),
+            Kind::Nothing if query % 2 == 0 => 0..0,
+            _ => 0..keys,
+        }
+    }
+
+    /// Queries, keys, values and sinks.
+    fn inputs(&self) -> [Vec<f32>; 4] {
+        let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
+        [
+            noise(batch * heads * queries * size, 1).into_iter().map(|x| x * 3.0).collect(),
+            noise(batch * key_heads * keys * size, 2).into_iter().map(|x| x * 3.0).collect(),
+            noise(batch * key_heads * keys * value_size, 3),
+            noise(heads, 4),
+        ]
+    }
+
+    fn expected(&self, [q, k, v, sinks]: &[Vec<f32>; 4], scale: f64) -> Vec<f64> {
+        let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
+        let mut to = vec![0.0; batch * heads * queries * value_size];
+        let at = |strides: [usize; 3], b: usize, h: usize, r: usize| {
+            b * strides[0] + h * strides[1] + r * strides[2]
+        };
+        let (of_q, of_k) = (self.strides(heads, queries, size), self.strides(key_heads, keys, size));
+        let (of_v, of_o) =
+            (self.strides(key_heads, keys, value_size), self.strides(heads, queries, value_size));
+        for b in 0..batch {
+            for h in 0..heads {
+                let g = h / (heads / key_heads);
+                for r in 0..queries {
+                    let mut scores = Vec::new();
+                    for key in self.visible(r) {
+                        let (q, k) = (&q[at(of_q, b, h, r)..], &k[at(of_k, b, g, key)..]);
+                        let dot: f64 = (0..size).map(|i| f64::from(q[i]) * f64::from(k[i])).sum();
+                        let cap = f64::from(self.softcap);
+                        let capped = if cap > 0.0 { cap * (dot * scale / cap).tanh() } else { dot * scale };
+                        scores.push((key, capped + f64::from(self.added([b, h, r], key))));
+                    }
+                    scores.retain(|(_, score)| *score != f64::NEG_INFINITY);
+                    let sink = if self.has_sinks { f64::from(sinks[h]).exp() } else { 0.0 };
+                    let sum: f64 = scores.iter().map(|(_, score)| score.exp()).sum::<f64>() + sink;
+                    for (key, score) in scores {
+                        for i in 0..value_size {
+                            let value = f64::from(v[at(of_v, b, g, key) + i]);
+                            to[at(of_o, b, h, r) + i] += score.exp() / sum * value;
+                        }
+                    }
+                }
+            }
+        }
+        to
+    }
+
+    fn run(
+        &self,
+        cpu: Cpu,
+        inputs: &[Vec<f32>; 4],
+        (keys, values): (Elements<'_>, Elements<'_>),
+        scale: f32,
+    ) -> Vec<f32> {
+        let sizes = self.sizes;
+        let write = |place: [usize; 3], keys: Range<usize>, to: &mut [f32]| {
+            keys.zip(to).for_each(|(key, to)| *to = self.added(place, key));
+        };
+        let is_by_query = self.kind == Kind::ByQuery;
+        let attention = Attention {
+            sizes,
+            queries: Rows {
+                elements: Elements::F32(&inputs[0]),
+                strides: self.strides(sizes.heads, sizes.queries, sizes.size),
+            },
+            keys: Rows { elements: keys, strides: self.strides(sizes.key_heads, sizes.keys, sizes.size) },
+            values: Rows {
+                elements: values,
+                strides: self.strides(sizes.key_heads, sizes.keys, sizes.value_size),
+            },
+            scale,
+            softcap: self.softcap,
+            visible: &|[_, query]| self.visible(query),
+            mask: (is_by_query || self.kind == Kind::ByKey).then_some(Mask { write: &write, is_by_query }),
+            sinks: self.has_sinks.then_some(&inputs[3]),
+        };
+        let is_narrow = !matches!(keys, Elements::F32(_)) || !matches!(values, Elements::F32(_));
+        // What is left in scratch from before must not matter.
+        let mut scratch = vec![f32::NAN; sizes.scratch_len(cpu.threads, is_narrow)];
+        let strides = self.strides(sizes.heads, sizes.queries, sizes.value_size);
+        let mut to = vec![f32::NAN; sizes.batch * sizes.heads * sizes.queries * sizes.value_size];
+        let result = attention.run(cpu, &mut to, strides, &mut scratch);
+        assert_eq!(result, Ok(()));
+        to
+    }
+}
+
+fn cases() -> Vec<Case> {
+    // batch, heads, key heads, queries, keys, size, value size.
+    let shapes = [
+        [1, 1, 1, 1, 1, 1, 1],
+        [2, 3, 3, 1, 129, 64, 64],
+        [1, 8, 2, 1, 300, 20, 24],
+        [2, 4, 1, 3, 70, 16, 8],
+        [1, 6, 2, 20, 140, 33, 65],
+        [2, 2, 2, 47, 127, 64, 64],
+        [1, 2, 2, 48, 128, 64, 64],
+        [1, 2, 1, 49, 129, 40, 17],
+        [1, 1, 1, 200, 260, 64, 64],
+        [1, 2, 2, 401, 130, 8, 8],
+    ];
+    let kinds = [
+        Kind::Plain,
+        Kind::Causal(0),
+        Kind::Causal(100),
+        Kind::Window(9),
+        Kind::ByKey,
+        Kind::ByQuery,
+        Kind::Nothing,
+    ];
+    let mut cases = Vec::new();
+    for [batch, heads, key_heads, queries, keys, size, value_size] in shapes {
+        let sizes = Sizes { batch, heads, key_heads, queries, keys, size, value_size };
+        for (index, kind) in kinds.into_iter().enumerate() {
+            for (softcap, has_sinks) in [(0.0, false), (2.5, false), (0.0, true)] {
+                cases.push(Case { sizes, kind, softcap, has_sinks, interleaved: index % 2 == 0 });
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn results_are_weighted_sums() {
+    for case in cases() {
+        let inputs = case.inputs();
+        let scale = 1.0 / (case.sizes.size as f32).sqrt();
+        let expected = case.expected(&inputs, f64::from(scale));
+        for isa in Isa::available() {
+            let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
+            let got = case.run(Cpu { isa, threads: 1 }, &inputs, sides, scale);
+            for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let error = (f64::from(*got) - expected).abs();
+                let Case { sizes, kind, softcap, has_sinks, .. } = &case;
+                assert!(
+                    error <= 3e-6,
+                    "{isa:?} {sizes:?} {kind:?} {softcap} {has_sinks} {at}: {got} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_threads_nor_on_neighbours() {
+    for case in cases() {
+        let inputs = case.inputs();
+        let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
+        let one = case.run(Cpu::with_threads(1), &inputs, sides, 0.3);
+        for threads in [2, 3, 16] {
+            let more = case.run(Cpu::with_threads(threads), &inputs, sides, 0.3);
+            assert!(one.iter().zip(&more).all(|(a, b)| a.to_bits() == b.to_bits()), "{:?}", case.sizes);
+        }
+    }
+}
+
+#[test]
+fn narrow_caches_are_widened_exactly() {
+    for case in cases() {
+        let mut inputs = case.inputs();
+        let halves: [Vec<f16>; 2] =
+            [1, 2].map(|side| inputs[side].iter().map(|x| f16::from_f32(*x)).collect());
+        let uppers: [Vec<bf16>; 2] =
+            [1, 2].map(|side| inputs[side].iter().map(|x| bf16::from_f32(*x)).collect());
+        let cpu = Cpu::with_threads(2);
+        let narrow = case.run(cpu, &inputs, (Elements::F16(&halves[0]), Elements::BF16(&uppers[1])), 0.3);
+        inputs[1] = halves[0].iter().map(|x| x.to_f32()).collect();
+        inputs[2] = uppers[1].iter().map(|x| x.to_f32()).collect();
+        let wide = case.run(cpu, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), 0.3);
+        assert!(narrow.iter().zip(&wide).all(|(a, b)| a.to_bits() == b.to_bits()), "{:?}", case.sizes);
+    }
+}
+
+#[test]
+fn extreme_scores_are_no_numbers_or_weights() {
+    // Scores of one query: what its result is where the values are the places of the keys.
+    let (infinity, nan, least) = (f32::INFINITY, f32::NAN, f32::MIN);
+    let cases: [(&[f32], f32); 6] = [
+        (&[least, least, least], 1.0),
+        (&[-infinity, -infinity, -infinity], 0.0),
+        (&[0.0, -infinity, least], 0.0),
+        (&[1e30, 0.0, -1e30], 0.0),
+        (&[0.0, infinity, 0.0], nan),
+        (&[0.0, nan, 0.0], nan),
+    ];
+    for queries in [1, 9] {
+        for (added, expected) in cases {
+            let values = [0.0, 1.0, 2.0];
+            let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 3, size: 1, value_size: 1 };
+            let rows = |values| Rows { elements: Elements::F32(values), strides: [0, 0, 1] };
+            let write = |_: [usize; 3], keys: Range<usize>, to: &mut [f32]| to.copy_from_slice(&added[keys]);
+            let attention = Attention {
+                sizes,
+                queries: rows(&[0.0; 9]),
+                keys: rows(&values),
+                values: rows(&values),
+                scale: 1.0,
+                softcap: 0.0,
+                visible: &|_| 0..3,
+                mask: Some(Mask { write: &write, is_by_query: false }),
+                sinks: None,
+            };
+            let cpu = Cpu::with_threads(1);
+            let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(1, false)]);
+            assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
+            for got in &to[..queries] {
+                assert!(
+                    *got == expected || (got.is_nan() && expected.is_nan()),
+                    "{added:?}: {got} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let sizes = Sizes { batch: 1, heads: 2, key_heads: 2, queries: 3, keys: 4, size: 5, value_size: 6 };
+    let values = [0.0; 64];
+    let rows = |len: usize, strides| Rows { elements: Elements::F32(&values[..len]), strides };
+    let good = Attention {
+        sizes,
+        queries: rows(30, [30, 15, 5]),
+        keys: rows(40, [40, 20, 5]),
+        values: rows(48, [48, 24, 6]),
+        scale: 1.0,
+        softcap: 0.0,
+        visible: &|_| 0..4,
+        mask: None,
+        sinks: None,
+    };
+    let cpu = Cpu::with_threads(1);
+    let run = |attention: &Attention<'_>, len: usize, strides: [usize; 3]| {
+        let mut scratch = vec![0.0; sizes.scratch_len(1, false)];
+        attention.run(cpu, &mut vec![0.0; len], strides, &mut scratch).is_ok()
+    };
+    assert!(run(&good, 36, [36, 18, 6]) && run(&good, 36, [36, 6, 12]));
+    assert!(!run(&good, 35, [36, 18, 6]) && !run(&good, 36, [36, 17, 6]) && !run(&good, 36, [36, 18, 5]));
+    assert!(!run(&Attention { queries: rows(29, [30, 15, 5]), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { keys: rows(39, [40, 20, 5]), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { values: rows(47, [48, 24, 6]), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { sizes: Sizes { key_heads: 0, ..sizes }, ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { sinks: Some(&[0.0]), ..good }, 36, [36, 18, 6]));
+    assert_eq!(good.run(cpu, &mut [0.0; 36], [36, 18, 6], &mut []).is_ok(), false);
+}

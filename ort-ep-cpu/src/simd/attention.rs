@@ -1,0 +1,486 @@
+//! The loops of attention over a panel: up to [`WIDTH`] queries side by side, one to a lane.
+//!
+//! Everything is transposed: scores are `K Q^T` and results `V^T P^T`, so that a query is a column. Keys and values are
+//! then read where they lie, an element at a time for a whole row of queries, and need no packing; the softmax runs down
+//! the columns and needs no sums across lanes. Only the queries are packed, once, and the results turned back at the end.
+//!
+//! The softmax is computed block by block of keys with a running maximum and a running sum (M. Milakov and
+//! N. Gimelshein, *Online normalizer calculation for softmax*, arXiv 1805.02867), as in FlashAttention (T. Dao et al.,
+//! arXiv 2205.14135). Sums run over the keys in order with one fused multiply-add each, so that a query's bits depend on
+//! nothing but its own keys.
+
+use super::{Isa, Simd, SimdOp, dispatch, math};
+
+/// Queries in a panel, and from one row of a panel to the next.
+pub const WIDTH: usize = 48;
+
+/// The most vectors in a row of a tile.
+const VECTORS: usize = 3;
+
+/// A product whose right side is a panel.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a> {
+    /// The left side.
+    pub left: &'a [f32],
+    /// From a row of the left side to the next, and from a step of the sums to the next.
+    pub strides: [usize; 2],
+    /// Rows of the left side, and steps of the sums.
+    pub shape: [usize; 2],
+    /// A row of [`WIDTH`] values for each step.
+    pub panel: &'a [f32],
+    /// Columns in use.
+    pub columns: usize,
+    /// What the former result is multiplied with before the product is added; without it there is none.
+    pub factors: Option<&'a [f32; WIDTH]>,
+}
+
+/// `to[row][column] = sum of left[row][step] * panel[step][column]`, plus the former value times its column's factor.
+///
+/// Values behind the columns in use are not specified.
+///
+/// # Panics
+/// If a slice is shorter than the shape says.
+pub fn multiply(isa: Isa, product: &Product<'_>, to: &mut [f32]) {
+    let [rows, steps] = product.shape;
+    if rows == 0 || product.columns == 0 {
+        return;
+    }
+    let reach = (rows - 1) * product.strides[0] + steps.saturating_sub(1) * product.strides[1];
+    assert!(steps == 0 || reach < product.left.len(), "the left side holds its rows and steps");
+    assert!(product.columns <= WIDTH && product.panel.len() >= steps * WIDTH, "the panel holds its steps");
+    assert!(to.len() >= rows * WIDTH, "the result holds its rows");
+    dispatch(isa, Multiply { product, to: to.as_mut_ptr() });
+}
+
+/// Pointers into slices whose lengths are checked.
+struct Multiply<'a> {
+    product: &'a Product<'a>,
+    to: *mut f32,
+}
+
+impl SimdOp for Multiply<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let vectors = self.product.columns.div_ceil(S::LANES);
+        for first in (0..vectors).step_by(VECTORS) {
+            let at = first * S::LANES;
+            // SAFETY: the rows and columns are those that `multiply` checked.
+            unsafe {
+                match vectors - first {
+                    1 => self.rows::<S, 1>(s, at),
+                    2 => self.rows::<S, 2>(s, at),
+                    _ => self.rows::<S, 3>(s, at),
+                }
+            }
+        }
+    }
+}
+
+impl Multiply<'_> {
+    /// All rows of some vectors.
+    ///
+    /// # Safety
+    /// `N` vectors from column `at` on are within the panel.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const N: usize>(&self, s: S, at: usize) {
+        let rows = self.product.shape[0];
+        let mut row = 0;
+        // SAFETY: each tile has only rows that are left.
+        unsafe {
+            // Eight rows of three vectors need 24 registers for sums.
+            while S::LANES == 16 && row + 8 <= rows {
+                self.tile::<S, 8, N>(s, row, at);
+                row += 8;
+            }
+            while row + 4 <= rows {
+                self.tile::<S, 4, N>(s, row, at);
+                row += 4;
+            }
+            while row < rows {
+                self.tile::<S, 1, N>(s, row, at);
+                row += 1;
+            }
+        }
+    }
+
+    /// # Safety
+    /// `ROWS` rows from `row` on and `N` vectors from column `at` on are within the product.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const ROWS: usize, const N: usize>(&self, s: S, row: usize, at: usize) {
+        let [row_stride, step_stride] = self.product.strides;
+        let mut left = self.product.left.as_ptr().wrapping_add(row * row_stride);
+        let mut panel = self.product.panel.as_ptr().wrapping_add(at);
+        let mut sums = [[s.splat(0.0); N]; ROWS];
+        for _ in 0..self.product.shape[1] {
+            let mut columns = [s.splat(0.0); N];
+            for (vector, columns) in columns.iter_mut().enumerate() {
+                // SAFETY: the panel holds `WIDTH` values for each step.
+                *columns = unsafe { s.load_ptr(panel.add(vector * S::LANES)) };
+            }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: the left side holds this row and step.
+                let factor = s.splat(unsafe { *left.add(row * row_stride) });
+                for (sum, columns) in sums.iter_mut().zip(columns) {
+                    *sum = s.mul_add(factor, columns, *sum);
+                }
+            }
+            left = left.wrapping_add(step_stride);
+            panel = panel.wrapping_add(WIDTH);
+        }
+        for (index, sums) in sums.into_iter().enumerate() {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                let column = at + vector * S::LANES;
+                // SAFETY: the result holds `WIDTH` values for each row, and there are as many factors.
+                unsafe {
+                    let to = self.to.add((row + index) * WIDTH + column);
+                    let sum = match self.product.factors {
+                        Some(factors) => {
+                            s.mul_add(s.load_ptr(to), s.load_ptr(factors.as_ptr().add(column)), sum)
+                        }
+                        None => sum,
+                    };
+                    s.store_ptr(to, sum);
+                }
+            }
+        }
+    }
+}
+
+/// What has been seen of the scores of each query of a panel.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// The greatest score.
+    pub greatest: [f32; WIDTH],
+    /// The sum of `exp(score - greatest)`.
+    pub sum: [f32; WIDTH],
+    /// What the last block made of everything before it: `exp(greatest before - greatest now)`.
+    pub factor: [f32; WIDTH],
+}
+
+impl Seen {
+    /// Nothing yet.
+    pub const NOTHING: Seen =
+        Seen { greatest: [f32::NEG_INFINITY; WIDTH], sum: [0.0; WIDTH], factor: [0.0; WIDTH] };
+}
+
+/// What happens to scores before the softmax.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Change<'a> {
+    /// Where above 0, scores become `softcap * tanh(score)`: the division by it is part of the scale.
+    pub softcap: f32,
+    /// Added to the scores of each key.
+    pub by_key: Option<&'a [f32]>,
+    /// Added to the scores, a row of [`WIDTH`] values for each key.
+    pub by_query: Option<&'a [f32]>,
+    /// For each query the first key that it sees and the first that it does not see any more, counted from the block's
+    /// first; other scores become -inf.
+    pub visible: Option<&'a [[f32; WIDTH]; 2]>,
+}
+
+impl Change<'_> {
+    /// Whether nothing happens.
+    pub fn is_none(&self) -> bool {
+        self.softcap <= 0.0 && self.by_key.is_none() && self.by_query.is_none() && self.visible.is_none()
+    }
+}
+
+/// Changes the scores of `keys` rows of a panel.
+///
+/// # Panics
+/// If a slice does not have `keys` rows.
+pub fn change(isa: Isa, change: Change<'_>, scores: &mut [f32], keys: usize, columns: usize) {
+    assert!(columns <= WIDTH && scores.len() >= keys * WIDTH, "the scores have a row for each key");
+    assert!(change.by_key.is_none_or(|added| added.len() >= keys), "there is a value for each key");
+    assert!(change.by_query.is_none_or(|added| added.len() >= keys * WIDTH), "there is a row for each key");
+    dispatch(isa, Changed { change, scores, keys, columns });
+}
+
+/// Lengths are checked.
+struct Changed<'a> {
+    change: Change<'a>,
+    scores: &'a mut [f32],
+    keys: usize,
+    columns: usize,
+}
+
+impl SimdOp for Changed<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Change { softcap, by_key, by_query, visible } = self.change;
+        let (cap, hidden) = (s.splat(softcap), s.splat(f32::NEG_INFINITY));
+        for column in (0..self.columns).step_by(S::LANES) {
+            let (mut low, mut high) = (s.splat(f32::NEG_INFINITY), s.splat(f32::INFINITY));
+            if let Some([first, end]) = visible {
+                (low, high) = (s.load(first, column), s.load(end, column));
+            }
+            for key in 0..self.keys {
+                let at = key * WIDTH + column;
+                let mut score = s.load(self.scores, at);
+                if softcap > 0.0 {
+                    score = s.mul(cap, math::tanh(s, score));
+                }
+                if let Some(added) = by_key {
+                    score = s.add(score, s.splat(added[key]));
+                }
+                if let Some(added) = by_query {
+                    score = s.add(score, s.load(added, at));
+                }
+                if visible.is_some() {
+                    let place = s.splat(key as f32);
+                    score = s.select(s.le(low, place), score, hidden);
+                    score = s.select(s.lt(place, high), score, hidden);
+                }
+                s.store(self.scores, at, score);
+            }
+        }
+    }
+}
+
+/// Turns the scores of a block of keys into `exp(score - greatest)`, and counts them in what has been seen.
+///
+/// A query whose scores were all -inf so far has weights of 0.
+///
+/// # Panics
+/// If there is no row of scores for each key.
+pub fn weigh(isa: Isa, scores: &mut [f32], keys: usize, columns: usize, seen: &mut Seen) {
+    assert!(columns <= WIDTH && scores.len() >= keys * WIDTH, "the scores have a row for each key");
+    dispatch(isa, Weigh { scores, keys, columns, seen });
+}
+
+/// Lengths are checked.
+struct Weigh<'a> {
+    scores: &'a mut [f32],
+    keys: usize,
+    columns: usize,
+    seen: &'a mut Seen,
+}
+
+impl SimdOp for Weigh<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let vectors = self.columns.div_ceil(S::LANES);
+        for first in (0..vectors).step_by(VECTORS) {
+            match vectors - first {
+                1 => self.columns::<S, 1>(s, first * S::LANES),
+                2 => self.columns::<S, 2>(s, first * S::LANES),
+                _ => self.columns::<S, 3>(s, first * S::LANES),
+            }
+        }
+    }
+}
+
+impl Weigh<'_> {
+    /// `N` vectors of columns from `column` on.
+    #[inline(always)]
+    fn columns<S: Simd, const N: usize>(&mut self, s: S, column: usize) {
+        let scores = self.scores.as_mut_ptr();
+        let place = |key: usize, vector: usize| key * WIDTH + column + vector * S::LANES;
+        let mut before = [s.splat(0.0); N];
+        for (vector, before) in before.iter_mut().enumerate() {
+            *before = s.load(&self.seen.greatest, column + vector * S::LANES);
+        }
+        // Two runs of maxima, so that one need not wait for the other.
+        let (mut greatest, mut odd) = (before, before);
+        for key in (0..self.keys).step_by(2) {
+            let next = (key + 1).min(self.keys - 1);
+            for vector in 0..N {
+                // SAFETY: both rows are among those of the scores.
+                let (a, b) = unsafe {
+                    (s.load_ptr(scores.add(place(key, vector))), s.load_ptr(scores.add(place(next, vector))))
+                };
+                greatest[vector] = s.max_or_second(greatest[vector], a);
+                odd[vector] = s.max_or_second(odd[vector], b);
+            }
+        }
+        let mut shift = [s.splat(0.0); N];
+        for vector in 0..N {
+            greatest[vector] = s.max_or_second(greatest[vector], odd[vector]);
+            // Where everything was -inf, nothing is subtracted: the difference of two infinities is no number.
+            let none = s.eq(greatest[vector], s.splat(f32::NEG_INFINITY));
+            shift[vector] = s.select(none, s.splat(0.0), greatest[vector]);
+        }
+        let mut sums = [s.splat(0.0); N];
+        for key in 0..self.keys {
+            for vector in 0..N {
+                // SAFETY: the row is one of those of the scores.
+                unsafe {
+                    let to = scores.add(place(key, vector));
+                    let weight = math::exp_shifted(s, s.sub(s.load_ptr(to), shift[vector]));
+                    sums[vector] = s.add(sums[vector], weight);
+                    s.store_ptr(to, weight);
+                }
+            }
+        }
+        for vector in 0..N {
+            let at = column + vector * S::LANES;
+            let factor = math::exp_shifted(s, s.sub(before[vector], shift[vector]));
+            let sum = s.mul_add(s.load(&self.seen.sum, at), factor, sums[vector]);
+            s.store(&mut self.seen.greatest, at, greatest[vector]);
+            s.store(&mut self.seen.sum, at, sum);
+            s.store(&mut self.seen.factor, at, factor);
+        }
+    }
+}
+
+/// The weights of one query, as [`weigh`] makes them of a column: gives the factor for what was before.
+pub fn weigh_row(isa: Isa, scores: &mut [f32], greatest: &mut f32, sum: &mut f32) -> f32 {
+    dispatch(isa, WeighRow { scores, greatest, sum })
+}
+
+struct WeighRow<'a> {
+    scores: &'a mut [f32],
+    greatest: &'a mut f32,
+    sum: &'a mut f32,
+}
+
+impl SimdOp for WeighRow<'_> {
+    type Output = f32;
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let (len, before) = (self.scores.len(), *self.greatest);
+        let hidden = f32::NEG_INFINITY;
+        let mut greatest = s.splat(before);
+        for at in (0..len).step_by(S::LANES) {
+            let scores = s.load_partial(self.scores, at, (len - at).min(S::LANES), hidden);
+            greatest = s.max_or_second(greatest, scores);
+        }
+        let greatest = s.horizontal_max(greatest);
+        let shift = if greatest == hidden { 0.0 } else { greatest };
+        let mut sums = s.splat(0.0);
+        for at in (0..len).step_by(S::LANES) {
+            let count = (len - at).min(S::LANES);
+            let scores = s.load_partial(self.scores, at, count, hidden);
+            let weights = math::exp_shifted(s, s.sub(scores, s.splat(shift)));
+            sums = s.add(sums, weights);
+            s.store_partial(self.scores, at, count, weights);
+        }
+        let lanes = s.to_array(math::exp_shifted(s, s.splat(before - shift)));
+        let factor = lanes[0];
+        *self.greatest = greatest;
+        *self.sum = self.sum.mul_add(factor, s.horizontal_sum(sums));
+        factor
+    }
+}
+
+/// `to[row] = sum of left[row][i] * right[i]` for rows that start `stride` apart.
+///
+/// # Panics
+/// If the left side does not hold a row for each result.
+pub fn dots(isa: Isa, left: &[f32], stride: usize, right: &[f32], to: &mut [f32]) {
+    if let Some(last) = to.len().checked_sub(1) {
+        assert!(last * stride + right.len() <= left.len(), "the left side holds its rows");
+        dispatch(isa, Dots { left, stride, right, to });
+    }
+}
+
+/// Lengths are checked.
+struct Dots<'a> {
+    left: &'a [f32],
+    stride: usize,
+    right: &'a [f32],
+    to: &'a mut [f32],
+}
+
+impl SimdOp for Dots<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let len = self.right.len();
+        let whole = len - len % S::LANES;
+        let (left, right) = (self.left.as_ptr(), self.right.as_ptr());
+        for (row, to) in self.to.iter_mut().enumerate() {
+            let left = left.wrapping_add(row * self.stride);
+            let mut sums = [s.splat(0.0); 2];
+            // SAFETY: the row and the right side hold `len` values each.
+            unsafe {
+                for (turn, at) in (0..whole).step_by(S::LANES).enumerate() {
+                    let sum = &mut sums[turn % 2];
+                    *sum = s.mul_add(s.load_ptr(left.add(at)), s.load_ptr(right.add(at)), *sum);
+                }
+                if whole < len {
+                    let x = s.load_partial_ptr(left.add(whole), len - whole, 0.0);
+                    let y = s.load_partial_ptr(right.add(whole), len - whole, 0.0);
+                    sums[0] = s.mul_add(x, y, sums[0]);
+                }
+            }
+            *to = s.horizontal_sum(s.add(sums[0], sums[1]));
+        }
+    }
+}
+
+/// `to[i] = to[i] * factor + sum of weights[row] * rows[row][i]` for rows that start `stride` apart.
+///
+/// # Panics
+/// If there is no row for each weight.
+pub fn mix(isa: Isa, rows: &[f32], stride: usize, weights: &[f32], factor: f32, to: &mut [f32]) {
+    if let Some(last) = weights.len().checked_sub(1) {
+        assert!(last * stride + to.len() <= rows.len(), "there is a row for each weight");
+        dispatch(isa, Mix { rows, stride, weights, factor, to });
+    }
+}
+
+/// Lengths are checked.
+struct Mix<'a> {
+    rows: &'a [f32],
+    stride: usize,
+    weights: &'a [f32],
+    factor: f32,
+    to: &'a mut [f32],
+}
+
+impl SimdOp for Mix<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let mut at = 0;
+        while at + 4 * S::LANES <= self.to.len() {
+            self.vectors::<S, 4>(s, at, S::LANES);
+            at += 4 * S::LANES;
+        }
+        while at < self.to.len() {
+            let count = (self.to.len() - at).min(S::LANES);
+            self.vectors::<S, 1>(s, at, count);
+            at += S::LANES;
+        }
+    }
+}
+
+impl Mix<'_> {
+    /// `N` vectors from `at` on, each with `count` values: all, or fewer of a single one.
+    #[inline(always)]
+    fn vectors<S: Simd, const N: usize>(&mut self, s: S, at: usize, count: usize) {
+        let mut sums = [s.splat(0.0); N];
+        let mut row = self.rows.as_ptr().wrapping_add(at);
+        for weight in self.weights {
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: each row holds as many values as the result.
+                let values = unsafe { load(s, row.add(vector * S::LANES), count) };
+                *sum = s.mul_add(s.splat(*weight), values, *sum);
+            }
+            row = row.wrapping_add(self.stride);
+        }
+        for (vector, sum) in sums.into_iter().enumerate() {
+            let at = at + vector * S::LANES;
+            let before = s.load_partial(self.to, at, count, 0.0);
+            s.store_partial(self.to, at, count, s.mul_add(before, s.splat(self.factor), sum));
+        }
+    }
+}
+
+/// A vector, or the first values of one.
+///
+/// # Safety
+/// `count` values can be read.
+#[inline(always)]
+unsafe fn load<S: Simd>(s: S, from: *const f32, count: usize) -> S::F32 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match count == S::LANES {
+            true => s.load_ptr(from),
+            false => s.load_partial_ptr(from, count, 0.0),
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Depthwise convolution of a plane where it lies: what a window meets beyond the plane is masked out of the loads, so
+//! that nothing is copied to be padded.
+
+use super::slices::UnaryOp;
+use super::stencil::{Filter, store_in_order};
+use super::{MAX_LANES, Simd};
+use crate::vector::window::Window;
+
+/// Output rows that share the loads of an input row.
+const ROWS: usize = 4;
+
+/// The largest kernel of [`square`].
+const LARGEST: usize = 7;
+
+/// The masks of the loads that make the `LARGEST` shifted vectors of a row.
+type Masks<S> = [<S as Simd>::Mask; LARGEST + 1];
+
+/// Convolves a plane with a `K` by `K` kernel at strides of `STRIDE` (1 or 2) and no dilation:
+/// `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`.
+///
+/// # Panics
+/// If a slice does not have the length that the window says, or the window is another.
+#[inline(always)]
+pub fn square<S: Simd, E: UnaryOp, const K: usize, const STRIDE: usize>(
+    s: S,
+    window: &Window,
+    from: &[f32],
+    filter: Filter<'_>,
+    epilogue: E,
+    out: &mut [f32],
+) {
+    const { assert!(K <= LARGEST && (STRIDE == 1 || STRIDE == 2)) };
+    let Window { input, output, kernel, strides, dilations, .. } = *window;
+    assert!(
+        kernel == [K; 2] && strides == [STRIDE; 2] && dilations == [1; 2],
+        "the window is a plain square"
+    );
+    assert!(from.len() == input[0] * input[1] && out.len() == output[0] * output[1], "whole planes");
+    assert!(filter.weights.len() == K * K, "each tap has its weight");
+    let mut weights = [[s.splat(0.0); K]; K];
+    for (row, values) in weights.iter_mut().zip(filter.weights.chunks_exact(K)) {
+        for (weight, value) in row.iter_mut().zip(values) {
+            *weight = s.splat(*value);
+        }
+    }
+    let rows = Rows::<S, K> { window, from: from.as_ptr(), weights, bias: s.splat(filter.bias) };
+    // The last block is moved back over rows that are computed twice.
+    let mut next = 0;
+    while next < output[0] {
+        // SAFETY: the plane and the result have the lengths that the window says, and the block's rows are in the result.
+        next += unsafe {
+            match output[0] >= ROWS {
+                true => rows.block::<E, STRIDE, ROWS>(s, next.min(output[0] - ROWS), epilogue, out),
+                false => rows.block::<E, STRIDE, 1>(s, next, epilogue, out),
+            }
+        };
+    }
+}
+
+/// What the blocks of rows of a plane share.
+struct Rows<'a, S: Simd, const K: usize> {
+    window: &'a Window,
+    from: *const f32,
+    weights: [[S::F32; K]; K],
+    bias: S::F32,
+}
+
+impl<S: Simd, const K: usize> Rows<'_, S, K> {
+    /// Writes `R` output rows from `row` on. Gives how many these are.
+    ///
+    /// # Safety
+    /// `from` and `out` are whole planes, and `out` holds the rows.
+    #[inline(always)]
+    unsafe fn block<E: UnaryOp, const STRIDE: usize, const R: usize>(
+        &self,
+        s: S,
+        row: usize,
+        epilogue: E,
+        out: &mut [f32],
+    ) -> usize {
+        let Window { input: [_, columns], output: [_, width], pads: [_, left], .. } = *self.window;
+        // From the first place that a vector of results reads to behind the last.
+        let span = S::LANES * STRIDE + (K - 1).next_multiple_of(STRIDE);
+        let (to, len) = (out.as_mut_ptr(), out.len());
+        let mut next = 0;
+        while next < width {
+            let at = if next + S::LANES > width { width.saturating_sub(S::LANES) } else { next };
+            let first = (at * STRIDE).wrapping_sub(left) as isize;
+            // SAFETY: loads within the columns of a row need no mask; the others have it. The rows are in the result.
+            unsafe {
+                let sums = if first >= 0 && first as usize + span <= columns {
+                    self.sums::<STRIDE, R, false>(s, row, first)
+                } else {
+                    self.sums::<STRIDE, R, true>(s, row, first)
+                };
+                for (index, sum) in sums.into_iter().enumerate() {
+                    let start = (row + index) * width + at;
+                    store_in_order(s, to, len, start, width - at, epilogue.apply(s, sum));
+                }
+            }
+            next += S::LANES;
+        }
+        R
+    }
+
+    /// The sums of a vector of each of `R` rows from `row` on, whose windows begin in column `first`.
+    ///
+    /// # Safety
+    /// `from` is a whole plane, and without masks all columns that are read are in it.
+    #[inline(always)]
+    unsafe fn sums<const STRIDE: usize, const R: usize, const MASKED: bool>(
+        &self,
+        s: S,
+        row: usize,
+        first: isize,
+    ) -> [S::F32; R] {
+        const { assert!((R - 1) * STRIDE + K <= 13, "all input rows are written out") };
+        let Window { input: [height, columns], pads: [top, _], .. } = *self.window;
+        let masks = masks::<S, STRIDE, MASKED>(s, first, columns);
+        let mut sums = [self.bias; R];
+        // Written out, as the compiler does not unroll a loop of this size, and only constant places stay in registers.
+        macro_rules! input_rows {
+            ($($index:literal)+) => {
+                $(if $index < (R - 1) * STRIDE + K {
+                    let y = (row * STRIDE + $index).wrapping_sub(top);
+                    if y < height {
+                        let start = self.from.wrapping_add(y * columns).wrapping_offset(first);
+                        // SAFETY: the row is in the plane; as to its columns, the caller vouches or there are masks.
+                        unsafe {
+                            let values = shifted::<S, K, STRIDE, MASKED>(s, start, &masks);
+                            self.add_input_row::<STRIDE, R>(s, &values, $index, &mut sums);
+                        }
+                    }
+                })+
+            };
+        }
+        input_rows!(0 1 2 3 4 5 6 7 8 9 10 11 12);
+        sums
+    }
+
+    /// Adds what one input row gives to the sums of `R` output rows.
+    #[inline(always)]
+    fn add_input_row<const STRIDE: usize, const R: usize>(
+        &self,
+        s: S,
+        values: &[S::F32; K],
+        input_row: usize,
+        sums: &mut [S::F32; R],
+    ) {
+        for kx in 0..K {
+            for (row, sum) in sums.iter_mut().enumerate() {
+                if row * STRIDE <= input_row && input_row < row * STRIDE + K {
+                    *sum = s.mul_add(values[kx], self.weights[input_row - row * STRIDE][kx], *sum);
+                }
+            }
+        }
+    }
+}
+
+/// Which lanes of the loads of [`shifted`] are in a row of `columns`, where the first begins in column `first`.
+#[inline(always)]
+fn masks<S: Simd, const STRIDE: usize, const MASKED: bool>(s: S, first: isize, columns: usize) -> Masks<S> {
+    let mut masks = [s.mask_of_bits(0); LARGEST + 1];
+    if MASKED {
+        for (index, mask) in masks.iter_mut().enumerate() {
+            let place = first + load_offset::<S, STRIDE>(index) as isize;
+            *mask = s.mask_of_bits(bits_within(place, columns));
+        }
+    }
+    masks
+}
+
+/// Where the loads of [`shifted`] begin.
+#[inline(always)]
+fn load_offset<S: Simd, const STRIDE: usize>(index: usize) -> usize {
+    if STRIDE == 1 { index } else { index / 2 * 2 + index % 2 * S::LANES }
+}
+
+/// The places from `first` on that are not negative and less than `len`, a bit for each lane.
+#[inline(always)]
+fn bits_within(first: isize, len: usize) -> u16 {
+    let lanes = MAX_LANES as isize;
+    let below = (-first).clamp(0, lanes) as u32;
+    let end = (len as isize - first).clamp(0, lanes) as u32;
+    ((1_u32 << end).wrapping_sub(1) & !((1_u32 << below) - 1)) as u16
+}
+
+/// `K` vectors: of each `STRIDE`th value from `start` on, from one behind it on, and so on.
+///
+/// # Safety
+/// All that is read is readable; with masks, where these are true.
+#[inline(always)]
+unsafe fn shifted<S: Simd, const K: usize, const STRIDE: usize, const MASKED: bool>(
+    s: S,
+    start: *const f32,
+    masks: &Masks<S>,
+) -> [S::F32; K] {
+    let load = |index: usize| {
+        let from = start.wrapping_add(load_offset::<S, STRIDE>(index));
+        // SAFETY: as the caller promises.
+        unsafe { if MASKED { s.load_masked_ptr(from, masks[index]) } else { s.load_ptr(from) } }
+    };
+    let mut values = [s.splat(0.0); K];
+    if STRIDE == 1 {
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = load(index);
+        }
+    } else {
+        for (pair, values) in values.chunks_mut(2).enumerate() {
+            let (even, odd) = s.part_even_odd(load(2 * pair), load(2 * pair + 1));
+            values[0] = even;
+            if let [_, second] = values {
+                *second = odd;
+            }
+        }
+    }
+    values
+}
+
+/// How planes are convolved as single rows, which wastes no lanes where rows are much narrower than a vector. The strides are 1 and a row
+/// of results is as wide as a row of the plane, so that each tap reads at a constant distance.
+#[derive(Debug, Clone)]
+pub struct FlatPlan {
+    input_len: usize,
+    output_len: usize,
+    lanes: usize,
+    /// From the place of a result to what each tap reads for it.
+    offsets: Vec<isize>,
+    /// For each vector of results and each tap the lanes that are in the plane.
+    masks: Vec<u16>,
+}
+
+impl FlatPlan {
+    /// Plans it for vectors of `lanes`, if the window allows it.
+    pub fn new(lanes: usize, window: &Window) -> Option<FlatPlan> {
+        let Window { input, output, kernel, strides, dilations, pads } = *window;
+        if strides != [1; 2] || input[1] != output[1] {
+            return None;
+        }
+        let (output_len, taps) = (output[0] * output[1], kernel[0] * kernel[1]);
+        let mut offsets = Vec::with_capacity(taps);
+        let mut masks = vec![0; output_len.div_ceil(lanes) * taps];
+        for tap in 0..taps {
+            let at = [tap / kernel[1], tap % kernel[1]];
+            let [y, x] =
+                [0, 1].map(|axis| at[axis] as isize * dilations[axis] as isize - pads[axis] as isize);
+            offsets.push(y * input[1] as isize + x);
+            let within = |axis: usize, shift: isize| {
+                let end = (input[axis] as isize - shift).clamp(0, output[axis] as isize);
+                (-shift).clamp(0, end) as usize..end as usize
+            };
+            for row in within(0, y) {
+                for place in within(1, x) {
+                    let place = row * output[1] + place;
+                    masks[place / lanes * taps + tap] |= 1 << (place % lanes);
+                }
+            }
+        }
+        Some(FlatPlan { input_len: input[0] * input[1], output_len, lanes, offsets, masks })
+    }
+
+    /// Convolves one plane: `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`.
+    ///
+    /// # Panics
+    /// If a slice does not have the length that the window says, or the plan is for other vectors.
+    #[inline(always)]
+    pub fn run<S: Simd, E: UnaryOp>(
+        &self,
+        s: S,
+        from: &[f32],
+        filter: Filter<'_>,
+        epilogue: E,
+        out: &mut [f32],
+    ) {
+        assert!(self.lanes == S::LANES, "the plan is for these vectors");
+        assert!(from.len() == self.input_len && out.len() == self.output_len, "whole planes");
+        assert!(filter.weights.len() == self.offsets.len(), "each tap has its weight");
+        let vectors = self.output_len.div_ceil(S::LANES);
+        let mut vector = 0;
+        while vector < vectors {
+            // SAFETY: the plane is the one that the masks are for, and the vectors begin in the result.
+            vector += unsafe {
+                match vectors - vector {
+                    1 => self.vectors::<S, E, 1>(s, vector, from, filter, epilogue, out),
+                    2 => self.vectors::<S, E, 2>(s, vector, from, filter, epilogue, out),
+                    3 => self.vectors::<S, E, 3>(s, vector, from, filter, epilogue, out),
+                    _ => self.vectors::<S, E, 4>(s, vector, from, filter, epilogue, out),
+                }
+            };
+        }
+    }
+
+    /// `N` vectors of results from `vector` on. Gives how many these are.
+    ///
+    /// # Safety
+    /// `from` and `out` are whole planes, and the vectors begin in `out`.
+    #[inline(always)]
+    unsafe fn vectors<S: Simd, E: UnaryOp, const N: usize>(
+        &self,
+        s: S,
+        vector: usize,
+        from: &[f32],
+        filter: Filter<'_>,
+        epilogue: E,
+        out: &mut [f32],
+    ) -> usize {
+        let taps = self.offsets.len();
+        let start = from.as_ptr().wrapping_add(vector * S::LANES);
+        let masks = &self.masks[vector * taps..][..N * taps];
+        let mut sums = [s.splat(filter.bias); N];
+        for (tap, (offset, weight)) in self.offsets.iter().zip(filter.weights).enumerate() {
+            let weight = s.splat(*weight);
+            for (part, sum) in sums.iter_mut().enumerate() {
+                let place = start.wrapping_offset(*offset).wrapping_add(part * S::LANES);
+                // SAFETY: the mask has only lanes whose place is in the plane.
+                let x = unsafe { s.load_masked_ptr(place, s.mask_of_bits(masks[part * taps + tap])) };
+                *sum = s.mul_add(x, weight, *sum);
+            }
+        }
+        for (part, sum) in sums.into_iter().enumerate() {
+            let at = (vector + part) * S::LANES;
+            let value = epilogue.apply(s, sum);
+            match out.len() - at {
+                rest if rest < S::LANES => s.store_partial(out, at, rest, value),
+                _ => s.store(out, at, value),
+            }
+        }
+        N
+    }
+}
