@@ -40,10 +40,13 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
     let mut throughput = table::new(&[
         "case",
         "8 processes, runs/s",
+        "CPU ms",
         "8 callers, 1 thread",
         "to processes",
+        "CPU ms",
         "8 callers, 2 threads",
         "to processes",
+        "CPU ms",
     ]);
     for case in &chosen {
         let timing = |threads: usize| Timing {
@@ -63,10 +66,20 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
             ]);
         }
         calls.add_row(cells);
-        let mut cells = vec![case.name.clone()];
         let [apart, together @ ..] = throughputs(&timing, &tools, options.rounds)?;
-        cells.push(format!("{apart:.1}"));
-        cells.extend(together.iter().flat_map(|rate| [format!("{rate:.1}"), decimals(Some(rate / apart))]));
+        let mut cells = vec![
+            case.name.clone(),
+            format!("{:.1}", apart.runs_per_second),
+            milliseconds(Some(apart.cpu_ms)),
+        ];
+        for caller in together {
+            let share = caller.runs_per_second / apart.runs_per_second;
+            cells.extend([
+                format!("{:.1}", caller.runs_per_second),
+                decimals(Some(share)),
+                milliseconds(Some(caller.cpu_ms)),
+            ]);
+        }
         throughput.add_row(cells);
         eprintln!("measured {}", case.name);
     }
@@ -94,19 +107,40 @@ fn processor_times(
     Ok((work, called))
 }
 
-/// Runs per second of separate processes with one thread each, of callers on a session with one thread, and of callers on one with two; the most of the
-/// rounds.
-fn throughputs(timing: &impl Fn(usize) -> Timing, tools: &Tools, rounds: usize) -> Result<[f64; 3]> {
+/// What all callers together reach.
+#[derive(Clone, Copy)]
+struct Throughput {
+    runs_per_second: f64,
+    /// Processor time of a run.
+    cpu_ms: f64,
+}
+
+impl Throughput {
+    fn of(report: &Report) -> Result<Self> {
+        let runs_per_second = report.runs_per_second.context("no runs per second")?;
+        Ok(Self { runs_per_second, cpu_ms: report.cpu_ms.context("no processor time")? })
+    }
+
+    /// The better of two rounds in each respect.
+    fn best(self, other: Self) -> Self {
+        Self {
+            runs_per_second: self.runs_per_second.max(other.runs_per_second),
+            cpu_ms: self.cpu_ms.min(other.cpu_ms),
+        }
+    }
+}
+
+/// What separate processes with one thread each reach, callers on a session with one thread, and callers on one with two; the best of the rounds.
+fn throughputs(timing: &impl Fn(usize) -> Timing, tools: &Tools, rounds: usize) -> Result<[Throughput; 3]> {
     let callers = CALLERS.to_string();
-    let mut best = [0.0_f64; 3];
+    let on_one = |threads: usize| -> Result<Throughput> {
+        Throughput::of(&report(&timing(threads), tools, Runtime::Ours, &["--concurrency", &callers])?)
+    };
+    let mut best = [Throughput { runs_per_second: 0.0, cpu_ms: f64::INFINITY }; 3];
     for _ in 0..rounds {
-        let on_one = |threads: usize| -> Result<f64> {
-            let report = report(&timing(threads), tools, Runtime::Ours, &["--concurrency", &callers])?;
-            report.runs_per_second.context("no runs per second")
-        };
         let round = [apart(&timing(1), tools)?, on_one(1)?, on_one(THREADS)?];
-        for (best, rate) in best.iter_mut().zip(round) {
-            *best = best.max(rate);
+        for (best, found) in best.iter_mut().zip(round) {
+            *best = best.best(found);
         }
     }
     Ok(best)
@@ -116,22 +150,23 @@ fn report(timing: &Timing, tools: &Tools, runtime: Runtime, extra: &[&str]) -> R
     parse(&capture(&mut timing.command(tools, runtime, extra))?)
 }
 
-/// Runs per second of processes of our own at the same time. Each counts its own seconds; they begin within a moment of each other, as loading is short.
-fn apart(timing: &Timing, tools: &Tools) -> Result<f64> {
+/// What processes of our own reach at the same time. Each counts its own seconds; they begin within a moment of each other, as loading is short.
+fn apart(timing: &Timing, tools: &Tools) -> Result<Throughput> {
     let mut children = Vec::new();
     for _ in 0..CALLERS {
         let mut command = timing.command(tools, Runtime::Ours, &[]);
         let child = command.stdout(Stdio::piped()).spawn();
         children.push(child.with_context(|| format!("cannot run {}", describe(&command)))?);
     }
-    let mut sum = 0.0;
+    let mut sum = Throughput { runs_per_second: 0.0, cpu_ms: 0.0 };
     for child in children {
         let output = child.wait_with_output()?;
         if !output.status.success() {
             bail!("one of {CALLERS} processes failed ({})", output.status);
         }
-        let report = parse(&String::from_utf8_lossy(&output.stdout))?;
-        sum += report.runs_per_second.context("no runs per second")?;
+        let one = Throughput::of(&parse(&String::from_utf8_lossy(&output.stdout))?)?;
+        sum.runs_per_second += one.runs_per_second;
+        sum.cpu_ms += one.cpu_ms / CALLERS as f64;
     }
     Ok(sum)
 }
