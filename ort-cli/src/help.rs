@@ -28,6 +28,7 @@ Examples:
   ort bench model.onnx
   ort bench model.onnx --dim batch=8 --threads 2 --seconds 10
   ort bench model.onnx --concurrency 4
+  ort bench model.onnx --rate 6          what runs cost that are called now and then
   ort bench model.onnx --json | jq .median_ms";
 
 pub(crate) const INSPECT: &str = "\

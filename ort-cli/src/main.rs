@@ -19,7 +19,9 @@ mod cmd;
 mod distribution;
 mod help;
 mod inputs;
+mod operations;
 mod output;
+mod processor;
 mod resident;
 
 use std::any::Any;
@@ -79,6 +81,9 @@ enum Command {
     /// List the execution providers of this program, and which of them work here.
     #[command(after_help = help::PROVIDERS)]
     Providers(cmd::providers::ProvidersArgs),
+    /// Measure what this processor can do at the most.
+    #[command(hide = true)]
+    Limits(cmd::limits::LimitsArgs),
 }
 
 fn main() -> ExitCode {
@@ -117,6 +122,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Test(args) => cmd::test::run(&args),
         Command::Providers(args) => cmd::providers::run(&args),
+        Command::Limits(args) => cmd::limits::run(&args),
     }
 }
 

@@ -101,6 +101,9 @@ fn bench_prints_one_object_with_every_field() {
             "mean_ms",
             "p90_ms",
             "p99_ms",
+            "cpu_ms",
+            "runs_per_second",
+            "operations",
             "baseline_rss",
             "peak_rss",
             "rss_anon",
@@ -116,6 +119,26 @@ fn bench_prints_one_object_with_every_field() {
     assert!(json["min_ms"].as_f64() <= json["median_ms"].as_f64());
     assert!(json["planned_peak"].as_u64() >= Some(16));
     assert!(run(&["bench", &path, "--seconds", "0.05", "--concurrency", "2"]).stdout.contains("median"));
+}
+
+#[test]
+fn limits_are_measured_for_some_threads() {
+    let json = run(&["limits", "--threads", "2"]).json();
+    assert_keys(&json, &["threads", "isa", "flops", "copies"]);
+    assert_eq!(json["threads"], 2);
+    // No processor of this century is slower.
+    assert!(json["flops"].as_f64().unwrap() > 1e8, "{json}");
+    assert_eq!(json["copies"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn bench_keeps_to_a_rate() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let json = run(&["bench", &path, "--json", "--seconds", "0.25", "--rate", "20", "--threads", "1"]).json();
+    // At 0, 50, 100, 150 and 200 ms, and no more on a busy machine.
+    assert!((1..=5).contains(&json["runs"].as_u64().unwrap()), "{json}");
+    assert!(json["runs_per_second"].as_f64().unwrap() <= 20.5, "{json}");
 }
 
 #[test]

@@ -43,8 +43,34 @@ pub(crate) struct Case {
 }
 
 #[derive(Deserialize)]
-struct Cases {
+struct Table {
     cases: Vec<Case>,
+}
+
+/// Where a set of cases is.
+pub(crate) struct Cases {
+    /// The file that lists them.
+    pub(crate) table: PathBuf,
+    /// The folder of their models.
+    pub(crate) models: PathBuf,
+    /// The folder with one folder per case, for inputs and reference outputs.
+    pub(crate) folder: PathBuf,
+}
+
+impl Cases {
+    /// The cases that are compared.
+    pub(crate) fn standard(workspace: &Workspace) -> Self {
+        Self {
+            table: workspace.own("data/cases.json"),
+            models: models::folder(workspace),
+            folder: workspace.target.join("compare"),
+        }
+    }
+
+    /// The file of a case's model.
+    pub(crate) fn model(&self, case: &Case) -> PathBuf {
+        self.models.join(format!("{}.onnx", case.model))
+    }
 }
 
 #[derive(Serialize)]
@@ -83,10 +109,10 @@ impl OutputDifference {
 }
 
 /// The cases that the names choose, by case or by model; all where there are no names.
-pub(crate) fn chosen_cases(workspace: &Workspace, names: &[String]) -> Result<Vec<Case>> {
-    let path = workspace.own("data/cases.json");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let all: Cases =
+pub(crate) fn chosen_cases(cases: &Cases, names: &[String]) -> Result<Vec<Case>> {
+    let path = &cases.table;
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let all: Table =
         serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
     let known = |name: &String| all.cases.iter().any(|case| case.name == *name || case.model == *name);
     if let Some(unknown) = names.iter().find(|name| !known(name)) {
@@ -96,36 +122,34 @@ pub(crate) fn chosen_cases(workspace: &Workspace, names: &[String]) -> Result<Ve
     Ok(all.cases.into_iter().filter(chosen).collect())
 }
 
-/// Makes models, inputs and reference outputs of the cases; returns the folder with one folder per case.
-pub(crate) fn prepare(workspace: &Workspace, python: &Python, cases: &[Case]) -> Result<PathBuf> {
-    let models: BTreeSet<String> = cases.iter().map(|case| case.model.clone()).collect();
-    models::make(workspace, python, &models.into_iter().collect::<Vec<_>>())?;
-    let folder = workspace.target.join("compare");
-    run_command(
-        python
-            .script("reference.py")
-            .arg(workspace.own("data/cases.json"))
-            .arg(models::folder(workspace))
-            .arg(&folder)
-            .args(cases.iter().map(|case| &case.name)),
-    )?;
-    Ok(folder)
+/// Makes the models of standard cases, and inputs and reference outputs.
+pub(crate) fn prepare(workspace: &Workspace, python: &Python, cases: &Cases, chosen: &[Case]) -> Result<()> {
+    let names: BTreeSet<String> = chosen.iter().map(|case| case.model.clone()).collect();
+    models::make(workspace, python, &names.into_iter().collect::<Vec<_>>())?;
+    make_inputs(python, cases, chosen)
+}
+
+/// Makes inputs and reference outputs of cases whose models are there.
+pub(crate) fn make_inputs(python: &Python, cases: &Cases, chosen: &[Case]) -> Result<()> {
+    let mut command = python.script("reference.py");
+    command.arg(&cases.table).arg(&cases.models).arg(&cases.folder);
+    run_command(command.args(chosen.iter().map(|case| &case.name)))
 }
 
 /// Runs the cases, prints the table; an error where one is out of tolerance.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
-    let cases = chosen_cases(workspace, &options.only)?;
+    let set = Cases::standard(workspace);
+    let cases = chosen_cases(&set, &options.only)?;
     let python = Python::open(workspace)?;
-    let folder = prepare(workspace, &python, &cases)?;
+    prepare(workspace, &python, &set, &cases)?;
     let ort = workspace.build_ort()?;
 
     let mut broken = Vec::new();
     let mut measurements = Vec::new();
     for case in &cases {
-        let model = models::folder(workspace).join(format!("{}.onnx", case.model));
-        match run_ours(&ort, &model, &folder.join(&case.name)) {
+        match run_ours(&ort, &set.model(case), &set.folder.join(&case.name)) {
             Ok(ours) => {
-                let reference = folder.join(&case.name).join("reference.npz");
+                let reference = set.folder.join(&case.name).join("reference.npz");
                 measurements.push(Measurement { case: &case.name, reference, ours });
             }
             Err(error) => broken.push((case.name.as_str(), format!("{error:#}"))),

@@ -9,8 +9,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::bench::{Report, mebibytes, parse};
-use crate::compare::{Case, Options, chosen_cases, prepare};
-use crate::models;
+use crate::compare::{Case, Cases, Options, chosen_cases, prepare};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::table;
@@ -21,8 +20,9 @@ const MOST_OVER: f64 = 1.02;
 
 /// Runs the cases and prints a table; an error where a prediction is wrong or a process grows too far.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
-    let cases = chosen_cases(workspace, &options.only)?;
-    let folder = prepare(workspace, &Python::open(workspace)?, &cases)?;
+    let set = Cases::standard(workspace);
+    let cases = chosen_cases(&set, &options.only)?;
+    prepare(workspace, &Python::open(workspace)?, &set, &cases)?;
     let ort = workspace.build_ort()?;
     let mut rows = table::new(&[
         "case",
@@ -36,8 +36,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     ]);
     let mut failed = 0;
     for case in &cases {
-        let model = models::folder(workspace).join(format!("{}.onnx", case.model));
-        let verdict = match report_of(&ort, &model, &folder.join(&case.name).join("inputs.npz")) {
+        let inputs = set.folder.join(&case.name).join("inputs.npz");
+        let verdict = match report_of(&ort, &set.model(case), &inputs) {
             Ok(report) => {
                 let verdict = judge(case, &report);
                 rows.add_row(row(case, &report, verdict.as_ref().err()));

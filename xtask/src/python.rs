@@ -1,7 +1,7 @@
 //! The private Python environment with the ONNX packages, made on demand and kept.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -31,15 +31,34 @@ impl Python {
         let stamp = folder.join("requirements.installed");
         let binaries = folder.join(if cfg!(windows) { "Scripts" } else { "bin" });
         let interpreter = binaries.join(format!("python{}", std::env::consts::EXE_SUFFIX));
+        let python = Self { interpreter, scripts: workspace.own("python") };
         if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
             let system = system_interpreter()?;
             run(Command::new(system).args(["-m", "venv", "--clear"]).arg(&folder))?;
-            run(Command::new(&interpreter)
-                .args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"])
-                .arg(&requirements))?;
+            python.install(&requirements)?;
             fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
         }
-        Ok(Self { interpreter, scripts: workspace.own("python") })
+        Ok(python)
+    }
+
+    /// The same with the packages of `python/bench_requirements.txt`, which only timing needs, put into it on demand.
+    pub(crate) fn open_for_bench(workspace: &Workspace) -> Result<Self> {
+        let python = Self::open(workspace)?;
+        let requirements = workspace.own("python/bench_requirements.txt");
+        let wanted = fs::read_to_string(&requirements)
+            .with_context(|| format!("cannot read {}", requirements.display()))?;
+        let stamp = workspace.target.join("python").join("bench_requirements.installed");
+        if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
+            python.install(&requirements)?;
+            fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
+        }
+        Ok(python)
+    }
+
+    fn install(&self, requirements: &Path) -> Result<()> {
+        let mut command = Command::new(&self.interpreter);
+        command.args(["-m", "pip", "install", "--quiet", "--no-deps", "--requirement"]);
+        run(command.arg(requirements))
     }
 
     /// A command that runs one of our scripts.

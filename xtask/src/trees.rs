@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::bench::{Side, Timing, time_pair};
+use crate::bench::{Runtime, Side, Timing, Tools, check, decimals, milliseconds};
 use crate::python::Python;
 use crate::table;
 use crate::workspace::{Workspace, run as run_command};
@@ -39,7 +39,7 @@ pub(crate) struct Options {
     /// Seconds of each timing.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Rounds of ours and then ONNX Runtime; the medians of all rounds are compared.
+    /// Rounds of ours and then ONNX Runtime; the best round of each counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Threads inside one operator.
@@ -53,9 +53,7 @@ pub(crate) struct Options {
 /// Fits the models that are missing, times them, and prints a table. Times are of one call of a session's `run`: in this process's child
 /// for ours, from Python for ONNX Runtime; the model `identity` shows what that costs without a model.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    if options.rounds == 0 || options.seconds.is_nan() || options.seconds <= 0.0 {
-        bail!("--rounds and --seconds must be over zero");
-    }
+    check(options.rounds, options.seconds)?;
     let path = workspace.own(TABLE);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let trees: Trees =
@@ -72,7 +70,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let python = Python::open(workspace)?;
     let folder = workspace.target.join("trees");
     run_command(python.script("make_trees.py").arg(&path).arg(&folder).args(&options.only))?;
-    let ort = workspace.build_ort()?;
+    let tools = Tools::new(workspace, python)?;
     let rows = if options.same { "same" } else { "rows" };
 
     let mut times =
@@ -89,9 +87,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                     seconds: options.seconds,
                     rows: Some(batch),
                 };
-                let (ours, reference) =
-                    time_pair(options.rounds, || timing.ours(&ort, &[]), || timing.reference(&python))?;
-                times.add_row(row(&model.name, [batch, threads], &ours, &reference));
+                let runtimes = [Runtime::Ours, Runtime::OnnxRuntime];
+                let sides = timing.in_turn(&tools, &runtimes, options.rounds)?;
+                times.add_row(row(&model.name, [batch, threads], &sides));
                 eprintln!("timed {} with batches of {batch} and {threads} threads", model.name);
             }
         }
@@ -100,16 +98,19 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn row(name: &str, [batch, threads]: [usize; 2], ours: &Side, reference: &Side) -> Vec<String> {
-    let ms = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+fn row(name: &str, [batch, threads]: [usize; 2], sides: &[Option<Side>]) -> Vec<String> {
+    let side = |index: usize| sides.get(index).and_then(Option::as_ref);
+    let median = |index: usize| side(index).map(|side| side.median_ms);
+    let load = |index: usize| milliseconds(side(index).and_then(|side| side.load_ms));
+    let microseconds = |index: usize| median(index).map_or("-".to_owned(), |ms| format!("{:.1}", ms * 1e3));
     vec![
         name.to_owned(),
         batch.to_string(),
         threads.to_string(),
-        format!("{:.1}", ours.median_ms * 1e3),
-        format!("{:.1}", reference.median_ms * 1e3),
-        format!("{:.2}", ours.median_ms / reference.median_ms),
-        ms(ours.last.load_ms),
-        ms(reference.last.load_ms),
+        microseconds(0),
+        microseconds(1),
+        decimals(median(0).zip(median(1)).map(|(ours, other)| ours / other)),
+        load(0),
+        load(1),
     ]
 }

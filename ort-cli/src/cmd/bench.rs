@@ -11,7 +11,9 @@ use serde::Serialize;
 
 use crate::args::{ModelArgs, human_bytes};
 use crate::inputs::gather;
+use crate::operations;
 use crate::output::say;
+use crate::processor;
 use crate::resident;
 
 /// Loads, warms up and times a model.
@@ -34,6 +36,9 @@ pub(crate) struct BenchArgs {
     /// Each run takes the next N rows of all inputs, places of their first dimensions, and begins anew after the last
     #[arg(long, value_name = "N")]
     rows: Option<NonZeroUsize>,
+    /// Each caller begins N runs a second, or as many as it can, instead of one after another
+    #[arg(long, value_name = "N", value_parser = rate)]
+    rate: Option<f64>,
 }
 
 /// The inputs of one run.
@@ -42,6 +47,20 @@ type Given<'a> = Vec<(&'a str, Value)>;
 fn seconds(text: &str) -> Result<Duration, String> {
     let number = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     number.ok_or_else(|| format!("`{text}` is not a number of seconds"))
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    number.ok_or_else(|| format!("`{text}` is not a number over zero"))
+}
+
+/// What all callers did.
+struct Measured {
+    /// The time of each run, from the shortest to the longest.
+    times: Vec<Duration>,
+    elapsed: Duration,
+    /// Of all threads.
+    processor: Option<Duration>,
 }
 
 /// Times in milliseconds, memory in bytes; null where the platform cannot measure.
@@ -59,6 +78,11 @@ struct Report {
     mean_ms: f64,
     p90_ms: f64,
     p99_ms: f64,
+    /// What all threads spent on a run, on average.
+    cpu_ms: Option<f64>,
+    runs_per_second: f64,
+    /// The multiplications and additions of a run's products; null where shapes depend on data.
+    operations: Option<u64>,
     baseline_rss: Option<u64>,
     peak_rss: Option<u64>,
     rss_anon: Option<u64>,
@@ -89,8 +113,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     for _ in 0..args.warmup {
         drop(session.run(begin)?);
     }
-    let mut times = measure(&session, &given, args)?;
-    times.sort();
+    let Measured { times, elapsed, processor } = measure(&session, &given, args)?;
     let after = resident::measure();
     let memory = session.memory();
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
@@ -109,6 +132,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         mean_ms: milliseconds(times.iter().sum::<Duration>()) / times.len() as f64,
         p90_ms: milliseconds(at(0.9)),
         p99_ms: milliseconds(at(0.99)),
+        cpu_ms: processor.map(|processor| milliseconds(processor) / times.len() as f64),
+        runs_per_second: times.len() as f64 / elapsed.as_secs_f64(),
+        operations: operations::count(&model, begin),
         baseline_rss: baseline.now,
         peak_rss: after.peak,
         rss_anon: after.anonymous,
@@ -153,34 +179,45 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
     Ok(batches)
 }
 
-/// The times of single runs over the wanted seconds, of all callers together.
-fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Vec<Duration>> {
-    let caller = || -> Result<Vec<Duration>> {
-        let begin = Instant::now();
-        let mut times = Vec::new();
-        for given in given.iter().cycle() {
-            if !times.is_empty() && begin.elapsed() >= args.seconds {
-                break;
-            }
-            let start = Instant::now();
-            drop(session.run(given)?);
-            times.push(start.elapsed());
-        }
-        Ok(times)
-    };
+/// Runs over the wanted seconds.
+fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Measured> {
+    let (begin, busy) = (Instant::now(), processor::time());
     let callers = args.concurrency.get();
+    let mut times = Vec::new();
     if callers == 1 {
-        return caller();
+        times = call(session, given, args)?;
+    } else {
+        std::thread::scope(|scope| -> Result<()> {
+            let handles: Vec<_> = (0..callers).map(|_| scope.spawn(|| call(session, given, args))).collect();
+            for handle in handles {
+                times.extend(handle.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??);
+            }
+            Ok(())
+        })?;
     }
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..callers).map(|_| scope.spawn(caller)).collect();
-        let mut all = Vec::new();
-        for handle in handles {
-            let times = handle.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??;
-            all.extend(times);
+    let processor = processor::time().zip(busy).and_then(|(now, then)| now.checked_sub(then));
+    let elapsed = begin.elapsed();
+    times.sort();
+    Ok(Measured { times, elapsed, processor })
+}
+
+/// The times of one caller's runs.
+fn call(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Vec<Duration>> {
+    let begin = Instant::now();
+    let mut times = Vec::new();
+    for given in given.iter().cycle() {
+        if let Some(rate) = args.rate {
+            let due = Duration::try_from_secs_f64(times.len() as f64 / rate)?;
+            std::thread::sleep(due.saturating_sub(begin.elapsed()));
         }
-        Ok(all)
-    })
+        if !times.is_empty() && begin.elapsed() >= args.seconds {
+            break;
+        }
+        let start = Instant::now();
+        drop(session.run(given)?);
+        times.push(start.elapsed());
+    }
+    Ok(times)
 }
 
 fn print_report(report: &Report) -> Result<()> {
@@ -195,6 +232,15 @@ fn print_report(report: &Report) -> Result<()> {
         report.p99_ms,
         report.runs
     )?;
+    let cpu = report.cpu_ms.map_or("unknown".to_string(), |cpu| format!("{cpu:.3} ms a run"));
+    let speed = report.operations.map_or("unknown".to_string(), |operations| {
+        format!(
+            "{:.3} GFLOP a run, {:.1} GFLOP/s",
+            operations as f64 / 1e9,
+            operations as f64 / 1e6 / report.median_ms
+        )
+    });
+    say!("  work    {:.1} runs a second; of all threads {cpu}; products {speed}", report.runs_per_second)?;
     say!("  start   load {:.1} ms, first run {:.1} ms", report.load_ms, report.first_ms)?;
     say!(
         "  memory  peak {} over a baseline of {}; activations {} (planned {}); weights {}, {} of them mapped",

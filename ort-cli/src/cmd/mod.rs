@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod inspect;
+pub(crate) mod limits;
 pub(crate) mod optimize;
 pub(crate) mod plan;
 pub(crate) mod profile;

@@ -1,0 +1,133 @@
+//! How many operations the products of a run take: what its time is held against a processor's peak with.
+
+use ort_runtime::ir::{Graph, Node, ValueId, ValueType};
+use ort_runtime::spec::infer_graph;
+use ort_runtime::{Model, Value};
+
+/// How the multiplications of an operator follow from its shapes.
+enum Count {
+    /// The elements of the output, each a sum over the last dimension of the first input, or over the last but one where this
+    /// attribute is 1.
+    Product(Option<&'static str>),
+    /// The elements of the output, each a sum over what one output channel of this input holds.
+    Convolution(usize),
+    /// The elements of the input, each times what one input channel of this input holds.
+    Transposed(usize),
+    /// Each weight of the second and the third input once for each step of each sequence of the first.
+    Recurrent,
+}
+
+/// The operators that multiply; all else is small beside them. Names are unique over the domains, but for the two forms of `QLinearConv`, which
+/// agree.
+const COUNTS: &[(&str, Count)] = &[
+    ("MatMul", Count::Product(None)),
+    ("MatMulInteger", Count::Product(None)),
+    ("QLinearMatMul", Count::Product(None)),
+    ("MatMulNBits", Count::Product(None)),
+    ("MatMulIntegerToFloat", Count::Product(None)),
+    ("DynamicQuantizeMatMul", Count::Product(None)),
+    ("Gemm", Count::Product(Some("transA"))),
+    ("FusedGemm", Count::Product(Some("transA"))),
+    ("FusedMatMul", Count::Product(Some("transA"))),
+    ("QGemm", Count::Product(Some("transA"))),
+    ("Conv", Count::Convolution(1)),
+    ("FusedConv", Count::Convolution(1)),
+    ("ConvInteger", Count::Convolution(1)),
+    ("QLinearConv", Count::Convolution(3)),
+    ("ConvTranspose", Count::Transposed(1)),
+    ("RNN", Count::Recurrent),
+    ("GRU", Count::Recurrent),
+    ("LSTM", Count::Recurrent),
+    ("DynamicQuantizeLSTM", Count::Recurrent),
+];
+
+/// The multiplications and additions of the products in one run on these inputs; none where some shape only the run tells. Of branches the larger
+/// counts, of loops one round.
+pub(crate) fn count(model: &Model, given: &[(&str, Value)]) -> Option<u64> {
+    let mut graph = Graph::clone(model.graph());
+    for (name, value) in given {
+        let Ok(tensor) = value.tensor() else { continue };
+        let shape = tensor.shape().iter().map(|&size| (size as i64).into()).collect();
+        let input = graph.find_value(name)?;
+        graph.value_mut(input).ty = ValueType::tensor(tensor.dtype(), Some(shape));
+    }
+    infer_graph(&mut graph).ok()?;
+    of_graph(&graph)
+}
+
+fn of_graph(graph: &Graph) -> Option<u64> {
+    let mut sum = 0_u64;
+    for node in &graph.nodes {
+        let own = match COUNTS.iter().find(|(name, _)| *name == node.spec.name) {
+            Some((_, rule)) => of_node(graph, node, rule)?.checked_mul(2)?,
+            None => 0,
+        };
+        let mut largest = 0;
+        for subgraph in &node.subgraphs {
+            largest = largest.max(of_graph(&subgraph.graph)?);
+        }
+        sum = sum.checked_add(own)?.checked_add(largest)?;
+    }
+    Some(sum)
+}
+
+/// The multiplications of one node.
+fn of_node(graph: &Graph, node: &Node, rule: &Count) -> Option<u64> {
+    let input = |index: usize| shape(graph, *node.inputs.get(index)?);
+    let output = || shape(graph, *node.outputs.first()?);
+    match rule {
+        Count::Product(transposed) => {
+            let left = input(0)?;
+            let is_transposed = transposed.is_some_and(|name| node.attrs.flag(name).unwrap_or(false));
+            let summed = left.iter().rev().nth(usize::from(is_transposed)).copied()?;
+            product(&output()?)?.checked_mul(summed)
+        }
+        Count::Convolution(weights) => product(&output()?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
+        Count::Transposed(weights) => product(&input(0)?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
+        Count::Recurrent => {
+            let steps = product(input(0)?.get(..2)?)?;
+            steps.checked_mul(product(&input(1)?)?.checked_add(product(&input(2)?)?)?)
+        }
+    }
+}
+
+fn shape(graph: &Graph, value: Option<ValueId>) -> Option<Vec<u64>> {
+    let sizes = graph.value(value?).ty.shape()?;
+    sizes.iter().map(|size| size.as_constant().and_then(|size| u64::try_from(size).ok())).collect()
+}
+
+fn product(sizes: &[u64]) -> Option<u64> {
+    sizes.iter().try_fold(1_u64, |product, &size| product.checked_mul(size))
+}
+
+#[cfg(test)]
+mod tests {
+    use ort_runtime::DType;
+    use ort_runtime::ir::{Attribute, GraphBuilder};
+
+    use super::*;
+
+    /// The count of one node on inputs of these shapes.
+    fn of(op: &str, shapes: &[&[&str]], attrs: &[(&str, Attribute)]) -> Option<u64> {
+        let mut builder = GraphBuilder::new("one");
+        let inputs = shapes.iter().enumerate();
+        let inputs: Vec<ValueId> =
+            inputs.map(|(index, shape)| builder.input(&format!("x{index}"), DType::F32, shape)).collect();
+        let output = builder.node(op, &inputs, attrs).unwrap();
+        of_graph(&builder.finish(&[output]).unwrap())
+    }
+
+    #[test]
+    fn each_multiplication_and_each_addition_counts() {
+        let one = || Attribute::Int(1);
+        assert_eq!(of("MatMul", &[&["5", "2", "3"], &["3", "4"]], &[]), Some(2 * 5 * 2 * 4 * 3));
+        assert_eq!(of("Gemm", &[&["3", "2"], &["3", "4"]], &[("transA", one())]), Some(2 * 2 * 4 * 3));
+        let depthwise = [("group", Attribute::Int(8))];
+        let sizes: [&[&str]; 2] = [&["1", "8", "10", "10"], &["8", "1", "3", "3"]];
+        assert_eq!(of("Conv", &sizes, &depthwise), Some(2 * 8 * 8 * 8 * 9));
+        let sizes: [&[&str]; 2] = [&["1", "4", "10", "10"], &["4", "6", "2", "2"]];
+        assert_eq!(of("ConvTranspose", &sizes, &[]), Some(2 * 4 * 10 * 10 * 6 * 2 * 2));
+        assert_eq!(of("Relu", &[&["1000"]], &[]), Some(0));
+        assert_eq!(of("MatMul", &[&["n", "3"], &["3", "4"]], &[]), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! `cargo xtask bench --callers`: what a session costs that is called now and then, and what several callers get out of one session.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+
+use super::Options;
+use super::runtime::{Report, Runtime, Timing, Tools, parse};
+use super::tables::{decimals, milliseconds};
+use crate::compare::{Cases, chosen_cases, prepare};
+use crate::python::Python;
+use crate::table;
+use crate::workspace::{Workspace, capture, describe};
+
+/// The models where none is named: a short run, a middle one of products, a longer one of convolutions.
+const USUAL: [&str; 3] = ["mobilenet_v2_b1", "minilm_l6_b1_s128", "resnet50_b1"];
+/// Calls per second of a session that is called now and then, and its threads.
+const RATE: &str = "6";
+const THREADS: usize = 2;
+/// Callers at the same time.
+const CALLERS: usize = 8;
+
+/// Measures and prints both tables.
+pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> Result<()> {
+    let cases = Cases::standard(workspace);
+    let usual: Vec<String> = USUAL.iter().map(|name| (*name).to_owned()).collect();
+    let names = if options.only.is_empty() { &usual } else { &options.only };
+    let chosen = chosen_cases(&cases, names)?;
+    prepare(workspace, &python, &cases, &chosen)?;
+    let tools = options.tools(workspace, python)?;
+    let mut calls = table::new(&[
+        "case",
+        "ours: work ms",
+        "called",
+        "called/work",
+        "ORT: work ms",
+        "called",
+        "called/work",
+    ]);
+    let mut throughput = table::new(&[
+        "case",
+        "8 processes, runs/s",
+        "CPU ms",
+        "8 callers, 1 thread",
+        "to processes",
+        "CPU ms",
+        "8 callers, 2 threads",
+        "to processes",
+        "CPU ms",
+    ]);
+    for case in &chosen {
+        let timing = |threads: usize| Timing {
+            model: cases.model(case),
+            inputs: cases.folder.join(&case.name).join("inputs.npz"),
+            threads,
+            seconds: options.seconds,
+            rows: None,
+        };
+        let mut cells = vec![case.name.clone()];
+        for runtime in [Runtime::Ours, Runtime::OnnxRuntime] {
+            let (work, called) = processor_times(&timing, &tools, runtime, options.rounds)?;
+            cells.extend([
+                milliseconds(Some(work)),
+                milliseconds(Some(called)),
+                decimals(Some(called / work)),
+            ]);
+        }
+        calls.add_row(cells);
+        let [apart, together @ ..] = throughputs(&timing, &tools, options.rounds)?;
+        let mut cells = vec![
+            case.name.clone(),
+            format!("{:.1}", apart.runs_per_second),
+            milliseconds(Some(apart.cpu_ms)),
+        ];
+        for caller in together {
+            let share = caller.runs_per_second / apart.runs_per_second;
+            cells.extend([
+                format!("{:.1}", caller.runs_per_second),
+                decimals(Some(share)),
+                milliseconds(Some(caller.cpu_ms)),
+            ]);
+        }
+        throughput.add_row(cells);
+        eprintln!("measured {}", case.name);
+    }
+    println!(
+        "Processor time of a run: of runs one after the other with 1 thread (work), and of {RATE} calls a second with {THREADS} threads\n"
+    );
+    println!("{calls}\n\nThroughput of all callers together\n\n{throughput}");
+    Ok(())
+}
+
+/// The processor time of a run, in milliseconds: back to back with one thread, and called now and then; the least of the rounds.
+fn processor_times(
+    timing: &impl Fn(usize) -> Timing,
+    tools: &Tools,
+    runtime: Runtime,
+    rounds: usize,
+) -> Result<(f64, f64)> {
+    let (mut work, mut called) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..rounds {
+        let back_to_back = report(&timing(1), tools, runtime, &[])?;
+        let now_and_then = report(&timing(THREADS), tools, runtime, &["--rate", RATE])?;
+        work = work.min(back_to_back.cpu_ms.context("no processor time")?);
+        called = called.min(now_and_then.cpu_ms.context("no processor time")?);
+    }
+    Ok((work, called))
+}
+
+/// What all callers together reach.
+#[derive(Clone, Copy)]
+struct Throughput {
+    runs_per_second: f64,
+    /// Processor time of a run.
+    cpu_ms: f64,
+}
+
+impl Throughput {
+    fn of(report: &Report) -> Result<Self> {
+        let runs_per_second = report.runs_per_second.context("no runs per second")?;
+        Ok(Self { runs_per_second, cpu_ms: report.cpu_ms.context("no processor time")? })
+    }
+
+    /// The better of two rounds in each respect.
+    fn best(self, other: Self) -> Self {
+        Self {
+            runs_per_second: self.runs_per_second.max(other.runs_per_second),
+            cpu_ms: self.cpu_ms.min(other.cpu_ms),
+        }
+    }
+}
+
+/// What separate processes with one thread each reach, callers on a session with one thread, and callers on one with two; the best of the rounds.
+fn throughputs(timing: &impl Fn(usize) -> Timing, tools: &Tools, rounds: usize) -> Result<[Throughput; 3]> {
+    let callers = CALLERS.to_string();
+    let on_one = |threads: usize| -> Result<Throughput> {
+        Throughput::of(&report(&timing(threads), tools, Runtime::Ours, &["--concurrency", &callers])?)
+    };
+    let mut best = [Throughput { runs_per_second: 0.0, cpu_ms: f64::INFINITY }; 3];
+    for _ in 0..rounds {
+        let round = [apart(&timing(1), tools)?, on_one(1)?, on_one(THREADS)?];
+        for (best, found) in best.iter_mut().zip(round) {
+            *best = best.best(found);
+        }
+    }
+    Ok(best)
+}
+
+fn report(timing: &Timing, tools: &Tools, runtime: Runtime, extra: &[&str]) -> Result<Report> {
+    parse(&capture(&mut timing.command(tools, runtime, extra))?)
+}
+
+/// What processes of our own reach at the same time. Each counts its own seconds; they begin within a moment of each other, as loading is short.
+fn apart(timing: &Timing, tools: &Tools) -> Result<Throughput> {
+    let mut children = Vec::new();
+    for _ in 0..CALLERS {
+        let mut command = timing.command(tools, Runtime::Ours, &[]);
+        let child = command.stdout(Stdio::piped()).spawn();
+        children.push(child.with_context(|| format!("cannot run {}", describe(&command)))?);
+    }
+    let mut sum = Throughput { runs_per_second: 0.0, cpu_ms: 0.0 };
+    for child in children {
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            bail!("one of {CALLERS} processes failed ({})", output.status);
+        }
+        let one = Throughput::of(&parse(&String::from_utf8_lossy(&output.stdout))?)?;
+        sum.runs_per_second += one.runs_per_second;
+        sum.cpu_ms += one.cpu_ms / CALLERS as f64;
+    }
+    Ok(sum)
+}

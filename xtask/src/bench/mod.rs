@@ -1,0 +1,201 @@
+//! `cargo xtask bench`: ours, ONNX Runtime and OpenVINO in turn, each in a process of its own, in one run, so that a noisy machine
+//! disturbs all alike.
+
+mod callers;
+mod kernels;
+mod limits;
+mod runtime;
+mod tables;
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use serde::Deserialize;
+
+use crate::compare::{Case, Cases, chosen_cases, make_inputs, prepare};
+use crate::models;
+use crate::python::Python;
+use crate::workspace::{Workspace, run as run_command};
+
+pub(crate) use runtime::{Report, Runtime, Side, Timing, Tools, check, parse};
+pub(crate) use tables::{decimals, mebibytes, milliseconds};
+
+use limits::Limits;
+use tables::{Row, Style};
+
+/// What to time, and for how long.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only cases, models or kernels with this name; without it, those of the usual selection.
+    #[arg(long = "only", value_name = "NAME")]
+    only: Vec<String>,
+    /// Seconds of each timing.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Rounds of one runtime after the other; the best round of each counts.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Threads inside one operator.
+    #[arg(long = "threads", value_name = "N", default_values_t = [1, 2])]
+    threads: Vec<usize>,
+    /// Ours and ONNX Runtime only.
+    #[arg(long)]
+    skip_openvino: bool,
+    /// What ours and OpenVINO multiply floats in; ONNX Runtime always in float32.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    precision: Precision,
+    /// Time models that ONNX Runtime's tools have quantized, instead of those in float32.
+    #[arg(long, conflicts_with_all = ["kernels", "callers"])]
+    quantized: bool,
+    /// Time single operators, in the sizes that models have them.
+    #[arg(long, conflicts_with = "callers")]
+    kernels: bool,
+    /// Measure the processor time of a session that is called now and then, and the throughput of several callers.
+    #[arg(long)]
+    callers: bool,
+    /// A table for the README.
+    #[arg(long, conflicts_with_all = ["json", "kernels", "callers"])]
+    markdown: bool,
+    /// One JSON object instead of tables.
+    #[arg(long, conflicts_with = "callers")]
+    json: bool,
+    /// Further arguments for our side, such as `--arg=--no-mmap`.
+    #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// `--precision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    /// float32 throughout.
+    F32,
+    /// Products of bfloat16 numbers, summed in float32: OpenVINO's default where the processor multiplies them natively.
+    Bf16,
+}
+
+impl Options {
+    /// The runtimes in the order of their columns.
+    fn runtimes(&self) -> &'static [Runtime] {
+        let all = &[Runtime::Ours, Runtime::OnnxRuntime, Runtime::OpenVino];
+        if self.skip_openvino { &all[..2] } else { all }
+    }
+
+    fn tools(&self, workspace: &Workspace, python: Python) -> Result<Tools> {
+        let mut tools = Tools::new(workspace, python)?;
+        if self.precision == Precision::Bf16 {
+            tools.openvino_precision = "bf16";
+            tools.arguments.push("--precision=bf16".to_owned());
+        }
+        tools.arguments.extend(self.arguments.iter().cloned());
+        Ok(tools)
+    }
+
+    fn style(&self) -> Style {
+        match (self.json, self.markdown) {
+            (true, _) => Style::Json,
+            (_, true) => Style::Markdown,
+            _ => Style::Aligned,
+        }
+    }
+}
+
+/// Times what the options ask for and prints it.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    check(options.rounds, options.seconds)?;
+    if options.threads.contains(&0) {
+        bail!("--threads must be over zero");
+    }
+    let python = if options.skip_openvino && !options.quantized {
+        Python::open(workspace)?
+    } else {
+        Python::open_for_bench(workspace)?
+    };
+    if options.callers {
+        return callers::run(workspace, options, python);
+    }
+    if options.kernels {
+        return kernels::run(workspace, options, python);
+    }
+    let cases = if options.quantized { quantized_cases(workspace) } else { Cases::standard(workspace) };
+    let mut chosen = chosen_cases(&cases, &options.only)?;
+    if options.only.is_empty() {
+        chosen.retain(|case| case.bench);
+    }
+    if options.quantized {
+        make_quantized(workspace, &python, &cases, &chosen)?;
+        make_inputs(&python, &cases, &chosen)?;
+    } else {
+        prepare(workspace, &python, &cases, &chosen)?;
+    }
+    let tools = options.tools(workspace, python)?;
+    let limits = Limits::measure(&tools.ort, &options.threads)?;
+    limits.iter().for_each(|limits| eprintln!("{}", limits.describe()));
+
+    let skeletons = models::skeletons(workspace)?;
+    let mut rows: Vec<Row> = Vec::new();
+    for case in &chosen {
+        for &threads in &options.threads {
+            let timing = Timing {
+                model: cases.model(case),
+                inputs: cases.folder.join(&case.name).join("inputs.npz"),
+                threads,
+                seconds: options.seconds,
+                rows: None,
+            };
+            let outcome = timing.in_turn(&tools, options.runtimes(), options.rounds);
+            let (sides, problem) = match outcome {
+                Ok(sides) => (sides, None),
+                Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+            };
+            let row = Row {
+                name: case.name.clone(),
+                threads,
+                is_skeleton: skeletons.contains(&case.model),
+                file_bytes: timing.model.metadata().map_or(0, |file| file.len()),
+                flops: limits::at(&limits, threads)?.flops,
+                sides,
+                problem,
+            };
+            eprintln!("{}", row.describe());
+            rows.push(row);
+        }
+    }
+    tables::print(&rows, &limits, options.style())
+}
+
+/// The table of quantized models; how each is made is the script's business.
+#[derive(Deserialize)]
+struct Quantized {
+    models: Vec<QuantizedModel>,
+}
+
+#[derive(Deserialize)]
+struct QuantizedModel {
+    name: String,
+    from: String,
+}
+
+/// The cases whose models are quantized.
+fn quantized_cases(workspace: &Workspace) -> Cases {
+    Cases {
+        table: workspace.own("data/quantized.json"),
+        models: models::folder(workspace).join("quantized"),
+        folder: workspace.target.join("compare"),
+    }
+}
+
+/// Quantizes the models of the chosen cases, which are made first from what the table says.
+fn make_quantized(workspace: &Workspace, python: &Python, cases: &Cases, chosen: &[Case]) -> Result<()> {
+    let text =
+        fs::read_to_string(&cases.table).with_context(|| format!("cannot read {}", cases.table.display()))?;
+    let table: Quantized =
+        serde_json::from_str(&text).with_context(|| format!("cannot read {}", cases.table.display()))?;
+    let wanted = |model: &&QuantizedModel| chosen.iter().any(|case| case.model == model.name);
+    let (names, sources): (Vec<_>, Vec<_>) =
+        table.models.iter().filter(wanted).map(|model| (&model.name, model.from.clone())).unzip();
+    models::make(workspace, python, &sources)?;
+    let mut command = python.script("quantize_models.py");
+    command.arg(&cases.table).arg(models::folder(workspace)).arg(&cases.models).args(names);
+    run_command(&mut command)
+}

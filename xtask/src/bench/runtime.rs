@@ -1,0 +1,204 @@
+//! The runtimes that are timed, each in a process of its own, and what they report.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::python::Python;
+use crate::workspace::{Workspace, capture};
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runtime {
+    Ours,
+    OnnxRuntime,
+    OpenVino,
+}
+
+/// What runs them.
+pub(crate) struct Tools {
+    /// Our binary.
+    pub(crate) ort: PathBuf,
+    /// Further arguments for it.
+    pub(crate) arguments: Vec<String>,
+    /// The environment of the other two.
+    pub(crate) python: Python,
+    /// The element type that OpenVINO is asked to multiply in.
+    pub(crate) openvino_precision: &'static str,
+}
+
+impl Tools {
+    /// Builds ours; all in float32.
+    pub(crate) fn new(workspace: &Workspace, python: Python) -> Result<Self> {
+        let ort = workspace.build_ort()?;
+        Ok(Self { ort, arguments: Vec::new(), python, openvino_precision: "f32" })
+    }
+}
+
+/// The fields of `ort bench --json` and of time_reference.py that are shown. Times in milliseconds, memory in bytes; null where the platform
+/// cannot tell.
+#[derive(Clone, Default, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) load_ms: Option<f64>,
+    pub(crate) median_ms: f64,
+    #[serde(default)]
+    pub(crate) min_ms: f64,
+    pub(crate) cpu_ms: Option<f64>,
+    pub(crate) runs_per_second: Option<f64>,
+    pub(crate) operations: Option<u64>,
+    pub(crate) baseline_rss: Option<u64>,
+    pub(crate) peak_rss: Option<u64>,
+    pub(crate) planned_peak: Option<u64>,
+    pub(crate) arena_peak: Option<u64>,
+    pub(crate) weights: Option<u64>,
+    pub(crate) weights_mapped: Option<u64>,
+}
+
+impl Report {
+    /// How far the peak went over what the process had before the model, in bytes.
+    pub(crate) fn growth(&self) -> Option<u64> {
+        self.peak_rss?.checked_sub(self.baseline_rss?)
+    }
+
+    /// What weights and activations account for, in bytes.
+    pub(crate) fn need(&self) -> Option<u64> {
+        self.weights?.checked_add(self.planned_peak.or(self.arena_peak)?)
+    }
+}
+
+/// All rounds of one runtime. What others on the machine take adds to times and never takes away, so that the least is nearest to the truth.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Side {
+    /// The least of the rounds' medians.
+    pub(crate) median_ms: f64,
+    /// The least time of a run.
+    pub(crate) min_ms: f64,
+    /// The least processor time of a run, of all threads: what others take of the machine's time hardly changes it.
+    pub(crate) cpu_ms: Option<f64>,
+    /// The least time to load.
+    pub(crate) load_ms: Option<f64>,
+    /// The most memory, in bytes.
+    pub(crate) growth: Option<u64>,
+    /// Multiplications and additions of a run, where the runtime tells.
+    pub(crate) operations: Option<u64>,
+}
+
+impl Side {
+    fn of(reports: &[Report]) -> Option<Self> {
+        let median_ms = reports.iter().map(|report| report.median_ms).reduce(f64::min)?;
+        let min_ms = reports.iter().map(|report| report.min_ms).reduce(f64::min)?;
+        let least = |field: fn(&Report) -> Option<f64>| reports.iter().filter_map(field).reduce(f64::min);
+        let (cpu_ms, load_ms) = (least(|report| report.cpu_ms), least(|report| report.load_ms));
+        let growth = reports.iter().filter_map(Report::growth).max();
+        Some(Self { median_ms, min_ms, cpu_ms, load_ms, growth, operations: reports.first()?.operations })
+    }
+}
+
+/// One model on one set of inputs, as all runtimes are asked to time it.
+pub(crate) struct Timing {
+    pub(crate) model: PathBuf,
+    pub(crate) inputs: PathBuf,
+    pub(crate) threads: usize,
+    pub(crate) seconds: f64,
+    /// How many rows of the inputs a run takes; all without it.
+    pub(crate) rows: Option<usize>,
+}
+
+impl Timing {
+    /// Asks the runtimes in turn, as many rounds as wanted. One that fails is not asked again, and there is no side of it; that ours fails is an
+    /// error.
+    pub(crate) fn in_turn(
+        &self,
+        tools: &Tools,
+        runtimes: &[Runtime],
+        rounds: usize,
+    ) -> Result<Vec<Option<Side>>> {
+        let mut reports: Vec<Option<Vec<Report>>> = vec![Some(Vec::new()); runtimes.len()];
+        for _ in 0..rounds {
+            for (&runtime, reports) in runtimes.iter().zip(&mut reports) {
+                let Some(done) = reports else { continue };
+                match capture(&mut self.command(tools, runtime, &[])).and_then(|text| parse(&text)) {
+                    Ok(report) => done.push(report),
+                    Err(error) if runtime == Runtime::Ours => return Err(error),
+                    Err(error) => {
+                        eprintln!("left out: {error:#}");
+                        *reports = None;
+                    }
+                }
+            }
+        }
+        Ok(reports.iter().map(|reports| Side::of(reports.as_deref()?)).collect())
+    }
+
+    /// The command that makes one report; `extra` are arguments that both programs take.
+    pub(crate) fn command(&self, tools: &Tools, runtime: Runtime, extra: &[&str]) -> Command {
+        let (threads, seconds) = (self.threads.to_string(), self.seconds.to_string());
+        let mut command = match runtime {
+            Runtime::Ours => {
+                let mut command = Command::new(&tools.ort);
+                command.arg("bench").arg(&self.model).arg("--json").arg("--inputs").arg(&self.inputs);
+                command.args(["--threads", &threads, "--seconds", &seconds]).args(&tools.arguments);
+                command
+            }
+            Runtime::OnnxRuntime => self.script(tools, "onnxruntime"),
+            Runtime::OpenVino => {
+                let mut command = self.script(tools, "openvino");
+                command.args(["--precision", tools.openvino_precision]);
+                command
+            }
+        };
+        if let Some(rows) = self.rows {
+            command.args(["--rows", &rows.to_string()]);
+        }
+        command.args(extra);
+        command
+    }
+
+    fn script(&self, tools: &Tools, runtime: &str) -> Command {
+        let mut command = tools.python.script("time_reference.py");
+        command.arg(runtime).arg(&self.model).arg(&self.inputs);
+        command.arg(self.threads.to_string()).arg(self.seconds.to_string());
+        command
+    }
+}
+
+/// Reads the one object that each program prints.
+pub(crate) fn parse(text: &str) -> Result<Report> {
+    serde_json::from_str(text.trim()).context("cannot read a timing report")
+}
+
+/// Whether there is something to do: rounds of some seconds.
+pub(crate) fn check(rounds: usize, seconds: f64) -> Result<()> {
+    if rounds == 0 || seconds.is_nan() || seconds <= 0.0 {
+        bail!("--rounds and --seconds must be over zero");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_may_have_nulls_and_further_fields() {
+        let report =
+            parse(r#"{"model":"m","median_ms":1.5,"load_ms":null,"peak_rss":30,"baseline_rss":10}"#).unwrap();
+        assert_eq!((report.median_ms, report.load_ms, report.growth()), (1.5, None, Some(20)));
+    }
+
+    #[test]
+    fn the_least_time_and_the_most_memory_count() {
+        let report = |median_ms, load_ms, peak| Report {
+            median_ms,
+            load_ms: Some(load_ms),
+            baseline_rss: Some(10),
+            peak_rss: Some(peak),
+            ..Report::default()
+        };
+        let side = Side::of(&[report(3.0, 5.0, 40), report(2.0, 7.0, 50), report(4.0, 6.0, 30)]).unwrap();
+        assert_eq!((side.median_ms, side.load_ms, side.growth), (2.0, Some(5.0), Some(40)));
+        assert_eq!(Side::of(&[]), None);
+    }
+}
