@@ -13,18 +13,23 @@ use crate::tensor::Shape;
 /// Constants of up to this many bytes are compared.
 const SMALL: usize = 1024;
 
-/// Lets one node stand for all that do the same to the same values.
+/// Which value stands for which.
+type Same = FxHashMap<ValueId, ValueId>;
+
+/// Lets one node stand for all that do the same to the same values, or to small constants of the same bytes.
 pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
-    let mut same = merge_constants(graph);
+    let mut same = Same::default();
+    let constants = equal_constants(graph);
     // Of nodes whose keys collide only the first has twins.
     let mut first: FxHashMap<u64, usize> = FxHashMap::default();
     let is_output: rustc_hash::FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     for index in 0..graph.nodes.len() {
         let Some(node) = graph.nodes.get_mut(index) else { continue };
         rename(node, &same);
-        let Some(key) = key(node) else { continue };
+        let Some(key) = key(node, &constants) else { continue };
         let Some(node) = graph.nodes.get(index) else { continue };
-        let twin = first.get(&key).and_then(|twin| graph.nodes.get(*twin)).filter(|twin| alike(twin, node));
+        let twin = first.get(&key).and_then(|twin| graph.nodes.get(*twin));
+        let twin = twin.filter(|twin| alike(twin, node, &constants));
         // An output of the graph keeps its own node: it keeps its name.
         let named = node.outputs.iter().flatten().any(|output| is_output.contains(output));
         match twin.filter(|_| !named) {
@@ -40,8 +45,8 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
     }
 }
 
-/// Makes small constants of the same bytes one; returns which stands for which.
-fn merge_constants(graph: &Graph) -> FxHashMap<ValueId, ValueId> {
+/// Small constants of the same bytes as another, with the first such.
+fn equal_constants(graph: &Graph) -> Same {
     let mut first: FxHashMap<(DType, &Shape, &[u8]), ValueId> = FxHashMap::default();
     let shapes: Vec<(ValueId, DType, Shape, &[u8])> = graph
         .constants
@@ -51,7 +56,7 @@ fn merge_constants(graph: &Graph) -> FxHashMap<ValueId, ValueId> {
             Some((*id, tensor.dtype(), tensor.shape().into(), tensor.bytes()?.as_ref()))
         })
         .collect();
-    let mut same = FxHashMap::default();
+    let mut same = Same::default();
     for (id, dtype, shape, bytes) in &shapes {
         let kept = *first.entry((*dtype, shape, bytes)).or_insert(*id);
         if kept != *id {
@@ -61,7 +66,7 @@ fn merge_constants(graph: &Graph) -> FxHashMap<ValueId, ValueId> {
     same
 }
 
-fn rename(node: &mut Node, same: &FxHashMap<ValueId, ValueId>) {
+fn rename(node: &mut Node, same: &Same) {
     if same.is_empty() {
         return;
     }
@@ -71,14 +76,19 @@ fn rename(node: &mut Node, same: &FxHashMap<ValueId, ValueId>) {
     captures.for_each(|capture| capture.outer = kept(capture.outer));
 }
 
+/// The inputs of a node, equal constants told by one of them.
+fn inputs(node: &Node, constants: &Same) -> impl Iterator<Item = Option<ValueId>> {
+    node.inputs.iter().map(|input| input.map(|id| constants.get(&id).copied().unwrap_or(id)))
+}
+
 /// A hash of what a node does; none for nodes that may do something else each time, or that are too large to compare.
-fn key(node: &Node) -> Option<u64> {
+fn key(node: &Node, constants: &Same) -> Option<u64> {
     if node.spec.traits.has(Traits::RANDOM) || !node.subgraphs.is_empty() {
         return None;
     }
     let mut hasher = FxHasher::default();
     std::ptr::from_ref(node.spec).hash(&mut hasher);
-    node.inputs.hash(&mut hasher);
+    inputs(node, constants).for_each(|input| input.hash(&mut hasher));
     for (name, value) in node.attrs.iter() {
         name.hash(&mut hasher);
         match value {
@@ -97,10 +107,10 @@ fn key(node: &Node) -> Option<u64> {
 }
 
 /// Whether two nodes that [`key`] takes compute the same outputs.
-fn alike(twin: &Node, node: &Node) -> bool {
+fn alike(twin: &Node, node: &Node, constants: &Same) -> bool {
     let wanted = node.outputs.iter().zip(&twin.outputs).all(|(own, other)| own.is_none() || other.is_some());
     std::ptr::eq(twin.spec, node.spec)
-        && twin.inputs == node.inputs
+        && inputs(twin, constants).eq(inputs(node, constants))
         && wanted
         && twin.outputs.len() == node.outputs.len()
         && attrs_alike(&twin.attrs, &node.attrs)
