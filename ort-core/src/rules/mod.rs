@@ -4,6 +4,7 @@
 mod activation;
 mod algebra;
 mod attention;
+mod codes;
 mod conv;
 mod linear;
 mod norm;
@@ -14,6 +15,7 @@ use crate::rewrite::RuleSet;
 /// All tables, in the order in which rules of the same root are tried.
 pub(crate) static ALL: &[&RuleSet] = &[
     &algebra::RULES,
+    &codes::RULES,
     &activation::RULES,
     &norm::RULES,
     &conv::RULES,

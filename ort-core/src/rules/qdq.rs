@@ -77,11 +77,11 @@ rules! { "qdq", Extended;
     /// Sums of codes as numbers: a product that was quantized while the model runs.
     integer_product_scaled: "Mul(Cast(MatMulInteger(a, b, az, bz?); to=1), Mul(as, #bs))" if is_scaled_product
         => Template("MatMulIntegerToFloat(a, b, as, bs, az, bz?)"),
-        ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32:0.5 bs=f32:0.25"];
+        ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32[1] bs=f32:0.25"];
     /// The same with a bias for each column.
     integer_product_bias: "Add(m@MatMulIntegerToFloat(a, b, as, bs, az?, bz?), #bias)" if bias_is_vector
         => Template("MatMulIntegerToFloat(a, b, as, bs, az?, bz?, bias)"),
-        ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32:0.5 bs=f32:0.25 bias=f32[5]"];
+        ["a=u8[2,3,8] b=const:i8[8,5] az=u8:128 as=f32[1] bs=f32:0.25 bias=f32[5]"];
 }
 
 /// Whether the value called `name` has one element and no more than one dimension.

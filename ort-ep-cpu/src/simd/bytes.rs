@@ -28,6 +28,17 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// `to` is valid for writing `count` bytes.
     unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>);
 
+    /// Whether [`store_three_ptr`](ByteLanes::store_three_ptr) is there.
+    const STORES_THREE: bool = false;
+
+    /// Stores all lanes of three vectors as bytes, after `zero` is added to each: nearest in the range of bytes, which
+    /// are signed where `signed`. Does nothing where `STORES_THREE` is false.
+    ///
+    /// # Safety
+    /// `to` is valid for writing `3 * LANES` bytes.
+    #[inline(always)]
+    unsafe fn store_three_ptr(self, _to: *mut u8, _values: [Lanes<Self>; 3], _zero: i32, _signed: bool) {}
+
     /// In each lane the four bytes from `STRIDE` times the lane on, where `STRIDE` is 1 or 2.
     ///
     /// # Safety
@@ -194,6 +205,26 @@ mod x86 {
                         _mm_mask_storeu_epi8(to.cast(), mask, _mm512_cvtepi32_epi8(value));
                     }
                 }
+            }
+        }
+        const STORES_THREE: bool = true;
+
+        #[inline(always)]
+        unsafe fn store_three_ptr(self, to: *mut u8, values: [__m512i; 3], zero: i32, signed: bool) {
+            // SAFETY: the caller vouches for 48 bytes, and masked lanes are not touched.
+            unsafe {
+                // Zero points are bytes; every step saturates.
+                let zero = _mm512_set1_epi16(zero as i16);
+                let [first, second, third] = values;
+                let front = _mm512_adds_epi16(_mm512_packs_epi32(first, second), zero);
+                let back = _mm512_adds_epi16(_mm512_packs_epi32(third, third), zero);
+                let bytes = match signed {
+                    true => _mm512_packs_epi16(front, back),
+                    false => _mm512_packus_epi16(front, back),
+                };
+                // Each quarter holds four bytes of each vector, the last one twice.
+                let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                _mm512_mask_storeu_epi32(to.cast(), 0x0FFF, _mm512_permutexvar_epi32(order, bytes));
             }
         }
         #[inline(always)]

@@ -19,7 +19,7 @@ const TASKS_PER_THREAD: usize = 4;
 enum Start {
     Sums(*mut i32),
     Numbers(*mut f32, bool),
-    Codes { to: *mut u8, zero: i32, least: f32, greatest: f32 },
+    Codes { to: *mut u8, zero: i32, signed: bool, least: f32, greatest: f32 },
 }
 
 struct Job<'a> {
@@ -53,7 +53,7 @@ pub(in crate::gemm) fn execute(
         Target::Codes { codes, factors, zero, signed } => {
             let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
             let [least, greatest] = [least - zero, greatest - zero].map(|bound| bound as f32);
-            (Start::Codes { to: codes.as_mut_ptr(), zero, least, greatest }, factors, &[][..])
+            (Start::Codes { to: codes.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
         }
     };
     let height = kernel.height(rows);
@@ -179,8 +179,8 @@ impl Job<'_> {
             Start::Numbers(to, add) => {
                 Output::Numbers { to: to.wrapping_add(place), factors, bias: behind(self.bias, column), add }
             }
-            Start::Codes { to, zero, least, greatest } => {
-                Output::Codes { to: to.wrapping_add(place), factors, zero, least, greatest }
+            Start::Codes { to, zero, signed, least, greatest } => {
+                Output::Codes { to: to.wrapping_add(place), factors, zero, signed, least, greatest }
             }
         };
         let outer = |(rows, columns): (&[i32], &[i32])| (behind(rows, row), behind(columns, column));
