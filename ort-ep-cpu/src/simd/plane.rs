@@ -284,10 +284,10 @@ impl FlatPlan {
             // SAFETY: the plane is the one that the masks are for, and the vectors begin in the result.
             vector += unsafe {
                 match vectors - vector {
-                    1 => self.vectors::<S, E, 1>(s, vector, from, filter, epilogue, out),
-                    2 => self.vectors::<S, E, 2>(s, vector, from, filter, epilogue, out),
-                    3 => self.vectors::<S, E, 3>(s, vector, from, filter, epilogue, out),
-                    _ => self.vectors::<S, E, 4>(s, vector, from, filter, epilogue, out),
+                    1 => self.vectors::<S, E, 1>(s, vector, from, (filter, epilogue), out),
+                    2 => self.vectors::<S, E, 2>(s, vector, from, (filter, epilogue), out),
+                    3 => self.vectors::<S, E, 3>(s, vector, from, (filter, epilogue), out),
+                    _ => self.vectors::<S, E, 4>(s, vector, from, (filter, epilogue), out),
                 }
             };
         }
@@ -303,8 +303,7 @@ impl FlatPlan {
         s: S,
         vector: usize,
         from: &[f32],
-        filter: Filter<'_>,
-        epilogue: E,
+        (filter, epilogue): (Filter<'_>, E),
         out: &mut [f32],
     ) -> usize {
         let taps = self.offsets.len();
