@@ -3,8 +3,8 @@
 
 mod support;
 
-use ort_runtime::rewrite::Level;
 use ort_runtime::ir::GraphBuilder;
+use ort_runtime::rewrite::Level;
 use ort_runtime::{DType, ErrorKind, Model, Result, Session};
 use support::{Without, axis, floats};
 

@@ -69,6 +69,20 @@ impl Simd for Avx2 {
         intrinsic!(_mm256_maskstore_ps(to, first_lanes(count), value))
     }
     #[inline(always)]
+    fn shift_in_first(self, first: f32, a: Self::F32) -> Self::F32 {
+        intrinsic!({
+            let turned = _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6));
+            _mm256_blend_ps::<1>(turned, _mm256_set1_ps(first))
+        })
+    }
+    #[inline(always)]
+    fn shift_in_last(self, a: Self::F32, last: f32) -> Self::F32 {
+        intrinsic!({
+            let turned = _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(1, 2, 3, 4, 5, 6, 7, 0));
+            _mm256_blend_ps::<0x80>(turned, _mm256_set1_ps(last))
+        })
+    }
+    #[inline(always)]
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         intrinsic!({
             // The shuffle works within 128-bit halves, so its result is put in order as 64-bit quarters.

@@ -62,6 +62,20 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_mask_storeu_ps(to, first_lanes(count), value))
     }
     #[inline(always)]
+    fn shift_in_first(self, first: f32, a: Self::F32) -> Self::F32 {
+        intrinsic!({
+            let first = _mm512_castps_si512(_mm512_set1_ps(first));
+            _mm512_castsi512_ps(_mm512_alignr_epi32::<15>(_mm512_castps_si512(a), first))
+        })
+    }
+    #[inline(always)]
+    fn shift_in_last(self, a: Self::F32, last: f32) -> Self::F32 {
+        intrinsic!({
+            let last = _mm512_castps_si512(_mm512_set1_ps(last));
+            _mm512_castsi512_ps(_mm512_alignr_epi32::<1>(last, _mm512_castps_si512(a)))
+        })
+    }
+    #[inline(always)]
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         intrinsic!({
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);

@@ -100,6 +100,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `from` is valid for reading `LANES` bytes.
     unsafe fn load_u8_ptr(self, from: *const u8) -> Self::I32;
 
+    /// `first`, then the lanes but the last.
+    fn shift_in_first(self, first: f32, a: Self::F32) -> Self::F32;
+    /// The lanes but the first, then `last`.
+    fn shift_in_last(self, a: Self::F32, last: f32) -> Self::F32;
     /// The lanes at even and those at odd places of the two vectors after each other.
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32);
     /// `a + b`.

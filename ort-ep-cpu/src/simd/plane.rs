@@ -13,7 +13,7 @@ const ROWS: usize = 4;
 const LARGEST: usize = 7;
 
 /// The masks of the loads that make the `LARGEST` shifted vectors of a row.
-type Masks<S> = [<S as Simd>::Mask; LARGEST + 1];
+type Masks<S> = [<S as Simd>::Mask; LARGEST];
 
 /// Convolves a plane with a `K` by `K` kernel at strides of `STRIDE` (1 or 2) and no dilation:
 /// `out[y][x] = epilogue(bias + sum of weights[ky][kx] * from[..])`.
@@ -116,7 +116,10 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
     ) -> [S::F32; R] {
         const { assert!((R - 1) * STRIDE + K <= 13, "all input rows are written out") };
         let Window { input: [height, columns], pads: [top, _], .. } = *self.window;
-        let masks = masks::<S, STRIDE, MASKED>(s, first, columns);
+        let masks = match MASKED {
+            true => masks::<S, K, STRIDE>(s, first, columns),
+            false => [s.mask_of_bits(0); LARGEST],
+        };
         let mut sums = [self.bias; R];
         // Written out, as the compiler does not unroll a loop of this size, and only constant places stay in registers.
         macro_rules! input_rows {
@@ -127,7 +130,7 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
                         let start = self.from.wrapping_add(y * columns).wrapping_offset(first);
                         // SAFETY: the row is in the plane; as to its columns, the caller vouches or there are masks.
                         unsafe {
-                            let values = shifted::<S, K, STRIDE, MASKED>(s, start, &masks);
+                            let values = shifted::<S, K, STRIDE, MASKED>(s, Line { start, first, columns }, &masks);
                             self.add_input_row::<STRIDE, R>(s, &values, $index, &mut sums);
                         }
                     }
@@ -159,21 +162,20 @@ impl<S: Simd, const K: usize> Rows<'_, S, K> {
 
 /// Which lanes of the loads of [`shifted`] are in a row of `columns`, where the first begins in column `first`.
 #[inline(always)]
-fn masks<S: Simd, const STRIDE: usize, const MASKED: bool>(s: S, first: isize, columns: usize) -> Masks<S> {
-    let mut masks = [s.mask_of_bits(0); LARGEST + 1];
-    if MASKED {
-        for (index, mask) in masks.iter_mut().enumerate() {
-            let place = first + load_offset::<S, STRIDE>(index) as isize;
-            *mask = s.mask_of_bits(bits_within(place, columns));
-        }
+fn masks<S: Simd, const K: usize, const STRIDE: usize>(s: S, first: isize, columns: usize) -> Masks<S> {
+    let mut masks = [s.mask_of_bits(0); LARGEST];
+    let loads = if STRIDE == 1 { K } else { 2 };
+    for (index, mask) in masks.iter_mut().enumerate().take(loads) {
+        let place = first + load_offset::<S, K, STRIDE>(index) as isize;
+        *mask = s.mask_of_bits(bits_within(place, columns));
     }
     masks
 }
 
 /// Where the loads of [`shifted`] begin.
 #[inline(always)]
-fn load_offset<S: Simd, const STRIDE: usize>(index: usize) -> usize {
-    if STRIDE == 1 { index } else { index / 2 * 2 + index % 2 * S::LANES }
+fn load_offset<S: Simd, const K: usize, const STRIDE: usize>(index: usize) -> usize {
+    if STRIDE == 1 { index } else { K / 2 + index * S::LANES }
 }
 
 /// The places from `first` on that are not negative and less than `len`, a bit for each lane.
@@ -185,34 +187,50 @@ fn bits_within(first: isize, len: usize) -> u16 {
     ((1_u32 << end).wrapping_sub(1) & !((1_u32 << below) - 1)) as u16
 }
 
-/// `K` vectors: of each `STRIDE`th value from `start` on, from one behind it on, and so on.
+/// The part of a row that the vectors of [`shifted`] are read from.
+#[derive(Clone, Copy)]
+struct Line {
+    /// Its first place, which is column `first` of the row.
+    start: *const f32,
+    first: isize,
+    columns: usize,
+}
+
+/// `K` vectors: of each `STRIDE`th value of a line from its first on, from one behind it on, and so on. At a stride of 2 the middle ones
+/// are loaded, usually from whole cache lines, and the others made of them by shifts.
 ///
 /// # Safety
-/// All that is read is readable; with masks, where these are true.
+/// All that is read is readable; with masks, where these are true and in the columns of the row.
 #[inline(always)]
 unsafe fn shifted<S: Simd, const K: usize, const STRIDE: usize, const MASKED: bool>(
     s: S,
-    start: *const f32,
+    line: Line,
     masks: &Masks<S>,
 ) -> [S::F32; K] {
     let load = |index: usize| {
-        let from = start.wrapping_add(load_offset::<S, STRIDE>(index));
+        let from = line.start.wrapping_add(load_offset::<S, K, STRIDE>(index));
         // SAFETY: as the caller promises.
         unsafe { if MASKED { s.load_masked_ptr(from, masks[index]) } else { s.load_ptr(from) } }
+    };
+    let one = |place: usize| {
+        let inside = !MASKED || ((line.first + place as isize) as usize) < line.columns;
+        // SAFETY: as the caller promises.
+        if inside { unsafe { line.start.wrapping_add(place).read() } } else { 0.0 }
     };
     let mut values = [s.splat(0.0); K];
     if STRIDE == 1 {
         for (index, value) in values.iter_mut().enumerate() {
             *value = load(index);
         }
-    } else {
-        for (pair, values) in values.chunks_mut(2).enumerate() {
-            let (even, odd) = s.part_even_odd(load(2 * pair), load(2 * pair + 1));
-            values[0] = even;
-            if let [_, second] = values {
-                *second = odd;
-            }
-        }
+        return values;
+    }
+    let middle = K / 2;
+    (values[middle], values[middle + 1]) = s.part_even_odd(load(0), load(1));
+    for index in (0..middle).rev() {
+        values[index] = s.shift_in_first(one(index), values[index + 2]);
+    }
+    for index in middle + 2..K {
+        values[index] = s.shift_in_last(values[index - 2], one(index + 2 * (S::LANES - 1)));
     }
     values
 }
@@ -284,10 +302,10 @@ impl FlatPlan {
             // SAFETY: the plane is the one that the masks are for, and the vectors begin in the result.
             vector += unsafe {
                 match vectors - vector {
-                    1 => self.vectors::<S, E, 1>(s, vector, from, filter, epilogue, out),
-                    2 => self.vectors::<S, E, 2>(s, vector, from, filter, epilogue, out),
-                    3 => self.vectors::<S, E, 3>(s, vector, from, filter, epilogue, out),
-                    _ => self.vectors::<S, E, 4>(s, vector, from, filter, epilogue, out),
+                    1 => self.vectors::<S, E, 1>(s, vector, from, (filter, epilogue), out),
+                    2 => self.vectors::<S, E, 2>(s, vector, from, (filter, epilogue), out),
+                    3 => self.vectors::<S, E, 3>(s, vector, from, (filter, epilogue), out),
+                    _ => self.vectors::<S, E, 4>(s, vector, from, (filter, epilogue), out),
                 }
             };
         }
@@ -303,8 +321,7 @@ impl FlatPlan {
         s: S,
         vector: usize,
         from: &[f32],
-        filter: Filter<'_>,
-        epilogue: E,
+        (filter, epilogue): (Filter<'_>, E),
         out: &mut [f32],
     ) -> usize {
         let taps = self.offsets.len();

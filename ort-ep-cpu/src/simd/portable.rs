@@ -74,6 +74,14 @@ impl Simd for Portable {
         std::array::from_fn(|lane| bits >> lane & 1 == 1)
     }
     #[inline(always)]
+    fn shift_in_first(self, first: f32, a: Self::F32) -> Self::F32 {
+        [first, a[0], a[1], a[2]]
+    }
+    #[inline(always)]
+    fn shift_in_last(self, a: Self::F32, last: f32) -> Self::F32 {
+        [a[1], a[2], a[3], last]
+    }
+    #[inline(always)]
     fn part_even_odd(self, low: Self::F32, high: Self::F32) -> (Self::F32, Self::F32) {
         let place = |index: usize| if index < LANES { low[index] } else { high[index - LANES] };
         (std::array::from_fn(|lane| place(2 * lane)), std::array::from_fn(|lane| place(2 * lane + 1)))

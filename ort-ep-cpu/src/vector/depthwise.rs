@@ -212,7 +212,7 @@ impl SimdOp for Plane<'_> {
             (Way::Padded(phases), ..) => {
                 let (padded, rest) = scratch.split_at_mut(phases.len(window));
                 pad(s, window, phases.size, from, padded);
-                over_phases(s, window, phases, padded, filter, epilogue, (to, rest));
+                over_phases(s, (window, phases), padded, (filter, epilogue), to, rest);
             }
         }
     }
@@ -222,12 +222,11 @@ impl SimdOp for Plane<'_> {
 #[inline(always)]
 fn over_phases<S: Simd>(
     s: S,
-    window: &Window,
-    phases: &Phases,
+    (window, phases): (&Window, &Phases),
     padded: &[f32],
-    filter: Filter<'_>,
-    epilogue: Epilogue,
-    (to, scratch): (&mut [f32], &mut [f32]),
+    (filter, epilogue): (Filter<'_>, Epilogue),
+    to: &mut [f32],
+    scratch: &mut [f32],
 ) {
     let ([height, width], stride) = (window.output, phases.size[1]);
     if phases.flat {

@@ -95,13 +95,15 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let shape = Shape::from_slice(weight.shape());
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
     let cpu = Cpu::with_threads(cx.threads);
-    // Without the image's size any will do, as the packing depends on it only through the side: one of medium size, if that
-    // is one for these weights.
-    let mut medium = shape.iter().map(|size| (*size).max(MEDIUM)).collect::<Vec<_>>();
-    medium[0] = 1;
-    medium[1] = shape[1].saturating_mul(groups);
-    let fixed = cx.node.fixed_shape(0).unwrap_or(medium);
-    let (geometry, side) = match geometry(&windows, &fixed, &shape, groups) {
+    // The packing depends on the image's size only through the side. What is not known of it is taken to be one image of medium
+    // size, if these weights can be one's.
+    let mut image = shape.iter().map(|size| (*size).max(MEDIUM)).collect::<Vec<_>>();
+    image[0] = 1;
+    image[1] = shape[1].saturating_mul(groups);
+    for (size, known) in image.iter_mut().zip(cx.node.shape(0).unwrap_or_default()) {
+        *size = known.as_constant().and_then(|known| usize::try_from(known).ok()).unwrap_or(*size);
+    }
+    let (geometry, side) = match geometry(&windows, &image, &shape, groups) {
         Ok(geometry) => (geometry, WeightSide::preferred(cpu, &geometry)),
         Err(_) => {
             let mut image = shape.clone();
