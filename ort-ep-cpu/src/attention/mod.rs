@@ -97,7 +97,14 @@ impl<'a> Rows<'a> {
     }
 
     /// Rows of a head: where they lie, or widened in `scratch`.
-    fn strip<'s>(&self, isa: Isa, place: [usize; 2], rows: Range<usize>, size: usize, scratch: &'s mut [f32]) -> Strip<'s>
+    fn strip<'s>(
+        &self,
+        isa: Isa,
+        place: [usize; 2],
+        rows: Range<usize>,
+        size: usize,
+        scratch: &'s mut [f32],
+    ) -> Strip<'s>
     where
         'a: 's,
     {
@@ -177,7 +184,7 @@ impl Sizes {
 pub struct Mask<'a> {
     /// Writes them for a batch, head and query and a range of keys.
     pub write: &'a (dyn Fn([usize; 3], Range<usize>, &mut [f32]) + Sync),
-    /// Whether they differ from query to query.
+    /// Whether they differ from query to query of one head.
     pub is_by_query: bool,
 }
 
@@ -289,8 +296,9 @@ impl Attention<'_> {
         let count = places.len();
         let mut seen = [(f32::NEG_INFINITY, 0.0); FEW];
         let mut all = self.sizes.keys..0;
-        for (line, (to, seen)) in queries.chunks_exact_mut(size.max(1)).zip(&mut seen).take(count).enumerate() {
+        for (line, seen) in seen.iter_mut().enumerate().take(count) {
             let [batch, head, query] = places.at(line);
+            let to = &mut queries[line * size..][..size];
             to.copy_from_slice(self.query([batch, head, query]));
             unary_in_place(isa, Unary::Affine { scale: self.factor(), shift: 0.0 }, to);
             if let Some(sinks) = self.sinks {
@@ -298,7 +306,9 @@ impl Attention<'_> {
             }
             block.line([head, query]).fill(0.0);
             let span = self.span(batch, query);
-            all = all.start.min(span.start)..all.end.max(span.end);
+            if !span.is_empty() {
+                all = all.start.min(span.start)..all.end.max(span.end);
+            }
         }
         let key_head = block.ranges[0].start / self.sizes.group();
         let (wide_keys, wide_values) = rest.split_at_mut(match self.keys.elements.is_narrow() {
@@ -308,11 +318,13 @@ impl Attention<'_> {
         for first in (all.start / KEYS * KEYS..all.end).step_by(KEYS) {
             let rows = first..(first + KEYS).min(all.end);
             let keys = self.keys.strip(isa, [block.outer, key_head], rows.clone(), size, wide_keys);
-            let values = self.values.strip(isa, [block.outer, key_head], rows.clone(), value_size, wide_values);
+            let values =
+                self.values.strip(isa, [block.outer, key_head], rows.clone(), value_size, wide_values);
             for (line, seen) in seen.iter_mut().take(count).enumerate() {
                 let place = places.at(line);
                 let span = self.span(place[0], place[2]);
-                let (start, end) = (span.start.clamp(rows.start, rows.end), span.end.clamp(rows.start, rows.end));
+                let (start, end) =
+                    (span.start.clamp(rows.start, rows.end), span.end.clamp(rows.start, rows.end));
                 if start >= end {
                     continue;
                 }
@@ -331,7 +343,14 @@ impl Attention<'_> {
                 }
                 let factor = weigh_row(isa, scores, &mut seen.0, &mut seen.1);
                 let result = block.line([place[1], place[2]]);
-                mix(isa, &values.values[(start - first) * values.stride..], values.stride, scores, factor, result);
+                mix(
+                    isa,
+                    &values.values[(start - first) * values.stride..],
+                    values.stride,
+                    scores,
+                    factor,
+                    result,
+                );
             }
         }
         for (line, (_, sum)) in seen.iter().take(count).enumerate() {
@@ -486,10 +505,14 @@ impl<'a, 'b> Task<'a, 'b> {
         let (by_row, by_key) = added.split_at_mut(WIDTH * KEYS);
         let mut changes = Change { softcap: self.attention.softcap, ..Change::default() };
         if let Some(mask) = self.attention.mask {
-            if self.write_mask(mask, panel, &rows, by_row) {
+            // Heads that share a panel may have masks of their own.
+            let is_by_line = mask.is_by_query || self.places.heads.len() > 1;
+            let lines =
+                if is_by_line { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
+            if self.write_mask(mask, lines, &rows, by_row) {
                 return;
             }
-            if mask.is_by_query {
+            if is_by_line {
                 turn(self.isa, [columns, count], (&*by_row, KEYS), (&mut *by_key, WIDTH));
                 changes.by_query = Some(by_key);
             } else {
@@ -532,9 +555,8 @@ impl<'a, 'b> Task<'a, 'b> {
         panel.is_empty = false;
     }
 
-    /// Writes the mask of a block of keys, a row for each query or one for all: whether it hides everything.
-    fn write_mask(&self, mask: Mask<'_>, panel: &Panel, keys: &Range<usize>, to: &mut [f32]) -> bool {
-        let lines = if mask.is_by_query { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
+    /// Writes the mask of a block of keys, a row for each line: whether it hides everything.
+    fn write_mask(&self, mask: Mask<'_>, lines: Range<usize>, keys: &Range<usize>, to: &mut [f32]) -> bool {
         let mut hides = true;
         for (line, row) in lines.zip(to.chunks_exact_mut(KEYS)) {
             let row = &mut row[..keys.len()];

@@ -16,6 +16,7 @@
 
 pub mod attention;
 pub mod blocks;
+pub mod blocks_bytes;
 pub mod isa;
 pub mod math;
 #[cfg(test)]

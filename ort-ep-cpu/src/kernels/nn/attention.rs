@@ -69,26 +69,26 @@ fn make<T: Real>(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 impl<T: Real> Attention<T> {
     pub(super) fn new(cx: &CompileCx<'_>) -> Result<Attention<T>> {
-    let attrs: &Attributes = cx.attrs();
-    let heads = |name: &str| -> Result<usize> {
-        let count = attrs.find_int(name).unwrap_or(0);
-        usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}"))
-    };
-    let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
-    ensure!(windows.iter().all(|size| *size >= -1), InvalidGraph, "window sizes {windows:?}");
-    let score_mode = attrs.int("qk_matmul_output_mode")?;
-    ensure!((0..=3).contains(&score_mode), InvalidGraph, "qk_matmul_output_mode is {score_mode}");
-    Ok(Attention {
-        query_heads: heads("q_num_heads")?,
-        key_heads: heads("kv_num_heads")?,
-        scale: attrs.find_float("scale"),
-        softcap: attrs.float("softcap")?,
-        is_causal: attrs.flag("is_causal")?,
-        windows,
-        score_mode,
-        element: std::marker::PhantomData::<fn() -> T>,
-    })
-}
+        let attrs: &Attributes = cx.attrs();
+        let heads = |name: &str| -> Result<usize> {
+            let count = attrs.find_int(name).unwrap_or(0);
+            usize::try_from(count).map_err(|_| error!(InvalidGraph, "{name} is {count}"))
+        };
+        let windows = [attrs.int("left_window_size")?, attrs.int("right_window_size")?];
+        ensure!(windows.iter().all(|size| *size >= -1), InvalidGraph, "window sizes {windows:?}");
+        let score_mode = attrs.int("qk_matmul_output_mode")?;
+        ensure!((0..=3).contains(&score_mode), InvalidGraph, "qk_matmul_output_mode is {score_mode}");
+        Ok(Attention {
+            query_heads: heads("q_num_heads")?,
+            key_heads: heads("kv_num_heads")?,
+            scale: attrs.find_float("scale"),
+            softcap: attrs.float("softcap")?,
+            is_causal: attrs.flag("is_causal")?,
+            windows,
+            score_mode,
+            element: std::marker::PhantomData::<fn() -> T>,
+        })
+    }
 }
 
 /// Queries, keys or values: heads of rows, interleaved (rank 3) or one after the other.

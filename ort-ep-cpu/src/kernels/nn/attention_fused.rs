@@ -27,6 +27,9 @@ struct Fused {
 /// Elements of one of the types that are computed in single precision.
 pub(in crate::kernels) fn elements(dtype: DType, bytes: &[u8]) -> Result<Elements<'_>> {
     fn cast<T: bytemuck::Pod>(bytes: &[u8]) -> Result<&[T]> {
+        if bytes.is_empty() {
+            return Ok(&[]);
+        }
         bytemuck::try_cast_slice(bytes).map_err(|_| error!(Fail, "keys or values are not aligned"))
     }
     match dtype {
@@ -102,7 +105,11 @@ impl Fused {
             None => &[],
         };
         let len = full.len() * width;
-        ensure!(old.len() + new.len() == len, InvalidArgument, "past_key or past_value does not fit the new rows");
+        ensure!(
+            old.len() + new.len() == len,
+            InvalidArgument,
+            "past_key or past_value does not fit the new rows"
+        );
         let threads = cx.threads();
         let to = match cx.wants(1 + which) {
             true => cx.output(1 + which)?.bytes_mut()?,
@@ -131,7 +138,8 @@ impl Executable for Fused {
         let mut rest = cx.workspace()?;
         let wide = take(&mut rest, parts.queries)?;
         let result = take(&mut rest, parts.results)?;
-        let [spare_keys, spare_values] = [take(&mut rest, parts.caches[0])?, take(&mut rest, parts.caches[1])?];
+        let [spare_keys, spare_values] =
+            [take(&mut rest, parts.caches[0])?, take(&mut rest, parts.caches[1])?];
         let keys = self.cache(cx, 0, (sizes.k, sizes.past), spare_keys)?;
         let values = self.cache(cx, 1, (sizes.v, sizes.past), spare_values)?;
         let queries = match q.dtype() {
@@ -159,7 +167,9 @@ impl Executable for Fused {
             scale: self.inner.scale.unwrap_or(1.0 / (sizes.q.size as f32).sqrt()),
             softcap: self.inner.softcap,
             visible: &|[batch, query]| self.inner.allowed(&reach, batch, query, total),
-            mask: mask.as_ref().map(|mask| attention::Mask { write: &write, is_by_query: mask.is_by_query() }),
+            mask: mask
+                .as_ref()
+                .map(|mask| attention::Mask { write: &write, is_by_query: mask.is_by_query() }),
             sinks: None,
         };
         let strides = Layout { size: sizes.v.size, ..sizes.q }.strides();
