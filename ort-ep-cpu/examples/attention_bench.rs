@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use half::f16;
 use ort_ep_cpu::attention::{Attention, Elements, Mask, Rows, Sizes};
-use ort_ep_cpu::gemm::{AOperand, BOperand, Cpu, Gemm, PackedB, Strided, pack_b, workspace_len};
+use ort_ep_cpu::gemm::{
+    AOperand, BOperand, Blocks, Cpu, Gemm, Numbers, PackedB, Strided, Zeros, pack_b, workspace_len,
+};
+use ort_ep_cpu::simd::blocks::{BlockLayout, arrange};
 
 /// Time spent on a row of the table.
 const BUDGET: Duration = Duration::from_millis(300);
@@ -118,6 +121,49 @@ fn layer(cpu: Cpu, [m, n, k]: [usize; 3]) -> [f64; 2] {
     })
 }
 
+/// Reading memory of this many bytes, as the products of one row do: what they can reach.
+fn read(cpu: Cpu, bytes: usize) -> [f64; 2] {
+    let values = vec![1.0_f32; bytes / 4];
+    let parts = values.len() / cpu.threads;
+    let mut sums = vec![0.0; cpu.threads];
+    time(|| {
+        ort_ep_cpu::parallel::for_each_chunk_mut(cpu.threads, &mut sums, 1, |part, sum| {
+            sum[0] = ort_ep_cpu::vector::reduce::sum(cpu.isa, &values[part * parts..][..parts]);
+        });
+    })
+}
+
+/// 4-bit weights in blocks of 32 with zero points: one row on the left, in `f32` and in 8 bits.
+fn nbits(cpu: Cpu, [n, k]: [usize; 2], in_bytes: bool) -> [f64; 2] {
+    let blocks = k / 32;
+    let copies = (128 << 20) / (n * k / 2) + 2;
+    let codes: Vec<u8> = (0..copies * n * k / 2).map(|i| (i * 31) as u8).collect();
+    let scales: Vec<u8> = (0..copies * n * blocks).flat_map(|_| 0.01_f32.to_ne_bytes()).collect();
+    let zeros = vec![0x78_u8; copies * n * blocks.div_ceil(2)];
+    let left: Vec<f32> = (0..k).map(|i| (i % 17) as f32 - 8.0).collect();
+    let layout = BlockLayout { bits: 4, block: 32 };
+    let mut memory = vec![0.0; Blocks::bytes_side_len(layout, k).max(k)];
+    let (mut to, mut turn) = (vec![0.0; n], 0);
+    time(|| {
+        turn = (turn + 1) % copies;
+        let blocks = Blocks::new(
+            layout,
+            [k, n],
+            &codes[turn * n * k / 2..][..n * k / 2],
+            Numbers::F32(&scales[turn * n * blocks * 4..][..n * blocks * 4]),
+            Zeros::Codes(&zeros[turn * n * blocks.div_ceil(2)..][..n * blocks.div_ceil(2)]),
+        )
+        .unwrap();
+        if in_bytes {
+            let len = Blocks::bytes_side_len(layout, k);
+            blocks.multiply_few_bytes(cpu, &left, 1, &mut memory[..len], &mut to).unwrap();
+        } else {
+            arrange(layout, &left, &mut memory[..k]);
+            blocks.multiply_few(cpu, &memory[..k], 1, &mut to).unwrap();
+        }
+    })
+}
+
 fn main() {
     let threads = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(1);
     let cpu = Cpu::with_threads(threads);
@@ -145,20 +191,29 @@ fn main() {
             );
         }
     }
+<<<<<<< HEAD
     println!(
         "{:<28} {:>10} {:>10} {:>10} {:>10}",
         "packed weights", "best us", "median us", "GFLOP/s", "GB/s"
     );
+=======
+    println!("{:<28} {:>10} {:>10} {:>10} {:>10}", "weights", "best us", "median us", "GFLOP/s", "GB/s");
+    let row = |name: &str, [best, median]: [f64; 2], [flops, bytes]: [f64; 2]| {
+        let (flops, bytes) = (flops / best / 1e9, bytes / best / 1e9);
+        println!("{name:<28} {:>10.1} {:>10.1} {flops:>10.1} {bytes:>10.1}", best * 1e6, median * 1e6);
+    };
+    row("read 256 MiB", read(cpu, 256 << 20), [0.0, (256 << 20) as f64]);
+>>>>>>> msattn
     for (name, shape) in LAYERS {
-        let [best, median] = layer(cpu, shape);
-        let [m, n, k] = shape;
-        let (flops, bytes) = (2.0 * (m * n * k) as f64, 4.0 * (n * k) as f64);
-        println!(
-            "{name:<28} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
-            best * 1e6,
-            median * 1e6,
-            flops / best / 1e9,
-            bytes / best / 1e9
-        );
+        let [m, n, k] = shape.map(|size| size as f64);
+        row(name, layer(cpu, shape), [2.0 * m * n * k, 4.0 * n * k]);
+    }
+    for (name, [m, n, k]) in LAYERS.into_iter().filter(|(_, [m, _, _])| *m == 1) {
+        for in_bytes in [false, true] {
+            let name = format!("{name} {}", if in_bytes { "4 x 8 bits" } else { "4 x 32 bits" });
+            let size = (m * n * k) as f64;
+            // Codes, and for each block of 32 a scale and half a byte.
+            row(&name, nbits(cpu, [n, k], in_bytes), [2.0 * size, size * (0.5 + 4.5 / 32.0)]);
+        }
     }
 }

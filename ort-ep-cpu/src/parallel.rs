@@ -331,6 +331,7 @@ pub struct Lines<'a, T> {
     len: usize,
 }
 
+#[allow(clippy::indexing_slicing, reason = "axes are counted, and scratch is cut to its own length")]
 impl<'a, T: Send> Lines<'a, T> {
     /// Lines that begin at `i * strides[0] + j * strides[1] + k * strides[2]`, for `i`, `j` and `k` below the extents;
     /// `None` where lines overlap or one reaches beyond `values`.

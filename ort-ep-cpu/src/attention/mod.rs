@@ -184,7 +184,7 @@ impl Sizes {
 pub struct Mask<'a> {
     /// Writes them for a batch, head and query and a range of keys.
     pub write: &'a (dyn Fn([usize; 3], Range<usize>, &mut [f32]) + Sync),
-    /// Whether they differ from query to query.
+    /// Whether they differ from query to query of one head.
     pub is_by_query: bool,
 }
 
@@ -296,9 +296,14 @@ impl Attention<'_> {
         let count = places.len();
         let mut seen = [(f32::NEG_INFINITY, 0.0); FEW];
         let mut all = self.sizes.keys..0;
+<<<<<<< HEAD
         for (line, (to, seen)) in queries.chunks_exact_mut(size.max(1)).zip(&mut seen).take(count).enumerate()
         {
+=======
+        for (line, seen) in seen.iter_mut().enumerate().take(count) {
+>>>>>>> msattn
             let [batch, head, query] = places.at(line);
+            let to = &mut queries[line * size..][..size];
             to.copy_from_slice(self.query([batch, head, query]));
             unary_in_place(isa, Unary::Affine { scale: self.factor(), shift: 0.0 }, to);
             if let Some(sinks) = self.sinks {
@@ -306,7 +311,9 @@ impl Attention<'_> {
             }
             block.line([head, query]).fill(0.0);
             let span = self.span(batch, query);
-            all = all.start.min(span.start)..all.end.max(span.end);
+            if !span.is_empty() {
+                all = all.start.min(span.start)..all.end.max(span.end);
+            }
         }
         let key_head = block.ranges[0].start / self.sizes.group();
         let (wide_keys, wide_values) = rest.split_at_mut(match self.keys.elements.is_narrow() {
@@ -503,10 +510,14 @@ impl<'a, 'b> Task<'a, 'b> {
         let (by_row, by_key) = added.split_at_mut(WIDTH * KEYS);
         let mut changes = Change { softcap: self.attention.softcap, ..Change::default() };
         if let Some(mask) = self.attention.mask {
-            if self.write_mask(mask, panel, &rows, by_row) {
+            // Heads that share a panel may have masks of their own.
+            let is_by_line = mask.is_by_query || self.places.heads.len() > 1;
+            let lines =
+                if is_by_line { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
+            if self.write_mask(mask, lines, &rows, by_row) {
                 return;
             }
-            if mask.is_by_query {
+            if is_by_line {
                 turn(self.isa, [columns, count], (&*by_row, KEYS), (&mut *by_key, WIDTH));
                 changes.by_query = Some(by_key);
             } else {
@@ -549,10 +560,15 @@ impl<'a, 'b> Task<'a, 'b> {
         panel.is_empty = false;
     }
 
+<<<<<<< HEAD
     /// Writes the mask of a block of keys, a row for each query or one for all: whether it hides everything.
     fn write_mask(&self, mask: Mask<'_>, panel: &Panel, keys: &Range<usize>, to: &mut [f32]) -> bool {
         let lines =
             if mask.is_by_query { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
+=======
+    /// Writes the mask of a block of keys, a row for each line: whether it hides everything.
+    fn write_mask(&self, mask: Mask<'_>, lines: Range<usize>, keys: &Range<usize>, to: &mut [f32]) -> bool {
+>>>>>>> msattn
         let mut hides = true;
         for (line, row) in lines.zip(to.chunks_exact_mut(KEYS)) {
             let row = &mut row[..keys.len()];

@@ -8,6 +8,7 @@ use super::{Cpu, GemmError};
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
 use crate::simd::blocks::{BlockLayout, BlockRow, TILE, decode_rows, dot};
+use crate::simd::blocks_bytes::{Columns, Side, multiply, quantize, side_lens};
 use crate::simd::transpose_tiles;
 use crate::vector::convert::{f32_from_bf16, f32_from_f16};
 
@@ -174,6 +175,15 @@ impl<'a> Blocks<'a> {
         match self.zeros {
             Zeros::Middle => zeros.fill((1_u32 << (bits - 1)) as f32),
             Zeros::Numbers(numbers) => numbers.read(isa, first, zeros),
+            Zeros::Codes(bytes) if bits == 4 && blocks.start.is_multiple_of(2) => {
+                let row = &bytes[column * self.blocks().div_ceil(2) + blocks.start / 2..];
+                for (pair, byte) in zeros.chunks_mut(2).zip(row) {
+                    pair[0] = f32::from(byte & 15);
+                    if let Some(second) = pair.get_mut(1) {
+                        *second = f32::from(byte >> 4);
+                    }
+                }
+            }
             Zeros::Codes(bytes) => {
                 let row = &bytes[column * (self.blocks() * bits).div_ceil(8)..];
                 let mask = ((1_u32 << bits) - 1) as u8;
@@ -300,6 +310,69 @@ impl<'a> Blocks<'a> {
                 let column = first + tile * TILE[0];
                 self.few_columns(cpu.isa, column..column + sums.len() / rows, sides, sums);
             }
+        });
+        Ok(())
+    }
+
+    /// Whether [`Blocks::multiply_few_bytes`] takes a product with this many rows on the left.
+    pub fn takes_bytes(&self, rows: usize) -> bool {
+        let plain = !matches!(self.zeros, Zeros::Numbers(_)) && matches!(self.scales, Numbers::F32(_));
+        self.takes(rows) && self.layout.bits == 4 && plain
+    }
+
+    /// Values of memory for a row on the left that [`Blocks::multiply_few_bytes`] quantizes.
+    pub fn bytes_side_len(layout: BlockLayout, k: usize) -> usize {
+        let [numbers, scales] = side_lens(layout.block, k.div_ceil(layout.block));
+        numbers.div_ceil(4) + 2 * scales
+    }
+
+    /// `to[column * rows + row]` = the product of the row of `left` (each of k values) and the column, where the left side
+    /// is quantized to 8 bits block by block. `memory` holds [`Blocks::bytes_side_len`] values for each row.
+    ///
+    /// # Errors
+    ///
+    /// When there are too many rows, the weights are of another kind, or a slice is too short.
+    pub fn multiply_few_bytes(
+        &self,
+        cpu: Cpu,
+        left: &[f32],
+        rows: usize,
+        memory: &mut [f32],
+        to: &mut [f32],
+    ) -> Result<(), GemmError> {
+        let (true, Numbers::F32(scales)) = (self.takes_bytes(rows), self.scales) else {
+            return Err(GemmError::Shape("these rows and weights are not multiplied in 8 bits"));
+        };
+        let len = Blocks::bytes_side_len(self.layout, self.k);
+        check("the rows on the left", Some(rows * self.k), left.len())?;
+        check("the memory of the rows on the left", Some(rows * len), memory.len())?;
+        check("a result", Some(rows * self.columns), to.len())?;
+        let block = self.layout.block;
+        let [numbers_len, scales_len] = side_lens(block, self.blocks());
+        let mut sides = [Side { numbers: &[], scales: &[], sums: &[] }; FEW];
+        for ((side, memory), from) in
+            sides.iter_mut().zip(memory.chunks_exact_mut(len)).zip(left.chunks(self.k))
+        {
+            let (of_blocks, numbers) = memory.split_at_mut(2 * scales_len);
+            let (scales, sums) = of_blocks.split_at_mut(scales_len);
+            let numbers = &mut bytemuck::cast_slice_mut(numbers)[..numbers_len];
+            quantize(cpu.isa, block, from, numbers, scales, sums);
+            *side = Side { numbers, scales, sums };
+        }
+        let row = self.blocks().div_ceil(2);
+        let least = (WORTH_A_TASK / (rows * self.k)).next_multiple_of(TILE[0]).max(TILE[0]);
+        for_each_row_chunk_mut(cpu.threads, to, rows, least, |first, sums| {
+            let columns = Columns {
+                block,
+                blocks: self.blocks(),
+                codes: &self.codes[first * self.blocks() * self.layout.bytes()..],
+                scales: &scales[first * self.blocks() * 4..],
+                zeros: match self.zeros {
+                    Zeros::Codes(zeros) => Some(&zeros[first * row..]),
+                    _ => None,
+                },
+            };
+            multiply(cpu.isa, &columns, &sides[..rows], sums);
         });
         Ok(())
     }

@@ -114,32 +114,30 @@ impl Multiply<'_> {
         let mut sums = [[s.splat(0.0); N]; ROWS];
         for _ in 0..self.product.shape[1] {
             let mut columns = [s.splat(0.0); N];
-            for (vector, columns) in columns.iter_mut().enumerate() {
+            for vector in 0..N {
                 // SAFETY: the panel holds `WIDTH` values for each step.
-                *columns = unsafe { s.load_ptr(panel.add(vector * S::LANES)) };
+                columns[vector] = unsafe { s.load_ptr(panel.add(vector * S::LANES)) };
             }
-            for (row, sums) in sums.iter_mut().enumerate() {
+            for row in 0..ROWS {
                 // SAFETY: the left side holds this row and step.
                 let factor = s.splat(unsafe { *left.add(row * row_stride) });
-                for (sum, columns) in sums.iter_mut().zip(columns) {
-                    *sum = s.mul_add(factor, columns, *sum);
+                for vector in 0..N {
+                    sums[row][vector] = s.mul_add(factor, columns[vector], sums[row][vector]);
                 }
             }
             left = left.wrapping_add(step_stride);
             panel = panel.wrapping_add(WIDTH);
         }
-        for (index, sums) in sums.into_iter().enumerate() {
-            for (vector, sum) in sums.into_iter().enumerate() {
+        for index in 0..ROWS {
+            for vector in 0..N {
                 let column = at + vector * S::LANES;
                 // SAFETY: the result holds `WIDTH` values for each row, and there are as many factors.
                 unsafe {
                     let to = self.to.add((row + index) * WIDTH + column);
-                    let sum = match self.product.factors {
-                        Some(factors) => {
-                            s.mul_add(s.load_ptr(to), s.load_ptr(factors.as_ptr().add(column)), sum)
-                        }
-                        None => sum,
-                    };
+                    let mut sum = sums[index][vector];
+                    if let Some(factors) = self.product.factors {
+                        sum = s.mul_add(s.load_ptr(to), s.load_ptr(factors.as_ptr().add(column)), sum);
+                    }
                     s.store_ptr(to, sum);
                 }
             }
@@ -389,24 +387,27 @@ impl SimdOp for Dots<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let len = self.right.len();
-        let whole = len - len % S::LANES;
         let (left, right) = (self.left.as_ptr(), self.right.as_ptr());
         for (row, to) in self.to.iter_mut().enumerate() {
             let left = left.wrapping_add(row * self.stride);
-            let mut sums = [s.splat(0.0); 2];
+            // Two sums, so that one need not wait for the other.
+            let (mut even, mut odd) = (s.splat(0.0), s.splat(0.0));
+            let mut at = 0;
             // SAFETY: the row and the right side hold `len` values each.
             unsafe {
-                for (turn, at) in (0..whole).step_by(S::LANES).enumerate() {
-                    let sum = &mut sums[turn % 2];
-                    *sum = s.mul_add(s.load_ptr(left.add(at)), s.load_ptr(right.add(at)), *sum);
+                while at + 2 * S::LANES <= len {
+                    even = s.mul_add(s.load_ptr(left.add(at)), s.load_ptr(right.add(at)), even);
+                    let next = at + S::LANES;
+                    odd = s.mul_add(s.load_ptr(left.add(next)), s.load_ptr(right.add(next)), odd);
+                    at += 2 * S::LANES;
                 }
-                if whole < len {
-                    let x = s.load_partial_ptr(left.add(whole), len - whole, 0.0);
-                    let y = s.load_partial_ptr(right.add(whole), len - whole, 0.0);
-                    sums[0] = s.mul_add(x, y, sums[0]);
+                while at < len {
+                    let count = (len - at).min(S::LANES);
+                    even = s.mul_add(load(s, left.add(at), count), load(s, right.add(at), count), even);
+                    at += count;
                 }
             }
-            *to = s.horizontal_sum(s.add(sums[0], sums[1]));
+            *to = s.horizontal_sum(s.add(even, odd));
         }
     }
 }
@@ -455,17 +456,17 @@ impl Mix<'_> {
         let mut sums = [s.splat(0.0); N];
         let mut row = self.rows.as_ptr().wrapping_add(at);
         for weight in self.weights {
-            for (vector, sum) in sums.iter_mut().enumerate() {
+            for vector in 0..N {
                 // SAFETY: each row holds as many values as the result.
                 let values = unsafe { load(s, row.add(vector * S::LANES), count) };
-                *sum = s.mul_add(s.splat(*weight), values, *sum);
+                sums[vector] = s.mul_add(s.splat(*weight), values, sums[vector]);
             }
             row = row.wrapping_add(self.stride);
         }
-        for (vector, sum) in sums.into_iter().enumerate() {
+        for vector in 0..N {
             let at = at + vector * S::LANES;
             let before = s.load_partial(self.to, at, count, 0.0);
-            s.store_partial(self.to, at, count, s.mul_add(before, s.splat(self.factor), sum));
+            s.store_partial(self.to, at, count, s.mul_add(before, s.splat(self.factor), sums[vector]));
         }
     }
 }

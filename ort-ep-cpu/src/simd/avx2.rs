@@ -197,6 +197,14 @@ impl Simd for Avx2 {
         intrinsic!(_mm256_blendv_ps(b, a, mask))
     }
     #[inline(always)]
+    fn horizontal_sum(self, a: Self::F32) -> f32 {
+        intrinsic!({
+            let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+    #[inline(always)]
     fn any(self, mask: Self::Mask) -> bool {
         intrinsic!(_mm256_movemask_ps(mask)) != 0
     }

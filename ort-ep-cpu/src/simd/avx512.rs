@@ -198,6 +198,15 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_mask_blend_ps(mask, b, a))
     }
     #[inline(always)]
+    fn horizontal_sum(self, a: Self::F32) -> f32 {
+        intrinsic!({
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        })
+    }
+    #[inline(always)]
     fn any(self, mask: Self::Mask) -> bool {
         mask != 0
     }

@@ -16,7 +16,11 @@
 
 pub mod attention;
 pub mod blocks;
+<<<<<<< HEAD
 pub mod bytes;
+=======
+pub mod blocks_bytes;
+>>>>>>> msattn
 pub mod isa;
 pub mod math;
 #[cfg(test)]

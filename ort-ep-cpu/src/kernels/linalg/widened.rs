@@ -20,15 +20,28 @@ pub(crate) type Make = fn(&mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
 /// Makes the kernel of a node whose inputs and outputs of type `float16`, `bfloat16`, `int8` or `uint8` are seen as
 /// `float`; `make` constructs the kernel for `float`. Integers of 8 bits are only for operators that pick values.
 pub(crate) fn widened(cx: &mut CompileCx<'_>, make: Make) -> Result<Box<dyn Executable>> {
+    widened_except(cx, &[], &[], make)
+}
+
+/// [`widened`], where the kernel takes some inputs and outputs as they are.
+pub(crate) fn widened_except(
+    cx: &mut CompileCx<'_>,
+    inputs_as_they_are: &[usize],
+    outputs_as_they_are: &[usize],
+    make: Make,
+) -> Result<Box<dyn Executable>> {
     let is_narrow =
         |dtype: Option<DType>| matches!(dtype, Some(DType::F16 | DType::BF16 | DType::I8 | DType::U8));
     let inner = make(cx)?;
     let node = cx.node.node;
     let inputs: SmallVec<[bool; 8]> = (0..node.inputs.len())
         .map(|index| is_narrow(cx.node.dtype(index)) && !cx.is_consumed(index))
+        .enumerate()
+        .map(|(index, narrow)| narrow && !inputs_as_they_are.contains(&index))
         .collect();
-    let outputs: SmallVec<[bool; 4]> =
-        (0..node.outputs.len()).map(|index| is_narrow(cx.node.output_dtype(index))).collect();
+    let outputs: SmallVec<[bool; 4]> = (0..node.outputs.len())
+        .map(|index| is_narrow(cx.node.output_dtype(index)) && !outputs_as_they_are.contains(&index))
+        .collect();
     if !inputs.iter().chain(&outputs).any(|narrow| *narrow) {
         return Ok(inner);
     }
@@ -95,7 +108,9 @@ impl Executable for Widened {
                 }
             }
         }
-        let slots = results.iter_mut().zip(others).map(|(result, other)| {
+        let in_place: SmallVec<[Option<usize>; 4]> =
+            (0..cx.output_count()).map(|index| cx.in_place(index)).collect();
+        let slots = results.iter_mut().zip(others).zip(in_place).map(|((result, other), in_place)| {
             let tensor = match result {
                 Some((tensor, wide)) => {
                     Some(TensorMut::host(DType::F32, tensor.shape(), bytemuck::cast_slice_mut(wide)))
@@ -103,7 +118,7 @@ impl Executable for Widened {
                 None => other,
             };
             match tensor {
-                Some(tensor) => OutputSlot::Ready { tensor: Some(tensor), in_place: None },
+                Some(tensor) => OutputSlot::Ready { tensor: Some(tensor), in_place },
                 None => OutputSlot::Unwanted,
             }
         });

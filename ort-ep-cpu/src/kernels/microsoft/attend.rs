@@ -1,11 +1,12 @@
-//! Scaled dot-product attention over heads that lie anywhere: a block of queries at a time, never the whole matrix of
-//! scores. All attention operators of the domain come down to this.
+//! Scaled dot-product attention over heads that lie anywhere: all attention operators of the domain come down to this.
+//! Where nobody wants scores it is that of [`crate::attention`], else a block of queries at a time.
 
 use std::ops::Range;
 
 use ort_core::{Error, Result, ensure, error};
 use parking_lot::Mutex;
 
+use crate::attention::{self, Elements};
 use crate::gemm::{BSource, Cpu};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::nn::{for_each_unit, part_count};
@@ -76,6 +77,12 @@ impl Sizes {
         self.batch * self.key_heads * self.queries.div_ceil(ROWS)
     }
 
+    /// The sizes as [`crate::attention`] sees them.
+    fn fused(&self) -> attention::Sizes {
+        let Sizes { batch, heads, key_heads, queries, keys, size, value_size, .. } = *self;
+        attention::Sizes { batch, heads, key_heads, queries, keys, size, value_size }
+    }
+
     fn inner_cpu(&self, threads: usize) -> Cpu {
         Cpu::with_threads(if self.task_count() == 1 { threads } else { 1 })
     }
@@ -92,10 +99,23 @@ impl Sizes {
         scores + results + first.max(second).next_multiple_of(16) + slack
     }
 
-    /// Values of scratch that [`attend`] needs.
-    pub(super) fn scratch_len(&self, threads: usize) -> usize {
+    /// Values of scratch that [`attend`] needs: for [`Scores::Written`] where scores are wanted; `is_narrow` where the
+    /// cache is not of single precision.
+    pub(super) fn scratch_len(&self, threads: usize, scores: Scores, is_narrow: bool) -> usize {
+        if scores == Scores::Passing {
+            return self.fused().scratch_len(threads, is_narrow);
+        }
         part_count(threads, self.task_count()) * self.part_len(self.inner_cpu(threads))
     }
+}
+
+/// What becomes of scores.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scores {
+    /// They need not exist all at once.
+    Passing,
+    /// They are written out, or hidden ones take part in the softmax.
+    Written,
 }
 
 /// The keys of one batch: how many there are, and how many precede the first query.
@@ -130,19 +150,24 @@ pub(super) enum PaddingMask<'a> {
 }
 
 impl Padding<'_> {
-    /// Adds to the scores of a query's first keys.
-    fn add(&self, batch: usize, query: usize, scores: &mut [f32]) {
+    /// Whether it differs from query to query.
+    fn is_by_query(&self) -> bool {
+        matches!(self.mask, PaddingMask::Elements(_, [_, queries]) if queries != 0)
+    }
+
+    /// Adds to the scores of a query's keys from `first` on.
+    fn add(&self, batch: usize, query: usize, first: usize, scores: &mut [f32]) {
         match &self.mask {
             PaddingMask::Ranges(ranges) => {
                 let Some(range) = ranges.get(batch) else { return };
                 for (key, score) in scores.iter_mut().enumerate() {
-                    if !range.contains(&key) {
+                    if !range.contains(&(first + key)) {
                         *score += self.added;
                     }
                 }
             }
             PaddingMask::Elements(elements, [batches, queries]) => {
-                let row = elements.get(batch * batches + query * queries..).unwrap_or(&[]);
+                let row = elements.get(batch * batches + query * queries + first..).unwrap_or(&[]);
                 for (score, element) in scores.iter_mut().zip(row) {
                     if *element <= 0 {
                         *score += self.added;
@@ -204,8 +229,8 @@ pub(super) enum Stage {
 pub(super) struct Problem<'a> {
     pub(super) sizes: Sizes,
     pub(super) q: Rows<'a>,
-    pub(super) k: Rows<'a>,
-    pub(super) v: Rows<'a>,
+    pub(super) k: attention::Rows<'a>,
+    pub(super) v: attention::Rows<'a>,
     /// One for each batch.
     pub(super) spans: Vec<Span>,
     pub(super) scale: f32,
@@ -248,6 +273,9 @@ pub(super) fn attend(
     ensure!(problem.spans.len() == sizes.batch, Fail, "there are {} spans", problem.spans.len());
     if result.is_empty() {
         return Ok(());
+    }
+    if scores.is_none() && problem.hides_fully() {
+        return problem.run_fused(threads, result, scratch);
     }
     let cpu = sizes.inner_cpu(threads);
     let part_len = sizes.part_len(cpu);
@@ -295,7 +323,72 @@ fn tasks<'a>(sizes: &Sizes, result: &'a mut [f32], scores: Option<&'a mut [f32]>
     tasks
 }
 
+/// Numbers to be added to scores that are so low that hidden keys count beside padded ones.
+const AS_LOW_AS_HIDDEN: f32 = -1e30;
+
+/// What becomes of scores where keys are lowered by `padding` or hidden by their place if `causal`.
+pub(super) fn scores_of(is_wanted: bool, causal: bool, padding: f32) -> Scores {
+    match is_wanted || (causal && padding < AS_LOW_AS_HIDDEN) {
+        true => Scores::Written,
+        false => Scores::Passing,
+    }
+}
+
+impl<'a> Rows<'a> {
+    /// The same rows for [`crate::attention`].
+    pub(super) fn plain(&self) -> attention::Rows<'a> {
+        attention::Rows { elements: Elements::F32(self.values), strides: self.strides }
+    }
+}
+
+/// Rows of a cache in single precision.
+fn singles<'a>(rows: &attention::Rows<'a>, size: usize) -> Result<Rows<'a>> {
+    match rows.elements {
+        Elements::F32(values) => Ok(Rows { values, strides: rows.strides, size }),
+        _ => Err(error!(Fail, "scores of a cache in half precision are not written out")),
+    }
+}
+
 impl Problem<'_> {
+    /// Whether hidden keys have no part in the softmax.
+    fn hides_fully(&self) -> bool {
+        let lowest = self.padding.as_ref().map_or(0.0, |padding| padding.added);
+        self.hidden == Hidden::Excluded || scores_of(false, self.causal, lowest) == Scores::Passing
+    }
+
+    fn run_fused(&self, threads: usize, result: &mut [f32], scratch: &mut [f32]) -> Result<()> {
+        let sizes = self.sizes;
+        let write = |[batch, head, query]: [usize; 3], keys: Range<usize>, to: &mut [f32]| {
+            to.fill(0.0);
+            if let Some(bias) = &self.bias {
+                bias.add([batch, head, query], keys.clone(), to);
+            }
+            if let Some(padding) = &self.padding {
+                padding.add(batch, query, keys.start, to);
+            }
+        };
+        let is_by_query = self.bias.is_some() || self.padding.as_ref().is_some_and(Padding::is_by_query);
+        let attention = attention::Attention {
+            sizes: sizes.fused(),
+            queries: self.q.plain(),
+            keys: self.k,
+            values: self.v,
+            scale: self.scale,
+            softcap: self.softcap,
+            visible: &|[batch, query]| {
+                let keys = self.spans.get(batch).map_or(0, |span| span.keys.min(sizes.keys));
+                self.visible(batch, query, keys)
+            },
+            mask: (self.bias.is_some() || self.padding.is_some())
+                .then_some(attention::Mask { write: &write, is_by_query }),
+            sinks: self.sinks,
+        };
+        let row = sizes.heads * sizes.value_size;
+        let strides = [sizes.queries * row, sizes.value_size, row];
+        let refused = |refused: attention::Refused| error!(InvalidArgument, "{refused}");
+        attention.run(Cpu::with_threads(threads), result, strides, scratch).map_err(refused)
+    }
+
     fn run_task(&self, cpu: Cpu, task: &mut Task<'_>, scratch: &mut [f32]) -> Result<()> {
         let (sizes, group) = (self.sizes, self.sizes.group());
         let first_head = task.key_head * group;
@@ -319,8 +412,8 @@ impl Problem<'_> {
         let (scores, rest) = split(scratch, sizes.rows() * (sizes.capacity + 1))?;
         let (results, workspace) = split(rest, sizes.rows() * sizes.value_size)?;
         let scores = &mut scores[..rows * width];
-        let (keys_of, values_of) =
-            (self.k.from([batch, task.key_head, 0]), self.v.from([batch, task.key_head, 0]));
+        let (k, v) = (singles(&self.k, sizes.size)?, singles(&self.v, sizes.value_size)?);
+        let (keys_of, values_of) = (k.from([batch, task.key_head, 0]), v.from([batch, task.key_head, 0]));
         let by_head = strip.heads.len() > 1;
         let queries = Matrix {
             values: self.q.from([batch, strip.heads.start, strip.queries.start]),
@@ -361,7 +454,8 @@ impl Problem<'_> {
         let keys = keys.min(self.sizes.keys);
         // Where a padded key's score is as low as a hidden key's, both count where a query sees nothing else.
         let all_count = self.hidden == Hidden::Lowered
-            && (self.stage_needs_all() || self.padding.as_ref().is_some_and(|padding| padding.added < -1e30));
+            && (self.stage_needs_all()
+                || self.padding.as_ref().is_some_and(|padding| padding.added < AS_LOW_AS_HIDDEN));
         if self.causal && !all_count && !self.is_last(end - 1) { keys.min(before + end) } else { keys }
     }
 
@@ -404,7 +498,7 @@ impl Problem<'_> {
             bias.add(place, counted.clone(), scores);
         }
         if let Some(padding) = &self.padding {
-            padding.add(batch, query, scores);
+            padding.add(batch, query, counted.start, scores);
         }
         if counted != visible {
             scores[visible.end..].iter_mut().for_each(|score| *score += f32::MIN);

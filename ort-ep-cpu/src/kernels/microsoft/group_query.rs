@@ -1,18 +1,20 @@
 //! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and present share.
 
-use ort_core::dtype::{DType, TypeSet};
+use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::spec::MICROSOFT;
-use ort_core::tensor::element_count;
+use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::attend::{Bias, Hidden, Problem, Rows, Sizes, Span, Stage, attend};
+use super::attend::{Bias, Hidden, Problem, Rows, Scores, Sizes, Span, Stage, attend};
 use super::rotary::{Angles, positions};
+use crate::attention::{self, Elements};
 use crate::cpu_kernels;
-use crate::kernels::linalg::widened::widened;
+use crate::kernels::linalg::widened::{widened, widened_except};
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
+use crate::vector::convert::{bf16_from_f32, f16_from_f32};
 use crate::vector::norm::rms_norm_row;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
@@ -32,7 +34,17 @@ cpu_kernels![
         domain: MICROSOFT,
         op: "GroupQueryAttention",
         types: &[("T", HALVES), ("T_CACHE", HALVES)],
-        when: is_full_cache,
+        in_place: &[(3, 1), (4, 2)],
+        when: |node| is_full_cache(node) && !writes_scores(node),
+        // The cache stays as it is, and everything else is widened.
+        make: |cx| widened_except(cx, &[3, 4], &[1, 2], make),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        domain: MICROSOFT,
+        op: "GroupQueryAttention",
+        types: &[("T", HALVES), ("T_CACHE", HALVES)],
+        when: |node| is_full_cache(node) && writes_scores(node),
         make: |cx| widened(cx, make),
         ..KernelDef::BASE
     },
@@ -43,6 +55,12 @@ fn is_full_cache(node: &NodeView<'_>) -> bool {
     let plain = |name: &str| node.attrs().find_string(name).is_none_or(|kind| kind == "NONE");
     let sliding = node.attrs().find_int("sliding_window_cache").unwrap_or(0) != 0;
     plain("k_quant_type") && plain("v_quant_type") && !sliding
+}
+
+/// Whether a node writes scores of some stage.
+fn writes_scores(node: &NodeView<'_>) -> bool {
+    let is_wanted = node.node.outputs.get(3).is_some_and(Option::is_some);
+    is_wanted && node.attrs().find_int("qk_output").unwrap_or(0) != 0
 }
 
 struct GroupQuery {
@@ -57,9 +75,12 @@ struct GroupQuery {
     is_smooth: bool,
     stage: Option<Stage>,
     epsilon: f32,
+    /// Whether the cache may be in half precision.
+    is_narrow: bool,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let is_narrow = cx.node.output_dtype(1).or(cx.node.dtype(0)) != Some(DType::F32);
     let attrs = cx.attrs();
     let heads = |name: &str| {
         let count = attrs.int(name)?;
@@ -91,6 +112,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         is_smooth: attrs.int("smooth_softmax")? == 1,
         stage,
         epsilon: attrs.float("qk_norm_epsilon")?,
+        is_narrow,
     }))
 }
 
@@ -274,7 +296,9 @@ impl Executable for GroupQuery {
             [1, 2].iter().filter(|index| shapes.outputs.get(**index).is_none_or(Option::is_none)).count();
         let caches = missing * layout.cache_len(layout.bound())?;
         let sinks = layout.heads.next_multiple_of(16);
-        let attention = layout.sizes(layout.bound()).scratch_len(shapes.threads);
+        let is_wanted = self.stage.is_some() && shapes.outputs.get(3).is_some_and(Option::is_some);
+        let scores = if is_wanted { Scores::Written } else { Scores::Passing };
+        let attention = layout.sizes(layout.bound()).scratch_len(shapes.threads, scores, self.is_narrow);
         bytes_of::<f32>(layout.queries_len()? + caches + sinks + attention)
     }
 
@@ -396,29 +420,103 @@ fn cache_of<'a>(
     lengths: &Lengths,
     (which, change): (usize, &Change<'_>),
     spare: &'a mut [f32],
-) -> Result<Rows<'a>> {
-    let Layout { key_heads, queries, size, .. } = *layout;
-    let (threads, incoming, capacity) = (cx.threads(), layout.incoming(cx, which)?, lengths.capacity);
+) -> Result<attention::Rows<'a>> {
+    let Layout { key_heads, size, .. } = *layout;
+    let len = layout.batch * key_heads * lengths.capacity * size;
     let is_in_place = cx.in_place(which) == Some(which + 2);
-    let past = match cx.find_input(which + 2) {
-        Some(view) => view.as_slice::<f32>()?,
-        None => &[],
-    };
-    let to = match cx.wants(which) {
-        true => cx.output(which)?.as_mut_slice::<f32>()?,
-        false => spare
-            .get_mut(..layout.batch * key_heads * capacity * size)
-            .ok_or_else(|| error!(Fail, "the workspace is too small"))?,
-    };
-    for_each_chunk_mut(threads, to, capacity * size, |index, to| {
-        let before = lengths.spans[index / key_heads].before;
-        let (old, rest) = to.split_at_mut(before * size);
-        let (new, unused) = rest.split_at_mut(queries * size);
-        if !is_in_place {
-            old.copy_from_slice(&past[index * layout.past * size..][..before * size]);
-            unused.fill(0.0);
+    let past = cx.find_input(which + 2);
+    let cache = Cache { layout, lengths, is_in_place, threads: cx.threads() };
+    let incoming = layout.incoming(cx, which)?;
+    let elements = match (past.map(|past| past.dtype()), cx.wants(which)) {
+        (_, true) => {
+            let output = cx.output(which)?;
+            match output.dtype() {
+                DType::F16 => Elements::F16(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
+                DType::BF16 => Elements::BF16(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
+                _ => Elements::F32(cache.fill(past, incoming, change, output.as_mut_slice()?)?),
+            }
         }
-        place(change, incoming, [index / key_heads, index % key_heads], new);
-    });
-    Ok(Rows::by_head(to, [key_heads, capacity, size]))
+        (dtype, false) => {
+            // Room for single precision is more than enough for half of it.
+            let spare = spare.get_mut(..len).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
+            match dtype {
+                Some(DType::F16) => {
+                    let spare = &mut bytemuck::cast_slice_mut(spare)[..len];
+                    Elements::F16(cache.fill(past, incoming, change, spare)?)
+                }
+                Some(DType::BF16) => {
+                    let spare = &mut bytemuck::cast_slice_mut(spare)[..len];
+                    Elements::BF16(cache.fill(past, incoming, change, spare)?)
+                }
+                _ => Elements::F32(cache.fill(past, incoming, change, spare)?),
+            }
+        }
+    };
+    let capacity = lengths.capacity;
+    Ok(attention::Rows { elements, strides: [key_heads * capacity * size, capacity * size, size] })
+}
+
+/// A cache to be filled.
+struct Cache<'a> {
+    layout: &'a Layout,
+    lengths: &'a Lengths,
+    is_in_place: bool,
+    threads: usize,
+}
+
+impl Cache<'_> {
+    /// Copies the past to `to`, unless it is there, and writes the new rows behind it.
+    fn fill<'t, T: CacheElement>(
+        &self,
+        past: Option<TensorView<'_>>,
+        incoming: Rows<'_>,
+        change: &Change<'_>,
+        to: &'t mut [T],
+    ) -> Result<&'t [T]> {
+        let Layout { key_heads, queries, size, .. } = *self.layout;
+        let past = match past {
+            Some(view) if !self.is_in_place => view.as_slice::<T>()?,
+            _ => &[],
+        };
+        for_each_chunk_mut(self.threads, to, self.lengths.capacity * size, |index, to| {
+            let before = self.lengths.spans[index / key_heads].before;
+            let (old, rest) = to.split_at_mut(before * size);
+            let (new, unused) = rest.split_at_mut(queries * size);
+            if !self.is_in_place {
+                old.copy_from_slice(&past[index * self.layout.past * size..][..before * size]);
+                unused.fill(T::default());
+            }
+            T::place(change, incoming, [index / key_heads, index % key_heads], new);
+        });
+        Ok(to)
+    }
+}
+
+/// An element of a cache.
+trait CacheElement: Element + Default {
+    /// Writes the new rows of a head.
+    fn place(change: &Change<'_>, from: Rows<'_>, place: [usize; 2], to: &mut [Self]);
+}
+
+impl CacheElement for f32 {
+    fn place(change: &Change<'_>, from: Rows<'_>, at: [usize; 2], to: &mut [f32]) {
+        place(change, from, at, to);
+    }
+}
+
+macro_rules! narrow_cache {
+    ($($element:ty, $convert:path;)*) => {$(
+        impl CacheElement for $element {
+            fn place(change: &Change<'_>, from: Rows<'_>, at: [usize; 2], to: &mut [$element]) {
+                let mut wide = vec![0.0; to.len()];
+                place(change, from, at, &mut wide);
+                $convert(Isa::current(), &wide, to);
+            }
+        }
+    )*};
+}
+
+narrow_cache! {
+    half::f16, f16_from_f32;
+    half::bf16, bf16_from_f32;
 }

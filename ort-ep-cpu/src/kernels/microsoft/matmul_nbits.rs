@@ -27,7 +27,12 @@ struct MatMulNBits {
     layout: BlockLayout,
     k: usize,
     columns: usize,
+    /// Whether the left side may be rounded to 8 bits, block by block.
+    rounds: bool,
 }
+
+/// The `accuracy_level` at which ONNX Runtime, too, computes with 8 bits.
+const ACCURACY_OF_BYTES: i64 = 4;
 
 /// Numbers of a tensor, wherever they lie.
 fn numbers(view: TensorView<'_>) -> Result<Numbers<'_>> {
@@ -62,11 +67,14 @@ impl MatMulNBits {
             "weights packed ahead for another device"
         );
         let layout = BlockLayout { bits: size("bits")?, block: size("block_size")? };
-        Ok(MatMulNBits { layout, k: size("K")?, columns: size("N")? })
+        let rounds = cx.attrs().find_int("accuracy_level") == Some(ACCURACY_OF_BYTES);
+        Ok(MatMulNBits { layout, k: size("K")?, columns: size("N")?, rounds })
     }
 
     fn parts(&self, cpu: Cpu, rows: usize, is_wide: bool) -> Parts {
         let few = self.k.div_ceil(self.layout.block).saturating_mul(self.layout.block);
+        // Numbers of 8 bits with their scales take less, but for the smallest sizes.
+        let few = few.max(Blocks::bytes_side_len(self.layout, self.k));
         Parts {
             left: if is_wide { 0 } else { rows.saturating_mul(self.k) }.next_multiple_of(16),
             arranged: if rows <= Blocks::FEW { rows.saturating_mul(few) } else { 0 }.next_multiple_of(16),
@@ -88,6 +96,10 @@ impl MatMulNBits {
         memory: [&mut [f32]; 2],
     ) -> Result<()> {
         let [arranged, result] = memory;
+        if self.rounds && blocks.takes_bytes(rows) {
+            let arranged = &mut arranged[..rows * Blocks::bytes_side_len(self.layout, self.k)];
+            return blocks.multiply_few_bytes(cpu, left, rows, arranged, result).map_err(refused);
+        }
         let len = blocks.side_len();
         let arranged = &mut arranged[..rows * len];
         for (from, to) in left.chunks(self.k).zip(arranged.chunks_mut(len)) {

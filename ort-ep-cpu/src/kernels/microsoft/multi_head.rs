@@ -8,7 +8,9 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::attend::{Bias, Hidden, Padding, PaddingMask, Problem, Rows, Sizes, Span, Stage, attend};
+use super::attend::{
+    Bias, Hidden, Padding, PaddingMask, Problem, Rows, Sizes, Span, Stage, attend, scores_of,
+};
 use crate::cpu_kernels;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
@@ -345,7 +347,12 @@ impl Executable for MultiHead {
         let layout = self.layout(|index| shapes.inputs.get(index)?.as_ref().map(|shape| shape.to_vec()))?;
         let wanted = [1, 2].map(|index| shapes.outputs.get(index).is_some_and(Option::is_some));
         let buffers: usize = layout.buffers(wanted)?.iter().sum();
-        bytes_of::<f32>(buffers + layout.sizes(layout.capacity()).scratch_len(shapes.threads))
+        let is_wanted = shapes.outputs.get(3).is_some_and(Option::is_some);
+        let padding =
+            if shapes.inputs.get(4).is_some_and(Option::is_some) { self.mask_filter_value } else { 0.0 };
+        let scores = scores_of(is_wanted, self.causal, padding);
+        let attention = layout.sizes(layout.capacity()).scratch_len(shapes.threads, scores, false);
+        bytes_of::<f32>(buffers + attention)
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -385,8 +392,8 @@ impl Executable for MultiHead {
         let problem = Problem {
             sizes,
             q,
-            k,
-            v,
+            k: k.plain(),
+            v: v.plain(),
             spans: vec![Span { keys: total, before: past }; layout.batch],
             scale: self.scale.unwrap_or(1.0 / (layout.size as f32).sqrt()),
             softcap: 0.0,

@@ -27,6 +27,9 @@ struct Fused {
 /// Elements of one of the types that are computed in single precision.
 pub(in crate::kernels) fn elements(dtype: DType, bytes: &[u8]) -> Result<Elements<'_>> {
     fn cast<T: bytemuck::Pod>(bytes: &[u8]) -> Result<&[T]> {
+        if bytes.is_empty() {
+            return Ok(&[]);
+        }
         bytemuck::try_cast_slice(bytes).map_err(|_| error!(Fail, "keys or values are not aligned"))
     }
     match dtype {
