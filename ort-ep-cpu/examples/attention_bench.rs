@@ -191,19 +191,12 @@ fn main() {
             );
         }
     }
-<<<<<<< HEAD
-    println!(
-        "{:<28} {:>10} {:>10} {:>10} {:>10}",
-        "packed weights", "best us", "median us", "GFLOP/s", "GB/s"
-    );
-=======
     println!("{:<28} {:>10} {:>10} {:>10} {:>10}", "weights", "best us", "median us", "GFLOP/s", "GB/s");
     let row = |name: &str, [best, median]: [f64; 2], [flops, bytes]: [f64; 2]| {
         let (flops, bytes) = (flops / best / 1e9, bytes / best / 1e9);
         println!("{name:<28} {:>10.1} {:>10.1} {flops:>10.1} {bytes:>10.1}", best * 1e6, median * 1e6);
     };
     row("read 256 MiB", read(cpu, 256 << 20), [0.0, (256 << 20) as f64]);
->>>>>>> msattn
     for (name, shape) in LAYERS {
         let [m, n, k] = shape.map(|size| size as f64);
         row(name, layer(cpu, shape), [2.0 * m * n * k, 4.0 * n * k]);

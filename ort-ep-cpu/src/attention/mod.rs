@@ -296,12 +296,7 @@ impl Attention<'_> {
         let count = places.len();
         let mut seen = [(f32::NEG_INFINITY, 0.0); FEW];
         let mut all = self.sizes.keys..0;
-<<<<<<< HEAD
-        for (line, (to, seen)) in queries.chunks_exact_mut(size.max(1)).zip(&mut seen).take(count).enumerate()
-        {
-=======
         for (line, seen) in seen.iter_mut().enumerate().take(count) {
->>>>>>> msattn
             let [batch, head, query] = places.at(line);
             let to = &mut queries[line * size..][..size];
             to.copy_from_slice(self.query([batch, head, query]));
@@ -560,15 +555,8 @@ impl<'a, 'b> Task<'a, 'b> {
         panel.is_empty = false;
     }
 
-<<<<<<< HEAD
-    /// Writes the mask of a block of keys, a row for each query or one for all: whether it hides everything.
-    fn write_mask(&self, mask: Mask<'_>, panel: &Panel, keys: &Range<usize>, to: &mut [f32]) -> bool {
-        let lines =
-            if mask.is_by_query { panel.lines.clone() } else { panel.lines.start..panel.lines.start + 1 };
-=======
     /// Writes the mask of a block of keys, a row for each line: whether it hides everything.
     fn write_mask(&self, mask: Mask<'_>, lines: Range<usize>, keys: &Range<usize>, to: &mut [f32]) -> bool {
->>>>>>> msattn
         let mut hides = true;
         for (line, row) in lines.zip(to.chunks_exact_mut(KEYS)) {
             let row = &mut row[..keys.len()];

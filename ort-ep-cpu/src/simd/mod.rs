@@ -16,11 +16,8 @@
 
 pub mod attention;
 pub mod blocks;
-<<<<<<< HEAD
-pub mod bytes;
-=======
 pub mod blocks_bytes;
->>>>>>> msattn
+pub mod bytes;
 pub mod isa;
 pub mod math;
 #[cfg(test)]
