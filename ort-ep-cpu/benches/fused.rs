@@ -99,7 +99,8 @@ fn matmul([m, n, k]: [usize; 3], activation: &'static str, residual: bool) {
         }
     };
     let name = format!("MatMul {m}x{n}x{k} bias{} {activation}", if residual { " residual" } else { "" });
-    compare(&name, &[&[m, k], &[m, n]][..1 + usize::from(residual)], [&fused, &apart]);
+    let shapes: [&[usize]; 2] = [&[m, k], &[m, n]];
+    compare(&name, &shapes[..1 + usize::from(residual)], [&fused, &apart]);
 }
 
 fn conv(

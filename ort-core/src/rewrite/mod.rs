@@ -160,21 +160,21 @@ impl Driver<'_> {
         }
         let basic = Optimizer { level: Level::Basic.min(self.optimizer.level), ..self.optimizer.clone() };
         let before = self.report.clone();
-        self.to_fixpoint(graph, &basic, fold::SMALL)?;
+        self.apply_all(graph, &basic, fold::SMALL)?;
         if self.optimizer.level > Level::Basic {
-            self.to_fixpoint(graph, &self.optimizer.clone(), usize::MAX)?;
+            self.apply_all(graph, &self.optimizer.clone(), usize::MAX)?;
             if !self.optimizer.disabled.iter().any(|name| name == ELEMENTWISE_CHAIN) {
                 chains::fuse(graph, self.report)?;
             }
             eliminate::unread(graph, self.report);
         } else {
-            self.to_fixpoint(graph, &basic, usize::MAX)?;
+            self.apply_all(graph, &basic, usize::MAX)?;
         }
         if *self.report == before { Ok(()) } else { graph.verify() }
     }
 
     /// Folds constants of up to `most` bytes and applies rules, until neither finds anything.
-    fn to_fixpoint(&mut self, graph: &mut Graph, optimizer: &Optimizer, most: usize) -> Result<()> {
+    fn apply_all(&mut self, graph: &mut Graph, optimizer: &Optimizer, most: usize) -> Result<()> {
         let index = driver::index(compiled()?, optimizer);
         for _ in 0..MOST_ROUNDS {
             fold::known_values(graph, self.report)?;

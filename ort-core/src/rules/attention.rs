@@ -113,10 +113,10 @@ fn heads(found: &Found<'_>) -> Option<(i64, i64)> {
         let value = node.inputs.get(index).copied().flatten()?;
         let size = found.graph.value(value).ty.shape()?.get(3)?.as_constant()?;
         let whole = found.shape(name)?.get(2)?.as_constant()?;
-        (size.checked_mul(heads_of(index)?) == Some(whole)).then_some(())
+        Some(size.checked_mul(heads_of(index)?) == Some(whole))
     };
-    (is_split("q", 0)?, is_split("k", 1)?, is_split("v", 2)?);
-    Some((heads_of(0)?, heads_of(1)?))
+    let split = is_split("q", 0)? && is_split("k", 1)? && is_split("v", 2)?;
+    split.then_some((heads_of(0)?, heads_of(1)?))
 }
 
 fn attention_in_place(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {

@@ -11,6 +11,7 @@ use crate::workspace::{Workspace, capture};
 
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::enum_variant_names, reason = "ONNX Runtime is called so")]
 pub(crate) enum Runtime {
     Ours,
     OnnxRuntime,

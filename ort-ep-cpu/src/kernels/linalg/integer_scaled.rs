@@ -77,6 +77,18 @@ fn single(view: TensorView<'_>, what: &str) -> Result<f32> {
     }
 }
 
+/// The only zero point of a tensor, or none where it is left out.
+fn single_zero(view: Option<TensorView<'_>>, what: &str) -> Result<Vec<i32>> {
+    let zeros = zero_points(view)?;
+    ensure!(
+        view.is_none() || zeros.len() == 1,
+        InvalidArgument,
+        "{what} has {} elements, expected 1",
+        zeros.len()
+    );
+    Ok(zeros)
+}
+
 /// The scales of columns: one, or one for each.
 fn column_scales<'a>(view: TensorView<'a>, columns: usize) -> Result<&'a [f32]> {
     let scales = view.as_slice::<f32>()?;
@@ -145,7 +157,7 @@ impl Executable for ToFloat {
         let factors = take(&mut workspace, columns.next_multiple_of(16))?;
         let (scale, scales) = (single(cx.input(2)?, "a_scale")?, column_scales(cx.input(3)?, columns)?);
         let factors = scaled(scale, scales, &mut factors[..columns]);
-        let zeros = [zero_points(cx.find_input(4))?, zero_points(cx.find_input(5))?];
+        let zeros = [single_zero(cx.find_input(4), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = column_bias(cx.find_input(6), columns)?;
         let mut numbers = parts(cx.output(0)?.as_mut_slice::<f32>()?, &product);
         let left = (a.bytes()?, !is_unsigned(a), &product);
@@ -189,9 +201,9 @@ impl Executable for QGemm {
                 Factors::Columns(factors)
             }
         };
-        let zeros = [zero_points(cx.find_input(2))?, zero_points(cx.find_input(5))?];
+        let zeros = [single_zero(cx.find_input(2), "a_zero_point")?, zero_points(cx.find_input(5))?];
         let bias = cx.find_input(6).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
-        let y_zero = zero_points(cx.find_input(8))?;
+        let y_zero = single_zero(cx.find_input(8), "y_zero_point")?;
         let left = (a.bytes()?, !is_unsigned(a), &product);
         let terms = ([&zeros[0][..], &zeros[1]], &bias[..]);
         let output = cx.output(0)?;
