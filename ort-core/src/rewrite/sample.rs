@@ -213,6 +213,7 @@ fn weights(dtype: DType, sizes: &[usize], seed: u32) -> Result<Tensor> {
         DType::I8 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as i8).collect()),
         DType::U8 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as u8).collect()),
         DType::I32 => Tensor::from_vec(sizes, values.iter().map(|&value| (value * 100.0) as i32).collect()),
+        DType::Bool => Tensor::from_bools(sizes, &vec![false; count]),
         _ => {
             ensure!(count == 0, Fail, "no weights of type {}", dtype.name());
             Tensor::from_bytes(dtype, sizes, bytes::Bytes::new())

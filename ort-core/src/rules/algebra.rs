@@ -41,6 +41,14 @@ rules! { "algebra", Basic;
         ["x=f32[2,6] _0=[3,4] shape=[4,3]"], keep true;
     /// A reshape to the shape that is there already.
     reshape_to_same: "r@Reshape(x, _)" if keeps_its_shape => Template("x"), ["x=f32[2,6] _0=[2,6]"], keep true;
+    /// The same after an axis of one element was added.
+    reshape_unsqueezed_to_same: "r@Reshape(Unsqueeze(x, _), _)" if keeps_its_shape => Template("x"),
+        ["x=f32[2,6] _0=[1] _1=[2,6]"], keep true;
+    /// A choice that always falls on the second value.
+    where_never: "r@Where(#condition, _, x)" if is_never_and_keeps_its_shape => Template("x"),
+        ["condition=const:bool[2,1] _0=const:f32[1] x=f32[2,6]"], keep true;
+    /// A cast to the type of another value is a cast to a type that is known.
+    cast_like: "c@CastLike(x, like)" => Build(cast_like), ["x=f32[2,6] like=f16[1]"];
     /// A broadcast to the shape that is there already.
     expand_to_same: "r@Expand(x, _)" if keeps_its_shape => Template("x"), ["x=f32[2,6] _0=[1,6]"], keep true;
     /// An axis that is added and taken away again.
@@ -94,6 +102,19 @@ fn join_transposes(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let joined = joined.ok_or_else(|| error!(Fail, "a permutation names an axis that is not there"))?;
     let x = patch.value("x")?;
     Ok(Some(vec![patch.node("Transpose", &[x], &[("perm", Attribute::Ints(joined))])?]))
+}
+
+fn is_never_and_keeps_its_shape(found: &Found<'_>) -> bool {
+    let bytes = found.tensor("condition").and_then(|condition| condition.bytes());
+    bytes.is_some_and(|bytes| bytes.iter().all(|&byte| byte == 0)) && keeps_its_shape(found)
+}
+
+fn cast_like(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let Some(dtype) = patch.found().dtype("like") else { return Ok(None) };
+    let x = patch.value("x")?;
+    let mut attrs = patch.attrs("c");
+    attrs.push(("to", Attribute::Int(i64::from(dtype.onnx_code()))));
+    Ok(Some(vec![patch.node("Cast", &[x], &attrs)?]))
 }
 
 fn names_its_sizes(found: &Found<'_>) -> bool {

@@ -16,6 +16,9 @@ rules! { "attention", Extended;
     matmul_transposed_heads: "MatMul(q, Transpose(k; perm=[0,2,3,1]))"
         => Template("FusedMatMul(q, Transpose(k; perm=[0,2,1,3]); transB=1)"),
         ["q=f32[2,3,5,8] k=f32[2,7,3,8]"];
+    /// A factor of the keys, which stand transposed already.
+    transposed_keys_times: "MatMul(q, Mul(Transpose(k; perm=[0,1,3,2]), #factor))" if factor_is_scalar
+        => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.35"];
     /// A factor of the scores.
     scores_times: "Mul(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), #factor)" if factor_is_scalar
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.125"];
