@@ -222,13 +222,16 @@ impl Shared {
             self.spin();
             let region = {
                 let mut queue = self.queue.lock();
-                loop {
-                    if let Some(region) = Shared::accept(&mut queue, &self.open) {
-                        break region;
+                match Shared::accept(&mut queue, &self.open) {
+                    Some(region) => region,
+                    None => {
+                        self.parked.fetch_add(1, Ordering::Relaxed);
+                        self.wake.wait(&mut queue);
+                        self.parked.fetch_sub(1, Ordering::Relaxed);
+                        // A short region may be over before this thread is awake, but where there was one the
+                        // next is near.
+                        continue;
                     }
-                    self.parked.fetch_add(1, Ordering::Relaxed);
-                    self.wake.wait(&mut queue);
-                    self.parked.fetch_sub(1, Ordering::Relaxed);
                 }
             };
             // SAFETY: `active` counts this worker, and the caller waits until it is zero.

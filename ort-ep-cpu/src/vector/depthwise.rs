@@ -14,6 +14,9 @@ use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
+/// The most results of a plane that is read as one row: the plan has a mask for each vector of them and each tap.
+const LARGEST_FLAT: usize = 1024;
+
 /// How all planes of one convolution are computed.
 #[derive(Debug, Clone)]
 pub struct DepthwisePlan {
@@ -56,7 +59,8 @@ impl DepthwisePlan {
         let by_rows = output[0] * output[1].div_ceil(lanes);
         // Loads of a row serve several rows of results where these are not computed as one.
         let pays = |at_once: usize| at_once * 3 < by_rows * 2;
-        let flat = pays((output[0] * output[1]).div_ceil(lanes)).then(|| FlatPlan::new(lanes, &window));
+        let flat = output[0] * output[1] <= LARGEST_FLAT && pays((output[0] * output[1]).div_ceil(lanes));
+        let flat = flat.then(|| FlatPlan::new(lanes, &window));
         let way = match (flat.flatten(), kernel, strides, dilations) {
             (Some(plan), ..) => Way::Flat(plan),
             (None, [3, 3] | [5, 5] | [7, 7], [1, 1] | [2, 2], [1, 1]) => {
