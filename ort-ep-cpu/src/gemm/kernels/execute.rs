@@ -324,13 +324,14 @@ impl Block<'_> {
                 let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
                 // SAFETY: the strips hold the rows, columns and steps of this tile, the kernel was
                 // chosen for this CPU, and the caller vouches for C.
-                unsafe {
-                    function(&call);
-                    if steps.end == k && !self.finish.rest.is_empty() {
-                        self.apply_rest(row..row + count, &columns);
-                    }
-                }
+                unsafe { function(&call) };
             }
+        }
+        if steps.end == k && !self.finish.rest.is_empty() {
+            // Long runs: a call for each row of a tile would cost as much as what it does.
+            let rows = tiles.start * self.height..(tiles.end * self.height).min(rows);
+            // SAFETY: the caller vouches for C.
+            unsafe { self.apply_rest(rows, &self.columns(&panels)) };
         }
     }
 
