@@ -5,6 +5,8 @@
 //! one more than three vectors of 16), the sides change places and the result is transposed at
 //! the end, which costs little because such layers have long sums.
 
+use smallvec::SmallVec;
+
 use super::{ConvGeometry, part, winograd};
 use crate::gemm::{
     AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Step,
@@ -235,19 +237,47 @@ fn forward_right(
         };
         let left = Strided::row_major(windows, steps, pixels)?.transposed();
         let right = PackedB::new(cpu, weights, steps, filters)?;
-        let product = Gemm::new(AOperand::Plain(left), BOperand::Packed(right));
+        let origin = origin(geometry, index);
+        let (first_steps, rest) = turned(input.epilogue, origin.bias_row);
+        let product =
+            Gemm { epilogue: &first_steps, ..Gemm::new(AOperand::Plain(left), BOperand::Packed(right)) };
         product.run(cpu, sums, filters, &mut [])?;
-        let (sums, origin) = (&*sums, origin(geometry, index));
+        let sums = &*sums;
         for_each_chunk_mut(cpu.threads, output, AT_ONCE * pixels, |block, planes| {
             let first = block * AT_ONCE;
             let shape = [pixels, planes.len() / pixels];
             // The slices were cut to these sizes, so this cannot fail.
             if transpose(cpu, &sums[first..], shape, filters, planes).is_ok() {
-                for (filter, plane) in planes.chunks_mut(pixels).enumerate() {
-                    apply_steps(input.epilogue, origin, [first + filter, 0], plane);
+                let at_once = if by_planes(rest, pixels) { pixels } else { planes.len() };
+                for (run, planes) in planes.chunks_mut(at_once).enumerate() {
+                    apply_steps(rest, origin, [first + run, 0], planes);
                 }
             }
         });
     }
     Ok(())
+}
+
+/// The steps at the front of an epilogue as they are with pixels as rows, and the steps that are left. The bias of the first
+/// filter is at `first`.
+fn turned<'a>(steps: &'a [Step<'a>], first: usize) -> (SmallVec<[Step<'a>; 2]>, &'a [Step<'a>]) {
+    let (mut turned, mut rest) = (SmallVec::new(), steps);
+    while let [step, others @ ..] = rest {
+        turned.push(match *step {
+            Step::RowBias(bias) => Step::ColumnBias(&bias[first..]),
+            Step::Scale(_) | Step::Activate(_) => *step,
+            Step::ColumnBias(_) | Step::Residual { .. } => break,
+        });
+        rest = others;
+    }
+    (turned, rest)
+}
+
+/// Whether steps differ from plane to plane; else planes that lie one behind the other are one run.
+fn by_planes(steps: &[Step<'_>], pixels: usize) -> bool {
+    steps.iter().any(|step| match step {
+        Step::RowBias(_) | Step::ColumnBias(_) => true,
+        Step::Residual { row_stride, .. } => *row_stride != pixels,
+        Step::Scale(_) | Step::Activate(_) => false,
+    })
 }

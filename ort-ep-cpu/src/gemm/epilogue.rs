@@ -24,7 +24,7 @@ fn ending(activation: Activation) -> Option<Ending> {
 ///
 /// Lists that keep to the order row bias, column bias, residual, activation run in registers; what
 /// follows the first step out of that order, and an activation of more than a few instructions, runs
-/// on the finished tile in the nearest cache.
+/// on the finished block while it is in a near cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
     /// Adds one value per row.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::indexing_slicing, reason = "strides and sizes are made together, one for each dimension")]
 
+use std::ops::Range;
+
 use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 
@@ -32,6 +34,28 @@ pub const BLOCK: usize = 1024;
 pub struct Broadcast {
     sizes: Sizes,
     strides: SmallVec<[Sizes; 3]>,
+    /// For each operand, whether it has the output's elements in the output's order.
+    dense: SmallVec<[bool; 3]>,
+}
+
+/// One operand over a block of several rows of the output, over each of which it has one element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Repeated<'a, T> {
+    /// An element for each row that the block meets.
+    pub elements: &'a [T],
+    /// How many places of the block the first row has.
+    pub first: usize,
+    /// How many the others have; the last may end early.
+    pub each: usize,
+}
+
+impl<T: Copy> Repeated<'_, T> {
+    /// The rows of a block of `len` places: where each begins and ends, and its element.
+    pub fn rows(&self, len: usize) -> impl Iterator<Item = (Range<usize>, T)> {
+        let Repeated { elements, first, each } = *self;
+        let begin = move |row: usize| if row == 0 { 0 } else { first + (row - 1) * each };
+        elements.iter().enumerate().map(move |(row, &element)| (begin(row)..begin(row + 1).min(len), element))
+    }
 }
 
 /// One operand over a block of the output.
@@ -75,13 +99,23 @@ impl Broadcast {
         }
         sizes.reverse();
         strides.iter_mut().for_each(|merged| merged.reverse());
-        Ok(Broadcast { sizes, strides })
+        let is_dense = |strides: &Sizes| {
+            let mut whole = 1;
+            sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
+                let follows = stride == whole;
+                whole = size.saturating_mul(whole);
+                follows
+            })
+        };
+        let dense = strides.iter().map(is_dense).collect();
+        Ok(Broadcast { sizes, strides, dense })
     }
 
     /// The walk of operands that all have the output's `len` elements.
     pub fn same(len: usize, operands: usize) -> Broadcast {
         let strides = (0..operands).map(|_| std::iter::once(1).collect()).collect();
-        Broadcast { sizes: std::iter::once(len).collect(), strides }
+        let dense = SmallVec::from_elem(true, operands);
+        Broadcast { sizes: std::iter::once(len).collect(), strides, dense }
     }
 
     /// The merged sizes, outermost first; at least one.
@@ -119,6 +153,9 @@ impl Broadcast {
         len: usize,
         buffer: &'b mut Vec<T>,
     ) -> Block<'b, T> {
+        if self.dense[operand] {
+            return Block::Slice(&data[start..start + len]);
+        }
         let strides = &self.strides[operand];
         let inner = self.inner();
         let stride = strides[strides.len() - 1];
@@ -132,6 +169,30 @@ impl Broadcast {
         }
         self.expand(operand, data, (row, column, len), buffer);
         Block::Slice(buffer)
+    }
+
+    /// Whether an operand has the output's elements in the output's order.
+    pub fn is_dense(&self, operand: usize) -> bool {
+        self.dense[operand]
+    }
+
+    /// The operand over a block of more than one row, where it has one element for each and they lie side by side.
+    pub fn repeated<'b, T>(
+        &self,
+        operand: usize,
+        data: &'b [T],
+        start: usize,
+        len: usize,
+    ) -> Option<Repeated<'b, T>> {
+        let (inner, [.., outer, 0]) = (self.inner(), self.strides[operand].as_slice()) else { return None };
+        let (row, column) = (start / inner, start % inner);
+        let rows = (column + len).div_ceil(inner);
+        let size = self.sizes[self.sizes.len() - 2];
+        if *outer != 1 || rows < 2 || row % size + rows > size {
+            return None;
+        }
+        let elements = &data[self.row_offset(operand, row)..][..rows];
+        Some(Repeated { elements, first: inner - column, each: inner })
     }
 
     fn row_offset(&self, operand: usize, mut row: usize) -> usize {
@@ -261,6 +322,7 @@ mod tests {
             (&[2, 3, 1, 70], &[3, 1, 70]),
             (&[], &[]),
         ];
+        let rows_seen = std::sync::Mutex::new(0);
         for (output, shape) in cases {
             let walk = Broadcast::new(output, &[shape])?;
             let data: Vec<usize> = (0..shape.iter().product()).collect();
@@ -283,9 +345,19 @@ mod tests {
                     },
                 );
                 let expected: Vec<usize> = (0..total).map(|at| reference(output, shape, at)).collect();
+                let mut by_rows = expected.clone();
+                walk.for_each_block(1, limit, &mut by_rows, |_: &mut (), start, block| {
+                    if let Some(repeated) = walk.repeated(0, &data, start, block.len()) {
+                        block.fill(usize::MAX);
+                        repeated.rows(block.len()).for_each(|(row, value)| block[row].fill(value));
+                        *rows_seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += 1;
+                    }
+                });
+                assert_eq!(by_rows, expected, "rows of {shape:?} under {output:?} by {limit}");
                 assert_eq!(result, expected, "{shape:?} under {output:?} by {limit}");
             }
         }
+        assert!(rows_seen.into_inner().is_ok_and(|count| count > 5), "blocks of several rows were seen");
         Ok(())
     }
 

@@ -299,6 +299,7 @@ impl Block<'_> {
     ///
     /// As [`Block::run`], and `b` must hold the steps of the panels.
     unsafe fn run_strips(&self, tiles: Range<usize>, panels: Range<usize>, steps: Range<usize>, b: Strip) {
+        let ([rows, _, k], last) = (self.grid.shape, steps.end);
         let group = Group { tiles: tiles.clone(), panels: panels.clone(), steps, b };
         // Tile by tile, rows of C are written in long runs and a strip of weights stays in the nearest cache; but strips of
         // B do not, which matters where they are long and were not packed.
@@ -307,10 +308,20 @@ impl Block<'_> {
         // SAFETY: passed on.
         unsafe {
             if by_tile {
-                tiles.for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, &group)));
+                tiles
+                    .clone()
+                    .for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, &group)));
             } else {
-                panels.for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, &group)));
+                panels
+                    .clone()
+                    .for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, &group)));
             }
+        }
+        if last == k && !self.finish.rest.is_empty() {
+            // Long runs: a call for each row of a tile would cost as much as what it does.
+            let rows = tiles.start * self.height..(tiles.end * self.height).min(rows);
+            // SAFETY: the caller vouches for C.
+            unsafe { self.apply_rest(rows, &self.columns(&panels)) };
         }
     }
 
@@ -364,12 +375,7 @@ impl Block<'_> {
         let function = functions[(count - 1) * self.kernel.vectors + vectors - 1];
         // SAFETY: the strips hold the rows, columns and steps of this tile, the kernel was
         // chosen for this CPU, and the caller vouches for C.
-        unsafe {
-            function(&call);
-            if steps.end == k && !self.finish.rest.is_empty() {
-                self.apply_rest(row..row + count, &columns);
-            }
-        }
+        unsafe { function(&call) };
     }
 
     fn add_finish(&self, call: &mut Tile, row: usize, column: usize) {

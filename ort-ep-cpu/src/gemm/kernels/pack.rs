@@ -18,6 +18,16 @@ pub(in crate::gemm) fn pack_a_panel<T: Weight>(
     to: &mut [f32],
 ) {
     let height = to.len() / k.max(1);
+    if row_stride == 1 && height > 0 {
+        // The rows of a step lie side by side.
+        let count = rows.saturating_sub(first).min(height);
+        for (step, to) in to.chunks_exact_mut(height).enumerate() {
+            let from = &values[step * step_stride + first..][..count];
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
+            to[count..].fill(0.0);
+        }
+        return;
+    }
     for row in 0..height {
         let inside = first + row < rows;
         for step in 0..k {

@@ -14,7 +14,7 @@ use super::idioms::idiom;
 use super::lanes::{Lane, Storage};
 use super::program::{Function, Program, Source, Step};
 use crate::cpu_kernels;
-use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
+use crate::kernels::broadcast::{BLOCK, Block, Broadcast, Repeated};
 use crate::vector::elementwise::Unary;
 
 /// A kernel of floats from the operator's formula.
@@ -148,13 +148,45 @@ fn loop_of(op: &str, attrs: &Attributes) -> Result<Option<Unary>> {
 struct Scratch<S: Storage> {
     /// For each input: elements brought side by side, and the same as lanes.
     inputs: Vec<(Vec<S>, Vec<S::Lane>)>,
-    registers: Vec<Vec<S::Lane>>,
+    registers: Vec<Register<S::Lane>>,
     result: Vec<S::Lane>,
 }
 
 impl<S: Storage> Default for Scratch<S> {
     fn default() -> Self {
         Scratch { inputs: Vec::new(), registers: Vec::new(), result: Vec::new() }
+    }
+}
+
+/// A block of intermediate results, on a line of the cache: vectors that cross lines take twice as long.
+struct Register<L> {
+    values: Vec<L>,
+    /// Values before the first line.
+    skipped: usize,
+}
+
+impl<L> Default for Register<L> {
+    fn default() -> Self {
+        Register { values: Vec::new(), skipped: 0 }
+    }
+}
+
+impl<L: Lane> Register<L> {
+    /// Bytes of a line.
+    const LINE: usize = 64;
+
+    /// The first `len` values, whatever they hold.
+    fn values(&mut self, len: usize) -> &mut [L] {
+        let slack = Register::<L>::LINE / size_of::<L>();
+        if self.values.len() < len + slack {
+            self.values.resize(len + slack, L::default());
+            self.skipped = self.values.as_ptr().align_offset(Register::<L>::LINE).min(slack);
+        }
+        &mut self.values[self.skipped..][..len]
+    }
+
+    fn read(&self, len: usize) -> &[L] {
+        &self.values[self.skipped..][..len]
     }
 }
 
@@ -207,6 +239,16 @@ fn single_in_place<S: Storage>(
                 Source::Input(index) => {
                     scratch.inputs.resize_with(1, Default::default);
                     let Some(from) = inputs.get(index).copied().flatten() else { return false };
+                    let rows = walk.repeated(index, from, start, data.len());
+                    if let Some((rows, elements)) =
+                        rows.and_then(|rows| Some((rows, S::lanes(rows.elements)?)))
+                    {
+                        let rows = Repeated { elements, first: rows.first, each: rows.each };
+                        return rows.rows(data.len()).all(|(row, number)| {
+                            let number = Block::Scalar(number);
+                            S::Lane::binary_in_place(function, &mut data[row], number, b == here)
+                        });
+                    }
                     match walk.block(index, from, start, data.len(), &mut scratch.inputs[0].0) {
                         Block::Scalar(value) => Block::Scalar(value.widen_one()),
                         Block::Slice(slice) => match S::lanes(slice) {
@@ -236,50 +278,143 @@ fn compute<S: Storage>(
     buffers.resize_with(inputs.len(), Default::default);
     registers.resize_with(program.registers, Default::default);
     let len = block.len();
-    let mut blocks: SmallVec<[Block<'_, S::Lane>; 3]> = SmallVec::new();
-    for (index, (input, (elements, lanes))) in inputs.iter().zip(buffers).enumerate() {
-        let from: Block<'_, S> = match input {
-            Some(data) => walk.block(index, data, start, len, elements),
-            None => {
-                S::widen(block, lanes);
-                blocks.push(Block::Slice(lanes));
-                continue;
-            }
-        };
-        blocks.push(match from {
-            Block::Scalar(value) => Block::Scalar(value.widen_one()),
-            Block::Slice(slice) => match S::lanes(slice) {
-                Some(slice) => Block::Slice(slice),
-                None => {
-                    S::widen(slice, lanes);
-                    Block::Slice(lanes)
-                }
-            },
-        });
-    }
     let Some((last, steps)) = program.steps.split_last() else { return };
+    let gathering = Gathering { program, walk, inputs: inputs.as_slice(), start, len };
+    // Steps before the last read what the output holds where it is.
+    let operands = gathering.gather(steps, block, buffers);
     for step in steps {
         let mut target = std::mem::take(&mut registers[step.to]);
-        target.resize(len, S::Lane::default());
-        apply(step, &blocks, registers, &mut target);
+        apply(step, &operands, registers, target.values(len));
         registers[step.to] = target;
     }
-    if let Some(output) = S::lanes_mut(block) {
-        apply(last, &blocks, registers, output);
+    drop(operands);
+    if S::lanes(block).is_none() {
+        result.resize(len, S::Lane::default());
+        let operands = gathering.gather(std::slice::from_ref(last), block, buffers);
+        apply(last, &operands, registers, result);
+        drop(operands);
+        S::narrow(result, block);
         return;
     }
-    result.resize(len, S::Lane::default());
-    apply(last, &blocks, registers, result);
-    S::narrow(result, block);
+    // The last step writes the output, so what it reads there is copied out of the way.
+    let shared = inputs.iter().position(Option::is_none).filter(|shared| last.reads(*shared));
+    let mut held = Vec::new();
+    if let Some(shared) = shared {
+        held = std::mem::take(&mut buffers[shared].0);
+        held.clear();
+        held.extend_from_slice(block);
+    }
+    let operands = gathering.gather(std::slice::from_ref(last), &held, buffers);
+    if let Some(output) = S::lanes_mut(block) {
+        apply(last, &operands, registers, output);
+    }
+    drop(operands);
+    if let Some(shared) = shared {
+        buffers[shared].0 = held;
+    }
 }
 
-fn apply<L: Lane>(step: &Step<L::Own>, inputs: &[Block<'_, L>], registers: &[Vec<L>], to: &mut [L]) {
+/// What the operands of a block are gathered from.
+struct Gathering<'a, S: Storage> {
+    program: &'a Steps<S>,
+    walk: &'a Broadcast,
+    inputs: &'a [Option<&'a [S]>],
+    /// The block of the output: where it starts, and its length.
+    start: usize,
+    len: usize,
+}
+
+type Operands<'b, L> = SmallVec<[Operand<'b, L>; 3]>;
+
+impl<S: Storage> Gathering<'_, S> {
+    /// The inputs over the block from `start` on, as far as one of the steps reads them; that of the output is `held`.
+    fn gather<'b>(
+        &'b self,
+        steps: &[Step<<S::Lane as Lane>::Own>],
+        held: &'b [S],
+        buffers: &'b mut [(Vec<S>, Vec<S::Lane>)],
+    ) -> Operands<'b, S::Lane> {
+        let nothing = Operand::Block(Block::Scalar(S::Lane::default()));
+        let read = |index: usize| steps.iter().any(|step| step.reads(index));
+        let mut operands = Operands::new();
+        for (index, (input, (elements, lanes))) in self.inputs.iter().zip(buffers).enumerate() {
+            operands.push(match input {
+                _ if !read(index) => nothing,
+                None => Operand::Block(Block::Slice(as_lanes(held, lanes))),
+                Some(data) => match rows_of(self.program, self.walk, (index, data), (self.start, self.len)) {
+                    Some(Repeated { elements, first, each }) => {
+                        Operand::Rows(Repeated { elements: as_lanes(elements, lanes), first, each })
+                    }
+                    None => {
+                        Operand::Block(match self.walk.block(index, data, self.start, self.len, elements) {
+                            Block::Scalar(value) => Block::Scalar(value.widen_one()),
+                            Block::Slice(slice) => Block::Slice(as_lanes(slice, lanes)),
+                        })
+                    }
+                },
+            });
+        }
+        operands
+    }
+}
+
+/// Elements as lanes, through `buffer` where they are not.
+fn as_lanes<'b, S: Storage>(elements: &'b [S], buffer: &'b mut Vec<S::Lane>) -> &'b [S::Lane] {
+    match S::lanes(elements) {
+        Some(lanes) => lanes,
+        None => {
+            S::widen(elements, buffer);
+            buffer
+        }
+    }
+}
+
+/// An input over one block.
+#[derive(Clone, Copy)]
+enum Operand<'a, L> {
+    Block(Block<'a, L>),
+    Rows(Repeated<'a, L>),
+}
+
+/// An input that has one element for each of several rows of a block, where the program takes it as such.
+fn rows_of<'b, S: Storage>(
+    program: &Steps<S>,
+    walk: &Broadcast,
+    (index, data): (usize, &'b [S]),
+    (start, len): (usize, usize),
+) -> Option<Repeated<'b, S>> {
+    let rows = walk.repeated(index, data, start, len)?;
+    let whole = |source| match source {
+        Source::Register(_) => true,
+        Source::Input(other) => walk.is_dense(other),
+        Source::Constant(_) => false,
+    };
+    program.only_beside(index, whole).then_some(rows)
+}
+
+fn apply<L: Lane>(step: &Step<L::Own>, inputs: &[Operand<'_, L>], registers: &[Register<L>], to: &mut [L]) {
     let read = |source: Source| match source {
         Source::Input(index) => inputs[index],
-        Source::Constant(value) => Block::Scalar(L::from_f64(value)),
-        Source::Register(index) => Block::Slice(&registers[index]),
+        Source::Constant(value) => Operand::Block(Block::Scalar(L::from_f64(value))),
+        Source::Register(index) => Operand::Block(Block::Slice(registers[index].read(to.len()))),
     };
-    let [a, b, c] = step.operands.map(read);
+    let operands = step.operands.map(read);
+    if let Function::Binary(function) = step.function {
+        match operands {
+            [Operand::Block(Block::Slice(data)), Operand::Rows(rows), _] => {
+                return L::binary_rows(function, data, rows, false, to);
+            }
+            [Operand::Rows(rows), Operand::Block(Block::Slice(data)), _] => {
+                return L::binary_rows(function, data, rows, true, to);
+            }
+            _ => {}
+        }
+    }
+    // What has an element for each row was found to be beside a whole block only, so this reads nothing else.
+    let [a, b, c] = operands.map(|operand| match operand {
+        Operand::Block(block) => block,
+        Operand::Rows(_) => Block::Scalar(L::default()),
+    });
     match step.function {
         Function::Copy => copy(a, to),
         Function::Own(function) => match a {

@@ -9,7 +9,7 @@ use ort_core::dtype::Element;
 use ort_core::spec::{BinaryFn, UnaryFn};
 
 use super::blocks::zip;
-use crate::kernels::broadcast::Block;
+use crate::kernels::broadcast::{Block, Repeated};
 use crate::simd::Isa;
 use crate::vector::elementwise::{
     Binary, Operand, Unary, binary, binary_in_place, binary_in_place_swapped, unary, unary_in_place,
@@ -28,6 +28,21 @@ pub(super) trait Lane: Pod + Default + PartialEq + Send + Sync {
     /// `data` becomes the function of itself and `other`, or of `other` and itself where `swapped`;
     /// false where there is no loop for that.
     fn binary_in_place(function: BinaryFn, data: &mut [Self], other: Block<'_, Self>, swapped: bool) -> bool;
+
+    /// `to` becomes the function of `data` and, row by row, of one number; or the other way round where `swapped`.
+    fn binary_rows(
+        function: BinaryFn,
+        data: &[Self],
+        rows: Repeated<'_, Self>,
+        swapped: bool,
+        to: &mut [Self],
+    ) {
+        for (row, number) in rows.rows(to.len()) {
+            let (data, number) = (Block::Slice(&data[row.clone()]), Block::Scalar(number));
+            let (a, b) = if swapped { (number, data) } else { (data, number) };
+            Self::binary(function, a, b, &mut to[row]);
+        }
+    }
 }
 
 impl Lane for f32 {

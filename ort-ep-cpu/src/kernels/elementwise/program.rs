@@ -34,6 +34,13 @@ pub(super) struct Step<V> {
     pub(super) to: usize,
 }
 
+impl<V> Step<V> {
+    /// Whether it reads the input at `index`.
+    pub(super) fn reads(&self, index: usize) -> bool {
+        self.operands.contains(&Source::Input(index))
+    }
+}
+
 /// A formula as steps; each writes a register that no operand of the same step is in.
 #[derive(Debug, Clone)]
 pub(super) struct Program<V> {
@@ -93,6 +100,18 @@ impl<V: Copy + PartialEq> Program<V> {
 
 /// The function that a formula is, and the formula of the value that it takes.
 type FindIdiom<V> = fn(&ScalarExpr) -> Option<(V, &ScalarExpr)>;
+
+impl<V: Copy> Program<V> {
+    /// Whether the input at `index` is only ever one side of functions of two, whose other side is `whole`.
+    pub(super) fn only_beside(&self, index: usize, whole: impl Fn(Source) -> bool) -> bool {
+        let here = Source::Input(index);
+        self.steps.iter().all(|step| match (step.function, step.operands) {
+            (Function::Binary(_), [a, b, _]) if a == here => whole(b),
+            (Function::Binary(_), [a, b, _]) if b == here => whole(a),
+            (_, operands) => !operands.contains(&here),
+        })
+    }
+}
 
 fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr, idiom: FindIdiom<V>) -> Source {
     let mut part = |part: &ScalarExpr| emit(steps, part, idiom);

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::product::spread;
 use super::widened::widened;
-use super::{PackedRight, bytes_of, is_weight, refused, scratch};
+use super::{PackedLeft, PackedRight, bytes_of, is_weight, refused, scratch};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
@@ -109,6 +109,13 @@ impl Single {
     }
 }
 
+impl Single {
+    /// Whether the left side lies column by column and is packed.
+    fn packs_left(&self, shape: [usize; 3]) -> bool {
+        self.options.transposed[0] && PackedLeft::pays(shape)
+    }
+}
+
 impl Executable for Single {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let [rows, k] = self.options.side(0, shapes.input(0))?.0;
@@ -119,15 +126,16 @@ impl Executable for Single {
             (None, false) => BSource::Rows,
         };
         let cpu = Cpu::with_threads(shapes.threads);
-        bytes_of::<f32>(workspace_len(cpu, 1, [rows, columns, k], source))
+        let shape = [rows, columns, k];
+        let packed = if self.packs_left(shape) { PackedLeft::len(cpu, 1, shape) } else { 0 };
+        bytes_of::<f32>(packed.saturating_add(workspace_len(cpu, 1, shape, source)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
-        let workspace = scratch(cx.workspace()?)?;
+        let mut workspace = scratch(cx.workspace()?)?;
         let a = cx.input(0)?;
         let (shape, strides) = self.options.side(0, a.shape())?;
-        let left = Strided::new(a.as_slice()?, shape, strides).map_err(refused)?;
         let right = match &self.right {
             Some(right) => right.operand(cpu)?,
             None => {
@@ -136,8 +144,14 @@ impl Executable for Single {
                 BOperand::Plain(Strided::new(b.as_slice()?, shape, strides).map_err(refused)?)
             }
         };
-        let (rows, columns) = (shape[0], right.shape()[1]);
-        let mut gemm = Gemm { alpha: self.options.alpha, ..Gemm::new(AOperand::Plain(left), right) };
+        let ([rows, k], columns) = (shape, right.shape()[1]);
+        let left = if self.packs_left([rows, columns, k]) {
+            let packed = PackedLeft::new(cpu, a.as_slice()?, [rows, columns, k], &mut workspace)?;
+            packed.operand(cpu, 0).map_err(refused)?
+        } else {
+            AOperand::Plain(Strided::new(a.as_slice()?, shape, strides).map_err(refused)?)
+        };
+        let mut gemm = Gemm { alpha: self.options.alpha, ..Gemm::new(left, right) };
         let c = cx.find_input(2).filter(|_| self.options.beta != 0.0);
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         let mut steps: SmallVec<[Step<'_>; 2]> = SmallVec::new();

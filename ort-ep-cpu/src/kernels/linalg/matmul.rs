@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::product::Product;
 use super::widened::widened;
-use super::{PackedRight, bytes_of, is_weight, refused, scratch};
+use super::{PackedLeft, PackedRight, bytes_of, is_weight, refused, scratch};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{
@@ -143,6 +143,11 @@ impl Single {
         Product::of(&side(a, left && a.len() > 1), &b, !left)
     }
 
+    /// Whether the left sides lie column by column and are packed.
+    fn packs_left(&self, product: &Product) -> bool {
+        self.settings.transposed[0] && PackedLeft::pays(product.shape)
+    }
+
     /// The steps behind the sums; whether the result holds the residual.
     fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<(SmallVec<[Step<'a>; 3]>, bool)> {
         let mut steps = SmallVec::new();
@@ -166,12 +171,15 @@ impl Executable for Single {
             None => BSource::Rows,
         };
         let cpu = Cpu::with_threads(shapes.threads);
-        bytes_of::<f32>(workspace_len(cpu, product.count, product.shape, source))
+        let [rows, _, k] = product.shape;
+        let lefts = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
+        let packed = if self.packs_left(&product) { PackedLeft::len(cpu, lefts, product.shape) } else { 0 };
+        bytes_of::<f32>(packed.saturating_add(workspace_len(cpu, product.count, product.shape, source)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let cpu = Cpu::with_threads(cx.threads());
-        let workspace = scratch(cx.workspace()?)?;
+        let mut workspace = scratch(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(1));
         let product = self.product(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
         let [rows, columns, k] = product.shape;
@@ -183,10 +191,19 @@ impl Executable for Single {
         let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
         let (a, b) = (a.as_slice::<f32>()?, b.map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?);
         let Settings { factor, transposed, .. } = self.settings;
+        let lefts = match self.packs_left(&product) {
+            true => Some(PackedLeft::new(cpu, a, product.shape, &mut workspace)?),
+            false => None,
+        };
         let problem = |index: usize| {
             let [left, right] = product.offsets(index);
-            let left = from("the left side", a, left)?;
-            let left = Strided::new(left, [rows, k], strides([rows, k], transposed[0]))?;
+            let left = match lefts {
+                Some(lefts) => lefts.operand(cpu, product.matrices(index)[0])?,
+                None => {
+                    let left = from("the left side", a, left)?;
+                    AOperand::Plain(Strided::new(left, [rows, k], strides([rows, k], transposed[0]))?)
+                }
+            };
             let right = match packed {
                 Some(packed) => packed,
                 None => {
@@ -200,7 +217,7 @@ impl Executable for Single {
                 beta: if adds { 1.0 } else { 0.0 },
                 epilogue: &steps,
                 origin: Origin { bias_row: 0, residual_row: index * rows },
-                ..Gemm::new(AOperand::Plain(left), right)
+                ..Gemm::new(left, right)
             })
         };
         let results =

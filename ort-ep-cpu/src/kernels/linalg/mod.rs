@@ -22,7 +22,7 @@ use ort_core::ep::CompileCx;
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, error};
 
-use crate::gemm::{Cpu, GemmError, Weight};
+use crate::gemm::{AOperand, Cpu, GemmError, PackedA, Weight};
 
 /// A refusal of the product library as an error of the node.
 pub(in crate::kernels) fn refused(error: GemmError) -> Error {
@@ -155,6 +155,50 @@ impl PackedRight {
     pub(super) fn operand(&self, cpu: Cpu) -> Result<crate::gemm::BOperand<'_>> {
         let packed = crate::gemm::PackedB::new(cpu, self.values.values(), self.k, self.columns);
         Ok(crate::gemm::BOperand::Packed(packed.map_err(refused)?))
+    }
+}
+
+/// Matrices on the left that lie column by column, packed in the workspace: the steps of a product are too far apart to be
+/// read where they lie.
+#[derive(Clone, Copy)]
+pub(super) struct PackedLeft<'a> {
+    values: &'a [f32],
+    rows: usize,
+    k: usize,
+}
+
+impl<'a> PackedLeft<'a> {
+    /// Whether packing pays for products of `[rows, columns, k]`: each value is used often enough.
+    pub(super) fn pays([rows, columns, _]: [usize; 3]) -> bool {
+        rows > 1 && columns >= 32
+    }
+
+    /// Values of workspace, whole lines of the cache, for `count` matrices.
+    pub(super) fn len(cpu: Cpu, count: usize, [rows, _, k]: [usize; 3]) -> usize {
+        count.saturating_mul(PackedA::len(cpu, rows, k).next_multiple_of(16))
+    }
+
+    /// Packs the matrices `[k, rows]` that `from` holds, into the first values of the workspace.
+    pub(super) fn new(
+        cpu: Cpu,
+        from: &[f32],
+        shape: [usize; 3],
+        workspace: &mut &'a mut [f32],
+    ) -> Result<PackedLeft<'a>> {
+        let [rows, _, k] = shape;
+        let (matrix, len) = ((rows * k).max(1), PackedLeft::len(cpu, 1, shape).max(1));
+        let values = take(workspace, PackedLeft::len(cpu, from.len() / matrix, shape))?;
+        for (from, to) in from.chunks_exact(matrix).zip(values.chunks_exact_mut(len)) {
+            crate::gemm::pack_a(cpu, from, [rows, k], [1, rows], to).map_err(refused)?;
+        }
+        Ok(PackedLeft { values, rows, k })
+    }
+
+    /// The matrix at `index` as the left side of a product.
+    pub(super) fn operand(&self, cpu: Cpu, index: usize) -> Result<AOperand<'a>, GemmError> {
+        let len = PackedA::len(cpu, self.rows, self.k).next_multiple_of(16);
+        let values = self.values.get(index * len..).unwrap_or(&[]);
+        Ok(AOperand::Packed(PackedA::new(cpu, values, self.rows, self.k)?))
     }
 }
 

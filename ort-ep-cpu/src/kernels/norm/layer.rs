@@ -1,11 +1,13 @@
 //! `LayerNormalization` and `RMSNormalization`.
 
+use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx, Unary};
 use ort_core::tensor::{Shape, TensorMut, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::{Row, for_each_row};
 use crate::cpu_kernels;
+use crate::kernels::linalg::widened::widened;
 use crate::kernels::reduce::layout::{broadcast_strides, normalize_axis};
 use crate::kernels::reduce::number::Number;
 use crate::parallel::for_each_row_chunk_mut;
@@ -23,7 +25,24 @@ cpu_kernels![
     },
     // Input and output of different types do not share memory.
     KernelDef { op: "RMSNormalization", make: make_rms, ..KernelDef::BASE },
+    // 16-bit floats are computed as `float`, in vectors.
+    KernelDef {
+        op: "LayerNormalization",
+        rank: 2,
+        types: &[("T", HALF)],
+        make: |cx| widened(cx, make_layer),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "RMSNormalization",
+        rank: 2,
+        types: &[("T", HALF), ("V", HALF)],
+        make: |cx| widened(cx, make_rms),
+        ..KernelDef::BASE
+    },
 ];
+
+const HALF: TypeSet = TypeSet::of(&[DType::F16, DType::BF16]);
 
 #[derive(Clone, Copy)]
 struct Settings {

@@ -11,4 +11,5 @@ mod layer;
 mod loss;
 mod lrn;
 pub(super) mod row;
+mod skip;
 mod softmax;
