@@ -8,8 +8,8 @@ use std::process::Stdio;
 
 use support::*;
 
-const COMMANDS: [&str; 9] =
-    ["demo", "run", "bench", "inspect", "check", "plan", "profile", "test", "providers"];
+const COMMANDS: [&str; 10] =
+    ["demo", "run", "bench", "inspect", "check", "plan", "optimize", "profile", "test", "providers"];
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -25,7 +25,9 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let lines: [&[&str]; 18] = [
+    let lines: [&[&str]; 20] = [
+        &["run", "m.onnx", "--opt-level", "most"],
+        &["optimize", "m.onnx"],
         &["frobnicate"],
         &["run"],
         &["test"],

@@ -23,6 +23,35 @@ fn names_are_unique_and_every_rule_says_what_it_does() {
     }
 }
 
+/// docs/RULES.md is written from the tables; `GOLDEN_UPDATE=1` writes it anew.
+#[test]
+fn the_page_of_rules_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/RULES.md");
+    let page = page();
+    if std::env::var_os("GOLDEN_UPDATE").is_some() {
+        std::fs::write(path, &page).expect("the page can be written");
+    }
+    let stale = "docs/RULES.md is stale: GOLDEN_UPDATE=1 cargo test -p ort-runtime --test rewrite_rules";
+    assert!(std::fs::read_to_string(path).unwrap_or_default() == page, "{stale}");
+}
+
+fn page() -> String {
+    let mut page = String::from(
+        "# Rewrite rules\n\nWhat may replace what before a graph runs, from the tables under `ort-core/src/rules`. A name in a pattern is a value, \
+         `#name` a constant, a number\nthat number, `~` nearly so, `_` anything. `ort optimize MODEL OUT` tells which rules a model hits, `--without-rule NAME` leaves one\nout. \
+         Besides these, constants are folded, what is common is computed once, what nobody reads is left out, and chains of elementwise\noperators \
+         become one (`elementwise_chain`).\n",
+    );
+    for set in rule_sets() {
+        page += &format!("\n## {}, from level `{}`\n\n| rule | looks for | what it is |\n| --- | --- | --- |\n", set.family, set.level.name());
+        for rule in set.rules {
+            let pattern = rule.pattern.replace('|', "\\|");
+            page += &format!("| `{}` | `{pattern}` | {} |\n", rule.name, rule.doc.trim());
+        }
+    }
+    page
+}
+
 #[test]
 fn a_rule_changes_no_result() -> Result<()> {
     let mut problems = Vec::new();
