@@ -117,7 +117,7 @@ impl Planes {
     ) -> Result<()> {
         let (image, weight) = (cx.input(0)?, cx.find_input(self.place));
         let sizes = self.sizes(image.shape(), weight.map_or(&[], |weight| weight.shape()))?;
-        let [image_zero, filter_zeros] = zeros.map(|zeros| Side::zeros(zeros));
+        let [image_zero, filter_zeros] = zeros.map(Side::zeros);
         let filters = match (&self.packed, weight) {
             (Some((packed, unsigned, _)), _) => PackedFilters::new((packed.values(), *unsigned), sizes.shape),
             (None, Some(weight)) => {
