@@ -98,10 +98,12 @@ fn scale_is_single(found: &Found<'_>) -> bool {
 
 /// Whether all scales are single numbers in single precision, and all codes bytes.
 fn all_single(found: &Found<'_>) -> bool {
-    let scales = SCALES.into_iter().filter(|name| found.value(name).is_some());
-    let codes = ["a", "b", "x", "yz"].into_iter().filter(|name| found.value(name).is_some());
-    scales.into_iter().all(|name| is_single(found, name) && found.dtype(name) == Some(DType::F32))
-        && codes.into_iter().all(|name| of_bytes(found, name))
+    let single = |name: &str| is_single(found, name) && found.dtype(name) == Some(DType::F32);
+    SCALES.into_iter().filter(|name| found.value(name).is_some()).all(single)
+        && ["a", "b", "x", "yz"]
+            .into_iter()
+            .filter(|name| found.value(name).is_some())
+            .all(|name| of_bytes(found, name))
 }
 
 fn of_bytes(found: &Found<'_>, name: &str) -> bool {
@@ -111,8 +113,8 @@ fn of_bytes(found: &Found<'_>, name: &str) -> bool {
 /// The same, with codes of one type.
 fn all_alike(found: &Found<'_>) -> bool {
     let dtype = found.dtype("yz");
-    let codes = ["a", "b", "x"].into_iter().filter(|name| found.value(name).is_some());
-    all_single(found) && codes.into_iter().all(|name| found.dtype(name) == dtype)
+    let mut codes = ["a", "b", "x"].into_iter().filter(|name| found.value(name).is_some());
+    all_single(found) && codes.all(|name| found.dtype(name) == dtype)
 }
 
 fn is_average(found: &Found<'_>) -> bool {
