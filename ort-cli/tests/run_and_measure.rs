@@ -67,7 +67,10 @@ fn files_are_whole_or_not_there() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());
     let trace = text(&folder.path("trace.json"));
-    assert_eq!(run(&["profile", &path, "--trace", &trace, "--runs", "2"]).code, Some(0));
+    assert_eq!(
+        run(&["profile", &path, "--trace", &trace, "--runs", "2", "--opt-level", "disabled"]).code,
+        Some(0)
+    );
     let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
     assert_eq!(json["traceEvents"].as_array().unwrap().len(), 2, "the nodes of one run");
     let before = folder.files().len();
@@ -145,7 +148,7 @@ fn bench_keeps_to_a_rate() {
 fn plan_prints_one_object_with_every_field() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());
-    let json = run(&["plan", &path, "--json", "--dim", "n=1000"]).json();
+    let json = run(&["plan", &path, "--json", "--dim", "n=1000", "--opt-level", "disabled"]).json();
     assert_keys(
         &json,
         &["peak_bytes", "weights_bytes", "lower_bound_bytes", "dims", "steps", "values", "symbolic_peak"],

@@ -13,7 +13,7 @@ use crate::models;
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::table;
-use crate::workspace::{Workspace, describe, run as run_command};
+use crate::workspace::{Workspace, describe, prepare_with};
 
 /// The largest allowed |ours - reference| as a part of the largest |reference| of an output.
 const TOLERANCE: f64 = 1e-3;
@@ -133,7 +133,7 @@ pub(crate) fn prepare(workspace: &Workspace, python: &Python, cases: &Cases, cho
 pub(crate) fn make_inputs(python: &Python, cases: &Cases, chosen: &[Case]) -> Result<()> {
     let mut command = python.script("reference.py");
     command.arg(&cases.table).arg(&cases.models).arg(&cases.folder);
-    run_command(command.args(chosen.iter().map(|case| &case.name)))
+    prepare_with(command.args(chosen.iter().map(|case| &case.name)))
 }
 
 /// Runs the cases, prints the table; an error where one is out of tolerance.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::python::Python;
-use crate::workspace::{Workspace, run as run_command};
+use crate::workspace::{Workspace, prepare_with};
 
 /// The models and where they come from.
 const TABLE: &str = "data/models.json";
@@ -49,7 +49,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 
 /// Makes the models that are missing, those named or all where none is.
 pub(crate) fn make(workspace: &Workspace, python: &Python, names: &[String]) -> Result<()> {
-    run_command(
+    prepare_with(
         python
             .script("make_models.py")
             .arg(workspace.own(TABLE))

@@ -87,6 +87,11 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// The same with its standard output among the messages: what is made on the way is no result.
+pub(crate) fn prepare_with(command: &mut Command) -> Result<()> {
+    run(command.stdout(std::io::stderr()))
+}
+
 /// Runs a command and returns what it printed on standard output; an error where it fails.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let output = command

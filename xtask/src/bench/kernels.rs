@@ -14,7 +14,7 @@ use super::runtime::{Side, Timing};
 use super::tables::{Style, decimals, percent};
 use crate::python::Python;
 use crate::table;
-use crate::workspace::{Workspace, run as run_command};
+use crate::workspace::{Workspace, prepare_with};
 
 /// The kernels and their sizes.
 const TABLE: &str = "data/kernels.json";
@@ -47,7 +47,7 @@ const COLUMNS: [&str; 9] = [
 /// Makes the models, times them, prints the table.
 pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> Result<()> {
     let folder = workspace.target.join("kernels");
-    run_command(python.script("make_kernels.py").arg(workspace.own(TABLE)).arg(&folder))?;
+    prepare_with(python.script("make_kernels.py").arg(workspace.own(TABLE)).arg(&folder))?;
     let path = folder.join("kernels.json");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut kernels: Vec<Kernel> =

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use crate::compare::{Case, Cases, chosen_cases, make_inputs, prepare};
 use crate::models;
 use crate::python::Python;
-use crate::workspace::{Workspace, run as run_command};
+use crate::workspace::{Workspace, prepare_with};
 
 pub(crate) use runtime::{Report, Runtime, Side, Timing, Tools, check, parse};
 pub(crate) use tables::{decimals, mebibytes, milliseconds};
@@ -197,5 +197,5 @@ fn make_quantized(workspace: &Workspace, python: &Python, cases: &Cases, chosen:
     models::make(workspace, python, &sources)?;
     let mut command = python.script("quantize_models.py");
     command.arg(&cases.table).arg(models::folder(workspace)).arg(&cases.models).args(names);
-    run_command(&mut command)
+    prepare_with(&mut command)
 }
