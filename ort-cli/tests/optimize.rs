@@ -32,7 +32,8 @@ fn fewer_nodes_and_the_same_result() {
     assert_eq!(summary(out), summary(&path));
     let basic = run(&["optimize", &path, out, "--level", "basic"]);
     assert!(basic.stdout.contains("nodes became 2;"), "{}", basic.stdout);
-    let without = run(&["optimize", &path, out, "--without-rule", "silu", "--without-rule", "elementwise_chain"]);
+    let without =
+        run(&["optimize", &path, out, "--without-rule", "silu", "--without-rule", "elementwise_chain"]);
     assert!(without.stdout.contains("nodes became 2;"), "{}", without.stdout);
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ort_runtime::ep::Device;
 use ort_runtime::ir::{Attribute, GraphBuilder};
+use ort_runtime::rewrite::Level;
 use ort_runtime::tensor::{Tolerance, compare};
 use ort_runtime::{DType, Model, Result, Session, Tensor, Value};
 use proptest::prelude::*;
@@ -83,11 +84,11 @@ impl Case {
             let results = session.run(&inputs)?.into_iter().map(|(_, result)| result).collect();
             Ok((session, results))
         };
-        let (session, expected) = run(Session::builder(&model).threads(1))?;
+        let (session, expected) = run(Session::builder(&model).opt_level(Level::Disabled).threads(1))?;
         let kernel = session.placement().iter().any(|(_, op, _)| op == self.op.1);
         assert!(kernel, "{self:?} has no kernel");
         for threads in [2, 3] {
-            let (_, results) = run(Session::builder(&model).threads(threads))?;
+            let (_, results) = run(Session::builder(&model).opt_level(Level::Disabled).threads(threads))?;
             for (expected, result) in expected.iter().zip(&results) {
                 let (a, b) = (expected.tensor()?.to_vec::<f32>()?, result.tensor()?.to_vec::<f32>()?);
                 let same = a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits());
@@ -103,7 +104,7 @@ impl Case {
             "SkipLayerNormalization",
             "SkipSimplifiedLayerNormalization",
         ])?;
-        let (_, parts) = run(Session::builder(&model).threads(1).device(parts))?;
+        let (_, parts) = run(Session::builder(&model).opt_level(Level::Disabled).threads(1).device(parts))?;
         assert!(parts.len() == self.read.len() && expected.len() == self.read.len());
         let mut pairs = expected.iter().zip(&parts);
         pairs.try_for_each(|(a, b)| compare(a, b, Tolerance { relative: 1e-5, absolute: 1e-5 }))

@@ -43,7 +43,11 @@ fn page() -> String {
          become one (`elementwise_chain`).\n",
     );
     for set in rule_sets() {
-        page += &format!("\n## {}, from level `{}`\n\n| rule | looks for | what it is |\n| --- | --- | --- |\n", set.family, set.level.name());
+        page += &format!(
+            "\n## {}, from level `{}`\n\n| rule | looks for | what it is |\n| --- | --- | --- |\n",
+            set.family,
+            set.level.name()
+        );
         for rule in set.rules {
             let pattern = rule.pattern.replace('|', "\\|");
             page += &format!("| `{}` | `{pattern}` | {} |\n", rule.name, rule.doc.trim());

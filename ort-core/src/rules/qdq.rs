@@ -47,10 +47,10 @@ rules! { "qdq", Extended;
     qdq_matmul: "QuantizeLinear(MatMul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_single => Template("QLinearMatMul(a, as, az, b, bs, bz, ys, yz)"),
         ["a=u8[2,3,8] as=f32:0.015625 az=u8:128 b=i8[2,8,5] bs=f32:0.03125 bz=i8:0 ys=f32:0.25 yz=u8:9"];
-    /// A sum of codes.
+    /// A sum of codes. What lies halfway between two codes may go to the other one, as in ONNX Runtime.
     qdq_add: "QuantizeLinear(Add(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearAdd(a, as, az, b, bs, bz, ys, yz)"),
-        ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:0.5 yz=u8:9"];
+        ["a=u8[2,40] as=f32:0.37 az=u8:128 b=u8[2,40] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9"];
     /// A product of codes, element by element.
     qdq_mul: "QuantizeLinear(Mul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
         if all_alike => Template("QLinearMul(a, as, az, b, bs, bz, ys, yz)"),

@@ -62,7 +62,7 @@ impl Case {
         match self.kind {
             Kind::Causal(before) => 0..(before + query + 1).min(keys),
             Kind::Window(width) => (query + 1).saturating_sub(width).min(keys)..(query + 1).min(keys),
-            Kind::Nothing if query % 2 == 0 => 0..0,
+            Kind::Nothing if query.is_multiple_of(2) => 0..0,
             _ => 0..keys,
         }
     }

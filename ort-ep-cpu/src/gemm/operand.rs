@@ -83,6 +83,14 @@ impl Weight for f32 {
     }
 }
 
+/// A float as its bytes, little-endian as ONNX has them: weights in a mapped file start anywhere.
+impl Weight for [u8; 4] {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_le_bytes(self)
+    }
+}
+
 impl Weight for half::f16 {
     #[inline(always)]
     fn widen(self) -> f32 {

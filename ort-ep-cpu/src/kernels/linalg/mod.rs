@@ -84,7 +84,8 @@ impl<T: bytemuck::Pod> Packed<T> {
     }
 }
 
-/// Calls `$body` with the elements of a weight of any type that is widened while it is packed.
+/// Calls `$body` with the elements of a weight of any type that is widened while it is packed. Floats that are not aligned
+/// are read where they lie: a copy would cost as much memory as the packed weight.
 macro_rules! with_weight {
     ($view:expr, $weights:ident => $body:expr) => {
         match $view.dtype() {
@@ -98,9 +99,12 @@ macro_rules! with_weight {
                 let $weights = &*elements;
                 $body
             }
+            ort_core::dtype::DType::F32 if $view.as_slice::<f32>().is_err() => {
+                let $weights: &[[u8; 4]] = bytemuck::try_cast_slice($view.bytes()?).unwrap_or(&[]);
+                $body
+            }
             _ => {
-                let elements = $view.to_cow::<f32>()?;
-                let $weights = &*elements;
+                let $weights = $view.as_slice::<f32>()?;
                 $body
             }
         }
