@@ -299,7 +299,11 @@ fn inputs_that_do_not_fit() {
         ("huge shape", vec!["--shape".into(), "x=1099511627776x4".into()], &["'x'", "bytes"]),
         ("huge dim", vec!["--dim".into(), "n=4611686018427387904".into()], &["'x'"]),
         ("provider", vec!["--ep".into(), "abacus".into()], &["abacus", "cpu"]),
-        ("limit", vec!["--memory-limit".into(), "16".into()], &["out of memory", "raise the memory limit"]),
+        (
+            "limit",
+            vec!["--opt-level".into(), "disabled".into(), "--memory-limit".into(), "16".into()],
+            &["out of memory", "raise the memory limit"],
+        ),
     ];
     for (name, flags, words) in cases {
         let mut args = vec!["run", &path];

@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::Report;
 use super::matching::scalar;
+use super::{FirstClaim, Report};
 use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ir::{Attribute, Attributes, Graph, Node, ValueId};
@@ -25,7 +25,7 @@ struct Chain {
 }
 
 /// Fuses every chain of two or more elementwise operators of floats whose inner values nobody else reads.
-pub(super) fn fuse(graph: &mut Graph, report: &mut Report) -> Result<()> {
+pub(super) fn fuse(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut Report) -> Result<()> {
     let Some(spec) = Registry::global()?.find(RUNTIME, "FusedElementwise") else { return Ok(()) };
     let read_once = read_by_one_node(graph);
     let mut chains: FxHashMap<ValueId, Chain> = FxHashMap::default();
@@ -41,10 +41,17 @@ pub(super) fn fuse(graph: &mut Graph, report: &mut Report) -> Result<()> {
         let Some((&last, inner)) = chain.nodes.split_last() else { continue };
         let formula = vec![("formula".to_string(), Attribute::String(chain.formula.to_string()))];
         let attrs = Attributes::new(spec, formula)?;
+        let Some(end) = graph.nodes.get(last) else { continue };
+        let inputs = chain.inputs.into_iter().map(Some).collect();
+        let fused = Node { spec, inputs, attrs, ..end.clone() };
+        let parts = chain.nodes.iter().filter_map(|index| graph.nodes.get(*index));
+        let device = parts.filter_map(|node| first_claim(graph, node)).min();
+        let claimed = first_claim(graph, &fused);
+        if device.is_some_and(|device| claimed.is_none_or(|claimed| claimed > device)) {
+            continue;
+        }
         let Some(node) = graph.nodes.get_mut(last) else { continue };
-        node.spec = spec;
-        node.inputs = chain.inputs.into_iter().map(Some).collect();
-        node.attrs = attrs;
+        *node = fused;
         for &inner in inner {
             dead.iter_mut().skip(inner).take(1).for_each(|dead| *dead = true);
         }

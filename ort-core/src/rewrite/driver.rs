@@ -12,7 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::matching::{Finder, Match};
 use super::patch::Patch;
 use super::rule::{Compiled, Found, Then};
-use super::{Optimizer, Report};
+use super::{Environment, FirstClaim, Optimizer, Report};
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
 use crate::limits::check_deadline;
@@ -44,15 +44,15 @@ pub(super) fn apply(
     graph: &mut Graph,
     rules: &Index<'_>,
     optimizer: &Optimizer,
+    environment: Environment<'_>,
     report: &mut Report,
-    until: Option<Instant>,
 ) -> Result<bool> {
     let mut changed = false;
     let mut refused = FxHashSet::default();
     for _ in 0..MOST_SWEEPS {
-        let mut sweep = Sweep::new(graph, optimizer, report);
+        let mut sweep = Sweep::new(graph, optimizer, environment.first_claim, report);
         sweep.refused = std::mem::take(&mut refused);
-        let hits = sweep.run(rules, until)?;
+        let hits = sweep.run(rules, environment.until)?;
         refused = std::mem::take(&mut sweep.refused);
         sweep.finish()?;
         if hits == 0 {
@@ -67,6 +67,7 @@ pub(super) fn apply(
 struct Sweep<'g> {
     graph: &'g mut Graph,
     optimizer: &'g Optimizer,
+    first_claim: FirstClaim<'g>,
     report: &'g mut Report,
     producers: Vec<Option<NodeId>>,
     /// How often each value is read: by nodes, their subgraphs, and as an output.
@@ -82,7 +83,12 @@ struct Sweep<'g> {
 }
 
 impl<'g> Sweep<'g> {
-    fn new(graph: &'g mut Graph, optimizer: &'g Optimizer, report: &'g mut Report) -> Sweep<'g> {
+    fn new(
+        graph: &'g mut Graph,
+        optimizer: &'g Optimizer,
+        first_claim: FirstClaim<'g>,
+        report: &'g mut Report,
+    ) -> Sweep<'g> {
         let mut sweep = Sweep {
             producers: graph.producers(),
             reads: vec![0; graph.value_count()],
@@ -93,6 +99,7 @@ impl<'g> Sweep<'g> {
             refused: FxHashSet::default(),
             graph,
             optimizer,
+            first_claim,
             report,
         };
         for id in sweep.graph.nodes.iter().flat_map(Node::reads).chain(sweep.graph.outputs.iter().copied()) {
@@ -199,7 +206,9 @@ impl<'g> Sweep<'g> {
         let fits = if values.iter().all(|value| made.contains(value)) {
             patch.draft.replace(&values)?;
             let nodes = patch.draft.finish()?;
-            self.accept(&node, nodes, root)?
+            let matched = found.nodes.iter().filter_map(|id| self.graph.nodes.get(id.index()));
+            let device = matched.filter_map(|node| (self.first_claim)(self.graph, node)).min();
+            self.accept(&node, nodes, root, device)?
         } else {
             let none_made = made.is_empty();
             drop(patch);
@@ -220,8 +229,8 @@ impl<'g> Sweep<'g> {
         Ok(true)
     }
 
-    /// Adds the nodes that take a root's place, unless their outputs contradict it.
-    fn accept(&mut self, old: &Node, nodes: Vec<Node>, root: NodeId) -> Result<bool> {
+    /// Adds the nodes that take a root's place, unless their outputs contradict it or they would not run on its device.
+    fn accept(&mut self, old: &Node, nodes: Vec<Node>, root: NodeId, device: Option<usize>) -> Result<bool> {
         let first = self.graph.nodes.len();
         let outputs: Vec<ValueId> = old.outputs.iter().flatten().copied().collect();
         let before: Vec<ValueInfo> = outputs.iter().map(|id| self.graph.value(*id).clone()).collect();
@@ -238,7 +247,8 @@ impl<'g> Sweep<'g> {
         let added = first..self.graph.nodes.len();
         let inferred = added.clone().try_for_each(|index| infer_at(self.graph, index));
         let fits = inferred.is_ok()
-            && outputs.iter().zip(&before).all(|(id, before)| refine(self.graph.value_mut(*id), before));
+            && outputs.iter().zip(&before).all(|(id, before)| refine(self.graph.value_mut(*id), before))
+            && self.graph.nodes.iter().skip(first).all(|node| self.runs_on(node, device));
         if !fits {
             tracing::debug!(node = &*old.name, problem = ?inferred.err(), "a rule's result does not fit");
             self.graph.nodes.truncate(first);
@@ -255,6 +265,12 @@ impl<'g> Sweep<'g> {
             self.note_node(NodeId(index as u32));
         }
         Ok(true)
+    }
+
+    /// Whether a device that comes no later claims a node. What no device claimed before, none need claim now.
+    fn runs_on(&self, node: &Node, device: Option<usize>) -> bool {
+        let claimed = (self.first_claim)(self.graph, node);
+        device.is_none_or(|device| claimed.is_some_and(|claimed| claimed <= device))
     }
 
     /// Counts what a new node reads, and notes what it computes.

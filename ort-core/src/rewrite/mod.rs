@@ -25,7 +25,7 @@ pub use sample::sample;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::ir::{Graph, Subgraph};
+use crate::ir::{Graph, Node, Subgraph};
 use crate::tensor::Tensor;
 use crate::{Result, Within, advise, ensure};
 use rule::Compiled;
@@ -97,6 +97,19 @@ impl Report {
 /// Runs a graph without inputs and gives its outputs.
 pub(crate) type Evaluate<'a> = &'a dyn Fn(Graph) -> Result<Vec<Tensor>>;
 
+/// The place, in a session's order, of the first device that claims a node; none where no device does.
+pub(crate) type FirstClaim<'a> = &'a dyn Fn(&Graph, &Node) -> Option<usize>;
+
+/// What rewriting asks of the session.
+#[derive(Clone, Copy)]
+pub(crate) struct Environment<'a> {
+    pub(crate) evaluate: Evaluate<'a>,
+    /// No rule moves work to a later device than it was on.
+    pub(crate) first_claim: FirstClaim<'a>,
+    /// When rewriting gives up.
+    pub(crate) until: Option<Instant>,
+}
+
 /// All tables of rules.
 pub fn rule_sets() -> &'static [&'static RuleSet] {
     crate::rules::ALL
@@ -116,15 +129,14 @@ fn compiled() -> Result<&'static [Compiled]> {
 pub(crate) fn optimize(
     graph: &mut Arc<Graph>,
     optimizer: &Optimizer,
-    evaluate: Evaluate<'_>,
-    until: Option<Instant>,
+    environment: Environment<'_>,
 ) -> Result<Report> {
     let mut report = Report::default();
     optimizer.check()?;
     if optimizer.level == Level::Disabled {
         return Ok(report);
     }
-    let mut driver = Driver { optimizer, evaluate, until, report: &mut report };
+    let mut driver = Driver { optimizer, environment, report: &mut report };
     driver.graph(Arc::make_mut(graph))?;
     tracing::info!(
         rules = report.total(),
@@ -144,8 +156,7 @@ const MOST_ROUNDS: usize = 8;
 
 struct Driver<'a> {
     optimizer: &'a Optimizer,
-    evaluate: Evaluate<'a>,
-    until: Option<Instant>,
+    environment: Environment<'a>,
     report: &'a mut Report,
 }
 
@@ -164,7 +175,7 @@ impl Driver<'_> {
         if self.optimizer.level > Level::Basic {
             self.apply_all(graph, &self.optimizer.clone(), usize::MAX)?;
             if !self.optimizer.disabled.iter().any(|name| name == ELEMENTWISE_CHAIN) {
-                chains::fuse(graph, self.report)?;
+                chains::fuse(graph, self.environment.first_claim, self.report)?;
             }
             eliminate::unread(graph, self.report);
         } else {
@@ -178,8 +189,8 @@ impl Driver<'_> {
         let index = driver::index(compiled()?, optimizer);
         for _ in 0..MOST_ROUNDS {
             fold::known_values(graph, self.report)?;
-            let mut changed = driver::apply(graph, &index, optimizer, self.report, self.until)?;
-            changed |= fold::constants(graph, self.evaluate, most, self.report)?;
+            let mut changed = driver::apply(graph, &index, optimizer, self.environment, self.report)?;
+            changed |= fold::constants(graph, self.environment.evaluate, most, self.report)?;
             if changed || most == fold::SMALL {
                 common::merge(graph, self.report);
                 eliminate::unread(graph, self.report);

@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use super::program::BuildCx;
 use super::{Model, Program, Session};
-use crate::ep::{Device, Precision, ProviderOptions, lower_domain, provider};
-use crate::ir::Graph;
-use crate::rewrite::{Level, Optimizer, Report, optimize};
+use crate::ep::{Device, NodeView, Precision, ProviderOptions, lower_domain, provider};
+use crate::ir::{Graph, Node};
+use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
 use crate::spec::RUNTIME;
 use crate::tensor::Tensor;
 use crate::{Limits, Result, Within, ensure};
@@ -111,7 +111,10 @@ impl SessionBuilder {
         let devices = open_devices(self.devices, &self.providers)?;
         let mut graph = self.model.shared_graph();
         let evaluate = |graph: Graph| evaluate(graph, &devices, &self.limits, self.memory_limit);
-        let report = optimize(&mut graph, &self.optimizer, &evaluate, self.limits.until())?;
+        let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, &devices);
+        let environment =
+            Environment { evaluate: &evaluate, first_claim: &first_claim, until: self.limits.until() };
+        let report = optimize(&mut graph, &self.optimizer, environment)?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_domain(&mut graph, RUNTIME)?;
         Ok((graph, report))
@@ -130,7 +133,9 @@ impl SessionBuilder {
         let until = self.limits.until();
         let mut graph = model.shared_graph();
         let evaluate = |graph: Graph| evaluate(graph, &devices, &self.limits, self.memory_limit);
-        let rewrites = optimize(&mut graph, &self.optimizer, &evaluate, until)?;
+        let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, &devices);
+        let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
+        let rewrites = optimize(&mut graph, &self.optimizer, environment)?;
         let release = |tensor: &Tensor| model.release(tensor);
         let mut cx = BuildCx {
             devices: &devices,
@@ -174,6 +179,11 @@ fn open_devices(
         devices.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
     }
     Ok(devices)
+}
+
+/// The place of the first device that claims a node.
+fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Option<usize> {
+    devices.iter().position(|device| device.claim(&NodeView { graph, node }).is_ok())
 }
 
 /// Runs a graph of constants on the host's devices; without any of them on the CPU provider.
