@@ -115,6 +115,9 @@ struct Operand {
     ty: String,
     shape: Vec<usize>,
     values: Option<Vec<Json>>,
+    /// Whether it is a constant, as kernels that pack their weights want it.
+    #[serde(default)]
+    constant: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -212,7 +215,7 @@ impl Sample {
             };
             let choice = self.choice(param, operand, types)?;
             let tensor = operand.tensor(choice.dtype)?;
-            inputs.push(Some(if param.host && choice.kind == Kind::Tensor {
+            inputs.push(Some(if (param.host || operand.constant) && choice.kind == Kind::Tensor {
                 builder.constant(tensor)
             } else {
                 let (id, value) = input(&mut builder, index, choice.kind, tensor);
@@ -255,7 +258,13 @@ impl Sample {
                 Some(AttrKind::Tensor) => {
                     let shape = self.line.attrs.get(name).and_then(|json| Operand::deserialize(json).ok());
                     let shape = shape.map_or_else(|| vec![1], |operand| operand.shape);
-                    let operand = Operand { kind: Kind::Tensor, ty: String::new(), shape, values: None };
+                    let operand = Operand {
+                        kind: Kind::Tensor,
+                        ty: String::new(),
+                        shape,
+                        values: None,
+                        constant: false,
+                    };
                     Attribute::Tensor(operand.tensor(choice.dtype)?)
                 }
                 _ => Attribute::Int(i64::from(choice.dtype.onnx_code())),
@@ -285,7 +294,13 @@ impl Sample {
         }
         let chosen = types.iter().find(|(name, _)| self.spec.outputs.iter().any(|param| param.ty == *name));
         let (_, choice) = chosen.ok_or_else(|| error!(InvalidArgument, "branches need a type"))?;
-        let operand = Operand { kind: choice.kind, ty: String::new(), shape: vec![2, 3], values: None };
+        let operand = Operand {
+            kind: choice.kind,
+            ty: String::new(),
+            shape: vec![2, 3],
+            values: None,
+            constant: false,
+        };
         let (outer, value) =
             input(builder, self.line.inputs.len(), choice.kind, operand.tensor(choice.dtype)?);
         values.push(value);
