@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ort_core::ep::{Device, provider};
 use ort_core::ir::{Graph, ValueType};
 use ort_core::onnx::value_from_bytes;
+use ort_core::rewrite::Level;
 use ort_core::session::{Model, Session};
 use ort_core::spec::OpSpec;
 use ort_core::tensor::{Tolerance, Value, compare};
@@ -21,37 +22,42 @@ pub struct Target {
     pub name: &'static str,
     /// The devices, the preferred one first.
     pub devices: Vec<Arc<dyn Device>>,
+    /// How much is rewritten.
+    pub level: Level,
 }
 
 impl Target {
     /// The CPU alone.
     pub fn cpu() -> Result<Target> {
-        Ok(Target { name: "cpu", devices: vec![provider("cpu")?.open(0, &Default::default())?] })
+        let devices = vec![provider("cpu")?.open(0, &Default::default())?];
+        Ok(Target { name: "cpu", devices, level: Level::All })
     }
 
     /// An opaque device alone.
     pub fn opaque(device: &Arc<OpaqueDevice>) -> Target {
-        Target { name: "opaque", devices: vec![device.clone()] }
+        Target { name: "opaque", devices: vec![device.clone()], level: Level::All }
     }
 
     /// An opaque device for what it claims, the CPU for the rest.
     pub fn mixed(device: &Arc<OpaqueDevice>) -> Result<Target> {
         let mut devices = Target::cpu()?.devices;
         devices.insert(0, device.clone());
-        Ok(Target { name: "opaque and cpu", devices })
+        Ok(Target { name: "opaque and cpu", devices, level: Level::All })
     }
 
-    /// The same devices without the kernels of some operators, which are decomposed.
+    /// The same devices without the kernels of some operators, which are decomposed. Nothing is rewritten: a rule might take
+    /// such an operator away before.
     pub fn without(&self, operators: &[&'static OpSpec]) -> Target {
         let without = |device: &Arc<dyn Device>| -> Arc<dyn Device> {
             DecomposingDevice::new(device.clone(), operators)
         };
-        Target { name: "decomposed", devices: self.devices.iter().map(without).collect() }
+        let devices = self.devices.iter().map(without).collect();
+        Target { name: "decomposed", devices, level: Level::Disabled }
     }
 
     /// A session on a model.
     pub fn session(&self, model: &Model) -> Result<Session> {
-        let builder = Session::builder(model).threads(1);
+        let builder = Session::builder(model).threads(1).opt_level(self.level);
         self.devices.iter().fold(builder, |builder, device| builder.device(device.clone())).build()
     }
 }

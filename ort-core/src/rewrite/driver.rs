@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use super::matching::{Finder, Match};
 use super::patch::Patch;
@@ -16,14 +17,14 @@ use super::{Environment, FirstClaim, Optimizer, Report};
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
 use crate::limits::check_deadline;
-use crate::spec::infer_at;
+use crate::spec::{OpSpec, infer_at};
 use crate::{Result, Within};
 
 /// The most sweeps over one graph; a rule set that needs more undoes its own work.
 const MOST_SWEEPS: usize = 32;
 
 /// The rules by the operator at their root.
-pub(super) type Index<'a> = FxHashMap<*const crate::spec::OpSpec, Vec<&'a Compiled>>;
+pub(super) type Index<'a> = FxHashMap<*const OpSpec, Vec<&'a Compiled>>;
 
 /// The rules that are in force, by root.
 pub(super) fn index<'a>(rules: &'a [Compiled], optimizer: &Optimizer) -> Index<'a> {
@@ -145,7 +146,12 @@ impl<'g> Sweep<'g> {
     fn visit(&mut self, root: NodeId, rules: &Index<'_>) -> Result<bool> {
         let Some(node) = self.graph.nodes.get(root.index()) else { return Ok(false) };
         let Some(candidates) = rules.get(&std::ptr::from_ref(node.spec)) else { return Ok(false) };
-        for compiled in candidates {
+        let producer = |id: &ValueId| self.producers.get(id.index()).copied().flatten();
+        let inputs = || node.inputs.iter().flatten();
+        let before = inputs().filter_map(producer).filter_map(|id| self.graph.nodes.get(id.index()));
+        let before: SmallVec<[&'static OpSpec; 4]> = before.map(|node| node.spec).collect();
+        let has_constant = inputs().any(|id| self.graph.constants.contains_key(id));
+        for compiled in candidates.iter().filter(|compiled| compiled.may_match(&before, has_constant)) {
             let Some(pattern) = compiled.pattern.root() else { continue };
             for orientation in 0..1u32 << compiled.swaps {
                 let finder = Finder { graph: self.graph, producers: &self.producers };

@@ -4,6 +4,7 @@ use super::matching::Match;
 use super::patch::Patch;
 use super::term::Term;
 use crate::ir::{Graph, ValueId};
+use crate::spec::OpSpec;
 use crate::{Result, Within, ensure};
 
 /// How much of a graph may change. Each level includes those before it.
@@ -100,6 +101,10 @@ pub(crate) struct Compiled {
     pub(crate) template: Option<Term>,
     /// Nodes of the pattern whose two inputs may be swapped.
     pub(crate) swaps: u32,
+    /// What must stand before the root: for each node there, its operators.
+    before: Vec<Vec<&'static OpSpec>>,
+    /// Whether one of the root's inputs must be a constant.
+    needs_constant: bool,
 }
 
 /// The most nodes with two exchangeable inputs in one pattern: each doubles the tries.
@@ -118,9 +123,19 @@ impl Compiled {
                 Then::Template(text) => Some(Term::parse(text)?),
                 Then::Build(_) => None,
             };
-            Ok(Compiled { rule, level, pattern, template, swaps })
+            let args = pattern.root().into_iter().flat_map(|root| &root.args).filter_map(Term::root);
+            let before = args.map(|node| node.ops.clone()).collect();
+            let constant = |arg: &Term| matches!(arg, Term::Number { .. } | Term::Constant(_));
+            let needs_constant = pattern.root().is_some_and(|root| root.args.iter().any(constant));
+            Ok(Compiled { rule, level, pattern, template, swaps, before, needs_constant })
         };
         parse().within(|| format!("rule '{}'", rule.name))
+    }
+
+    /// Whether a root with these operators before it can match, from what takes no search: most rules end here.
+    pub(crate) fn may_match(&self, before: &[&'static OpSpec], has_constant: bool) -> bool {
+        let stands = |op: &&'static OpSpec| before.iter().any(|spec| std::ptr::eq(*spec, *op));
+        (has_constant || !self.needs_constant) && self.before.iter().all(|ops| ops.iter().any(stands))
     }
 }
 
