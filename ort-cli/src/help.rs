@@ -57,8 +57,8 @@ Examples:
   ort optimize model.onnx out.onnx --without-rule gelu      leave a rule out
   ort optimize model.onnx out.onnx --rewrites 17            stop after 17: to find the one that does harm
 
-`basic` folds constants and simplifies; `extended` also fuses; both load in any runtime that has the operators
-of the standard and of com.microsoft. Other commands take the same as --opt-level.";
+`basic` folds constants and simplifies, for any runtime; `extended` also fuses, into operators of newer operator
+sets and of com.microsoft that another runtime may lack. Other commands take the same as --opt-level.";
 
 pub(crate) const PROFILE: &str = "\
 Examples:
