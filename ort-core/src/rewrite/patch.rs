@@ -51,6 +51,17 @@ impl<'a> Found<'a> {
         sizes.map(|size| size.as_constant().and_then(|size| usize::try_from(size).ok())).collect()
     }
 
+    /// The shape of what the pattern computes, where its rank is known.
+    pub fn output_shape(&self) -> Option<&'a [crate::dim::Dim]> {
+        let output = self.root()?.outputs.first().copied().flatten()?;
+        self.graph.value(output).ty.shape()
+    }
+
+    /// Whether the value called `name` has the shape of what the pattern computes.
+    pub fn has_output_shape(&self, name: &str) -> bool {
+        self.shape(name).is_some_and(|shape| self.output_shape() == Some(shape))
+    }
+
     /// The rank of the value called `name`, where it is known.
     pub fn rank(&self, name: &str) -> Option<usize> {
         self.shape(name).map(<[_]>::len)

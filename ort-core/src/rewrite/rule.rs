@@ -145,7 +145,7 @@ impl Compiled {
 macro_rules! rules {
     ($family:literal, $level:ident; $(
         $(#[doc = $doc:literal])+
-        $name:ident: $pattern:literal $(if $when:expr)? => $then:expr, $samples:expr $(, keep $keep:literal)?;
+        $name:ident: $pattern:tt $(if $when:expr)? => $then:expr, $samples:expr $(, keep $keep:literal)?;
     )*) => {
         pub(super) static RULES: $crate::rewrite::RuleSet = $crate::rewrite::RuleSet {
             family: $family,

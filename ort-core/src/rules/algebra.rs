@@ -123,16 +123,8 @@ fn names_its_sizes(found: &Found<'_>) -> bool {
     found.ints("shape").is_some_and(|sizes| !allows_zero && sizes.iter().all(|&size| size != 0))
 }
 
-fn output_shape<'a>(found: &Found<'a>) -> Option<&'a [Dim]> {
-    let output = found.root()?.outputs.first().copied().flatten()?;
-    found.graph.value(output).ty.shape()
-}
-
 fn keeps_its_shape(found: &Found<'_>) -> bool {
-    match (found.shape("x"), output_shape(found)) {
-        (Some(x), Some(output)) => x == output && !x.iter().any(Dim::has_unknown),
-        _ => false,
-    }
+    found.has_output_shape("x") && !found.shape("x").into_iter().flatten().any(Dim::has_unknown)
 }
 
 /// A slice may also reverse: only with steps of one an unchanged shape means unchanged elements.

@@ -92,10 +92,8 @@ fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 
 /// Whether queries, keys, values and the result have three axes, the last of which is that of all heads.
 fn joins_heads(found: &Found<'_>) -> bool {
-    let output = found.root().and_then(|node| node.outputs.first().copied().flatten());
-    let output = output.and_then(|output| found.graph.value(output).ty.shape());
     let (Some([b, l, _]), Some([qb, ql, _]), Some(3), Some(3)) =
-        (output, found.shape("q"), found.rank("k"), found.rank("v"))
+        (found.output_shape(), found.shape("q"), found.rank("k"), found.rank("v"))
     else {
         return false;
     };

@@ -37,11 +37,11 @@ rules! { "conv", Extended;
     conv_residual: "Add(c@Conv(x, w, b?), residual)" if residual_has_output_shape => Build(residual),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"];
     /// An activation of a convolution.
-    conv_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(c@Conv(x, w, b?))"
+    conv_activation: (concat!("act@", activations!(), "(c@Conv(x, w, b?))"))
         => Build(activation),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6]", "x=f32[1,4,5,5] w=const:f32[6,4,3,3] act.op=Swish"];
     /// An activation of a convolution with a residual.
-    residual_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(c@FusedConv(x, w, b?, residual?; activation=''))"
+    residual_activation: (concat!("act@", activations!(), "(c@FusedConv(x, w, b?, residual?; activation=''))"))
         => Build(activation),
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"];
     /// A convolution whose results are cut off at two numbers.
@@ -196,10 +196,7 @@ fn pad_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 }
 
 fn residual_has_output_shape(found: &Found<'_>) -> bool {
-    let output = found.root().and_then(|node| node.outputs.first().copied().flatten());
-    let output = output.and_then(|output| found.graph.value(output).ty.shape());
-    let shapes = found.shape("residual").zip(output);
-    found.tensor("residual").is_none() && shapes.is_some_and(|(residual, output)| residual == output)
+    found.tensor("residual").is_none() && found.has_output_shape("residual")
 }
 
 /// A fused convolution with the inputs of the match.

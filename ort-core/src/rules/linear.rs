@@ -1,6 +1,5 @@
 //! Matrix products with what follows them: bias, residual, activation.
 
-use crate::dim::Dim;
 use crate::ir::{Attribute, ValueId};
 use crate::ops::fused::activation::Activation;
 use crate::rewrite::Then::{Build, Template};
@@ -32,10 +31,10 @@ rules! { "linear", Extended;
     fused_residual: "Add(m@FusedMatMul(a, #b, bias?; activation=''), residual)" if residual_has_output_shape
         => Build(residual), ["a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] residual=f32[2,3,5]"];
     /// A product of weights with an activation.
-    matmul_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(MatMul(a, #b))"
+    matmul_activation: (concat!("act@", activations!(), "(MatMul(a, #b))"))
         => Build(activation), ["a=f32[2,3,8] b=f32[8,5]", "a=f32[2,3,8] b=f32[8,5] act.op=Gelu"];
     /// The same after a product that is fused already.
-    fused_activation: "act@Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus(m@FusedMatMul(a, #b, bias?, residual?; activation=''))"
+    fused_activation: (concat!("act@", activations!(), "(m@FusedMatMul(a, #b, bias?, residual?; activation=''))"))
         => Build(activation),
         [
             "a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] act.op=Gelu act.approximate=tanh",
@@ -43,28 +42,21 @@ rules! { "linear", Extended;
         ];
 }
 
-/// The shape of what the pattern computes.
-fn output_shape<'a>(found: &Found<'a>) -> Option<&'a [Dim]> {
-    let output = found.root()?.outputs.first().copied().flatten()?;
-    found.graph.value(output).ty.shape()
-}
-
 fn bias_is_vector(found: &Found<'_>) -> bool {
-    match (found.shape("bias"), output_shape(found)) {
+    match (found.shape("bias"), found.output_shape()) {
         (Some([size]), Some([.., columns])) => size == columns,
         _ => false,
     }
 }
 
 fn residual_has_output_shape(found: &Found<'_>) -> bool {
-    let shapes = found.shape("residual").zip(output_shape(found));
-    found.tensor("residual").is_none() && shapes.is_some_and(|(residual, output)| residual == output)
+    found.tensor("residual").is_none() && found.has_output_shape("residual")
 }
 
 fn keeps_leading_axes(found: &Found<'_>) -> bool {
     let matrix = found.node("m").and_then(|node| node.inputs.first().copied().flatten());
     let matrix = matrix.and_then(|matrix| found.graph.value(matrix).ty.shape());
-    match (found.shape("a"), matrix, output_shape(found)) {
+    match (found.shape("a"), matrix, found.output_shape()) {
         (Some([lead @ .., size]), Some([_, columns]), Some([out_lead @ .., _])) => {
             lead == out_lead && size == columns
         }

@@ -1,6 +1,13 @@
 //! The rewrite rules, one table per family. A table reads as its file's documentation: what each rule looks for, and what
 //! stands there afterwards.
 
+/// The operators that products and convolutions end in, for patterns.
+macro_rules! activations {
+    () => {
+        "Relu|LeakyRelu|HardSwish|HardSigmoid|Sigmoid|Tanh|Gelu|Swish|Mish|Elu|Softplus"
+    };
+}
+
 mod activation;
 mod algebra;
 mod attention;

@@ -70,9 +70,6 @@ fn normalization(
 
 fn flattens_to_last_axis(found: &Found<'_>) -> bool {
     let axis = found.node("f").and_then(|node| node.attrs.find_int("axis"));
-    let output = found.root().and_then(|node| node.outputs.first().copied().flatten());
-    let same = output.is_some_and(|output| found.graph.value(output).ty.shape() == found.shape("x"));
-    same && found
-        .rank("x")
-        .is_some_and(|rank| rank > 0 && (axis == Some(-1) || axis == Some(rank as i64 - 1)))
+    let is_last = |rank: usize| rank > 0 && (axis == Some(-1) || axis == Some(rank as i64 - 1));
+    found.has_output_shape("x") && found.rank("x").is_some_and(is_last)
 }

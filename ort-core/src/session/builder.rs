@@ -108,15 +108,20 @@ impl SessionBuilder {
     /// The graph as it would be compiled, and what was rewritten. Operators of our own ([`crate::spec::RUNTIME`]) are
     /// taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
-        let devices = open_devices(self.devices, &self.providers)?;
-        let mut graph = self.model.shared_graph();
-        let evaluate = |graph: Graph| evaluate(graph, &devices, &self.limits, self.memory_limit);
-        let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, &devices);
-        let environment =
-            Environment { evaluate: &evaluate, first_claim: &first_claim, until: self.limits.until() };
-        let report = optimize(&mut graph, &self.optimizer, environment)?;
+        let devices = open_devices(self.devices.clone(), &self.providers)?;
+        let (graph, report) = self.rewritten(&devices, self.limits.until())?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_domain(&mut graph, RUNTIME)?;
+        Ok((graph, report))
+    }
+
+    /// The model's graph after the rewrites that the optimizer allows, and what they were.
+    fn rewritten(&self, devices: &[Arc<dyn Device>], until: Option<Instant>) -> Result<(Arc<Graph>, Report)> {
+        let mut graph = self.model.shared_graph();
+        let evaluate = |graph: Graph| evaluate(graph, devices, &self.limits, self.memory_limit);
+        let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
+        let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
+        let report = optimize(&mut graph, &self.optimizer, environment)?;
         Ok((graph, report))
     }
 
@@ -126,16 +131,12 @@ impl SessionBuilder {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or_else(cores);
         ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
-        let devices = open_devices(self.devices, &self.providers)?;
+        let devices = open_devices(self.devices.clone(), &self.providers)?;
         let start = Instant::now();
         let budget = Budget::new(self.memory_limit.or_else(host_memory_bytes));
-        let model = self.model;
         let until = self.limits.until();
-        let mut graph = model.shared_graph();
-        let evaluate = |graph: Graph| evaluate(graph, &devices, &self.limits, self.memory_limit);
-        let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, &devices);
-        let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
-        let rewrites = optimize(&mut graph, &self.optimizer, environment)?;
+        let (graph, rewrites) = self.rewritten(&devices, until)?;
+        let model = self.model;
         let release = |tensor: &Tensor| model.release(tensor);
         let mut cx = BuildCx {
             devices: &devices,
