@@ -117,6 +117,26 @@ fn records_equal_schemas() {
 }
 
 #[test]
+fn records_know_when_operators_appeared() {
+    let mut first: BTreeMap<(String, String), i64> = BTreeMap::new();
+    for schema in
+        parse(include_str!("data/onnx_schemas.json")).into_iter().filter(|schema| !schema.deprecated)
+    {
+        let version = first.entry((schema.domain, schema.name)).or_insert(schema.since_version);
+        *version = schema.since_version.min(*version);
+    }
+    let registry = Registry::global().expect("each operator has one record");
+    let mut compared = 0;
+    for record in registry.records() {
+        if let Some(first) = first.get(&(record.domain.to_string(), record.name.to_string())) {
+            assert_eq!(record.first, *first, "{}", full_name(record.domain, record.name));
+            compared += 1;
+        }
+    }
+    assert!(compared > 150, "only {compared} records were compared");
+}
+
+#[test]
 fn records_equal_schemas_of_onnx_runtime() {
     let schemas = parse(include_str!("data/microsoft_schemas.json"));
     let registry = Registry::global().expect("each operator has one record");

@@ -1,4 +1,5 @@
-//! `cargo xtask compare`: our outputs against ONNX Runtime's, on every model, at 1 and 2 threads.
+//! `cargo xtask compare`: our outputs against ONNX Runtime's, on every model, at 1 and 2 threads; with rewrites against
+//! without; and ONNX Runtime's outputs of the models that `ort optimize` writes against those of the models.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,6 +18,8 @@ use crate::workspace::{Workspace, describe, prepare_with};
 
 /// The largest allowed |ours - reference| as a part of the largest |reference| of an output.
 const TOLERANCE: f64 = 1e-3;
+/// The same for our outputs with rewrites against ours without.
+const REWRITE_TOLERANCE: f64 = 1e-4;
 /// Each case runs once with each of these; all runs must give the same bits.
 const THREADS: [usize; 2] = [1, 2];
 
@@ -78,6 +81,16 @@ struct Measurement<'a> {
     case: &'a str,
     reference: PathBuf,
     ours: Vec<PathBuf>,
+    disabled: PathBuf,
+    optimized: Option<PathBuf>,
+}
+
+/// A model that `ort optimize` wrote, to run in ONNX Runtime.
+#[derive(Serialize)]
+struct OptimizedRun {
+    model: PathBuf,
+    inputs: PathBuf,
+    outputs: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -92,6 +105,8 @@ struct OutputDifference {
     absolute: Option<f64>,
     relative: Option<f64>,
     same_bits: Option<bool>,
+    disabled: Option<f64>,
+    optimized: Option<f64>,
     problem: Option<String>,
 }
 
@@ -103,7 +118,9 @@ impl OutputDifference {
 
     fn fails(&self) -> bool {
         // Not `> TOLERANCE`: a NaN must fail.
-        let close = self.badness() <= TOLERANCE;
+        let close = self.badness() <= TOLERANCE
+            && self.disabled.is_some_and(|relative| relative <= REWRITE_TOLERANCE)
+            && self.optimized.is_none_or(|relative| relative <= TOLERANCE);
         !close || self.same_bits != Some(true)
     }
 }
@@ -146,17 +163,16 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
 
     let mut broken = Vec::new();
     let mut measurements = Vec::new();
+    let mut models = BTreeSet::new();
     for case in &cases {
-        match run_ours(&ort, &set.model(case), &set.folder.join(&case.name)) {
-            Ok(ours) => {
-                let reference = set.folder.join(&case.name).join("reference.npz");
-                measurements.push(Measurement { case: &case.name, reference, ours });
-            }
+        let is_first = models.insert(case.model.as_str());
+        match run_case(&ort, &python, &set, case, is_first) {
+            Ok(measurement) => measurements.push(measurement),
             Err(error) => broken.push((case.name.as_str(), format!("{error:#}"))),
         }
         eprintln!("ran {}", case.name);
     }
-    let differences = measure(&python, &measurements)?;
+    let differences: Vec<CaseDifference> = ask(&python, "difference.py", &measurements)?;
     let failed = print_table(&differences, &broken);
     let summary = Summary { passed: cases.len() - failed, failed, skipped: 0 };
     if failed > 0 {
@@ -166,39 +182,74 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Runs our binary once per number of threads; returns the files with its outputs.
-fn run_ours(ort: &Path, model: &Path, folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for threads in THREADS {
-        let file = folder.join(format!("ours_{threads}.npz"));
+/// Runs our binary once per number of threads, and once without rewrites. The optimized model of the first case of each
+/// model runs in ONNX Runtime.
+fn run_case<'a>(
+    ort: &Path,
+    python: &Python,
+    set: &Cases,
+    case: &'a Case,
+    is_first: bool,
+) -> Result<Measurement<'a>> {
+    let (model, folder) = (set.model(case), set.folder.join(&case.name));
+    let run = |name: &str, options: &[&str]| {
+        let file = folder.join(name);
         let mut command = Command::new(ort);
-        command.arg("run").arg(model).arg("--inputs").arg(folder.join("inputs.npz"));
-        command.arg("--outputs").arg(&file).args(["--threads", &threads.to_string(), "-q"]);
-        let output = command.output().with_context(|| format!("cannot run {}", describe(&command)))?;
-        if !output.status.success() {
-            let errors = String::from_utf8_lossy(&output.stderr);
-            bail!("{}: {}", output.status, errors.trim().lines().last().unwrap_or("no message"));
-        }
-        files.push(file);
-    }
-    Ok(files)
+        command.arg("run").arg(&model).arg("--inputs").arg(folder.join("inputs.npz"));
+        command.arg("--outputs").arg(&file).arg("-q").args(options);
+        output_of(&mut command).map(|_| file)
+    };
+    let ours = THREADS
+        .iter()
+        .map(|threads| run(&format!("ours_{threads}.npz"), &["--threads", &threads.to_string()]));
+    Ok(Measurement {
+        case: &case.name,
+        reference: folder.join("reference.npz"),
+        ours: ours.collect::<Result<_>>()?,
+        disabled: run("disabled.npz", &["--opt-level", "disabled"])?,
+        optimized: is_first.then(|| run_optimized(ort, python, &model, &folder)).transpose()?,
+    })
 }
 
-fn measure(python: &Python, measurements: &[Measurement<'_>]) -> Result<Vec<CaseDifference>> {
-    let mut child = python
-        .script("difference.py")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run difference.py")?;
-    if let Some(mut input) = child.stdin.take() {
-        input.write_all(&serde_json::to_vec(measurements)?).context("cannot write to difference.py")?;
+/// Runs what `ort optimize` makes of a model in ONNX Runtime; returns the file with the outputs.
+fn run_optimized(ort: &Path, python: &Python, model: &Path, folder: &Path) -> Result<PathBuf> {
+    let scratch = tempfile::tempdir_in(folder)?;
+    let run = OptimizedRun {
+        model: scratch.path().join("optimized.onnx"),
+        inputs: folder.join("inputs.npz"),
+        outputs: folder.join("optimized.npz"),
+    };
+    output_of(Command::new(ort).arg("optimize").arg(model).arg(&run.model).arg("--external-data"))?;
+    let problems: Vec<Option<String>> = ask(python, "run_optimized.py", &[&run])?;
+    match problems.into_iter().flatten().next() {
+        Some(problem) => bail!("the optimized model in ONNX Runtime: {problem}"),
+        None => Ok(run.outputs),
     }
-    let output = child.wait_with_output().context("cannot read from difference.py")?;
+}
+
+/// Runs a command; its last line of errors is the error.
+fn output_of(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {}", describe(command)))?;
     if !output.status.success() {
-        bail!("difference.py failed ({})", output.status);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("{}: {}", output.status, errors.trim().lines().last().unwrap_or("no message"));
     }
-    serde_json::from_slice(&output.stdout).context("cannot read what difference.py printed")
+    Ok(())
+}
+
+/// Gives a script JSON and takes JSON from it.
+fn ask<T: serde::de::DeserializeOwned>(python: &Python, script: &str, given: &[impl Serialize]) -> Result<T> {
+    let mut command = python.script(script);
+    let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = spawned.with_context(|| format!("cannot run {script}"))?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(&serde_json::to_vec(given)?).with_context(|| format!("cannot write to {script}"))?;
+    }
+    let output = child.wait_with_output().with_context(|| format!("cannot read from {script}"))?;
+    if !output.status.success() {
+        bail!("{script} failed ({})", output.status);
+    }
+    serde_json::from_slice(&output.stdout).with_context(|| format!("cannot read what {script} printed"))
 }
 
 /// Prints a row per case with its worst output; returns how many cases fail.
@@ -210,6 +261,8 @@ fn print_table(differences: &[CaseDifference], broken: &[(&str, String)]) -> usi
         "absolute",
         "relative",
         "same bits at 1 and 2",
+        "to no rewrites",
+        "optimized in ONNX Runtime",
         "verdict",
     ]);
     let mut failed = broken.len();
@@ -219,6 +272,9 @@ fn print_table(differences: &[CaseDifference], broken: &[(&str, String)]) -> usi
         let worst = case.outputs.iter().max_by(|a, b| a.badness().total_cmp(&b.badness()));
         let problem = case.outputs.iter().find_map(|output| output.problem.clone());
         let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2e}"));
+        let most = |of: fn(&OutputDifference) -> Option<f64>| {
+            number(case.outputs.iter().filter_map(of).max_by(f64::total_cmp))
+        };
         let same_bits = case.outputs.iter().all(|output| output.same_bits == Some(true));
         table.add_row([
             case.case.clone(),
@@ -227,11 +283,13 @@ fn print_table(differences: &[CaseDifference], broken: &[(&str, String)]) -> usi
             number(worst.and_then(|output| output.absolute)),
             number(worst.and_then(|output| output.relative)),
             if same_bits { "yes" } else { "no" }.to_owned(),
+            most(|output| output.disabled),
+            most(|output| output.optimized),
             problem.unwrap_or_else(|| if fails { "FAIL" } else { "ok" }.to_owned()),
         ]);
     }
     for (case, why) in broken {
-        table.add_row([*case, "-", "-", "-", "-", "-", why.as_str()]);
+        table.add_row([*case, "-", "-", "-", "-", "-", "-", "-", why.as_str()]);
     }
     println!("{table}");
     failed
@@ -241,22 +299,34 @@ fn print_table(differences: &[CaseDifference], broken: &[(&str, String)]) -> usi
 mod tests {
     use super::*;
 
-    fn output(relative: Option<f64>, same_bits: Option<bool>) -> OutputDifference {
-        OutputDifference { name: "y".to_owned(), absolute: relative, relative, same_bits, problem: None }
-    }
+    /// Relative difference, same bits, to no rewrites, optimized in ONNX Runtime; whether it fails.
+    type Row = (Option<f64>, Option<bool>, Option<f64>, Option<f64>, bool);
 
     #[test]
     fn an_output_fails_when_far_different_between_threads_or_unknown() {
-        let table = [
-            (Some(0.0), Some(true), false),
-            (Some(1e-3), Some(true), false),
-            (Some(1.1e-3), Some(true), true),
-            (Some(0.0), Some(false), true),
-            (Some(f64::NAN), Some(true), true),
-            (None, None, true),
+        let table: [Row; 10] = [
+            (Some(0.0), Some(true), Some(0.0), None, false),
+            (Some(1e-3), Some(true), Some(1e-4), Some(1e-3), false),
+            (Some(1.1e-3), Some(true), Some(0.0), None, true),
+            (Some(0.0), Some(false), Some(0.0), None, true),
+            (Some(f64::NAN), Some(true), Some(0.0), None, true),
+            (None, None, None, None, true),
+            (Some(0.0), Some(true), Some(1.1e-4), None, true),
+            (Some(0.0), Some(true), None, None, true),
+            (Some(0.0), Some(true), Some(0.0), Some(1.1e-3), true),
+            (Some(0.0), Some(true), Some(0.0), Some(f64::NAN), true),
         ];
-        for (relative, same_bits, fails) in table {
-            assert_eq!(output(relative, same_bits).fails(), fails, "{relative:?} {same_bits:?}");
+        for (relative, same_bits, disabled, optimized, fails) in table {
+            let output = OutputDifference {
+                name: "y".to_owned(),
+                absolute: relative,
+                relative,
+                same_bits,
+                disabled,
+                optimized,
+                problem: None,
+            };
+            assert_eq!(output.fails(), fails, "{relative:?} {same_bits:?} {disabled:?} {optimized:?}");
         }
     }
 }

@@ -20,8 +20,7 @@ pub(crate) struct OptimizeArgs {
     input: PathBuf,
     /// The file to write; it appears whole or not at all.
     output: PathBuf,
-    /// How much may be rewritten. Other runtimes load what `basic` writes; `extended` needs one that has the fused
-    /// operators, and all their activations.
+    /// How much may be rewritten. Other runtimes load what `basic` writes, ONNX Runtime what `extended` writes, too.
     #[arg(long, value_name = "LEVEL", default_value = "extended", value_parser = level)]
     level: Level,
     /// A rewrite rule that is left out.

@@ -149,18 +149,18 @@ fn lower_unclaimed(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Resul
     Err(error!(Fail, "decomposing operators does not come to an end"))
 }
 
-/// Decomposes all nodes of a domain, those of subgraphs included, until none is left that can be decomposed.
-pub(crate) fn lower_domain(graph: &mut Graph, domain: &str) -> Result<()> {
+/// Decomposes the nodes that are not `kept`, those of subgraphs included, until none is left that can be decomposed.
+pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Result<()> {
     for node in &mut graph.nodes {
         for subgraph in &mut node.subgraphs {
-            lower_domain(&mut subgraph.graph, domain)?;
+            lower_all_but(&mut subgraph.graph, kept)?;
         }
     }
     const MAX_STEPS: usize = 16;
     for _ in 0..MAX_STEPS {
         let nodes = graph.nodes.iter().enumerate();
-        let of_domain = nodes.filter(|(_, node)| node.spec.domain == domain && node.spec.lower.is_some());
-        let ids: Vec<NodeId> = of_domain.map(|(index, _)| NodeId(index as u32)).collect();
+        let others = nodes.filter(|(_, node)| node.spec.lower.is_some() && !kept(node));
+        let ids: Vec<NodeId> = others.map(|(index, _)| NodeId(index as u32)).collect();
         if ids.is_empty() {
             break;
         }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ort_alloc::{Allocator, DeviceId};
 
-pub(crate) use claim::lower_domain;
+pub(crate) use claim::lower_all_but;
 pub use claim::{NodeView, Partition, Unclaimed, partition, unclaimed};
 pub use compile::{CompileCx, Precision};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};

@@ -1,15 +1,15 @@
 //! Builds graphs from their messages: scopes of names, captures of subgraphs, order of nodes.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Instant;
 
 use indexmap::IndexMap;
+use indexmap::map::Entry;
 
 use super::external::ExternalData;
-use super::load::FunctionKey;
-use super::order::{node_label, schedule};
+use super::load::{FunctionKey, function_key};
+use super::order::{for_each_subgraph, node_label, schedule};
 use super::proto::{
     AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto,
 };
@@ -33,9 +33,10 @@ pub(super) struct OpenGraph {
     value_names: Names,
 }
 
-/// Names that are taken, and how often each was asked for. The texts are shared with the graph that has the names.
+/// Names that are taken, and how often each was asked for, in order: large graphs read names soon after they were
+/// written, while those are in the cache. The texts are shared with the graph that has the names.
 #[derive(Default)]
-struct Names(HashMap<Arc<str>, usize>);
+struct Names(IndexMap<Arc<str>, usize>);
 
 impl Names {
     /// The name, or the name with the first free number.
@@ -83,7 +84,7 @@ pub(super) struct Scope<'m> {
     /// The graph that the nodes go to, by its place among the open ones.
     pub(super) graph: usize,
     /// What each name means.
-    pub(super) names: HashMap<Arc<str>, Meaning>,
+    pub(super) names: IndexMap<Arc<str>, Meaning>,
     /// Values of the caller that outputs of a function are written to.
     pub(super) promised: HashMap<&'m str, ValueId>,
     /// Declared types of values that nodes write.
@@ -206,7 +207,7 @@ impl<'m> Loader<'m> {
         let infos = proto.value_info.iter().chain(&proto.output);
         self.open_scope(Scope {
             graph: self.graphs.len() - 1,
-            names: HashMap::new(),
+            names: IndexMap::new(),
             promised: HashMap::new(),
             types: infos.map(|info| (info.name(), info)).collect(),
             prefix: String::new(),
@@ -294,20 +295,22 @@ impl<'m> Loader<'m> {
 
     /// Gives a name in the innermost scope a new value, or the value that a function's caller waits for.
     fn declare(&mut self, name: &str, ty: ValueType, writer: Option<u32>) -> Result<ValueId> {
-        let scope = self.scope();
         ensure!(!name.is_empty(), InvalidGraph, "a value has no name");
-        ensure!(!scope.names.contains_key(name), InvalidGraph, "value '{name}' is defined twice");
+        let (Some(scope), Some(open)) = (self.scopes.last_mut(), self.graphs.last_mut()) else {
+            return Err(error!(Fail, "no graph is open"));
+        };
         let shared: Arc<str> = name.into();
+        let Entry::Vacant(free) = scope.names.entry(shared.clone()) else {
+            return Err(error!(InvalidGraph, "value '{name}' is defined twice"));
+        };
         let id = match scope.promised.get(name).copied() {
             Some(id) => id,
             None => {
-                let full = prefixed(&scope.prefix, &shared);
-                let open = self.top();
-                let unique = open.value_names.unique(full);
+                let unique = open.value_names.unique(prefixed(&scope.prefix, &shared));
                 open.graph.add_value(unique, ty)
             }
         };
-        self.scope().names.insert(shared, Meaning { value: Some(id), writer });
+        free.insert(Meaning { value: Some(id), writer });
         Ok(id)
     }
 
@@ -325,30 +328,54 @@ impl<'m> Loader<'m> {
         open.value_names.0.reserve(outputs);
         open.node_names.0.reserve(nodes.len());
         open.graph.nodes.reserve(nodes.len());
-        let mut declared: Vec<Option<ValueId>> = Vec::with_capacity(outputs);
-        let mut starts = Vec::with_capacity(nodes.len());
-        for (index, node) in nodes.iter().enumerate() {
-            starts.push(declared.len());
-            for name in &node.output {
-                if name.is_empty() {
-                    declared.push(None);
-                    continue;
-                }
-                let ty = self.declared_type(name);
-                match self.declare(name, ty, Some(index as u32)) {
-                    Ok(id) => declared.push(Some(id)),
-                    Err(problem) => return Err(self.defined_twice(nodes, (index, name), problem)),
-                }
-            }
+        let built = self.build_while_in_order(nodes)?;
+        let mut declared = Vec::with_capacity(nodes.len() - built);
+        for (index, _) in nodes.iter().enumerate().skip(built) {
+            declared.push(self.declare_outputs(nodes, index)?);
         }
         let names = &self.scope().names;
-        let order = schedule(nodes, |name| names.get(name)?.writer.map(|writer| writer as usize))?;
-        for (index, node) in order.of(nodes) {
-            let start = starts.get(index).copied().unwrap_or(0);
-            let outputs = declared.iter().skip(start).take(node.output.len()).copied().collect();
-            self.node(node, index, outputs)?;
+        let order = schedule(nodes, built, |name| names.get(name)?.writer.map(|writer| writer as usize))?;
+        for (index, node) in order.of(nodes).filter(|(index, _)| *index >= built) {
+            let outputs = declared.get_mut(index - built).map(std::mem::take);
+            self.node(node, index, outputs.unwrap_or_default())?;
         }
         Ok(())
+    }
+
+    /// Builds nodes as they come, up to the first that reads what is not declared in the scope before it, or that
+    /// brings a graph or a function body, which may see all names of the scope. Returns how many were built.
+    fn build_while_in_order(&mut self, nodes: &'m [NodeProto]) -> Result<usize> {
+        for (index, node) in nodes.iter().enumerate() {
+            let names = &self.scope().names;
+            let reads_known =
+                node.input.iter().all(|name| name.is_empty() || names.contains_key(name.as_str()));
+            let mut is_plain = !self.functions.contains_key(&function_key(node));
+            for_each_subgraph(node, &mut |_| is_plain = false);
+            if !reads_known || !is_plain {
+                return Ok(index);
+            }
+            let outputs = self.declare_outputs(nodes, index)?;
+            self.node(node, index, outputs)?;
+        }
+        Ok(nodes.len())
+    }
+
+    /// Declares what a node writes.
+    fn declare_outputs(&mut self, nodes: &'m [NodeProto], index: usize) -> Result<Vec<Option<ValueId>>> {
+        let Some(node) = nodes.get(index) else { return Ok(Vec::new()) };
+        let mut declared = Vec::with_capacity(node.output.len());
+        for name in &node.output {
+            if name.is_empty() {
+                declared.push(None);
+                continue;
+            }
+            let ty = self.declared_type(name);
+            match self.declare(name, ty, Some(index as u32)) {
+                Ok(id) => declared.push(Some(id)),
+                Err(problem) => return Err(self.defined_twice(nodes, (index, name), problem)),
+            }
+        }
+        Ok(declared)
     }
 
     /// Adds who else writes the value that a node writes.

@@ -34,19 +34,25 @@ impl Order {
     }
 }
 
-/// The order in which nodes are built; `writer` says which node writes the value of a name, where one of them does.
+/// The order in which nodes are built; `writer` says which node writes the value of a name, where one of them does. The
+/// first `built` nodes come first: they need none that comes after them.
 ///
 /// Errors: a cycle, with its nodes.
-pub(super) fn schedule(nodes: &[NodeProto], writer: impl Fn(&str) -> Option<usize>) -> Result<Order> {
+pub(super) fn schedule(
+    nodes: &[NodeProto],
+    built: usize,
+    writer: impl Fn(&str) -> Option<usize>,
+) -> Result<Order> {
     let comes_later = |index: usize, name: &str| writer(name).is_some_and(|writer| writer >= index);
     let mut sorted = true;
-    for (index, node) in nodes.iter().enumerate() {
+    for (index, node) in nodes.iter().enumerate().skip(built) {
         for_each_read(node, &mut |name| sorted &= !comes_later(index, name));
     }
     if sorted {
         return Ok(Order::AsGiven);
     }
-    let needs: Vec<Vec<usize>> = nodes.iter().map(|node| needed_nodes(node, &writer)).collect();
+    let mut needs: Vec<Vec<usize>> = vec![Vec::new(); built];
+    needs.extend(nodes.iter().skip(built).map(|node| needed_nodes(node, &writer)));
     let mut waits: Vec<usize> = needs.iter().map(Vec::len).collect();
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (index, needs) in needs.iter().enumerate() {

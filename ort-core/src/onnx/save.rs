@@ -50,7 +50,7 @@ pub enum Weights {
 /// Writes `graph` as a model file at `path`.
 ///
 /// `info` is what the file said that the graph was loaded from: its metadata is kept, and its operator sets are
-/// raised only as far as operators were upgraded. The default is for graphs that come from no file.
+/// raised only as far as operators were upgraded or are new. The default is for graphs that come from no file.
 ///
 /// Errors: the folder cannot be written to, a weight is in device memory, the message would exceed 2 GiB.
 pub fn save(graph: &Graph, info: &ModelInfo, path: impl AsRef<Path>, weights: &Weights) -> Result<()> {
@@ -206,7 +206,7 @@ pub fn to_proto(graph: &Graph, info: &ModelInfo) -> Result<ModelProto> {
 struct OpsetNeeds {
     /// The newest record's version, which suits all.
     newest: i64,
-    /// The version that the last upgrade of any of them leads to.
+    /// The version in which all of them are there, and that the last upgrade of any of them leads to.
     upgraded: i64,
 }
 
@@ -334,7 +334,7 @@ impl Writer {
         needs.newest = needs.newest.max(node.spec.since);
         let upgrades = node.spec.upgrades.iter().map(|upgrade| upgrade.before);
         let reached = upgrades.filter(|before| *before <= node.spec.since).max();
-        needs.upgraded = needs.upgraded.max(reached.unwrap_or(1));
+        needs.upgraded = needs.upgraded.max(reached.unwrap_or(1)).max(node.spec.first);
         let name = node.name.to_string();
         ensure!(node_names.insert(name.clone()), InvalidGraph, "two nodes have the name '{name}'");
         let listed = |ids: &[Option<ValueId>]| {

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::matching::{Finder, Match};
 use super::patch::Patch;
 use super::rule::{Compiled, Found, Then};
+use super::term::Term;
 use super::{Environment, FirstClaim, Optimizer, Report};
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
@@ -22,6 +23,9 @@ use crate::{Result, Within};
 
 /// The most sweeps over one graph; a rule set that needs more undoes its own work.
 const MOST_SWEEPS: usize = 32;
+
+/// How many nodes a sweep visits between two looks at the clock.
+const NODES_A_LOOK: usize = 64;
 
 /// The rules by the operator at their root.
 pub(super) type Index<'a> = FxHashMap<*const OpSpec, Vec<&'a Compiled>>;
@@ -55,10 +59,10 @@ pub(super) fn apply(
         sweep.refused = std::mem::take(&mut refused);
         let hits = sweep.run(rules, environment.until)?;
         refused = std::mem::take(&mut sweep.refused);
-        sweep.finish()?;
         if hits == 0 {
             return Ok(changed);
         }
+        sweep.finish()?;
         changed = true;
     }
     tracing::warn!("the rewrite rules still find something after {MOST_SWEEPS} sweeps");
@@ -77,8 +81,8 @@ struct Sweep<'g> {
     /// Where each node stands: new nodes stand where their match's root stood.
     places: Vec<usize>,
     dead: Vec<bool>,
-    /// Values that others stand for now.
-    aliases: FxHashMap<ValueId, ValueId>,
+    /// For each value the one that stands for it now.
+    aliases: Vec<Option<ValueId>>,
     /// Rules whose result did not fit, with the node.
     refused: FxHashSet<(&'static str, Arc<str>)>,
 }
@@ -96,7 +100,7 @@ impl<'g> Sweep<'g> {
             is_output: vec![false; graph.value_count()],
             places: (0..graph.nodes.len()).collect(),
             dead: vec![false; graph.nodes.len()],
-            aliases: FxHashMap::default(),
+            aliases: Vec::new(),
             refused: FxHashSet::default(),
             graph,
             optimizer,
@@ -120,7 +124,9 @@ impl<'g> Sweep<'g> {
     fn run(&mut self, rules: &Index<'_>, until: Option<Instant>) -> Result<usize> {
         let mut hits = 0;
         for index in 0..self.graph.nodes.len() {
-            check_deadline(until, "optimizing")?;
+            if index % NODES_A_LOOK == 0 {
+                check_deadline(until, "optimizing")?;
+            }
             let mut visits = vec![NodeId(index as u32)];
             // A rule may apply to what another made; a bound keeps two that undo each other from going on for ever.
             for _ in 0..MOST_SWEEPS {
@@ -150,7 +156,8 @@ impl<'g> Sweep<'g> {
         let inputs = || node.inputs.iter().flatten();
         let before = inputs().filter_map(producer).filter_map(|id| self.graph.nodes.get(id.index()));
         let before: SmallVec<[&'static OpSpec; 4]> = before.map(|node| node.spec).collect();
-        let has_constant = inputs().any(|id| self.graph.constants.contains_key(id));
+        let is_constant = |id: &ValueId| producer(id).is_none() && self.graph.constants.contains_key(id);
+        let has_constant = inputs().any(is_constant);
         for compiled in candidates.iter().filter(|compiled| compiled.may_match(&before, has_constant)) {
             let Some(pattern) = compiled.pattern.root() else { continue };
             for orientation in 0..1u32 << compiled.swaps {
@@ -192,11 +199,32 @@ impl<'g> Sweep<'g> {
 
     /// Puts the right side of a rule in the place of a match, if it fits.
     fn replace(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<bool> {
-        let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(false) };
+        let Some(node) = self.graph.nodes.get(root.index()) else { return Ok(false) };
         let key = (compiled.rule.name, node.name.clone());
         if self.refused.contains(&key) {
             return Ok(false);
         }
+        let fits = match &compiled.template {
+            Some(Term::Value { name, .. }) => {
+                let value = found.value(name);
+                value.is_some_and(|value| self.alias(root, &[value]))
+            }
+            _ => self.replace_by_nodes(compiled, found, root)?,
+        };
+        if !fits {
+            self.refused.insert(key);
+            return Ok(false);
+        }
+        self.report.count(compiled.rule.name);
+        let (rule, number) = (compiled.rule.name, self.report.total());
+        tracing::trace!(rule, node = &*key.1, number, "rewritten");
+        self.kill(root);
+        Ok(true)
+    }
+
+    /// Builds the right side of a rule; what it makes must take the place of the root, or values that exist stand for it.
+    fn replace_by_nodes(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<bool> {
+        let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(false) };
         let mut patch = Patch::new(self.graph, found, &node);
         let values = match (&compiled.template, compiled.rule.then) {
             (Some(template), _) => patch.build(template)?.map(|value| vec![value]),
@@ -209,30 +237,16 @@ impl<'g> Sweep<'g> {
             return Ok(false);
         }
         let made = patch.draft.emitted_values();
-        let fits = if values.iter().all(|value| made.contains(value)) {
+        if values.iter().all(|value| made.contains(value)) {
             patch.draft.replace(&values)?;
             let nodes = patch.draft.finish()?;
             let matched = found.nodes.iter().filter_map(|id| self.graph.nodes.get(id.index()));
             let device = matched.filter_map(|node| (self.first_claim)(self.graph, node)).min();
-            self.accept(&node, nodes, root, device)?
-        } else {
-            let none_made = made.is_empty();
-            drop(patch);
-            none_made && self.alias(&node, &values)
-        };
-        if !fits {
-            self.refused.insert(key);
-            return Ok(false);
+            return self.accept(&node, nodes, root, device);
         }
-        self.report.count(compiled.rule.name);
-        tracing::trace!(
-            rule = compiled.rule.name,
-            node = &*node.name,
-            number = self.report.total(),
-            "rewritten"
-        );
-        self.kill(root);
-        Ok(true)
+        let none_made = made.is_empty();
+        drop(patch);
+        Ok(none_made && self.alias(root, &values))
     }
 
     /// Adds the nodes that take a root's place, unless their outputs contradict it or they would not run on its device.
@@ -296,19 +310,24 @@ impl<'g> Sweep<'g> {
 
     /// Lets values that exist stand for a root's outputs. An output of the graph keeps its name, so only a value that a
     /// node computes, and that is no output itself, can stand for it.
-    fn alias(&mut self, old: &Node, values: &[ValueId]) -> bool {
+    fn alias(&mut self, root: NodeId, values: &[ValueId]) -> bool {
+        let Some(old) = self.graph.nodes.get(root.index()) else { return false };
+        let wanted = old.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        if values.len() < wanted {
+            return false;
+        }
         let pairs = || old.outputs.iter().zip(values).filter_map(|(old, new)| old.map(|old| (old, *new)));
         let is_output = |id: ValueId| self.is_output.get(id.index()).copied().unwrap_or(true);
         let fits = pairs().all(|(old, new)| {
             let computed = self.producers.get(new.index()).copied().flatten().is_some();
             let nameable = !is_output(old) || (computed && !is_output(new));
-            let mut info = self.graph.value(new).clone();
-            nameable && refine(&mut info, self.graph.value(old))
+            let (new, old) = (self.graph.value(new), self.graph.value(old));
+            nameable && (new.ty == old.ty || refine(&mut new.clone(), old))
         });
         if !fits {
             return false;
         }
-        let pairs: Vec<(ValueId, ValueId)> = pairs().collect();
+        let pairs: SmallVec<[(ValueId, ValueId); 2]> = pairs().collect();
         for (old, new) in pairs {
             if self.is_output.get(old.index()).copied().unwrap_or(false) {
                 self.stand_for_output(old, new);
@@ -317,7 +336,8 @@ impl<'g> Sweep<'g> {
             if let Some(reads) = self.reads.get_mut(new.index()) {
                 *reads += moved;
             }
-            self.aliases.insert(old, new);
+            self.aliases.resize(self.graph.value_count(), None);
+            self.aliases.iter_mut().skip(old.index()).take(1).for_each(|alias| *alias = Some(new));
         }
         true
     }
@@ -342,8 +362,8 @@ impl<'g> Sweep<'g> {
         }
         let aliases = &self.aliases;
         let resolved = |mut value: ValueId| {
-            while let Some(next) = aliases.get(&value) {
-                value = *next;
+            while let Some(next) = aliases.get(value.index()).copied().flatten() {
+                value = next;
             }
             value
         };
@@ -359,7 +379,7 @@ impl<'g> Sweep<'g> {
         while let Some(id) = doomed.pop() {
             let Some(dead) = self.dead.get_mut(id.index()).filter(|dead| !**dead) else { continue };
             *dead = true;
-            let reads: Vec<ValueId> = match self.graph.nodes.get(id.index()) {
+            let reads: SmallVec<[ValueId; 4]> = match self.graph.nodes.get(id.index()) {
                 Some(node) => node.reads().collect(),
                 None => continue,
             };

@@ -86,6 +86,11 @@ impl Report {
         self.hits.iter().map(|(_, count)| count).sum()
     }
 
+    /// How many nodes went away for other reasons than a rule.
+    fn without_rules(&self) -> usize {
+        self.folded + self.common + self.unread
+    }
+
     fn count(&mut self, rule: &'static str) {
         match self.hits.binary_search_by_key(&rule, |(name, _)| *name) {
             Ok(index) => self.hits.iter_mut().skip(index).take(1).for_each(|(_, count)| *count += 1),
@@ -187,15 +192,18 @@ impl Driver<'_> {
     /// Folds constants of up to `most` bytes and applies rules, until neither finds anything.
     fn apply_all(&mut self, graph: &mut Graph, optimizer: &Optimizer, most: usize) -> Result<()> {
         let index = driver::index(compiled()?, optimizer);
+        fold::known_values(graph, self.report)?;
         for _ in 0..MOST_ROUNDS {
-            fold::known_values(graph, self.report)?;
-            let mut changed = driver::apply(graph, &index, optimizer, self.environment, self.report)?;
-            changed |= fold::constants(graph, self.environment.evaluate, most, self.report)?;
-            if changed || most == fold::SMALL {
+            let rewritten = driver::apply(graph, &index, optimizer, self.environment, self.report)?;
+            let before = self.report.without_rules();
+            let folded = fold::constants(graph, self.environment.evaluate, most, self.report)?;
+            if rewritten || folded || most == fold::SMALL {
                 common::merge(graph, self.report);
                 eliminate::unread(graph, self.report);
+                fold::known_values(graph, self.report)?;
             }
-            if !changed {
+            // No rule applies any more, unless something else has changed since.
+            if self.report.without_rules() == before {
                 break;
             }
         }

@@ -29,7 +29,7 @@ rules! { "algebra", Basic;
     /// Two negations.
     neg_neg: "Neg(Neg(x))" => Template("x"), ["x=f32[2,3]"], keep true;
     /// Rectifying twice.
-    relu_relu: "Relu(r@Relu(x))" => Template("Relu(x)"), ["x=f32[2,3]"], keep true;
+    relu_relu: "Relu(r@Relu(x))" => Template("r"), ["x=f32[2,3]"], keep true;
     /// A transposition that moves nothing.
     transpose_nothing: "t@Transpose(x)" if moves_nothing => Template("x"), ["x=f32[2,3] t.perm=[0,1]"], keep true;
     /// Two transpositions are one.

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use super::program::BuildCx;
 use super::{Model, Program, Session};
-use crate::ep::{Device, NodeView, Precision, ProviderOptions, lower_domain, provider};
+use crate::ep::{Device, NodeView, Precision, ProviderOptions, lower_all_but, provider};
 use crate::ir::{Graph, Node};
+use crate::ops::fused::is_in_onnx_runtime;
 use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
-use crate::spec::RUNTIME;
 use crate::tensor::Tensor;
 use crate::{Limits, Result, Within, ensure};
 
@@ -105,13 +105,13 @@ impl SessionBuilder {
         self
     }
 
-    /// The graph as it would be compiled, and what was rewritten. Operators of our own ([`crate::spec::RUNTIME`]) are
-    /// taken apart again, so that it can be saved for any runtime.
+    /// The graph as it would be compiled, and what was rewritten. What ONNX Runtime has no operator
+    /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
         let (graph, report) = self.rewritten(&devices, self.limits.until())?;
         let mut graph = Arc::unwrap_or_clone(graph);
-        lower_domain(&mut graph, RUNTIME)?;
+        lower_all_but(&mut graph, is_in_onnx_runtime)?;
         Ok((graph, report))
     }
 

@@ -53,6 +53,8 @@ pub struct OpSpec {
     pub domain: &'static str,
     /// The operator's name in ONNX.
     pub name: &'static str,
+    /// The opset version in which the operator appeared.
+    pub first: i64,
     /// The opset version in which its canonical form appeared.
     pub since: i64,
     /// Inputs in order.
@@ -88,6 +90,7 @@ pub type ScalarFn = fn(&crate::ir::Attributes) -> Result<ScalarExpr>;
 pub const OP: OpSpec = OpSpec {
     domain: ONNX,
     name: "",
+    first: 1,
     since: 1,
     inputs: &[],
     outputs: &[],

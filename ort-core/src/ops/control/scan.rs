@@ -15,6 +15,7 @@ use crate::{Result, ensure, error};
 static SCAN: OpSpec = OpSpec {
     name: "Scan",
     since: 25,
+    first: 8,
     inputs: &[many_mixed("initial_state_and_scan_inputs", "V", 1)],
     outputs: &[many_mixed("final_state_and_scan_outputs", "V", 1)],
     types: &[var("V", TypeSet::ALL_TENSOR_IR13)],

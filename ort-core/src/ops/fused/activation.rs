@@ -16,30 +16,36 @@ struct Row {
     parameters: &'static [&'static str],
     /// Attributes of the operator that the name stands for.
     fixed: &'static [(&'static str, &'static str)],
+    /// Whether ONNX Runtime's `FusedConv` has it, too.
+    in_onnx_runtime: bool,
 }
 
 const fn row(name: &'static str, parameters: &'static [&'static str]) -> Row {
-    Row { name, op: name, parameters, fixed: &[] }
+    Row { name, op: name, parameters, fixed: &[], in_onnx_runtime: false }
+}
+
+const fn shared(name: &'static str, parameters: &'static [&'static str]) -> Row {
+    Row { in_onnx_runtime: true, ..row(name, parameters) }
 }
 
 /// Those that ONNX Runtime fuses, and more.
 const ROWS: &[Row] = &[
     row("Celu", &["alpha"]),
-    row("Clip", &["min", "max"]),
+    shared("Clip", &["min", "max"]),
     row("Elu", &["alpha"]),
     Row { op: "Gelu", fixed: &[("approximate", "tanh")], ..row("FastGelu", &[]) },
     row("Gelu", &[]),
-    row("HardSigmoid", &["alpha", "beta"]),
-    row("HardSwish", &[]),
-    row("LeakyRelu", &["alpha"]),
+    shared("HardSigmoid", &["alpha", "beta"]),
+    shared("HardSwish", &[]),
+    shared("LeakyRelu", &["alpha"]),
     row("Mish", &[]),
-    row("Relu", &[]),
+    shared("Relu", &[]),
     row("Selu", &["alpha", "gamma"]),
-    row("Sigmoid", &[]),
+    shared("Sigmoid", &[]),
     row("Softplus", &[]),
     row("Softsign", &[]),
     row("Swish", &["alpha"]),
-    row("Tanh", &[]),
+    shared("Tanh", &[]),
     row("ThresholdedRelu", &["alpha"]),
 ];
 
@@ -125,6 +131,11 @@ impl Activation {
             attrs.push(("activation_params", Attribute::Floats(self.values.to_vec())));
         }
         attrs
+    }
+
+    /// Whether ONNX Runtime's `FusedConv` has the activation, too.
+    pub fn is_in_onnx_runtime(&self) -> bool {
+        ROWS.iter().any(|row| row.name == self.name && row.in_onnx_runtime)
     }
 
     /// A parameter by its name.

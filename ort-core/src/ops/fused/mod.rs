@@ -4,3 +4,18 @@
 pub mod activation;
 mod elementwise;
 mod matmul;
+
+use crate::ir::Node;
+use crate::spec::{MICROSOFT, RUNTIME};
+use activation::Activation;
+
+/// Whether ONNX Runtime has the operator of a node that a rewrite made: it has none of the runtime's own, and does not
+/// end convolutions with all of the activations.
+pub(crate) fn is_in_onnx_runtime(node: &Node) -> bool {
+    match (node.spec.domain, node.spec.name) {
+        (RUNTIME, _) => false,
+        (MICROSOFT, "FusedConv") => Activation::of_attributes(&node.attrs)
+            .is_ok_and(|activation| activation.is_none_or(|activation| activation.is_in_onnx_runtime())),
+        _ => true,
+    }
+}

@@ -26,6 +26,7 @@ static MATMUL: OpSpec = OpSpec {
 static MATMUL_INTEGER: OpSpec = OpSpec {
     name: "MatMulInteger",
     since: 10,
+    first: 10,
     inputs: &[one("A", "T1"), one("B", "T2"), opt("a_zero_point", "T1"), opt("b_zero_point", "T2")],
     outputs: &[one("Y", "T3")],
     types: &[var("T1", BYTES), var("T2", BYTES), var("T3", TypeSet::of(&[DType::I32]))],
@@ -37,6 +38,7 @@ static MATMUL_INTEGER: OpSpec = OpSpec {
 static QLINEAR_MATMUL: OpSpec = OpSpec {
     name: "QLinearMatMul",
     since: 21,
+    first: 10,
     inputs: &[
         one("a", "T1"),
         one("a_scale", "TS"),

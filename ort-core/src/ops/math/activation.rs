@@ -36,6 +36,7 @@ static SELU: OpSpec = OpSpec {
 static CELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
     upgrades: &[],
+    first: 12,
     ..unary("Celu", 28, |attrs| {
         let alpha = attrs.float("alpha")?;
         Ok(below_zero((x() / alpha).apply(UnaryFn::Expm1) * alpha))
@@ -45,6 +46,7 @@ static CELU: OpSpec = OpSpec {
 static THRESHOLDED_RELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
     upgrades: &[],
+    first: 10,
     ..unary("ThresholdedRelu", 22, |attrs| {
         let above = number(f64::from(attrs.float("alpha")?)).less(x());
         Ok(ScalarExpr::select(above, x(), number(0.0)))
@@ -60,6 +62,7 @@ static HARD_SIGMOID: OpSpec = OpSpec {
 
 static HARD_SWISH: OpSpec = OpSpec {
     upgrades: &[],
+    first: 14,
     ..unary("HardSwish", 22, |_| Ok(x() * (x() * (1.0 / 6.0) + 0.5).max(0.0).min(1.0)))
 };
 
@@ -75,18 +78,20 @@ static SOFTSIGN: OpSpec = OpSpec {
 };
 
 static MISH: OpSpec =
-    OpSpec { upgrades: &[], ..unary("Mish", 22, |_| Ok(x() * softplus().apply(UnaryFn::Tanh))) };
+    OpSpec { upgrades: &[], first: 18, ..unary("Mish", 22, |_| Ok(x() * softplus().apply(UnaryFn::Tanh))) };
 
 static GELU: OpSpec = OpSpec {
     attrs: &[attr::string("approximate", "none")],
     infer: infer_gelu,
     upgrades: &[],
+    first: 20,
     ..unary("Gelu", 20, gelu)
 };
 
 static SWISH: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
     upgrades: &[],
+    first: 24,
     ..unary("Swish", 24, |attrs| Ok(swish(attrs.float("alpha")?)))
 };
 
@@ -96,6 +101,7 @@ static SWIGLU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 1.0)],
     infer: infer_swiglu,
     upgrades: &[],
+    first: 28,
     ..unary("SwiGLU", 28, |attrs| Ok(swish(attrs.float("alpha")?) * y()))
 };
 
@@ -113,6 +119,7 @@ static SHRINK: OpSpec = OpSpec {
     types: &[var("T", TypeSet::INTEGERS.union(TypeSet::IEEE_FLOATS))],
     attrs: &[attr::float("bias", 0.0), attr::float("lambd", 0.5)],
     upgrades: &[],
+    first: 9,
     ..unary("Shrink", 9, |attrs| {
         let (bias, lambda) = (attrs.float("bias")?, attrs.float("lambd")?);
         let high = ScalarExpr::select(number(f64::from(lambda)).less(x()), x() - bias, number(0.0));

@@ -40,6 +40,7 @@ static MOD: OpSpec = OpSpec {
         let function = if attrs.flag("fmod")? { BinaryFn::Fmod } else { BinaryFn::Mod };
         Ok(ScalarExpr::binary(function, x(), y()))
     }),
+    first: 10,
     ..binary("Mod", 28, NUMERIC)
 };
 static POW: OpSpec = OpSpec {

@@ -10,6 +10,7 @@ use super::shared::{INTEGERS, SEMIRING, X, Y, binary, broadcast, same_shape};
 static BITWISE_NOT: OpSpec = OpSpec {
     name: "BitwiseNot",
     since: 18,
+    first: 18,
     inputs: X,
     outputs: Y,
     types: INTEGERS,
@@ -17,15 +18,19 @@ static BITWISE_NOT: OpSpec = OpSpec {
     infer: same_shape,
     ..OP
 };
-static BITWISE_AND: OpSpec = OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseAnd", 18, INTEGERS) };
-static BITWISE_OR: OpSpec = OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseOr", 18, INTEGERS) };
-static BITWISE_XOR: OpSpec = OpSpec { traits: SEMIRING, upgrades: &[], ..binary("BitwiseXor", 18, INTEGERS) };
+static BITWISE_AND: OpSpec =
+    OpSpec { traits: SEMIRING, upgrades: &[], first: 18, ..binary("BitwiseAnd", 18, INTEGERS) };
+static BITWISE_OR: OpSpec =
+    OpSpec { traits: SEMIRING, upgrades: &[], first: 18, ..binary("BitwiseOr", 18, INTEGERS) };
+static BITWISE_XOR: OpSpec =
+    OpSpec { traits: SEMIRING, upgrades: &[], first: 18, ..binary("BitwiseXor", 18, INTEGERS) };
 static BIT_SHIFT: OpSpec = OpSpec {
     inputs: &[one("X", "T"), one("Y", "T")],
     outputs: &[one("Z", "T")],
     attrs: &[attr::required("direction", AttrKind::String)],
     infer: infer_shift,
     upgrades: &[],
+    first: 11,
     ..binary("BitShift", 28, INTEGERS)
 };
 

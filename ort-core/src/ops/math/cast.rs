@@ -34,6 +34,7 @@ static CAST: OpSpec = OpSpec {
 static CAST_LIKE: OpSpec = OpSpec {
     name: "CastLike",
     since: 25,
+    first: 15,
     inputs: &[one("input", "T1"), one("target_type", "T2")],
     outputs: &[one("output", "T2")],
     types: &[var("T1", WITHOUT_COMPLEX), var("T2", WITHOUT_COMPLEX)],
@@ -48,6 +49,7 @@ static CAST_LIKE: OpSpec = OpSpec {
 static BIT_CAST: OpSpec = OpSpec {
     name: "BitCast",
     since: 26,
+    first: 26,
     inputs: &[one("input", "T1")],
     outputs: &[one("output", "T2")],
     types: &[var("T1", REINTERPRETABLE), var("T2", REINTERPRETABLE)],

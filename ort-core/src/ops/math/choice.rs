@@ -16,6 +16,7 @@ use super::symbolic;
 static WHERE: OpSpec = OpSpec {
     name: "Where",
     since: 16,
+    first: 9,
     inputs: &[one("condition", "B"), one("X", "T"), one("Y", "T")],
     outputs: OUTPUT,
     types: &[var("B", TypeSet::of(&[DType::Bool])), var("T", TypeSet::ALL_TENSOR)],

@@ -35,11 +35,13 @@ static GREATER: OpSpec = OpSpec {
 static LESS_OR_EQUAL: OpSpec = OpSpec {
     infer: |cx| compare(cx, symbolic::less_or_equal),
     scalar: Some(|_| Ok(ScalarExpr::binary(BinaryFn::LessOrEqual, x(), y()))),
+    first: 12,
     ..comparison("LessOrEqual", 16, &[])
 };
 static GREATER_OR_EQUAL: OpSpec = OpSpec {
     infer: |cx| compare(cx, |a, b| symbolic::less_or_equal(b, a)),
     scalar: Some(|_| Ok(ScalarExpr::binary(BinaryFn::LessOrEqual, y(), x()))),
+    first: 12,
     ..comparison("GreaterOrEqual", 16, &[])
 };
 

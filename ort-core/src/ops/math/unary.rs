@@ -12,31 +12,36 @@ static ABS: OpSpec =
     OpSpec { types: NUMERIC, infer: infer_abs, ..unary("Abs", 13, |_| Ok(x().apply(UnaryFn::Abs))) };
 static NEG: OpSpec =
     OpSpec { types: SIGNED, infer: infer_neg, ..unary("Neg", 13, |_| Ok(x().apply(UnaryFn::Neg))) };
-static SIGN: OpSpec =
-    OpSpec { types: NUMERIC, infer: infer_sign, ..named("Sign", 13, |_| Ok(x().apply(UnaryFn::Sign))) };
+static SIGN: OpSpec = OpSpec {
+    types: NUMERIC,
+    infer: infer_sign,
+    first: 9,
+    ..named("Sign", 13, |_| Ok(x().apply(UnaryFn::Sign)))
+};
 static FLOOR: OpSpec = unary("Floor", 13, |_| Ok(x().apply(UnaryFn::Floor)));
 static CEIL: OpSpec = unary("Ceil", 13, |_| Ok(x().apply(UnaryFn::Ceil)));
-static ROUND: OpSpec = unary("Round", 22, |_| Ok(x().apply(UnaryFn::RoundHalfEven)));
+static ROUND: OpSpec = OpSpec { first: 11, ..unary("Round", 22, |_| Ok(x().apply(UnaryFn::RoundHalfEven))) };
 static RECIPROCAL: OpSpec = unary("Reciprocal", 13, |_| Ok(x().apply(UnaryFn::Reciprocal)));
 static SQRT: OpSpec = unary("Sqrt", 13, |_| Ok(x().apply(UnaryFn::Sqrt)));
 static EXP: OpSpec = named("Exp", 13, |_| Ok(x().apply(UnaryFn::Exp)));
 static LOG: OpSpec = named("Log", 13, |_| Ok(x().apply(UnaryFn::Log)));
 static ERF: OpSpec = OpSpec {
     upgrades: &[Upgrade { before: 13, apply: legacy::integers_as_floats }],
+    first: 9,
     ..named("Erf", 13, |_| Ok(x().apply(UnaryFn::Erf)))
 };
-static SIN: OpSpec = named("Sin", 22, |_| Ok(x().apply(UnaryFn::Sin)));
-static COS: OpSpec = named("Cos", 22, |_| Ok(x().apply(UnaryFn::Cos)));
-static TAN: OpSpec = named("Tan", 22, |_| Ok(x().apply(UnaryFn::Tan)));
-static ASIN: OpSpec = named("Asin", 22, |_| Ok(x().apply(UnaryFn::Asin)));
-static ACOS: OpSpec = named("Acos", 22, |_| Ok(x().apply(UnaryFn::Acos)));
-static ATAN: OpSpec = named("Atan", 22, |_| Ok(x().apply(UnaryFn::Atan)));
-static SINH: OpSpec = named("Sinh", 22, |_| Ok(x().apply(UnaryFn::Sinh)));
-static COSH: OpSpec = named("Cosh", 22, |_| Ok(x().apply(UnaryFn::Cosh)));
+static SIN: OpSpec = OpSpec { first: 7, ..named("Sin", 22, |_| Ok(x().apply(UnaryFn::Sin))) };
+static COS: OpSpec = OpSpec { first: 7, ..named("Cos", 22, |_| Ok(x().apply(UnaryFn::Cos))) };
+static TAN: OpSpec = OpSpec { first: 7, ..named("Tan", 22, |_| Ok(x().apply(UnaryFn::Tan))) };
+static ASIN: OpSpec = OpSpec { first: 7, ..named("Asin", 22, |_| Ok(x().apply(UnaryFn::Asin))) };
+static ACOS: OpSpec = OpSpec { first: 7, ..named("Acos", 22, |_| Ok(x().apply(UnaryFn::Acos))) };
+static ATAN: OpSpec = OpSpec { first: 7, ..named("Atan", 22, |_| Ok(x().apply(UnaryFn::Atan))) };
+static SINH: OpSpec = OpSpec { first: 9, ..named("Sinh", 22, |_| Ok(x().apply(UnaryFn::Sinh))) };
+static COSH: OpSpec = OpSpec { first: 9, ..named("Cosh", 22, |_| Ok(x().apply(UnaryFn::Cosh))) };
 static TANH: OpSpec = named("Tanh", 13, |_| Ok(x().apply(UnaryFn::Tanh)));
-static ASINH: OpSpec = named("Asinh", 22, |_| Ok(x().apply(UnaryFn::Asinh)));
-static ACOSH: OpSpec = named("Acosh", 22, |_| Ok(x().apply(UnaryFn::Acosh)));
-static ATANH: OpSpec = named("Atanh", 22, |_| Ok(x().apply(UnaryFn::Atanh)));
+static ASINH: OpSpec = OpSpec { first: 9, ..named("Asinh", 22, |_| Ok(x().apply(UnaryFn::Asinh))) };
+static ACOSH: OpSpec = OpSpec { first: 9, ..named("Acosh", 22, |_| Ok(x().apply(UnaryFn::Acosh))) };
+static ATANH: OpSpec = OpSpec { first: 9, ..named("Atanh", 22, |_| Ok(x().apply(UnaryFn::Atanh))) };
 
 /// Floats that can be infinite or no number, to booleans.
 const CLASSIFIED: &[TypeVar] =
@@ -47,6 +52,7 @@ static IS_NAN: OpSpec = OpSpec {
     outputs: &[one("Y", "T2")],
     types: CLASSIFIED,
     upgrades: &[],
+    first: 9,
     ..unary("IsNaN", 20, |_| Ok(x().apply(UnaryFn::IsNan)))
 };
 static IS_INF: OpSpec = OpSpec {
@@ -56,6 +62,7 @@ static IS_INF: OpSpec = OpSpec {
     attrs: &[attr::int("detect_negative", 1), attr::int("detect_positive", 1)],
     upgrades: &[],
     scalar: None,
+    first: 10,
     ..unary("IsInf", 20, |_| Ok(x()))
 };
 

@@ -10,6 +10,7 @@ static TREE_ENSEMBLE: OpSpec = OpSpec {
     domain: ONNX_ML,
     name: "TreeEnsemble",
     since: 5,
+    first: 5,
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::IEEE_FLOATS)],

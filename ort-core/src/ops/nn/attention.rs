@@ -10,6 +10,7 @@ use crate::{Result, ensure, error};
 static ATTENTION: OpSpec = OpSpec {
     name: "Attention",
     since: 25,
+    first: 23,
     inputs: &[
         one("Q", "T1"),
         one("K", "T1"),

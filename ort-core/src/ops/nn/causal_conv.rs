@@ -8,6 +8,7 @@ use crate::{Result, error};
 static CAUSAL_CONV_WITH_STATE: OpSpec = OpSpec {
     name: "CausalConvWithState",
     since: 27,
+    first: 27,
     inputs: &[one("input", "T"), one("weight", "T"), opt("bias", "T"), opt("past_state", "T")],
     outputs: &[one("output", "T"), one("present_state", "T")],
     types: &[var("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16]))],

@@ -34,6 +34,7 @@ static CONV: OpSpec = OpSpec {
 static CONV_INTEGER: OpSpec = OpSpec {
     name: "ConvInteger",
     since: 10,
+    first: 10,
     inputs: &[one("x", "T1"), one("w", "T2"), opt("x_zero_point", "T1"), opt("w_zero_point", "T2")],
     outputs: &[one("y", "T3")],
     types: &[var("T1", BYTES), var("T2", BYTES), var("T3", INT32)],
@@ -46,6 +47,7 @@ static CONV_INTEGER: OpSpec = OpSpec {
 static QLINEAR_CONV: OpSpec = OpSpec {
     name: "QLinearConv",
     since: 10,
+    first: 10,
     inputs: &[
         one("x", "T1"),
         one("x_scale", "tensor(float)"),

@@ -10,6 +10,7 @@ use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
 static DEFORM_CONV: OpSpec = OpSpec {
     name: "DeformConv",
     since: 22,
+    first: 19,
     inputs: &[one("X", "T"), one("W", "T"), one("offset", "T"), opt("B", "T"), opt("mask", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],

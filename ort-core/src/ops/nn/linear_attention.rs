@@ -11,6 +11,7 @@ const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 static LINEAR_ATTENTION: OpSpec = OpSpec {
     name: "LinearAttention",
     since: 27,
+    first: 27,
     inputs: &[
         one("query", "T"),
         one("key", "T"),

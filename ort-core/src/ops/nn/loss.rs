@@ -17,6 +17,7 @@ const LOSS: OpSpec = OpSpec {
 static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpSpec = OpSpec {
     name: "NegativeLogLikelihoodLoss",
     since: 22,
+    first: 12,
     inputs: &[one("input", "T"), one("target", "Tind"), opt("weight", "T")],
     outputs: &[one("loss", "T")],
     ..LOSS
@@ -25,6 +26,7 @@ static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpSpec = OpSpec {
 static SOFTMAX_CROSS_ENTROPY_LOSS: OpSpec = OpSpec {
     name: "SoftmaxCrossEntropyLoss",
     since: 13,
+    first: 12,
     inputs: &[one("scores", "T"), one("labels", "Tind"), opt("weights", "T")],
     outputs: &[one("output", "T"), opt("log_prob", "T")],
     ..LOSS

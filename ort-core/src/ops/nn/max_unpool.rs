@@ -10,6 +10,7 @@ use crate::{Result, ensure};
 static MAX_UNPOOL: OpSpec = OpSpec {
     name: "MaxUnpool",
     since: 22,
+    first: 9,
     inputs: &[one("X", "T1"), one("I", "T2"), opt("output_shape", "T2").host()],
     outputs: &[one("output", "T1")],
     types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I64]))],

@@ -14,6 +14,7 @@ const EPSILON: f32 = 1e-5;
 static LAYER_NORMALIZATION: OpSpec = OpSpec {
     name: "LayerNormalization",
     since: 17,
+    first: 17,
     inputs: &[one("X", "T"), one("Scale", "T"), opt("B", "T")],
     outputs: &[one("Y", "T"), opt("Mean", "U"), opt("InvStdDev", "U")],
     types: &[var("T", TypeSet::FLOATS), var("U", TypeSet::of(&[DType::F32, DType::BF16]))],
@@ -25,6 +26,7 @@ static LAYER_NORMALIZATION: OpSpec = OpSpec {
 static RMS_NORMALIZATION: OpSpec = OpSpec {
     name: "RMSNormalization",
     since: 23,
+    first: 23,
     inputs: &[one("X", "T"), one("scale", "V")],
     outputs: &[one("Y", "V")],
     types: &[var("T", TypeSet::FLOATS), var("V", TypeSet::FLOATS)],
@@ -48,6 +50,7 @@ static INSTANCE_NORMALIZATION: OpSpec = OpSpec {
 static GROUP_NORMALIZATION: OpSpec = OpSpec {
     name: "GroupNormalization",
     since: 21,
+    first: 21,
     inputs: &[one("X", "T"), one("scale", "T"), one("bias", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],
@@ -64,6 +67,7 @@ static GROUP_NORMALIZATION: OpSpec = OpSpec {
 static MEAN_VARIANCE_NORMALIZATION: OpSpec = OpSpec {
     name: "MeanVarianceNormalization",
     since: 13,
+    first: 9,
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],

@@ -8,6 +8,7 @@ use crate::{Result, ensure};
 static ROTARY_EMBEDDING: OpSpec = OpSpec {
     name: "RotaryEmbedding",
     since: 23,
+    first: 23,
     inputs: &[one("X", "T"), one("cos_cache", "T"), one("sin_cache", "T"), opt("position_ids", "M")],
     outputs: &[one("Y", "T")],
     types: &[

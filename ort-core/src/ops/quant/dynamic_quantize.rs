@@ -8,6 +8,7 @@ use crate::spec::{InferCx, OP, OpSpec, one, var};
 static DYNAMIC_QUANTIZE_LINEAR: OpSpec = OpSpec {
     name: "DynamicQuantizeLinear",
     since: 11,
+    first: 11,
     inputs: &[one("x", "T1")],
     outputs: &[one("y", "T2"), one("y_scale", "tensor(float)"), one("y_zero_point", "T2")],
     types: &[var("T1", TypeSet::of(&[DType::F32])), var("T2", TypeSet::of(&[DType::U8]))],

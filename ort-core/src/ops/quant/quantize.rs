@@ -21,6 +21,7 @@ const INT32: TypeSet = TypeSet::of(&[DType::I32]);
 static QUANTIZE_LINEAR: OpSpec = OpSpec {
     name: "QuantizeLinear",
     since: 28,
+    first: 10,
     inputs: &[one("x", "T1"), one("y_scale", "T2"), opt("y_zero_point", "T3")],
     outputs: &[one("y", "T3")],
     types: &[var("T1", FLOATS.union(INT32)), var("T2", SCALES.union(INT32)), var("T3", CODES)],
@@ -38,6 +39,7 @@ static QUANTIZE_LINEAR: OpSpec = OpSpec {
 static DEQUANTIZE_LINEAR: OpSpec = OpSpec {
     name: "DequantizeLinear",
     since: 28,
+    first: 10,
     inputs: &[one("x", "T1"), one("x_scale", "T2"), opt("x_zero_point", "T1")],
     outputs: &[one("y", "T3")],
     types: &[var("T1", CODES.union(INT32)), var("T2", SCALES), var("T3", FLOATS)],

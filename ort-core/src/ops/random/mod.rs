@@ -68,6 +68,7 @@ static RANDOM_UNIFORM_LIKE: OpSpec = OpSpec {
 
 static BERNOULLI: OpSpec = OpSpec {
     name: "Bernoulli",
+    first: 15,
     inputs: LIKE_INPUTS,
     outputs: &[one("output", "T2")],
     types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool])))],
@@ -78,6 +79,7 @@ static BERNOULLI: OpSpec = OpSpec {
 
 static MULTINOMIAL: OpSpec = OpSpec {
     name: "Multinomial",
+    first: 7,
     inputs: LIKE_INPUTS,
     outputs: &[one("output", "T2")],
     types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I32, DType::I64]))],

@@ -15,8 +15,8 @@ const CUMULATIVE: OpSpec = OpSpec {
     ..OP
 };
 
-static CUM_SUM: OpSpec = OpSpec { name: "CumSum", since: 14, ..CUMULATIVE };
-static CUM_PROD: OpSpec = OpSpec { name: "CumProd", since: 26, ..CUMULATIVE };
+static CUM_SUM: OpSpec = OpSpec { name: "CumSum", first: 11, since: 14, ..CUMULATIVE };
+static CUM_PROD: OpSpec = OpSpec { name: "CumProd", first: 26, since: 26, ..CUMULATIVE };
 
 ops![CUM_SUM, CUM_PROD];
 

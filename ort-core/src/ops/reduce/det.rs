@@ -8,6 +8,7 @@ use crate::{Result, ensure};
 static DET: OpSpec = OpSpec {
     name: "Det",
     since: 22,
+    first: 11,
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],

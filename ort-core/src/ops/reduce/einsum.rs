@@ -11,6 +11,7 @@ use crate::{Result, ensure, error};
 static EINSUM: OpSpec = OpSpec {
     name: "Einsum",
     since: 28,
+    first: 12,
     inputs: &[many("Inputs", "T", 1)],
     outputs: &[one("Output", "T")],
     types: &[var("T", TypeSet::NUMERIC)],

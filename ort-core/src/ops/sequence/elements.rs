@@ -12,6 +12,7 @@ use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, many, one, opt, var};
 static SEQUENCE_CONSTRUCT: OpSpec = OpSpec {
     name: "SequenceConstruct",
     since: 11,
+    first: 11,
     inputs: &[many("inputs", "T", 1)],
     outputs: &[one("output_sequence", "S")],
     types: &[var("T", CONTAINED), S],
@@ -29,6 +30,7 @@ static SEQUENCE_CONSTRUCT: OpSpec = OpSpec {
 static SEQUENCE_EMPTY: OpSpec = OpSpec {
     name: "SequenceEmpty",
     since: 11,
+    first: 11,
     outputs: &[one("output", "S")],
     types: &[S],
     attrs: &[attr::optional("dtype", AttrKind::Int)],
@@ -45,6 +47,7 @@ static SEQUENCE_EMPTY: OpSpec = OpSpec {
 static SEQUENCE_AT: OpSpec = OpSpec {
     name: "SequenceAt",
     since: 11,
+    first: 11,
     inputs: &[one("input_sequence", "S"), one("position", "I")],
     outputs: &[one("tensor", "T")],
     types: &[S, var("T", CONTAINED), var("I", POSITION)],
@@ -59,6 +62,7 @@ static SEQUENCE_AT: OpSpec = OpSpec {
 static SEQUENCE_INSERT: OpSpec = OpSpec {
     name: "SequenceInsert",
     since: 11,
+    first: 11,
     inputs: &[one("input_sequence", "S"), one("tensor", "T"), opt("position", "I")],
     outputs: &[one("output_sequence", "S")],
     types: &[var("T", CONTAINED), S, var("I", POSITION)],
@@ -73,6 +77,7 @@ static SEQUENCE_INSERT: OpSpec = OpSpec {
 static SEQUENCE_ERASE: OpSpec = OpSpec {
     name: "SequenceErase",
     since: 11,
+    first: 11,
     inputs: &[one("input_sequence", "S"), opt("position", "I")],
     outputs: &[one("output_sequence", "S")],
     types: &[S, var("I", POSITION)],
@@ -87,6 +92,7 @@ static SEQUENCE_ERASE: OpSpec = OpSpec {
 static SEQUENCE_LENGTH: OpSpec = OpSpec {
     name: "SequenceLength",
     since: 11,
+    first: 11,
     inputs: &[one("input_sequence", "S")],
     outputs: &[one("length", "I")],
     types: &[S, var("I", TypeSet::of(&[DType::I64]))],

@@ -13,6 +13,7 @@ use crate::spec::{AttrKind, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt,
 static SPLIT_TO_SEQUENCE: OpSpec = OpSpec {
     name: "SplitToSequence",
     since: 24,
+    first: 11,
     inputs: &[one("input", "T"), opt("split", "I")],
     outputs: &[one("output_sequence", "S")],
     types: &[
@@ -28,6 +29,7 @@ static SPLIT_TO_SEQUENCE: OpSpec = OpSpec {
 static CONCAT_FROM_SEQUENCE: OpSpec = OpSpec {
     name: "ConcatFromSequence",
     since: 11,
+    first: 11,
     inputs: &[one("input_sequence", "S")],
     outputs: &[one("concat_result", "T")],
     types: &[S, var("T", CONTAINED)],

@@ -10,6 +10,7 @@ use crate::{Result, ensure, error};
 static SEQUENCE_MAP: OpSpec = OpSpec {
     name: "SequenceMap",
     since: 17,
+    first: 17,
     inputs: &[one("input_sequence", "S"), many_mixed("additional_inputs", "V", 0)],
     outputs: &[many_mixed("out_sequence", "S", 1)],
     types: &[

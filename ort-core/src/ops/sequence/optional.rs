@@ -14,6 +14,7 @@ const ANY: Types = Types { optional: TypeSet::ALL, optional_sequence: TypeSet::A
 static OPTIONAL: OpSpec = OpSpec {
     name: "Optional",
     since: 28,
+    first: 15,
     inputs: &[opt("input", "V")],
     outputs: &[one("output", "O")],
     types: &[
@@ -35,6 +36,7 @@ static OPTIONAL: OpSpec = OpSpec {
 static OPTIONAL_HAS_ELEMENT: OpSpec = OpSpec {
     name: "OptionalHasElement",
     since: 28,
+    first: 15,
     inputs: &[opt("input", "O")],
     outputs: &[one("output", "B")],
     types: &[TypeVar { name: "O", types: ANY }, var("B", TypeSet::of(&[DType::Bool]))],
@@ -45,6 +47,7 @@ static OPTIONAL_HAS_ELEMENT: OpSpec = OpSpec {
 static OPTIONAL_GET_ELEMENT: OpSpec = OpSpec {
     name: "OptionalGetElement",
     since: 28,
+    first: 15,
     inputs: &[one("input", "O")],
     outputs: &[one("output", "V")],
     types: &[TypeVar { name: "O", types: ANY }, TypeVar { name: "V", types: HELD }],

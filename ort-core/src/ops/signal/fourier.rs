@@ -13,6 +13,7 @@ const LENGTHS: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 static DFT: OpSpec = OpSpec {
     name: "DFT",
     since: 20,
+    first: 17,
     inputs: &[one("input", "T1"), opt("dft_length", "T2").host(), opt("axis", "tensor(int64)").host()],
     outputs: &[one("output", "T1")],
     types: &[var("T1", TypeSet::FLOATS), var("T2", LENGTHS)],
@@ -26,6 +27,7 @@ static DFT: OpSpec = OpSpec {
 static STFT: OpSpec = OpSpec {
     name: "STFT",
     since: 17,
+    first: 17,
     inputs: &[
         one("signal", "T1"),
         one("frame_step", "T2").host(),

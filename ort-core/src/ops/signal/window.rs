@@ -18,13 +18,14 @@ const WINDOW: OpSpec = OpSpec {
     ..OP
 };
 
-static HANN_WINDOW: OpSpec = OpSpec { name: "HannWindow", ..WINDOW };
-static HAMMING_WINDOW: OpSpec = OpSpec { name: "HammingWindow", ..WINDOW };
-static BLACKMAN_WINDOW: OpSpec = OpSpec { name: "BlackmanWindow", ..WINDOW };
+static HANN_WINDOW: OpSpec = OpSpec { name: "HannWindow", first: 17, ..WINDOW };
+static HAMMING_WINDOW: OpSpec = OpSpec { name: "HammingWindow", first: 17, ..WINDOW };
+static BLACKMAN_WINDOW: OpSpec = OpSpec { name: "BlackmanWindow", first: 17, ..WINDOW };
 
 static MEL_WEIGHT_MATRIX: OpSpec = OpSpec {
     name: "MelWeightMatrix",
     since: 17,
+    first: 17,
     inputs: &[
         one("num_mel_bins", "T1").host(),
         one("dft_length", "T1").host(),

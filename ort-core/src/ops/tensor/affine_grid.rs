@@ -9,6 +9,7 @@ use crate::{Result, ensure, error};
 static AFFINE_GRID: OpSpec = OpSpec {
     name: "AffineGrid",
     since: 20,
+    first: 20,
     inputs: &[one("theta", "T1"), one("size", "T2").host()],
     outputs: &[one("grid", "T1")],
     types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I64]))],

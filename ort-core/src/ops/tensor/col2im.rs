@@ -9,6 +9,7 @@ use crate::{Result, ensure, error};
 static COL2IM: OpSpec = OpSpec {
     name: "Col2Im",
     since: 18,
+    first: 18,
     inputs: &[
         one("input", "T"),
         one("image_shape", "tensor(int64)").host(),

@@ -32,6 +32,7 @@ static CONSTANT: OpSpec = OpSpec {
 static CONSTANT_OF_SHAPE: OpSpec = OpSpec {
     name: "ConstantOfShape",
     since: 25,
+    first: 9,
     inputs: &[one("input", "T1").host()],
     outputs: &[one("output", "T2")],
     types: &[

@@ -11,6 +11,7 @@ use super::geometry::normalize_axes;
 static CENTER_CROP_PAD: OpSpec = OpSpec {
     name: "CenterCropPad",
     since: 18,
+    first: 18,
     inputs: &[one("input_data", "T"), one("shape", "Tind").host()],
     outputs: &[one("output_data", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR), var("Tind", TypeSet::of(&[DType::I32, DType::I64]))],

@@ -18,6 +18,7 @@ use super::{constant_sizes, set_elements};
 static EXPAND: OpSpec = OpSpec {
     name: "Expand",
     since: 13,
+    first: 8,
     inputs: &[one("input", "T"), one("shape", "tensor(int64)").host()],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR)],

@@ -10,6 +10,7 @@ const TYPES: TypeSet = TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool]));
 static EYE_LIKE: OpSpec = OpSpec {
     name: "EyeLike",
     since: 22,
+    first: 9,
     inputs: &[one("input", "T1")],
     outputs: &[one("output", "T2")],
     types: &[var("T1", TYPES), var("T2", TYPES)],

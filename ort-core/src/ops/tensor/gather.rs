@@ -30,6 +30,7 @@ static GATHER: OpSpec = OpSpec {
 static GATHER_ELEMENTS: OpSpec = OpSpec {
     name: "GatherElements",
     since: 13,
+    first: 11,
     inputs: &[one("data", "T"), one("indices", "Tind")],
     outputs: &[one("output", "T")],
     types: TYPES,
@@ -42,6 +43,7 @@ static GATHER_ELEMENTS: OpSpec = OpSpec {
 static GATHER_ND: OpSpec = OpSpec {
     name: "GatherND",
     since: 13,
+    first: 11,
     inputs: &[one("data", "T"), one("indices", "tensor(int64)")],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR)],

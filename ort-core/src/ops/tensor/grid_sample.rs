@@ -9,6 +9,7 @@ use crate::{Result, ensure, error, one_of};
 static GRID_SAMPLE: OpSpec = OpSpec {
     name: "GridSample",
     since: 22,
+    first: 16,
     inputs: &[one("X", "T1"), one("grid", "T2")],
     outputs: &[one("Y", "T1")],
     types: &[var("T1", TypeSet::ALL_TENSOR), var("T2", TypeSet::FLOATS)],

@@ -14,6 +14,7 @@ const NUMBERS: TypeSet = TypeSet::NUMERIC.difference(TypeSet::of(&[DType::BF16])
 static ONE_HOT: OpSpec = OpSpec {
     name: "OneHot",
     since: 28,
+    first: 9,
     inputs: &[one("indices", "T1"), one("depth", "T2").host(), one("values", "T3")],
     outputs: &[one("output", "T3")],
     types: &[var("T1", NUMBERS), var("T2", NUMBERS), var("T3", TypeSet::ALL_TENSOR)],

@@ -10,6 +10,7 @@ use crate::{Result, ensure, error};
 static RANGE: OpSpec = OpSpec {
     name: "Range",
     since: 27,
+    first: 11,
     inputs: &[one("start", "T").host(), one("limit", "T").host(), one("delta", "T").host()],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::FLOATS.union(TypeSet::of(&[DType::I16, DType::I32, DType::I64])))],

@@ -14,6 +14,7 @@ use super::geometry::{ResizePolicy, normalize_axes, scaled_size};
 static RESIZE: OpSpec = OpSpec {
     name: "Resize",
     since: 19,
+    first: 10,
     inputs: &[
         one("X", "T1"),
         opt("roi", "T2").host(),

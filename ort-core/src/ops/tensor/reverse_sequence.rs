@@ -8,6 +8,7 @@ use crate::{Result, ensure};
 static REVERSE_SEQUENCE: OpSpec = OpSpec {
     name: "ReverseSequence",
     since: 28,
+    first: 10,
     inputs: &[one("input", "T"), one("sequence_lens", "tensor(int64)")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR)],

@@ -13,6 +13,7 @@ const INDICES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 static SCATTER: OpSpec = OpSpec {
     name: "Scatter",
     since: 9,
+    first: 9,
     inputs: &[one("data", "T"), one("indices", "Tind"), one("updates", "T")],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16]))), var("Tind", INDICES)],
@@ -26,6 +27,7 @@ static SCATTER: OpSpec = OpSpec {
 static SCATTER_ELEMENTS: OpSpec = OpSpec {
     name: "ScatterElements",
     since: 18,
+    first: 11,
     inputs: &[one("data", "T"), one("indices", "Tind"), one("updates", "T")],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR), var("Tind", INDICES)],
@@ -37,6 +39,7 @@ static SCATTER_ELEMENTS: OpSpec = OpSpec {
 static SCATTER_ND: OpSpec = OpSpec {
     name: "ScatterND",
     since: 18,
+    first: 11,
     inputs: &[one("data", "T"), one("indices", "tensor(int64)"), one("updates", "T")],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR)],

@@ -12,6 +12,7 @@ use super::geometry::normalize_axis;
 static NON_ZERO: OpSpec = OpSpec {
     name: "NonZero",
     since: 13,
+    first: 9,
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "tensor(int64)")],
     types: &[var("T", TypeSet::ALL_TENSOR)],
@@ -22,6 +23,7 @@ static NON_ZERO: OpSpec = OpSpec {
 static COMPRESS: OpSpec = OpSpec {
     name: "Compress",
     since: 28,
+    first: 9,
     inputs: &[one("input", "T"), one("condition", "T1").host()],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR), var("T1", TypeSet::of(&[DType::Bool]))],

@@ -10,6 +10,7 @@ use super::geometry::normalize_axis;
 static TENSOR_SCATTER: OpSpec = OpSpec {
     name: "TensorScatter",
     since: 24,
+    first: 24,
     inputs: &[one("past_cache", "T"), one("update", "T"), opt("write_indices", "tensor(int64)")],
     outputs: &[one("present_cache", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR_IR12)],

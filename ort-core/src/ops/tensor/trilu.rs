@@ -8,6 +8,7 @@ use crate::{Result, ensure};
 static TRILU: OpSpec = OpSpec {
     name: "Trilu",
     since: 14,
+    first: 14,
     inputs: &[one("input", "T"), opt("k", "tensor(int64)")],
     outputs: &[one("output", "T")],
     types: &[var("T", TypeSet::ALL_TENSOR)],

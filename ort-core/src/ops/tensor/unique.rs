@@ -11,6 +11,7 @@ use super::geometry::normalize_axis;
 static UNIQUE: OpSpec = OpSpec {
     name: "Unique",
     since: 28,
+    first: 11,
     inputs: &[one("X", "T")],
     outputs: &[
         one("Y", "T"),

@@ -11,6 +11,7 @@ const STRINGS: TypeSet = TypeSet::of(&[DType::String]);
 static STRING_NORMALIZER: OpSpec = OpSpec {
     name: "StringNormalizer",
     since: 10,
+    first: 10,
     inputs: &[one("X", "tensor(string)")],
     outputs: &[one("Y", "tensor(string)")],
     attrs: &[
@@ -26,6 +27,7 @@ static STRING_NORMALIZER: OpSpec = OpSpec {
 static STRING_CONCAT: OpSpec = OpSpec {
     name: "StringConcat",
     since: 20,
+    first: 20,
     inputs: &[one("X", "T"), one("Y", "T")],
     outputs: &[one("Z", "T")],
     types: &[var("T", STRINGS)],
@@ -39,6 +41,7 @@ static STRING_CONCAT: OpSpec = OpSpec {
 static STRING_SPLIT: OpSpec = OpSpec {
     name: "StringSplit",
     since: 20,
+    first: 20,
     inputs: &[one("X", "T1")],
     outputs: &[one("Y", "T2"), one("Z", "T3")],
     types: &[var("T1", STRINGS), var("T2", STRINGS), var("T3", TypeSet::of(&[DType::I64]))],
@@ -50,6 +53,7 @@ static STRING_SPLIT: OpSpec = OpSpec {
 static REGEX_FULL_MATCH: OpSpec = OpSpec {
     name: "RegexFullMatch",
     since: 20,
+    first: 20,
     inputs: &[one("X", "T1")],
     outputs: &[one("Y", "T2")],
     types: &[var("T1", STRINGS), var("T2", TypeSet::of(&[DType::Bool]))],

@@ -9,6 +9,7 @@ use crate::{Result, error};
 static TF_IDF_VECTORIZER: OpSpec = OpSpec {
     name: "TfIdfVectorizer",
     since: 9,
+    first: 9,
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "T1")],
     types: &[

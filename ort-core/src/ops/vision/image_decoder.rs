@@ -8,6 +8,7 @@ use crate::{Result, ensure, not_one_of};
 static IMAGE_DECODER: OpSpec = OpSpec {
     name: "ImageDecoder",
     since: 20,
+    first: 20,
     inputs: &[one("encoded_stream", "T1")],
     outputs: &[one("image", "T2")],
     types: &[var("T1", TypeSet::of(&[DType::U8])), var("T2", TypeSet::of(&[DType::U8]))],

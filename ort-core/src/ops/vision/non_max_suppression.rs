@@ -8,6 +8,7 @@ use crate::spec::{InferCx, OP, OpSpec, attr, one, opt};
 static NON_MAX_SUPPRESSION: OpSpec = OpSpec {
     name: "NonMaxSuppression",
     since: 11,
+    first: 10,
     inputs: &[
         one("boxes", "tensor(float)"),
         one("scores", "tensor(float)"),

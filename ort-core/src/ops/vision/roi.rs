@@ -9,6 +9,7 @@ use crate::{Result, ensure, error, one_of};
 static ROI_ALIGN: OpSpec = OpSpec {
     name: "RoiAlign",
     since: 22,
+    first: 10,
     inputs: &[one("X", "T1"), one("rois", "T1"), one("batch_indices", "T2")],
     outputs: &[one("Y", "T1")],
     types: &[var("T1", TypeSet::FLOATS), var("T2", TypeSet::of(&[DType::I64]))],
