@@ -1,5 +1,7 @@
 //! The runtimes that are timed, each in a process of its own, and what they report.
 
+use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -116,6 +118,8 @@ impl Timing {
         runtimes: &[Runtime],
         rounds: usize,
     ) -> Result<Vec<Option<Side>>> {
+        // Else the first would load from the disk, and those after it from the page cache.
+        io::copy(&mut File::open(&self.model)?, &mut io::sink())?;
         let mut reports: Vec<Option<Vec<Report>>> = vec![Some(Vec::new()); runtimes.len()];
         for _ in 0..rounds {
             for (&runtime, reports) in runtimes.iter().zip(&mut reports) {
