@@ -156,6 +156,7 @@ impl SessionBuilder {
             }
         }
         let packed_bytes = cx.packed_bytes;
+        model.release_all();
         tracing::info!(
             steps = program.steps.len(),
             packed_bytes,

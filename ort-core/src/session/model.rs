@@ -1,11 +1,13 @@
 //! A loaded model: immutable, shared by every session on it.
 
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use ort_alloc::MappedFile;
 
 use crate::dim::Symbol;
 use crate::ir::Graph;
@@ -50,7 +52,9 @@ impl Model {
         let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
         prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
-        Ok(Model { graph: Arc::new(std::mem::take(&mut loaded.graph)), file: Arc::new(loaded) })
+        let model = Model { graph: Arc::new(std::mem::take(&mut loaded.graph)), file: Arc::new(loaded) };
+        model.release_all();
+        Ok(model)
     }
 
     /// A model of a graph that was built by hand.
@@ -107,11 +111,22 @@ impl Model {
     pub(super) fn release(&self, tensor: &Tensor) {
         let Some(bytes) = tensor.bytes() else { return };
         for mapping in &self.file.mappings {
-            if let Some(range) = mapping.range_of(bytes)
-                && let Err(problem) = mapping.release(range)
-            {
-                tracing::debug!("pages of a packed weight stay resident: {problem}");
+            if let Some(range) = mapping.range_of(bytes) {
+                release(mapping, range);
             }
         }
+    }
+
+    /// The same for all pages: reading what lies between the weights brings many of those in, too.
+    pub(super) fn release_all(&self) {
+        for mapping in &self.file.mappings {
+            release(mapping, 0..mapping.len());
+        }
+    }
+}
+
+fn release(mapping: &MappedFile, range: Range<usize>) {
+    if let Err(problem) = mapping.release(range) {
+        tracing::debug!("pages of the model's file stay resident: {problem}");
     }
 }
