@@ -209,7 +209,10 @@ impl<'g> Sweep<'g> {
                 let value = found.value(name);
                 value.is_some_and(|value| self.alias(root, &[value]))
             }
-            _ => self.replace_by_nodes(compiled, found, root)?,
+            _ => match self.replace_by_nodes(compiled, found, root)? {
+                Some(fits) => fits,
+                None => return Ok(false),
+            },
         };
         if !fits {
             self.refused.insert(key);
@@ -222,19 +225,20 @@ impl<'g> Sweep<'g> {
         Ok(true)
     }
 
-    /// Builds the right side of a rule; what it makes must take the place of the root, or values that exist stand for it.
-    fn replace_by_nodes(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<bool> {
-        let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(false) };
+    /// Builds the right side of a rule; what it makes must take the place of the root, or values that exist stand for it. None
+    /// where the rule makes nothing of this match.
+    fn replace_by_nodes(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<Option<bool>> {
+        let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(None) };
         let mut patch = Patch::new(self.graph, found, &node);
         let values = match (&compiled.template, compiled.rule.then) {
             (Some(template), _) => patch.build(template)?.map(|value| vec![value]),
             (None, Then::Build(build)) => build(&mut patch)?,
             (None, Then::Template(_)) => None,
         };
-        let Some(values) = values else { return Ok(false) };
+        let Some(values) = values else { return Ok(None) };
         let wanted = node.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         if values.len() < wanted {
-            return Ok(false);
+            return Ok(None);
         }
         let made = patch.draft.emitted_values();
         if values.iter().all(|value| made.contains(value)) {
@@ -242,11 +246,11 @@ impl<'g> Sweep<'g> {
             let nodes = patch.draft.finish()?;
             let matched = found.nodes.iter().filter_map(|id| self.graph.nodes.get(id.index()));
             let device = matched.filter_map(|node| (self.first_claim)(self.graph, node)).min();
-            return self.accept(&node, nodes, root, device);
+            return self.accept(&node, nodes, root, device).map(Some);
         }
         let none_made = made.is_empty();
         drop(patch);
-        Ok(none_made && self.alias(root, &values))
+        Ok(Some(none_made && self.alias(root, &values)))
     }
 
     /// Adds the nodes that take a root's place, unless their outputs contradict it or they would not run on its device.
