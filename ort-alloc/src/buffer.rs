@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::arena::{ArenaBlock, ReservedBlock};
 use crate::host::{HeapRegion, PageRegion};
+use crate::recycle::Recycled;
 use crate::{DeviceId, Reservation};
 
 /// Where the bytes of a buffer are.
@@ -49,6 +50,7 @@ pub(crate) enum Origin {
     Arena(#[expect(dead_code, reason = "held to be dropped")] ArenaBlock),
     Reserved(#[expect(dead_code, reason = "held to be dropped")] ReservedBlock),
     Device(#[expect(dead_code, reason = "held to be dropped")] DeviceRegion),
+    Recycled(#[expect(dead_code, reason = "held to be dropped")] Recycled),
 }
 
 /// Calls the release function of opaque memory once.
@@ -196,6 +198,7 @@ impl fmt::Debug for Buffer {
             Origin::Arena(_) => "arena",
             Origin::Reserved(_) => "reserved",
             Origin::Device(_) => "device",
+            Origin::Recycled(_) => "recycled",
         };
         text.field("origin", &origin).finish_non_exhaustive()
     }

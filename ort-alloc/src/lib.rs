@@ -60,6 +60,7 @@ mod error;
 mod host;
 pub mod mmap;
 pub mod plan;
+mod recycle;
 mod split;
 
 pub use allocator::{Allocator, DeviceId, Stats};
@@ -70,4 +71,5 @@ pub use error::AllocError;
 pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, host_memory_bytes};
 pub use mmap::{Advice, MapError, MappedFile};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
+pub use recycle::Recycler;
 pub use split::{OverlapError, ReadSlices, WriteSlices, split_disjoint};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::{Budget, DeviceId, host_memory_bytes};
+use ort_alloc::{Budget, DeviceId, Recycler, host_memory_bytes};
 use parking_lot::Mutex;
 
 use super::program::BuildCx;
@@ -164,7 +164,19 @@ impl SessionBuilder {
             "compiled"
         );
         let (idle, limits) = (Mutex::new(Vec::new()), self.limits);
-        Ok(Session { model, program, devices, budget, threads, packed_bytes, limits, idle, rewrites })
+        let outputs = self.memory_limit.is_none().then(Recycler::new);
+        Ok(Session {
+            model,
+            program,
+            devices,
+            budget,
+            threads,
+            packed_bytes,
+            limits,
+            idle,
+            outputs,
+            rewrites,
+        })
     }
 }
 

@@ -9,7 +9,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ort_alloc::{Buffer, Category, DeviceId, HostAllocator, SharedBuffer, allocate_in, split_disjoint};
+use ort_alloc::{
+    Allocator, Buffer, Category, DeviceId, HostAllocator, SharedBuffer, allocate_in, split_disjoint,
+};
 use smallvec::SmallVec;
 
 use super::nested::NestedFrames;
@@ -30,6 +32,8 @@ pub(crate) struct RunEnv<'a> {
     pub(crate) control: &'a RunControl,
     pub(crate) devices: &'a [Arc<dyn Device>],
     pub(crate) profile: Option<&'a Profile>,
+    /// Where memory of the host for outputs comes from.
+    pub(crate) outputs: &'a dyn Allocator,
 }
 
 /// The slabs of a run: the host's, which the frame borrows, and the devices'.
@@ -163,8 +167,7 @@ impl<'a> Frame<'a> {
             return value.to_value();
         };
         let budget = &self.env.control.budget;
-        let allocator = &**HostAllocator::global();
-        let mut buffer = allocate_in(budget, Category::Output, allocator, bytes.len(), 64)?;
+        let mut buffer = allocate_in(budget, Category::Output, self.env.outputs, bytes.len(), 64)?;
         let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         to.copy_from_slice(bytes);
         Ok(Value::Tensor(Tensor::from_buffer(view.dtype(), view.shape(), buffer)?))
@@ -262,7 +265,11 @@ impl<'a> Frame<'a> {
         let memory = self.program.slots[slot.index()].memory;
         let budget = &self.env.control.budget;
         if memory == DeviceId::HOST {
-            let buffer = allocate_in(budget, category, &**HostAllocator::global(), bytes, 64)?;
+            let allocator = match category {
+                Category::Output => self.env.outputs,
+                _ => &**HostAllocator::global(),
+            };
+            let buffer = allocate_in(budget, category, allocator, bytes, 64)?;
             return Ok((Target::Buffer(buffer), Some((dtype, shape))));
         }
         let device = self.env.devices.iter().find(|device| device.memory() == memory);

@@ -25,7 +25,7 @@ mod program;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::{Budget, Buffer, Category, HostAllocator, allocate_in};
+use ort_alloc::{Allocator, Budget, Buffer, Category, HostAllocator, Recycler, allocate_in};
 use parking_lot::Mutex;
 
 pub use builder::SessionBuilder;
@@ -53,6 +53,8 @@ pub struct Session {
     rewrites: crate::rewrite::Report,
     /// Slabs of finished runs, for the next ones.
     idle: Mutex<Vec<Buffer>>,
+    /// Outputs that callers have dropped, for the next runs. None where a limit counts every byte.
+    outputs: Option<Arc<Recycler>>,
 }
 
 /// An input or output of a model.
@@ -148,7 +150,11 @@ impl Session {
             budget: self.budget.clone(),
             threads: self.threads,
         };
-        let env = RunEnv { control: &control, devices: &self.devices, profile: options.profile };
+        let outputs: &dyn Allocator = match &self.outputs {
+            Some(recycler) => &**recycler,
+            None => &**HostAllocator::global(),
+        };
+        let env = RunEnv { control: &control, devices: &self.devices, profile: options.profile, outputs };
         let mut slab = self.take_slab(&plan)?;
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(&plan, env)?;
@@ -158,6 +164,7 @@ impl Session {
         let outputs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frame.run()));
         let outputs = outputs.unwrap_or_else(|panic| Err(panic_error(&*panic)))?;
         self.idle.lock().push(slab);
+        self.outputs.iter().for_each(|recycler| recycler.sweep());
         let names = self.model.graph();
         let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
         Ok(names.zip(outputs).collect())
@@ -251,8 +258,11 @@ impl Session {
     /// Gives back the memory that finished runs left for the next ones, and kept plans.
     pub fn trim(&self) {
         self.idle.lock().clear();
+        if let Some(recycler) = &self.outputs {
+            recycler.trim();
+        }
         self.program.plans.clear();
-        ort_alloc::Allocator::trim(&**HostAllocator::global());
+        HostAllocator::global().trim();
     }
 
     /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named counts as 1.

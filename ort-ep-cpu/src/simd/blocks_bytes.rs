@@ -18,6 +18,10 @@ const LANES: usize = 16;
 /// Columns that share what is loaded of the values.
 const COLUMNS: usize = 4;
 
+/// How far ahead codes and scales are asked for, in bytes. Columns are short, so that those of a tile, which are read side
+/// by side, end before the CPU has seen where they go.
+const AHEAD: usize = 4096;
+
 /// How many blocks of `block` codes lie in a unit, at least 1.
 fn blocks_of_unit(block: usize) -> usize {
     (UNIT / block).max(1)
@@ -174,6 +178,8 @@ pub fn multiply(isa: Isa, columns: &Columns<'_>, sides: &[Side<'_>], to: &mut [f
 trait Sixteen: Copy {
     type F32: Copy;
     unsafe fn zero(self) -> Self::F32;
+    /// Asks for a cache line that will be read soon; any address will do.
+    unsafe fn prefetch(self, _address: *const u8) {}
     /// For each four codes the sum of their products with four numbers; reads 32 bytes of codes and 64 numbers.
     unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> Self::F32;
     /// The first `count` floats at the places of `pattern`.
@@ -253,7 +259,12 @@ unsafe fn dot<V: Sixteen, const N: usize>(
             for index in 0..N {
                 let column = first + index;
                 let codes = codes.as_ptr().add(column * codes_len + unit * UNIT / 2);
-                let scale = v.spread(scales.as_ptr().add((column * blocks + at) * 4), per_unit, pattern);
+                let scale = scales.as_ptr().add((column * blocks + at) * 4);
+                v.prefetch(codes.wrapping_add(AHEAD));
+                if at % LANES == 0 {
+                    v.prefetch(scale.wrapping_add(AHEAD / 4));
+                }
+                let scale = v.spread(scale, per_unit, pattern);
                 totals[index] = v.mul_add(v.dots(codes, numbers), v.mul(scale, of_side), totals[index]);
             }
         }
@@ -376,6 +387,10 @@ mod x86 {
             intrinsic!(_mm512_setzero_ps())
         }
         #[inline(always)]
+        unsafe fn prefetch(self, address: *const u8) {
+            intrinsic!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
+        }
+        #[inline(always)]
         unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> __m512 {
             intrinsic!({
                 let bytes = _mm256_loadu_si256(codes.cast());
@@ -459,6 +474,10 @@ mod x86 {
         #[inline(always)]
         unsafe fn zero(self) -> [__m256; 2] {
             intrinsic!([_mm256_setzero_ps(), _mm256_setzero_ps()])
+        }
+        #[inline(always)]
+        unsafe fn prefetch(self, address: *const u8) {
+            intrinsic!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
         }
         #[inline(always)]
         unsafe fn dots(self, codes: *const u8, numbers: *const i8) -> [__m256; 2] {

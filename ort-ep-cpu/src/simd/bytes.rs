@@ -28,17 +28,6 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// `to` is valid for writing `count` bytes.
     unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>);
 
-    /// Whether [`store_three_ptr`](ByteLanes::store_three_ptr) is there.
-    const STORES_THREE: bool = false;
-
-    /// Stores all lanes of three vectors as bytes, after `zero` is added to each: nearest in the range of bytes, which
-    /// are signed where `signed`. Does nothing where `STORES_THREE` is false.
-    ///
-    /// # Safety
-    /// `to` is valid for writing `3 * LANES` bytes.
-    #[inline(always)]
-    unsafe fn store_three_ptr(self, _to: *mut u8, _values: [Lanes<Self>; 3], _zero: i32, _signed: bool) {}
-
     /// In each lane the four bytes from `STRIDE` times the lane on, where `STRIDE` is 1 or 2.
     ///
     /// # Safety
@@ -100,6 +89,19 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
         let simd = self.base();
         simd.store_partial(bytemuck::cast_slice_mut(to), at, count, simd.from_bits(value));
     }
+}
+
+/// Vectors that take up to 64 codes of several vectors of sums at once.
+pub trait CodeLanes: ByteLanes {
+    /// The lanes of `N` vectors (1 to 4) as bytes one after the other, after `zero`, itself such a byte, is added to each:
+    /// nearest in the range of bytes, which are signed where `signed`.
+    fn pack_codes<const N: usize>(self, values: [Lanes<Self>; N], zero: i32, signed: bool) -> Lanes<Self>;
+
+    /// Stores those bytes of a vector whose bits are set in `mask`, each at its place behind `to`.
+    ///
+    /// # Safety
+    /// The places of these bytes are valid for writing. The others are not touched and need not be there.
+    unsafe fn store_bytes_ptr(self, to: *mut u8, bytes: Lanes<Self>, mask: u64);
 }
 
 /// A vector of 32-bit lanes.
@@ -175,7 +177,7 @@ impl Vnni {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Avx2, Avx512, ByteLanes, Vnni};
+    use super::{Avx2, Avx512, ByteLanes, CodeLanes, Vnni};
 
     impl ByteLanes for Vnni {
         type Base = Avx512;
@@ -205,26 +207,6 @@ mod x86 {
                         _mm_mask_storeu_epi8(to.cast(), mask, _mm512_cvtepi32_epi8(value));
                     }
                 }
-            }
-        }
-        const STORES_THREE: bool = true;
-
-        #[inline(always)]
-        unsafe fn store_three_ptr(self, to: *mut u8, values: [__m512i; 3], zero: i32, signed: bool) {
-            // SAFETY: the caller vouches for 48 bytes, and masked lanes are not touched.
-            unsafe {
-                // Zero points are bytes; every step saturates.
-                let zero = _mm512_set1_epi16(zero as i16);
-                let [first, second, third] = values;
-                let front = _mm512_adds_epi16(_mm512_packs_epi32(first, second), zero);
-                let back = _mm512_adds_epi16(_mm512_packs_epi32(third, third), zero);
-                let bytes = match signed {
-                    true => _mm512_packs_epi16(front, back),
-                    false => _mm512_packus_epi16(front, back),
-                };
-                // Each quarter holds four bytes of each vector, the last one twice.
-                let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-                _mm512_mask_storeu_epi32(to.cast(), 0x0FFF, _mm512_permutexvar_epi32(order, bytes));
             }
         }
         #[inline(always)]
@@ -261,6 +243,32 @@ mod x86 {
                 let order = _mm512_broadcast_i32x4(order::<STRIDE>());
                 _mm512_shuffle_epi8(quarters, order)
             }
+        }
+    }
+
+    impl CodeLanes for Vnni {
+        #[inline(always)]
+        fn pack_codes<const N: usize>(self, values: [__m512i; N], zero: i32, signed: bool) -> __m512i {
+            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512.
+            unsafe {
+                // Zero points are bytes; every step saturates.
+                let zero = _mm512_set1_epi16(zero as i16);
+                let value = |at: usize| values[at.min(N - 1)];
+                let front = _mm512_adds_epi16(_mm512_packs_epi32(value(0), value(1)), zero);
+                let back = _mm512_adds_epi16(_mm512_packs_epi32(value(2), value(3)), zero);
+                let bytes = match signed {
+                    true => _mm512_packs_epi16(front, back),
+                    false => _mm512_packus_epi16(front, back),
+                };
+                // Each quarter holds four bytes of each vector.
+                let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                _mm512_permutexvar_epi32(order, bytes)
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_bytes_ptr(self, to: *mut u8, bytes: __m512i, mask: u64) {
+            // SAFETY: the caller vouches for the bytes, and masked ones are not touched.
+            unsafe { _mm512_mask_storeu_epi8(to.cast(), mask, bytes) }
         }
     }
 

@@ -32,5 +32,7 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     lanes: 8,
     unsigned_rows: UNSIGNED_ROWS.as_flattened(),
     signed_rows: SIGNED_ROWS.as_flattened(),
+    coded_rows: &[],
+    coded_wide: &[],
     finish,
 };

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::finish::{Factors as TileFactors, Finish, Output, Run};
-use super::tile::Tile;
+use super::tile::{Coding, Tile};
 use super::{ByteKernel, MAX_LANES, MAX_ROWS, MAX_WIDTH};
 use crate::gemm::integer::{ByteColumns, ByteRows, Factors, IntegerGemm, Target};
 use crate::parallel::Pool;
@@ -28,7 +28,8 @@ struct Job<'a> {
     factors: Factors<'a>,
     bias: &'a [f32],
     start: Start,
-    height: usize,
+    /// Panels, the last of which may be wider than the others by a vector.
+    panels: usize,
 }
 
 // SAFETY: the tasks of a job write disjoint elements of the result, see `execute`; all else is only read.
@@ -56,8 +57,10 @@ pub(in crate::gemm) fn execute(
             (Start::Codes { to: codes.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
         }
     };
-    let height = kernel.height(rows);
-    let (tiles, panels) = (rows.div_ceil(height), columns.div_ceil(kernel.width()));
+    let mut job = Job { kernel, gemm, factors, bias, start, panels: columns.div_ceil(kernel.width()) };
+    job.panels -= usize::from(job.has_wide_end());
+    let height = kernel.height(rows, 1);
+    let (tiles, panels) = (rows.div_ceil(height), job.panels);
     let work = rows.saturating_mul(columns).saturating_mul(gemm.left.groups * 4);
     let threads = threads.min(work / WORTH_A_THREAD + 1).max(1);
     let [row_parts, column_parts] = match threads {
@@ -68,14 +71,13 @@ pub(in crate::gemm) fn execute(
             [wanted.div_ceil(columns).min(tiles), columns]
         }
     };
-    let job = Job { kernel, gemm, factors, bias, start, height };
     let part = |index: usize, parts: usize, count: usize| index * count / parts..(index + 1) * count / parts;
     Pool::global().run(threads, row_parts * column_parts, &|task| {
         let tiles = part(task / column_parts, row_parts, tiles);
         let panels = part(task % column_parts, column_parts, panels);
         // SAFETY: tasks have different tiles or panels, so they write different elements, and the caller has checked
         // that all lie inside the slices.
-        unsafe { job.run(tiles, panels) };
+        unsafe { job.run(tiles.start * height..(tiles.end * height).min(rows), panels) };
     });
 }
 
@@ -124,8 +126,8 @@ fn behind<T>(values: &[T], first: usize) -> *const T {
 impl Job<'_> {
     /// # Safety
     ///
-    /// No other thread writes the rows and columns of these tiles and panels, and the product was checked.
-    unsafe fn run(&self, tiles: Range<usize>, panels: Range<usize>) {
+    /// No other thread writes these rows and the columns of these panels, and the product was checked.
+    unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>) {
         let (gemm, kernel, width) = (self.gemm, self.kernel, self.kernel.width());
         let functions = if gemm.signed_left { kernel.signed_rows } else { kernel.unsigned_rows };
         let mut sums = [0_i32; MAX_ROWS * MAX_WIDTH + MAX_LANES];
@@ -133,7 +135,8 @@ impl Job<'_> {
         let mut runs = [Run::default(); MAX_WIDTH];
         for panel in panels {
             let first = panel * width;
-            let columns = (gemm.right.columns - first).min(width);
+            let rest = gemm.right.columns - first;
+            let columns = if panel + 1 == self.panels { rest } else { rest.min(width) };
             let vectors = columns.div_ceil(kernel.lanes);
             let count = cut(gemm.line, first..first + columns, &mut runs);
             if let Some((_, ones)) = &gemm.terms.window_sums {
@@ -142,21 +145,72 @@ impl Job<'_> {
                 // SAFETY: the operands were checked, and the kernel was chosen for this CPU.
                 unsafe { (functions[vectors - 1])(&call) };
             }
-            for tile in tiles.clone() {
-                let row = tile * self.height;
-                let rows = self.height.min(gemm.left.rows - row);
+            let height = kernel.height(rows.len(), vectors);
+            for row in rows.clone().step_by(height) {
+                let count_of_rows = height.min(rows.end - row);
                 let call = tile_call(&gemm.left, &gemm.right, [row, panel], &mut sums);
                 let window_sums = match &gemm.terms.window_sums {
                     Some((rows, _)) => (behind(rows, row), of_columns.as_ptr()),
                     None => (std::ptr::null(), std::ptr::null()),
                 };
+                let coding = self.coding(row, &runs[..count]);
                 // SAFETY: the operands were checked, the kernel was chosen for this CPU, and the caller vouches for the
                 // result.
                 unsafe {
-                    (functions[(rows - 1) * kernel.vectors + vectors - 1])(&call);
-                    (kernel.finish)(&self.finish([row, first], rows, (&sums, &runs[..count]), window_sums));
+                    let function = (count_of_rows - 1) * kernel.vectors + vectors - 1;
+                    let coded = match vectors > kernel.vectors {
+                        true => kernel.coded_wide.get(count_of_rows - 1),
+                        false => kernel.coded_rows.get(function),
+                    };
+                    if let (Some(coded), Some(coding)) = (coded, &coding) {
+                        coded(&call, coding);
+                        continue;
+                    }
+                    (functions[function])(&call);
+                    (kernel.finish)(&self.finish(
+                        [row, first],
+                        count_of_rows,
+                        (&sums, &runs[..count]),
+                        window_sums,
+                    ));
                 }
             }
+        }
+    }
+
+    /// Whether the last vector of columns, alone in a panel, goes with the panel before: one vector by itself is mostly
+    /// loads. Columns that lie on behind a panel are those of windows.
+    fn has_wide_end(&self) -> bool {
+        let (kernel, right) = (self.kernel, &self.gemm.right);
+        let last = right.columns % kernel.width();
+        let is_alone = self.panels > 1 && (1..=kernel.lanes).contains(&last);
+        is_alone
+            && right.panel == 4 * kernel.width()
+            && !kernel.coded_wide.is_empty()
+            && self.coding(0, &[]).is_some()
+    }
+
+    /// How the sums of the rows from `row` on become codes at once, where the product is of this kind.
+    fn coding<'r>(&self, row: usize, runs: &'r [Run]) -> Option<Coding<'r>> {
+        let (gemm, terms) = (self.gemm, &self.gemm.terms);
+        let by_rows = terms.columns.is_empty() && terms.outer.iter().all(|(rows, _)| rows.is_empty());
+        let by_rows = by_rows && terms.window_sums.is_none() && !terms.rows.is_empty();
+        match (self.start, self.factors) {
+            (Start::Codes { to, zero, signed, greatest, .. }, Factors::Rows(factors))
+                if gemm.signed_left && by_rows =>
+            {
+                Some(Coding {
+                    terms: behind(terms.rows, row),
+                    factors: behind(factors, row),
+                    greatest,
+                    zero,
+                    signed,
+                    runs,
+                    to: to.wrapping_add(row * gemm.row_stride),
+                    to_row: gemm.row_stride,
+                })
+            }
+            _ => None,
         }
     }
 
@@ -179,8 +233,8 @@ impl Job<'_> {
             Start::Numbers(to, add) => {
                 Output::Numbers { to: to.wrapping_add(place), factors, bias: behind(self.bias, column), add }
             }
-            Start::Codes { to, zero, signed, least, greatest } => {
-                Output::Codes { to: to.wrapping_add(place), factors, zero, signed, least, greatest }
+            Start::Codes { to, zero, least, greatest, .. } => {
+                Output::Codes { to: to.wrapping_add(place), factors, zero, least, greatest }
             }
         };
         let outer = |(rows, columns): (&[i32], &[i32])| (behind(rows, row), behind(columns, column));

@@ -37,7 +37,6 @@ pub(super) enum Output {
         to: *mut u8,
         factors: Factors,
         zero: i32,
-        signed: bool,
         least: f32,
         greatest: f32,
     },
@@ -110,9 +109,9 @@ unsafe fn rows<L: ByteLanes, const OUTER: bool>(lanes: L, call: &Finish<'_>) {
 /// As [`finish`].
 #[inline(always)]
 unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *const f32) {
-    let Output::Codes { to, zero: offset, signed, least, greatest, .. } = call.output else { return };
-    let (simd, three) = (lanes.base(), 3 * L::Base::LANES);
-    let (zero, least, greatest) = (simd.splat_i32(offset), simd.splat(least), simd.splat(greatest));
+    let Output::Codes { to, zero, least, greatest, .. } = call.output else { return };
+    let simd = lanes.base();
+    let (zero, least, greatest) = (simd.splat_i32(zero), simd.splat(least), simd.splat(greatest));
     for row in 0..call.rows {
         // SAFETY: the caller vouches for the pointers.
         let (term, factor, sums, to) = unsafe {
@@ -121,22 +120,6 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
             (simd.splat_i32(term), simd.splat(*factors.add(row)), sums, to)
         };
         for run in call.runs {
-            if L::STORES_THREE && run.len == three {
-                // SAFETY: the caller vouches for the sums and the result.
-                unsafe {
-                    let first = whole_numbers(lanes, sums.add(run.first), term, [factor, greatest]);
-                    let second =
-                        whole_numbers(lanes, sums.add(run.first + L::Base::LANES), term, [factor, greatest]);
-                    let third = whole_numbers(
-                        lanes,
-                        sums.add(run.first + 2 * L::Base::LANES),
-                        term,
-                        [factor, greatest],
-                    );
-                    lanes.store_three_ptr(to.add(run.to), [first, second, third], offset, signed);
-                }
-                continue;
-            }
             let whole = run.len - run.len % L::Base::LANES;
             // SAFETY: the caller vouches for the result.
             unsafe {
@@ -152,26 +135,6 @@ unsafe fn codes_of_rows<L: ByteLanes>(lanes: L, call: &Finish<'_>, factors: *con
             }
         }
     }
-}
-
-/// `round(min((sums + term) * factor, greatest))` of a vector of sums. What is below all integers, or is not a number,
-/// becomes the least of them.
-///
-/// # Safety
-///
-/// `sums` is valid for a vector, and the CPU has the instructions of `L`.
-#[inline(always)]
-unsafe fn whole_numbers<L: ByteLanes>(
-    lanes: L,
-    sums: *const i32,
-    term: Lanes<L>,
-    [factor, greatest]: [Numbers<L>; 2],
-) -> Lanes<L> {
-    let simd = lanes.base();
-    // SAFETY: the caller vouches for the sums.
-    let sum = simd.to_bits(unsafe { simd.load_ptr(sums.cast()) });
-    let value = simd.mul(simd.to_f32(simd.add_i32(sum, term)), factor);
-    simd.to_i32(simd.min_or_second(greatest, value))
 }
 
 /// `round(clamp((sums + term) * factor, least, greatest)) + zero` of a vector of sums.

@@ -13,13 +13,13 @@ mod portable;
 pub(in crate::gemm) use execute::{column_sums, execute};
 
 use finish::FinishFunction;
-use tile::TileFunction;
+use tile::{CodingFunction, TileFunction};
 
 use crate::simd::Isa;
 
 /// The most rows and columns in a tile, and lanes in a vector, of any instruction set.
 const MAX_ROWS: usize = 8;
-const MAX_WIDTH: usize = 48;
+const MAX_WIDTH: usize = 64;
 const MAX_LANES: usize = crate::simd::MAX_LANES;
 
 /// The functions of one instruction set and the shapes of their tiles.
@@ -33,6 +33,10 @@ pub(in crate::gemm) struct ByteKernel {
     /// Tile functions by `(rows - 1) * vectors + (vectors - 1)`: rows of unsigned bytes, and of signed ones.
     unsigned_rows: &'static [TileFunction],
     signed_rows: &'static [TileFunction],
+    /// The same for signed rows whose sums become codes at once, or none.
+    coded_rows: &'static [CodingFunction],
+    /// The same for tiles of one vector more, with fewer rows, by `rows - 1`.
+    coded_wide: &'static [CodingFunction],
     finish: FinishFunction,
 }
 
@@ -58,8 +62,9 @@ impl ByteKernel {
         self.vectors * self.lanes
     }
 
-    /// Rows in a tile of a product of so many rows. Tiles are made nearly equal.
-    fn height(&self, rows: usize) -> usize {
-        rows.div_ceil(rows.div_ceil(self.rows).max(1)).max(1)
+    /// Rows in a tile of so many vectors for a product of so many rows. Tiles are made nearly equal.
+    fn height(&self, rows: usize, vectors: usize) -> usize {
+        let most = if vectors > self.vectors { self.coded_wide.len() } else { self.rows };
+        rows.div_ceil(rows.div_ceil(most.max(1)).max(1)).max(1)
     }
 }

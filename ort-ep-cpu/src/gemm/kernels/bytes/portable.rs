@@ -30,5 +30,7 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     lanes: 4,
     unsigned_rows: UNSIGNED_ROWS.as_flattened(),
     signed_rows: SIGNED_ROWS.as_flattened(),
+    coded_rows: &[],
+    coded_wide: &[],
     finish,
 };

@@ -3,8 +3,9 @@
 //!
 //! Sums wrap in 32 bits, so that their order does not matter.
 
+use super::finish::Run;
 use crate::simd::Simd;
-use crate::simd::bytes::ByteLanes;
+use crate::simd::bytes::{ByteLanes, CodeLanes, Lanes};
 
 /// What one call works on.
 ///
@@ -31,8 +32,28 @@ pub(super) struct Tile {
     pub(super) sums_row: usize,
 }
 
+/// How the sums of a tile become codes, where each row has a term and a factor and columns have none:
+/// `round(min((sum + term) * factor, greatest)) + zero`, nearest in the range of bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Coding<'a> {
+    /// Those of the tile's rows.
+    pub(super) terms: *const i32,
+    pub(super) factors: *const f32,
+    pub(super) greatest: f32,
+    pub(super) zero: i32,
+    pub(super) signed: bool,
+    /// Columns that are wanted, at most 64 in all.
+    pub(super) runs: &'a [Run],
+    pub(super) to: *mut u8,
+    /// From a row of codes to the next.
+    pub(super) to_row: usize,
+}
+
 /// A tile function of some instruction set.
 pub(super) type TileFunction = unsafe fn(&Tile);
+
+/// A tile function that makes codes of the sums, and does not store those.
+pub(super) type CodingFunction = unsafe fn(&Tile, &Coding<'_>);
 
 /// Computes `ROWS` rows and `VECTORS` vectors of sums. Rows are signed and columns unsigned where `SIGNED_ROWS`, else it
 /// is the other way round.
@@ -51,6 +72,63 @@ pub(super) unsafe fn compute<
     lanes: L,
     tile: &Tile,
 ) {
+    let simd = lanes.base();
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        let sums = sums::<L, ROWS, VECTORS, SIGNED_ROWS>(lanes, tile);
+        for row in 0..ROWS {
+            for vector in 0..VECTORS {
+                let to = tile.sums.add(row * tile.sums_row + vector * L::Base::LANES);
+                simd.store_ptr(to.cast(), simd.from_bits(sums[row][vector]));
+            }
+        }
+    }
+}
+
+/// As [`compute`] with signed rows, but the sums become codes where they are.
+///
+/// # Safety
+///
+/// As [`compute`], but for `sums`; there is a term, a factor and a place for each row, and a place for each wanted column.
+#[inline(always)]
+pub(super) unsafe fn compute_codes<L: CodeLanes, const ROWS: usize, const VECTORS: usize>(
+    lanes: L,
+    tile: &Tile,
+    coding: &Coding<'_>,
+) {
+    let (simd, greatest) = (lanes.base(), lanes.base().splat(coding.greatest));
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        let sums = sums::<L, ROWS, VECTORS, true>(lanes, tile);
+        for row in 0..ROWS {
+            let term = simd.splat_i32(*coding.terms.add(row));
+            let factor = simd.splat(*coding.factors.add(row));
+            let mut whole = [term; VECTORS];
+            for vector in 0..VECTORS {
+                let value = simd.mul(simd.to_f32(simd.add_i32(sums[row][vector], term)), factor);
+                // What is below all integers, or is not a number, becomes the least of them.
+                whole[vector] = simd.to_i32(simd.min_or_second(greatest, value));
+            }
+            let codes = lanes.pack_codes(whole, coding.zero, coding.signed);
+            let to = coding.to.wrapping_add(row * coding.to_row);
+            for run in coding.runs {
+                let mask = (u64::MAX >> (64 - run.len)) << run.first;
+                lanes.store_bytes_ptr(to.wrapping_add(run.to).wrapping_sub(run.first), codes, mask);
+            }
+        }
+    }
+}
+
+/// The sums of a tile.
+///
+/// # Safety
+///
+/// As [`compute`], but for `sums`.
+#[inline(always)]
+unsafe fn sums<L: ByteLanes, const ROWS: usize, const VECTORS: usize, const SIGNED_ROWS: bool>(
+    lanes: L,
+    tile: &Tile,
+) -> [[Lanes<L>; VECTORS]; ROWS] {
     let (simd, width) = (lanes.base(), 4 * L::Base::LANES);
     let mut sums = [[simd.splat_i32(0); VECTORS]; ROWS];
     let mut a = tile.a;
@@ -77,11 +155,6 @@ pub(super) unsafe fn compute<
                 b = b.wrapping_add(tile.b_step);
             }
         }
-        for row in 0..ROWS {
-            for vector in 0..VECTORS {
-                let to = tile.sums.add(row * tile.sums_row + vector * L::Base::LANES);
-                simd.store_ptr(to.cast(), simd.from_bits(sums[row][vector]));
-            }
-        }
     }
+    sums
 }

@@ -1,0 +1,173 @@
+//! Regions that wait for the next request of nearly their size instead of going back at once.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::buffer::Origin;
+use crate::{AllocError, Allocator, Buffer, DeviceId, HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, Stats};
+
+/// Smaller regions come from what the heap has at hand.
+const LEAST: usize = 64 << 10;
+
+/// The most bytes that wait.
+const MOST_WAITING: usize = 32 << 20;
+
+/// Calls of [`Recycler::sweep`] that a region waits through.
+const PATIENCE: u32 = 2;
+
+/// Host memory for buffers that come and go in equal sizes, such as the outputs of runs.
+///
+/// The system clears new pages one by one as they are first touched, which takes longer than to fill them. So a dropped
+/// buffer of 64 KiB up to [`HUGE_PAGE_BYTES`] waits for the next request, which finds its bytes as they were left; all
+/// others are the [`HostAllocator`]'s. At most 32 MiB wait, and those that nobody takes go back with
+/// [`sweep`](Self::sweep). A buffer does not keep the recycler alive: without it, it goes back at once.
+pub struct Recycler {
+    this: Weak<Recycler>,
+    waiting: Mutex<Vec<Waiting>>,
+}
+
+/// A region without a user, and the sweeps that it has seen.
+struct Waiting {
+    region: Box<Buffer>,
+    sweeps: u32,
+}
+
+impl Recycler {
+    /// A recycler in which nothing waits.
+    pub fn new() -> Arc<Recycler> {
+        Arc::new_cyclic(|this| Recycler { this: this.clone(), waiting: Mutex::default() })
+    }
+
+    /// Lets go of regions that nobody took between this call and the one before the last.
+    pub fn sweep(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.iter_mut().for_each(|region| region.sweeps += 1);
+        waiting.retain(|region| region.sweeps < PATIENCE);
+    }
+
+    /// The smallest region that holds so many bytes without wasting a quarter of them.
+    fn take(&self, bytes: usize) -> Option<Box<Buffer>> {
+        let mut waiting = self.waiting.lock();
+        let fits = |len: usize| len >= bytes && len - bytes <= bytes / 4;
+        let places = waiting.iter().enumerate().filter(|(_, waiting)| fits(waiting.region.len()));
+        let (place, _) = places.min_by_key(|(_, waiting)| waiting.region.len())?;
+        Some(waiting.swap_remove(place).region)
+    }
+
+    fn put(&self, region: Box<Buffer>) {
+        let mut waiting = self.waiting.lock();
+        let all: usize = waiting.iter().map(|waiting| waiting.region.len()).sum();
+        if all.saturating_add(region.len()) <= MOST_WAITING {
+            waiting.push(Waiting { region, sweeps: 0 });
+        }
+    }
+}
+
+/// Sizes that grow from request to request, as those of caches do, find what was there before: up to a sixteenth is left
+/// open.
+fn rounded(bytes: usize) -> usize {
+    bytes.next_multiple_of(1 << (bytes / 16).max(1).ilog2())
+}
+
+impl Allocator for Recycler {
+    fn device(&self) -> DeviceId {
+        DeviceId::HOST
+    }
+
+    fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
+        let host = HostAllocator::global();
+        if !(LEAST..HUGE_PAGE_BYTES).contains(&bytes) || alignment > HOST_ALIGNMENT {
+            return host.allocate(bytes, alignment);
+        }
+        AllocError::check_alignment(DeviceId::HOST, alignment)?;
+        let region = match self.take(bytes) {
+            Some(region) => region,
+            None => Box::new(host.allocate(rounded(bytes), alignment)?),
+        };
+        // The region is as long as `bytes` or longer, and nobody reads or writes it but through the buffer over it.
+        let (address, home) = (region.address(), self.this.clone());
+        let origin = Origin::Recycled(Recycled { region: Some(region), home });
+        Ok(Buffer::new(address, bytes, DeviceId::HOST, origin))
+    }
+
+    fn stats(&self) -> Stats {
+        HostAllocator::global().stats()
+    }
+
+    fn trim(&self) -> usize {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        waiting.iter().map(|waiting| waiting.region.len()).sum()
+    }
+}
+
+/// A region in use, at least as long as the buffer over it.
+pub(crate) struct Recycled {
+    region: Option<Box<Buffer>>,
+    home: Weak<Recycler>,
+}
+
+impl Drop for Recycled {
+    fn drop(&mut self) {
+        if let (Some(region), Some(home)) = (self.region.take(), self.home.upgrade()) {
+            home.put(region);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(buffer: &Buffer) -> *const u8 {
+        buffer.bytes().unwrap_or_default().as_ptr()
+    }
+
+    #[test]
+    fn the_next_request_of_nearly_the_size_gets_what_was_dropped() -> Result<(), AllocError> {
+        // (first request, second request, whether the second gets the first one's memory)
+        for (first, second, same) in [
+            (100_000, 100_000, true),
+            (396_288, 399_360, true),
+            (100_000, 90_000, true),
+            (100_000, 60_000, false),
+            (200_000, 100_000, false),
+            (100_000, 200_000, false),
+        ] {
+            let recycler = Recycler::new();
+            let mut buffer = recycler.allocate(first, 64)?;
+            buffer.bytes_mut().unwrap_or_default().fill(7);
+            let before = start(&buffer);
+            drop(buffer);
+            let waiting = recycler.waiting.lock().len();
+            assert_eq!(waiting, 1, "{first}");
+            let buffer = recycler.allocate(second, 64)?;
+            assert_eq!(buffer.len(), second);
+            assert_eq!(recycler.waiting.lock().is_empty(), same, "{first} {second}");
+            assert_eq!(start(&buffer) == before, same, "{first} {second}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_nobody_takes_goes_back() -> Result<(), AllocError> {
+        let recycler = Recycler::new();
+        drop(recycler.allocate(100_000, 64)?);
+        for left in [1, 0] {
+            recycler.sweep();
+            assert_eq!(recycler.waiting.lock().len(), left);
+        }
+        let buffers = (0..40).map(|_| recycler.allocate(1 << 20, 64)).collect::<Result<Vec<_>, _>>()?;
+        let outlives = recycler.allocate(1 << 20, 64)?;
+        // Small and large regions do not wait.
+        drop([recycler.allocate(1000, 64)?, recycler.allocate(4 << 20, 64)?]);
+        assert!(recycler.waiting.lock().is_empty());
+        drop(buffers);
+        assert_eq!(recycler.waiting.lock().len(), 32);
+        assert_eq!(recycler.trim(), 32 << 20);
+        assert!(recycler.waiting.lock().is_empty());
+        drop(recycler);
+        assert_eq!(outlives.len(), 1 << 20);
+        Ok(())
+    }
+}
