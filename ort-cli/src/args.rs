@@ -37,7 +37,7 @@ pub(crate) struct ModelArgs {
     /// Threads inside one operator [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// How the CPU provider multiplies float matrices.
+    /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     pub(crate) precision: PrecisionArg,
     /// How much of the graph may be rewritten before it runs.
@@ -65,6 +65,8 @@ pub(crate) struct ModelArgs {
 pub(crate) enum PrecisionArg {
     /// float32 throughout.
     Fp32,
+    /// Matrix products and convolutions of bfloat16 with float32 sums.
+    Bf16,
 }
 
 impl ModelArgs {
@@ -87,6 +89,7 @@ impl ModelArgs {
     pub(crate) fn session(&self, model: &Model) -> Result<Session> {
         let precision = match self.precision {
             PrecisionArg::Fp32 => Precision::Fp32,
+            PrecisionArg::Bf16 => Precision::Bf16,
         };
         let mut builder = Session::builder(model).precision(precision).optimizer(self.optimizer());
         for name in &self.providers {

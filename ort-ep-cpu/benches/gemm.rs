@@ -99,8 +99,8 @@ fn main() {
             if isa == Isa::Scalar && threads == 2 {
                 continue;
             }
-            let cpu = Cpu { isa, threads };
-            let peak = peak(Cpu { isa, threads: 1 }) * threads as f64;
+            let cpu = Cpu { isa, ..Cpu::with_threads(threads) };
+            let peak = peak(Cpu { isa, ..Cpu::with_threads(1) }) * threads as f64;
             println!("\n{} on {threads}: in the nearest cache {peak:.1} GFLOP/s", isa.name());
             for shape in [
                 [128, 768, 768],

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use ort_alloc::{Allocator, DeviceId, HostAllocator};
 use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, KernelDef, KernelTable, NodeView,
-    ProviderEntry, ProviderOptions, check_options,
+    Precision, ProviderEntry, ProviderOptions, check_options,
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, Within, ensure, error};
@@ -57,12 +57,14 @@ struct CpuDevice {
 impl CpuDevice {
     fn describe() -> DeviceInfo {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let bf16 = if Isa::current().has_bf16_products() { "yes" } else { "no" };
         DeviceInfo {
             provider: "cpu",
             name: std::env::consts::ARCH.to_string(),
             memory_bytes: None,
             facts: vec![
                 ("isa (ORT_ISA lowers it)".to_string(), Isa::current().name().to_string()),
+                ("bfloat16 products (AVX512-BF16)".to_string(), bf16.to_string()),
                 ("threads".to_string(), threads.to_string()),
             ],
         }
@@ -94,6 +96,12 @@ impl Device for CpuDevice {
     }
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        ensure!(
+            cx.precision == Precision::Fp32 || Isa::current().has_bf16_products(),
+            NotImplemented,
+            "products in bfloat16 need a CPU with AVX512-BF16, and this process uses {} without it; leave the precision at fp32",
+            Isa::current().name()
+        );
         let kernel =
             CpuDevice::table().find(&cx.node).map_err(|reason| error!(NotImplemented, "{reason}"))?;
         (kernel.make)(cx).within(|| "provider cpu")

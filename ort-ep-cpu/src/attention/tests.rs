@@ -197,7 +197,7 @@ fn results_are_weighted_sums() {
         let expected = case.expected(&inputs, f64::from(scale));
         for isa in Isa::available() {
             let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
-            let got = case.run(Cpu { isa, threads: 1 }, &inputs, sides, scale);
+            let got = case.run(Cpu { isa, ..Cpu::with_threads(1) }, &inputs, sides, scale);
             for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 let error = (f64::from(*got) - expected).abs();
                 let Case { sizes, kind, softcap, has_sinks, .. } = &case;

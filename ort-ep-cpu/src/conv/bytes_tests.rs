@@ -107,7 +107,7 @@ impl Case {
         let factors: Vec<f32> = (0..filters).map(|filter| 0.002 / (1 + filter) as f32).collect();
         for isa in Isa::available() {
             for threads in [1, 2] {
-                let cpu = Cpu { isa, threads };
+                let cpu = Cpu { isa, ..Cpu::with_threads(threads) };
                 let what =
                     format!("{isa:?} {threads} {window:?} {:?} {signed:?} {filter_zeros:?}", self.counts);
                 let len = code_conv_workspace_len(cpu, window, shape).unwrap();

@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use super::{ConvGeometry, part, winograd};
 use crate::gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Step,
-    Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_b, run_batch, transpose, unfold,
+    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Precision,
+    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_b, run_batch, transpose, unfold,
     unfolded_len,
 };
 use crate::parallel::for_each_chunk_mut;
@@ -31,7 +31,8 @@ impl WeightSide {
     /// The faster side for a geometry. Each gives the right result with any image, so that one
     /// packing can serve images of several sizes.
     pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
-        if let Some(tile) = winograd::preferred(geometry) {
+        // Products of bfloat16 are faster than the transforms, and their sums would lose what the transforms cancel.
+        if let (Precision::Fp32, Some(tile)) = (cpu.precision, winograd::preferred(geometry)) {
             return WeightSide::Transformed(tile);
         }
         /// Images of more pixels fill their vectors well, and their sums would take much workspace.
@@ -56,8 +57,13 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     match side {
         WeightSide::Left => PackedA::len(cpu, geometry.group_filters(), steps(geometry)),
         WeightSide::Right => PackedB::len(cpu, steps(geometry), geometry.group_filters()),
-        WeightSide::Transformed(tile) => winograd::group_len(cpu, geometry, tile),
+        WeightSide::Transformed(tile) => winograd::group_len(exact(cpu), geometry, tile),
     }
+}
+
+/// What Winograd's transforms are computed with, whatever the precision.
+fn exact(cpu: Cpu) -> Cpu {
+    cpu.in_precision(Precision::Fp32)
 }
 
 /// Length of the sums: channels of a group times kernel positions.
@@ -96,7 +102,7 @@ pub fn pack_weights<T: Weight>(
         match side {
             WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
             WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
-            WeightSide::Transformed(tile) => winograd::pack(cpu, geometry, tile, weights, packed),
+            WeightSide::Transformed(tile) => winograd::pack(exact(cpu), geometry, tile, weights, packed),
         }
     }
     Ok(())
@@ -112,8 +118,11 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
             let count = geometry.batch * geometry.groups;
             crate::gemm::workspace_len(cpu, count, [filters, pixels, steps], source)
         }
-        WeightSide::Right => filters * pixels + unfolded(geometry),
-        WeightSide::Transformed(tile) => winograd::workspace_len(cpu, geometry, tile),
+        WeightSide::Right => {
+            let product = crate::gemm::workspace_len(cpu, 1, [pixels, filters, steps], BSource::Packed);
+            filters * pixels + unfolded(geometry) + product
+        }
+        WeightSide::Transformed(tile) => winograd::workspace_len(exact(cpu), geometry, tile),
     }
 }
 
@@ -156,7 +165,7 @@ pub fn forward(
         WeightSide::Left => {}
         WeightSide::Right => return forward_right(cpu, geometry, input, output, workspace),
         WeightSide::Transformed(tile) => {
-            return winograd::forward(cpu, geometry, tile, input, output, workspace);
+            return winograd::forward(exact(cpu), geometry, tile, input, output, workspace);
         }
     }
     let window = &geometry.window;
@@ -225,7 +234,7 @@ fn forward_right(
         return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
     }
     let (sums, workspace) = workspace.split_at_mut(filters * pixels);
-    let unfolded = &mut workspace[..unfolded(geometry)];
+    let (unfolded, workspace) = workspace.split_at_mut(unfolded(geometry));
     for (index, output) in output.chunks_mut(filters * pixels).enumerate() {
         let (image, weights) = operands(cpu, geometry, &input, index)?;
         let windows = match window.is_pointwise() {
@@ -241,7 +250,7 @@ fn forward_right(
         let (first_steps, rest) = turned(input.epilogue, origin.bias_row);
         let product =
             Gemm { epilogue: &first_steps, ..Gemm::new(AOperand::Plain(left), BOperand::Packed(right)) };
-        product.run(cpu, sums, filters, &mut [])?;
+        product.run(cpu, sums, filters, workspace)?;
         let sums = &*sums;
         for_each_chunk_mut(cpu.threads, output, AT_ONCE * pixels, |block, planes| {
             let first = block * AT_ONCE;

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::WeightSide::{Left, Right, Transformed};
 use super::*;
-use crate::gemm::tests::values;
-use crate::gemm::{Activation, Cpu, Step};
+use crate::gemm::tests::{precisions, rounded, values};
+use crate::gemm::{Activation, Cpu, Precision, Step};
 use crate::simd::isa::Isa;
 
 const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
@@ -72,6 +72,10 @@ struct Case {
 }
 
 fn check(case: &Case, transpose: bool) {
+    precisions().for_each(|precision| check_in(precision, case, transpose));
+}
+
+fn check_in(precision: Precision, case: &Case, transpose: bool) {
     let attributes = ConvAttributes {
         strides: &case.strides,
         dilations: &case.dilations,
@@ -83,8 +87,8 @@ fn check(case: &Case, transpose: bool) {
         true => ConvGeometry::transposed(&case.image, &case.weight, &attributes).unwrap(),
         false => ConvGeometry::new(&case.image, &case.weight, &attributes).unwrap(),
     };
-    let image = values(case.image.iter().product(), 1);
-    let weights = values(case.weight.iter().product(), 2);
+    let image = rounded(precision, values(case.image.iter().product(), 1));
+    let weights = rounded(precision, values(case.weight.iter().product(), 2));
     let product = reference(&geometry, &image, &weights, transpose);
     let plane = product.len() / (geometry.batch * geometry.filters).max(1);
     let (bias, residual) = (values(geometry.filters, 3), values(product.len(), 4));
@@ -106,7 +110,7 @@ fn check(case: &Case, transpose: bool) {
             }
         }
         for (side, threads) in sides.into_iter().flat_map(|side| [1, 2, 3].map(|threads| (side, threads))) {
-            let cpu = Cpu { isa, threads };
+            let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
             let mut output = vec![f32::NAN; product.len()];
             let (packed_len, workspace_len) = match transpose {
                 true => {
@@ -126,7 +130,7 @@ fn check(case: &Case, transpose: bool) {
             }
             match threads {
                 1 => alone.clone_from(&output),
-                _ => assert!(alone == output, "{isa:?} {case:?} differs on {threads} threads"),
+                _ => assert!(alone == output, "{isa:?} {precision:?} {case:?} differs on {threads} threads"),
             }
             let bound = if side == Transformed(Tile::Four) { 1e-4 } else { 2e-5 };
             for (index, found) in output.iter().enumerate() {
@@ -136,7 +140,7 @@ fn check(case: &Case, transpose: bool) {
                 let error = (f64::from(*found) - expected).abs();
                 assert!(
                     error < bound * (1.0 + expected.abs()),
-                    "{isa:?} {side:?} {case:?} at {index}: {found} is not {expected}"
+                    "{isa:?} {precision:?} {side:?} {case:?} at {index}: {found} is not {expected}"
                 );
             }
         }

@@ -1,10 +1,10 @@
 //! Block sizes by cache, and how a product is cut into tasks.
 
 use super::blocks::STEPS_ALIGNED;
-use super::kernels::{Grid, Kernel};
+use super::kernels::{Grid, Kernel, SlotLens};
 use super::{BSource, Cpu};
 
-/// The most steps in a block: a panel of B then fits the second-level cache many times over, and C
+/// The most steps in a block, by how many are in an element: a panel of B then fits the second-level cache many times over, and C
 /// is visited seldom enough.
 const STEPS: usize = 384;
 
@@ -32,25 +32,29 @@ const WORTH_A_THREAD: usize = 1 << 18;
 /// How many values of workspace a batch of `count` products of `shape` (M, N, K) needs.
 pub fn workspace_len(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> usize {
     let grid = grid(cpu, count, shape, source);
-    grid.threads * grid.slot_len
+    grid.threads * grid.slot.len()
 }
 
 /// Chooses blocks and parts. The steps of a block depend on K alone, so that sums do too.
 pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> Grid {
     let [m, n, k] = shape;
-    let kernel = Kernel::of(cpu.isa);
+    let kernel = Kernel::of(cpu);
     let height = kernel.height(m);
     let (tiles, panels) = (m.div_ceil(height).max(1), n.div_ceil(kernel.width()).max(1));
-    let steps = k.div_ceil(k.div_ceil(STEPS).max(1)).max(1);
+    let steps = k.div_ceil(k.div_ceil(STEPS * kernel.terms()).max(1)).max(1);
+    // An element does not reach over the end of a block.
+    let steps = steps.next_multiple_of(kernel.terms());
     // Weights in blocks are widened from whole blocks on.
     let steps = if source == BSource::Blocks { steps.next_multiple_of(STEPS_ALIGNED) } else { steps };
+    let elements = kernel.elements(steps);
     let packs = match source {
         BSource::Packed => false,
+        _ if kernel.terms() > 1 => true,
         BSource::Rows if n.is_multiple_of(CONFLICT) => m > DIRECT_ROWS_IN_CONFLICT,
         BSource::Rows => m > DIRECT_ROWS && n > 1,
         BSource::Strided | BSource::Im2col | BSource::Blocks => true,
     };
-    let at_once = (BLOCK_B / (steps * kernel.width())).max(2);
+    let at_once = (BLOCK_B / (elements * kernel.width())).max(2);
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
         false if k > steps => COLUMNS.div_ceil(kernel.width()),
@@ -61,9 +65,13 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let threads = cpu.threads.min(work / WORTH_A_THREAD + 1).clamp(1, tiles * panels * count.max(1));
     let parts = parts(threads, count, [tiles, panels], packs);
     let panels_at_once = panels_at_once.min(panels.div_ceil(parts[1])).max(1);
-    let slot_len = if packs { panels_at_once * kernel.width() * steps } else { 0 };
-    let tiles_at_once = (BLOCK_A / (steps * height)).max(1);
-    Grid { isa: cpu.isa, count, shape, parts, steps, tiles_at_once, panels_at_once, threads, slot_len }
+    let tiles_at_once = (BLOCK_A / (elements * height)).max(1);
+    let slot = SlotLens {
+        block: if packs { panels_at_once * kernel.width() * elements } else { 0 },
+        left: if kernel.terms() > 1 { tiles_at_once.min(tiles) * height * elements } else { 0 },
+        stage: kernel.stage_len(),
+    };
+    Grid { isa: cpu.isa, count, shape, parts, steps, tiles_at_once, panels_at_once, threads, packs, slot }
 }
 
 /// Cuts columns first; rows only where columns are too few, since parts that share columns pack the

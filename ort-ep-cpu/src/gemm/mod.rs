@@ -8,6 +8,9 @@
 //! Nothing here allocates: the caller gives the workspace, whose size [`workspace_len`] tells from
 //! the shapes alone. A result has the same bits for any number of threads.
 //!
+//! In [`Precision::Bf16`] the factors are rounded to bfloat16, two consecutive steps of a sum to an element of a strip, while sums
+//! and everything after them are `f32`; loops, blocks and tiles are the same.
+//!
 //! ```
 //! use ort_ep_cpu::gemm::{
 //!     AOperand, Activation, BOperand, Cpu, Gemm, PackedB, Step, Strided, pack_b, workspace_len,
@@ -57,22 +60,32 @@ pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
 pub use im2col::{Im2col, Window};
 pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
 
+pub use ort_core::ep::Precision;
+
 use crate::simd::isa::Isa;
 use kernels::{Kernel, Output, execute};
 
-/// What to compute with: an instruction set and how many threads, the calling one included.
+/// What to compute with: an instruction set, how many threads, the calling one included, and the type of the factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     /// The instruction set to use. One that this CPU lacks falls back to the widest below it.
     pub isa: Isa,
     /// The most threads to use.
     pub threads: usize,
+    /// What products of `f32` matrices round their factors to. Without [`Isa::has_bf16_products`] it is float32.
+    pub precision: Precision,
 }
 
 impl Cpu {
-    /// The widest instruction set allowed, on `threads` threads.
+    /// The widest instruction set allowed, on `threads` threads, in float32.
     pub fn with_threads(threads: usize) -> Self {
-        Cpu { isa: Isa::current(), threads: threads.max(1) }
+        Cpu { isa: Isa::current(), threads: threads.max(1), precision: Precision::Fp32 }
+    }
+
+    /// The same in another precision.
+    #[must_use]
+    pub fn in_precision(self, precision: Precision) -> Self {
+        Cpu { precision, ..self }
     }
 }
 
@@ -197,7 +210,7 @@ pub fn run_batch<'a>(
     if c.count == 0 {
         return Ok(());
     }
-    let kernel = Kernel::of(cpu.isa);
+    let kernel = Kernel::of(cpu);
     let first = problem(0)?;
     let shape = first.shape()?;
     let [m, n, _] = shape;
@@ -214,7 +227,7 @@ pub fn run_batch<'a>(
         return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
     }
     let grid = blocking::grid(cpu, c.count, shape, first.b.source());
-    let needed = grid.threads * grid.slot_len;
+    let needed = grid.threads * grid.slot.len();
     if workspace.len() < needed {
         return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
     }
@@ -234,16 +247,18 @@ pub fn run_batch<'a>(
 /// Panels fit only the kernel they were cut for.
 fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
     let a = match &gemm.a {
-        AOperand::Packed(packed) => packed.height == kernel.height(packed.rows),
+        AOperand::Packed(packed) => {
+            packed.height == kernel.height(packed.rows) && packed.terms == kernel.terms()
+        }
         AOperand::Plain(_) => true,
     };
     let b = match &gemm.b {
-        BOperand::Packed(packed) => packed.width == kernel.width(),
+        BOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
         BOperand::Plain(_) | BOperand::Im2col(_) | BOperand::Blocks(_) => true,
     };
     match a && b {
         true => Ok(()),
-        false => Err(GemmError::Shape("an operand was packed for another instruction set")),
+        false => Err(GemmError::Shape("an operand was packed for another instruction set or precision")),
     }
 }
 
@@ -286,5 +301,5 @@ pub(crate) fn transpose(
 
 /// Columns in a vector of `cpu`.
 pub(crate) fn lanes(cpu: Cpu) -> usize {
-    Kernel::of(cpu.isa).lanes
+    Kernel::of(cpu).lanes
 }

@@ -2,7 +2,7 @@
 
 use super::blocks::Blocks;
 use super::im2col::Im2col;
-use super::kernels::{Kernel, pack_a_panel, pack_b_panel};
+use super::kernels::Kernel;
 use super::{Cpu, GemmError};
 use crate::parallel::for_each_chunk_mut;
 
@@ -105,19 +105,22 @@ impl Weight for half::bf16 {
     }
 }
 
-/// The left side, cut into panels of a tile's height for one instruction set.
+/// The left side, cut into panels of a tile's height for one instruction set and precision.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedA<'a> {
     pub(super) values: &'a [f32],
     pub(super) rows: usize,
     pub(super) k: usize,
     pub(super) height: usize,
+    /// Steps in an element.
+    pub(super) terms: usize,
 }
 
 impl<'a> PackedA<'a> {
     /// How many values packing a matrix of `rows` by `k` fills.
     pub fn len(cpu: Cpu, rows: usize, k: usize) -> usize {
-        rows.next_multiple_of(Kernel::of(cpu.isa).height(rows)) * k
+        let kernel = Kernel::of(cpu);
+        rows.next_multiple_of(kernel.height(rows)) * kernel.elements(k)
     }
 
     /// Takes values that [`pack_a`] wrote.
@@ -130,23 +133,27 @@ impl<'a> PackedA<'a> {
         if values.len() < needed {
             return Err(GemmError::TooShort { what: "a packed A", needed, len: values.len() });
         }
-        Ok(PackedA { values, rows, k, height: Kernel::of(cpu.isa).height(rows) })
+        let kernel = Kernel::of(cpu);
+        Ok(PackedA { values, rows, k, height: kernel.height(rows), terms: kernel.terms() })
     }
 }
 
-/// The right side, cut into panels of a tile's width for one instruction set.
+/// The right side, cut into panels of a tile's width for one instruction set and precision.
 #[derive(Clone, Copy, Debug)]
 pub struct PackedB<'a> {
     pub(super) values: &'a [f32],
     pub(super) k: usize,
     pub(super) columns: usize,
     pub(super) width: usize,
+    /// Steps in an element.
+    pub(super) terms: usize,
 }
 
 impl<'a> PackedB<'a> {
     /// How many values packing a matrix of `k` by `columns` fills.
     pub fn len(cpu: Cpu, k: usize, columns: usize) -> usize {
-        columns.next_multiple_of(Kernel::of(cpu.isa).width()) * k
+        let kernel = Kernel::of(cpu);
+        columns.next_multiple_of(kernel.width()) * kernel.elements(k)
     }
 
     /// Takes values that [`pack_b`] wrote.
@@ -159,7 +166,8 @@ impl<'a> PackedB<'a> {
         if values.len() < needed {
             return Err(GemmError::TooShort { what: "a packed B", needed, len: values.len() });
         }
-        Ok(PackedB { values, k, columns, width: Kernel::of(cpu.isa).width() })
+        let kernel = Kernel::of(cpu);
+        Ok(PackedB { values, k, columns, width: kernel.width(), terms: kernel.terms() })
     }
 }
 
@@ -178,10 +186,11 @@ pub fn pack_a<T: Weight>(
     let [rows, k] = shape;
     check_extent("a matrix", values.len(), shape, strides)?;
     PackedA::new(cpu, packed, rows, k)?;
-    let height = Kernel::of(cpu.isa).height(rows);
+    let kernel = Kernel::of(cpu);
+    let height = kernel.height(rows);
     let packed = &mut packed[..PackedA::len(cpu, rows, k)];
-    for_each_chunk_mut(cpu.threads, packed, (height * k).max(1), |panel, to| {
-        pack_a_panel(values, [rows, k], strides, panel * height, to);
+    for_each_chunk_mut(cpu.threads, packed, (height * kernel.elements(k)).max(1), |panel, to| {
+        kernel.pack_a_panel(values, [rows, k], strides, panel * height, to);
     });
     Ok(())
 }
@@ -201,10 +210,11 @@ pub fn pack_b<T: Weight>(
     let [k, columns] = shape;
     check_extent("a matrix", values.len(), shape, strides)?;
     PackedB::new(cpu, packed, k, columns)?;
-    let width = Kernel::of(cpu.isa).width();
+    let kernel = Kernel::of(cpu);
+    let width = kernel.width();
     let packed = &mut packed[..PackedB::len(cpu, k, columns)];
-    for_each_chunk_mut(cpu.threads, packed, (width * k).max(1), |panel, to| {
-        pack_b_panel(values, [k, columns], strides, panel * width, to);
+    for_each_chunk_mut(cpu.threads, packed, (width * kernel.elements(k)).max(1), |panel, to| {
+        kernel.pack_b_panel(values, [k, columns], strides, panel * width, to);
     });
     Ok(())
 }

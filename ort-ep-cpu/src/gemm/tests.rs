@@ -6,6 +6,23 @@ use super::*;
 
 const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
+/// The precisions that this CPU has instructions for.
+pub(crate) fn precisions() -> impl Iterator<Item = Precision> {
+    let bf16 = Isa::widest().has_bf16_products();
+    if !bf16 {
+        eprintln!("without AVX512-BF16 products in bfloat16 are not tested");
+    }
+    [Precision::Fp32, Precision::Bf16].into_iter().take(if bf16 { 2 } else { 1 })
+}
+
+/// Numbers that a precision has, so that its products are exact and only sums are rounded.
+pub(crate) fn rounded(precision: Precision, values: Vec<f32>) -> Vec<f32> {
+    match precision {
+        Precision::Fp32 => values,
+        Precision::Bf16 => values.into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect(),
+    }
+}
+
 /// Values with a spread of signs and sizes, the same for the same seed.
 pub(crate) fn values(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
@@ -64,17 +81,22 @@ fn needed(shape: [usize; 2], strides: [usize; 2]) -> usize {
     shape[0] * strides[0] + shape[1] * strides[1]
 }
 
-/// Runs one product in every way there is, and compares all with the reference and with each other.
+/// Runs one product in every way there is, and compares all with the reference.
 fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
+    precisions().for_each(|precision| check_in(precision, shape, a_layout, b_layout));
+}
+
+fn check_in(precision: Precision, shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
     let [m, n, k] = shape;
     let (a_strides, b_strides) = (a_layout.strides(m, k), b_layout.strides(k, n));
-    let (a_values, b_values) = (values(needed([m, k], a_strides), 1), values(needed([k, n], b_strides), 2));
+    let a_values = rounded(precision, values(needed([m, k], a_strides), 1));
+    let b_values = rounded(precision, values(needed([k, n], b_strides), 2));
     let a = Strided::new(&a_values, [m, k], a_strides).unwrap();
     let b = Strided::new(&b_values, [k, n], b_strides).unwrap();
     let expected = reference(&a, &b);
     for isa in ISAS {
         for threads in [1, 2] {
-            let cpu = Cpu { isa, threads };
+            let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
             let mut packed_a = vec![f32::NAN; PackedA::len(cpu, m, k)];
             pack_a(cpu, &a_values, [m, k], a_strides, &mut packed_a).unwrap();
             let mut packed_b = vec![f32::NAN; PackedB::len(cpu, k, n)];
@@ -87,7 +109,7 @@ fn check(shape: [usize; 3], a_layout: Layout, b_layout: Layout) {
                     let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, shape, b.source())];
                     let mut c = vec![f32::NAN; m * n];
                     gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
-                    assert_close(&c, &expected, k, &format!("{isa:?} {shape:?} {a_layout:?} {b_layout:?}"));
+                    assert_close(&c, &expected, k, &format!("{cpu:?} {shape:?} {a_layout:?} {b_layout:?}"));
                 }
             }
         }
@@ -134,9 +156,11 @@ proptest! {
 fn same_bits_on_any_number_of_threads() {
     let [m, n, k] = [150, 333, 777];
     let (a_values, b_values) = (values(m * k, 3), values(k * n, 4));
-    for isa in ISAS {
+    for (isa, precision) in
+        ISAS.into_iter().flat_map(|isa| precisions().map(move |precision| (isa, precision)))
+    {
         let run = |threads: usize| {
-            let cpu = Cpu { isa, threads };
+            let cpu = Cpu { isa, precision, ..Cpu::with_threads(threads) };
             let gemm = Gemm::new(
                 AOperand::Plain(Strided::row_major(&a_values, m, k).unwrap()),
                 BOperand::Plain(Strided::row_major(&b_values, k, n).unwrap()),
@@ -147,7 +171,51 @@ fn same_bits_on_any_number_of_threads() {
             c.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
         };
         assert_eq!(run(1), run(2));
+        assert_eq!(run(1), run(3));
         assert_eq!(run(1), run(7));
+    }
+}
+
+#[test]
+fn bfloat16_factors_are_rounded_to_nearest_and_take_half_the_memory() {
+    // Halves of the last place, which go to the even neighbour, and what is close to them.
+    let [m, n, k] = [19, 67, 301];
+    let ties = |seed| -> Vec<f32> {
+        let ends = [0x8000, 0x7FFF, 0x8001, 0];
+        let numbers = values(m.max(n) * k, seed);
+        let tie = |(at, value): (usize, f32)| f32::from_bits(value.to_bits() & 0xFFFF_0000 | ends[at % 4]);
+        numbers.into_iter().enumerate().map(tie).collect()
+    };
+    for precision in precisions().skip(1) {
+        let cpu = Cpu { precision, ..Cpu::with_threads(1) };
+        assert_eq!(PackedB::len(cpu, k, n), PackedB::len(Cpu::with_threads(1), k.div_ceil(2), n));
+        assert_eq!(PackedA::len(cpu, m, k), PackedA::len(Cpu::with_threads(1), m, k.div_ceil(2)));
+        let (a, b) = (ties(13), ties(14));
+        let run = |a: &[f32], b: &[f32], strides: [[usize; 2]; 2], packs: bool| {
+            let mut packed = vec![f32::NAN; PackedB::len(cpu, k, n)];
+            pack_b(cpu, b, [k, n], strides[1], &mut packed).unwrap();
+            let right = match packs {
+                true => BOperand::Packed(PackedB::new(cpu, &packed, k, n).unwrap()),
+                false => BOperand::Plain(Strided::new(b, [k, n], strides[1]).unwrap()),
+            };
+            let gemm = Gemm::new(AOperand::Plain(Strided::new(a, [m, k], strides[0]).unwrap()), right);
+            let mut workspace = vec![f32::NAN; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
+            let mut c = vec![f32::NAN; m * n];
+            gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
+            c
+        };
+        for strides in [[[k, 1], [n, 1]], [[1, m], [1, k]]] {
+            let expected =
+                run(&rounded(precision, a.clone()), &rounded(precision, b.clone()), strides, false);
+            assert!(expected == run(&a, &b, strides, false) && expected == run(&a, &b, strides, true));
+            let exact = reference(
+                &Strided::new(&a, [m, k], strides[0]).unwrap(),
+                &Strided::new(&b, [k, n], strides[1]).unwrap(),
+            );
+            let error = |(found, exact): (&f32, &f64)| (f64::from(*found) - exact).abs();
+            let largest = expected.iter().zip(&exact).map(error).fold(0.0, f64::max);
+            assert!((1e-4..0.1).contains(&largest), "{largest} is not what rounding to bfloat16 does");
+        }
     }
 }
 
@@ -164,7 +232,8 @@ fn epilogues() {
         (Activation::Silu, |x| x / (1.0 + (-x).exp())),
     ];
     for [m, n, k] in [[1, 30, 9], [13, 1, 9], [13, 55, 9], [70, 55, 500]] {
-        let (a_values, b_values) = (values(m * k, 5), values(k * n, 6));
+        let (a_values, b_values) =
+            (rounded(Precision::Bf16, values(m * k, 5)), rounded(Precision::Bf16, values(k * n, 6)));
         let (rows, columns, residual) = (values(m, 7), values(n, 8), values(m * (n + 2), 9));
         let a = Strided::row_major(&a_values, m, k).unwrap();
         let b = Strided::row_major(&b_values, k, n).unwrap();
@@ -193,8 +262,10 @@ fn epilogues() {
                     formula(-2.0 * formula(sum + added) + added)
                 })
                 .collect();
-            for isa in ISAS {
-                let cpu = Cpu { isa, threads: 2 };
+            for (isa, precision) in
+                ISAS.into_iter().flat_map(|isa| precisions().map(move |precision| (isa, precision)))
+            {
+                let cpu = Cpu { isa, precision, ..Cpu::with_threads(2) };
                 let gemm = Gemm {
                     alpha: 0.5,
                     beta: 0.25,
@@ -204,7 +275,7 @@ fn epilogues() {
                 let mut workspace = vec![0.0; workspace_len(cpu, 1, [m, n, k], gemm.b.source())];
                 let mut c = before.clone();
                 gemm.run(cpu, &mut c, n, &mut workspace).unwrap();
-                assert_close(&c, &expected, 4 * k, &format!("{isa:?} {activation:?}"));
+                assert_close(&c, &expected, 4 * k, &format!("{cpu:?} {activation:?}"));
             }
         }
     }
@@ -213,7 +284,7 @@ fn epilogues() {
 #[test]
 fn nan_passes_through_activations() {
     for isa in ISAS {
-        let cpu = Cpu { isa, threads: 1 };
+        let cpu = Cpu { isa, ..Cpu::with_threads(1) };
         let (a, b) = ([f32::NAN; 4], [1.0; 40]);
         let steps = [Step::Activate(Activation::Relu)];
         let gemm = Gemm {
@@ -236,7 +307,7 @@ fn batches_and_half_precision_weights() {
     let halves: Vec<half::f16> = values(k * n, 12).into_iter().map(half::f16::from_f32).collect();
     let widened: Vec<f32> = halves.iter().map(|value| value.to_f32()).collect();
     for isa in ISAS {
-        let cpu = Cpu { isa, threads: 2 };
+        let cpu = Cpu { isa, ..Cpu::with_threads(2) };
         let mut packed = vec![0.0; PackedB::len(cpu, k, n)];
         pack_b(cpu, &halves, [k, n], [n, 1], &mut packed).unwrap();
         let right = PackedB::new(cpu, &packed, k, n).unwrap();
@@ -259,7 +330,7 @@ fn batches_and_half_precision_weights() {
 
 #[test]
 fn refusals() {
-    let cpu = Cpu { isa: Isa::Scalar, threads: 1 };
+    let cpu = Cpu { isa: Isa::Scalar, ..Cpu::with_threads(1) };
     let numbers = [0.0; 12];
     assert!(Strided::row_major(&numbers, 4, 4).is_err());
     let a = Strided::row_major(&numbers, 3, 4).unwrap();
@@ -278,7 +349,7 @@ fn other_number_types() {
     for [m, n, k] in [[1, 1, 1], [3, 5, 7], [17, 530, 33], [4, 6, 0]] {
         for isa in ISAS {
             for b_strides in [[n, 1], [1, k]] {
-                let cpu = Cpu { isa, threads: 2 };
+                let cpu = Cpu { isa, ..Cpu::with_threads(2) };
                 let a: Vec<i64> = (0..m * k).map(|index| (index as i64 * 7919) % 101 - 50).collect();
                 let b: Vec<i64> = (0..k * n).map(|index| (index as i64 * 104_729) % 97 - 48).collect();
                 let at = |row: usize, column: usize| -> i64 {

@@ -41,6 +41,16 @@ impl Isa {
             .filter(move |isa| *isa <= Isa::widest() && Some(*isa) != foreign)
     }
 
+    /// Whether products of bfloat16 with `f32` sums are there (AVX512-BF16), beside an instruction set at least this wide.
+    pub fn has_bf16_products(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            self >= Isa::Avx512 && Isa::widest() >= Isa::Avx512 && is_x86_feature_detected!("avx512bf16")
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// The instruction set called `name`, in lower case.
     pub fn from_name(name: &str) -> Option<Isa> {
         [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512].into_iter().find(|isa| isa.name() == name)

@@ -66,7 +66,7 @@ impl Case {
         let sums = self.sums(&a, &b, &bias);
         for isa in Isa::available() {
             for threads in [1, 2] {
-                let cpu = Cpu { isa, threads };
+                let cpu = Cpu { isa, ..Cpu::with_threads(threads) };
                 let what = format!("{isa:?} {threads} {:?} {:?} {:?}", self.shape, self.signed, self.zeros);
                 let mut packed = vec![0_u32; packed_right_len(cpu, k, columns) / 4];
                 let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);
@@ -156,7 +156,7 @@ fn products_of_every_length() {
 fn extremes_do_not_saturate() {
     let (k, columns) = (1024, 20);
     for isa in Isa::available() {
-        let cpu = Cpu { isa, threads: 1 };
+        let cpu = Cpu { isa, ..Cpu::with_threads(1) };
         let mut packed = vec![0_u32; packed_right_len(cpu, k, columns) / 4];
         let packed: &mut [u8] = bytemuck::cast_slice_mut(&mut packed);
         let (a, b) = (vec![255; k], vec![0x80; k * columns]);

@@ -194,4 +194,5 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose,
+    pairs: None,
 };

@@ -5,16 +5,17 @@ use core::arch::x86_64::*;
 use super::tile::{AddRows, Tile, TileFunction, Vector, add_rows, compute, dot};
 use super::{CopyRows, Kernel, copy_rows};
 
+/// Sixteen `f32`; with `PAIRS`, a step of a sum takes its factors for pairs of bfloat16, which needs AVX512-BF16.
 #[derive(Clone, Copy)]
-struct Zmm(__m512);
+pub(super) struct Zmm<const PAIRS: bool>(__m512);
 
 #[inline(always)]
-fn mask(count: usize) -> __mmask16 {
+pub(super) fn mask(count: usize) -> __mmask16 {
     // A count of 16 or more means all lanes.
     if count >= 16 { 0xFFFF } else { (1_u16 << count) - 1 }
 }
 
-impl Vector for Zmm {
+impl<const PAIRS: bool> Vector for Zmm<PAIRS> {
     const LANES: usize = 16;
 
     #[inline(always)]
@@ -69,6 +70,17 @@ impl Vector for Zmm {
         Zmm(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
     }
     #[inline(always)]
+    unsafe fn accumulate(self, columns: Self, factor: Self) -> Self {
+        if PAIRS {
+            // SAFETY: AVX512-BF16 is there; the types are as large, and all bits are numbers in both.
+            return Zmm(unsafe {
+                _mm512_dpbf16_ps(self.0, std::mem::transmute(columns.0), std::mem::transmute(factor.0))
+            });
+        }
+        // SAFETY: AVX-512 is there.
+        unsafe { factor.mul_add(columns, self) }
+    }
+    #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         // SAFETY: AVX-512 is there. The instruction returns its second operand for a NaN.
         Zmm(unsafe { _mm512_max_ps(other.0, self.0) })
@@ -88,25 +100,25 @@ impl Vector for Zmm {
 #[target_feature(enable = "avx512f,avx512vl")]
 unsafe fn tile<const ROWS: usize, const VECTORS: usize, const PARTIAL: bool>(call: &Tile) {
     // SAFETY: passed on.
-    unsafe { compute::<Zmm, ROWS, VECTORS, PARTIAL>(call) }
+    unsafe { compute::<Zmm<false>, ROWS, VECTORS, PARTIAL>(call) }
 }
 
 #[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn rows(call: &AddRows) {
+pub(super) unsafe fn rows(call: &AddRows) {
     // SAFETY: passed on.
-    unsafe { add_rows::<Zmm>(call) }
+    unsafe { add_rows::<Zmm<false>>(call) }
 }
 
 #[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
+pub(super) unsafe fn inner(left: *const f32, right: *const f32, len: usize) -> f32 {
     // SAFETY: passed on.
-    unsafe { dot::<Zmm>(left, right, len) }
+    unsafe { dot::<Zmm<false>>(left, right, len) }
 }
 
 #[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn copies(call: &CopyRows) {
+pub(super) unsafe fn copies(call: &CopyRows) {
     // SAFETY: passed on.
-    unsafe { copy_rows::<Zmm>(call) }
+    unsafe { copy_rows::<Zmm<false>>(call) }
 }
 
 macro_rules! row {
@@ -128,4 +140,5 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: super::avx2::transpose,
+    pairs: None,
 };

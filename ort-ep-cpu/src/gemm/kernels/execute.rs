@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::Kernel;
+use super::pairs::STAGED;
 use super::tile::{AddRows, Tile};
 use crate::gemm::epilogue::{Finish, apply};
 use crate::gemm::operand::{AOperand, BOperand, Strided};
@@ -38,8 +39,41 @@ pub(in crate::gemm) struct Grid {
     /// Panels of B packed or used together.
     pub(in crate::gemm) panels_at_once: usize,
     pub(in crate::gemm) threads: usize,
-    /// Workspace of each thread: a packed block of B, or nothing.
-    pub(in crate::gemm) slot_len: usize,
+    /// Whether blocks of B are packed into the workspace.
+    pub(in crate::gemm) packs: bool,
+    /// Workspace of each thread.
+    pub(in crate::gemm) slot: SlotLens,
+}
+
+/// What a thread's part of the workspace holds, in values.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gemm) struct SlotLens {
+    /// A packed block of B.
+    pub(in crate::gemm) block: usize,
+    /// Rows of A that had to be converted.
+    pub(in crate::gemm) left: usize,
+    /// What is yet to be converted.
+    pub(in crate::gemm) stage: usize,
+}
+
+impl SlotLens {
+    pub(in crate::gemm) fn len(&self) -> usize {
+        self.block + self.left + self.stage
+    }
+
+    /// A slot in its parts.
+    fn split<'a>(&self, slot: &'a mut [f32]) -> Slot<'a> {
+        let (block, rest) = slot.split_at_mut(self.block);
+        let (left, stage) = rest.split_at_mut(self.left);
+        Slot { block, left, stage }
+    }
+}
+
+/// A thread's part of the workspace.
+struct Slot<'a> {
+    block: &'a mut [f32],
+    left: &'a mut [f32],
+    stage: &'a mut [f32],
 }
 
 /// Where the results go.
@@ -119,7 +153,7 @@ pub(in crate::gemm) fn execute<'a>(
             block.run(
                 cut(tiles, row_parts, part % row_parts),
                 cut(panels, column_parts, part / row_parts),
-                slot,
+                &mut grid.slot.split(slot),
             );
         }
     };
@@ -129,13 +163,14 @@ pub(in crate::gemm) fn execute<'a>(
 
 /// Gives each task to some thread, along with the part of the workspace that is that thread's.
 fn distribute(grid: &Grid, tasks: usize, workspace: &mut [f32], run: &(dyn Fn(usize, &mut [f32]) + Sync)) {
-    if grid.slot_len == 0 {
+    let slot_len = grid.slot.len();
+    if slot_len == 0 {
         Pool::global().run(grid.threads, tasks, &|task| run(task, &mut []));
         return;
     }
     let next = AtomicUsize::new(0);
-    let slots = &mut workspace[..grid.threads * grid.slot_len];
-    for_each_chunk_mut(grid.threads, slots, grid.slot_len, |_, slot| {
+    let slots = &mut workspace[..grid.threads * slot_len];
+    for_each_chunk_mut(grid.threads, slots, slot_len, |_, slot| {
         loop {
             let task = next.fetch_add(1, Ordering::Relaxed);
             if task >= tasks {
@@ -151,12 +186,14 @@ fn cut(len: usize, parts: usize, index: usize) -> Range<usize> {
     len * index / parts..len * (index + 1) / parts
 }
 
-/// A strip of an operand: where it starts, the distance of its lanes (rows of A, panels of B) and
-/// the distance of its steps.
+/// Strips of an operand: where they start, the distance of its tiles or panels, and inside of one the distances of its rows (of
+/// A; columns of B lie side by side) and of its steps.
 #[derive(Clone, Copy)]
-struct Strip {
+struct Strips {
     start: *const f32,
-    lane: usize,
+    /// From a tile of A, or a panel of B, to the next.
+    next: usize,
+    row: usize,
     step: usize,
 }
 
@@ -165,8 +202,9 @@ struct Group {
     tiles: Range<usize>,
     panels: Range<usize>,
     steps: Range<usize>,
-    /// The steps of the panels.
-    b: Strip,
+    /// The steps of the tiles, and of the panels.
+    a: Strips,
+    b: Strips,
 }
 
 /// One product as a task sees it.
@@ -184,7 +222,7 @@ impl Block<'_> {
     /// # Safety
     ///
     /// `c` must hold the whole matrix, and no other thread may touch these tiles and panels of it.
-    unsafe fn run(&self, tiles: Range<usize>, panels: Range<usize>, slot: &mut [f32]) {
+    unsafe fn run(&self, tiles: Range<usize>, panels: Range<usize>, slot: &mut Slot<'_>) {
         if tiles.is_empty() || panels.is_empty() {
             return;
         }
@@ -195,7 +233,7 @@ impl Block<'_> {
             }
             // A block of B that is packed serves all tiles at once. Without packing, fewer tiles at a
             // time keep their part of C in the cache from one range of steps to the next.
-            let at_once = if self.grid.slot_len == 0 { self.grid.tiles_at_once } else { tiles.len() };
+            let at_once = if self.grid.packs { tiles.len() } else { self.grid.tiles_at_once };
             for tile in tiles.clone().step_by(at_once) {
                 let tiles = tile..(tile + at_once).min(tiles.end);
                 for first in panels.clone().step_by(self.grid.panels_at_once) {
@@ -211,16 +249,17 @@ impl Block<'_> {
     /// # Safety
     ///
     /// As [`Block::run`].
-    unsafe fn run_group(&self, tiles: &Range<usize>, panels: Range<usize>, slot: &mut [f32]) {
+    unsafe fn run_group(&self, tiles: &Range<usize>, panels: Range<usize>, slot: &mut Slot<'_>) {
         let [_, _, k] = self.grid.shape;
         let mut step = 0;
         loop {
             let end = (step + self.grid.steps).min(k);
-            let b = self.strip_of_b(&panels, step..end, slot);
+            let b = self.strips_of_b(&panels, step..end, slot);
             for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
                 let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
+                let a = self.strips_of_a(&tiles, step..end, slot);
                 // SAFETY: passed on.
-                unsafe { self.run_strips(tiles, panels.clone(), step..end, b) };
+                unsafe { self.run_strips(&Group { tiles, panels: panels.clone(), steps: step..end, a, b }) };
             }
             step = end;
             if step == k {
@@ -235,61 +274,94 @@ impl Block<'_> {
         panels.start * width..(panels.end * width).min(self.grid.shape[1])
     }
 
-    /// Steps of B for a group of panels: where they lie, or packed into `slot`.
-    fn strip_of_b(&self, panels: &Range<usize>, steps: Range<usize>, slot: &mut [f32]) -> Strip {
-        let width = self.kernel.width();
+    /// Steps of B for a group of panels: where they lie, or packed into the slot.
+    fn strips_of_b(&self, panels: &Range<usize>, steps: Range<usize>, slot: &mut Slot<'_>) -> Strips {
+        let (kernel, width) = (self.kernel, self.kernel.width());
+        let next = kernel.elements(steps.len()) * width;
+        let packed = |start| Strips { start, next, row: 0, step: width };
         match &self.gemm.b {
-            BOperand::Packed(packed) => Strip {
-                start: packed.values.as_ptr().wrapping_add((panels.start * packed.k + steps.start) * width),
-                lane: packed.k * width,
-                step: width,
-            },
-            BOperand::Plain(matrix) if self.grid.slot_len == 0 => Strip {
-                start: matrix
-                    .values
-                    .as_ptr()
-                    .wrapping_add(panels.start * width + steps.start * matrix.row_stride),
-                lane: width,
-                step: matrix.row_stride,
-            },
-            source => {
-                let lane = steps.len() * width;
-                if let BOperand::Im2col(image) = source {
-                    self.kernel.pack_windows(image, steps.clone(), self.columns(panels), slot, [width, lane]);
-                    return Strip { start: slot.as_ptr(), lane, step: width };
-                }
-                for panel in panels.clone() {
+            BOperand::Packed(b) => {
+                let next = kernel.elements(b.k) * width;
+                let first = panels.start * next + kernel.elements(steps.start) * width;
+                Strips { start: b.values.as_ptr().wrapping_add(first), next, row: 0, step: width }
+            }
+            BOperand::Plain(matrix) if !self.grid.packs => {
+                let first = panels.start * width + steps.start * matrix.row_stride;
+                let start = matrix.values.as_ptr().wrapping_add(first);
+                Strips { start, next: width, row: 0, step: matrix.row_stride }
+            }
+            BOperand::Im2col(image) if kernel.terms() == 1 => {
+                kernel.pack_windows(image, steps, self.columns(panels), slot.block, [width, next]);
+                packed(slot.block.as_ptr())
+            }
+            _ => {
+                for (panel, to) in panels.clone().zip(slot.block.chunks_exact_mut(next.max(1))) {
                     let columns = self.columns(&(panel..panel + 1));
-                    let to = &mut slot[(panel - panels.start) * lane..][..lane];
-                    match source {
-                        BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps.clone(), columns, to),
-                        BOperand::Blocks(blocks) => {
-                            blocks.pack(self.grid.isa, steps.clone(), columns, to, width);
-                        }
-                        BOperand::Packed(_) | BOperand::Im2col(_) => {}
+                    match kernel.terms() {
+                        1 => self.pack_panel(steps.clone(), columns, to),
+                        _ => self.pack_pairs(steps.clone(), columns, to, slot.stage),
                     }
                 }
-                Strip { start: slot.as_ptr(), lane, step: width }
+                packed(slot.block.as_ptr())
             }
         }
     }
 
-    /// The strip of A for `tile` from step `step` on.
-    fn strip_of_a(&self, tile: usize, step: usize) -> Strip {
+    /// Packs steps and columns of B into a panel, an element for each step.
+    fn pack_panel(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
+        let width = self.kernel.width();
+        match &self.gemm.b {
+            BOperand::Plain(matrix) => self.kernel.pack_plain(matrix, steps, columns, to),
+            BOperand::Blocks(blocks) => blocks.pack(self.grid.isa, steps, columns, to, width),
+            BOperand::Im2col(image) => {
+                self.kernel.pack_windows(image, steps, columns, to, [width, 0]);
+            }
+            BOperand::Packed(_) => {}
+        }
+    }
+
+    /// The same with an element for each pair of steps.
+    fn pack_pairs(&self, steps: Range<usize>, columns: Range<usize>, to: &mut [f32], stage: &mut [f32]) {
+        let width = self.kernel.width();
+        if let BOperand::Plain(matrix) = &self.gemm.b
+            && (matrix.column_stride == 1 || columns.len() == 1)
+        {
+            let first = steps.start * matrix.row_stride + columns.start * matrix.column_stride;
+            let from = matrix.values.get(first..).unwrap_or(&[]);
+            return self.kernel.pair_rows_into(
+                (from, matrix.row_stride),
+                [steps.len(), columns.len()],
+                (to, width),
+            );
+        }
+        for (start, to) in steps.clone().step_by(STAGED).zip(to.chunks_mut(STAGED / 2 * width)) {
+            let part = start..(start + STAGED).min(steps.end);
+            let staged = &mut stage[..part.len() * width];
+            self.pack_panel(part.clone(), columns.clone(), staged);
+            self.kernel.pair_rows((staged, width), [part.len(), width], to);
+        }
+    }
+
+    /// Steps of A for a group of tiles: where they lie, or as pairs in the slot.
+    fn strips_of_a(&self, tiles: &Range<usize>, steps: Range<usize>, slot: &mut Slot<'_>) -> Strips {
+        let (kernel, height) = (self.kernel, self.height);
         match &self.gemm.a {
-            AOperand::Plain(matrix) => Strip {
-                start: matrix
-                    .values
-                    .as_ptr()
-                    .wrapping_add(tile * self.height * matrix.row_stride + step * matrix.column_stride),
-                lane: matrix.row_stride,
-                step: matrix.column_stride,
-            },
-            AOperand::Packed(packed) => Strip {
-                start: packed.values.as_ptr().wrapping_add((tile * packed.k + step) * self.height),
-                lane: 1,
-                step: self.height,
-            },
+            AOperand::Packed(packed) => {
+                let next = kernel.elements(packed.k) * height;
+                let first = tiles.start * next + kernel.elements(steps.start) * height;
+                Strips { start: packed.values.as_ptr().wrapping_add(first), next, row: 1, step: height }
+            }
+            AOperand::Plain(matrix) if kernel.terms() == 1 => {
+                let [row, step] = [matrix.row_stride, matrix.column_stride];
+                let first = tiles.start * height * row + steps.start * step;
+                let start = matrix.values.as_ptr().wrapping_add(first);
+                Strips { start, next: height * row, row, step }
+            }
+            AOperand::Plain(matrix) => {
+                let rows = tiles.start * height..(tiles.end * height).min(self.grid.shape[0]);
+                let [row, step] = kernel.pair_left(matrix, rows, steps, slot.left, slot.stage);
+                Strips { start: slot.left.as_ptr(), next: height * row, row, step }
+            }
         }
     }
 
@@ -297,31 +369,30 @@ impl Block<'_> {
     ///
     /// # Safety
     ///
-    /// As [`Block::run`], and `b` must hold the steps of the panels.
-    unsafe fn run_strips(&self, tiles: Range<usize>, panels: Range<usize>, steps: Range<usize>, b: Strip) {
-        let ([rows, _, k], last) = (self.grid.shape, steps.end);
-        let group = Group { tiles: tiles.clone(), panels: panels.clone(), steps, b };
+    /// As [`Block::run`], and the strips must hold the steps of the tiles and panels.
+    unsafe fn run_strips(&self, group: &Group) {
+        let ([rows, _, k], Group { tiles, panels, steps, .. }) = (self.grid.shape, group);
         // Tile by tile, rows of C are written in long runs and a strip of weights stays in the nearest cache; but strips of
         // B do not, which matters where they are long and were not packed.
-        let long = self.grid.slot_len == 0 && group.steps.len() > FEW_STEPS;
+        let long = !self.grid.packs && steps.len() > FEW_STEPS;
         let by_tile = matches!(self.gemm.a, AOperand::Packed(_)) && !long;
         // SAFETY: passed on.
         unsafe {
             if by_tile {
                 tiles
                     .clone()
-                    .for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, &group)));
+                    .for_each(|tile| panels.clone().for_each(|panel| self.run_tile(tile, panel, group)));
             } else {
                 panels
                     .clone()
-                    .for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, &group)));
+                    .for_each(|panel| tiles.clone().for_each(|tile| self.run_tile(tile, panel, group)));
             }
         }
-        if last == k && !self.finish.rest.is_empty() {
+        if steps.end == k && !self.finish.rest.is_empty() {
             // Long runs: a call for each row of a tile would cost as much as what it does.
             let rows = tiles.start * self.height..(tiles.end * self.height).min(rows);
             // SAFETY: the caller vouches for C.
-            unsafe { self.apply_rest(rows, &self.columns(&panels)) };
+            unsafe { self.apply_rest(rows, &self.columns(panels)) };
         }
     }
 
@@ -332,21 +403,20 @@ impl Block<'_> {
     /// As [`Block::run_strips`].
     #[inline]
     unsafe fn run_tile(&self, tile: usize, panel: usize, group: &Group) {
-        let ([rows, _, k], Group { tiles, panels, steps, b }) = (self.grid.shape, group);
+        let ([rows, _, k], Group { tiles, panels, steps, a, b }) = (self.grid.shape, group);
         let columns = self.columns(&(panel..panel + 1));
         let vectors = columns.len().div_ceil(self.kernel.lanes);
         // Only a strip that was not packed can end before its last vector does.
-        let packed = self.grid.slot_len != 0 || matches!(self.gemm.b, BOperand::Packed(_));
+        let packed = self.grid.packs || matches!(self.gemm.b, BOperand::Packed(_));
         let whole = packed || columns.len() == vectors * self.kernel.lanes;
         let functions = if whole { self.kernel.whole } else { self.kernel.partial };
-        let strip = b.start.wrapping_add((panel - panels.start) * b.lane);
+        let strip = b.start.wrapping_add((panel - panels.start) * b.next);
         let row = tile * self.height;
         let count = self.height.min(rows - row);
-        let a = self.strip_of_a(tile, steps.start);
         let mut call = Tile {
-            k: steps.len(),
-            a: a.start,
-            a_row: a.lane,
+            k: self.kernel.elements(steps.len()),
+            a: a.start.wrapping_add((tile - tiles.start) * a.next),
+            a_row: a.row,
             a_step: a.step,
             b: strip,
             b_step: b.step,
@@ -366,7 +436,7 @@ impl Block<'_> {
         // The first tiles of a panel fetch the next panel between them, each a line of every step.
         let index = tile - tiles.start;
         if index < (self.kernel.width() / LINE).max(1) && panel + 1 < panels.end {
-            call.prefetch = strip.wrapping_add(b.lane + index * LINE);
+            call.prefetch = strip.wrapping_add(b.next + index * LINE);
             call.prefetch_step = b.step;
         }
         if steps.end == k {

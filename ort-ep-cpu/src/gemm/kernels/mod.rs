@@ -6,6 +6,7 @@
 mod bytes;
 mod execute;
 mod pack;
+mod pairs;
 mod rows;
 mod tile;
 
@@ -13,19 +14,23 @@ mod tile;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
 
 pub(super) use bytes::{ByteKernel, column_sums, execute as execute_bytes};
-pub(super) use execute::{Grid, Output, execute};
-pub(super) use pack::{pack_a_panel, pack_b_panel, transpose, unfold};
+pub(super) use execute::{Grid, Output, SlotLens, execute};
+pub(super) use pack::{transpose, unfold};
 pub(super) use rows::add_four_rows;
 pub use rows::{Number, Widen};
 pub(super) use tile::Ending;
 
+use pairs::MakePairs;
 use tile::{AddRows, TileFunction, Vector, copy, copy_even};
 
+use super::{Cpu, Precision};
 use crate::simd::isa::Isa;
 
 /// The functions of one instruction set and the shapes of their tiles.
@@ -44,13 +49,19 @@ pub(super) struct Kernel {
     dot: unsafe fn(*const f32, *const f32, usize) -> f32,
     copy_rows: unsafe fn(&CopyRows),
     transpose: unsafe fn(&Transpose),
+    /// Where an element of a strip is a pair of bfloat16, two consecutive steps of the sum: how pairs are made.
+    pairs: Option<MakePairs>,
 }
 
 impl Kernel {
-    /// The kernel of `isa`, or of the widest instruction set below it that this CPU has.
-    pub(super) fn of(isa: Isa) -> &'static Kernel {
+    /// The kernel of a CPU's instruction set, or of the widest below it that this CPU has.
+    pub(super) fn of(cpu: Cpu) -> &'static Kernel {
+        let Cpu { isa, precision, .. } = cpu;
         #[cfg(target_arch = "x86_64")]
         {
+            if precision == Precision::Bf16 && isa.has_bf16_products() {
+                return &avx512_bf16::KERNEL;
+            }
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
             let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl");
             if isa >= Isa::Avx512 && avx512 && avx2 {
@@ -64,7 +75,7 @@ impl Kernel {
         if isa >= Isa::Neon {
             return &neon::KERNEL;
         }
-        let _ = isa;
+        let _ = (isa, precision);
         &scalar::KERNEL
     }
 
@@ -80,7 +91,7 @@ impl Kernel {
     }
 }
 
-/// Copies `count` runs of `len` values.
+/// Copies `count` runs of `len` values; or makes pairs of them, where values lie side by side.
 #[derive(Clone, Copy, Debug)]
 struct CopyRows {
     from: *const f32,

@@ -10,7 +10,7 @@ use crate::parallel::for_each_row_chunk_mut;
 
 /// Packs the rows of a left side from `first` on into one panel: step by step, the panel's rows
 /// side by side, with zeros for rows beyond the matrix.
-pub(in crate::gemm) fn pack_a_panel<T: Weight>(
+pub(super) fn pack_a_panel<T: Weight>(
     values: &[T],
     [rows, k]: [usize; 2],
     [row_stride, step_stride]: [usize; 2],
@@ -41,7 +41,7 @@ pub(in crate::gemm) fn pack_a_panel<T: Weight>(
 
 /// Packs the columns of a right side from `first` on into one panel: step by step, the panel's
 /// columns side by side, with zeros for columns beyond the matrix.
-pub(in crate::gemm) fn pack_b_panel<T: Weight>(
+pub(super) fn pack_b_panel<T: Weight>(
     values: &[T],
     [k, columns]: [usize; 2],
     [row_stride, column_stride]: [usize; 2],
@@ -242,7 +242,7 @@ fn split(index: usize, shape: [usize; 3]) -> [usize; 3] {
 
 /// Writes the whole matrix of windows, row by row.
 pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
-    let (kernel, columns) = (Kernel::of(cpu.isa), windows.columns());
+    let (kernel, columns) = (Kernel::of(cpu), windows.columns());
     let steps = windows.window.kernel_len();
     if columns == 0 || steps == 0 {
         return;
@@ -271,5 +271,5 @@ pub(in crate::gemm) fn transpose(
     let call =
         Transpose { from: from.as_ptr(), from_row: stride, to: to.as_mut_ptr(), to_row: rows, rows, columns };
     // SAFETY: both matrices lie in their slices, which were cut to size above.
-    unsafe { (Kernel::of(cpu.isa).transpose)(&call) }
+    unsafe { (Kernel::of(cpu).transpose)(&call) }
 }

@@ -119,4 +119,5 @@ pub(super) static KERNEL: Kernel = Kernel {
     dot: inner,
     copy_rows: copies,
     transpose: transpose_plain,
+    pairs: None,
 };

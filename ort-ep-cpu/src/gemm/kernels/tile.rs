@@ -2,7 +2,8 @@
 //!
 //! Each instruction set instantiates it for every tile shape it supports. All sums run over k in
 //! order with one fused multiply-add per step, so an element's bits do not depend on the shape of
-//! the tile it falls in, nor on how rows and columns are split over threads.
+//! the tile it falls in, nor on how rows and columns are split over threads. Where an element of a strip is a pair of bfloat16, a
+//! step adds two products; nothing else differs.
 
 /// A vector of `f32`, implemented for each instruction set.
 ///
@@ -26,6 +27,12 @@ pub(super) trait Vector: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once where the CPU can.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The sum after one more step: that of each column of B in `columns` times the one of A in every lane of `factor`.
+    #[inline(always)]
+    unsafe fn accumulate(self, columns: Self, factor: Self) -> Self {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { factor.mul_add(columns, self) }
+    }
     /// The larger one; `self` where `self` is not a number.
     unsafe fn max(self, other: Self) -> Self;
     /// The smaller one; `self` where `self` is not a number.
@@ -58,7 +65,7 @@ const AHEAD: usize = 24;
 /// What one call of a kernel works on. Null pointers stand for parts that are absent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tile {
-    /// Steps of the sum.
+    /// Elements along the sum, of a step or of a pair of steps.
     pub(super) k: usize,
     pub(super) a: *const f32,
     /// From a row of A to the next, and from a step to the next, in elements.
@@ -162,7 +169,7 @@ unsafe fn step<V: Vector, const ROWS: usize, const VECTORS: usize, const PARTIAL
         for row in 0..ROWS {
             let factor = V::splat(*a.add(row * a_row));
             for vector in 0..VECTORS {
-                sums[row][vector] = factor.mul_add(columns[vector], sums[row][vector]);
+                sums[row][vector] = sums[row][vector].accumulate(columns[vector], factor);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use num_traits::AsPrimitive;
 use ort_core::dtype::{DType, Element, TypeSet};
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::ops::fused::activation::Activation;
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::product::spread;
 use super::widened::widened;
-use super::{PackedLeft, PackedRight, bytes_of, is_weight, refused, scratch};
+use super::{PackedLeft, PackedRight, bytes_of, is_weight, product_cpu, refused, scratch};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
@@ -84,7 +84,7 @@ impl Options {
 }
 
 fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Single { options: Options::new(cx)?, right: None }))
+    Ok(Box::new(Single { options: Options::new(cx)?, precision: cx.precision, right: None }))
 }
 
 fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -92,11 +92,12 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let view = cx.constant(1).ok_or_else(|| error!(Fail, "the right side is no constant"))?;
     let (shape, strides) = options.side(1, view.shape())?;
     let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
-    Ok(Box::new(Single { options, right }))
+    Ok(Box::new(Single { options, precision: cx.precision, right }))
 }
 
 struct Single {
     options: Options,
+    precision: Precision,
     right: Option<PackedRight>,
 }
 
@@ -125,17 +126,17 @@ impl Executable for Single {
             (None, true) => BSource::Strided,
             (None, false) => BSource::Rows,
         };
-        let cpu = Cpu::with_threads(shapes.threads);
+        let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
         let shape = [rows, columns, k];
         let packed = if self.packs_left(shape) { PackedLeft::len(cpu, 1, shape) } else { 0 };
         bytes_of::<f32>(packed.saturating_add(workspace_len(cpu, 1, shape, source)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let cpu = Cpu::with_threads(cx.threads());
         let mut workspace = scratch(cx.workspace()?)?;
         let a = cx.input(0)?;
         let (shape, strides) = self.options.side(0, a.shape())?;
+        let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), shape[0]);
         let right = match &self.right {
             Some(right) => right.operand(cpu)?,
             None => {

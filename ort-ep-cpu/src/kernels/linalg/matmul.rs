@@ -1,7 +1,7 @@
 //! `MatMul`, and the two `FusedMatMul` with transposed sides, a factor, addends and an activation.
 
 use ort_core::dtype::{DType, Element, TypeSet};
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::Shape;
 use ort_core::{Result, error};
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::product::Product;
 use super::widened::widened;
-use super::{PackedLeft, PackedRight, bytes_of, is_weight, refused, scratch};
+use super::{PackedLeft, PackedRight, bytes_of, is_weight, product_cpu, refused, scratch};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{
@@ -32,13 +32,8 @@ const PACKED: KernelDef = KernelDef {
     ..KernelDef::BASE
 };
 
-const PLAIN: KernelDef = KernelDef {
-    rank: 0,
-    unaligned: &[],
-    when: |_| true,
-    make: |cx| widened(cx, |cx| Ok(Box::new(Single { settings: Settings::new(cx)?, right: None }))),
-    ..PACKED
-};
+const PLAIN: KernelDef =
+    KernelDef { rank: 0, unaligned: &[], when: |_| true, make: |cx| widened(cx, make_plain), ..PACKED };
 
 /// Others of `com.microsoft` are decomposed.
 const PLAIN_BATCH: KernelDef =
@@ -110,12 +105,17 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         _ => return Err(error!(Fail, "the right side is no constant matrix")),
     };
     let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
-    Ok(Box::new(Single { settings, right }))
+    Ok(Box::new(Single { settings, precision: cx.precision, right }))
+}
+
+fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    Ok(Box::new(Single { settings: Settings::new(cx)?, precision: cx.precision, right: None }))
 }
 
 /// The product of `float` with a packed matrix, or with a side that only the run knows.
 struct Single {
     settings: Settings,
+    precision: Precision,
     right: Option<PackedRight>,
 }
 
@@ -170,19 +170,19 @@ impl Executable for Single {
             None if self.settings.transposed[1] && product.shape[1] > 1 => BSource::Strided,
             None => BSource::Rows,
         };
-        let cpu = Cpu::with_threads(shapes.threads);
         let [rows, _, k] = product.shape;
+        let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
         let lefts = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
         let packed = if self.packs_left(&product) { PackedLeft::len(cpu, lefts, product.shape) } else { 0 };
         bytes_of::<f32>(packed.saturating_add(workspace_len(cpu, product.count, product.shape, source)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let cpu = Cpu::with_threads(cx.threads());
         let mut workspace = scratch(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(1));
         let product = self.product(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
         let [rows, columns, k] = product.shape;
+        let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
         let (steps, adds) = self.steps(cx, columns)?;
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         if result.is_empty() {

@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 
 use ort_alloc::Buffer;
 use ort_core::dtype::DType;
-use ort_core::ep::CompileCx;
+use ort_core::ep::{CompileCx, Precision};
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, error};
 
@@ -117,6 +117,14 @@ pub(super) fn is_weight(dtype: Option<DType>) -> bool {
     matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
 }
 
+/// What a product of `rows` rows is computed with, whose session asks for `precision`. A right side that is not packed ahead is
+/// converted at each run, which takes several rows to pay.
+pub(super) fn product_cpu(threads: usize, precision: Precision, is_packed: bool, rows: usize) -> Cpu {
+    const FEWEST_ROWS: usize = 32;
+    let pays = is_packed || rows >= FEWEST_ROWS;
+    Cpu::with_threads(threads).in_precision(if pays { precision } else { Precision::Fp32 })
+}
+
 /// A constant right side of a product, packed.
 pub(super) struct PackedRight {
     values: PackedFloats,
@@ -133,12 +141,13 @@ impl PackedRight {
         strides: [usize; 2],
     ) -> Result<PackedRight> {
         let view = cx.constant(index).ok_or_else(|| error!(Fail, "input {index} is no constant"))?;
-        let packed = PackedRight::new(cx, view, 0, [k, columns], strides)?;
+        let cpu = Cpu::with_threads(cx.threads).in_precision(cx.precision);
+        let packed = PackedRight::pack(cx, cpu, (view, 0), [k, columns], strides)?;
         cx.consume(index);
         Ok(packed)
     }
 
-    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant.
+    /// Packs a matrix of `shape` (k, columns) that starts at element `first` of a constant, for products in float32.
     pub(super) fn new(
         cx: &mut CompileCx<'_>,
         view: TensorView<'_>,
@@ -146,7 +155,16 @@ impl PackedRight {
         [k, columns]: [usize; 2],
         strides: [usize; 2],
     ) -> Result<PackedRight> {
-        let cpu = Cpu::with_threads(cx.threads);
+        PackedRight::pack(cx, Cpu::with_threads(cx.threads), (view, first), [k, columns], strides)
+    }
+
+    fn pack(
+        cx: &mut CompileCx<'_>,
+        cpu: Cpu,
+        (view, first): (TensorView<'_>, usize),
+        [k, columns]: [usize; 2],
+        strides: [usize; 2],
+    ) -> Result<PackedRight> {
         let len = crate::gemm::PackedB::len(cpu, k, columns);
         let values = PackedFloats::new(
             cx,

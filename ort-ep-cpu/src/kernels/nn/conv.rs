@@ -1,7 +1,7 @@
 //! `Conv` and `FusedConv` as a product with packed weights.
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::ops::nn::geometry::Windows;
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Shape;
@@ -61,6 +61,16 @@ struct Packed {
     side: WeightSide,
     packed: PackedFloats,
     activation: Option<Unary>,
+    precision: Precision,
+}
+
+/// What a convolution is computed with, whose session asks for `precision`. Where few filters share a window, or windows are small,
+/// converting them takes longer than float32 products.
+fn cpu_of(threads: usize, precision: Precision, weight: &[usize], groups: usize) -> Cpu {
+    const FEWEST: usize = 16;
+    let (filters, steps) = (weight[0] / groups, weight[1..].iter().product::<usize>());
+    let pays = filters.min(steps) >= FEWEST;
+    Cpu::with_threads(threads).in_precision(if pays { precision } else { Precision::Fp32 })
 }
 
 /// The groups that a node says.
@@ -94,7 +104,7 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let weight = cx.constant(1).ok_or_else(|| error!(Fail, "the weight is no constant"))?;
     let shape = Shape::from_slice(weight.shape());
     let (windows, groups) = (windows_of(cx, &shape)?, groups_of(cx)?);
-    let cpu = Cpu::with_threads(cx.threads);
+    let cpu = cpu_of(cx.threads, cx.precision, &shape, groups);
     // The packing depends on the image's size only through the side. What is not known of it is taken to be one image of medium
     // size, if these weights can be one's.
     let mut image = shape.iter().map(|size| (*size).max(MEDIUM)).collect::<Vec<_>>();
@@ -120,32 +130,35 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     )?;
     cx.consume(1);
     let activation = activation_of(cx)?;
-    Ok(Box::new(Packed { windows, weight: shape, groups, side, packed, activation }))
+    let precision = cx.precision;
+    Ok(Box::new(Packed { windows, weight: shape, groups, side, packed, activation, precision }))
 }
 
 impl Executable for Packed {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let geometry = geometry(&self.windows, shapes.input(0), &self.weight, self.groups)?;
-        bytes_of::<f32>(workspace_len(Cpu::with_threads(shapes.threads), &geometry, self.side))
+        let cpu = cpu_of(shapes.threads, self.precision, &self.weight, self.groups);
+        bytes_of::<f32>(workspace_len(cpu, &geometry, self.side))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let workspace = scratch(cx.workspace()?)?;
         let geometry = geometry(&self.windows, cx.input(0)?.shape(), &self.weight, self.groups)?;
         let weights = (self.packed.values(), self.side);
-        convolve(cx, &geometry, weights, self.activation, workspace)
+        let cpu = cpu_of(cx.threads(), self.precision, &self.weight, self.groups);
+        convolve(cx, cpu, &geometry, weights, self.activation, workspace)
     }
 }
 
 /// Runs a convolution on packed weights. Bias, the addend of `FusedConv` and the activation are its epilogue.
 fn convolve(
     cx: &mut RunCx<'_>,
+    cpu: Cpu,
     geometry: &ConvGeometry,
     (weights, side): (&[f32], WeightSide),
     activation: Option<Unary>,
     workspace: &mut [f32],
 ) -> Result<()> {
-    let cpu = Cpu::with_threads(cx.threads());
     let image = cx.input(0)?.as_slice::<f32>()?;
     let mut epilogue: SmallVec<[Step<'_>; 3]> = SmallVec::new();
     if let Some(bias) = cx.find_input(2) {
@@ -166,10 +179,12 @@ struct Plain {
     attrs: ort_core::ir::Attributes,
     groups: usize,
     activation: Option<Unary>,
+    precision: Precision,
 }
 
 fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Plain { attrs: cx.attrs().clone(), groups: groups_of(cx)?, activation: activation_of(cx)? }))
+    let (attrs, precision) = (cx.attrs().clone(), cx.precision);
+    Ok(Box::new(Plain { attrs, groups: groups_of(cx)?, activation: activation_of(cx)?, precision }))
 }
 
 impl Plain {
@@ -183,20 +198,20 @@ impl Plain {
 
 impl Executable for Plain {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let cpu = Cpu::with_threads(shapes.threads);
         let geometry = self.geometry(shapes.input(0), shapes.input(1))?;
+        let cpu = cpu_of(shapes.threads, self.precision, shapes.input(1), self.groups);
         let packed = packed_weights_len(cpu, &geometry, WeightSide::Left);
         bytes_of::<f32>(packed.next_multiple_of(16) + workspace_len(cpu, &geometry, WeightSide::Left))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let cpu = Cpu::with_threads(cx.threads());
         let mut rest = scratch::<f32>(cx.workspace()?)?;
         let (image, weight) = (cx.input(0)?, cx.input(1)?);
         let geometry = self.geometry(image.shape(), weight.shape())?;
+        let cpu = cpu_of(cx.threads(), self.precision, weight.shape(), self.groups);
         let side = WeightSide::Left;
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
-        convolve(cx, &geometry, (packed, side), self.activation, rest)
+        convolve(cx, cpu, &geometry, (packed, side), self.activation, rest)
     }
 }

@@ -1,0 +1,97 @@
+//! AVX512-BF16: the tiles of AVX-512 over pairs of bfloat16, two products to a step.
+//!
+//! `VDPBF16PS` takes factors and results that are not normal numbers for zero and rounds each of its two sums to nearest.
+
+use core::arch::x86_64::*;
+
+use super::avx512::{Zmm, copies, inner, mask, rows};
+use super::pairs::MakePairs;
+use super::tile::{Tile, TileFunction, compute};
+use super::{CopyRows, Kernel};
+
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
+unsafe fn tile<const ROWS: usize, const VECTORS: usize>(call: &Tile) {
+    // SAFETY: passed on.
+    unsafe { compute::<Zmm<true>, ROWS, VECTORS, false>(call) }
+}
+
+/// The halves of two vectors of bfloat16 side by side: element 0 of the first, 0 of the second, 1 of the first and so on.
+static SIDE_BY_SIDE: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut at = 0;
+    while at < 32 {
+        order[at] = (at / 2 + at % 2 * 16) as u16;
+        at += 1;
+    }
+    order
+};
+
+/// # Safety
+///
+/// `from` holds `count` rows of `len` values, `to` half as many rows, rounded up, as long; they do not overlap.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
+unsafe fn pair_rows(call: &CopyRows) {
+    // SAFETY: the table has 32 numbers.
+    let order = unsafe { _mm512_loadu_epi16(SIDE_BY_SIDE.as_ptr().cast()) };
+    for row in (0..call.count).step_by(2) {
+        let low = call.from.wrapping_add(row * call.from_step);
+        let high = low.wrapping_add(call.from_step);
+        let both = row + 1 < call.count;
+        let to = call.to.wrapping_add(row / 2 * call.to_step);
+        for at in (0..call.len).step_by(16) {
+            let lanes = mask(call.len - at);
+            // SAFETY: the caller vouches for the rows; masked lanes are not touched.
+            unsafe {
+                let first = _mm512_maskz_loadu_ps(lanes, low.add(at));
+                let second = _mm512_maskz_loadu_ps(if both { lanes } else { 0 }, high.wrapping_add(at));
+                let halves = _mm512_cvtne2ps_pbh(second, first);
+                let pairs = _mm512_permutexvar_epi16(order, std::mem::transmute::<__m512bh, __m512i>(halves));
+                _mm512_mask_storeu_epi32(to.add(at).cast(), lanes, pairs);
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// `from` holds `count` rows of `len` values, `to` as many rows half as long, rounded up; they do not overlap.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
+unsafe fn pair_neighbours(call: &CopyRows) {
+    for row in 0..call.count {
+        let from = call.from.wrapping_add(row * call.from_step);
+        let to = call.to.wrapping_add(row * call.to_step);
+        for at in (0..call.len).step_by(32) {
+            let left = call.len - at;
+            // SAFETY: the caller vouches for the rows; masked lanes are not touched.
+            unsafe {
+                let first = _mm512_maskz_loadu_ps(mask(left), from.add(at));
+                let behind = mask(left.saturating_sub(16));
+                let second = _mm512_maskz_loadu_ps(behind, from.wrapping_add(at + 16));
+                let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(second, first));
+                _mm512_mask_storeu_epi32(to.add(at / 2).cast(), mask(left.div_ceil(2)), pairs);
+            }
+        }
+    }
+}
+
+macro_rules! row {
+    ($($rows:literal)*) => {
+        [$([tile::<$rows, 1> as TileFunction, tile::<$rows, 2>, tile::<$rows, 3>]),*]
+    };
+}
+
+/// Strips are always packed, so that none ends inside a vector.
+static TILES: [[TileFunction; 3]; 8] = row!(1 2 3 4 5 6 7 8);
+
+pub(super) static KERNEL: Kernel = Kernel {
+    rows: 8,
+    vectors: 3,
+    lanes: 16,
+    whole: TILES.as_flattened(),
+    partial: TILES.as_flattened(),
+    add_rows: rows,
+    dot: inner,
+    copy_rows: copies,
+    transpose: super::avx2::transpose,
+    pairs: Some(MakePairs { of_rows: pair_rows, of_neighbours: pair_neighbours }),
+};

@@ -1,0 +1,175 @@
+//! Strips of pairs: two consecutive steps of a sum, rounded to bfloat16, in one 32-bit element.
+//!
+//! An odd number of steps ends with a zero on either side. Strips are cut as those of `f32` are and converted while they are in the
+//! nearest cache, so that nothing that packs knows of pairs.
+
+use std::ops::Range;
+
+use super::pack::{pack_a_panel, pack_b_panel};
+use super::{CopyRows, Kernel};
+use crate::gemm::operand::{Strided, Weight};
+
+/// Steps that are staged in `f32` at a time: whole pairs, whole blocks of quantized weights.
+pub(super) const STAGED: usize = 128;
+
+/// The widest panel.
+const WIDEST: usize = 64;
+
+/// How an instruction set makes pairs.
+#[derive(Debug)]
+pub(super) struct MakePairs {
+    /// Of rows `2 * i` and `2 * i + 1`, row `i` of pairs; there are `count` rows of `len` values.
+    pub(super) of_rows: unsafe fn(&CopyRows),
+    /// Of neighbours in a row, rows of half the length; there are `count` rows of `len` values.
+    pub(super) of_neighbours: unsafe fn(&CopyRows),
+}
+
+impl Kernel {
+    /// Steps in an element of a strip.
+    pub(in crate::gemm) fn terms(&self) -> usize {
+        if self.pairs.is_some() { 2 } else { 1 }
+    }
+
+    /// Elements that hold `steps` steps.
+    pub(in crate::gemm) fn elements(&self, steps: usize) -> usize {
+        steps.div_ceil(self.terms())
+    }
+
+    /// Values of memory in which steps are staged.
+    pub(in crate::gemm) fn stage_len(&self) -> usize {
+        if self.pairs.is_some() { STAGED * self.width() } else { 0 }
+    }
+
+    /// Packs the rows of a left side from `first` on into one panel, with zeros for rows beyond the matrix.
+    pub(in crate::gemm) fn pack_a_panel<T: Weight>(
+        &self,
+        values: &[T],
+        [rows, k]: [usize; 2],
+        [row_stride, step_stride]: [usize; 2],
+        first: usize,
+        to: &mut [f32],
+    ) {
+        if self.pairs.is_none() {
+            return pack_a_panel(values, [rows, k], [row_stride, step_stride], first, to);
+        }
+        self.pack_staged(k, to, |steps, staged| {
+            let values = &values[steps.start * step_stride..];
+            pack_a_panel(values, [rows, steps.len()], [row_stride, step_stride], first, staged);
+        });
+    }
+
+    /// Packs the columns of a right side from `first` on into one panel, with zeros for columns beyond the matrix.
+    pub(in crate::gemm) fn pack_b_panel<T: Weight>(
+        &self,
+        values: &[T],
+        [k, columns]: [usize; 2],
+        [row_stride, column_stride]: [usize; 2],
+        first: usize,
+        to: &mut [f32],
+    ) {
+        if self.pairs.is_none() {
+            return pack_b_panel(values, [k, columns], [row_stride, column_stride], first, to);
+        }
+        self.pack_staged(k, to, |steps, staged| {
+            let values = &values[steps.start * row_stride..];
+            pack_b_panel(values, [steps.len(), columns], [row_stride, column_stride], first, staged);
+        });
+    }
+
+    /// A panel of weights by way of `pack`, which writes some steps of it in `f32`.
+    fn pack_staged(&self, k: usize, to: &mut [f32], mut pack: impl FnMut(Range<usize>, &mut [f32])) {
+        let mut stage = [0.0; STAGED * WIDEST];
+        let lanes = to.len() / self.elements(k).max(1);
+        for start in (0..k).step_by(STAGED) {
+            let steps = start..(start + STAGED).min(k);
+            let staged = &mut stage[..steps.len() * lanes];
+            pack(steps.clone(), staged);
+            self.pair_rows((staged, lanes), [steps.len(), lanes], &mut to[start / 2 * lanes..]);
+        }
+    }
+
+    /// Pairs of the rows of a matrix of `[steps, lanes]`, whose rows start a distance apart; without gaps.
+    ///
+    /// Does nothing where elements are no pairs.
+    pub(super) fn pair_rows(
+        &self,
+        (from, from_step): (&[f32], usize),
+        [steps, lanes]: [usize; 2],
+        to: &mut [f32],
+    ) {
+        self.pair_rows_into((from, from_step), [steps, lanes], (to, lanes));
+    }
+
+    /// The same where rows of pairs start a distance apart, too.
+    pub(super) fn pair_rows_into(
+        &self,
+        (from, from_step): (&[f32], usize),
+        [steps, lanes]: [usize; 2],
+        (to, to_step): (&mut [f32], usize),
+    ) {
+        let Some(pairs) = &self.pairs else { return };
+        if steps == 0 || lanes == 0 {
+            return;
+        }
+        let last = steps.div_ceil(2) - 1;
+        assert!(from.len() >= (steps - 1) * from_step + lanes && to.len() >= last * to_step + lanes);
+        let (from, to) = (from.as_ptr(), to.as_mut_ptr());
+        let call = CopyRows { from, from_stride: 1, from_step, to, to_step, count: steps, len: lanes };
+        // SAFETY: all rows lie in their slices, and the kernel was chosen for this CPU.
+        unsafe { (pairs.of_rows)(&call) }
+    }
+
+    /// The left side of a range of rows and steps as pairs in `to`: from a row to the next and from a pair to the next.
+    ///
+    /// `to` must hold the rows times the pairs, `stage` [`Kernel::stage_len`] values, and the matrix must have the ranges.
+    pub(super) fn pair_left(
+        &self,
+        a: &Strided,
+        rows: Range<usize>,
+        steps: Range<usize>,
+        to: &mut [f32],
+        stage: &mut [f32],
+    ) -> [usize; 2] {
+        let (count, pairs) = (rows.len(), self.elements(steps.len()));
+        let Some(make) = self.pairs.as_ref().filter(|_| count > 0 && pairs > 0) else { return [0, 0] };
+        let first = rows.start * a.row_stride + steps.start * a.column_stride;
+        if a.row_stride == 1 && a.column_stride != 1 {
+            self.pair_rows((&a.values[first..], a.column_stride), [steps.len(), count], to);
+            return [1, count];
+        }
+        assert!(rows.end <= a.rows && steps.end <= a.columns && to.len() >= count * pairs);
+        let from = a.values.as_ptr().wrapping_add(first);
+        let mut call = CopyRows {
+            from,
+            from_stride: 1,
+            from_step: a.row_stride,
+            to: to.as_mut_ptr(),
+            to_step: pairs,
+            count,
+            len: steps.len(),
+        };
+        if a.column_stride == 1 {
+            // SAFETY: the matrix has these rows and steps, `to` is as long, and the kernel was chosen for this CPU.
+            unsafe { (make.of_neighbours)(&call) };
+            return [pairs, 1];
+        }
+        assert!(stage.len() >= steps.len());
+        for row in 0..count {
+            let staged = CopyRows {
+                from: from.wrapping_add(row * a.row_stride),
+                from_stride: a.column_stride,
+                to: stage.as_mut_ptr(),
+                count: 1,
+                ..call
+            };
+            call = CopyRows { from: stage.as_ptr(), to: to[row * pairs..].as_mut_ptr(), ..staged };
+            call.from_stride = 1;
+            // SAFETY: as above, and the stage is as long as a row.
+            unsafe {
+                (self.copy_rows)(&staged);
+                (make.of_neighbours)(&call);
+            }
+        }
+        [pairs, 1]
+    }
+}
