@@ -17,7 +17,7 @@ pub enum Precision {
     /// In float32.
     #[default]
     Fp32,
-    /// In bfloat16 with float32 sums, where the CPU has instructions for it.
+    /// In bfloat16 with float32 sums, which needs a CPU with AVX512-BF16: others refuse the session.
     Bf16,
 }
 

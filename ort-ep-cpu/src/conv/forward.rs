@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use super::{ConvGeometry, part, winograd};
 use crate::gemm::{
     AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Precision,
-    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_b, run_batch, transpose, unfold,
-    unfolded_len,
+    Step, Strided, Weight, apply_steps, check_steps, has_pairs, lanes, pack_a, pack_a_by, pack_b, pair_rows,
+    run_batch, transpose, unfold, unfolded_len,
 };
 use crate::parallel::for_each_chunk_mut;
 use crate::vector::winograd::Tile;
@@ -61,6 +61,21 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     }
 }
 
+/// Whether the image is turned into pairs of channels before its windows are taken: values of several windows are then converted
+/// once, and half as many are copied.
+fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
+    let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
+    has_pairs(cpu) && geometry.group_channels().is_multiple_of(2) && positions > 1 && positions >= stride
+}
+
+/// Values of the images as pairs of channels, where they are turned into them.
+fn paired_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
+    match pairs_channels(cpu, geometry) {
+        true => geometry.batch * geometry.channels / 2 * geometry.window.input_len(),
+        false => 0,
+    }
+}
+
 /// What Winograd's transforms are computed with, whatever the precision.
 fn exact(cpu: Cpu) -> Cpu {
     cpu.in_precision(Precision::Fp32)
@@ -100,6 +115,14 @@ pub fn pack_weights<T: Weight>(
     let groups = weights.chunks(filters * steps).zip(packed.chunks_mut(group_len(cpu, geometry, side)));
     for (weights, packed) in groups {
         match side {
+            WeightSide::Left if pairs_channels(cpu, geometry) => {
+                let positions = geometry.window.kernel_len();
+                let place = |step: usize| {
+                    let (pair, position) = (step / 2 / positions, step / 2 % positions);
+                    (2 * pair + step % 2) * positions + position
+                };
+                pack_a_by(cpu, weights, [filters, steps], (steps, place), packed)?;
+            }
             WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
             WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
             WeightSide::Transformed(tile) => winograd::pack(exact(cpu), geometry, tile, weights, packed),
@@ -116,7 +139,8 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
         WeightSide::Left => {
             let source = if pointwise { BSource::Rows } else { BSource::Im2col };
             let count = geometry.batch * geometry.groups;
-            crate::gemm::workspace_len(cpu, count, [filters, pixels, steps], source)
+            let product = crate::gemm::workspace_len(cpu, count, [filters, pixels, steps], source);
+            paired_len(cpu, geometry).next_multiple_of(16) + product
         }
         WeightSide::Right => {
             let product = crate::gemm::workspace_len(cpu, 1, [pixels, filters, steps], BSource::Packed);
@@ -171,11 +195,30 @@ pub fn forward(
     let window = &geometry.window;
     let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
     let columns = window.output_len();
+    let (paired, needed, len) =
+        (paired_len(cpu, geometry), workspace_len(cpu, geometry, input.side), workspace.len());
+    if len < needed {
+        return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
+    }
+    let (pairs, workspace) = workspace.split_at_mut(paired.next_multiple_of(16));
+    let pairs = &mut pairs[..paired];
+    if paired > 0 {
+        pair_rows(cpu, input.image, window.input_len(), pairs)?;
+    }
+    let pairs = &*pairs;
     let problem = |index: usize| {
         let (pixels, weights) = operands(cpu, geometry, &input, index)?;
-        let b = match window.is_pointwise() {
-            true => BOperand::Plain(Strided::row_major(pixels, channels, columns)?),
-            false => BOperand::Im2col(Im2col::new(pixels, channels, *window)?),
+        let b = if window.is_pointwise() {
+            BOperand::Plain(Strided::row_major(pixels, channels, columns)?)
+        } else if pairs_channels(cpu, geometry) {
+            let len = channels / 2 * window.input_len();
+            BOperand::Im2col(Im2col::of_pairs(
+                part("pairs of channels", pairs, index * len, len)?,
+                channels,
+                *window,
+            )?)
+        } else {
+            BOperand::Im2col(Im2col::new(pixels, channels, *window)?)
         };
         let a = AOperand::Packed(PackedA::new(cpu, weights, filters, steps)?);
         Ok(Gemm { epilogue: input.epilogue, origin: origin(geometry, index), ..Gemm::new(a, b) })

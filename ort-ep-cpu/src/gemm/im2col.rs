@@ -68,6 +68,8 @@ pub struct Im2col<'a> {
     pub(super) image: &'a [f32],
     pub(super) channels: usize,
     pub(super) window: Window,
+    /// Channels in an element of the image.
+    pub(super) terms: usize,
 }
 
 impl<'a> Im2col<'a> {
@@ -84,7 +86,21 @@ impl<'a> Im2col<'a> {
         if window.stride.contains(&0) {
             return Err(GemmError::Shape("a convolution's stride is zero"));
         }
-        Ok(Im2col { image, channels, window })
+        Ok(Im2col { image, channels, window, terms: 1 })
+    }
+
+    /// The windows over an image whose elements are pairs of `channels`, as [`super::pair_rows`] writes them: their rows are
+    /// ordered by pair, kernel position and channel of the pair.
+    ///
+    /// # Errors
+    ///
+    /// When `image` is too short, there are not as many channels as two to a pair, or a stride is zero.
+    pub(crate) fn of_pairs(image: &'a [f32], channels: usize, window: Window) -> Result<Self, GemmError> {
+        if !channels.is_multiple_of(2) {
+            return Err(GemmError::Shape("a channel has no other to pair with"));
+        }
+        let windows = Im2col::new(image, channels / 2, window)?;
+        Ok(Im2col { channels, terms: 2, ..windows })
     }
 
     /// Rows of the matrix: channels times kernel positions.

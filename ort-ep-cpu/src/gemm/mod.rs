@@ -58,10 +58,12 @@ pub use blocks::{Blocks, Numbers, Zeros};
 pub use epilogue::{Activation, Step};
 pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
 pub use im2col::{Im2col, Window};
+pub(crate) use operand::pack_a_by;
 pub use operand::{AOperand, BOperand, BSource, PackedA, PackedB, Strided, Weight, pack_a, pack_b};
 
 pub use ort_core::ep::Precision;
 
+use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::isa::Isa;
 use kernels::{Kernel, Output, execute};
 
@@ -254,7 +256,8 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
     };
     let b = match &gemm.b {
         BOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
-        BOperand::Plain(_) | BOperand::Im2col(_) | BOperand::Blocks(_) => true,
+        BOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
+        BOperand::Plain(_) | BOperand::Blocks(_) => true,
     };
     match a && b {
         true => Ok(()),
@@ -296,6 +299,36 @@ pub(crate) fn transpose(
     let (needed, len) = (shape[0] * shape[1], to.len());
     let to = to.get_mut(..needed).ok_or(GemmError::TooShort { what: "a transpose", needed, len })?;
     kernels::transpose(cpu, from, shape, stride, to);
+    Ok(())
+}
+
+/// Whether strips of `cpu` hold pairs of steps.
+pub(crate) fn has_pairs(cpu: Cpu) -> bool {
+    Kernel::of(cpu).terms() > 1
+}
+
+/// Writes rows of pairs: row `i` of `to` holds those of rows `2 * i` and `2 * i + 1` of `from`, of `columns` values each.
+///
+/// # Errors
+///
+/// When `from` is too short, or `cpu` has no pairs.
+pub(crate) fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) -> Result<(), GemmError> {
+    /// Rows worth a task of their own.
+    const ROWS: usize = 8;
+    if !has_pairs(cpu) {
+        return Err(GemmError::Shape("an instruction set without pairs of bfloat16"));
+    }
+    let (needed, len) = (2 * to.len(), from.len());
+    if len < needed {
+        return Err(GemmError::TooShort { what: "rows to pair", needed, len });
+    }
+    if columns == 0 {
+        return Ok(());
+    }
+    for_each_row_chunk_mut(cpu.threads, to, columns, ROWS, |first, rows| {
+        let count = 2 * (rows.len() / columns);
+        Kernel::of(cpu).pair_rows((&from[2 * first * columns..], columns), [count, columns], rows);
+    });
     Ok(())
 }
 

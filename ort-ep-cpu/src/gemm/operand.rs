@@ -195,6 +195,28 @@ pub fn pack_a<T: Weight>(
     Ok(())
 }
 
+/// [`pack_a`] of a matrix whose element (i, j) is `values[i * row_stride + place(j)]`. Every place must be inside of `values`.
+///
+/// # Errors
+///
+/// When `packed` is too short.
+pub(crate) fn pack_a_by<T: Weight>(
+    cpu: Cpu,
+    values: &[T],
+    [rows, k]: [usize; 2],
+    (row_stride, place): (usize, impl Fn(usize) -> usize + Sync),
+    packed: &mut [f32],
+) -> Result<(), GemmError> {
+    PackedA::new(cpu, packed, rows, k)?;
+    let kernel = Kernel::of(cpu);
+    let height = kernel.height(rows);
+    let packed = &mut packed[..PackedA::len(cpu, rows, k)];
+    for_each_chunk_mut(cpu.threads, packed, (height * kernel.elements(k)).max(1), |panel, to| {
+        kernel.pack_a_panel_by(values, [rows, k], (row_stride, &place), panel * height, to);
+    });
+    Ok(())
+}
+
 /// Packs a right side of `shape` (k, columns) into `packed`, whose length [`PackedB::len`] tells.
 ///
 /// # Errors

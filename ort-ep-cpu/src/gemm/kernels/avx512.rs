@@ -74,7 +74,9 @@ impl<const PAIRS: bool> Vector for Zmm<PAIRS> {
         if PAIRS {
             // SAFETY: AVX512-BF16 is there; the types are as large, and all bits are numbers in both.
             return Zmm(unsafe {
-                _mm512_dpbf16_ps(self.0, std::mem::transmute(columns.0), std::mem::transmute(factor.0))
+                let columns = std::mem::transmute::<__m512, __m512bh>(columns.0);
+                let factor = std::mem::transmute::<__m512, __m512bh>(factor.0);
+                _mm512_dpbf16_ps(self.0, columns, factor)
             });
         }
         // SAFETY: AVX-512 is there.

@@ -67,7 +67,8 @@ unsafe fn pair_neighbours(call: &CopyRows) {
                 let first = _mm512_maskz_loadu_ps(mask(left), from.add(at));
                 let behind = mask(left.saturating_sub(16));
                 let second = _mm512_maskz_loadu_ps(behind, from.wrapping_add(at + 16));
-                let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(second, first));
+                let halves = _mm512_cvtne2ps_pbh(second, first);
+                let pairs = std::mem::transmute::<__m512bh, __m512i>(halves);
                 _mm512_mask_storeu_epi32(to.add(at / 2).cast(), mask(left.div_ceil(2)), pairs);
             }
         }

@@ -290,7 +290,8 @@ impl Block<'_> {
                 let start = matrix.values.as_ptr().wrapping_add(first);
                 Strips { start, next: width, row: 0, step: matrix.row_stride }
             }
-            BOperand::Im2col(image) if kernel.terms() == 1 => {
+            BOperand::Im2col(image) if image.terms == kernel.terms() => {
+                let steps = kernel.elements(steps.start)..kernel.elements(steps.end);
                 kernel.pack_windows(image, steps, self.columns(panels), slot.block, [width, next]);
                 packed(slot.block.as_ptr())
             }

@@ -1,7 +1,8 @@
 //! Strips of pairs: two consecutive steps of a sum, rounded to bfloat16, in one 32-bit element.
 //!
 //! An odd number of steps ends with a zero on either side. Strips are cut as those of `f32` are and converted while they are in the
-//! nearest cache, so that nothing that packs knows of pairs.
+//! nearest cache, so that nothing that packs knows of pairs. An image that windows overlap on is made one of pairs of channels before
+//! they are cut.
 
 use std::ops::Range;
 
@@ -58,6 +59,30 @@ impl Kernel {
         });
     }
 
+    /// [`Kernel::pack_a_panel`], where step `step` of row `row` is at `row * row_stride + place(step)`.
+    pub(in crate::gemm) fn pack_a_panel_by<T: Weight>(
+        &self,
+        values: &[T],
+        [rows, k]: [usize; 2],
+        (row_stride, place): (usize, impl Fn(usize) -> usize),
+        first: usize,
+        to: &mut [f32],
+    ) {
+        let pack = |steps: Range<usize>, to: &mut [f32]| {
+            let height = to.len() / steps.len().max(1);
+            for (step, to) in steps.zip(to.chunks_exact_mut(height.max(1))) {
+                let from = place(step);
+                for (row, to) in (first..).zip(to) {
+                    *to = if row < rows { values[row * row_stride + from].widen() } else { 0.0 };
+                }
+            }
+        };
+        match self.pairs {
+            Some(_) => self.pack_staged(k, to, pack),
+            None => pack(0..k, to),
+        }
+    }
+
     /// Packs the columns of a right side from `first` on into one panel, with zeros for columns beyond the matrix.
     pub(in crate::gemm) fn pack_b_panel<T: Weight>(
         &self,
@@ -91,7 +116,7 @@ impl Kernel {
     /// Pairs of the rows of a matrix of `[steps, lanes]`, whose rows start a distance apart; without gaps.
     ///
     /// Does nothing where elements are no pairs.
-    pub(super) fn pair_rows(
+    pub(in crate::gemm) fn pair_rows(
         &self,
         (from, from_step): (&[f32], usize),
         [steps, lanes]: [usize; 2],
