@@ -121,10 +121,31 @@ fn place(window: &Window, (image, flip): (&[u8], u8), scratch: &mut [u8]) {
     for (y, from) in lines.enumerate() {
         let to = &mut scratch[(pad_y + y) * bytes + pad_x..][..count];
         match flip {
-            0 => to.copy_from_slice(&from[..count]),
+            0 => copy_row(&from[..count], to),
             _ => to.iter_mut().zip(from).for_each(|(to, from)| *to = from ^ flip),
         }
     }
+}
+
+/// Copies a row into one as long. Rows are often too short for a call to pay.
+#[inline(always)]
+fn copy_row(from: &[u8], to: &mut [u8]) {
+    match from.len() {
+        16.. => copy_by::<16>(from, to),
+        8..=15 => copy_by::<8>(from, to),
+        4..=7 => copy_by::<4>(from, to),
+        _ => to.iter_mut().zip(from).for_each(|(to, from)| *to = *from),
+    }
+}
+
+/// Copies `BYTES` at a time; the last ones may overlap those before.
+#[inline(always)]
+fn copy_by<const BYTES: usize>(from: &[u8], to: &mut [u8]) {
+    let last = from.len() - BYTES;
+    for at in (0..last).step_by(BYTES) {
+        to[at..at + BYTES].copy_from_slice(&from[at..at + BYTES]);
+    }
+    to[last..last + BYTES].copy_from_slice(&from[last..last + BYTES]);
 }
 
 /// One plane, padded.
@@ -162,6 +183,9 @@ impl ByteOp for Plane<'_> {
                     |at, count, sum| {
                         let value = simd.mul(simd.to_f32(sum), factor);
                         let value = simd.min_or_second(simd.max_or_second(value, least), greatest);
+                        // Codes beyond a row are written over by the next one, and whole vectors stored faster.
+                        let whole = L::Base::LANES;
+                        let count = if to.len().saturating_sub(at) >= whole { whole } else { count };
                         lanes.store_low_bytes(to, at, count, simd.add_i32(simd.to_i32(value), zero));
                     },
                 );
@@ -170,7 +194,7 @@ impl ByteOp for Plane<'_> {
     }
 }
 
-/// All rows: `store` takes a place, a count of sums, and them.
+/// All rows, one after the other: `store` takes a place, a count of sums, and them.
 #[inline(always)]
 fn rows<L: ByteLanes>(
     lanes: L,
