@@ -139,6 +139,8 @@ fn convolutions_of_many_shapes() {
         PLAIN,
         Case { counts: [2, 1, 7, 9], input: [7, 7], ..PLAIN },
         Case { counts: [1, 1, 16, 20], input: [14, 15], kernel: [3, 3], pad: [1, 1], ..PLAIN },
+        // Columns that end with a vector by itself, in lines.
+        Case { counts: [1, 1, 8, 12], input: [7, 7], kernel: [3, 3], pad: [1, 1], ..PLAIN },
         Case { counts: [1, 1, 3, 5], input: [23, 21], kernel: [7, 7], stride: [2, 2], pad: [3, 3], ..PLAIN },
         Case { counts: [1, 1, 8, 12], input: [9, 11], stride: [2, 2], ..PLAIN },
         Case { counts: [1, 1, 5, 3], input: [12, 40], kernel: [3, 2], stride: [1, 3], pad: [0, 1], ..PLAIN },

@@ -261,7 +261,7 @@ unsafe fn dot<V: Sixteen, const N: usize>(
                 let codes = codes.as_ptr().add(column * codes_len + unit * UNIT / 2);
                 let scale = scales.as_ptr().add((column * blocks + at) * 4);
                 v.prefetch(codes.wrapping_add(AHEAD));
-                if at % LANES == 0 {
+                if at.is_multiple_of(LANES) {
                     v.prefetch(scale.wrapping_add(AHEAD / 4));
                 }
                 let scale = v.spread(scale, per_unit, pattern);
