@@ -183,8 +183,10 @@ impl Executable for Unique {
         };
         let (outer, size, run) = extents;
         ensure!(keys.len() == outer * size * run, Fail, "a tensor of shape {shape:?} lacks elements");
+        // Slices of an empty tensor have no elements, however many they are: all are equal without a look.
+        let outer = if keys.is_empty() { 0 } else { outer };
+        let extents = (outer, size, run);
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];
-        // Slices of an empty tensor have no elements, however many they are.
         let _tables = cx.reserve(size.saturating_mul(ROW_BYTES))?;
         let groups = group(size, self.sorted, |a, b| {
             let mut orders = (0..outer).map(|outer| part(a, outer).cmp(part(b, outer)));
