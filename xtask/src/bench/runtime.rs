@@ -118,12 +118,12 @@ impl Timing {
         runtimes: &[Runtime],
         rounds: usize,
     ) -> Result<Vec<Option<Side>>> {
-        // Else the first would load from the disk, and those after it from the page cache.
-        io::copy(&mut File::open(&self.model)?, &mut io::sink())?;
         let mut reports: Vec<Option<Vec<Report>>> = vec![Some(Vec::new()); runtimes.len()];
         for _ in 0..rounds {
             for (&runtime, reports) in runtimes.iter().zip(&mut reports) {
                 let Some(done) = reports else { continue };
+                // Else one would load from the disk, and the next from the page cache.
+                io::copy(&mut File::open(&self.model)?, &mut io::sink())?;
                 match capture(&mut self.command(tools, runtime, &[])).and_then(|text| parse(&text)) {
                     Ok(report) => done.push(report),
                     Err(error) if runtime == Runtime::Ours => return Err(error),
