@@ -58,7 +58,8 @@ Examples:
   ort optimize model.onnx out.onnx --rewrites 17            stop after 17: to find the one that does harm
 
 `basic` folds constants and simplifies, for any runtime; `extended` also fuses, into operators of com.microsoft and of
-newer operator sets, as far as ONNX Runtime has them; the file imports the oldest operator set that has them all. Other commands take the same as --opt-level.";
+newer operator sets, as far as ONNX Runtime has them; the file imports the oldest operator set that has them all.
+Other commands take the same as --opt-level.";
 
 pub(crate) const PROFILE: &str = "\
 Examples:

@@ -128,8 +128,15 @@ fn records_know_when_operators_appeared() {
     let registry = Registry::global().expect("each operator has one record");
     let mut compared = 0;
     for record in registry.records() {
+        let name = full_name(record.domain, record.name);
+        assert!(
+            record.first <= record.since,
+            "{name} appears in {}, its form in {}",
+            record.first,
+            record.since
+        );
         if let Some(first) = first.get(&(record.domain.to_string(), record.name.to_string())) {
-            assert_eq!(record.first, *first, "{}", full_name(record.domain, record.name));
+            assert_eq!(record.first, *first, "{name}");
             compared += 1;
         }
     }

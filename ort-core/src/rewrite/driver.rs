@@ -236,8 +236,7 @@ impl<'g> Sweep<'g> {
             (None, Then::Template(_)) => None,
         };
         let Some(values) = values else { return Ok(None) };
-        let wanted = node.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        if values.len() < wanted {
+        if values.len() < wanted_outputs(&node) {
             return Ok(None);
         }
         let made = patch.draft.emitted_values();
@@ -316,8 +315,7 @@ impl<'g> Sweep<'g> {
     /// node computes, and that is no output itself, can stand for it.
     fn alias(&mut self, root: NodeId, values: &[ValueId]) -> bool {
         let Some(old) = self.graph.nodes.get(root.index()) else { return false };
-        let wanted = old.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        if values.len() < wanted {
+        if values.len() < wanted_outputs(old) {
             return false;
         }
         let pairs = || old.outputs.iter().zip(values).filter_map(|(old, new)| old.map(|old| (old, *new)));
@@ -416,6 +414,11 @@ impl<'g> Sweep<'g> {
         }
         Ok(())
     }
+}
+
+/// How many outputs a node has, up to the last that anybody wants.
+fn wanted_outputs(node: &Node) -> usize {
+    node.outputs.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
 }
 
 /// Joins what is known of a value before and after a rewrite; false where they contradict each other.
