@@ -84,7 +84,7 @@ impl GraphBuilder {
         self.graph.nodes.push(Node {
             name,
             spec,
-            inputs: inputs.to_vec(),
+            inputs: inputs.into(),
             outputs: ids.iter().copied().map(Some).collect(),
             attrs,
             subgraphs,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
 
 use super::{Attributes, ValueType};
 use crate::spec::{OpSpec, SymTensor};
@@ -64,6 +65,10 @@ pub struct Subgraph {
     pub captures: Vec<Capture>,
 }
 
+/// What a node reads or writes, by position; what is left out is none. Two lie in the node itself: a large graph would
+/// spend more on lists of their own than on its nodes.
+pub type ValueIds = SmallVec<[Option<ValueId>; 2]>;
+
 /// One operation.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -72,9 +77,9 @@ pub struct Node {
     /// The operator's record.
     pub spec: &'static OpSpec,
     /// Inputs by position; an optional one that is left out is none.
-    pub inputs: Vec<Option<ValueId>>,
+    pub inputs: ValueIds,
     /// Outputs by position; one that nobody wants is none.
-    pub outputs: Vec<Option<ValueId>>,
+    pub outputs: ValueIds,
     /// Attributes, defaults filled in.
     pub attrs: Attributes,
     /// Graphs it may run.

@@ -13,5 +13,5 @@ mod verify;
 pub(crate) use attribute::unknown_attribute;
 pub use attribute::{Attribute, Attributes};
 pub use builder::GraphBuilder;
-pub use graph::{Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueInfo};
+pub use graph::{Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueIds, ValueInfo};
 pub use types::{SymShape, TensorType, ValueType};

@@ -16,11 +16,14 @@ use super::proto::{
 use super::tensor::{dense_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use crate::dim::Dim;
-use crate::ir::{Capture, Graph, ValueId, ValueType};
+use crate::ir::{Capture, Graph, ValueId, ValueIds, ValueType};
 use crate::limits::{at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
 use crate::{Error, Limits, Result, Within, ensure, error, nearest};
+
+/// How many nodes are built between two looks at the clock.
+const NODES_A_LOOK: usize = 64;
 
 /// The version of each domain, the standard's own under the empty name.
 pub(super) type Opsets = HashMap<String, i64>;
@@ -29,8 +32,11 @@ pub(super) type Opsets = HashMap<String, i64>;
 pub(super) struct OpenGraph {
     pub(super) graph: Graph,
     captures: Vec<Capture>,
+    /// The scope that opened with it, by its place among the open ones.
+    scope: usize,
     node_names: Names,
-    value_names: Names,
+    /// Names of values that are not among those of the scope: of inlined functions, captured, or renamed.
+    other_names: Names,
 }
 
 /// Names that are taken, and how often each was asked for, in order: large graphs read names soon after they were
@@ -39,19 +45,22 @@ pub(super) struct OpenGraph {
 struct Names(IndexMap<Arc<str>, usize>);
 
 impl Names {
-    /// The name, or the name with the first free number.
-    fn unique(&mut self, name: Arc<str>) -> Arc<str> {
+    /// The name, or the name with the first free number; `also` tells of others that are taken.
+    fn unique(&mut self, name: Arc<str>, also: impl Fn(&str) -> bool) -> Arc<str> {
         let mut count = match self.0.entry(name.clone()) {
             Entry::Vacant(free) => {
                 free.insert(1);
-                return name;
+                if !also(&name) {
+                    return name;
+                }
+                1
             }
             Entry::Occupied(taken) => *taken.get(),
         };
         loop {
             count += 1;
             let numbered: Arc<str> = format!("{name}_{count}").into();
-            if !self.0.contains_key(&numbered) {
+            if !self.0.contains_key(&numbered) && !also(&numbered) {
                 self.0.insert(name, count);
                 self.0.insert(numbered.clone(), 1);
                 return numbered;
@@ -201,8 +210,9 @@ impl<'m> Loader<'m> {
         self.graphs.push(OpenGraph {
             graph: Graph::new(proto.name()),
             captures: Vec::new(),
+            scope: self.scopes.len(),
             node_names: Names::default(),
-            value_names: Names::default(),
+            other_names: Names::default(),
         });
         let infos = proto.value_info.iter().chain(&proto.output);
         self.open_scope(Scope {
@@ -296,21 +306,35 @@ impl<'m> Loader<'m> {
     /// Gives a name in the innermost scope a new value, or the value that a function's caller waits for.
     fn declare(&mut self, name: &str, ty: ValueType, writer: Option<u32>) -> Result<ValueId> {
         ensure!(!name.is_empty(), InvalidGraph, "a value has no name");
-        let (Some(scope), Some(open)) = (self.scopes.last_mut(), self.graphs.last_mut()) else {
+        let (Some((scope, around)), Some(open)) = (self.scopes.split_last_mut(), self.graphs.last_mut())
+        else {
             return Err(error!(Fail, "no graph is open"));
         };
         let shared: Arc<str> = name.into();
         let Entry::Vacant(free) = scope.names.entry(shared.clone()) else {
             return Err(error!(InvalidGraph, "value '{name}' is defined twice"));
         };
+        let place = free.index();
+        free.insert(Meaning { value: None, writer });
         let id = match scope.promised.get(name).copied() {
             Some(id) => id,
             None => {
-                let unique = open.value_names.unique(prefixed(&scope.prefix, &shared));
+                let own = around.get(open.scope);
+                let is_free = own.is_none() && !open.other_names.0.contains_key(name);
+                let own = own.unwrap_or(scope);
+                let unique = match is_free {
+                    true => shared,
+                    false => {
+                        let full = prefixed(&scope.prefix, &shared);
+                        open.other_names.unique(full, |name| own.names.contains_key(name))
+                    }
+                };
                 open.graph.add_value(unique, ty)
             }
         };
-        free.insert(Meaning { value: Some(id), writer });
+        if let Some((_, meaning)) = scope.names.get_index_mut(place) {
+            meaning.value = Some(id);
+        }
         Ok(id)
     }
 
@@ -325,11 +349,10 @@ impl<'m> Loader<'m> {
         let outputs = nodes.iter().map(|node| node.output.len()).sum();
         self.scope().names.reserve(outputs);
         let open = self.top();
-        open.value_names.0.reserve(outputs);
         open.node_names.0.reserve(nodes.len());
         open.graph.nodes.reserve(nodes.len());
         let built = self.build_while_in_order(nodes)?;
-        let mut declared = Vec::with_capacity(nodes.len() - built);
+        let mut declared: Vec<ValueIds> = Vec::with_capacity(nodes.len() - built);
         for (index, _) in nodes.iter().enumerate().skip(built) {
             declared.push(self.declare_outputs(nodes, index)?);
         }
@@ -337,7 +360,7 @@ impl<'m> Loader<'m> {
         let order = schedule(nodes, built, |name| names.get(name)?.writer.map(|writer| writer as usize))?;
         for (index, node) in order.of(nodes).filter(|(index, _)| *index >= built) {
             let outputs = declared.get_mut(index - built).map(std::mem::take);
-            self.node(node, index, outputs.unwrap_or_default())?;
+            self.node(node, index, None, outputs.unwrap_or_default())?;
         }
         Ok(())
     }
@@ -347,23 +370,26 @@ impl<'m> Loader<'m> {
     fn build_while_in_order(&mut self, nodes: &'m [NodeProto]) -> Result<usize> {
         for (index, node) in nodes.iter().enumerate() {
             let names = &self.scope().names;
-            let reads_known =
-                node.input.iter().all(|name| name.is_empty() || names.contains_key(name.as_str()));
+            let known = |name: &String| match name.as_str() {
+                "" => Some(None),
+                name => names.get(name).map(|meaning| meaning.value),
+            };
+            let inputs: Option<ValueIds> = node.input.iter().map(known).collect();
             let mut is_plain = !self.functions.contains_key(&function_key(node));
             for_each_subgraph(node, &mut |_| is_plain = false);
-            if !reads_known || !is_plain {
+            if inputs.is_none() || !is_plain {
                 return Ok(index);
             }
             let outputs = self.declare_outputs(nodes, index)?;
-            self.node(node, index, outputs)?;
+            self.node(node, index, inputs, outputs)?;
         }
         Ok(nodes.len())
     }
 
     /// Declares what a node writes.
-    fn declare_outputs(&mut self, nodes: &'m [NodeProto], index: usize) -> Result<Vec<Option<ValueId>>> {
-        let Some(node) = nodes.get(index) else { return Ok(Vec::new()) };
-        let mut declared = Vec::with_capacity(node.output.len());
+    fn declare_outputs(&mut self, nodes: &'m [NodeProto], index: usize) -> Result<ValueIds> {
+        let Some(node) = nodes.get(index) else { return Ok(ValueIds::new()) };
+        let mut declared = ValueIds::with_capacity(node.output.len());
         for name in &node.output {
             if name.is_empty() {
                 declared.push(None);
@@ -397,7 +423,10 @@ impl<'m> Loader<'m> {
             let what = || "the model's functions add too many nodes".to_string();
             at_most(self.function_nodes, self.limits.function_nodes, "function_nodes", what)?;
         }
-        check_deadline(self.until, "loading")
+        if self.nodes % NODES_A_LOOK == 1 {
+            check_deadline(self.until, "loading")?
+        }
+        Ok(())
     }
 
     /// A name for a node that no other node of the graph has.
@@ -407,7 +436,7 @@ impl<'m> Loader<'m> {
             name => name.into(),
         };
         let full = prefixed(&self.scope().prefix, &label);
-        self.top().node_names.unique(full)
+        self.top().node_names.unique(full, |_| false)
     }
 
     fn bind_outputs(&mut self, proto: &'m GraphProto) -> Result<()> {
@@ -462,7 +491,8 @@ impl<'m> Loader<'m> {
         let info = source.value(outer).clone();
         let constant = source.constants.get(&outer).cloned();
         let open = &mut self.graphs[inner_graph];
-        let name = open.value_names.unique(info.name);
+        let own = &self.scopes[open.scope].names;
+        let name = open.other_names.unique(info.name, |name| own.contains_key(name));
         match constant {
             Some(tensor) => open.graph.add_constant(name, tensor),
             None => {

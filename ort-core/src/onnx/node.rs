@@ -10,7 +10,7 @@ use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use crate::dim::Dim;
-use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId};
+use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId, ValueIds};
 use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
 use crate::tensor::Tensor;
 use crate::{Result, Within, advise, ensure, error};
@@ -19,28 +19,36 @@ use crate::{Result, Within, advise, ensure, error};
 type Given<'m> = (&'m str, &'m AttributeProto);
 
 impl<'m> Loader<'m> {
-    /// Builds one node, whose outputs are declared.
+    /// Builds one node, whose outputs are declared. Inputs that are not given are looked for.
     pub(super) fn node(
         &mut self,
         node: &'m NodeProto,
         index: usize,
-        outputs: Vec<Option<ValueId>>,
+        inputs: Option<ValueIds>,
+        outputs: ValueIds,
     ) -> Result<()> {
         self.count_node()?;
         let name = self.node_name(node, index);
         let place = || format!("node '{name}' ({})", node.op_type());
-        self.build_node(node, name.clone(), outputs).within(place)
+        self.build_node(node, name.clone(), inputs, outputs).within(place)
     }
 
     fn build_node(
         &mut self,
         node: &'m NodeProto,
         name: Arc<str>,
-        mut outputs: Vec<Option<ValueId>>,
+        inputs: Option<ValueIds>,
+        mut outputs: ValueIds,
     ) -> Result<()> {
-        let inputs = self.node_inputs(node)?;
-        while outputs.last() == Some(&None) {
-            outputs.pop();
+        let mut inputs = match inputs {
+            Some(inputs) => inputs,
+            None => self.node_inputs(node)?,
+        };
+        // What is left out at the end is not there.
+        for values in [&mut inputs, &mut outputs] {
+            while values.last() == Some(&None) {
+                values.pop();
+            }
         }
         let attributes = self.given_attributes(node);
         let key = function_key(node);
@@ -65,9 +73,9 @@ impl<'m> Loader<'m> {
         self.top().graph.constants.contains_key(&id)
     }
 
-    /// The inputs; left-out ones at the end are dropped.
-    fn node_inputs(&mut self, node: &'m NodeProto) -> Result<Vec<Option<ValueId>>> {
-        let mut inputs = Vec::with_capacity(node.input.len());
+    /// The inputs, wherever in sight their names stand.
+    fn node_inputs(&mut self, node: &'m NodeProto) -> Result<ValueIds> {
+        let mut inputs = ValueIds::with_capacity(node.input.len());
         for (index, name) in node.input.iter().enumerate() {
             if name.is_empty() {
                 inputs.push(None);
@@ -75,9 +83,6 @@ impl<'m> Loader<'m> {
             }
             let found = self.resolve(self.scopes.len() - 1, name);
             inputs.push(found.ok_or_else(|| self.unknown_value("", name).within(format!("input {index}")))?);
-        }
-        while inputs.last() == Some(&None) {
-            inputs.pop();
         }
         Ok(inputs)
     }
@@ -97,7 +102,7 @@ impl<'m> Loader<'m> {
         &mut self,
         node: &'m NodeProto,
         name: Arc<str>,
-        (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
+        (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
     ) -> Result<()> {
         let (domain, op, _) = function_key(node);
         let spec = self
@@ -241,7 +246,7 @@ impl<'m> Loader<'m> {
         }
         let spec = self.registry.find("", "Identity");
         let spec = spec.ok_or_else(|| error!(NotImplemented, "operator Identity is not known"))?;
-        let (inputs, outputs) = (vec![Some(input)], vec![Some(output)]);
+        let [inputs, outputs] = [input, output].map(|id| ValueIds::from_slice(&[Some(id)]));
         let attrs = Attributes::default();
         let node = Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() };
         self.top().graph.nodes.push(node);
@@ -254,7 +259,7 @@ impl<'m> Loader<'m> {
         node: &'m NodeProto,
         function: &'m FunctionProto,
         name: &str,
-        (inputs, outputs, given): (Vec<Option<ValueId>>, Vec<Option<ValueId>>, Vec<Given<'m>>),
+        (inputs, outputs, given): (ValueIds, ValueIds, Vec<Given<'m>>),
     ) -> Result<()> {
         let key = function_key(node);
         ensure!(

@@ -127,7 +127,7 @@ impl<'g> Sweep<'g> {
             if index % NODES_A_LOOK == 0 {
                 check_deadline(until, "optimizing")?;
             }
-            let mut visits = vec![NodeId(index as u32)];
+            let mut visits: SmallVec<[NodeId; 8]> = SmallVec::from_slice(&[NodeId(index as u32)]);
             // A rule may apply to what another made; a bound keeps two that undo each other from going on for ever.
             for _ in 0..MOST_SWEEPS {
                 let Some(id) = visits.pop() else { break };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Registry;
 use crate::dtype::DType;
-use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueType};
+use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueIds, ValueType};
 use crate::tensor::Tensor;
 use crate::{Result, Within, error};
 
@@ -22,9 +22,9 @@ pub struct Draft<'g> {
     /// The version of the operator's domain that the node was written for.
     pub version: i64,
     /// The inputs.
-    pub inputs: Vec<Option<ValueId>>,
+    pub inputs: ValueIds,
     /// The outputs.
-    pub outputs: Vec<Option<ValueId>>,
+    pub outputs: ValueIds,
     /// The attributes as given.
     pub attrs: Vec<(String, Attribute)>,
     /// The subgraphs.
@@ -42,8 +42,8 @@ impl<'g> Draft<'g> {
             domain: domain.to_string(),
             op: op.to_string(),
             version,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
+            inputs: ValueIds::new(),
+            outputs: ValueIds::new(),
             attrs: Vec::new(),
             subgraphs: Vec::new(),
             emitted: Vec::new(),
@@ -209,7 +209,7 @@ impl<'g> Draft<'g> {
             ids.push(self.graph.add_value(format!("{name}.{index}"), ValueType::Unknown));
         }
         let outputs = ids.iter().copied().map(Some).collect();
-        let node = Node { name, spec, inputs: inputs.to_vec(), outputs, attrs, subgraphs: Vec::new() };
+        let node = Node { name, spec, inputs: inputs.into(), outputs, attrs, subgraphs: Vec::new() };
         self.emitted.push(node);
         Ok(ids)
     }

@@ -47,7 +47,7 @@ impl Pen<'_> {
         let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
         let output = self.graph.add_value(format!("{name}.0"), ValueType::Unknown);
         let inputs = inputs.iter().copied().map(Some).collect();
-        let outputs = vec![Some(output)];
+        let outputs = [Some(output)].as_slice().into();
         self.add(Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() })?;
         Ok(output)
     }

@@ -206,7 +206,7 @@ fn emit(
     let name: Arc<str> = format!("{}/{op}_{}", graph.name, graph.nodes.len()).into();
     let output = graph.add_value(format!("{name}.0"), ValueType::Unknown);
     let attrs = Attributes::new(spec, attrs)?;
-    let inputs = inputs.to_vec();
-    graph.nodes.push(Node { name, spec, inputs, outputs: vec![Some(output)], attrs, subgraphs: Vec::new() });
+    let (inputs, outputs) = (inputs.into(), [Some(output)].as_slice().into());
+    graph.nodes.push(Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() });
     Ok(output)
 }

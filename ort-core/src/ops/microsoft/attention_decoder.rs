@@ -5,7 +5,7 @@ use super::attention_projected::{common_attrs, shares_buffer, split_projected};
 use super::{agree, check_rank};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
-use crate::ir::ValueId;
+use crate::ir::ValueIds;
 use crate::ops;
 use crate::spec::{AttrKind, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
@@ -137,9 +137,9 @@ fn check_beams(cx: &InferCx<'_>, shares: bool) -> Result<()> {
 }
 
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
-    let mut inputs: Vec<Option<ValueId>> = match draft.input(1) {
+    let mut inputs: ValueIds = match draft.input(1) {
         Some(_) => (0..3).map(|index| draft.input(index)).collect(),
-        None => split_projected(draft, draft.required(0)?)?.map(Some).to_vec(),
+        None => split_projected(draft, draft.required(0)?)?.map(Some).as_slice().into(),
     };
     inputs.extend([10, 3, 4, 5, 6].map(|index| draft.input(index)));
     if shares_buffer(draft) {

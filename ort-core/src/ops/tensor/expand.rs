@@ -60,7 +60,7 @@ fn repeats_of_one_axis(draft: &mut Draft<'_>) -> Result<()> {
     let one = Attribute::Tensor(Tensor::from_slice(&[1], &[1i64])?);
     let ones = draft.emit("ConstantOfShape", &[rank], &[("value", one)])?;
     let repeats = draft.emit("ScatterElements", &[ones, axis, tiles], &[])?;
-    draft.inputs = vec![Some(data), Some(repeats)];
+    draft.inputs = [Some(data), Some(repeats)].into();
     Ok(())
 }
 

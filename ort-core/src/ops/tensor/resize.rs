@@ -82,7 +82,7 @@ fn scales_behind_roi(draft: &mut Draft<'_>) -> Result<()> {
         scales = draft.constant(Tensor::from_slice(&[shrinking.len()], &shrinking)?);
     }
     let rounding = if shrinks { "ceil" } else { "floor" };
-    draft.inputs = vec![draft.input(0), None, Some(scales)];
+    draft.inputs = [draft.input(0), None, Some(scales)].as_slice().into();
     draft.set_attr("coordinate_transformation_mode", Attribute::String("asymmetric".into()));
     draft.set_attr("nearest_mode", Attribute::String(rounding.into()));
     Ok(())
