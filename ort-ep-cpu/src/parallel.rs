@@ -5,6 +5,10 @@
 //! its region alone, so no combination of callers can wait on each other for ever. A region opened
 //! inside a region runs inline on the thread that opens it.
 //!
+//! Every thread begins with its own share of the tasks, the same one each time: what an operator left in the
+//! cache of a core is then found there by the next, which cuts the same channels the same way. Who has
+//! finished takes tasks from the others.
+//!
 //! Idle workers spin for some tens of microseconds, which covers the gap between two kernels of a
 //! model, and then park in the operating system.
 
@@ -29,6 +33,45 @@ const CHUNKS_PER_THREAD: usize = 4;
 
 thread_local! {
     static INSIDE_REGION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Tasks that several takers share out among them, each once.
+#[derive(Debug)]
+pub struct Shares {
+    tasks: usize,
+    count: usize,
+    next: [Next; MOST_SHARES],
+}
+
+/// The most shares that tasks are cut into; more takers than that begin with the same ones.
+const MOST_SHARES: usize = 16;
+
+/// How many tasks of a share are taken. On a cache line of its own: takers of different shares do not wait for
+/// each other.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Next(AtomicUsize);
+
+impl Shares {
+    /// Tasks `0..tasks` in a share of consecutive ones for each of `takers`.
+    pub fn new(takers: usize, tasks: usize) -> Shares {
+        let count = takers.clamp(1, MOST_SHARES);
+        Shares { tasks, count, next: Default::default() }
+    }
+
+    /// What a taker gets: its own share in order, then what is left of the others.
+    pub fn of(&self, taker: usize) -> impl Iterator<Item = usize> + '_ {
+        let shares = (0..self.count).map(move |turn| (taker + turn) % self.count);
+        shares.flat_map(|share| {
+            let bound = |share: usize| (self.tasks as u128 * share as u128 / self.count as u128) as usize;
+            let (start, end) = (bound(share), bound(share + 1));
+            let taken = self.next.get(share).map(|next| &next.0);
+            std::iter::from_fn(move || {
+                let task = start + taken?.fetch_add(1, Ordering::Relaxed);
+                (task < end).then_some(task)
+            })
+        })
+    }
 }
 
 /// A set of worker threads that run tasks for whoever calls [`Pool::run`].
@@ -64,8 +107,7 @@ unsafe impl Send for RegionPointer {}
 /// One call of [`Pool::run`]. It lives on the stack of the caller.
 struct Region {
     task: *const (dyn Fn(usize) + Sync),
-    tasks: usize,
-    next: AtomicUsize,
+    shares: Shares,
     /// Workers inside this region, the caller not counted. It only grows under the lock of the queue.
     active: AtomicUsize,
     caller: Thread,
@@ -74,14 +116,10 @@ struct Region {
 }
 
 impl Region {
-    /// Claims and runs tasks until none is left.
-    fn work(&self) {
+    /// Claims and runs tasks until none is left, those of the share `own` first.
+    fn work(&self, own: usize) {
         let outer = INSIDE_REGION.replace(true);
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= self.tasks {
-                break;
-            }
+        for index in self.shares.of(own) {
             // SAFETY: `Pool::run` borrows the task for as long as it waits for this region.
             let task = unsafe { &*self.task };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index))) {
@@ -133,15 +171,14 @@ impl Pool {
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         let region = Region {
             task,
-            tasks,
-            next: AtomicUsize::new(0),
+            shares: Shares::new(helpers + 1, tasks),
             active: AtomicUsize::new(0),
             caller: std::thread::current(),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
         };
         self.shared.invite(&region, helpers);
-        region.work();
+        region.work(0);
         self.shared.withdraw(&region);
         // From here on no worker can enter, so `active` only falls.
         region.wait();
@@ -156,9 +193,9 @@ impl Pool {
     fn start(&self, helpers: usize) {
         let mut started = self.started.lock();
         while *started < helpers {
-            let shared = self.shared;
-            let name = format!("ort-cpu-{}", *started + 1);
-            if std::thread::Builder::new().name(name).spawn(move || shared.serve()).is_err() {
+            let (shared, number) = (self.shared, *started);
+            let name = format!("ort-cpu-{}", number + 1);
+            if std::thread::Builder::new().name(name).spawn(move || shared.serve(number)).is_err() {
                 return;
             }
             *started += 1;
@@ -216,8 +253,9 @@ impl Shared {
         Some(region)
     }
 
-    /// The life of a worker.
-    fn serve(&self) {
+    /// The life of a worker. The caller of a region has the first share, so the `number`-th worker has the next but
+    /// `number`.
+    fn serve(&self, number: usize) {
         loop {
             self.spin();
             let region = {
@@ -236,7 +274,7 @@ impl Shared {
             };
             // SAFETY: `active` counts this worker, and the caller waits until it is zero.
             let region = unsafe { &*region.0 };
-            region.work();
+            region.work(1 + number % (region.shares.count - 1).max(1));
             let caller = region.caller.clone();
             // After this the region may be gone.
             if region.active.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -375,14 +413,10 @@ impl<'a, T: Send> Lines<'a, T> {
         let parts = [extents[1].div_ceil(block[0]), extents[2].div_ceil(block[1])];
         let count = Self::block_count(extents, block);
         let pieces = Pieces::new(values);
-        let next = AtomicUsize::new(0);
+        let shares = Shares::new(threads, count);
         let used = (scratch_len * threads.max(1)).min(scratch.len());
-        for_each_chunk_mut(threads, &mut scratch[..used], scratch_len, |_, scratch| {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count {
-                    return;
-                }
+        for_each_chunk_mut(threads, &mut scratch[..used], scratch_len, |taker, scratch| {
+            for index in shares.of(taker) {
                 let (outer, rest) = (index / (parts[0] * parts[1]), index % (parts[0] * parts[1]));
                 let starts = [rest / parts[1] * block[0], rest % parts[1] * block[1]];
                 let ranges =

@@ -1,9 +1,12 @@
 //! Constant folding: what depends on constants alone is computed while the session is built.
 //!
-//! Folding never makes the constants larger, but for results of at most [`SMALL`] bytes each, of which all together
-//! take at most [`GROWTH`] bytes.
+//! Folding never makes the constants of a graph larger, but for results of at most [`SMALL`] bytes each, of which all
+//! together take at most [`GROWTH`] bytes. Equal results of graphs within one another are one tensor.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use std::hash::BuildHasher;
+
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use super::{Evaluate, Report};
 use crate::Result;
@@ -55,6 +58,7 @@ pub(super) fn constants(
     graph: &mut Graph,
     evaluate: Evaluate<'_>,
     most: usize,
+    shared: &mut Shared,
     report: &mut Report,
 ) -> Result<bool> {
     let chosen = choose(graph, most);
@@ -70,28 +74,95 @@ pub(super) fn constants(
         }
     };
     report.folded += chosen.len();
+    shared.forget_unused();
     let mut index = 0;
     graph.nodes.retain(|_| {
         index += 1;
         !chosen.contains(&(index - 1))
     });
     for (id, tensor) in results.into_iter().zip(tensors) {
-        graph.constants.insert(id, tensor);
+        graph.constants.insert(id, shared.one_of(tensor));
     }
     Ok(true)
 }
 
-/// The nodes to compute, by index.
-fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
-    let mut reads = vec![0usize; graph.value_count()];
-    for id in graph.nodes.iter().flat_map(Node::reads).chain(graph.outputs.iter().copied()) {
-        if let Some(reads) = reads.get_mut(id.index()) {
-            *reads += 1;
+/// Results of more than [`SMALL`] bytes, by a hash of their bytes.
+#[derive(Default)]
+pub(super) struct Shared(FxHashMap<u64, Vec<Tensor>>);
+
+impl Shared {
+    /// Lets go of what no graph has any more.
+    fn forget_unused(&mut self) {
+        let is_used = |tensor: &Tensor| tensor.bytes().is_some_and(|bytes| !bytes.is_unique());
+        self.0.values_mut().for_each(|tensors| tensors.retain(is_used));
+    }
+
+    /// The tensor, or one of the same elements that there is already.
+    fn one_of(&mut self, tensor: Tensor) -> Tensor {
+        let Some(bytes) = tensor.bytes().filter(|bytes| bytes.len() > SMALL) else { return tensor };
+        let known = self.0.entry(FxBuildHasher.hash_one(bytes)).or_default();
+        let is_same = |known: &&Tensor| {
+            known.dtype() == tensor.dtype() && known.shape() == tensor.shape() && known.bytes() == Some(bytes)
+        };
+        match known.iter().find(is_same) {
+            Some(same) => same.clone(),
+            None => {
+                known.push(tensor.clone());
+                tensor
+            }
         }
     }
+}
+
+/// How often nodes are chosen anew where a constant turned out to stay.
+const MOST_CHOICES: usize = 8;
+
+/// The nodes to compute, by index. What they free is first guessed, then known from the choice before.
+fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
+    let all_reads = |nodes: &mut dyn Iterator<Item = &Node>| {
+        let mut reads = vec![0usize; graph.value_count()];
+        for id in nodes.flat_map(Node::reads) {
+            reads.iter_mut().skip(id.index()).take(1).for_each(|reads| *reads += 1);
+        }
+        reads
+    };
+    let mut reads = all_reads(&mut graph.nodes.iter());
+    // The caller reads outputs, too.
+    graph
+        .outputs
+        .iter()
+        .for_each(|id| reads.iter_mut().skip(id.index()).take(1).for_each(|reads| *reads += 1));
+    let mut freed: Vec<bool> = vec![true; reads.len()];
+    for _ in 0..MOST_CHOICES {
+        let chosen = choose_with(graph, most, &freed);
+        if chosen.is_empty() {
+            return chosen;
+        }
+        let nodes = &mut graph.nodes.iter().enumerate().filter(|(index, _)| chosen.contains(index));
+        let folded = all_reads(&mut nodes.map(|(_, node)| node));
+        let stays = |index: usize| folded.get(index) != reads.get(index) && folded.get(index) != Some(&0);
+        let mut is_right = true;
+        for (index, freed) in freed.iter_mut().enumerate().filter(|(_, freed)| **freed) {
+            *freed = !stays(index);
+            is_right &= *freed;
+        }
+        if is_right {
+            return chosen;
+        }
+    }
+    let single: Vec<bool> = reads.iter().map(|reads| *reads == 1).collect();
+    choose_with(graph, most, &single)
+}
+
+/// The nodes to compute where constants and results that are `freed` go away with the last node that reads them, so that
+/// results may take their place.
+fn choose_with(graph: &Graph, most: usize, freed: &[bool]) -> FxHashSet<usize> {
     let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut bytes: FxHashMap<ValueId, usize> =
         graph.constants.iter().map(|(id, tensor)| (*id, tensor.byte_count())).collect();
+    // The bytes of what is freed that no result has taken the place of.
+    let mut places = bytes.clone();
+    places.retain(|id, _| freed.get(id.index()) == Some(&true));
     let mut chosen = FxHashSet::default();
     let mut growth = 0usize;
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -109,15 +180,24 @@ fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
         }
         let Some(made) = output_bytes(graph, node) else { continue };
         let made_bytes = made.iter().fold(0usize, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let own = node.inputs.iter().flatten().filter(|id| reads.get(id.index()) == Some(&1));
-        let freed: usize = own.filter_map(|id| bytes.get(id)).sum();
-        let grown = made_bytes.saturating_sub(freed);
+        let mut inputs: SmallVec<[ValueId; 4]> = node.inputs.iter().flatten().copied().collect();
+        inputs.sort_unstable();
+        inputs.dedup();
+        let place: usize = inputs.iter().filter_map(|id| places.get(id)).sum();
+        let grown = made_bytes.saturating_sub(place);
         if made_bytes > most || (grown > 0 && (made_bytes > SMALL || growth + grown > GROWTH)) {
             continue;
         }
         growth += grown;
         chosen.insert(index);
-        bytes.extend(made);
+        let mut taken = made_bytes - grown;
+        for id in &inputs {
+            let Some(place) = places.get_mut(id) else { continue };
+            let part = taken.min(*place);
+            (*place, taken) = (*place - part, taken - part);
+        }
+        bytes.extend(made.iter().copied());
+        places.extend(made.into_iter().filter(|(id, _)| freed.get(id.index()) == Some(&true)));
     }
     chosen
 }

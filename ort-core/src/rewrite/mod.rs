@@ -141,7 +141,7 @@ pub(crate) fn optimize(
     if optimizer.level == Level::Disabled {
         return Ok(report);
     }
-    let mut driver = Driver { optimizer, environment, report: &mut report };
+    let mut driver = Driver { optimizer, environment, report: &mut report, shared: fold::Shared::default() };
     driver.graph(Arc::make_mut(graph))?;
     tracing::info!(
         rules = report.total(),
@@ -163,6 +163,8 @@ struct Driver<'a> {
     optimizer: &'a Optimizer,
     environment: Environment<'a>,
     report: &'a mut Report,
+    /// What folding made.
+    shared: fold::Shared,
 }
 
 impl Driver<'_> {
@@ -196,7 +198,8 @@ impl Driver<'_> {
         for _ in 0..MOST_ROUNDS {
             let rewritten = driver::apply(graph, &index, optimizer, self.environment, self.report)?;
             let before = self.report.without_rules();
-            let folded = fold::constants(graph, self.environment.evaluate, most, self.report)?;
+            let folded =
+                fold::constants(graph, self.environment.evaluate, most, &mut self.shared, self.report)?;
             if rewritten || folded || most == fold::SMALL {
                 common::merge(graph, self.report);
                 eliminate::unread(graph, self.report);

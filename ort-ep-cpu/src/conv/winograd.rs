@@ -2,7 +2,8 @@
 //!
 //! A block of tiles at a time goes through three steps: its places are transformed, a product for each point of a tile sums over the
 //! channels, with tiles as rows and filters as columns, and the sums are transformed to results. Blocks are sized so that
-//! both sides of the products stay in the second-level cache.
+//! both sides of the products stay in the second-level cache. Where the transformed weights stay there, too, each thread takes
+//! whole blocks through all steps; else the threads share each step of a block.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use crate::gemm::{
     AOperand, Activation, BOperand, Batch, Cpu, Gemm, GemmError, Origin, PackedB, Step, Strided, Weight,
     apply_steps, check_steps, run_batch,
 };
-use crate::parallel::for_each_chunk_mut;
+use crate::parallel::{LineBlock, Lines, for_each_chunk_mut};
 use crate::simd::MAX_LANES;
 use crate::vector::activation::Clamp;
 use crate::vector::transpose::{self, strided};
@@ -23,6 +24,9 @@ const BLOCK: usize = 192 << 10;
 
 /// The fewest tiles of a block, so that the transformed weights are read for several rows of products.
 const FEWEST_TILES: usize = 16;
+
+/// Blocks for each thread where blocks are a thread's own, at least.
+const BLOCKS_PER_THREAD: usize = 6;
 
 /// The most tiles of a row that are transformed at a time, and the places that these reach over.
 const RUN: usize = 16;
@@ -81,6 +85,8 @@ struct Tiling {
     count: usize,
     /// Tiles of a block.
     block: usize,
+    /// Whether a block is whole rows of tiles, and a thread's own.
+    by_rows: bool,
     /// From a point to the next among the points of a tile, and from a tile to the next.
     point: usize,
     stride: usize,
@@ -97,10 +103,21 @@ impl Tiling {
         let (point, sums) = (channels.next_multiple_of(MAX_LANES), filters.next_multiple_of(MAX_LANES));
         // Rows of products that lie a multiple of a page apart would compete for the same cache sets.
         let stride = tile.points() * point + MAX_LANES;
-        let most = (BLOCK * cpu.threads / (tile.points() * (point + sums)).max(1)).max(FEWEST_TILES);
+        let mut tiling =
+            Tiling { tile, channels, filters, size, count, block: 0, by_rows: false, point, stride, sums };
+        let most = BLOCK / (tile.points() * (point + sums)).max(1);
+        // Blocks enough that threads end together.
+        let rows = (most / size[1].max(1))
+            .min(size[0] * geometry.batch / (BLOCKS_PER_THREAD * cpu.threads))
+            .min(size[0]);
+        if cpu.threads > 1 && rows > 0 && tile.points() * channels * filters <= BLOCK {
+            return Tiling { block: rows * size[1], by_rows: true, ..tiling };
+        }
+        let most = (most * cpu.threads).max(FEWEST_TILES);
         let block = count.div_ceil(count.div_ceil(most).max(1));
         let block = if block > size[1] { block.next_multiple_of(size[1].max(1)) } else { block };
-        Tiling { tile, channels, filters, size, count, block: block.min(count), point, stride, sums }
+        tiling.block = block.min(count);
+        tiling
     }
 
     /// Values of the points of a block, and of the sums.
@@ -175,7 +192,9 @@ pub(super) fn pack<T: Weight>(
 
 /// Values of workspace that [`forward`] needs.
 pub(super) fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> usize {
-    Tiling::new(cpu, geometry, tile).lens().iter().sum()
+    let tiling = Tiling::new(cpu, geometry, tile);
+    let slots = if tiling.by_rows { cpu.threads } else { 1 };
+    slots * tiling.lens().iter().sum::<usize>()
 }
 
 /// The convolution with weights that [`pack`] wrote for each group.
@@ -195,10 +214,17 @@ pub(super) fn forward(
     let (needed, len) = (geometry.batch * geometry.filters * pixels, output.len());
     let output = output.get_mut(..needed).ok_or(GemmError::TooShort { what: "a result", needed, len })?;
     check_steps(input.epilogue, [geometry.filters, geometry.batch * geometry.filters, pixels])?;
-    let ([points, sums], len) = (tiling.lens(), workspace.len());
-    let needed = points + sums;
+    let (needed, len) = (workspace_len(cpu, geometry, tile), workspace.len());
     let short = GemmError::TooShort { what: "a convolution's workspace", needed, len };
-    let (points, sums) = workspace.get_mut(..needed).ok_or(short)?.split_at_mut(points);
+    let workspace = workspace.get_mut(..needed).ok_or(short)?;
+    if tiling.by_rows {
+        let one = Cpu { threads: 1, ..cpu };
+        return (0..geometry.groups).try_for_each(|group| {
+            let block = Block { cpu: one, geometry, tiling, input, group, tiles: 0..0 };
+            block.for_each_rows(cpu.threads, output, workspace)
+        });
+    }
+    let (points, sums) = workspace.split_at_mut(tiling.lens()[0]);
     for group in 0..geometry.groups {
         for first in (0..tiling.count).step_by(tiling.block.max(1)) {
             let tiles = first..(first + tiling.block).min(tiling.count);
@@ -230,6 +256,47 @@ impl Block<'_> {
     /// The index of an image's group among all of them.
     fn index(&self, image: usize) -> usize {
         image * self.geometry.groups + self.group
+    }
+
+    /// Computes all results of the group, each thread some rows of tiles at a time.
+    fn for_each_rows(
+        &self,
+        threads: usize,
+        output: &mut [f32],
+        workspace: &mut [f32],
+    ) -> Result<(), GemmError> {
+        let Tiling { tile, filters, size, .. } = self.tiling;
+        let [_, height, width] = self.geometry.window.output;
+        let plane = height * width;
+        let strides = [self.geometry.filters * plane, plane, width];
+        let lines = Lines::new(
+            &mut output[self.group * filters * plane..],
+            [self.geometry.batch, filters, height],
+            strides,
+            width,
+        )
+        .ok_or(GemmError::Shape("the planes of a result overlap"))?;
+        // All operands are checked here, so that the threads cannot fail.
+        operands(self.cpu, self.geometry, &self.input, self.index(self.geometry.batch - 1))?;
+        let rows = self.tiling.block / size[1].max(1);
+        let [points, sums] = self.tiling.lens();
+        lines.for_each_block(
+            threads,
+            [filters, rows * tile.side()],
+            (workspace, points + sums),
+            |mut lines, scratch| {
+                let (points, sums) = scratch.split_at_mut(points);
+                let of_image = lines.outer * self.image_tiles();
+                let [first, end] =
+                    [lines.ranges[1].start / tile.side(), lines.ranges[1].end.div_ceil(tile.side())]
+                        .map(|row| of_image + row * size[1]);
+                let block = Block { tiles: first..end, ..*self };
+                if block.transform_places(points).and_then(|()| block.multiply(points, sums)).is_ok() {
+                    block.transform_sums_to_lines(sums, &mut lines);
+                }
+            },
+        );
+        Ok(())
     }
 
     fn transform_places(&self, points: &mut [f32]) -> Result<(), GemmError> {
@@ -332,6 +399,40 @@ impl Block<'_> {
             });
         }
         Ok(())
+    }
+
+    /// Transforms the sums of rows of tiles of an image to lines of its results.
+    fn transform_sums_to_lines(&self, sums: &[f32], lines: &mut LineBlock<'_, f32>) {
+        let (tiling, lanes, side) = (&self.tiling, lanes(self.cpu.isa), self.tiling.tile.side());
+        let [_, height, width] = self.geometry.window.output;
+        let origin = origin(self.geometry, self.index(lines.outer));
+        let point = self.tiles.len() * tiling.sums;
+        let (mut pixels, mut turned): (Pixels, Pixels) = ([0.0; _], [0.0; _]);
+        for filter in (0..tiling.filters).step_by(lanes) {
+            let count = lanes.min(tiling.filters - filter);
+            let (finish, rest) = in_registers(self.input.epilogue, origin.bias_row + filter, count);
+            for run in tiling.runs(self.tiles.clone()) {
+                let from = &sums[(run.first - self.tiles.start) * tiling.sums + filter..];
+                let from = Points { values: from, tile: tiling.sums, point };
+                let (columns, first) = (run.count * side, run.column * side);
+                winograd::output(self.cpu.isa, tiling.tile, (run.count, columns), from, finish, &mut pixels);
+                let wanted = columns.min(width - first);
+                for (index, y) in (run.row * side..height.min((run.row + 1) * side)).enumerate() {
+                    let matrix = transpose::Strided {
+                        rows: wanted,
+                        columns: count,
+                        from_stride: lanes,
+                        to_stride: wanted,
+                    };
+                    strided(self.cpu.isa, &matrix, &pixels[index * columns * lanes..], &mut turned);
+                    for (at, values) in turned.chunks_exact(wanted).take(count).enumerate() {
+                        let line = &mut lines.line([filter + at, y])[first..first + wanted];
+                        line.copy_from_slice(values);
+                        apply_steps(rest, origin, [filter + at, y * width + first], line);
+                    }
+                }
+            }
+        }
     }
 
     /// Writes the results of a run of some filters to their planes, after the rest of the epilogue.

@@ -27,7 +27,7 @@ const CONFLICT: usize = 4096;
 const TASKS_PER_THREAD: usize = 4;
 
 /// Multiplications worth a thread of their own: waking one costs some microseconds.
-const WORTH_A_THREAD: usize = 1 << 18;
+const WORTH_A_THREAD: usize = 1 << 19;
 
 /// How many values of workspace a batch of `count` products of `shape` (M, N, K) needs.
 pub fn workspace_len(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> usize {
@@ -62,8 +62,13 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
         false => panels,
     };
     let work = m.saturating_mul(n).saturating_mul(k.max(1)).saturating_mul(count);
-    let threads = cpu.threads.min(work / WORTH_A_THREAD + 1).clamp(1, tiles * panels * count.max(1));
-    let parts = parts(threads, count, [tiles, panels], packs);
+    let threads = cpu.threads.min(work / WORTH_A_THREAD).clamp(1, tiles * panels * count.max(1));
+    let rows_first = !packs && threads > 1 && count < threads && prefers_rows(shape, source);
+    let parts = match (rows_first, source) {
+        (false, _) => parts(threads, count, [tiles, panels], packs),
+        (true, BSource::Packed) => [(threads * TASKS_PER_THREAD).min(tiles), 1],
+        (true, _) => [threads.min(tiles), TASKS_PER_THREAD.min(panels)],
+    };
     let panels_at_once = panels_at_once.min(panels.div_ceil(parts[1])).max(1);
     let tiles_at_once = (BLOCK_A / (elements * height)).max(1);
     let slot = SlotLens {
@@ -71,7 +76,29 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
         left: if kernel.terms() > 1 { tiles_at_once.min(tiles) * height * elements } else { 0 },
         stage: kernel.stage_len(),
     };
-    Grid { isa: cpu.isa, count, shape, parts, steps, tiles_at_once, panels_at_once, threads, packs, slot }
+    Grid {
+        isa: cpu.isa,
+        count,
+        shape,
+        parts,
+        rows_first,
+        steps,
+        tiles_at_once,
+        panels_at_once,
+        threads,
+        packs,
+        slot,
+    }
+}
+
+/// Whether threads had better have rows of their own than columns: where they share the smaller operand, and where what they
+/// write, channel by channel or row by row, is what they read next.
+fn prefers_rows([m, n, k]: [usize; 3], source: BSource) -> bool {
+    match source {
+        BSource::Packed => m > n,
+        BSource::Rows => m > k,
+        BSource::Strided | BSource::Im2col | BSource::Blocks => false,
+    }
 }
 
 /// Cuts columns first; rows only where columns are too few, since parts that share columns pack the

@@ -1,7 +1,6 @@
 //! The loops over blocks, panels and tiles, and their split over threads.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -11,7 +10,7 @@ use super::tile::{AddRows, Tile};
 use crate::gemm::epilogue::{Finish, apply};
 use crate::gemm::operand::{AOperand, BOperand, Strided};
 use crate::gemm::{Gemm, GemmError};
-use crate::parallel::{Pool, for_each_chunk_mut};
+use crate::parallel::{Pool, Shares, for_each_chunk_mut};
 use crate::simd::Isa;
 
 /// Values in a cache line.
@@ -32,6 +31,8 @@ pub(in crate::gemm) struct Grid {
     pub(in crate::gemm) shape: [usize; 3],
     /// Parts that the tiles of a column, and the panels of a row, are cut into.
     pub(in crate::gemm) parts: [usize; 2],
+    /// Whether consecutive tasks have the same rows, else the same columns.
+    pub(in crate::gemm) rows_first: bool,
     /// Steps done before going on to the next tile.
     pub(in crate::gemm) steps: usize,
     /// Tiles whose strips of A stay in the cache together.
@@ -120,6 +121,11 @@ pub(in crate::gemm) fn execute<'a>(
     let failure = Mutex::new(None);
     let run = |task: usize, slot: &mut [f32]| {
         let (index, part) = (task / parts, task % parts);
+        // Neighbours share what was cut first.
+        let [row_part, column_part] = match grid.rows_first {
+            true => [part / column_parts, part % column_parts],
+            false => [part % row_parts, part / row_parts],
+        };
         let gemm = match problem(index) {
             Ok(gemm) if gemm.shape() == Ok(grid.shape) => gemm,
             Ok(_) => {
@@ -151,8 +157,8 @@ pub(in crate::gemm) fn execute<'a>(
         // combination of matrix, tiles and panels.
         unsafe {
             block.run(
-                cut(tiles, row_parts, part % row_parts),
-                cut(panels, column_parts, part / row_parts),
+                cut(tiles, row_parts, row_part),
+                cut(panels, column_parts, column_part),
                 &mut grid.slot.split(slot),
             );
         }
@@ -168,16 +174,10 @@ fn distribute(grid: &Grid, tasks: usize, workspace: &mut [f32], run: &(dyn Fn(us
         Pool::global().run(grid.threads, tasks, &|task| run(task, &mut []));
         return;
     }
-    let next = AtomicUsize::new(0);
+    let shares = Shares::new(grid.threads, tasks);
     let slots = &mut workspace[..grid.threads * slot_len];
-    for_each_chunk_mut(grid.threads, slots, slot_len, |_, slot| {
-        loop {
-            let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
-            }
-            run(task, slot);
-        }
+    for_each_chunk_mut(grid.threads, slots, slot_len, |taker, slot| {
+        shares.of(taker).for_each(|task| run(task, slot));
     });
 }
 
