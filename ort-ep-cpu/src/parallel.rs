@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long an idle worker looks for new work before it parks.
+/// How long an idle worker looks for new work before it parks, and a caller for the end of its region.
 const SPIN: Duration = Duration::from_micros(40);
 
 /// How many chunks each thread gets on average: enough to even out unequal speeds.
@@ -205,13 +205,14 @@ impl Pool {
 
 impl Region {
     fn wait(&self) {
-        let mut spins = 0_u32;
+        let start = Instant::now();
         while self.active.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            if spins < 2_000 {
-                std::hint::spin_loop();
-            } else {
+            if start.elapsed() > SPIN {
                 std::thread::park_timeout(Duration::from_millis(1));
+                continue;
+            }
+            for _ in 0..32 {
+                std::hint::spin_loop();
             }
         }
     }

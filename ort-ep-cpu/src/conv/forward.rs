@@ -261,8 +261,10 @@ fn forward_right(
     output: &mut [f32],
     workspace: &mut [f32],
 ) -> Result<(), GemmError> {
-    /// Filters that are transposed and finished at a time.
-    const AT_ONCE: usize = 16;
+    /// Filters that are transposed at a time.
+    const FILTERS: usize = 16;
+    /// Results whose transposing repays a thread of its own.
+    const WORTH_A_THREAD: usize = 8 << 10;
     let window = &geometry.window;
     let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
     let (pixels, count) = (window.output_len(), geometry.batch * geometry.groups);
@@ -295,8 +297,9 @@ fn forward_right(
             Gemm { epilogue: &first_steps, ..Gemm::new(AOperand::Plain(left), BOperand::Packed(right)) };
         product.run(cpu, sums, filters, workspace)?;
         let sums = &*sums;
-        for_each_chunk_mut(cpu.threads, output, AT_ONCE * pixels, |block, planes| {
-            let first = block * AT_ONCE;
+        let at_once = FILTERS * (WORTH_A_THREAD / (FILTERS * pixels)).max(1);
+        for_each_chunk_mut(cpu.threads, output, at_once * pixels, |block, planes| {
+            let first = block * at_once;
             let shape = [pixels, planes.len() / pixels];
             // The slices were cut to these sizes, so this cannot fail.
             if transpose(cpu, &sums[first..], shape, filters, planes).is_ok() {

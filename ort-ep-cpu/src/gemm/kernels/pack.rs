@@ -247,7 +247,10 @@ pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
     if columns == 0 || steps == 0 {
         return;
     }
-    for_each_row_chunk_mut(cpu.threads, to, columns * steps, 4, |channel, rows| {
+    /// Values whose copying repays a thread of its own.
+    const WORTH_A_THREAD: usize = 8 << 10;
+    let least = WORTH_A_THREAD.div_ceil(columns * steps);
+    for_each_row_chunk_mut(cpu.threads, to, columns * steps, least, |channel, rows| {
         let first = channel * steps;
         let steps = first..first + rows.len() / columns;
         kernel.pack_windows(windows, steps, 0..columns, rows, [columns, columns]);
