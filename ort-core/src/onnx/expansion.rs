@@ -67,8 +67,9 @@ const MESSAGES: [Message; 17] = [
     Message(0, &[(2, TYPE)]),
 ];
 
-/// Refuses a model whose messages would take out of all proportion to its file, or are nested too deep.
-pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<()> {
+/// Refuses a model whose messages would take out of all proportion to its file, or are nested too deep. Tells how many nodes
+/// its graph has, those of inner graphs left out.
+pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<usize> {
     let mut count = Count { graph_bound: limits.nesting.min(COUNTED_GRAPHS), ..Count::default() };
     count.message(bytes, MODEL, 0, 0);
     let what = || "subgraphs are nested too deep".to_string();
@@ -83,7 +84,7 @@ pub(super) fn check_expansion(bytes: &[u8], limits: &Limits) -> Result<()> {
     let allowed = limits.bytes.max(FACTOR.saturating_mul(bytes.len() as u64));
     let taken = count.taken;
     if taken <= allowed {
-        return Ok(());
+        return Ok(count.nodes);
     }
     let bytes = bytes.len();
     Err(error!(
@@ -100,6 +101,8 @@ struct Count {
     taken: u64,
     /// The most messages inside one another.
     depth: usize,
+    /// Nodes of the model's own graph.
+    nodes: usize,
     /// The most graphs inside one another, the model's own not counted.
     graphs: usize,
     /// More graphs inside one another are not walked.
@@ -136,6 +139,7 @@ impl Count {
                 // Lists grow by doubling.
                 let size = MESSAGES.get(kind).map_or(0, |message| message.0);
                 self.taken = self.taken.saturating_add(2 * size as u64);
+                self.nodes += usize::from(message == GRAPH && kind == NODE && graphs == 1);
                 self.message(inner, kind, depth + 1, graphs + usize::from(kind == GRAPH));
             }
         }

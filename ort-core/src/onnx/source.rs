@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::expansion::check_expansion;
 use super::external::ExternalData;
-use super::proto::ModelProto;
+use super::proto::{GraphProto, ModelProto};
 use super::recognise;
 use crate::{Error, Limits, Result, Within, ensure, error};
 
@@ -140,10 +140,13 @@ impl Source {
 
     fn decode_model(&self) -> Result<ModelProto> {
         ensure!(!self.bytes.is_empty(), NoModel, help = EMPTY, "the file is empty");
-        check_expansion(&self.bytes, &self.limits)?;
-        match ModelProto::decode(self.bytes.clone()) {
-            Ok(model) if model.graph.is_some() => Ok(model),
-            Ok(_) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {
+        let nodes = check_expansion(&self.bytes, &self.limits)?;
+        // A list that grows as it is read would be moved again and again.
+        let graph = || GraphProto { node: Vec::with_capacity(nodes), ..GraphProto::default() };
+        let mut model = ModelProto { graph: (nodes > 0).then(graph), ..ModelProto::default() };
+        match model.merge(self.bytes.clone()) {
+            Ok(()) if model.graph.is_some() => Ok(model),
+            Ok(()) => Err(recognise::known_format(&self.bytes).unwrap_or_else(|| {
                 error!(NoModel, "the file is a protocol buffer without an ONNX graph")
                     .help("check that it is a model, not test data or a model of another framework")
             })),

@@ -1,12 +1,16 @@
 //! The transposed convolution: a product that gives each image value's contribution at every kernel
-//! position, then a sum of the contributions that meet (col2im).
+//! position, then a sum of the contributions that meet (col2im). Where kernels lie side by side none meet, and each is
+//! written to its place.
 
 use super::{ConvGeometry, Input, part};
 use crate::gemm::{
     AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Strided, Weight, Window, apply_steps,
     pack_a,
 };
-use crate::parallel::for_each_chunk_mut;
+use crate::parallel::{for_each_chunk_mut, for_each_row_chunk_mut};
+
+/// Results whose placing repays a thread of its own.
+const WORTH_A_THREAD: usize = 8 << 10;
 
 /// Rows of the product: channels of the result in a group times kernel positions.
 fn rows(geometry: &ConvGeometry) -> usize {
@@ -99,6 +103,19 @@ pub fn transposed(
         let bias_row = group * filters;
         let origin = Origin { bias_row, residual_row: image * geometry.filters + bias_row };
         let contributions = &*contributions;
+        if lies_side_by_side(window) {
+            let rows = window.input[0] * window.input[1];
+            let least = WORTH_A_THREAD.div_ceil(window.input[2]);
+            for_each_row_chunk_mut(cpu.threads, output, window.input[2], least, |first, lines| {
+                for (row, line) in lines.chunks_exact_mut(window.input[2]).enumerate() {
+                    let (filter, row) = ((first + row) / rows, (first + row) % rows);
+                    let len = window.kernel_len() * columns;
+                    place_line(window, &contributions[filter * len..][..len], row, line);
+                    apply_steps(input.epilogue, origin, [filter, row * window.input[2]], line);
+                }
+            });
+            continue;
+        }
         for_each_chunk_mut(cpu.threads, output, plane, |filter, plane| {
             plane.fill(0.0);
             let len = window.kernel_len() * columns;
@@ -113,6 +130,35 @@ pub fn transposed(
 fn check_epilogue(geometry: &ConvGeometry, input: &Input) -> Result<(), GemmError> {
     let plane = geometry.window.input_len();
     crate::gemm::check_steps(input.epilogue, [geometry.filters, geometry.batch * geometry.filters, plane])
+}
+
+/// Whether each value of the result is that of one position of one kernel.
+fn lies_side_by_side(window: &Window) -> bool {
+    (0..3).all(|axis| {
+        let [kernel, stride, size] = [window.kernel, window.stride, window.output].map(|sizes| sizes[axis]);
+        kernel == stride
+            && window.pad[axis] == 0
+            && (window.dilation[axis] == 1 || kernel == 1)
+            && window.input[axis] == size * stride
+    })
+}
+
+/// Writes one of the lines of a channel of the result, from the contributions of kernels that lie side by side.
+fn place_line(window: &Window, contributions: &[f32], row: usize, line: &mut [f32]) {
+    let ([_, height, _], [_, rows, len]) = (window.input, window.output);
+    let [depths, heights, widths] = window.kernel;
+    let (depth, y) = (row / height, row % height);
+    let position = (depth % depths * heights + y % heights) * widths;
+    let first = (depth / depths * rows + y / heights) * len;
+    let values = |across: usize| &contributions[(position + across) * window.output_len() + first..][..len];
+    if widths == 2 {
+        let pairs = line.chunks_exact_mut(2).zip(values(0).iter().zip(values(1)));
+        pairs.for_each(|(pair, (even, odd))| pair.copy_from_slice(&[*even, *odd]));
+        return;
+    }
+    for across in 0..widths {
+        line.iter_mut().skip(across).step_by(widths).zip(values(across)).for_each(|(to, value)| *to = *value);
+    }
 }
 
 /// Adds the contributions of each kernel position to the plane of one channel of the result.
