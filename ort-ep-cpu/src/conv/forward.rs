@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use super::{ConvGeometry, part, winograd};
 use crate::gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Precision,
-    Step, Strided, Weight, apply_steps, check_steps, has_pairs, lanes, pack_a, pack_a_by, pack_b, pair_rows,
+    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Pairing, Origin, PackedA, PackedB,
+    Precision, Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_a_by, pack_b, pair_rows,
     run_batch, transpose, unfold, unfolded_len,
 };
 use crate::parallel::for_each_chunk_mut;
@@ -65,7 +65,7 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
 /// once, and half as many are copied.
 fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
     let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
-    has_pairs(cpu) && geometry.group_channels().is_multiple_of(2) && positions > 1 && positions >= stride
+    Pairing::of(cpu).is_some() && geometry.group_channels().is_multiple_of(2) && positions > 1 && positions >= stride
 }
 
 /// Values of the images as pairs of channels, where they are turned into them.

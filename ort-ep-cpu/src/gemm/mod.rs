@@ -302,12 +302,48 @@ pub(crate) fn transpose(
     Ok(())
 }
 
-/// Whether strips of `cpu` hold pairs of steps.
-pub(crate) fn has_pairs(cpu: Cpu) -> bool {
-    Kernel::of(cpu).terms() > 1
+/// Makes the elements that hold pairs of steps of a sum, in bfloat16.
+#[derive(Clone, Copy)]
+pub(crate) struct Pairing(&'static Kernel);
+
+impl Pairing {
+    /// Where products of `cpu` are of pairs.
+    pub(crate) fn of(cpu: Cpu) -> Option<Pairing> {
+        let kernel = Kernel::of(cpu);
+        (kernel.terms() > 1).then_some(Pairing(kernel))
+    }
+
+    /// Writes rows of pairs without gaps: row `i` holds those of rows `2 * i` and `2 * i + 1` of `from`, whose rows of `columns`
+    /// values start `stride` apart; 0 where there is no second row.
+    ///
+    /// # Panics
+    ///
+    /// When a slice does not hold its rows.
+    pub(crate) fn of_rows(
+        self,
+        (from, stride): (&[f32], usize),
+        [rows, columns]: [usize; 2],
+        to: &mut [f32],
+    ) {
+        self.0.pair_rows((from, stride), [rows, columns], to);
+    }
+
+    /// Writes rows of half the length without gaps, of pairs of neighbours in the rows of `from`; 0 where there is no second one.
+    ///
+    /// # Panics
+    ///
+    /// When a slice does not hold its rows.
+    pub(crate) fn of_neighbours(
+        self,
+        (from, stride): (&[f32], usize),
+        [rows, columns]: [usize; 2],
+        to: &mut [f32],
+    ) {
+        self.0.pair_neighbours((from, stride), [rows, columns], to);
+    }
 }
 
-/// Writes rows of pairs: row `i` of `to` holds those of rows `2 * i` and `2 * i + 1` of `from`, of `columns` values each.
+/// [`Pairing::of_rows`] of rows without gaps, on all threads.
 ///
 /// # Errors
 ///
@@ -315,9 +351,9 @@ pub(crate) fn has_pairs(cpu: Cpu) -> bool {
 pub(crate) fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) -> Result<(), GemmError> {
     /// Rows worth a task of their own.
     const ROWS: usize = 8;
-    if !has_pairs(cpu) {
+    let Some(pairs) = Pairing::of(cpu) else {
         return Err(GemmError::Shape("an instruction set without pairs of bfloat16"));
-    }
+    };
     let (needed, len) = (2 * to.len(), from.len());
     if len < needed {
         return Err(GemmError::TooShort { what: "rows to pair", needed, len });
@@ -327,7 +363,7 @@ pub(crate) fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) 
     }
     for_each_row_chunk_mut(cpu.threads, to, columns, ROWS, |first, rows| {
         let count = 2 * (rows.len() / columns);
-        Kernel::of(cpu).pair_rows((&from[2 * first * columns..], columns), [count, columns], rows);
+        pairs.of_rows((&from[2 * first * columns..], columns), [count, columns], rows);
     });
     Ok(())
 }
