@@ -54,6 +54,7 @@ pub(crate) mod tests;
 use std::fmt;
 
 pub use blocking::workspace_len;
+pub(crate) use blocking::workspace_len_beside_ready;
 pub use blocks::{Blocks, Numbers, Zeros};
 pub use epilogue::{Activation, Step};
 pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
@@ -228,16 +229,16 @@ pub fn run_batch<'a>(
     if c.values.len() < needed {
         return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
     }
-    let grid = blocking::grid(cpu, c.count, shape, first.b.source());
+    let sources = |gemm: &Gemm<'_>| (gemm.a.is_ready(kernel), gemm.b.source());
+    let grid = blocking::grid(cpu, c.count, shape, sources(&first));
     let needed = grid.threads * grid.slot.len();
     if workspace.len() < needed {
         return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
     }
-    let source = first.b.source();
     let checked = |index: usize| {
         let gemm = problem(index)?;
         check_packing(kernel, &gemm)?;
-        match gemm.b.source() == source {
+        match sources(&gemm) == sources(&first) {
             true => Ok(gemm),
             false => Err(GemmError::Shape("the products of a batch differ in layout")),
         }
@@ -252,12 +253,13 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
         AOperand::Packed(packed) => {
             packed.height == kernel.height(packed.rows) && packed.terms == kernel.terms()
         }
-        AOperand::Plain(_) => true,
+        AOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
     };
     let b = match &gemm.b {
         BOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
         BOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
-        BOperand::Plain(_) | BOperand::Blocks(_) => true,
+        BOperand::Plain(matrix) => matrix.terms == 1,
+        BOperand::Blocks(_) => true,
     };
     match a && b {
         true => Ok(()),
