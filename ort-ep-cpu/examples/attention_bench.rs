@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use half::f16;
 use ort_ep_cpu::attention::{Attention, Elements, Mask, Rows, Sizes};
 use ort_ep_cpu::gemm::{
-    AOperand, BOperand, Blocks, Cpu, Gemm, Numbers, PackedB, Strided, Zeros, pack_b, workspace_len,
+    AOperand, BOperand, Blocks, Cpu, Gemm, Numbers, PackedB, Precision, Strided, Zeros, pack_b, workspace_len,
 };
 use ort_ep_cpu::simd::blocks::{BlockLayout, arrange};
 
@@ -85,7 +85,7 @@ fn attend(
         sinks: None,
     };
     let mut to = vec![0.0; q.len()];
-    let mut scratch = vec![0.0; sizes.scratch_len(cpu.threads, halves)];
+    let mut scratch = vec![0.0; sizes.scratch_len(cpu, halves)];
     time(|| attention.run(cpu, &mut to, [0, size, heads * size], &mut scratch).unwrap())
 }
 
@@ -174,16 +174,20 @@ fn main() {
             Hides::Causal => queries * (queries + 1) / 2,
             _ => queries * keys,
         };
-        for halves in [false, true] {
-            if halves && queries > 1 {
-                continue;
-            }
-            let [best, median] = attend(cpu, shape, hides, halves);
+        // Caches are narrow where one query reads them; products are of bfloat16 where many share them.
+        let few = queries == 1;
+        let ways = [
+            ("", false, Precision::Fp32, true),
+            (" f16", true, Precision::Fp32, few),
+            (" in bf16", false, Precision::Bf16, !few && cpu.isa.has_bf16_products()),
+        ];
+        for (way, halves, precision, _) in ways.into_iter().filter(|way| way.3) {
+            let [best, median] = attend(cpu.in_precision(precision), shape, hides, halves);
             let flops = 4.0 * (heads * size * pairs) as f64;
             let bytes = if halves { 4.0 } else { 8.0 } * (key_heads * keys * size) as f64;
             println!(
                 "{:<28} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
-                format!("{name}{}", if halves { " f16" } else { "" }),
+                format!("{name}{way}"),
                 best * 1e6,
                 median * 1e6,
                 flops / best / 1e9,

@@ -1,4 +1,4 @@
-//! Products in bfloat16: close to those in float32 and not the same, the same on any number of threads, half the weights' memory;
+//! Products in bfloat16, those of attention too: close to those in float32 and not the same, the same on any number of threads, half the weights' memory;
 //! and refused where the CPU has no instructions for them.
 #![cfg(feature = "cpu")]
 
@@ -14,26 +14,32 @@ fn numbers(shape: &[usize], seed: usize) -> Result<Tensor> {
     Tensor::from_slice(shape, &values)
 }
 
-/// An operator over an input and a constant weight of these shapes.
+/// An operator over an input and a constant weight of these shapes; for attention, the weight is keys, and values are as many.
 fn model(op: &str, shapes: [&[usize]; 2], attrs: &[(&'static str, Attribute)]) -> Result<(Model, Value)> {
     let mut builder = GraphBuilder::new("precision");
     let sizes: Vec<String> = shapes[0].iter().map(usize::to_string).collect();
     let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
     let input = builder.input("x", DType::F32, &sizes);
-    let weight = builder.constant(numbers(shapes[1], 2)?);
-    let result = builder.node(op, &[input, weight], attrs)?;
+    let mut inputs = vec![input, builder.constant(numbers(shapes[1], 2)?)];
+    if op == "Attention" {
+        inputs.push(builder.constant(numbers(shapes[1], 3)?));
+    }
+    let result = builder.node(op, &inputs, attrs)?;
     Ok((Model::from_graph(builder.finish(&[result])?), numbers(shapes[0], 1)?.into()))
 }
 
 #[test]
 fn close_to_float32_or_refused() -> Result<()> {
     let pads = ("pads", Attribute::Ints(vec![1, 1, 1, 1]));
-    let cases: [(&str, [&[usize]; 2], &[(&'static str, Attribute)]); 5] = [
+    let cases: [(&str, [&[usize]; 2], &[(&'static str, Attribute)]); 8] = [
         ("MatMul", [&[3, 40, 301], &[301, 70]], &[]),
         ("MatMul", [&[1, 900], &[900, 130]], &[]),
         ("Gemm", [&[33, 64], &[100, 64]], &[("transB", Attribute::Int(1))]),
-        ("Conv", [&[2, 24, 30, 31], &[40, 24, 3, 3]], &[pads]),
+        ("Conv", [&[2, 24, 30, 31], &[40, 24, 3, 3]], std::slice::from_ref(&pads)),
+        ("Conv", [&[1, 64, 20, 21], &[80, 64, 3, 3]], std::slice::from_ref(&pads)),
         ("Conv", [&[1, 64, 7, 7], &[80, 64, 1, 1]], &[]),
+        ("Attention", [&[2, 6, 50, 64], &[2, 6, 131, 64]], &[]),
+        ("Attention", [&[1, 8, 33, 20], &[1, 2, 300, 20]], &[]),
     ];
     for (op, shapes, attrs) in cases {
         let (model, input) = model(op, shapes, attrs)?;

@@ -5,6 +5,9 @@
 //! [`simd::attention`](crate::simd::attention) for the loops and for where the method comes from. A few queries (a step
 //! of decoding) go another way: the cache of keys and values is read once, a row at a time.
 //!
+//! In [`Precision::Bf16`](crate::gemm::Precision) queries, keys, values and weights are rounded to bfloat16, while scores and sums
+//! are `f32`; keys and values are then made pairs block by block. A few queries are not, as reading takes longer than multiplying.
+//!
 //! Nothing here allocates: [`Sizes::scratch_len`] tells what to bring. A result has the same bits for any number of
 //! threads, since what a query gets depends on its own keys only, in their order.
 
@@ -21,7 +24,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::gemm::Cpu;
+use crate::gemm::{Cpu, Pairing};
 use crate::parallel::{LineBlock, Lines};
 use crate::simd::attention::{Change, Product, Seen, WIDTH, change, dots, mix, multiply, weigh, weigh_row};
 use crate::simd::{Isa, transpose_tiles};
@@ -165,17 +168,29 @@ impl Sizes {
 
     /// Values of scratch that [`Attention::run`] needs, the same for any number of keys; `is_narrow` where keys or
     /// values are not of single precision.
-    pub fn scratch_len(&self, threads: usize, is_narrow: bool) -> usize {
-        threads.max(1) * self.part_len(threads, is_narrow)
+    pub fn scratch_len(&self, cpu: Cpu, is_narrow: bool) -> usize {
+        cpu.threads.max(1) * self.part_len(cpu, is_narrow)
     }
 
     /// Those of one thread.
-    fn part_len(&self, threads: usize, is_narrow: bool) -> usize {
-        let [heads, queries] = self.block(threads);
+    fn part_len(&self, cpu: Cpu, is_narrow: bool) -> usize {
+        let [heads, queries] = self.block(cpu.threads);
         let panels = (heads * queries).div_ceil(WIDTH);
         let wide = if is_narrow { KEYS * (self.size + self.value_size) } else { 0 };
         let scores = WIDTH * KEYS.max(self.value_size).max(self.size);
-        panels * WIDTH * (self.size + self.value_size) + scores + 2 * WIDTH * KEYS + wide.next_multiple_of(16)
+        let [row, pairs] = match Pairing::of(cpu) {
+            Some(_) => [self.size.div_ceil(2), self.pairs_len().iter().sum()],
+            None => [self.size, 0],
+        };
+        panels * WIDTH * (row + self.value_size)
+            + scores
+            + 2 * WIDTH * KEYS
+            + (wide + pairs).next_multiple_of(16)
+    }
+
+    /// Pairs of a block of keys, and of values.
+    fn pairs_len(&self) -> [usize; 2] {
+        [KEYS * self.size.div_ceil(2), KEYS / 2 * self.value_size]
     }
 }
 
@@ -252,7 +267,7 @@ impl Attention<'_> {
             return Ok(());
         }
         let is_narrow = self.keys.elements.is_narrow() || self.values.elements.is_narrow();
-        let part_len = sizes.part_len(cpu.threads, is_narrow);
+        let part_len = sizes.part_len(cpu, is_narrow);
         if scratch.len() < cpu.threads * part_len {
             return Err(Refused("the scratch of an attention is too short"));
         }
@@ -262,7 +277,7 @@ impl Attention<'_> {
         let is_few = block[0] * block[1] <= FEW;
         lines.for_each_block(cpu.threads, block, (scratch, part_len), |block, scratch| match is_few {
             true => self.run_few(cpu.isa, block, scratch),
-            false => Task::new(self, cpu.isa, block).run(scratch),
+            false => Task::new(self, cpu, block).run(scratch),
         });
         Ok(())
     }
@@ -394,6 +409,8 @@ impl Places {
 struct Task<'a, 'b> {
     attention: &'a Attention<'a>,
     isa: Isa,
+    /// How pairs are made, if products are of pairs.
+    pairs: Option<Pairing>,
     block: LineBlock<'b, f32>,
     places: Places,
     /// Queries of a panel.
@@ -412,20 +429,28 @@ struct Panel {
 }
 
 impl<'a, 'b> Task<'a, 'b> {
-    fn new(attention: &'a Attention<'a>, isa: Isa, block: LineBlock<'b, f32>) -> Task<'a, 'b> {
+    fn new(attention: &'a Attention<'a>, cpu: Cpu, block: LineBlock<'b, f32>) -> Task<'a, 'b> {
         let places = Places::new(&block);
         let panels = places.len().div_ceil(WIDTH).max(1);
         let width = places.len().div_ceil(panels).next_multiple_of(16).min(WIDTH);
-        Task { attention, isa, block, places, width }
+        Task { attention, isa: cpu.isa, pairs: Pairing::of(cpu), block, places, width }
+    }
+
+    /// Elements that hold so many steps of a sum.
+    fn elements(&self, steps: usize) -> usize {
+        if self.pairs.is_some() { steps.div_ceil(2) } else { steps }
     }
 
     fn run(mut self, scratch: &mut [f32]) {
         let Sizes { size, value_size, .. } = self.attention.sizes;
-        let count = self.places.len().div_ceil(self.width);
-        let (packed, rest) = scratch.split_at_mut(count * WIDTH * size);
+        let (count, row) = (self.places.len().div_ceil(self.width), self.elements(size));
+        let (packed, rest) = scratch.split_at_mut(count * WIDTH * row);
         let (results, rest) = rest.split_at_mut(count * WIDTH * value_size);
         let (scores, rest) = rest.split_at_mut(WIDTH * KEYS.max(value_size).max(size));
         let (added, rest) = rest.split_at_mut(2 * WIDTH * KEYS);
+        let [of_keys, of_values] = self.pairs.map_or([0; 2], |_| self.attention.sizes.pairs_len());
+        let (pairs_of_keys, rest) = rest.split_at_mut(of_keys);
+        let (pairs_of_values, rest) = rest.split_at_mut(of_values);
         let (wide_keys, wide_values) = rest.split_at_mut(match self.attention.keys.elements.is_narrow() {
             true => KEYS * size,
             false => 0,
@@ -433,7 +458,7 @@ impl<'a, 'b> Task<'a, 'b> {
         let mut panels: [Option<Panel>; PANELS] = [const { None }; PANELS];
         let mut all = self.attention.sizes.keys..0;
         for (index, panel) in panels.iter_mut().enumerate().take(count) {
-            let new = self.panel(index, &mut packed[index * WIDTH * size..][..WIDTH * size]);
+            let new = self.panel(index, &mut packed[index * WIDTH * row..][..WIDTH * row], scores);
             all = all.start.min(new.any.start)..all.end.max(new.any.end);
             *panel = Some(new);
         }
@@ -442,12 +467,22 @@ impl<'a, 'b> Task<'a, 'b> {
             let rows = first..(first + KEYS).min(all.end);
             let keys = self.attention.keys.strip(self.isa, place, rows.clone(), size, wide_keys);
             let values = self.attention.values.strip(self.isa, place, rows.clone(), value_size, wide_values);
+            let (keys, values) = match self.pairs {
+                Some(pairs) => {
+                    let count = rows.len();
+                    pairs.of_neighbours((keys.values, keys.stride), [count, size], pairs_of_keys);
+                    pairs.of_rows((values.values, values.stride), [count, value_size], pairs_of_values);
+                    let keys = Strip { values: &*pairs_of_keys, stride: row };
+                    (keys, Strip { values: &*pairs_of_values, stride: value_size })
+                }
+                None => (keys, values),
+            };
             for (index, panel) in panels.iter_mut().flatten().enumerate() {
                 if panel.any.end <= rows.start || panel.any.start >= rows.end {
                     continue;
                 }
                 let rows = rows.start..rows.end.min(panel.any.end);
-                let packed = &packed[index * WIDTH * size..][..WIDTH * size];
+                let packed = &packed[index * WIDTH * row..][..WIDTH * row];
                 let results = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
                 self.step(panel, (rows, keys, values), (packed, results), (scores, added));
             }
@@ -457,8 +492,8 @@ impl<'a, 'b> Task<'a, 'b> {
         }
     }
 
-    /// Packs the queries of a panel, and finds what they see.
-    fn panel(&self, index: usize, packed: &mut [f32]) -> Panel {
+    /// Packs the queries of a panel, by way of `stage` as pairs, and finds what they see.
+    fn panel(&self, index: usize, packed: &mut [f32], stage: &mut [f32]) -> Panel {
         let Sizes { size, keys, .. } = self.attention.sizes;
         let lines = index * self.width..((index + 1) * self.width).min(self.places.len());
         let mut panel =
@@ -475,7 +510,20 @@ impl<'a, 'b> Task<'a, 'b> {
                 panel.seen.sum[line - lines.start] = 1.0;
             }
         }
-        packed.fill(0.0);
+        match self.pairs {
+            Some(pairs) => {
+                self.turn_queries(lines, &mut stage[..WIDTH * size]);
+                pairs.of_rows((stage, WIDTH), [size, WIDTH], packed);
+            }
+            None => self.turn_queries(lines, packed),
+        }
+        panel
+    }
+
+    /// Writes queries side by side, scaled.
+    fn turn_queries(&self, lines: Range<usize>, to: &mut [f32]) {
+        let size = self.attention.sizes.size;
+        to.fill(0.0);
         // Queries of one head lie at equal distances.
         let mut line = lines.start;
         while line < lines.end {
@@ -484,12 +532,11 @@ impl<'a, 'b> Task<'a, 'b> {
             if let Elements::F32(values) = self.attention.queries.elements {
                 let from = &values[self.attention.queries.at([batch, head, query])..];
                 let stride = self.attention.queries.strides[2];
-                turn(self.isa, [count, size], (from, stride), (&mut packed[line - lines.start..], WIDTH));
+                turn(self.isa, [count, size], (from, stride), (&mut to[line - lines.start..], WIDTH));
             }
             line += count;
         }
-        unary_in_place(self.isa, Unary::Affine { scale: self.attention.factor(), shift: 0.0 }, packed);
-        panel
+        unary_in_place(self.isa, Unary::Affine { scale: self.attention.factor(), shift: 0.0 }, to);
     }
 
     /// A block of keys and values for a panel.
@@ -533,25 +580,25 @@ impl<'a, 'b> Task<'a, 'b> {
         let product = Product {
             left: keys.values,
             strides: [keys.stride, 1],
-            shape: [count, size],
+            shape: [count, self.elements(size)],
             panel: packed,
             columns,
             factors: None,
         };
-        multiply(self.isa, &product, scores);
+        multiply(self.isa, self.pairs.is_some(), &product, scores);
         if !changes.is_none() {
             change(self.isa, changes, scores, count, columns);
         }
-        weigh(self.isa, scores, count, columns, &mut panel.seen);
+        weigh(self.isa, self.pairs.is_some(), scores, count, columns, &mut panel.seen);
         let product = Product {
             left: values.values,
             strides: [1, values.stride],
-            shape: [value_size, count],
+            shape: [value_size, self.elements(count)],
             panel: scores,
             columns,
             factors: (!panel.is_empty).then_some(&panel.seen.factor),
         };
-        multiply(self.isa, &product, results);
+        multiply(self.isa, self.pairs.is_some(), &product, results);
         panel.is_empty = false;
     }
 

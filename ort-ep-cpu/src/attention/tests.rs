@@ -1,6 +1,7 @@
 //! Attention against sums in double precision.
 
 use super::*;
+use crate::gemm::tests::precisions;
 
 /// Numbers without a pattern, between -1 and 1.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
@@ -145,7 +146,7 @@ impl Case {
         };
         let is_narrow = !matches!(keys, Elements::F32(_)) || !matches!(values, Elements::F32(_));
         // What is left in scratch from before must not matter.
-        let mut scratch = vec![f32::NAN; sizes.scratch_len(cpu.threads, is_narrow)];
+        let mut scratch = vec![f32::NAN; sizes.scratch_len(cpu, is_narrow)];
         let strides = self.strides(sizes.heads, sizes.queries, sizes.value_size);
         let mut to = vec![f32::NAN; sizes.batch * sizes.heads * sizes.queries * sizes.value_size];
         let result = attention.run(cpu, &mut to, strides, &mut scratch);
@@ -215,10 +216,43 @@ fn bits_do_not_depend_on_threads_nor_on_neighbours() {
     for case in cases() {
         let inputs = case.inputs();
         let sides = (Elements::F32(&inputs[1]), Elements::F32(&inputs[2]));
-        let one = case.run(Cpu::with_threads(1), &inputs, sides, 0.3);
-        for threads in [2, 3, 16] {
-            let more = case.run(Cpu::with_threads(threads), &inputs, sides, 0.3);
-            assert!(one.iter().zip(&more).all(|(a, b)| a.to_bits() == b.to_bits()), "{:?}", case.sizes);
+        for precision in precisions() {
+            let run = |threads: usize| {
+                case.run(Cpu::with_threads(threads).in_precision(precision), &inputs, sides, 0.3)
+            };
+            let one = run(1);
+            for threads in [2, 3, 16] {
+                let same = one.iter().zip(run(threads)).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{precision:?} {:?} {:?} on {threads} threads", case.sizes, case.kind);
+            }
+        }
+    }
+}
+
+#[test]
+fn pairs_round_factors_alone() {
+    // A weight is off by half a place of bfloat16, and values are less than 1: a mean with such weights, of differences of less
+    // than 2.
+    let tolerance = 2.0 / 256.0;
+    for mut case in cases() {
+        // Powers of two, so that scaled queries are still of bfloat16.
+        let scale = (case.sizes.size as f32).sqrt().log2().ceil().exp2().recip();
+        case.softcap = if case.softcap > 0.0 { 2.0 } else { 0.0 };
+        let inputs = case.inputs();
+        let single = Cpu::with_threads(1);
+        let exact = case.run(single, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), scale);
+        let rounded = inputs.map(|values| values.iter().map(|x| bf16::from_f32(*x).to_f32()).collect());
+        let expected = case.expected(&rounded, f64::from(scale));
+        for precision in precisions() {
+            let sides = (Elements::F32(&rounded[1]), Elements::F32(&rounded[2]));
+            let got = case.run(single.in_precision(precision), &rounded, sides, scale);
+            for ((got, expected), exact) in got.iter().zip(&expected).zip(&exact) {
+                let (got, exact) = (f64::from(*got), f64::from(*exact));
+                let Case { sizes, kind, softcap, has_sinks, .. } = &case;
+                let of = format!("{precision:?} {sizes:?} {kind:?} {softcap} {has_sinks}");
+                assert!((got - expected).abs() <= tolerance, "{of}: {got} {expected}");
+                assert!((got - exact).abs() <= 2e-2, "{of}: {got} {exact} in float32");
+            }
         }
     }
 }
@@ -231,12 +265,15 @@ fn narrow_caches_are_widened_exactly() {
             [1, 2].map(|side| inputs[side].iter().map(|x| f16::from_f32(*x)).collect());
         let uppers: [Vec<bf16>; 2] =
             [1, 2].map(|side| inputs[side].iter().map(|x| bf16::from_f32(*x)).collect());
-        let cpu = Cpu::with_threads(2);
-        let narrow = case.run(cpu, &inputs, (Elements::F16(&halves[0]), Elements::BF16(&uppers[1])), 0.3);
         inputs[1] = halves[0].iter().map(|x| x.to_f32()).collect();
         inputs[2] = uppers[1].iter().map(|x| x.to_f32()).collect();
-        let wide = case.run(cpu, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), 0.3);
-        assert!(narrow.iter().zip(&wide).all(|(a, b)| a.to_bits() == b.to_bits()), "{:?}", case.sizes);
+        for precision in precisions() {
+            let cpu = Cpu::with_threads(2).in_precision(precision);
+            let sides = (Elements::F16(&halves[0]), Elements::BF16(&uppers[1]));
+            let narrow = case.run(cpu, &inputs, sides, 0.3);
+            let wide = case.run(cpu, &inputs, (Elements::F32(&inputs[1]), Elements::F32(&inputs[2])), 0.3);
+            assert!(narrow.iter().zip(&wide).all(|(a, b)| a.to_bits() == b.to_bits()), "{:?}", case.sizes);
+        }
     }
 }
 
@@ -252,7 +289,9 @@ fn extreme_scores_are_no_numbers_or_weights() {
         (&[0.0, infinity, 0.0], nan),
         (&[0.0, nan, 0.0], nan),
     ];
-    for queries in [1, 9] {
+    for (queries, precision) in
+        [1, 9].into_iter().flat_map(|queries| precisions().map(move |of| (queries, of)))
+    {
         for (added, expected) in cases {
             let values = [0.0, 1.0, 2.0];
             let sizes = Sizes { batch: 1, heads: 1, key_heads: 1, queries, keys: 3, size: 1, value_size: 1 };
@@ -269,8 +308,8 @@ fn extreme_scores_are_no_numbers_or_weights() {
                 mask: Some(Mask { write: &write, is_by_query: false }),
                 sinks: None,
             };
-            let cpu = Cpu::with_threads(1);
-            let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(1, false)]);
+            let cpu = Cpu::with_threads(1).in_precision(precision);
+            let (mut to, mut scratch) = ([5.0; 9], vec![0.0; sizes.scratch_len(cpu, false)]);
             assert_eq!(attention.run(cpu, &mut to, [0, 0, 1], &mut scratch), Ok(()));
             for got in &to[..queries] {
                 assert!(
@@ -300,7 +339,7 @@ fn what_does_not_fit_is_refused() {
     };
     let cpu = Cpu::with_threads(1);
     let run = |attention: &Attention<'_>, len: usize, strides: [usize; 3]| {
-        let mut scratch = vec![0.0; sizes.scratch_len(1, false)];
+        let mut scratch = vec![0.0; sizes.scratch_len(cpu, false)];
         attention.run(cpu, &mut vec![0.0; len], strides, &mut scratch).is_ok()
     };
     assert!(run(&good, 36, [36, 18, 6]) && run(&good, 36, [36, 6, 12]));

@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 
 use super::{ConvGeometry, part, winograd};
 use crate::gemm::{
-    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Precision,
-    Step, Strided, Weight, apply_steps, check_steps, has_pairs, lanes, pack_a, pack_a_by, pack_b, pair_rows,
-    run_batch, transpose, unfold, unfolded_len,
+    AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Im2col, Origin, PackedA, PackedB, Pairing,
+    Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_a_by, pack_b, pair_rows, run_batch,
+    transpose, unfold, unfolded_len, workspace_len_beside_ready,
 };
 use crate::parallel::for_each_chunk_mut;
 use crate::vector::winograd::Tile;
@@ -31,8 +31,7 @@ impl WeightSide {
     /// The faster side for a geometry. Each gives the right result with any image, so that one
     /// packing can serve images of several sizes.
     pub fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Self {
-        // Products of bfloat16 are faster than the transforms, and their sums would lose what the transforms cancel.
-        if let (Precision::Fp32, Some(tile)) = (cpu.precision, winograd::preferred(geometry)) {
+        if let Some(tile) = winograd::preferred(cpu, geometry) {
             return WeightSide::Transformed(tile);
         }
         /// Images of more pixels fill their vectors well, and their sums would take much workspace.
@@ -57,7 +56,9 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
     match side {
         WeightSide::Left => PackedA::len(cpu, geometry.group_filters(), steps(geometry)),
         WeightSide::Right => PackedB::len(cpu, steps(geometry), geometry.group_filters()),
-        WeightSide::Transformed(tile) => winograd::group_len(exact(cpu), geometry, tile),
+        WeightSide::Transformed(tile) => {
+            winograd::group_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+        }
     }
 }
 
@@ -65,7 +66,10 @@ fn group_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usize {
 /// once, and half as many are copied.
 fn pairs_channels(cpu: Cpu, geometry: &ConvGeometry) -> bool {
     let (positions, stride) = (geometry.window.kernel_len(), geometry.window.stride.iter().product());
-    has_pairs(cpu) && geometry.group_channels().is_multiple_of(2) && positions > 1 && positions >= stride
+    Pairing::of(cpu).is_some()
+        && geometry.group_channels().is_multiple_of(2)
+        && positions > 1
+        && positions >= stride
 }
 
 /// Values of the images as pairs of channels, where they are turned into them.
@@ -74,11 +78,6 @@ fn paired_len(cpu: Cpu, geometry: &ConvGeometry) -> usize {
         true => geometry.batch * geometry.channels / 2 * geometry.window.input_len(),
         false => 0,
     }
-}
-
-/// What Winograd's transforms are computed with, whatever the precision.
-fn exact(cpu: Cpu) -> Cpu {
-    cpu.in_precision(Precision::Fp32)
 }
 
 /// Length of the sums: channels of a group times kernel positions.
@@ -125,7 +124,10 @@ pub fn pack_weights<T: Weight>(
             }
             WeightSide::Left => pack_a(cpu, weights, [filters, steps], [steps, 1], packed)?,
             WeightSide::Right => pack_b(cpu, weights, [steps, filters], [1, steps], packed)?,
-            WeightSide::Transformed(tile) => winograd::pack(exact(cpu), geometry, tile, weights, packed),
+            WeightSide::Transformed(tile) => {
+                let cpu = winograd::product_cpu(cpu, geometry, tile);
+                winograd::pack(cpu, geometry, tile, weights, packed);
+            }
         }
     }
     Ok(())
@@ -139,14 +141,16 @@ pub fn workspace_len(cpu: Cpu, geometry: &ConvGeometry, side: WeightSide) -> usi
         WeightSide::Left => {
             let source = if pointwise { BSource::Rows } else { BSource::Im2col };
             let count = geometry.batch * geometry.groups;
-            let product = crate::gemm::workspace_len(cpu, count, [filters, pixels, steps], source);
+            let product = workspace_len_beside_ready(cpu, count, [filters, pixels, steps], source);
             paired_len(cpu, geometry).next_multiple_of(16) + product
         }
         WeightSide::Right => {
             let product = crate::gemm::workspace_len(cpu, 1, [pixels, filters, steps], BSource::Packed);
             filters * pixels + unfolded(geometry) + product
         }
-        WeightSide::Transformed(tile) => winograd::workspace_len(exact(cpu), geometry, tile),
+        WeightSide::Transformed(tile) => {
+            winograd::workspace_len(winograd::product_cpu(cpu, geometry, tile), geometry, tile)
+        }
     }
 }
 
@@ -189,7 +193,8 @@ pub fn forward(
         WeightSide::Left => {}
         WeightSide::Right => return forward_right(cpu, geometry, input, output, workspace),
         WeightSide::Transformed(tile) => {
-            return winograd::forward(exact(cpu), geometry, tile, input, output, workspace);
+            let cpu = winograd::product_cpu(cpu, geometry, tile);
+            return winograd::forward(cpu, geometry, tile, input, output, workspace);
         }
     }
     let window = &geometry.window;

@@ -4,14 +4,17 @@
 //! channels, with tiles as rows and filters as columns, and the sums are transformed to results. Blocks are sized so that
 //! both sides of the products stay in the second-level cache. Where the transformed weights stay there, too, each thread takes
 //! whole blocks through all steps; else the threads share each step of a block.
+//!
+//! Products of pairs of bfloat16 are of transformed places and weights that are rounded: for tiles of 2 by 2, whose transforms are
+//! sums of 4 places, that takes about as much accuracy as rounding the places does. For larger tiles it would take far more.
 
 use std::ops::Range;
 
 use super::forward::{Input, operands, origin};
 use super::{ConvGeometry, part};
 use crate::gemm::{
-    AOperand, Activation, BOperand, Batch, Cpu, Gemm, GemmError, Origin, PackedB, Step, Strided, Weight,
-    apply_steps, check_steps, run_batch,
+    AOperand, Activation, BOperand, Batch, Cpu, Gemm, GemmError, Origin, PackedB, Pairing, Precision, Step,
+    Strided, Weight, apply_steps, check_steps, run_batch,
 };
 use crate::parallel::{LineBlock, Lines, for_each_chunk_mut};
 use crate::simd::MAX_LANES;
@@ -49,17 +52,29 @@ pub(super) fn refused() -> GemmError {
     GemmError::Shape("a convolution is not one of 3 by 3 with strides of 1")
 }
 
+/// What products are computed with, where a session's are with `cpu`.
+pub(super) fn product_cpu(cpu: Cpu, geometry: &ConvGeometry, tile: Tile) -> Cpu {
+    match tile == Tile::Two && geometry.group_channels().is_multiple_of(2) {
+        true => cpu,
+        false => cpu.in_precision(Precision::Fp32),
+    }
+}
+
 /// The tile for which this is the fastest way, by measurement, if there is one.
-pub(super) fn preferred(geometry: &ConvGeometry) -> Option<Tile> {
+pub(super) fn preferred(cpu: Cpu, geometry: &ConvGeometry) -> Option<Tile> {
     /// Fewer channels or filters do not repay the transforms.
     const FEWEST: usize = 16;
+    /// The same where products are of pairs, which leaves less to save.
+    const FEWEST_IN_PAIRS: usize = 64;
     /// Transformed weights are 4 times as many, or 16/9 times: the former only where they are few.
     const MOST_FOR_FOUR: usize = 128 * 128;
     /// Where weights are more than this, they must be read for many tiles, as reading them takes longest.
     const MOST_FOR_FEW_TILES: usize = 256 * 256;
     const MANY_TILES: usize = 32;
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
-    if !supports(geometry) || channels.min(filters) < FEWEST {
+    let paired = Pairing::of(cpu).is_some();
+    let fewest = if paired { FEWEST_IN_PAIRS } else { FEWEST };
+    if !supports(geometry) || channels.min(filters) < fewest || paired && !channels.is_multiple_of(2) {
         return None;
     }
     let [_, height, width] = geometry.window.output;
@@ -67,7 +82,7 @@ pub(super) fn preferred(geometry: &ConvGeometry) -> Option<Tile> {
     // Products for each channel and filter; those of tiles that reach beyond the image included.
     let products = |tile: Tile| tiles(tile) * tile.points();
     let four = channels * filters <= MOST_FOR_FOUR && 3 * products(Tile::Four) < 2 * products(Tile::Two);
-    let tile = if four { Tile::Four } else { Tile::Two };
+    let tile = if four && !paired { Tile::Four } else { Tile::Two };
     let many = geometry.batch * tiles(tile) >= MANY_TILES;
     let pays = products(tile) * 4 < height * width * 9 * 3;
     (pays && (many || channels * filters <= MOST_FOR_FEW_TILES)).then_some(tile)
@@ -87,6 +102,8 @@ struct Tiling {
     block: usize,
     /// Whether a block is whole rows of tiles, and a thread's own.
     by_rows: bool,
+    /// Channels in an element of a point.
+    terms: usize,
     /// From a point to the next among the points of a tile, and from a tile to the next.
     point: usize,
     stride: usize,
@@ -100,17 +117,30 @@ impl Tiling {
         let [_, height, width] = geometry.window.output;
         let size = [height.div_ceil(tile.side()), width.div_ceil(tile.side())];
         let count = geometry.batch * size[0] * size[1];
-        let (point, sums) = (channels.next_multiple_of(MAX_LANES), filters.next_multiple_of(MAX_LANES));
+        let terms = if Pairing::of(cpu).is_some() { 2 } else { 1 };
+        let (point, sums) =
+            (channels.next_multiple_of(MAX_LANES) / terms, filters.next_multiple_of(MAX_LANES));
         // Rows of products that lie a multiple of a page apart would compete for the same cache sets.
         let stride = tile.points() * point + MAX_LANES;
-        let mut tiling =
-            Tiling { tile, channels, filters, size, count, block: 0, by_rows: false, point, stride, sums };
+        let mut tiling = Tiling {
+            tile,
+            channels,
+            filters,
+            size,
+            count,
+            block: 0,
+            by_rows: false,
+            terms,
+            point,
+            stride,
+            sums,
+        };
         let most = BLOCK / (tile.points() * (point + sums)).max(1);
         // Blocks enough that threads end together.
         let rows = (most / size[1].max(1))
             .min(size[0] * geometry.batch / (BLOCKS_PER_THREAD * cpu.threads))
             .min(size[0]);
-        if cpu.threads > 1 && rows > 0 && tile.points() * channels * filters <= BLOCK {
+        if cpu.threads > 1 && rows > 0 && tile.points() * channels * filters / terms <= BLOCK {
             return Tiling { block: rows * size[1], by_rows: true, ..tiling };
         }
         let most = (most * cpu.threads).max(FEWEST_TILES);
@@ -161,29 +191,38 @@ pub(super) fn pack<T: Weight>(
     weights: &[T],
     packed: &mut [f32],
 ) {
+    const POINTS: usize = MOST_REACH * MOST_REACH * MAX_LANES;
     let (channels, filters) = (geometry.group_channels(), geometry.group_filters());
-    let (width, lanes) = (PackedB::len(cpu, 1, 1), lanes(cpu.isa));
+    let (width, lanes, pairing) = (PackedB::len(cpu, 1, 1), lanes(cpu.isa), Pairing::of(cpu));
+    let terms = if pairing.is_some() { 2 } else { 1 };
     // The panels of all points that hold the same filters are packed together.
     let points = packed.chunks_mut(PackedB::len(cpu, channels, filters));
-    let mut points: Vec<_> = points.map(|point| point.chunks_mut(channels * width)).collect();
+    let mut points: Vec<_> = points.map(|point| point.chunks_mut(PackedB::len(cpu, channels, 1))).collect();
     let panels = filters.div_ceil(width);
     let mut panels: Vec<Vec<&mut [f32]>> =
         (0..panels).map(|_| points.iter_mut().filter_map(Iterator::next).collect()).collect();
     for_each_chunk_mut(cpu.threads, &mut panels, 1, |panel, points| {
-        let (mut taps, mut values) = ([0.0; 9 * MAX_LANES], [0.0; MOST_REACH * MOST_REACH * MAX_LANES]);
+        let (mut taps, mut values) = ([0.0; 9 * MAX_LANES], [0.0; 2 * POINTS]);
         for first in (0..width).step_by(lanes) {
             let filter = panel * width + first;
-            for channel in 0..channels {
-                for lane in 0..lanes {
-                    let inside = filter + lane < filters;
-                    let from = ((filter + lane) * channels + channel) * 9;
-                    for tap in 0..9 {
-                        taps[tap * lanes + lane] = if inside { weights[from + tap].widen() } else { 0.0 };
+            for channel in (0..channels).step_by(terms) {
+                for (term, values) in values.chunks_exact_mut(POINTS).enumerate().take(terms) {
+                    for lane in 0..lanes {
+                        let inside = filter + lane < filters;
+                        let from = ((filter + lane) * channels + channel + term) * 9;
+                        for tap in 0..9 {
+                            taps[tap * lanes + lane] = if inside { weights[from + tap].widen() } else { 0.0 };
+                        }
                     }
+                    winograd::kernel(cpu.isa, tile, &taps, values, lanes);
                 }
-                winograd::kernel(cpu.isa, tile, &taps, &mut values, lanes);
-                for (to, from) in points.iter_mut().flatten().zip(values.chunks_exact(lanes)) {
-                    to[channel * width + first..][..lanes].copy_from_slice(from);
+                for (point, to) in points.iter_mut().flatten().enumerate() {
+                    let to = &mut to[channel / terms * width + first..][..lanes];
+                    let from = &values[point * lanes..];
+                    match pairing {
+                        Some(pairing) => pairing.of_rows((from, POINTS), [2, lanes], to),
+                        None => to.copy_from_slice(&from[..lanes]),
+                    }
                 }
             }
         }
@@ -316,9 +355,10 @@ impl Block<'_> {
                 let columns = run.count * tiling.tile.side() + 2 + SQUARE;
                 for channel in (0..tiling.channels).step_by(lanes) {
                     self.read_places(&run, image, channel, (&mut pixels, columns));
-                    let at = (run.first - first) * tiling.stride + channel;
+                    let at = (run.first - first) * tiling.stride + channel / tiling.terms;
                     let to = Points { values: &mut points[at..], tile: tiling.stride, point: tiling.point };
-                    winograd::input(self.cpu.isa, tiling.tile, (run.count, columns), &pixels, to);
+                    let cpu = (self.cpu.isa, tiling.terms > 1);
+                    winograd::input(cpu, tiling.tile, (run.count, columns), &pixels, to);
                 }
             }
         });
@@ -356,12 +396,16 @@ impl Block<'_> {
 
     /// Sums over channels, for each point.
     fn multiply(&self, points: &[f32], sums: &mut [f32]) -> Result<(), GemmError> {
-        let Tiling { tile, channels, filters, point, stride, sums: sums_stride, .. } = self.tiling;
+        let Tiling { tile, channels, filters, terms, point, stride, sums: sums_stride, .. } = self.tiling;
         let (rows, packed) = (self.tiles.len(), PackedB::len(self.cpu, channels, filters));
         let (_, weights) = operands(self.cpu, self.geometry, &self.input, self.group)?;
         let problem = |index: usize| {
-            let places = part("transformed places", points, index * point, (rows - 1) * stride + channels)?;
-            let left = Strided::new(places, [rows, channels], [stride, 1])?;
+            let len = (rows - 1) * stride + channels / terms;
+            let places = part("transformed places", points, index * point, len)?;
+            let left = match terms {
+                1 => Strided::new(places, [rows, channels], [stride, 1])?,
+                _ => Strided::of_pairs(places, [rows, channels], stride)?,
+            };
             let right = part("packed weights", weights, index * packed, packed)?;
             let right = PackedB::new(self.cpu, right, channels, filters)?;
             Ok(Gemm::new(AOperand::Plain(left), BOperand::Packed(right)))

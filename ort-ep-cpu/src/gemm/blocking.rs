@@ -31,12 +31,24 @@ const WORTH_A_THREAD: usize = 1 << 19;
 
 /// How many values of workspace a batch of `count` products of `shape` (M, N, K) needs.
 pub fn workspace_len(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> usize {
-    let grid = grid(cpu, count, shape, source);
+    let grid = grid(cpu, count, shape, (false, source));
     grid.threads * grid.slot.len()
 }
 
-/// Chooses blocks and parts. The steps of a block depend on K alone, so that sums do too.
-pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -> Grid {
+/// The same for left sides that are packed or of pairs.
+pub(crate) fn workspace_len_beside_ready(
+    cpu: Cpu,
+    count: usize,
+    shape: [usize; 3],
+    source: BSource,
+) -> usize {
+    let grid = grid(cpu, count, shape, (true, source));
+    grid.threads * grid.slot.len()
+}
+
+/// Chooses blocks and parts. The steps of a block depend on K alone, so that sums do too. Left sides that are not ready are
+/// converted in the workspace where elements are pairs.
+pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source): (bool, BSource)) -> Grid {
     let [m, n, k] = shape;
     let kernel = Kernel::of(cpu);
     let height = kernel.height(m);
@@ -73,8 +85,8 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], source: BSource) -
     let tiles_at_once = (BLOCK_A / (elements * height)).max(1);
     let slot = SlotLens {
         block: if packs { panels_at_once * kernel.width() * elements } else { 0 },
-        left: if kernel.terms() > 1 { tiles_at_once.min(tiles) * height * elements } else { 0 },
-        stage: kernel.stage_len(),
+        left: if is_ready || kernel.terms() == 1 { 0 } else { tiles_at_once.min(tiles) * height * elements },
+        stage: if is_ready && !packs { 0 } else { kernel.stage_len() },
     };
     Grid {
         isa: cpu.isa,

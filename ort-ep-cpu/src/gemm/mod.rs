@@ -54,6 +54,7 @@ pub(crate) mod tests;
 use std::fmt;
 
 pub use blocking::workspace_len;
+pub(crate) use blocking::workspace_len_beside_ready;
 pub use blocks::{Blocks, Numbers, Zeros};
 pub use epilogue::{Activation, Step};
 pub(crate) use epilogue::{apply as apply_steps, check as check_steps};
@@ -228,16 +229,16 @@ pub fn run_batch<'a>(
     if c.values.len() < needed {
         return Err(GemmError::TooShort { what: "a result", needed, len: c.values.len() });
     }
-    let grid = blocking::grid(cpu, c.count, shape, first.b.source());
+    let sources = |gemm: &Gemm<'_>| (gemm.a.is_ready(kernel), gemm.b.source());
+    let grid = blocking::grid(cpu, c.count, shape, sources(&first));
     let needed = grid.threads * grid.slot.len();
     if workspace.len() < needed {
         return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });
     }
-    let source = first.b.source();
     let checked = |index: usize| {
         let gemm = problem(index)?;
         check_packing(kernel, &gemm)?;
-        match gemm.b.source() == source {
+        match sources(&gemm) == sources(&first) {
             true => Ok(gemm),
             false => Err(GemmError::Shape("the products of a batch differ in layout")),
         }
@@ -252,12 +253,13 @@ fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
         AOperand::Packed(packed) => {
             packed.height == kernel.height(packed.rows) && packed.terms == kernel.terms()
         }
-        AOperand::Plain(_) => true,
+        AOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
     };
     let b = match &gemm.b {
         BOperand::Packed(packed) => packed.width == kernel.width() && packed.terms == kernel.terms(),
         BOperand::Im2col(windows) => windows.terms == 1 || windows.terms == kernel.terms(),
-        BOperand::Plain(_) | BOperand::Blocks(_) => true,
+        BOperand::Plain(matrix) => matrix.terms == 1,
+        BOperand::Blocks(_) => true,
     };
     match a && b {
         true => Ok(()),
@@ -302,12 +304,48 @@ pub(crate) fn transpose(
     Ok(())
 }
 
-/// Whether strips of `cpu` hold pairs of steps.
-pub(crate) fn has_pairs(cpu: Cpu) -> bool {
-    Kernel::of(cpu).terms() > 1
+/// Makes the elements that hold pairs of steps of a sum, in bfloat16.
+#[derive(Clone, Copy)]
+pub(crate) struct Pairing(&'static Kernel);
+
+impl Pairing {
+    /// Where products of `cpu` are of pairs.
+    pub(crate) fn of(cpu: Cpu) -> Option<Pairing> {
+        let kernel = Kernel::of(cpu);
+        (kernel.terms() > 1).then_some(Pairing(kernel))
+    }
+
+    /// Writes rows of pairs without gaps: row `i` holds those of rows `2 * i` and `2 * i + 1` of `from`, whose rows of `columns`
+    /// values start `stride` apart; 0 where there is no second row.
+    ///
+    /// # Panics
+    ///
+    /// When a slice does not hold its rows.
+    pub(crate) fn of_rows(
+        self,
+        (from, stride): (&[f32], usize),
+        [rows, columns]: [usize; 2],
+        to: &mut [f32],
+    ) {
+        self.0.pair_rows((from, stride), [rows, columns], to);
+    }
+
+    /// Writes rows of half the length without gaps, of pairs of neighbours in the rows of `from`; 0 where there is no second one.
+    ///
+    /// # Panics
+    ///
+    /// When a slice does not hold its rows.
+    pub(crate) fn of_neighbours(
+        self,
+        (from, stride): (&[f32], usize),
+        [rows, columns]: [usize; 2],
+        to: &mut [f32],
+    ) {
+        self.0.pair_neighbours((from, stride), [rows, columns], to);
+    }
 }
 
-/// Writes rows of pairs: row `i` of `to` holds those of rows `2 * i` and `2 * i + 1` of `from`, of `columns` values each.
+/// [`Pairing::of_rows`] of rows without gaps, on all threads.
 ///
 /// # Errors
 ///
@@ -315,9 +353,9 @@ pub(crate) fn has_pairs(cpu: Cpu) -> bool {
 pub(crate) fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) -> Result<(), GemmError> {
     /// Rows worth a task of their own.
     const ROWS: usize = 8;
-    if !has_pairs(cpu) {
+    let Some(pairs) = Pairing::of(cpu) else {
         return Err(GemmError::Shape("an instruction set without pairs of bfloat16"));
-    }
+    };
     let (needed, len) = (2 * to.len(), from.len());
     if len < needed {
         return Err(GemmError::TooShort { what: "rows to pair", needed, len });
@@ -327,7 +365,7 @@ pub(crate) fn pair_rows(cpu: Cpu, from: &[f32], columns: usize, to: &mut [f32]) 
     }
     for_each_row_chunk_mut(cpu.threads, to, columns, ROWS, |first, rows| {
         let count = 2 * (rows.len() / columns);
-        Kernel::of(cpu).pair_rows((&from[2 * first * columns..], columns), [count, columns], rows);
+        pairs.of_rows((&from[2 * first * columns..], columns), [count, columns], rows);
     });
     Ok(())
 }

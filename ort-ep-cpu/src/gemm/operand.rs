@@ -15,6 +15,8 @@ pub struct Strided<'a> {
     pub(super) columns: usize,
     pub(super) row_stride: usize,
     pub(super) column_stride: usize,
+    /// Columns in a value.
+    pub(super) terms: usize,
 }
 
 impl<'a> Strided<'a> {
@@ -27,7 +29,25 @@ impl<'a> Strided<'a> {
         let [rows, columns] = shape;
         let [row_stride, column_stride] = strides;
         check_extent("a matrix", values.len(), shape, strides)?;
-        Ok(Strided { values, rows, columns, row_stride, column_stride })
+        Ok(Strided { values, rows, columns, row_stride, column_stride, terms: 1 })
+    }
+
+    /// A left side of `[rows, columns]` whose values are pairs of neighbours, as [`super::Pairing`] makes them: those of a row lie side
+    /// by side, and rows start `row_stride` apart.
+    ///
+    /// # Errors
+    ///
+    /// When the last pair lies outside `values`, or a column has no other to pair with.
+    pub(crate) fn of_pairs(
+        values: &'a [f32],
+        [rows, columns]: [usize; 2],
+        row_stride: usize,
+    ) -> Result<Self, GemmError> {
+        if !columns.is_multiple_of(2) {
+            return Err(GemmError::Shape("a column has no other to pair with"));
+        }
+        let pairs = Strided::new(values, [rows, columns / 2], [row_stride, 1])?;
+        Ok(Strided { columns, terms: 2, ..pairs })
     }
 
     /// A matrix that lies row by row without gaps.
@@ -256,6 +276,14 @@ impl AOperand<'_> {
         match self {
             AOperand::Plain(matrix) => [matrix.rows, matrix.columns],
             AOperand::Packed(packed) => [packed.rows, packed.k],
+        }
+    }
+
+    /// Whether a product reads it as it is.
+    pub(super) fn is_ready(&self, kernel: &Kernel) -> bool {
+        match self {
+            AOperand::Plain(matrix) => matrix.terms == kernel.terms(),
+            AOperand::Packed(_) => true,
         }
     }
 }

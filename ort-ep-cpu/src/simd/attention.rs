@@ -8,7 +8,11 @@
 //! N. Gimelshein, *Online normalizer calculation for softmax*, arXiv 1805.02867), as in FlashAttention (T. Dao et al.,
 //! arXiv 2205.14135). Sums run over the keys in order with one fused multiply-add each, so that a query's bits depend on
 //! nothing but its own keys.
+//!
+//! The two products can be of pairs of bfloat16 (see [`steps`](super::steps)): elements of keys and queries pair up along
+//! their size, weights and values from one key to the next. Scores, the softmax and all sums are in single precision.
 
+use super::steps::{Elements, Steps, StepsOp, dispatch_steps};
 use super::{Isa, Simd, SimdOp, dispatch, math};
 
 /// Queries in a panel, and from one row of a panel to the next.
@@ -17,7 +21,7 @@ pub const WIDTH: usize = 48;
 /// The most vectors in a row of a tile.
 const VECTORS: usize = 3;
 
-/// A product whose right side is a panel.
+/// A product whose right side is a panel. Steps are those of elements: of single numbers or of pairs.
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a> {
     /// The left side.
@@ -36,11 +40,11 @@ pub struct Product<'a> {
 
 /// `to[row][column] = sum of left[row][step] * panel[step][column]`, plus the former value times its column's factor.
 ///
-/// Values behind the columns in use are not specified.
+/// Both sides hold pairs if `paired`. Values behind the columns in use are not specified.
 ///
 /// # Panics
-/// If a slice is shorter than the shape says.
-pub fn multiply(isa: Isa, product: &Product<'_>, to: &mut [f32]) {
+/// If a slice is shorter than the shape says, or there are no products of pairs.
+pub fn multiply(isa: Isa, paired: bool, product: &Product<'_>, to: &mut [f32]) {
     let [rows, steps] = product.shape;
     if rows == 0 || product.columns == 0 {
         return;
@@ -49,7 +53,7 @@ pub fn multiply(isa: Isa, product: &Product<'_>, to: &mut [f32]) {
     assert!(steps == 0 || reach < product.left.len(), "the left side holds its rows and steps");
     assert!(product.columns <= WIDTH && product.panel.len() >= steps * WIDTH, "the panel holds its steps");
     assert!(to.len() >= rows * WIDTH, "the result holds its rows");
-    dispatch(isa, Multiply { product, to: to.as_mut_ptr() });
+    dispatch_steps(isa, paired, Multiply { product, to: to.as_mut_ptr() });
 }
 
 /// Pointers into slices whose lengths are checked.
@@ -58,19 +62,18 @@ struct Multiply<'a> {
     to: *mut f32,
 }
 
-impl SimdOp for Multiply<'_> {
-    type Output = ();
+impl StepsOp for Multiply<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let vectors = self.product.columns.div_ceil(S::LANES);
+    fn run<T: Steps>(self, t: T) {
+        let vectors = self.product.columns.div_ceil(T::Base::LANES);
         for first in (0..vectors).step_by(VECTORS) {
-            let at = first * S::LANES;
+            let at = first * T::Base::LANES;
             // SAFETY: the rows and columns are those that `multiply` checked.
             unsafe {
                 match vectors - first {
-                    1 => self.rows::<S, 1>(s, at),
-                    2 => self.rows::<S, 2>(s, at),
-                    _ => self.rows::<S, 3>(s, at),
+                    1 => self.rows::<T, 1>(t, at),
+                    2 => self.rows::<T, 2>(t, at),
+                    _ => self.rows::<T, 3>(t, at),
                 }
             }
         }
@@ -83,22 +86,22 @@ impl Multiply<'_> {
     /// # Safety
     /// `N` vectors from column `at` on are within the panel.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const N: usize>(&self, s: S, at: usize) {
+    unsafe fn rows<T: Steps, const N: usize>(&self, t: T, at: usize) {
         let rows = self.product.shape[0];
         let mut row = 0;
         // SAFETY: each tile has only rows that are left.
         unsafe {
             // Eight rows of three vectors need 24 registers for sums.
-            while S::LANES == 16 && row + 8 <= rows {
-                self.tile::<S, 8, N>(s, row, at);
+            while T::Base::LANES == 16 && row + 8 <= rows {
+                self.tile::<T, 8, N>(t, row, at);
                 row += 8;
             }
             while row + 4 <= rows {
-                self.tile::<S, 4, N>(s, row, at);
+                self.tile::<T, 4, N>(t, row, at);
                 row += 4;
             }
             while row < rows {
-                self.tile::<S, 1, N>(s, row, at);
+                self.tile::<T, 1, N>(t, row, at);
                 row += 1;
             }
         }
@@ -107,7 +110,8 @@ impl Multiply<'_> {
     /// # Safety
     /// `ROWS` rows from `row` on and `N` vectors from column `at` on are within the product.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const ROWS: usize, const N: usize>(&self, s: S, row: usize, at: usize) {
+    unsafe fn tile<T: Steps, const ROWS: usize, const N: usize>(&self, t: T, row: usize, at: usize) {
+        let s = t.base();
         let [row_stride, step_stride] = self.product.strides;
         let mut left = self.product.left.as_ptr().wrapping_add(row * row_stride);
         let mut panel = self.product.panel.as_ptr().wrapping_add(at);
@@ -116,13 +120,13 @@ impl Multiply<'_> {
             let mut columns = [s.splat(0.0); N];
             for vector in 0..N {
                 // SAFETY: the panel holds `WIDTH` values for each step.
-                columns[vector] = unsafe { s.load_ptr(panel.add(vector * S::LANES)) };
+                columns[vector] = unsafe { s.load_ptr(panel.add(vector * T::Base::LANES)) };
             }
             for row in 0..ROWS {
                 // SAFETY: the left side holds this row and step.
                 let factor = s.splat(unsafe { *left.add(row * row_stride) });
                 for vector in 0..N {
-                    sums[row][vector] = s.mul_add(factor, columns[vector], sums[row][vector]);
+                    sums[row][vector] = t.accumulate(factor, columns[vector], sums[row][vector]);
                 }
             }
             left = left.wrapping_add(step_stride);
@@ -130,7 +134,7 @@ impl Multiply<'_> {
         }
         for index in 0..ROWS {
             for vector in 0..N {
-                let column = at + vector * S::LANES;
+                let column = at + vector * T::Base::LANES;
                 // SAFETY: the result holds `WIDTH` values for each row, and there are as many factors.
                 unsafe {
                     let to = self.to.add((row + index) * WIDTH + column);
@@ -238,13 +242,14 @@ impl SimdOp for Changed<'_> {
 
 /// Turns the scores of a block of keys into `exp(score - greatest)`, and counts them in what has been seen.
 ///
-/// A query whose scores were all -inf so far has weights of 0.
+/// A query whose scores were all -inf so far has weights of 0. If `paired`, rows of pairs of weights are what is left, and the
+/// rounded weights are what is counted: a result is then a mean of values, with weights that are off in the last place.
 ///
 /// # Panics
-/// If there is no row of scores for each key.
-pub fn weigh(isa: Isa, scores: &mut [f32], keys: usize, columns: usize, seen: &mut Seen) {
+/// If there is no row of scores for each key, or there are no pairs.
+pub fn weigh(isa: Isa, paired: bool, scores: &mut [f32], keys: usize, columns: usize, seen: &mut Seen) {
     assert!(columns <= WIDTH && scores.len() >= keys * WIDTH, "the scores have a row for each key");
-    dispatch(isa, Weigh { scores, keys, columns, seen });
+    dispatch_steps(isa, paired, Weigh { scores, keys, columns, seen });
 }
 
 /// Lengths are checked.
@@ -255,16 +260,15 @@ struct Weigh<'a> {
     seen: &'a mut Seen,
 }
 
-impl SimdOp for Weigh<'_> {
-    type Output = ();
+impl StepsOp for Weigh<'_> {
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let vectors = self.columns.div_ceil(S::LANES);
+    fn run<T: Steps>(mut self, t: T) {
+        let vectors = self.columns.div_ceil(T::Base::LANES);
         for first in (0..vectors).step_by(VECTORS) {
             match vectors - first {
-                1 => self.columns::<S, 1>(s, first * S::LANES),
-                2 => self.columns::<S, 2>(s, first * S::LANES),
-                _ => self.columns::<S, 3>(s, first * S::LANES),
+                1 => self.columns::<T, 1>(t, first * T::Base::LANES),
+                2 => self.columns::<T, 2>(t, first * T::Base::LANES),
+                _ => self.columns::<T, 3>(t, first * T::Base::LANES),
             }
         }
     }
@@ -273,12 +277,13 @@ impl SimdOp for Weigh<'_> {
 impl Weigh<'_> {
     /// `N` vectors of columns from `column` on.
     #[inline(always)]
-    fn columns<S: Simd, const N: usize>(&mut self, s: S, column: usize) {
+    fn columns<T: Steps, const N: usize>(&mut self, t: T, column: usize) {
+        let s = t.base();
         let scores = self.scores.as_mut_ptr();
-        let place = |key: usize, vector: usize| key * WIDTH + column + vector * S::LANES;
+        let place = |key: usize, vector: usize| key * WIDTH + column + vector * T::Base::LANES;
         let mut before = [s.splat(0.0); N];
         for (vector, before) in before.iter_mut().enumerate() {
-            *before = s.load(&self.seen.greatest, column + vector * S::LANES);
+            *before = s.load(&self.seen.greatest, column + vector * T::Base::LANES);
         }
         // Two runs of maxima, so that one need not wait for the other.
         let (mut greatest, mut odd) = (before, before);
@@ -300,20 +305,24 @@ impl Weigh<'_> {
             let none = s.eq(greatest[vector], s.splat(f32::NEG_INFINITY));
             shift[vector] = s.select(none, s.splat(0.0), greatest[vector]);
         }
-        let mut sums = [s.splat(0.0); N];
-        for key in 0..self.keys {
+        let (mut sums, ones) = ([s.splat(0.0); N], t.join([s.splat(1.0); 2]));
+        for (row, key) in (0..self.keys).step_by(T::TERMS).enumerate() {
             for vector in 0..N {
-                // SAFETY: the row is one of those of the scores.
+                // SAFETY: the rows are among those of the scores; what is written was read before.
                 unsafe {
-                    let to = scores.add(place(key, vector));
-                    let weight = math::exp_shifted(s, s.sub(s.load_ptr(to), shift[vector]));
-                    sums[vector] = s.add(sums[vector], weight);
-                    s.store_ptr(to, weight);
+                    let first = weight(s, scores.add(place(key, vector)), shift[vector]);
+                    let second: Elements<T> = match T::TERMS == 2 && key + 1 < self.keys {
+                        true => weight(s, scores.add(place(key + 1, vector)), shift[vector]),
+                        false => s.splat(0.0),
+                    };
+                    let weights = t.join([first, second]);
+                    sums[vector] = t.accumulate(ones, weights, sums[vector]);
+                    s.store_ptr(scores.add(place(row, vector)), weights);
                 }
             }
         }
         for vector in 0..N {
-            let at = column + vector * S::LANES;
+            let at = column + vector * T::Base::LANES;
             let factor = math::exp_shifted(s, s.sub(before[vector], shift[vector]));
             let sum = s.mul_add(s.load(&self.seen.sum, at), factor, sums[vector]);
             s.store(&mut self.seen.greatest, at, greatest[vector]);
@@ -321,6 +330,16 @@ impl Weigh<'_> {
             s.store(&mut self.seen.factor, at, factor);
         }
     }
+}
+
+/// The weights of scores: `exp(score - shift)`.
+///
+/// # Safety
+/// A vector of scores can be read.
+#[inline(always)]
+unsafe fn weight<S: Simd>(s: S, score: *const f32, shift: S::F32) -> S::F32 {
+    // SAFETY: as the caller promises.
+    math::exp_shifted(s, s.sub(unsafe { s.load_ptr(score) }, shift))
 }
 
 /// The weights of one query, as [`weigh`] makes them of a column: gives the factor for what was before.

@@ -26,6 +26,7 @@ pub mod plane;
 mod portable;
 pub mod slices;
 pub mod stencil;
+pub mod steps;
 mod tile;
 
 #[cfg(target_arch = "x86_64")]

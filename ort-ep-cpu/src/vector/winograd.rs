@@ -5,6 +5,7 @@
 //! channel in place of 9 * M * M. The matrices come from N - 1 points of interpolation: 0, 1 and -1 for M = 2; 0 and the
 //! positive and negative roots of 1/2 and 2 for M = 4, whose balance loses about a quarter of the accuracy that 1 and 2 lose.
 
+use crate::simd::steps::{Steps, StepsOp, dispatch_steps};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 
 /// The side of a tile of results.
@@ -136,7 +137,7 @@ impl Filtering<6, 4> for Four {
 }
 
 /// The points of a row of tiles of some channels, or their sums: where the first lies, and from a tile and from a point to
-/// the next.
+/// the next, in elements.
 pub struct Points<T> {
     /// The values, from the first channel of the first tile on.
     pub values: T,
@@ -147,18 +148,18 @@ pub struct Points<T> {
 }
 
 /// Transforms the places of a row of `tiles`: `pixels` has as many rows as a tile reaches over, of `columns` places of
-/// [`lanes`] channels each.
+/// [`lanes`] channels each. If `paired`, points hold pairs of channels.
 ///
 /// # Panics
-/// If a slice is too short.
+/// If a slice is too short, or there are no pairs.
 pub fn input(
-    isa: Isa,
+    (isa, paired): (Isa, bool),
     tile: Tile,
     (tiles, columns): (usize, usize),
     pixels: &[f32],
     points: Points<&mut [f32]>,
 ) {
-    dispatch(isa, InputOp { tile, tiles, columns, pixels, points });
+    dispatch_steps(isa, paired, InputOp { tile, tiles, columns, pixels, points });
 }
 
 struct InputOp<'a> {
@@ -169,31 +170,31 @@ struct InputOp<'a> {
     points: Points<&'a mut [f32]>,
 }
 
-impl SimdOp for InputOp<'_> {
-    type Output = ();
+impl StepsOp for InputOp<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<T: Steps>(self, t: T) {
         match self.tile {
-            Tile::Two => self.with(s, Two),
-            Tile::Four => self.with(s, Four),
+            Tile::Two => self.with(t, Two),
+            Tile::Four => self.with(t, Four),
         }
     }
 }
 
 impl InputOp<'_> {
     #[inline(always)]
-    fn with<S: Simd, F: Filtering<N, M>, const N: usize, const M: usize>(self, s: S, filtering: F) {
+    fn with<T: Steps, F: Filtering<N, M>, const N: usize, const M: usize>(self, t: T, filtering: F) {
+        let s = t.base();
         let InputOp { tiles, columns, pixels, points, .. } = self;
         for tile in 0..tiles {
             let mut half = [[s.splat(0.0); N]; N];
             for (x, half) in half.iter_mut().enumerate() {
-                let place = |y: usize| s.load(pixels, (y * columns + tile * M + x) * S::LANES);
+                let place = |y: usize| s.load(pixels, (y * columns + tile * M + x) * T::Base::LANES);
                 *half = filtering.input(s, std::array::from_fn(place));
             }
             for y in 0..N {
                 let row = filtering.input(s, half.map(|column| column[y]));
                 for (x, value) in row.into_iter().enumerate() {
-                    s.store(points.values, tile * points.tile + (y * N + x) * points.point, value);
+                    t.store(points.values, tile * points.tile + (y * N + x) * points.point, value);
                 }
             }
         }

@@ -352,9 +352,9 @@ impl Block<'_> {
                 let first = tiles.start * next + kernel.elements(steps.start) * height;
                 Strips { start: packed.values.as_ptr().wrapping_add(first), next, row: 1, step: height }
             }
-            AOperand::Plain(matrix) if kernel.terms() == 1 => {
+            AOperand::Plain(matrix) if matrix.terms == kernel.terms() => {
                 let [row, step] = [matrix.row_stride, matrix.column_stride];
-                let first = tiles.start * height * row + steps.start * step;
+                let first = tiles.start * height * row + kernel.elements(steps.start) * step;
                 let start = matrix.values.as_ptr().wrapping_add(first);
                 Strips { start, next: height * row, row, step }
             }
@@ -485,6 +485,9 @@ impl Block<'_> {
     /// As [`Block::run`].
     unsafe fn run_vector(&self, tiles: &Range<usize>, panels: &Range<usize>) -> bool {
         let (AOperand::Plain(a), BOperand::Plain(b)) = (&self.gemm.a, &self.gemm.b) else { return false };
+        if a.terms > 1 {
+            return false;
+        }
         let [rows, columns, _] = self.grid.shape;
         // SAFETY: passed on.
         unsafe {

@@ -144,6 +144,28 @@ impl Kernel {
         unsafe { (pairs.of_rows)(&call) }
     }
 
+    /// Pairs of neighbours in the rows of a matrix of `[rows, len]`, whose rows start a distance apart; rows of half the length without
+    /// gaps.
+    ///
+    /// Does nothing where elements are no pairs.
+    pub(in crate::gemm) fn pair_neighbours(
+        &self,
+        (from, from_step): (&[f32], usize),
+        [rows, len]: [usize; 2],
+        to: &mut [f32],
+    ) {
+        let Some(pairs) = &self.pairs else { return };
+        if rows == 0 || len == 0 {
+            return;
+        }
+        let to_step = len.div_ceil(2);
+        assert!(from.len() >= (rows - 1) * from_step + len && to.len() >= rows * to_step);
+        let (from, to) = (from.as_ptr(), to.as_mut_ptr());
+        let call = CopyRows { from, from_stride: 1, from_step, to, to_step, count: rows, len };
+        // SAFETY: all rows lie in their slices, and the kernel was chosen for this CPU.
+        unsafe { (pairs.of_neighbours)(&call) }
+    }
+
     /// The left side of a range of rows and steps as pairs in `to`: from a row to the next and from a pair to the next.
     ///
     /// `to` must hold the rows times the pairs, `stage` [`Kernel::stage_len`] values, and the matrix must have the ranges.
@@ -156,44 +178,34 @@ impl Kernel {
         stage: &mut [f32],
     ) -> [usize; 2] {
         let (count, pairs) = (rows.len(), self.elements(steps.len()));
-        let Some(make) = self.pairs.as_ref().filter(|_| count > 0 && pairs > 0) else { return [0, 0] };
+        if self.pairs.is_none() || count == 0 || pairs == 0 {
+            return [0, 0];
+        }
         let first = rows.start * a.row_stride + steps.start * a.column_stride;
         if a.row_stride == 1 && a.column_stride != 1 {
             self.pair_rows((&a.values[first..], a.column_stride), [steps.len(), count], to);
             return [1, count];
         }
-        assert!(rows.end <= a.rows && steps.end <= a.columns && to.len() >= count * pairs);
-        let from = a.values.as_ptr().wrapping_add(first);
-        let mut call = CopyRows {
-            from,
-            from_stride: 1,
-            from_step: a.row_stride,
-            to: to.as_mut_ptr(),
-            to_step: pairs,
-            count,
-            len: steps.len(),
-        };
         if a.column_stride == 1 {
-            // SAFETY: the matrix has these rows and steps, `to` is as long, and the kernel was chosen for this CPU.
-            unsafe { (make.of_neighbours)(&call) };
+            self.pair_neighbours((&a.values[first..], a.row_stride), [count, steps.len()], to);
             return [pairs, 1];
         }
+        assert!(rows.end <= a.rows && steps.end <= a.columns && to.len() >= count * pairs);
+        let from = a.values.as_ptr().wrapping_add(first);
         assert!(stage.len() >= steps.len());
-        for row in 0..count {
+        for (row, to) in to.chunks_exact_mut(pairs).take(count).enumerate() {
             let staged = CopyRows {
                 from: from.wrapping_add(row * a.row_stride),
                 from_stride: a.column_stride,
+                from_step: a.row_stride,
                 to: stage.as_mut_ptr(),
+                to_step: 0,
                 count: 1,
-                ..call
+                len: steps.len(),
             };
-            call = CopyRows { from: stage.as_ptr(), to: to[row * pairs..].as_mut_ptr(), ..staged };
-            call.from_stride = 1;
-            // SAFETY: as above, and the stage is as long as a row.
-            unsafe {
-                (self.copy_rows)(&staged);
-                (make.of_neighbours)(&call);
-            }
+            // SAFETY: the matrix has this row and these steps, the stage is as long, and the kernel was chosen for this CPU.
+            unsafe { (self.copy_rows)(&staged) };
+            self.pair_neighbours((stage, 0), [1, steps.len()], to);
         }
         [pairs, 1]
     }

@@ -101,11 +101,11 @@ impl Sizes {
 
     /// Values of scratch that [`attend`] needs: for [`Scores::Written`] where scores are wanted; `is_narrow` where the
     /// cache is not of single precision.
-    pub(super) fn scratch_len(&self, threads: usize, scores: Scores, is_narrow: bool) -> usize {
+    pub(super) fn scratch_len(&self, cpu: Cpu, scores: Scores, is_narrow: bool) -> usize {
         if scores == Scores::Passing {
-            return self.fused().scratch_len(threads, is_narrow);
+            return self.fused().scratch_len(cpu, is_narrow);
         }
-        part_count(threads, self.task_count()) * self.part_len(self.inner_cpu(threads))
+        part_count(cpu.threads, self.task_count()) * self.part_len(self.inner_cpu(cpu.threads))
     }
 }
 
@@ -261,7 +261,7 @@ struct Task<'a> {
 /// Writes the results as (batch, queries, heads, value size), and scores as (batch, heads, queries, keys).
 pub(super) fn attend(
     problem: &Problem<'_>,
-    threads: usize,
+    cpu: Cpu,
     result: &mut [f32],
     scores: Option<&mut [f32]>,
     scratch: &mut [f32],
@@ -275,9 +275,10 @@ pub(super) fn attend(
         return Ok(());
     }
     if scores.is_none() && problem.hides_fully() {
-        return problem.run_fused(threads, result, scratch);
+        return problem.run_fused(cpu, result, scratch);
     }
-    let cpu = sizes.inner_cpu(threads);
+    // Scores that are written out are those of float32.
+    let (threads, cpu) = (cpu.threads, sizes.inner_cpu(cpu.threads));
     let part_len = sizes.part_len(cpu);
     let mut tasks = tasks(&sizes, result, scores);
     let failure: Mutex<Option<Error>> = Mutex::new(None);
@@ -356,7 +357,7 @@ impl Problem<'_> {
         self.hidden == Hidden::Excluded || scores_of(false, self.causal, lowest) == Scores::Passing
     }
 
-    fn run_fused(&self, threads: usize, result: &mut [f32], scratch: &mut [f32]) -> Result<()> {
+    fn run_fused(&self, cpu: Cpu, result: &mut [f32], scratch: &mut [f32]) -> Result<()> {
         let sizes = self.sizes;
         let write = |[batch, head, query]: [usize; 3], keys: Range<usize>, to: &mut [f32]| {
             to.fill(0.0);
@@ -386,7 +387,7 @@ impl Problem<'_> {
         let row = sizes.heads * sizes.value_size;
         let strides = [sizes.queries * row, sizes.value_size, row];
         let refused = |refused: attention::Refused| error!(InvalidArgument, "{refused}");
-        attention.run(Cpu::with_threads(threads), result, strides, scratch).map_err(refused)
+        attention.run(cpu, result, strides, scratch).map_err(refused)
     }
 
     fn run_task(&self, cpu: Cpu, task: &mut Task<'_>, scratch: &mut [f32]) -> Result<()> {

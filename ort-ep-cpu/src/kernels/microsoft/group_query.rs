@@ -1,7 +1,7 @@
 //! `GroupQueryAttention`: the cache of keys and values grows, or stays in a buffer that past and present share.
 
 use ort_core::dtype::{DType, Element, TypeSet};
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
@@ -10,6 +10,7 @@ use super::attend::{Bias, Hidden, Problem, Rows, Scores, Sizes, Span, Stage, att
 use super::rotary::{Angles, positions};
 use crate::attention::{self, Elements};
 use crate::cpu_kernels;
+use crate::gemm::Cpu;
 use crate::kernels::linalg::widened::{widened, widened_except};
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
@@ -77,6 +78,7 @@ struct GroupQuery {
     epsilon: f32,
     /// Whether the cache may be in half precision.
     is_narrow: bool,
+    precision: Precision,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -113,6 +115,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         stage,
         epsilon: attrs.float("qk_norm_epsilon")?,
         is_narrow,
+        precision: cx.precision,
     }))
 }
 
@@ -289,6 +292,12 @@ impl Change<'_> {
     }
 }
 
+impl GroupQuery {
+    fn cpu(&self, threads: usize) -> Cpu {
+        Cpu::with_threads(threads).in_precision(self.precision)
+    }
+}
+
 impl Executable for GroupQuery {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let layout = self.layout(|index| shapes.inputs.get(index)?.as_deref())?;
@@ -298,7 +307,8 @@ impl Executable for GroupQuery {
         let sinks = layout.heads.next_multiple_of(16);
         let is_wanted = self.stage.is_some() && shapes.outputs.get(3).is_some_and(Option::is_some);
         let scores = if is_wanted { Scores::Written } else { Scores::Passing };
-        let attention = layout.sizes(layout.bound()).scratch_len(shapes.threads, scores, self.is_narrow);
+        let attention =
+            layout.sizes(layout.bound()).scratch_len(self.cpu(shapes.threads), scores, self.is_narrow);
         bytes_of::<f32>(layout.queries_len()? + caches + sinks + attention)
     }
 
@@ -377,7 +387,7 @@ impl Executable for GroupQuery {
             stage: self.stage.unwrap_or(Stage::Weights),
         };
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        attend(&problem, threads, result, scores, rest)
+        attend(&problem, self.cpu(threads), result, scores, rest)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, Precision, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
@@ -12,6 +12,7 @@ use super::attend::{
     Bias, Hidden, Padding, PaddingMask, Problem, Rows, Sizes, Span, Stage, attend, scores_of,
 };
 use crate::cpu_kernels;
+use crate::gemm::Cpu;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
@@ -39,6 +40,7 @@ struct MultiHead {
     scale: Option<f32>,
     causal: bool,
     mask_filter_value: f32,
+    precision: Precision,
 }
 
 /// What is added to the scores of padding where the node does not say.
@@ -53,6 +55,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         scale: attrs.find_float("scale").filter(|scale| *scale != 0.0),
         causal: attrs.flag("unidirectional")?,
         mask_filter_value: attrs.find_float("mask_filter_value").unwrap_or(MASKED),
+        precision: cx.precision,
     }))
 }
 
@@ -89,6 +92,10 @@ struct Layout {
 }
 
 impl MultiHead {
+    fn cpu(&self, threads: usize) -> Cpu {
+        Cpu::with_threads(threads).in_precision(self.precision)
+    }
+
     fn layout(&self, shape: impl Fn(usize) -> Option<Vec<usize>>) -> Result<Layout> {
         let query = shape(0).unwrap_or_default();
         let (key, value) = (shape(1), shape(2));
@@ -351,7 +358,7 @@ impl Executable for MultiHead {
         let padding =
             if shapes.inputs.get(4).is_some_and(Option::is_some) { self.mask_filter_value } else { 0.0 };
         let scores = scores_of(is_wanted, self.causal, padding);
-        let attention = layout.sizes(layout.capacity()).scratch_len(shapes.threads, scores, false);
+        let attention = layout.sizes(layout.capacity()).scratch_len(self.cpu(shapes.threads), scores, false);
         bytes_of::<f32>(buffers + attention)
     }
 
@@ -409,7 +416,7 @@ impl Executable for MultiHead {
             stage: if scores.is_some() { Stage::Scores } else { Stage::Weights },
         };
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        attend(&problem, threads, result, scores, rest)
+        attend(&problem, self.cpu(threads), result, scores, rest)
     }
 }
 

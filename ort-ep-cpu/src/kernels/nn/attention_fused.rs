@@ -1,7 +1,7 @@
 //! `Attention` without a matrix of scores, for `float` and for half precision, whose cache it reads as it lies.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, IoShapes, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, Precision, RunCx};
 use ort_core::{Result, ensure, error};
 
 use super::attention::{Attention, Layout, Mask, Reach, Sizes, join};
@@ -15,13 +15,15 @@ pub(super) fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         Some(DType::F32) => 4,
         _ => 2,
     };
-    Ok(Box::new(Fused { inner: Attention::new(cx)?, widths: [0, 1, 2].map(width) }))
+    let widths = [0, 1, 2].map(width);
+    Ok(Box::new(Fused { inner: Attention::new(cx)?, widths, precision: cx.precision }))
 }
 
 struct Fused {
     inner: Attention<f32>,
     /// Bytes of an element of queries, keys and values.
     widths: [usize; 3],
+    precision: Precision,
 }
 
 /// Elements of one of the types that are computed in single precision.
@@ -69,6 +71,10 @@ struct Parts {
 }
 
 impl Fused {
+    fn cpu(&self, threads: usize) -> Cpu {
+        Cpu::with_threads(threads).in_precision(self.precision)
+    }
+
     fn parts(&self, sizes: &Sizes, threads: usize, wanted: [bool; 2]) -> Result<Parts> {
         let wide = |layout: Layout| if self.widths[0] == 4 { Ok(0) } else { bytes_of::<f32>(layout.len()) };
         let cache = |layout: Layout, which: usize| match sizes.past == 0 || wanted[which] {
@@ -76,7 +82,7 @@ impl Fused {
             false => Layout { rows: sizes.total(), ..layout }.len() * self.widths[1 + which],
         };
         let is_narrow = self.widths[1..].contains(&2);
-        let loops = sizes_of(sizes).scratch_len(Cpu::with_threads(threads).threads, is_narrow);
+        let loops = sizes_of(sizes).scratch_len(self.cpu(threads), is_narrow);
         Ok(Parts {
             queries: lines(wide(sizes.q)?),
             results: lines(wide(Layout { size: sizes.v.size, ..sizes.q })?),
@@ -175,7 +181,7 @@ impl Executable for Fused {
         let strides = Layout { size: sizes.v.size, ..sizes.q }.strides();
         let output = cx.output(0)?;
         let refused = |refused: attention::Refused| error!(InvalidArgument, "{refused}");
-        let (cpu, loops) = (Cpu::with_threads(threads), scratch(rest)?);
+        let (cpu, loops) = (self.cpu(threads), scratch(rest)?);
         if output.dtype() == DType::F32 {
             return attention.run(cpu, output.as_mut_slice()?, strides, loops).map_err(refused);
         }
