@@ -11,6 +11,7 @@ mod causal_conv;
 mod conv;
 mod conv_depthwise;
 mod conv_integer;
+mod conv_pixels;
 mod conv_plain;
 mod conv_transpose;
 mod deform_conv;
