@@ -3,6 +3,7 @@
 //! the order of axes, until they meet and nothing is moved between one convolution and the next.
 
 use crate::Result;
+use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::rewrite::Then::Build;
 use crate::rewrite::{Found, Patch};
@@ -20,6 +21,9 @@ rules! { "layout", All;
     mean_channels_last: "p@QLinearGlobalAveragePool(t@Transpose(x), xs, xz, ys, yz; channels_last=0)"
         if channels_go_first => Build(mean),
         ["x=u8[1,4,5,3] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9 t.perm=[0,3,1,2]"], keep true;
+    /// The greatest codes of windows with the channels last.
+    max_channels_last: "p@MaxPool(t@Transpose(x))" if is_image_of_codes => Build(max),
+        ["x=u8[2,6,5,4] t.perm=[0,3,1,2] p.kernel_shape=[3,3] p.strides=[2,2] p.pads=[1,1,1,1]"], keep true;
     /// A function of each code, before the transposition of its argument.
     transpose_after_function: "m@QLinearSigmoid|QLinearLeakyRelu(t@Transpose(x), xs, xz, ys, yz)" => Build(function),
         ["x=u8[2,4,5] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0 t.perm=[2,0,1] m.op=QLinearSigmoid"], keep true;
@@ -50,6 +54,10 @@ fn channels_go_first(found: &Found<'_>) -> bool {
     order(found, "t").is_some_and(|order| order == TO_SECOND)
 }
 
+fn is_image_of_codes(found: &Found<'_>) -> bool {
+    matches!(found.dtype("x"), Some(DType::I8 | DType::U8)) && channels_go_first(found)
+}
+
 fn both_move_alike(found: &Found<'_>) -> bool {
     let same = order(found, "s").is_some() && order(found, "s") == order(found, "t");
     same && found.rank("a") == found.rank("b")
@@ -73,6 +81,14 @@ fn mean(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let inputs = named(patch, &["x", "xs", "xz", "ys", "yz"])?;
     let attrs = [("channels_last", Attribute::Int(1))];
     let y = patch.emit((MICROSOFT, "QLinearGlobalAveragePool"), &inputs, &attrs)?;
+    Ok(Some(vec![transpose(patch, y, &TO_SECOND)?]))
+}
+
+fn max(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let (inputs, mut attrs) = (named(patch, &["x"])?, patch.attrs("p"));
+    // The order of indices, which nobody reads.
+    attrs.retain(|(name, _)| *name != "storage_order");
+    let y = patch.emit((MICROSOFT, "NhwcMaxPool"), &inputs, &attrs)?;
     Ok(Some(vec![transpose(patch, y, &TO_SECOND)?]))
 }
 

@@ -342,8 +342,8 @@ mod x86 {
         fn pack_codes<const N: usize>(self, values: [__m512i; N], zero: i32, signed: bool) -> __m512i {
             // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512.
             unsafe {
-                let four = [0, 1, 2, 3].map(|at: usize| values[at.min(N - 1)]);
-                let bytes = self.pack_interleaved(four, zero, signed);
+                let value = |at: usize| values[at.min(N - 1)];
+                let bytes = self.pack_interleaved([value(0), value(1), value(2), value(3)], zero, signed);
                 // Each quarter holds four bytes of each vector.
                 let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
                 _mm512_permutexvar_epi32(order, bytes)

@@ -24,6 +24,7 @@ mod max_unpool;
 mod pool;
 mod pool_codes;
 mod pool_global;
+mod pool_pixels;
 mod pool_plain;
 mod recurrent;
 mod rnn;
