@@ -128,6 +128,12 @@ fn outputs_have_symbolic_shapes() {
             &["uint8[b, h - 1, w - 2, 3]"],
         ),
         (
+            "NhwcMaxPool",
+            &["uint8[b, h, w, 3]"],
+            &[("kernel_shape", Ints(&[2, 3])), ("strides", Ints(&[1, 1]))],
+            &["uint8[b, h - 1, w - 2, 3]"],
+        ),
+        (
             "QLinearGlobalAveragePool",
             &["int8[b, h, w, 3]", F, "int8[]", F, "int8[]"],
             &[("channels_last", Int(1))],

@@ -13,6 +13,7 @@ mod algebra;
 mod attention;
 mod codes;
 mod conv;
+mod layout;
 mod linear;
 mod norm;
 mod qdq;
@@ -29,4 +30,5 @@ pub(crate) static ALL: &[&RuleSet] = &[
     &attention::RULES,
     &linear::RULES,
     &qdq::RULES,
+    &layout::RULES,
 ];

@@ -6,25 +6,25 @@ use super::bytes::{
 use crate::gemm::{Cpu, Window};
 use crate::simd::Isa;
 
-fn codes(count: usize, seed: usize) -> Vec<u8> {
+pub(super) fn codes(count: usize, seed: usize) -> Vec<u8> {
     (0..count).map(|at| ((at + seed).wrapping_mul(2_654_435_761) >> 7) as u8).collect()
 }
 
-fn number(code: u8, signed: bool) -> i64 {
+pub(super) fn number(code: u8, signed: bool) -> i64 {
     if signed { i64::from(code as i8) } else { i64::from(code) }
 }
 
 /// A convolution: batch, groups, channels and filters of a group; sizes along both axes.
-struct Case {
-    counts: [usize; 4],
-    input: [usize; 2],
-    kernel: [usize; 2],
-    stride: [usize; 2],
-    dilation: [usize; 2],
-    pad: [usize; 2],
+pub(super) struct Case {
+    pub(super) counts: [usize; 4],
+    pub(super) input: [usize; 2],
+    pub(super) kernel: [usize; 2],
+    pub(super) stride: [usize; 2],
+    pub(super) dilation: [usize; 2],
+    pub(super) pad: [usize; 2],
 }
 
-const PLAIN: Case = Case {
+pub(super) const PLAIN: Case = Case {
     counts: [1, 1, 4, 8],
     input: [5, 6],
     kernel: [1, 1],
@@ -34,7 +34,7 @@ const PLAIN: Case = Case {
 };
 
 impl Case {
-    fn window(&self) -> Window {
+    pub(super) fn window(&self) -> Window {
         let output = [0, 1].map(|axis| {
             let reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1;
             (self.input[axis] + 2 * self.pad[axis] - reach) / self.stride[axis] + 1
@@ -51,7 +51,12 @@ impl Case {
     }
 
     /// All sums, with a zero point for the image and one for each filter.
-    fn sums(&self, image: (&[u8], bool, i64), filters: (&[u8], bool, &[i32]), bias: &[i32]) -> Vec<i32> {
+    pub(super) fn sums(
+        &self,
+        image: (&[u8], bool, i64),
+        filters: (&[u8], bool, &[i32]),
+        bias: &[i32],
+    ) -> Vec<i32> {
         let ([batch, groups, channels, of_group], window) = (self.counts, self.window());
         let ([height, width], [out_height, out_width]) = (self.input, [window.output[1], window.output[2]]);
         let positions = window.kernel_len();

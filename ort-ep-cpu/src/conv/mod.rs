@@ -13,6 +13,9 @@ pub(crate) mod bytes;
 #[cfg(test)]
 mod bytes_tests;
 mod forward;
+pub(crate) mod pixels;
+#[cfg(test)]
+mod pixels_tests;
 #[cfg(test)]
 mod tests;
 mod transpose;

@@ -28,6 +28,49 @@ pub trait ByteLanes: Copy + Send + Sync + 'static {
     /// `to` is valid for writing `count` bytes.
     unsafe fn store_low_bytes_ptr(self, to: *mut u8, count: usize, value: Lanes<Self>);
 
+    /// Groups of four: byte `i` of each of the four vectors, for all `i`. Group `i` is in lane `i / 16 * 4 + i % 4` of
+    /// vector `i % 16 / 4`.
+    fn interleave_bytes(self, rows: [Lanes<Self>; 4]) -> [Lanes<Self>; 4];
+
+    /// The lanes of four vectors as bytes, in the order of which [`interleave_bytes`](ByteLanes::interleave_bytes) makes
+    /// groups, after `zero`, itself such a byte, is added to each: nearest in the range of bytes, which are signed where
+    /// `signed`.
+    fn pack_interleaved(self, values: [Lanes<Self>; 4], zero: i32, signed: bool) -> Lanes<Self>;
+
+    /// Loads the first `count` bytes (at most four times `LANES`); the others are any.
+    ///
+    /// # Safety
+    /// `from` is valid for reading `count` bytes.
+    unsafe fn load_bytes_ptr(self, from: *const u8, count: usize) -> Lanes<Self>;
+
+    /// Stores the first `count` bytes (at most four times `LANES`).
+    ///
+    /// # Safety
+    /// `to` is valid for writing `count` bytes.
+    unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: Lanes<Self>);
+
+    /// Loads `count` bytes (at most four times `LANES`) from `from[at..]`; the others are any.
+    ///
+    /// # Panics
+    /// If the slice ends before that, or `count` is more than a vector holds.
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8], at: usize, count: usize) -> Lanes<Self> {
+        assert!(count <= 4 * Self::Base::LANES && at <= from.len() && from.len() - at >= count);
+        // SAFETY: the slice holds `count` bytes from `at` on.
+        unsafe { self.load_bytes_ptr(from.as_ptr().add(at), count) }
+    }
+
+    /// Stores the first `count` bytes (at most four times `LANES`) at `to[at..]`.
+    ///
+    /// # Panics
+    /// If the slice ends before that, or `count` is more than a vector holds.
+    #[inline(always)]
+    fn store_bytes(self, to: &mut [u8], at: usize, count: usize, bytes: Lanes<Self>) {
+        assert!(count <= 4 * Self::Base::LANES && at <= to.len() && to.len() - at >= count);
+        // SAFETY: the slice holds `count` bytes from `at` on.
+        unsafe { self.store_first_bytes_ptr(to.as_mut_ptr().add(at), count, bytes) }
+    }
+
     /// In each lane the four bytes from `STRIDE` times the lane on, where `STRIDE` is 1 or 2.
     ///
     /// # Safety
@@ -244,6 +287,54 @@ mod x86 {
                 _mm512_shuffle_epi8(quarters, order)
             }
         }
+        #[inline(always)]
+        fn interleave_bytes(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512 BW.
+            unsafe {
+                let (low, high) = (_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b));
+                let (low_two, high_two) = (_mm512_unpacklo_epi8(c, d), _mm512_unpackhi_epi8(c, d));
+                [
+                    _mm512_unpacklo_epi16(low, low_two),
+                    _mm512_unpackhi_epi16(low, low_two),
+                    _mm512_unpacklo_epi16(high, high_two),
+                    _mm512_unpackhi_epi16(high, high_two),
+                ]
+            }
+        }
+        #[inline(always)]
+        fn pack_interleaved(self, [a, b, c, d]: [__m512i; 4], zero: i32, signed: bool) -> __m512i {
+            // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512 BW.
+            unsafe {
+                // Zero points are bytes; every step saturates.
+                let zero = _mm512_set1_epi16(zero as i16);
+                let front = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
+                let back = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
+                match signed {
+                    true => _mm512_packs_epi16(front, back),
+                    false => _mm512_packus_epi16(front, back),
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bytes_ptr(self, from: *const u8, count: usize) -> __m512i {
+            // SAFETY: the caller vouches for `count` bytes, and masked ones are not touched.
+            unsafe {
+                match count {
+                    64.. => _mm512_loadu_si512(from.cast()),
+                    _ => _mm512_maskz_loadu_epi8((1 << count) - 1, from.cast()),
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: __m512i) {
+            // SAFETY: the caller vouches for `count` bytes, and masked ones are not touched.
+            unsafe {
+                match count {
+                    64.. => _mm512_storeu_si512(to.cast(), bytes),
+                    _ => _mm512_mask_storeu_epi8(to.cast(), (1 << count) - 1, bytes),
+                }
+            }
+        }
     }
 
     impl CodeLanes for Vnni {
@@ -251,15 +342,8 @@ mod x86 {
         fn pack_codes<const N: usize>(self, values: [__m512i; N], zero: i32, signed: bool) -> __m512i {
             // SAFETY: a value of `Vnni` is made only where the CPU has AVX-512.
             unsafe {
-                // Zero points are bytes; every step saturates.
-                let zero = _mm512_set1_epi16(zero as i16);
                 let value = |at: usize| values[at.min(N - 1)];
-                let front = _mm512_adds_epi16(_mm512_packs_epi32(value(0), value(1)), zero);
-                let back = _mm512_adds_epi16(_mm512_packs_epi32(value(2), value(3)), zero);
-                let bytes = match signed {
-                    true => _mm512_packs_epi16(front, back),
-                    false => _mm512_packus_epi16(front, back),
-                };
+                let bytes = self.pack_interleaved([value(0), value(1), value(2), value(3)], zero, signed);
                 // Each quarter holds four bytes of each vector.
                 let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
                 _mm512_permutexvar_epi32(order, bytes)
@@ -345,6 +429,58 @@ mod x86 {
                 _mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(order::<STRIDE>()))
             }
         }
+        #[inline(always)]
+        fn interleave_bytes(self, [a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            unsafe {
+                let (low, high) = (_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b));
+                let (low_two, high_two) = (_mm256_unpacklo_epi8(c, d), _mm256_unpackhi_epi8(c, d));
+                [
+                    _mm256_unpacklo_epi16(low, low_two),
+                    _mm256_unpackhi_epi16(low, low_two),
+                    _mm256_unpacklo_epi16(high, high_two),
+                    _mm256_unpackhi_epi16(high, high_two),
+                ]
+            }
+        }
+        #[inline(always)]
+        fn pack_interleaved(self, [a, b, c, d]: [__m256i; 4], zero: i32, signed: bool) -> __m256i {
+            // SAFETY: a value of `Avx2` is made only where the CPU has AVX2.
+            unsafe {
+                // Zero points are bytes; every step saturates.
+                let zero = _mm256_set1_epi16(zero as i16);
+                let front = _mm256_adds_epi16(_mm256_packs_epi32(a, b), zero);
+                let back = _mm256_adds_epi16(_mm256_packs_epi32(c, d), zero);
+                match signed {
+                    true => _mm256_packs_epi16(front, back),
+                    false => _mm256_packus_epi16(front, back),
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bytes_ptr(self, from: *const u8, count: usize) -> __m256i {
+            // SAFETY: the caller vouches for `count` bytes; the buffer holds a vector.
+            unsafe {
+                if count >= 32 {
+                    return _mm256_loadu_si256(from.cast());
+                }
+                let mut some = [0_u8; 32];
+                std::ptr::copy_nonoverlapping(from, some.as_mut_ptr(), count);
+                _mm256_loadu_si256(some.as_ptr().cast())
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: __m256i) {
+            // SAFETY: the caller vouches for `count` bytes; the buffer holds a vector.
+            unsafe {
+                if count >= 32 {
+                    return _mm256_storeu_si256(to.cast(), bytes);
+                }
+                let mut all = [0_u8; 32];
+                _mm256_storeu_si256(all.as_mut_ptr().cast(), bytes);
+                std::ptr::copy_nonoverlapping(all.as_ptr(), to, count);
+            }
+        }
     }
 }
 
@@ -380,6 +516,35 @@ impl ByteLanes for Portable {
             unsafe { from.add(STRIDE * lane).cast::<i32>().read_unaligned() }
         })
     }
+    #[inline(always)]
+    fn interleave_bytes(self, rows: [Lanes<Self>; 4]) -> [Lanes<Self>; 4] {
+        let bytes = rows.map(|row| row.map(i32::to_ne_bytes));
+        std::array::from_fn(|vector| {
+            std::array::from_fn(|lane| i32::from_ne_bytes([0, 1, 2, 3].map(|row| bytes[row][vector][lane])))
+        })
+    }
+    #[inline(always)]
+    fn pack_interleaved(self, values: [Lanes<Self>; 4], zero: i32, signed: bool) -> Lanes<Self> {
+        let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
+        values.map(|four| {
+            i32::from_ne_bytes(four.map(|value| value.saturating_add(zero).clamp(least, greatest) as u8))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_bytes_ptr(self, from: *const u8, count: usize) -> Lanes<Self> {
+        std::array::from_fn(|lane| {
+            // SAFETY: the caller vouches for `count` bytes.
+            let byte = |at: usize| if at < count { unsafe { *from.add(at) } } else { 0 };
+            i32::from_ne_bytes([0, 1, 2, 3].map(|part| byte(4 * lane + part)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_first_bytes_ptr(self, to: *mut u8, count: usize, bytes: Lanes<Self>) {
+        for (at, byte) in bytes.into_iter().flat_map(i32::to_ne_bytes).enumerate().take(count) {
+            // SAFETY: the caller vouches for `count` bytes.
+            unsafe { to.add(at).write(byte) };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -403,6 +568,71 @@ mod tests {
             lanes.store_i32(&mut two, 0, count, lanes.windows::<2>(self.0, 0));
             lanes.store_low_bytes(&mut low, 0, count - 1, lanes.mul_i32(unsigned, signed));
             (dot, one, two, low, count)
+        }
+    }
+
+    /// Four vectors interleaved, and packed as codes.
+    struct Interleaved<'a>(&'a [[u8; 64]; 4], i32, bool);
+
+    impl ByteOp for Interleaved<'_> {
+        type Output = ([[i32; 16]; 4], [u8; 64], usize);
+
+        #[inline(always)]
+        fn run<L: ByteLanes>(self, lanes: L) -> Self::Output {
+            let count = L::Base::LANES;
+            let rows = [0, 1, 2, 3].map(|row| lanes.load_bytes(&self.0[row], 0, 4 * count));
+            let groups = lanes.interleave_bytes(rows);
+            let (mut found, mut codes) = ([[0; 16]; 4], [9; 64]);
+            for vector in 0..4 {
+                lanes.store_i32(&mut found[vector], 0, count, groups[vector]);
+            }
+            // The lanes of vectors in order as they are, without the last bytes.
+            lanes.store_bytes(&mut codes, 0, 4 * count - 3, lanes.pack_interleaved(groups, self.1, self.2));
+            (found, codes, count)
+        }
+    }
+
+    #[test]
+    fn vectors_interleave_and_pack_in_one_order() {
+        // Numbers of one byte, of two, and beyond, in both signs.
+        let row = |step: usize| std::array::from_fn(|at| ((at * step) % 251) as u8);
+        let small = [row(7), [0; 64], [0; 64], [0; 64]];
+        let negative = [row(9), [255; 64], [255; 64], [255; 64]];
+        for rows in [small, negative, [row(3), row(1), [0; 64], [0; 64]], [row(5), row(11), row(13), row(17)]]
+        {
+            for (zero, signed) in [(0, false), (200, false), (-100, true), (127, true)] {
+                for isa in Isa::available() {
+                    let (groups, codes, count) = dispatch_bytes(isa, Interleaved(&rows, zero, signed));
+                    for at in 0..4 * count {
+                        let group = groups[at % 16 / 4][at / 16 * 4 + at % 4];
+                        assert_eq!(group.to_ne_bytes(), rows.map(|row| row[at]), "{isa:?} {at}");
+                        let (least, greatest) = if signed { (-128, 127) } else { (0, 255) };
+                        let code = group.saturating_add(zero).clamp(least, greatest) as u8;
+                        let expected = if at < 4 * count - 3 { code } else { 9 };
+                        assert_eq!(codes[at], expected, "{isa:?} {zero} {at} {group}");
+                    }
+                }
+            }
+        }
+        for isa in Isa::available() {
+            for count in [1, 5, 13] {
+                let some = dispatch_bytes(isa, First(&small[0][..count]));
+                assert_eq!(some, small[0][..count], "{isa:?}");
+            }
+        }
+    }
+
+    /// A few bytes loaded and stored.
+    struct First<'a>(&'a [u8]);
+
+    impl ByteOp for First<'_> {
+        type Output = Vec<u8>;
+
+        #[inline(always)]
+        fn run<L: ByteLanes>(self, lanes: L) -> Vec<u8> {
+            let mut to = vec![0; self.0.len()];
+            lanes.store_bytes(&mut to, 0, self.0.len(), lanes.load_bytes(self.0, 0, self.0.len()));
+            to
         }
     }
 

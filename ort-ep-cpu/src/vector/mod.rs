@@ -15,6 +15,7 @@ pub mod convert;
 pub mod depthwise;
 pub mod depthwise_channels;
 pub(crate) mod depthwise_codes;
+pub(crate) mod depthwise_pixels;
 pub mod elementwise;
 pub mod norm;
 mod places;

@@ -18,6 +18,7 @@ mod fused;
 mod gelu;
 mod matrix;
 mod mixture;
+mod nhwc_max_pool;
 mod qlinear;
 mod qlinear_elementwise;
 mod qlinear_movement;

@@ -24,8 +24,8 @@ pub(crate) struct ByteWindows {
     phases: Vec<[usize; 2]>,
     /// Rows and pixels in a row of a plane.
     plane: [usize; 2],
-    /// Where each position of the kernel starts, in bytes.
-    offsets: Vec<usize>,
+    /// Where each position of the kernel starts, in bytes: in a packed filter, and here.
+    starts: Vec<[usize; 2]>,
     /// Bytes behind the last plane that vectors may reach.
     slack: usize,
 }
@@ -66,9 +66,11 @@ impl ByteWindows {
         if all.saturating_add(slack) > isize::MAX as usize {
             return Err(GemmError::Shape("an image is too large"));
         }
-        let offset = |(phase, y, x): (usize, usize, usize)| (phase * groups * pixels + y * plane[1] + x) * 4;
-        let offsets = positions.into_iter().map(offset).collect();
-        Ok(ByteWindows { window, channels, phases, plane, offsets, slack })
+        let start = |(at, (phase, y, x)): (usize, (usize, usize, usize))| {
+            [at * groups * 4, (phase * groups * pixels + y * plane[1] + x) * 4]
+        };
+        let starts = positions.into_iter().enumerate().map(start).collect();
+        Ok(ByteWindows { window, channels, phases, plane, starts, slack })
     }
 
     /// Bytes that the layout takes.
@@ -97,14 +99,22 @@ impl ByteWindows {
     /// The matrix of windows over what [`fill`](Self::fill) wrote.
     pub(crate) fn columns<'a>(&'a self, cpu: Cpu, bytes: &'a [u8]) -> Result<ByteColumns<'a>, GemmError> {
         let [_, height, width] = self.window.output;
-        let panel = 4 * ByteKernel::of(cpu.isa).width();
+        let width_of_panel = ByteKernel::of(cpu.isa).width();
         let columns = match height {
             0 => 0,
             _ => (height - 1) * self.plane[1] + width,
         };
         let step = self.pixels() * 4;
-        ByteColumns { bytes, offsets: &self.offsets, groups: self.groups(), step, panel, columns }
-            .check(ByteKernel::of(cpu.isa))
+        let columns = ByteColumns {
+            bytes,
+            starts: &self.starts,
+            groups: self.groups(),
+            step,
+            panel: 4 * width_of_panel,
+            width: width_of_panel,
+            columns,
+        };
+        columns.check()
     }
 
     /// Lays out `image`, the planes of all channels one after the other. The bytes of channels are flipped by `flip`,

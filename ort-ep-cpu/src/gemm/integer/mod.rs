@@ -13,22 +13,26 @@
 mod image;
 mod multiply;
 mod pack;
+mod pixels;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use image::ByteWindows;
 pub(crate) use multiply::{CodeProduct, Left, multiply, multiply_workspace_len};
-pub(crate) use pack::{PackedBytes, pack_right, packed_right_len};
+pub(crate) use pack::{PackedBytes, pack_filters_last, pack_right, packed_right_len};
+pub(crate) use pixels::PixelWindows;
 
 use super::kernels::ByteKernel;
 use super::{Cpu, GemmError};
 
-/// Rows of bytes, a whole number of groups of four each.
+/// Rows of bytes, a whole number of groups of four each. They lie at equal distances, or in lines that do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteRows<'a> {
     pub(super) bytes: &'a [u8],
     /// From a row to the next.
     pub(super) stride: usize,
+    /// Rows in a line, and from a line to the next.
+    line: [usize; 2],
     pub(super) rows: usize,
     /// Groups of four bytes in a row.
     pub(super) groups: usize,
@@ -45,42 +49,80 @@ impl<'a> ByteRows<'a> {
         [rows, groups]: [usize; 2],
         stride: usize,
     ) -> Result<ByteRows<'a>, GemmError> {
-        let needed = match rows {
+        let of_lines = ByteRows { bytes, stride, line: [rows.max(1), 0], rows, groups };
+        of_lines.check(groups.saturating_mul(4))?;
+        Ok(of_lines)
+    }
+
+    /// Lines of so many rows, whose runs of steps start as those of the columns say. Distances are given from a row to
+    /// the next and from a line to the next.
+    pub(super) fn in_lines(
+        bytes: &'a [u8],
+        [lines, rows, groups]: [usize; 3],
+        [stride, line]: [usize; 2],
+    ) -> ByteRows<'a> {
+        ByteRows { bytes, stride, line: [rows.max(1), line], rows: lines.saturating_mul(rows), groups }
+    }
+
+    /// Refuses rows that reach beyond the slice where the last of their steps ends so far behind their start.
+    fn check(&self, reach: usize) -> Result<(), GemmError> {
+        let [in_line, distance] = self.line;
+        let needed = match self.rows {
             0 => 0,
-            _ => (rows - 1).saturating_mul(stride).saturating_add(groups.saturating_mul(4)),
+            rows => {
+                let last = (rows - 1) / in_line;
+                let along = rows.min(in_line) - 1;
+                let along = along.saturating_mul(self.stride);
+                last.saturating_mul(distance).saturating_add(along).saturating_add(reach)
+            }
         };
-        match bytes.len() < needed {
-            true => Err(GemmError::TooShort { what: "rows of bytes", needed, len: bytes.len() }),
-            false => Ok(ByteRows { bytes, stride, rows, groups }),
+        match self.bytes.len() < needed {
+            true => Err(GemmError::TooShort { what: "rows of bytes", needed, len: self.bytes.len() }),
+            false => Ok(()),
         }
+    }
+
+    /// Where the rows from one on start.
+    pub(in crate::gemm) fn starts(self, row: usize) -> impl Iterator<Item = usize> {
+        let (stride, [in_line, distance]) = (self.stride, self.line);
+        let (mut at, mut line) = (row % in_line, row / in_line * distance);
+        std::iter::from_fn(move || {
+            let start = line + at * stride;
+            at += 1;
+            if at == in_line {
+                (at, line) = (0, line.wrapping_add(distance));
+            }
+            Some(start)
+        })
     }
 }
 
-/// Columns of bytes in panels as wide as a tile; four bytes of a column lie together.
+/// Columns of bytes in panels; four bytes of a column lie together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByteColumns<'a> {
     pub(super) bytes: &'a [u8],
-    /// Where each run of groups starts.
-    pub(super) offsets: &'a [usize],
+    /// Where each run of groups starts in the rows of the other side, and here.
+    pub(super) starts: &'a [[usize; 2]],
     /// Groups of four steps in a run.
     pub(super) groups: usize,
     /// Bytes from a group to the next, and from a panel to the next.
     pub(super) step: usize,
     pub(super) panel: usize,
+    /// Columns in a panel, whole vectors.
+    pub(super) width: usize,
     pub(super) columns: usize,
 }
 
 impl ByteColumns<'_> {
     /// Refuses what reaches beyond the slice, vectors of the last panel as a whole.
-    fn check(self, kernel: &ByteKernel) -> Result<Self, GemmError> {
+    fn check(self) -> Result<Self, GemmError> {
         // A matrix without rows has nothing to read.
-        let Some(first) = self.offsets.iter().copied().max() else { return Ok(self) };
-        let width = kernel.width();
-        let last = [(self.groups, self.step), (self.columns.div_ceil(width), self.panel)]
+        let Some(first) = self.starts.iter().map(|[_, start]| *start).max() else { return Ok(self) };
+        let last = [(self.groups, self.step), (self.columns.div_ceil(self.width), self.panel)]
             .into_iter()
             .map(|(count, distance)| count.saturating_sub(1).saturating_mul(distance))
             .fold(first, usize::saturating_add);
-        let (needed, len) = (last.saturating_add(4 * width), self.bytes.len());
+        let (needed, len) = (last.saturating_add(4 * self.width), self.bytes.len());
         match len < needed {
             true => Err(GemmError::TooShort { what: "columns of bytes", needed, len }),
             false => Ok(self),
@@ -152,11 +194,13 @@ impl IntegerGemm<'_> {
     /// When shapes do not go together or a slice is too short.
     pub(crate) fn run(&self, cpu: Cpu, target: Target<'_>) -> Result<(), GemmError> {
         let kernel = ByteKernel::of(cpu.isa);
-        self.right.check(kernel)?;
+        self.right.check()?;
         let (rows, columns) = (self.left.rows, self.right.columns);
-        if self.left.groups != self.right.groups.saturating_mul(self.right.offsets.len()) {
+        if self.left.groups != self.right.groups.saturating_mul(self.right.starts.len()) {
             return Err(GemmError::Shape("the columns of A are not as many as the rows of B"));
         }
+        let last = self.right.starts.iter().map(|[start, _]| *start).max();
+        self.left.check(last.map_or(0, |last| last.saturating_add(self.right.groups.saturating_mul(4))))?;
         let [wide, wanted] = self.line;
         if wide == 0 || wanted > wide {
             return Err(GemmError::Shape("lines of columns are longer than the columns"));

@@ -22,7 +22,8 @@ pub(crate) struct PackedBytes<'a> {
 
 /// Bytes of panels, and of sums.
 fn lens(kernel: &ByteKernel, k: usize, columns: usize) -> [usize; 2] {
-    let wide = columns.div_ceil(kernel.width()).saturating_mul(kernel.width()).saturating_mul(4);
+    let width = kernel.packed_width(columns);
+    let wide = columns.div_ceil(width).saturating_mul(width).saturating_mul(4);
     [wide.saturating_mul(k.div_ceil(4)), wide]
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn pack_right(
     let too_short = GemmError::TooShort { what: "packed codes", needed: panels + sums, len };
     let packed = packed.get_mut(..panels + sums).ok_or(too_short)?;
     let (panels, sums) = packed.split_at_mut(panels);
-    let (width, groups) = (kernel.width(), k.div_ceil(4));
+    let (width, groups) = (kernel.packed_width(columns), k.div_ceil(4));
     let shift = if unsigned { 0x80 } else { 0 };
     let panel_len = width * groups * 4;
     for_each_chunk_mut(cpu.threads, panels, panel_len, |panel, to| {
@@ -79,6 +80,53 @@ pub(crate) fn pack_right(
     sum_columns(kernel, panels, [width, groups], sums)
 }
 
+/// Packs the filters of a convolution, codes of shape `[filters, channels, positions]`, as the columns of a matrix: for
+/// each position the channels, in whole groups of four.
+///
+/// # Errors
+///
+/// When a slice is too short.
+pub(crate) fn pack_filters_last(
+    cpu: Cpu,
+    (codes, unsigned): (&[u8], bool),
+    [filters, channels, positions]: [usize; 3],
+    packed: &mut [u8],
+) -> Result<(), GemmError> {
+    let of_filter = channels.saturating_mul(positions);
+    let needed = filters.saturating_mul(of_filter);
+    if codes.len() < needed {
+        return Err(GemmError::TooShort { what: "filters", needed, len: codes.len() });
+    }
+    let (kernel, groups) = (ByteKernel::of(cpu.isa), channels.div_ceil(4));
+    let k = groups.saturating_mul(4).saturating_mul(positions);
+    let ([panels, sums], len) = (lens(kernel, k, filters), packed.len());
+    let too_short = GemmError::TooShort { what: "packed filters", needed: panels + sums, len };
+    let packed = packed.get_mut(..panels + sums).ok_or(too_short)?;
+    let (panels, sums) = packed.split_at_mut(panels);
+    let (width, flip) = (kernel.packed_width(filters), if unsigned { 0x80 } else { 0 });
+    for_each_chunk_mut(cpu.threads, panels, (width * k).max(1), |panel, to| {
+        to.fill(0);
+        let count = (filters - panel * width).min(width);
+        for column in 0..count {
+            let filter = &codes[(panel * width + column) * of_filter..][..of_filter];
+            let mut groups = to.chunks_exact_mut(4 * width);
+            for position in 0..positions {
+                let filter = &filter[position..];
+                for first in (0..channels).step_by(4) {
+                    let Some(to) = groups.next() else { return };
+                    let to = &mut to[4 * column..][..4];
+                    for (at, to) in to.iter_mut().enumerate().take(channels - first) {
+                        *to = filter[(first + at) * positions] ^ flip;
+                    }
+                }
+            }
+        }
+    });
+    let sums: &mut [i32] = bytemuck::try_cast_slice_mut(sums)
+        .map_err(|_| GemmError::Shape("memory for packed filters is not aligned"))?;
+    sum_columns(kernel, panels, [width, k / 4], sums)
+}
+
 /// The sums of the columns of all panels.
 fn sum_columns(
     kernel: &ByteKernel,
@@ -95,11 +143,12 @@ fn sum_columns(
         for bytes in panel.chunks(width * ONES) {
             let groups = bytes.len() / (4 * width);
             let ones = ByteRows::new(&ones, [1, groups], 0)?;
+            let starts = &[[0, 0]];
             let part =
-                ByteColumns { bytes, offsets: &[0], groups, step: 4 * width, panel: 0, columns: width };
+                ByteColumns { bytes, starts, groups, step: 4 * width, panel: 0, width, columns: width };
             let mut wide = [0_i32; 64];
             let part_sums = &mut wide[..width];
-            column_sums(kernel, &part.check(kernel)?, &ones, part_sums);
+            column_sums(kernel, &part.check()?, &ones, part_sums);
             sums.iter_mut().zip(part_sums).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
         }
     }
@@ -124,7 +173,12 @@ impl<'a> PackedBytes<'a> {
         let sums = rest.get(..sums).ok_or(too_short)?;
         let sums = bytemuck::try_cast_slice(sums)
             .map_err(|_| GemmError::Shape("memory for packed codes is not aligned"))?;
-        Ok(PackedBytes { panels, sums, k, columns, unsigned, width: kernel.width() })
+        Ok(PackedBytes { panels, sums, k, columns, unsigned, width: kernel.packed_width(columns) })
+    }
+
+    /// The sum of each column's bytes.
+    pub(crate) fn sums(&self) -> &'a [i32] {
+        self.sums
     }
 
     pub(super) fn operand(&self) -> ByteColumns<'a> {
@@ -133,10 +187,11 @@ impl<'a> PackedBytes<'a> {
         ByteColumns {
             bytes: self.panels,
             // A matrix without rows has no group to start.
-            offsets: if groups == 0 { &[] } else { &[0] },
+            starts: if groups == 0 { &[] } else { &[[0, 0]] },
             groups,
             step,
             panel: step * groups,
+            width: self.width,
             columns: self.columns,
         }
     }

@@ -137,6 +137,16 @@ fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
 fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [T], columns: usize) {
     const BAND: usize = 128;
     let rows = plane.len() / columns;
+    if let Ok(step) = usize::try_from(step) {
+        // A few planes that are interleaved, as those of an image's colours.
+        let from = &from[place as usize..];
+        match columns {
+            2 => return interleave::<T, 2>(from, step, plane),
+            3 => return interleave::<T, 3>(from, step, plane),
+            4 => return interleave::<T, 4>(from, step, plane),
+            _ => {}
+        }
+    }
     for first in (0..columns).step_by(BAND) {
         let width = BAND.min(columns - first);
         let source = (place + first as isize * step) as usize;
@@ -157,6 +167,15 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
         };
         squares(done_rows..rows, first..first + width);
         squares(0..done_rows, first + done_columns..first + width);
+    }
+}
+
+/// Rows of `N` elements, each from a plane of its own, which are `step` apart.
+fn interleave<T: Cell, const N: usize>(from: &[T], step: usize, plane: &mut [T]) {
+    let (rows, _) = plane.as_chunks_mut::<N>();
+    let planes: [&[T]; N] = std::array::from_fn(|at| &from[at * step..][..rows.len()]);
+    for (at, row) in rows.iter_mut().enumerate() {
+        *row = planes.map(|plane| plane[at]);
     }
 }
 

@@ -192,14 +192,14 @@ impl Executable for QLinearPlanes {
 }
 
 /// The scales of a `QLinearConv`.
-struct Scales<'a> {
+pub(super) struct Scales<'a> {
     x: f32,
     w: std::borrow::Cow<'a, [f32]>,
     y: f32,
 }
 
 impl<'a> Scales<'a> {
-    fn new(cx: &RunCx<'a>, filters: usize) -> Result<Scales<'a>> {
+    pub(super) fn new(cx: &RunCx<'a>, filters: usize) -> Result<Scales<'a>> {
         let w = cx.input(4)?.to_cow::<f32>()?;
         ensure!(
             w.len() == 1 || w.len() == filters,
@@ -210,12 +210,15 @@ impl<'a> Scales<'a> {
         Ok(Scales { x: cx.input(1)?.to_scalar()?, w, y: cx.input(6)?.to_scalar()? })
     }
 
-    /// What turns the sums of each filter into codes.
+    /// What turns the sums of a filter into codes.
+    pub(super) fn factor(&self, filter: usize) -> f32 {
+        let scale = self.w.get(filter).or(self.w.first()).copied().unwrap_or(1.0);
+        self.x * scale / self.y
+    }
+
+    /// The same for each filter.
     fn factors(&self, to: &mut [f32]) {
-        for (filter, to) in to.iter_mut().enumerate() {
-            let scale = self.w.get(filter).or(self.w.first()).copied().unwrap_or(1.0);
-            *to = self.x * scale / self.y;
-        }
+        to.iter_mut().enumerate().for_each(|(filter, to)| *to = self.factor(filter));
     }
 }
 

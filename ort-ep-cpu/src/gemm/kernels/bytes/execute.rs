@@ -30,6 +30,8 @@ struct Job<'a> {
     start: Start,
     /// Panels, the last of which may be wider than the others by a vector.
     panels: usize,
+    /// Whether all factors are less than 1.
+    is_small: bool,
 }
 
 // SAFETY: the tasks of a job write disjoint elements of the result, see `execute`; all else is only read.
@@ -57,7 +59,13 @@ pub(in crate::gemm) fn execute(
             (Start::Codes { to: codes.as_mut_ptr(), zero, signed, least, greatest }, factors, &[][..])
         }
     };
-    let mut job = Job { kernel, gemm, factors, bias, start, panels: columns.div_ceil(kernel.width()) };
+    let panels = columns.div_ceil(gemm.right.width);
+    let is_small = match factors {
+        Factors::One(factor) => factor.abs() < 1.0,
+        Factors::Rows(factors) => factors.iter().take(rows).all(|factor| factor.abs() < 1.0),
+        Factors::Columns(factors) => factors.iter().take(columns).all(|factor| factor.abs() < 1.0),
+    };
+    let mut job = Job { kernel, gemm, factors, bias, start, panels, is_small };
     job.panels -= usize::from(job.has_wide_end());
     let height = kernel.height(rows, 1);
     let (tiles, panels) = (rows.div_ceil(height), job.panels);
@@ -88,30 +96,32 @@ pub(in crate::gemm) fn column_sums(
     ones: &ByteRows<'_>,
     sums: &mut [i32],
 ) {
-    for (panel, to) in sums.chunks_mut(kernel.width()).enumerate() {
+    for (panel, to) in sums.chunks_mut(right.width).enumerate() {
         let mut wide = [0_i32; MAX_WIDTH];
         let vectors = to.len().div_ceil(kernel.lanes);
-        let call = tile_call(ones, right, [0, panel], &mut wide);
+        let call = tile_call(ones, right, (0, 1), panel, &mut wide);
         // SAFETY: `right` and `ones` were checked against their slices when they were made.
-        unsafe { (kernel.unsigned_rows[vectors - 1])(&call) };
+        unsafe { (kernel.unsigned_rows[vectors - 1][0])(&call) };
         to.copy_from_slice(&wide[..to.len()]);
     }
 }
 
-/// The call for the tile at a row and a panel.
+/// The call for the tile of so many rows from one on, at a panel.
 fn tile_call(
     left: &ByteRows<'_>,
     right: &ByteColumns<'_>,
-    [row, panel]: [usize; 2],
+    (row, count): (usize, usize),
+    panel: usize,
     sums: &mut [i32],
 ) -> Tile {
+    let mut a = [left.bytes.as_ptr(); MAX_ROWS];
+    left.starts(row).zip(a.iter_mut().take(count)).for_each(|(start, to)| *to = to.wrapping_add(start));
     Tile {
-        a: left.bytes.as_ptr().wrapping_add(row * left.stride),
-        a_row: left.stride,
+        a,
         b: right.bytes.as_ptr().wrapping_add(panel * right.panel),
         b_step: right.step,
-        offsets: right.offsets.as_ptr(),
-        runs: right.offsets.len(),
+        starts: right.starts.as_ptr(),
+        runs: right.starts.len(),
         groups: right.groups,
         sums: sums.as_mut_ptr(),
         sums_row: MAX_WIDTH,
@@ -128,8 +138,11 @@ impl Job<'_> {
     ///
     /// No other thread writes these rows and the columns of these panels, and the product was checked.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>) {
-        let (gemm, kernel, width) = (self.gemm, self.kernel, self.kernel.width());
-        let functions = if gemm.signed_left { kernel.signed_rows } else { kernel.unsigned_rows };
+        let (gemm, kernel, width) = (self.gemm, self.kernel, self.gemm.right.width);
+        let (functions, coded) = match gemm.signed_left {
+            true => (kernel.signed_rows, kernel.coded_signed),
+            false => (kernel.unsigned_rows, kernel.coded_unsigned),
+        };
         let mut sums = [0_i32; MAX_ROWS * MAX_WIDTH + MAX_LANES];
         let mut of_columns = [0_i32; MAX_WIDTH];
         let mut runs = [Run::default(); MAX_WIDTH];
@@ -140,33 +153,28 @@ impl Job<'_> {
             let vectors = columns.div_ceil(kernel.lanes);
             let count = cut(gemm.line, first..first + columns, &mut runs);
             if let Some((_, ones)) = &gemm.terms.window_sums {
-                let call = tile_call(ones, &gemm.right, [0, panel], &mut of_columns);
-                let functions = kernel.signed_rows;
+                let call = tile_call(ones, &gemm.right, (0, 1), panel, &mut of_columns);
                 // SAFETY: the operands were checked, and the kernel was chosen for this CPU.
-                unsafe { (functions[vectors - 1])(&call) };
+                unsafe { (kernel.signed_rows[vectors - 1][0])(&call) };
             }
             let height = kernel.height(rows.len(), vectors);
             for row in rows.clone().step_by(height) {
                 let count_of_rows = height.min(rows.end - row);
-                let call = tile_call(&gemm.left, &gemm.right, [row, panel], &mut sums);
+                let call = tile_call(&gemm.left, &gemm.right, (row, count_of_rows), panel, &mut sums);
                 let window_sums = match &gemm.terms.window_sums {
                     Some((rows, _)) => (behind(rows, row), of_columns.as_ptr()),
                     None => (std::ptr::null(), std::ptr::null()),
                 };
-                let coding = self.coding(row, &runs[..count]);
+                let coding = self.coding([row, first], vectors, &runs[..count]);
+                let coded = coded.get(vectors - 1).and_then(|coded| coded.get(count_of_rows - 1));
                 // SAFETY: the operands were checked, the kernel was chosen for this CPU, and the caller vouches for the
                 // result.
                 unsafe {
-                    let function = (count_of_rows - 1) * kernel.vectors + vectors - 1;
-                    let coded = match vectors > kernel.vectors {
-                        true => kernel.coded_wide.get(count_of_rows - 1),
-                        false => kernel.coded_rows.get(function),
-                    };
                     if let (Some(coded), Some(coding)) = (coded, &coding) {
                         coded(&call, coding);
                         continue;
                     }
-                    (functions[function])(&call);
+                    (functions[vectors - 1][count_of_rows - 1])(&call);
                     (kernel.finish)(&self.finish(
                         [row, first],
                         count_of_rows,
@@ -182,36 +190,42 @@ impl Job<'_> {
     /// loads. Columns that lie on behind a panel are those of windows.
     fn has_wide_end(&self) -> bool {
         let (kernel, right) = (self.kernel, &self.gemm.right);
-        let last = right.columns % kernel.width();
+        let last = right.columns % right.width;
         let is_alone = self.panels > 1 && (1..=kernel.lanes).contains(&last);
-        is_alone
-            && right.panel == 4 * kernel.width()
-            && !kernel.coded_wide.is_empty()
-            && self.coding(0, &[]).is_some()
+        let follows = self.gemm.signed_left && right.panel == 4 * right.width;
+        let has_room = kernel.signed_rows.len() > right.width / kernel.lanes;
+        is_alone && follows && has_room
     }
 
-    /// How the sums of the rows from `row` on become codes at once, where the product is of this kind.
-    fn coding<'r>(&self, row: usize, runs: &'r [Run]) -> Option<Coding<'r>> {
+    /// How the sums of the rows and columns from these on become codes at once, where the product is of this kind: each
+    /// filter has a term and a factor, and nothing else is added.
+    fn coding<'r>(&self, [row, column]: [usize; 2], vectors: usize, runs: &'r [Run]) -> Option<Coding<'r>> {
         let (gemm, terms) = (self.gemm, &self.gemm.terms);
-        let by_rows = terms.columns.is_empty() && terms.outer.iter().all(|(rows, _)| rows.is_empty());
-        let by_rows = by_rows && terms.window_sums.is_none() && !terms.rows.is_empty();
-        match (self.start, self.factors) {
-            (Start::Codes { to, zero, signed, greatest, .. }, Factors::Rows(factors))
-                if gemm.signed_left && by_rows =>
-            {
-                Some(Coding {
-                    terms: behind(terms.rows, row),
-                    factors: behind(factors, row),
-                    greatest,
-                    zero,
-                    signed,
-                    runs,
-                    to: to.wrapping_add(row * gemm.row_stride),
-                    to_row: gemm.row_stride,
-                })
+        let is_plain = terms.outer.iter().all(|(rows, _)| rows.is_empty()) && terms.window_sums.is_none();
+        let Start::Codes { to, zero, signed, greatest, .. } = self.start else { return None };
+        let (terms, factors) = match (self.factors, gemm.signed_left) {
+            (Factors::Rows(factors), true) if terms.columns.is_empty() && !terms.rows.is_empty() => {
+                (behind(terms.rows, row), behind(factors, row))
             }
-            _ => None,
-        }
+            (Factors::Columns(factors), false) if terms.rows.is_empty() => {
+                let end = column + vectors * self.kernel.lanes;
+                let is_whole = terms.columns.len() >= end && factors.len() >= end;
+                is_whole.then(|| (behind(terms.columns, column), behind(factors, column)))?
+            }
+            _ => return None,
+        };
+        let to = to.wrapping_add(row * gemm.row_stride);
+        is_plain.then_some(Coding {
+            terms,
+            factors,
+            greatest,
+            is_small: self.is_small,
+            zero,
+            signed,
+            runs,
+            to,
+            to_row: gemm.row_stride,
+        })
     }
 
     fn finish<'r>(

@@ -18,25 +18,24 @@ use tile::{CodingFunction, TileFunction};
 use crate::simd::Isa;
 
 /// The most rows and columns in a tile, and lanes in a vector, of any instruction set.
-const MAX_ROWS: usize = 8;
+const MAX_ROWS: usize = 10;
 const MAX_WIDTH: usize = 64;
 const MAX_LANES: usize = crate::simd::MAX_LANES;
 
 /// The functions of one instruction set and the shapes of their tiles.
+///
+/// Tile functions are listed by the vectors in a row of the tile, from one on, and for each by its rows, from one on.
 pub(in crate::gemm) struct ByteKernel {
-    /// The most rows in a tile.
-    rows: usize,
-    /// The most vectors in a row of a tile.
+    /// Vectors in a panel of windows.
     vectors: usize,
     /// Sums in a vector.
     lanes: usize,
-    /// Tile functions by `(rows - 1) * vectors + (vectors - 1)`: rows of unsigned bytes, and of signed ones.
-    unsigned_rows: &'static [TileFunction],
-    signed_rows: &'static [TileFunction],
-    /// The same for signed rows whose sums become codes at once, or none.
-    coded_rows: &'static [CodingFunction],
-    /// The same for tiles of one vector more, with fewer rows, by `rows - 1`.
-    coded_wide: &'static [CodingFunction],
+    /// Rows of unsigned bytes, and of signed ones.
+    unsigned_rows: &'static [&'static [TileFunction]],
+    signed_rows: &'static [&'static [TileFunction]],
+    /// The same for tiles whose sums become codes at once, or none.
+    coded_unsigned: &'static [&'static [CodingFunction]],
+    coded_signed: &'static [&'static [CodingFunction]],
     finish: FinishFunction,
 }
 
@@ -57,14 +56,20 @@ impl ByteKernel {
         &portable::KERNEL
     }
 
-    /// Columns in a panel.
+    /// Columns in a panel of windows.
     pub(in crate::gemm) fn width(&self) -> usize {
         self.vectors * self.lanes
     }
 
+    /// Columns in a panel of a packed matrix of so many columns. Panels are made nearly equal.
+    pub(in crate::gemm) fn packed_width(&self, columns: usize) -> usize {
+        let (vectors, most) = (columns.div_ceil(self.lanes).max(1), self.unsigned_rows.len().max(1));
+        vectors.div_ceil(vectors.div_ceil(most)) * self.lanes
+    }
+
     /// Rows in a tile of so many vectors for a product of so many rows. Tiles are made nearly equal.
     fn height(&self, rows: usize, vectors: usize) -> usize {
-        let most = if vectors > self.vectors { self.coded_wide.len() } else { self.rows };
+        let most = self.unsigned_rows.get(vectors - 1).map_or(1, |functions| functions.len());
         rows.div_ceil(rows.div_ceil(most.max(1)).max(1)).max(1)
     }
 }

@@ -15,22 +15,22 @@ unsafe fn finish(call: &Finish<'_>) {
     unsafe { super::finish::finish(Portable, call) }
 }
 
-macro_rules! row {
-    ($signed:literal, $($rows:literal)*) => {
-        [$([tile::<$rows, 1, $signed> as TileFunction, tile::<$rows, 2, $signed>]),*]
+/// Functions by vectors and rows.
+macro_rules! table {
+    ($signed:literal) => {
+        &[table!($signed, 1: 1 2 3 4), table!($signed, 2: 1 2 3 4)]
+    };
+    ($signed:literal, $vectors:literal: $($rows:literal)*) => {
+        &[$(tile::<$rows, $vectors, $signed> as TileFunction),*]
     };
 }
 
-static UNSIGNED_ROWS: [[TileFunction; 2]; 4] = row!(false, 1 2 3 4);
-static SIGNED_ROWS: [[TileFunction; 2]; 4] = row!(true, 1 2 3 4);
-
 pub(super) static KERNEL: ByteKernel = ByteKernel {
-    rows: 4,
     vectors: 2,
     lanes: 4,
-    unsigned_rows: UNSIGNED_ROWS.as_flattened(),
-    signed_rows: SIGNED_ROWS.as_flattened(),
-    coded_rows: &[],
-    coded_wide: &[],
+    unsigned_rows: table!(false),
+    signed_rows: table!(true),
+    coded_unsigned: &[],
+    coded_signed: &[],
     finish,
 };

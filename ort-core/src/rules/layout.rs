@@ -1,0 +1,115 @@
+//! The channels of a pixel side by side, for operators of codes: convolutions then read and write whole vectors of channels,
+//! however small the image. Each convolution is put between transpositions; those move behind what does not care for
+//! the order of axes, until they meet and nothing is moved between one convolution and the next.
+
+use crate::Result;
+use crate::dtype::DType;
+use crate::ir::{Attribute, ValueId};
+use crate::rewrite::Then::Build;
+use crate::rewrite::{Found, Patch};
+use crate::rules;
+use crate::spec::MICROSOFT;
+
+rules! { "layout", All;
+    /// A convolution of codes, of images with the channels last.
+    conv_channels_last: "c@QLinearConv(x, xs, xz, #w, ws, #wz, ys, yz, b?)" if is_image => Build(conv),
+        [
+            "x=u8[1,4,6,5] xs=f32:0.015625 xz=u8:128 w=const:i8[8,4,3,3] ws=f32:0.03125 wz=i8:0 ys=f32:0.25 yz=u8:9 b=i32[8] c.pads=[1,1,1,1]",
+            "x=u8[2,4,6,5] xs=f32:0.015625 xz=u8:3 w=const:i8[4,1,3,3] ws=f32:0.03125 wz=i8:0 ys=f32:0.25 yz=u8:9 c.group=4",
+        ];
+    /// The mean of codes over an image with the channels last.
+    mean_channels_last: "p@QLinearGlobalAveragePool(t@Transpose(x), xs, xz, ys, yz; channels_last=0)"
+        if channels_go_first => Build(mean),
+        ["x=u8[1,4,5,3] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9 t.perm=[0,3,1,2]"], keep true;
+    /// The greatest codes of windows with the channels last.
+    max_channels_last: "p@MaxPool(t@Transpose(x))" if is_image_of_codes => Build(max),
+        ["x=u8[2,6,5,4] t.perm=[0,3,1,2] p.kernel_shape=[3,3] p.strides=[2,2] p.pads=[1,1,1,1]"], keep true;
+    /// A function of each code, before the transposition of its argument.
+    transpose_after_function: "m@QLinearSigmoid|QLinearLeakyRelu(t@Transpose(x), xs, xz, ys, yz)" => Build(function),
+        ["x=u8[2,4,5] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0 t.perm=[2,0,1] m.op=QLinearSigmoid"], keep true;
+    /// Sums and products of codes, before the transpositions of both sides.
+    transpose_after_codes: "m@QLinearAdd|QLinearMul(s@Transpose(a), as, az, t@Transpose(b), bs, bz, ys, yz)"
+        if both_move_alike => Build(binary),
+        ["a=u8[2,4,5] as=f32:0.37 az=u8:128 b=u8[2,4,1] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9 s.perm=[0,2,1] t.perm=[0,2,1] m.op=QLinearAdd"],
+        keep true;
+}
+
+const TO_LAST: [i64; 4] = [0, 2, 3, 1];
+const TO_SECOND: [i64; 4] = [0, 3, 1, 2];
+
+fn transpose(patch: &mut Patch<'_>, value: ValueId, order: &[i64]) -> Result<ValueId> {
+    patch.node("Transpose", &[value], &[("perm", Attribute::Ints(order.to_vec()))])
+}
+
+/// The order of axes of a transposition, where it is given.
+fn order(found: &Found<'_>, name: &str) -> Option<Vec<i64>> {
+    found.node(name).and_then(|node| node.attrs.find_ints("perm")).map(<[i64]>::to_vec)
+}
+
+fn is_image(found: &Found<'_>) -> bool {
+    found.rank("x") == Some(4)
+}
+
+fn channels_go_first(found: &Found<'_>) -> bool {
+    order(found, "t").is_some_and(|order| order == TO_SECOND)
+}
+
+fn is_image_of_codes(found: &Found<'_>) -> bool {
+    matches!(found.dtype("x"), Some(DType::I8 | DType::U8)) && channels_go_first(found)
+}
+
+fn both_move_alike(found: &Found<'_>) -> bool {
+    let same = order(found, "s").is_some() && order(found, "s") == order(found, "t");
+    same && found.rank("a") == found.rank("b")
+}
+
+fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let x = patch.value("x")?;
+    let x = transpose(patch, x, &TO_LAST)?;
+    let mut inputs = vec![Some(x)];
+    for name in ["xs", "xz", "w", "ws", "wz", "ys", "yz"] {
+        inputs.push(Some(patch.value(name)?));
+    }
+    inputs.extend(patch.found().value("b").map(Some));
+    let mut attrs = patch.attrs("c");
+    attrs.push(("channels_last", Attribute::Int(1)));
+    let y = patch.emit((MICROSOFT, "QLinearConv"), &inputs, &attrs)?;
+    Ok(Some(vec![transpose(patch, y, &TO_SECOND)?]))
+}
+
+fn mean(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let inputs = named(patch, &["x", "xs", "xz", "ys", "yz"])?;
+    let attrs = [("channels_last", Attribute::Int(1))];
+    let y = patch.emit((MICROSOFT, "QLinearGlobalAveragePool"), &inputs, &attrs)?;
+    Ok(Some(vec![transpose(patch, y, &TO_SECOND)?]))
+}
+
+fn max(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let (inputs, mut attrs) = (named(patch, &["x"])?, patch.attrs("p"));
+    // The order of indices, which nobody reads.
+    attrs.retain(|(name, _)| *name != "storage_order");
+    let y = patch.emit((MICROSOFT, "NhwcMaxPool"), &inputs, &attrs)?;
+    Ok(Some(vec![transpose(patch, y, &TO_SECOND)?]))
+}
+
+fn function(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    moved(patch, "t", &["x", "xs", "xz", "ys", "yz"])
+}
+
+fn binary(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    moved(patch, "s", &["a", "as", "az", "b", "bs", "bz", "ys", "yz"])
+}
+
+/// The operator called `m` on other inputs, and the transposition behind it.
+fn moved(patch: &mut Patch<'_>, transposition: &str, names: &[&str]) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let (Some(node), Some(order)) = (found.node("m"), order(&found, transposition)) else { return Ok(None) };
+    let operator = (node.spec.domain, node.spec.name);
+    let (inputs, attrs) = (named(patch, names)?, patch.attrs("m"));
+    let y = patch.emit(operator, &inputs, &attrs)?;
+    Ok(Some(vec![transpose(patch, y, &order)?]))
+}
+
+fn named(patch: &Patch<'_>, names: &[&str]) -> Result<Vec<Option<ValueId>>> {
+    names.iter().map(|name| patch.value(name).map(Some)).collect()
+}
