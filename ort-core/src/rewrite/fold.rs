@@ -3,9 +3,9 @@
 //! Folding never makes the constants of a graph larger, but for results of at most [`SMALL`] bytes each, of which all
 //! together take at most [`GROWTH`] bytes. Equal results of graphs within one another are one tensor.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, RandomState};
 
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{Evaluate, Report};
@@ -86,21 +86,24 @@ pub(super) fn constants(
     Ok(true)
 }
 
-/// Results of more than [`SMALL`] bytes, by a hash of their bytes.
+/// Results of more than [`SMALL`] bytes, by a hash of their bytes that no file can foresee.
 #[derive(Default)]
-pub(super) struct Shared(FxHashMap<u64, Vec<Tensor>>);
+pub(super) struct Shared {
+    hasher: RandomState,
+    tensors: FxHashMap<u64, Vec<Tensor>>,
+}
 
 impl Shared {
     /// Lets go of what no graph has any more.
     fn forget_unused(&mut self) {
         let is_used = |tensor: &Tensor| tensor.bytes().is_some_and(|bytes| !bytes.is_unique());
-        self.0.values_mut().for_each(|tensors| tensors.retain(is_used));
+        self.tensors.values_mut().for_each(|tensors| tensors.retain(is_used));
     }
 
     /// The tensor, or one of the same elements that there is already.
     fn one_of(&mut self, tensor: Tensor) -> Tensor {
         let Some(bytes) = tensor.bytes().filter(|bytes| bytes.len() > SMALL) else { return tensor };
-        let known = self.0.entry(FxBuildHasher.hash_one(bytes)).or_default();
+        let known = self.tensors.entry(self.hasher.hash_one(bytes)).or_default();
         let is_same = |known: &&Tensor| {
             known.dtype() == tensor.dtype() && known.shape() == tensor.shape() && known.bytes() == Some(bytes)
         };
@@ -119,27 +122,20 @@ const MOST_CHOICES: usize = 8;
 
 /// The nodes to compute, by index. What they free is first guessed, then known from the choice before.
 fn choose(graph: &Graph, most: usize) -> FxHashSet<usize> {
-    let all_reads = |nodes: &mut dyn Iterator<Item = &Node>| {
+    let count = |ids: &mut dyn Iterator<Item = ValueId>| {
         let mut reads = vec![0usize; graph.value_count()];
-        for id in nodes.flat_map(Node::reads) {
-            reads.iter_mut().skip(id.index()).take(1).for_each(|reads| *reads += 1);
-        }
+        ids.for_each(|id| reads.iter_mut().skip(id.index()).take(1).for_each(|reads| *reads += 1));
         reads
     };
-    let mut reads = all_reads(&mut graph.nodes.iter());
-    // The caller reads outputs, too.
-    graph
-        .outputs
-        .iter()
-        .for_each(|id| reads.iter_mut().skip(id.index()).take(1).for_each(|reads| *reads += 1));
+    let reads = count(&mut graph.nodes.iter().flat_map(Node::reads).chain(graph.outputs.iter().copied()));
     let mut freed: Vec<bool> = vec![true; reads.len()];
     for _ in 0..MOST_CHOICES {
         let chosen = choose_with(graph, most, &freed);
         if chosen.is_empty() {
             return chosen;
         }
-        let nodes = &mut graph.nodes.iter().enumerate().filter(|(index, _)| chosen.contains(index));
-        let folded = all_reads(&mut nodes.map(|(_, node)| node));
+        let nodes = graph.nodes.iter().enumerate().filter(|(index, _)| chosen.contains(index));
+        let folded = count(&mut nodes.flat_map(|(_, node)| node.reads()));
         let stays = |index: usize| folded.get(index) != reads.get(index) && folded.get(index) != Some(&0);
         let mut is_right = true;
         for (index, freed) in freed.iter_mut().enumerate().filter(|(_, freed)| **freed) {
