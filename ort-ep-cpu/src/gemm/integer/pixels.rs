@@ -41,14 +41,15 @@ impl PixelWindows {
             return Err(GemmError::Shape("windows over planes have two axes and a stride"));
         }
         let reach = |axis: usize| {
-            let windows = window.output[axis].max(1) - 1;
-            windows * window.stride[axis] + (window.kernel[axis].max(1) - 1) * window.dilation[axis] + 1
+            let last = (window.output[axis].max(1) - 1).saturating_mul(window.stride[axis]);
+            let taps = (window.kernel[axis].max(1) - 1).saturating_mul(window.dilation[axis]);
+            last.saturating_add(taps).saturating_add(1)
         };
         let fits = |axis: usize| window.pad[axis] == 0 && reach(axis) <= window.input[axis];
         let is_copied = signed || !channels.is_multiple_of(4) || !fits(1) || !fits(2);
         let groups = channels.div_ceil(4);
         let plane = match is_copied {
-            true => [reach(1), reach(2), 4 * groups],
+            true => [reach(1), reach(2), groups.saturating_mul(4)],
             false => [window.input[1], window.input[2], channels],
         };
         let len = plane.iter().fold(1, |len: usize, &size| len.saturating_mul(size));
