@@ -58,6 +58,9 @@ impl Raise for Error {
     }
 }
 
+/// How many nodes are visited between two looks at the clock.
+pub(crate) const NODES_A_LOOK: usize = 64;
+
 /// An error once `until` has passed, while a model is loaded or compiled.
 pub(crate) fn check_deadline(until: Option<Instant>, what: &str) -> Result<()> {
     let late = until.is_some_and(|until| Instant::now() >= until);

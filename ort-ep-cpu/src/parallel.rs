@@ -28,6 +28,9 @@ use parking_lot::{Condvar, Mutex};
 /// How long an idle worker looks for new work before it parks, and a caller for the end of its region.
 const SPIN: Duration = Duration::from_micros(40);
 
+/// Values whose copying repays a thread of its own: a region costs a few microseconds.
+pub(crate) const WORTH_A_THREAD: usize = 8 << 10;
+
 /// How many chunks each thread gets on average: enough to even out unequal speeds.
 const CHUNKS_PER_THREAD: usize = 4;
 

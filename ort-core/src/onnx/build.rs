@@ -17,13 +17,10 @@ use super::tensor::{dense_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
 use crate::dim::Dim;
 use crate::ir::{Capture, Graph, ValueId, ValueIds, ValueType};
-use crate::limits::{at_most, check_deadline};
+use crate::limits::{NODES_A_LOOK, at_most, check_deadline};
 use crate::spec::Registry;
 use crate::tensor::Tensor;
 use crate::{Error, Limits, Result, Within, ensure, error, nearest};
-
-/// How many nodes are built between two looks at the clock.
-const NODES_A_LOOK: usize = 64;
 
 /// The version of each domain, the standard's own under the empty name.
 pub(super) type Opsets = HashMap<String, i64>;

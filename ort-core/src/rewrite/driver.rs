@@ -17,15 +17,12 @@ use super::term::Term;
 use super::{Environment, FirstClaim, Optimizer, Report};
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
-use crate::limits::check_deadline;
+use crate::limits::{NODES_A_LOOK, check_deadline};
 use crate::spec::{OpSpec, infer_at};
 use crate::{Result, Within};
 
 /// The most sweeps over one graph; a rule set that needs more undoes its own work.
 const MOST_SWEEPS: usize = 32;
-
-/// How many nodes a sweep visits between two looks at the clock.
-const NODES_A_LOOK: usize = 64;
 
 /// The rules by the operator at their root.
 pub(super) type Index<'a> = FxHashMap<*const OpSpec, Vec<&'a Compiled>>;

@@ -97,6 +97,13 @@ impl<'g> Patch<'g> {
         self.found.value(name).ok_or_else(|| error!(Fail, "the pattern has no value '{name}'"))
     }
 
+    /// The values of these names, as inputs of a node.
+    ///
+    /// Errors: as [`Patch::value`].
+    pub fn inputs(&self, names: &[&str]) -> Result<Vec<Option<ValueId>>> {
+        names.iter().map(|name| self.value(name).map(Some)).collect()
+    }
+
     /// The attributes of the matched node called `name`, as given.
     pub fn attrs(&self, name: &str) -> Vec<(&'static str, Attribute)> {
         let node = self.found().node(name);

@@ -65,11 +65,8 @@ fn both_move_alike(found: &Found<'_>) -> bool {
 
 fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let x = patch.value("x")?;
-    let x = transpose(patch, x, &TO_LAST)?;
-    let mut inputs = vec![Some(x)];
-    for name in ["xs", "xz", "w", "ws", "wz", "ys", "yz"] {
-        inputs.push(Some(patch.value(name)?));
-    }
+    let mut inputs = vec![Some(transpose(patch, x, &TO_LAST)?)];
+    inputs.extend(patch.inputs(&["xs", "xz", "w", "ws", "wz", "ys", "yz"])?);
     inputs.extend(patch.found().value("b").map(Some));
     let mut attrs = patch.attrs("c");
     attrs.push(("channels_last", Attribute::Int(1)));
@@ -78,14 +75,14 @@ fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 }
 
 fn mean(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let inputs = named(patch, &["x", "xs", "xz", "ys", "yz"])?;
+    let inputs = patch.inputs(&["x", "xs", "xz", "ys", "yz"])?;
     let attrs = [("channels_last", Attribute::Int(1))];
     let y = patch.emit((MICROSOFT, "QLinearGlobalAveragePool"), &inputs, &attrs)?;
     Ok(Some(vec![transpose(patch, y, &TO_SECOND)?]))
 }
 
 fn max(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let (inputs, mut attrs) = (named(patch, &["x"])?, patch.attrs("p"));
+    let (inputs, mut attrs) = (patch.inputs(&["x"])?, patch.attrs("p"));
     // The order of indices, which nobody reads.
     attrs.retain(|(name, _)| *name != "storage_order");
     let y = patch.emit((MICROSOFT, "NhwcMaxPool"), &inputs, &attrs)?;
@@ -105,11 +102,7 @@ fn moved(patch: &mut Patch<'_>, transposition: &str, names: &[&str]) -> Result<O
     let found = patch.found();
     let (Some(node), Some(order)) = (found.node("m"), order(&found, transposition)) else { return Ok(None) };
     let operator = (node.spec.domain, node.spec.name);
-    let (inputs, attrs) = (named(patch, names)?, patch.attrs("m"));
+    let (inputs, attrs) = (patch.inputs(names)?, patch.attrs("m"));
     let y = patch.emit(operator, &inputs, &attrs)?;
     Ok(Some(vec![transpose(patch, y, &order)?]))
-}
-
-fn named(patch: &Patch<'_>, names: &[&str]) -> Result<Vec<Option<ValueId>>> {
-    names.iter().map(|name| patch.value(name).map(Some)).collect()
 }

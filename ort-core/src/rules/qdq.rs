@@ -209,14 +209,10 @@ fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         return Ok(None);
     };
     let Some(bias) = bias(patch, filters)? else { return Ok(None) };
-    let mut inputs = named(patch, ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"])?;
+    let mut inputs = patch.inputs(&["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"])?;
     inputs.push(bias);
     let attrs = patch.attrs("c");
     Ok(Some(vec![patch.emit(("", "QLinearConv"), &inputs, &attrs)?]))
-}
-
-fn named<const N: usize>(patch: &Patch<'_>, names: [&str; N]) -> Result<Vec<Option<ValueId>>> {
-    names.into_iter().map(|name| patch.value(name).map(Some)).collect()
 }
 
 fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -227,9 +223,9 @@ fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         return Ok(None);
     };
     let Some(bias) = bias(patch, columns)? else { return Ok(None) };
-    let mut inputs = named(patch, ["x", "xs", "xz", "w", "ws", "wz"])?;
+    let mut inputs = patch.inputs(&["x", "xs", "xz", "w", "ws", "wz"])?;
     inputs.push(bias);
-    inputs.extend(named(patch, ["ys", "yz"])?);
+    inputs.extend(patch.inputs(&["ys", "yz"])?);
     let attrs = [("transB", Attribute::Int(transposed))];
     Ok(Some(vec![patch.emit((MICROSOFT, "QGemm"), &inputs, &attrs)?]))
 }

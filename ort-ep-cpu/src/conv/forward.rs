@@ -13,7 +13,7 @@ use crate::gemm::{
     Step, Strided, Weight, apply_steps, check_steps, lanes, pack_a, pack_a_by, pack_b, pair_rows, run_batch,
     transpose, unfold, unfolded_len, workspace_len_beside_ready,
 };
-use crate::parallel::for_each_chunk_mut;
+use crate::parallel::{WORTH_A_THREAD, for_each_chunk_mut};
 use crate::vector::winograd::Tile;
 
 /// Which side of the product the weights are packed for.
@@ -268,8 +268,6 @@ fn forward_right(
 ) -> Result<(), GemmError> {
     /// Filters that are transposed at a time.
     const FILTERS: usize = 16;
-    /// Results whose transposing repays a thread of its own.
-    const WORTH_A_THREAD: usize = 8 << 10;
     let window = &geometry.window;
     let (channels, filters, steps) = (geometry.group_channels(), geometry.group_filters(), steps(geometry));
     let (pixels, count) = (window.output_len(), geometry.batch * geometry.groups);

@@ -7,10 +7,7 @@ use crate::gemm::{
     AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Strided, Weight, Window, apply_steps,
     pack_a,
 };
-use crate::parallel::{for_each_chunk_mut, for_each_row_chunk_mut};
-
-/// Results whose placing repays a thread of its own.
-const WORTH_A_THREAD: usize = 8 << 10;
+use crate::parallel::{WORTH_A_THREAD, for_each_chunk_mut, for_each_row_chunk_mut};
 
 /// Rows of the product: channels of the result in a group times kernel positions.
 fn rows(geometry: &ConvGeometry) -> usize {

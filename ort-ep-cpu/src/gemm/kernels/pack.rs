@@ -6,7 +6,7 @@ use super::{CopyRows, Kernel, Transpose};
 use crate::gemm::Cpu;
 use crate::gemm::im2col::Im2col;
 use crate::gemm::operand::{Strided, Weight};
-use crate::parallel::for_each_row_chunk_mut;
+use crate::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
 
 /// Packs the rows of a left side from `first` on into one panel: step by step, the panel's rows
 /// side by side, with zeros for rows beyond the matrix.
@@ -247,8 +247,6 @@ pub(in crate::gemm) fn unfold(cpu: Cpu, windows: &Im2col, to: &mut [f32]) {
     if columns == 0 || steps == 0 {
         return;
     }
-    /// Values whose copying repays a thread of its own.
-    const WORTH_A_THREAD: usize = 8 << 10;
     let least = WORTH_A_THREAD.div_ceil(columns * steps);
     for_each_row_chunk_mut(cpu.threads, to, columns * steps, least, |channel, rows| {
         let first = channel * steps;
