@@ -10,8 +10,23 @@ pub(super) fn codes(count: usize, seed: usize) -> Vec<u8> {
     (0..count).map(|at| ((at + seed).wrapping_mul(2_654_435_761) >> 7) as u8).collect()
 }
 
-pub(super) fn number(code: u8, signed: bool) -> i64 {
+fn number(code: u8, signed: bool) -> i64 {
     if signed { i64::from(code as i8) } else { i64::from(code) }
+}
+
+/// Holds codes against the sums that they were made of, each times a factor.
+pub(super) fn expect_codes(
+    found: &[u8],
+    (sums, factor): (&[i32], impl Fn(usize) -> f32),
+    (zero, signed): (i32, bool),
+    what: &str,
+) {
+    let (least, greatest) = if signed { (-128.0, 127.0) } else { (0.0, 255.0) };
+    for (at, code) in found.iter().enumerate() {
+        let value = f64::from(sums[at] as f32 * factor(at)).round_ties_even();
+        let expected = (value + f64::from(zero)).clamp(least, greatest) as i64;
+        assert_eq!(number(*code, signed), expected, "{what} at {at}");
+    }
 }
 
 /// A convolution: batch, groups, channels and filters of a group; sizes along both axes.
@@ -125,13 +140,8 @@ impl Case {
                     let mut found = vec![1; sums.len()];
                     let target = ConvTarget::Codes { codes: &mut found, factors: &factors, zero, signed };
                     conv.run(cpu, target, workspace).unwrap();
-                    for (at, code) in found.iter().enumerate() {
-                        let filter = at / window.output_len() % filters;
-                        let value = f64::from(sums[at] as f32 * factors[filter]).round_ties_even();
-                        let (least, greatest) = if signed { (-128.0, 127.0) } else { (0.0, 255.0) };
-                        let expected = (value + f64::from(zero)).clamp(least, greatest) as i64;
-                        assert_eq!(number(*code, signed), expected, "{what} at {at}");
-                    }
+                    let factor = |at: usize| factors[at / window.output_len() % filters];
+                    expect_codes(&found, (&sums, factor), (zero, signed), &what);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Convolutions of codes with the channels last against sums in `i64`, on every instruction set.
 
-use super::bytes_tests::{Case, PLAIN, codes, number};
+use super::bytes_tests::{Case, PLAIN, codes, expect_codes};
 use super::pixels::{FilterShape, PixelConv, pixel_conv_workspace_len};
 use crate::gemm::Cpu;
 use crate::simd::Isa;
@@ -49,12 +49,7 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
                 };
                 let mut found = vec![1; sums.len()];
                 conv.run(cpu, factor, &mut found, workspace).unwrap();
-                for (at, code) in found.iter().enumerate() {
-                    let value = f64::from(sums[at] as f32 * factor(at % filters)).round_ties_even();
-                    let (least, greatest) = if of_result { (-128.0, 127.0) } else { (0.0, 255.0) };
-                    let expected = (value + f64::from(zero)).clamp(least, greatest) as i64;
-                    assert_eq!(number(*code, of_result), expected, "{what} at {at}");
-                }
+                expect_codes(&found, (&sums, |at: usize| factor(at % filters)), (zero, of_result), &what);
             }
         }
     }
