@@ -1,6 +1,6 @@
 """Times another runtime on one model, the way `ort bench` times ours.
 
-usage: python time_reference.py RUNTIME MODEL INPUTS.npz THREADS SECONDS [--rows N] [--rate N] [--precision P]
+usage: python time_reference.py RUNTIME MODEL INPUTS.npz THREADS SECONDS [--rows N] [--rate N] [--precision P] [--warmup N]
 
 RUNTIME is onnxruntime or openvino. With --rows each run takes the next N rows of all inputs; with --rate runs begin N times a second.
 A run is one call from Python, so that what Python adds is in the times: about five microseconds for ONNX Runtime, which a model of one
@@ -19,8 +19,6 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
-
-WARMUP = 3
 
 
 def status(field: str) -> int | None:
@@ -127,6 +125,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--precision", default="f32")
+    parser.add_argument("--warmup", type=int, default=3)
     given = parser.parse_args()
     runtime = RUNTIMES[given.runtime](given.precision)
     forget_peak()
@@ -136,7 +135,7 @@ def main() -> None:
     run = runtime.load(given.model, batches[0], given.threads)
     report = {"load_ms": (time.perf_counter() - start) * 1e3}
     report["first_ms"] = timed(lambda: run(batches[0]))
-    for _ in range(WARMUP):
+    for _ in range(given.warmup):
         run(batches[0])
     report |= measure(run, batches, given.seconds, given.rate)
     report |= {"baseline_rss": baseline, "peak_rss": peak()}

@@ -86,6 +86,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                     threads,
                     seconds: options.seconds,
                     rows: Some(batch),
+                    loads: 0,
                 };
                 let runtimes = [Runtime::Ours, Runtime::OnnxRuntime];
                 let sides = timing.in_turn(&tools, &runtimes, options.rounds)?;

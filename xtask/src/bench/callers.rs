@@ -55,6 +55,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
             threads,
             seconds: options.seconds,
             rows: None,
+            loads: 0,
         };
         let mut cells = vec![case.name.clone()];
         for runtime in [Runtime::Ours, Runtime::OnnxRuntime] {

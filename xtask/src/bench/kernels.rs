@@ -71,6 +71,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
                 threads,
                 seconds: options.seconds,
                 rows: None,
+                loads: 0,
             };
             let sides = timing.in_turn(&tools, options.runtimes(), options.rounds);
             let sides = match sides {

@@ -142,6 +142,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 threads,
                 seconds: options.seconds,
                 rows: None,
+                loads: 2,
             };
             let outcome = timing.in_turn(&tools, options.runtimes(), options.rounds);
             let (sides, problem) = match outcome {

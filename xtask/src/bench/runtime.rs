@@ -80,7 +80,7 @@ pub(crate) struct Side {
     pub(crate) min_ms: f64,
     /// The least processor time of a run, of all threads: what others take of the machine's time hardly changes it.
     pub(crate) cpu_ms: Option<f64>,
-    /// The least time to load.
+    /// The least time to load, of the timed processes and of those that only load.
     pub(crate) load_ms: Option<f64>,
     /// The most memory, in bytes.
     pub(crate) growth: Option<u64>,
@@ -89,17 +89,19 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    fn of(reports: &[Report]) -> Option<Self> {
+    /// `loads` are reports of processes that only loaded.
+    fn of(reports: &[Report], loads: &[Report]) -> Option<Self> {
         let median_ms = reports.iter().map(|report| report.median_ms).reduce(f64::min)?;
         let min_ms = reports.iter().map(|report| report.min_ms).reduce(f64::min)?;
-        let least = |field: fn(&Report) -> Option<f64>| reports.iter().filter_map(field).reduce(f64::min);
-        let (cpu_ms, load_ms) = (least(|report| report.cpu_ms), least(|report| report.load_ms));
+        let cpu_ms = reports.iter().filter_map(|report| report.cpu_ms).reduce(f64::min);
+        let load_ms = reports.iter().chain(loads).filter_map(|report| report.load_ms).reduce(f64::min);
         let growth = reports.iter().filter_map(Report::growth).max();
         Some(Self { median_ms, min_ms, cpu_ms, load_ms, growth, operations: reports.first()?.operations })
     }
 }
 
 /// One model on one set of inputs, as all runtimes are asked to time it.
+#[derive(Clone)]
 pub(crate) struct Timing {
     pub(crate) model: PathBuf,
     pub(crate) inputs: PathBuf,
@@ -107,6 +109,17 @@ pub(crate) struct Timing {
     pub(crate) seconds: f64,
     /// How many rows of the inputs a run takes; all without it.
     pub(crate) rows: Option<usize>,
+    /// Processes that only load, before each that is timed: memory that lay idle is slower to touch, and a runtime shall not pay for what the
+    /// one before it left idle.
+    pub(crate) loads: usize,
+}
+
+/// What one runtime reported.
+#[derive(Default)]
+struct Reports {
+    timed: Vec<Report>,
+    loads: Vec<Report>,
+    failed: bool,
 }
 
 impl Timing {
@@ -118,23 +131,34 @@ impl Timing {
         runtimes: &[Runtime],
         rounds: usize,
     ) -> Result<Vec<Option<Side>>> {
-        let mut reports: Vec<Option<Vec<Report>>> = vec![Some(Vec::new()); runtimes.len()];
+        let mut all: Vec<Reports> = runtimes.iter().map(|_| Reports::default()).collect();
         for _ in 0..rounds {
-            for (&runtime, reports) in runtimes.iter().zip(&mut reports) {
-                let Some(done) = reports else { continue };
-                // Else one would load from the disk, and the next from the page cache.
-                io::copy(&mut File::open(&self.model)?, &mut io::sink())?;
-                match capture(&mut self.command(tools, runtime, &[])).and_then(|text| parse(&text)) {
-                    Ok(report) => done.push(report),
+            for (&runtime, reports) in runtimes.iter().zip(&mut all).filter(|(_, reports)| !reports.failed) {
+                match self.one_turn(tools, runtime, reports) {
                     Err(error) if runtime == Runtime::Ours => return Err(error),
                     Err(error) => {
                         eprintln!("left out: {error:#}");
-                        *reports = None;
+                        reports.failed = true;
                     }
+                    Ok(()) => {}
                 }
             }
         }
-        Ok(reports.iter().map(|reports| Side::of(reports.as_deref()?)).collect())
+        let side = |reports: &Reports| Side::of(&reports.timed, &reports.loads).filter(|_| !reports.failed);
+        Ok(all.iter().map(side).collect())
+    }
+
+    /// Some loads, then the timed process.
+    fn one_turn(&self, tools: &Tools, runtime: Runtime, reports: &mut Reports) -> Result<()> {
+        // Else one would load from the disk, and the next from the page cache.
+        io::copy(&mut File::open(&self.model)?, &mut io::sink())?;
+        let only_load = Self { seconds: 1e-3, ..self.clone() };
+        for _ in 0..self.loads {
+            let mut command = only_load.command(tools, runtime, &["--warmup", "0"]);
+            reports.loads.push(parse(&capture(&mut command)?)?);
+        }
+        reports.timed.push(parse(&capture(&mut self.command(tools, runtime, &[]))?)?);
+        Ok(())
     }
 
     /// The command that makes one report; `extra` are arguments that both programs take.
@@ -202,8 +226,12 @@ mod tests {
             peak_rss: Some(peak),
             ..Report::default()
         };
-        let side = Side::of(&[report(3.0, 5.0, 40), report(2.0, 7.0, 50), report(4.0, 6.0, 30)]).unwrap();
-        assert_eq!((side.median_ms, side.load_ms, side.growth), (2.0, Some(5.0), Some(40)));
-        assert_eq!(Side::of(&[]), None);
+        let side = Side::of(
+            &[report(3.0, 5.0, 40), report(2.0, 7.0, 50), report(4.0, 6.0, 30)],
+            &[report(1.0, 4.0, 90)],
+        )
+        .unwrap();
+        assert_eq!((side.median_ms, side.load_ms, side.growth), (2.0, Some(4.0), Some(40)));
+        assert_eq!(Side::of(&[], &[report(1.0, 4.0, 90)]), None);
     }
 }
