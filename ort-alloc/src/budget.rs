@@ -60,12 +60,14 @@ impl Gauge {
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Adds `bytes` unless the sum would pass `limit`; then returns what is in use.
+    /// Adds `bytes` unless the sum would pass `limit`; then returns what is in use. The peak is noted once all have agreed.
     fn add_within(&self, bytes: usize, limit: usize) -> Result<(), usize> {
         let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
-        let before = self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)?;
-        self.peak.fetch_max(before.saturating_add(bytes), Ordering::Relaxed);
-        Ok(())
+        self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).map(|_| ())
+    }
+
+    fn note_peak(&self) {
+        self.peak.fetch_max(self.in_use(), Ordering::Relaxed);
     }
 
     fn subtract(&self, bytes: usize) {
@@ -98,9 +100,24 @@ impl Gauge {
 /// assert_eq!((budget.in_use(), budget.peak()), (0, 800));
 /// # Ok::<(), ort_alloc::AllocError>(())
 /// ```
+///
+/// A budget [`within`](Self::within) another counts there, too, so that several sessions keep to one limit and each still knows its own part:
+///
+/// ```
+/// use ort_alloc::{Budget, Category};
+///
+/// let shared = Budget::new(Some(1000));
+/// let (one, other) = (Budget::within(&shared, None), Budget::within(&shared, None));
+/// let slab = one.reserve(Category::Slab, 800)?;
+/// assert!(other.reserve(Category::Slab, 300).is_err());
+/// assert_eq!((one.in_use(), other.in_use(), shared.in_use(), other.available()), (800, 0, 800, 200));
+/// # Ok::<(), ort_alloc::AllocError>(())
+/// ```
 #[derive(Debug)]
 pub struct Budget {
     limit: Option<usize>,
+    /// What its bytes count against, too.
+    parent: Option<Arc<Budget>>,
     total: Gauge,
     activations: Gauge,
     categories: [Gauge; Category::ALL.len()],
@@ -110,15 +127,27 @@ impl Budget {
     /// A budget of `limit` bytes, or one that only counts.
     pub fn new(limit: Option<usize>) -> Arc<Self> {
         let (total, activations, categories) = Default::default();
-        Arc::new(Self { limit, total, activations, categories })
+        Arc::new(Self { limit, parent: None, total, activations, categories })
+    }
+
+    /// A budget whose bytes also count against `parent`, with a limit of its own or without one.
+    pub fn within(parent: &Arc<Self>, limit: Option<usize>) -> Arc<Self> {
+        let (total, activations, categories) = Default::default();
+        Arc::new(Self { limit, parent: Some(Arc::clone(parent)), total, activations, categories })
     }
 
     /// Takes `bytes` out of the budget until the reservation is dropped.
     ///
     /// # Errors
     ///
-    /// [`AllocError::BudgetExceeded`] where fewer bytes are left; nothing is taken then.
+    /// [`AllocError::BudgetExceeded`] where fewer bytes are left, here or in a budget that this one is within; nothing is taken then.
     pub fn reserve(self: &Arc<Self>, category: Category, bytes: usize) -> Result<Reservation, AllocError> {
+        self.take(category, bytes)?;
+        Ok(Reservation { budget: Arc::clone(self), category, bytes })
+    }
+
+    /// Counts `bytes` here and in all budgets above.
+    fn take(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
         let limit = self.limit.unwrap_or(usize::MAX);
         if let Err(in_use) = self.total.add_within(bytes, limit) {
             return Err(AllocError::BudgetExceeded {
@@ -130,11 +159,16 @@ impl Budget {
                 largest: self.largest(),
             });
         }
+        if let Some(Err(problem)) = self.parent.as_ref().map(|parent| parent.take(category, bytes)) {
+            self.total.subtract(bytes);
+            return Err(problem);
+        }
+        self.total.note_peak();
         self.gauge(category).add(bytes);
         if category.is_activation() {
             self.activations.add(bytes);
         }
-        Ok(Reservation { budget: Arc::clone(self), category, bytes })
+        Ok(())
     }
 
     /// Categories that hold something with their bytes, largest first.
@@ -148,14 +182,16 @@ impl Budget {
         held
     }
 
-    /// The limit in bytes; `None` when the budget only counts.
+    /// The limit in bytes, the least of its own and of those it is within; `None` when all only count.
     pub fn limit(&self) -> Option<usize> {
-        self.limit
+        let above = self.parent.as_ref().and_then(|parent| parent.limit());
+        self.limit.into_iter().chain(above).min()
     }
 
     /// Bytes that could still be reserved.
     pub fn available(&self) -> usize {
-        self.limit.unwrap_or(usize::MAX).saturating_sub(self.in_use())
+        let own = self.limit.unwrap_or(usize::MAX).saturating_sub(self.in_use());
+        self.parent.as_ref().map_or(own, |parent| own.min(parent.available()))
     }
 
     /// Bytes reserved now.
@@ -204,6 +240,9 @@ impl Budget {
             self.activations.subtract(bytes);
         }
         self.total.subtract(bytes);
+        if let Some(parent) = &self.parent {
+            parent.give_back(category, bytes);
+        }
     }
 }
 

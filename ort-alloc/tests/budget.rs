@@ -139,3 +139,33 @@ fn threads_together_never_pass_the_limit() {
     assert_eq!((budget.in_use(), budget.activation_in_use()), (0, 0));
     assert!(budget.peak() <= 1000 && refused.into_inner() < 20_000);
 }
+
+proptest! {
+    /// Budgets within one another count like one, and a refusal takes nothing anywhere.
+    #[test]
+    fn budgets_within_a_budget_share_its_limit(
+        steps in prop::collection::vec((any::<bool>(), 0..3usize, 0..400usize), 0..60),
+    ) {
+        let shared = Budget::new(Some(1000));
+        let parts = [Budget::within(&shared, None), Budget::within(&shared, Some(300))];
+        let parts = [parts[0].clone(), parts[1].clone(), Budget::within(&parts[1], Some(200))];
+        let mut held: Vec<(usize, ort_alloc::Reservation)> = Vec::new();
+        for (takes, which, bytes) in steps {
+            if takes {
+                let available = parts[which].available();
+                match parts[which].reserve(Category::Slab, bytes) {
+                    Ok(reservation) => held.push((which, reservation)),
+                    Err(_) => prop_assert!(bytes > available),
+                }
+            } else if which < held.len() {
+                drop(held.swap_remove(which));
+            }
+            let sum = |of: &[usize]| -> usize {
+                held.iter().filter(|(part, _)| of.contains(part)).map(|(_, held)| held.bytes()).sum()
+            };
+            let sums = [sum(&[0]), sum(&[1, 2]), sum(&[2]), sum(&[0, 1, 2])];
+            prop_assert_eq!([parts[0].in_use(), parts[1].in_use(), parts[2].in_use(), shared.in_use()], sums);
+            prop_assert!(sums[1] <= 300 && sums[2] <= 200 && sums[3] <= 1000);
+        }
+    }
+}

@@ -30,7 +30,7 @@
 #[cfg(feature = "cpu")]
 use ort_ep_cpu as _;
 
-pub use ort_alloc::host_memory_bytes;
+pub use ort_alloc::{Budget, host_memory_bytes};
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
     MemoryUse, Model, Profile, ProfileEvent, RunOptions, Session, SessionBuilder, ValueSpec,

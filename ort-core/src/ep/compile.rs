@@ -7,9 +7,9 @@ use ort_alloc::{Allocator, Budget, Buffer, Category, allocate_in};
 use smallvec::SmallVec;
 
 use super::NodeView;
-use crate::Result;
 use crate::ir::Attributes;
 use crate::tensor::{Tensor, TensorView};
+use crate::{Result, error};
 
 /// How the CPU provider multiplies matrices of `float`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,7 +32,28 @@ pub struct CompileCx<'a> {
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) allocator: Arc<dyn Allocator>,
     pub(crate) consumed: SmallVec<[bool; 8]>,
+    pub(crate) packing: Packing,
     pub(crate) packed_bytes: usize,
+}
+
+/// What becomes of the weights that a kernel packs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// They are packed.
+    Now,
+    /// They are only counted: the kernel tells its workspace and never runs.
+    Counted,
+}
+
+/// Weights that a kernel rearranged for speed, in memory that the session counts.
+#[derive(Debug)]
+pub struct PackedWeights(Option<Buffer>);
+
+impl PackedWeights {
+    /// The bytes as they were packed, at a 64-byte boundary.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_ref().and_then(Buffer::bytes).unwrap_or(&[])
+    }
 }
 
 impl<'a> CompileCx<'a> {
@@ -46,10 +67,20 @@ impl<'a> CompileCx<'a> {
         self.node.constant(index).map(Tensor::view)
     }
 
-    /// Memory for a packed weight, counted in the budget.
-    pub fn allocate_packed(&mut self, bytes: usize) -> Result<Buffer> {
-        self.packed_bytes += bytes;
-        Ok(allocate_in(self.budget, Category::PackedWeights, &*self.allocator, bytes, 64)?)
+    /// A packed weight of `bytes` bytes, written by `fill` into memory at a 64-byte boundary that the budget counts. `fill` is not called where
+    /// the session only asks how much memory the kernel would take: what is packed may only be read by runs.
+    pub fn pack(
+        &mut self,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<PackedWeights> {
+        self.packed_bytes = self.packed_bytes.saturating_add(bytes);
+        if self.packing == Packing::Counted {
+            return Ok(PackedWeights(None));
+        }
+        let mut buffer = allocate_in(self.budget, Category::PackedWeights, &*self.allocator, bytes, 64)?;
+        fill(buffer.bytes_mut().ok_or_else(|| error!(Fail, "packed weights are not in host memory"))?)?;
+        Ok(PackedWeights(Some(buffer)))
     }
 
     /// Whether the input at `index` is consumed so far.

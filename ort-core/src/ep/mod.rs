@@ -15,7 +15,8 @@ use ort_alloc::{Allocator, DeviceId};
 
 pub(crate) use claim::lower_all_but;
 pub use claim::{NodeView, Partition, Unclaimed, partition, unclaimed};
-pub use compile::{CompileCx, Precision};
+pub(crate) use compile::Packing;
+pub use compile::{CompileCx, PackedWeights, Precision};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
 pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 

@@ -17,7 +17,7 @@ use crate::dim::{Bindings, Dim};
 use crate::dtype::DType;
 use crate::ep::{IoShapes, OutputsFrom};
 use crate::ir::Graph;
-use crate::session::{Origin, Program, SlotId, Step, Work};
+use crate::session::{Origin, Program, SlotId, Step};
 use crate::spec::{SymTensor, ViewCx};
 use crate::tensor::{Shape, Tensor, byte_count};
 use crate::{Result, Within, error};
@@ -382,7 +382,7 @@ impl<'a> Planner<'a> {
         }
         let handed: usize = step.outputs.iter().flatten().map(|slot| self.own_bytes(*slot)).sum();
         self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
-        if let Work::Kernel(kernel) = &step.work {
+        if let Some(kernel) = step.work.kernel() {
             let inputs: Vec<Option<Shape>> = step.inputs.iter().map(|slot| self.shape_of(*slot)).collect();
             let outputs: Vec<Option<Shape>> = step.outputs.iter().map(|slot| self.shape_of(*slot)).collect();
             let missing = |slots: &[Option<SlotId>], shapes: &[Option<Shape>]| {

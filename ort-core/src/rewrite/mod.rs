@@ -31,7 +31,7 @@ use crate::{Result, Within, advise, ensure};
 use rule::Compiled;
 
 /// What may be rewritten.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Optimizer {
     /// How much.
     pub level: Level,

@@ -6,14 +6,16 @@ use std::time::Instant;
 use ort_alloc::{Budget, DeviceId, Recycler, host_memory_bytes};
 use parking_lot::Mutex;
 
+use super::compiled::{CompileKey, Compiled};
 use super::program::BuildCx;
+use super::streamed::Streams;
 use super::{Model, Program, Session};
-use crate::ep::{Device, NodeView, Precision, ProviderOptions, lower_all_but, provider};
+use crate::ep::{Device, NodeView, Packing, Precision, ProviderOptions, lower_all_but, provider};
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
 use crate::tensor::Tensor;
-use crate::{Limits, Result, Within, ensure};
+use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error};
 
 /// Settings of a session.
 #[derive(Clone)]
@@ -23,6 +25,7 @@ pub struct SessionBuilder {
     devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
     memory_limit: Option<usize>,
+    budget: Option<Arc<Budget>>,
     precision: Precision,
     limits: Limits,
     optimizer: Optimizer,
@@ -36,6 +39,7 @@ impl SessionBuilder {
             devices: Vec::new(),
             threads: None,
             memory_limit: None,
+            budget: None,
             precision: Precision::Fp32,
             limits: *model.limits(),
             optimizer: Optimizer::default(),
@@ -77,6 +81,23 @@ impl SessionBuilder {
         self
     }
 
+    /// A budget that several sessions share: what each of them packs and runs counts against it. A [`memory_limit`](Self::memory_limit)
+    /// bounds this session besides.
+    ///
+    /// ```
+    /// use ort_alloc::Budget;
+    /// use ort_core::session::{Model, Session, SessionBuilder};
+    ///
+    /// fn within(model: &Model, budget: &std::sync::Arc<Budget>) -> SessionBuilder {
+    ///     Session::builder(model).budget(budget)
+    /// }
+    /// ```
+    #[must_use]
+    pub fn budget(mut self, budget: &Arc<Budget>) -> SessionBuilder {
+        self.budget = Some(budget.clone());
+        self
+    }
+
     /// How long building the session and each run may take; by default what the model was loaded within.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
@@ -109,42 +130,97 @@ impl SessionBuilder {
     /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
-        let (graph, report) = self.rewritten(&devices, self.limits.until())?;
+        let (graph, report) = self.rewritten(&devices, &self.new_budget(), self.limits.until())?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
         Ok((graph, report))
     }
 
     /// The model's graph after the rewrites that the optimizer allows, and what they were.
-    fn rewritten(&self, devices: &[Arc<dyn Device>], until: Option<Instant>) -> Result<(Arc<Graph>, Report)> {
+    fn rewritten(
+        &self,
+        devices: &[Arc<dyn Device>],
+        budget: &Arc<Budget>,
+        until: Option<Instant>,
+    ) -> Result<(Arc<Graph>, Report)> {
         let mut graph = self.model.shared_graph();
-        let evaluate = |graph: Graph| evaluate(graph, devices, &self.limits, self.memory_limit);
+        let evaluate = |graph: Graph| evaluate(graph, devices, budget, &self.limits);
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
         let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
         let report = optimize(&mut graph, &self.optimizer, environment)?;
         Ok((graph, report))
     }
 
-    /// Compiles the model. An operator that no provider runs, or packed weights beyond the memory limit, are
-    /// errors.
+    /// Compiles the model, or takes what a session built alike has compiled. An operator that no provider runs, or packed weights beyond the
+    /// memory limit, are errors.
     pub fn build(self) -> Result<Session> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or_else(cores);
         ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
-        let devices = open_devices(self.devices.clone(), &self.providers)?;
-        let start = Instant::now();
-        let budget = Budget::new(self.memory_limit.or_else(host_memory_bytes));
-        let until = self.limits.until();
-        let (graph, rewrites) = self.rewritten(&devices, until)?;
-        let model = self.model;
-        let release = |tensor: &Tensor| model.release(tensor);
-        let mut cx = BuildCx {
-            devices: &devices,
-            budget: &budget,
+        let key = CompileKey {
+            providers: self.providers.clone(),
+            devices: self.devices.clone(),
             threads,
             precision: self.precision,
-            release: &release,
+            optimizer: self.optimizer.clone(),
+            budget: self.budget.clone(),
+        };
+        // What a limit of its own bounds is a session's own.
+        let compiled = match self.memory_limit {
+            None => self.model.compiled().get(key, |key| self.compile(threads, Some(key)))?,
+            Some(_) => Arc::new(self.compile(threads, None)?),
+        };
+        let counts_all = self.memory_limit.is_some() || self.budget.is_some();
+        Ok(Session {
+            budget: Budget::within(&compiled.budget, None),
+            compiled,
+            threads,
+            limits: self.limits,
+            idle: Mutex::new(Vec::new()),
+            outputs: (!counts_all).then(Recycler::new),
+            model: self.model,
+        })
+    }
+
+    fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
+        let devices = open_devices(self.devices.clone(), &self.providers)?;
+        let start = Instant::now();
+        let budget = self.new_budget();
+        let (program, packed_bytes, rewrites) = self
+            .program(threads, &devices, &budget, Packing::Now)
+            .map_err(|problem| self.explain(problem, threads, &devices))?;
+        self.model.release_all();
+        tracing::info!(
+            steps = program.steps.len(),
+            packed_bytes,
+            milliseconds = start.elapsed().as_millis() as u64,
+            "compiled"
+        );
+        let streams = Streams::of(&program, self.precision);
+        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, key })
+    }
+
+    /// The program, the bytes of its packed weights that always stay, and what was rewritten.
+    fn program(
+        &self,
+        threads: usize,
+        devices: &[Arc<dyn Device>],
+        budget: &Arc<Budget>,
+        packing: Packing,
+    ) -> Result<(Program, usize, Report)> {
+        let until = self.limits.until();
+        let (graph, rewrites) = self.rewritten(devices, budget, until)?;
+        let mut cx = BuildCx {
+            devices,
+            budget,
+            threads,
+            precision: self.precision,
+            release: &|tensor| self.model.release(tensor),
             packed_bytes: 0,
+            is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
+            // Without a limit all packed weights stay.
+            streams: self.memory_limit.is_some() || self.budget.is_some(),
+            packing,
             until,
         };
         let mut program = Program::build(graph, &[], &mut cx)?;
@@ -155,28 +231,35 @@ impl SessionBuilder {
                 *default = default.to_owned_copy()?;
             }
         }
-        let packed_bytes = cx.packed_bytes;
-        model.release_all();
-        tracing::info!(
-            steps = program.steps.len(),
-            packed_bytes,
-            milliseconds = start.elapsed().as_millis() as u64,
-            "compiled"
-        );
-        let (idle, limits) = (Mutex::new(Vec::new()), self.limits);
-        let outputs = self.memory_limit.is_none().then(Recycler::new);
-        Ok(Session {
-            model,
-            program,
-            devices,
-            budget,
-            threads,
-            packed_bytes,
-            limits,
-            idle,
-            outputs,
-            rewrites,
-        })
+        Ok((program, cx.packed_bytes, rewrites))
+    }
+
+    /// Where memory did not suffice: how much all weights would take that cannot be packed again.
+    fn explain(&self, problem: Error, threads: usize, devices: &[Arc<dyn Device>]) -> Error {
+        if problem.kind() != ErrorKind::OutOfMemory {
+            return problem;
+        }
+        let budget = self.new_budget();
+        let Ok((_, needed, _)) = self.program(threads, devices, &budget, Packing::Counted) else {
+            return problem;
+        };
+        let (available, limit) = (budget.available(), budget.limit().unwrap_or(usize::MAX));
+        error!(
+            OutOfMemory,
+            "the session's packed weights need {needed} bytes, {available} of the limit of {limit} are free"
+        )
+        .help(format!(
+            "raise the memory limit to more than {} bytes, or map the model from a file: such weights can be packed again for each run",
+            limit.saturating_add(needed.saturating_sub(available))
+        ))
+    }
+
+    /// What everything of the session counts against.
+    fn new_budget(&self) -> Arc<Budget> {
+        match &self.budget {
+            Some(shared) => Budget::within(shared, self.memory_limit),
+            None => Budget::new(self.memory_limit.or_else(host_memory_bytes)),
+        }
     }
 }
 
@@ -200,16 +283,15 @@ fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Optio
     devices.iter().position(|device| device.claim(&NodeView { graph, node }).is_ok())
 }
 
-/// Runs a graph of constants on the host's devices; without any of them on the CPU provider.
+/// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The results count against `budget`.
 fn evaluate(
     graph: Graph,
     devices: &[Arc<dyn Device>],
+    budget: &Arc<Budget>,
     limits: &Limits,
-    memory_limit: Option<usize>,
 ) -> Result<Vec<Tensor>> {
     let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(1).limits(*limits);
-    builder = builder.opt_level(Level::Disabled);
-    builder.memory_limit = memory_limit;
+    builder = builder.opt_level(Level::Disabled).budget(budget);
     builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
     let outputs = builder.build()?.run(&[])?.into_iter();
     outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()

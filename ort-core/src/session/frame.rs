@@ -18,9 +18,10 @@ use super::nested::NestedFrames;
 use super::places::{device_view, output_slot, view_of};
 use super::profile::Profile;
 use super::program::{Origin, Program, SlotId, Step, Work};
+use super::streamed::Streaming;
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
-use crate::ep::{Device, IoShapes, OutputSlot, OutputsFrom, RunControl, RunCx};
+use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx};
 use crate::plan::{Action, Place, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count};
@@ -34,6 +35,8 @@ pub(crate) struct RunEnv<'a> {
     pub(crate) profile: Option<&'a Profile>,
     /// Where memory of the host for outputs comes from.
     pub(crate) outputs: &'a dyn Allocator,
+    /// How weights are packed during the run, where not all can stay packed.
+    pub(crate) streaming: Option<Streaming<'a>>,
 }
 
 /// The slabs of a run: the host's, which the frame borrows, and the devices'.
@@ -460,6 +463,14 @@ impl<'a> Frame<'a> {
                 cx.workspace = workspace;
                 kernel.run(&mut cx)?;
             }
+            Work::Streamed(kernel) => {
+                cx.workspace = workspace;
+                let node = step.node.map(|node| &self.program.graph.nodes[node]);
+                let missing = || error!(Fail, "a streamed kernel outside of its session");
+                let (node, streaming) = node.zip(self.env.streaming).ok_or_else(missing)?;
+                let view = NodeView { graph: &self.program.graph, node };
+                kernel.run((index, view), &*self.env.devices[step.device], streaming, &mut cx)?;
+            }
             Work::Kernel(kernel) => {
                 nested.workspace = workspace;
                 cx.nested = Some(&mut nested);
@@ -478,7 +489,7 @@ impl<'a> Frame<'a> {
         let step = &self.program.steps[index];
         let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
         let all_planned = step.inputs.iter().chain(&step.outputs).flatten().all(planned);
-        let Work::Kernel(kernel) = &step.work else { return Ok(None) };
+        let Some(kernel) = step.work.kernel() else { return Ok(None) };
         if all_planned || !step.nested.is_empty() {
             return Ok(None);
         }

@@ -15,12 +15,15 @@
 
 mod builder;
 mod cache;
+mod compiled;
 mod frame;
+mod largest;
 mod model;
 mod nested;
 mod places;
 mod profile;
 mod program;
+mod streamed;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,26 +34,27 @@ use parking_lot::Mutex;
 pub use builder::SessionBuilder;
 pub use model::Model;
 pub use profile::{Profile, ProfileEvent};
-pub(crate) use program::{Origin, Program, SlotId, Step, Work};
+pub(crate) use program::{Origin, Program, SlotId, Step};
 
 use crate::dim::{Bindings, Symbol};
-use crate::ep::{CancelToken, Device, RunControl};
+use crate::ep::{CancelToken, RunControl};
 use crate::ir::ValueType;
 use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
-use crate::tensor::{Value, ValueView};
+use crate::tensor::{Tensor, Value, ValueView};
 use crate::{Error, Limits, Result, advise, ensure, error};
+use compiled::Compiled;
 use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
+use streamed::{Room, Streaming};
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
 pub struct Session {
     model: Model,
-    program: Program,
-    devices: Vec<Arc<dyn Device>>,
+    /// Shared with other sessions on the model that were built alike.
+    compiled: Arc<Compiled>,
+    /// What runs of this session hold, within the budget of what is compiled.
     budget: Arc<Budget>,
     threads: usize,
-    packed_bytes: usize,
     limits: Limits,
-    rewrites: crate::rewrite::Report,
     /// Slabs of finished runs, for the next ones.
     idle: Mutex<Vec<Buffer>>,
     /// Outputs that callers have dropped, for the next runs. None where a limit counts every byte.
@@ -112,7 +116,7 @@ impl Session {
 
     /// The outputs, in the model's order.
     pub fn outputs(&self) -> Vec<ValueSpec> {
-        let graph = &self.program.graph;
+        let graph = &self.compiled.program.graph;
         let outputs = graph.outputs.iter().zip(self.model.graph().outputs.iter());
         outputs
             .map(|(id, named)| ValueSpec {
@@ -137,13 +141,13 @@ impl Session {
         let aligned = align(inputs)?;
         let given = self.arrange(&aligned)?;
         let mut bindings = Bindings::new();
-        bind(&self.program, &given, &mut bindings)?;
+        bind(&self.compiled.program, &given, &mut bindings)?;
         let mut plan = self.plan_for(&bindings)?;
-        if !fits(&self.program, &plan, &given) {
+        if !fits(&self.compiled.program, &plan, &given) {
             bindings = Bindings::new();
             plan = self.plan_for(&bindings)?;
         }
-        self.check_budget(&plan)?;
+        let room = self.make_room(&plan)?;
         let control = RunControl {
             cancel: options.cancel.clone(),
             deadline: options.deadline.or_else(|| self.limits.until()),
@@ -154,16 +158,33 @@ impl Session {
             Some(recycler) => &**recycler,
             None => &**HostAllocator::global(),
         };
-        let env = RunEnv { control: &control, devices: &self.devices, profile: options.profile, outputs };
-        let mut slab = self.take_slab(&plan)?;
+        let release = |tensor: &Tensor| self.model.release(tensor);
+        let streaming = (!self.compiled.streams.is_empty()).then_some(Streaming {
+            streams: &self.compiled.streams,
+            keep: &room.keep,
+            budget: &self.compiled.budget,
+            threads: self.threads,
+            release: &release,
+        });
+        let devices = &self.compiled.devices;
+        let env = RunEnv { control: &control, devices, profile: options.profile, outputs, streaming };
+        let mut slab = self.take_slab(&plan, room.to_pack)?;
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(&plan, env)?;
-        let frame =
-            Frame::new((&self.program, &plan, &bindings), env, &given, Slabs { host, devices: &devices });
+        let frame = Frame::new(
+            (&self.compiled.program, &plan, &bindings),
+            env,
+            &given,
+            Slabs { host, devices: &devices },
+        );
         // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
         let outputs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frame.run()));
         let outputs = outputs.unwrap_or_else(|panic| Err(panic_error(&*panic)))?;
         self.idle.lock().push(slab);
+        if room.window > 0 {
+            // What runs read of the file in passing would add up to all of it.
+            self.model.release_all();
+        }
         self.outputs.iter().for_each(|recycler| recycler.sweep());
         let names = self.model.graph();
         let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
@@ -172,7 +193,7 @@ impl Session {
 
     /// Puts named inputs in order; defaults stand in for what is left out.
     fn arrange<'v>(&'v self, inputs: &'v [(&str, Value)]) -> Result<Vec<ValueView<'v>>> {
-        let graph = &self.program.graph;
+        let graph = &self.compiled.program.graph;
         let known = |name: &str| graph.inputs.iter().any(|&id| &*graph.value(id).name == name);
         for (index, (name, _)) in inputs.iter().enumerate() {
             ensure!(
@@ -205,53 +226,66 @@ impl Session {
     }
 
     fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
-        self.program.plans.get(bindings, || {
+        self.compiled.program.plans.get(bindings, || {
             let start = Instant::now();
-            let plan = resolve(&self.program, bindings, self.threads)?;
+            let plan = resolve(&self.compiled.program, bindings, self.threads)?;
             let milliseconds = start.elapsed().as_millis() as u64;
             tracing::info!(dims = %bindings, peak_bytes = plan.peak(), milliseconds, "planned");
             Ok(plan)
         })
     }
 
-    /// Refuses a run that the budget cannot hold, before anything runs.
-    fn check_budget(&self, plan: &RunPlan) -> Result<()> {
+    /// Refuses a run that the budget cannot hold, before anything runs; packed weights that it has no room for go.
+    fn make_room(&self, plan: &RunPlan) -> Result<Room> {
+        let (streams, program) = (&self.compiled.streams, &self.compiled.program);
         let idle: usize = self.idle.lock().iter().map(Buffer::len).sum();
-        let available = self.budget.available().saturating_add(idle);
-        if plan.peak() <= available {
-            return Ok(());
+        let packed = streams.resident_bytes(program);
+        let available = self.budget.available().saturating_add(idle).saturating_add(packed);
+        let needed = plan.peak().saturating_add(streams.least_bytes());
+        if needed <= available {
+            return Ok(streams.make_room(program, available - plan.peak()));
         }
-        let largest = largest_at_peak(plan, &self.program);
+        let mut largest = largest_at_peak(plan, program);
+        largest.extend(streams.largest(program));
+        largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let largest: Vec<String> =
             largest.iter().take(5).map(|(name, bytes)| format!("'{name}' {bytes} bytes")).collect();
+        let limit = self.budget.limit().unwrap_or(usize::MAX);
         Err(error!(
             OutOfMemory,
-            "the run needs {} bytes, {available} of the limit of {} are free; the largest at the peak are {}",
-            plan.peak(),
-            self.budget.limit().unwrap_or(usize::MAX),
+            "the run needs {needed} bytes, {available} of the limit of {limit} are free; the largest at the peak are {}",
             largest.join(", ")
         )
-        .help("raise the memory limit or use smaller dimensions"))
+        .help(format!(
+            "raise the memory limit to {} bytes or use smaller dimensions",
+            limit.saturating_add(needed - available)
+        )))
     }
 
     /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
-    fn take_slab(&self, plan: &RunPlan) -> Result<Buffer> {
+    /// `to_pack` bytes are left for weights.
+    fn take_slab(&self, plan: &RunPlan, to_pack: usize) -> Result<Buffer> {
         const SLACK: usize = 1 << 20;
         let bytes = plan.host_slab();
+        // What the run takes beside its slab.
+        let rest = (plan.peak() - bytes).saturating_add(to_pack);
         let mut idle = self.idle.lock();
         let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
-        let found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
+        let mut found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
         if found.is_none() {
             // What does not fit this run would only add to the resident size.
             idle.pop();
         }
-        // Idle slabs make room where the budget is short.
-        let needed = plan.peak() - found.as_ref().map_or(0, |_| bytes);
-        while self.budget.available() < needed && idle.pop().is_some() {}
-        drop(idle);
+        // Idle slabs make room where the budget is short, at last the one that is larger than this run needs.
+        while self.budget.available() < rest && idle.pop().is_some() {}
+        if self.budget.available() < rest {
+            found = None;
+        }
         if let Some(slab) = found {
             return Ok(slab);
         }
+        while self.budget.available() < rest.saturating_add(bytes) && idle.pop().is_some() {}
+        drop(idle);
         Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
     }
 
@@ -261,7 +295,7 @@ impl Session {
         if let Some(recycler) = &self.outputs {
             recycler.trim();
         }
-        self.program.plans.clear();
+        self.compiled.program.plans.clear();
         HostAllocator::global().trim();
     }
 
@@ -270,7 +304,7 @@ impl Session {
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
         let plan = self.plan_for(&bindings)?;
-        let mut report = report(&self.program, &plan, &bindings);
+        let mut report = report(&self.compiled.program, &plan, &bindings);
         report.weights_bytes = self.model.graph().weight_bytes();
         Ok(report)
     }
@@ -279,9 +313,9 @@ impl Session {
     pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
-        bind(&self.program, &given, &mut bindings)?;
+        bind(&self.compiled.program, &given, &mut bindings)?;
         let plan = self.plan_for(&bindings)?;
-        let mut report = report(&self.program, &plan, &bindings);
+        let mut report = report(&self.compiled.program, &plan, &bindings);
         report.weights_bytes = self.model.graph().weight_bytes();
         Ok(report)
     }
@@ -305,20 +339,20 @@ impl Session {
     /// Which device runs each node: (node, operator, provider).
     pub fn placement(&self) -> Vec<(String, String, String)> {
         let step = |step: &Step| {
-            let provider = self.devices.get(step.device).map_or("", |device| device.info().provider);
+            let provider = self.compiled.devices.get(step.device).map_or("", |device| device.info().provider);
             (step.name.to_string(), step.op.to_string(), provider.to_string())
         };
-        self.program.steps.iter().map(step).collect()
+        self.compiled.program.steps.iter().map(step).collect()
     }
 
     /// The memory of the session.
     pub fn memory(&self) -> MemoryUse {
-        let mapped = self.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
+        let mapped = self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
         let mapped = mapped.filter(|bytes| self.model.is_mapped(bytes)).map(|bytes| bytes.len());
         MemoryUse {
             weights: self.model.graph().weight_bytes(),
             weights_mapped: mapped.sum(),
-            packed: self.packed_bytes,
+            packed: self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program),
             activations: self.budget.activation_in_use(),
             activations_peak: self.budget.activation_peak(),
         }
@@ -326,7 +360,7 @@ impl Session {
 
     /// What was rewritten before the graph was compiled.
     pub fn rewrites(&self) -> &crate::rewrite::Report {
-        &self.rewrites
+        &self.compiled.rewrites
     }
 
     /// The threads inside one operator.

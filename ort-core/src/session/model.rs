@@ -18,6 +18,7 @@ use crate::tensor::Tensor;
 use crate::{Result, Within};
 
 use super::ValueSpec;
+use super::compiled::CompiledPrograms;
 
 /// A loaded model. Cloning shares it.
 #[derive(Clone)]
@@ -26,6 +27,8 @@ pub struct Model {
     graph: Arc<Graph>,
     /// What else was loaded; its own graph is empty.
     file: Arc<LoadedModel>,
+    /// What sessions have compiled of it.
+    compiled: Arc<CompiledPrograms>,
 }
 
 impl Model {
@@ -52,14 +55,15 @@ impl Model {
         let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
         prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
-        let model = Model { graph: Arc::new(std::mem::take(&mut loaded.graph)), file: Arc::new(loaded) };
+        let graph = Arc::new(std::mem::take(&mut loaded.graph));
+        let model = Model { graph, file: Arc::new(loaded), compiled: Arc::default() };
         model.release_all();
         Ok(model)
     }
 
     /// A model of a graph that was built by hand.
     pub fn from_graph(graph: Graph) -> Model {
-        Model { graph: Arc::new(graph), file: Arc::default() }
+        Model { graph: Arc::new(graph), file: Arc::default(), compiled: Arc::default() }
     }
 
     /// What it was loaded within.
@@ -75,6 +79,11 @@ impl Model {
     /// The canonical graph, shared.
     pub(super) fn shared_graph(&self) -> Arc<Graph> {
         self.graph.clone()
+    }
+
+    /// What sessions have compiled of it.
+    pub(super) fn compiled(&self) -> &CompiledPrograms {
+        &self.compiled
     }
 
     /// What the file says of itself.

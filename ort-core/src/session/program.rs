@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ort_alloc::{Budget, Category, DeviceId, allocate_in};
-use rustc_hash::{FxBuildHasher, FxHashMap};
-use smallvec::smallvec;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use smallvec::{SmallVec, smallvec};
 
 use super::cache::PlanCache;
-use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Precision, partition};
+use super::streamed::StreamedKernel;
+use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Packing, Precision, partition};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
 use crate::tensor::{Tensor, TensorMut};
@@ -51,8 +52,21 @@ pub(crate) struct Slot {
 pub(crate) enum Work {
     /// Runs a kernel.
     Kernel(Box<dyn Executable>),
+    /// Runs a kernel whose packed weights may have to be packed first.
+    Streamed(StreamedKernel),
     /// Copies a value between the host's memory and the device's.
     Copy,
+}
+
+impl Work {
+    /// The kernel, to ask for its workspace; none for a copy.
+    pub(crate) fn kernel(&self) -> Option<&dyn Executable> {
+        match self {
+            Work::Kernel(kernel) => Some(&**kernel),
+            Work::Streamed(kernel) => Some(&*kernel.counted),
+            Work::Copy => None,
+        }
+    }
 }
 
 /// One step of the schedule.
@@ -111,6 +125,11 @@ pub(crate) struct BuildCx<'a> {
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a dyn Fn(&Tensor),
     pub(crate) packed_bytes: usize,
+    /// Whether a weight lies in a mapped file, so that it can be read again at any time.
+    pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
+    /// Whether packed weights may come and go.
+    pub(crate) streams: bool,
+    pub(crate) packing: Packing,
     /// When building gives up.
     pub(crate) until: Option<Instant>,
 }
@@ -150,6 +169,7 @@ impl Program {
         let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));
         let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
         builder.align_constants(cx)?;
+        builder.forget_consumed(&mut graph, cx.is_mapped);
         let Builder { slots, steps, .. } = builder;
         Ok(Program { graph, slots, steps, given, outputs, plans: PlanCache::default() })
     }
@@ -169,6 +189,22 @@ impl Program {
         });
         let inner = self.steps.iter().flat_map(|step| &step.nested);
         own.chain(inner.flat_map(|nested| nested.program.constants())).collect()
+    }
+}
+
+impl BuildCx<'_> {
+    /// The context of one kernel's construction.
+    fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing) -> CompileCx<'k> {
+        CompileCx {
+            node: view,
+            threads: self.threads,
+            precision: self.precision,
+            budget: self.budget,
+            allocator: device.allocator(),
+            consumed: smallvec![false; view.node.inputs.len()],
+            packing,
+            packed_bytes: 0,
+        }
     }
 }
 
@@ -273,7 +309,7 @@ impl Builder {
         for subgraph in &node.subgraphs {
             nested.push(self.nested(graph, subgraph, cx).within(|| subgraph.attr)?);
         }
-        let kernel = self.compile(view, device, cx)?;
+        let work = self.compile(view, device, cx)?;
         let outputs = node.outputs.iter();
         let outputs = outputs.map(|value| value.map(|value| self.add(value, memory, Origin::Step))).collect();
         self.steps.push(Step {
@@ -282,7 +318,7 @@ impl Builder {
             node: Some(index),
             device: device_index,
             claim,
-            work: Work::Kernel(kernel),
+            work,
             inputs,
             outputs,
             nested,
@@ -296,21 +332,19 @@ impl Builder {
         view: NodeView<'_>,
         device: &Arc<dyn Device>,
         cx: &mut BuildCx<'_>,
-    ) -> Result<Box<dyn Executable>> {
-        let node = view.node;
-        let mut compile = CompileCx {
-            node: view,
-            threads: cx.threads,
-            precision: cx.precision,
-            budget: cx.budget,
-            allocator: device.allocator(),
-            consumed: smallvec![false; node.inputs.len()],
-            packed_bytes: 0,
+    ) -> Result<Work> {
+        let streamed = self.streamed(view, device, cx);
+        let (work, consumed) = match streamed {
+            Some((kernel, consumed)) => (Work::Streamed(kernel), consumed),
+            None => {
+                let mut compile = cx.kernel(view, &**device, cx.packing);
+                let kernel = device.compile(&mut compile)?;
+                let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
+                cx.packed_bytes = cx.packed_bytes.saturating_add(packed_bytes);
+                (Work::Kernel(kernel), consumed)
+            }
         };
-        let kernel = device.compile(&mut compile)?;
-        let consumed = compile.consumed;
-        cx.packed_bytes = cx.packed_bytes.saturating_add(compile.packed_bytes);
-        for (value, _) in node.inputs.iter().zip(consumed).filter(|(_, consumed)| *consumed) {
+        for (value, _) in view.node.inputs.iter().zip(consumed).filter(|(_, consumed)| *consumed) {
             let Some(value) = *value else { continue };
             if self.read_once_less(value) > 0 {
                 continue;
@@ -321,7 +355,27 @@ impl Builder {
                 (cx.release)(&tensor);
             }
         }
-        Ok(kernel)
+        Ok(work)
+    }
+
+    /// The kernel without its packed weights, where it has some and all of them can be packed again.
+    fn streamed(
+        &self,
+        view: NodeView<'_>,
+        device: &Arc<dyn Device>,
+        cx: &BuildCx<'_>,
+    ) -> Option<(StreamedKernel, SmallVec<[bool; 8]>)> {
+        if !cx.streams || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
+            return None;
+        }
+        let mut compile = cx.kernel(view, &**device, Packing::Counted);
+        // What is wrong with the node is said when it is compiled for good.
+        let counted = device.compile(&mut compile).ok()?;
+        let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
+        let weights = consumed.iter().enumerate().filter(|(_, consumed)| **consumed);
+        let mut weights = weights.filter_map(|(index, _)| view.constant(index));
+        let streams = packed_bytes > 0 && weights.all(cx.is_mapped);
+        streams.then(|| (StreamedKernel::new(counted, packed_bytes), consumed))
     }
 
     /// Counts a read of a value less; returns how many are left.
@@ -352,11 +406,24 @@ impl Builder {
                 }
             }
         }
-        Ok(Nested { program: Program::build(Arc::new(inner), &captured, cx)?, captures })
+        let streams = std::mem::replace(&mut cx.streams, false);
+        let program = Program::build(Arc::new(inner), &captured, cx);
+        cx.streams = streams;
+        Ok(Nested { program: program?, captures })
+    }
+
+    /// Lets go of weights in memory of their own that kernels packed: raw and packed would both stay resident.
+    fn forget_consumed(&self, graph: &mut Arc<Graph>, is_mapped: &dyn Fn(&Tensor) -> bool) {
+        let consumed = self.slots.iter().filter(|slot| matches!(slot.origin, Origin::Consumed));
+        let consumed: FxHashSet<ValueId> = consumed.map(|slot| slot.value).collect();
+        // The model's own graph stays whole.
+        if let (false, Some(graph)) = (consumed.is_empty(), Arc::get_mut(graph)) {
+            graph.constants.retain(|value, tensor| !consumed.contains(value) || is_mapped(tensor));
+        }
     }
 
     /// Copies constants that are not aligned for their type and that some kernel reads as typed slices.
-    fn align_constants(&mut self, cx: &BuildCx<'_>) -> Result<()> {
+    fn align_constants(&mut self, cx: &mut BuildCx<'_>) -> Result<()> {
         let mut typed_reads = vec![false; self.slots.len()];
         for step in &self.steps {
             for (position, slot) in step.inputs.iter().enumerate() {
@@ -369,7 +436,9 @@ impl Builder {
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
             let Some(bytes) = tensor.bytes() else { continue };
-            if !tensor.is_aligned() {
+            if !tensor.is_aligned() && cx.packing == Packing::Counted {
+                cx.packed_bytes = cx.packed_bytes.saturating_add(bytes.len());
+            } else if !tensor.is_aligned() {
                 let mut buffer = allocate_in(
                     cx.budget,
                     Category::Weights,

@@ -16,9 +16,8 @@ pub(super) mod widened;
 
 use std::marker::PhantomData;
 
-use ort_alloc::Buffer;
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Precision};
+use ort_core::ep::{CompileCx, PackedWeights, Precision};
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, error};
 
@@ -50,7 +49,7 @@ pub(in crate::kernels) fn bytes_of<T>(count: usize) -> Result<usize> {
 }
 
 /// Packed weights in memory that the session counts.
-pub(crate) struct Packed<T>(Buffer, PhantomData<T>);
+pub(crate) struct Packed<T>(PackedWeights, PhantomData<T>);
 
 /// Packed weights of floats.
 pub(super) type PackedFloats = Packed<f32>;
@@ -62,11 +61,9 @@ impl<T: bytemuck::Pod> Packed<T> {
         len: usize,
         fill: impl FnOnce(&mut [T]) -> Result<()>,
     ) -> Result<Packed<T>> {
-        let mut buffer = cx.allocate_packed(bytes_of::<T>(len)?.max(4))?;
-        let bytes =
-            buffer.bytes_mut().ok_or_else(|| error!(Fail, "packed weights are not in host memory"))?;
-        fill(&mut scratch::<T>(bytes)?[..len])?;
-        Ok(Packed(buffer, PhantomData))
+        let bytes = bytes_of::<T>(len)?.max(4);
+        let packed = cx.pack(bytes, |bytes| fill(&mut scratch::<T>(bytes)?[..len]))?;
+        Ok(Packed(packed, PhantomData))
     }
 
     /// A copy of `values`.
@@ -78,7 +75,7 @@ impl<T: bytemuck::Pod> Packed<T> {
     }
 
     pub(super) fn values(&self) -> &[T] {
-        let bytes = self.0.bytes().unwrap_or(&[]);
+        let bytes = self.0.bytes();
         let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
         bytemuck::try_cast_slice(bytes.get(..whole).unwrap_or(&[])).unwrap_or(&[])
     }

@@ -1,0 +1,78 @@
+//! A model compiled for devices: made once, and shared by all sessions that ask for the same.
+
+use std::sync::{Arc, Weak};
+
+use ort_alloc::Budget;
+use parking_lot::Mutex;
+
+use super::Program;
+use super::streamed::Streams;
+use crate::Result;
+use crate::ep::{Device, Precision, ProviderOptions};
+use crate::rewrite::{Optimizer, Report};
+
+/// A program with its packed weights, and what it was made for.
+pub(crate) struct Compiled {
+    pub(crate) program: Program,
+    pub(crate) streams: Streams,
+    pub(crate) devices: Vec<Arc<dyn Device>>,
+    /// The bytes of packed weights that always stay.
+    pub(crate) packed_bytes: usize,
+    pub(crate) rewrites: Report,
+    /// What the packed weights count against, and the runs of every session on it.
+    pub(crate) budget: Arc<Budget>,
+    /// None where nobody else may have it.
+    pub(super) key: Option<CompileKey>,
+}
+
+/// What compiling depends on besides the model.
+pub(super) struct CompileKey {
+    pub(super) providers: Vec<(String, ProviderOptions)>,
+    /// The devices that the caller opened.
+    pub(super) devices: Vec<Arc<dyn Device>>,
+    pub(super) threads: usize,
+    pub(super) precision: Precision,
+    pub(super) optimizer: Optimizer,
+    /// The budget that the caller shares between sessions.
+    pub(super) budget: Option<Arc<Budget>>,
+}
+
+impl PartialEq for CompileKey {
+    fn eq(&self, other: &CompileKey) -> bool {
+        let devices = self.devices.iter().zip(&other.devices);
+        let same_budget = match (&self.budget, &other.budget) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        self.providers == other.providers
+            && self.devices.len() == other.devices.len()
+            && devices.into_iter().all(|(one, other)| std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other)))
+            && (self.threads, self.precision) == (other.threads, other.precision)
+            && self.optimizer == other.optimizer
+            && same_budget
+    }
+}
+
+/// What is compiled of one model, as long as some session has it.
+#[derive(Default)]
+pub(super) struct CompiledPrograms(Mutex<Vec<Weak<Compiled>>>);
+
+impl CompiledPrograms {
+    /// What was compiled for `key`, or what `make` compiles. Whoever asks meanwhile waits: two copies would take twice the memory.
+    pub(super) fn get(
+        &self,
+        key: CompileKey,
+        make: impl FnOnce(CompileKey) -> Result<Compiled>,
+    ) -> Result<Arc<Compiled>> {
+        let mut known = self.0.lock();
+        known.retain(|compiled| compiled.strong_count() > 0);
+        let mut alive = known.iter().filter_map(Weak::upgrade);
+        if let Some(compiled) = alive.find(|compiled| compiled.key.as_ref() == Some(&key)) {
+            return Ok(compiled);
+        }
+        let compiled = Arc::new(make(key)?);
+        known.push(Arc::downgrade(&compiled));
+        Ok(compiled)
+    }
+}

@@ -1,0 +1,219 @@
+//! Kernels whose packed weights come and go, for sessions whose memory limit cannot hold all of them at once.
+//!
+//! Each run decides which weights stay packed: the largest first, as far as they fit beside its activations. The others pass through a
+//! window, one at a time: packed from the model's file right before their step, and gone after it. Results have the same bits either way.
+
+use std::sync::Arc;
+
+use ort_alloc::Budget;
+use parking_lot::Mutex;
+use smallvec::smallvec;
+
+use super::program::{Program, Step, Work};
+use crate::Result;
+use crate::ep::{CompileCx, Device, Executable, NodeView, Packing, Precision, RunCx};
+use crate::tensor::Tensor;
+
+/// A kernel that can be made without its packed weights, and with them again.
+pub(crate) struct StreamedKernel {
+    /// Tells workspaces; its weights are counted, not packed.
+    pub(crate) counted: Box<dyn Executable>,
+    pub(crate) packed_bytes: usize,
+    resident: Mutex<Option<Arc<dyn Executable>>>,
+}
+
+/// What runs need to pack weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Streaming<'a> {
+    pub(crate) streams: &'a Streams,
+    /// By step: whether its weights stay packed.
+    pub(crate) keep: &'a [bool],
+    /// What packed weights count against.
+    pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) threads: usize,
+    /// Called with a weight whose pages of the file are not needed any more.
+    pub(crate) release: &'a (dyn Fn(&Tensor) + Sync),
+}
+
+/// What a run leaves packed.
+pub(super) struct Room {
+    /// By step: whether its weights stay packed.
+    pub(super) keep: Vec<bool>,
+    /// The bytes of the window; zero where all stay.
+    pub(super) window: usize,
+    /// The most bytes that the run packs at once beside what is packed already.
+    pub(super) to_pack: usize,
+}
+
+/// The streamed kernels of a program.
+pub(crate) struct Streams {
+    /// Steps and the bytes that they pack, the largest first.
+    steps: Vec<(usize, usize)>,
+    precision: Precision,
+    /// Held while a kernel is in the window: several runs share one.
+    window: Mutex<()>,
+}
+
+impl StreamedKernel {
+    pub(super) fn new(counted: Box<dyn Executable>, packed_bytes: usize) -> StreamedKernel {
+        StreamedKernel { counted, packed_bytes, resident: Mutex::new(None) }
+    }
+
+    /// Runs the kernel of a step, packing its weights where they are not resident.
+    pub(super) fn run(
+        &self,
+        (index, view): (usize, NodeView<'_>),
+        device: &dyn Device,
+        streaming: Streaming<'_>,
+        cx: &mut RunCx<'_>,
+    ) -> Result<()> {
+        let mut resident = self.resident.lock();
+        if let Some(kernel) = resident.clone() {
+            drop(resident);
+            return kernel.run(cx);
+        }
+        if streaming.keeps(index) {
+            let kernel: Arc<dyn Executable> = Arc::from(streaming.make(view, device)?);
+            *resident = Some(kernel.clone());
+            drop(resident);
+            return kernel.run(cx);
+        }
+        drop(resident);
+        let _window = streaming.streams.window.lock();
+        streaming.make(view, device)?.run(cx)
+    }
+}
+
+impl Streaming<'_> {
+    fn keeps(&self, index: usize) -> bool {
+        self.keep.get(index).copied().unwrap_or(false)
+    }
+
+    /// The kernel with its weights packed; the pages of the file that they came from go.
+    fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
+        let mut compile = CompileCx {
+            node: view,
+            threads: self.threads,
+            precision: self.streams.precision,
+            budget: self.budget,
+            allocator: device.allocator(),
+            consumed: smallvec![false; view.node.inputs.len()],
+            packing: Packing::Now,
+            packed_bytes: 0,
+        };
+        let kernel = device.compile(&mut compile)?;
+        let consumed = compile.consumed;
+        for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
+            view.constant(index).into_iter().for_each(self.release);
+        }
+        Ok(kernel)
+    }
+}
+
+impl Streams {
+    pub(super) fn of(program: &Program, precision: Precision) -> Streams {
+        let steps = program.steps.iter().enumerate();
+        let mut steps: Vec<_> =
+            steps.filter_map(|(index, step)| Some((index, streamed(step)?.packed_bytes))).collect();
+        steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
+        Streams { steps, precision, window: Mutex::new(()) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// The fewest bytes that a run takes beside its activations: the window.
+    pub(super) fn least_bytes(&self) -> usize {
+        self.steps.first().map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// The bytes that are packed now.
+    pub(super) fn resident_bytes(&self, program: &Program) -> usize {
+        let kernels = self.kernels(program).filter(|kernel| kernel.resident.lock().is_some());
+        kernels.map(|kernel| kernel.packed_bytes).sum()
+    }
+
+    /// By step, whether its weights stay packed, so that all that stay and the window take at most `free` bytes.
+    pub(super) fn choose(&self, free: usize) -> Vec<bool> {
+        let mut left = free;
+        let mut window = 0;
+        let mut keep = vec![false; self.steps.iter().map(|(step, _)| step + 1).max().unwrap_or(0)];
+        for (place, &(step, bytes)) in self.steps.iter().enumerate() {
+            // The first that does not stay is the largest in the window.
+            let next =
+                if window > 0 { window } else { self.steps.get(place + 1).map_or(0, |(_, next)| *next) };
+            let stays = bytes.saturating_add(next) <= left;
+            match stays {
+                true => left -= bytes,
+                false => window = window.max(bytes),
+            }
+            if let Some(keep) = keep.get_mut(step) {
+                *keep = stays;
+            }
+        }
+        keep
+    }
+
+    /// Decides what stays packed in `free` bytes and lets go of the rest.
+    pub(super) fn make_room(&self, program: &Program, free: usize) -> Room {
+        let keep = self.choose(free);
+        let mut room = Room { keep: Vec::new(), window: 0, to_pack: 0 };
+        for (kernel, &(step, bytes)) in self.kernels(program).zip(&self.steps) {
+            let mut resident = kernel.resident.lock();
+            match keep.get(step) {
+                Some(true) if resident.is_none() => room.to_pack += bytes,
+                Some(true) => {}
+                _ => {
+                    *resident = None;
+                    room.window = room.window.max(bytes);
+                }
+            }
+        }
+        room.to_pack += room.window;
+        Room { keep, ..room }
+    }
+
+    /// The step that packs the most, in words, with its bytes.
+    pub(super) fn largest(&self, program: &Program) -> Option<(String, usize)> {
+        let &(step, bytes) = self.steps.first()?;
+        Some((format!("weights of {}", program.steps.get(step)?.name), bytes))
+    }
+
+    fn kernels<'p>(&'p self, program: &'p Program) -> impl Iterator<Item = &'p StreamedKernel> {
+        self.steps.iter().filter_map(|(index, _)| streamed(program.steps.get(*index)?))
+    }
+}
+
+fn streamed(step: &Step) -> Option<&StreamedKernel> {
+    match &step.work {
+        Work::Streamed(kernel) => Some(kernel),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// What stays and the largest of the others fit wherever the window alone does, and all stay where all fit.
+        #[test]
+        fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
+            let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();
+            steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
+            let streams = Streams { steps, precision: Precision::Fp32, window: Mutex::new(()) };
+            let keep = streams.choose(free);
+            let of = |stays: bool| {
+                let chosen = streams.steps.iter().filter(|(step, _)| keep[*step] == stays);
+                chosen.map(|(_, bytes)| *bytes).collect::<Vec<usize>>()
+            };
+            let (kept, window): (usize, usize) = (of(true).iter().sum(), of(false).into_iter().max().unwrap_or(0));
+            prop_assert!(free < streams.least_bytes() || kept + window <= free);
+            let total: usize = streams.steps.iter().map(|(_, bytes)| bytes).sum();
+            prop_assert_eq!(free >= total, window == 0);
+        }
+    }
+}
