@@ -77,6 +77,32 @@ impl Allocator for HostAllocator {
     }
 }
 
+/// Has the heap return its free pages when it is dropped. As the last field of a structure it does so after all others are gone:
+/// glibc keeps pages between what is still in use.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct TrimOnDrop {}
+
+impl TrimOnDrop {
+    /// What trims the host's heap once.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {}
+    }
+}
+
+impl Default for TrimOnDrop {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for TrimOnDrop {
+    fn drop(&mut self) {
+        HostAllocator::global().trim();
+    }
+}
+
 /// Resident memory of this process in bytes; 0 where the system does not tell.
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();

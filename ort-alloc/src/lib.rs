@@ -68,7 +68,7 @@ pub use arena::{Arena, ArenaConfig, ExtendStrategy};
 pub use budget::{Budget, BudgetedAllocator, Category, Reservation, allocate_in};
 pub use buffer::{Buffer, SharedBuffer};
 pub use error::AllocError;
-pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, host_memory_bytes};
+pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, TrimOnDrop, host_memory_bytes};
 pub use mmap::{Advice, MapError, MappedFile};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
 pub use recycle::Recycler;

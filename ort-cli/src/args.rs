@@ -12,7 +12,7 @@ use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::{Limits, Model, Session};
 
 /// Which model, on what, within which bounds.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct ModelArgs {
     /// The model file.
     pub(crate) model: PathBuf,

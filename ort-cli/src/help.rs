@@ -67,6 +67,16 @@ Examples:
   ort profile model.onnx --runs 50 --nodes 20
   ort profile model.onnx --trace trace.json     open it in chrome://tracing or Perfetto";
 
+pub(crate) const SOAK: &str = "\
+Examples:
+  ort soak model.onnx --cycles 50                                       is everything given back?
+  ort soak model.onnx --runs 10000                                      does it grow with the runs?
+  ort soak model.onnx --runs 1000 --random-dim batch=1..8 --random-dim seq=8..511
+  ort soak model.onnx --callers 64 --json | jq .peak_rss
+
+Inputs are made up, or given with --inputs where no dimension is random. Memory that belongs to no file is what the
+model costs this process alone; pages of files are shared and go when others need the memory.";
+
 pub(crate) const TEST: &str = "\
 Examples:
   ort test cases/

@@ -75,6 +75,9 @@ enum Command {
     /// Show the time per operator.
     #[command(after_help = help::PROFILE)]
     Profile(cmd::profile::ProfileArgs),
+    /// Load, run and drop a model many times, and measure what memory stays.
+    #[command(after_help = help::SOAK)]
+    Soak(cmd::soak::SoakArgs),
     /// Run ONNX test-case folders.
     #[command(after_help = help::TEST)]
     Test(cmd::test::TestArgs),
@@ -120,6 +123,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Optimize(args) => cmd::optimize::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
+        Command::Soak(args) => cmd::soak::run(&args),
         Command::Test(args) => cmd::test::run(&args),
         Command::Providers(args) => cmd::providers::run(&args),
         Command::Limits(args) => cmd::limits::run(&args),

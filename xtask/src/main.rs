@@ -15,6 +15,7 @@ mod models;
 mod ops;
 mod python;
 mod reference;
+mod soak;
 mod summary;
 mod table;
 mod test;
@@ -63,6 +64,8 @@ enum Command {
     Ops(ops::Options),
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::Options),
+    /// Load, run and drop models many times, in many shapes, from many callers, and hold what stays against bounds.
+    Soak(soak::Options),
     /// Check the style rules that no compiler checks.
     Tidy,
     /// Time ours and ONNX Runtime in turn on the same models.
@@ -83,6 +86,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Features => features::run(&workspace),
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
+        Command::Soak(options) => soak::run(&workspace, &options).map(drop),
         Command::Tidy => tidy::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
         Command::Trees(options) => trees::run(&workspace, &options),

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe, run as run_command};
-use crate::{compare, conformance, memory, models, ops, reference, tidy};
+use crate::{compare, conformance, memory, models, ops, reference, soak, tidy};
 
 /// A suite that needs Python, and how many tests it has.
 struct PythonSuite {
@@ -44,6 +44,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("memory", || memory::run(workspace, &compare::Options::default()))?;
+            summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,
     }
@@ -67,6 +68,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "memory", tests: cases },
+        PythonSuite { name: "soak", tests: soak::SCENARIOS },
     ];
     for suite in &suites {
         println!("skipped {}: {} tests", suite.name, suite.tests);

@@ -58,7 +58,8 @@ fn rate(text: &str) -> Result<f64, String> {
 struct Measured {
     /// The time of each run, from the shortest to the longest.
     times: Vec<Duration>,
-    elapsed: Duration,
+    /// The rates of all callers together, each over its own time: while the last of them ends its run, the others wait.
+    runs_per_second: f64,
     /// Of all threads.
     processor: Option<Duration>,
 }
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     for _ in 0..args.warmup {
         drop(session.run(begin)?);
     }
-    let Measured { times, elapsed, processor } = measure(&session, &given, args)?;
+    let Measured { times, runs_per_second, processor } = measure(&session, &given, args)?;
     let after = resident::measure();
     let memory = session.memory();
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
@@ -133,7 +134,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         p90_ms: milliseconds(at(0.9)),
         p99_ms: milliseconds(at(0.99)),
         cpu_ms: processor.map(|processor| milliseconds(processor) / times.len() as f64),
-        runs_per_second: times.len() as f64 / elapsed.as_secs_f64(),
+        runs_per_second,
         operations: operations::count(&model, begin),
         baseline_rss: baseline.now,
         peak_rss: after.peak,
@@ -181,24 +182,25 @@ fn cut<'a>(all: &[(&'a str, Value)], rows: usize) -> Result<Vec<Given<'a>>> {
 
 /// Runs over the wanted seconds.
 fn measure(session: &Session, given: &[Given<'_>], args: &BenchArgs) -> Result<Measured> {
-    let (begin, busy) = (Instant::now(), processor::time());
-    let callers = args.concurrency.get();
-    let mut times = Vec::new();
-    if callers == 1 {
-        times = call(session, given, args)?;
-    } else {
-        std::thread::scope(|scope| -> Result<()> {
-            let handles: Vec<_> = (0..callers).map(|_| scope.spawn(|| call(session, given, args))).collect();
-            for handle in handles {
-                times.extend(handle.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??);
-            }
-            Ok(())
-        })?;
-    }
+    let busy = processor::time();
+    let one = || {
+        let begin = Instant::now();
+        call(session, given, args).map(|times| (times, begin.elapsed()))
+    };
+    let callers = std::thread::scope(|scope| -> Result<Vec<(Vec<Duration>, Duration)>> {
+        let others: Vec<_> = (1..args.concurrency.get()).map(|_| scope.spawn(one)).collect();
+        let mut callers = vec![one()?];
+        for other in others {
+            callers.push(other.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??);
+        }
+        Ok(callers)
+    })?;
     let processor = processor::time().zip(busy).and_then(|(now, then)| now.checked_sub(then));
-    let elapsed = begin.elapsed();
+    let rate = |(times, elapsed): &(Vec<Duration>, Duration)| times.len() as f64 / elapsed.as_secs_f64();
+    let runs_per_second = callers.iter().map(rate).sum();
+    let mut times: Vec<Duration> = callers.into_iter().flat_map(|(times, _)| times).collect();
     times.sort();
-    Ok(Measured { times, elapsed, processor })
+    Ok(Measured { times, runs_per_second, processor })
 }
 
 /// The times of one caller's runs.

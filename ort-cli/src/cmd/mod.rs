@@ -10,4 +10,5 @@ pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod providers;
 pub(crate) mod run;
+pub(crate) mod soak;
 pub(crate) mod test;

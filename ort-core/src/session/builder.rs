@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::{Budget, DeviceId, Recycler, host_memory_bytes};
+use ort_alloc::{Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
 use parking_lot::Mutex;
 
 use super::compiled::{CompileKey, Compiled};
@@ -197,7 +197,9 @@ impl SessionBuilder {
             "compiled"
         );
         let streams = Streams::of(&program, self.precision);
-        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, key })
+        let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
+        let _trim = trims.then(TrimOnDrop::new);
+        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, key, _trim })
     }
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.

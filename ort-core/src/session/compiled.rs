@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use ort_alloc::Budget;
+use ort_alloc::{Budget, TrimOnDrop};
 use parking_lot::Mutex;
 
 use super::Program;
@@ -23,6 +23,13 @@ pub(crate) struct Compiled {
     pub(crate) budget: Arc<Budget>,
     /// None where nobody else may have it.
     pub(super) key: Option<CompileKey>,
+    /// Last: the heap gives back what the weights leave. None for programs too small to matter, as folding makes by the hundred.
+    pub(super) _trim: Option<TrimOnDrop>,
+}
+
+impl Compiled {
+    /// From this many bytes of packed weights on the heap is trimmed.
+    pub(super) const WORTH_A_TRIM: usize = 1 << 20;
 }
 
 /// What compiling depends on besides the model.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ort_alloc::MappedFile;
+use ort_alloc::{MappedFile, TrimOnDrop};
 
 use crate::dim::Symbol;
 use crate::ir::Graph;
@@ -29,6 +29,8 @@ pub struct Model {
     file: Arc<LoadedModel>,
     /// What sessions have compiled of it.
     compiled: Arc<CompiledPrograms>,
+    /// Last: the heap gives back what the graph leaves. None for graphs built by hand.
+    _trim: Option<Arc<TrimOnDrop>>,
 }
 
 impl Model {
@@ -56,14 +58,15 @@ impl Model {
         prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
         let graph = Arc::new(std::mem::take(&mut loaded.graph));
-        let model = Model { graph, file: Arc::new(loaded), compiled: Arc::default() };
+        let model =
+            Model { graph, file: Arc::new(loaded), compiled: Arc::default(), _trim: Some(Arc::default()) };
         model.release_all();
         Ok(model)
     }
 
     /// A model of a graph that was built by hand.
     pub fn from_graph(graph: Graph) -> Model {
-        Model { graph: Arc::new(graph), file: Arc::default(), compiled: Arc::default() }
+        Model { graph: Arc::new(graph), file: Arc::default(), compiled: Arc::default(), _trim: None }
     }
 
     /// What it was loaded within.

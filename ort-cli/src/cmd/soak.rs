@@ -1,0 +1,244 @@
+//! `ort soak`: whether the memory of a model keeps still, and comes back.
+//!
+//! The model is loaded, run and dropped again and again, in runs of many shapes and from several callers if asked; what the process holds is
+//! measured after each stage.
+
+use std::io::Read;
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use ort_runtime::{Model, Session, Tensor, Value};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+use serde::Serialize;
+
+use crate::args::{ModelArgs, human_bytes, table};
+use crate::inputs::gather;
+use crate::output::say;
+use crate::resident;
+
+/// Loads, runs and drops a model many times and measures what stays.
+#[derive(Args)]
+pub(crate) struct SoakArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Times that the model is loaded and dropped.
+    #[arg(long, value_name = "N", default_value = "1")]
+    cycles: NonZeroUsize,
+    /// Runs of each caller in each cycle.
+    #[arg(long, value_name = "N", default_value = "10")]
+    runs: NonZeroUsize,
+    /// A symbolic dimension that each run draws anew, both ends included.
+    #[arg(long = "random-dim", value_name = "NAME=LOW..HIGH", value_parser = range)]
+    random_dims: Vec<(String, i64, i64)>,
+    /// Callers that run on the one session at the same time.
+    #[arg(long, value_name = "N", default_value = "1")]
+    callers: NonZeroUsize,
+    /// Sessions on the model; all of them are open at once, and the last one runs.
+    #[arg(long, value_name = "N", default_value = "1")]
+    sessions: NonZeroUsize,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Keep the last session open after the report, until standard input ends: for measurements from outside.
+    #[arg(long)]
+    hold: bool,
+}
+
+fn range(text: &str) -> Result<(String, i64, i64), String> {
+    let parsed = text.split_once('=').and_then(|(name, range)| {
+        let (low, high) = range.split_once("..")?;
+        Some((name.to_owned(), low.parse().ok()?, high.parse().ok()?))
+    });
+    let parsed = parsed.filter(|(name, low, high)| !name.is_empty() && 0 <= *low && low <= high);
+    parsed.ok_or_else(|| format!("`{text}` is not NAME=LOW..HIGH"))
+}
+
+/// Bytes of this process that belong to no file, after each stage; null where the platform cannot tell.
+#[derive(Serialize)]
+struct Cycle {
+    loaded: Option<u64>,
+    /// After the last session was made.
+    sessions: Option<u64>,
+    /// After each tenth of the runs.
+    ran: Vec<Option<u64>>,
+    trimmed: Option<u64>,
+    dropped: Option<u64>,
+}
+
+/// Bytes; null where the platform cannot tell.
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    /// What belonged to no file before anything was loaded.
+    baseline: Option<u64>,
+    /// What was resident then, files included, and the most that ever was.
+    baseline_rss: Option<u64>,
+    peak_rss: Option<u64>,
+    /// What the session says that it packed, and the most that its runs used at once, in the last cycle.
+    packed: usize,
+    activations_peak: usize,
+    /// Whether the first inputs gave the same bits again after all runs and a trim, in each cycle.
+    same_bits: bool,
+    cycles: Vec<Cycle>,
+}
+
+pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
+    let before = resident::measure();
+    let mut report = Report {
+        model: args.model.name(),
+        baseline: before.anonymous,
+        baseline_rss: before.now,
+        peak_rss: None,
+        packed: 0,
+        activations_peak: 0,
+        same_bits: true,
+        cycles: Vec::with_capacity(args.cycles.get()),
+    };
+    for cycle in 0..args.cycles.get() {
+        let last = cycle + 1 == args.cycles.get();
+        let held = one_cycle(args, &mut report)?;
+        if last && args.hold {
+            show(args, &report)?;
+            std::io::stdin().read_to_end(&mut Vec::new()).context("waiting for the end of standard input")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        drop(held);
+        if let Some(cycle) = report.cycles.last_mut() {
+            cycle.dropped = resident::measure().anonymous;
+        }
+    }
+    show(args, &report)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(args: &SoakArgs, report: &Report) -> Result<()> {
+    match args.json {
+        true => say!("{}", serde_json::to_string(report)?),
+        false => print(report),
+    }
+}
+
+/// Loads and runs; what is open is returned.
+fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session>)> {
+    let anonymous = || resident::measure().anonymous;
+    let model = args.model.load()?;
+    let loaded = anonymous();
+    let sessions =
+        (0..args.sessions.get()).map(|_| args.model.session(&model)).collect::<Result<Vec<Session>>>()?;
+    let session = sessions.last().context("there is a session")?;
+    let mut cycle = Cycle { loaded, sessions: anonymous(), ran: Vec::new(), trimmed: None, dropped: None };
+    let first = inputs_of(args, &model, 0)?;
+    let expected = bits(session, &first)?;
+    let runs = args.runs.get();
+    let parts = runs.min(10);
+    for part in 0..parts {
+        let runs = runs * part / parts..runs * (part + 1) / parts;
+        std::thread::scope(|scope| -> Result<()> {
+            let callers = (0..args.callers.get()).map(|caller| {
+                let (runs, model) = (runs.clone(), &model);
+                scope.spawn(move || call(args, model, session, runs, caller))
+            });
+            for caller in callers.collect::<Vec<_>>() {
+                caller.join().map_err(|_| anyhow::anyhow!("a caller panicked"))??;
+            }
+            Ok(())
+        })?;
+        cycle.ran.push(anonymous());
+    }
+    let memory = session.memory();
+    (report.packed, report.activations_peak) = (memory.packed, memory.activations_peak);
+    report.peak_rss = resident::measure().peak;
+    session.trim();
+    cycle.trimmed = anonymous();
+    report.same_bits &= bits(session, &first)? == expected;
+    session.trim();
+    report.cycles.push(cycle);
+    drop(first);
+    Ok((model, sessions))
+}
+
+/// The runs of one caller.
+fn call(
+    args: &SoakArgs,
+    model: &Model,
+    session: &Session,
+    runs: std::ops::Range<usize>,
+    caller: usize,
+) -> Result<()> {
+    let fixed = args.random_dims.is_empty().then(|| inputs_of(args, model, 0)).transpose()?;
+    for index in runs {
+        let drawn;
+        let inputs = match &fixed {
+            Some(inputs) => inputs,
+            None => {
+                drawn = inputs_of(args, model, 1 + index * args.callers.get() + caller)?;
+                &drawn
+            }
+        };
+        drop(session.run(&given(inputs))?);
+    }
+    Ok(())
+}
+
+fn given(inputs: &[(String, Value)]) -> Vec<(&str, Value)> {
+    inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
+}
+
+/// The inputs of the run with this number, whose dimensions are drawn from it.
+fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result<Vec<(String, Value)>> {
+    let mut random = Pcg64::seed_from_u64(args.model.seed.wrapping_add(number as u64));
+    let mut model_args = args.model.clone();
+    for (name, low, high) in &args.random_dims {
+        model_args.dims.retain(|(known, _)| known != name);
+        model_args.dims.push((name.clone(), random.random_range(*low..=*high)));
+    }
+    gather(&model_args, model)
+}
+
+/// The outputs of a run, byte for byte.
+fn bits(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<Vec<u8>>> {
+    let outputs = session.run(&given(inputs))?;
+    let bytes = outputs.iter().filter_map(|(_, value)| value.tensor().ok().and_then(Tensor::bytes));
+    let bytes: Vec<Vec<u8>> = bytes.map(|bytes| bytes.to_vec()).collect();
+    ensure!(
+        !bytes.is_empty(),
+        "the model has no output that is a tensor of numbers, so that results cannot be compared"
+    );
+    Ok(bytes)
+}
+
+fn print(report: &Report) -> Result<()> {
+    let shown = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| human_bytes(bytes as usize));
+    let mut rows =
+        table(&["cycle", "loaded", "sessions made", "first runs", "all runs", "trimmed", "dropped"]);
+    for (index, cycle) in report.cycles.iter().enumerate() {
+        let ran = |place: Option<&Option<u64>>| shown(place.copied().flatten());
+        rows.add_row([
+            (index + 1).to_string(),
+            shown(cycle.loaded),
+            shown(cycle.sessions),
+            ran(cycle.ran.first()),
+            ran(cycle.ran.last()),
+            shown(cycle.trimmed),
+            shown(cycle.dropped),
+        ]);
+    }
+    say!(
+        "Memory of the process that belongs to no file; {} before anything was loaded\n",
+        shown(report.baseline)
+    )?;
+    say!("{rows}\n")?;
+    say!(
+        "packed weights {}, activations at most {}",
+        human_bytes(report.packed),
+        human_bytes(report.activations_peak)
+    )?;
+    say!("resident at most {}, files included", shown(report.peak_rss))?;
+    if !report.same_bits {
+        bail!("the same inputs gave other results after a trim");
+    }
+    Ok(())
+}

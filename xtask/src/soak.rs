@@ -1,0 +1,384 @@
+//! `cargo xtask soak`: whether memory keeps still over many loads, shapes, runs, callers and processes, and comes back.
+//!
+//! Each scenario has a bound that fails. What ONNX Runtime holds in the same situation stands beside ours, where it has the thing.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::bench::mebibytes;
+use crate::compare::{Cases, chosen_cases, prepare};
+use crate::python::Python;
+use crate::summary::Summary;
+use crate::table;
+use crate::workspace::{Workspace, capture, describe};
+
+const MIB: u64 = 1 << 20;
+
+/// How long to soak.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Fewer loads, shapes and runs, on small models, and ours alone: what `cargo xtask test` does.
+    #[arg(long)]
+    short: bool,
+}
+
+impl Options {
+    pub(crate) fn short() -> Self {
+        Self { short: true }
+    }
+
+    fn of<T>(&self, short: T, long: T) -> T {
+        if self.short { short } else { long }
+    }
+}
+
+/// The scenarios, for the summary of a run that has to leave them out.
+pub(crate) const SCENARIOS: usize = 9;
+
+/// The fields of `ort soak --json` and of soak_reference.py. Bytes.
+#[derive(Deserialize)]
+struct Report {
+    baseline: Option<u64>,
+    baseline_rss: Option<u64>,
+    peak_rss: Option<u64>,
+    #[serde(default)]
+    packed: u64,
+    #[serde(default)]
+    activations_peak: u64,
+    same_bits: bool,
+    cycles: Vec<Cycle>,
+}
+
+#[derive(Deserialize)]
+struct Cycle {
+    sessions: Option<u64>,
+    ran: Vec<Option<u64>>,
+    trimmed: Option<u64>,
+    dropped: Option<u64>,
+}
+
+impl Report {
+    /// What stays over the baseline after a cycle, at most.
+    fn left(&self) -> Option<u64> {
+        let dropped = self.cycles.iter().map(|cycle| cycle.dropped).collect::<Option<Vec<u64>>>()?;
+        dropped.into_iter().max()?.checked_sub(self.baseline?).or(Some(0))
+    }
+
+    /// How far the process grew at most.
+    fn growth(&self) -> Option<u64> {
+        self.peak_rss?.checked_sub(self.baseline_rss?)
+    }
+
+    /// What a trim leaves over the baseline, in the last cycle.
+    fn trimmed(&self) -> Option<u64> {
+        Some(self.cycles.last()?.trimmed?.saturating_sub(self.baseline?))
+    }
+
+    /// How far the second half of the runs went over the first half's end.
+    fn slope(&self) -> Option<u64> {
+        let ran = self.cycles.last()?.ran.iter().copied().collect::<Option<Vec<u64>>>()?;
+        let middle = *ran.get(ran.len().checked_sub(1)? / 2)?;
+        Some(ran.into_iter().max()?.saturating_sub(middle))
+    }
+
+    /// What all sessions hold over the baseline before any ran.
+    fn sessions(&self) -> Option<u64> {
+        Some(self.cycles.last()?.sessions?.saturating_sub(self.baseline?))
+    }
+}
+
+/// One number that must stay below a bound.
+struct Finding {
+    scenario: String,
+    ours: Option<u64>,
+    bound: u64,
+    reference: Option<u64>,
+    same_bits: bool,
+}
+
+/// What the scenarios need.
+struct Soak<'a> {
+    options: &'a Options,
+    ort: PathBuf,
+    cases: Cases,
+    python: Python,
+}
+
+/// Runs all scenarios and prints a table; an error where one passes its bound.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+    let python = Python::open(workspace)?;
+    let cases = Cases::standard(workspace);
+    let names = ["minilm_l6_b1_s128", "mobilenet_v2_b1", "ocr_cls_b1", "silero_vad_b1"].map(str::to_owned);
+    let more = ["bert_base_b1_s128", "resnet50_b1"].map(str::to_owned);
+    let names: Vec<String> = names.into_iter().chain(more.into_iter().filter(|_| !options.short)).collect();
+    prepare(workspace, &python, &cases, &chosen_cases(&cases, &names)?)?;
+    let soak = Soak { options, ort: workspace.build_ort()?, cases, python };
+    let mut findings = soak.cycles()?;
+    findings.extend(soak.shapes()?);
+    findings.extend(soak.repeated()?);
+    findings.extend(soak.callers()?);
+    findings.extend(soak.sessions()?);
+    findings.extend(soak.processes()?);
+    conclude(&findings)
+}
+
+fn conclude(findings: &[Finding]) -> Result<Summary> {
+    let mut rows = table::new(&["scenario", "ours MiB", "bound", "ONNX Runtime", "verdict"]);
+    let mut failed = 0;
+    for finding in findings {
+        let verdict = match finding.ours {
+            _ if !finding.same_bits => "other results after a trim",
+            None => "not measured",
+            Some(ours) if ours > finding.bound => "too much",
+            Some(_) => "ok",
+        };
+        failed += usize::from(verdict != "ok");
+        rows.add_row([
+            &finding.scenario,
+            &mebibytes(finding.ours),
+            &mebibytes(Some(finding.bound)),
+            &mebibytes(finding.reference),
+            verdict,
+        ]);
+    }
+    println!("{rows}");
+    if failed > 0 {
+        bail!("{failed} of {} scenarios hold more memory than they may", findings.len());
+    }
+    let summary = Summary { passed: findings.len(), ..Summary::default() };
+    println!("{summary}");
+    Ok(summary)
+}
+
+impl Soak<'_> {
+    /// Loaded, run and dropped, again and again: everything comes back.
+    fn cycles(&self) -> Result<Vec<Finding>> {
+        let cycles = self.options.of("5", "50");
+        let models: &[&str] = self.options.of(
+            &["minilm_l6_b1_s128", "silero_vad_b1"][..],
+            &["minilm_l6_b1_s128", "mobilenet_v2_b1", "resnet50_b1", "bert_base_b1_s128"][..],
+        );
+        let mut findings = Vec::new();
+        for name in models {
+            let (ours, reference) = self.both(name, true, &["--cycles", cycles, "--runs", "2"])?;
+            findings.push(Finding {
+                scenario: format!("{name}: left after {cycles} loads"),
+                ours: ours.left(),
+                bound: 8 * MIB,
+                reference: reference.and_then(|report| report.left()),
+                same_bits: ours.same_bits,
+            });
+        }
+        Ok(findings)
+    }
+
+    /// Runs of many shapes take what the largest takes alone, and a trim leaves the weights.
+    fn shapes(&self) -> Result<Vec<Finding>> {
+        let runs = self.options.of("40", "1000");
+        let (batch, seq) = self.options.of(("3", "64"), ("8", "511"));
+        let largest = [format!("batch={batch}"), format!("seq={seq}")];
+        let alone = ["--dim", &largest[0], "--dim", &largest[1], "--runs", "1"];
+        let random = [format!("batch=1..{batch}"), format!("seq=8..{seq}")];
+        let many = ["--random-dim", &random[0], "--random-dim", &random[1], "--runs", runs];
+        let (alone, _) = self.both("minilm_l6_b1_s128", false, &alone)?;
+        let (ours, reference) = self.both("minilm_l6_b1_s128", false, &many)?;
+        let alone = alone.growth().context("the growth cannot be measured")?;
+        Ok(vec![
+            Finding {
+                scenario: format!("minilm_l6: growth over {runs} shapes up to {batch} x {seq}"),
+                ours: ours.growth(),
+                bound: alone + alone / 20 + 4 * MIB,
+                reference: reference.as_ref().and_then(Report::growth),
+                same_bits: ours.same_bits,
+            },
+            Finding {
+                scenario: "minilm_l6: left by a trim".to_owned(),
+                ours: ours.trimmed(),
+                bound: ours.packed + 8 * MIB,
+                reference: reference.and_then(|report| report.trimmed()),
+                same_bits: ours.same_bits,
+            },
+        ])
+    }
+
+    /// Runs of one shape do not grow.
+    fn repeated(&self) -> Result<Vec<Finding>> {
+        let runs = self.options.of("500", "10000");
+        let (ours, reference) = self.both("ocr_cls_b1", true, &["--runs", runs])?;
+        Ok(vec![Finding {
+            scenario: format!("ocr_cls: growth over the second half of {runs} runs"),
+            ours: ours.slope(),
+            bound: MIB / 4,
+            reference: reference.and_then(|report| report.slope()),
+            same_bits: ours.same_bits,
+        }])
+    }
+
+    /// Many callers on one session take their activations and stacks, and give them back.
+    fn callers(&self) -> Result<Vec<Finding>> {
+        const CALLERS: u64 = 64;
+        let callers = CALLERS.to_string();
+        let arguments = ["--callers", &callers, "--runs", self.options.of("2", "20")];
+        let (ours, _) = self.both("minilm_l6_b1_s128", true, &arguments)?;
+        Ok(vec![
+            Finding {
+                scenario: format!("minilm_l6: growth with {CALLERS} callers"),
+                ours: ours.growth(),
+                // Each caller has its own inputs and a stack; the first runs read a part of the file.
+                bound: ours.packed + ours.activations_peak + CALLERS * MIB / 4 + 24 * MIB,
+                reference: None,
+                same_bits: ours.same_bits,
+            },
+            Finding {
+                scenario: format!("minilm_l6: left by a trim after {CALLERS} callers"),
+                ours: ours.trimmed(),
+                bound: ours.packed + 8 * MIB,
+                reference: None,
+                same_bits: ours.same_bits,
+            },
+        ])
+    }
+
+    /// An eighth session on a model costs next to nothing.
+    fn sessions(&self) -> Result<Vec<Finding>> {
+        let case = self.options.of("minilm_l6_b1_s128", "bert_base_b1_s128");
+        let held = |count: &str| -> Result<(Option<u64>, Option<u64>)> {
+            let (ours, reference) = self.both(case, true, &["--sessions", count, "--runs", "1"])?;
+            Ok((ours.sessions(), reference.and_then(|report| report.sessions())))
+        };
+        let (seven, eight) = (held("7")?, held("8")?);
+        let more = |eight: Option<u64>, seven: Option<u64>| Some(eight?.saturating_sub(seven?));
+        Ok(vec![Finding {
+            scenario: format!("{case}: the eighth session"),
+            ours: more(eight.0, seven.0),
+            bound: 2 * MIB,
+            reference: more(eight.1, seven.1),
+            same_bits: true,
+        }])
+    }
+
+    /// Eight processes on a model share its file's pages.
+    fn processes(&self) -> Result<Vec<Finding>> {
+        const PROCESSES: usize = 8;
+        let case = self.options.of("minilm_l6_b1_s128", "bert_base_b1_s128");
+        let mut command = self.command(case, true, &["--runs", "1", "--hold"])?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut held = Vec::new();
+        for _ in 0..PROCESSES {
+            held.push(command.spawn().with_context(|| format!("cannot run {}", describe(&command)))?);
+        }
+        let shares = held.iter_mut().map(file_share).collect::<Result<Vec<u64>>>();
+        for process in &mut held {
+            drop(process.stdin.take());
+            process.wait()?;
+        }
+        let bytes = self.model(case)?.metadata()?.len();
+        let program = self.ort.metadata()?.len();
+        Ok(vec![Finding {
+            scenario: format!("{case}: files' pages of {PROCESSES} processes, by share"),
+            ours: Some(shares?.into_iter().sum()),
+            bound: bytes + bytes / 20 + program,
+            reference: None,
+            same_bits: true,
+        }])
+    }
+
+    /// Ours, and ONNX Runtime's where the long form runs.
+    fn both(&self, case: &str, inputs: bool, arguments: &[&str]) -> Result<(Report, Option<Report>)> {
+        let ours = parse(&capture(&mut self.command(case, inputs, arguments)?)?)?;
+        if self.options.short {
+            return Ok((ours, None));
+        }
+        let mut command = self.python.script("soak_reference.py");
+        command.arg(self.model(case)?).args(arguments);
+        if inputs {
+            command.arg("--inputs").arg(self.inputs(case));
+        }
+        let reference = capture(&mut command).and_then(|text| parse(&text));
+        let reference = reference.inspect_err(|error| eprintln!("left out: {error:#}")).ok();
+        eprintln!("soaked {case} {}", arguments.join(" "));
+        Ok((ours, reference))
+    }
+
+    fn command(&self, case: &str, inputs: bool, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new(&self.ort);
+        command.arg("soak").arg(self.model(case)?).args(["--json", "--threads", "1"]).args(arguments);
+        if inputs {
+            command.arg("--inputs").arg(self.inputs(case));
+        }
+        Ok(command)
+    }
+
+    fn model(&self, case: &str) -> Result<PathBuf> {
+        let cases = chosen_cases(&self.cases, &[case.to_owned()])?;
+        Ok(self.cases.model(cases.first().context("there is a case")?))
+    }
+
+    fn inputs(&self, case: &str) -> PathBuf {
+        self.cases.folder.join(case).join("inputs.npz")
+    }
+}
+
+fn parse(text: &str) -> Result<Report> {
+    serde_json::from_str(text.trim()).context("cannot read a report")
+}
+
+/// Waits for the report of a process that holds its session open; returns its share of the pages of files, in bytes.
+fn file_share(process: &mut Child) -> Result<u64> {
+    let output = process.stdout.take().context("the output is piped")?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line)?;
+    parse(&line)?;
+    let path = Path::new("/proc").join(process.id().to_string()).join("smaps_rollup");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let kibibytes = text.lines().find_map(|line| line.strip_prefix("Pss_File:")).and_then(|rest| {
+        let number = rest.trim().strip_suffix("kB")?;
+        number.trim().parse::<u64>().ok()
+    });
+    kibibytes.map(|kibibytes| kibibytes * 1024).context("the system tells no shares of pages")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(ran: &[u64], dropped: &[u64]) -> Report {
+        let cycle = |dropped: &u64| Cycle {
+            sessions: Some(30),
+            ran: ran.iter().copied().map(Some).collect(),
+            trimmed: Some(25),
+            dropped: Some(*dropped),
+        };
+        Report {
+            baseline: Some(10),
+            baseline_rss: Some(100),
+            peak_rss: Some(150),
+            packed: 0,
+            activations_peak: 0,
+            same_bits: true,
+            cycles: dropped.iter().map(cycle).collect(),
+        }
+    }
+
+    #[test]
+    fn numbers_are_taken_over_the_baseline() {
+        let report = report(&[20, 30, 30, 34], &[12, 17, 11]);
+        assert_eq!((report.left(), report.growth(), report.trimmed()), (Some(7), Some(50), Some(15)));
+        assert_eq!((report.slope(), report.sessions()), (Some(4), Some(20)));
+    }
+
+    #[test]
+    fn what_is_not_measured_or_too_much_fails() {
+        let finding =
+            |ours, same_bits| Finding { scenario: String::new(), ours, bound: 5, reference: None, same_bits };
+        assert!(conclude(&[finding(Some(5), true)]).is_ok());
+        for bad in [finding(Some(6), true), finding(None, true), finding(Some(5), false)] {
+            assert!(conclude(&[bad]).is_err());
+        }
+    }
+}
