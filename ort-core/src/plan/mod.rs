@@ -4,8 +4,13 @@
 //! alone are folded; views and in-place results share memory; the rest gets offsets in one slab per memory by
 //! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
 
+mod finish;
+mod kinds;
+mod order;
 mod report;
 mod resolve;
+mod scratch;
+mod share;
 mod specialize;
 
 use std::ops::Range;
@@ -18,9 +23,11 @@ use crate::dtype::DType;
 use crate::session::SlotId;
 use crate::tensor::{Shape, Tensor};
 
-pub(crate) use report::report;
+pub use kinds::{KindBytes, MemoryKind};
+pub(crate) use order::better_order;
 pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
-pub(crate) use resolve::{largest_at_peak, resolve};
+pub(crate) use report::{largest_at_peak, report};
+pub(crate) use resolve::resolve;
 
 /// Where a slot's value lives during a run.
 #[derive(Debug, Clone)]

@@ -31,12 +31,12 @@ use parking_lot::Mutex;
 pub use builder::SessionBuilder;
 pub use model::Model;
 pub use profile::{Profile, ProfileEvent};
-pub(crate) use program::{Origin, Program, SlotId, Step, Work};
+pub(crate) use program::{Origin, Program, Slot, SlotId, Step, Work};
 
 use crate::dim::{Bindings, Symbol};
 use crate::ep::{CancelToken, Device, RunControl};
 use crate::ir::ValueType;
-use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
+use crate::plan::{KindBytes, MemoryKind, PlanReport, RunPlan, largest_at_peak, report, resolve};
 use crate::tensor::{Value, ValueView};
 use crate::{Error, Limits, Result, advise, ensure, error};
 use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
@@ -269,10 +269,7 @@ impl Session {
     /// A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
-        let plan = self.plan_for(&bindings)?;
-        let mut report = report(&self.program, &plan, &bindings);
-        report.weights_bytes = self.model.graph().weight_bytes();
-        Ok(report)
+        self.report(&bindings)
     }
 
     /// The memory of a run on these inputs.
@@ -280,9 +277,19 @@ impl Session {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
         bind(&self.program, &given, &mut bindings)?;
-        let plan = self.plan_for(&bindings)?;
-        let mut report = report(&self.program, &plan, &bindings);
-        report.weights_bytes = self.model.graph().weight_bytes();
+        self.report(&bindings)
+    }
+
+    fn report(&self, bindings: &Bindings) -> Result<PlanReport> {
+        let plan = self.plan_for(bindings)?;
+        let mut report = report(&self.program, &plan, bindings, self.threads);
+        let memory = self.memory();
+        report.weights_bytes = memory.weights;
+        let weights =
+            [(MemoryKind::WeightsMapped, memory.weights_mapped), (MemoryKind::WeightsPacked, memory.packed)];
+        report.kinds.extend(weights.map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None }));
+        let idle: usize = self.idle.lock().iter().map(Buffer::len).sum();
+        report.available_bytes = self.budget.available().saturating_add(idle);
         Ok(report)
     }
 
