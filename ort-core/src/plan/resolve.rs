@@ -33,7 +33,7 @@ pub(super) fn resolve_in(
 ) -> Result<RunPlan> {
     let specialized = specialize(program, bindings, &[]);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
-    Planner { schedule, ..Planner::new((program, graph), bindings, threads) }.plan()
+    plan(|| Planner { schedule: schedule.clone(), ..Planner::new((program, graph), bindings, threads) })
 }
 
 /// Plans a program whose given values are known better than its own inference knew them: those of a subgraph, from
@@ -46,7 +46,24 @@ pub(super) fn resolve_given(
 ) -> Result<RunPlan> {
     let specialized = specialize(program, bindings, given);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
-    Planner::new((program, graph), bindings, threads).plan()
+    plan(|| Planner::new((program, graph), bindings, threads))
+}
+
+/// The plan with joined values in the place of their parts, or without, where that takes less: what is joined may live
+/// long before all its parts do.
+fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
+    let mut joining = planner();
+    joining.find_shapes();
+    joining.find_needed();
+    if !joining.find_joins() {
+        return joining.place();
+    }
+    let joined = joining.place()?;
+    let mut apart = planner();
+    apart.find_shapes();
+    apart.find_needed();
+    let apart = apart.place()?;
+    Ok(if apart.peak() < joined.peak() { apart } else { joined })
 }
 
 /// Values that share memory: one interval of a slab.
@@ -86,6 +103,10 @@ pub(super) struct Planner<'a> {
     pub(super) first: Vec<usize>,
     pub(super) is_output: Vec<bool>,
     pub(super) needed: Vec<bool>,
+    /// For each slot that is computed in a part of another: that one, and the byte at which it begins there.
+    pub(super) joined: Vec<Option<(SlotId, usize)>>,
+    /// The steps whose inputs are parts of their output.
+    pub(super) joins: Vec<bool>,
     pub(super) groups: Vec<Group>,
     pub(super) slabs: Vec<DeviceId>,
     pub(super) steps: Vec<StepPlan>,
@@ -128,6 +149,8 @@ impl<'a> Planner<'a> {
             first: vec![0; count],
             is_output,
             needed: vec![true; program.steps.len()],
+            joined: vec![None; count],
+            joins: vec![false; program.steps.len()],
             groups: Vec::new(),
             slabs,
             steps: Vec::with_capacity(program.steps.len()),
@@ -137,9 +160,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn plan(mut self) -> Result<RunPlan> {
-        self.find_shapes();
-        self.find_needed();
+    /// Gives everything its place.
+    fn place(mut self) -> Result<RunPlan> {
         self.find_last_uses();
         for index in 0..self.schedule.len() {
             self.place_step(index)
@@ -219,7 +241,7 @@ impl<'a> Planner<'a> {
             self.first[slot.index()] = index;
             self.last[slot.index()] = self.last[slot.index()].max(index);
         }
-        if self.needed[index] && !self.place_view(step, index) {
+        if self.needed[index] && !self.joins[index] && !self.place_view(step, index) {
             plan.action = Action::Run;
             self.place_outputs(step, index, &mut plan)?;
             self.place_workspace(step, index, &mut plan.nested)?;
@@ -246,6 +268,10 @@ impl<'a> Planner<'a> {
                 }
                 Some(_) if step.claim.outputs == OutputsFrom::Kernel => Draft::Own,
                 Some(_) if self.is_output[place] && host => Draft::Own,
+                Some(_) if let Some(part) = self.joined[place] => {
+                    self.kinds[place] = ValueKind::InPlace;
+                    self.place_part(part, index)?
+                }
                 Some(bytes) => {
                     let shared = if unread { None } else { self.share_input(step, (index, position), bytes) };
                     match shared {
