@@ -7,7 +7,7 @@
 
 use ort_alloc::Interval;
 
-use super::resolve::{Draft, Planner};
+use super::resolve::{Draft, Group, Planner};
 use super::{Place, RunPlan, SlotPlan};
 use crate::session::{Origin, SlotId};
 use crate::tensor::byte_count;
@@ -15,37 +15,59 @@ use crate::{Result, error};
 
 impl Planner<'_> {
     pub(super) fn finish(mut self) -> Result<RunPlan> {
-        let intervals: Vec<Interval> = self
-            .groups
-            .iter()
-            .map(|group| Interval {
-                bytes: group.bytes,
-                first: group.first,
-                last: group.last,
-                lane: group.slab as u32,
-                alignment: 64,
-                alias: None,
-            })
-            .collect();
-        let plan = ort_alloc::plan(&intervals)
-            .map_err(|problem| error!(OutOfMemory, "the memory plan does not work out: {problem}"))?;
-        let slab_bytes = |slab: usize| plan.lane(slab as u32).map_or(0, |lane| lane.bytes);
+        let mut layout = self.lay_out()?;
+        let (mut own_peak, mut live) = self.measure(&[]);
+        let mut homes = self.find_homes();
+        if !homes.is_empty() {
+            let (other, other_peak) = (self.lay_out()?, self.measure(&homes).0);
+            let inside = (self.slabs.len()..).zip(&homes).all(|(lane, home)| {
+                other.lane(lane as u32).is_some_and(|lane| lane.bytes <= self.own_bytes(*home))
+            });
+            if inside && self.slab_bytes(&other) + other_peak < self.slab_bytes(&layout) + own_peak {
+                (layout, own_peak) = (other, other_peak);
+                self.inherit(&homes, &mut live);
+            } else {
+                self.leave_homes();
+                homes.clear();
+            }
+        }
+        let slab_bytes = |slab: usize| layout.lane(slab as u32).map_or(0, |lane| lane.bytes);
         let slabs = self.slabs.iter().enumerate().map(|(slab, id)| (*id, slab_bytes(slab))).collect();
         for (step, group) in self.steps.iter_mut().zip(&self.workspaces) {
             if let Some(group) = *group {
-                step.workspace = plan.offsets[group]..plan.offsets[group] + self.groups[group].bytes;
+                step.workspace = layout.offsets[group]..layout.offsets[group] + self.groups[group].bytes;
             }
         }
         self.find_releases();
-        let (own_peak, live) = self.measure();
         let (copied, unknown) = self.copied_outputs();
         let has_dynamic =
             unknown || self.nested_dynamic || self.drafts.iter().any(|draft| matches!(draft, Draft::Dynamic));
         let outputs = self.own_outputs() + copied;
         let own_peak = own_peak.max(outputs);
-        let slots = (0..self.drafts.len()).map(|index| self.slot_plan(index, &plan.offsets)).collect();
+        let slots = (0..self.drafts.len()).map(|index| self.slot_plan(index, &layout.offsets)).collect();
         let lower_bound = live.iter().copied().max().unwrap_or(0).max(outputs);
-        Ok(RunPlan { slots, steps: self.steps, slabs, own_peak, lower_bound, live, has_dynamic })
+        Ok(RunPlan { slots, steps: self.steps, slabs, homes, own_peak, lower_bound, live, has_dynamic })
+    }
+
+    /// Offsets of all groups in their slabs.
+    fn lay_out(&self) -> Result<ort_alloc::Plan> {
+        let interval = |group: &Group| Interval {
+            bytes: group.bytes,
+            first: group.first,
+            last: group.last,
+            lane: group.slab as u32,
+            alignment: 64,
+            alias: None,
+        };
+        let intervals: Vec<Interval> = self.groups.iter().map(interval).collect();
+        ort_alloc::plan(&intervals)
+            .map_err(|problem| error!(OutOfMemory, "the memory plan does not work out: {problem}"))
+    }
+
+    /// The bytes of the slabs of all memories.
+    fn slab_bytes(&self, layout: &ort_alloc::Plan) -> usize {
+        let lanes = (0..self.slabs.len()).filter_map(|slab| layout.lane(slab as u32));
+        lanes.fold(0, |sum, lane| sum.saturating_add(lane.bytes))
     }
 
     /// The bytes of a slot that has a buffer of its own, else 0.
@@ -114,8 +136,9 @@ impl Planner<'_> {
         }
     }
 
-    /// The most bytes of own buffers at once, and the bytes alive after each step.
-    pub(super) fn measure(&self) -> (usize, Vec<usize>) {
+    /// The most bytes of own buffers at once, where those of `homes` are there from the beginning, and the bytes alive after
+    /// each step.
+    pub(super) fn measure(&self, homes: &[SlotId]) -> (usize, Vec<usize>) {
         let count = self.steps.len();
         let mut own = vec![0i128; count + 1];
         let mut all = vec![0i128; count + 1];
@@ -123,8 +146,10 @@ impl Planner<'_> {
             if matches!(draft, Draft::Own) {
                 let bytes = self.own_bytes(SlotId(index as u32)) as i128;
                 let last = (self.last[index] + 1).min(count);
+                let at_home = homes.contains(&SlotId(index as u32));
+                own[if at_home { 0 } else { self.first[index] }] += bytes;
+                all[self.first[index]] += bytes;
                 for changes in [&mut own, &mut all] {
-                    changes[self.first[index]] += bytes;
                     changes[last] -= bytes;
                 }
             }

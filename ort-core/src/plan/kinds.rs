@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use super::resolve::evaluate;
-use super::{Place, RunPlan, SlotPlan};
+use super::{Place, RunPlan, SlotPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
 use crate::session::{Program, Slot};
 use crate::tensor::byte_count;
@@ -16,7 +16,7 @@ use crate::tensor::byte_count;
 /// What bytes are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Values between nodes, at the step with the most bytes alive.
+    /// Values between nodes, at the step with the most bytes alive; those in the buffer of a later output count there.
     Activations,
     /// Scratch memory of that step.
     Workspaces,
@@ -77,7 +77,8 @@ pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> V
     }
     let mut activations = Sum::new();
     for (index, (slot, planned)) in alive_at(program, plan, peak) {
-        if !is_output[index] {
+        let is_guest = matches!(planned.place, Place::Slab { slab, .. } if slab >= plan.slabs.len());
+        if !is_output[index] && !is_guest {
             activations.add(program, slot, planned, bindings);
         }
     }
@@ -105,7 +106,8 @@ pub(super) fn alive_at<'a>(
         alive
             && match &planned.place {
                 Place::Slab { slab, range } => counted.insert((*slab, range.clone())),
-                Place::Own => true,
+                // An output in the place of an input is the same memory as long as both are alive.
+                Place::Own => planned.kind != ValueKind::InPlace || planned.life.0 != step,
                 _ => false,
             }
     })

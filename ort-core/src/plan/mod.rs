@@ -5,6 +5,7 @@
 //! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
 
 mod finish;
+mod homes;
 mod join;
 mod kinds;
 mod order;
@@ -35,7 +36,7 @@ pub(crate) use resolve::resolve;
 pub(crate) enum Place {
     /// With the caller, the enclosing run, or the weights.
     Outside,
-    /// In a slab, at these bytes.
+    /// In a slab, or in the buffer of an output that is computed later, at these bytes.
     Slab { slab: usize, range: Range<usize> },
     /// In a buffer of its own, of known size: graph outputs, and values that kernels hand over.
     Own,
@@ -91,6 +92,9 @@ pub(crate) struct RunPlan {
     pub(crate) steps: Vec<StepPlan>,
     /// The bytes of each slab, the host's first.
     pub(crate) slabs: Vec<(DeviceId, usize)>,
+    /// Outputs whose buffers are there from the beginning and hold other values until they are computed. As slabs they have
+    /// the numbers behind those of `slabs`.
+    pub(crate) homes: Vec<SlotId>,
     /// The most bytes of own buffers alive at once, where all are known.
     pub(crate) own_peak: usize,
     /// The most bytes alive at once in any schedule-respecting layout.
@@ -113,6 +117,14 @@ impl RunPlan {
     /// The most bytes of activations that a run allocates; dynamic values not counted.
     pub(crate) fn peak(&self) -> usize {
         self.own_peak + self.slabs.iter().map(|slab| slab.1).sum::<usize>()
+    }
+
+    /// Which of the host's regions a slab is: 0 for its slab, then the homes; none for a slab of a device.
+    pub(crate) fn host_region(&self, slab: usize) -> Option<usize> {
+        match slab {
+            0 => Some(0),
+            _ => (slab + 1).checked_sub(self.slabs.len()).filter(|region| *region > 0),
+        }
     }
 
     /// The bytes of the host's slab.

@@ -41,7 +41,7 @@ pub struct PlannedValue {
     pub name: String,
     /// Its bytes; none where only the run tells.
     pub bytes: Option<usize>,
-    /// Its offset in its slab, where it is in one.
+    /// Its offset in its slab; behind all slabs where it is in the buffer of an output that others use before it; else none.
     pub offset: Option<usize>,
     /// Its slab among [`PlanReport::slabs`], where it is in one.
     pub slab: Option<usize>,
@@ -138,27 +138,53 @@ fn steps(program: &Program, plan: &RunPlan) -> Vec<PlannedStep> {
 /// The values that take memory or share it, with the steps that run numbered by `shown`.
 fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> Vec<PlannedValue> {
     let mut values = Vec::new();
-    for (slot, planned) in program.slots.iter().zip(&plan.slots) {
+    let homes = home_offsets(plan);
+    for (index, (slot, planned)) in program.slots.iter().zip(&plan.slots).enumerate() {
         let from_step = matches!(slot.origin, Origin::Step);
         if !from_step || matches!(planned.place, Place::Unused | Place::Folded(_) | Place::Outside) {
             continue;
         }
         let bytes = planned.dtype.zip(planned.shape.as_ref());
-        let place = match &planned.place {
-            Place::Slab { slab, range } => Some((*slab, range.start)),
-            _ => None,
+        let (slab, offset) = match &planned.place {
+            Place::Slab { slab, range } if *slab < plan.slabs.len() => (Some(*slab), Some(range.start)),
+            Place::Slab { slab, range } => {
+                (None, homes.get(slab - plan.slabs.len()).map(|home| home + range.start))
+            }
+            _ => (
+                None,
+                plan.homes
+                    .iter()
+                    .position(|home| home.index() == index)
+                    .and_then(|home| homes.get(home).copied()),
+            ),
         };
         values.push(PlannedValue {
             name: program.graph.value(slot.value).name.to_string(),
             bytes: bytes.and_then(|(dtype, shape)| byte_count(dtype, shape).ok()),
-            offset: place.map(|place| place.1),
-            slab: place.map(|place| place.0),
+            offset,
+            slab,
             first_step: shown(planned.life.0),
             last_step: shown(planned.life.1),
             kind: planned.kind,
         });
     }
     values
+}
+
+/// Where the outputs' buffers that hold other values would be, if they lay behind the slabs.
+fn home_offsets(plan: &RunPlan) -> Vec<usize> {
+    let slabs = plan.slabs.iter().fold(0usize, |sum, slab| sum.saturating_add(slab.1));
+    let homes = plan.homes.iter().filter_map(|home| plan.slots.get(home.index()));
+    let bytes = homes.map(|home| match (home.dtype, &home.shape) {
+        (Some(dtype), Some(shape)) => byte_count(dtype, shape).unwrap_or(0),
+        _ => 0,
+    });
+    let offsets = bytes.scan(slabs, |next, bytes| {
+        let start = *next;
+        *next = next.saturating_add(bytes);
+        Some(start)
+    });
+    offsets.collect()
 }
 
 /// The peak with the steps in the order of the file.

@@ -74,6 +74,15 @@ pub(super) struct Group {
     pub(super) last: usize,
 }
 
+/// An output of the graph that can be computed in the place of an input of its step.
+pub(super) struct Heir {
+    pub(super) output: SlotId,
+    /// The positions of output and input.
+    pub(super) pair: (u32, u32),
+    /// The input's memory, which begins with it.
+    pub(super) group: usize,
+}
+
 /// Where a slot will live, as far as decided.
 #[derive(Clone)]
 pub(super) enum Draft {
@@ -110,6 +119,8 @@ pub(super) struct Planner<'a> {
     pub(super) groups: Vec<Group>,
     pub(super) slabs: Vec<DeviceId>,
     pub(super) steps: Vec<StepPlan>,
+    /// Outputs that can be computed in the place of an input, if that is in their buffer.
+    pub(super) heirs: Vec<Heir>,
     /// For each step, the group that is its workspace.
     pub(super) workspaces: Vec<Option<usize>>,
     /// For each step, the bytes that its subgraphs own, device slabs included, beyond the outputs they hand over.
@@ -154,6 +165,7 @@ impl<'a> Planner<'a> {
             groups: Vec::new(),
             slabs,
             steps: Vec::with_capacity(program.steps.len()),
+            heirs: Vec::new(),
             workspaces: vec![None; program.steps.len()],
             nested_own: vec![0; program.steps.len()],
             nested_dynamic: false,
@@ -267,7 +279,14 @@ impl<'a> Planner<'a> {
                     Draft::Dynamic
                 }
                 Some(_) if step.claim.outputs == OutputsFrom::Kernel => Draft::Own,
-                Some(_) if self.is_output[place] && host => Draft::Own,
+                Some(bytes) if self.is_output[place] && host => {
+                    if let Some((input, Draft::Group { group, offset: 0 })) =
+                        self.dying_input(step, (index, position), bytes)
+                    {
+                        self.heirs.push(Heir { output: slot, pair: (position as u32, input as u32), group });
+                    }
+                    Draft::Own
+                }
                 Some(_) if let Some(part) = self.joined[place] => {
                     self.kinds[place] = ValueKind::InPlace;
                     self.place_part(part, index)?

@@ -83,9 +83,24 @@ impl Planner<'_> {
         }
     }
 
-    /// An input whose memory the output may take over: equally long, and dead after this step.
+    /// Lets an output take over the memory of an input.
     pub(super) fn share_input(
         &mut self,
+        step: &Step,
+        place: (usize, usize),
+        bytes: usize,
+    ) -> Option<(usize, Draft)> {
+        let output = step.outputs[place.1]?;
+        let (input, draft) = self.dying_input(step, place, bytes)?;
+        if let Draft::Group { group, .. } = draft {
+            self.groups[group].last = self.last[output.index()];
+        }
+        Some((input, draft))
+    }
+
+    /// An input whose memory the output may take over: equally long, and dead after this step.
+    pub(super) fn dying_input(
+        &self,
         step: &Step,
         (index, position): (usize, usize),
         bytes: usize,
@@ -105,7 +120,6 @@ impl Planner<'_> {
             let taken = step.outputs.iter().take(position).flatten();
             let free = taken.clone().all(|other| self.group_of(*other) != Some(group));
             if same_bytes && dead && same_memory && once && free {
-                self.groups[group].last = self.last[output.index()];
                 return Some((input, self.drafts[slot.index()].clone()));
             }
         }

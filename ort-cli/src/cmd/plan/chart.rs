@@ -12,7 +12,7 @@ const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 720.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 372.0;
-const TOP: f64 = 56.0;
+const TOP: f64 = 76.0;
 const BOTTOM: f64 = 60.0;
 
 /// Values that are listed beside the drawing.
@@ -90,13 +90,18 @@ fn bars(report: &PlanReport) -> Vec<Bar<'_>> {
         bases.push(top);
         top = top.saturating_add(*bytes);
     }
+    // Outputs that others use before them have a place behind the slabs.
+    let behind = report.values.iter().filter(|value| value.slab.is_none());
+    let ends = behind.filter_map(|value| value.offset?.checked_add(value.bytes?));
+    top = ends.max().unwrap_or(0).max(top);
     let mut bars = Vec::new();
     for value in &report.values {
         let Some(bytes) = value.bytes.filter(|bytes| *bytes > 0 && value.kind != ValueKind::View) else {
             continue;
         };
-        let offset = match value.slab.and_then(|slab| bases.get(slab)).zip(value.offset) {
-            Some((base, offset)) => base + offset,
+        let base = value.slab.and_then(|slab| bases.get(slab)).copied().unwrap_or(0);
+        let offset = match value.offset {
+            Some(offset) => base + offset,
             None if value.kind == ValueKind::Dynamic => continue,
             None => {
                 top = top.saturating_add(bytes);
@@ -121,7 +126,7 @@ fn bars(report: &PlanReport) -> Vec<Bar<'_>> {
 fn of_value(value: &PlannedValue, offset: usize, bytes: usize, index: usize) -> Bar<'_> {
     // Neighbours in the list differ by the golden angle, so that they are never alike.
     let hue = index as f64 * 137.508 % 360.0;
-    let lightness = if value.offset.is_some() { 62 } else { 78 };
+    let lightness = if value.slab.is_some() { 62 } else { 78 };
     let colour = format!("hsl({hue:.0}, 60%, {lightness}%)");
     Bar { name: &value.name, offset, bytes, first: value.first_step, last: value.last_step, colour }
 }
@@ -147,7 +152,7 @@ fn name_in(bar: &Bar<'_>, scale: &Scale) -> Option<Text> {
     let width = scale.x(bar.last + 1) - scale.x(bar.first) - 8.0;
     let height = scale.y(bar.offset) - scale.y(bar.offset.saturating_add(bar.bytes));
     let room = (width / CHARACTER) as usize;
-    if height < 14.0 || room < 6 {
+    if height < 14.0 || room < 14 {
         return None;
     }
     let middle = scale.y(bar.offset.saturating_add(bar.bytes / 2)) + 4.0;
@@ -182,7 +187,7 @@ fn memory_axis(scale: &Scale) -> Group {
     const UNITS: [(&str, f64); 4] =
         [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0), ("bytes", 1.0)];
     let bytes = scale.bytes as f64;
-    let unit = UNITS.iter().find(|(_, size)| bytes >= 2.0 * size).unwrap_or(&("bytes", 1.0));
+    let unit = UNITS.iter().find(|(_, size)| bytes >= *size).unwrap_or(&("bytes", 1.0));
     let step = nice(bytes / unit.1 / 8.0);
     let digits = if step < 1.0 { 1 } else { 0 };
     let mut axis = Group::new();
@@ -203,7 +208,7 @@ fn memory_axis(scale: &Scale) -> Group {
 
 fn step_axis(scale: &Scale) -> Group {
     let base = HEIGHT - BOTTOM;
-    let step = (nice(scale.steps as f64 / 12.0) as usize).max(1);
+    let step = (nice(scale.steps as f64 / 14.0) as usize).max(1);
     let mut axis = Group::new().add(line([LEFT, base], [WIDTH - RIGHT, base]).set("stroke", "#444"));
     for index in (0..scale.steps).step_by(step) {
         let x = round((scale.x(index) + scale.x(index + 1)) / 2.0);
@@ -248,7 +253,8 @@ fn alive(report: &PlanReport, scale: &Scale) -> Polyline {
 fn peak(report: &PlanReport, scale: &Scale) -> Group {
     const RED: &str = "#c00";
     let x = round((scale.x(report.peak_step) + scale.x(report.peak_step + 1)) / 2.0);
-    let label = format!("peak at step {}", report.peak_step);
+    let alive = report.steps.get(report.peak_step).map_or(0, |step| step.live_bytes);
+    let label = format!("peak at step {}: {} alive", report.peak_step, human_bytes(alive));
     // The label stays inside where the peak is near the right end.
     let anchor = if x > (LEFT + WIDTH - RIGHT) / 2.0 { "end" } else { "start" };
     Group::new()
@@ -275,7 +281,7 @@ fn listed(report: &PlanReport, bars: &[Bar<'_>]) -> Group {
         let bytes = format!("{}, steps {} to {}", human_bytes(bar.bytes), bar.first, bar.last);
         group = group
             .add(square.set("fill", bar.colour.as_str()))
-            .add(text(left + 20.0, y, shortened(bar.name, 46)))
+            .add(text(left + 20.0, y, shortened(bar.name, 44)))
             .add(text(left + 20.0, y + 15.0, bytes).set("fill", "#444"));
     }
     let y = TOP + 26.0 + 36.0 * alive.len().min(MOST_LISTED) as f64;
@@ -288,5 +294,6 @@ fn listed(report: &PlanReport, bars: &[Bar<'_>]) -> Group {
                 .set("stroke", "#111")
                 .set("stroke-width", 1.5),
         )
-        .add(text(left + 20.0, HEIGHT - 36.0, "bytes alive; lighter bars above are outputs"))
+        .add(text(left + 20.0, HEIGHT - 36.0, "bytes alive"))
+        .add(text(left + 20.0, HEIGHT - 54.0, "dark bars: workspaces; pale bars: in memory of outputs"))
 }

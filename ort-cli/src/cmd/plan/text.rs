@@ -56,7 +56,7 @@ fn kinds(report: &PlanReport) -> comfy_table::Table {
             symbolic,
         ]);
     }
-    align(rows)
+    align(rows, 2)
 }
 
 /// What is alive at the peak, with its share of all that is.
@@ -74,12 +74,12 @@ fn largest(report: &PlanReport) -> comfy_table::Table {
     if !rest.is_empty() {
         add(format!("{} more", rest.len()), rest.iter().map(|(_, bytes)| bytes).sum());
     }
-    align(rows)
+    align(rows, 3)
 }
 
-/// Numbers end where those above and below them do.
-fn align(mut rows: comfy_table::Table) -> comfy_table::Table {
-    for column in rows.column_iter_mut().skip(1).take(2) {
+/// So many columns of numbers behind the first end where those above and below them do.
+fn align(mut rows: comfy_table::Table, columns: usize) -> comfy_table::Table {
+    for column in rows.column_iter_mut().skip(1).take(columns) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     rows
