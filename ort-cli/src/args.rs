@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
 use ort_runtime::onnx::{FileAccess, Source};
@@ -25,9 +25,10 @@ pub(crate) struct ModelArgs {
     /// Seed of made-up inputs: those not given are random.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// The size of a symbolic dimension, for made-up inputs and for planning; 1 where it is not given.
+    /// The size of a symbolic dimension, for made-up inputs and for planning; 1 where it is not given. `ort plan` also
+    /// takes several sizes, NAME=1,2,4.
     #[arg(long = "dim", value_name = "NAME=N", value_parser = sized)]
-    pub(crate) dims: Vec<(String, i64)>,
+    pub(crate) dims: Vec<(String, Vec<i64>)>,
     /// The whole shape of one made-up input.
     #[arg(long = "shape", value_name = "INPUT=1x3x224x224", value_parser = shaped)]
     pub(crate) shapes: Vec<(String, Vec<usize>)>,
@@ -79,6 +80,15 @@ impl ModelArgs {
 
     pub(crate) fn load(&self) -> Result<Model> {
         Ok(Model::from_source(self.source()?)?)
+    }
+
+    /// The sizes of symbolic dimensions, one each.
+    pub(crate) fn single_dims(&self) -> Result<Vec<(String, i64)>> {
+        let single = |(name, sizes): &(String, Vec<i64>)| match sizes.as_slice() {
+            [size] => Ok((name.clone(), *size)),
+            _ => bail!("--dim {name} has {} sizes; only `ort plan` takes more than one", sizes.len()),
+        };
+        self.dims.iter().map(single).collect()
     }
 
     /// What may be rewritten.
@@ -148,10 +158,11 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((name.to_string(), value.to_string()))
 }
 
-fn sized(text: &str) -> Result<(String, i64), String> {
-    let (name, size) = pair(text)?;
-    let size = size.parse().ok().filter(|size| *size >= 0);
-    size.map(|size| (name, size)).ok_or_else(|| format!("`{text}` is not NAME=N"))
+fn sized(text: &str) -> Result<(String, Vec<i64>), String> {
+    let (name, sizes) = pair(text)?;
+    let size = |size: &str| size.parse().ok().filter(|size| *size >= 0);
+    let sizes: Option<Vec<i64>> = sizes.split(',').map(size).collect();
+    sizes.map(|sizes| (name, sizes)).ok_or_else(|| format!("`{text}` is not NAME=N"))
 }
 
 fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
@@ -219,6 +230,8 @@ mod tests {
         assert_eq!(shaped("x="), Ok(("x".into(), vec![])));
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         assert!(seconds("-1").is_err() && seconds("soon").is_err());
+        assert_eq!(sized("n=1,2"), Ok(("n".into(), vec![1, 2])));
+        assert!(sized("n=").is_err() && sized("n=1,").is_err());
         assert!(shaped("x=1xa").is_err() && sized("n=-1").is_err());
     }
 }

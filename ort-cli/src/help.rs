@@ -47,8 +47,11 @@ Examples:
   ort plan model.onnx --dim batch=8 --dim seq=128
   ort plan model.onnx --shape image=8x3x224x224
   ort plan model.onnx --json | jq .peak_bytes
+  ort plan model.onnx --dim batch=8 --svg plan.svg                     open it in a browser
+  ort plan model.onnx --dim batch=1,2,4,8,16 --memory-limit 256MiB     which is the largest that fits
 
-A dimension that is not given counts as 1.";
+A dimension that is not given counts as 1. With several sizes, --json describes the largest that fits, or the first where
+none does, and lists all in `sweep`.";
 
 pub(crate) const OPTIMIZE: &str = "\
 Examples:

@@ -61,13 +61,13 @@ fn bindings(args: &ModelArgs, model: &Model) -> Result<Bindings> {
     for symbol in &symbols {
         bindings.insert(symbol.clone(), 1);
     }
-    for (name, size) in &args.dims {
-        let Some(symbol) = symbols.iter().find(|symbol| symbol.to_string() == *name) else {
+    for (name, size) in args.single_dims()? {
+        let Some(symbol) = symbols.iter().find(|symbol| symbol.to_string() == name) else {
             let known: Vec<String> = symbols.iter().map(Symbol::to_string).collect();
-            let advice = advise("symbolic dimensions", name, known.iter().map(String::as_str));
+            let advice = advise("symbolic dimensions", &name, known.iter().map(String::as_str));
             bail!("the model has no symbolic dimension '{name}'; {advice}");
         };
-        bindings.insert(symbol.clone(), *size);
+        bindings.insert(symbol.clone(), size);
     }
     Ok(bindings)
 }

@@ -145,48 +145,6 @@ fn bench_keeps_to_a_rate() {
 }
 
 #[test]
-fn plan_prints_one_object_with_every_field() {
-    let folder = Folder::new();
-    let path = folder.model("small.onnx", &small());
-    let json = run(&["plan", &path, "--json", "--dim", "n=1000", "--opt-level", "disabled"]).json();
-    assert_keys(
-        &json,
-        &["peak_bytes", "weights_bytes", "lower_bound_bytes", "dims", "steps", "values", "symbolic_peak"],
-    );
-    assert_eq!(json["dims"]["n"], 1000);
-    let steps = json["steps"].as_array().unwrap();
-    assert_eq!(steps.len(), 2);
-    assert_keys(&steps[0], &["node", "op", "live_bytes"]);
-    assert_eq!((&steps[0]["node"], &steps[0]["op"]), (&"relu_r".into(), &"Relu".into()));
-    for value in json["values"].as_array().unwrap() {
-        assert_keys(value, &["name", "bytes", "offset", "first_step", "last_step", "kind"]);
-        let kind = value["kind"].as_str().unwrap();
-        assert!(["planned", "view", "in_place", "dynamic"].contains(&kind), "{kind}");
-    }
-    // r and y of 16 kB each are the most that can be needed; y alone the least.
-    let peak = json["peak_bytes"].as_u64().unwrap();
-    assert!((16_000..=33_000).contains(&peak), "{peak}");
-    assert!(json["lower_bound_bytes"].as_u64().unwrap() <= peak);
-}
-
-#[test]
-fn a_plan_follows_the_inputs() {
-    let folder = Folder::new();
-    let path = folder.model("small.onnx", &small());
-    let input = folder.write("x.npy", npy_floats("(50, 4)", &[0.5; 200]));
-    let peak = |flags: &[&str]| {
-        let mut args = vec!["plan", &path, "--json"];
-        args.extend(flags);
-        run(&args).json()["peak_bytes"].as_u64().unwrap()
-    };
-    let by_dim = peak(&["--dim", "n=50"]);
-    assert_eq!(peak(&["--shape", "x=50x4"]), by_dim);
-    assert_eq!(peak(&["--input", &format!("x={input}")]), by_dim);
-    assert!(peak(&[]) < by_dim);
-    assert_fails("dim", &run(&["plan", &path, "--dim", "m=2"]), &["'m'", "n"]);
-}
-
-#[test]
 fn inspect_and_check_tell_what_a_model_is() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());

@@ -28,12 +28,47 @@ pub(super) fn greedy_by_area(roots: &[Root]) -> Option<Placement> {
 }
 
 fn greedy(roots: &[Root], rank: impl Fn(&Root) -> u128) -> Option<Placement> {
+    place_in_order(roots, &ranked(roots, rank))
+}
+
+fn ranked(roots: &[Root], rank: impl Fn(&Root) -> u128) -> Vec<usize> {
     let mut order: Vec<usize> = (0..roots.len()).filter(|&index| roots[index].bytes > 0).collect();
     order.sort_by_cached_key(|&index| (Reverse(rank(&roots[index])), roots[index].first, index));
+    order
+}
+
+/// How often [`greedy_by_trouble`] begins anew.
+pub(super) const ROUNDS: usize = 16;
+
+/// As [`greedy_by_size`], again and again: what ended above the lower bound goes first the next time. The best of all
+/// rounds.
+pub(super) fn greedy_by_trouble(roots: &[Root], lower_bound: usize) -> Option<Placement> {
+    let mut order = ranked(roots, |root| root.bytes as u128);
+    let mut best: Option<Placement> = None;
+    for _ in 0..ROUNDS {
+        let placement = place_in_order(roots, &order)?;
+        let is_above =
+            |index: &usize| placement.offsets[*index].saturating_add(roots[*index].bytes) > lower_bound;
+        let (mut above, below): (Vec<usize>, Vec<usize>) = order.iter().copied().partition(is_above);
+        let done = above.is_empty();
+        above.extend(below);
+        order = above;
+        if best.as_ref().is_none_or(|best| placement.bytes < best.bytes) {
+            best = Some(placement);
+        }
+        if done {
+            break;
+        }
+    }
+    best
+}
+
+/// Each into the tightest gap between those before it that live at the same time.
+fn place_in_order(roots: &[Root], order: &[usize]) -> Option<Placement> {
     let mut placement = Placement { offsets: vec![0; roots.len()], bytes: 0 };
     let mut placed = Placed::new(roots);
     let mut rivals = Vec::new();
-    for index in order {
+    for &index in order {
         let root = &roots[index];
         placed.collect_rivals(root, &mut rivals);
         let offset = tightest_gap(&rivals, root)?;

@@ -4,8 +4,15 @@
 //! alone are folded; views and in-place results share memory; the rest gets offsets in one slab per memory by
 //! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
 
+mod finish;
+mod homes;
+mod join;
+mod kinds;
+mod order;
 mod report;
 mod resolve;
+mod scratch;
+mod share;
 mod specialize;
 
 use std::ops::Range;
@@ -18,16 +25,18 @@ use crate::dtype::DType;
 use crate::session::SlotId;
 use crate::tensor::{Shape, Tensor};
 
-pub(crate) use report::report;
+pub use kinds::{KindBytes, MemoryKind};
+pub(crate) use order::better_order;
 pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
-pub(crate) use resolve::{largest_at_peak, resolve};
+pub(crate) use report::{largest_at_peak, report};
+pub(crate) use resolve::resolve;
 
 /// Where a slot's value lives during a run.
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
     /// With the caller, the enclosing run, or the weights.
     Outside,
-    /// In a slab, at these bytes.
+    /// In a slab, or in the buffer of an output that is computed later, at these bytes.
     Slab { slab: usize, range: Range<usize> },
     /// In a buffer of its own, of known size: graph outputs, and values that kernels hand over.
     Own,
@@ -83,6 +92,9 @@ pub(crate) struct RunPlan {
     pub(crate) steps: Vec<StepPlan>,
     /// The bytes of each slab, the host's first.
     pub(crate) slabs: Vec<(DeviceId, usize)>,
+    /// Outputs whose buffers are there from the beginning and hold other values until they are computed. As slabs they have
+    /// the numbers behind those of `slabs`.
+    pub(crate) homes: Vec<SlotId>,
     /// The most bytes of own buffers alive at once, where all are known.
     pub(crate) own_peak: usize,
     /// The most bytes alive at once in any schedule-respecting layout.
@@ -105,6 +117,14 @@ impl RunPlan {
     /// The most bytes of activations that a run allocates; dynamic values not counted.
     pub(crate) fn peak(&self) -> usize {
         self.own_peak + self.slabs.iter().map(|slab| slab.1).sum::<usize>()
+    }
+
+    /// Which of the host's regions a slab is: 0 for its slab, then the homes; none for a slab of a device.
+    pub(crate) fn host_region(&self, slab: usize) -> Option<usize> {
+        match slab {
+            0 => Some(0),
+            _ => (slab + 1).checked_sub(self.slabs.len()).filter(|region| *region > 0),
+        }
     }
 
     /// The bytes of the host's slab.

@@ -1,8 +1,9 @@
 //! The plan as people and scripts read it.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 
-use super::resolve::{evaluate, largest_at_peak};
+use super::kinds::{KindBytes, alive_at, kinds, peak_step, symbolic_bytes};
+use super::resolve::resolve_in;
 use super::{Action, Place, RunPlan};
 use crate::dim::{Bindings, Dim};
 use crate::session::{Origin, Program};
@@ -40,8 +41,10 @@ pub struct PlannedValue {
     pub name: String,
     /// Its bytes; none where only the run tells.
     pub bytes: Option<usize>,
-    /// Its offset in its slab, where it is in one.
+    /// Its offset in its slab; behind all slabs where it is in the buffer of an output that others use before it; else none.
     pub offset: Option<usize>,
+    /// Its slab among [`PlanReport::slabs`], where it is in one.
+    pub slab: Option<usize>,
     /// The step that computes it.
     pub first_step: usize,
     /// The last step that reads it.
@@ -59,6 +62,8 @@ pub struct PlannedStep {
     pub op: String,
     /// Bytes of activations and workspace alive while it runs.
     pub live_bytes: usize,
+    /// Where its scratch memory is in the host's slab, which is the first.
+    pub workspace: std::ops::Range<usize>,
 }
 
 /// The memory of a run, before it runs.
@@ -68,6 +73,14 @@ pub struct PlanReport {
     pub peak_bytes: Option<usize>,
     /// The same without the dynamic ones.
     pub planned_bytes: usize,
+    /// The same with the nodes in the order of the file.
+    pub file_order_bytes: usize,
+    /// What the bytes are for: first the kinds that add up to `planned_bytes`, then weights.
+    pub kinds: Vec<KindBytes>,
+    /// What the memory limit leaves for a run; without a limit, what the machine has.
+    pub available_bytes: usize,
+    /// Bytes of each slab, the host's first.
+    pub slabs: Vec<usize>,
     /// Bytes of weights.
     pub weights_bytes: usize,
     /// The largest sum of values alive at once.
@@ -78,81 +91,142 @@ pub struct PlanReport {
     pub steps: Vec<PlannedStep>,
     /// The values that take memory or share it.
     pub values: Vec<PlannedValue>,
-    /// The largest values at the peak, largest first.
+    /// The step with the most bytes alive: its place in `steps`.
+    pub peak_step: usize,
+    /// The largest values at the peak, the step's workspace among them, largest first.
     pub largest: Vec<(String, usize)>,
     /// The lower bound as an expression of the symbolic dimensions, at the step with the peak.
     pub symbolic_peak: Option<String>,
 }
 
-/// Writes the report of a plan.
-pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings) -> PlanReport {
+/// Writes the report of a plan; weights and what is available are the session's to add.
+pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings, threads: usize) -> PlanReport {
     let running = plan.steps.iter().enumerate().filter(|(_, step)| step.action == Action::Run);
     let indices: Vec<usize> = running.map(|(index, _)| index).collect();
     let shown =
         |step: usize| indices.partition_point(|index| *index < step).min(indices.len().saturating_sub(1));
+    PlanReport {
+        peak_bytes: (!plan.has_dynamic).then(|| plan.peak()),
+        planned_bytes: plan.peak(),
+        file_order_bytes: file_order_bytes(program, plan, bindings, threads),
+        kinds: kinds(program, plan, bindings),
+        available_bytes: usize::MAX,
+        slabs: plan.slabs.iter().map(|slab| slab.1).collect(),
+        weights_bytes: program.graph.weight_bytes(),
+        lower_bound_bytes: plan.lower_bound,
+        dims: bindings.iter().map(|(symbol, size)| (symbol.to_string(), size)).collect(),
+        steps: steps(program, plan),
+        values: values(program, plan, shown),
+        peak_step: shown(peak_step(plan)),
+        largest: largest(program, plan),
+        symbolic_peak: symbolic_peak(program, plan, bindings),
+    }
+}
+
+fn steps(program: &Program, plan: &RunPlan) -> Vec<PlannedStep> {
     let steps = program.steps.iter().zip(&plan.steps).zip(&plan.live);
-    let steps = steps
-        .filter(|((_, planned), _)| planned.action == Action::Run)
-        .map(|((step, _), &live_bytes)| PlannedStep {
-            node: step.name.to_string(),
-            op: step.op.to_string(),
-            live_bytes,
-        })
-        .collect();
+    let running = steps.filter(|((_, planned), _)| planned.action == Action::Run);
+    let described = running.map(|((step, planned), &live_bytes)| PlannedStep {
+        node: step.name.to_string(),
+        op: step.op.to_string(),
+        live_bytes,
+        workspace: planned.workspace.clone(),
+    });
+    described.collect()
+}
+
+/// The values that take memory or share it, with the steps that run numbered by `shown`.
+fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> Vec<PlannedValue> {
     let mut values = Vec::new();
-    for (slot, planned) in program.slots.iter().zip(&plan.slots) {
+    let homes = home_offsets(plan);
+    for (index, (slot, planned)) in program.slots.iter().zip(&plan.slots).enumerate() {
         let from_step = matches!(slot.origin, Origin::Step);
         if !from_step || matches!(planned.place, Place::Unused | Place::Folded(_) | Place::Outside) {
             continue;
         }
         let bytes = planned.dtype.zip(planned.shape.as_ref());
+        let (slab, offset) = match &planned.place {
+            Place::Slab { slab, range } if *slab < plan.slabs.len() => (Some(*slab), Some(range.start)),
+            Place::Slab { slab, range } => {
+                (None, homes.get(slab - plan.slabs.len()).map(|home| home + range.start))
+            }
+            _ => (
+                None,
+                plan.homes
+                    .iter()
+                    .position(|home| home.index() == index)
+                    .and_then(|home| homes.get(home).copied()),
+            ),
+        };
         values.push(PlannedValue {
             name: program.graph.value(slot.value).name.to_string(),
             bytes: bytes.and_then(|(dtype, shape)| byte_count(dtype, shape).ok()),
-            offset: match &planned.place {
-                Place::Slab { range, .. } => Some(range.start),
-                _ => None,
-            },
+            offset,
+            slab,
             first_step: shown(planned.life.0),
             last_step: shown(planned.life.1),
             kind: planned.kind,
         });
     }
-    PlanReport {
-        peak_bytes: (!plan.has_dynamic).then(|| plan.peak()),
-        planned_bytes: plan.peak(),
-        weights_bytes: program.graph.weight_bytes(),
-        lower_bound_bytes: plan.lower_bound,
-        dims: bindings.iter().map(|(symbol, size)| (symbol.to_string(), size)).collect(),
-        steps,
-        values,
-        largest: largest_at_peak(plan, program),
-        symbolic_peak: symbolic_peak(program, plan, bindings),
-    }
+    values
+}
+
+/// Where the outputs' buffers that hold other values would be, if they lay behind the slabs.
+fn home_offsets(plan: &RunPlan) -> Vec<usize> {
+    let slabs = plan.slabs.iter().fold(0usize, |sum, slab| sum.saturating_add(slab.1));
+    let homes = plan.homes.iter().filter_map(|home| plan.slots.get(home.index()));
+    let bytes = homes.map(|home| match (home.dtype, &home.shape) {
+        (Some(dtype), Some(shape)) => byte_count(dtype, shape).unwrap_or(0),
+        _ => 0,
+    });
+    let offsets = bytes.scan(slabs, |next, bytes| {
+        let start = *next;
+        *next = next.saturating_add(bytes);
+        Some(start)
+    });
+    offsets.collect()
+}
+
+/// The peak with the steps in the order of the file.
+fn file_order_bytes(program: &Program, plan: &RunPlan, bindings: &Bindings, threads: usize) -> usize {
+    let Some(order) = &program.file_order else { return plan.peak() };
+    let schedule = order.iter().filter_map(|place| program.steps.get(*place)).collect();
+    resolve_in(program, schedule, bindings, threads).map_or(plan.peak(), |plan| plan.peak())
 }
 
 /// The bytes alive at the peak as an expression: the sum of the symbolic sizes of what is alive there.
 fn symbolic_peak(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Option<String> {
-    let peak = plan.live.iter().enumerate().max_by_key(|(_, bytes)| **bytes).map(|(step, _)| step)?;
-    let mut sum = Dim::constant(0);
-    let mut counted: HashSet<std::ops::Range<usize>> = HashSet::new();
-    for (slot, planned) in program.slots.iter().zip(&plan.slots) {
-        if planned.life.0 > peak || planned.life.1 < peak {
-            continue;
-        }
-        match &planned.place {
-            Place::Slab { range, .. } if counted.insert(range.clone()) => {}
-            Place::Own => {}
-            _ => continue,
-        }
-        let ty = program.graph.value(slot.value).ty.as_tensor()?;
-        let shape = ty.shape.as_ref()?;
-        evaluate(shape, bindings)?;
-        let bits = i64::from(ty.dtype.bits()?);
-        let elements = shape.iter().fold(Dim::constant(1), |product, size| &product * size);
-        sum = sum + (elements * bits).ceil_div(&Dim::constant(8));
+    let peak = peak_step(plan);
+    let mut sum = Dim::constant(plan.steps.get(peak)?.workspace.len() as i64);
+    for (_, (slot, _)) in alive_at(program, plan, peak) {
+        sum = sum + symbolic_bytes(program, slot, bindings)?;
     }
-    let workspace = &plan.steps.get(peak)?.workspace;
-    sum = sum + Dim::constant(workspace.len() as i64);
     Some(sum.to_string())
+}
+
+/// What takes memory at the peak, by name.
+fn largest(program: &Program, plan: &RunPlan) -> Vec<(String, usize)> {
+    let mut largest = largest_at_peak(plan, program);
+    let peak = peak_step(plan);
+    if let (Some(step), Some(planned)) = (program.steps.get(peak), plan.steps.get(peak))
+        && !planned.workspace.is_empty()
+    {
+        largest.push((format!("workspace of {}", step.place()), planned.workspace.len()));
+        largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    }
+    largest
+}
+
+/// The bytes of values by name at the step with the most bytes alive, largest first.
+pub(crate) fn largest_at_peak(plan: &RunPlan, program: &Program) -> Vec<(String, usize)> {
+    let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+    for (_, (slot, planned)) in alive_at(program, plan, peak_step(plan)) {
+        if let (Some(dtype), Some(shape)) = (planned.dtype, &planned.shape) {
+            let bytes = byte_count(dtype, shape).unwrap_or(0);
+            *by_name.entry(program.graph.value(slot.value).name.to_string()).or_default() += bytes;
+        }
+    }
+    let mut largest: Vec<(String, usize)> = by_name.into_iter().collect();
+    largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    largest
 }

@@ -9,13 +9,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ort_alloc::{
-    Allocator, Buffer, Category, DeviceId, HostAllocator, SharedBuffer, allocate_in, split_disjoint,
-};
+use ort_alloc::{Allocator, Buffer, Category, DeviceId, HostAllocator, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
 use super::nested::NestedFrames;
-use super::places::{device_view, output_slot, view_of};
+use super::places::{Part, device_view, output_slot, split_regions, view_of};
 use super::profile::Profile;
 use super::program::{Origin, Program, SlotId, Step, Work};
 use super::streamed::Streaming;
@@ -84,6 +82,8 @@ pub(crate) struct Frame<'a> {
     /// Values with memory of their own, by slot.
     owned: Vec<Option<Value>>,
     slabs: Slabs<'a>,
+    /// Buffers of outputs that hold other values until the outputs are computed, in the order of the plan.
+    homes: Vec<Option<Buffer>>,
 }
 
 /// For each output its type and shape, where they are known before the kernel runs.
@@ -92,8 +92,15 @@ type KnownShapes = Vec<Option<(DType, Shape)>>;
 /// Where an output's memory comes from in this run.
 pub(super) enum Target {
     Unwanted,
-    Slab { slab: usize, range: Range<usize>, in_place: Option<usize> },
-    Buffer(Buffer),
+    /// `region` is that of the host, where it is the host's.
+    Slab {
+        slab: usize,
+        region: Option<usize>,
+        range: Range<usize>,
+        in_place: Option<usize>,
+    },
+    /// Memory of its own, and the input that it holds.
+    Buffer(Buffer, Option<usize>),
     DeviceBuffer(SharedBuffer),
     Handed,
 }
@@ -105,11 +112,13 @@ impl<'a> Frame<'a> {
         given: &'a [ValueView<'a>],
         slabs: Slabs<'a>,
     ) -> Frame<'a> {
-        Frame { program, plan, bindings, env, given, owned: vec![None; program.slots.len()], slabs }
+        let owned = vec![None; program.slots.len()];
+        Frame { program, plan, bindings, env, given, owned, slabs, homes: Vec::new() }
     }
 
     /// Runs every step and returns the outputs.
     pub(crate) fn run(mut self) -> Result<Vec<Value>> {
+        self.open_homes()?;
         for index in 0..self.program.steps.len() {
             if self.plan.steps[index].action == Action::Run {
                 self.env.control.check()?;
@@ -131,6 +140,26 @@ impl<'a> Frame<'a> {
         }
         let outputs: Vec<SlotId> = self.program.outputs.clone();
         outputs.into_iter().map(|slot| self.take_output(slot)).collect()
+    }
+
+    fn open_homes(&mut self) -> Result<()> {
+        for &slot in &self.plan.homes {
+            let planned = &self.plan.slots[slot.index()];
+            let known = planned.dtype.zip(planned.shape.clone());
+            self.homes.push(match self.allocate(slot, known, Category::Output)?.0 {
+                Target::Buffer(buffer, _) => Some(buffer),
+                _ => None,
+            });
+        }
+        Ok(())
+    }
+
+    /// The host's bytes at a place of the plan.
+    fn host_bytes(&self, region: usize, range: Range<usize>) -> Option<&[u8]> {
+        match region.checked_sub(1) {
+            None => self.slabs.host.get(range),
+            Some(home) => self.homes.get(home)?.as_ref()?.bytes()?.get(range),
+        }
     }
 
     /// What errors without an advice of their own say: what the step was given.
@@ -156,9 +185,8 @@ impl<'a> Frame<'a> {
             return Ok(value.clone());
         }
         let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
-        let host = &*self.slabs.host;
-        let view =
-            view_of(self.program, self.plan, &self.owned, self.given, slot, &mut |range| host.get(range));
+        let bytes = &mut |region, range| self.host_bytes(region, range);
+        let view = view_of(self.program, self.plan, &self.owned, self.given, slot, bytes);
         let view = view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))??;
         self.copy_output(view)
     }
@@ -186,7 +214,7 @@ impl<'a> Frame<'a> {
         for (position, (target, value)) in targets.into_iter().zip(handed).enumerate() {
             let Some(slot) = step.outputs[position] else { continue };
             let value = match (target, value) {
-                (Target::Buffer(buffer), _) => Some(buffer_value(&shapes[position], buffer)?),
+                (Target::Buffer(buffer, _), _) => Some(buffer_value(&shapes[position], buffer)?),
                 (Target::DeviceBuffer(buffer), _) => {
                     let (dtype, shape) = shapes[position].as_ref().ok_or_else(no_shape)?;
                     Some(Value::Tensor(Tensor::from_device(*dtype, shape, buffer)?))
@@ -218,8 +246,9 @@ impl<'a> Frame<'a> {
     }
 
     /// Where each output goes, and its type and shape.
-    fn targets(&self, index: usize) -> Result<(Vec<Target>, KnownShapes)> {
-        let step = &self.program.steps[index];
+    fn targets(&mut self, index: usize) -> Result<(Vec<Target>, KnownShapes)> {
+        let (program, plan) = (self.program, self.plan);
+        let step = &program.steps[index];
         let mut inferred: Option<OutputShapes> = None;
         let mut targets = Vec::with_capacity(step.outputs.len());
         let mut shapes = Vec::with_capacity(step.outputs.len());
@@ -229,14 +258,20 @@ impl<'a> Frame<'a> {
                 shapes.push(None);
                 continue;
             };
-            let planned = &self.plan.slots[slot.index()];
+            let planned = &plan.slots[slot.index()];
             let known = planned.dtype.zip(planned.shape.clone());
+            let home = plan.homes.iter().position(|home| *home == slot);
+            let home = home.and_then(|home| self.homes.get_mut(home)?.take());
             let (target, shape) = match &planned.place {
                 Place::Slab { slab, range } => {
-                    let in_place = self.plan.steps[index].input_in_place_of(position);
-                    (Target::Slab { slab: *slab, range: range.clone(), in_place }, known)
+                    let in_place = plan.steps[index].input_in_place_of(position);
+                    let region = plan.host_region(*slab);
+                    (Target::Slab { slab: *slab, region, range: range.clone(), in_place }, known)
                 }
                 _ if step.claim.outputs == OutputsFrom::Kernel => (Target::Handed, None),
+                Place::Own if let Some(buffer) = home => {
+                    (Target::Buffer(buffer, plan.steps[index].input_in_place_of(position)), known)
+                }
                 Place::Own => self.allocate(slot, known, Category::Output)?,
                 _ => {
                     if inferred.is_none() {
@@ -273,7 +308,7 @@ impl<'a> Frame<'a> {
                 _ => &**HostAllocator::global(),
             };
             let buffer = allocate_in(budget, category, allocator, bytes, 64)?;
-            return Ok((Target::Buffer(buffer), Some((dtype, shape))));
+            return Ok((Target::Buffer(buffer, None), Some((dtype, shape))));
         }
         let device = self.env.devices.iter().find(|device| device.memory() == memory);
         let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of an output"))?;
@@ -317,9 +352,8 @@ impl<'a> Frame<'a> {
     }
 
     fn value(&self, slot: SlotId) -> Result<ValueView<'_>> {
-        let host = &*self.slabs.host;
-        let view =
-            view_of(self.program, self.plan, &self.owned, self.given, slot, &mut |range| host.get(range));
+        let bytes = &mut |region, range| self.host_bytes(region, range);
+        let view = view_of(self.program, self.plan, &self.owned, self.given, slot, bytes);
         if let Some(view) = view {
             return view;
         }
@@ -389,9 +423,9 @@ impl<'a> Frame<'a> {
         let mut scratch = self.extra_workspace(index, shapes)?;
         let plan = &self.plan.steps[index];
 
-        // The host slab is split into what the step reads and what it writes.
-        let mut reads: SmallVec<[Range<usize>; 8]> = SmallVec::new();
-        let mut writes: SmallVec<[Range<usize>; 4]> = SmallVec::new();
+        // The host's memory is split into what the step reads and what it writes.
+        let mut reads: SmallVec<[Part; 8]> = SmallVec::new();
+        let mut writes: SmallVec<[Part; 4]> = SmallVec::new();
         let taken: SmallVec<[usize; 2]> = plan.in_place.iter().map(|(_, input)| *input as usize).collect();
         let mut all_reads: SmallVec<[(Option<SlotId>, bool); 8]> = SmallVec::new();
         for (position, slot) in step.inputs.iter().enumerate() {
@@ -401,19 +435,19 @@ impl<'a> Frame<'a> {
             .extend(step.nested.iter().flat_map(|nested| &nested.captures).map(|slot| (Some(*slot), false)));
         for (slot, taken) in &all_reads {
             if let (Some(slot), false) = (slot, taken)
-                && let Place::Slab { slab: 0, range } = &self.plan.slots[slot.index()].place
+                && let Place::Slab { slab, range } = &self.plan.slots[slot.index()].place
+                && let Some(region) = self.plan.host_region(*slab)
             {
-                reads.push(range.clone());
+                reads.push((region, range.clone()));
             }
         }
         for target in targets.iter() {
-            if let Target::Slab { slab: 0, range, .. } = target {
-                writes.push(range.clone());
+            if let Target::Slab { region: Some(region), range, .. } = target {
+                writes.push((*region, range.clone()));
             }
         }
-        writes.push(plan.workspace.clone());
-        let (reads, writes) = split_disjoint(self.slabs.host, &reads, &writes)
-            .map_err(|problem| error!(Fail, "the plan overlaps: {problem}"))?;
+        writes.push((0, plan.workspace.clone()));
+        let (reads, writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
         let (mut reads, mut writes) = (reads.into_iter(), writes.into_iter());
 
         // Inputs and captures in the order in which their ranges were collected.
@@ -424,7 +458,7 @@ impl<'a> Frame<'a> {
                 continue;
             };
             let (program, plan, owned) = (self.program, self.plan, &self.owned);
-            let view = view_of(program, plan, owned, self.given, *slot, &mut |_| reads.next());
+            let view = view_of(program, plan, owned, self.given, *slot, &mut |_, _| reads.next());
             let consumed = matches!(program.slots[slot.index()].origin, Origin::Consumed);
             inputs.push(match view {
                 Some(view) => Some(view?),

@@ -34,12 +34,12 @@ use parking_lot::Mutex;
 pub use builder::SessionBuilder;
 pub use model::Model;
 pub use profile::{Profile, ProfileEvent};
-pub(crate) use program::{Origin, Program, SlotId, Step};
+pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
 
 use crate::dim::{Bindings, Symbol};
 use crate::ep::{CancelToken, RunControl};
 use crate::ir::ValueType;
-use crate::plan::{PlanReport, RunPlan, largest_at_peak, report, resolve};
+use crate::plan::{KindBytes, MemoryKind, PlanReport, RunPlan, largest_at_peak, report, resolve};
 use crate::tensor::{Tensor, Value, ValueView};
 use crate::{Error, Limits, Result, advise, ensure, error};
 use compiled::Compiled;
@@ -235,12 +235,17 @@ impl Session {
         })
     }
 
+    /// What a run may take: what nothing holds, idle slabs, and packed weights that may go.
+    fn free_bytes(&self) -> usize {
+        let idle: usize = self.idle.lock().iter().map(Buffer::len).sum();
+        let packed = self.compiled.streams.resident_bytes(&self.compiled.program);
+        self.budget.available().saturating_add(idle).saturating_add(packed)
+    }
+
     /// Refuses a run that the budget cannot hold, before anything runs; packed weights that it has no room for go.
     fn make_room(&self, plan: &RunPlan) -> Result<Room> {
         let (streams, program) = (&self.compiled.streams, &self.compiled.program);
-        let idle: usize = self.idle.lock().iter().map(Buffer::len).sum();
-        let packed = streams.resident_bytes(program);
-        let available = self.budget.available().saturating_add(idle).saturating_add(packed);
+        let available = self.free_bytes();
         let needed = plan.peak().saturating_add(streams.least_bytes());
         if needed <= available {
             return Ok(streams.make_room(program, available - plan.peak()));
@@ -303,10 +308,7 @@ impl Session {
     /// A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
-        let plan = self.plan_for(&bindings)?;
-        let mut report = report(&self.compiled.program, &plan, &bindings);
-        report.weights_bytes = self.model.graph().weight_bytes();
-        Ok(report)
+        self.report(&bindings)
     }
 
     /// The memory of a run on these inputs.
@@ -314,9 +316,25 @@ impl Session {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
         bind(&self.compiled.program, &given, &mut bindings)?;
-        let plan = self.plan_for(&bindings)?;
-        let mut report = report(&self.compiled.program, &plan, &bindings);
-        report.weights_bytes = self.model.graph().weight_bytes();
+        self.report(&bindings)
+    }
+
+    fn report(&self, bindings: &Bindings) -> Result<PlanReport> {
+        let plan = self.plan_for(bindings)?;
+        let mut report = report(&self.compiled.program, &plan, bindings, self.threads);
+        let memory = self.memory();
+        report.weights_bytes = memory.weights;
+        let streams = &self.compiled.streams;
+        let available = self.free_bytes();
+        let streamed = streams.streamed_bytes(available.saturating_sub(plan.peak()));
+        let packed = self.compiled.packed_bytes + streams.total_bytes() - streamed;
+        let weights = [
+            (MemoryKind::WeightsMapped, memory.weights_mapped),
+            (MemoryKind::WeightsPacked, packed),
+            (MemoryKind::WeightsStreamed, streamed),
+        ];
+        report.kinds.extend(weights.map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None }));
+        report.available_bytes = available.saturating_sub(streams.least_bytes());
         Ok(report)
     }
 

@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use ort_alloc::SharedBuffer;
+use ort_alloc::{Buffer, ReadSlices, SharedBuffer, WriteSlices, split_disjoint};
+use smallvec::SmallVec;
 
 use super::frame::{Target, no_shape};
 use super::program::{Origin, Program, SlotId};
@@ -18,25 +19,25 @@ use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView, Value, ValueView,
 use crate::{Result, error};
 
 /// A slot's value, where it is in memory that the host reads; none for consumed weights and device slabs. Ranges of
-/// the host's slab are asked of `slab`.
+/// the host's regions are asked of `bytes`.
 pub(super) fn view_of<'v>(
     program: &'v Program,
     plan: &'v RunPlan,
     owned: &'v [Option<Value>],
     given: &[ValueView<'v>],
     slot: SlotId,
-    slab: &mut dyn FnMut(Range<usize>) -> Option<&'v [u8]>,
+    bytes: &mut dyn FnMut(usize, Range<usize>) -> Option<&'v [u8]>,
 ) -> Option<Result<ValueView<'v>>> {
     let planned = &plan.slots[slot.index()];
     let tensor = |view: TensorView<'v>| Some(Ok(ValueView::Tensor(view)));
     match &planned.place {
-        Place::Slab { slab: 0, range } => {
-            let bytes = slab(range.clone())?;
+        Place::Slab { slab, range } => {
+            let bytes = bytes(plan.host_region(*slab)?, range.clone())?;
             tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
         }
         Place::Folded(value) => tensor(value.view()),
         Place::View { of, element_offset } => {
-            let root = match view_of(program, plan, owned, given, *of, slab)? {
+            let root = match view_of(program, plan, owned, given, *of, bytes)? {
                 Ok(root) => root,
                 Err(problem) => return Some(Err(problem)),
             };
@@ -95,21 +96,21 @@ pub(super) fn output_slot<'v>(
     let (tensor, in_place) = match target {
         Target::Unwanted => return Ok(OutputSlot::Unwanted),
         Target::Handed => return Ok(OutputSlot::Handed(None)),
-        Target::Slab { slab: 0, in_place, .. } => {
+        Target::Slab { region: Some(_), in_place, .. } => {
             let (dtype, shape) = known()?;
             (TensorMut::host(dtype, shape, writes.next().ok_or_else(missing)?), *in_place)
         }
-        Target::Slab { slab, range, in_place } => {
+        Target::Slab { slab, range, in_place, .. } => {
             let (dtype, shape) = known()?;
             let buffer = devices.get(*slab).and_then(Option::as_ref).ok_or_else(missing)?;
             let range = DeviceRange { buffer, offset: range.start, len: range.len() };
             (TensorMut::device(dtype, shape, range), *in_place)
         }
-        Target::Buffer(buffer) => {
+        Target::Buffer(buffer, in_place) => {
             let (dtype, shape) = known()?;
             let bytes = byte_count(dtype, shape)?;
             let memory = buffer.bytes_mut().and_then(|memory| memory.get_mut(..bytes)).ok_or_else(missing)?;
-            (TensorMut::host(dtype, shape, memory), None)
+            (TensorMut::host(dtype, shape, memory), *in_place)
         }
         Target::DeviceBuffer(buffer) => {
             let (dtype, shape) = known()?;
@@ -119,4 +120,36 @@ pub(super) fn output_slot<'v>(
     };
     tensor.check_length()?;
     Ok(OutputSlot::Ready { tensor: Some(tensor), in_place })
+}
+
+/// A part of the host's memory of a run: the region, and the bytes in it.
+pub(super) type Part = (usize, Range<usize>);
+
+/// Borrows parts of the host's slab (region 0) and of the homes behind it together, in the order given.
+pub(super) fn split_regions<'s>(
+    slab: &'s mut [u8],
+    homes: &'s mut [Option<Buffer>],
+    reads: &[Part],
+    writes: &[Part],
+) -> Result<(ReadSlices<'s>, WriteSlices<'s>)> {
+    let mut read: SmallVec<[Option<&'s [u8]>; 8]> = reads.iter().map(|_| None).collect();
+    let mut written: SmallVec<[Option<&'s mut [u8]>; 4]> = writes.iter().map(|_| None).collect();
+    let homes = homes.iter_mut().map(|home| home.as_mut().and_then(Buffer::bytes_mut));
+    for (region, bytes) in std::iter::once(Some(slab)).chain(homes).enumerate() {
+        let of = |parts: &[Part]| -> SmallVec<[Range<usize>; 8]> {
+            parts.iter().filter(|part| part.0 == region).map(|part| part.1.clone()).collect()
+        };
+        let (from, to) = (of(reads), of(writes));
+        let Some(bytes) = bytes.filter(|_| !from.is_empty() || !to.is_empty()) else { continue };
+        let (from, to) = split_disjoint(bytes, &from, &to)
+            .map_err(|problem| error!(Fail, "the plan overlaps: {problem}"))?;
+        let places = reads.iter().zip(&mut read).filter(|(part, _)| part.0 == region);
+        places.zip(from).for_each(|((_, place), slice)| *place = Some(slice));
+        let places = writes.iter().zip(&mut written).filter(|(part, _)| part.0 == region);
+        places.zip(to).for_each(|((_, place), slice)| *place = Some(slice));
+    }
+    let missing = || error!(Fail, "a part of an output is used after the output has its memory");
+    let read: Option<ReadSlices<'s>> = read.into_iter().collect();
+    let written: Option<WriteSlices<'s>> = written.into_iter().collect();
+    Ok((read.ok_or_else(missing)?, written.ok_or_else(missing)?))
 }

@@ -14,6 +14,7 @@ use super::streamed::StreamedKernel;
 use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Packing, Precision, partition};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
+use crate::plan::better_order;
 use crate::tensor::{Tensor, TensorMut};
 use crate::{Result, Within, error};
 
@@ -113,6 +114,8 @@ pub(crate) struct Program {
     pub(crate) given: Vec<SlotId>,
     /// The slots of the graph's outputs, in host memory.
     pub(crate) outputs: Vec<SlotId>,
+    /// The steps in the order of the file; none where they stand in it.
+    pub(crate) file_order: Option<Vec<usize>>,
     pub(crate) plans: PlanCache,
 }
 
@@ -171,14 +174,28 @@ impl Program {
         builder.align_constants(cx)?;
         builder.forget_consumed(&mut graph, cx.is_mapped);
         let Builder { slots, steps, .. } = builder;
-        Ok(Program { graph, slots, steps, given, outputs, plans: PlanCache::default() })
+        let plans = PlanCache::default();
+        let mut program = Program { graph, slots, steps, given, outputs, file_order: None, plans };
+        if let Some(order) = better_order(&program, cx.threads) {
+            program.reorder(&order);
+        }
+        Ok(program)
+    }
+
+    /// Puts the steps in another order: the place of each in the order so far.
+    fn reorder(&mut self, order: &[usize]) {
+        let mut steps: Vec<Option<Step>> = std::mem::take(&mut self.steps).into_iter().map(Some).collect();
+        self.steps = order.iter().filter_map(|index| steps.get_mut(*index)?.take()).collect();
+        let mut file_order: Vec<usize> = (0..order.len()).collect();
+        file_order.sort_by_key(|place| order.get(*place));
+        self.file_order = Some(file_order);
     }
 
     /// A program without steps, for a branch that cannot run.
     fn empty(graph: Graph) -> Program {
         let graph = Arc::new(graph);
         let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Program { graph, slots, steps, given, outputs, plans: PlanCache::default() }
+        Program { graph, slots, steps, given, outputs, file_order: None, plans: PlanCache::default() }
     }
 
     /// The constants that runs still read.

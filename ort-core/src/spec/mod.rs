@@ -73,6 +73,8 @@ pub struct OpSpec {
     pub infer: fn(&mut InferCx<'_>) -> Result<()>,
     /// For each output, the part of an input it is without any element moving.
     pub view: Option<fn(&ViewCx<'_>) -> Option<ViewOf>>,
+    /// The elements of the one output at which its inputs begin, where it is nothing but them, one behind the other.
+    pub join: Option<fn(&ViewCx<'_>) -> Option<Vec<usize>>>,
     /// Steps from older opset versions to this form, oldest first.
     pub upgrades: &'static [Upgrade],
     /// The formula of an elementwise operator.
@@ -100,6 +102,7 @@ pub const OP: OpSpec = OpSpec {
     cost: Cost::Memory,
     infer: |_| Ok(()),
     view: None,
+    join: None,
     upgrades: &[],
     scalar: None,
     lower: None,

@@ -220,8 +220,8 @@ impl std::error::Error for Refused {}
 pub struct Attention<'a> {
     /// How many of what.
     pub sizes: Sizes,
-    /// (batch, heads, queries), of single precision.
-    pub queries: Rows<'a>,
+    /// (batch, heads, queries), of single precision; none where the results take their place, and hold them so far.
+    pub queries: Option<Rows<'a>>,
     /// (batch, key heads, keys).
     pub keys: Rows<'a>,
     /// (batch, key heads, keys).
@@ -256,12 +256,15 @@ impl Attention<'_> {
         if key_heads == 0 || !heads.is_multiple_of(key_heads) {
             return Err(Refused("heads of queries do not divide among those of keys"));
         }
-        let is_inside = self.queries.holds([batch, heads, queries], size)
+        let is_inside = self.queries.is_none_or(|rows| rows.holds([batch, heads, queries], size))
             && self.keys.holds([batch, key_heads, keys], size)
             && self.values.holds([batch, key_heads, keys], value_size)
             && self.sinks.is_none_or(|sinks| sinks.len() >= heads);
-        if !is_inside || self.queries.elements.is_narrow() {
+        if !is_inside || self.queries.is_some_and(|rows| rows.elements.is_narrow()) {
             return Err(Refused("queries, keys or values lie outside their tensors"));
+        }
+        if self.queries.is_none() && size != value_size {
+            return Err(Refused("results in the place of queries are not of their size"));
         }
         if batch * heads * queries * value_size == 0 {
             return Ok(());
@@ -289,10 +292,12 @@ impl Attention<'_> {
         start.min(end)..end
     }
 
-    fn query(&self, place: [usize; 3]) -> &[f32] {
-        match self.queries.elements {
-            Elements::F32(values) => &values[self.queries.at(place)..][..self.sizes.size],
-            _ => &[],
+    /// The values from a query on; none where the results hold them.
+    fn queries_from(&self, place: [usize; 3]) -> Option<&[f32]> {
+        let rows = self.queries?;
+        match rows.elements {
+            Elements::F32(values) => Some(&values[rows.at(place)..]),
+            _ => None,
         }
     }
 
@@ -314,7 +319,10 @@ impl Attention<'_> {
         for (line, seen) in seen.iter_mut().enumerate().take(count) {
             let [batch, head, query] = places.at(line);
             let to = &mut queries[line * size..][..size];
-            to.copy_from_slice(self.query([batch, head, query]));
+            match self.queries_from([batch, head, query]) {
+                Some(from) => to.copy_from_slice(&from[..size]),
+                None => to.copy_from_slice(block.line([head, query])),
+            }
             unary_in_place(isa, Unary::Affine { scale: self.factor(), shift: 0.0 }, to);
             if let Some(sinks) = self.sinks {
                 *seen = (sinks[head], 1.0);
@@ -458,7 +466,9 @@ impl<'a, 'b> Task<'a, 'b> {
         let mut panels: [Option<Panel>; PANELS] = [const { None }; PANELS];
         let mut all = self.attention.sizes.keys..0;
         for (index, panel) in panels.iter_mut().enumerate().take(count) {
-            let new = self.panel(index, &mut packed[index * WIDTH * row..][..WIDTH * row], scores);
+            let packed = &mut packed[index * WIDTH * row..][..WIDTH * row];
+            let rows = &mut results[index * WIDTH * value_size..][..WIDTH * value_size];
+            let new = self.panel(index, packed, scores, rows);
             all = all.start.min(new.any.start)..all.end.max(new.any.end);
             *panel = Some(new);
         }
@@ -492,8 +502,8 @@ impl<'a, 'b> Task<'a, 'b> {
         }
     }
 
-    /// Packs the queries of a panel, by way of `stage` as pairs, and finds what they see.
-    fn panel(&self, index: usize, packed: &mut [f32], stage: &mut [f32]) -> Panel {
+    /// Packs the queries of a panel, by way of `stage` as pairs and of `rows` in place, and finds what they see.
+    fn panel(&mut self, index: usize, packed: &mut [f32], stage: &mut [f32], rows: &mut [f32]) -> Panel {
         let Sizes { size, keys, .. } = self.attention.sizes;
         let lines = index * self.width..((index + 1) * self.width).min(self.places.len());
         let mut panel =
@@ -512,27 +522,34 @@ impl<'a, 'b> Task<'a, 'b> {
         }
         match self.pairs {
             Some(pairs) => {
-                self.turn_queries(lines, &mut stage[..WIDTH * size]);
+                self.turn_queries(lines, &mut stage[..WIDTH * size], rows);
                 pairs.of_rows((stage, WIDTH), [size, WIDTH], packed);
             }
-            None => self.turn_queries(lines, packed),
+            None => self.turn_queries(lines, packed, rows),
         }
         panel
     }
 
-    /// Writes queries side by side, scaled.
-    fn turn_queries(&self, lines: Range<usize>, to: &mut [f32]) {
-        let size = self.attention.sizes.size;
+    /// Writes queries side by side, scaled; those that lie where the results go by way of `rows`.
+    fn turn_queries(&mut self, lines: Range<usize>, to: &mut [f32], rows: &mut [f32]) {
+        let (attention, size) = (self.attention, self.attention.sizes.size);
         to.fill(0.0);
         // Queries of one head lie at equal distances.
         let mut line = lines.start;
         while line < lines.end {
             let [batch, head, query] = self.places.at(line);
             let count = (self.places.queries.end - query).min(lines.end - line);
-            if let Elements::F32(values) = self.attention.queries.elements {
-                let from = &values[self.attention.queries.at([batch, head, query])..];
-                let stride = self.attention.queries.strides[2];
-                turn(self.isa, [count, size], (from, stride), (&mut to[line - lines.start..], WIDTH));
+            let to = (&mut to[line - lines.start..], WIDTH);
+            match (attention.queries, attention.queries_from([batch, head, query])) {
+                (Some(queries), Some(from)) => {
+                    turn(self.isa, [count, size], (from, queries.strides[2]), to);
+                }
+                _ => {
+                    for (next, row) in rows.chunks_exact_mut(size).take(count).enumerate() {
+                        row.copy_from_slice(self.block.line([head, query + next]));
+                    }
+                    turn(self.isa, [count, size], (&*rows, size), to);
+                }
             }
             line += count;
         }

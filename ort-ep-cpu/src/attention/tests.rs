@@ -129,10 +129,10 @@ impl Case {
         let is_by_query = self.kind == Kind::ByQuery;
         let attention = Attention {
             sizes,
-            queries: Rows {
+            queries: Some(Rows {
                 elements: Elements::F32(&inputs[0]),
                 strides: self.strides(sizes.heads, sizes.queries, sizes.size),
-            },
+            }),
             keys: Rows { elements: keys, strides: self.strides(sizes.key_heads, sizes.keys, sizes.size) },
             values: Rows {
                 elements: values,
@@ -151,6 +151,15 @@ impl Case {
         let mut to = vec![f32::NAN; sizes.batch * sizes.heads * sizes.queries * sizes.value_size];
         let result = attention.run(cpu, &mut to, strides, &mut scratch);
         assert_eq!(result, Ok(()));
+        if sizes.size == sizes.value_size {
+            let mut in_place = inputs[0].clone();
+            scratch.fill(f32::NAN);
+            let result =
+                Attention { queries: None, ..attention }.run(cpu, &mut in_place, strides, &mut scratch);
+            assert_eq!(result, Ok(()));
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+            assert_eq!(bits(&in_place), bits(&to), "in the place of the queries");
+        }
         to
     }
 }
@@ -299,7 +308,7 @@ fn extreme_scores_are_no_numbers_or_weights() {
             let write = |_: [usize; 3], keys: Range<usize>, to: &mut [f32]| to.copy_from_slice(&added[keys]);
             let attention = Attention {
                 sizes,
-                queries: rows(&[0.0; 9]),
+                queries: Some(rows(&[0.0; 9])),
                 keys: rows(&values),
                 values: rows(&values),
                 scale: 1.0,
@@ -328,7 +337,7 @@ fn what_does_not_fit_is_refused() {
     let rows = |len: usize, strides| Rows { elements: Elements::F32(&values[..len]), strides };
     let good = Attention {
         sizes,
-        queries: rows(30, [30, 15, 5]),
+        queries: Some(rows(30, [30, 15, 5])),
         keys: rows(40, [40, 20, 5]),
         values: rows(48, [48, 24, 6]),
         scale: 1.0,
@@ -344,7 +353,8 @@ fn what_does_not_fit_is_refused() {
     };
     assert!(run(&good, 36, [36, 18, 6]) && run(&good, 36, [36, 6, 12]));
     assert!(!run(&good, 35, [36, 18, 6]) && !run(&good, 36, [36, 17, 6]) && !run(&good, 36, [36, 18, 5]));
-    assert!(!run(&Attention { queries: rows(29, [30, 15, 5]), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { queries: Some(rows(29, [30, 15, 5])), ..good }, 36, [36, 18, 6]));
+    assert!(!run(&Attention { queries: None, ..good }, 36, [36, 18, 6]));
     assert!(!run(&Attention { keys: rows(39, [40, 20, 5]), ..good }, 36, [36, 18, 6]));
     assert!(!run(&Attention { values: rows(47, [48, 24, 6]), ..good }, 36, [36, 18, 6]));
     assert!(!run(&Attention { sizes: Sizes { key_heads: 0, ..sizes }, ..good }, 36, [36, 18, 6]));

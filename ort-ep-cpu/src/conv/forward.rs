@@ -173,7 +173,8 @@ pub struct Input<'a> {
     /// the left one.
     pub side: WeightSide,
     /// The epilogue. A row is a channel: [`Step::RowBias`] holds a value for each of M channels, and
-    /// [`Step::Residual`] an array of the size of the output with a row stride of its spatial size.
+    /// [`Step::Residual`] an array of the size of the output with a row stride of its spatial size. [`Step::Held`] is for
+    /// weights on the left side.
     pub epilogue: &'a [Step<'a>],
 }
 
@@ -324,7 +325,7 @@ fn turned<'a>(steps: &'a [Step<'a>], first: usize) -> (SmallVec<[Step<'a>; 2]>, 
         turned.push(match *step {
             Step::RowBias(bias) => Step::ColumnBias(&bias[first..]),
             Step::Scale(_) | Step::Activate(_) => *step,
-            Step::ColumnBias(_) | Step::Residual { .. } => break,
+            Step::ColumnBias(_) | Step::Residual { .. } | Step::Held => break,
         });
         rest = others;
     }
@@ -336,6 +337,6 @@ fn by_planes(steps: &[Step<'_>], pixels: usize) -> bool {
     steps.iter().any(|step| match step {
         Step::RowBias(_) | Step::ColumnBias(_) => true,
         Step::Residual { row_stride, .. } => *row_stride != pixels,
-        Step::Scale(_) | Step::Activate(_) => false,
+        Step::Held | Step::Scale(_) | Step::Activate(_) => false,
     })
 }

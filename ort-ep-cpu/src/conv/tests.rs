@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::WeightSide::{Left, Right, Transformed};
 use super::*;
 use crate::gemm::tests::{precisions, values};
-use crate::gemm::{Activation, Cpu, Precision, Step};
+use crate::gemm::{Activation, Cpu, Precision, STEPS, Step};
 use crate::simd::isa::Isa;
 
 const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
@@ -135,6 +135,19 @@ fn check_in(precision: Precision, case: &Case, transpose: bool) {
             match transpose {
                 true => transposed(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
                 false => forward(cpu, &geometry, input, &mut output, &mut workspace).unwrap(),
+            }
+            if !transpose && side == Left {
+                let steps = [steps[0], Step::Held, steps[2]];
+                let input = Input { epilogue: &steps, ..input };
+                let (mut held, mut workspace) = (residual.clone(), vec![f32::NAN; workspace_len]);
+                let run = forward(cpu, &geometry, input, &mut held, &mut workspace);
+                let sums = geometry.group_channels() * geometry.window.kernel_len();
+                match sums <= STEPS {
+                    true => assert!(run.is_ok() && held == output, "{isa:?} {case:?} differs in place"),
+                    false => {
+                        assert!(run.is_ok() || held == residual, "{isa:?} {case:?} spoils what it refuses")
+                    }
+                }
             }
             match threads {
                 1 => alone.clone_from(&output),

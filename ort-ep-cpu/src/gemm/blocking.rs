@@ -6,7 +6,7 @@ use super::{BSource, Cpu};
 
 /// The most steps in a block, by how many are in an element: a panel of B then fits the second-level cache many times over, and C
 /// is visited seldom enough.
-const STEPS: usize = 384;
+pub(crate) const STEPS: usize = 384;
 
 /// Values in the blocks of A and of B that should stay in the second-level cache together.
 const BLOCK_A: usize = 64 << 10;

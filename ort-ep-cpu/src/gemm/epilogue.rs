@@ -22,7 +22,7 @@ fn ending(activation: Activation) -> Option<Ending> {
 
 /// One step, applied to every element of the result. Steps run in the order they are listed.
 ///
-/// Lists that keep to the order row bias, column bias, residual, activation run in registers; what
+/// Lists that keep to the order row bias, column bias, residual (or what is held), activation run in registers; what
 /// follows the first step out of that order, and an activation of more than a few instructions, runs
 /// on the finished block while it is in a near cache.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,9 @@ pub enum Step<'a> {
         /// From one row to the next.
         row_stride: usize,
     },
+    /// Adds what the result holds, each element of which is read before it is written. Only where all steps of the sums are
+    /// in one block ([`STEPS`](super::blocking::STEPS)), and the left side is packed.
+    Held,
     /// Multiplies by a number.
     Scale(f32),
     /// Applies a function to each element.
@@ -50,6 +53,8 @@ pub(super) struct Finish<'a> {
     pub(super) row_bias: Option<&'a [f32]>,
     pub(super) column_bias: Option<&'a [f32]>,
     pub(super) residual: Option<(&'a [f32], usize)>,
+    /// Whether the result holds the residual.
+    pub(super) is_held: bool,
     pub(super) ending: Ending,
     pub(super) rest: &'a [Step<'a>],
 }
@@ -62,9 +67,15 @@ impl<'a> Finish<'a> {
         rows: usize,
         columns: usize,
     ) -> Result<Self, GemmError> {
-        check(steps, [origin.bias_row + rows, origin.residual_row + rows, columns])?;
-        let mut finish =
-            Finish { row_bias: None, column_bias: None, residual: None, ending: Ending::None, rest: steps };
+        check_lengths(steps, [origin.bias_row + rows, origin.residual_row + rows, columns])?;
+        let mut finish = Finish {
+            row_bias: None,
+            column_bias: None,
+            residual: None,
+            is_held: false,
+            ending: Ending::None,
+            rest: steps,
+        };
         // How far in the fixed order the list has come.
         let mut stage = 0;
         while let [step, rest @ ..] = finish.rest {
@@ -77,6 +88,7 @@ impl<'a> Finish<'a> {
                     let first = (origin.residual_row * row_stride).min(values.len());
                     (finish.residual, stage) = (Some((&values[first..], row_stride)), 3);
                 }
+                Step::Held if stage < 3 => (finish.is_held, stage) = (true, 3),
                 Step::Activate(activation) if stage < 4 => match ending(activation) {
                     Some(ending) => (finish.ending, stage) = (ending, 4),
                     None => break,
@@ -85,12 +97,31 @@ impl<'a> Finish<'a> {
             }
             finish.rest = rest;
         }
+        refuse_held(finish.rest)?;
         Ok(finish)
     }
 }
 
+/// Whether a list adds what the result holds.
+pub(super) fn has_held(steps: &[Step]) -> bool {
+    steps.iter().any(|step| matches!(step, Step::Held))
+}
+
+fn refuse_held(steps: &[Step]) -> Result<(), GemmError> {
+    match has_held(steps) {
+        true => Err(GemmError::Shape("what a result holds can only be added in registers")),
+        false => Ok(()),
+    }
+}
+
+/// Checks steps that are applied to finished results against the rows of a bias, the rows of a residual, and the columns.
+pub(crate) fn check(steps: &[Step], lengths: [usize; 3]) -> Result<(), GemmError> {
+    refuse_held(steps)?;
+    check_lengths(steps, lengths)
+}
+
 /// Checks the slices of `steps` against the rows of a bias, the rows of a residual, and the columns.
-pub(crate) fn check(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Result<(), GemmError> {
+fn check_lengths(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Result<(), GemmError> {
     let short = |what, needed, len| match len < needed {
         true => Err(GemmError::TooShort { what, needed, len }),
         false => Ok(()),
@@ -102,7 +133,7 @@ pub(crate) fn check(steps: &[Step], [bias, residual, columns]: [usize; 3]) -> Re
             Step::Residual { values, row_stride } => {
                 check_extent("a residual", values.len(), [residual, columns], [*row_stride, 1])?;
             }
-            Step::Scale(_) | Step::Activate(_) => {}
+            Step::Held | Step::Scale(_) | Step::Activate(_) => {}
         }
     }
     Ok(())
@@ -120,6 +151,8 @@ pub(crate) fn apply(steps: &[Step], origin: Origin, [row, column]: [usize; 2], v
                 let first = (origin.residual_row + row) * row_stride + column;
                 (Binary::Add, Operand::Slice(&values[first..][..len]))
             }
+            // It was refused before.
+            Step::Held => continue,
             Step::Scale(factor) => (Binary::Mul, Operand::Scalar(factor)),
             Step::Activate(function) => {
                 unary_in_place(isa, function, values);

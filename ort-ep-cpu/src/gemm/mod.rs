@@ -53,6 +53,7 @@ pub(crate) mod tests;
 
 use std::fmt;
 
+pub(crate) use blocking::STEPS;
 pub use blocking::workspace_len;
 pub(crate) use blocking::workspace_len_beside_ready;
 pub use blocks::{Blocks, Numbers, Zeros};
@@ -231,6 +232,10 @@ pub fn run_batch<'a>(
     }
     let sources = |gemm: &Gemm<'_>| (gemm.a.is_ready(kernel), gemm.b.source());
     let grid = blocking::grid(cpu, c.count, shape, sources(&first));
+    let one_block = grid.steps >= shape[2] && matches!(first.a, AOperand::Packed(_));
+    if epilogue::has_held(first.epilogue) && !one_block {
+        return Err(GemmError::Shape("what a result holds is lost before it would be added"));
+    }
     let needed = grid.threads * grid.slot.len();
     if workspace.len() < needed {
         return Err(GemmError::TooShort { what: "the workspace of a product", needed, len: workspace.len() });

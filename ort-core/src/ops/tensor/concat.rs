@@ -24,6 +24,7 @@ static CONCAT: OpSpec = OpSpec {
     traits: Traits::MOVES_DATA,
     infer,
     view: Some(view),
+    join: Some(join),
     upgrades: &[Upgrade { before: 4, apply: default_axis }],
     ..OP
 };
@@ -106,4 +107,21 @@ fn view(cx: &ViewCx<'_>) -> Option<ViewOf> {
     let total: usize = count(cx.outputs.first()?)?;
     let input = cx.inputs.iter().position(|shape| count(shape) == Some(total))?;
     (total > 0).then(|| ViewOf { input, offsets: vec![0] })
+}
+
+/// Along the outermost dimension larger than 1 inputs lie one behind the other.
+fn join(cx: &ViewCx<'_>) -> Option<Vec<usize>> {
+    let output = cx.outputs.first()?.as_ref()?;
+    let axis = normalize_axis(cx.attrs.int("axis").ok()?, output.len()).ok()?;
+    if output.iter().take(axis).any(|&size| size != 1) {
+        return None;
+    }
+    let mut next = 0usize;
+    let mut begin = |shape: &Option<crate::tensor::Shape>| {
+        let start = next;
+        next = next.checked_add(saturating_product(shape.as_ref()?))?;
+        Some(start)
+    };
+    let offsets: Option<Vec<usize>> = cx.inputs.iter().map(&mut begin).collect();
+    offsets.filter(|_| next == saturating_product(output))
 }

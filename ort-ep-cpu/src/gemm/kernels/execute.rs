@@ -461,6 +461,11 @@ impl Block<'_> {
             call.residual = values.as_ptr().wrapping_add(row * stride + column);
             call.residual_row = stride;
         }
+        if self.finish.is_held {
+            // A tile reads all of its part of C before it writes any.
+            call.residual = call.c.cast_const();
+            call.residual_row = call.c_row;
+        }
     }
 
     /// # Safety

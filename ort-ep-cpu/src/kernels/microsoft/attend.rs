@@ -371,7 +371,7 @@ impl Problem<'_> {
         let is_by_query = self.bias.is_some() || self.padding.as_ref().is_some_and(Padding::is_by_query);
         let attention = attention::Attention {
             sizes: sizes.fused(),
-            queries: self.q.plain(),
+            queries: Some(self.q.plain()),
             keys: self.k,
             values: self.v,
             scale: self.scale,

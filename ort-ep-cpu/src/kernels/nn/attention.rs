@@ -2,7 +2,7 @@
 //! kernel for everything else is in `attention_fused`.
 
 use ort_core::dtype::{DType, Element, TypeSet};
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, ensure, error, for_each_type};
@@ -18,18 +18,33 @@ use crate::parallel::for_each_row_chunk_mut;
 use crate::vector::elementwise::Unary;
 
 const HALVES: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
 const DOUBLE: TypeSet = TypeSet::of(&[DType::F64]);
+
+/// Without scores.
+const FUSED: KernelDef = KernelDef {
+    op: "Attention",
+    types: &[("T1", HALVES), ("T2", HALVES)],
+    rank: 1,
+    when: |node| is_single(node) && !wants_scores(node),
+    make: super::attention_fused::make,
+    ..KernelDef::BASE
+};
 
 cpu_kernels![
     KernelDef {
+        types: &[("T1", SINGLE), ("T2", HALVES)],
+        rank: 2,
+        in_place: &[(0, 0)],
+        when: |node| (FUSED.when)(node) && node.dtype(0) == Some(DType::F32),
+        ..FUSED
+    },
+    FUSED,
+    KernelDef {
         op: "Attention",
         types: &[("T1", HALVES), ("T2", HALVES)],
-        // A softmax in double is that of the decomposition.
-        when: |node| node.attrs().find_int("softmax_precision") != Some(i64::from(DType::F64.onnx_code())),
-        make: |cx| match wants_scores(cx) {
-            true => widened(cx, make::<f32>),
-            false => super::attention_fused::make(cx),
-        },
+        when: is_single,
+        make: |cx| widened(cx, make::<f32>),
         ..KernelDef::BASE
     },
     KernelDef {
@@ -47,8 +62,13 @@ const ROWS: usize = 64;
 const WORTH_A_TASK: usize = 1 << 14;
 
 /// Whether a node has the output of scores.
-fn wants_scores(cx: &CompileCx<'_>) -> bool {
-    cx.node.node.outputs.get(3).is_some_and(Option::is_some)
+fn wants_scores(node: &NodeView<'_>) -> bool {
+    node.node.outputs.get(3).is_some_and(Option::is_some)
+}
+
+/// A softmax in double is that of the decomposition.
+fn is_single(node: &NodeView<'_>) -> bool {
+    node.attrs().find_int("softmax_precision") != Some(i64::from(DType::F64.onnx_code()))
 }
 
 pub(super) struct Attention<T> {

@@ -137,9 +137,12 @@ impl Executable for Fused {
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let threads = cx.threads();
-        let (q, k, v) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+        // In place of the queries the result has their shape.
+        let q = if cx.in_place(0) == Some(0) { None } else { Some(cx.input(0)?) };
+        let q_shape = q.map_or_else(|| cx.output_shape(0).unwrap_or_default(), |q| q.shape());
+        let (k, v) = (cx.input(1)?, cx.input(2)?);
         let past = cx.find_input(4).map_or(&[][..], |past| past.shape());
-        let sizes = self.inner.sizes([q.shape(), k.shape(), v.shape()], past, false)?;
+        let sizes = self.inner.sizes([q_shape, k.shape(), v.shape()], past, false)?;
         let parts = self.parts(&sizes, threads, [cx.wants(1), cx.wants(2)])?;
         let mut rest = cx.workspace()?;
         let wide = take(&mut rest, parts.queries)?;
@@ -148,14 +151,17 @@ impl Executable for Fused {
             [take(&mut rest, parts.caches[0])?, take(&mut rest, parts.caches[1])?];
         let keys = self.cache(cx, 0, (sizes.k, sizes.past), spare_keys)?;
         let values = self.cache(cx, 1, (sizes.v, sizes.past), spare_values)?;
-        let queries = match q.dtype() {
-            DType::F32 => q.as_slice::<f32>()?,
-            _ => {
+        let queries = match q {
+            None => None,
+            Some(q) if q.dtype() == DType::F32 => Some(q.as_slice::<f32>()?),
+            Some(q) => {
                 let wide = &mut scratch::<f32>(wide)?[..sizes.q.len()];
                 widen(threads, q, wide)?;
-                wide
+                Some(&*wide)
             }
         };
+        let strides = sizes.q.strides();
+        let queries = queries.map(|values| Rows { elements: Elements::F32(values), strides });
         let reach = Reach::new(cx, &sizes)?;
         let total = sizes.total();
         let full = [sizes.q.batch, sizes.q.heads, sizes.q.rows, total];
@@ -167,7 +173,7 @@ impl Executable for Fused {
         };
         let attention = attention::Attention {
             sizes: sizes_of(&sizes),
-            queries: Rows { elements: Elements::F32(queries), strides: sizes.q.strides() },
+            queries,
             keys,
             values,
             scale: self.inner.scale.unwrap_or(1.0 / (sizes.q.size as f32).sqrt()),

@@ -13,7 +13,7 @@ use crate::conv::{
     ConvAttributes, ConvGeometry, Input, WeightSide, forward, pack_weights, packed_weights_len, workspace_len,
 };
 use crate::cpu_kernels;
-use crate::gemm::{Cpu, Step};
+use crate::gemm::{Cpu, STEPS, Step};
 use crate::kernels::elementwise::activation::activation_of;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{PackedFloats, bytes_of, is_weight, refused, scratch, take, with_weight};
@@ -47,8 +47,27 @@ cpu_kernels![
     PACKED,
     PLAIN,
     KernelDef { domain: MICROSOFT, op: "FusedConv", ..PACKED },
+    KernelDef {
+        domain: MICROSOFT,
+        op: "FusedConv",
+        rank: 2,
+        in_place: &[(3, 0)],
+        when: adds_in_place,
+        ..PACKED
+    },
     KernelDef { domain: MICROSOFT, op: "FusedConv", ..PLAIN },
 ];
+
+/// Whether the addend may be where the result goes: each sum is then finished at once, and no element is read after
+/// another was written.
+fn adds_in_place(node: &NodeView<'_>) -> bool {
+    let pointwise = node.constant(1).is_some_and(|weight| match weight.shape() {
+        [_, channels, kernel @ ..] => *channels <= STEPS && kernel.iter().all(|size| *size == 1),
+        _ => false,
+    });
+    let whole = node.attrs().int("group").is_ok_and(|group| group == 1);
+    (PACKED.when)(node) && pointwise && whole && node.dtype(0) == Some(DType::F32)
+}
 
 /// The size of an image along an axis where it is not known ahead.
 const MEDIUM: usize = 64;
@@ -62,6 +81,8 @@ struct Packed {
     packed: PackedFloats,
     activation: Option<Unary>,
     precision: Precision,
+    /// Whether an addend where the result goes is copied first.
+    copies_addend: bool,
 }
 
 /// What a convolution is computed with, whose session asks for `precision`. Where few filters share a window, or windows are small,
@@ -131,22 +152,69 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     cx.consume(1);
     let activation = activation_of(cx)?;
     let precision = cx.precision;
-    Ok(Box::new(Packed { windows, weight: shape, groups, side, packed, activation, precision }))
+    let copies_addend = side != WeightSide::Left && adds_in_place(&cx.node);
+    Ok(Box::new(Packed {
+        windows,
+        weight: shape,
+        groups,
+        side,
+        packed,
+        activation,
+        precision,
+        copies_addend,
+    }))
 }
 
 impl Executable for Packed {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let geometry = geometry(&self.windows, shapes.input(0), &self.weight, self.groups)?;
         let cpu = cpu_of(shapes.threads, self.precision, &self.weight, self.groups);
-        bytes_of::<f32>(workspace_len(cpu, &geometry, self.side))
+        let addend = if self.copies_addend { addend_len(&geometry) } else { 0 };
+        bytes_of::<f32>(addend.saturating_add(workspace_len(cpu, &geometry, self.side)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let workspace = scratch(cx.workspace()?)?;
+        let mut workspace = scratch(cx.workspace()?)?;
         let geometry = geometry(&self.windows, cx.input(0)?.shape(), &self.weight, self.groups)?;
         let weights = (self.packed.values(), self.side);
         let cpu = cpu_of(cx.threads(), self.precision, &self.weight, self.groups);
-        convolve(cx, cpu, &geometry, weights, self.activation, workspace)
+        let addend = match cx.in_place(0) {
+            None => Addend::of_input(cx)?,
+            Some(_) if self.side == WeightSide::Left => Addend::Held,
+            Some(_) => {
+                let copy = take(&mut workspace, addend_len(&geometry))?;
+                let held = cx.output(0)?.as_mut_slice::<f32>()?;
+                copy.get_mut(..held.len())
+                    .ok_or_else(|| error!(Fail, "the addend is larger than the result"))?
+                    .copy_from_slice(held);
+                Addend::Apart(copy)
+            }
+        };
+        convolve(cx, cpu, &geometry, weights, (addend, self.activation), workspace)
+    }
+}
+
+/// Values of the addend, in whole lines of the cache.
+fn addend_len(geometry: &ConvGeometry) -> usize {
+    let planes = geometry.batch.saturating_mul(geometry.filters);
+    planes.saturating_mul(geometry.window.output_len()).next_multiple_of(16)
+}
+
+/// What is added to the sums.
+#[derive(Clone, Copy)]
+enum Addend<'a> {
+    None,
+    Apart(&'a [f32]),
+    /// The result holds it.
+    Held,
+}
+
+impl<'a> Addend<'a> {
+    fn of_input(cx: &RunCx<'a>) -> Result<Addend<'a>> {
+        Ok(match cx.find_input(3) {
+            Some(view) => Addend::Apart(view.as_slice()?),
+            None => Addend::None,
+        })
     }
 }
 
@@ -156,7 +224,7 @@ fn convolve(
     cpu: Cpu,
     geometry: &ConvGeometry,
     (weights, side): (&[f32], WeightSide),
-    activation: Option<Unary>,
+    (addend, activation): (Addend<'_>, Option<Unary>),
     workspace: &mut [f32],
 ) -> Result<()> {
     let image = cx.input(0)?.as_slice::<f32>()?;
@@ -164,9 +232,13 @@ fn convolve(
     if let Some(bias) = cx.find_input(2) {
         epilogue.push(Step::RowBias(bias.as_slice()?));
     }
-    if let Some(addend) = cx.find_input(3) {
-        let row_stride = geometry.output_size().iter().product();
-        epilogue.push(Step::Residual { values: addend.as_slice()?, row_stride });
+    match addend {
+        Addend::None => {}
+        Addend::Apart(values) => {
+            let row_stride = geometry.output_size().iter().product();
+            epilogue.push(Step::Residual { values, row_stride });
+        }
+        Addend::Held => epilogue.push(Step::Held),
     }
     epilogue.extend(activation.map(Step::Activate));
     let input = Input { image, weights, side, epilogue: &epilogue };
@@ -212,6 +284,7 @@ impl Executable for Plain {
         let side = WeightSide::Left;
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
-        convolve(cx, cpu, &geometry, (packed, side), self.activation, rest)
+        let addend = Addend::of_input(cx)?;
+        convolve(cx, cpu, &geometry, (packed, side), (addend, self.activation), rest)
     }
 }

@@ -1,14 +1,20 @@
 //! `ort plan`: the memory of a run before anything runs.
 
+mod chart;
+mod sweep;
+mod text;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
+use ort_runtime::Session;
 use ort_runtime::plan::PlanReport;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
-use crate::args::{ModelArgs, human_bytes, table};
-use crate::output::say;
+use crate::args::ModelArgs;
+use crate::output::{say, write_file};
 
 /// Shows the memory of a run before anything runs.
 #[derive(Args)]
@@ -18,40 +24,65 @@ pub(crate) struct PlanArgs {
     /// One JSON object.
     #[arg(long)]
     json: bool,
+    /// Draws the bytes over the schedule.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
+    let sweeps = args.model.dims.iter().any(|(_, sizes)| sizes.len() > 1);
+    ensure!(!sweeps || args.svg.is_none(), "--svg draws one plan: give each --dim one size");
     let model = args.model.load()?;
     let session = args.model.session(&model)?;
     let no_inputs =
         args.model.shapes.is_empty() && args.model.input.is_empty() && args.model.inputs.is_none();
+    if sweeps {
+        ensure!(no_inputs, "several sizes of --dim go without --input, --inputs and --shape");
+        return sweep::run(&session, &args.model, args.json);
+    }
+    let dims = args.model.single_dims()?;
     let report = if no_inputs {
-        let dims: Vec<(&str, i64)> =
-            args.model.dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        session.plan(&dims)?
+        plan(&session, &dims)?
     } else {
         // Inputs and whole shapes bind the dimensions as a run on them would.
         let inputs = crate::inputs::gather(&args.model, &model)?;
         let given: Vec<_> = inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         session.plan_for_inputs(&given)?
     };
+    if let Some(path) = &args.svg {
+        let drawing = chart::draw(&args.model.name(), &report);
+        write_file(path, |file| Ok(svg::write(file, &drawing)?))?;
+    }
     if args.json {
         say!("{}", to_json(&report))?;
     } else {
-        print(&report)?;
+        text::print(&report, args.model.memory_limit)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn to_json(report: &PlanReport) -> serde_json::Value {
-    let dims: Map<String, serde_json::Value> =
+fn plan(session: &Session, dims: &[(String, i64)]) -> Result<PlanReport> {
+    let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+    Ok(session.plan(&dims)?)
+}
+
+/// Whether a run fits what the memory limit, or the machine, leaves for it.
+fn fits(report: &PlanReport) -> bool {
+    report.planned_bytes <= report.available_bytes
+}
+
+fn to_json(report: &PlanReport) -> Value {
+    let dims: Map<String, Value> =
         report.dims.iter().map(|(name, size)| (name.clone(), json!(size))).collect();
-    let steps: Vec<_> = report
+    let kinds = report.kinds.iter().map(|entry| {
+        (entry.kind.name().to_string(), json!({"bytes": entry.bytes, "symbolic": entry.symbolic}))
+    });
+    let steps: Vec<Value> = report
         .steps
         .iter()
         .map(|step| json!({"node": step.node, "op": step.op, "live_bytes": step.live_bytes}))
         .collect();
-    let values: Vec<_> = report
+    let values: Vec<Value> = report
         .values
         .iter()
         .map(|value| {
@@ -67,37 +98,16 @@ fn to_json(report: &PlanReport) -> serde_json::Value {
         .collect();
     json!({
         "peak_bytes": report.peak_bytes,
+        "planned_bytes": report.planned_bytes,
+        "file_order_peak_bytes": report.file_order_bytes,
         "weights_bytes": report.weights_bytes,
         "lower_bound_bytes": report.lower_bound_bytes,
+        "fits": fits(report),
         "dims": dims,
+        "kinds": kinds.collect::<Map<String, Value>>(),
+        "peak_step": report.peak_step,
         "steps": steps,
         "values": values,
         "symbolic_peak": report.symbolic_peak,
     })
-}
-
-fn print(report: &PlanReport) -> Result<()> {
-    let dims: Vec<String> = report.dims.iter().map(|(name, size)| format!("{name}={size}")).collect();
-    if !dims.is_empty() {
-        say!("dimensions        {}", dims.join(" "))?;
-    }
-    match report.peak_bytes {
-        Some(peak) => say!("activations peak  {} ({peak} bytes)", human_bytes(peak))?,
-        None => say!(
-            "activations peak  {} ({} bytes), and what only the run can tell",
-            human_bytes(report.planned_bytes),
-            report.planned_bytes
-        )?,
-    }
-    say!("lower bound       {} ({} bytes)", human_bytes(report.lower_bound_bytes), report.lower_bound_bytes)?;
-    say!("weights           {} ({} bytes)", human_bytes(report.weights_bytes), report.weights_bytes)?;
-    if let Some(expression) = &report.symbolic_peak {
-        say!("peak, symbolic    {expression}")?;
-    }
-    say!("steps             {}", report.steps.len())?;
-    let mut rows = table(&["alive at the peak", "bytes", ""]);
-    for (name, bytes) in report.largest.iter().take(12) {
-        rows.add_row([name.clone(), bytes.to_string(), human_bytes(*bytes)]);
-    }
-    say!("\n{rows}")
 }

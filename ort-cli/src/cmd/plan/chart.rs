@@ -1,0 +1,299 @@
+//! A plan as a drawing: bytes over the schedule, each value a bar from its first step to its last at its place in memory.
+
+use std::collections::HashSet;
+
+use ort_runtime::plan::{PlanReport, PlannedValue, ValueKind};
+use svg::Document;
+use svg::node::element::{Group, Line, Polyline, Rectangle, Text, Title};
+
+use crate::args::human_bytes;
+
+const WIDTH: f64 = 1280.0;
+const HEIGHT: f64 = 720.0;
+const LEFT: f64 = 84.0;
+const RIGHT: f64 = 372.0;
+const TOP: f64 = 76.0;
+const BOTTOM: f64 = 60.0;
+
+/// Values that are listed beside the drawing.
+const MOST_LISTED: usize = 14;
+
+/// A rectangle of memory and time.
+struct Bar<'a> {
+    name: &'a str,
+    offset: usize,
+    bytes: usize,
+    first: usize,
+    last: usize,
+    colour: String,
+}
+
+/// From steps and bytes to places in the drawing.
+struct Scale {
+    steps: usize,
+    bytes: usize,
+}
+
+impl Scale {
+    fn x(&self, step: usize) -> f64 {
+        LEFT + (WIDTH - LEFT - RIGHT) * step as f64 / self.steps.max(1) as f64
+    }
+
+    fn y(&self, bytes: usize) -> f64 {
+        let height = HEIGHT - TOP - BOTTOM;
+        TOP + height - height * bytes as f64 / self.bytes.max(1) as f64
+    }
+}
+
+/// Draws a plan. Bars lie at their offsets in the slab; outputs, which have memory of their own, lie above it.
+pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
+    let bars = bars(report);
+    let top = bars.iter().map(|bar| bar.offset.saturating_add(bar.bytes)).max().unwrap_or(0);
+    let scale = Scale { steps: report.steps.len(), bytes: top.max(report.planned_bytes) };
+    let mut values = Group::new();
+    for bar in &bars {
+        values = values.add(rectangle(bar, &scale));
+    }
+    let names = bars.iter().filter_map(|bar| name_in(bar, &scale));
+    let names = names.fold(Group::new().set("font-size", 11).set("pointer-events", "none"), Group::add);
+    Document::new()
+        .set("viewBox", (0, 0, WIDTH, HEIGHT))
+        .set("width", WIDTH)
+        .set("height", HEIGHT)
+        .set("font-family", "sans-serif")
+        .set("font-size", 12)
+        .add(Rectangle::new().set("width", WIDTH).set("height", HEIGHT).set("fill", "white"))
+        .add(headline(model, report))
+        .add(memory_axis(&scale))
+        .add(step_axis(&scale))
+        .add(values)
+        .add(names)
+        .add(alive(report, &scale))
+        .add(peak(report, &scale))
+        .add(listed(report, &bars))
+}
+
+fn text(x: f64, y: f64, content: impl Into<String>) -> Text {
+    Text::new(content).set("x", round(x)).set("y", round(y))
+}
+
+/// A tenth of a pixel is enough.
+fn round(place: f64) -> f64 {
+    (place * 10.0).round() / 10.0
+}
+
+/// The values with memory, and the workspaces.
+fn bars(report: &PlanReport) -> Vec<Bar<'_>> {
+    let mut bases = Vec::new();
+    let mut top = 0usize;
+    for bytes in &report.slabs {
+        bases.push(top);
+        top = top.saturating_add(*bytes);
+    }
+    // Outputs that others use before them have a place behind the slabs.
+    let behind = report.values.iter().filter(|value| value.slab.is_none());
+    let ends = behind.filter_map(|value| value.offset?.checked_add(value.bytes?));
+    top = ends.max().unwrap_or(0).max(top);
+    let mut bars = Vec::new();
+    for value in &report.values {
+        let Some(bytes) = value.bytes.filter(|bytes| *bytes > 0 && value.kind != ValueKind::View) else {
+            continue;
+        };
+        let base = value.slab.and_then(|slab| bases.get(slab)).copied().unwrap_or(0);
+        let offset = match value.offset {
+            Some(offset) => base + offset,
+            None if value.kind == ValueKind::Dynamic => continue,
+            None => {
+                top = top.saturating_add(bytes);
+                top - bytes
+            }
+        };
+        bars.push(of_value(value, offset, bytes, bars.len()));
+    }
+    for (index, step) in report.steps.iter().enumerate().filter(|(_, step)| !step.workspace.is_empty()) {
+        bars.push(Bar {
+            name: "workspace",
+            offset: step.workspace.start,
+            bytes: step.workspace.len(),
+            first: index,
+            last: index,
+            colour: "#555".into(),
+        });
+    }
+    bars
+}
+
+fn of_value(value: &PlannedValue, offset: usize, bytes: usize, index: usize) -> Bar<'_> {
+    // Neighbours in the list differ by the golden angle, so that they are never alike.
+    let hue = index as f64 * 137.508 % 360.0;
+    let lightness = if value.slab.is_some() { 62 } else { 78 };
+    let colour = format!("hsl({hue:.0}, 60%, {lightness}%)");
+    Bar { name: &value.name, offset, bytes, first: value.first_step, last: value.last_step, colour }
+}
+
+fn rectangle(bar: &Bar<'_>, scale: &Scale) -> Rectangle {
+    let (left, right) = (scale.x(bar.first), scale.x(bar.last + 1));
+    let (top, bottom) = (scale.y(bar.offset.saturating_add(bar.bytes)), scale.y(bar.offset));
+    let steps = format!("steps {} to {}", bar.first, bar.last);
+    Rectangle::new()
+        .set("x", round(left))
+        .set("y", round(top))
+        .set("width", round(right - left))
+        .set("height", round(bottom - top))
+        .set("fill", bar.colour.as_str())
+        .set("stroke", "white")
+        .set("stroke-width", 0.5)
+        .add(Title::new(format!("{}: {}, {steps}", bar.name, human_bytes(bar.bytes))))
+}
+
+/// The name of a value in its bar, where there is room.
+fn name_in(bar: &Bar<'_>, scale: &Scale) -> Option<Text> {
+    const CHARACTER: f64 = 6.2;
+    let width = scale.x(bar.last + 1) - scale.x(bar.first) - 8.0;
+    let height = scale.y(bar.offset) - scale.y(bar.offset.saturating_add(bar.bytes));
+    let room = (width / CHARACTER) as usize;
+    if height < 14.0 || room < 14 {
+        return None;
+    }
+    let middle = scale.y(bar.offset.saturating_add(bar.bytes / 2)) + 4.0;
+    Some(text(scale.x(bar.first) + 4.0, middle, shortened(bar.name, room)))
+}
+
+/// The end of a name tells more than its beginning.
+fn shortened(name: &str, most: usize) -> String {
+    let count = name.chars().count();
+    if count <= most {
+        return name.to_string();
+    }
+    std::iter::once('…').chain(name.chars().skip(count - most.saturating_sub(1))).collect()
+}
+
+fn headline(model: &str, report: &PlanReport) -> Group {
+    let dims: Vec<String> = report.dims.iter().map(|(name, size)| format!("{name}={size}")).collect();
+    let details = format!(
+        "{}peak {}, in file order {}, at least {} in this schedule",
+        if dims.is_empty() { String::new() } else { format!("{}: ", dims.join(" ")) },
+        human_bytes(report.planned_bytes),
+        human_bytes(report.file_order_bytes),
+        human_bytes(report.lower_bound_bytes),
+    );
+    Group::new()
+        .add(text(LEFT, 24.0, format!("Memory of {model}")).set("font-size", 17))
+        .add(text(LEFT, 42.0, details).set("fill", "#444"))
+}
+
+/// Bytes that stand at the axis: about eight, in a unit in which they are short.
+fn memory_axis(scale: &Scale) -> Group {
+    const UNITS: [(&str, f64); 4] =
+        [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0), ("bytes", 1.0)];
+    let bytes = scale.bytes as f64;
+    let unit = UNITS.iter().find(|(_, size)| bytes >= *size).unwrap_or(&("bytes", 1.0));
+    let step = nice(bytes / unit.1 / 8.0);
+    let digits = if step < 1.0 { 1 } else { 0 };
+    let mut axis = Group::new();
+    for index in 0..=(bytes / unit.1 / step) as usize {
+        let value = index as f64 * step;
+        let y = round(scale.y((value * unit.1) as usize));
+        axis = axis
+            .add(line([LEFT, y], [WIDTH - RIGHT, y]).set("stroke", "#ddd"))
+            .add(text(LEFT - 8.0, y + 4.0, format!("{value:.digits$}")).set("text-anchor", "end"));
+    }
+    let middle = (TOP + HEIGHT - BOTTOM) / 2.0;
+    axis.add(
+        text(24.0, middle, format!("memory ({})", unit.0))
+            .set("text-anchor", "middle")
+            .set("transform", format!("rotate(-90 24 {middle})")),
+    )
+}
+
+fn step_axis(scale: &Scale) -> Group {
+    let base = HEIGHT - BOTTOM;
+    let step = (nice(scale.steps as f64 / 14.0) as usize).max(1);
+    let mut axis = Group::new().add(line([LEFT, base], [WIDTH - RIGHT, base]).set("stroke", "#444"));
+    for index in (0..scale.steps).step_by(step) {
+        let x = round((scale.x(index) + scale.x(index + 1)) / 2.0);
+        axis = axis
+            .add(line([x, base], [x, base + 5.0]).set("stroke", "#444"))
+            .add(text(x, base + 19.0, index.to_string()).set("text-anchor", "middle"));
+    }
+    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+    axis.add(text(middle, base + 42.0, "step of the schedule").set("text-anchor", "middle"))
+}
+
+fn line(from: [f64; 2], to: [f64; 2]) -> Line {
+    Line::new().set("x1", from[0]).set("y1", from[1]).set("x2", to[0]).set("y2", to[1])
+}
+
+/// The next of 1, 2, 5, 10, 20 and so on; tenths at the least.
+fn nice(least: f64) -> f64 {
+    let mut step = 0.1;
+    for factor in [2.0, 2.5, 2.0].iter().cycle().take(60) {
+        if step >= least {
+            break;
+        }
+        step *= factor;
+    }
+    step
+}
+
+/// The bytes alive at each step, as a line.
+fn alive(report: &PlanReport, scale: &Scale) -> Polyline {
+    let points = report.steps.iter().enumerate().flat_map(|(index, step)| {
+        let y = round(scale.y(step.live_bytes));
+        [index, index + 1].map(|place| format!("{},{y}", round(scale.x(place))))
+    });
+    let points: Vec<String> = points.collect();
+    Polyline::new()
+        .set("points", points.join(" "))
+        .set("fill", "none")
+        .set("stroke", "#111")
+        .set("stroke-width", 1.5)
+}
+
+fn peak(report: &PlanReport, scale: &Scale) -> Group {
+    const RED: &str = "#c00";
+    let x = round((scale.x(report.peak_step) + scale.x(report.peak_step + 1)) / 2.0);
+    let alive = report.steps.get(report.peak_step).map_or(0, |step| step.live_bytes);
+    let label = format!("peak at step {}: {} alive", report.peak_step, human_bytes(alive));
+    // The label stays inside where the peak is near the right end.
+    let anchor = if x > (LEFT + WIDTH - RIGHT) / 2.0 { "end" } else { "start" };
+    Group::new()
+        .add(line([x, TOP - 6.0], [x, HEIGHT - BOTTOM]).set("stroke", RED).set("stroke-dasharray", "5 3"))
+        .add(text(x, TOP - 8.0, label).set("fill", RED).set("text-anchor", anchor))
+}
+
+/// What is alive at the peak, with the colours of the bars, and what the line is.
+fn listed(report: &PlanReport, bars: &[Bar<'_>]) -> Group {
+    let left = WIDTH - RIGHT + 20.0;
+    let mut group = Group::new();
+    let step = report.steps.get(report.peak_step);
+    let step = step.map_or(String::new(), |step| format!(" while {} runs", step.op));
+    group = group.add(text(left, TOP + 4.0, format!("Alive at the peak{step}")).set("font-weight", "bold"));
+    let mut alive: Vec<&Bar<'_>> =
+        bars.iter().filter(|bar| (bar.first..=bar.last).contains(&report.peak_step)).collect();
+    alive.sort_by_key(|bar| std::cmp::Reverse(bar.bytes));
+    // What is in place of something that ends there is the same memory.
+    let mut places = HashSet::new();
+    alive.retain(|bar| places.insert((bar.offset, bar.bytes)));
+    for (index, bar) in alive.iter().take(MOST_LISTED).enumerate() {
+        let y = TOP + 26.0 + 36.0 * index as f64;
+        let square = Rectangle::new().set("x", left).set("y", y - 10.0).set("width", 12).set("height", 12);
+        let bytes = format!("{}, steps {} to {}", human_bytes(bar.bytes), bar.first, bar.last);
+        group = group
+            .add(square.set("fill", bar.colour.as_str()))
+            .add(text(left + 20.0, y, shortened(bar.name, 44)))
+            .add(text(left + 20.0, y + 15.0, bytes).set("fill", "#444"));
+    }
+    let y = TOP + 26.0 + 36.0 * alive.len().min(MOST_LISTED) as f64;
+    if alive.len() > MOST_LISTED {
+        group = group.add(text(left + 20.0, y, format!("and {} more", alive.len() - MOST_LISTED)));
+    }
+    group
+        .add(
+            line([left, HEIGHT - 40.0], [left + 14.0, HEIGHT - 40.0])
+                .set("stroke", "#111")
+                .set("stroke-width", 1.5),
+        )
+        .add(text(left + 20.0, HEIGHT - 36.0, "bytes alive"))
+        .add(text(left + 20.0, HEIGHT - 54.0, "dark bars: workspaces; pale bars: in memory of outputs"))
+}

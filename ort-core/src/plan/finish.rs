@@ -1,0 +1,176 @@
+//! From drafts to places: offsets in the slabs, releases, and what is alive at each step.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots, steps and groups are made by the program and the planner, whose tables have an entry for each"
+)]
+
+use ort_alloc::Interval;
+
+use super::resolve::{Draft, Group, Planner};
+use super::{Place, RunPlan, SlotPlan};
+use crate::session::{Origin, SlotId};
+use crate::tensor::byte_count;
+use crate::{Result, error};
+
+impl Planner<'_> {
+    pub(super) fn finish(mut self) -> Result<RunPlan> {
+        let mut layout = self.lay_out()?;
+        let (mut own_peak, mut live) = self.measure(&[]);
+        let mut homes = self.find_homes();
+        if !homes.is_empty() {
+            let (other, other_peak) = (self.lay_out()?, self.measure(&homes).0);
+            let inside = (self.slabs.len()..).zip(&homes).all(|(lane, home)| {
+                other.lane(lane as u32).is_some_and(|lane| lane.bytes <= self.own_bytes(*home))
+            });
+            if inside && self.slab_bytes(&other) + other_peak < self.slab_bytes(&layout) + own_peak {
+                (layout, own_peak) = (other, other_peak);
+                self.inherit(&homes, &mut live);
+            } else {
+                self.leave_homes();
+                homes.clear();
+            }
+        }
+        let slab_bytes = |slab: usize| layout.lane(slab as u32).map_or(0, |lane| lane.bytes);
+        let slabs = self.slabs.iter().enumerate().map(|(slab, id)| (*id, slab_bytes(slab))).collect();
+        for (step, group) in self.steps.iter_mut().zip(&self.workspaces) {
+            if let Some(group) = *group {
+                step.workspace = layout.offsets[group]..layout.offsets[group] + self.groups[group].bytes;
+            }
+        }
+        self.find_releases();
+        let (copied, unknown) = self.copied_outputs();
+        let has_dynamic =
+            unknown || self.nested_dynamic || self.drafts.iter().any(|draft| matches!(draft, Draft::Dynamic));
+        let outputs = self.own_outputs() + copied;
+        let own_peak = own_peak.max(outputs);
+        let slots = (0..self.drafts.len()).map(|index| self.slot_plan(index, &layout.offsets)).collect();
+        let lower_bound = live.iter().copied().max().unwrap_or(0).max(outputs);
+        Ok(RunPlan { slots, steps: self.steps, slabs, homes, own_peak, lower_bound, live, has_dynamic })
+    }
+
+    /// Offsets of all groups in their slabs.
+    fn lay_out(&self) -> Result<ort_alloc::Plan> {
+        let interval = |group: &Group| Interval {
+            bytes: group.bytes,
+            first: group.first,
+            last: group.last,
+            lane: group.slab as u32,
+            alignment: 64,
+            alias: None,
+        };
+        let intervals: Vec<Interval> = self.groups.iter().map(interval).collect();
+        ort_alloc::plan(&intervals)
+            .map_err(|problem| error!(OutOfMemory, "the memory plan does not work out: {problem}"))
+    }
+
+    /// The bytes of the slabs of all memories.
+    fn slab_bytes(&self, layout: &ort_alloc::Plan) -> usize {
+        let lanes = (0..self.slabs.len()).filter_map(|slab| layout.lane(slab as u32));
+        lanes.fold(0, |sum, lane| sum.saturating_add(lane.bytes))
+    }
+
+    /// The bytes of a slot that has a buffer of its own, else 0.
+    pub(super) fn own_bytes(&self, slot: SlotId) -> usize {
+        match (&self.drafts[slot.index()], self.dtypes[slot.index()], &self.shapes[slot.index()]) {
+            (Draft::Own, Some(dtype), Some(shape)) => byte_count(dtype, shape).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    /// The bytes of the outputs that steps write into buffers of their own.
+    pub(super) fn own_outputs(&self) -> usize {
+        let outputs = (0..self.is_output.len()).filter(|index| self.is_output[*index]);
+        outputs.map(|index| self.own_bytes(SlotId(index as u32))).sum()
+    }
+
+    /// The bytes of the outputs that are inputs, constants or folded: the end of a run copies them, because an
+    /// output owns its memory. Also whether the size of one is not known.
+    pub(super) fn copied_outputs(&self) -> (usize, bool) {
+        let mut copied = 0;
+        let mut unknown = false;
+        for slot in &self.program.outputs {
+            let index = slot.index();
+            if !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
+                continue;
+            }
+            match (self.dtypes[index], &self.shapes[index]) {
+                (Some(dtype), Some(shape)) => copied += byte_count(dtype, shape).unwrap_or(0),
+                _ => unknown = true,
+            }
+        }
+        (copied, unknown)
+    }
+
+    pub(super) fn slot_plan(&self, index: usize, offsets: &[usize]) -> SlotPlan {
+        let shape = self.shapes[index].clone();
+        let bytes = match (self.dtypes[index], &shape) {
+            (Some(dtype), Some(shape)) => byte_count(dtype, shape).unwrap_or(0),
+            _ => 0,
+        };
+        let place = match self.drafts[index].clone() {
+            Draft::Outside => Place::Outside,
+            Draft::Group { group, offset } => {
+                let start = offsets[group] + offset;
+                Place::Slab { slab: self.groups[group].slab, range: start..start + bytes }
+            }
+            Draft::Own => Place::Own,
+            Draft::View { of, element_offset } => Place::View { of, element_offset },
+            Draft::Folded(tensor) => Place::Folded(tensor),
+            Draft::Dynamic => Place::Dynamic,
+            Draft::Unused => Place::Unused,
+        };
+        let life = (self.first[index], self.last[index]);
+        SlotPlan { dtype: self.dtypes[index], shape, place, kind: self.kinds[index], life }
+    }
+
+    /// Values with memory of their own go after their last use.
+    pub(super) fn find_releases(&mut self) {
+        for (index, draft) in self.drafts.iter().enumerate() {
+            let owned = matches!(draft, Draft::Own | Draft::Dynamic);
+            let from_step = matches!(self.program.slots[index].origin, Origin::Step);
+            if owned && from_step && !self.is_output[index] {
+                let last = self.last[index].min(self.steps.len() - 1);
+                self.steps[last].release.push(SlotId(index as u32));
+            }
+        }
+    }
+
+    /// The most bytes of own buffers at once, where those of `homes` are there from the beginning, and the bytes alive after
+    /// each step.
+    pub(super) fn measure(&self, homes: &[SlotId]) -> (usize, Vec<usize>) {
+        let count = self.steps.len();
+        let mut own = vec![0i128; count + 1];
+        let mut all = vec![0i128; count + 1];
+        for (index, draft) in self.drafts.iter().enumerate() {
+            if matches!(draft, Draft::Own) {
+                let bytes = self.own_bytes(SlotId(index as u32)) as i128;
+                let last = (self.last[index] + 1).min(count);
+                let at_home = homes.contains(&SlotId(index as u32));
+                own[if at_home { 0 } else { self.first[index] }] += bytes;
+                all[self.first[index]] += bytes;
+                for changes in [&mut own, &mut all] {
+                    changes[last] -= bytes;
+                }
+            }
+        }
+        for (index, bytes) in self.nested_own.iter().enumerate() {
+            for changes in [&mut own, &mut all] {
+                changes[index] += *bytes as i128;
+                changes[index + 1] -= *bytes as i128;
+            }
+        }
+        for group in &self.groups {
+            all[group.first] += group.bytes as i128;
+            all[(group.last + 1).min(count)] -= group.bytes as i128;
+        }
+        let sums = |changes: &[i128]| -> Vec<usize> {
+            let running = changes.iter().take(count).scan(0i128, |sum, change| {
+                *sum += change;
+                Some(*sum as usize)
+            });
+            running.collect()
+        };
+        (sums(&own).into_iter().max().unwrap_or(0), sums(&all))
+    }
+}

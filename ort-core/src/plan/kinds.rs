@@ -1,0 +1,151 @@
+//! What a plan's bytes are for.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "plans have an entry for each slot of their program, whose outputs are among them"
+)]
+
+use std::collections::HashSet;
+
+use super::resolve::evaluate;
+use super::{Place, RunPlan, SlotPlan, ValueKind};
+use crate::dim::{Bindings, Dim};
+use crate::session::{Program, Slot};
+use crate::tensor::byte_count;
+
+/// What bytes are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Values between nodes, at the step with the most bytes alive; those in the buffer of a later output count there.
+    Activations,
+    /// Scratch memory of that step.
+    Workspaces,
+    /// Outputs of the graph.
+    Outputs,
+    /// What is free in the slab at that step, because other steps need it and nothing fits.
+    Gaps,
+    /// Weights that runs read straight from the mapped file.
+    WeightsMapped,
+    /// Weights as kernels packed them.
+    WeightsPacked,
+    /// Weights that are packed for their step and go after it: a memory limit cannot hold them.
+    WeightsStreamed,
+}
+
+impl MemoryKind {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemoryKind::Activations => "activations",
+            MemoryKind::Workspaces => "workspaces",
+            MemoryKind::Outputs => "outputs",
+            MemoryKind::Gaps => "gaps",
+            MemoryKind::WeightsMapped => "weights_mapped",
+            MemoryKind::WeightsPacked => "weights_packed",
+            MemoryKind::WeightsStreamed => "weights_streamed",
+        }
+    }
+}
+
+/// The bytes of one kind.
+#[derive(Debug, Clone)]
+pub struct KindBytes {
+    /// What they are for.
+    pub kind: MemoryKind,
+    /// How many.
+    pub bytes: usize,
+    /// The same as an expression of the symbolic dimensions, where all sizes have one.
+    pub symbolic: Option<String>,
+}
+
+/// The step with the most bytes alive.
+pub(super) fn peak_step(plan: &RunPlan) -> usize {
+    // The first of several.
+    let steps = plan.live.iter().enumerate().rev();
+    steps.max_by_key(|(_, bytes)| **bytes).map_or(0, |(step, _)| step)
+}
+
+/// The peak by kinds, which add up to it.
+pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Vec<KindBytes> {
+    let peak = peak_step(plan);
+    let mut outputs = Sum::new();
+    let mut is_output = vec![false; plan.slots.len()];
+    for slot in &program.outputs {
+        // An output that is an input or a constant is copied at the end.
+        let first = !std::mem::replace(&mut is_output[slot.index()], true);
+        let planned = &plan.slots[slot.index()];
+        if !matches!(planned.place, Place::Own) || first {
+            outputs.add(program, &program.slots[slot.index()], planned, bindings);
+        }
+    }
+    let mut activations = Sum::new();
+    for (index, (slot, planned)) in alive_at(program, plan, peak) {
+        let is_guest = matches!(planned.place, Place::Slab { slab, .. } if slab >= plan.slabs.len());
+        if !is_output[index] && !is_guest {
+            activations.add(program, slot, planned, bindings);
+        }
+    }
+    let workspace = plan.steps.get(peak).map_or(0, |step| step.workspace.len());
+    let known = activations.bytes.saturating_add(outputs.bytes).saturating_add(workspace);
+    let number = |kind, bytes| KindBytes { kind, bytes, symbolic: None };
+    vec![
+        activations.of_kind(MemoryKind::Activations),
+        number(MemoryKind::Workspaces, workspace),
+        outputs.of_kind(MemoryKind::Outputs),
+        number(MemoryKind::Gaps, plan.peak().saturating_sub(known)),
+    ]
+}
+
+/// The slots that take memory at a step, by index; those that share it count once.
+pub(super) fn alive_at<'a>(
+    program: &'a Program,
+    plan: &'a RunPlan,
+    step: usize,
+) -> impl Iterator<Item = (usize, (&'a Slot, &'a SlotPlan))> {
+    let mut counted = HashSet::new();
+    let slots = program.slots.iter().zip(&plan.slots).enumerate();
+    slots.filter(move |(_, (_, planned))| {
+        let alive = planned.life.0 <= step && step <= planned.life.1;
+        alive
+            && match &planned.place {
+                Place::Slab { slab, range } => counted.insert((*slab, range.clone())),
+                // An output in the place of an input is the same memory as long as both are alive.
+                Place::Own => planned.kind != ValueKind::InPlace || planned.life.0 != step,
+                _ => false,
+            }
+    })
+}
+
+/// Bytes as a number, and as an expression as long as all that was added has one.
+struct Sum {
+    bytes: usize,
+    symbolic: Option<Dim>,
+}
+
+impl Sum {
+    fn new() -> Sum {
+        Sum { bytes: 0, symbolic: Some(Dim::constant(0)) }
+    }
+
+    fn add(&mut self, program: &Program, slot: &Slot, planned: &SlotPlan, bindings: &Bindings) {
+        if let (Some(dtype), Some(shape)) = (planned.dtype, &planned.shape) {
+            self.bytes = self.bytes.saturating_add(byte_count(dtype, shape).unwrap_or(0));
+        }
+        self.symbolic =
+            self.symbolic.take().zip(symbolic_bytes(program, slot, bindings)).map(|(sum, size)| sum + size);
+    }
+
+    fn of_kind(self, kind: MemoryKind) -> KindBytes {
+        KindBytes { kind, bytes: self.bytes, symbolic: self.symbolic.map(|sum| sum.to_string()) }
+    }
+}
+
+/// The bytes of a slot as an expression of the symbolic dimensions.
+pub(super) fn symbolic_bytes(program: &Program, slot: &Slot, bindings: &Bindings) -> Option<Dim> {
+    let ty = program.graph.value(slot.value).ty.as_tensor()?;
+    let shape = ty.shape.as_ref()?;
+    evaluate(shape, bindings)?;
+    let bits = i64::from(ty.dtype.bits()?);
+    let elements = shape.iter().fold(Dim::constant(1), |product, size| &product * size);
+    Some((elements * bits).ceil_div(&Dim::constant(8)))
+}

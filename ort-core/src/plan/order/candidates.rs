@@ -1,0 +1,239 @@
+//! Orders that are worth a try, each made in about linear time.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "steps and blocks are numbered by the program, and each table has an entry for each"
+)]
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use super::costs::{Costs, Memory};
+use super::network::Network;
+
+/// How far the eager order looks ahead along a chain.
+const LOOK_AHEAD: usize = 12;
+
+/// It looks no further than a step that reads or makes more values than this, or it would take quadratic time.
+const MOST_VALUES: usize = 64;
+
+/// The candidates, the plainest first.
+pub(super) fn all(network: &Network, costs: &Costs) -> impl Iterator<Item = Vec<usize>> {
+    let given: Vec<usize> = (0..network.len()).collect();
+    let late = demand(network, |_| {});
+    let heavy = heavy_first(network, costs);
+    let orders = [eager(network, costs, &given), eager(network, costs, &late), eager(network, costs, &heavy)];
+    [late, heavy].into_iter().chain(orders)
+}
+
+/// Each step as late as its readers allow: what a step reads is computed right before it, in the order that `sort` gives.
+fn demand(network: &Network, sort: impl Fn(&mut Vec<usize>)) -> Vec<usize> {
+    let mut seen = vec![false; network.len()];
+    let mut order = Vec::with_capacity(network.len());
+    let mut stack: Vec<(usize, bool)> = Vec::new();
+    let mut inputs = Vec::new();
+    for sink in (0..network.len()).filter(|step| network.after.of(*step).is_empty()) {
+        stack.push((sink, false));
+        while let Some((step, done)) = stack.pop() {
+            if done {
+                order.push(step);
+            } else if !std::mem::replace(&mut seen[step], true) {
+                stack.push((step, true));
+                inputs.clear();
+                inputs.extend(network.before.of(step).iter().copied().filter(|input| !seen[*input]));
+                sort(&mut inputs);
+                stack.extend(inputs.iter().rev().map(|input| (*input, false)));
+            }
+        }
+    }
+    order
+}
+
+/// As Sethi and Ullman order the operands of an expression (1970): first those whose computation needs the most beyond
+/// what their result takes. Exact where nothing is read twice and nothing is in place.
+fn heavy_first(network: &Network, costs: &Costs) -> Vec<usize> {
+    let mut need: Vec<(u64, u64)> = Vec::with_capacity(network.len());
+    for step in 0..network.len() {
+        let mut inputs: Vec<(u64, u64)> = network.before.of(step).iter().map(|input| need[*input]).collect();
+        inputs.sort_by_key(|(peak, result)| Reverse(peak.saturating_sub(*result)));
+        let (mut held, mut peak) = (0u64, 0u64);
+        for (inner, result) in inputs {
+            peak = peak.max(held.saturating_add(inner));
+            held = held.saturating_add(result);
+        }
+        let made = costs.makes[step].iter().fold(0u64, |sum, made| sum.saturating_add(made.bytes));
+        let own = held.saturating_add(made).saturating_add(costs.scratch[step]);
+        need.push((peak.max(own), made));
+    }
+    demand(network, |inputs| {
+        inputs.sort_by_key(|input| (Reverse(need[*input].0.saturating_sub(need[*input].1)), *input));
+    })
+}
+
+/// The order of `base`, but what gives back more than it takes runs as soon as it can.
+fn eager(network: &Network, costs: &Costs, base: &[usize]) -> Vec<usize> {
+    let ceiling = costs.simulate(base).into_iter().max().unwrap_or(0);
+    let mut eager = Eager::new(network, costs, base);
+    let mut order = Vec::with_capacity(base.len());
+    while let Some(step) = eager.next(ceiling) {
+        eager.run(step);
+        order.push(step);
+    }
+    order
+}
+
+/// Of a step and the chain it begins: the least that the bytes alive change by, and the most they rise on the way there.
+#[derive(Clone, Copy)]
+struct Outlook {
+    net: i128,
+    rise: i128,
+}
+
+struct Eager<'a> {
+    network: &'a Network,
+    costs: &'a Costs,
+    memory: Memory<'a>,
+    /// Place of each step in the base order.
+    rank: Vec<usize>,
+    base: &'a [usize],
+    /// How many steps each one still waits for.
+    waits: Vec<usize>,
+    done: Vec<bool>,
+    /// Steps that can run, by rank.
+    ready: BTreeSet<usize>,
+    /// Those of them that give back more than they take, by how much and by rank.
+    gaining: BTreeSet<(i128, usize)>,
+    outlook: Vec<Option<Outlook>>,
+}
+
+impl<'a> Eager<'a> {
+    fn new(network: &'a Network, costs: &'a Costs, base: &'a [usize]) -> Eager<'a> {
+        let mut rank = vec![0; base.len()];
+        for (place, &step) in base.iter().enumerate() {
+            rank[step] = place;
+        }
+        let mut eager = Eager {
+            network,
+            costs,
+            memory: Memory::new(costs),
+            rank,
+            base,
+            waits: (0..base.len()).map(|step| network.before.of(step).len()).collect(),
+            done: vec![false; base.len()],
+            ready: BTreeSet::new(),
+            gaining: BTreeSet::new(),
+            outlook: vec![None; base.len()],
+        };
+        for step in 0..base.len() {
+            if eager.waits[step] == 0 {
+                eager.add(step);
+            }
+        }
+        eager
+    }
+
+    /// The step that gives back most without rising above `ceiling`, else the next of the base order.
+    fn next(&self, ceiling: u64) -> Option<usize> {
+        // Only the first few are tried: each must be fast.
+        for &(_, rank) in self.gaining.iter().take(4) {
+            let step = self.base[rank];
+            let rise = self.outlook[step].map_or(0, |outlook| outlook.rise);
+            if i128::from(self.memory.live) + rise <= i128::from(ceiling) {
+                return Some(step);
+            }
+        }
+        self.ready.first().map(|rank| self.base[*rank])
+    }
+
+    fn run(&mut self, step: usize) {
+        self.forget(step);
+        self.ready.remove(&self.rank[step]);
+        self.done[step] = true;
+        self.memory.run(step);
+        let (network, costs) = (self.network, self.costs);
+        for &next in network.after.of(step) {
+            self.waits[next] -= 1;
+            if self.waits[next] == 0 {
+                self.add(next);
+            }
+        }
+        // Whoever is the last to read a block gives it back.
+        for &block in costs.reads.of(step) {
+            if self.memory.pending(block) == 1 {
+                let last = costs.readers.of(block).iter().copied().find(|reader| !self.done[*reader]);
+                if let Some(last) = last.filter(|last| self.waits[*last] == 0) {
+                    self.forget(last);
+                    self.add(last);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, step: usize) {
+        self.ready.insert(self.rank[step]);
+        let outlook = self.look_ahead(step);
+        if outlook.net < 0 {
+            self.gaining.insert((outlook.net, self.rank[step]));
+            self.outlook[step] = Some(outlook);
+        }
+    }
+
+    fn forget(&mut self, step: usize) {
+        if let Some(outlook) = self.outlook[step].take() {
+            self.gaining.remove(&(outlook.net, self.rank[step]));
+        }
+    }
+
+    /// Follows the chain that begins with a step, as long as each step has one reader that waits for nothing else.
+    fn look_ahead(&self, step: usize) -> Outlook {
+        let mut best = Outlook { net: 0, rise: 0 };
+        let (mut net, mut rise) = (0i128, 0i128);
+        let (mut step, mut previous) = (step, None);
+        for _ in 0..LOOK_AHEAD {
+            if self.costs.reads.of(step).len().max(self.costs.makes[step].len()) > MOST_VALUES {
+                break;
+            }
+            let (alive, after) = self.change(step, previous);
+            rise = rise.max(net + alive);
+            net += after;
+            if net < best.net {
+                best = Outlook { net, rise };
+            }
+            match self.network.after.of(step) {
+                [next] if self.waits[*next] == 1 => (previous, step) = (Some(step), *next),
+                _ => break,
+            }
+        }
+        best
+    }
+
+    /// By how much the bytes alive change while a step runs, and after it. `previous` has run, in thought, right before.
+    fn change(&self, step: usize, previous: Option<usize>) -> (i128, i128) {
+        let held = |block: usize| {
+            let from_previous = previous.and_then(|previous| {
+                let mut made = self.costs.makes[previous].iter();
+                made.find(|made| made.block == block).map(|made| made.bytes)
+            });
+            from_previous.unwrap_or_else(|| self.memory.held(block))
+        };
+        let read_before = |block: &usize| {
+            let known = previous.is_some_and(|previous| self.costs.reads.of(previous).contains(block));
+            usize::from(known)
+        };
+        let dies = |block: &usize| self.memory.pending(*block) == 1 + read_before(block);
+        let freed = self.costs.reads.of(step).iter().copied().filter(|block| dies(block)).map(held);
+        let freed: i128 = freed.map(i128::from).sum();
+        let (mut made, mut taken, mut unread) = (0i128, 0i128, 0i128);
+        for output in &self.costs.makes[step] {
+            let bytes = i128::from(output.bytes);
+            made += bytes;
+            if self.memory.pending(output.block) == 0 {
+                unread += bytes;
+            } else if output.from.iter().any(|block| dies(block) && held(*block) > 0) {
+                taken += bytes;
+            }
+        }
+        let scratch = i128::from(self.costs.scratch[step]);
+        (made - taken + scratch, made - unread - freed)
+    }
+}

@@ -1,0 +1,165 @@
+//! What the steps of a program take and give back, at one binding of the dimensions.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "slots and steps are numbered by the program, and each table has an entry for each"
+)]
+
+use smallvec::SmallVec;
+
+use super::network::Lists;
+use crate::dim::Bindings;
+use crate::dtype::DType;
+use crate::ep::OutputsFrom;
+use crate::plan::resolve::Planner;
+use crate::session::{Program, SlotId, Step};
+use crate::tensor::byte_count;
+
+/// A value with memory that a step makes. Views of a value are the same block: that of the slot they are part of.
+pub(super) struct Made {
+    pub(super) block: usize,
+    pub(super) bytes: u64,
+    /// The blocks whose memory it may take over, where nobody else reads them any more.
+    pub(super) from: SmallVec<[usize; 2]>,
+}
+
+/// The memory of all steps.
+pub(super) struct Costs {
+    /// For each step, the blocks it reads, each once.
+    pub(super) reads: Lists,
+    /// For each block, the steps that read it.
+    pub(super) readers: Lists,
+    /// What each step makes.
+    pub(super) makes: Vec<SmallVec<[Made; 1]>>,
+    /// Bytes that each step needs while it runs.
+    pub(super) scratch: Vec<u64>,
+    blocks: usize,
+}
+
+impl Costs {
+    pub(super) fn new(program: &Program, bindings: &Bindings, threads: usize) -> Costs {
+        let mut planner = Planner::new((program, &program.graph), bindings, threads);
+        planner.find_shapes();
+        planner.find_needed();
+        let mut blocks: Vec<usize> = (0..program.slots.len()).collect();
+        let mut makes = Vec::with_capacity(program.steps.len());
+        let mut scratch = Vec::with_capacity(program.steps.len());
+        for (index, step) in program.steps.iter().enumerate() {
+            let mut made = SmallVec::new();
+            let mut bytes = 0;
+            match planner.needed[index].then(|| planner.view_of(step)) {
+                None => {}
+                Some(Some((root, _))) => {
+                    for slot in step.outputs.iter().flatten() {
+                        blocks[slot.index()] = blocks[root.index()];
+                    }
+                }
+                Some(None) => {
+                    made = makes_of(&planner, step, &blocks);
+                    // What a kernel refuses at these sizes it refuses in any order.
+                    bytes = planner.scratch_of(step, index, &mut Vec::new()).unwrap_or(0);
+                }
+            }
+            makes.push(made);
+            scratch.push(bytes as u64);
+        }
+        let reads = Lists::collect(program.steps.iter().zip(&planner.needed).map(|(step, needed)| {
+            let reads = step.reads().filter(|_| *needed).map(|slot| blocks[slot.index()]);
+            let mut reads: SmallVec<[usize; 8]> = reads.collect();
+            reads.sort_unstable();
+            reads.dedup();
+            reads
+        }));
+        let readers = reads.inverted(blocks.len());
+        Costs { reads, readers, makes, scratch, blocks: blocks.len() }
+    }
+
+    /// The bytes alive while each step of the order runs.
+    pub(super) fn simulate(&self, order: &[usize]) -> Vec<u64> {
+        let mut memory = Memory::new(self);
+        order.iter().map(|step| memory.run(*step)).collect()
+    }
+}
+
+fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[Made; 1]> {
+    let mut made = SmallVec::new();
+    for (position, slot) in step.outputs.iter().enumerate() {
+        let Some(slot) = *slot else { continue };
+        // Outputs of the graph stay until the end in any order.
+        let bytes = bytes_of(planner, slot).filter(|bytes| *bytes > 0 && !planner.is_output[slot.index()]);
+        let Some(bytes) = bytes else { continue };
+        let shares = step.claim.outputs == OutputsFrom::Plan;
+        let pairs = step.claim.in_place.iter().filter(|(_, output)| shares && *output == position);
+        let from = pairs.filter_map(|(input, _)| {
+            let input = step.inputs.get(*input).copied().flatten()?;
+            let block = blocks[input.index()];
+            let once = step.reads().filter(|read| blocks[read.index()] == block).count() == 1;
+            (once && bytes_of(planner, input) == Some(bytes)).then_some(block)
+        });
+        made.push(Made { block: slot.index(), bytes, from: from.collect() });
+    }
+    made
+}
+
+fn bytes_of(planner: &Planner<'_>, slot: SlotId) -> Option<u64> {
+    let place = slot.index();
+    match (planner.dtypes[place], &planner.shapes[place]) {
+        _ if planner.is_folded(slot) => None,
+        (Some(dtype), Some(shape)) if dtype != DType::String => Some(byte_count(dtype, shape).ok()? as u64),
+        _ => None,
+    }
+}
+
+/// What is alive in the middle of a schedule.
+pub(super) struct Memory<'a> {
+    costs: &'a Costs,
+    /// How many steps still read each block.
+    pending: Vec<usize>,
+    /// The bytes of each block.
+    held: Vec<u64>,
+    pub(super) live: u64,
+}
+
+impl<'a> Memory<'a> {
+    pub(super) fn new(costs: &'a Costs) -> Memory<'a> {
+        let pending = (0..costs.blocks).map(|block| costs.readers.of(block).len()).collect();
+        Memory { costs, pending, held: vec![0; costs.blocks], live: 0 }
+    }
+
+    /// How many steps still read a block.
+    pub(super) fn pending(&self, block: usize) -> usize {
+        self.pending[block]
+    }
+
+    /// The bytes that a block takes now.
+    pub(super) fn held(&self, block: usize) -> u64 {
+        self.held[block]
+    }
+
+    /// Runs a step; returns what is alive while it runs.
+    pub(super) fn run(&mut self, step: usize) -> u64 {
+        let costs = self.costs;
+        for &block in costs.reads.of(step) {
+            self.pending[block] -= 1;
+        }
+        for made in &costs.makes[step] {
+            let dead = |block: &&usize| self.pending[**block] == 0 && self.held[**block] > 0;
+            let unread = self.pending[made.block] == 0;
+            match made.from.iter().find(dead).filter(|_| !unread) {
+                Some(&from) => self.held[made.block] = std::mem::take(&mut self.held[from]),
+                None => {
+                    self.held[made.block] = made.bytes;
+                    self.live = self.live.saturating_add(made.bytes);
+                }
+            }
+        }
+        let alive = self.live.saturating_add(costs.scratch[step]);
+        let made = costs.makes[step].iter().map(|made| made.block);
+        for block in costs.reads.of(step).iter().copied().chain(made) {
+            if self.pending[block] == 0 {
+                self.live = self.live.saturating_sub(std::mem::take(&mut self.held[block]));
+            }
+        }
+        alive
+    }
+}

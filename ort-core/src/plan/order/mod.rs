@@ -1,0 +1,81 @@
+//! The order of a program's steps, chosen so that fewer bytes are alive at once.
+//!
+//! A graph leaves open which of several steps that are ready runs first, and the file's order is only one of many. Several
+//! orders are tried ([`candidates`]), each is simulated on the memory of its steps ([`costs`]), and the best parts of all
+//! are joined ([`segments`]); where nothing is gained the file's order stays. Finding the best of all orders is NP-complete
+//! (Sethi, "Complete Register Allocation Problems", 1975), so what is tried takes about linear time.
+//!
+//! Sizes are symbolic while the order is chosen, once for all runs. So each of [`SIZES`] in turn stands for every symbol, and
+//! an order is taken only if its peak is higher at none of them.
+
+mod candidates;
+mod costs;
+mod network;
+mod segments;
+
+use costs::Costs;
+use network::Network;
+
+use super::resolve::{resolve, resolve_in};
+use crate::dim::Bindings;
+use crate::session::{Program, Step};
+
+/// What stands for each symbolic size: a single one, a small batch, a sequence.
+const SIZES: [i64; 3] = [1, 16, 128];
+
+/// The steps of a program that are planned once more in the chosen order before it is taken, so that gaps in the slab count,
+/// too. In larger programs the simulation alone decides.
+const MOST_PLANNED: usize = 4096;
+
+/// The places of a program's steps in an order with a lower peak; none where its own order is as good.
+pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usize>> {
+    let network = Network::new(program);
+    if network.has_one_order() {
+        return None;
+    }
+    let bindings = representative(program);
+    let costs: Vec<Costs> = bindings.iter().map(|bindings| Costs::new(program, bindings, threads)).collect();
+    let order = search(&network, &costs)?;
+    let planned = program.steps.len() <= MOST_PLANNED;
+    if planned && bindings.iter().any(|bindings| is_higher(program, &order, bindings, threads)) {
+        return None;
+    }
+    Some(order)
+}
+
+/// One binding for each of the sizes; a program without symbols needs only one.
+fn representative(program: &Program) -> Vec<Bindings> {
+    let given = program.given.iter().filter_map(|slot| program.slots.get(slot.index()));
+    let shapes = given.filter_map(|slot| program.graph.value(slot.value).ty.shape());
+    let symbols: std::collections::BTreeSet<_> = shapes.flatten().flat_map(|dim| dim.symbols()).collect();
+    let count = if symbols.is_empty() { 1 } else { SIZES.len() };
+    let bind = |size: &i64| {
+        let mut bindings = Bindings::new();
+        for symbol in &symbols {
+            bindings.insert(symbol.clone(), *size);
+        }
+        bindings
+    };
+    SIZES.iter().take(count).map(bind).collect()
+}
+
+/// The best that the candidates make together, as far from the given order as it must be.
+fn search(network: &Network, costs: &[Costs]) -> Option<Vec<usize>> {
+    let given: Vec<usize> = (0..network.len()).collect();
+    let mut best = given.clone();
+    for candidate in candidates::all(network, costs.last()?) {
+        best = segments::join(&best, &candidate, costs);
+    }
+    let best = segments::restore(&best, &given, costs);
+    (best != given).then_some(best)
+}
+
+/// Whether the plan of an order takes more than that of the program's own.
+fn is_higher(program: &Program, order: &[usize], bindings: &Bindings, threads: usize) -> bool {
+    let schedule: Vec<&Step> = order.iter().filter_map(|index| program.steps.get(*index)).collect();
+    match (resolve_in(program, schedule, bindings, threads), resolve(program, bindings, threads)) {
+        (Ok(other), Ok(own)) => other.peak() > own.peak(),
+        // These sizes contradict the graph in either order.
+        _ => false,
+    }
+}

@@ -1,0 +1,88 @@
+//! Which step waits for which.
+
+use crate::session::Program;
+
+/// Lists of numbers, one for each step, in one allocation.
+pub(super) struct Lists {
+    starts: Vec<usize>,
+    items: Vec<usize>,
+}
+
+impl Lists {
+    pub(super) fn of(&self, index: usize) -> &[usize] {
+        let range = self.starts.get(index).zip(self.starts.get(index + 1));
+        range.and_then(|(start, end)| self.items.get(*start..*end)).unwrap_or(&[])
+    }
+
+    pub(super) fn collect<I: IntoIterator<Item = usize>>(lists: impl Iterator<Item = I>) -> Lists {
+        let mut result = Lists { starts: vec![0], items: Vec::new() };
+        for list in lists {
+            result.items.extend(list);
+            result.starts.push(result.items.len());
+        }
+        result
+    }
+
+    /// For each of `count` numbers, the lists that hold it, ascending.
+    pub(super) fn inverted(&self, count: usize) -> Lists {
+        let mut starts = vec![0; count + 1];
+        for &item in &self.items {
+            starts.get_mut(item + 1).into_iter().for_each(|next| *next += 1);
+        }
+        let mut sum = 0;
+        for start in &mut starts {
+            sum += *start;
+            *start = sum;
+        }
+        let mut next = starts.clone();
+        let mut items = vec![0; self.items.len()];
+        for list in 0..self.starts.len() - 1 {
+            for &item in self.of(list) {
+                let Some(place) = next.get_mut(item) else { continue };
+                items.get_mut(*place).into_iter().for_each(|slot| *slot = list);
+                *place += 1;
+            }
+        }
+        Lists { starts, items }
+    }
+}
+
+/// The steps of a program as a graph: each is its place in the program.
+pub(super) struct Network {
+    /// For each step, the steps whose results it reads, each once and ascending.
+    pub(super) before: Lists,
+    /// For each step, the steps that read its results, each once and ascending.
+    pub(super) after: Lists,
+    count: usize,
+}
+
+impl Network {
+    pub(super) fn new(program: &Program) -> Network {
+        let mut producers = vec![None; program.slots.len()];
+        for (index, step) in program.steps.iter().enumerate() {
+            for slot in step.outputs.iter().flatten() {
+                producers.get_mut(slot.index()).into_iter().for_each(|producer| *producer = Some(index));
+            }
+        }
+        let before = program.steps.iter().map(|step| {
+            let producers = step.reads().filter_map(|slot| producers.get(slot.index()).copied().flatten());
+            let mut needed: Vec<usize> = producers.collect();
+            needed.sort_unstable();
+            needed.dedup();
+            needed
+        });
+        let count = program.steps.len();
+        let before = Lists::collect(before);
+        let after = before.inverted(count);
+        Network { before, after, count }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether each step reads what the one before it has made, so that there is nothing to choose.
+    pub(super) fn has_one_order(&self) -> bool {
+        (1..self.count).all(|index| self.before.of(index).last() == Some(&(index - 1)))
+    }
+}

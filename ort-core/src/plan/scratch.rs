@@ -1,0 +1,92 @@
+//! Scratch memory of steps: what kernels declare, and the slabs of subgraphs.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots, steps and groups are made by the program and the planner, whose tables have an entry for each"
+)]
+
+use std::sync::Arc;
+
+use super::RunPlan;
+use super::resolve::{Group, Planner, resolve_given};
+use super::specialize::Known;
+use crate::Result;
+use crate::ep::IoShapes;
+use crate::session::{SlotId, Step};
+use crate::tensor::Shape;
+
+impl Planner<'_> {
+    /// Gives a step its scratch memory.
+    pub(super) fn place_workspace(
+        &mut self,
+        step: &Step,
+        index: usize,
+        plan_nested: &mut Vec<Arc<RunPlan>>,
+    ) -> Result<()> {
+        let bytes = self.scratch_of(step, index, plan_nested)?;
+        if bytes > 0 {
+            self.groups.push(Group { bytes, slab: 0, first: index, last: index });
+            self.workspaces[index] = Some(self.groups.len() - 1);
+        }
+        Ok(())
+    }
+
+    /// The bytes of scratch memory: what the kernel declares, or the slab of the largest subgraph.
+    pub(super) fn scratch_of(
+        &mut self,
+        step: &Step,
+        index: usize,
+        plan_nested: &mut Vec<Arc<RunPlan>>,
+    ) -> Result<usize> {
+        let mut bytes = 0;
+        for (position, nested) in step.nested.iter().enumerate() {
+            let given = self.known_to(step, position);
+            let plan = resolve_given(&nested.program, self.bindings, self.threads, &given)?;
+            let plan = Arc::new(plan);
+            plan_nested.push(plan.clone());
+            if self.is_broken(step, position) {
+                // Under these bindings it cannot be taken.
+                continue;
+            }
+            bytes = bytes.max(plan.host_slab());
+            let devices: usize = plan.slabs.iter().skip(1).map(|slab| slab.1).sum();
+            self.nested_own[index] = self.nested_own[index].max(plan.own_peak + devices);
+            self.nested_dynamic |= plan.has_dynamic;
+        }
+        let handed: usize = step.outputs.iter().flatten().map(|slot| self.own_bytes(*slot)).sum();
+        self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
+        if let Some(kernel) = step.work.kernel() {
+            let inputs: Vec<Option<Shape>> = step.inputs.iter().map(|slot| self.shape_of(*slot)).collect();
+            let outputs: Vec<Option<Shape>> = step.outputs.iter().map(|slot| self.shape_of(*slot)).collect();
+            let missing = |slots: &[Option<SlotId>], shapes: &[Option<Shape>]| {
+                slots.iter().zip(shapes).any(|(slot, shape)| slot.is_some() && shape.is_none())
+            };
+            if !missing(&step.inputs, &inputs) && !missing(&step.outputs, &outputs) && step.nested.is_empty()
+            {
+                let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads };
+                bytes = bytes.max(kernel.workspace(&shapes)?);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// What the subgraph at `position` is given, as far as it is known here.
+    pub(super) fn known_to(&self, step: &Step, position: usize) -> Vec<Known> {
+        let nested = &step.nested[position];
+        let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
+        let inputs = inner.map(|inner| {
+            let known = |&id| (inner.graph.value(id).ty.clone(), inner.graph.value(id).symbolic.clone());
+            inner.graph.inputs.iter().map(known).collect::<Vec<Known>>()
+        });
+        let captured = nested.captures.iter().map(|slot| {
+            let info = self.graph.value(self.program.slots[slot.index()].value);
+            (info.ty.clone(), info.symbolic.clone())
+        });
+        inputs.unwrap_or_default().into_iter().chain(captured).collect()
+    }
+
+    pub(super) fn is_broken(&self, step: &Step, position: usize) -> bool {
+        let inner = step.node.and_then(|node| self.graph.nodes[node].subgraphs.get(position));
+        inner.is_some_and(|inner| inner.graph.broken.is_some())
+    }
+}

@@ -1,0 +1,135 @@
+//! Which values share memory: views of an input, and results in its place.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots, steps and groups are made by the program and the planner, whose tables have an entry for each"
+)]
+
+use super::ValueKind;
+use super::resolve::{Draft, Planner};
+use crate::session::{Origin, SlotId, Step};
+use crate::spec::{ViewCx, ViewOf};
+use crate::tensor::{Shape, byte_count};
+
+impl Planner<'_> {
+    /// The input that a step's outputs are parts of, where the operator's record says so and nothing must move.
+    pub(super) fn view_of(&self, step: &Step) -> Option<(SlotId, ViewOf)> {
+        let node = &self.program.graph.nodes[step.node?];
+        let view = node.spec.view?;
+        let outputs: Vec<SlotId> = step.outputs.iter().flatten().copied().collect();
+        // An output of the graph owns its memory, so it is copied rather than a view.
+        if outputs.iter().any(|slot| self.is_output[slot.index()] || self.shapes[slot.index()].is_none()) {
+            return None;
+        }
+        let inputs: Vec<Option<Shape>> = step.inputs.iter().map(|slot| self.shape_of(*slot)).collect();
+        let ints: Vec<Option<Vec<i64>>> = step.inputs.iter().map(|slot| self.ints_of(*slot)).collect();
+        let output_shapes: Vec<Option<Shape>> =
+            step.outputs.iter().map(|slot| self.shape_of(*slot)).collect();
+        let of = view(&ViewCx { attrs: &node.attrs, inputs: &inputs, ints: &ints, outputs: &output_shapes })?;
+        let root = step.inputs.get(of.input).copied().flatten()?;
+        let (root_slot, output) =
+            (&self.program.slots[root.index()], &self.program.slots[outputs.first()?.index()]);
+        // A view of an unaligned weight could not be read as a slice; the kernel copies it to aligned memory.
+        let unaligned = matches!(&root_slot.origin, Origin::Constant(tensor) if !tensor.is_aligned());
+        let unknown =
+            matches!(self.drafts[root.index()], Draft::Dynamic) && self.shapes[root.index()].is_none();
+        (root_slot.memory == output.memory && !unaligned && !unknown).then_some((root, of))
+    }
+
+    /// Makes the outputs parts of an input, where they are.
+    pub(super) fn place_view(&mut self, step: &Step, index: usize) -> bool {
+        let Some((root, of)) = self.view_of(step) else { return false };
+        let mut drafts = Vec::new();
+        for (position, slot) in step.outputs.iter().enumerate() {
+            let Some(slot) = slot else { continue };
+            let Some(&offset) = of.offsets.get(position) else { return false };
+            let Some(draft) = self.part_of(root, offset) else { return false };
+            drafts.push((*slot, draft));
+        }
+        for (slot, draft) in drafts {
+            self.extend_life(root, self.last[slot.index()].max(index));
+            self.drafts[slot.index()] = draft;
+            self.kinds[slot.index()] = ValueKind::View;
+        }
+        true
+    }
+
+    pub(super) fn part_of(&self, root: SlotId, element_offset: usize) -> Option<Draft> {
+        let bits = self.dtypes[root.index()]?.bits()? as usize;
+        let bit_offset = element_offset.checked_mul(bits)?;
+        if bit_offset % 8 != 0 {
+            return None;
+        }
+        match &self.drafts[root.index()] {
+            Draft::Group { group, offset } => {
+                Some(Draft::Group { group: *group, offset: offset + bit_offset / 8 })
+            }
+            Draft::View { of, element_offset: base } => {
+                Some(Draft::View { of: *of, element_offset: base + element_offset })
+            }
+            Draft::Outside | Draft::Own | Draft::Folded(_) | Draft::Dynamic => {
+                Some(Draft::View { of: root, element_offset })
+            }
+            Draft::Unused => None,
+        }
+    }
+
+    /// Keeps the memory that `slot` lives in alive until `last`.
+    pub(super) fn extend_life(&mut self, slot: SlotId, last: usize) {
+        match self.drafts[slot.index()].clone() {
+            Draft::Group { group, .. } => self.groups[group].last = self.groups[group].last.max(last),
+            Draft::View { of, .. } => self.extend_life(of, last),
+            _ => self.last[slot.index()] = self.last[slot.index()].max(last),
+        }
+    }
+
+    /// Lets an output take over the memory of an input.
+    pub(super) fn share_input(
+        &mut self,
+        step: &Step,
+        place: (usize, usize),
+        bytes: usize,
+    ) -> Option<(usize, Draft)> {
+        let output = step.outputs[place.1]?;
+        let (input, draft) = self.dying_input(step, place, bytes)?;
+        if let Draft::Group { group, .. } = draft {
+            self.groups[group].last = self.last[output.index()];
+        }
+        Some((input, draft))
+    }
+
+    /// An input whose memory the output may take over: equally long, and dead after this step.
+    pub(super) fn dying_input(
+        &self,
+        step: &Step,
+        (index, position): (usize, usize),
+        bytes: usize,
+    ) -> Option<(usize, Draft)> {
+        let output = step.outputs[position]?;
+        for &(input, _) in step.claim.in_place.iter().filter(|(_, output)| *output == position) {
+            let Some(slot) = step.inputs.get(input).copied().flatten() else { continue };
+            let Draft::Group { group, .. } = self.drafts[slot.index()] else { continue };
+            let same_bytes = match (self.dtypes[slot.index()], &self.shapes[slot.index()]) {
+                (Some(dtype), Some(shape)) => byte_count(dtype, shape).ok() == Some(bytes),
+                _ => false,
+            };
+            let dead = self.groups[group].last <= index && self.last[slot.index()] <= index;
+            let same_memory =
+                self.program.slots[slot.index()].memory == self.program.slots[output.index()].memory;
+            let once = step.reads().filter(|other| self.group_of(*other) == Some(group)).count() == 1;
+            let taken = step.outputs.iter().take(position).flatten();
+            let free = taken.clone().all(|other| self.group_of(*other) != Some(group));
+            if same_bytes && dead && same_memory && once && free {
+                return Some((input, self.drafts[slot.index()].clone()));
+            }
+        }
+        None
+    }
+
+    pub(super) fn group_of(&self, slot: SlotId) -> Option<usize> {
+        match self.drafts[slot.index()] {
+            Draft::Group { group, .. } => Some(group),
+            _ => None,
+        }
+    }
+}
