@@ -193,7 +193,7 @@ fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result<Vec<(Strin
     let mut model_args = args.model.clone();
     for (name, low, high) in &args.random_dims {
         model_args.dims.retain(|(known, _)| known != name);
-        model_args.dims.push((name.clone(), random.random_range(*low..=*high)));
+        model_args.dims.push((name.clone(), vec![random.random_range(*low..=*high)]));
     }
     gather(&model_args, model)
 }
