@@ -74,7 +74,7 @@ fn attend(
     };
     let attention = Attention {
         sizes,
-        queries: rows(Elements::F32(&q), heads, queries),
+        queries: Some(rows(Elements::F32(&q), heads, queries)),
         keys: rows(if halves { Elements::F16(&narrow_k) } else { Elements::F32(&k) }, key_heads, keys),
         values: rows(if halves { Elements::F16(&narrow_v) } else { Elements::F32(&v) }, key_heads, keys),
         scale: 0.125,

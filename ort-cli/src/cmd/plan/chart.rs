@@ -295,5 +295,6 @@ fn listed(report: &PlanReport, bars: &[Bar<'_>]) -> Group {
                 .set("stroke-width", 1.5),
         )
         .add(text(left + 20.0, HEIGHT - 36.0, "bytes alive"))
-        .add(text(left + 20.0, HEIGHT - 54.0, "dark bars: workspaces; pale bars: in memory of outputs"))
+        .add(text(left + 20.0, HEIGHT - 54.0, "pale bars: in memory of outputs"))
+        .add(text(left + 20.0, HEIGHT - 72.0, "dark bars: workspaces"))
 }
