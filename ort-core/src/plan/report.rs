@@ -102,7 +102,9 @@ pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings) -> 
     let mut values = Vec::new();
     for (slot, planned) in program.slots.iter().zip(&plan.slots) {
         let from_step = matches!(slot.origin, Origin::Step);
-        if !from_step || matches!(planned.place, Place::Unused | Place::Folded(_) | Place::Outside) {
+        if !from_step
+            || matches!(planned.place, Place::Unused | Place::Folded(_) | Place::Outside | Place::Bound(_))
+        {
             continue;
         }
         let bytes = planned.dtype.zip(planned.shape.as_ref());

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use ort_alloc::{DeviceId, Interval};
 use smallvec::SmallVec;
 
+use super::bound::{BoundValues, OutputMemory};
 use super::specialize::{Known, specialize};
 use super::{Action, Place, RunPlan, SlotPlan, StepPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
@@ -24,16 +25,46 @@ use crate::{Result, Within, error};
 
 /// Plans one program under `bindings`.
 pub(crate) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
-    resolve_given(program, bindings, threads, &[])
+    resolve_given(program, bindings, threads, Surroundings::default())
 }
 
-/// Plans a program whose given values are known better than its own inference knew them: those of a subgraph, from
-/// the plan of its node.
-fn resolve_given(program: &Program, bindings: &Bindings, threads: usize, given: &[Known]) -> Result<RunPlan> {
-    let specialized = specialize(program, bindings, given);
+/// Plans a program some of whose inputs and outputs lie in buffers of a binding.
+pub(crate) fn resolve_bound(
+    program: &Program,
+    bindings: &Bindings,
+    threads: usize,
+    bound: &BoundValues,
+) -> Result<RunPlan> {
+    resolve_given(program, bindings, threads, Surroundings { known: &[], bound })
+}
+
+/// What a plan knows besides the program and the sizes.
+#[derive(Clone, Copy)]
+struct Surroundings<'a> {
+    /// Given values that are known better than the program's own inference knew them: those of a subgraph, from the
+    /// plan of its node.
+    known: &'a [Known],
+    bound: &'a BoundValues,
+}
+
+impl Default for Surroundings<'_> {
+    fn default() -> Self {
+        static NOTHING: BoundValues = BoundValues { inputs: Vec::new(), outputs: Vec::new() };
+        Surroundings { known: &[], bound: &NOTHING }
+    }
+}
+
+fn resolve_given(
+    program: &Program,
+    bindings: &Bindings,
+    threads: usize,
+    around: Surroundings<'_>,
+) -> Result<RunPlan> {
+    let specialized = specialize(program, bindings, around.known);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
-    let mut planner = Planner::new((program, graph), bindings, threads);
+    let mut planner = Planner::new((program, graph), bindings, threads, around.bound);
     planner.find_shapes()?;
+    planner.find_shared_shapes();
     planner.find_needed();
     planner.find_last_uses();
     for index in 0..program.steps.len() {
@@ -42,6 +73,7 @@ fn resolve_given(program: &Program, bindings: &Bindings, threads: usize, given: 
             .map_err(|problem| problem.help("check its attributes and the shapes of its inputs"))
             .within(|| program.steps[index].place())?;
     }
+    planner.check_shared()?;
     planner.finish()
 }
 
@@ -55,8 +87,9 @@ struct Group {
 
 /// Where a slot will live, as far as decided.
 #[derive(Clone)]
-enum Draft {
+pub(super) enum Draft {
     Outside,
+    Bound(usize),
     Group { group: usize, offset: usize },
     Own,
     View { of: SlotId, element_offset: usize },
@@ -65,20 +98,21 @@ enum Draft {
     Unused,
 }
 
-struct Planner<'a> {
-    program: &'a Program,
+pub(super) struct Planner<'a> {
+    pub(super) program: &'a Program,
+    pub(super) bound: &'a BoundValues,
     /// The program's graph, as far as it is inferred under the bindings.
     graph: &'a Graph,
     bindings: &'a Bindings,
     threads: usize,
-    shapes: Vec<Option<Shape>>,
-    dtypes: Vec<Option<DType>>,
-    drafts: Vec<Draft>,
+    pub(super) shapes: Vec<Option<Shape>>,
+    pub(super) dtypes: Vec<Option<DType>>,
+    pub(super) drafts: Vec<Draft>,
     kinds: Vec<ValueKind>,
     /// The last step that reads each slot, views of it included.
-    last: Vec<usize>,
+    pub(super) last: Vec<usize>,
     first: Vec<usize>,
-    is_output: Vec<bool>,
+    pub(super) is_output: Vec<bool>,
     needed: Vec<bool>,
     groups: Vec<Group>,
     slabs: Vec<DeviceId>,
@@ -96,11 +130,12 @@ impl<'a> Planner<'a> {
         (program, graph): (&'a Program, &'a Graph),
         bindings: &'a Bindings,
         threads: usize,
+        bound: &'a BoundValues,
     ) -> Planner<'a> {
         let count = program.slots.len();
         let mut is_output = vec![false; count];
-        for output in &program.outputs {
-            is_output[output.index()] = true;
+        for (index, output) in program.outputs.iter().enumerate() {
+            is_output[output.index()] |= bound.wants(index);
         }
         let mut slabs = vec![DeviceId::HOST];
         for slot in &program.slots {
@@ -110,6 +145,7 @@ impl<'a> Planner<'a> {
         }
         Planner {
             program,
+            bound,
             graph,
             bindings,
             threads,
@@ -137,6 +173,9 @@ impl<'a> Planner<'a> {
             self.dtypes[index] = info.ty.dtype();
             self.shapes[index] = info.ty.shape().and_then(|shape| evaluate(shape, self.bindings));
             match &slot.origin {
+                Origin::Given(given) if self.bound.inputs.get(*given) == Some(&true) => {
+                    self.drafts[index] = Draft::Bound(*given);
+                }
                 Origin::Given(_) | Origin::Consumed => self.drafts[index] = Draft::Outside,
                 Origin::Constant(tensor) => {
                     self.drafts[index] = Draft::Outside;
@@ -183,7 +222,7 @@ impl<'a> Planner<'a> {
             }
         }
         let end = self.program.steps.len();
-        for output in &self.program.outputs {
+        for output in self.program.outputs.iter().filter(|output| self.is_output[output.index()]) {
             self.last[output.index()] = end;
         }
     }
@@ -265,7 +304,7 @@ impl<'a> Planner<'a> {
             Draft::View { of, element_offset: base } => {
                 Some(Draft::View { of: *of, element_offset: base + element_offset })
             }
-            Draft::Outside | Draft::Own | Draft::Folded(_) | Draft::Dynamic => {
+            Draft::Outside | Draft::Bound(_) | Draft::Own | Draft::Folded(_) | Draft::Dynamic => {
                 Some(Draft::View { of: root, element_offset })
             }
             Draft::Unused => None,
@@ -292,6 +331,17 @@ impl<'a> Planner<'a> {
             };
             let unread = self.last[place] == index && !self.is_output[place];
             let host = self.program.slots[place].memory == DeviceId::HOST;
+            let from_plan =
+                step.claim.outputs == OutputsFrom::Plan && self.dtypes[place] != Some(DType::String);
+            let buffer = self.bound_buffer(slot).filter(|_| from_plan);
+            if let Some((OutputMemory::Input(input), _)) = buffer {
+                self.share_bound_input(step, (index, position), input, plan)?;
+            }
+            let is_kept = |memory: OutputMemory| memory != OutputMemory::Kept || bytes.is_some();
+            if let Some((_, buffer)) = buffer.filter(|(memory, _)| is_kept(*memory)) {
+                self.drafts[place] = Draft::Bound(buffer);
+                continue;
+            }
             self.drafts[place] = match bytes {
                 None => {
                     self.kinds[place] = ValueKind::Dynamic;
@@ -368,7 +418,8 @@ impl<'a> Planner<'a> {
         let mut bytes = 0;
         for (position, nested) in step.nested.iter().enumerate() {
             let given = self.known_to(step, position);
-            let plan = resolve_given(&nested.program, self.bindings, self.threads, &given)?;
+            let around = Surroundings { known: &given, ..Surroundings::default() };
+            let plan = resolve_given(&nested.program, self.bindings, self.threads, around)?;
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());
             if self.is_broken(step, position) {
@@ -487,9 +538,11 @@ impl<'a> Planner<'a> {
     fn copied_outputs(&self) -> (usize, bool) {
         let mut copied = 0;
         let mut unknown = false;
-        for slot in &self.program.outputs {
+        for (output, slot) in self.program.outputs.iter().enumerate() {
             let index = slot.index();
-            if !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
+            // A bound output has a buffer to be copied to.
+            let bound = self.bound.outputs.get(output).is_some();
+            if bound || !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
                 continue;
             }
             match (self.dtypes[index], &self.shapes[index]) {
@@ -508,6 +561,7 @@ impl<'a> Planner<'a> {
         };
         let place = match self.drafts[index].clone() {
             Draft::Outside => Place::Outside,
+            Draft::Bound(buffer) => Place::Bound(buffer),
             Draft::Group { group, offset } => {
                 let start = offsets[group] + offset;
                 Place::Slab { slab: self.groups[group].slab, range: start..start + bytes }

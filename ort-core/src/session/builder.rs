@@ -1,6 +1,6 @@
 //! Settings of a session, and its making.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ort_alloc::{Budget, DeviceId, Recycler, host_memory_bytes};
@@ -176,6 +176,7 @@ impl SessionBuilder {
             idle,
             outputs,
             rewrites,
+            signature: OnceLock::new(),
         })
     }
 }

@@ -27,6 +27,7 @@ cpu_kernels![
         op: "GroupQueryAttention",
         types: &[("T", SINGLE), ("T_CACHE", SINGLE)],
         in_place: &[(3, 1), (4, 2)],
+        shared_buffers: &[(3, 1), (4, 2)],
         when: is_full_cache,
         make,
         ..KernelDef::BASE
@@ -36,6 +37,7 @@ cpu_kernels![
         op: "GroupQueryAttention",
         types: &[("T", HALVES), ("T_CACHE", HALVES)],
         in_place: &[(3, 1), (4, 2)],
+        shared_buffers: &[(3, 1), (4, 2)],
         when: |node| is_full_cache(node) && !writes_scores(node),
         // The cache stays as it is, and everything else is widened.
         make: |cx| widened_except(cx, &[3, 4], &[1, 2], make),
@@ -434,6 +436,14 @@ fn cache_of<'a>(
     let Layout { key_heads, size, .. } = *layout;
     let len = layout.batch * key_heads * lengths.capacity * size;
     let is_in_place = cx.in_place(which) == Some(which + 2);
+    ensure!(
+        !is_in_place || lengths.capacity == layout.past,
+        InvalidArgument,
+        help = "bind a longer buffer, or a smaller total_sequence_length",
+        "the cache that past and present share has {} rows, the run needs {}",
+        layout.past,
+        lengths.capacity
+    );
     let past = cx.find_input(which + 2);
     let cache = Cache { layout, lengths, is_in_place, threads: cx.threads() };
     let incoming = layout.incoming(cx, which)?;
