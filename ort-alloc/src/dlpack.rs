@@ -245,6 +245,19 @@ impl Managed {
         (!strides.is_null()).then(|| self.numbers(strides))
     }
 
+    /// Whether the elements lie in row-major order without gaps.
+    pub fn is_compact(&self) -> bool {
+        let (shape, Some(strides)) = (self.shape(), self.strides()) else { return true };
+        let mut step = 1i64;
+        let mut sizes = shape.iter().zip(strides).rev();
+        let in_order = sizes.all(|(&size, &stride)| {
+            let fits = size == 1 || stride == step;
+            step = step.saturating_mul(size);
+            fits
+        });
+        in_order || shape.contains(&0)
+    }
+
     fn numbers(&self, pointer: *const i64) -> &[i64] {
         match usize::try_from(self.tensor().ndim) {
             // SAFETY: `from_raw` has the caller's promise that there are `ndim` numbers, and refuses a null shape.

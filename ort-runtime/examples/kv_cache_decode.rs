@@ -9,7 +9,7 @@ use ort_runtime::{DType, Model, OutputTarget, Result, RunOptions, Session, Tenso
 
 const LONGEST: usize = 128;
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let model = Model::from_graph(decoder::decoder(LONGEST)?);
     let session = Session::builder(&model).build()?;
     let mut binding = session.io_binding();

@@ -3,6 +3,9 @@
 
 mod support;
 
+#[path = "../examples/support/decoder.rs"]
+mod decoder;
+
 use ort_runtime::ir::{Graph, GraphBuilder};
 use ort_runtime::{
     DType, DeviceId, ErrorKind, IoBinding, OutputTarget, Profile, Result, RunOptions, Session, Tensor,
@@ -404,6 +407,72 @@ fn an_output_that_cannot_share_says_why() -> Result<()> {
         let text = problem.to_string();
         assert!(text.contains("cannot be in the memory of input 'x'") && text.contains(expected), "{text}");
     }
+    Ok(())
+}
+
+/// `GroupQueryAttention` over buffers as long as the longest text; `TensorScatter` writes a static cache the same way.
+#[test]
+fn caches_longer_than_their_buffer_are_refused() -> Result<()> {
+    let session = session(decoder::decoder(8)?)?;
+    let mut binding = session.io_binding();
+    binding.bind_input("input_ids", Tensor::from_slice(&[1, 1], &[3i64])?)?;
+    for (past, present) in decoder::cache_names() {
+        binding.bind_input(&past, TensorBuffer::new(DType::F32, &decoder::cache_shape(8))?)?;
+        binding.bind_output(&present, OutputTarget::Input(past))?;
+    }
+    binding.bind_output("logits", DeviceId::HOST)?;
+    let step = |binding: &mut IoBinding, position: i32| -> Result<()> {
+        binding.bind_input("seqlens_k", Tensor::from_slice(&[1], &[position])?)?;
+        binding.bind_input("total_sequence_length", Tensor::from_slice(&[1], &[position + 1])?)?;
+        run(&session, binding)
+    };
+    (0..8).try_for_each(|position| step(&mut binding, position))?;
+    let before = binding.copy_outputs_to_cpu()?;
+    let problem = step(&mut binding, 8).expect_err("there is no ninth row");
+    assert_eq!(problem.kind(), ErrorKind::InvalidArgument);
+    let expected = "the cache that past and present share has 8 rows, the run needs 9";
+    assert!(problem.to_string().contains(expected), "{problem}");
+    // Nothing was written: the last step gives the same again.
+    step(&mut binding, 7)?;
+    same_bits(&binding.copy_outputs_to_cpu()?, &before)
+}
+
+#[test]
+fn a_static_cache_is_scattered_into() -> Result<()> {
+    let mut builder = GraphBuilder::new("scatter");
+    let past = builder.input("past", DType::F32, &["1", "1", "4", "2"]);
+    let update = builder.input("update", DType::F32, &["1", "1", "1", "2"]);
+    let place = builder.input("place", DType::I64, &["1"]);
+    let present = builder.node("TensorScatter", &[past, update, place], &[])?;
+    let session = session(builder.finish(&[present])?)?;
+    let mut binding = session.io_binding();
+    binding.bind_input("past", TensorBuffer::new(DType::F32, &[1, 1, 4, 2])?)?;
+    binding.bind_output("TensorScatter_0.0", OutputTarget::Input("past".to_string()))?;
+    for row in 0..4i64 {
+        binding.bind_input("update", floats(&[1, 1, 1, 2], &[row as f32 + 1.0; 2])?)?;
+        binding.bind_input("place", ints(&[row])?)?;
+        run(&session, &mut binding)?;
+    }
+    let cache = binding.output("TensorScatter_0.0")?.tensor()?.to_vec::<f32>()?;
+    assert_eq!(cache, [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]);
+    Ok(())
+}
+
+/// Memory that another library lends through DLPack is read and written where it lies.
+#[test]
+fn memory_of_other_libraries_is_bound() -> Result<()> {
+    let session = session(layer()?)?;
+    let lent = floats(&[2, 3], &[1.0; 6])?;
+    let x = Tensor::from_dlpack(lent.to_dlpack()?)?;
+    let start = |tensor: &Tensor| tensor.bytes().map(|bytes| bytes.as_ptr());
+    assert_eq!(start(&x), start(&lent));
+    let y = TensorBuffer::new(DType::F32, &[2, 4])?.into_dlpack(ort_runtime::dlpack::Layout::Versioned)?;
+    let mut binding = session.io_binding();
+    binding.bind_input("x", x)?;
+    binding.bind_output("Relu_2.0", TensorBuffer::from_dlpack(y)?)?;
+    run(&session, &mut binding)?;
+    let result = binding.output("Relu_2.0")?.tensor()?.to_vec::<f32>()?;
+    assert_eq!(result, [LAYER_OF_ONES, LAYER_OF_ONES].concat());
     Ok(())
 }
 

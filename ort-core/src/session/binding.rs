@@ -106,8 +106,12 @@ pub(super) enum Bound {
 /// inputs that are not aligned for their type, which are copied once when they are bound, and outputs that are themselves
 /// an input, a constant or known from the shapes, or whose kernel allocates (control flow), which are copied at the end.
 ///
-/// After the first run a run allocates nothing, as long as shapes stay and kernels need nothing that the plan does not know.
-/// Buffers of the caller are not counted in the session's budget.
+/// After the first runs a run allocates nothing, as long as shapes stay, no output has a size that only the run tells, and the
+/// caller keeps the [`RunOptions`](super::RunOptions), whose token is a small allocation. Another shape is planned anew, once
+/// for each: a cache that grows by concatenation has another shape in each step, one in a buffer of its greatest length has
+/// not. Buffers of the caller are not counted in the session's budget.
+///
+/// A run that fails may have written to bound memory, a cache included.
 pub struct IoBinding {
     pub(super) signature: Arc<Signature>,
     /// By input: the value it is bound to; none for those in buffers.
@@ -172,6 +176,13 @@ impl IoBinding {
         };
         if let (Some(spec), Some(place)) = (self.signature.inputs.get(index), self.inputs.get_mut(index)) {
             check_type(name, &spec.ty, &view)?;
+            let on_device = view.tensor().is_ok_and(|tensor| !tensor.is_host());
+            ensure!(
+                !on_device,
+                NotImplemented,
+                help = "copy the value to the host first",
+                "input '{name}' is in the memory of a device: inputs come from the host"
+            );
             check_sizes(("input", name), &spec.ty, view)?;
             let (value, buffer) = match source {
                 InputSource::Value(value) => (Some(value.to_aligned()?), None),

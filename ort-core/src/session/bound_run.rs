@@ -1,5 +1,6 @@
 //! Runs of a session over a binding.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ort_alloc::{Category, allocate_in};
@@ -231,7 +232,12 @@ fn check_apart(binding: &IoBinding) -> Result<()> {
     let values = binding.inputs.iter().map(|value| region(value.as_ref()?.view()));
     let values = values.chain(std::iter::repeat(None));
     let regions: Vec<_> = names.zip(held.zip(values).map(|(held, value)| held.or(value))).collect();
-    for (index, (output, written)) in regions.iter().enumerate().skip(binding.inputs.len()) {
+    refuse_overlaps(&regions, binding.inputs.len())
+}
+
+/// Named regions of memory, of which those from `outputs` on are written.
+fn refuse_overlaps(regions: &[(&str, Option<Range<*const u8>>)], outputs: usize) -> Result<()> {
+    for (index, (output, written)) in regions.iter().enumerate().skip(outputs) {
         let Some(written) = written else { continue };
         let others = regions.iter().take(index).filter_map(|(name, other)| Some((name, other.as_ref()?)));
         for (name, other) in others {
@@ -248,4 +254,28 @@ fn check_apart(binding: &IoBinding) -> Result<()> {
 
 fn lost(name: &str) -> crate::Error {
     error!(Fail, "the buffer of output '{name}' went away with a run that did not end").help("bind it again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_apart_from_inputs_and_each_other() {
+        let memory = [0u8; 100];
+        let part = |range: Range<usize>| memory.get(range).map(<[u8]>::as_ptr_range);
+        // (input, first output, second output, whether that is allowed)
+        for (x, y, z, allowed) in [
+            (0..10, 10..20, 20..30, true),
+            (0..10, 9..20, 20..30, false),
+            (0..10, 10..20, 0..1, false),
+            (0..10, 10..20, 15..16, false),
+            (0..10, 5..5, 10..10, true),
+        ] {
+            let regions = [("x", part(x)), ("other", None), ("y", part(y)), ("z", part(z))];
+            assert_eq!(refuse_overlaps(&regions, 2).is_ok(), allowed, "{regions:?}");
+        }
+        // Inputs may share what they only read.
+        assert!(refuse_overlaps(&[("x", part(0..10)), ("w", part(5..15))], 2).is_ok());
+    }
 }

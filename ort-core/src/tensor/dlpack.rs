@@ -4,7 +4,7 @@ use ort_alloc::dlpack::{DLDataType, Layout, Managed};
 
 use super::{Shape, Tensor, TensorBuffer, byte_count};
 use crate::dtype::DType;
-use crate::{Result, error};
+use crate::{Result, ensure, error};
 
 /// Our types with DLPack's codes and bits of one lane. Types that are packed below a byte have none: DLPack does not say
 /// which half of a byte comes first.
@@ -60,21 +60,13 @@ fn describe(managed: &Managed) -> Result<(DType, Shape)> {
     let shape =
         shape.ok_or_else(|| error!(InvalidArgument, "a DLPack tensor of shape {sizes:?} cannot be"))?;
     byte_count(dtype, &shape)?;
-    if let Some(strides) = managed.strides()
-        && !shape.contains(&0)
-    {
-        let mut step = 1i64;
-        for (&stride, &size) in strides.iter().zip(sizes).rev() {
-            if size != 1 && stride != step {
-                return Err(error!(
-                    InvalidArgument,
-                    "a DLPack tensor of shape {sizes:?} has strides {strides:?}: it is not compact"
-                )
-                .help("lend a contiguous copy of it"));
-            }
-            step = step.saturating_mul(size);
-        }
-    }
+    ensure!(
+        managed.is_compact(),
+        InvalidArgument,
+        help = "lend a contiguous copy of it",
+        "a DLPack tensor of shape {sizes:?} has strides {:?}: it is not compact",
+        managed.strides().unwrap_or_default()
+    );
     Ok((dtype, shape))
 }
 

@@ -4,27 +4,27 @@ use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
 use ort_runtime::spec::MICROSOFT;
 use ort_runtime::{DType, Result, Tensor};
 
-pub const LAYERS: usize = 2;
-pub const VOCABULARY: usize = 64;
+pub(crate) const LAYERS: usize = 2;
+pub(crate) const VOCABULARY: usize = 64;
 const HEADS: usize = 4;
 const KEY_HEADS: usize = 2;
 const SIZE: usize = 16;
 const WIDTH: usize = HEADS * SIZE;
 
 /// The shape of each cache for texts of up to `longest` tokens.
-pub fn cache_shape(longest: usize) -> [usize; 4] {
+pub(crate) fn cache_shape(longest: usize) -> [usize; 4] {
     [1, KEY_HEADS, longest, SIZE]
 }
 
 /// The names of the caches as inputs and, after the new tokens, as outputs.
-pub fn cache_names() -> Vec<(String, String)> {
+pub(crate) fn cache_names() -> Vec<(String, String)> {
     let layers = (0..LAYERS).flat_map(|layer| ["key", "value"].map(|kind| (layer, kind)));
     layers.map(|(layer, kind)| (format!("past.{layer}.{kind}"), format!("present.{layer}.{kind}"))).collect()
 }
 
 /// Inputs: `input_ids` [1, sequence], `seqlens_k` [1], `total_sequence_length` [1] and the caches. Outputs: `logits`
 /// [1, sequence, 64] and the caches.
-pub fn decoder(longest: usize) -> Result<Graph> {
+pub(crate) fn decoder(longest: usize) -> Result<Graph> {
     let mut builder = GraphBuilder::new("decoder");
     let ids = builder.input("input_ids", DType::I64, &["1", "sequence"]);
     let lengths = builder.input("seqlens_k", DType::I32, &["1"]);

@@ -6,8 +6,10 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::attend::{Bias, Hidden, Problem, Rows, Scores, Sizes, Span, Stage, attend};
-use super::rotary::{Angles, positions};
+use smallvec::SmallVec;
+
+use super::attend::{Bias, Hidden, Problem, Rows, Scores, Sizes, Span, Spans, Stage, attend};
+use super::rotary::{Angles, Positions, positions};
 use crate::attention::{self, Elements};
 use crate::cpu_kernels;
 use crate::gemm::Cpu;
@@ -181,9 +183,12 @@ impl Layout {
     }
 }
 
+/// The numbers of a few batches.
+type Few = SmallVec<[i64; 8]>;
+
 /// The lengths of each batch.
 struct Lengths {
-    spans: Vec<Span>,
+    spans: Spans,
     total: usize,
     /// Rows of the present.
     capacity: usize,
@@ -234,7 +239,7 @@ impl GroupQuery {
     /// Checks what `seqlens_k` and `total_sequence_length` say against the buffers.
     fn lengths(&self, cx: &RunCx<'_>, layout: &Layout) -> Result<Lengths> {
         let Layout { batch, queries, past, .. } = *layout;
-        let totals = cx.input(6)?.to_ints()?;
+        let totals: Few = cx.input(6)?.collect_ints()?;
         let given = totals.first().copied().unwrap_or(-1);
         let total = usize::try_from(given).ok().filter(|total| *total == past + queries || *total <= past);
         let total = total.ok_or_else(|| {
@@ -244,7 +249,7 @@ impl GroupQuery {
                 past + queries
             )
         })?;
-        let lengths = cx.input(5)?.to_ints()?;
+        let lengths: Few = cx.input(5)?.collect_ints()?;
         ensure!(
             lengths.len() == batch,
             InvalidArgument,
@@ -252,7 +257,7 @@ impl GroupQuery {
             lengths.len()
         );
         let is_prompt = queries == total;
-        let mut spans = Vec::with_capacity(batch);
+        let mut spans = Spans::with_capacity(batch);
         for length in lengths {
             let keys = length.checked_add(1).and_then(|keys| usize::try_from(keys).ok());
             let keys = keys.filter(|keys| (1..=total).contains(keys) && (is_prompt || *keys >= queries));
@@ -351,7 +356,7 @@ impl Executable for GroupQuery {
             });
             q = Rows::by_head(to, [layout.heads, layout.queries, layout.size]);
         }
-        let mut caches = Vec::with_capacity(2);
+        let mut caches: SmallVec<[_; 2]> = SmallVec::new();
         for (which, change) in [(1, &for_keys), (2, &for_values)] {
             let spare = if cx.wants(which) { 0 } else { layout.cache_len(layout.bound())? };
             let spare = take(&mut rest, spare)?;
@@ -395,7 +400,7 @@ impl Executable for GroupQuery {
 
 impl GroupQuery {
     /// The position of each new token, where they are rotated by it.
-    fn positions(&self, cx: &RunCx<'_>, layout: &Layout, lengths: &Lengths) -> Result<Option<Vec<usize>>> {
+    fn positions(&self, cx: &RunCx<'_>, layout: &Layout, lengths: &Lengths) -> Result<Option<Positions>> {
         if !self.rotates {
             return Ok(None);
         }
@@ -405,7 +410,7 @@ impl GroupQuery {
         if let Some(ids) = cx.find_input(9) {
             return positions(&angles, ids, [layout.batch, layout.queries]).map(Some);
         }
-        let mut all = Vec::with_capacity(layout.batch * layout.queries);
+        let mut all = Positions::with_capacity(layout.batch * layout.queries);
         for span in &lengths.spans {
             for query in 0..layout.queries {
                 all.push(angles.check((span.before + query) as i64)?);
