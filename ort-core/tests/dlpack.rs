@@ -69,7 +69,7 @@ fn types_that_onnx_does_not_have_are_refused() -> Result<()> {
 #[test]
 fn unaligned_memory_is_not_lent() -> Result<()> {
     let bytes = Bytes::from(vec![0u8; 9]);
-    let start = usize::from(bytes.as_ptr() as usize % 4 == 0);
+    let start = usize::from((bytes.as_ptr() as usize).is_multiple_of(4));
     let tensor = Tensor::from_bytes(DType::F32, &[2], bytes.slice(start..start + 8))?;
     let problem = tensor.to_dlpack().expect_err("it begins at no multiple of 4");
     assert!(problem.to_string().contains("not aligned"), "{problem}");

@@ -1,5 +1,6 @@
 //! The examples run to their end.
 #![cfg(feature = "cpu")]
+#![allow(clippy::duplicate_mod, reason = "each example brings what it needs")]
 
 use ort_runtime::Result;
 

@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn offsets_follow_strides() {
-        let dimensions = vec![(2, 60), (3, 5)];
+        let dimensions = Dimensions::from_slice(&[(2, 60), (3, 5)]);
         let offsets: Vec<usize> = (0..count(&dimensions)).map(|index| offset(&dimensions, index)).collect();
         assert_eq!(offsets, [0, 5, 10, 60, 65, 70]);
         assert_eq!(broadcast_strides(&[3, 1, 2], 4).as_slice(), [0, 2, 0, 1]);
