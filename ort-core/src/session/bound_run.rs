@@ -237,10 +237,12 @@ fn check_apart(binding: &IoBinding) -> Result<()> {
 
 /// Named regions of memory, of which those from `outputs` on are written.
 fn refuse_overlaps(regions: &[(&str, Option<Range<*const u8>>)], outputs: usize) -> Result<()> {
+    let regions: Vec<_> = regions.iter().map(|(name, region)| (name, region.as_ref())).collect();
+    let is_there = |region: &&Range<*const u8>| !region.is_empty();
     for (index, (output, written)) in regions.iter().enumerate().skip(outputs) {
-        let Some(written) = written else { continue };
-        let others = regions.iter().take(index).filter_map(|(name, other)| Some((name, other.as_ref()?)));
-        for (name, other) in others {
+        let Some(written) = written.filter(is_there) else { continue };
+        let others = regions.iter().take(index);
+        for (name, other) in others.filter_map(|(name, other)| Some((name, other.filter(is_there)?))) {
             ensure!(
                 written.end <= other.start || other.end <= written.start,
                 InvalidArgument,
