@@ -375,7 +375,7 @@ type NoShare = (fn() -> Result<Session>, &'static str, [usize; 2], &'static str)
 const NO_SHARES: &[NoShare] = &[
     (|| sum_in_place(true), "Add_1.0", [3, 3], "the input is still read afterwards by node 'Sub_2'"),
     (|| sum_in_place(false), "Mul_0.0", [3, 3], "reads it twice"),
-    (|| sum_in_place(false), "Add_1.0", [1, 3], "its shape is"),
+    (|| sum_in_place(false), "Add_1.0", [1, 3], "it is float[3], the input float[1]"),
     (|| sum_in_place(false), "Sub_2.0", [3, 3], "node 'Sub_2' (Sub) does not compute it in place"),
     (
         || {

@@ -9,7 +9,7 @@
 
 use super::StepPlan;
 use super::resolve::{Draft, Planner};
-use crate::session::{SlotId, Step};
+use crate::session::{SlotId, Step, in_words};
 use crate::tensor::byte_count;
 use crate::{Error, Result, error};
 
@@ -104,8 +104,7 @@ impl Planner<'_> {
         match (is_like(from), is_like(to)) {
             (_, None) => return Err(refuse("its size is known only when it runs".to_string())),
             (input, output) if input != output => {
-                let (shape, other) = (&self.shapes[to.index()], &self.shapes[from.index()]);
-                return Err(refuse(format!("its shape is {shape:?}, that of the input {other:?}")));
+                return Err(refuse(format!("it is {}, the input {}", in_words(&output), in_words(&input))));
             }
             _ => {}
         }

@@ -634,7 +634,7 @@ impl<'a> Frame<'a> {
 }
 
 /// The type and shape of an output for messages.
-pub(super) fn in_words(known: &Option<(DType, Shape)>) -> String {
+pub(crate) fn in_words(known: &Option<(DType, Shape)>) -> String {
     known.as_ref().map_or("of no known size".to_string(), |(dtype, shape)| format!("{dtype}{shape:?}"))
 }
 

@@ -32,6 +32,7 @@ use parking_lot::Mutex;
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
+pub(crate) use frame::in_words;
 pub use model::Model;
 pub use profile::{Profile, ProfileEvent};
 pub(crate) use program::{Origin, Program, SlotId, Step, Work};

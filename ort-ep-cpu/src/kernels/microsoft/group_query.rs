@@ -13,6 +13,7 @@ use super::rotary::{Angles, Positions, positions};
 use crate::attention::{self, Elements};
 use crate::cpu_kernels;
 use crate::gemm::Cpu;
+use crate::kept::with_kept;
 use crate::kernels::linalg::widened::{widened, widened_except};
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
@@ -533,9 +534,12 @@ macro_rules! narrow_cache {
     ($($element:ty, $convert:path;)*) => {$(
         impl CacheElement for $element {
             fn place(change: &Change<'_>, from: Rows<'_>, at: [usize; 2], to: &mut [$element]) {
-                let mut wide = vec![0.0; to.len()];
-                place(change, from, at, &mut wide);
-                $convert(Isa::current(), &wide, to);
+                with_kept(|wide: &mut Vec<f32>| {
+                    wide.clear();
+                    wide.resize(to.len(), 0.0);
+                    place(change, from, at, wide);
+                    $convert(Isa::current(), wide, to);
+                });
             }
         }
     )*};
