@@ -437,6 +437,31 @@ fn caches_longer_than_their_buffer_are_refused() -> Result<()> {
     same_bits(&binding.copy_outputs_to_cpu()?, &before)
 }
 
+/// Outputs of one step are inputs of the next: what grows has memory of its own each time.
+#[test]
+fn a_growing_cache_goes_from_output_to_input() -> Result<()> {
+    let mut builder = GraphBuilder::new("growing");
+    let past = builder.input("past", DType::F32, &["past", "2"]);
+    let new = builder.input("new", DType::F32, &["1", "2"]);
+    let present = builder.node("Concat", &[past, new], &axis(0))?;
+    let sum = builder.node("Mul", &[new, new], &[])?;
+    let session = session(builder.finish(&[present, sum])?)?;
+    let mut binding = session.io_binding();
+    binding.bind_input("past", floats(&[0, 2], &[])?)?;
+    binding.bind_output("Concat_0.0", DeviceId::HOST)?;
+    binding.bind_output("Mul_1.0", DeviceId::HOST)?;
+    let mut expected = Vec::new();
+    for step in 0..5 {
+        binding.bind_input("new", floats(&[1, 2], &[step as f32; 2])?)?;
+        run(&session, &mut binding)?;
+        expected.extend([step as f32; 2]);
+        let present = binding.get_outputs()?.remove(0).1;
+        assert_eq!(present.tensor()?.to_vec::<f32>()?, expected);
+        binding.bind_input("past", present)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_static_cache_is_scattered_into() -> Result<()> {
     let mut builder = GraphBuilder::new("scatter");

@@ -37,6 +37,8 @@ impl Session {
             "the binding is of another session"
         );
         binding.has_run = false;
+        // What the caller does not hold makes room for what comes.
+        binding.results.fill(None);
         let prepared = match binding.prepared.take() {
             Some(prepared) => prepared,
             None => self.prepare(binding)?,
@@ -222,32 +224,45 @@ fn check_planned(planned: &SlotPlan, buffer: &TensorBuffer) -> Result<()> {
     Ok(())
 }
 
-/// Refuses outputs in memory that is also an input's or another output's; only memory of others can be. An output in the
-/// place of an input is bound to it.
-fn check_apart(binding: &IoBinding) -> Result<()> {
-    let region = |view: ValueView<'_>| Some(view.tensor().ok()?.bytes().ok()?.as_ptr_range());
-    let specs = binding.signature.inputs.iter().chain(&binding.signature.outputs);
-    let names = specs.map(|spec| spec.name.as_str());
-    let held = binding.buffers.iter().map(|buffer| region(ValueView::Tensor(buffer.as_ref()?.view())));
-    let values = binding.inputs.iter().map(|value| region(value.as_ref()?.view()));
-    let values = values.chain(std::iter::repeat(None));
-    let regions: Vec<_> = names.zip(held.zip(values).map(|(held, value)| held.or(value))).collect();
-    refuse_overlaps(&regions, binding.inputs.len())
+/// Memory that a run reads, or writes.
+struct Region<'a> {
+    name: &'a str,
+    bytes: Range<*const u8>,
+    is_written: bool,
 }
 
-/// Named regions of memory, of which those from `outputs` on are written.
-fn refuse_overlaps(regions: &[(&str, Option<Range<*const u8>>)], outputs: usize) -> Result<()> {
-    let regions: Vec<_> = regions.iter().map(|(name, region)| (name, region.as_ref())).collect();
-    let is_there = |region: &&Range<*const u8>| !region.is_empty();
-    for (index, (output, written)) in regions.iter().enumerate().skip(outputs) {
-        let Some(written) = written.filter(is_there) else { continue };
-        let others = regions.iter().take(index);
-        for (name, other) in others.filter_map(|(name, other)| Some((name, other.filter(is_there)?))) {
+/// Refuses memory that is written under one name and used under another, which only memory of others can be: the rest is
+/// shared for reading alone. An output in the place of an input is bound to it.
+fn check_apart(binding: &IoBinding) -> Result<()> {
+    let IoBinding { signature, inputs, outputs, buffers, .. } = binding;
+    let bytes = |view: ValueView<'_>| Some(view.tensor().ok()?.bytes().ok()?.as_ptr_range());
+    let of = |buffer: &Option<TensorBuffer>| bytes(ValueView::Tensor(buffer.as_ref()?.view()));
+    let mut regions = Vec::new();
+    for (index, ((spec, value), buffer)) in signature.inputs.iter().zip(inputs).zip(buffers).enumerate() {
+        let is_written = outputs.contains(&Some(Bound::Input(index)));
+        let found = of(buffer).or_else(|| bytes(value.as_ref()?.view()));
+        regions.extend(found.map(|bytes| Region { name: &spec.name, bytes, is_written }));
+    }
+    let own = buffers.iter().skip(inputs.len());
+    for ((spec, bound), buffer) in signature.outputs.iter().zip(outputs).zip(own) {
+        // Memory of the session is used again only where nobody holds it.
+        let found = of(buffer).filter(|_| *bound == Some(Bound::Buffer));
+        regions.extend(found.map(|bytes| Region { name: &spec.name, bytes, is_written: true }));
+    }
+    refuse_overlaps(&regions)
+}
+
+fn refuse_overlaps(regions: &[Region<'_>]) -> Result<()> {
+    for (index, one) in regions.iter().enumerate().filter(|(_, region)| !region.bytes.is_empty()) {
+        for other in regions.iter().take(index).filter(|region| !region.bytes.is_empty()) {
+            let apart = one.bytes.end <= other.bytes.start || other.bytes.end <= one.bytes.start;
             ensure!(
-                written.end <= other.start || other.end <= written.start,
+                apart || !(one.is_written || other.is_written),
                 InvalidArgument,
                 help = "bind the output to the input of that name, or to memory of its own",
-                "the memory of output '{output}' is also that of '{name}'"
+                "the memory of '{}' is also that of '{}'",
+                one.name,
+                other.name
             );
         }
     }
@@ -255,7 +270,8 @@ fn refuse_overlaps(regions: &[(&str, Option<Range<*const u8>>)], outputs: usize)
 }
 
 fn lost(name: &str) -> crate::Error {
-    error!(Fail, "the buffer of output '{name}' went away with a run that did not end").help("bind it again")
+    error!(Fail, "the buffer of output '{name}' went away with a run that did not end")
+        .help("clear the binding and bind everything again")
 }
 
 #[cfg(test)]
@@ -263,21 +279,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outputs_are_apart_from_inputs_and_each_other() {
+    fn what_is_written_is_apart_from_the_rest() {
         let memory = [0u8; 100];
-        let part = |range: Range<usize>| memory.get(range).map(<[u8]>::as_ptr_range);
-        // (input, first output, second output, whether that is allowed)
-        for (x, y, z, allowed) in [
-            (0..10, 10..20, 20..30, true),
-            (0..10, 9..20, 20..30, false),
-            (0..10, 10..20, 0..1, false),
-            (0..10, 10..20, 15..16, false),
-            (0..10, 5..5, 10..10, true),
+        let region = |name, range: Range<usize>, is_written| {
+            let bytes = memory.get(range).map(<[u8]>::as_ptr_range);
+            bytes.map(|bytes| Region { name, bytes, is_written })
+        };
+        // (read, read, written, written, whether that is allowed)
+        for (w, x, y, z, allowed) in [
+            (0..10, 5..15, 20..30, 30..40, true),
+            (0..10, 0..10, 9..20, 20..30, false),
+            (0..10, 0..10, 10..20, 0..1, false),
+            (0..10, 0..10, 10..20, 15..16, false),
+            (0..10, 0..10, 5..5, 10..10, true),
         ] {
-            let regions = [("x", part(x)), ("other", None), ("y", part(y)), ("z", part(z))];
-            assert_eq!(refuse_overlaps(&regions, 2).is_ok(), allowed, "{regions:?}");
+            let regions =
+                [region("w", w, false), region("x", x, false), region("y", y, true), region("z", z, true)];
+            let regions: Vec<Region<'_>> = regions.into_iter().flatten().collect();
+            let refused = refuse_overlaps(&regions);
+            assert_eq!(refused.is_ok(), allowed, "{refused:?}");
         }
-        // Inputs may share what they only read.
-        assert!(refuse_overlaps(&[("x", part(0..10)), ("w", part(5..15))], 2).is_ok());
     }
 }
