@@ -9,7 +9,7 @@
 
 use super::StepPlan;
 use super::resolve::{Draft, Planner};
-use crate::session::{SlotId, Step, in_words};
+use crate::session::{Program, SlotId, Step, in_words};
 use crate::tensor::byte_count;
 use crate::{Error, Result, error};
 
@@ -42,41 +42,42 @@ impl BoundValues {
     }
 
     /// The place of the buffer in which an output lies, if it has one.
-    pub(crate) fn buffer_of(&self, output: usize) -> Option<usize> {
+    fn buffer_of(&self, output: usize) -> Option<usize> {
         match self.outputs.get(output)? {
             OutputMemory::Unwanted => None,
             OutputMemory::Kept | OutputMemory::Given => Some(self.inputs.len() + output),
             OutputMemory::Input(input) => Some(*input),
         }
     }
+
+    /// For each slot that is an output its memory and its buffer: those of its first place among the outputs.
+    pub(super) fn buffers(&self, program: &Program) -> Vec<Option<(OutputMemory, usize)>> {
+        let mut buffers = vec![None; program.slots.len()];
+        for (output, (slot, memory)) in program.outputs.iter().zip(&self.outputs).enumerate().rev() {
+            buffers[slot.index()] = self.buffer_of(output).map(|buffer| (*memory, buffer));
+        }
+        buffers
+    }
 }
 
 impl Planner<'_> {
-    /// Gives a share of the input's buffer to outputs whose kernels allow it whatever the run finds.
+    /// Gives outputs the shape of the input whose buffer they take over, where the kernel allows that whatever the run finds.
     pub(super) fn find_shared_shapes(&mut self) {
-        for (output, memory) in self.bound.outputs.iter().enumerate() {
-            let OutputMemory::Input(input) = *memory else { continue };
-            let (Some(&output), Some(&input)) =
-                (self.program.outputs.get(output), self.program.given.get(input))
-            else {
-                continue;
-            };
-            let shares = self.program.steps.iter().any(|step| {
-                let pairs = step.claim.shared_buffers.iter();
-                pairs.into_iter().any(|&(from, to)| {
-                    step.inputs.get(from) == Some(&Some(input)) && step.outputs.get(to) == Some(&Some(output))
-                })
-            });
-            if shares && self.shapes[output.index()].is_none() {
-                self.shapes[output.index()] = self.shapes[input.index()].clone();
+        for step in &self.program.steps {
+            for &(input, output) in step.claim.shared_buffers {
+                let (Some(&Some(input)), Some(&Some(output))) =
+                    (step.inputs.get(input), step.outputs.get(output))
+                else {
+                    continue;
+                };
+                if let Some((OutputMemory::Input(given), _)) = self.buffers[output.index()]
+                    && self.program.given.get(given) == Some(&input)
+                    && self.shapes[output.index()].is_none()
+                {
+                    self.shapes[output.index()] = self.shapes[input.index()].clone();
+                }
             }
         }
-    }
-
-    /// The buffer for an output of the graph: that of its first place among the outputs.
-    pub(super) fn bound_buffer(&self, slot: SlotId) -> Option<(OutputMemory, usize)> {
-        let output = self.program.outputs.iter().position(|output| *output == slot)?;
-        Some((*self.bound.outputs.get(output)?, self.bound.buffer_of(output)?))
     }
 
     /// Lets an output take over the buffer of a bound input, or says why it cannot.

@@ -101,6 +101,8 @@ pub(super) enum Draft {
 pub(super) struct Planner<'a> {
     pub(super) program: &'a Program,
     pub(super) bound: &'a BoundValues,
+    /// The buffers of bound outputs, by slot.
+    pub(super) buffers: Vec<Option<(OutputMemory, usize)>>,
     /// The program's graph, as far as it is inferred under the bindings.
     graph: &'a Graph,
     bindings: &'a Bindings,
@@ -146,6 +148,7 @@ impl<'a> Planner<'a> {
         Planner {
             program,
             bound,
+            buffers: bound.buffers(program),
             graph,
             bindings,
             threads,
@@ -333,7 +336,7 @@ impl<'a> Planner<'a> {
             let host = self.program.slots[place].memory == DeviceId::HOST;
             let from_plan =
                 step.claim.outputs == OutputsFrom::Plan && self.dtypes[place] != Some(DType::String);
-            let buffer = self.bound_buffer(slot).filter(|_| from_plan);
+            let buffer = self.buffers[place].filter(|_| from_plan);
             if let Some((OutputMemory::Input(input), _)) = buffer {
                 self.share_bound_input(step, (index, position), input, plan)?;
             }
