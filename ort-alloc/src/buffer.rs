@@ -8,6 +8,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::arena::{ArenaBlock, ReservedBlock};
+use crate::foreign::ForeignRegion;
 use crate::host::{HeapRegion, PageRegion};
 use crate::recycle::Recycled;
 use crate::{DeviceId, Reservation};
@@ -51,6 +52,7 @@ pub(crate) enum Origin {
     Reserved(#[expect(dead_code, reason = "held to be dropped")] ReservedBlock),
     Device(#[expect(dead_code, reason = "held to be dropped")] DeviceRegion),
     Recycled(#[expect(dead_code, reason = "held to be dropped")] Recycled),
+    Foreign(ForeignRegion),
 }
 
 /// Calls the release function of opaque memory once.
@@ -131,11 +133,14 @@ impl Buffer {
         Some(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.len) })
     }
 
-    /// The bytes for writing, or `None` for memory that the host cannot touch.
+    /// The bytes for writing, or `None` for memory that the host cannot touch or that its owner lends for reading only.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let Address::Host(pointer) = self.address else {
             return None;
         };
+        if matches!(&self.origin, Origin::Foreign(region) if !region.is_writable) {
+            return None;
+        }
         // SAFETY: as in `bytes`, and `&mut self` makes this the only reference into the region.
         Some(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.len) })
     }
@@ -199,6 +204,7 @@ impl fmt::Debug for Buffer {
             Origin::Reserved(_) => "reserved",
             Origin::Device(_) => "device",
             Origin::Recycled(_) => "recycled",
+            Origin::Foreign(_) => "foreign",
         };
         text.field("origin", &origin).finish_non_exhaustive()
     }
@@ -254,6 +260,11 @@ impl SharedBuffer {
     /// Distance in bytes from the start of the handle's memory; 0 for host memory.
     pub fn offset(&self) -> usize {
         self.buffer.offset()
+    }
+
+    /// The buffer for writing, as long as nobody else holds it; else `None`.
+    pub fn get_mut(&mut self) -> Option<&mut Buffer> {
+        Arc::get_mut(&mut self.buffer)
     }
 
     /// Makes the buffer exclusive again if nobody else holds it.

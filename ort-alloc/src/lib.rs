@@ -5,6 +5,7 @@
 //! - [`Arena`]: best fit with coalescing over any allocator, for sizes that are not known before the run.
 //! - [`plan`](fn@plan): life spans and sizes to offsets in one slab per lane, with a proof that nothing overlaps.
 //! - [`split_disjoint`]: the parts of such a slab that one operation reads and writes, borrowed at once.
+//! - [`Buffer::foreign`] and [`dlpack`]: memory that somebody else owns.
 //! - [`MappedFile`]: weights that are read from the file's own pages.
 //! - [`Budget`]: the one limit that everything counts against.
 //!
@@ -56,7 +57,9 @@ mod allocator;
 pub mod arena;
 pub mod budget;
 mod buffer;
+pub mod dlpack;
 mod error;
+mod foreign;
 mod host;
 pub mod mmap;
 pub mod plan;

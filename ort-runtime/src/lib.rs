@@ -30,12 +30,13 @@
 #[cfg(feature = "cpu")]
 use ort_ep_cpu as _;
 
-pub use ort_alloc::{Budget, host_memory_bytes};
+pub use ort_alloc::{Budget, Buffer, DeviceId, dlpack, host_memory_bytes};
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
-    MemoryUse, Model, Profile, ProfileEvent, RunOptions, Session, SessionBuilder, ValueSpec,
+    InputSource, IoBinding, MemoryUse, Model, OutputTarget, Profile, ProfileEvent, RunOptions, Session,
+    SessionBuilder, ValueSpec,
 };
-pub use ort_core::tensor::{self, Tensor, Value};
+pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{
     Error, ErrorKind, Limits, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan, rewrite, spec,
 };

@@ -1,5 +1,6 @@
 //! A model whose packed weights are larger than its memory limit still runs, with the same bits: they pass through a window.
 #![cfg(feature = "cpu")]
+#![allow(clippy::expect_used, clippy::panic)]
 
 mod support;
 
@@ -84,10 +85,10 @@ fn results_have_the_same_bits_and_nothing_passes_the_limit() -> Result<()> {
 fn the_limit_that_a_refusal_names_suffices_and_one_byte_less_does_not() -> Result<()> {
     let (_folder, model) = mapped()?;
     let limited = |limit: usize| Session::builder(&model).threads(1).memory_limit(limit).build();
-    let problem = limited(1000)?.run(&rows(7)?).err().expect("it does not fit");
+    let problem = limited(1000)?.run(&rows(7)?).expect_err("it does not fit");
     let least = named_limit(&problem);
     assert!(bits(&limited(least)?, 7).is_ok());
-    let problem = limited(least - 1)?.run(&rows(7)?).err().expect("it does not fit");
+    let problem = limited(least - 1)?.run(&rows(7)?).expect_err("it does not fit");
     assert_eq!(named_limit(&problem), least);
     assert!(problem.to_string().contains("'weights of "), "{problem}");
     Ok(())
@@ -146,8 +147,7 @@ fn several_callers_share_the_window() -> Result<()> {
             .memory_limit(1000)
             .build()?
             .run(&rows(3)?)
-            .err()
-            .expect("too little"),
+            .expect_err("too little"),
     );
     let window = least - whole.plan(&[("rows", 3)])?.planned_bytes;
     // Room for the activations of all callers, and for one window.

@@ -72,6 +72,10 @@ pub struct KernelDef {
     pub rank: i32,
     /// Pairs (input, output) that may share memory where they are equally long.
     pub in_place: &'static [(usize, usize)],
+    /// Pairs (input, output) of [`Self::in_place`], such as a cache's past and present, for which the kernel itself refuses a
+    /// run whose output would be longer than the input: they may share a buffer although only the run tells how long the
+    /// output is.
+    pub shared_buffers: &'static [(usize, usize)],
     /// Inputs that must be in host memory.
     pub host_inputs: &'static [usize],
     /// Inputs that it reads at any alignment, such as weights straight from the file.
@@ -92,6 +96,7 @@ impl KernelDef {
         types: &[],
         rank: 0,
         in_place: &[],
+        shared_buffers: &[],
         host_inputs: &[],
         unaligned: &[],
         outputs: OutputsFrom::Plan,
@@ -117,6 +122,8 @@ impl KernelDef {
 pub struct Claim {
     /// Pairs (input, output) that may share memory.
     pub in_place: &'static [(usize, usize)],
+    /// Of those, pairs that may share a buffer of the caller whatever the run finds.
+    pub shared_buffers: &'static [(usize, usize)],
     /// Inputs that must be in host memory.
     pub host_inputs: &'static [usize],
     /// Inputs that may be unaligned.
@@ -165,6 +172,7 @@ impl KernelTable {
         let kernel = self.find(node)?;
         Ok(Claim {
             in_place: kernel.in_place,
+            shared_buffers: kernel.shared_buffers,
             host_inputs: kernel.host_inputs,
             unaligned: kernel.unaligned,
             outputs: kernel.outputs,

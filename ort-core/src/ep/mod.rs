@@ -61,6 +61,10 @@ pub trait Device: Send + Sync {
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String>;
     /// Makes the kernel of a claimed node; weights are packed here.
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
+    /// Waits until what it was given to do is done. A device that is done when its calls return has nothing to wait for.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
     /// Copies a tensor between this device's memory and the host's, in either direction.
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()>;
 }

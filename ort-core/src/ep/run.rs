@@ -88,7 +88,7 @@ pub enum Unary<'a, T> {
 
 /// The context of one kernel's run.
 pub struct RunCx<'a> {
-    pub(crate) inputs: SmallVec<[Option<ValueView<'a>>; 8]>,
+    pub(crate) inputs: SmallVec<[Option<ValueView<'a>>; 16]>,
     pub(crate) outputs: SmallVec<[OutputSlot<'a>; 4]>,
     pub(crate) workspace: Option<&'a mut [u8]>,
     pub(crate) control: &'a RunControl,

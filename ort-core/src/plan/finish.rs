@@ -89,9 +89,11 @@ impl Planner<'_> {
     pub(super) fn copied_outputs(&self) -> (usize, bool) {
         let mut copied = 0;
         let mut unknown = false;
-        for slot in &self.program.outputs {
+        for (output, slot) in self.program.outputs.iter().enumerate() {
             let index = slot.index();
-            if !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
+            // A bound output has a buffer to be copied to.
+            let bound = self.bound.outputs.get(output).is_some();
+            if bound || !matches!(self.drafts[index], Draft::Outside | Draft::Folded(_)) {
                 continue;
             }
             match (self.dtypes[index], &self.shapes[index]) {
@@ -110,6 +112,7 @@ impl Planner<'_> {
         };
         let place = match self.drafts[index].clone() {
             Draft::Outside => Place::Outside,
+            Draft::Bound(buffer) => Place::Bound(buffer),
             Draft::Group { group, offset } => {
                 let start = offsets[group] + offset;
                 Place::Slab { slab: self.groups[group].slab, range: start..start + bytes }

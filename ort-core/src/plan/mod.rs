@@ -4,6 +4,7 @@
 //! alone are folded; views and in-place results share memory; the rest gets offsets in one slab per memory by
 //! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
 
+mod bound;
 mod finish;
 mod homes;
 mod join;
@@ -25,11 +26,12 @@ use crate::dtype::DType;
 use crate::session::SlotId;
 use crate::tensor::{Shape, Tensor};
 
+pub(crate) use bound::{BoundValues, OutputMemory};
 pub use kinds::{KindBytes, MemoryKind};
 pub(crate) use order::better_order;
 pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
 pub(crate) use report::{largest_at_peak, report};
-pub(crate) use resolve::resolve;
+pub(crate) use resolve::{resolve, resolve_bound};
 
 /// Where a slot's value lives during a run.
 #[derive(Debug, Clone)]
@@ -40,6 +42,8 @@ pub(crate) enum Place {
     Slab { slab: usize, range: Range<usize> },
     /// In a buffer of its own, of known size: graph outputs, and values that kernels hand over.
     Own,
+    /// In the buffer at this place of the run's binding.
+    Bound(usize),
     /// Part of another slot's memory that is not a slab.
     View { of: SlotId, element_offset: usize },
     /// Known from the shapes.

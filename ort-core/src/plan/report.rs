@@ -141,7 +141,9 @@ fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> 
     let homes = home_offsets(plan);
     for (index, (slot, planned)) in program.slots.iter().zip(&plan.slots).enumerate() {
         let from_step = matches!(slot.origin, Origin::Step);
-        if !from_step || matches!(planned.place, Place::Unused | Place::Folded(_) | Place::Outside) {
+        if !from_step
+            || matches!(planned.place, Place::Unused | Place::Folded(_) | Place::Outside | Place::Bound(_))
+        {
             continue;
         }
         let bytes = planned.dtype.zip(planned.shape.as_ref());

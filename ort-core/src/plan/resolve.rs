@@ -8,6 +8,7 @@
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
+use super::bound::{BoundValues, OutputMemory};
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
@@ -21,7 +22,33 @@ use crate::{Result, Within};
 
 /// Plans one program under `bindings`.
 pub(crate) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
-    resolve_given(program, bindings, threads, &[])
+    resolve_given(program, bindings, threads, Surroundings::default())
+}
+
+/// Plans a program some of whose inputs and outputs lie in buffers of a binding.
+pub(crate) fn resolve_bound(
+    program: &Program,
+    bindings: &Bindings,
+    threads: usize,
+    bound: &BoundValues,
+) -> Result<RunPlan> {
+    resolve_given(program, bindings, threads, Surroundings { known: &[], bound })
+}
+
+/// What a plan knows besides the program and the sizes.
+#[derive(Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    /// Given values that are known better than the program's own inference knew them: those of a subgraph, from the
+    /// plan of its node.
+    pub(super) known: &'a [Known],
+    pub(super) bound: &'a BoundValues,
+}
+
+impl Default for Surroundings<'_> {
+    fn default() -> Self {
+        static NOTHING: BoundValues = BoundValues { inputs: Vec::new(), outputs: Vec::new() };
+        Surroundings { known: &[], bound: &NOTHING }
+    }
 }
 
 /// Plans the steps of a program in another order.
@@ -31,22 +58,23 @@ pub(super) fn resolve_in(
     bindings: &Bindings,
     threads: usize,
 ) -> Result<RunPlan> {
-    let specialized = specialize(program, bindings, &[]);
+    let around = Surroundings::default();
+    let specialized = specialize(program, bindings, around.known);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
-    plan(|| Planner { schedule: schedule.clone(), ..Planner::new((program, graph), bindings, threads) })
+    let planner = || Planner::new((program, graph), bindings, threads, around.bound);
+    plan(|| Planner { schedule: schedule.clone(), ..planner() })
 }
 
-/// Plans a program whose given values are known better than its own inference knew them: those of a subgraph, from
-/// the plan of its node.
+/// Plans a program with what is known around it.
 pub(super) fn resolve_given(
     program: &Program,
     bindings: &Bindings,
     threads: usize,
-    given: &[Known],
+    around: Surroundings<'_>,
 ) -> Result<RunPlan> {
-    let specialized = specialize(program, bindings, given);
+    let specialized = specialize(program, bindings, around.known);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
-    plan(|| Planner::new((program, graph), bindings, threads))
+    plan(|| Planner::new((program, graph), bindings, threads, around.bound))
 }
 
 /// The plan with joined values in the place of their parts, or without, where that takes less: what is joined may live
@@ -54,6 +82,7 @@ pub(super) fn resolve_given(
 fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
     let mut joining = planner();
     joining.find_shapes();
+    joining.find_shared_shapes();
     joining.find_needed();
     if !joining.find_joins() {
         return joining.place();
@@ -61,6 +90,7 @@ fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
     let joined = joining.place()?;
     let mut apart = planner();
     apart.find_shapes();
+    apart.find_shared_shapes();
     apart.find_needed();
     let apart = apart.place()?;
     Ok(if apart.peak() < joined.peak() { apart } else { joined })
@@ -87,6 +117,7 @@ pub(super) struct Heir {
 #[derive(Clone)]
 pub(super) enum Draft {
     Outside,
+    Bound(usize),
     Group { group: usize, offset: usize },
     Own,
     View { of: SlotId, element_offset: usize },
@@ -97,6 +128,9 @@ pub(super) enum Draft {
 
 pub(super) struct Planner<'a> {
     pub(super) program: &'a Program,
+    pub(super) bound: &'a BoundValues,
+    /// The buffers of bound outputs, by slot.
+    pub(super) buffers: Vec<Option<(OutputMemory, usize)>>,
     /// The program's steps in the order that is planned.
     pub(super) schedule: Vec<&'a Step>,
     /// The program's graph, as far as it is inferred under the bindings.
@@ -134,11 +168,12 @@ impl<'a> Planner<'a> {
         (program, graph): (&'a Program, &'a Graph),
         bindings: &'a Bindings,
         threads: usize,
+        bound: &'a BoundValues,
     ) -> Planner<'a> {
         let count = program.slots.len();
         let mut is_output = vec![false; count];
-        for output in &program.outputs {
-            is_output[output.index()] = true;
+        for (index, output) in program.outputs.iter().enumerate() {
+            is_output[output.index()] |= bound.wants(index);
         }
         let mut slabs = vec![DeviceId::HOST];
         for slot in &program.slots {
@@ -148,6 +183,8 @@ impl<'a> Planner<'a> {
         }
         Planner {
             program,
+            bound,
+            buffers: bound.buffers(program),
             schedule: program.steps.iter().collect(),
             graph,
             bindings,
@@ -180,6 +217,7 @@ impl<'a> Planner<'a> {
                 .map_err(|problem| problem.help("check its attributes and the shapes of its inputs"))
                 .within(|| self.schedule[index].place())?;
         }
+        self.check_shared()?;
         self.finish()
     }
 
@@ -190,6 +228,9 @@ impl<'a> Planner<'a> {
             self.dtypes[index] = info.ty.dtype();
             self.shapes[index] = info.ty.shape().and_then(|shape| evaluate(shape, self.bindings));
             match &slot.origin {
+                Origin::Given(given) if self.bound.inputs.get(*given) == Some(&true) => {
+                    self.drafts[index] = Draft::Bound(*given);
+                }
                 Origin::Given(_) | Origin::Consumed => self.drafts[index] = Draft::Outside,
                 Origin::Constant(tensor) => {
                     self.drafts[index] = Draft::Outside;
@@ -235,7 +276,7 @@ impl<'a> Planner<'a> {
             }
         }
         let end = self.schedule.len();
-        for output in &self.program.outputs {
+        for output in self.program.outputs.iter().filter(|output| self.is_output[output.index()]) {
             self.last[output.index()] = end;
         }
     }
@@ -273,6 +314,9 @@ impl<'a> Planner<'a> {
             };
             let unread = self.last[place] == index && !self.is_output[place];
             let host = self.program.slots[place].memory == DeviceId::HOST;
+            if self.place_bound_output(step, (index, position), bytes, plan)? {
+                continue;
+            }
             self.drafts[place] = match bytes {
                 None => {
                     self.kinds[place] = ValueKind::Dynamic;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::RunPlan;
-use super::resolve::{Group, Planner, resolve_given};
+use super::resolve::{Group, Planner, Surroundings, resolve_given};
 use super::specialize::Known;
 use crate::Result;
 use crate::ep::IoShapes;
@@ -41,7 +41,8 @@ impl Planner<'_> {
         let mut bytes = 0;
         for (position, nested) in step.nested.iter().enumerate() {
             let given = self.known_to(step, position);
-            let plan = resolve_given(&nested.program, self.bindings, self.threads, &given)?;
+            let around = Surroundings { known: &given, ..Surroundings::default() };
+            let plan = resolve_given(&nested.program, self.bindings, self.threads, around)?;
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());
             if self.is_broken(step, position) {

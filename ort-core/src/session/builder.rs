@@ -1,6 +1,6 @@
 //! Settings of a session, and its making.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ort_alloc::{Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
@@ -178,6 +178,7 @@ impl SessionBuilder {
             limits: self.limits,
             idle: Mutex::new(Vec::new()),
             outputs: (!counts_all).then(Recycler::new),
+            signature: OnceLock::new(),
             model: self.model,
         })
     }

@@ -13,7 +13,7 @@ use ort_alloc::{Allocator, Buffer, Category, DeviceId, HostAllocator, SharedBuff
 use smallvec::SmallVec;
 
 use super::nested::NestedFrames;
-use super::places::{Part, device_view, output_slot, split_regions, view_of};
+use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use super::profile::Profile;
 use super::program::{Origin, Program, SlotId, Step, Work};
 use super::streamed::Streaming;
@@ -22,7 +22,7 @@ use crate::dtype::DType;
 use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx};
 use crate::plan::{Action, Place, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
-use crate::tensor::{Shape, Tensor, TensorView, Value, ValueView, byte_count};
+use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// What all frames of a run share.
@@ -42,6 +42,48 @@ pub(crate) struct Slabs<'a> {
     pub(crate) host: &'a mut [u8],
     /// By slab index of the plan; the host's entry is none.
     pub(crate) devices: &'a [Option<SharedBuffer>],
+}
+
+/// All memory of a run.
+pub(crate) struct Memory<'a> {
+    pub(crate) slabs: Slabs<'a>,
+    /// The buffers of a binding.
+    pub(crate) bound: &'a mut [Option<TensorBuffer>],
+    pub(crate) tables: &'a mut Tables,
+}
+
+/// The tables of a run, which the next one may use again.
+#[derive(Default)]
+pub(crate) struct Tables {
+    /// Values with memory of their own, by slot.
+    owned: Vec<Option<Value>>,
+    /// Where the outputs of a step go, and their types and shapes.
+    targets: Vec<Target>,
+    shapes: KnownShapes,
+}
+
+impl Tables {
+    /// Lets go of the values.
+    pub(crate) fn clear(&mut self) {
+        self.owned.fill(None);
+    }
+}
+
+/// What a program is given.
+#[derive(Clone, Copy)]
+pub(crate) enum Given<'a> {
+    Views(&'a [ValueView<'a>]),
+    /// Those of a binding; what lies in its buffers is none.
+    Values(&'a [Option<Value>]),
+}
+
+impl<'a> Given<'a> {
+    pub(super) fn get(self, index: usize) -> Option<ValueView<'a>> {
+        match self {
+            Given::Views(views) => views.get(index).copied(),
+            Given::Values(values) => values.get(index)?.as_ref().map(Value::view),
+        }
+    }
 }
 
 /// The sizes of symbols from the shapes of what is given. A size that contradicts the declared shape is an error
@@ -74,20 +116,25 @@ pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bi
 }
 
 pub(crate) struct Frame<'a> {
-    program: &'a Program,
-    plan: &'a RunPlan,
+    pub(super) program: &'a Program,
+    pub(super) plan: &'a RunPlan,
     bindings: &'a Bindings,
     env: RunEnv<'a>,
-    given: &'a [ValueView<'a>],
-    /// Values with memory of their own, by slot.
-    owned: Vec<Option<Value>>,
+    given: Given<'a>,
+    owned: &'a mut Vec<Option<Value>>,
+    targets: &'a mut Vec<Target>,
+    shapes: &'a mut KnownShapes,
     slabs: Slabs<'a>,
     /// Buffers of outputs that hold other values until the outputs are computed, in the order of the plan.
     homes: Vec<Option<Buffer>>,
+    pub(super) bound: &'a mut [Option<TensorBuffer>],
 }
 
 /// For each output its type and shape, where they are known before the kernel runs.
 type KnownShapes = Vec<Option<(DType, Shape)>>;
+
+/// What a kernel hands over, by output.
+type Handed = SmallVec<[Option<Value>; 4]>;
 
 /// Where an output's memory comes from in this run.
 pub(super) enum Target {
@@ -102,6 +149,12 @@ pub(super) enum Target {
     /// Memory of its own, and the input that it holds.
     Buffer(Buffer, Option<usize>),
     DeviceBuffer(SharedBuffer),
+    /// The binding's buffer at this place, which is there again after the step.
+    Bound {
+        place: usize,
+        buffer: TensorBuffer,
+        in_place: Option<usize>,
+    },
     Handed,
 }
 
@@ -109,15 +162,24 @@ impl<'a> Frame<'a> {
     pub(crate) fn new(
         (program, plan, bindings): (&'a Program, &'a RunPlan, &'a Bindings),
         env: RunEnv<'a>,
-        given: &'a [ValueView<'a>],
-        slabs: Slabs<'a>,
+        given: Given<'a>,
+        Memory { slabs, bound, tables }: Memory<'a>,
     ) -> Frame<'a> {
-        let owned = vec![None; program.slots.len()];
-        Frame { program, plan, bindings, env, given, owned, slabs, homes: Vec::new() }
+        let Tables { owned, targets, shapes } = tables;
+        owned.clear();
+        owned.resize(program.slots.len(), None);
+        let homes = Vec::new();
+        Frame { program, plan, bindings, env, given, owned, targets, shapes, slabs, homes, bound }
     }
 
     /// Runs every step and returns the outputs.
     pub(crate) fn run(mut self) -> Result<Vec<Value>> {
+        self.run_steps()?;
+        self.program.outputs.iter().map(|slot| self.take_output(*slot)).collect()
+    }
+
+    /// Runs every step.
+    pub(super) fn run_steps(&mut self) -> Result<()> {
         self.open_homes()?;
         for index in 0..self.program.steps.len() {
             if self.plan.steps[index].action == Action::Run {
@@ -138,8 +200,7 @@ impl<'a> Frame<'a> {
                 self.owned[slot.index()] = None;
             }
         }
-        let outputs: Vec<SlotId> = self.program.outputs.clone();
-        outputs.into_iter().map(|slot| self.take_output(slot)).collect()
+        Ok(())
     }
 
     fn open_homes(&mut self) -> Result<()> {
@@ -180,15 +241,24 @@ impl<'a> Frame<'a> {
     }
 
     /// An output keeps nothing but its own memory alive.
-    fn take_output(&mut self, slot: SlotId) -> Result<Value> {
+    pub(super) fn take_output(&self, slot: SlotId) -> Result<Value> {
         if let Some(value) = &self.owned[slot.index()] {
             return Ok(value.clone());
         }
+        self.copy_output(self.output_view(slot)?)
+    }
+
+    /// An output where it is.
+    pub(super) fn output_view(&self, slot: SlotId) -> Result<ValueView<'_>> {
         let name = &self.program.graph.value(self.program.slots[slot.index()].value).name;
-        let bytes = &mut |region, range| self.host_bytes(region, range);
-        let view = view_of(self.program, self.plan, &self.owned, self.given, slot, bytes);
-        let view = view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))??;
-        self.copy_output(view)
+        let view = view_of(&self.sources(), slot, &mut |region, range| self.host_bytes(region, range));
+        view.ok_or_else(|| error!(Fail, "output '{name}' was not computed"))?
+    }
+
+    /// Where values outside of slabs are found.
+    fn sources(&self) -> Sources<'_> {
+        let Frame { program, plan, owned, given, bound, .. } = self;
+        Sources { program, plan, owned, given: *given, bound }
     }
 
     /// An output that is an input, a constant or folded gets memory of its own.
@@ -209,11 +279,34 @@ impl<'a> Frame<'a> {
         if self.dynamic_view(step)? {
             return Ok(());
         }
-        let (mut targets, shapes) = self.targets(index)?;
-        let handed = self.execute(index, &mut targets, &shapes)?;
-        for (position, (target, value)) in targets.into_iter().zip(handed).enumerate() {
+        let (mut targets, mut shapes) = (std::mem::take(self.targets), std::mem::take(self.shapes));
+        let found = self.find_targets(index, &mut targets, &mut shapes);
+        let done = found.and_then(|()| self.execute(index, &mut targets, &shapes));
+        let done = done.and_then(|handed| self.keep(step, (&mut targets, &shapes), handed));
+        // Bound buffers go back to their places, also after an error.
+        for target in targets.drain(..) {
+            if let Target::Bound { place, buffer, .. } = target {
+                self.bound[place] = Some(buffer);
+            }
+        }
+        shapes.clear();
+        (*self.targets, *self.shapes) = (targets, shapes);
+        done
+    }
+
+    /// Keeps what a step has computed into memory of its own.
+    fn keep(
+        &mut self,
+        step: &Step,
+        (targets, shapes): (&mut [Target], &[Option<(DType, Shape)>]),
+        handed: Handed,
+    ) -> Result<()> {
+        for (position, (target, value)) in targets.iter_mut().zip(handed).enumerate() {
             let Some(slot) = step.outputs[position] else { continue };
-            let value = match (target, value) {
+            if matches!(target, Target::Bound { .. }) {
+                continue;
+            }
+            let value = match (std::mem::replace(target, Target::Unwanted), value) {
                 (Target::Buffer(buffer, _), _) => Some(buffer_value(&shapes[position], buffer)?),
                 (Target::DeviceBuffer(buffer), _) => {
                     let (dtype, shape) = shapes[position].as_ref().ok_or_else(no_shape)?;
@@ -246,12 +339,15 @@ impl<'a> Frame<'a> {
     }
 
     /// Where each output goes, and its type and shape.
-    fn targets(&mut self, index: usize) -> Result<(Vec<Target>, KnownShapes)> {
+    fn find_targets(
+        &mut self,
+        index: usize,
+        targets: &mut Vec<Target>,
+        shapes: &mut KnownShapes,
+    ) -> Result<()> {
         let (program, plan) = (self.program, self.plan);
         let step = &program.steps[index];
         let mut inferred: Option<OutputShapes> = None;
-        let mut targets = Vec::with_capacity(step.outputs.len());
-        let mut shapes = Vec::with_capacity(step.outputs.len());
         for (position, slot) in step.outputs.iter().enumerate() {
             let Some(slot) = *slot else {
                 targets.push(Target::Unwanted);
@@ -260,18 +356,27 @@ impl<'a> Frame<'a> {
             };
             let planned = &plan.slots[slot.index()];
             let known = planned.dtype.zip(planned.shape.clone());
+            let in_place = plan.steps[index].input_in_place_of(position);
             let home = plan.homes.iter().position(|home| *home == slot);
             let home = home.and_then(|home| self.homes.get_mut(home)?.take());
             let (target, shape) = match &planned.place {
                 Place::Slab { slab, range } => {
-                    let in_place = plan.steps[index].input_in_place_of(position);
                     let region = plan.host_region(*slab);
                     (Target::Slab { slab: *slab, region, range: range.clone(), in_place }, known)
                 }
-                _ if step.claim.outputs == OutputsFrom::Kernel => (Target::Handed, None),
-                Place::Own if let Some(buffer) = home => {
-                    (Target::Buffer(buffer, plan.steps[index].input_in_place_of(position)), known)
+                Place::Bound(place) => {
+                    let buffer = self.bound.get_mut(*place).and_then(Option::take);
+                    let buffer = buffer.ok_or_else(|| error!(Fail, "a bound output has no buffer"))?;
+                    let shape = Some((buffer.dtype(), Shape::from(buffer.shape())));
+                    targets.push(Target::Bound { place: *place, buffer, in_place });
+                    if known.is_none() {
+                        self.check_bound(step, position, &shape)?;
+                    }
+                    shapes.push(shape);
+                    continue;
                 }
+                _ if step.claim.outputs == OutputsFrom::Kernel => (Target::Handed, None),
+                Place::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
                 Place::Own => self.allocate(slot, known, Category::Output)?,
                 _ => {
                     if inferred.is_none() {
@@ -289,7 +394,22 @@ impl<'a> Frame<'a> {
             targets.push(target);
             shapes.push(shape);
         }
-        Ok((targets, shapes))
+        Ok(())
+    }
+
+    /// A bound output whose shape only the run tells must have that of its buffer.
+    fn check_bound(&self, step: &Step, position: usize, bound: &Option<(DType, Shape)>) -> Result<()> {
+        let inferred = self.infer(step)?.into_iter().nth(position).flatten();
+        let inferred = inferred.and_then(|(dtype, shape)| Some((dtype, shape?)));
+        ensure!(
+            inferred.is_some() && inferred == *bound,
+            InvalidArgument,
+            help = "bind the output to a device, where it may have any size",
+            "the output is {}, it is bound to {}",
+            in_words(&inferred),
+            in_words(bound)
+        );
+        Ok(())
     }
 
     fn allocate(
@@ -353,8 +473,7 @@ impl<'a> Frame<'a> {
 
     fn value(&self, slot: SlotId) -> Result<ValueView<'_>> {
         let bytes = &mut |region, range| self.host_bytes(region, range);
-        let view = view_of(self.program, self.plan, &self.owned, self.given, slot, bytes);
-        if let Some(view) = view {
+        if let Some(view) = view_of(&self.sources(), slot, bytes) {
             return view;
         }
         self.device_value(slot)
@@ -418,16 +537,16 @@ impl<'a> Frame<'a> {
         index: usize,
         targets: &mut [Target],
         shapes: &[Option<(DType, Shape)>],
-    ) -> Result<Vec<Option<Value>>> {
+    ) -> Result<Handed> {
         let step = &self.program.steps[index];
         let mut scratch = self.extra_workspace(index, shapes)?;
         let plan = &self.plan.steps[index];
 
         // The host's memory is split into what the step reads and what it writes.
-        let mut reads: SmallVec<[Part; 8]> = SmallVec::new();
+        let mut reads: SmallVec<[Part; 16]> = SmallVec::new();
         let mut writes: SmallVec<[Part; 4]> = SmallVec::new();
         let taken: SmallVec<[usize; 2]> = plan.in_place.iter().map(|(_, input)| *input as usize).collect();
-        let mut all_reads: SmallVec<[(Option<SlotId>, bool); 8]> = SmallVec::new();
+        let mut all_reads: SmallVec<[(Option<SlotId>, bool); 16]> = SmallVec::new();
         for (position, slot) in step.inputs.iter().enumerate() {
             all_reads.push((*slot, taken.contains(&position)));
         }
@@ -447,23 +566,29 @@ impl<'a> Frame<'a> {
             }
         }
         writes.push((0, plan.workspace.clone()));
+        let sources = Sources {
+            program: self.program,
+            plan: self.plan,
+            owned: self.owned,
+            given: self.given,
+            bound: self.bound,
+        };
         let (reads, writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
         let (mut reads, mut writes) = (reads.into_iter(), writes.into_iter());
 
         // Inputs and captures in the order in which their ranges were collected.
-        let mut inputs: SmallVec<[Option<ValueView<'_>>; 8]> = SmallVec::new();
+        let mut inputs: SmallVec<[Option<ValueView<'_>>; 16]> = SmallVec::new();
         for (slot, taken) in &all_reads {
             let (Some(slot), false) = (slot, taken) else {
                 inputs.push(None);
                 continue;
             };
-            let (program, plan, owned) = (self.program, self.plan, &self.owned);
-            let view = view_of(program, plan, owned, self.given, *slot, &mut |_, _| reads.next());
-            let consumed = matches!(program.slots[slot.index()].origin, Origin::Consumed);
+            let view = view_of(&sources, *slot, &mut |_, _| reads.next());
+            let consumed = matches!(self.program.slots[slot.index()].origin, Origin::Consumed);
             inputs.push(match view {
                 Some(view) => Some(view?),
                 None if consumed => None,
-                None => device_view(plan, self.slabs.devices, *slot),
+                None => device_view(self.plan, self.slabs.devices, *slot),
             });
         }
         let captures: Vec<Option<ValueView<'_>>> = inputs.drain(step.inputs.len()..).collect();
@@ -547,6 +672,11 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// The type and shape of an output for messages.
+pub(crate) fn in_words(known: &Option<(DType, Shape)>) -> String {
+    known.as_ref().map_or("of no known size".to_string(), |(dtype, shape)| format!("{dtype}{shape:?}"))
+}
+
 fn buffer_value(shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value> {
     let (dtype, shape) = shape.as_ref().ok_or_else(no_shape)?;
     Ok(Value::Tensor(Tensor::from_buffer(*dtype, shape, buffer)?))
@@ -567,8 +697,8 @@ pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -
 }
 
 /// The slabs of the devices that are not the host, by slab index.
-pub(crate) fn device_slabs(plan: &RunPlan, env: RunEnv<'_>) -> Result<Vec<Option<SharedBuffer>>> {
-    let mut slabs = Vec::with_capacity(plan.slabs.len());
+pub(crate) fn device_slabs(plan: &RunPlan, env: RunEnv<'_>) -> Result<SmallVec<[Option<SharedBuffer>; 2]>> {
+    let mut slabs = SmallVec::new();
     for (memory, bytes) in &plan.slabs {
         let device = env.devices.iter().find(|device| device.memory() == *memory && *bytes > 0);
         let device = device.filter(|_| *memory != DeviceId::HOST);

@@ -13,6 +13,8 @@
 //! # Ok::<(), ort_core::Error>(())
 //! ```
 
+mod binding;
+mod bound_run;
 mod builder;
 mod cache;
 mod compiled;
@@ -25,13 +27,15 @@ mod profile;
 mod program;
 mod streamed;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ort_alloc::{Allocator, Budget, Buffer, Category, HostAllocator, Recycler, allocate_in};
 use parking_lot::Mutex;
 
+pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
+pub(crate) use frame::in_words;
 pub use model::Model;
 pub use profile::{Profile, ProfileEvent};
 pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
@@ -39,11 +43,13 @@ pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
 use crate::dim::{Bindings, Symbol};
 use crate::ep::{CancelToken, RunControl};
 use crate::ir::ValueType;
-use crate::plan::{KindBytes, MemoryKind, PlanReport, RunPlan, largest_at_peak, report, resolve};
-use crate::tensor::{Tensor, Value, ValueView};
+use crate::plan::{
+    BoundValues, KindBytes, MemoryKind, PlanReport, RunPlan, largest_at_peak, report, resolve_bound,
+};
+use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
 use crate::{Error, Limits, Result, advise, ensure, error};
 use compiled::Compiled;
-use frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
+use frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use streamed::{Room, Streaming};
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
@@ -59,6 +65,8 @@ pub struct Session {
     idle: Mutex<Vec<Buffer>>,
     /// Outputs that callers have dropped, for the next runs. None where a limit counts every byte.
     outputs: Option<Arc<Recycler>>,
+    /// What bindings know of the session, once there is one.
+    signature: OnceLock<Arc<binding::Signature>>,
 }
 
 /// An input or output of a model.
@@ -142,22 +150,54 @@ impl Session {
         let given = self.arrange(&aligned)?;
         let mut bindings = Bindings::new();
         bind(&self.compiled.program, &given, &mut bindings)?;
-        let mut plan = self.plan_for(&bindings)?;
-        if !fits(&self.compiled.program, &plan, &given) {
-            bindings = Bindings::new();
-            plan = self.plan_for(&bindings)?;
+        let (plan, bindings) = self.plan_fitting(bindings, &given, &BoundValues::default())?;
+        let mut tables = Tables::default();
+        let work = RunWork { plan: &plan, bindings: &bindings, given: Given::Views(&given) };
+        let outputs = self.execute(work, (&mut [], &mut tables), options, |frame| frame.run())?;
+        let names = self.model.graph();
+        let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
+        Ok(names.zip(outputs).collect())
+    }
+
+    /// The plan for these bindings; where what is given contradicts it, one that knows no sizes.
+    fn plan_fitting(
+        &self,
+        bindings: Bindings,
+        given: &[ValueView<'_>],
+        bound: &BoundValues,
+    ) -> Result<(Arc<RunPlan>, Bindings)> {
+        let plan = self.plan_bound(&bindings, bound)?;
+        if fits(&self.compiled.program, &plan, given) {
+            return Ok((plan, bindings));
         }
-        let room = self.make_room(&plan)?;
+        Ok((self.plan_bound(&Bindings::new(), bound)?, Bindings::new()))
+    }
+
+    /// Where memory of the host for outputs comes from.
+    fn output_allocator(&self) -> &dyn Allocator {
+        match &self.outputs {
+            Some(recycler) => &**recycler,
+            None => &**HostAllocator::global(),
+        }
+    }
+
+    /// One run of the program: takes the slabs, and lets `run` go through a frame.
+    fn execute<T>(
+        &self,
+        work: RunWork<'_>,
+        (bound, tables): (&mut [Option<TensorBuffer>], &mut Tables),
+        options: &RunOptions<'_>,
+        run: impl FnOnce(Frame<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let RunWork { plan, bindings, given } = work;
+        let room = self.make_room(plan)?;
         let control = RunControl {
             cancel: options.cancel.clone(),
             deadline: options.deadline.or_else(|| self.limits.until()),
             budget: self.budget.clone(),
             threads: self.threads,
         };
-        let outputs: &dyn Allocator = match &self.outputs {
-            Some(recycler) => &**recycler,
-            None => &**HostAllocator::global(),
-        };
+        let outputs = self.output_allocator();
         let release = |tensor: &Tensor| self.model.release(tensor);
         let streaming = (!self.compiled.streams.is_empty()).then_some(Streaming {
             streams: &self.compiled.streams,
@@ -166,19 +206,15 @@ impl Session {
             threads: self.threads,
             release: &release,
         });
-        let devices = &self.compiled.devices;
+        let (program, devices) = (&self.compiled.program, &self.compiled.devices);
         let env = RunEnv { control: &control, devices, profile: options.profile, outputs, streaming };
-        let mut slab = self.take_slab(&plan, room.to_pack)?;
+        let mut slab = self.take_slab(plan, room.to_pack)?;
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        let devices = device_slabs(&plan, env)?;
-        let frame = Frame::new(
-            (&self.compiled.program, &plan, &bindings),
-            env,
-            &given,
-            Slabs { host, devices: &devices },
-        );
+        let devices = device_slabs(plan, env)?;
+        let memory = Memory { slabs: Slabs { host, devices: &devices }, bound, tables };
+        let frame = Frame::new((program, plan, bindings), env, given, memory);
         // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
-        let outputs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| frame.run()));
+        let outputs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(frame)));
         let outputs = outputs.unwrap_or_else(|panic| Err(panic_error(&*panic)))?;
         self.idle.lock().push(slab);
         if room.window > 0 {
@@ -186,9 +222,7 @@ impl Session {
             self.model.release_all();
         }
         self.outputs.iter().for_each(|recycler| recycler.sweep());
-        let names = self.model.graph();
-        let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
-        Ok(names.zip(outputs).collect())
+        Ok(outputs)
     }
 
     /// Puts named inputs in order; defaults stand in for what is left out.
@@ -226,9 +260,14 @@ impl Session {
     }
 
     fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
-        self.compiled.program.plans.get(bindings, || {
+        self.plan_bound(bindings, &BoundValues::default())
+    }
+
+    /// The plan where some inputs and outputs lie in buffers of a binding.
+    fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
+        self.compiled.program.plans.get(bindings, bound, || {
             let start = Instant::now();
-            let plan = resolve(&self.compiled.program, bindings, self.threads)?;
+            let plan = resolve_bound(&self.compiled.program, bindings, self.threads, bound)?;
             let milliseconds = start.elapsed().as_millis() as u64;
             tracing::info!(dims = %bindings, peak_bytes = plan.peak(), milliseconds, "planned");
             Ok(plan)
@@ -385,6 +424,13 @@ impl Session {
     pub fn threads(&self) -> usize {
         self.threads
     }
+}
+
+/// What one run computes.
+struct RunWork<'a> {
+    plan: &'a RunPlan,
+    bindings: &'a Bindings,
+    given: Given<'a>,
 }
 
 /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.

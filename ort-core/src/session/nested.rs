@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use ort_alloc::{Category, HostAllocator, allocate_in};
 
-use super::frame::{Frame, RunEnv, Slabs, bind, device_slabs, fits};
+use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use super::program::{Nested, Program};
 use crate::dim::{Bindings, Dim};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
-use crate::plan::{RunPlan, resolve};
+use crate::plan::{BoundValues, RunPlan, resolve};
 use crate::tensor::{Value, ValueView};
 use crate::{Result, ensure, error};
 
@@ -34,20 +34,21 @@ impl NestedFrames<'_> {
         given: &[ValueView<'_>],
     ) -> Result<(Bindings, Arc<RunPlan>)> {
         let threads = self.env.control.threads;
+        let unbound = BoundValues::default();
         let mut bindings = self.bindings.clone();
         let known = bind(program, given, &mut bindings).is_ok();
         if let Some(plan) = self.plans.get(index).filter(|plan| fits(program, plan, given)) {
             return Ok((bindings, plan.clone()));
         }
         if known {
-            let plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+            let plan = program.plans.get(&bindings, &unbound, || resolve(program, &bindings, threads))?;
             if fits(program, &plan, given) {
                 return Ok((bindings, plan));
             }
         }
         // The shapes differ from what was inferred once: nothing about them is known ahead.
         bindings = Bindings::new();
-        let plan = program.plans.get(&bindings, || resolve(program, &bindings, threads))?;
+        let plan = program.plans.get(&bindings, &unbound, || resolve(program, &bindings, threads))?;
         Ok((bindings, plan))
     }
 }
@@ -109,6 +110,8 @@ impl NestedRun for NestedFrames<'_> {
             }
         };
         let devices = device_slabs(&plan, self.env)?;
-        Frame::new((program, &plan, &bindings), self.env, &given, Slabs { host, devices: &devices }).run()
+        let slabs = Slabs { host, devices: &devices };
+        let memory = Memory { slabs, bound: &mut [], tables: &mut Tables::default() };
+        Frame::new((program, &plan, &bindings), self.env, Given::Views(&given), memory).run()
     }
 }

@@ -10,24 +10,31 @@ use std::ops::Range;
 use ort_alloc::{Buffer, ReadSlices, SharedBuffer, WriteSlices, split_disjoint};
 use smallvec::SmallVec;
 
-use super::frame::{Target, no_shape};
+use super::frame::{Given, Target, no_shape};
 use super::program::{Origin, Program, SlotId};
 use crate::dtype::DType;
 use crate::ep::OutputSlot;
 use crate::plan::{Place, RunPlan};
-use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView, Value, ValueView, byte_count};
+use crate::tensor::{DeviceRange, Shape, TensorBuffer, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, error};
+
+/// Where a run finds values that are not in slabs.
+pub(super) struct Sources<'v> {
+    pub(super) program: &'v Program,
+    pub(super) plan: &'v RunPlan,
+    pub(super) owned: &'v [Option<Value>],
+    pub(super) given: Given<'v>,
+    pub(super) bound: &'v [Option<TensorBuffer>],
+}
 
 /// A slot's value, where it is in memory that the host reads; none for consumed weights and device slabs. Ranges of
 /// the host's regions are asked of `bytes`.
 pub(super) fn view_of<'v>(
-    program: &'v Program,
-    plan: &'v RunPlan,
-    owned: &'v [Option<Value>],
-    given: &[ValueView<'v>],
+    sources: &Sources<'v>,
     slot: SlotId,
     bytes: &mut dyn FnMut(usize, Range<usize>) -> Option<&'v [u8]>,
 ) -> Option<Result<ValueView<'v>>> {
+    let Sources { program, plan, owned, given, bound } = *sources;
     let planned = &plan.slots[slot.index()];
     let tensor = |view: TensorView<'v>| Some(Ok(ValueView::Tensor(view)));
     match &planned.place {
@@ -36,15 +43,16 @@ pub(super) fn view_of<'v>(
             tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
         }
         Place::Folded(value) => tensor(value.view()),
+        Place::Bound(place) => tensor(bound.get(*place)?.as_ref()?.view()),
         Place::View { of, element_offset } => {
-            let root = match view_of(program, plan, owned, given, *of, bytes)? {
+            let root = match view_of(sources, *of, bytes)? {
                 Ok(root) => root,
                 Err(problem) => return Some(Err(problem)),
             };
             Some(part(root, planned.shape.as_deref()?, *element_offset).map(ValueView::Tensor))
         }
         Place::Outside => match &program.slots[slot.index()].origin {
-            Origin::Given(index) => given.get(*index).map(|value| Ok(*value)),
+            Origin::Given(index) => given.get(*index).map(Ok),
             Origin::Constant(value) => tensor(value.view()),
             Origin::Consumed | Origin::Step => None,
         },
@@ -111,6 +119,10 @@ pub(super) fn output_slot<'v>(
             let bytes = byte_count(dtype, shape)?;
             let memory = buffer.bytes_mut().and_then(|memory| memory.get_mut(..bytes)).ok_or_else(missing)?;
             (TensorMut::host(dtype, shape, memory), *in_place)
+        }
+        Target::Bound { buffer, in_place, .. } => {
+            let in_place = *in_place;
+            return Ok(OutputSlot::Ready { tensor: Some(buffer.view_mut()?), in_place });
         }
         Target::DeviceBuffer(buffer) => {
             let (dtype, shape) = known()?;

@@ -1,10 +1,13 @@
 //! Tensors and the other values of ONNX: immutable, cheap to clone, contiguous in row-major order.
 
 mod array;
+mod buffer;
 mod compare;
+mod dlpack;
 mod value;
 mod view;
 
+pub use buffer::TensorBuffer;
 pub use compare::{Tolerance, compare};
 pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, Value};
 pub(crate) use view::element_byte_range;

@@ -144,22 +144,28 @@ impl<'a> TensorView<'a> {
 
     /// The elements of an integer (or boolean) tensor of any width, as `i64`.
     pub fn to_ints(&self) -> Result<Vec<i64>> {
+        self.collect_ints()
+    }
+
+    /// The same in any collection, such as one that holds a few elements without memory of the heap.
+    pub fn collect_ints<C: FromIterator<i64>>(&self) -> Result<C> {
+        fn each<const N: usize, C: FromIterator<i64>>(bytes: &[u8], read: impl Fn([u8; N]) -> i64) -> C {
+            bytes.as_chunks::<N>().0.iter().map(|element| read(*element)).collect()
+        }
         let bytes = self.bytes()?;
-        let ints = match self.dtype {
-            DType::I64 => return self.to_vec::<i64>(),
-            DType::I32 => self.to_vec::<i32>()?.into_iter().map(i64::from).collect(),
-            DType::I16 => self.to_vec::<i16>()?.into_iter().map(i64::from).collect(),
-            DType::U16 => self.to_vec::<u16>()?.into_iter().map(i64::from).collect(),
-            DType::U32 => self.to_vec::<u32>()?.into_iter().map(i64::from).collect(),
-            DType::I8 => self.to_vec::<i8>()?.into_iter().map(i64::from).collect(),
-            DType::U8 | DType::Bool => bytes.iter().map(|&byte| i64::from(byte)).collect(),
+        Ok(match self.dtype {
+            DType::I64 => each(bytes, i64::from_le_bytes),
+            DType::I32 => each(bytes, |element| i32::from_le_bytes(element).into()),
+            DType::I16 => each(bytes, |element| i16::from_le_bytes(element).into()),
+            DType::I8 => each(bytes, |element| i8::from_le_bytes(element).into()),
+            DType::U8 | DType::Bool => each(bytes, |element| u8::from_le_bytes(element).into()),
+            DType::U16 => each(bytes, |element| u16::from_le_bytes(element).into()),
+            DType::U32 => each(bytes, |element| u32::from_le_bytes(element).into()),
             DType::U64 => {
-                let wide = self.to_vec::<u64>()?;
-                wide.into_iter().map(|v| i64::try_from(v).unwrap_or(i64::MAX)).collect()
+                each(bytes, |element| i64::try_from(u64::from_le_bytes(element)).unwrap_or(i64::MAX))
             }
             other => return Err(error!(InvalidArgument, "expected integers, got {}", other.name())),
-        };
-        Ok(ints)
+        })
     }
 
     /// The bytes of a tensor in host memory.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 
+use crate::kept::{Keep, with_kept};
 use crate::parallel::for_each_chunk_mut;
 
 /// Sizes or strides, outermost first.
@@ -244,7 +245,7 @@ impl Broadcast {
 
     /// Cuts `output` into blocks of at most `limit` elements and calls `task` with scratch memory that the blocks of one thread
     /// share, the first element, and the block. Large outputs are parted among `threads`.
-    pub fn for_each_block<T: Send, S: Default>(
+    pub fn for_each_block<T: Send, S: Keep>(
         &self,
         threads: usize,
         limit: usize,
@@ -253,15 +254,16 @@ impl Broadcast {
     ) {
         let chunk = chunk_len(threads, output.len());
         for_each_chunk_mut(threads, output, chunk, |index, piece| {
-            let mut scratch = S::default();
-            let (mut start, mut rest) = (index * chunk, piece);
-            while !rest.is_empty() {
-                let len = self.block_len(start, limit).min(rest.len());
-                let (block, tail) = std::mem::take(&mut rest).split_at_mut(len);
-                task(&mut scratch, start, block);
-                start += len;
-                rest = tail;
-            }
+            with_kept(|scratch: &mut S| {
+                let (mut start, mut rest) = (index * chunk, piece);
+                while !rest.is_empty() {
+                    let len = self.block_len(start, limit).min(rest.len());
+                    let (block, tail) = std::mem::take(&mut rest).split_at_mut(len);
+                    task(scratch, start, block);
+                    start += len;
+                    rest = tail;
+                }
+            });
         });
     }
 }

@@ -4,6 +4,7 @@ mod kernels;
 mod memory;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ort_alloc::{Allocator, DeviceId, Stats};
 use ort_core::ep::{
@@ -69,6 +70,7 @@ pub struct OpaqueDevice {
     info: DeviceInfo,
     memory: Arc<Memory>,
     table: KernelTable,
+    waits: AtomicUsize,
 }
 
 impl OpaqueDevice {
@@ -76,7 +78,7 @@ impl OpaqueDevice {
     pub fn new(limit: Option<usize>) -> Arc<OpaqueDevice> {
         let table = KernelTable::new(KERNELS.iter().map(|kernel| &kernel.def));
         let memory = Arc::new(Memory::new(new_device_id(), limit));
-        Arc::new(OpaqueDevice { info: describe(limit), memory, table })
+        Arc::new(OpaqueDevice { info: describe(limit), memory, table, waits: AtomicUsize::new(0) })
     }
 
     /// What its memory has handed out.
@@ -87,6 +89,11 @@ impl OpaqueDevice {
     /// How often tensors were copied in and out, and how many bytes.
     pub fn transfers(&self) -> Transfers {
         self.memory.transfers()
+    }
+
+    /// How often it was waited for.
+    pub fn waits(&self) -> usize {
+        self.waits.load(Ordering::Relaxed)
     }
 
     /// The operators that it has kernels for, sorted.
@@ -117,6 +124,11 @@ impl Device for OpaqueDevice {
         let kernel = KERNELS.iter().find(|kernel| std::ptr::eq(&kernel.def, def));
         let kernel = kernel.ok_or_else(|| error!(Fail, "operator {} has no kernel", def.op))?;
         Ok(Box::new(Kernel::new(cx.attrs().clone(), kernel, self.memory.clone())))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {

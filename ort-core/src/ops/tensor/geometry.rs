@@ -26,8 +26,8 @@ pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
 }
 
 /// The axes counted from the front, in the order given. One that is named twice is an error.
-pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
-    let mut result = Vec::with_capacity(axes.len().min(rank));
+pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<SmallVec<[usize; 6]>> {
+    let mut result = SmallVec::with_capacity(axes.len().min(rank));
     for &axis in axes {
         let index = normalize_axis(axis, rank)?;
         ensure!(
@@ -42,7 +42,7 @@ pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
 }
 
 /// The permutation of a `Transpose` node: the input's axis for each axis of the output.
-pub fn permutation(attrs: &Attributes, rank: usize) -> Result<Vec<usize>> {
+pub fn permutation(attrs: &Attributes, rank: usize) -> Result<SmallVec<[usize; 6]>> {
     let Some(perm) = attrs.find_ints("perm") else { return Ok((0..rank).rev().collect()) };
     ensure!(perm.len() == rank, InvalidGraph, "permutation {perm:?} of a tensor of rank {rank}");
     normalize_axes(perm, rank)
@@ -122,15 +122,15 @@ pub struct SliceArguments<'a> {
 
 impl SliceArguments<'_> {
     /// Checks that the lists are equally long, and returns the axis and step of each entry.
-    pub fn axes_and_steps(&self, rank: usize) -> Result<Vec<(usize, i64)>> {
+    pub fn axes_and_steps(&self, rank: usize) -> Result<AxesAndSteps> {
         let count = self.starts.len();
         ensure!(self.ends.len() == count, InvalidGraph, "{count} starts and {} ends", self.ends.len());
         slice_axes_and_steps(count, self.axes, self.steps, rank)
     }
 
     /// What is taken of each dimension of a tensor.
-    pub fn resolve(&self, shape: &[usize]) -> Result<Vec<SliceAxis>> {
-        let mut parts: Vec<SliceAxis> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
+    pub fn resolve(&self, shape: &[usize]) -> Result<SmallVec<[SliceAxis; 6]>> {
+        let mut parts: SmallVec<[SliceAxis; 6]> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
         let bounds = self.starts.iter().zip(self.ends);
         for ((axis, step), (&start, &end)) in self.axes_and_steps(shape.len())?.into_iter().zip(bounds) {
             if let Some(part) = parts.get_mut(axis) {
@@ -141,19 +141,22 @@ impl SliceArguments<'_> {
     }
 }
 
+/// The axis and step of each slice.
+type AxesAndSteps = SmallVec<[(usize, i64); 6]>;
+
 /// The axis and step of each of `count` slices.
 pub fn slice_axes_and_steps(
     count: usize,
     axes: Option<&[i64]>,
     steps: Option<&[i64]>,
     rank: usize,
-) -> Result<Vec<(usize, i64)>> {
+) -> Result<AxesAndSteps> {
     let axes = match axes {
         Some(axes) => normalize_axes(axes, rank)?,
         None => (0..count.min(rank + 1)).collect(),
     };
     ensure!(axes.len() == count && count <= rank, InvalidGraph, "{count} slices of {} axes", axes.len());
-    let steps = steps.map_or_else(|| vec![1; count], <[i64]>::to_vec);
+    let steps: SmallVec<[i64; 6]> = steps.map_or_else(|| SmallVec::from_elem(1, count), SmallVec::from_slice);
     ensure!(steps.len() == count, InvalidGraph, "{count} slices and {} steps", steps.len());
     ensure!(!steps.contains(&0), InvalidGraph, help = SLICE_STEP, "a slice has step 0");
     Ok(axes.into_iter().zip(steps).collect())

@@ -49,7 +49,7 @@ fn axes_to_input(draft: &mut Draft<'_>) -> Result<()> {
 fn infer_squeeze(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     let one = Dim::constant(1);
-    let dropped: Vec<usize> = if cx.has_input(1) {
+    let dropped: crate::tensor::Shape = if cx.has_input(1) {
         let Some(axes) = cx.ints(1) else { return Ok(()) };
         normalize_axes(&axes, shape.len())?
     } else {

@@ -11,6 +11,7 @@ use super::network::Lists;
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
+use crate::plan::BoundValues;
 use crate::plan::resolve::Planner;
 use crate::session::{Program, SlotId, Step};
 use crate::tensor::byte_count;
@@ -38,7 +39,8 @@ pub(super) struct Costs {
 
 impl Costs {
     pub(super) fn new(program: &Program, bindings: &Bindings, threads: usize) -> Costs {
-        let mut planner = Planner::new((program, &program.graph), bindings, threads);
+        let nothing = BoundValues::default();
+        let mut planner = Planner::new((program, &program.graph), bindings, threads, &nothing);
         planner.find_shapes();
         planner.find_needed();
         let mut blocks: Vec<usize> = (0..program.slots.len()).collect();

@@ -14,6 +14,7 @@ use super::idioms::idiom;
 use super::lanes::{Lane, Storage};
 use super::program::{Function, Program, Source, Step};
 use crate::cpu_kernels;
+use crate::kept::Keep;
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast, Repeated};
 use crate::vector::elementwise::Unary;
 
@@ -155,6 +156,14 @@ struct Scratch<S: Storage> {
 impl<S: Storage> Default for Scratch<S> {
     fn default() -> Self {
         Scratch { inputs: Vec::new(), registers: Vec::new(), result: Vec::new() }
+    }
+}
+
+impl<S: Storage> Keep for Scratch<S> {
+    fn bytes(&self) -> usize {
+        let inputs: usize = self.inputs.iter().map(Keep::bytes).sum();
+        let registers: usize = self.registers.iter().map(|register| register.values.bytes()).sum();
+        inputs + registers + self.result.bytes()
     }
 }
 

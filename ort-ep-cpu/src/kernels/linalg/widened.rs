@@ -74,7 +74,9 @@ impl Executable for Widened {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (threads, control) = (cx.threads(), cx.control());
         let mut rest = cx.workspace()?;
-        let mut inputs: Vec<Option<ValueView<'_>>> = Vec::new();
+        // The context below borrows it as long as it does the inputs.
+        let mut results: SmallVec<[Option<(TensorMut<'_>, &mut [f32])>; 4]> = SmallVec::new();
+        let mut inputs: SmallVec<[Option<ValueView<'_>>; 16]> = SmallVec::new();
         for index in 0..cx.input_count() {
             let Some(view) = cx.find_input(index) else {
                 inputs.push(None);
@@ -91,8 +93,7 @@ impl Executable for Widened {
             };
             inputs.push(Some(ValueView::Tensor(view)));
         }
-        let mut results: Vec<Option<(TensorMut<'_>, &mut [f32])>> = Vec::new();
-        let mut others: Vec<Option<TensorMut<'_>>> = Vec::new();
+        let mut others: SmallVec<[Option<TensorMut<'_>>; 4]> = SmallVec::new();
         for index in 0..cx.output_count() {
             let tensor = if cx.wants(index) { Some(cx.output(index)?) } else { None };
             match (self.outputs.get(index), tensor) {

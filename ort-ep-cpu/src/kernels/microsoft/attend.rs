@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use ort_core::{Error, Result, ensure, error};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::attention::{self, Elements};
 use crate::gemm::{BSource, Cpu};
@@ -125,6 +126,9 @@ pub(super) struct Span {
     pub(super) before: usize,
 }
 
+/// One for each batch.
+pub(super) type Spans = SmallVec<[Span; 8]>;
+
 /// What happens to a key that a query must not see by its place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hidden {
@@ -232,7 +236,7 @@ pub(super) struct Problem<'a> {
     pub(super) k: attention::Rows<'a>,
     pub(super) v: attention::Rows<'a>,
     /// One for each batch.
-    pub(super) spans: Vec<Span>,
+    pub(super) spans: Spans,
     pub(super) scale: f32,
     /// Where above 0, scores become `softcap * tanh(score / softcap)`.
     pub(super) softcap: f32,

@@ -6,11 +6,14 @@ use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error};
 
-use super::attend::{Bias, Hidden, Problem, Rows, Scores, Sizes, Span, Stage, attend};
-use super::rotary::{Angles, positions};
+use smallvec::SmallVec;
+
+use super::attend::{Bias, Hidden, Problem, Rows, Scores, Sizes, Span, Spans, Stage, attend};
+use super::rotary::{Angles, Positions, positions};
 use crate::attention::{self, Elements};
 use crate::cpu_kernels;
 use crate::gemm::Cpu;
+use crate::kept::with_kept;
 use crate::kernels::linalg::widened::{widened, widened_except};
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
@@ -27,6 +30,7 @@ cpu_kernels![
         op: "GroupQueryAttention",
         types: &[("T", SINGLE), ("T_CACHE", SINGLE)],
         in_place: &[(3, 1), (4, 2)],
+        shared_buffers: &[(3, 1), (4, 2)],
         when: is_full_cache,
         make,
         ..KernelDef::BASE
@@ -36,6 +40,7 @@ cpu_kernels![
         op: "GroupQueryAttention",
         types: &[("T", HALVES), ("T_CACHE", HALVES)],
         in_place: &[(3, 1), (4, 2)],
+        shared_buffers: &[(3, 1), (4, 2)],
         when: |node| is_full_cache(node) && !writes_scores(node),
         // The cache stays as it is, and everything else is widened.
         make: |cx| widened_except(cx, &[3, 4], &[1, 2], make),
@@ -179,9 +184,12 @@ impl Layout {
     }
 }
 
+/// The numbers of a few batches.
+type Few = SmallVec<[i64; 8]>;
+
 /// The lengths of each batch.
 struct Lengths {
-    spans: Vec<Span>,
+    spans: Spans,
     total: usize,
     /// Rows of the present.
     capacity: usize,
@@ -232,7 +240,7 @@ impl GroupQuery {
     /// Checks what `seqlens_k` and `total_sequence_length` say against the buffers.
     fn lengths(&self, cx: &RunCx<'_>, layout: &Layout) -> Result<Lengths> {
         let Layout { batch, queries, past, .. } = *layout;
-        let totals = cx.input(6)?.to_ints()?;
+        let totals: Few = cx.input(6)?.collect_ints()?;
         let given = totals.first().copied().unwrap_or(-1);
         let total = usize::try_from(given).ok().filter(|total| *total == past + queries || *total <= past);
         let total = total.ok_or_else(|| {
@@ -242,7 +250,7 @@ impl GroupQuery {
                 past + queries
             )
         })?;
-        let lengths = cx.input(5)?.to_ints()?;
+        let lengths: Few = cx.input(5)?.collect_ints()?;
         ensure!(
             lengths.len() == batch,
             InvalidArgument,
@@ -250,7 +258,7 @@ impl GroupQuery {
             lengths.len()
         );
         let is_prompt = queries == total;
-        let mut spans = Vec::with_capacity(batch);
+        let mut spans = Spans::with_capacity(batch);
         for length in lengths {
             let keys = length.checked_add(1).and_then(|keys| usize::try_from(keys).ok());
             let keys = keys.filter(|keys| (1..=total).contains(keys) && (is_prompt || *keys >= queries));
@@ -349,7 +357,7 @@ impl Executable for GroupQuery {
             });
             q = Rows::by_head(to, [layout.heads, layout.queries, layout.size]);
         }
-        let mut caches = Vec::with_capacity(2);
+        let mut caches: SmallVec<[_; 2]> = SmallVec::new();
         for (which, change) in [(1, &for_keys), (2, &for_values)] {
             let spare = if cx.wants(which) { 0 } else { layout.cache_len(layout.bound())? };
             let spare = take(&mut rest, spare)?;
@@ -393,7 +401,7 @@ impl Executable for GroupQuery {
 
 impl GroupQuery {
     /// The position of each new token, where they are rotated by it.
-    fn positions(&self, cx: &RunCx<'_>, layout: &Layout, lengths: &Lengths) -> Result<Option<Vec<usize>>> {
+    fn positions(&self, cx: &RunCx<'_>, layout: &Layout, lengths: &Lengths) -> Result<Option<Positions>> {
         if !self.rotates {
             return Ok(None);
         }
@@ -403,7 +411,7 @@ impl GroupQuery {
         if let Some(ids) = cx.find_input(9) {
             return positions(&angles, ids, [layout.batch, layout.queries]).map(Some);
         }
-        let mut all = Vec::with_capacity(layout.batch * layout.queries);
+        let mut all = Positions::with_capacity(layout.batch * layout.queries);
         for span in &lengths.spans {
             for query in 0..layout.queries {
                 all.push(angles.check((span.before + query) as i64)?);
@@ -434,6 +442,14 @@ fn cache_of<'a>(
     let Layout { key_heads, size, .. } = *layout;
     let len = layout.batch * key_heads * lengths.capacity * size;
     let is_in_place = cx.in_place(which) == Some(which + 2);
+    ensure!(
+        !is_in_place || lengths.capacity == layout.past,
+        InvalidArgument,
+        help = "bind a longer buffer, or a smaller total_sequence_length",
+        "the cache that past and present share has {} rows, the run needs {}",
+        layout.past,
+        lengths.capacity
+    );
     let past = cx.find_input(which + 2);
     let cache = Cache { layout, lengths, is_in_place, threads: cx.threads() };
     let incoming = layout.incoming(cx, which)?;
@@ -518,9 +534,12 @@ macro_rules! narrow_cache {
     ($($element:ty, $convert:path;)*) => {$(
         impl CacheElement for $element {
             fn place(change: &Change<'_>, from: Rows<'_>, at: [usize; 2], to: &mut [$element]) {
-                let mut wide = vec![0.0; to.len()];
-                place(change, from, at, &mut wide);
-                $convert(Isa::current(), &wide, to);
+                with_kept(|wide: &mut Vec<f32>| {
+                    wide.clear();
+                    wide.resize(to.len(), 0.0);
+                    place(change, from, at, wide);
+                    $convert(Isa::current(), wide, to);
+                });
             }
         }
     )*};

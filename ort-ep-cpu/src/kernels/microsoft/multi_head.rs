@@ -5,8 +5,9 @@ use std::ops::Range;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, Precision, RunCx};
 use ort_core::spec::MICROSOFT;
-use ort_core::tensor::{TensorView, element_count};
+use ort_core::tensor::{Shape, TensorView, element_count};
 use ort_core::{Result, ensure, error};
+use smallvec::{SmallVec, smallvec};
 
 use super::attend::{
     Bias, Hidden, Padding, PaddingMask, Problem, Rows, Sizes, Span, Stage, attend, scores_of,
@@ -96,7 +97,7 @@ impl MultiHead {
         Cpu::with_threads(threads).in_precision(self.precision)
     }
 
-    fn layout(&self, shape: impl Fn(usize) -> Option<Vec<usize>>) -> Result<Layout> {
+    fn layout(&self, shape: impl Fn(usize) -> Option<Shape>) -> Result<Layout> {
         let query = shape(0).unwrap_or_default();
         let (key, value) = (shape(1), shape(2));
         let heads = self.heads;
@@ -351,7 +352,7 @@ impl<'a> Beams<'a> {
 
 impl Executable for MultiHead {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let layout = self.layout(|index| shapes.inputs.get(index)?.as_ref().map(|shape| shape.to_vec()))?;
+        let layout = self.layout(|index| shapes.inputs.get(index)?.clone())?;
         let wanted = [1, 2].map(|index| shapes.outputs.get(index).is_some_and(Option::is_some));
         let buffers: usize = layout.buffers(wanted)?.iter().sum();
         let is_wanted = shapes.outputs.get(3).is_some_and(Option::is_some);
@@ -366,10 +367,10 @@ impl Executable for MultiHead {
         let threads = cx.threads();
         let mut rest = scratch::<f32>(cx.workspace()?)?;
         // A past in the place of its present is no input any more.
-        let present_shape = |index: usize| cx.output_shape(index).map(<[usize]>::to_vec);
+        let present_shape = |index: usize| cx.output_shape(index).map(Shape::from);
         let layout = self.layout(|index| match index {
             6 | 7 if cx.in_place(index - 5) == Some(index) => present_shape(index - 5),
-            _ => cx.find_input(index).map(|view| view.shape().to_vec()),
+            _ => cx.find_input(index).map(|view| view.shape().into()),
         })?;
         let past = past_length(cx, &layout)?;
         let total = past + layout.fresh;
@@ -401,7 +402,7 @@ impl Executable for MultiHead {
             q,
             k: k.plain(),
             v: v.plain(),
-            spans: vec![Span { keys: total, before: past }; layout.batch],
+            spans: smallvec![Span { keys: total, before: past }; layout.batch],
             scale: self.scale.unwrap_or(1.0 / (layout.size as f32).sqrt()),
             softcap: 0.0,
             causal: self.causal,
@@ -425,7 +426,7 @@ fn past_length(cx: &RunCx<'_>, layout: &Layout) -> Result<usize> {
     if !layout.is_shared {
         return Ok(layout.past);
     }
-    let lengths = cx.input(8)?.to_ints()?;
+    let lengths: SmallVec<[i64; 1]> = cx.input(8)?.collect_ints()?;
     let length = lengths.first().copied().unwrap_or(-1);
     let fits = usize::try_from(length)
         .ok()

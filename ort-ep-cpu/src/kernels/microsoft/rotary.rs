@@ -5,6 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
 
 use crate::cpu_kernels;
 use crate::kernels::linalg::widened::widened;
@@ -90,18 +91,21 @@ impl<'a> Angles<'a> {
     }
 }
 
+/// Positions of tokens, those of a step of decoding in place.
+pub(super) type Positions = SmallVec<[usize; 8]>;
+
 /// The position of each token of (batch, sequence): `ids` is their first one, or one for each.
 pub(super) fn positions(
     angles: &Angles<'_>,
     ids: TensorView<'_>,
     [batch, sequence]: [usize; 2],
-) -> Result<Vec<usize>> {
-    let values = ids.to_ints()?;
+) -> Result<Positions> {
+    let values: SmallVec<[i64; 8]> = ids.collect_ints()?;
     let is_first = ids.rank() <= 1;
     let fits = if is_first { values.len() == 1 } else { ids.shape() == [batch, sequence] };
     let shape = ids.shape();
     ensure!(fits, InvalidArgument, "position_ids has shape {shape:?}, expected [1] or [{batch}, {sequence}]");
-    let mut positions = Vec::with_capacity(batch * sequence);
+    let mut positions = Positions::with_capacity(batch * sequence);
     for index in 0..batch * sequence {
         let id = match is_first {
             true => values[0].saturating_add((index % sequence) as i64),

@@ -62,8 +62,8 @@ impl<'a> Io<'a> {
     }
 
     /// The integers of an input that may be left out.
-    fn ints(&self, index: usize) -> Result<Option<Vec<i64>>> {
-        self.find(index).map(|view| view.to_ints()).transpose()
+    fn ints(&self, index: usize) -> Result<Option<SmallVec<[i64; 8]>>> {
+        self.find(index).map(|view| view.collect_ints()).transpose()
     }
 
     /// The shape of an input; an input that the output replaces has the output's.

@@ -155,7 +155,7 @@ impl Movement for TensorScatter {
             && update[axis] <= cache[axis];
         ensure!(fits, InvalidArgument, "an update of shape {update:?} for a cache of shape {cache:?}");
         let (size, length, run) = (cache[axis], update[axis], cache[axis + 1..].iter().product::<usize>());
-        let writes = io.ints(2)?.unwrap_or_else(|| vec![0; cache[0]]);
+        let writes = io.ints(2)?.unwrap_or_else(|| smallvec![0; cache[0]]);
         ensure!(writes.len() == cache[0], InvalidArgument, "{} write indices for {cache:?}", writes.len());
         let prefixes: usize = cache[..axis].iter().product();
         for prefix in 0..prefixes {

@@ -3,6 +3,7 @@
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::{SliceAxis, Strided, normalize_axis};
 use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
 
 use super::strided::copy_strided;
 use super::{Cell, Io, Movement, movement};
@@ -15,7 +16,7 @@ struct Split {
 
 impl Split {
     /// The sizes of the parts; those of wanted outputs, or the ones given, or equal ones.
-    fn parts(&self, io: &Io<'_>, size: usize, count: usize) -> Result<Vec<usize>> {
+    fn parts(&self, io: &Io<'_>, size: usize, count: usize) -> Result<SmallVec<[usize; 8]>> {
         let Some(given) = io.ints(1)? else {
             let part = size.div_ceil(count.max(1));
             return Ok((0..count).map(|index| part.min(size.saturating_sub(index * part))).collect());
@@ -30,7 +31,7 @@ impl Movement for Split {
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
         let shape = io.shape(0)?;
         let axis = normalize_axis(self.axis, shape.len())?;
-        let mut slices: Vec<SliceAxis> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
+        let mut slices: SmallVec<[SliceAxis; 6]> = shape.iter().map(|&size| SliceAxis::all(size)).collect();
         let mut start = 0usize;
         for (part, output) in self.parts(io, shape[axis], to.len())?.into_iter().zip(to) {
             ensure!(part <= shape[axis].saturating_sub(start), InvalidArgument, "the parts exceed {shape:?}");

@@ -5,6 +5,7 @@ use std::ops::Range;
 use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::{SliceArguments, Strided, permutation};
 use ort_core::{Result, ensure};
+use smallvec::SmallVec;
 
 use crate::parallel::{for_each_chunk_mut, for_each_row_chunk_mut};
 
@@ -33,7 +34,8 @@ impl Movement for Expand {
 
 impl Movement for Slice {
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
-        let (starts, ends) = (io.input(1)?.to_ints()?, io.input(2)?.to_ints()?);
+        let list = |index: usize| io.input(index)?.collect_ints::<SmallVec<[i64; 6]>>();
+        let (starts, ends) = (list(1)?, list(2)?);
         let (axes, steps) = (io.ints(3)?, io.ints(4)?);
         let arguments =
             SliceArguments { starts: &starts, ends: &ends, axes: axes.as_deref(), steps: steps.as_deref() };

@@ -7,6 +7,7 @@ use ort_core::ir::Attributes;
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, ensure, error, for_each_type};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::{for_each_unit, part_count};
 use crate::cpu_kernels;
@@ -303,14 +304,15 @@ struct Shared<'a, T: Real> {
 /// What decides which keys a query sees by its place.
 pub(super) struct Reach {
     /// Keys that are no padding, of each batch.
-    pub(super) lengths: Option<Vec<i64>>,
+    pub(super) lengths: Option<SmallVec<[i64; 8]>>,
     past: usize,
     queries: usize,
 }
 
 impl Reach {
     pub(super) fn new(cx: &RunCx<'_>, sizes: &Sizes) -> Result<Reach> {
-        let lengths = cx.find_input(6).map(|view| view.to_ints()).transpose()?;
+        let lengths: Option<SmallVec<[i64; 8]>> =
+            cx.find_input(6).map(|view| view.collect_ints()).transpose()?;
         let enough = lengths.as_ref().is_none_or(|lengths| lengths.len() == sizes.q.batch);
         ensure!(enough, InvalidArgument, "nonpad_kv_seqlen does not have a value for each batch");
         Ok(Reach { lengths, past: sizes.past, queries: sizes.q.rows })

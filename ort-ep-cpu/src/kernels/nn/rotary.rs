@@ -3,6 +3,7 @@
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
 
 use crate::cpu_kernels;
 use crate::kernels::linalg::widened::widened;
@@ -43,13 +44,13 @@ fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -
     let (cos, sin) = (cx.input(1)?, cx.input(2)?);
     let fits = cos.shape() == sin.shape() && cos.shape().last() == Some(&half);
     ensure!(fits, InvalidArgument, "caches of shape {:?} and {:?}", cos.shape(), sin.shape());
-    let ids = cx.find_input(3).map(|ids| ids.to_ints()).transpose()?;
+    let ids = cx.find_input(3).map(|ids| ids.collect_ints::<SmallVec<[i64; 8]>>()).transpose()?;
     let (cos, sin) = (cos.as_slice::<f32>()?, sin.as_slice::<f32>()?);
     let rows = cos.len() / half.max(1);
-    let angles: Vec<usize> = match ids {
+    let angles: SmallVec<[usize; 8]> = match ids {
         Some(ids) => {
             let row = |id: i64| usize::try_from(id).ok().filter(|row| *row < rows);
-            let found: Option<Vec<usize>> = ids.into_iter().map(row).collect();
+            let found: Option<SmallVec<_>> = ids.into_iter().map(row).collect();
             found.ok_or_else(|| error!(InvalidArgument, "a position is outside the caches"))?
         }
         None => (0..rows).collect(),

@@ -5,6 +5,7 @@ use ort_core::ep::Unary;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, error, for_each_type};
 
+use crate::kept::with_kept;
 use crate::kernels::reduce::number::{Number, Real};
 use crate::kernels::reduce::rows::{self, ExpMinus, Plus, Same, Square, SquareMinus};
 use crate::parallel::for_each_row_chunk_mut;
@@ -117,17 +118,20 @@ pub(crate) fn for_each_row<T: Number>(
         return;
     }
     for_each_row_chunk_mut(threads, to, len, (GRAIN / len).max(1), |first, rows| {
-        let mut copy = Vec::new();
-        for (index, to) in rows.chunks_exact_mut(len).enumerate() {
-            let row = first + index;
-            match from {
-                Some(from) => task(row, &from[row * len..][..len], to),
-                None => {
+        let rows = rows.chunks_exact_mut(len).enumerate();
+        let Some(from) = from else {
+            with_kept(|copy: &mut Vec<T>| {
+                for (index, to) in rows {
                     copy.clear();
                     copy.extend_from_slice(to);
-                    task(row, &copy, to);
+                    task(first + index, copy, to);
                 }
-            }
+            });
+            return;
+        };
+        for (index, to) in rows {
+            let row = first + index;
+            task(row, &from[row * len..][..len], to);
         }
     });
 }

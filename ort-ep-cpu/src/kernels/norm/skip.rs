@@ -4,6 +4,7 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
 
 use crate::cpu_kernels;
 use crate::kernels::linalg::widened::widened;
@@ -130,7 +131,7 @@ fn output<'a>(cx: &mut RunCx<'a>, index: usize) -> Result<Option<&'a mut [f32]>>
 type Outputs<'a> = (&'a mut [f32], Option<&'a mut [f32]>, Option<&'a mut [f32]>, Option<&'a mut [f32]>);
 
 /// Parts of `at_once` rows of `len` values.
-fn cut<'a>((result, sum, mean, factor): Outputs<'a>, len: usize, at_once: usize) -> Vec<Rows<'a>> {
+fn cut<'a>((result, sum, mean, factor): Outputs<'a>, len: usize, at_once: usize) -> SmallVec<[Rows<'a>; 4]> {
     let mut sum = sum.map(|sum| sum.chunks_mut(at_once * len));
     let mut mean = mean.map(|mean| mean.chunks_mut(at_once));
     let mut factor = factor.map(|factor| factor.chunks_mut(at_once));

@@ -2,6 +2,7 @@
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx, Unary};
 use ort_core::{Result, error, for_each_type};
+use smallvec::SmallVec;
 
 use super::layout::around_axis;
 use super::number::{Number, Wide};
@@ -29,7 +30,7 @@ fn make(cx: &mut CompileCx<'_>, product: bool) -> Result<Box<dyn Executable>> {
     let (exclusive, reverse) = (cx.attrs().flag("exclusive")?, cx.attrs().flag("reverse")?);
     let scan = Scan { product, exclusive, reverse };
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
-        let axis = cx.input(1)?.to_ints()?;
+        let axis = cx.input(1)?.collect_ints::<SmallVec<[i64; 1]>>()?;
         let &[axis] = axis.as_slice() else {
             return Err(error!(InvalidArgument, "the axis must be one number, got {}", axis.len()));
         };

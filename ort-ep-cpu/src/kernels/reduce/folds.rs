@@ -3,6 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
+use smallvec::{SmallVec, smallvec};
 
 use super::layout::{Layout, count, normalize_axis, offset};
 use super::number::{Number, Wide};
@@ -56,8 +57,9 @@ fn make(cx: &mut CompileCx<'_>, fold: Fold) -> Result<Box<dyn Executable>> {
 
 fn run(cx: &mut RunCx<'_>, fold: Fold, noop: bool) -> Result<()> {
     let input = cx.input(0)?;
-    let axes = cx.find_input(1).map(|axes| axes.to_ints()).transpose()?.unwrap_or_default();
-    let mut mask = vec![axes.is_empty() && !noop; input.rank()];
+    let axes: Option<SmallVec<[i64; 6]>> = cx.find_input(1).map(|axes| axes.collect_ints()).transpose()?;
+    let axes = axes.unwrap_or_default();
+    let mut mask: SmallVec<[bool; 6]> = smallvec![axes.is_empty() && !noop; input.rank()];
     for axis in axes {
         mask[normalize_axis(axis, input.rank())?] = true;
     }

@@ -2,6 +2,7 @@
 
 use ort_core::tensor::Shape;
 use ort_core::{Result, error};
+use smallvec::SmallVec;
 
 /// The axis as an index below `rank`.
 pub(crate) fn normalize_axis(axis: i64, rank: usize) -> Result<usize> {
@@ -23,7 +24,7 @@ pub(crate) fn around_axis(shape: &[usize], axis: i64) -> Result<[usize; 3]> {
 }
 
 /// Dimensions with their sizes and strides, outermost first.
-pub(crate) type Dimensions = Vec<(usize, usize)>;
+pub(crate) type Dimensions = SmallVec<[(usize, usize); 4]>;
 
 /// The elements of a tensor parted into those that are combined and those that stay apart. Neighbouring dimensions
 /// of one kind are merged, so that the innermost run is as long as it can be.
@@ -43,7 +44,7 @@ impl Layout {
     /// The layout of `shape` where the dimensions of `mask` are combined.
     pub(crate) fn new(shape: &[usize], mask: &[bool]) -> Layout {
         // Merged dimensions, innermost first, as (size, stride, combined).
-        let mut merged: Vec<(usize, usize, bool)> = Vec::with_capacity(shape.len());
+        let mut merged: SmallVec<[(usize, usize, bool); 6]> = SmallVec::new();
         let mut stride = 1usize;
         for (&size, &reduced) in shape.iter().zip(mask).rev() {
             match merged.last_mut() {
@@ -55,7 +56,7 @@ impl Layout {
         }
         let mut rest = merged.into_iter();
         let (inner, _, inner_reduced) = rest.next().unwrap_or((1, 1, false));
-        let mut layout = Layout { kept: Vec::new(), reduced: Vec::new(), inner, inner_reduced };
+        let mut layout = Layout { kept: Dimensions::new(), reduced: Dimensions::new(), inner, inner_reduced };
         for (size, stride, reduced) in rest {
             let list = if reduced { &mut layout.reduced } else { &mut layout.kept };
             list.insert(0, (size, stride));
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn offsets_follow_strides() {
-        let dimensions = vec![(2, 60), (3, 5)];
+        let dimensions = Dimensions::from_slice(&[(2, 60), (3, 5)]);
         let offsets: Vec<usize> = (0..count(&dimensions)).map(|index| offset(&dimensions, index)).collect();
         assert_eq!(offsets, [0, 5, 10, 60, 65, 70]);
         assert_eq!(broadcast_strides(&[3, 1, 2], 4).as_slice(), [0, 2, 0, 1]);

@@ -1,0 +1,185 @@
+//! What a plan knows of a binding: which values lie in buffers that outlive the run.
+//!
+//! The buffers of a binding stand in one row: one place for each given value, then one for each output.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots are made by the program, and the planner's tables have an entry for each"
+)]
+
+use super::StepPlan;
+use super::resolve::{Draft, Planner};
+use crate::dtype::DType;
+use crate::ep::OutputsFrom;
+use crate::session::{Program, SlotId, Step, in_words};
+use crate::tensor::byte_count;
+use crate::{Error, Result, error};
+
+/// Where the memory of an output is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputMemory {
+    /// Nobody wants the output.
+    Unwanted,
+    /// In its buffer where the plan knows its size; else the run allocates it.
+    Kept,
+    /// In its buffer, which is the caller's.
+    Given,
+    /// In the buffer of the given value at this position.
+    Input(usize),
+}
+
+/// The bound values of a program. Without a binding both lists are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BoundValues {
+    /// Whether the given value at each position lies in its buffer.
+    pub(crate) inputs: Vec<bool>,
+    /// The memory of each output.
+    pub(crate) outputs: Vec<OutputMemory>,
+}
+
+impl BoundValues {
+    /// The outputs that somebody wants.
+    pub(super) fn wants(&self, output: usize) -> bool {
+        self.outputs.get(output) != Some(&OutputMemory::Unwanted)
+    }
+
+    /// The place of the buffer in which an output lies, if it has one.
+    fn buffer_of(&self, output: usize) -> Option<usize> {
+        match self.outputs.get(output)? {
+            OutputMemory::Unwanted => None,
+            OutputMemory::Kept | OutputMemory::Given => Some(self.inputs.len() + output),
+            OutputMemory::Input(input) => Some(*input),
+        }
+    }
+
+    /// For each slot that is an output its memory and its buffer: those of its first place among the outputs.
+    pub(super) fn buffers(&self, program: &Program) -> Vec<Option<(OutputMemory, usize)>> {
+        let mut buffers = vec![None; program.slots.len()];
+        for (output, (slot, memory)) in program.outputs.iter().zip(&self.outputs).enumerate().rev() {
+            buffers[slot.index()] = self.buffer_of(output).map(|buffer| (*memory, buffer));
+        }
+        buffers
+    }
+}
+
+impl Planner<'_> {
+    /// Gives outputs the shape of the input whose buffer they take over, where the kernel allows that whatever the run finds.
+    pub(super) fn find_shared_shapes(&mut self) {
+        for step in &self.program.steps {
+            for &(input, output) in step.claim.shared_buffers {
+                let (Some(&Some(input)), Some(&Some(output))) =
+                    (step.inputs.get(input), step.outputs.get(output))
+                else {
+                    continue;
+                };
+                if let Some((OutputMemory::Input(given), _)) = self.buffers[output.index()]
+                    && self.program.given.get(given) == Some(&input)
+                    && self.shapes[output.index()].is_none()
+                {
+                    self.shapes[output.index()] = self.shapes[input.index()].clone();
+                }
+            }
+        }
+    }
+
+    /// Puts an output into its buffer, where a binding has one for it; returns whether it is there.
+    pub(super) fn place_bound_output(
+        &mut self,
+        step: &Step,
+        (index, position): (usize, usize),
+        bytes: Option<usize>,
+        plan: &mut StepPlan,
+    ) -> Result<bool> {
+        let Some(slot) = step.outputs[position] else { return Ok(false) };
+        let place = slot.index();
+        let from_plan = step.claim.outputs == OutputsFrom::Plan && self.dtypes[place] != Some(DType::String);
+        let Some((memory, buffer)) = self.buffers[place].filter(|_| from_plan) else { return Ok(false) };
+        if let OutputMemory::Input(input) = memory {
+            self.share_bound_input(step, (index, position), input, plan)?;
+        }
+        let is_there = memory != OutputMemory::Kept || bytes.is_some();
+        if is_there {
+            self.drafts[place] = Draft::Bound(buffer);
+        }
+        Ok(is_there)
+    }
+
+    /// Lets an output take over the buffer of a bound input, or says why it cannot.
+    fn share_bound_input(
+        &self,
+        step: &Step,
+        (index, position): (usize, usize),
+        input: usize,
+        plan: &mut StepPlan,
+    ) -> Result<()> {
+        let (Some(&from), Some(to)) = (self.program.given.get(input), step.outputs[position]) else {
+            return Err(error!(Fail, "there is no input {input} to share a buffer with"));
+        };
+        let refuse = |why: String| self.not_shared(from, to, &why);
+        let mut pairs = step.claim.in_place.iter().filter(|(_, output)| *output == position);
+        let place = pairs.find(|(place, _)| step.inputs.get(*place) == Some(&Some(from)));
+        let Some(&(place, _)) = place else {
+            return Err(refuse(format!("node '{}' ({}) does not compute it in place", step.name, step.op)));
+        };
+        let is_like = |slot: SlotId| {
+            let (dtype, shape) = (self.dtypes[slot.index()]?, self.shapes[slot.index()].clone()?);
+            byte_count(dtype, &shape).ok()?;
+            Some((dtype, shape))
+        };
+        match (is_like(from), is_like(to)) {
+            (_, None) => return Err(refuse("its size is known only when it runs".to_string())),
+            (input, output) if input != output => {
+                return Err(refuse(format!("it is {}, the input {}", in_words(&output), in_words(&input))));
+            }
+            _ => {}
+        }
+        let reads = step.reads().filter(|slot| self.root(*slot) == from).count();
+        if reads > 1 {
+            return Err(refuse(format!("node '{}' ({}) reads it twice", step.name, step.op)));
+        }
+        if self.is_output[from.index()] {
+            return Err(refuse("it is an output itself".to_string()));
+        }
+        if self.last[from.index()] > index {
+            let later = self.program.steps.iter().skip(index + 1);
+            let reader = later.into_iter().find(|step| step.reads().any(|slot| self.root(slot) == from));
+            let reader = reader.map_or_else(String::new, |step| format!(" by node '{}'", step.name));
+            return Err(refuse(format!("the input is still read afterwards{reader}")));
+        }
+        plan.in_place.push((position as u32, place as u32));
+        Ok(())
+    }
+
+    /// What is bound to an input but not computed in its place.
+    pub(super) fn check_shared(&self) -> Result<()> {
+        for (output, memory) in self.bound.outputs.iter().enumerate() {
+            let OutputMemory::Input(input) = *memory else { continue };
+            let (Some(&to), Some(&from)) = (self.program.outputs.get(output), self.program.given.get(input))
+            else {
+                continue;
+            };
+            if !matches!(self.drafts[to.index()], Draft::Bound(buffer) if buffer == input) {
+                return Err(self.not_shared(from, to, "no node computes it from the input"));
+            }
+        }
+        Ok(())
+    }
+
+    fn root(&self, slot: SlotId) -> SlotId {
+        match self.drafts[slot.index()] {
+            Draft::View { of, .. } => self.root(of),
+            _ => slot,
+        }
+    }
+
+    fn not_shared(&self, from: SlotId, to: SlotId, why: &str) -> Error {
+        let name = |slot: SlotId| &self.program.graph.value(self.program.slots[slot.index()].value).name;
+        error!(
+            InvalidArgument,
+            "output '{}' cannot be in the memory of input '{}': {why}",
+            name(to),
+            name(from)
+        )
+        .help("bind it to a buffer of its own")
+    }
+}

@@ -1,0 +1,132 @@
+//! Tensors lent by and to other libraries, through the structures of DLPack.
+
+use ort_alloc::dlpack::{DLDataType, Layout, Managed};
+
+use super::{Shape, Tensor, TensorBuffer, byte_count};
+use crate::dtype::DType;
+use crate::{Result, ensure, error};
+
+/// Our types with DLPack's codes and bits of one lane. Types that are packed below a byte have none: DLPack does not say
+/// which half of a byte comes first.
+const TYPES: &[(DType, u8, u8)] = &[
+    (DType::I8, 0, 8),
+    (DType::I16, 0, 16),
+    (DType::I32, 0, 32),
+    (DType::I64, 0, 64),
+    (DType::U8, 1, 8),
+    (DType::U16, 1, 16),
+    (DType::U32, 1, 32),
+    (DType::U64, 1, 64),
+    (DType::F16, 2, 16),
+    (DType::F32, 2, 32),
+    (DType::F64, 2, 64),
+    (DType::BF16, 4, 16),
+    (DType::C64, 5, 64),
+    (DType::C128, 5, 128),
+    (DType::Bool, 6, 8),
+    (DType::F8E4M3FN, 10, 8),
+    (DType::F8E4M3FNUZ, 11, 8),
+    (DType::F8E5M2, 12, 8),
+    (DType::F8E5M2FNUZ, 13, 8),
+    (DType::F8E8M0, 14, 8),
+];
+
+fn to_dlpack(dtype: DType) -> Result<DLDataType> {
+    let row = TYPES.iter().find(|(known, ..)| *known == dtype);
+    let (_, code, bits) = row.ok_or_else(|| {
+        error!(InvalidArgument, "DLPack has no type for {} tensors", dtype.name())
+            .help("cast the tensor to a type of whole bytes first")
+    })?;
+    Ok(DLDataType { code: *code, bits: *bits, lanes: 1 })
+}
+
+fn from_dlpack(dtype: DLDataType) -> Result<DType> {
+    let DLDataType { code, bits, lanes } = dtype;
+    let row = TYPES.iter().find(|row| (row.1, row.2) == (code, bits) && lanes == 1);
+    row.map(|row| row.0).ok_or_else(|| {
+        error!(
+            InvalidArgument,
+            "there is no element type for DLPack's code {code}, {bits} bits, {lanes} lanes"
+        )
+        .help("lend integers, floats, bfloat16, complex numbers or booleans of one lane")
+    })
+}
+
+/// The type and the shape of a lent tensor whose elements lie in row-major order without gaps.
+fn describe(managed: &Managed) -> Result<(DType, Shape)> {
+    let dtype = from_dlpack(managed.dtype())?;
+    let sizes = managed.shape();
+    let shape: Option<Shape> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
+    let shape =
+        shape.ok_or_else(|| error!(InvalidArgument, "a DLPack tensor of shape {sizes:?} cannot be"))?;
+    byte_count(dtype, &shape)?;
+    ensure!(
+        managed.is_compact(),
+        InvalidArgument,
+        help = "lend a contiguous copy of it",
+        "a DLPack tensor of shape {sizes:?} has strides {:?}: it is not compact",
+        managed.strides().unwrap_or_default()
+    );
+    Ok((dtype, shape))
+}
+
+impl Tensor {
+    /// A tensor over memory that another library lends to be read. It is given back when the last tensor over it goes.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is not compact, not in memory of the host, or of a type that ONNX does not have. It is given back then.
+    pub fn from_dlpack(managed: Managed) -> Result<Tensor> {
+        let (dtype, shape) = describe(&managed)?;
+        let memory = managed.into_shared(byte_count(dtype, &shape)?)?;
+        let bytes = memory.bytes().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        Tensor::from_bytes(dtype, &shape, bytes)
+    }
+
+    /// Lends the tensor to another library, which must not write it and gives it back when it is done. No bytes move.
+    ///
+    /// ```
+    /// use ort_core::tensor::Tensor;
+    ///
+    /// let tensor = Tensor::from_slice(&[2], &[1.0f32, 2.0])?;
+    /// let lent = tensor.to_dlpack()?; // `lent.into_raw()` is the pointer that goes into a capsule
+    /// assert!(lent.is_read_only());
+    /// assert_eq!(Tensor::from_dlpack(lent)?.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Strings, packed types, device memory and unaligned memory cannot be lent.
+    pub fn to_dlpack(&self) -> Result<Managed> {
+        let dtype = to_dlpack(self.dtype)?;
+        let bytes = self.bytes().filter(|_| self.is_aligned()).ok_or_else(|| {
+            error!(InvalidArgument, "a tensor that is not aligned in memory of the host cannot be lent")
+                .help("lend a copy: `to_owned_copy`")
+        })?;
+        Ok(Managed::lend(bytes.clone(), dtype, &self.shape))
+    }
+}
+
+impl TensorBuffer {
+    /// A tensor to write over memory that another library lends; results of a run bound to it are there at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tensor::from_dlpack`], and where the lender allows no writing or the memory is not aligned for its type.
+    pub fn from_dlpack(managed: Managed) -> Result<TensorBuffer> {
+        let (dtype, shape) = describe(&managed)?;
+        let buffer = managed.into_buffer(byte_count(dtype, &shape)?)?;
+        TensorBuffer::from_buffer(dtype, &shape, buffer)
+    }
+
+    /// Gives the tensor to another library, which may write it, in either structure of DLPack.
+    ///
+    /// # Errors
+    ///
+    /// Packed types cannot be given, nor memory that a tensor still holds.
+    pub fn into_dlpack(self, layout: Layout) -> Result<Managed> {
+        let (dtype, shape) = (to_dlpack(self.dtype())?, Shape::from(self.shape()));
+        Ok(Managed::give(self.into_buffer()?, dtype, &shape, layout)?)
+    }
+}

@@ -1,0 +1,80 @@
+//! Small scratch memory that each thread keeps from call to call: what kernels need besides the planned workspace, so that
+//! a run like the one before it takes nothing from the heap.
+
+use std::any::Any;
+use std::cell::RefCell;
+
+/// The most bytes of a value that is kept.
+const MOST: usize = 128 << 10;
+
+thread_local! {
+    static KEPT: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What a thread may keep. Its next user finds it as the last one left it.
+pub trait Keep: Default + 'static {
+    /// The bytes of the heap that it holds.
+    fn bytes(&self) -> usize;
+}
+
+/// Calls `task` with a value of this thread's that nobody uses, or with a new one.
+pub(crate) fn with_kept<K: Keep, R>(task: impl FnOnce(&mut K) -> R) -> R {
+    let found = KEPT.with_borrow_mut(|kept| {
+        let place = kept.iter().position(|value| value.is::<K>())?;
+        kept.swap_remove(place).downcast::<K>().ok()
+    });
+    let mut value = found.unwrap_or_default();
+    let result = task(&mut value);
+    if value.bytes() <= MOST {
+        KEPT.with_borrow_mut(|kept| kept.push(value));
+    }
+    result
+}
+
+impl Keep for () {
+    fn bytes(&self) -> usize {
+        0
+    }
+}
+
+impl<T: 'static> Keep for Vec<T> {
+    fn bytes(&self) -> usize {
+        self.capacity() * size_of::<T>()
+    }
+}
+
+impl<A: Keep, B: Keep> Keep for (A, B) {
+    fn bytes(&self) -> usize {
+        self.0.bytes() + self.1.bytes()
+    }
+}
+
+impl<A: Keep, B: Keep, C: Keep> Keep for (A, B, C) {
+    fn bytes(&self) -> usize {
+        self.0.bytes() + self.1.bytes() + self.2.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_user_gets_the_memory_of_the_last() {
+        let start = |len: usize| {
+            with_kept(|scratch: &mut Vec<u64>| {
+                scratch.resize(len, 0);
+                (scratch.capacity(), scratch.as_ptr())
+            })
+        };
+        assert_eq!(start(100), start(90));
+        let (capacity, _) = start(MOST);
+        assert!(capacity >= MOST && start(10).0 < MOST, "what is too large is not kept");
+        // A user inside a user has memory of its own.
+        let outer = with_kept(|outer: &mut Vec<u64>| {
+            outer.resize(10, 0);
+            (outer.as_ptr(), start(10).1)
+        });
+        assert_ne!(outer.0, outer.1);
+    }
+}
