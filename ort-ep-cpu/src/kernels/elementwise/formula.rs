@@ -109,14 +109,24 @@ fn make_folded(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         _ => BinaryFn::Add,
     };
     let count = node.inputs.len();
-    let mut formula = ScalarExpr::Input(0);
-    for index in 1..count {
-        formula = ScalarExpr::binary(function, formula, ScalarExpr::Input(index));
-    }
+    let inputs = (0..count).map(ScalarExpr::Input).collect();
+    let mut formula = fold(function, inputs).ok_or_else(|| error!(Fail, "it has no input"))?;
     if node.spec.name == "Mean" {
         formula = formula / count as f64;
     }
     make(cx, &formula)
+}
+
+/// All terms under one function, one after the other. What walks a formula recurs once for each level, so that many terms are folded in
+/// groups, and those again: the depth stays small however many inputs a node has.
+fn fold(function: BinaryFn, mut terms: Vec<ScalarExpr>) -> Option<ScalarExpr> {
+    const GROUP: usize = 128;
+    let chain = |left, right| ScalarExpr::binary(function, left, right);
+    while terms.len() > GROUP {
+        let mut rest = terms.into_iter();
+        terms = std::iter::from_fn(|| rest.by_ref().take(GROUP).reduce(chain)).collect();
+    }
+    terms.into_iter().reduce(chain)
 }
 
 /// The kernel of a formula for the node's element type.
