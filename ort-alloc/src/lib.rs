@@ -24,7 +24,7 @@
 //! ];
 //! let plan = plan(&values)?;
 //! let slab_bytes = plan.lanes[0].bytes;
-//! assert_eq!(slab_bytes, 1524); // the third value lies where the first one was; 500 begins at a multiple of 64
+//! assert_eq!(slab_bytes, 1512); // the third value lies where the first one was; both begin at a multiple of 64
 //!
 //! let allocator = BudgetedAllocator {
 //!     inner: Arc::<HostAllocator>::default(),

@@ -6,7 +6,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::spec::{BinaryFn, RUNTIME, ScalarExpr};
 use ort_core::{Result, error};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::activation::one_loop;
 use super::blocks::{operand, output_shape, select};
@@ -354,11 +354,16 @@ impl<S: Storage> Gathering<'_, S> {
         buffers: &'b mut [(Vec<S>, Vec<S::Lane>)],
     ) -> Operands<'b, S::Lane> {
         let nothing = Operand::Block(Block::Scalar(S::Lane::default()));
-        let read = |index: usize| steps.iter().any(|step| step.reads(index));
+        let mut read: SmallVec<[bool; 16]> = smallvec![false; self.inputs.len()];
+        for input in steps.iter().flat_map(Step::inputs) {
+            if let Some(read) = read.get_mut(input) {
+                *read = true;
+            }
+        }
         let mut operands = Operands::new();
         for (index, (input, (elements, lanes))) in self.inputs.iter().zip(buffers).enumerate() {
             operands.push(match input {
-                _ if !read(index) => nothing,
+                _ if !read[index] => nothing,
                 None => Operand::Block(Block::Slice(as_lanes(held, lanes))),
                 Some(data) => match rows_of(self.program, self.walk, (index, data), (self.start, self.len)) {
                     Some(Repeated { elements, first, each }) => {

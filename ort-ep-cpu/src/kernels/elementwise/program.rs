@@ -1,6 +1,7 @@
 //! Scalar formulas compiled to steps over registers, each of which is one vector loop over a block.
 
 use ort_core::spec::{BinaryFn, ScalarExpr, UnaryFn};
+use smallvec::SmallVec;
 
 /// What one step computes. `V` are further functions of one value that a kind of lane has in one loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,6 +36,14 @@ pub(super) struct Step<V> {
 }
 
 impl<V> Step<V> {
+    /// The inputs that it reads.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = usize> + '_ {
+        self.operands.iter().filter_map(|operand| match operand {
+            Source::Input(index) => Some(*index),
+            _ => None,
+        })
+    }
+
     /// Whether it reads the input at `index`.
     pub(super) fn reads(&self, index: usize) -> bool {
         self.operands.contains(&Source::Input(index))
@@ -113,6 +122,9 @@ impl<V: Copy> Program<V> {
     }
 }
 
+/// The steps before a new one among which the same one is looked for.
+const MOST_COMPARED: usize = 256;
+
 fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr, idiom: FindIdiom<V>) -> Source {
     let mut part = |part: &ScalarExpr| emit(steps, part, idiom);
     let (function, operands) = match (idiom(formula), formula) {
@@ -126,7 +138,10 @@ fn emit<V: Copy + PartialEq>(steps: &mut Vec<Step<V>>, formula: &ScalarExpr, idi
         }
     };
     let same = |step: &Step<V>| step.function == function && step.operands == operands;
-    let index = steps.iter().position(same).unwrap_or_else(|| {
+    // Among all of very many steps it would take quadratic time.
+    let first = steps.len().saturating_sub(MOST_COMPARED);
+    let known = steps.iter().skip(first).position(same).map(|place| first + place);
+    let index = known.unwrap_or_else(|| {
         steps.push(Step { function, operands, to: steps.len() });
         steps.len() - 1
     });
@@ -154,14 +169,16 @@ fn assign_registers<V>(steps: &mut [Step<V>]) -> usize {
             });
             steps[index].to = place[index];
         }
+        let mut done: SmallVec<[usize; 3]> = SmallVec::new();
         for operand in &mut steps[index].operands {
             if let Source::Register(register) = operand {
+                if last_use[*register] == index && !done.contains(register) {
+                    done.push(*register);
+                }
                 *register = place[*register];
             }
         }
-        free.extend(
-            (0..index).filter(|&register| last_use[register] == index).map(|register| place[register]),
-        );
+        free.extend(done.into_iter().map(|register| place[register]));
     }
     count
 }
