@@ -396,8 +396,9 @@ impl Builder {
         let counted = device.compile(&mut compile).ok()?;
         let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
         let weights = consumed.iter().enumerate().filter(|(_, consumed)| **consumed);
-        let mut weights = weights.filter_map(|(index, _)| view.constant(index));
-        let streams = packed_bytes > 0 && weights.all(cx.is_mapped);
+        let weights: SmallVec<[&Tensor; 4]> = weights.filter_map(|(index, _)| view.constant(index)).collect();
+        // What is packed from attributes, as trees are, takes long to make again.
+        let streams = packed_bytes > 0 && !weights.is_empty() && weights.into_iter().all(cx.is_mapped);
         streams.then(|| (StreamedKernel::new(counted, packed_bytes), consumed))
     }
 
