@@ -39,7 +39,7 @@ pub enum Step<'a> {
         row_stride: usize,
     },
     /// Adds what the result holds, each element of which is read before it is written. Only where all steps of the sums are
-    /// in one block ([`STEPS`](super::blocking::STEPS)), and the left side is packed.
+    /// in one block (`STEPS`), and the left side is packed.
     Held,
     /// Multiplies by a number.
     Scale(f32),
