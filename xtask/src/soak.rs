@@ -237,7 +237,9 @@ impl Soak<'_> {
             Finding {
                 scenario: format!("minilm_l6: left by a trim after {CALLERS} callers"),
                 ours: ours.trimmed(),
-                bound: ours.packed + 8 * MIB,
+                // glibc gives each caller's thread a heap of its own, and a trim leaves the upper ends of those: with one heap
+                // (MALLOC_ARENA_MAX=1) nearly nothing stays.
+                bound: ours.packed + 8 * MIB + CALLERS * MIB / 4,
                 reference: None,
                 same_bits: ours.same_bits,
             },
