@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ort_alloc::{Allocator, Budget, Buffer, Category, allocate_in};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use super::NodeView;
+use super::{Device, NodeView};
 use crate::ir::Attributes;
 use crate::tensor::{Tensor, TensorView};
 use crate::{Result, error};
@@ -57,6 +57,18 @@ impl PackedWeights {
 }
 
 impl<'a> CompileCx<'a> {
+    /// The context of a node's kernel on a device.
+    pub(crate) fn new(
+        node: NodeView<'a>,
+        device: &dyn Device,
+        (threads, precision): (usize, Precision),
+        budget: &'a Arc<Budget>,
+        packing: Packing,
+    ) -> CompileCx<'a> {
+        let (allocator, consumed) = (device.allocator(), smallvec![false; node.node.inputs.len()]);
+        CompileCx { node, threads, precision, budget, allocator, consumed, packing, packed_bytes: 0 }
+    }
+
     /// The attributes.
     pub fn attrs(&self) -> &'a Attributes {
         self.node.attrs()

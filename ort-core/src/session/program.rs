@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ort_alloc::{Budget, Category, DeviceId, allocate_in};
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::cache::PlanCache;
 use super::streamed::StreamedKernel;
@@ -212,16 +212,7 @@ impl Program {
 impl BuildCx<'_> {
     /// The context of one kernel's construction.
     fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing) -> CompileCx<'k> {
-        CompileCx {
-            node: view,
-            threads: self.threads,
-            precision: self.precision,
-            budget: self.budget,
-            allocator: device.allocator(),
-            consumed: smallvec![false; view.node.inputs.len()],
-            packing,
-            packed_bytes: 0,
-        }
+        CompileCx::new(view, device, (self.threads, self.precision), self.budget, packing)
     }
 }
 

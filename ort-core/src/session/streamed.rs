@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use ort_alloc::Budget;
 use parking_lot::Mutex;
-use smallvec::smallvec;
 
 use super::program::{Program, Step, Work};
 use crate::Result;
@@ -91,16 +90,8 @@ impl Streaming<'_> {
 
     /// The kernel with its weights packed; the pages of the file that they came from go.
     fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
-        let mut compile = CompileCx {
-            node: view,
-            threads: self.threads,
-            precision: self.streams.precision,
-            budget: self.budget,
-            allocator: device.allocator(),
-            consumed: smallvec![false; view.node.inputs.len()],
-            packing: Packing::Now,
-            packed_bytes: 0,
-        };
+        let math = (self.threads, self.streams.precision);
+        let mut compile = CompileCx::new(view, device, math, self.budget, Packing::Now);
         let kernel = device.compile(&mut compile)?;
         let consumed = compile.consumed;
         for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
