@@ -1,4 +1,4 @@
-//! One budget for everything that is held: reservations by category, a limit, and peaks.
+//! One budget for everything that is held: reservations by category, a limit, advances, and peaks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -60,16 +60,6 @@ impl Gauge {
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Adds `bytes` unless the sum would pass `limit`; then returns what is in use. The peak is noted once all have agreed.
-    fn add_within(&self, bytes: usize, limit: usize) -> Result<(), usize> {
-        let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
-        self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).map(|_| ())
-    }
-
-    fn note_peak(&self) {
-        self.peak.fetch_max(self.in_use(), Ordering::Relaxed);
-    }
-
     fn subtract(&self, bytes: usize) {
         self.in_use.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -113,11 +103,17 @@ impl Gauge {
 /// assert_eq!((one.in_use(), other.in_use(), shared.in_use(), other.available()), (800, 0, 800, 200));
 /// # Ok::<(), ort_alloc::AllocError>(())
 /// ```
+///
+/// Work that knows its need takes an [`advance`](Self::advance), so that nothing else can take it meanwhile.
 #[derive(Debug)]
 pub struct Budget {
     limit: Option<usize>,
     /// What its bytes count against, too.
     parent: Option<Arc<Budget>>,
+    /// What its bytes come out of first, for the budget of an [`Advance`].
+    advance: Option<Drawn>,
+    /// What counts against the limit: reservations, and what advances have left.
+    committed: AtomicUsize,
     total: Gauge,
     activations: Gauge,
     categories: [Gauge; Category::ALL.len()],
@@ -126,14 +122,44 @@ pub struct Budget {
 impl Budget {
     /// A budget of `limit` bytes, or one that only counts.
     pub fn new(limit: Option<usize>) -> Arc<Self> {
-        let (total, activations, categories) = Default::default();
-        Arc::new(Self { limit, parent: None, total, activations, categories })
+        Self::make(limit, None, None)
     }
 
     /// A budget whose bytes also count against `parent`, with a limit of its own or without one.
     pub fn within(parent: &Arc<Self>, limit: Option<usize>) -> Arc<Self> {
-        let (total, activations, categories) = Default::default();
-        Arc::new(Self { limit, parent: Some(Arc::clone(parent)), total, activations, categories })
+        Self::make(limit, Some(Arc::clone(parent)), None)
+    }
+
+    /// Sets `bytes` aside for as long as the advance lives: whatever others reserve meanwhile, they can be reserved from
+    /// [`Advance::budget`], given back and reserved again. That budget may reserve more; then it competes with the others.
+    ///
+    /// ```
+    /// use ort_alloc::{Budget, Category};
+    ///
+    /// let budget = Budget::new(Some(1000));
+    /// let advance = budget.advance(700)?;
+    /// assert_eq!((budget.in_use(), budget.available()), (0, 300));
+    /// let kept = advance.budget().reserve(Category::Output, 600)?;
+    /// assert_eq!((budget.in_use(), budget.available()), (600, 300));
+    /// drop(advance);
+    /// assert_eq!((budget.in_use(), budget.available()), (600, 400));
+    /// # Ok::<(), ort_alloc::AllocError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::BudgetExceeded`] where fewer bytes are left; nothing is set aside then.
+    pub fn advance(self: &Arc<Self>, bytes: usize) -> Result<Advance, AllocError> {
+        self.commit(Category::Dynamic, bytes)?;
+        let drawn = Drawn { bytes: AtomicUsize::new(0), set_aside: bytes };
+        let budget = Self::make(None, Some(Arc::clone(self)), Some(drawn));
+        budget.committed.store(bytes, Ordering::Relaxed);
+        Ok(Advance { budget })
+    }
+
+    fn make(limit: Option<usize>, parent: Option<Arc<Self>>, advance: Option<Drawn>) -> Arc<Self> {
+        let (committed, total, activations, categories) = Default::default();
+        Arc::new(Self { limit, parent, advance, committed, total, activations, categories })
     }
 
     /// Takes `bytes` out of the budget until the reservation is dropped.
@@ -148,8 +174,21 @@ impl Budget {
 
     /// Counts `bytes` here and in all budgets above.
     fn take(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
+        let covered = self.advance.as_ref().map_or(0, |drawn| drawn.add(bytes));
+        if let Err(problem) = self.commit(category, bytes - covered) {
+            let set_aside = self.advance.as_ref().map_or(0, |drawn| drawn.subtract(bytes));
+            self.uncommit(covered - set_aside);
+            return Err(problem);
+        }
+        self.count(category, bytes);
+        Ok(())
+    }
+
+    /// Has `bytes` count against the limits, here and above.
+    fn commit(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
         let limit = self.limit.unwrap_or(usize::MAX);
-        if let Err(in_use) = self.total.add_within(bytes, limit) {
+        let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
+        if let Err(in_use) = self.committed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
             return Err(AllocError::BudgetExceeded {
                 needed: bytes,
                 available: limit.saturating_sub(in_use),
@@ -159,16 +198,29 @@ impl Budget {
                 largest: self.largest(),
             });
         }
-        if let Some(Err(problem)) = self.parent.as_ref().map(|parent| parent.take(category, bytes)) {
-            self.total.subtract(bytes);
+        if let Some(Err(problem)) = self.parent.as_ref().map(|parent| parent.commit(category, bytes)) {
+            self.committed.fetch_sub(bytes, Ordering::Relaxed);
             return Err(problem);
         }
-        self.total.note_peak();
+        Ok(())
+    }
+
+    fn uncommit(&self, bytes: usize) {
+        self.committed.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.uncommit(bytes);
+        }
+    }
+
+    fn count(&self, category: Category, bytes: usize) {
+        self.total.add(bytes);
         self.gauge(category).add(bytes);
         if category.is_activation() {
             self.activations.add(bytes);
         }
-        Ok(())
+        if let Some(parent) = &self.parent {
+            parent.count(category, bytes);
+        }
     }
 
     /// Categories that hold something with their bytes, largest first.
@@ -190,8 +242,10 @@ impl Budget {
 
     /// Bytes that could still be reserved.
     pub fn available(&self) -> usize {
-        let own = self.limit.unwrap_or(usize::MAX).saturating_sub(self.in_use());
-        self.parent.as_ref().map_or(own, |parent| own.min(parent.available()))
+        let committed = self.committed.load(Ordering::Relaxed);
+        let own = self.limit.unwrap_or(usize::MAX).saturating_sub(committed);
+        let above = self.parent.as_ref().map_or(own, |parent| own.min(parent.available()));
+        above.saturating_add(self.advance.as_ref().map_or(0, Drawn::left))
     }
 
     /// Bytes reserved now.
@@ -235,14 +289,83 @@ impl Budget {
     }
 
     fn give_back(&self, category: Category, bytes: usize) {
+        self.uncount(category, bytes);
+        let set_aside = self.advance.as_ref().map_or(0, |drawn| drawn.subtract(bytes));
+        self.uncommit(bytes - set_aside);
+    }
+
+    fn uncount(&self, category: Category, bytes: usize) {
         self.gauge(category).subtract(bytes);
         if category.is_activation() {
             self.activations.subtract(bytes);
         }
         self.total.subtract(bytes);
         if let Some(parent) = &self.parent {
-            parent.give_back(category, bytes);
+            parent.uncount(category, bytes);
         }
+    }
+}
+
+/// Bytes set aside in a [`Budget`]; dropping it gives back what nothing was reserved of.
+#[derive(Debug)]
+pub struct Advance {
+    budget: Arc<Budget>,
+}
+
+impl Advance {
+    /// The budget whose reservations come out of the bytes set aside. Reservations may outlive the advance.
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+}
+
+impl Drop for Advance {
+    fn drop(&mut self) {
+        let left = self.budget.advance.as_ref().map_or(0, Drawn::close);
+        self.budget.uncommit(left);
+    }
+}
+
+/// What is reserved through an advance: its first bytes come out of what was set aside.
+#[derive(Debug)]
+struct Drawn {
+    bytes: AtomicUsize,
+    set_aside: usize,
+}
+
+impl Drawn {
+    /// Instead of bytes: the advance is over.
+    const CLOSED: usize = usize::MAX;
+
+    /// What was set aside and is not reserved.
+    fn left(&self) -> usize {
+        self.left_of(self.bytes.load(Ordering::Relaxed))
+    }
+
+    fn left_of(&self, drawn: usize) -> usize {
+        // All is drawn of an advance that is over.
+        self.set_aside.saturating_sub(drawn)
+    }
+
+    /// Counts `bytes` more and returns how many of them come out of what was set aside.
+    fn add(&self, bytes: usize) -> usize {
+        self.update(|drawn| drawn.saturating_add(bytes).min(Self::CLOSED - 1))
+    }
+
+    /// Counts `bytes` less and returns how many of them are set aside again.
+    fn subtract(&self, bytes: usize) -> usize {
+        self.update(|drawn| drawn.saturating_sub(bytes))
+    }
+
+    fn update(&self, next: impl Fn(usize) -> usize) -> usize {
+        let open = |drawn: usize| (drawn != Self::CLOSED).then(|| next(drawn));
+        let before = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, open);
+        before.map_or(0, |before| self.left_of(before).abs_diff(self.left_of(next(before))))
+    }
+
+    /// Ends the advance and returns what was left of it.
+    fn close(&self) -> usize {
+        self.left_of(self.bytes.swap(Self::CLOSED, Ordering::Relaxed))
     }
 }
 

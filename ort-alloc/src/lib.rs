@@ -68,7 +68,7 @@ mod split;
 
 pub use allocator::{Allocator, DeviceId, Stats};
 pub use arena::{Arena, ArenaConfig, ExtendStrategy};
-pub use budget::{Budget, BudgetedAllocator, Category, Reservation, allocate_in};
+pub use budget::{Advance, Budget, BudgetedAllocator, Category, Reservation, allocate_in};
 pub use buffer::{Buffer, SharedBuffer};
 pub use error::AllocError;
 pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, TrimOnDrop, host_memory_bytes};

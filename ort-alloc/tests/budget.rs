@@ -55,6 +55,50 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Any sequence over a budget and an advance in it agrees with plain sums: what was set aside can always be had.
+    #[test]
+    fn an_advance_is_its_owners(
+        set_aside in 0..600usize,
+        steps in prop::collection::vec((any::<bool>(), 0..3u8, 0..6usize, 0..300usize), 0..60),
+        end in 0..60usize,
+    ) {
+        let budget = Budget::new(Some(1000));
+        let mut advance = Some(budget.advance(set_aside).map_err(|problem| TestCaseError::fail(problem.to_string()))?);
+        let advanced = advance.as_ref().map(|advance| advance.budget().clone());
+        let mut held: [Vec<ort_alloc::Reservation>; 2] = Default::default();
+        for (index, (own, action, which, bytes)) in steps.into_iter().enumerate() {
+            if index == end {
+                advance = None;
+            }
+            let sum = |held: &[ort_alloc::Reservation]| -> usize { held.iter().map(ort_alloc::Reservation::bytes).sum() };
+            let aside = advance.as_ref().map_or(0, |_| set_aside);
+            let place = usize::from(own);
+            let from = advanced.as_ref().filter(|_| own).unwrap_or(&budget);
+            match action {
+                0 => {
+                    // After the end what is left of the advance is everybody's.
+                    let limit = match own {
+                        true => 1000 - sum(&held[0]),
+                        false => 1000 - sum(&held[1]).max(aside),
+                    };
+                    let outcome = from.reserve(Category::ALL[which], bytes);
+                    prop_assert_eq!(outcome.is_ok(), sum(&held[place]) + bytes <= limit);
+                    held[place].extend(outcome);
+                }
+                1 if which < held[place].len() => held[place][which].shrink_to(bytes),
+                2 if which < held[place].len() => drop(held[place].swap_remove(which)),
+                _ => {}
+            }
+            let aside = advance.as_ref().map_or(0, |_| set_aside);
+            prop_assert_eq!(budget.in_use(), sum(&held[0]) + sum(&held[1]));
+            prop_assert_eq!(budget.available(), 1000 - sum(&held[0]) - sum(&held[1]).max(aside));
+        }
+        drop((held, advance));
+        prop_assert_eq!((budget.in_use(), budget.available()), (0, 1000));
+    }
+}
+
 #[test]
 fn a_refusal_says_what_was_needed_what_there_was_and_what_to_try() -> Result<(), AllocError> {
     let budget = Budget::new(Some(1000));

@@ -80,6 +80,42 @@ fn idle_slabs_make_room() -> Result<()> {
 }
 
 #[test]
+fn runs_at_the_same_time_do_not_fail_midway() -> Result<()> {
+    let mut builder = GraphBuilder::new("outputs");
+    let x = builder.input("x", DType::F32, &["n"]);
+    // Each result is an output, so that most of the memory is taken during the run.
+    let mut outputs = vec![builder.node("Exp", &[x], &[])?];
+    for _ in 0..30 {
+        let last = outputs[outputs.len() - 1];
+        outputs.push(builder.node("Sigmoid", &[last], &[])?);
+    }
+    let model = Model::from_graph(builder.finish(&outputs)?);
+    let needed = Session::builder(&model).build()?.plan(&[("n", 5000)])?.planned_bytes;
+    let session = Session::builder(&model).threads(1).memory_limit(2 * needed + needed / 2).build()?;
+    let refused = std::sync::atomic::AtomicUsize::new(0);
+    let call = || -> Result<()> {
+        for _ in 0..50 {
+            let profile = Profile::default();
+            let options = RunOptions { profile: Some(&profile), ..RunOptions::default() };
+            if let Err(problem) = session.run_with(&[("x", numbers(&[5000], 0)?.into())], &options) {
+                assert_eq!(problem.kind(), ErrorKind::OutOfMemory, "{problem}");
+                assert!(profile.events().is_empty(), "{problem}");
+                refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let callers: Vec<_> = (0..6).map(|_| scope.spawn(call)).collect();
+        callers.into_iter().try_for_each(|caller| caller.join().expect("no caller panics"))
+    })?;
+    let refused = refused.into_inner();
+    assert!(refused < 300, "some of the runs fit");
+    session.run(&[("x", numbers(&[5000], 0)?.into())])?;
+    Ok(())
+}
+
+#[test]
 fn packed_weights_over_the_limit_are_an_error_of_the_builder() -> Result<()> {
     let mut builder = GraphBuilder::new("weights");
     let x = builder.input("x", DType::F32, &["n", "64"]);

@@ -30,7 +30,7 @@ mod streamed;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{Allocator, Budget, Buffer, Category, HostAllocator, Recycler, allocate_in};
+use ort_alloc::{Advance, Allocator, Budget, Buffer, Category, HostAllocator, Recycler, allocate_in};
 use parking_lot::Mutex;
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
@@ -191,10 +191,16 @@ impl Session {
     ) -> Result<T> {
         let RunWork { plan, bindings, given } = work;
         let room = self.make_room(plan)?;
+        let mut slab = self.take_slab(plan, room.to_pack)?;
+        // Where a limit counts every byte, what the run takes besides is its own from here on: other runs cannot make it fail midway.
+        let advance = match self.outputs {
+            None => Some(self.budget.advance(plan.peak() - plan.host_slab())?),
+            Some(_) => None,
+        };
         let control = RunControl {
             cancel: options.cancel.clone(),
             deadline: options.deadline.or_else(|| self.limits.until()),
-            budget: self.budget.clone(),
+            budget: advance.as_ref().map_or(&self.budget, Advance::budget).clone(),
             threads: self.threads,
         };
         let outputs = self.output_allocator();
@@ -208,7 +214,6 @@ impl Session {
         });
         let (program, devices) = (&self.compiled.program, &self.compiled.devices);
         let env = RunEnv { control: &control, devices, profile: options.profile, outputs, streaming };
-        let mut slab = self.take_slab(plan, room.to_pack)?;
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(plan, env)?;
         let memory = Memory { slabs: Slabs { host, devices: &devices }, bound, tables };
