@@ -20,6 +20,7 @@ pub mod gemm;
 mod kept;
 pub mod kernels;
 pub mod parallel;
+mod processors;
 pub mod simd;
 pub mod vector;
 

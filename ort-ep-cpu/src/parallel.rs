@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::processors::Processors;
+
 /// How long an idle worker looks for new work before it parks, and a caller for the end of its region.
 const SPIN: Duration = Duration::from_micros(40);
 
@@ -92,6 +94,7 @@ struct Shared {
     open: AtomicUsize,
     /// Workers parked on `wake`, changed under the lock of `queue`.
     parked: AtomicUsize,
+    processors: Processors,
 }
 
 /// A region that still wants `places` more workers.
@@ -144,6 +147,7 @@ impl Pool {
                 wake: Condvar::new(),
                 open: AtomicUsize::new(0),
                 parked: AtomicUsize::new(0),
+                processors: Processors::new(),
             })),
             capacity: std::thread::available_parallelism().map_or(1, usize::from),
             started: Mutex::new(0),
@@ -228,6 +232,9 @@ impl Shared {
         self.open.fetch_add(places, Ordering::Release);
         let parked = self.parked.load(Ordering::Relaxed);
         drop(queue);
+        if parked > 0 {
+            self.processors.leave_this_one_to_the_caller();
+        }
         for _ in 0..places.min(parked) {
             self.wake.notify_one();
         }
@@ -260,6 +267,7 @@ impl Shared {
     /// The life of a worker. The caller of a region has the first share, so the `number`-th worker has the next but
     /// `number`.
     fn serve(&self, number: usize) {
+        self.processors.add_this_worker();
         loop {
             self.spin();
             let region = {
