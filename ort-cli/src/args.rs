@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
-use ort_runtime::{Limits, Model, Session};
+use ort_runtime::{Limits, Model, Session, SessionBuilder};
 
 /// Which model, on what, within which bounds.
 #[derive(Args, Clone)]
@@ -97,6 +97,11 @@ impl ModelArgs {
     }
 
     pub(crate) fn session(&self, model: &Model) -> Result<Session> {
+        Ok(self.builder(model).build()?)
+    }
+
+    /// The session as these arguments ask for it.
+    pub(crate) fn builder(&self, model: &Model) -> SessionBuilder {
         let precision = match self.precision {
             PrecisionArg::Fp32 => Precision::Fp32,
             PrecisionArg::Bf16 => Precision::Bf16,
@@ -111,7 +116,7 @@ impl ModelArgs {
         if let Some(limit) = self.memory_limit {
             builder = builder.memory_limit(limit);
         }
-        Ok(builder.build()?)
+        builder
     }
 
     /// The providers' devices, opened.

@@ -72,6 +72,39 @@ struct Inner {
     /// Innermost place first.
     places: Vec<String>,
     help: Option<String>,
+    shortage: Option<Box<MemoryShortage>>,
+}
+
+/// What a session did not get, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryShortage {
+    /// What was needed.
+    pub needed: usize,
+    /// What there was.
+    pub available: usize,
+    /// The limit in force.
+    pub limit: usize,
+    /// The largest of what was needed, by name, largest first.
+    pub largest: Vec<(String, usize)>,
+}
+
+impl MemoryShortage {
+    /// The least limit with which the same request succeeds, everything else unchanged.
+    pub fn sufficient_limit(&self) -> usize {
+        self.limit.saturating_add(self.needed.saturating_sub(self.available))
+    }
+}
+
+impl fmt::Display for MemoryShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryShortage { needed, available, limit, largest } = self;
+        write!(f, "{needed} bytes, {available} of the limit of {limit} are free")?;
+        for (index, (name, bytes)) in largest.iter().enumerate() {
+            let separator = if index == 0 { "; the largest at the peak are" } else { "," };
+            write!(f, "{separator} '{name}' {bytes} bytes")?;
+        }
+        Ok(())
+    }
 }
 
 /// A result whose error says where.
@@ -80,7 +113,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of `kind` with a message that says what was found and what was expected.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Box::new(Inner { kind, message: message.into(), places: Vec::new(), help: None }))
+        let message = message.into();
+        Error(Box::new(Inner { kind, message, places: Vec::new(), help: None, shortage: None }))
+    }
+
+    /// An error of the kind [`ErrorKind::OutOfMemory`]: `subject`, such as "the run", needs more than there is.
+    pub fn out_of_memory(subject: &str, shortage: MemoryShortage) -> Error {
+        let mut error = Error::new(ErrorKind::OutOfMemory, format!("{subject} needs {shortage}"));
+        error.0.shortage = Some(Box::new(shortage));
+        error
     }
 
     /// Adds an enclosing place, for example `node 'conv_1' (Conv)`.
@@ -100,6 +141,22 @@ impl Error {
     /// What kind of failure this is.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// What was needed and what there was, where a memory limit refused a session or a run.
+    ///
+    /// ```
+    /// use ort_core::{Error, MemoryShortage};
+    /// let shortage = MemoryShortage { needed: 300, available: 100, limit: 1000, largest: vec![("scores".into(), 200)] };
+    /// let error = Error::out_of_memory("the run", shortage);
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "out of memory: the run needs 300 bytes, 100 of the limit of 1000 are free; the largest at the peak are 'scores' 200 bytes"
+    /// );
+    /// assert_eq!(error.shortage().map(MemoryShortage::sufficient_limit), Some(1200));
+    /// ```
+    pub fn shortage(&self) -> Option<&MemoryShortage> {
+        self.0.shortage.as_deref()
     }
 
     /// The bare message, without kind and place.

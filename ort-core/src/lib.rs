@@ -35,6 +35,6 @@ pub mod tensor;
 #[doc(hidden)]
 pub use inventory;
 
-pub use error::{Error, ErrorKind, Result, Within};
+pub use error::{Error, ErrorKind, MemoryShortage, Result, Within};
 pub use limits::Limits;
 pub use nearest::{advise, nearest, not_one_of, one_of};

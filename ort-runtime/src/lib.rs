@@ -38,5 +38,6 @@ pub use ort_core::session::{
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{
-    Error, ErrorKind, Limits, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan, rewrite, spec,
+    Error, ErrorKind, Limits, MemoryShortage, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan,
+    rewrite, spec,
 };

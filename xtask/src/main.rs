@@ -52,7 +52,7 @@ enum Command {
     /// Run the models in ONNX Runtime and in ours on the same inputs, and measure the difference.
     Compare(compare::Options),
     /// Hold the planned memory of each model against the measured one.
-    Memory(compare::Options),
+    Memory(memory::Options),
     /// Run the onnx package's test cases and hold the failures against conformance.ignore.
     Conformance(conformance::Options),
     /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime, the onnx package, NumPy or

@@ -38,7 +38,7 @@ impl Options {
 }
 
 /// The scenarios, for the summary of a run that has to leave them out.
-pub(crate) const SCENARIOS: usize = 9;
+pub(crate) const SCENARIOS: usize = 10;
 
 /// The fields of `ort soak --json` and of soak_reference.py. Bytes.
 #[derive(Deserialize)]
@@ -52,6 +52,16 @@ struct Report {
     activations_peak: u64,
     same_bits: bool,
     cycles: Vec<Cycle>,
+}
+
+/// The fields of `ort soak --random-limits --json`.
+#[derive(Deserialize)]
+struct LimitsReport {
+    ran: usize,
+    refused_sessions: usize,
+    refused_runs: usize,
+    most_over: Option<u64>,
+    wrong: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -114,7 +124,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let python = Python::open(workspace)?;
     let cases = Cases::standard(workspace);
     let names = ["minilm_l6_b1_s128", "mobilenet_v2_b1", "ocr_cls_b1", "silero_vad_b1"].map(str::to_owned);
-    let more = ["bert_base_b1_s128", "resnet50_b1"].map(str::to_owned);
+    let more = ["bert_base_b1_s128", "resnet50_b1", "efficientnet_b0_b1"].map(str::to_owned);
     let names: Vec<String> = names.into_iter().chain(more.into_iter().filter(|_| !options.short)).collect();
     prepare(workspace, &python, &cases, &chosen_cases(&cases, &names)?)?;
     let soak = Soak { options, ort: workspace.build_ort()?, cases, python };
@@ -124,6 +134,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     findings.extend(soak.callers()?);
     findings.extend(soak.sessions()?);
     findings.extend(soak.processes()?);
+    findings.extend(soak.random_limits()?);
     conclude(&findings)
 }
 
@@ -288,6 +299,41 @@ impl Soak<'_> {
             reference: None,
             same_bits: true,
         }])
+    }
+
+    /// Sessions with random memory limits keep to them, or say truly what would do; what is wrong there is an error of the command.
+    fn random_limits(&self) -> Result<Vec<Finding>> {
+        let trials = self.options.of("8", "100");
+        let batches = |most: usize| format!("batch=1..{most}");
+        let models: &[(&str, Vec<String>)] = &[
+            ("mobilenet_v2_b1", vec![batches(4)]),
+            ("minilm_l6_b1_s128", vec![batches(4), "seq=8..256".to_owned()]),
+            ("bert_base_b1_s128", vec![batches(2), "seq=8..128".to_owned()]),
+            ("efficientnet_b0_b1", vec![batches(4)]),
+            ("resnet50_b1", vec![batches(3)]),
+        ];
+        let mut findings = Vec::new();
+        for (case, dims) in models.iter().take(self.options.of(1, models.len())) {
+            let mut command = self.command(case, false, &["--random-limits", trials])?;
+            for dim in dims {
+                command.args(["--random-dim", dim]);
+            }
+            let report: LimitsReport = serde_json::from_str(capture(&mut command)?.trim())?;
+            findings.push(Finding {
+                scenario: format!(
+                    "{case}: beyond one of {trials} random limits ({} ran, {} were refused)",
+                    report.ran,
+                    report.refused_sessions + report.refused_runs
+                ),
+                ours: report.most_over,
+                // Graph, plan and code are not in the budget.
+                bound: 16 * MIB,
+                reference: None,
+                same_bits: report.wrong.is_empty(),
+            });
+            eprintln!("soaked {case} with random limits");
+        }
+        Ok(findings)
     }
 
     /// Ours, and ONNX Runtime's where the long form runs.

@@ -43,7 +43,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
                 stage("conformance", || conformance::run(workspace, &conformance::Options::default()))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
-            summary += stage("memory", || memory::run(workspace, &compare::Options::default()))?;
+            summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
             summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,

@@ -15,7 +15,7 @@ use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
 use crate::tensor::Tensor;
-use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error};
+use crate::{Error, ErrorKind, Limits, MemoryShortage, Result, Within, ensure};
 
 /// Settings of a session.
 #[derive(Clone)]
@@ -247,14 +247,12 @@ impl SessionBuilder {
             return problem;
         };
         let (available, limit) = (budget.available(), budget.limit().unwrap_or(usize::MAX));
-        error!(
-            OutOfMemory,
-            "the session's packed weights need {needed} bytes, {available} of the limit of {limit} are free"
-        )
-        .help(format!(
+        let shortage = MemoryShortage { needed, available, limit, largest: Vec::new() };
+        let advice = format!(
             "raise the memory limit to more than {} bytes, or map the model from a file: such weights can be packed again for each run",
-            limit.saturating_add(needed.saturating_sub(available))
-        ))
+            shortage.sufficient_limit()
+        );
+        Error::out_of_memory("packing the session's weights", shortage).help(advice)
     }
 
     /// What everything of the session counts against.

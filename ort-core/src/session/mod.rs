@@ -47,7 +47,7 @@ use crate::plan::{
     BoundValues, KindBytes, MemoryKind, PlanReport, RunPlan, largest_at_peak, report, resolve_bound,
 };
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
-use crate::{Error, Limits, Result, advise, ensure, error};
+use crate::{Error, Limits, MemoryShortage, Result, advise, ensure, error};
 use compiled::Compiled;
 use frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use streamed::{Room, Streaming};
@@ -297,18 +297,14 @@ impl Session {
         let mut largest = largest_at_peak(plan, program);
         largest.extend(streams.largest(program));
         largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        let largest: Vec<String> =
-            largest.iter().take(5).map(|(name, bytes)| format!("'{name}' {bytes} bytes")).collect();
+        largest.truncate(5);
         let limit = self.budget.limit().unwrap_or(usize::MAX);
-        Err(error!(
-            OutOfMemory,
-            "the run needs {needed} bytes, {available} of the limit of {limit} are free; the largest at the peak are {}",
-            largest.join(", ")
-        )
-        .help(format!(
+        let shortage = MemoryShortage { needed, available, limit, largest };
+        let advice = format!(
             "raise the memory limit to {} bytes or use smaller dimensions",
-            limit.saturating_add(needed - available)
-        )))
+            shortage.sufficient_limit()
+        );
+        Err(Error::out_of_memory("the run", shortage).help(advice))
     }
 
     /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.

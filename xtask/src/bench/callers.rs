@@ -31,10 +31,14 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
     let mut calls = table::new(&[
         "case",
         "ours: work ms",
+        "with caches cold",
         "called",
+        "called/cold",
         "called/work",
         "ORT: work ms",
+        "with caches cold",
         "called",
+        "called/cold",
         "called/work",
     ]);
     let mut throughput = table::new(&[
@@ -59,12 +63,9 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
         };
         let mut cells = vec![case.name.clone()];
         for runtime in [Runtime::Ours, Runtime::OnnxRuntime] {
-            let (work, called) = processor_times(&timing, &tools, runtime, options.rounds)?;
-            cells.extend([
-                milliseconds(Some(work)),
-                milliseconds(Some(called)),
-                decimals(Some(called / work)),
-            ]);
+            let [work, cold, called] = processor_times(&timing, &tools, runtime, options.rounds)?;
+            cells.extend([work, cold, called].map(|time| milliseconds(Some(time))));
+            cells.extend([called / cold, called / work].map(|ratio| decimals(Some(ratio))));
         }
         calls.add_row(cells);
         let [apart, together @ ..] = throughputs(&timing, &tools, options.rounds)?;
@@ -85,27 +86,30 @@ pub(super) fn run(workspace: &Workspace, options: &Options, python: Python) -> R
         eprintln!("measured {}", case.name);
     }
     println!(
-        "Processor time of a run: of runs one after the other with 1 thread (work), and of {RATE} calls a second with {THREADS} threads\n"
+        "Processor time of a run: of runs one after the other with 1 thread (work), of {RATE} calls a second with 1 thread, which find the \
+         processor's caches cold, and of as many calls with {THREADS} threads\n"
     );
     println!("{calls}\n\nThroughput of all callers together\n\n{throughput}");
     Ok(())
 }
 
-/// The processor time of a run, in milliseconds: back to back with one thread, and called now and then; the least of the rounds.
+/// The processor time of a run, in milliseconds: back to back with one thread, and called now and then with one and with several; the least
+/// of the rounds.
 fn processor_times(
     timing: &impl Fn(usize) -> Timing,
     tools: &Tools,
     runtime: Runtime,
     rounds: usize,
-) -> Result<(f64, f64)> {
-    let (mut work, mut called) = (f64::INFINITY, f64::INFINITY);
+) -> Result<[f64; 3]> {
+    let mut least = [f64::INFINITY; 3];
+    let ways: [(usize, &[&str]); 3] = [(1, &[]), (1, &["--rate", RATE]), (THREADS, &["--rate", RATE])];
     for _ in 0..rounds {
-        let back_to_back = report(&timing(1), tools, runtime, &[])?;
-        let now_and_then = report(&timing(THREADS), tools, runtime, &["--rate", RATE])?;
-        work = work.min(back_to_back.cpu_ms.context("no processor time")?);
-        called = called.min(now_and_then.cpu_ms.context("no processor time")?);
+        for (least, (threads, arguments)) in least.iter_mut().zip(ways) {
+            let report = report(&timing(threads), tools, runtime, arguments)?;
+            *least = least.min(report.cpu_ms.context("no processor time")?);
+        }
     }
-    Ok((work, called))
+    Ok(least)
 }
 
 /// What all callers together reach.

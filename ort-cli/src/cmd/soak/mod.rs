@@ -1,7 +1,9 @@
 //! `ort soak`: whether the memory of a model keeps still, and comes back.
 //!
 //! The model is loaded, run and dropped again and again, in runs of many shapes and from several callers if asked; what the process holds is
-//! measured after each stage.
+//! measured after each stage. With random limits, each run has a memory limit that it must keep to, or say truly what would do.
+
+mod random_limits;
 
 use std::io::Read;
 use std::num::NonZeroUsize;
@@ -39,6 +41,9 @@ pub(crate) struct SoakArgs {
     /// Sessions on the model; all of them are open at once, and the last one runs.
     #[arg(long, value_name = "N", default_value = "1")]
     sessions: NonZeroUsize,
+    /// Instead of all that: N sessions, each with a memory limit and dimensions drawn at random.
+    #[arg(long, value_name = "N", conflicts_with_all = ["cycles", "runs", "callers", "sessions", "hold"])]
+    random_limits: Option<NonZeroUsize>,
     /// One JSON object.
     #[arg(long)]
     json: bool,
@@ -86,6 +91,9 @@ struct Report {
 }
 
 pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
+    if let Some(trials) = args.random_limits {
+        return random_limits::run(args, trials.get());
+    }
     let before = resident::measure();
     let mut report = Report {
         model: args.model.name(),
@@ -200,7 +208,10 @@ fn inputs_of(args: &SoakArgs, model: &Model, number: usize) -> Result<Vec<(Strin
 
 /// The outputs of a run, byte for byte.
 fn bits(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<Vec<u8>>> {
-    let outputs = session.run(&given(inputs))?;
+    bits_of(session.run(&given(inputs))?)
+}
+
+fn bits_of(outputs: Vec<(String, Value)>) -> Result<Vec<Vec<u8>>> {
     let bytes = outputs.iter().filter_map(|(_, value)| value.tensor().ok().and_then(Tensor::bytes));
     let bytes: Vec<Vec<u8>> = bytes.map(|bytes| bytes.to_vec()).collect();
     ensure!(

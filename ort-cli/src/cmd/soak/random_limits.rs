@@ -1,0 +1,177 @@
+//! Sessions with random memory limits: each keeps to its limit with the right bits, or is refused with numbers that are true.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use ort_runtime::plan::{MemoryKind, PlanReport};
+use ort_runtime::{Budget, Error, Model, Profile, RunOptions, Session, Value};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+use serde::Serialize;
+
+use super::{SoakArgs, bits_of, given, inputs_of};
+use crate::args::human_bytes;
+use crate::output::say;
+use crate::resident;
+
+/// What is refused with a page less.
+const PAGE: usize = 4096;
+
+#[derive(Default, Serialize)]
+struct Report {
+    model: String,
+    trials: usize,
+    /// Trials that ran, and of those the ones whose weights did not all stay packed.
+    ran: usize,
+    streamed: usize,
+    /// Trials that were refused, when the session was built or before the run.
+    refused_sessions: usize,
+    refused_runs: usize,
+    /// The furthest that memory which belongs to no file grew beyond a limit, in bytes; null where the platform cannot tell.
+    most_over: Option<u64>,
+    /// What was wrong.
+    wrong: Vec<String>,
+}
+
+/// One session that may take so much for one run.
+struct Trial<'a> {
+    args: &'a SoakArgs,
+    model: &'a Model,
+    inputs: &'a [(String, Value)],
+    expected: &'a [Vec<u8>],
+}
+
+enum Outcome {
+    Ran { streamed: bool, over: Option<u64> },
+    Refused { session: bool, problem: Error },
+}
+
+pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
+    let model = args.model.load()?;
+    let whole = args.model.session(&model)?;
+    let mut report = Report { model: args.model.name(), trials, ..Report::default() };
+    for number in 0..trials {
+        let inputs = inputs_of(args, &model, number)?;
+        let largest = whole.memory().packed + whole.plan_for_inputs(&given(&inputs))?.planned_bytes;
+        let expected = bits_of(whole.run(&given(&inputs))?)?;
+        whole.trim();
+        let trial = Trial { args, model: &model, inputs: &inputs, expected: &expected };
+        let limit = draw(args.model.seed.wrapping_add(number as u64), largest);
+        if let Err(wrong) = trial.judge(limit, &mut report) {
+            report.wrong.push(format!("run {number} with a limit of {limit} bytes: {wrong:#}"));
+        }
+    }
+    show(args, &report)?;
+    match report.wrong.first() {
+        Some(first) => {
+            bail!("{} of {trials} sessions did not keep to their limits; {first}", report.wrong.len())
+        }
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// A limit between a fiftieth of what everything takes and a little more than that, small ones as often as large ones.
+fn draw(seed: u64, largest: usize) -> usize {
+    let exponent: f64 = Pcg64::seed_from_u64(!seed).random_range(0.0..1.0);
+    (largest as f64 / 50.0 * 60f64.powf(exponent)) as usize
+}
+
+impl Trial<'_> {
+    /// Runs with this limit, and where that is refused with the limit that was named and with a page less.
+    fn judge(&self, limit: usize, report: &mut Report) -> Result<()> {
+        let (session, problem) = match self.attempt(limit)? {
+            Outcome::Ran { streamed, over } => {
+                report.ran += 1;
+                report.streamed += usize::from(streamed);
+                report.most_over = report.most_over.max(over);
+                return Ok(());
+            }
+            Outcome::Refused { session, problem } => (session, problem),
+        };
+        *(if session { &mut report.refused_sessions } else { &mut report.refused_runs }) += 1;
+        let Some(shortage) = problem.shortage() else { bail!("the refusal names no bytes: {problem}") };
+        let sufficient = shortage.sufficient_limit();
+        if sufficient <= limit {
+            bail!("the refusal names a limit of {sufficient} bytes, which is not more: {problem}");
+        }
+        match (self.attempt(sufficient)?, session) {
+            (Outcome::Ran { .. }, _) | (Outcome::Refused { session: false, .. }, true) => {}
+            (Outcome::Refused { problem, .. }, _) => {
+                bail!("the limit of {sufficient} bytes that was named does not do: {problem}")
+            }
+        }
+        match self.attempt(sufficient.saturating_sub(PAGE).max(limit))? {
+            Outcome::Refused { .. } => Ok(()),
+            Outcome::Ran { .. } => bail!("a page less than the {sufficient} bytes that were named does, too"),
+        }
+    }
+
+    /// One session with one run. What is not a refusal and not the right result is an error.
+    fn attempt(&self, limit: usize) -> Result<Outcome> {
+        let before = resident::measure().anonymous;
+        let budget = Budget::new(Some(limit));
+        let session = match self.args.model.builder(self.model).budget(&budget).build() {
+            Ok(session) => session,
+            Err(problem) => return Ok(Outcome::Refused { session: true, problem }),
+        };
+        let profile = Profile::default();
+        let options = RunOptions { profile: Some(&profile), ..RunOptions::default() };
+        let outcome = session.run_with(&given(self.inputs), &options);
+        if budget.peak() > limit {
+            bail!("{} bytes were in use at once", budget.peak());
+        }
+        match outcome {
+            Ok(outputs) => {
+                let over = before.zip(resident::measure().anonymous);
+                let over =
+                    over.map(|(before, after)| after.saturating_sub(before).saturating_sub(limit as u64));
+                if bits_of(outputs)? != self.expected {
+                    bail!("the result has other bits than without a limit");
+                }
+                let all = session.plan_for_inputs(&given(self.inputs))?;
+                Ok(Outcome::Ran { streamed: streams(&all), over })
+            }
+            Err(problem) if profile.events().is_empty() => {
+                self.next_request(&session)?;
+                Ok(Outcome::Refused { session: false, problem })
+            }
+            Err(problem) => bail!("it was refused after nodes had run: {problem}"),
+        }
+    }
+
+    /// After a refusal the session runs what does fit: the smallest sizes, unless they are refused with a larger limit, too.
+    fn next_request(&self, session: &Session) -> Result<()> {
+        let mut args = self.args.model.clone();
+        for (name, low, _) in &self.args.random_dims {
+            args.dims.retain(|(known, _)| known != name);
+            args.dims.push((name.clone(), vec![*low]));
+        }
+        let inputs = crate::inputs::gather(&args, self.model)?;
+        match session.run(&given(&inputs)) {
+            Err(problem) if problem.shortage().is_none() => bail!("the next run fails: {problem}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether some weights are packed anew in each run.
+fn streams(plan: &PlanReport) -> bool {
+    plan.kinds.iter().any(|kind| kind.kind == MemoryKind::WeightsStreamed && kind.bytes > 0)
+}
+
+fn show(args: &SoakArgs, report: &Report) -> Result<()> {
+    if args.json {
+        return say!("{}", serde_json::to_string(report)?);
+    }
+    say!(
+        "{} sessions with random limits: {} ran ({} with weights that come and go), {} were refused before a run, {} when they were built",
+        report.trials,
+        report.ran,
+        report.streamed,
+        report.refused_runs,
+        report.refused_sessions
+    )?;
+    let over = report.most_over.map_or("-".to_owned(), |bytes| human_bytes(bytes as usize));
+    say!("memory that belongs to no file grew at most {over} beyond a limit")?;
+    report.wrong.iter().try_for_each(|wrong| say!("{wrong}"))
+}
