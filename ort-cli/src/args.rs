@@ -53,6 +53,10 @@ pub(crate) struct ModelArgs {
     /// A hard bound on what the run may allocate: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
+    /// Keep packed weights in files of this folder and map them: loading again packs nothing, and processes share them. The folder may be
+    /// removed at any time.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
     /// Seconds that loading, compiling and each run may take, each by itself [default: an hour].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) deadline: Option<Duration>,
@@ -110,6 +114,9 @@ impl ModelArgs {
         }
         if let Some(limit) = self.memory_limit {
             builder = builder.memory_limit(limit);
+        }
+        if let Some(folder) = &self.cache {
+            builder = builder.cache_dir(folder);
         }
         Ok(builder.build()?)
     }

@@ -14,10 +14,12 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
+use indexmap::IndexMap;
 use ort_alloc::MappedFile;
 
 use super::proto::StringStringEntryProto;
 use super::source::{FileAccess, FileBytes, read_file};
+use crate::cache::Content;
 use crate::{Result, Within, ensure, error};
 
 /// The data files of one model, each opened once and shared by the tensors inside.
@@ -25,6 +27,8 @@ use crate::{Result, Within, ensure, error};
 pub struct ExternalData {
     folder: Option<Folder>,
     files: HashMap<PathBuf, FileBytes>,
+    /// The paths by which the model names the files, as they were first asked for.
+    names: IndexMap<PathBuf, PathBuf>,
     access: FileAccess,
 }
 
@@ -147,7 +151,12 @@ fn check_path(text: &str) -> Result<()> {
 impl ExternalData {
     /// For a model without a folder: any external data is an error.
     pub fn unavailable() -> ExternalData {
-        ExternalData { folder: None, files: HashMap::new(), access: FileAccess::default() }
+        ExternalData {
+            folder: None,
+            files: HashMap::new(),
+            names: IndexMap::new(),
+            access: FileAccess::default(),
+        }
     }
 
     /// Data files in `folder`; `model` is the model's own path, where it has one.
@@ -157,7 +166,8 @@ impl ExternalData {
         })?;
         let blobs =
             model.and_then(|model| model.canonicalize().ok()).and_then(|model| cache_blobs(&model, &root));
-        Ok(ExternalData { folder: Some(Folder { root, blobs }), files: HashMap::new(), access })
+        let folder = Some(Folder { root, blobs });
+        Ok(ExternalData { folder, files: HashMap::new(), names: IndexMap::new(), access })
     }
 
     /// The bytes at `location`, which must be `expected` bytes long; they share the file's mapping.
@@ -180,6 +190,9 @@ impl ExternalData {
         let path = self.resolve(&location.path)?;
         if expected == 0 {
             return Ok(Bytes::new());
+        }
+        if !self.names.contains_key(&location.path) {
+            self.names.insert(location.path.clone(), path.clone());
         }
         let file = match self.files.get(&path) {
             Some(file) => file,
@@ -206,6 +219,15 @@ impl ExternalData {
     /// The mappings of the files opened so far.
     pub fn mappings(&self) -> impl Iterator<Item = &MappedFile> {
         self.files.values().filter_map(|file| file.mapping.as_ref())
+    }
+
+    /// The files as the compiled cache knows them, under each name by which the model calls them.
+    pub(super) fn contents(&self) -> Vec<Content> {
+        let content = |(name, path): (&PathBuf, &PathBuf)| {
+            let FileBytes { bytes, mapping, stamp } = self.files.get(path)?.clone();
+            Some(Content::new(name.to_string_lossy().into_owned(), bytes, mapping, stamp))
+        };
+        self.names.iter().filter_map(content).collect()
     }
 
     /// The file that a location leads to, all links followed, if the rules allow it.

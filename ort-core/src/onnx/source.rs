@@ -15,6 +15,7 @@ use super::expansion::check_expansion;
 use super::external::ExternalData;
 use super::proto::{GraphProto, ModelProto};
 use super::recognise;
+use crate::cache::{Content, Stamp};
 use crate::{Error, Limits, Result, Within, ensure, error};
 
 /// The most bytes of a protocol buffer.
@@ -46,6 +47,7 @@ impl Default for FileAccess {
 pub struct Source {
     bytes: Bytes,
     mapping: Option<MappedFile>,
+    stamp: Option<Stamp>,
     name: String,
     path: Option<PathBuf>,
     folder: Option<PathBuf>,
@@ -60,14 +62,15 @@ impl Source {
     pub fn open(path: impl AsRef<Path>, access: FileAccess) -> Result<Source> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let FileBytes { bytes, mapping } =
+        let FileBytes { bytes, mapping, stamp } =
             read_file(path, access.map).within(|| format!("model '{name}'"))?;
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
             _ => PathBuf::from("."),
         };
         let path = Some(path.to_path_buf());
-        Ok(Source { bytes, mapping, name, path, folder: Some(folder), access, limits: Limits::default() })
+        let (folder, limits) = (Some(folder), Limits::default());
+        Ok(Source { bytes, mapping, stamp, name, path, folder, access, limits })
     }
 
     /// Takes bytes that are in memory already; nothing is copied. External data is not available unless
@@ -77,6 +80,7 @@ impl Source {
         Source {
             bytes: bytes.into(),
             mapping: None,
+            stamp: None,
             name: "(memory)".into(),
             path: None,
             folder: None,
@@ -131,6 +135,11 @@ impl Source {
         self.mapping.as_ref()
     }
 
+    /// The model's own file, as the compiled cache knows it.
+    pub(super) fn content(&self) -> Content {
+        Content::new(String::new(), self.bytes.clone(), self.mapping.clone(), self.stamp.clone())
+    }
+
     /// Decodes the model; its weights stay slices of [`Source::bytes`].
     ///
     /// Errors: the bytes are no ONNX model, with what they look like instead.
@@ -168,6 +177,7 @@ impl Source {
 pub(super) struct FileBytes {
     pub(super) bytes: Bytes,
     pub(super) mapping: Option<MappedFile>,
+    pub(super) stamp: Option<Stamp>,
 }
 
 /// The whole content of a regular file, mapped or read. Empty files are errors.
@@ -188,16 +198,17 @@ pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
     );
     ensure!(metadata.len() > 0, NoModel, help = EMPTY, "the file is empty");
     let mut file = File::open(path).map_err(|problem| cannot_open(&problem))?;
+    let stamp = Stamp::of(&file);
     if map {
         let mapping = MappedFile::open_file(file)
             .map_err(|problem| error!(Fail, "{problem}").help("try without mapping"))?;
-        return Ok(FileBytes { bytes: mapping.bytes(), mapping: Some(mapping) });
+        return Ok(FileBytes { bytes: mapping.bytes(), mapping: Some(mapping), stamp });
     }
     let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length).map_err(|_| error!(OutOfMemory, "{length} bytes for the file"))?;
     file.read_to_end(&mut bytes).map_err(|problem| error!(Fail, "cannot read the file: {problem}"))?;
-    Ok(FileBytes { bytes: bytes.into(), mapping: None })
+    Ok(FileBytes { bytes: bytes.into(), mapping: None, stamp })
 }
 
 fn cannot_open(problem: &std::io::Error) -> Error {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use ort_alloc::{MappedFile, TrimOnDrop};
 
+use crate::cache::{Content, hash_of};
 use crate::dim::Symbol;
 use crate::ir::Graph;
 use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
@@ -52,10 +53,13 @@ impl Model {
     /// Loads a model from an opened source.
     pub fn from_source(source: Source) -> Result<Model> {
         let mut loaded = load(&source)?;
+        let name = source.name().to_owned();
+        drop(source);
+        loaded.contents.iter_mut().for_each(Content::forget_unshared);
         let start = Instant::now();
         let until = loaded.limits.until();
         let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
-        prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
+        prepare(&mut loaded.graph).within(|| format!("model '{name}'"))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
         let graph = Arc::new(std::mem::take(&mut loaded.graph));
         let model =
@@ -112,6 +116,11 @@ impl Model {
         let all: std::collections::BTreeSet<Symbol> =
             shapes.flatten().flat_map(|dim| dim.symbols()).collect();
         all.into_iter().collect()
+    }
+
+    /// The hash of the files, for the compiled cache; none of a graph that was built by hand.
+    pub(super) fn content_hash(&self, stamps: Option<&Path>) -> Option<String> {
+        hash_of(&self.file.contents, stamps).map(|hash| hash.to_hex().to_string())
     }
 
     /// Whether these bytes are a slice of a mapped file of the model.
