@@ -74,6 +74,15 @@ pub(crate) enum PrecisionArg {
     Bf16,
 }
 
+impl From<PrecisionArg> for Precision {
+    fn from(precision: PrecisionArg) -> Precision {
+        match precision {
+            PrecisionArg::Fp32 => Precision::Fp32,
+            PrecisionArg::Bf16 => Precision::Bf16,
+        }
+    }
+}
+
 impl ModelArgs {
     pub(crate) fn source(&self) -> Result<Source> {
         let access = FileAccess { map: !self.no_mmap, ..FileAccess::default() };
@@ -101,11 +110,8 @@ impl ModelArgs {
     }
 
     pub(crate) fn session(&self, model: &Model) -> Result<Session> {
-        let precision = match self.precision {
-            PrecisionArg::Fp32 => Precision::Fp32,
-            PrecisionArg::Bf16 => Precision::Bf16,
-        };
-        let mut builder = Session::builder(model).precision(precision).optimizer(self.optimizer());
+        let mut builder =
+            Session::builder(model).precision(self.precision.into()).optimizer(self.optimizer());
         for name in &self.providers {
             builder = builder.provider(name);
         }

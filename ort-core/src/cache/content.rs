@@ -6,7 +6,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,13 +30,18 @@ pub(crate) struct Content {
     /// None where only the hash is left.
     bytes: Option<Bytes>,
     mapping: Option<MappedFile>,
-    stamp: Option<Stamp>,
+    identity: Identity,
     hash: Arc<OnceLock<Hash>>,
 }
 
 impl Content {
-    pub(crate) fn new(name: String, bytes: Bytes, mapping: Option<MappedFile>, stamp: Option<Stamp>) -> Content {
-        Content { name, bytes: Some(bytes), mapping, stamp, hash: Arc::default() }
+    pub(crate) fn new(
+        name: String,
+        bytes: Bytes,
+        mapping: Option<MappedFile>,
+        identity: Identity,
+    ) -> Content {
+        Content { name, bytes: Some(bytes), mapping, identity, hash: Arc::default() }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -57,19 +62,22 @@ impl Content {
     }
 
     /// The hash of the bytes; `stamps` is the folder where known hashes are kept.
-    fn hash(&self, stamps: Option<&Path>) -> Hash {
+    pub(crate) fn hash(&self, stamps: Option<&Path>) -> Hash {
         *self.hash.get_or_init(|| {
-            let place = stamps.zip(self.stamp.as_ref()).map(|(folder, stamp)| (folder, stamp.line()));
-            if let Some(known) = place.as_ref().and_then(|(folder, line)| look_up(folder, line)) {
-                return known;
+            let compute = || hash_bytes(self.bytes.as_deref().unwrap_or_default(), self.mapping.as_ref());
+            match (&self.identity, stamps) {
+                (Identity::Hash(hash), _) => *hash,
+                (Identity::Stamp(stamp), Some(folder)) => stamp.look_up(folder).unwrap_or_else(|| {
+                    let hash = compute();
+                    if stamp.settled
+                        && let Err(problem) = stamp.keep(folder, hash)
+                    {
+                        tracing::debug!(%problem, "the hash of the model's file is not kept");
+                    }
+                    hash
+                }),
+                _ => compute(),
             }
-            let hash = hash_bytes(self.bytes.as_deref().unwrap_or_default(), self.mapping.as_ref());
-            if let Some((folder, line)) = place.filter(|_| self.stamp.as_ref().is_some_and(|stamp| stamp.settled))
-                && let Err(problem) = keep(folder, &line, hash)
-            {
-                tracing::debug!(%problem, "the hash of the model's file is not kept");
-            }
-            hash
         })
     }
 }
@@ -114,6 +122,25 @@ fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>) -> Hash {
     hasher.finalize()
 }
 
+/// What is known of bytes before they are read.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Identity {
+    #[default]
+    Unknown,
+    /// They are those of this file.
+    Stamp(Stamp),
+    /// Their hash, from a file that says it of a part of itself.
+    Hash(Hash),
+}
+
+impl Identity {
+    /// Of an open file.
+    pub(crate) fn of(file: &File) -> Identity {
+        let stamp = file.metadata().ok().and_then(|metadata| Stamp::of(&metadata));
+        stamp.map_or(Identity::Unknown, Identity::Stamp)
+    }
+}
+
 /// Which file it is and when it was changed last, as the system said when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
@@ -127,13 +154,9 @@ impl Stamp {
     #[cfg(unix)]
     const SETTLED: i128 = 2_000_000_000;
 
-    /// Of an open file; none where the system does not number its files.
-    pub(crate) fn of(file: &File) -> Option<Stamp> {
-        Stamp::of_metadata(&file.metadata().ok()?)
-    }
-
+    /// None where the system does not number its files.
     #[cfg(unix)]
-    fn of_metadata(metadata: &Metadata) -> Option<Stamp> {
+    fn of(metadata: &Metadata) -> Option<Stamp> {
         use std::os::unix::fs::MetadataExt;
         let modified = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
         let changed = i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec());
@@ -146,39 +169,40 @@ impl Stamp {
     }
 
     #[cfg(not(unix))]
-    fn of_metadata(_metadata: &Metadata) -> Option<Stamp> {
+    fn of(_metadata: &Metadata) -> Option<Stamp> {
         None
     }
 
-    /// What the file of a stamp begins with.
+    /// What its file begins with.
     fn line(&self) -> String {
         let numbers: Vec<String> = self.numbers.iter().map(i128::to_string).collect();
         format!("stamp {}", numbers.join(" "))
     }
-}
 
-/// The file that has the stamp of a file: named by device and inode, so that there is one for each.
-fn stamp_file(folder: &Path, line: &str) -> std::path::PathBuf {
-    let file: Vec<&str> = line.split(' ').take(3).collect();
-    folder.join(format!("{:016x}.stamp", xxh3_64(file.join(" ").as_bytes())))
-}
+    /// Its file: named by device and inode, so that each file has one.
+    fn place(&self, folder: &Path) -> PathBuf {
+        let [device, inode, ..] = self.numbers;
+        folder.join(format!("{:016x}.stamp", xxh3_64(format!("{device} {inode}").as_bytes())))
+    }
 
-fn look_up(folder: &Path, line: &str) -> Option<Hash> {
-    let path = stamp_file(folder, line);
-    // One line and a checksum: what is longer is none.
-    let text = std::fs::metadata(&path).ok().filter(|found| found.len() < 1024);
-    let text = text.and_then(|_| std::fs::read_to_string(&path).ok())?;
-    let (stamp, checksum) = text.trim_end().rsplit_once(' ')?;
-    let hash = stamp.strip_prefix(line)?.strip_prefix(' ')?;
-    (format!("{:016x}", xxh3_64(stamp.as_bytes())) == checksum).then(|| Hash::from_hex(hash).ok())?
-}
+    /// The hash that is kept for it.
+    fn look_up(&self, folder: &Path) -> Option<Hash> {
+        let path = self.place(folder);
+        // One line and a checksum: what is longer is none.
+        let text = std::fs::metadata(&path).ok().filter(|found| found.len() < 1024);
+        let text = text.and_then(|_| std::fs::read_to_string(&path).ok())?;
+        let (stamp, checksum) = text.trim_end().rsplit_once(' ')?;
+        let hash = stamp.strip_prefix(&self.line())?.strip_prefix(' ')?;
+        (format!("{:016x}", xxh3_64(stamp.as_bytes())) == checksum).then(|| Hash::from_hex(hash).ok())?
+    }
 
-fn keep(folder: &Path, line: &str, hash: Hash) -> std::io::Result<()> {
-    let mut file = readable_by_others(tempfile::Builder::new().suffix(UNFINISHED)).tempfile_in(folder)?;
-    let stamp = format!("{line} {}", hash.to_hex());
-    writeln!(file, "{stamp} {:016x}", xxh3_64(stamp.as_bytes()))?;
-    file.persist(stamp_file(folder, line))?;
-    Ok(())
+    fn keep(&self, folder: &Path, hash: Hash) -> std::io::Result<()> {
+        let mut file = readable_by_others(tempfile::Builder::new().suffix(UNFINISHED)).tempfile_in(folder)?;
+        let stamp = format!("{} {}", self.line(), hash.to_hex());
+        writeln!(file, "{stamp} {:016x}", xxh3_64(stamp.as_bytes()))?;
+        file.persist(self.place(folder))?;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -188,12 +212,12 @@ mod tests {
 
     fn content(folder: &Path, settled: bool) -> Content {
         let file = File::open(folder.join("model")).unwrap();
-        let stamp = Stamp { settled, ..Stamp::of(&file).unwrap() };
+        let stamp = Stamp { settled, ..Stamp::of(&file.metadata().unwrap()).unwrap() };
         let mapping = MappedFile::open_file(file).unwrap();
-        Content::new(String::new(), mapping.bytes(), Some(mapping), Some(stamp))
+        Content::new(String::new(), mapping.bytes(), Some(mapping), Identity::Stamp(stamp))
     }
 
-    fn stamps(folder: &Path) -> Vec<std::path::PathBuf> {
+    fn stamps(folder: &Path) -> Vec<PathBuf> {
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         files.filter(|path| path.extension().is_some_and(|ending| ending == "stamp")).collect()
     }
@@ -209,9 +233,9 @@ mod tests {
         assert_eq!(content(folder, true).hash(Some(folder)), hash);
         let [stamp] = <[_; 1]>::try_from(stamps(folder)).unwrap();
         // A stamp of another hash shows that it is taken.
-        let line = content(folder, true).stamp.unwrap().line();
+        let of_file = Stamp::of(&std::fs::metadata(folder.join("model")).unwrap()).unwrap();
         let other = blake3::hash(b"other");
-        keep(folder, &line, other).unwrap();
+        of_file.keep(folder, other).unwrap();
         assert_eq!(content(folder, true).hash(Some(folder)), other);
         // Damaged stamps are not: any byte flipped, cut anywhere.
         let text = std::fs::read(&stamp).unwrap();
@@ -219,9 +243,9 @@ mod tests {
             let mut damaged = text.clone();
             damaged[index] ^= 1;
             std::fs::write(&stamp, &damaged).unwrap();
-            assert_ne!(look_up(folder, &line), Some(other), "byte {index}");
+            assert_ne!(of_file.look_up(folder), Some(other), "byte {index}");
             std::fs::write(&stamp, &text[..index]).unwrap();
-            assert_eq!(look_up(folder, &line), None, "{index} bytes");
+            assert_eq!(of_file.look_up(folder), None, "{index} bytes");
         }
         // Another file under the name, or other times, ask for another stamp.
         std::fs::write(&stamp, &text).unwrap();
@@ -233,7 +257,7 @@ mod tests {
     fn every_byte_length_and_name_counts() {
         let of = |files: &[(&str, Vec<u8>)]| {
             let contents = files.iter().map(|(name, bytes)| {
-                Content::new((*name).to_owned(), bytes.clone().into(), None, None)
+                Content::new((*name).to_owned(), bytes.clone().into(), None, Identity::Unknown)
             });
             hash_of(&contents.collect::<Vec<_>>(), None)
         };
@@ -258,11 +282,11 @@ mod tests {
     #[test]
     fn bytes_that_nothing_else_holds_go() {
         let bytes = Bytes::from(vec![1, 2, 3]);
-        let mut shared = Content::new(String::new(), bytes.clone(), None, None);
+        let mut shared = Content::new(String::new(), bytes.clone(), None, Identity::Unknown);
         shared.forget_unshared();
         assert!(shared.bytes().is_some());
         let expected = hash_of(&[shared], None);
-        let mut alone = Content::new(String::new(), bytes, None, None);
+        let mut alone = Content::new(String::new(), bytes, None, Identity::Unknown);
         alone.forget_unshared();
         assert!(alone.bytes().is_none());
         assert_eq!(hash_of(&[alone], None), expected);

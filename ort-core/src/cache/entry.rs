@@ -14,6 +14,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -181,19 +182,33 @@ impl Entry {
         &self.file
     }
 
-    /// Compares the blobs from number `first` on with their checksums, on several threads. They are resident afterwards.
-    pub(crate) fn verify(&self, first: usize, threads: usize) -> Result<(), Refusal> {
-        let next = AtomicUsize::new(first);
+    /// Where the blobs begin that are not the model itself.
+    pub(crate) fn source_bytes(&self) -> usize {
+        // The table was held against the file.
+        self.records.get(self.sources).map_or(self.bytes.len(), |record| record.start as usize)
+    }
+
+    /// Whether these bytes are a part of a blob that is not the model itself.
+    pub(crate) fn holds(&self, bytes: &[u8]) -> bool {
+        self.file.range_of(bytes).is_some_and(|range| range.start >= self.source_bytes())
+    }
+
+    /// Compares blobs with their checksums, on several threads. They are resident afterwards.
+    pub(crate) fn verify(&self, blobs: Range<usize>, threads: usize) -> Result<(), Refusal> {
+        let next = AtomicUsize::new(blobs.start);
         let damaged = AtomicUsize::new(usize::MAX);
         let work = || loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= blobs.end {
+                break;
+            }
             let (Some(record), Some((_, bytes))) = (self.records.get(index), self.blob(index)) else { break };
             if xxh3_64(&bytes) != record.checksum {
                 damaged.fetch_min(index, Ordering::Relaxed);
             }
         };
         std::thread::scope(|scope| {
-            (1..threads.min(self.len())).for_each(|_| drop(scope.spawn(work)));
+            (1..threads.min(blobs.len())).for_each(|_| drop(scope.spawn(work)));
             work();
         });
         match damaged.into_inner() {
@@ -301,4 +316,143 @@ pub(super) fn readable_by_others<'b, 'a, 'c>(
     builder: &'b mut tempfile::Builder<'a, 'c>,
 ) -> &'b mut tempfile::Builder<'a, 'c> {
     builder
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "a key";
+
+    /// Blobs of the sizes that differ: none, one line, more than a page.
+    fn blobs() -> Vec<Vec<u8>> {
+        [0usize, 5, 64, 5000, 1, 8192]
+            .iter()
+            .map(|len| (0..*len).map(|index| (index * 7 + len) as u8).collect())
+            .collect()
+    }
+
+    /// The bytes of an entry.
+    fn written() -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("entry");
+        let mut writer = EntryWriter::new(folder.path(), KEY.to_owned()).unwrap();
+        for (tag, blob) in blobs().iter().enumerate() {
+            if tag == 2 {
+                writer.end_of_sources();
+            }
+            writer.add(tag as u64, blob).unwrap();
+        }
+        writer.finish(&path).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        std::fs::read(path).unwrap()
+    }
+
+    /// Opens and verifies a file of these bytes.
+    fn opened(bytes: &[u8]) -> Result<Entry, Refusal> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        let entry = Entry::open(MappedFile::open_file(file).unwrap())?;
+        entry.verify(0..entry.len(), 2).map(|()| entry)
+    }
+
+    #[test]
+    fn what_was_written_is_found_where_kernels_can_read_it() {
+        let entry = opened(&written()).unwrap();
+        assert_eq!((entry.key(), entry.len(), entry.sources()), (KEY, blobs().len(), 2));
+        for (index, blob) in blobs().iter().enumerate() {
+            let (tag, bytes) = entry.blob(index).unwrap();
+            assert_eq!((tag, &bytes[..]), (index as u64, &blob[..]));
+            let alignment = if blob.len() >= PAGE { PAGE } else { 64 };
+            assert!(blob.is_empty() || bytes.as_ptr().addr().is_multiple_of(alignment), "blob {index}");
+            assert_eq!(entry.holds(&bytes), index >= 2, "blob {index}");
+        }
+        assert!(entry.blob(blobs().len()).is_none() && !entry.holds(&[1]));
+    }
+
+    /// Every flipped bit is found, but for those between the blobs, which nobody reads.
+    #[test]
+    fn damage_is_found() {
+        let bytes = written();
+        let entry = opened(&bytes).unwrap();
+        let table = bytes.len() - RECORD * entry.len();
+        let is_read = |place: usize| {
+            let in_blob =
+                |record: &Record| (record.start as usize..record.end().unwrap() as usize).contains(&place);
+            place < HEADER + KEY.len() || place >= table || entry.records.iter().any(in_blob)
+        };
+        // Each byte of header, key and table, and some of each blob.
+        let small = |place: &usize| *place < 1000 || *place >= table || place.is_multiple_of(97);
+        for place in (0..bytes.len()).filter(small).filter(|place| is_read(*place)) {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 1 << (place % 8);
+            assert!(opened(&damaged).is_err(), "byte {place}");
+        }
+        for len in (0..bytes.len()).step_by(61).chain([bytes.len() - 1]) {
+            assert!(opened(&bytes[..len]).is_err(), "{len} bytes");
+        }
+        assert!(opened(&[&bytes[..], &[0]].concat()).is_err(), "a byte more");
+    }
+
+    /// Headers and tables that contradict themselves or the file, under a right checksum.
+    #[test]
+    fn hostile_tables_are_refused() {
+        let refused = |header: Header, records: &[Record], fill: usize| {
+            let table: Vec<u8> = records.iter().flat_map(|record| record.to_bytes()).collect();
+            let body = [KEY.as_bytes(), &vec![0; fill]].concat();
+            opened(&[&header.to_bytes(KEY.as_bytes(), &table)[..], &body, &table].concat()).is_err()
+        };
+        let fill = 256 - HEADER - KEY.len();
+        let blob = |start: u64, len: u64| Record {
+            start,
+            len,
+            checksum: xxh3_64(&vec![0; len.min(256) as usize]),
+            tag: 0,
+        };
+        let right = Header { key_len: 5, table: 256, count: 1, sources: 0, len: 256 + 32 };
+        assert!(!refused(right, &[blob(128, 64)], fill), "the table begins from what is right");
+        let headers = [
+            Header { key_len: u64::MAX, ..right },
+            Header { key_len: 1 << 40, ..right },
+            Header { table: u64::MAX - 31, ..right },
+            Header { table: 0, ..right },
+            Header { count: u64::MAX / 32 + 2, ..right },
+            Header { count: u64::MAX, ..right },
+            Header { count: 0, ..right },
+            Header { sources: 2, ..right },
+            Header { sources: u64::MAX, ..right },
+            Header { len: u64::MAX, ..right },
+        ];
+        for header in headers {
+            assert!(refused(header, &[blob(128, 64)], fill), "{header:?}");
+        }
+        let blobs = [
+            (0, 64),
+            (64, 64),
+            (100, 64),
+            (192, 65),
+            (256, 1),
+            (192, u64::MAX),
+            (u64::MAX - 63, 64),
+            (1 << 62, 64),
+        ];
+        for (start, len) in blobs {
+            assert!(refused(right, &[blob(start, len)], fill), "a blob of {len} bytes from {start} on");
+        }
+        let two = Header { count: 2, len: 256 + 64, ..right };
+        assert!(!refused(two, &[blob(128, 64), blob(192, 64)], fill));
+        for overlapping in [[blob(128, 65), blob(192, 64)], [blob(192, 64), blob(128, 64)]] {
+            assert!(refused(two, &overlapping, fill), "{overlapping:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_finished_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = EntryWriter::new(folder.path(), KEY.to_owned()).unwrap();
+        writer.add(0, &[1; 10_000]).unwrap();
+        drop(writer);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
 }

@@ -27,6 +27,19 @@ impl Key {
         format!("{}{}", self.lasting, self.code)
     }
 
+    /// Refuses an entry that was made for something else, and says for what.
+    pub(crate) fn check(&self, entry: &Entry) -> Result<(), Refusal> {
+        let own = self.text();
+        if entry.key() == own {
+            return Ok(());
+        }
+        let mut lines = own.lines().zip(entry.key().lines());
+        Err(match lines.find(|(own, other)| own != other) {
+            Some((own, other)) => format!("it was made for '{other}', not '{own}'"),
+            None => "it was made for other settings".to_owned(),
+        })
+    }
+
     /// The name of its entry.
     fn file_name(&self) -> String {
         let hash = blake3::hash(self.lasting.as_bytes()).to_hex();
@@ -47,11 +60,11 @@ impl Folder {
             return Ok(Folder(path.to_path_buf()));
         }
         let shown = path.display();
-        let problem = match made {
-            Err(problem) if !path.exists() => {
-                error!(NoSuchFile, "the folder '{shown}' of the compiled cache cannot be made: {problem}")
+        let problem = match made.err().map_or("it has no name".to_owned(), |problem| problem.to_string()) {
+            _ if path.exists() => {
+                error!(InvalidArgument, "the compiled cache '{shown}' is a file, expected a folder")
             }
-            _ => error!(InvalidArgument, "the compiled cache '{shown}' is a file, expected a folder"),
+            why => error!(NoSuchFile, "the folder '{shown}' of the compiled cache cannot be made: {why}"),
         };
         Err(problem.help(HELP))
     }
@@ -73,10 +86,8 @@ impl Folder {
             Err(problem) => return Err(problem.to_string()),
         };
         let entry = Entry::open(MappedFile::open_file(file).map_err(|problem| problem.to_string())?)?;
-        if entry.key() != key.text() {
-            return Err("it was made by other code".to_owned());
-        }
-        entry.verify(entry.sources(), threads)?;
+        key.check(&entry)?;
+        entry.verify(entry.sources()..entry.len(), threads)?;
         Ok(Some(entry))
     }
 
@@ -100,5 +111,53 @@ impl Folder {
                 tracing::debug!(%problem, path = %path.display(), "an unfinished entry stays");
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn key(lasting: &str, code: &str) -> Key {
+        Key { lasting: format!("{lasting}\n"), code: format!("{code}\n") }
+    }
+
+    #[test]
+    fn an_entry_of_other_code_is_refused_and_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(&place.path().join("a/b")).unwrap();
+        let (old, new) = (key("model", "code 1"), key("model", "code 2"));
+        assert!(folder.find(&old, 1).unwrap().is_none());
+        let write = |key: &Key| folder.begin(key).unwrap().finish(&folder.place(key)).map(drop).unwrap();
+        write(&old);
+        assert!(folder.find(&old, 1).unwrap().is_some());
+        assert_eq!(folder.find(&new, 1).unwrap_err(), "it was made for 'code 1', not 'code 2'");
+        write(&new);
+        assert!(folder.find(&new, 1).unwrap().is_some() && folder.find(&old, 1).is_err());
+        assert!(folder.find(&key("other model", "code 2"), 1).unwrap().is_none());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_ended_processes_left_goes_and_what_others_write_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        let old = SystemTime::now() - 2 * LEFT_BEHIND;
+        let made = |name: &str| {
+            let file = File::create(place.path().join(name)).unwrap();
+            file.set_modified(old).unwrap();
+            file
+        };
+        drop(made("left.unfinished"));
+        drop(made("something.else"));
+        let written = made("written.unfinished");
+        written.lock().unwrap();
+        drop(File::create(place.path().join("young.unfinished")).unwrap());
+        drop(folder.begin(&key("model", "code")).unwrap());
+        let mut names: Vec<_> =
+            std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["something.else", "written.unfinished", "young.unfinished"]);
     }
 }

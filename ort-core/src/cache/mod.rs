@@ -6,13 +6,16 @@
 //! mapped, and whoever truncates it ends their processes.
 //!
 //! Compiling with an entry takes blobs from it in the order in which compiling without one makes them ([`Store`]).
+//! An entry may hold the model's own files, too: then it is a [`CompiledModel`].
 
 mod content;
 mod entry;
 mod key;
+mod model;
 mod store;
 
-pub(crate) use content::{Content, Stamp, hash_of};
-pub(crate) use entry::{Entry, EntryWriter, MAGIC};
+pub(crate) use content::{Content, Identity, hash_of};
+pub(crate) use entry::Entry;
 pub(crate) use key::{Folder, Key};
+pub(crate) use model::{CompiledModel, begin, cannot_write};
 pub(crate) use store::{Role, Store, tag};

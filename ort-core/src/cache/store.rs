@@ -112,7 +112,10 @@ impl Store {
             Mode::Read { entry, next } => entry.len() - next,
             Mode::Write(_) => 0,
         };
-        state.problem.clone().or_else(|| (left > 0).then(|| format!("{left} of its blobs were not asked for")))
+        state
+            .problem
+            .clone()
+            .or_else(|| (left > 0).then(|| format!("{left} of its blobs were not asked for")))
     }
 
     /// Ends the entry that was written, under its name.
@@ -120,7 +123,9 @@ impl Store {
         match self.state.into_inner() {
             State { problem: Some(problem), .. } => Err(io::Error::other(problem)),
             State { mode: Mode::Write(writer), .. } => writer.finish(path),
-            State { mode: Mode::Read { .. }, .. } => Err(io::Error::other("an entry of the cache is complete")),
+            State { mode: Mode::Read { .. }, .. } => {
+                Err(io::Error::other("an entry of the cache is complete"))
+            }
         }
     }
 

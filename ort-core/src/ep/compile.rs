@@ -87,7 +87,17 @@ impl<'a> CompileCx<'a> {
             packing => packing,
         };
         let (allocator, consumed) = (device.allocator(), smallvec![false; node.node.inputs.len()]);
-        CompileCx { node, threads, precision, budget, allocator, consumed, packing, packed_bytes: 0, cached_bytes: 0 }
+        CompileCx {
+            node,
+            threads,
+            precision,
+            budget,
+            allocator,
+            consumed,
+            packing,
+            packed_bytes: 0,
+            cached_bytes: 0,
+        }
     }
 
     /// The attributes.
@@ -102,7 +112,7 @@ impl<'a> CompileCx<'a> {
 
     /// A packed weight of `bytes` bytes, written by `fill` into memory at a 64-byte boundary that the budget counts. `fill` is not called where
     /// the session only asks how much memory the kernel would take, or where the compiled cache has the bytes: what is packed may only be read by runs,
-    /// and must follow from the node, its constants, the threads, the precision and the [fingerprint](Device::fingerprint).
+    /// and must follow from the node, its constants, the precision and the [fingerprint](Device::fingerprint), on any number of threads.
     pub fn pack(
         &mut self,
         bytes: usize,

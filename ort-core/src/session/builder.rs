@@ -1,6 +1,6 @@
 //! Settings of a session, and its making.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ pub struct SessionBuilder {
     pub(super) providers: Vec<(String, ProviderOptions)>,
     devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
-    cache_dir: Option<PathBuf>,
+    pub(super) cache_dir: Option<PathBuf>,
     memory_limit: Option<usize>,
     budget: Option<Arc<Budget>>,
     pub(super) precision: Precision,
@@ -162,6 +162,27 @@ impl SessionBuilder {
         self
     }
 
+    /// Writes the model and what compiling it packs and folds into one file, whole or not at all, that [`Model::load`] takes like any other: where these
+    /// providers, settings and CPU are found again, nothing is packed. Elsewhere the weights that the file holds are packed again, with a warning.
+    ///
+    /// ```no_run
+    /// use ort_core::session::{Model, Session};
+    ///
+    /// let model = Model::load("model.onnx")?;
+    /// Session::builder(&model).save_compiled("model.compiled")?;
+    /// let session = Session::builder(&Model::load("model.compiled")?).build()?;
+    /// assert_eq!(session.memory().packed, 0);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// Fails where building a session would, where the file cannot be written, and for a graph that was built by hand: save it first.
+    pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
+        let devices = open_devices(self.devices.clone(), &self.providers)?;
+        let setting =
+            Setting { threads: self.thread_count()?, devices: &devices, budget: &self.new_budget() };
+        self.write_compiled(path.as_ref(), setting)
+    }
+
     /// The graph as it would be compiled, and what was rewritten. What ONNX Runtime has no operator
     /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
@@ -196,9 +217,7 @@ impl SessionBuilder {
     /// Compiles the model, or takes what a session built alike has compiled. An operator that no provider runs, or packed weights beyond the
     /// memory limit, are errors.
     pub fn build(self) -> Result<Session> {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.threads.unwrap_or_else(cores);
-        ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
+        let threads = self.thread_count()?;
         let key = CompileKey {
             providers: self.providers.clone(),
             devices: self.devices.clone(),
@@ -226,21 +245,28 @@ impl SessionBuilder {
         })
     }
 
+    fn thread_count(&self) -> Result<usize> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.unwrap_or_else(cores);
+        ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
+        Ok(threads)
+    }
+
     fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
         let start = Instant::now();
         let budget = self.new_budget();
         let setting = Setting { threads, devices: &devices, budget: &budget };
-        let cached = self.cache_dir.as_deref().map(|folder| self.cached(folder, setting)).transpose()?;
-        let (built, file) = match cached.flatten() {
-            Some((built, file)) => (built, Some(file)),
+        let cached = self.cached(setting)?;
+        let (built, entry) = match cached {
+            Some((built, entry)) => (built, Some(entry)),
             None => {
                 let built = self.program(setting, Packing::Now);
                 (built.map_err(|problem| self.explain(problem, setting))?, None)
             }
         };
         let Built { program, packed_bytes, cached_bytes, rewrites } = built;
-        let cache = file.map(|file| CacheUse { file, packed_bytes: cached_bytes });
+        let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
         tracing::info!(
             steps = program.steps.len(),

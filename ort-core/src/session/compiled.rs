@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use ort_alloc::{Budget, MappedFile, TrimOnDrop};
+use ort_alloc::{Budget, TrimOnDrop};
 use parking_lot::Mutex;
 
 use super::Program;
 use super::streamed::Streams;
 use crate::Result;
+use crate::cache::Entry;
 use crate::ep::{Device, Precision, ProviderOptions};
 use crate::rewrite::{Optimizer, Report};
 
@@ -37,7 +38,7 @@ impl Compiled {
 
 /// What of a program lies in an entry of the compiled cache.
 pub(crate) struct CacheUse {
-    pub(crate) file: MappedFile,
+    pub(crate) entry: Arc<Entry>,
     /// The bytes of packed weights.
     pub(crate) packed_bytes: usize,
 }

@@ -409,10 +409,13 @@ impl Session {
     /// The memory of the session.
     pub fn memory(&self) -> MemoryUse {
         let mapped = self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
-        let mapped = mapped.filter(|bytes| self.model.is_mapped(bytes)).map(|bytes| bytes.len());
-        let cached = self.compiled.cache.as_ref().map_or(0, |cache| {
+        let cache = self.compiled.cache.as_ref();
+        let is_cached = |bytes: &[u8]| cache.is_some_and(|cache| cache.entry.holds(bytes));
+        let is_mapped = |bytes: &[u8]| self.model.is_mapped(bytes) && !is_cached(bytes);
+        let mapped = mapped.filter(|bytes| is_mapped(bytes)).map(|bytes| bytes.len());
+        let cached = cache.map_or(0, |cache| {
             let constants = self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
-            let constants = constants.filter(|bytes| cache.file.contains(bytes)).map(|bytes| bytes.len());
+            let constants = constants.filter(|bytes| is_cached(bytes)).map(|bytes| bytes.len());
             cache.packed_bytes + constants.sum::<usize>()
         });
         MemoryUse {

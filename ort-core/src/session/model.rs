@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use ort_alloc::{MappedFile, TrimOnDrop};
 
-use crate::cache::{Content, hash_of};
+use crate::cache::{CompiledModel, Content, hash_of};
 use crate::dim::Symbol;
 use crate::ir::Graph;
 use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
@@ -123,6 +123,16 @@ impl Model {
         hash_of(&self.file.contents, stamps).map(|hash| hash.to_hex().to_string())
     }
 
+    /// The files that it was loaded from, its own first.
+    pub(super) fn contents(&self) -> &[Content] {
+        &self.file.contents
+    }
+
+    /// The compiled model that it was loaded from.
+    pub(super) fn compiled_model(&self) -> Option<&Arc<CompiledModel>> {
+        self.file.compiled.as_ref()
+    }
+
     /// Whether these bytes are a slice of a mapped file of the model.
     pub(super) fn is_mapped(&self, bytes: &[u8]) -> bool {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
@@ -141,7 +151,9 @@ impl Model {
     /// The same for all pages: reading what lies between the weights brings many of those in, too.
     pub(super) fn release_all(&self) {
         for mapping in &self.file.mappings {
-            release(mapping, 0..mapping.len());
+            // Packed weights that lie in the same file stay.
+            let end = self.compiled_model().map_or(mapping.len(), |compiled| compiled.entry().source_bytes());
+            release(mapping, 0..end);
         }
     }
 }
