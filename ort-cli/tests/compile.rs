@@ -112,16 +112,17 @@ fn mistakes_are_errors_that_name_the_fix() {
     let folder = Folder::new();
     let path = product(&folder, 8);
     let nowhere = text(&folder.path("nowhere/product.compiled"));
+    let out = text(&folder.path("product.compiled"));
     let table: &[(&str, &[&str], &[&str])] = &[
         ("itself", &["compile", &path, &path], &["replace", "another file"]),
         ("no folder", &["compile", &path, &nowhere], &["product.compiled", "does its folder exist"]),
         (
             "no such rule",
-            &["compile", &path, &nowhere, "--without-rule", "nothing"],
+            &["compile", &path, &out, "--without-rule", "nothing"],
             &["no rewrite rule 'nothing'"],
         ),
         ("a file as the cache", &["run", &path, "--cache", &path], &["product.onnx", "expected a folder"]),
-        ("no provider", &["compile", &path, &nowhere, "--ep", "abacus"], &["abacus"]),
+        ("no provider", &["compile", &path, &out, "--ep", "abacus"], &["abacus"]),
     ];
     for (name, arguments, words) in table {
         assert_fails(name, &run(arguments), words);

@@ -356,15 +356,15 @@ fn mapped_weights_count_against_no_limit() -> Result<()> {
     let plain = place.builder()?.build()?;
     let expected = bits(&plain)?;
     let run = plain.plan(&[("rows", 64)])?.planned_bytes;
-    // Written without a limit, or with one that holds what is packed at a time.
-    let largest = plain.memory().packed;
-    for limit in [None, Some(largest)] {
+    // Written without a limit, or with one that holds what is folded and packed at a time.
+    let packed = plain.memory().packed;
+    for limit in [None, Some(2 * packed)] {
         let builder = place.with_cache()?;
         let session = match limit {
             None => builder.build()?,
             Some(limit) => builder.memory_limit(limit).build()?,
         };
-        assert!(session.memory().packed == 0 && session.memory().cached >= largest);
+        assert!(session.memory().packed == 0 && session.memory().cached >= packed);
         let bounded = place.with_cache()?.memory_limit(run + 64).build()?;
         assert_eq!(bits(&bounded)?, expected);
         let report = bounded.plan(&[("rows", 64)])?;
@@ -378,9 +378,11 @@ fn mapped_weights_count_against_no_limit() -> Result<()> {
         );
         std::fs::remove_file(place.entry()).expect("removed");
     }
-    // A limit that holds no weight while the entry is written: they are streamed, as without a cache.
-    let streamed = place.with_cache()?.memory_limit(1000).build()?;
-    assert_eq!((streamed.memory().packed, streamed.memory().cached), (0, 0));
+    // A limit that holds nothing is refused as without a cache, and no entry is left.
+    let problems =
+        [place.with_cache()?, place.builder()?].map(|builder| builder.memory_limit(1000).build().err());
+    let [cached, plain] = problems.map(|problem| problem.expect("it does not fit"));
+    assert_eq!((cached.kind(), cached.to_string()), (ErrorKind::OutOfMemory, plain.to_string()));
     assert!(place.cached(".compiled").is_empty() && place.cached(".unfinished").is_empty());
     Ok(())
 }
