@@ -53,6 +53,10 @@ pub(crate) struct ModelArgs {
     /// A hard bound on what the run may allocate: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
+    /// Keep packed weights in files of this folder and map them: loading again packs nothing, and processes share them. The folder may be
+    /// removed at any time.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
     /// Seconds that loading, compiling and each run may take, each by itself [default: an hour].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) deadline: Option<Duration>,
@@ -68,6 +72,15 @@ pub(crate) enum PrecisionArg {
     Fp32,
     /// Matrix products and convolutions of bfloat16 with float32 sums.
     Bf16,
+}
+
+impl From<PrecisionArg> for Precision {
+    fn from(precision: PrecisionArg) -> Precision {
+        match precision {
+            PrecisionArg::Fp32 => Precision::Fp32,
+            PrecisionArg::Bf16 => Precision::Bf16,
+        }
+    }
 }
 
 impl ModelArgs {
@@ -102,11 +115,8 @@ impl ModelArgs {
 
     /// The session as these arguments ask for it.
     pub(crate) fn builder(&self, model: &Model) -> SessionBuilder {
-        let precision = match self.precision {
-            PrecisionArg::Fp32 => Precision::Fp32,
-            PrecisionArg::Bf16 => Precision::Bf16,
-        };
-        let mut builder = Session::builder(model).precision(precision).optimizer(self.optimizer());
+        let mut builder =
+            Session::builder(model).precision(self.precision.into()).optimizer(self.optimizer());
         for name in &self.providers {
             builder = builder.provider(name);
         }
@@ -115,6 +125,9 @@ impl ModelArgs {
         }
         if let Some(limit) = self.memory_limit {
             builder = builder.memory_limit(limit);
+        }
+        if let Some(folder) = &self.cache {
+            builder = builder.cache_dir(folder);
         }
         builder
     }

@@ -64,6 +64,16 @@ Examples:
 newer operator sets, as far as ONNX Runtime has them; the file imports the oldest operator set that has them all.
 Other commands take the same as --opt-level.";
 
+pub(crate) const COMPILE: &str = "\
+Examples:
+  ort compile model.onnx model.compiled
+  ort bench model.compiled                       loads without packing anything
+  ort compile model.onnx half.compiled --precision bf16
+  ort run model.onnx --cache DIR                 the same, file by file in a folder, for any number of models
+
+The file holds the model, external data included, so that any command takes it as its MODEL. Where the settings, the CPU
+or the program are not those that it was compiled with, a warning says so, and the weights are packed from the model in it.";
+
 pub(crate) const PROFILE: &str = "\
 Examples:
   ort profile model.onnx --threads 1

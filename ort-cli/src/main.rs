@@ -72,6 +72,9 @@ enum Command {
     /// Write the optimized model as standard ONNX.
     #[command(after_help = help::OPTIMIZE)]
     Optimize(cmd::optimize::OptimizeArgs),
+    /// Write a model with its packed weights, ready to map.
+    #[command(after_help = help::COMPILE)]
+    Compile(cmd::compile::CompileArgs),
     /// Show the time per operator.
     #[command(after_help = help::PROFILE)]
     Profile(cmd::profile::ProfileArgs),
@@ -122,6 +125,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Check(args) => cmd::check::run(&args),
         Command::Plan(args) => cmd::plan::run(&args),
         Command::Optimize(args) => cmd::optimize::run(&args),
+        Command::Compile(args) => cmd::compile::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),
         Command::Test(args) => cmd::test::run(&args),

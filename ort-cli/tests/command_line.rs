@@ -8,8 +8,19 @@ use std::process::Stdio;
 
 use support::*;
 
-const COMMANDS: [&str; 10] =
-    ["demo", "run", "bench", "inspect", "check", "plan", "optimize", "profile", "test", "providers"];
+const COMMANDS: [&str; 11] = [
+    "demo",
+    "run",
+    "bench",
+    "inspect",
+    "check",
+    "plan",
+    "optimize",
+    "compile",
+    "profile",
+    "test",
+    "providers",
+];
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -25,9 +36,11 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let lines: [&[&str]; 20] = [
+    let lines: [&[&str]; 22] = [
         &["run", "m.onnx", "--opt-level", "most"],
         &["optimize", "m.onnx"],
+        &["compile", "m.onnx"],
+        &["compile", "m.onnx", "out", "--memory-limit", "1MiB"],
         &["frobnicate"],
         &["run"],
         &["test"],
@@ -59,12 +72,7 @@ fn a_wrong_command_line_is_exit_code_2() {
 fn flags_of_features_that_are_not_there_are_refused() {
     let folder = Folder::new();
     let path = folder.model("small.onnx", &small());
-    let flags: [&[&str]; 4] = [
-        &["--arena-strategy", "power-of-two"],
-        &["--no-arena"],
-        &["--no-mem-pattern"],
-        &["--cache", "cache"],
-    ];
+    let flags: [&[&str]; 3] = [&["--arena-strategy", "power-of-two"], &["--no-arena"], &["--no-mem-pattern"]];
     for flag in flags {
         for command in ["run", "plan"] {
             let mut line = vec![command, &path];

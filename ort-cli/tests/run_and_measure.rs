@@ -115,6 +115,7 @@ fn bench_prints_one_object_with_every_field() {
             "arena_peak",
             "weights",
             "weights_mapped",
+            "weights_cached",
             "device_peak",
         ],
     );

@@ -15,6 +15,7 @@
 )]
 #![forbid(unsafe_code)]
 
+mod cache;
 pub mod dim;
 pub mod dtype;
 pub mod ep;

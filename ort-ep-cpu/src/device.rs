@@ -107,6 +107,12 @@ impl Device for CpuDevice {
         (kernel.make)(cx).within(|| "provider cpu")
     }
 
+    fn fingerprint(&self) -> Option<String> {
+        let (isa, widest) = (Isa::current(), Isa::widest());
+        let bf16 = isa.has_bf16_products();
+        Some(format!("{} {} of {} bf16={bf16}", env!("ORT_CODE_HASH"), isa.name(), widest.name()))
+    }
+
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let (from, to) = (from.bytes()?, to.bytes_mut()?);
         ensure!(from.len() == to.len(), Fail, "a copy of {} bytes into {}", from.len(), to.len());

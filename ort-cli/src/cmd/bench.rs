@@ -92,6 +92,8 @@ struct Report {
     arena_peak: usize,
     weights: usize,
     weights_mapped: usize,
+    /// Packed weights in the mapped file of `--cache`.
+    weights_cached: usize,
     device_peak: Option<usize>,
 }
 
@@ -144,6 +146,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         arena_peak: memory.activations_peak,
         weights: memory.weights,
         weights_mapped: memory.weights_mapped,
+        weights_cached: memory.cached,
         device_peak: None,
     };
     if args.json {
@@ -245,12 +248,13 @@ fn print_report(report: &Report) -> Result<()> {
     say!("  work    {:.1} runs a second; of all threads {cpu}; products {speed}", report.runs_per_second)?;
     say!("  start   load {:.1} ms, first run {:.1} ms", report.load_ms, report.first_ms)?;
     say!(
-        "  memory  peak {} over a baseline of {}; activations {} (planned {}); weights {}, {} of them mapped",
+        "  memory  peak {} over a baseline of {}; activations {} (planned {}); weights {}, {} of them mapped; {} packed in the cache",
         bytes(report.peak_rss.zip(report.baseline_rss).map(|(peak, base)| peak.saturating_sub(base))),
         bytes(report.baseline_rss),
         human_bytes(report.arena_peak),
         report.planned_peak.map_or("unknown".to_string(), human_bytes),
         human_bytes(report.weights),
         human_bytes(report.weights_mapped),
+        human_bytes(report.weights_cached),
     )
 }

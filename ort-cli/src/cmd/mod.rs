@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod check;
+pub(crate) mod compile;
 pub(crate) mod demo;
 pub(crate) mod inspect;
 pub(crate) mod limits;

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Budget, Buffer, Category, allocate_in};
-
+use bytes::Bytes;
+use ort_alloc::{Allocator, Budget, Buffer, Category, DeviceId, allocate_in};
 use smallvec::{SmallVec, smallvec};
 
 use super::{Device, NodeView};
+use crate::cache::{Role, Store, tag};
 use crate::ir::Attributes;
 use crate::tensor::{Tensor, TensorView};
 use crate::{Result, error};
@@ -32,27 +33,42 @@ pub struct CompileCx<'a> {
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) allocator: Arc<dyn Allocator>,
     pub(crate) consumed: SmallVec<[bool; 8]>,
-    pub(crate) packing: Packing,
+    pub(crate) packing: Packing<'a>,
+    /// The bytes packed into memory, and those in the compiled cache.
     pub(crate) packed_bytes: usize,
+    pub(crate) cached_bytes: usize,
 }
 
 /// What becomes of the weights that a kernel packs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Packing {
+#[derive(Clone, Copy)]
+pub(crate) enum Packing<'a> {
     /// They are packed.
     Now,
     /// They are only counted: the kernel tells its workspace and never runs.
     Counted,
+    /// They are taken from an entry of the compiled cache, or packed into it: then the kernel never runs.
+    Cached(&'a Store),
 }
 
-/// Weights that a kernel rearranged for speed, in memory that the session counts.
+/// Weights that a kernel rearranged for speed, in memory that the session counts or in the mapped cache.
 #[derive(Debug)]
-pub struct PackedWeights(Option<Buffer>);
+pub struct PackedWeights(Packed);
+
+#[derive(Debug)]
+enum Packed {
+    Nothing,
+    Memory(Buffer),
+    Mapped(Bytes),
+}
 
 impl PackedWeights {
     /// The bytes as they were packed, at a 64-byte boundary.
     pub fn bytes(&self) -> &[u8] {
-        self.0.as_ref().and_then(Buffer::bytes).unwrap_or(&[])
+        match &self.0 {
+            Packed::Nothing => &[],
+            Packed::Memory(buffer) => buffer.bytes().unwrap_or(&[]),
+            Packed::Mapped(bytes) => bytes,
+        }
     }
 }
 
@@ -63,10 +79,25 @@ impl<'a> CompileCx<'a> {
         device: &dyn Device,
         (threads, precision): (usize, Precision),
         budget: &'a Arc<Budget>,
-        packing: Packing,
+        packing: Packing<'a>,
     ) -> CompileCx<'a> {
+        let packing = match packing {
+            // The cache holds what the host reads.
+            Packing::Cached(_) if device.memory() != DeviceId::HOST => Packing::Now,
+            packing => packing,
+        };
         let (allocator, consumed) = (device.allocator(), smallvec![false; node.node.inputs.len()]);
-        CompileCx { node, threads, precision, budget, allocator, consumed, packing, packed_bytes: 0 }
+        CompileCx {
+            node,
+            threads,
+            precision,
+            budget,
+            allocator,
+            consumed,
+            packing,
+            packed_bytes: 0,
+            cached_bytes: 0,
+        }
     }
 
     /// The attributes.
@@ -80,19 +111,35 @@ impl<'a> CompileCx<'a> {
     }
 
     /// A packed weight of `bytes` bytes, written by `fill` into memory at a 64-byte boundary that the budget counts. `fill` is not called where
-    /// the session only asks how much memory the kernel would take: what is packed may only be read by runs.
+    /// the session only asks how much memory the kernel would take, or where the compiled cache has the bytes: what is packed may only be read by runs,
+    /// and must follow from the node, its constants, the precision and the [fingerprint](Device::fingerprint), on any number of threads.
     pub fn pack(
         &mut self,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<()>,
     ) -> Result<PackedWeights> {
-        self.packed_bytes = self.packed_bytes.saturating_add(bytes);
-        if self.packing == Packing::Counted {
-            return Ok(PackedWeights(None));
+        let Packing::Cached(store) = self.packing else {
+            self.packed_bytes = self.packed_bytes.saturating_add(bytes);
+            let packed = match self.packing {
+                Packing::Counted => Packed::Nothing,
+                _ => Packed::Memory(self.packed(bytes, fill)?),
+            };
+            return Ok(PackedWeights(packed));
+        };
+        self.cached_bytes = self.cached_bytes.saturating_add(bytes);
+        let tag = tag(Role::Packed, &[self.node.node.spec.name, &self.node.node.name]);
+        if let Some(bytes) = store.take(tag, bytes)? {
+            return Ok(PackedWeights(Packed::Mapped(bytes)));
         }
+        let buffer = self.packed(bytes, fill)?;
+        store.put(tag, buffer.bytes().unwrap_or(&[]))?;
+        Ok(PackedWeights(Packed::Nothing))
+    }
+
+    fn packed(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Buffer> {
         let mut buffer = allocate_in(self.budget, Category::PackedWeights, &*self.allocator, bytes, 64)?;
         fill(buffer.bytes_mut().ok_or_else(|| error!(Fail, "packed weights are not in host memory"))?)?;
-        Ok(PackedWeights(Some(buffer)))
+        Ok(buffer)
     }
 
     /// Whether the input at `index` is consumed so far.

@@ -61,6 +61,11 @@ pub trait Device: Send + Sync {
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String>;
     /// Makes the kernel of a claimed node; weights are packed here.
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
+    /// What the weights that its kernels pack depend on beside the node and the precision: the version of its code, and what it finds of
+    /// the hardware. Where there is none, sessions with a compiled cache are refused.
+    fn fingerprint(&self) -> Option<String> {
+        None
+    }
     /// Waits until what it was given to do is done. A device that is done when its calls return has nothing to wait for.
     fn synchronize(&self) -> Result<()> {
         Ok(())

@@ -14,10 +14,12 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
+use indexmap::IndexMap;
 use ort_alloc::MappedFile;
 
 use super::proto::StringStringEntryProto;
 use super::source::{FileAccess, FileBytes, read_file};
+use crate::cache::{CompiledModel, Content, Identity};
 use crate::{Result, Within, ensure, error};
 
 /// The data files of one model, each opened once and shared by the tensors inside.
@@ -25,6 +27,10 @@ use crate::{Result, Within, ensure, error};
 pub struct ExternalData {
     folder: Option<Folder>,
     files: HashMap<PathBuf, FileBytes>,
+    /// The paths by which the model names the files, as they were first asked for.
+    names: IndexMap<PathBuf, PathBuf>,
+    /// Whether there are no other files than `files`, under the names by which the model calls them.
+    is_closed: bool,
     access: FileAccess,
 }
 
@@ -147,7 +153,24 @@ fn check_path(text: &str) -> Result<()> {
 impl ExternalData {
     /// For a model without a folder: any external data is an error.
     pub fn unavailable() -> ExternalData {
-        ExternalData { folder: None, files: HashMap::new(), access: FileAccess::default() }
+        ExternalData {
+            folder: None,
+            files: HashMap::new(),
+            names: IndexMap::new(),
+            is_closed: false,
+            access: FileAccess::default(),
+        }
+    }
+
+    /// The data files that a compiled model holds.
+    pub(super) fn within(compiled: &CompiledModel) -> ExternalData {
+        let file = |content: &Content| {
+            let (bytes, mapping) = (content.bytes()?.clone(), Some(compiled.entry().file().clone()));
+            let identity = Identity::Hash(content.hash(None));
+            Some((PathBuf::from(content.name()), FileBytes { bytes, mapping, identity }))
+        };
+        let files = compiled.files().iter().skip(1).filter_map(file).collect();
+        ExternalData { files, is_closed: true, ..ExternalData::unavailable() }
     }
 
     /// Data files in `folder`; `model` is the model's own path, where it has one.
@@ -157,7 +180,8 @@ impl ExternalData {
         })?;
         let blobs =
             model.and_then(|model| model.canonicalize().ok()).and_then(|model| cache_blobs(&model, &root));
-        Ok(ExternalData { folder: Some(Folder { root, blobs }), files: HashMap::new(), access })
+        let folder = Some(Folder { root, blobs });
+        Ok(ExternalData { folder, files: HashMap::new(), names: IndexMap::new(), is_closed: false, access })
     }
 
     /// The bytes at `location`, which must be `expected` bytes long; they share the file's mapping.
@@ -177,12 +201,20 @@ impl ExternalData {
                 "the tensor takes {expected} bytes, its external data has {length}"
             );
         }
-        let path = self.resolve(&location.path)?;
+        let path = if self.is_closed { location.path.clone() } else { self.resolve(&location.path)? };
         if expected == 0 {
             return Ok(Bytes::new());
         }
+        if !self.names.contains_key(&location.path) {
+            self.names.insert(location.path.clone(), path.clone());
+        }
         let file = match self.files.get(&path) {
             Some(file) => file,
+            None if self.is_closed => {
+                return Err(
+                    error!(NoSuchFile, "the compiled model does not hold the file").help("compile it again")
+                );
+            }
             None => {
                 let file = read_file(&path, self.access.map)?;
                 self.files.entry(path).or_insert(file)
@@ -206,6 +238,15 @@ impl ExternalData {
     /// The mappings of the files opened so far.
     pub fn mappings(&self) -> impl Iterator<Item = &MappedFile> {
         self.files.values().filter_map(|file| file.mapping.as_ref())
+    }
+
+    /// The files as the compiled cache knows them, under each name by which the model calls them.
+    pub(super) fn contents(&self) -> Vec<Content> {
+        let content = |(name, path): (&PathBuf, &PathBuf)| {
+            let FileBytes { bytes, mapping, identity } = self.files.get(path)?.clone();
+            Some(Content::new(name.to_string_lossy().into_owned(), bytes, mapping, identity))
+        };
+        self.names.iter().filter_map(content).collect()
     }
 
     /// The file that a location leads to, all links followed, if the rules allow it.

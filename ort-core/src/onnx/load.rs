@@ -15,6 +15,7 @@ use super::external::ExternalData;
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use super::source::Source;
+use crate::cache::{CompiledModel, Content};
 use crate::ir::Graph;
 use crate::spec::Registry;
 use crate::{Limits, Result, Within, ensure, error, nearest};
@@ -28,6 +29,10 @@ pub struct LoadedModel {
     pub info: ModelInfo,
     /// The files whose mappings the constants are slices of.
     pub mappings: Vec<MappedFile>,
+    /// The files themselves, the model's own first.
+    pub(crate) contents: Vec<Content>,
+    /// The compiled model that all of it lies in, if it does.
+    pub(crate) compiled: Option<Arc<CompiledModel>>,
     /// What it was loaded within; runs of sessions on it keep to its deadline.
     pub limits: Limits,
 }
@@ -118,6 +123,8 @@ pub fn load(source: &Source) -> Result<LoadedModel> {
     let mut loaded = load_within(model, source.external_data()?, source.limits_of())
         .within(|| format!("model '{}'", source.name()))?;
     loaded.mappings.extend(source.mapping().cloned());
+    loaded.contents.insert(0, source.content());
+    loaded.compiled = source.compiled().cloned();
     Ok(loaded)
 }
 
@@ -157,7 +164,8 @@ fn load_within(mut model: ModelProto, external: ExternalData, limits: &Limits) -
         "loaded"
     );
     let mappings = loader.external.mappings().cloned().collect();
-    Ok(LoadedModel { graph, info, mappings, limits: *limits })
+    let contents = loader.external.contents();
+    Ok(LoadedModel { graph, info, mappings, contents, compiled: None, limits: *limits })
 }
 
 /// The newest version of the standard's operator set that the records were compared with.

@@ -35,6 +35,7 @@ const FORMATS: &[Format] = &[
     Format(Sign::At(0, b"\x89HDF"), "an HDF5 file, as Keras writes", EXPORT),
     Format(Sign::At(4, b"TFL3"), "a TensorFlow Lite model", EXPORT),
     Format(Sign::At(4, b"ORTM"), "an ORT-format model", "use the .onnx file that it was made from"),
+    Format(Sign::At(0, b"ORTCACHE"), "a compiled model of this runtime", "load it from its file, which is mapped"),
     Format(Sign::At(0, b"\x93NUMPY"), "a NumPy array", "pass it as an input, and a model as the model"),
     Format(Sign::At(0, b"\x89PNG"), "a picture", "pass a model"),
     Format(Sign::At(0, b"\xff\xd8\xff"), "a picture", "pass a model"),

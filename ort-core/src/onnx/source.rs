@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ort_alloc::MappedFile;
@@ -15,6 +16,7 @@ use super::expansion::check_expansion;
 use super::external::ExternalData;
 use super::proto::{GraphProto, ModelProto};
 use super::recognise;
+use crate::cache::{CompiledModel, Content, Identity};
 use crate::{Error, Limits, Result, Within, ensure, error};
 
 /// The most bytes of a protocol buffer.
@@ -46,6 +48,9 @@ impl Default for FileAccess {
 pub struct Source {
     bytes: Bytes,
     mapping: Option<MappedFile>,
+    identity: Identity,
+    /// The file that it all lies in, where that is a compiled model.
+    compiled: Option<Arc<CompiledModel>>,
     name: String,
     path: Option<PathBuf>,
     folder: Option<PathBuf>,
@@ -54,20 +59,24 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens a file; its folder is where external data is looked for.
+    /// Opens a file; its folder is where external data is looked for. A compiled model holds its own.
     ///
     /// Errors: the file is missing, can't be read, is a folder or another special file, or is empty.
     pub fn open(path: impl AsRef<Path>, access: FileAccess) -> Result<Source> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let FileBytes { bytes, mapping } =
-            read_file(path, access.map).within(|| format!("model '{name}'"))?;
+        let place = || format!("model '{name}'");
+        let FileBytes { bytes, mapping, identity } = read_file(path, access.map).within(place)?;
+        let compiled = CompiledModel::open(&bytes, mapping.as_ref()).within(place)?.map(Arc::new);
+        let own = compiled.as_ref().and_then(|compiled| compiled.files().first()?.bytes().cloned());
+        let bytes = own.unwrap_or(bytes);
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
             _ => PathBuf::from("."),
         };
         let path = Some(path.to_path_buf());
-        Ok(Source { bytes, mapping, name, path, folder: Some(folder), access, limits: Limits::default() })
+        let (folder, limits) = (Some(folder), Limits::default());
+        Ok(Source { bytes, mapping, identity, compiled, name, path, folder, access, limits })
     }
 
     /// Takes bytes that are in memory already; nothing is copied. External data is not available unless
@@ -77,6 +86,8 @@ impl Source {
         Source {
             bytes: bytes.into(),
             mapping: None,
+            identity: Identity::Unknown,
+            compiled: None,
             name: "(memory)".into(),
             path: None,
             folder: None,
@@ -131,6 +142,20 @@ impl Source {
         self.mapping.as_ref()
     }
 
+    /// The model's own file, as the compiled cache knows it.
+    pub(super) fn content(&self) -> Content {
+        let own = self.compiled.as_ref().and_then(|compiled| compiled.files().first().cloned());
+        own.unwrap_or_else(|| {
+            let (mapping, identity) = (self.mapping.clone(), self.identity.clone());
+            Content::new(String::new(), self.bytes.clone(), mapping, identity)
+        })
+    }
+
+    /// The compiled model that it is.
+    pub(super) fn compiled(&self) -> Option<&Arc<CompiledModel>> {
+        self.compiled.as_ref()
+    }
+
     /// Decodes the model; its weights stay slices of [`Source::bytes`].
     ///
     /// Errors: the bytes are no ONNX model, with what they look like instead.
@@ -156,6 +181,9 @@ impl Source {
 
     /// Opens the way to the files that the model refers to.
     pub fn external_data(&self) -> Result<ExternalData> {
+        if let Some(compiled) = &self.compiled {
+            return Ok(ExternalData::within(compiled));
+        }
         match &self.folder {
             None => Ok(ExternalData::unavailable()),
             Some(folder) => ExternalData::in_folder(folder, self.path.as_deref(), self.access),
@@ -168,6 +196,7 @@ impl Source {
 pub(super) struct FileBytes {
     pub(super) bytes: Bytes,
     pub(super) mapping: Option<MappedFile>,
+    pub(super) identity: Identity,
 }
 
 /// The whole content of a regular file, mapped or read. Empty files are errors.
@@ -188,16 +217,17 @@ pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
     );
     ensure!(metadata.len() > 0, NoModel, help = EMPTY, "the file is empty");
     let mut file = File::open(path).map_err(|problem| cannot_open(&problem))?;
+    let identity = Identity::of(&file);
     if map {
         let mapping = MappedFile::open_file(file)
             .map_err(|problem| error!(Fail, "{problem}").help("try without mapping"))?;
-        return Ok(FileBytes { bytes: mapping.bytes(), mapping: Some(mapping) });
+        return Ok(FileBytes { bytes: mapping.bytes(), mapping: Some(mapping), identity });
     }
     let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length).map_err(|_| error!(OutOfMemory, "{length} bytes for the file"))?;
     file.read_to_end(&mut bytes).map_err(|problem| error!(Fail, "cannot read the file: {problem}"))?;
-    Ok(FileBytes { bytes: bytes.into(), mapping: None })
+    Ok(FileBytes { bytes: bytes.into(), mapping: None, identity })
 }
 
 fn cannot_open(problem: &std::io::Error) -> Error {

@@ -28,6 +28,8 @@ pub enum MemoryKind {
     WeightsMapped,
     /// Weights as kernels packed them.
     WeightsPacked,
+    /// Packed weights and folded constants in the mapped file of a compiled cache.
+    WeightsCached,
     /// Weights that are packed for their step and go after it: a memory limit cannot hold them.
     WeightsStreamed,
 }
@@ -42,6 +44,7 @@ impl MemoryKind {
             MemoryKind::Gaps => "gaps",
             MemoryKind::WeightsMapped => "weights_mapped",
             MemoryKind::WeightsPacked => "weights_packed",
+            MemoryKind::WeightsCached => "weights_cached",
             MemoryKind::WeightsStreamed => "weights_streamed",
         }
     }

@@ -1,12 +1,14 @@
 //! Settings of a session, and its making.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ort_alloc::{Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
 use parking_lot::Mutex;
 
-use super::compiled::{CompileKey, Compiled};
+use super::cached::Setting;
+use super::compiled::{CacheUse, CompileKey, Compiled};
 use super::program::BuildCx;
 use super::streamed::Streams;
 use super::{Model, Program, Session};
@@ -20,15 +22,26 @@ use crate::{Error, ErrorKind, Limits, MemoryShortage, Result, Within, ensure};
 /// Settings of a session.
 #[derive(Clone)]
 pub struct SessionBuilder {
-    model: Model,
-    providers: Vec<(String, ProviderOptions)>,
+    pub(super) model: Model,
+    pub(super) providers: Vec<(String, ProviderOptions)>,
     devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
+    pub(super) cache_dir: Option<PathBuf>,
     memory_limit: Option<usize>,
     budget: Option<Arc<Budget>>,
-    precision: Precision,
+    pub(super) precision: Precision,
     limits: Limits,
-    optimizer: Optimizer,
+    pub(super) optimizer: Optimizer,
+}
+
+/// A compiled program.
+pub(super) struct Built {
+    pub(super) program: Program,
+    /// The bytes of its packed weights that always stay, those in the compiled cache left out.
+    pub(super) packed_bytes: usize,
+    /// The bytes of those in the compiled cache.
+    pub(super) cached_bytes: usize,
+    pub(super) rewrites: Report,
 }
 
 impl SessionBuilder {
@@ -38,6 +51,7 @@ impl SessionBuilder {
             providers: Vec::new(),
             devices: Vec::new(),
             threads: None,
+            cache_dir: None,
             memory_limit: None,
             budget: None,
             precision: Precision::Fp32,
@@ -70,6 +84,28 @@ impl SessionBuilder {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> SessionBuilder {
         self.threads = Some(threads);
+        self
+    }
+
+    /// A folder that keeps packed weights and folded constants in files, which sessions map: processes share them, loading packs nothing, and they do
+    /// not count against limits. An entry is found by the content of the model's files and by all that the packing depends on; where there is none, or
+    /// it is damaged or of other code, it is written first. The folder is made where there is none; what lies in it may be removed at any time, but is
+    /// never to be changed. Whoever may write there decides what sessions compute.
+    ///
+    /// Building fails where the path leads to a file, where the folder cannot be made, and for a graph that was built by hand, which has no
+    /// content to be found by. A folder that cannot be written leaves packed weights in memory, with a warning.
+    ///
+    /// ```no_run
+    /// use ort_core::session::{Model, Session};
+    ///
+    /// let model = Model::load("model.onnx")?;
+    /// let session = Session::builder(&model).cache_dir("cache").build()?;
+    /// assert_eq!(session.memory().packed, 0);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cache_dir(mut self, folder: impl Into<PathBuf>) -> SessionBuilder {
+        self.cache_dir = Some(folder.into());
         self
     }
 
@@ -126,11 +162,33 @@ impl SessionBuilder {
         self
     }
 
+    /// Writes the model and what compiling it packs and folds into one file, whole or not at all, that [`Model::load`] takes like any other: where these
+    /// providers, settings and CPU are found again, nothing is packed. Elsewhere the weights that the file holds are packed again, with a warning.
+    ///
+    /// ```no_run
+    /// use ort_core::session::{Model, Session};
+    ///
+    /// let model = Model::load("model.onnx")?;
+    /// Session::builder(&model).save_compiled("model.compiled")?;
+    /// let session = Session::builder(&Model::load("model.compiled")?).build()?;
+    /// assert_eq!(session.memory().packed, 0);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// Fails where building a session would, where the file cannot be written, and for a graph that was built by hand: save it first.
+    pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
+        let devices = open_devices(self.devices.clone(), &self.providers)?;
+        let setting =
+            Setting { threads: self.thread_count()?, devices: &devices, budget: &self.new_budget() };
+        self.write_compiled(path.as_ref(), setting)
+    }
+
     /// The graph as it would be compiled, and what was rewritten. What ONNX Runtime has no operator
     /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
-        let (graph, report) = self.rewritten(&devices, &self.new_budget(), self.limits.until())?;
+        let setting = Setting { threads: 1, devices: &devices, budget: &self.new_budget() };
+        let (graph, report) = self.rewritten(setting, Packing::Now, self.limits.until())?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
         Ok((graph, report))
@@ -139,12 +197,17 @@ impl SessionBuilder {
     /// The model's graph after the rewrites that the optimizer allows, and what they were.
     fn rewritten(
         &self,
-        devices: &[Arc<dyn Device>],
-        budget: &Arc<Budget>,
+        Setting { devices, budget, .. }: Setting<'_>,
+        packing: Packing<'_>,
         until: Option<Instant>,
     ) -> Result<(Arc<Graph>, Report)> {
         let mut graph = self.model.shared_graph();
-        let evaluate = |graph: Graph| evaluate(graph, devices, budget, &self.limits);
+        let evaluate = |graph: Graph| match packing {
+            Packing::Cached(store) => {
+                store.folded(graph, |graph| evaluate(graph, devices, budget, &self.limits))
+            }
+            _ => evaluate(graph, devices, budget, &self.limits),
+        };
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
         let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
         let report = optimize(&mut graph, &self.optimizer, environment)?;
@@ -154,9 +217,7 @@ impl SessionBuilder {
     /// Compiles the model, or takes what a session built alike has compiled. An operator that no provider runs, or packed weights beyond the
     /// memory limit, are errors.
     pub fn build(self) -> Result<Session> {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.threads.unwrap_or_else(cores);
-        ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
+        let threads = self.thread_count()?;
         let key = CompileKey {
             providers: self.providers.clone(),
             devices: self.devices.clone(),
@@ -164,6 +225,7 @@ impl SessionBuilder {
             precision: self.precision,
             optimizer: self.optimizer.clone(),
             budget: self.budget.clone(),
+            cache_dir: self.cache_dir.clone(),
         };
         // What a limit of its own bounds is a session's own.
         let compiled = match self.memory_limit {
@@ -183,36 +245,48 @@ impl SessionBuilder {
         })
     }
 
+    fn thread_count(&self) -> Result<usize> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.unwrap_or_else(cores);
+        ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
+        Ok(threads)
+    }
+
     fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
         let start = Instant::now();
         let budget = self.new_budget();
-        let (program, packed_bytes, rewrites) = self
-            .program(threads, &devices, &budget, Packing::Now)
-            .map_err(|problem| self.explain(problem, threads, &devices))?;
+        let setting = Setting { threads, devices: &devices, budget: &budget };
+        let cached = self.cached(setting)?;
+        let (built, entry) = match cached {
+            Some((built, entry)) => (built, Some(entry)),
+            None => {
+                let built = self.program(setting, Packing::Now);
+                (built.map_err(|problem| self.explain(problem, setting))?, None)
+            }
+        };
+        let Built { program, packed_bytes, cached_bytes, rewrites } = built;
+        let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
         tracing::info!(
             steps = program.steps.len(),
             packed_bytes,
+            cached_bytes,
             milliseconds = start.elapsed().as_millis() as u64,
             "compiled"
         );
         let streams = Streams::of(&program, self.precision);
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
-        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, key, _trim })
+        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, cache, key, _trim })
     }
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.
-    fn program(
-        &self,
-        threads: usize,
-        devices: &[Arc<dyn Device>],
-        budget: &Arc<Budget>,
-        packing: Packing,
-    ) -> Result<(Program, usize, Report)> {
+    pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
         let until = self.limits.until();
-        let (graph, rewrites) = self.rewritten(devices, budget, until)?;
+        let (graph, rewrites) = self.rewritten(setting, packing, until)?;
+        let Setting { threads, devices, budget } = setting;
+        let is_bounded = self.memory_limit.is_some() || self.budget.is_some();
         let mut cx = BuildCx {
             devices,
             budget,
@@ -220,9 +294,10 @@ impl SessionBuilder {
             precision: self.precision,
             release: &|tensor| self.model.release(tensor),
             packed_bytes: 0,
+            cached_bytes: 0,
             is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
-            // Without a limit all packed weights stay.
-            streams: self.memory_limit.is_some() || self.budget.is_some(),
+            // Without a limit all packed weights stay, and those in the cache count against none.
+            streams: is_bounded && !matches!(packing, Packing::Cached(_)),
             packing,
             until,
         };
@@ -234,16 +309,17 @@ impl SessionBuilder {
                 *default = default.to_owned_copy()?;
             }
         }
-        Ok((program, cx.packed_bytes, rewrites))
+        Ok(Built { program, packed_bytes: cx.packed_bytes, cached_bytes: cx.cached_bytes, rewrites })
     }
 
     /// Where memory did not suffice: how much all weights would take that cannot be packed again.
-    fn explain(&self, problem: Error, threads: usize, devices: &[Arc<dyn Device>]) -> Error {
+    fn explain(&self, problem: Error, setting: Setting<'_>) -> Error {
         if problem.kind() != ErrorKind::OutOfMemory {
             return problem;
         }
         let budget = self.new_budget();
-        let Ok((_, needed, _)) = self.program(threads, devices, &budget, Packing::Counted) else {
+        let setting = Setting { budget: &budget, ..setting };
+        let Ok(Built { packed_bytes: needed, .. }) = self.program(setting, Packing::Counted) else {
             return problem;
         };
         let (available, limit) = (budget.available(), budget.limit().unwrap_or(usize::MAX));

@@ -1,5 +1,6 @@
 //! A model compiled for devices: made once, and shared by all sessions that ask for the same.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use ort_alloc::{Budget, TrimOnDrop};
@@ -8,6 +9,7 @@ use parking_lot::Mutex;
 use super::Program;
 use super::streamed::Streams;
 use crate::Result;
+use crate::cache::Entry;
 use crate::ep::{Device, Precision, ProviderOptions};
 use crate::rewrite::{Optimizer, Report};
 
@@ -18,6 +20,8 @@ pub(crate) struct Compiled {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     /// The bytes of packed weights that always stay.
     pub(crate) packed_bytes: usize,
+    /// The entry of the compiled cache that packed weights lie in instead.
+    pub(crate) cache: Option<CacheUse>,
     pub(crate) rewrites: Report,
     /// What the packed weights count against, and the runs of every session on it.
     pub(crate) budget: Arc<Budget>,
@@ -32,6 +36,13 @@ impl Compiled {
     pub(super) const WORTH_A_TRIM: usize = 1 << 20;
 }
 
+/// What of a program lies in an entry of the compiled cache.
+pub(crate) struct CacheUse {
+    pub(crate) entry: Arc<Entry>,
+    /// The bytes of packed weights.
+    pub(crate) packed_bytes: usize,
+}
+
 /// What compiling depends on besides the model.
 pub(super) struct CompileKey {
     pub(super) providers: Vec<(String, ProviderOptions)>,
@@ -42,6 +53,7 @@ pub(super) struct CompileKey {
     pub(super) optimizer: Optimizer,
     /// The budget that the caller shares between sessions.
     pub(super) budget: Option<Arc<Budget>>,
+    pub(super) cache_dir: Option<PathBuf>,
 }
 
 impl PartialEq for CompileKey {
@@ -57,6 +69,7 @@ impl PartialEq for CompileKey {
             && devices.into_iter().all(|(one, other)| std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other)))
             && (self.threads, self.precision) == (other.threads, other.precision)
             && self.optimizer == other.optimizer
+            && self.cache_dir == other.cache_dir
             && same_budget
     }
 }

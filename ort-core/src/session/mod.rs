@@ -17,6 +17,7 @@ mod binding;
 mod bound_run;
 mod builder;
 mod cache;
+mod cached;
 mod compiled;
 mod frame;
 mod largest;
@@ -98,8 +99,10 @@ pub struct MemoryUse {
     pub weights: usize,
     /// Of those, what runs read straight from the mapped file.
     pub weights_mapped: usize,
-    /// Weights packed for speed.
+    /// Weights packed for speed, in memory of this process.
     pub packed: usize,
+    /// Packed weights and folded constants in the mapped file of a compiled cache, which processes share.
+    pub cached: usize,
     /// Activations, workspaces and outputs in use now.
     pub activations: usize,
     /// The most that was in use at once.
@@ -371,6 +374,7 @@ impl Session {
         let weights = [
             (MemoryKind::WeightsMapped, memory.weights_mapped),
             (MemoryKind::WeightsPacked, packed),
+            (MemoryKind::WeightsCached, memory.cached),
             (MemoryKind::WeightsStreamed, streamed),
         ];
         report.kinds.extend(weights.map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None }));
@@ -406,8 +410,17 @@ impl Session {
     /// The memory of the session.
     pub fn memory(&self) -> MemoryUse {
         let mapped = self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
-        let mapped = mapped.filter(|bytes| self.model.is_mapped(bytes)).map(|bytes| bytes.len());
+        let cache = self.compiled.cache.as_ref();
+        let is_cached = |bytes: &[u8]| cache.is_some_and(|cache| cache.entry.holds(bytes));
+        let is_mapped = |bytes: &[u8]| self.model.is_mapped(bytes) && !is_cached(bytes);
+        let mapped = mapped.filter(|bytes| is_mapped(bytes)).map(|bytes| bytes.len());
+        let cached = cache.map_or(0, |cache| {
+            let constants = self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
+            let constants = constants.filter(|bytes| is_cached(bytes)).map(|bytes| bytes.len());
+            cache.packed_bytes + constants.sum::<usize>()
+        });
         MemoryUse {
+            cached,
             weights: self.model.graph().weight_bytes(),
             weights_mapped: mapped.sum(),
             packed: self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program),

@@ -9,6 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use ort_alloc::{MappedFile, TrimOnDrop};
 
+use crate::cache::{CompiledModel, Content, hash_of};
 use crate::dim::Symbol;
 use crate::ir::Graph;
 use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
@@ -52,10 +53,13 @@ impl Model {
     /// Loads a model from an opened source.
     pub fn from_source(source: Source) -> Result<Model> {
         let mut loaded = load(&source)?;
+        let name = source.name().to_owned();
+        drop(source);
+        loaded.contents.iter_mut().for_each(Content::forget_unshared);
         let start = Instant::now();
         let until = loaded.limits.until();
         let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
-        prepare(&mut loaded.graph).within(|| format!("model '{}'", source.name()))?;
+        prepare(&mut loaded.graph).within(|| format!("model '{name}'"))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
         let graph = Arc::new(std::mem::take(&mut loaded.graph));
         let model =
@@ -114,6 +118,21 @@ impl Model {
         all.into_iter().collect()
     }
 
+    /// The hash of the files, for the compiled cache; none of a graph that was built by hand.
+    pub(super) fn content_hash(&self, stamps: Option<&Path>) -> Option<String> {
+        hash_of(&self.file.contents, stamps).map(|hash| hash.to_hex().to_string())
+    }
+
+    /// The files that it was loaded from, its own first.
+    pub(super) fn contents(&self) -> &[Content] {
+        &self.file.contents
+    }
+
+    /// The compiled model that it was loaded from.
+    pub(super) fn compiled_model(&self) -> Option<&Arc<CompiledModel>> {
+        self.file.compiled.as_ref()
+    }
+
     /// Whether these bytes are a slice of a mapped file of the model.
     pub(super) fn is_mapped(&self, bytes: &[u8]) -> bool {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
@@ -132,7 +151,9 @@ impl Model {
     /// The same for all pages: reading what lies between the weights brings many of those in, too.
     pub(super) fn release_all(&self) {
         for mapping in &self.file.mappings {
-            release(mapping, 0..mapping.len());
+            // Packed weights that lie in the same file stay.
+            let end = self.compiled_model().map_or(mapping.len(), |compiled| compiled.entry().source_bytes());
+            release(mapping, 0..end);
         }
     }
 }

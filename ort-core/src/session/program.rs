@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::cache::PlanCache;
 use super::streamed::StreamedKernel;
+use crate::cache::{Role, tag};
 use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Packing, Precision, partition};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
@@ -128,11 +129,13 @@ pub(crate) struct BuildCx<'a> {
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a dyn Fn(&Tensor),
     pub(crate) packed_bytes: usize,
+    /// Of packed weights in the compiled cache.
+    pub(crate) cached_bytes: usize,
     /// Whether a weight lies in a mapped file, so that it can be read again at any time.
     pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
     /// Whether packed weights may come and go.
     pub(crate) streams: bool,
-    pub(crate) packing: Packing,
+    pub(crate) packing: Packing<'a>,
     /// When building gives up.
     pub(crate) until: Option<Instant>,
 }
@@ -211,7 +214,7 @@ impl Program {
 
 impl BuildCx<'_> {
     /// The context of one kernel's construction.
-    fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing) -> CompileCx<'k> {
+    fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing<'k>) -> CompileCx<'k> {
         CompileCx::new(view, device, (self.threads, self.precision), self.budget, packing)
     }
 }
@@ -353,7 +356,9 @@ impl Builder {
             None => {
                 let mut compile = cx.kernel(view, &**device, cx.packing);
                 let kernel = device.compile(&mut compile)?;
-                let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
+                let (packed_bytes, cached_bytes) = (compile.packed_bytes, compile.cached_bytes);
+                let consumed = compile.consumed;
+                cx.cached_bytes = cx.cached_bytes.saturating_add(cached_bytes);
                 cx.packed_bytes = cx.packed_bytes.saturating_add(packed_bytes);
                 (Work::Kernel(kernel), consumed)
             }
@@ -450,27 +455,42 @@ impl Builder {
         }
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
-            let Some(bytes) = tensor.bytes() else { continue };
-            if !tensor.is_aligned() && cx.packing == Packing::Counted {
-                cx.packed_bytes = cx.packed_bytes.saturating_add(bytes.len());
-            } else if !tensor.is_aligned() {
-                let mut buffer = allocate_in(
-                    cx.budget,
-                    Category::Weights,
-                    &**ort_alloc::HostAllocator::global(),
-                    bytes.len(),
-                    64,
-                )?;
-                let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-                let to = to.get_mut(..bytes.len()).ok_or_else(|| error!(Fail, "the copy is too small"))?;
-                to.copy_from_slice(bytes);
-                let copy = Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)?;
+            if tensor.is_aligned() {
+                continue;
+            }
+            if let Some(copy) = aligned(tensor, cx)? {
                 (cx.release)(tensor);
                 slot.origin = Origin::Constant(copy);
             }
         }
         Ok(())
     }
+}
+
+/// A constant where kernels can read it as a typed slice; none where nothing will run.
+fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
+    let Some(bytes) = tensor.bytes() else { return Ok(None) };
+    match cx.packing {
+        Packing::Counted => {
+            cx.packed_bytes = cx.packed_bytes.saturating_add(bytes.len());
+            return Ok(None);
+        }
+        Packing::Cached(store) => {
+            let tag = tag(Role::Aligned, &[tensor.dtype().name(), &format!("{:?}", tensor.shape())]);
+            let Some(found) = store.take(tag, bytes.len())? else {
+                store.put(tag, bytes)?;
+                return Ok(None);
+            };
+            return Tensor::from_bytes(tensor.dtype(), tensor.shape(), found).map(Some);
+        }
+        Packing::Now => {}
+    }
+    let memory = &**ort_alloc::HostAllocator::global();
+    let mut buffer = allocate_in(cx.budget, Category::Weights, memory, bytes.len(), 64)?;
+    let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+    let to = to.get_mut(..bytes.len()).ok_or_else(|| error!(Fail, "the copy is too small"))?;
+    to.copy_from_slice(bytes);
+    Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer).map(Some)
 }
 
 fn device_at(devices: &[Arc<dyn Device>], index: usize) -> Result<&Arc<dyn Device>> {

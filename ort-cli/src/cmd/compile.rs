@@ -1,0 +1,57 @@
+//! `ort compile`: writes the ready-to-map form of a model for this machine's providers.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use ort_runtime::onnx::{FileAccess, Source};
+use ort_runtime::rewrite::{Level, Optimizer};
+use ort_runtime::{Model, Session};
+
+use crate::args::{PrecisionArg, human_bytes, level, threads};
+use crate::output::say;
+
+/// Writes the model with its packed weights and folded constants into one file, which is mapped when it is loaded.
+#[derive(Args)]
+pub(crate) struct CompileArgs {
+    /// The model file.
+    input: PathBuf,
+    /// The file to write; it appears whole or not at all.
+    output: PathBuf,
+    /// An execution provider; the first is preferred [default: cpu].
+    #[arg(long = "ep", value_name = "NAME")]
+    providers: Vec<String>,
+    /// Threads that pack [default: the cores this process may use].
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
+    /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
+    precision: PrecisionArg,
+    /// How much of the graph may be rewritten.
+    #[arg(long, value_name = "LEVEL", default_value = "all", value_parser = level)]
+    opt_level: Level,
+    /// A rewrite rule that is left out.
+    #[arg(long = "without-rule", value_name = "RULE")]
+    without_rules: Vec<String>,
+}
+
+pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
+    if args.input.canonicalize().ok() == args.output.canonicalize().ok() && args.output.exists() {
+        bail!("{} would replace the model that is read; give another file to write", args.output.display());
+    }
+    let model = Model::from_source(Source::open(&args.input, FileAccess::default())?)?;
+    let optimizer =
+        Optimizer { level: args.opt_level, disabled: args.without_rules.clone(), ..Optimizer::default() };
+    let mut builder = Session::builder(&model).precision(args.precision.into()).optimizer(optimizer);
+    for name in &args.providers {
+        builder = builder.provider(name);
+    }
+    if let Some(threads) = args.threads {
+        builder = builder.threads(threads);
+    }
+    builder.save_compiled(&args.output)?;
+    let bytes = args.output.metadata().with_context(|| format!("reading {}", args.output.display()))?.len();
+    say!("{} of model and packed weights written to {}", human_bytes(bytes as usize), args.output.display())?;
+    Ok(ExitCode::SUCCESS)
+}

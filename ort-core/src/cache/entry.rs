@@ -1,0 +1,458 @@
+//! One entry of the compiled cache: a file of blobs that is written once and then only mapped.
+//!
+//! All numbers are 64 bits, little-endian:
+//!
+//! | part | what it holds |
+//! | --- | --- |
+//! | header | magic, version of the format, bytes of the key, start of the table, blobs, blobs of the source, checksum of header, key and table |
+//! | key | what the entry was made for, as text |
+//! | blobs | each at a multiple of 64 bytes, large ones at a page |
+//! | table | for each blob its start, bytes, checksum and tag |
+//!
+//! Nothing in the file is trusted: a length is compared with the file before anything is read through it. Checksums tell damage, not malice:
+//! whoever may write to the folder of a cache decides what sessions compute.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use ort_alloc::MappedFile;
+use tempfile::NamedTempFile;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// How an entry begins.
+pub(crate) const MAGIC: &[u8; 8] = b"ORTCACHE";
+
+/// Counts changes of this layout.
+const FORMAT: u64 = 1;
+
+/// The header's bytes: the magic and seven numbers.
+const HEADER: usize = 64;
+
+/// The bytes of one blob in the table.
+const RECORD: usize = 32;
+
+/// Blobs of at least this many bytes begin at a page.
+const PAGE: usize = 4096;
+
+/// The ending of files that are being written.
+pub(super) const UNFINISHED: &str = ".unfinished";
+
+/// A blob in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    start: u64,
+    len: u64,
+    checksum: u64,
+    tag: u64,
+}
+
+impl Record {
+    fn to_bytes(self) -> [u8; RECORD] {
+        join([self.start, self.len, self.checksum, self.tag])
+    }
+
+    fn of(bytes: &[u8]) -> Option<Record> {
+        let [start, len, checksum, tag] = numbers(bytes)?;
+        Some(Record { start, len, checksum, tag })
+    }
+
+    fn end(&self) -> Option<u64> {
+        self.start.checked_add(self.len)
+    }
+}
+
+/// Numbers one after the other.
+fn join<const BYTES: usize, const COUNT: usize>(numbers: [u64; COUNT]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (to, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+        to.copy_from_slice(&number.to_le_bytes());
+    }
+    bytes
+}
+
+/// The first numbers that `bytes` hold, none where there are fewer.
+fn numbers<const COUNT: usize>(bytes: &[u8]) -> Option<[u64; COUNT]> {
+    let mut numbers = [0; COUNT];
+    let mut words = bytes.chunks_exact(8);
+    for number in &mut numbers {
+        *number = u64::from_le_bytes(words.next()?.try_into().ok()?);
+    }
+    Some(numbers)
+}
+
+/// The header without its magic and checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    key_len: u64,
+    table: u64,
+    count: u64,
+    sources: u64,
+    len: u64,
+}
+
+impl Header {
+    fn to_bytes(self, key: &[u8], table: &[u8]) -> [u8; HEADER] {
+        let Header { key_len, table: start, count, sources, len } = self;
+        let checksum = self.checksum(key, table);
+        join([u64::from_le_bytes(*MAGIC), FORMAT, key_len, start, count, sources, len, checksum])
+    }
+
+    fn checksum(self, key: &[u8], table: &[u8]) -> u64 {
+        let Header { key_len, table: start, count, sources, len } = self;
+        let mut checksum = Xxh3::new();
+        checksum.update(&join::<48, 6>([FORMAT, key_len, start, count, sources, len]));
+        checksum.update(key);
+        checksum.update(table);
+        checksum.digest()
+    }
+}
+
+/// An entry, mapped. Its table holds; its blobs do after [`verify`](Entry::verify).
+#[derive(Debug)]
+pub(crate) struct Entry {
+    file: MappedFile,
+    bytes: Bytes,
+    key: String,
+    records: Vec<Record>,
+    sources: usize,
+}
+
+/// Why a file is no entry that can be used.
+pub(crate) type Refusal = String;
+
+impl Entry {
+    /// Reads the table of a mapped file.
+    pub(crate) fn open(file: MappedFile) -> Result<Entry, Refusal> {
+        let bytes = file.bytes();
+        let short = || format!("{} bytes are too few for what its header says", bytes.len());
+        let [magic, format, key_len, table, count, sources, len, checksum] =
+            numbers(&bytes).ok_or_else(short)?;
+        if magic != u64::from_le_bytes(*MAGIC) || format != FORMAT {
+            return Err(format!("it is no entry of format {FORMAT}"));
+        }
+        if len != bytes.len() as u64 {
+            return Err(format!("it has {} bytes, expected {len}", bytes.len()));
+        }
+        let place = |start: u64, len: u64| {
+            let (start, end) = (usize::try_from(start).ok()?, usize::try_from(start.checked_add(len)?).ok()?);
+            bytes.get(start..end)
+        };
+        let key = place(HEADER as u64, key_len).ok_or_else(short)?;
+        let rest = count.checked_mul(RECORD as u64).filter(|rest| table.checked_add(*rest) == Some(len));
+        let rows = rest.and_then(|rest| place(table, rest)).ok_or_else(short)?;
+        let header = Header { key_len, table, count, sources, len };
+        if header.checksum(key, rows) != checksum {
+            return Err("the checksum of its header is wrong".to_owned());
+        }
+        let key = std::str::from_utf8(key).map_err(|_| "its key is no text".to_owned())?.to_owned();
+        let records: Vec<Record> = rows.chunks_exact(RECORD).filter_map(Record::of).collect();
+        check(&records, HEADER as u64 + key_len, table)?;
+        let sources = usize::try_from(sources).ok().filter(|sources| *sources <= records.len());
+        let sources = sources.ok_or("it has fewer blobs than its source")?;
+        Ok(Entry { file, bytes, key, records, sources })
+    }
+
+    /// What it was made for.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// How many blobs the model itself is.
+    pub(crate) fn sources(&self) -> usize {
+        self.sources
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// A blob and its tag.
+    pub(crate) fn blob(&self, index: usize) -> Option<(u64, Bytes)> {
+        let record = self.records.get(index)?;
+        // The table was held against the file.
+        Some((record.tag, self.bytes.slice(record.start as usize..record.end()? as usize)))
+    }
+
+    /// The file.
+    pub(crate) fn file(&self) -> &MappedFile {
+        &self.file
+    }
+
+    /// Where the blobs begin that are not the model itself.
+    pub(crate) fn source_bytes(&self) -> usize {
+        // The table was held against the file.
+        self.records.get(self.sources).map_or(self.bytes.len(), |record| record.start as usize)
+    }
+
+    /// Whether these bytes are a part of a blob that is not the model itself.
+    pub(crate) fn holds(&self, bytes: &[u8]) -> bool {
+        self.file.range_of(bytes).is_some_and(|range| range.start >= self.source_bytes())
+    }
+
+    /// Compares blobs with their checksums, on several threads. They are resident afterwards.
+    pub(crate) fn verify(&self, blobs: Range<usize>, threads: usize) -> Result<(), Refusal> {
+        let next = AtomicUsize::new(blobs.start);
+        let damaged = AtomicUsize::new(usize::MAX);
+        let work = || loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= blobs.end {
+                break;
+            }
+            let (Some(record), Some((_, bytes))) = (self.records.get(index), self.blob(index)) else { break };
+            if xxh3_64(&bytes) != record.checksum {
+                damaged.fetch_min(index, Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            (1..threads.min(blobs.len())).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+        match damaged.into_inner() {
+            usize::MAX => Ok(()),
+            index => Err(format!("the checksum of blob {index} is wrong")),
+        }
+    }
+}
+
+/// Whether blobs lie one behind the other between `start` and `end`, each where kernels can read it.
+fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
+    let mut free = start;
+    for (index, record) in records.iter().enumerate() {
+        let fits = record.start >= free && record.start.is_multiple_of(64);
+        free = record.end().filter(|stop| fits && *stop <= end).ok_or_else(|| {
+            format!("blob {index} of {} bytes from {} on is out of place", record.len, record.start)
+        })?;
+    }
+    Ok(())
+}
+
+/// An entry while it is written, blob by blob. Dropped unfinished, it leaves nothing.
+#[derive(Debug)]
+pub(crate) struct EntryWriter {
+    file: BufWriter<NamedTempFile>,
+    key: String,
+    records: Vec<Record>,
+    sources: usize,
+    end: u64,
+}
+
+impl EntryWriter {
+    /// Begins an entry in a folder.
+    pub(crate) fn new(folder: &Path, key: String) -> io::Result<EntryWriter> {
+        let file = readable_by_others(tempfile::Builder::new().suffix(UNFINISHED)).tempfile_in(folder)?;
+        // Others see by the lock that this file has a writer. Not all file systems have locks.
+        if let Err(problem) = file.as_file().try_lock() {
+            tracing::debug!(%problem, "the unfinished entry is not locked");
+        }
+        let mut file = BufWriter::with_capacity(1 << 16, file);
+        file.write_all(&[0; HEADER])?;
+        file.write_all(key.as_bytes())?;
+        let end = (HEADER + key.len()) as u64;
+        Ok(EntryWriter { file, key, records: Vec::new(), sources: 0, end })
+    }
+
+    /// Appends a blob.
+    pub(crate) fn add(&mut self, tag: u64, bytes: &[u8]) -> io::Result<()> {
+        let alignment = if bytes.len() >= PAGE { PAGE as u64 } else { 64 };
+        self.pad(alignment)?;
+        self.file.write_all(bytes)?;
+        let (start, len) = (self.end, bytes.len() as u64);
+        self.end += len;
+        self.records.push(Record { start, len, checksum: xxh3_64(bytes), tag });
+        Ok(())
+    }
+
+    /// Says that the blobs so far are the model itself.
+    pub(crate) fn end_of_sources(&mut self) {
+        self.sources = self.records.len();
+    }
+
+    /// Ends the entry under its name, where it appears whole; whoever has mapped another of that name keeps it.
+    pub(crate) fn finish(mut self, path: &Path) -> io::Result<File> {
+        self.pad(64)?;
+        let table: Vec<u8> = self.records.iter().flat_map(|record| record.to_bytes()).collect();
+        self.file.write_all(&table)?;
+        let header = Header {
+            key_len: self.key.len() as u64,
+            table: self.end,
+            count: self.records.len() as u64,
+            sources: self.sources as u64,
+            len: self.end + table.len() as u64,
+        };
+        self.file.seek(SeekFrom::Start(0))?;
+        self.file.write_all(&header.to_bytes(self.key.as_bytes(), &table))?;
+        let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.as_file().sync_all()?;
+        // The lock belongs to the open file, which stays open below.
+        if let Err(problem) = file.as_file().unlock() {
+            tracing::debug!(%problem, "the entry stays locked while it is open");
+        }
+        Ok(file.persist(path)?)
+    }
+
+    fn pad(&mut self, alignment: u64) -> io::Result<()> {
+        let padding = self.end.next_multiple_of(alignment) - self.end;
+        self.end += padding;
+        io::copy(&mut io::Read::take(io::repeat(0), padding), &mut self.file).map(drop)
+    }
+}
+
+/// Files like those that other programs write, not private ones as temporary files are.
+#[cfg(unix)]
+pub(super) fn readable_by_others<'b, 'a, 'c>(
+    builder: &'b mut tempfile::Builder<'a, 'c>,
+) -> &'b mut tempfile::Builder<'a, 'c> {
+    use std::os::unix::fs::PermissionsExt;
+    // What the process's mask leaves of it.
+    builder.permissions(std::fs::Permissions::from_mode(0o666))
+}
+
+#[cfg(not(unix))]
+pub(super) fn readable_by_others<'b, 'a, 'c>(
+    builder: &'b mut tempfile::Builder<'a, 'c>,
+) -> &'b mut tempfile::Builder<'a, 'c> {
+    builder
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "a key";
+
+    /// Blobs of the sizes that differ: none, one line, more than a page.
+    fn blobs() -> Vec<Vec<u8>> {
+        [0usize, 5, 64, 5000, 1, 8192]
+            .iter()
+            .map(|len| (0..*len).map(|index| (index * 7 + len) as u8).collect())
+            .collect()
+    }
+
+    /// The bytes of an entry.
+    fn written() -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("entry");
+        let mut writer = EntryWriter::new(folder.path(), KEY.to_owned()).unwrap();
+        for (tag, blob) in blobs().iter().enumerate() {
+            if tag == 2 {
+                writer.end_of_sources();
+            }
+            writer.add(tag as u64, blob).unwrap();
+        }
+        writer.finish(&path).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        std::fs::read(path).unwrap()
+    }
+
+    /// Opens and verifies a file of these bytes.
+    fn opened(bytes: &[u8]) -> Result<Entry, Refusal> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        let entry = Entry::open(MappedFile::open_file(file).unwrap())?;
+        entry.verify(0..entry.len(), 2).map(|()| entry)
+    }
+
+    #[test]
+    fn what_was_written_is_found_where_kernels_can_read_it() {
+        let entry = opened(&written()).unwrap();
+        assert_eq!((entry.key(), entry.len(), entry.sources()), (KEY, blobs().len(), 2));
+        for (index, blob) in blobs().iter().enumerate() {
+            let (tag, bytes) = entry.blob(index).unwrap();
+            assert_eq!((tag, &bytes[..]), (index as u64, &blob[..]));
+            let alignment = if blob.len() >= PAGE { PAGE } else { 64 };
+            assert!(blob.is_empty() || bytes.as_ptr().addr().is_multiple_of(alignment), "blob {index}");
+            assert_eq!(entry.holds(&bytes), index >= 2, "blob {index}");
+        }
+        assert!(entry.blob(blobs().len()).is_none() && !entry.holds(&[1]));
+    }
+
+    /// Every flipped bit is found, but for those between the blobs, which nobody reads.
+    #[test]
+    fn damage_is_found() {
+        let bytes = written();
+        let entry = opened(&bytes).unwrap();
+        let table = bytes.len() - RECORD * entry.len();
+        let is_read = |place: usize| {
+            let in_blob =
+                |record: &Record| (record.start as usize..record.end().unwrap() as usize).contains(&place);
+            place < HEADER + KEY.len() || place >= table || entry.records.iter().any(in_blob)
+        };
+        // Each byte of header, key and table, and some of each blob.
+        let small = |place: &usize| *place < 1000 || *place >= table || place.is_multiple_of(97);
+        for place in (0..bytes.len()).filter(small).filter(|place| is_read(*place)) {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 1 << (place % 8);
+            assert!(opened(&damaged).is_err(), "byte {place}");
+        }
+        for len in (0..bytes.len()).step_by(61).chain([bytes.len() - 1]) {
+            assert!(opened(&bytes[..len]).is_err(), "{len} bytes");
+        }
+        assert!(opened(&[&bytes[..], &[0]].concat()).is_err(), "a byte more");
+    }
+
+    /// Headers and tables that contradict themselves or the file, under a right checksum.
+    #[test]
+    fn hostile_tables_are_refused() {
+        let refused = |header: Header, records: &[Record], fill: usize| {
+            let table: Vec<u8> = records.iter().flat_map(|record| record.to_bytes()).collect();
+            let body = [KEY.as_bytes(), &vec![0; fill]].concat();
+            opened(&[&header.to_bytes(KEY.as_bytes(), &table)[..], &body, &table].concat()).is_err()
+        };
+        let fill = 256 - HEADER - KEY.len();
+        let blob = |start: u64, len: u64| Record {
+            start,
+            len,
+            checksum: xxh3_64(&vec![0; len.min(256) as usize]),
+            tag: 0,
+        };
+        let right = Header { key_len: 5, table: 256, count: 1, sources: 0, len: 256 + 32 };
+        assert!(!refused(right, &[blob(128, 64)], fill), "the table begins from what is right");
+        let headers = [
+            Header { key_len: u64::MAX, ..right },
+            Header { key_len: 1 << 40, ..right },
+            Header { table: u64::MAX - 31, ..right },
+            Header { table: 0, ..right },
+            Header { count: u64::MAX / 32 + 2, ..right },
+            Header { count: u64::MAX, ..right },
+            Header { count: 0, ..right },
+            Header { sources: 2, ..right },
+            Header { sources: u64::MAX, ..right },
+            Header { len: u64::MAX, ..right },
+        ];
+        for header in headers {
+            assert!(refused(header, &[blob(128, 64)], fill), "{header:?}");
+        }
+        let blobs = [
+            (0, 64),
+            (64, 64),
+            (100, 64),
+            (192, 65),
+            (256, 1),
+            (192, u64::MAX),
+            (u64::MAX - 63, 64),
+            (1 << 62, 64),
+        ];
+        for (start, len) in blobs {
+            assert!(refused(right, &[blob(start, len)], fill), "a blob of {len} bytes from {start} on");
+        }
+        let two = Header { count: 2, len: 256 + 64, ..right };
+        assert!(!refused(two, &[blob(128, 64), blob(192, 64)], fill));
+        for overlapping in [[blob(128, 65), blob(192, 64)], [blob(192, 64), blob(128, 64)]] {
+            assert!(refused(two, &overlapping, fill), "{overlapping:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_finished_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = EntryWriter::new(folder.path(), KEY.to_owned()).unwrap();
+        writer.add(0, &[1; 10_000]).unwrap();
+        drop(writer);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,163 @@
+//! What an entry is made for, and the folder where it is found by that.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use ort_alloc::MappedFile;
+
+use super::entry::{Entry, EntryWriter, Refusal, UNFINISHED};
+use crate::{Result, error};
+
+/// Files without a writer that were changed longer ago than this are what a process left that was ended.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
+
+/// All that packed weights and folded constants depend on, as lines of text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// What gives an entry its name.
+    pub(crate) lasting: String,
+    /// The versions of the code: a new one takes the place of the entry of another.
+    pub(crate) code: String,
+}
+
+impl Key {
+    /// The whole key as an entry has it.
+    pub(crate) fn text(&self) -> String {
+        format!("{}{}", self.lasting, self.code)
+    }
+
+    /// Refuses an entry that was made for something else, and says for what.
+    pub(crate) fn check(&self, entry: &Entry) -> Result<(), Refusal> {
+        let own = self.text();
+        if entry.key() == own {
+            return Ok(());
+        }
+        let mut lines = own.lines().zip(entry.key().lines());
+        Err(match lines.find(|(own, other)| own != other) {
+            Some((own, other)) => format!("it was made for '{other}', not '{own}'"),
+            None => "it was made for other settings".to_owned(),
+        })
+    }
+
+    /// The name of its entry.
+    fn file_name(&self) -> String {
+        let hash = blake3::hash(self.lasting.as_bytes()).to_hex();
+        format!("{}.compiled", hash.as_str().get(..32).unwrap_or_default())
+    }
+}
+
+/// A folder of entries.
+#[derive(Clone, Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// Opens a folder, which is made where there is none.
+    pub(crate) fn open(path: &Path) -> Result<Folder> {
+        const HELP: &str = "name a folder that exists, or one that can be made";
+        let made = std::fs::create_dir_all(path);
+        if path.is_dir() {
+            return Ok(Folder(path.to_path_buf()));
+        }
+        let shown = path.display();
+        let problem = match made.err().map_or("it has no name".to_owned(), |problem| problem.to_string()) {
+            _ if path.exists() => {
+                error!(InvalidArgument, "the compiled cache '{shown}' is a file, expected a folder")
+            }
+            why => error!(NoSuchFile, "the folder '{shown}' of the compiled cache cannot be made: {why}"),
+        };
+        Err(problem.help(HELP))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where the entry of a key is.
+    pub(crate) fn place(&self, key: &Key) -> PathBuf {
+        self.0.join(key.file_name())
+    }
+
+    /// The entry of a key, whole and undamaged; none where there is no file.
+    pub(crate) fn find(&self, key: &Key, threads: usize) -> Result<Option<Entry>, Refusal> {
+        let file = match File::open(self.place(key)) {
+            Ok(file) => file,
+            Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(problem) => return Err(problem.to_string()),
+        };
+        let entry = Entry::open(MappedFile::open_file(file).map_err(|problem| problem.to_string())?)?;
+        key.check(&entry)?;
+        entry.verify(entry.sources()..entry.len(), threads)?;
+        Ok(Some(entry))
+    }
+
+    /// Begins the entry of a key; what ended processes have left goes.
+    pub(crate) fn begin(&self, key: &Key) -> std::io::Result<EntryWriter> {
+        self.forget_unfinished();
+        EntryWriter::new(&self.0, key.text())
+    }
+
+    fn forget_unfinished(&self) {
+        let now = SystemTime::now();
+        for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let age = || now.duration_since(entry.metadata().ok()?.modified().ok()?).ok();
+            if !path.to_string_lossy().ends_with(UNFINISHED) || age().is_none_or(|age| age < LEFT_BEHIND) {
+                continue;
+            }
+            // A writer holds the lock.
+            let is_left = File::open(&path).is_ok_and(|file| file.try_lock().is_ok());
+            if is_left && let Err(problem) = std::fs::remove_file(&path) {
+                tracing::debug!(%problem, path = %path.display(), "an unfinished entry stays");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn key(lasting: &str, code: &str) -> Key {
+        Key { lasting: format!("{lasting}\n"), code: format!("{code}\n") }
+    }
+
+    #[test]
+    fn an_entry_of_other_code_is_refused_and_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(&place.path().join("a/b")).unwrap();
+        let (old, new) = (key("model", "code 1"), key("model", "code 2"));
+        assert!(folder.find(&old, 1).unwrap().is_none());
+        let write = |key: &Key| folder.begin(key).unwrap().finish(&folder.place(key)).map(drop).unwrap();
+        write(&old);
+        assert!(folder.find(&old, 1).unwrap().is_some());
+        assert_eq!(folder.find(&new, 1).unwrap_err(), "it was made for 'code 1', not 'code 2'");
+        write(&new);
+        assert!(folder.find(&new, 1).unwrap().is_some() && folder.find(&old, 1).is_err());
+        assert!(folder.find(&key("other model", "code 2"), 1).unwrap().is_none());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_ended_processes_left_goes_and_what_others_write_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        let old = SystemTime::now() - 2 * LEFT_BEHIND;
+        let made = |name: &str| {
+            let file = File::create(place.path().join(name)).unwrap();
+            file.set_modified(old).unwrap();
+            file
+        };
+        drop(made("left.unfinished"));
+        drop(made("something.else"));
+        let written = made("written.unfinished");
+        written.lock().unwrap();
+        drop(File::create(place.path().join("young.unfinished")).unwrap());
+        drop(folder.begin(&key("model", "code")).unwrap());
+        let mut names: Vec<_> =
+            std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["something.else", "written.unfinished", "young.unfinished"]);
+    }
+}

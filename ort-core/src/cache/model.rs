@@ -1,0 +1,105 @@
+//! A compiled model: an entry that holds the model's own files as well, so that one file is all that a session needs.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use blake3::Hash;
+use bytes::Bytes;
+use ort_alloc::MappedFile;
+
+use super::content::{Content, Identity};
+use super::entry::{Entry, EntryWriter, MAGIC, Refusal};
+use super::store::{Role, Store, tag};
+use crate::{Error, Result, error};
+
+/// The hexadecimal digits of a hash.
+const DIGITS: usize = 64;
+
+/// A mapped file that holds a model and its packed weights.
+#[derive(Debug)]
+pub(crate) struct CompiledModel {
+    entry: Arc<Entry>,
+    /// The files of the model, its own first.
+    files: Vec<Content>,
+}
+
+impl CompiledModel {
+    /// Reads what a file begins with; none where it is no entry.
+    pub(crate) fn open(bytes: &Bytes, mapping: Option<&MappedFile>) -> Result<Option<CompiledModel>> {
+        if !bytes.starts_with(MAGIC) {
+            return Ok(None);
+        }
+        let mapping = mapping.ok_or_else(|| {
+            error!(InvalidArgument, "a compiled model can only be mapped")
+                .help("do not ask for it to be read into memory")
+        })?;
+        let damaged =
+            |refusal: Refusal| error!(NoModel, "the compiled model is damaged: {refusal}").help(COMPILE);
+        let entry = Entry::open(mapping.clone()).map_err(damaged)?;
+        let files = files(&entry).map_err(damaged)?;
+        if files.is_empty() {
+            return Err(error!(NoModel, "the file is an entry of a compiled cache, without the model")
+                .help("load the model, with the entry's folder as the cache"));
+        }
+        Ok(Some(CompiledModel { entry: Arc::new(entry), files }))
+    }
+
+    pub(crate) fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    pub(crate) fn files(&self) -> &[Content] {
+        &self.files
+    }
+
+    /// Compares the model's own files with their checksums.
+    pub(crate) fn verify_files(&self) -> Result<()> {
+        let damaged =
+            |refusal: Refusal| error!(NoModel, "the compiled model is damaged: {refusal}").help(COMPILE);
+        self.entry.verify(0..self.entry.sources(), 1).map_err(damaged)
+    }
+}
+
+const COMPILE: &str = "compile the model again";
+
+/// The files of the model that an entry holds: a label and the content of each.
+fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
+    let mut files = Vec::new();
+    for index in (0..entry.sources()).step_by(2) {
+        entry.verify(index..index + 1, 1)?;
+        let label = entry.blob(index).filter(|(known, _)| *known == tag(Role::Source, &["label"]));
+        let content = entry.blob(index + 1).filter(|(known, _)| *known == tag(Role::Source, &["content"]));
+        let wrong = || format!("blob {index} is no file of a model");
+        let ((_, label), (_, content)) = label.zip(content).ok_or_else(wrong)?;
+        let (hash, name) = label.split_at_checked(DIGITS).ok_or_else(wrong)?;
+        let name = String::from_utf8(name.to_vec()).map_err(|_| wrong())?;
+        let hash = Hash::from_hex(hash).map_err(|_| wrong())?;
+        files.push(Content::new(name, content, Some(entry.file().clone()), Identity::Hash(hash)));
+    }
+    Ok(files)
+}
+
+/// Begins a compiled model of these files; `finish` of the store ends it.
+pub(crate) fn begin(path: &Path, key: String, files: &[Content]) -> Result<Store> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut writer = EntryWriter::new(folder, key).map_err(|problem| cannot_write(path, &problem))?;
+    for file in files {
+        let bytes = file.bytes().ok_or_else(|| {
+            error!(InvalidArgument, "of the model only what was loaded is left, not its bytes")
+                .help("load it from its file")
+        })?;
+        let label = format!("{}{}", file.hash(None).to_hex(), file.name());
+        let added = writer.add(tag(Role::Source, &["label"]), label.as_bytes());
+        let added = added.and_then(|()| writer.add(tag(Role::Source, &["content"]), bytes));
+        added.map_err(|problem| cannot_write(path, &problem))?;
+    }
+    writer.end_of_sources();
+    Ok(Store::writing(writer))
+}
+
+/// Why a compiled model is not there.
+pub(crate) fn cannot_write(path: &Path, problem: &io::Error) -> Error {
+    error!(Fail, "cannot write '{}': {problem}", path.display())
+        .help("does its folder exist, may you write there, and has the disk room for the packed weights?")
+}

@@ -1,0 +1,215 @@
+//! What a session puts into an entry while it is compiled, or takes out of it in the same order.
+//!
+//! Compiling is a fixed sequence: the same graph asks for the same weights and folds the same constants in the same order. So a blob is found by
+//! its place in the sequence, and its tag and length say that it is the one. The first that is not ends the use of the entry.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::entry::{Entry, EntryWriter};
+use crate::dtype::DType;
+use crate::ir::Graph;
+use crate::tensor::{Tensor, byte_count};
+use crate::{Error, ErrorKind, Result, error};
+
+/// What a blob is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Weights as a kernel packed them.
+    Packed,
+    /// A constant that was folded.
+    Folded,
+    /// Nothing: folding failed here.
+    Unfolded,
+    /// A constant where kernels can read it: the model's file has it unaligned.
+    Aligned,
+    /// A file of the model.
+    Source,
+}
+
+/// The tag of a blob: its role and what else tells it from others.
+pub(crate) fn tag(role: Role, parts: &[&str]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&[role as u8]);
+    for part in parts {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.digest()
+}
+
+/// An entry that a session is compiled with.
+pub(crate) struct Store {
+    state: Mutex<State>,
+}
+
+struct State {
+    mode: Mode,
+    /// What ended the use of the entry.
+    problem: Option<String>,
+}
+
+enum Mode {
+    Write(EntryWriter),
+    Read { entry: Arc<Entry>, next: usize },
+}
+
+impl Store {
+    pub(crate) fn writing(writer: EntryWriter) -> Store {
+        Store { state: Mutex::new(State { mode: Mode::Write(writer), problem: None }) }
+    }
+
+    pub(crate) fn reading(entry: Arc<Entry>) -> Store {
+        let next = entry.sources();
+        Store { state: Mutex::new(State { mode: Mode::Read { entry, next }, problem: None }) }
+    }
+
+    /// The next blob; none where the entry is being written, and the caller has to [`put`](Self::put) it.
+    pub(crate) fn take(&self, tag: u64, len: usize) -> Result<Option<Bytes>> {
+        let state = &mut *self.state.lock();
+        let Mode::Read { entry, next } = &mut state.mode else { return Ok(None) };
+        let found = entry.blob(*next).filter(|(known, bytes)| *known == tag && bytes.len() == len);
+        match found.filter(|_| state.problem.is_none()) {
+            Some((_, bytes)) => {
+                *next += 1;
+                Ok(Some(bytes))
+            }
+            None => {
+                let problem = format!("its blob {next} is not the one of {len} bytes that is asked for");
+                Err(ended(state.problem.get_or_insert(problem)))
+            }
+        }
+    }
+
+    /// Appends a blob to an entry that is being written.
+    pub(crate) fn put(&self, tag: u64, bytes: &[u8]) -> Result<()> {
+        let state = &mut *self.state.lock();
+        let Mode::Write(writer) = &mut state.mode else {
+            return Err(error!(Fail, "an entry of the cache is complete"));
+        };
+        if state.problem.is_none()
+            && let Err(problem) = writer.add(tag, bytes)
+        {
+            state.problem = Some(problem.to_string());
+        }
+        state.problem.as_ref().map_or(Ok(()), |problem| Err(ended(problem)))
+    }
+
+    /// Gives the entry up.
+    fn end(&self, problem: &Error) {
+        self.state.lock().problem.get_or_insert_with(|| problem.to_string());
+    }
+
+    /// What ended the use of the entry, or that it holds more than was asked for.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let state = self.state.lock();
+        let left = match &state.mode {
+            Mode::Read { entry, next } => entry.len() - next,
+            Mode::Write(_) => 0,
+        };
+        state
+            .problem
+            .clone()
+            .or_else(|| (left > 0).then(|| format!("{left} of its blobs were not asked for")))
+    }
+
+    /// Ends the entry that was written, under its name.
+    pub(crate) fn finish(self, path: &Path) -> io::Result<std::fs::File> {
+        match self.state.into_inner() {
+            State { problem: Some(problem), .. } => Err(io::Error::other(problem)),
+            State { mode: Mode::Write(writer), .. } => writer.finish(path),
+            State { mode: Mode::Read { .. }, .. } => {
+                Err(io::Error::other("an entry of the cache is complete"))
+            }
+        }
+    }
+
+    /// The constants that `graph` computes: taken, or computed by `evaluate` and put.
+    pub(crate) fn folded(
+        &self,
+        graph: Graph,
+        evaluate: impl FnOnce(Graph) -> Result<Vec<Tensor>>,
+    ) -> Result<Vec<Tensor>> {
+        let Some(outputs) = outputs_of(&graph) else { return evaluate(graph) };
+        let failed = tag(Role::Unfolded, &[]);
+        if self.is_next(failed) {
+            self.take(failed, 0)?;
+            return Err(error!(Fail, "these constants could not be folded when the entry was written"));
+        }
+        let mut known = Vec::with_capacity(outputs.len());
+        for output in &outputs {
+            let Some(bytes) = self.take(output.tag(), output.len)? else { break };
+            known.push(Tensor::from_bytes(output.dtype, &output.shape, bytes)?);
+        }
+        if known.len() == outputs.len() {
+            return Ok(known);
+        }
+        let tensors = evaluate(graph).inspect_err(|problem| self.failed(problem, failed))?;
+        for (output, tensor) in outputs.iter().zip(&tensors) {
+            let bytes = tensor.bytes().filter(|bytes| bytes.len() == output.len && output.is(tensor));
+            let bytes = bytes.ok_or_else(|| error!(Fail, "a folded constant has another shape"));
+            let bytes = bytes.inspect_err(|problem| self.end(problem))?;
+            self.put(output.tag(), bytes)?;
+        }
+        Ok(tensors)
+    }
+
+    /// Constants could not be folded: so it will be next time, unless it was for a lack of memory or time.
+    fn failed(&self, problem: &Error, tag: u64) {
+        if matches!(problem.kind(), ErrorKind::OutOfMemory | ErrorKind::Cancelled) {
+            self.end(problem);
+        } else if let Err(problem) = self.put(tag, &[]) {
+            tracing::debug!(%problem, "the entry of the cache is given up");
+        }
+    }
+
+    /// Whether the next blob has this tag.
+    fn is_next(&self, tag: u64) -> bool {
+        match &self.state.lock().mode {
+            Mode::Read { entry, next } => entry.blob(*next).is_some_and(|(known, _)| known == tag),
+            Mode::Write(_) => false,
+        }
+    }
+}
+
+fn ended(problem: &str) -> Error {
+    error!(Fail, "an entry of the cache cannot be used: {problem}")
+}
+
+/// A constant that folding makes.
+struct Output {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    len: usize,
+}
+
+impl Output {
+    fn tag(&self) -> u64 {
+        tag(Role::Folded, &[&self.name, self.dtype.name(), &format!("{:?}", self.shape)])
+    }
+
+    fn is(&self, tensor: &Tensor) -> bool {
+        (tensor.dtype(), tensor.shape()) == (self.dtype, &self.shape)
+    }
+}
+
+/// The outputs of a graph of constants; none where one is not made of numbers.
+fn outputs_of(graph: &Graph) -> Option<Vec<Output>> {
+    let output = |id: &crate::ir::ValueId| {
+        let value = graph.value(*id);
+        let ty = value.ty.as_tensor()?;
+        let sizes = ty.shape.as_ref()?.iter();
+        let shape: Option<Vec<usize>> = sizes.map(|size| usize::try_from(size.as_constant()?).ok()).collect();
+        let shape = shape?;
+        let len = byte_count(ty.dtype, &shape).ok()?;
+        let is_numbers = ty.dtype != DType::String;
+        is_numbers.then(|| Output { name: value.name.to_string(), dtype: ty.dtype, shape, len })
+    };
+    graph.outputs.iter().map(output).collect()
+}
