@@ -41,7 +41,7 @@ impl Options {
 }
 
 /// The scenarios, for the summary of a run that has to leave them out.
-pub(crate) const SCENARIOS: usize = 12;
+pub(crate) const SCENARIOS: usize = 15;
 
 /// The fields of `ort soak --json` and of soak_reference.py. Bytes.
 #[derive(Deserialize)]
@@ -69,6 +69,10 @@ struct LimitsReport {
 
 #[derive(Deserialize)]
 struct Cycle {
+    #[serde(default)]
+    load_peak: Option<u64>,
+    #[serde(default)]
+    sessions_peak: Option<u64>,
     sessions: Option<u64>,
     ran: Vec<Option<u64>>,
     trimmed: Option<u64>,
@@ -99,6 +103,13 @@ impl Report {
         Some(ran.into_iter().max()?.saturating_sub(middle))
     }
 
+    /// The most over the baseline while the model was loaded, and while the session was made.
+    fn loading(&self) -> [Option<u64>; 2] {
+        let first = self.cycles.first();
+        let peaks = first.map_or([None; 2], |cycle| [cycle.load_peak, cycle.sessions_peak]);
+        peaks.map(|peak| Some(peak?.saturating_sub(self.baseline?)))
+    }
+
     /// What all sessions hold over the baseline before any ran.
     fn sessions(&self) -> Option<u64> {
         Some(self.cycles.last()?.sessions?.saturating_sub(self.baseline?))
@@ -127,11 +138,13 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let python = Python::open(workspace)?;
     let cases = Cases::standard(workspace);
     let names = ["minilm_l6_b1_s128", "mobilenet_v2_b1", "ocr_cls_b1", "silero_vad_b1"].map(str::to_owned);
-    let more = ["bert_base_b1_s128", "resnet50_b1", "efficientnet_b0_b1"].map(str::to_owned);
+    let more =
+        ["bert_base_b1_s128", "resnet50_b1", "efficientnet_b0_b1", "gpt2_b1_s128_p0"].map(str::to_owned);
     let names: Vec<String> = names.into_iter().chain(more.into_iter().filter(|_| !options.short)).collect();
     prepare(workspace, &python, &cases, &chosen_cases(&cases, &names)?)?;
     let soak = Soak { options, ort: workspace.build_ort()?, cases, python };
-    let mut findings = soak.cycles()?;
+    let mut findings = soak.loading()?;
+    findings.extend(soak.cycles()?);
     findings.extend(soak.shapes()?);
     findings.extend(soak.repeated()?);
     findings.extend(soak.callers()?);
@@ -170,6 +183,38 @@ fn conclude(findings: &[Finding]) -> Result<Summary> {
 }
 
 impl Soak<'_> {
+    /// Loading takes memory for the graph, a session for what it packs, and hardly any where that is mapped.
+    fn loading(&self) -> Result<Vec<Finding>> {
+        let models: &[&str] = self.options.of(
+            &["minilm_l6_b1_s128"][..],
+            &["minilm_l6_b1_s128", "resnet50_b1", "bert_base_b1_s128", "gpt2_b1_s128_p0"][..],
+        );
+        let mut findings = Vec::new();
+        for name in models {
+            let folder = tempfile::tempdir().context("a folder for the cache")?;
+            let cached =
+                ["--cache", folder.path().to_str().context("the folder's name is no text")?, "--runs", "1"];
+            let plain = self.soaked(name, &["--runs", "1"])?;
+            self.soaked(name, &cached)?;
+            let cached = self.soaked(name, &cached)?;
+            let bytes = self.model(name)?.metadata()?.len();
+            let [load, session] = plain.loading();
+            let rows = [
+                ("anonymous at most while it is loaded", load, bytes / 10 + 16 * MIB),
+                ("while a session packs its weights", session, bytes / 10 * 11 + 16 * MIB),
+                ("while a session maps a compiled cache", cached.loading()[1], 32 * MIB),
+            ];
+            findings.extend(rows.map(|(what, ours, bound)| Finding {
+                scenario: format!("{name}: {what}"),
+                ours,
+                bound,
+                reference: None,
+                same_bits: plain.same_bits && cached.same_bits,
+            }));
+        }
+        Ok(findings)
+    }
+
     /// Loaded, run and dropped, again and again: everything comes back.
     fn cycles(&self) -> Result<Vec<Finding>> {
         let cycles = self.options.of("5", "50");
@@ -374,6 +419,11 @@ impl Soak<'_> {
         Ok((ours, reference))
     }
 
+    /// Ours alone, on the case's inputs.
+    fn soaked(&self, case: &str, arguments: &[&str]) -> Result<Report> {
+        parse(&capture(&mut self.command(case, true, arguments)?)?)
+    }
+
     fn command(&self, case: &str, inputs: bool, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(&self.ort);
         command.arg("soak").arg(self.model(case)?).args(["--json", "--threads", "1"]).args(arguments);
@@ -422,6 +472,8 @@ mod tests {
 
     fn report(ran: &[u64], dropped: &[u64]) -> Report {
         let cycle = |dropped: &u64| Cycle {
+            load_peak: Some(18),
+            sessions_peak: Some(35),
             sessions: Some(30),
             ran: ran.iter().copied().map(Some).collect(),
             trimmed: Some(25),
@@ -443,6 +495,7 @@ mod tests {
         let report = report(&[20, 30, 30, 34], &[12, 17, 11]);
         assert_eq!((report.left(), report.growth(), report.trimmed()), (Some(7), Some(50), Some(15)));
         assert_eq!((report.slope(), report.sessions()), (Some(4), Some(20)));
+        assert_eq!(report.loading(), [Some(8), Some(25)]);
     }
 
     #[test]

@@ -65,6 +65,9 @@ fn range(text: &str) -> Result<(String, i64, i64), String> {
 #[derive(Serialize)]
 struct Cycle {
     loaded: Option<u64>,
+    /// The most while the model was loaded, and while the sessions were made.
+    load_peak: Option<u64>,
+    sessions_peak: Option<u64>,
     /// After the last session was made.
     sessions: Option<u64>,
     /// After each tenth of the runs.
@@ -132,12 +135,22 @@ fn show(args: &SoakArgs, report: &Report) -> Result<()> {
 /// Loads and runs; what is open is returned.
 fn one_cycle(args: &SoakArgs, report: &mut Report) -> Result<(Model, Vec<Session>)> {
     let anonymous = || resident::measure().anonymous;
-    let model = args.model.load()?;
+    let (model, load_peak) = resident::most_anonymous(|| args.model.load());
+    let model = model?;
     let loaded = anonymous();
-    let sessions =
-        (0..args.sessions.get()).map(|_| args.model.session(&model)).collect::<Result<Vec<Session>>>()?;
+    let make = || (0..args.sessions.get()).map(|_| args.model.session(&model)).collect();
+    let (sessions, sessions_peak) = resident::most_anonymous::<Result<Vec<Session>>>(make);
+    let sessions = sessions?;
     let session = sessions.last().context("there is a session")?;
-    let mut cycle = Cycle { loaded, sessions: anonymous(), ran: Vec::new(), trimmed: None, dropped: None };
+    let mut cycle = Cycle {
+        loaded,
+        load_peak,
+        sessions_peak,
+        sessions: anonymous(),
+        ran: Vec::new(),
+        trimmed: None,
+        dropped: None,
+    };
     let first = inputs_of(args, &model, 0)?;
     let expected = bits(session, &first)?;
     let runs = args.runs.get();
@@ -223,13 +236,24 @@ fn bits_of(outputs: Vec<(String, Value)>) -> Result<Vec<Vec<u8>>> {
 
 fn print(report: &Report) -> Result<()> {
     let shown = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| human_bytes(bytes as usize));
-    let mut rows =
-        table(&["cycle", "loaded", "sessions made", "first runs", "all runs", "trimmed", "dropped"]);
+    let mut rows = table(&[
+        "cycle",
+        "loading",
+        "loaded",
+        "making sessions",
+        "sessions made",
+        "first runs",
+        "all runs",
+        "trimmed",
+        "dropped",
+    ]);
     for (index, cycle) in report.cycles.iter().enumerate() {
         let ran = |place: Option<&Option<u64>>| shown(place.copied().flatten());
         rows.add_row([
             (index + 1).to_string(),
+            shown(cycle.load_peak),
             shown(cycle.loaded),
+            shown(cycle.sessions_peak),
             shown(cycle.sessions),
             ran(cycle.ran.first()),
             ran(cycle.ran.last()),
