@@ -30,7 +30,9 @@
 #[cfg(feature = "cpu")]
 use ort_ep_cpu as _;
 
-pub use ort_alloc::{Budget, Buffer, DeviceId, dlpack, host_memory_bytes};
+pub use ort_alloc::{
+    ArenaConfig, Budget, Buffer, DeviceId, ExtendStrategy, Stats as AllocatorStats, dlpack, host_memory_bytes,
+};
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
     InputSource, IoBinding, MemoryUse, Model, OutputTarget, Profile, ProfileEvent, RunOptions, Session,

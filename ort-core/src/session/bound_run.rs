@@ -161,7 +161,7 @@ impl Frame<'_> {
             return Ok(None);
         }
         let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {
-            return self.take_output(slot).map(Some);
+            return self.take_output(slot).and_then(|value| self.detach(value)).map(Some);
         };
         let copied = self.output_view(slot).and_then(|value| copy(value, &mut buffer));
         if let Some(home) = self.bound.get_mut(place) {

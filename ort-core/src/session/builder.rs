@@ -3,10 +3,11 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
+use ort_alloc::{ArenaConfig, Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
 use parking_lot::Mutex;
 
 use super::compiled::{CompileKey, Compiled};
+use super::dynamic::DynamicMemory;
 use super::program::BuildCx;
 use super::streamed::Streams;
 use super::{Model, Program, Session};
@@ -29,6 +30,7 @@ pub struct SessionBuilder {
     precision: Precision,
     limits: Limits,
     optimizer: Optimizer,
+    arena: Option<ArenaConfig>,
 }
 
 impl SessionBuilder {
@@ -43,6 +45,7 @@ impl SessionBuilder {
             precision: Precision::Fp32,
             limits: *model.limits(),
             optimizer: Optimizer::default(),
+            arena: Some(ArenaConfig::lean()),
         }
     }
 
@@ -95,6 +98,14 @@ impl SessionBuilder {
     #[must_use]
     pub fn budget(mut self, budget: &Arc<Budget>) -> SessionBuilder {
         self.budget = Some(budget.clone());
+        self
+    }
+
+    /// How the session holds memory for values whose size only the run tells: in arenas with this configuration, whose regions count in the
+    /// budget, or without one straight from the heap. By default [`ArenaConfig::lean`].
+    #[must_use]
+    pub fn arena(mut self, config: Option<ArenaConfig>) -> SessionBuilder {
+        self.arena = config;
         self
     }
 
@@ -171,8 +182,10 @@ impl SessionBuilder {
             Some(_) => Arc::new(self.compile(threads, None)?),
         };
         let counts_all = self.memory_limit.is_some() || self.budget.is_some();
+        let budget = Budget::within(&compiled.budget, None);
         Ok(Session {
-            budget: Budget::within(&compiled.budget, None),
+            dynamic: DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref()),
+            budget,
             compiled,
             threads,
             limits: self.limits,

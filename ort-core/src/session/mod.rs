@@ -18,6 +18,7 @@ mod bound_run;
 mod builder;
 mod cache;
 mod compiled;
+mod dynamic;
 mod frame;
 mod largest;
 mod model;
@@ -30,11 +31,12 @@ mod streamed;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{Allocator, Budget, Buffer, Category, HostAllocator, Recycler, allocate_in};
+use ort_alloc::{Allocator, Budget, Buffer, Category, DeviceId, HostAllocator, Recycler, Stats, allocate_in};
 use parking_lot::Mutex;
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
+pub(crate) use dynamic::ValueMemory;
 pub(crate) use frame::in_words;
 pub use model::Model;
 pub use profile::{Profile, ProfileEvent};
@@ -49,6 +51,7 @@ use crate::plan::{
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
 use crate::{Error, Limits, Result, advise, ensure, error};
 use compiled::Compiled;
+use dynamic::DynamicMemory;
 use frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use streamed::{Room, Streaming};
 
@@ -63,6 +66,8 @@ pub struct Session {
     limits: Limits,
     /// Slabs of finished runs, for the next ones.
     idle: Mutex<Vec<Buffer>>,
+    /// Arenas for values whose size only the run tells.
+    dynamic: DynamicMemory,
     /// Outputs that callers have dropped, for the next runs. None where a limit counts every byte.
     outputs: Option<Arc<Recycler>>,
     /// What bindings know of the session, once there is one.
@@ -207,7 +212,9 @@ impl Session {
             release: &release,
         });
         let (program, devices) = (&self.compiled.program, &self.compiled.devices);
-        let env = RunEnv { control: &control, devices, profile: options.profile, outputs, streaming };
+        let (profile, memory) = (options.profile, &self.dynamic);
+        let env =
+            RunEnv { control: &control, devices, profile, outputs, memory, outlives_run: true, streaming };
         let mut slab = self.take_slab(plan, room.to_pack)?;
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(plan, env)?;
@@ -222,6 +229,7 @@ impl Session {
             self.model.release_all();
         }
         self.outputs.iter().for_each(|recycler| recycler.sweep());
+        self.dynamic.sweep();
         Ok(outputs)
     }
 
@@ -274,10 +282,11 @@ impl Session {
         })
     }
 
-    /// What a run may take: what nothing holds, idle slabs, and packed weights that may go.
+    /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
     fn free_bytes(&self) -> usize {
         let idle: usize = self.idle.lock().iter().map(Buffer::len).sum();
         let packed = self.compiled.streams.resident_bytes(&self.compiled.program);
+        let idle = idle.saturating_add(self.dynamic.idle_bytes());
         self.budget.available().saturating_add(idle).saturating_add(packed)
     }
 
@@ -313,6 +322,9 @@ impl Session {
         let bytes = plan.host_slab();
         // What the run takes beside its slab.
         let rest = (plan.peak() - bytes).saturating_add(to_pack);
+        if self.budget.available() < rest.saturating_add(bytes) {
+            self.dynamic.trim();
+        }
         let mut idle = self.idle.lock();
         let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
         let mut found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
@@ -336,6 +348,7 @@ impl Session {
     /// Gives back the memory that finished runs left for the next ones, and kept plans.
     pub fn trim(&self) {
         self.idle.lock().clear();
+        self.dynamic.trim();
         if let Some(recycler) = &self.outputs {
             recycler.trim();
         }
@@ -413,6 +426,14 @@ impl Session {
             activations: self.budget.activation_in_use(),
             activations_peak: self.budget.activation_peak(),
         }
+    }
+
+    /// The counters of the session's arenas, which hold values whose size only the run tells: one for the host and one for each
+    /// device with memory of its own. Empty where the session has none.
+    ///
+    /// Their names are those of ONNX Runtime's `GetStats`, and as text they read like it.
+    pub fn allocator_stats(&self) -> Vec<(DeviceId, Stats)> {
+        self.dynamic.stats()
     }
 
     /// What was rewritten before the graph was compiled.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use ort_alloc::{Category, HostAllocator, allocate_in};
+use ort_alloc::{Category, DeviceId};
 
+use super::dynamic::ValueMemory;
 use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use super::program::{Nested, Program};
 use crate::dim::{Bindings, Dim};
@@ -104,8 +105,8 @@ impl NestedRun for NestedFrames<'_> {
         let host: &mut [u8] = match self.workspace.as_deref_mut() {
             Some(workspace) if workspace.len() >= bytes => workspace,
             _ => {
-                let budget = &self.env.control.budget;
-                extra = allocate_in(budget, Category::Dynamic, &**HostAllocator::global(), bytes, 64)?;
+                let memory = ValueMemory { memory: self.env.memory, outlives_run: false };
+                extra = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
                 extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
             }
         };
