@@ -25,7 +25,7 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let lines: [&[&str]; 20] = [
+    let lines: [&[&str]; 22] = [
         &["run", "m.onnx", "--opt-level", "most"],
         &["optimize", "m.onnx"],
         &["frobnicate"],
@@ -46,6 +46,8 @@ fn a_wrong_command_line_is_exit_code_2() {
         &["test", "cases", "--rtol", "-1"],
         &["run", "m.onnx", "-q", "-v"],
         &["run", "a.onnx", "b.onnx"],
+        &["run", "m.onnx", "--arena-strategy", "doubling"],
+        &["run", "m.onnx", "--arena-strategy", "power-of-two", "--no-arena"],
     ];
     for line in lines {
         let finished = run(line);

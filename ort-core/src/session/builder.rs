@@ -4,16 +4,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ort_alloc::{ArenaConfig, Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
-use parking_lot::Mutex;
 
 use super::compiled::{CompileKey, Compiled};
 use super::dynamic::DynamicMemory;
+use super::kept::{IdleMemory, Kept};
+use super::poison;
 use super::program::BuildCx;
 use super::streamed::Streams;
-use super::{Model, Program, Session};
+use super::{Model, Program, Session, SessionOptions};
 use crate::ep::{Device, NodeView, Packing, Precision, ProviderOptions, lower_all_but, provider};
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
+use crate::plan::Planning;
 use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
 use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Limits, Result, Within, ensure, error};
@@ -31,6 +33,9 @@ pub struct SessionBuilder {
     limits: Limits,
     optimizer: Optimizer,
     arena: Option<ArenaConfig>,
+    planning: Planning,
+    idle_memory: IdleMemory,
+    poison: bool,
 }
 
 impl SessionBuilder {
@@ -46,6 +51,9 @@ impl SessionBuilder {
             limits: *model.limits(),
             optimizer: Optimizer::default(),
             arena: Some(ArenaConfig::lean()),
+            planning: Planning::Shared,
+            idle_memory: IdleMemory::default(),
+            poison: poison::from_environment(),
         }
     }
 
@@ -101,11 +109,51 @@ impl SessionBuilder {
         self
     }
 
+    /// Settings under ONNX Runtime's names, in the place of what was set before.
+    ///
+    /// ```
+    /// use ort_core::session::{Model, Session, SessionOptions};
+    ///
+    /// fn unplanned(model: &Model) -> ort_core::Result<Session> {
+    ///     let options = SessionOptions { enable_mem_pattern: false, ..SessionOptions::default() };
+    ///     Session::builder(model).options(&options).build()
+    /// }
+    /// ```
+    #[must_use]
+    pub fn options(mut self, options: &SessionOptions) -> SessionBuilder {
+        self.threads = (options.intra_op_num_threads > 0).then_some(options.intra_op_num_threads);
+        self.memory_limit = options.memory_limit;
+        self.optimizer.level = options.graph_optimization_level;
+        self.optimizer.disabled.clone_from(&options.disabled_rules);
+        self.arena = options.enable_cpu_mem_arena.then(|| options.arena.clone());
+        self.planning = match (options.enable_mem_pattern, options.enable_mem_reuse) {
+            (false, _) => Planning::Off,
+            (true, false) => Planning::Apart,
+            (true, true) => Planning::Shared,
+        };
+        self
+    }
+
     /// How the session holds memory for values whose size only the run tells: in arenas with this configuration, whose regions count in the
     /// budget, or without one straight from the heap. By default [`ArenaConfig::lean`].
     #[must_use]
     pub fn arena(mut self, config: Option<ArenaConfig>) -> SessionBuilder {
         self.arena = config;
+        self
+    }
+
+    /// How much memory waits for the next run, and for how long; see [`IdleMemory`].
+    #[must_use]
+    pub fn idle_memory(mut self, policy: IdleMemory) -> SessionBuilder {
+        self.idle_memory = policy;
+        self
+    }
+
+    /// For finding kernels that read memory before they write it: everything that a kernel is to write holds patterns first that are NaN in
+    /// each floating-point type. By default the environment variable `ORT_POISON_MEMORY` decides: 1 is yes.
+    #[must_use]
+    pub fn poison(mut self, poison: bool) -> SessionBuilder {
+        self.poison = poison;
         self
     }
 
@@ -184,13 +232,17 @@ impl SessionBuilder {
         let counts_all = self.memory_limit.is_some() || self.budget.is_some();
         let budget = Budget::within(&compiled.budget, None);
         Ok(Session {
-            dynamic: DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref()),
+            kept: Kept::new(
+                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref()),
+                (!counts_all).then(Recycler::new),
+                self.idle_memory,
+            ),
+            poison: self.poison,
             budget,
             compiled,
             threads,
+            planning: self.planning,
             limits: self.limits,
-            idle: Mutex::new(Vec::new()),
-            outputs: (!counts_all).then(Recycler::new),
             signature: OnceLock::new(),
             model: self.model,
         })

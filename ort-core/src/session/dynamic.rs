@@ -9,10 +9,11 @@ use ort_alloc::{
     HostAllocator, Stats, allocate_in,
 };
 
+use super::ArenaDevice;
 use crate::ep::Device;
 use crate::tensor::{MapValue, byte_count};
 use crate::tensor::{OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
-use crate::{Result, error};
+use crate::{Result, ensure, error};
 
 /// Smaller values of the host come from the heap, which keeps such sizes at hand and rounds them less.
 const LEAST: usize = 4 << 10;
@@ -159,6 +160,32 @@ impl DynamicMemory {
                 false => arena.sweep(),
             };
         }
+    }
+
+    /// Refuses to shrink arenas that there are not.
+    pub(super) fn check_shrink(&self, devices: &[ArenaDevice]) -> Result<()> {
+        for device in devices {
+            let kind = if device.is_host { "cpu" } else { "gpu" };
+            ensure!(
+                self.arena_of(device).is_some(),
+                InvalidArgument,
+                help = "name memories that the session has, and leave its arenas on",
+                "Did not find an arena based allocator registered for device-id combination in the memory arena shrink list: {kind}:{}",
+                device.number
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn shrink(&self, devices: &[ArenaDevice]) {
+        for arena in devices.iter().filter_map(|device| self.arena_of(device)) {
+            arena.trim();
+        }
+    }
+
+    fn arena_of(&self, device: &ArenaDevice) -> Option<&Arena> {
+        let mut lanes = self.lanes.iter().filter(|lane| (lane.id == DeviceId::HOST) == device.is_host);
+        lanes.nth(device.number)?.arena.as_ref()
     }
 
     fn arenas(&self) -> impl Iterator<Item = (DeviceId, &Arena)> {

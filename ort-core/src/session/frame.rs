@@ -15,13 +15,14 @@ use smallvec::SmallVec;
 use super::dynamic::{DynamicMemory, ValueMemory};
 use super::nested::NestedFrames;
 use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
-use super::profile::Profile;
+use super::poison::poison;
+use super::profile::{EventMemory, Profile};
 use super::program::{Origin, Program, SlotId, Step, Work};
 use super::streamed::Streaming;
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
 use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx};
-use crate::plan::{Action, Place, RunPlan};
+use crate::plan::{Action, Place, Planning, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{ErrorKind, Result, Within, ensure, error};
@@ -34,6 +35,11 @@ pub(crate) struct RunEnv<'a> {
     pub(crate) profile: Option<&'a Profile>,
     /// Where memory of the host for outputs comes from.
     pub(crate) outputs: &'a dyn Allocator,
+    pub(crate) planning: Planning,
+    /// How many subgraphs the frame is in.
+    pub(crate) depth: usize,
+    /// Whether kernels find patterns where they are to write.
+    pub(crate) poison: bool,
     /// Memory for what cannot be planned.
     pub(crate) memory: &'a DynamicMemory,
     /// Whether the outputs of the program may be outputs of the run.
@@ -207,7 +213,8 @@ impl<'a> Frame<'a> {
                     })
                     .within(|| self.program.steps[index].place())?;
                 if let (Some(profile), Some(start)) = (self.env.profile, start) {
-                    profile.record(&self.program.steps[index], start);
+                    let memory = self.event_memory(index);
+                    profile.record(&self.program.steps[index], start, memory, self.env.depth);
                 }
             }
             for slot in &self.plan.steps[index].release {
@@ -215,6 +222,24 @@ impl<'a> Frame<'a> {
             }
         }
         Ok(())
+    }
+
+    /// What a step that has run did to the memory: what the plan says, and the values that it does not know.
+    fn event_memory(&self, index: usize) -> EventMemory {
+        let (plan, step) = (self.plan, &self.program.steps[index]);
+        let bytes = |slot: &SlotId| match plan.slots[slot.index()].place {
+            Place::Dynamic => self.owned[slot.index()].as_ref().map_or(0, Value::byte_count),
+            _ => 0,
+        };
+        let all = (0..self.owned.len() as u32).map(SlotId);
+        let dynamic: usize = if plan.has_dynamic { all.map(|slot| bytes(&slot)).sum() } else { 0 };
+        let made: usize = step.outputs.iter().flatten().map(bytes).sum();
+        let gone: usize = plan.steps[index].release.iter().map(bytes).sum();
+        EventMemory {
+            allocated: plan.begins.get(index).map_or(0, |begins| begins + made),
+            freed: plan.ends(index) + gone,
+            live: plan.live.get(index).map_or(0, |live| live + dynamic),
+        }
     }
 
     fn open_homes(&mut self) -> Result<()> {
@@ -593,7 +618,10 @@ impl<'a> Frame<'a> {
             given: self.given,
             bound: self.bound,
         };
-        let (reads, writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
+        let (reads, mut writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
+        if self.env.poison {
+            poison(targets, &mut writes, scratch.as_mut().and_then(Buffer::bytes_mut));
+        }
         let (mut reads, mut writes) = (reads.into_iter(), writes.into_iter());
 
         // Inputs and captures in the order in which their ranges were collected.
@@ -628,7 +656,7 @@ impl<'a> Frame<'a> {
             nested: &step.nested,
             captures,
             bindings: self.bindings,
-            env: RunEnv { outlives_run, ..self.env },
+            env: RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env },
             workspace: None,
         };
         let memory = Some(ValueMemory { memory: self.env.memory, outlives_run });

@@ -10,7 +10,7 @@ use super::program::{Nested, Program};
 use crate::dim::{Bindings, Dim};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
-use crate::plan::{BoundValues, RunPlan, resolve};
+use crate::plan::{BoundValues, RunPlan, resolve_bound};
 use crate::tensor::{Value, ValueView};
 use crate::{Result, ensure, error};
 
@@ -35,7 +35,10 @@ impl NestedFrames<'_> {
         given: &[ValueView<'_>],
     ) -> Result<(Bindings, Arc<RunPlan>)> {
         let threads = self.env.control.threads;
-        let unbound = BoundValues::default();
+        let unbound = BoundValues::unbound(self.env.planning);
+        let resolve = |program: &Program, bindings: &Bindings, threads| {
+            resolve_bound(program, bindings, threads, &unbound)
+        };
         let mut bindings = self.bindings.clone();
         let known = bind(program, given, &mut bindings).is_ok();
         if let Some(plan) = self.plans.get(index).filter(|plan| fits(program, plan, given)) {
