@@ -27,11 +27,13 @@ fn packed() -> ModelProto {
     model(graph(nodes, vec![x], vec![y], vec![weights("w", &[4096, 4096])]))
 }
 
-/// A sum with 64 MiB of weights, which are read where the file is mapped.
+/// A sum with 64 MiB of weights, which are read where the file is mapped: bytes, which may be anywhere in it.
 fn mapped() -> ModelProto {
     let nodes = vec![node("Add", &["x", "w"], &["s"]), node("ReduceMax", &["s"], &["y"])];
-    let (x, y) = (value("x", 1, &["4096"]), value("y", 1, &["1", "1"]));
-    model(graph(nodes, vec![x], vec![y], vec![weights("w", &[4096, 4096])]))
+    let (x, y) = (value("x", 2, &["16384"]), value("y", 2, &["1", "1"]));
+    let bytes: Vec<u8> = (0..4096 * 16384).map(|number| (number % 13) as u8).collect();
+    let weights = tensor_to_proto("w", &Tensor::from_vec(&[4096, 16384], bytes).unwrap()).unwrap();
+    model(graph(nodes, vec![x], vec![y], vec![weights]))
 }
 
 /// Activations of 64 MiB each.
@@ -62,15 +64,16 @@ fn dynamic() -> ModelProto {
 fn the_parts_add_up_to_what_is_resident() {
     let folder = Folder::new();
     let cases = [
-        ("packed", packed(), "n=256", "weights_packed"),
-        ("mapped", mapped(), "n=1", "weights_mapped"),
-        ("activations", activations(), "n=4096", "slabs"),
-        ("dynamic", dynamic(), "n=4096", "dynamic"),
+        ("packed", packed(), &["--dim", "n=256"][..], "weights_packed"),
+        ("mapped", mapped(), &[], "weights_mapped"),
+        ("activations", activations(), &["--dim", "n=4096"], "slabs"),
+        ("dynamic", dynamic(), &["--dim", "n=4096"], "dynamic"),
     ];
-    for (name, proto, dim, largest) in cases {
+    for (name, proto, dims, largest) in cases {
         let path = folder.model(&format!("{name}.onnx"), &proto);
         drop(proto);
-        let json = run(&["bench", &path, "--json", "--seconds", "0", "--threads", "1", "--dim", dim]).json();
+        let json =
+            run(&[&["bench", &path, "--json", "--seconds", "0", "--threads", "1"], dims].concat()).json();
         let number = |name: &str| json[name].as_u64().unwrap();
         let part = |name: &str| json["memory"][name].as_u64().unwrap();
         let grown = (number("rss_anon") + number("rss_file")).saturating_sub(number("baseline_rss"));

@@ -146,19 +146,17 @@ fn found() -> ModelProto {
 #[test]
 fn each_memory_switch_has_an_effect() {
     let folder = Folder::new();
-    let weights: Vec<f32> = (0..1024).map(|number| number as f32).collect();
-    let weights = tensor_to_proto("w", &Tensor::from_slice(&[1024], &weights).unwrap()).unwrap();
-    let nodes = vec![node("Softmax", &["x"], &["s"]), node("Add", &["s", "w"], &["y"])];
-    let fixed = graph(
-        nodes,
-        vec![value("x", 1, &["64", "1024"])],
-        vec![value("y", 1, &["64", "1024"])],
-        vec![weights],
-    );
+    // Bytes are read from a mapped file wherever they are in it.
+    let weights = tensor_to_proto("w", &Tensor::from_slice(&[1024], &[3u8; 1024]).unwrap()).unwrap();
+    let nodes =
+        vec![node("Softmax", &["x"], &["s"]), node("Neg", &["s"], &["y"]), node("Add", &["u", "w"], &["z"])];
+    let inputs = vec![value("x", 1, &["64", "1024"]), value("u", 2, &["1024"])];
+    let outputs = vec![value("y", 1, &["64", "1024"]), value("z", 2, &["1024"])];
+    let fixed = graph(nodes, inputs, outputs, vec![weights]);
     let (fixed, found) = (folder.model("fixed.onnx", &model(fixed)), folder.model("found.onnx", &found()));
     let bench = |path: &str, flags: &[&str]| {
-        let line = ["bench", path, "--json", "--seconds", "0", "--threads", "1", "--dim", "n=50000"];
-        run(&[&line[..], flags].concat()).json()
+        let sizes: &[&str] = if path == found { &["--dim", "n=50000"] } else { &[] };
+        run(&[&["bench", path, "--json", "--seconds", "0", "--threads", "1"], sizes, flags].concat()).json()
     };
     let number = |json: &serde_json::Value, name: &str| json["arena"][name].as_u64().unwrap();
     let plain = bench(&found, &[]);
