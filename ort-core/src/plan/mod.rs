@@ -153,7 +153,7 @@ impl RunPlan {
     pub(crate) fn own_bytes(&self) -> usize {
         let nested = self.steps.iter().flat_map(|step| &step.nested).map(|plan| plan.own_bytes());
         self.slots.len() * size_of::<SlotPlan>()
-            + self.steps.len() * (size_of::<StepPlan>() + 48)
+            + self.steps.len() * (size_of::<StepPlan>() + 56)
             + nested.sum::<usize>()
     }
 }
