@@ -53,7 +53,7 @@ pub struct Stats {
     pub num_reserves: u64,
     /// Regions an arena holds now: one more with each extension, one fewer with each region given back.
     pub num_arena_extensions: u64,
-    /// Times that a trim gave something back.
+    /// Times that free regions went back.
     pub num_arena_shrinkages: u64,
     /// Bytes in live buffers, after rounding.
     pub in_use: usize,

@@ -23,6 +23,9 @@ use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
 /// Chunks are multiples of this many bytes and start at multiples of it.
 pub const GRANULE: usize = 256;
 
+/// Sweeps that a free region waits through.
+const PATIENCE: u32 = 2;
+
 /// Regions smaller than this are not worth another try with a smaller one.
 const SMALLEST_RETRY: usize = 8 << 10;
 
@@ -51,6 +54,9 @@ pub struct ArenaConfig {
     pub initial_growth_chunk_bytes: usize,
     /// The most that the unit grows to; larger requests are still rounded up to a power of two. 1 GiB.
     pub max_power_of_two_extend_bytes: usize,
+    /// Whether regions that are wholly free, but too small for a request, go back before there is a new one. Without it an arena whose
+    /// requests grow little by little holds all sizes that ever were. False, as in ONNX Runtime.
+    pub replace_free_regions: bool,
 }
 
 impl Default for ArenaConfig {
@@ -62,14 +68,21 @@ impl Default for ArenaConfig {
             max_dead_bytes_per_chunk: 128 << 20,
             initial_growth_chunk_bytes: 2 << 20,
             max_power_of_two_extend_bytes: 1 << 30,
+            replace_free_regions: false,
         }
     }
 }
 
 impl ArenaConfig {
-    /// Settings that hold as little as possible: regions as large as requested, and chunks split to the granule.
+    /// Settings that hold as little as possible: regions as large as requested, chunks split to the granule, and no free region
+    /// kept that does not do.
     pub fn lean() -> Self {
-        Self { extend: ExtendStrategy::SameAsRequested, max_dead_bytes_per_chunk: GRANULE, ..Self::default() }
+        Self {
+            extend: ExtendStrategy::SameAsRequested,
+            max_dead_bytes_per_chunk: GRANULE,
+            replace_free_regions: true,
+            ..Self::default()
+        }
     }
 }
 
@@ -114,6 +127,23 @@ struct Region {
     buffer: Buffer,
     alignment: usize,
     chunks: BTreeMap<usize, Chunk>,
+    /// Calls of [`Arena::sweep`] since the last request that it served.
+    sweeps: u32,
+}
+
+impl Region {
+    /// Free neighbours are always joined, so a wholly free region is one free chunk.
+    fn is_free(&self) -> bool {
+        self.chunks.len() == 1 && self.chunks.values().all(|chunk| chunk.free)
+    }
+
+    /// By addresses alone: what is in the region belongs to the buffers over it.
+    fn holds(&self, bytes: &[u8]) -> bool {
+        let Address::Host(start) = self.buffer.address() else { return false };
+        let distance = bytes.as_ptr().addr().checked_sub(start.as_ptr().addr());
+        let end = distance.and_then(|distance| distance.checked_add(bytes.len()));
+        end.is_some_and(|end| end <= self.buffer.len())
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -186,6 +216,32 @@ impl Arena {
         Ok(Buffer::new(address, bytes, device, Origin::Reserved(block)))
     }
 
+    /// Gives back the regions that are wholly free and served no request since the call before the last; returns their bytes. Growth
+    /// does not start over.
+    pub fn sweep(&self) -> usize {
+        let mut state = self.shared.state.lock();
+        state.regions.iter_mut().flatten().for_each(|region| region.sweeps += 1);
+        state.give_back(|region| region.sweeps >= PATIENCE)
+    }
+
+    /// Whether these bytes of the host are in one of its regions.
+    pub fn holds(&self, bytes: &[u8]) -> bool {
+        let state = self.shared.state.lock();
+        state.regions.iter().flatten().any(|region| region.holds(bytes))
+    }
+
+    /// Bytes of regions that are wholly free: what a trim gives back.
+    pub fn idle_bytes(&self) -> usize {
+        let state = self.shared.state.lock();
+        state
+            .regions
+            .iter()
+            .flatten()
+            .filter(|region| region.is_free())
+            .map(|region| region.buffer.len())
+            .sum()
+    }
+
     /// The settings.
     pub fn config(&self) -> &ArenaConfig {
         &self.shared.config
@@ -221,6 +277,9 @@ impl Allocator for Arena {
         let found = match state.find(need, alignment) {
             Some(found) => found,
             None => {
+                if shared.config.replace_free_regions {
+                    state.give_back(|_| true);
+                }
                 shared.extend(&mut state, need, alignment)?;
                 state.find(need, alignment).ok_or_else(out_of_memory)?
             }
@@ -277,8 +336,9 @@ impl Shared {
                     return Ok(());
                 }
                 // A smaller region than the strategy's may still be had, as long as it holds the request.
-                Err(_) if wanted > need && wanted > SMALLEST_RETRY => {
-                    wanted = (wanted / 10 * 9 / GRANULE * GRANULE).max(need);
+                Err(_) if wanted > need => {
+                    let less = wanted / 10 * 9 / GRANULE * GRANULE;
+                    wanted = if less > SMALLEST_RETRY { less.max(need) } else { need };
                 }
                 Err(error) => return Err(error),
             }
@@ -342,6 +402,7 @@ impl State {
             size = need;
         }
         region.chunks.insert(start, Chunk { bytes: size, free: false });
+        region.sweeps = 0;
         let address = region.buffer.address().advanced(start);
         self.stats.num_allocs += 1;
         self.stats.handed_out(size);
@@ -377,7 +438,7 @@ impl State {
     fn add_region(&mut self, buffer: Buffer, alignment: usize) {
         let bytes = buffer.len();
         let chunks = BTreeMap::from([(0, Chunk { bytes, free: true })]);
-        let region = Some(Region { buffer, alignment, chunks });
+        let region = Some(Region { buffer, alignment, chunks, sweeps: 0 });
         let free = self.regions.iter_mut().enumerate().find(|(_, region)| region.is_none());
         let number = match free {
             Some((number, place)) => {
@@ -396,15 +457,19 @@ impl State {
 
     /// Gives wholly free regions back and starts growth over.
     fn trim(&mut self, config: &ArenaConfig) -> usize {
+        let given_back = self.give_back(|_| true);
+        if given_back > 0 {
+            self.growth = config.initial_growth_chunk_bytes.max(GRANULE);
+        }
+        given_back
+    }
+
+    /// Gives those of the wholly free regions back that are chosen.
+    fn give_back(&mut self, chosen: impl Fn(&Region) -> bool) -> usize {
         let mut given_back = 0;
         for (number, slot) in self.regions.iter_mut().enumerate() {
-            // Free neighbours are always joined, so a wholly free region is one free chunk.
             let bytes = match slot {
-                Some(region)
-                    if region.chunks.len() == 1 && region.chunks.values().all(|chunk| chunk.free) =>
-                {
-                    region.buffer.len()
-                }
+                Some(region) if region.is_free() && chosen(region) => region.buffer.len(),
                 _ => continue,
             };
             self.free.remove(&(bytes, number, 0));
@@ -413,10 +478,7 @@ impl State {
             self.stats.num_arena_extensions -= 1;
             given_back += bytes;
         }
-        if given_back > 0 {
-            self.stats.num_arena_shrinkages += 1;
-            self.growth = config.initial_growth_chunk_bytes.max(GRANULE);
-        }
+        self.stats.num_arena_shrinkages += u64::from(given_back > 0);
         given_back
     }
 }

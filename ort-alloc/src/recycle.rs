@@ -1,5 +1,6 @@
 //! Regions that wait for the next request of nearly their size instead of going back at once.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -24,6 +25,7 @@ const PATIENCE: u32 = 2;
 /// [`sweep`](Self::sweep). A buffer does not keep the recycler alive: without it, it goes back at once.
 pub struct Recycler {
     this: Weak<Recycler>,
+    most_waiting: AtomicUsize,
     waiting: Mutex<Vec<Waiting>>,
 }
 
@@ -36,7 +38,11 @@ struct Waiting {
 impl Recycler {
     /// A recycler in which nothing waits.
     pub fn new() -> Arc<Recycler> {
-        Arc::new_cyclic(|this| Recycler { this: this.clone(), waiting: Mutex::default() })
+        Arc::new_cyclic(|this| Recycler {
+            this: this.clone(),
+            most_waiting: AtomicUsize::new(MOST_WAITING),
+            waiting: Mutex::default(),
+        })
     }
 
     /// Lets go of regions that nobody took between this call and the one before the last.
@@ -44,6 +50,16 @@ impl Recycler {
         let mut waiting = self.waiting.lock();
         waiting.iter_mut().for_each(|region| region.sweeps += 1);
         waiting.retain(|region| region.sweeps < PATIENCE);
+    }
+
+    /// Lets at most so many bytes wait from now on, and no more than 32 MiB.
+    pub fn set_most_waiting(&self, bytes: usize) {
+        self.most_waiting.store(bytes.min(MOST_WAITING), Ordering::Relaxed);
+    }
+
+    /// Bytes of the regions that wait.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting.lock().iter().map(|waiting| waiting.region.len()).sum()
     }
 
     /// The smallest region that holds so many bytes without wasting a quarter of them.
@@ -58,7 +74,7 @@ impl Recycler {
     fn put(&self, region: Box<Buffer>) {
         let mut waiting = self.waiting.lock();
         let all: usize = waiting.iter().map(|waiting| waiting.region.len()).sum();
-        if all.saturating_add(region.len()) <= MOST_WAITING {
+        if all.saturating_add(region.len()) <= self.most_waiting.load(Ordering::Relaxed) {
             waiting.push(Waiting { region, sweeps: 0 });
         }
     }
@@ -164,7 +180,11 @@ mod tests {
         assert!(recycler.waiting.lock().is_empty());
         drop(buffers);
         assert_eq!(recycler.waiting.lock().len(), 32);
+        assert_eq!(recycler.waiting_bytes(), 32 << 20);
         assert_eq!(recycler.trim(), 32 << 20);
+        recycler.set_most_waiting(100_000);
+        drop(recycler.allocate(200_000, 64)?);
+        assert_eq!(recycler.waiting_bytes(), 0);
         assert!(recycler.waiting.lock().is_empty());
         drop(recycler);
         assert_eq!(outlives.len(), 1 << 20);

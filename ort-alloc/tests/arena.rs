@@ -76,13 +76,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn configs() -> impl Strategy<Value = ArenaConfig> {
     let extend = prop_oneof![Just(ExtendStrategy::PowerOfTwo), Just(ExtendStrategy::SameAsRequested)];
     let limit = prop_oneof![Just(None), (100_000..2_000_000usize).prop_map(Some)];
-    (extend, limit, 0..200_000usize, 0..100_000usize).prop_map(|(extend, limit, first, dead)| ArenaConfig {
+    let rest = (0..200_000usize, 0..100_000usize, any::<bool>());
+    (extend, limit, rest).prop_map(|(extend, limit, (first, dead, replace))| ArenaConfig {
         extend,
         limit,
         initial_chunk_bytes: first,
         max_dead_bytes_per_chunk: dead,
         initial_growth_chunk_bytes: first / 2,
         max_power_of_two_extend_bytes: 500_000,
+        replace_free_regions: replace,
     })
 }
 
@@ -239,6 +241,29 @@ fn a_trim_leaves_what_is_live() -> Result<(), AllocError> {
     // Buffers outlive the arena's last handle.
     drop(arena);
     assert!(kept.bytes().is_some_and(|bytes| bytes.iter().all(|&byte| byte == 7)));
+    Ok(())
+}
+
+#[test]
+fn sizes_that_grow_do_not_add_up() -> Result<(), AllocError> {
+    let host = Arc::new(HostAllocator::new());
+    let arena = Arena::new(Arc::clone(&host) as Arc<dyn Allocator>, ArenaConfig::lean());
+    let lasting = arena.allocate(5000, 64)?;
+    for bytes in (10_000..100_000).step_by(1000) {
+        let one = arena.allocate(bytes, 64)?;
+        drop(arena.allocate(2 * bytes, 64)?);
+        drop(one);
+        assert!(arena.stats().total_allocated < 6000 + 4 * bytes, "{:?}", arena.stats());
+    }
+    assert_eq!(arena.idle_bytes(), arena.stats().total_allocated - arena.stats().in_use);
+    // What served nothing between two sweeps goes; what is in use stays.
+    let again = arena.allocate(90_000, 64)?;
+    assert!(arena.holds(again.bytes().unwrap_or_default()) && !arena.holds(&[0; 10]));
+    drop(again);
+    assert_eq!(arena.sweep(), 0);
+    assert!(arena.sweep() > 0);
+    assert_eq!(arena.stats().total_allocated, arena.stats().in_use);
+    assert_eq!((lasting.len(), host.stats().in_use), (5000, 5120));
     Ok(())
 }
 

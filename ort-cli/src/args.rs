@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
-use ort_runtime::{Limits, Model, Session, SessionBuilder};
+use ort_runtime::{ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions};
 
 /// Which model, on what, within which bounds.
 #[derive(Args, Clone)]
@@ -60,9 +60,27 @@ pub(crate) struct ModelArgs {
     /// Seconds that loading, compiling and each run may take, each by itself [default: an hour].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) deadline: Option<Duration>,
+    /// How the arena grows that holds values whose size only the run tells [default: same-as-requested].
+    #[arg(long, value_enum, value_name = "STRATEGY", conflicts_with = "no_arena")]
+    pub(crate) arena_strategy: Option<ArenaStrategy>,
+    /// No arena: such values come straight from the heap.
+    #[arg(long)]
+    pub(crate) no_arena: bool,
+    /// Do not plan memory ahead: every value is allocated as it comes.
+    #[arg(long)]
+    pub(crate) no_mem_pattern: bool,
     /// Read model files into memory instead of mapping them.
     #[arg(long)]
     pub(crate) no_mmap: bool,
+}
+
+/// `--arena-strategy`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ArenaStrategy {
+    /// Regions that double in size, of 1 MiB at least: few requests to the system.
+    PowerOfTwo,
+    /// Regions as large as what is asked for: least memory.
+    SameAsRequested,
 }
 
 /// `--precision`.
@@ -115,21 +133,31 @@ impl ModelArgs {
 
     /// The session as these arguments ask for it.
     pub(crate) fn builder(&self, model: &Model) -> SessionBuilder {
-        let mut builder =
-            Session::builder(model).precision(self.precision.into()).optimizer(self.optimizer());
+        let mut builder = Session::builder(model).options(&self.options());
+        builder = builder.precision(self.precision.into()).optimizer(self.optimizer());
         for name in &self.providers {
             builder = builder.provider(name);
-        }
-        if let Some(threads) = self.threads {
-            builder = builder.threads(threads);
-        }
-        if let Some(limit) = self.memory_limit {
-            builder = builder.memory_limit(limit);
         }
         if let Some(folder) = &self.cache {
             builder = builder.cache_dir(folder);
         }
         builder
+    }
+
+    /// What the flags say under ONNX Runtime's names.
+    fn options(&self) -> SessionOptions {
+        let mut options = SessionOptions {
+            enable_cpu_mem_arena: !self.no_arena,
+            enable_mem_pattern: !self.no_mem_pattern,
+            intra_op_num_threads: self.threads.unwrap_or(0),
+            memory_limit: self.memory_limit,
+            ..SessionOptions::default()
+        };
+        options.arena.extend = match self.arena_strategy {
+            Some(ArenaStrategy::PowerOfTwo) => ExtendStrategy::PowerOfTwo,
+            Some(ArenaStrategy::SameAsRequested) | None => ExtendStrategy::SameAsRequested,
+        };
+        options
     }
 
     /// The providers' devices, opened.
@@ -225,6 +253,23 @@ pub(crate) fn human_bytes(bytes: usize) -> String {
         value /= 1024.0;
     }
     format!("{value:.1} {}", units.peek().map_or("TiB", |unit| unit))
+}
+
+/// What a session holds, by what it is for.
+pub(crate) fn parts(memory: &MemoryUse) -> String {
+    let named = [
+        ("mapped weights", memory.weights_mapped),
+        ("other weights", memory.weights_copied),
+        ("packed weights", memory.packed),
+        ("slabs", memory.slabs),
+        ("workspaces", memory.workspace),
+        ("outputs", memory.outputs + memory.outputs_waiting),
+        ("values of unknown size", memory.dynamic),
+    ];
+    let parts = named.iter().filter(|(_, bytes)| *bytes > 0);
+    let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes))).collect();
+    let (total, idle) = (human_bytes(memory.total()), human_bytes(memory.idle));
+    format!("the session holds {total}, {idle} of it idle: {}", parts.join(", "))
 }
 
 /// A table in the style of all commands: aligned, without frames.

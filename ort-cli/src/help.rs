@@ -29,7 +29,8 @@ Examples:
   ort bench model.onnx --dim batch=8 --threads 2 --seconds 10
   ort bench model.onnx --concurrency 4
   ort bench model.onnx --rate 6          what runs cost that are called now and then
-  ort bench model.onnx --json | jq .median_ms";
+  ort bench model.onnx --json | jq .median_ms
+  ort bench model.onnx --no-mem-pattern --no-arena    what the memory plan and the arena give";
 
 pub(crate) const INSPECT: &str = "\
 Examples:

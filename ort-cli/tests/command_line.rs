@@ -59,26 +59,13 @@ fn a_wrong_command_line_is_exit_code_2() {
         &["test", "cases", "--rtol", "-1"],
         &["run", "m.onnx", "-q", "-v"],
         &["run", "a.onnx", "b.onnx"],
+        &["run", "m.onnx", "--arena-strategy", "doubling"],
+        &["run", "m.onnx", "--arena-strategy", "power-of-two", "--no-arena"],
     ];
     for line in lines {
         let finished = run(line);
         assert_eq!(finished.code, Some(2), "{line:?}: {}", finished.stderr);
         assert!(finished.stdout.is_empty(), "{line:?}: {}", finished.stdout);
-    }
-}
-
-/// No option is accepted and then ignored.
-#[test]
-fn flags_of_features_that_are_not_there_are_refused() {
-    let folder = Folder::new();
-    let path = folder.model("small.onnx", &small());
-    let flags: [&[&str]; 3] = [&["--arena-strategy", "power-of-two"], &["--no-arena"], &["--no-mem-pattern"]];
-    for flag in flags {
-        for command in ["run", "plan"] {
-            let mut line = vec![command, &path];
-            line.extend(flag);
-            assert_eq!(run(&line).code, Some(2), "{line:?}");
-        }
     }
 }
 

@@ -3,6 +3,9 @@
 
 mod support;
 
+use ort_runtime::Tensor;
+use ort_runtime::onnx::proto::ModelProto;
+use ort_runtime::onnx::tensor_to_proto;
 use support::*;
 
 fn keys(json: &serde_json::Value) -> Vec<&str> {
@@ -72,7 +75,14 @@ fn files_are_whole_or_not_there() {
         Some(0)
     );
     let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
-    assert_eq!(json["traceEvents"].as_array().unwrap().len(), 2, "the nodes of one run");
+    let events = json["traceEvents"].as_array().unwrap();
+    let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
+    assert_eq!((of("X").len(), of("C").len()), (2, 2), "the nodes of one run, and the memory at each");
+    let sum = |name: &str| of("X").iter().map(|event| event["args"][name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(sum("allocated") - sum("freed"), 16, "what is left is the output");
+    assert!(
+        of("C").iter().all(|event| event["name"] == "memory" && event["args"]["live"].as_u64() >= Some(16))
+    );
     let before = folder.files().len();
     let nowhere = text(&folder.path("nowhere/out.npz"));
     assert_fails("outputs", &run(&["run", &path, "--outputs", &nowhere]), &["out.npz", "folder"]);
@@ -117,12 +127,54 @@ fn bench_prints_one_object_with_every_field() {
             "weights_mapped",
             "weights_cached",
             "device_peak",
+            "arena",
+            "memory",
         ],
     );
     assert_eq!((json["model"].as_str(), json["threads"].as_u64()), (Some("small"), Some(1)));
     assert!(json["min_ms"].as_f64() <= json["median_ms"].as_f64());
     assert!(json["planned_peak"].as_u64() >= Some(16));
     assert!(run(&["bench", &path, "--seconds", "0.05", "--concurrency", "2"]).stdout.contains("median"));
+}
+
+/// The squares of the places of what is not zero.
+fn found() -> ModelProto {
+    let nodes =
+        vec![node("NonZero", &["x"], &["p"]), node("Mul", &["p", "p"], &["s"]), node("Neg", &["s"], &["y"])];
+    model(graph(nodes, vec![value("x", 1, &["n"])], vec![value("y", 7, &["1", "m"])], vec![]))
+}
+
+#[test]
+fn each_memory_switch_has_an_effect() {
+    let folder = Folder::new();
+    // Bytes are read from a mapped file wherever they are in it.
+    let weights = tensor_to_proto("w", &Tensor::from_slice(&[1024], &[3u8; 1024]).unwrap()).unwrap();
+    let nodes =
+        vec![node("Softmax", &["x"], &["s"]), node("Neg", &["s"], &["y"]), node("Add", &["u", "w"], &["z"])];
+    let inputs = vec![value("x", 1, &["64", "1024"]), value("u", 2, &["1024"])];
+    let outputs = vec![value("y", 1, &["64", "1024"]), value("z", 2, &["1024"])];
+    let fixed = graph(nodes, inputs, outputs, vec![weights]);
+    let (fixed, found) = (folder.model("fixed.onnx", &model(fixed)), folder.model("found.onnx", &found()));
+    let bench = |path: &str, flags: &[&str]| {
+        let sizes: &[&str] = if path == found { &["--dim", "n=50000"] } else { &[] };
+        run(&[&["bench", path, "--json", "--seconds", "0", "--threads", "1"], sizes, flags].concat()).json()
+    };
+    let number = |json: &serde_json::Value, name: &str| json["arena"][name].as_u64().unwrap();
+    let plain = bench(&found, &[]);
+    assert!(number(&plain, "num_allocs") > 0, "{plain}");
+    let same = bench(&found, &["--arena-strategy", "same-as-requested"]);
+    assert_eq!(number(&same, "total_allocated"), number(&plain, "total_allocated"));
+    let powers = bench(&found, &["--arena-strategy", "power-of-two"]);
+    assert_eq!(number(&powers, "total_allocated") % (1 << 20), 0, "{powers}");
+    assert!(number(&powers, "total_allocated") > number(&same, "total_allocated"), "{powers}");
+    assert!(bench(&found, &["--no-arena"])["arena"].is_null());
+
+    let (planned, unplanned) = (bench(&fixed, &[]), bench(&fixed, &["--no-mem-pattern"]));
+    assert!(planned["planned_peak"].is_u64() && unplanned["planned_peak"].is_null(), "{unplanned}");
+    assert_eq!(number(&planned, "num_allocs"), 0, "all of it is planned");
+    assert!(number(&unplanned, "num_allocs") > 0, "{unplanned}");
+    assert!(planned["weights_mapped"].as_u64() > Some(0), "{planned}");
+    assert_eq!(bench(&fixed, &["--no-mmap"])["weights_mapped"], 0);
 }
 
 #[test]

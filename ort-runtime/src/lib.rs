@@ -30,11 +30,14 @@
 #[cfg(feature = "cpu")]
 use ort_ep_cpu as _;
 
-pub use ort_alloc::{Budget, Buffer, DeviceId, dlpack, host_memory_bytes};
+pub use ort_alloc::{
+    ArenaConfig, Budget, Buffer, DeviceId, ExtendStrategy, Stats as AllocatorStats, dlpack, host_memory_bytes,
+};
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
-    InputSource, IoBinding, MemoryUse, Model, OutputTarget, Profile, ProfileEvent, RunOptions, Session,
-    SessionBuilder, ValueSpec,
+    ArenaDevice, EventMemory, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse, Model,
+    OutputTarget, Profile, ProfileEvent, RunOptions, Session, SessionBuilder, SessionOptions, ValueSpec,
+    release_idle_memory,
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{

@@ -35,8 +35,11 @@ pub(crate) struct Options {
     #[arg(long = "suite", value_name = "NAME", value_parser = SUITES)]
     pub(crate) suites: Vec<String>,
     /// Rewrite the list of known failures from this run.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "poisoned")]
     pub(crate) bless: bool,
+    /// Let kernels find NaN wherever they are to write: what reads memory before it is written fails.
+    #[arg(long)]
+    pub(crate) poisoned: bool,
 }
 
 /// What became of a case.
@@ -69,7 +72,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
 
     let mut outcomes = Vec::new();
     for suite in &suites {
-        let of_suite = run_suite(&ort, &cases, suite)?;
+        let of_suite = run_suite((&ort, options.poisoned), &cases, suite)?;
         println!("{suite}: {}", count(&of_suite));
         outcomes.extend(of_suite);
     }
@@ -86,7 +89,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         return bless(&path, &listed, &outcomes, &suites).map(|()| summary);
     }
     check_list(&listed, &outcomes, &suites)?;
-    if suites.contains(&"node") {
+    if suites.contains(&"node") && !options.poisoned {
         check_decompositions(workspace, &[cases.join("node")])?;
     }
     // Known failures are skipped tests as far as the closing line of a green run goes.
@@ -129,8 +132,9 @@ pub(crate) fn check_decompositions(workspace: &Workspace, folders: &[PathBuf]) -
 }
 
 /// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases
-/// that have no outcome yet, and one that dies before its first outcome did so of its first case.
-pub(crate) fn run_suite(ort: &Path, cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
+/// that have no outcome yet, and one that dies before its first outcome did so of its first case. `ort` is the binary, and whether memory is
+/// poisoned.
+pub(crate) fn run_suite(ort: (&Path, bool), cases: &Path, suite: &str) -> Result<Vec<Outcome>> {
     let folder = cases.join(suite);
     let place = format!("{}/", cases.display());
     let mut left = BTreeSet::new();
@@ -160,9 +164,10 @@ pub(crate) fn run_suite(ort: &Path, cases: &Path, suite: &str) -> Result<Vec<Out
 }
 
 /// Runs `ort test FOLDER...` and reads its lines. A process that is silent for too long is ended.
-fn run_cases(ort: &Path, folders: &[PathBuf]) -> Result<Vec<Line>> {
+fn run_cases((ort, poisoned): (&Path, bool), folders: &[PathBuf]) -> Result<Vec<Line>> {
     let mut command = Command::new(ort);
     command.arg("test").args(folders).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.env("ORT_POISON_MEMORY", if poisoned { "1" } else { "0" });
     let mut child = command.spawn().context("cannot run ort test")?;
     let Some(output) = child.stdout.take() else { bail!("ort test has no output") };
     let (sender, receiver) = mpsc::channel();

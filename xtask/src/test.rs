@@ -41,6 +41,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             stage("models", || models::run(workspace, &models::Options::default()))?;
             summary +=
                 stage("conformance", || conformance::run(workspace, &conformance::Options::default()))?;
+            let poisoned = conformance::Options { poisoned: true, ..conformance::Options::default() };
+            summary += stage("conformance, poisoned", || conformance::run(workspace, &poisoned))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
@@ -65,6 +67,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
     let cases = compare::chosen_cases(&compare::Cases::standard(workspace), &[])?.len();
     let suites = [
         PythonSuite { name: "conformance", tests: conformance::CASES },
+        PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "memory", tests: cases },

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use ort_runtime::{Session, Tensor, Value};
+use ort_runtime::{DeviceId, MemoryUse, Session, Tensor, Value};
 use serde::Serialize;
 
-use crate::args::{ModelArgs, human_bytes};
+use crate::args::{ModelArgs, human_bytes, parts};
 use crate::inputs::gather;
 use crate::operations;
 use crate::output::say;
@@ -95,6 +95,71 @@ struct Report {
     /// Packed weights in the mapped file of `--cache`.
     weights_cached: usize,
     device_peak: Option<usize>,
+    /// The arena of the host for values whose size only the run tells; null without one.
+    arena: Option<ArenaReport>,
+    memory: MemoryReport,
+}
+
+/// What the session holds after the last run, by what it is for.
+#[derive(Serialize)]
+struct MemoryReport {
+    total: usize,
+    weights_mapped: usize,
+    weights_copied: usize,
+    weights_packed: usize,
+    slabs: usize,
+    workspace: usize,
+    outputs: usize,
+    dynamic: usize,
+    arena: usize,
+    idle: usize,
+    limit: usize,
+}
+
+impl From<&MemoryUse> for MemoryReport {
+    fn from(memory: &MemoryUse) -> MemoryReport {
+        MemoryReport {
+            total: memory.total(),
+            weights_mapped: memory.weights_mapped,
+            weights_copied: memory.weights_copied,
+            weights_packed: memory.packed,
+            slabs: memory.slabs,
+            workspace: memory.workspace,
+            outputs: memory.outputs + memory.outputs_waiting,
+            dynamic: memory.dynamic,
+            arena: memory.arena,
+            idle: memory.idle,
+            limit: memory.limit,
+        }
+    }
+}
+
+/// An arena's counters under ONNX Runtime's names.
+#[derive(Serialize)]
+struct ArenaReport {
+    in_use: usize,
+    total_allocated: usize,
+    max_in_use: usize,
+    max_alloc_size: usize,
+    num_allocs: u64,
+    num_arena_extensions: u64,
+    num_arena_shrinkages: u64,
+}
+
+impl ArenaReport {
+    fn of(session: &Session) -> Option<ArenaReport> {
+        let all = session.allocator_stats();
+        let (_, stats) = all.iter().find(|(device, _)| *device == DeviceId::HOST)?;
+        Some(ArenaReport {
+            in_use: stats.in_use,
+            total_allocated: stats.total_allocated,
+            max_in_use: stats.max_in_use,
+            max_alloc_size: stats.max_alloc_size,
+            num_allocs: stats.num_allocs,
+            num_arena_extensions: stats.num_arena_extensions,
+            num_arena_shrinkages: stats.num_arena_shrinkages,
+        })
+    }
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
@@ -148,11 +213,17 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         weights_mapped: memory.weights_mapped,
         weights_cached: memory.cached,
         device_peak: None,
+        arena: ArenaReport::of(&session),
+        memory: (&memory).into(),
     };
+    for (device, stats) in session.allocator_stats() {
+        tracing::info!("arena of {device}\n{stats}");
+    }
     if args.json {
         say!("{}", serde_json::to_string(&report)?)?;
     } else {
         print_report(&report)?;
+        say!("          {}", parts(&memory))?;
     }
     Ok(ExitCode::SUCCESS)
 }

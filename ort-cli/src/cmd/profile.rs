@@ -8,10 +8,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use ort_runtime::{Profile, ProfileEvent, RunOptions, Value};
+use ort_runtime::{EventMemory, Profile, ProfileEvent, RunOptions, Value};
 use serde_json::json;
 
-use crate::args::{ModelArgs, table};
+use crate::args::{ModelArgs, human_bytes, parts, table};
 use crate::inputs::gather;
 use crate::output::{say, write_file};
 
@@ -48,36 +48,49 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode> {
     }
     let events = profile.events();
     print_tables(&events, runs, args.nodes)?;
+    say!("\n{}", parts(&session.memory()))?;
     if let Some(path) = &args.trace {
         let last = events.get(events.len() - events.len() / runs..).unwrap_or(&events);
-        let trace: Vec<_> = last.iter().map(trace_event).collect();
+        let trace: Vec<_> = last.iter().flat_map(trace_events).collect();
         let text = json!({ "traceEvents": trace, "displayTimeUnit": "ms" }).to_string();
         write_file(path, |file| Ok(file.write_all(text.as_bytes())?))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn trace_event(event: &ProfileEvent) -> serde_json::Value {
-    json!({
+/// A node as a span, and the bytes alive while it runs as a counter.
+fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
+    let microseconds = event.start.as_secs_f64() * 1e6;
+    let EventMemory { allocated, freed, live } = event.memory;
+    let mut events = vec![json!({
         "name": event.node,
         "cat": event.op,
         "ph": "X",
         "pid": 1,
         "tid": 1,
-        "ts": event.start.as_secs_f64() * 1e6,
+        "ts": microseconds,
         "dur": event.duration.as_secs_f64() * 1e6,
-    })
+        "args": { "allocated": allocated, "freed": freed, "live": live },
+    })];
+    // What is in a subgraph is part of what its node holds.
+    if event.depth == 0 {
+        let counter =
+            json!({ "name": "memory", "ph": "C", "pid": 1, "ts": microseconds, "args": { "live": live } });
+        events.push(counter);
+    }
+    events
 }
 
 fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
     let mut by_op: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
-    let mut by_node: BTreeMap<(&str, &str), f64> = BTreeMap::new();
+    let mut by_node: BTreeMap<(&str, &str), (f64, EventMemory)> = BTreeMap::new();
     for event in events {
         let milliseconds = event.duration.as_secs_f64() * 1e3 / runs as f64;
         let entry = by_op.entry(event.op).or_default();
         entry.0 += 1;
         entry.1 += milliseconds;
-        *by_node.entry((&event.node, event.op)).or_default() += milliseconds;
+        let (time, memory) = by_node.entry((&event.node, event.op)).or_default();
+        (*time, *memory) = (*time + milliseconds, event.memory);
     }
     let total: f64 = by_op.values().map(|(_, time)| time).sum();
     let mut sorted: Vec<_> = by_op.into_iter().collect();
@@ -94,10 +107,12 @@ fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()
     rows.add_row(["total".to_string(), String::new(), format!("{total:.3}"), String::new()]);
     say!("{rows}\n")?;
     let mut sorted: Vec<_> = by_node.into_iter().collect();
-    sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let mut rows = table(&["node", "operator", "ms"]);
-    for ((node, op), time) in sorted.into_iter().take(nodes) {
-        rows.add_row([node.to_string(), op.to_string(), format!("{time:.3}")]);
+    sorted.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+    let mut rows = table(&["node", "operator", "ms", "allocated", "freed", "alive"]);
+    for ((node, op), (time, memory)) in sorted.into_iter().take(nodes) {
+        let EventMemory { allocated, freed, live } = memory;
+        let [allocated, freed, live] = [allocated, freed, live].map(human_bytes);
+        rows.add_row([node.to_string(), op.to_string(), format!("{time:.3}"), allocated, freed, live]);
     }
     say!("{rows}")
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use ort_alloc::{Budget, Buffer, Category, HostAllocator, Reservation, allocate_in};
+use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, allocate_in};
 use smallvec::SmallVec;
 
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
+use crate::session::ValueMemory;
 use crate::tensor::{Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, ensure, error};
 
@@ -93,6 +94,8 @@ pub struct RunCx<'a> {
     pub(crate) workspace: Option<&'a mut [u8]>,
     pub(crate) control: &'a RunControl,
     pub(crate) nested: Option<&'a mut (dyn NestedRun + 'a)>,
+    /// Where values of unknown size go; none where it was made by hand.
+    pub(crate) memory: Option<ValueMemory<'a>>,
 }
 
 impl<'a> RunCx<'a> {
@@ -109,6 +112,7 @@ impl<'a> RunCx<'a> {
             workspace: Some(workspace),
             control,
             nested: None,
+            memory: None,
         }
     }
 
@@ -201,12 +205,32 @@ impl<'a> RunCx<'a> {
 
     /// Memory for an output whose shape only the kernel knows, counted in the budget.
     pub fn allocate(&self, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
-        NewTensor::allocate(&self.control.budget, dtype, shape)
+        let len = byte_count(dtype, shape)?;
+        // Without bytes of its own it still takes a header, and a sequence may hold millions.
+        let bytes = len.max(64);
+        let buffer = match self.memory {
+            Some(memory) => {
+                let mut buffer = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
+                if !memory.outlives_run {
+                    host_bytes(&mut buffer, bytes)?.fill(0);
+                }
+                buffer
+            }
+            None => {
+                let (budget, host) = (&self.control.budget, HostAllocator::global());
+                allocate_in(budget, Category::Dynamic, &**host, bytes, 64)?
+            }
+        };
+        Ok(NewTensor { dtype, shape: shape.into(), buffer, len })
     }
 
     /// Counts bytes that the kernel takes besides its outputs, as long as the result lives.
     pub fn reserve(&self, bytes: usize) -> Result<Reservation> {
-        Ok(self.control.budget.reserve(Category::Dynamic, bytes)?)
+        let reserve = || self.control.budget.reserve(Category::Dynamic, bytes);
+        match self.memory {
+            Some(ValueMemory { memory, .. }) => memory.reserve_for(reserve),
+            None => Ok(reserve()?),
+        }
     }
 
     /// Counts so many strings, of this many bytes at most, as long as the result lives.
@@ -264,14 +288,6 @@ pub struct NewTensor {
 }
 
 impl NewTensor {
-    pub(crate) fn allocate(budget: &Arc<Budget>, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
-        let len = byte_count(dtype, shape)?;
-        let allocator = HostAllocator::global();
-        // Without bytes of its own it still takes a header, and a sequence may hold millions.
-        let buffer = allocate_in(budget, Category::Dynamic, &**allocator, len.max(64), 64)?;
-        Ok(NewTensor { dtype, shape: shape.into(), buffer, len })
-    }
-
     /// The elements to write, zero at first.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let tensor = TensorMut::host(self.dtype, &self.shape, host_bytes(&mut self.buffer, self.len)?);

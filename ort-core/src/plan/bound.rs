@@ -28,9 +28,22 @@ pub(crate) enum OutputMemory {
     Input(usize),
 }
 
+/// How much is planned ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Planning {
+    /// Values that are not alive together share memory.
+    #[default]
+    Shared,
+    /// Each value has bytes of its own for the whole run.
+    Apart,
+    /// Nothing: values are allocated as they come.
+    Off,
+}
+
 /// The bound values of a program. Without a binding both lists are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BoundValues {
+    pub(crate) planning: Planning,
     /// Whether the given value at each position lies in its buffer.
     pub(crate) inputs: Vec<bool>,
     /// The memory of each output.
@@ -38,6 +51,11 @@ pub(crate) struct BoundValues {
 }
 
 impl BoundValues {
+    /// Without a binding.
+    pub(crate) fn unbound(planning: Planning) -> BoundValues {
+        BoundValues { planning, ..BoundValues::default() }
+    }
+
     /// The outputs that somebody wants.
     pub(super) fn wants(&self, output: usize) -> bool {
         self.outputs.get(output) != Some(&OutputMemory::Unwanted)

@@ -8,7 +8,7 @@
 use ort_alloc::Interval;
 
 use super::resolve::{Draft, Group, Planner};
-use super::{Place, RunPlan, SlotPlan};
+use super::{Place, Planning, RunPlan, SlotPlan};
 use crate::session::{Origin, SlotId};
 use crate::tensor::byte_count;
 use crate::{Result, error};
@@ -17,7 +17,8 @@ impl Planner<'_> {
     pub(super) fn finish(mut self) -> Result<RunPlan> {
         let mut layout = self.lay_out()?;
         let (mut own_peak, mut live) = self.measure(&[]);
-        let mut homes = self.find_homes();
+        let shares = self.bound.planning == Planning::Shared;
+        let mut homes = if shares { self.find_homes() } else { Vec::new() };
         if !homes.is_empty() {
             let (other, other_peak) = (self.lay_out()?, self.measure(&homes).0);
             let inside = (self.slabs.len()..).zip(&homes).all(|(lane, home)| {
@@ -46,15 +47,28 @@ impl Planner<'_> {
         let own_peak = own_peak.max(outputs);
         let slots = (0..self.drafts.len()).map(|index| self.slot_plan(index, &layout.offsets)).collect();
         let lower_bound = live.iter().copied().max().unwrap_or(0).max(outputs);
-        Ok(RunPlan { slots, steps: self.steps, slabs, homes, own_peak, lower_bound, live, has_dynamic })
+        let (begins, left) = (self.begins(), self.own_outputs());
+        Ok(RunPlan {
+            slots,
+            steps: self.steps,
+            slabs,
+            homes,
+            own_peak,
+            lower_bound,
+            live,
+            begins,
+            left,
+            has_dynamic,
+        })
     }
 
     /// Offsets of all groups in their slabs.
     fn lay_out(&self) -> Result<ort_alloc::Plan> {
+        let apart = self.bound.planning == Planning::Apart;
         let interval = |group: &Group| Interval {
             bytes: group.bytes,
-            first: group.first,
-            last: group.last,
+            first: if apart { 0 } else { group.first },
+            last: if apart { self.steps.len() } else { group.last },
             lane: group.slab as u32,
             alignment: 64,
             alias: None,
@@ -137,6 +151,22 @@ impl Planner<'_> {
                 self.steps[last].release.push(SlotId(index as u32));
             }
         }
+    }
+
+    /// The bytes that begin to live with each step.
+    fn begins(&self) -> Vec<usize> {
+        let mut begins = self.nested_own.clone();
+        for (index, draft) in self.drafts.iter().enumerate() {
+            if let (Draft::Own, Some(bytes)) = (draft, begins.get_mut(self.first[index])) {
+                *bytes += self.own_bytes(SlotId(index as u32));
+            }
+        }
+        for group in &self.groups {
+            if let Some(bytes) = begins.get_mut(group.first) {
+                *bytes += group.bytes;
+            }
+        }
+        begins
     }
 
     /// The most bytes of own buffers at once, where those of `homes` are there from the beginning, and the bytes alive after

@@ -26,12 +26,12 @@ use crate::dtype::DType;
 use crate::session::SlotId;
 use crate::tensor::{Shape, Tensor};
 
-pub(crate) use bound::{BoundValues, OutputMemory};
+pub(crate) use bound::{BoundValues, OutputMemory, Planning};
 pub use kinds::{KindBytes, MemoryKind};
 pub(crate) use order::better_order;
 pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
 pub(crate) use report::{largest_at_peak, report};
-pub(crate) use resolve::{resolve, resolve_bound};
+pub(crate) use resolve::resolve_bound;
 
 /// Where a slot's value lives during a run.
 #[derive(Debug, Clone)]
@@ -105,6 +105,10 @@ pub(crate) struct RunPlan {
     pub(crate) lower_bound: usize,
     /// Bytes alive after each step, workspaces included.
     pub(crate) live: Vec<usize>,
+    /// Of those, the bytes that begin to live with each step.
+    pub(crate) begins: Vec<usize>,
+    /// Of those, the bytes that outlive the last step: outputs.
+    pub(crate) left: usize,
     /// Whether some value is dynamic.
     pub(crate) has_dynamic: bool,
 }
@@ -136,11 +140,20 @@ impl RunPlan {
         self.slabs.first().map_or(0, |slab| slab.1)
     }
 
+    /// The planned bytes that live no longer than a step.
+    pub(crate) fn ends(&self, step: usize) -> usize {
+        let after = match (self.live.get(step + 1), self.begins.get(step + 1)) {
+            (Some(live), Some(begins)) => live.saturating_sub(*begins),
+            _ => self.left,
+        };
+        self.live.get(step).map_or(0, |live| live.saturating_sub(after))
+    }
+
     /// The bytes that the plan itself takes, about.
     pub(crate) fn own_bytes(&self) -> usize {
         let nested = self.steps.iter().flat_map(|step| &step.nested).map(|plan| plan.own_bytes());
         self.slots.len() * size_of::<SlotPlan>()
-            + self.steps.len() * (size_of::<StepPlan>() + 48)
+            + self.steps.len() * (size_of::<StepPlan>() + 56)
             + nested.sum::<usize>()
     }
 }

@@ -8,7 +8,7 @@
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
-use super::bound::{BoundValues, OutputMemory};
+use super::bound::{BoundValues, OutputMemory, Planning};
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
@@ -21,7 +21,7 @@ use crate::tensor::{Shape, Tensor, byte_count};
 use crate::{Result, Within};
 
 /// Plans one program under `bindings`.
-pub(crate) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
+pub(super) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
     resolve_given(program, bindings, threads, Surroundings::default())
 }
 
@@ -46,7 +46,8 @@ pub(super) struct Surroundings<'a> {
 
 impl Default for Surroundings<'_> {
     fn default() -> Self {
-        static NOTHING: BoundValues = BoundValues { inputs: Vec::new(), outputs: Vec::new() };
+        static NOTHING: BoundValues =
+            BoundValues { planning: Planning::Shared, inputs: Vec::new(), outputs: Vec::new() };
         Surroundings { known: &[], bound: &NOTHING }
     }
 }
@@ -226,6 +227,9 @@ impl<'a> Planner<'a> {
         for (index, slot) in self.program.slots.iter().enumerate() {
             let info = self.graph.value(slot.value);
             self.dtypes[index] = info.ty.dtype();
+            if self.bound.planning == Planning::Off && matches!(slot.origin, Origin::Step) {
+                continue;
+            }
             self.shapes[index] = info.ty.shape().and_then(|shape| evaluate(shape, self.bindings));
             match &slot.origin {
                 Origin::Given(given) if self.bound.inputs.get(*given) == Some(&true) => {

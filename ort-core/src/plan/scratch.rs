@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use super::RunPlan;
 use super::resolve::{Group, Planner, Surroundings, resolve_given};
 use super::specialize::Known;
+use super::{BoundValues, RunPlan};
 use crate::Result;
 use crate::ep::IoShapes;
 use crate::session::{SlotId, Step};
@@ -41,7 +41,7 @@ impl Planner<'_> {
         let mut bytes = 0;
         for (position, nested) in step.nested.iter().enumerate() {
             let given = self.known_to(step, position);
-            let around = Surroundings { known: &given, ..Surroundings::default() };
+            let around = Surroundings { known: &given, bound: &BoundValues::unbound(self.bound.planning) };
             let plan = resolve_given(&nested.program, self.bindings, self.threads, around)?;
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());

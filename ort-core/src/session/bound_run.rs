@@ -10,7 +10,7 @@ use super::frame::{Frame, Given, bind, in_words};
 use super::{RunOptions, RunWork, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
-use crate::plan::{BoundValues, OutputMemory, Place, RunPlan, SlotPlan};
+use crate::plan::{BoundValues, OutputMemory, Place, Planning, RunPlan, SlotPlan};
 use crate::tensor::{TensorBuffer, Value, ValueView, byte_count};
 use crate::{Result, Within, ensure, error};
 
@@ -95,7 +95,7 @@ impl Session {
         check_apart(binding)?;
         let mut bindings = Bindings::new();
         bind(&self.compiled.program, &given, &mut bindings)?;
-        let bound = bound_values(binding);
+        let bound = BoundValues { planning: self.planning, ..bound_values(binding) };
         let (plan, bindings) = self.plan_fitting(bindings, &given, &bound)?;
         for (index, slot) in self.compiled.program.outputs.iter().enumerate() {
             let (Some(Some(Bound::Buffer)), Some(planned)) =
@@ -161,7 +161,7 @@ impl Frame<'_> {
             return Ok(None);
         }
         let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {
-            return self.take_output(slot).map(Some);
+            return self.take_output(slot).and_then(|value| self.detach(value)).map(Some);
         };
         let copied = self.output_view(slot).and_then(|value| copy(value, &mut buffer));
         if let Some(home) = self.bound.get_mut(place) {
@@ -203,6 +203,7 @@ fn bound_values(binding: &IoBinding) -> BoundValues {
         Some(Bound::Input(input)) => OutputMemory::Input(*input),
     };
     BoundValues {
+        planning: Planning::Shared,
         inputs: binding.buffers.iter().take(binding.inputs.len()).map(Option::is_some).collect(),
         outputs: binding.outputs.iter().map(memory).collect(),
     }

@@ -4,17 +4,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
-use parking_lot::Mutex;
+use ort_alloc::{ArenaConfig, Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
 
 use super::cached::Setting;
 use super::compiled::{CacheUse, CompileKey, Compiled};
+use super::dynamic::DynamicMemory;
+use super::kept::{IdleMemory, Kept};
+use super::poison;
 use super::program::BuildCx;
 use super::streamed::Streams;
-use super::{Model, Program, Session};
+use super::{Model, Program, Session, SessionOptions};
 use crate::ep::{Device, NodeView, Packing, Precision, ProviderOptions, lower_all_but, provider};
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
+use crate::plan::Planning;
 use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
 use crate::tensor::Tensor;
 use crate::{Error, ErrorKind, Limits, MemoryShortage, Result, Within, ensure};
@@ -32,6 +35,10 @@ pub struct SessionBuilder {
     pub(super) precision: Precision,
     limits: Limits,
     pub(super) optimizer: Optimizer,
+    arena: Option<ArenaConfig>,
+    planning: Planning,
+    idle_memory: IdleMemory,
+    poison: bool,
 }
 
 /// A compiled program.
@@ -57,6 +64,10 @@ impl SessionBuilder {
             precision: Precision::Fp32,
             limits: *model.limits(),
             optimizer: Optimizer::default(),
+            arena: Some(ArenaConfig::lean()),
+            planning: Planning::Shared,
+            idle_memory: IdleMemory::default(),
+            poison: poison::from_environment(),
         }
     }
 
@@ -131,6 +142,54 @@ impl SessionBuilder {
     #[must_use]
     pub fn budget(mut self, budget: &Arc<Budget>) -> SessionBuilder {
         self.budget = Some(budget.clone());
+        self
+    }
+
+    /// Settings under ONNX Runtime's names, in the place of what was set before.
+    ///
+    /// ```
+    /// use ort_core::session::{Model, Session, SessionOptions};
+    ///
+    /// fn unplanned(model: &Model) -> ort_core::Result<Session> {
+    ///     let options = SessionOptions { enable_mem_pattern: false, ..SessionOptions::default() };
+    ///     Session::builder(model).options(&options).build()
+    /// }
+    /// ```
+    #[must_use]
+    pub fn options(mut self, options: &SessionOptions) -> SessionBuilder {
+        self.threads = (options.intra_op_num_threads > 0).then_some(options.intra_op_num_threads);
+        self.memory_limit = options.memory_limit;
+        self.optimizer.level = options.graph_optimization_level;
+        self.optimizer.disabled.clone_from(&options.disabled_rules);
+        self.arena = options.enable_cpu_mem_arena.then(|| options.arena.clone());
+        self.planning = match (options.enable_mem_pattern, options.enable_mem_reuse) {
+            (false, _) => Planning::Off,
+            (true, false) => Planning::Apart,
+            (true, true) => Planning::Shared,
+        };
+        self
+    }
+
+    /// How the session holds memory for values whose size only the run tells: in arenas with this configuration, whose regions count in the
+    /// budget, or without one straight from the heap. By default [`ArenaConfig::lean`].
+    #[must_use]
+    pub fn arena(mut self, config: Option<ArenaConfig>) -> SessionBuilder {
+        self.arena = config;
+        self
+    }
+
+    /// How much memory waits for the next run, and for how long; see [`IdleMemory`].
+    #[must_use]
+    pub fn idle_memory(mut self, policy: IdleMemory) -> SessionBuilder {
+        self.idle_memory = policy;
+        self
+    }
+
+    /// For finding kernels that read memory before they write it: everything that a kernel is to write holds patterns first that are NaN in
+    /// each floating-point type. By default the environment variable `ORT_POISON_MEMORY` decides: 1 is yes.
+    #[must_use]
+    pub fn poison(mut self, poison: bool) -> SessionBuilder {
+        self.poison = poison;
         self
     }
 
@@ -233,13 +292,19 @@ impl SessionBuilder {
             Some(_) => Arc::new(self.compile(threads, None)?),
         };
         let counts_all = self.memory_limit.is_some() || self.budget.is_some();
+        let budget = Budget::within(&compiled.budget, None);
         Ok(Session {
-            budget: Budget::within(&compiled.budget, None),
+            kept: Kept::new(
+                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref()),
+                (!counts_all).then(Recycler::new),
+                self.idle_memory,
+            ),
+            poison: self.poison,
+            budget,
             compiled,
             threads,
+            planning: self.planning,
             limits: self.limits,
-            idle: Mutex::new(Vec::new()),
-            outputs: (!counts_all).then(Recycler::new),
             signature: OnceLock::new(),
             model: self.model,
         })

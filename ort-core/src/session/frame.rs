@@ -9,18 +9,20 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Buffer, Category, DeviceId, HostAllocator, SharedBuffer, allocate_in};
+use ort_alloc::{Allocator, Buffer, Category, DeviceId, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
+use super::dynamic::{DynamicMemory, ValueMemory};
 use super::nested::NestedFrames;
 use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
-use super::profile::Profile;
+use super::poison::poison;
+use super::profile::{EventMemory, Profile};
 use super::program::{Origin, Program, SlotId, Step, Work};
 use super::streamed::Streaming;
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
 use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx};
-use crate::plan::{Action, Place, RunPlan};
+use crate::plan::{Action, Place, Planning, RunPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{ErrorKind, Result, Within, ensure, error};
@@ -33,6 +35,15 @@ pub(crate) struct RunEnv<'a> {
     pub(crate) profile: Option<&'a Profile>,
     /// Where memory of the host for outputs comes from.
     pub(crate) outputs: &'a dyn Allocator,
+    pub(crate) planning: Planning,
+    /// How many subgraphs the frame is in.
+    pub(crate) depth: usize,
+    /// Whether kernels find patterns where they are to write.
+    pub(crate) poison: bool,
+    /// Memory for what cannot be planned.
+    pub(crate) memory: &'a DynamicMemory,
+    /// Whether the outputs of the program may be outputs of the run.
+    pub(crate) outlives_run: bool,
     /// How weights are packed during the run, where not all can stay packed.
     pub(crate) streaming: Option<Streaming<'a>>,
 }
@@ -175,7 +186,16 @@ impl<'a> Frame<'a> {
     /// Runs every step and returns the outputs.
     pub(crate) fn run(mut self) -> Result<Vec<Value>> {
         self.run_steps()?;
-        self.program.outputs.iter().map(|slot| self.take_output(*slot)).collect()
+        let outputs = self.program.outputs.iter().map(|slot| self.detach(self.take_output(*slot)?));
+        outputs.collect()
+    }
+
+    /// An output of the run has memory that is no part of an arena's.
+    pub(super) fn detach(&self, value: Value) -> Result<Value> {
+        match self.env.outlives_run {
+            true => self.env.memory.detach(value, self.env.outputs),
+            false => Ok(value),
+        }
     }
 
     /// Runs every step.
@@ -193,7 +213,8 @@ impl<'a> Frame<'a> {
                     })
                     .within(|| self.program.steps[index].place())?;
                 if let (Some(profile), Some(start)) = (self.env.profile, start) {
-                    profile.record(&self.program.steps[index], start);
+                    let memory = self.event_memory(index);
+                    profile.record(&self.program.steps[index], start, memory, self.env.depth);
                 }
             }
             for slot in &self.plan.steps[index].release {
@@ -201,6 +222,24 @@ impl<'a> Frame<'a> {
             }
         }
         Ok(())
+    }
+
+    /// What a step that has run did to the memory: what the plan says, and the values that it does not know.
+    fn event_memory(&self, index: usize) -> EventMemory {
+        let (plan, step) = (self.plan, &self.program.steps[index]);
+        let bytes = |slot: &SlotId| match plan.slots[slot.index()].place {
+            Place::Dynamic => self.owned[slot.index()].as_ref().map_or(0, Value::byte_count),
+            _ => 0,
+        };
+        let all = (0..self.owned.len() as u32).map(SlotId);
+        let dynamic: usize = if plan.has_dynamic { all.map(|slot| bytes(&slot)).sum() } else { 0 };
+        let made: usize = step.outputs.iter().flatten().map(bytes).sum();
+        let gone: usize = plan.steps[index].release.iter().map(bytes).sum();
+        EventMemory {
+            allocated: plan.begins.get(index).map_or(0, |begins| begins + made),
+            freed: plan.ends(index) + gone,
+            live: plan.live.get(index).map_or(0, |live| live + dynamic),
+        }
     }
 
     fn open_homes(&mut self) -> Result<()> {
@@ -267,8 +306,9 @@ impl<'a> Frame<'a> {
         else {
             return value.to_value();
         };
-        let budget = &self.env.control.budget;
-        let mut buffer = allocate_in(budget, Category::Output, self.env.outputs, bytes.len(), 64)?;
+        let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
+        let allocate = || allocate_in(budget, Category::Output, outputs, bytes.len(), 64);
+        let mut buffer = self.env.memory.reserve_for(allocate)?;
         let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         to.copy_from_slice(bytes);
         Ok(Value::Tensor(Tensor::from_buffer(view.dtype(), view.shape(), buffer)?))
@@ -420,20 +460,24 @@ impl<'a> Frame<'a> {
     ) -> Result<(Target, Option<(DType, Shape)>)> {
         let (dtype, shape) = known.ok_or_else(no_shape)?;
         let bytes = byte_count(dtype, &shape)?;
-        let memory = self.program.slots[slot.index()].memory;
-        let budget = &self.env.control.budget;
-        if memory == DeviceId::HOST {
-            let allocator = match category {
-                Category::Output => self.env.outputs,
-                _ => &**HostAllocator::global(),
-            };
-            let buffer = allocate_in(budget, category, allocator, bytes, 64)?;
-            return Ok((Target::Buffer(buffer, None), Some((dtype, shape))));
-        }
-        let device = self.env.devices.iter().find(|device| device.memory() == memory);
-        let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of an output"))?;
-        let buffer = allocate_in(budget, category, &*device.allocator(), bytes, 64)?;
-        Ok((Target::DeviceBuffer(buffer.freeze()), Some((dtype, shape))))
+        let device = self.program.slots[slot.index()].memory;
+        let memory = self.env.memory;
+        let buffer = match category {
+            Category::Output if device == DeviceId::HOST => {
+                let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
+                memory.reserve_for(|| allocate_in(budget, category, outputs, bytes, 64))?
+            }
+            Category::Output => memory.allocate_outside(device, category, bytes)?,
+            _ => {
+                let outlives_run = self.env.outlives_run && self.program.outputs.contains(&slot);
+                ValueMemory { memory, outlives_run }.allocate(device, category, bytes)?
+            }
+        };
+        let target = match device {
+            DeviceId::HOST => Target::Buffer(buffer, None),
+            _ => Target::DeviceBuffer(buffer.freeze()),
+        };
+        Ok((target, Some((dtype, shape))))
     }
 
     /// Output types and shapes from the inputs as they are now.
@@ -539,6 +583,7 @@ impl<'a> Frame<'a> {
         shapes: &[Option<(DType, Shape)>],
     ) -> Result<Handed> {
         let step = &self.program.steps[index];
+        let outlives_run = self.outlives_run(step);
         let mut scratch = self.extra_workspace(index, shapes)?;
         let plan = &self.plan.steps[index];
 
@@ -573,7 +618,10 @@ impl<'a> Frame<'a> {
             given: self.given,
             bound: self.bound,
         };
-        let (reads, writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
+        let (reads, mut writes) = split_regions(self.slabs.host, &mut self.homes, &reads, &writes)?;
+        if self.env.poison {
+            poison(targets, &mut writes, scratch.as_mut().and_then(Buffer::bytes_mut));
+        }
         let (mut reads, mut writes) = (reads.into_iter(), writes.into_iter());
 
         // Inputs and captures in the order in which their ranges were collected.
@@ -608,10 +656,12 @@ impl<'a> Frame<'a> {
             nested: &step.nested,
             captures,
             bindings: self.bindings,
-            env: self.env,
+            env: RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env },
             workspace: None,
         };
-        let mut cx = RunCx { inputs, outputs, workspace: None, control: self.env.control, nested: None };
+        let memory = Some(ValueMemory { memory: self.env.memory, outlives_run });
+        let control = self.env.control;
+        let mut cx = RunCx { inputs, outputs, workspace: None, control, nested: None, memory };
         match &step.work {
             Work::Copy => {
                 let device = &self.env.devices[step.device];
@@ -643,6 +693,13 @@ impl<'a> Frame<'a> {
         Ok(handed.collect())
     }
 
+    /// Whether what the kernel hands over may be an output of the run.
+    fn outlives_run(&self, step: &Step) -> bool {
+        let hands_over = step.claim.outputs == OutputsFrom::Kernel || !step.nested.is_empty();
+        let is_output = |slot: &SlotId| self.program.outputs.contains(slot);
+        hands_over && self.env.outlives_run && step.outputs.iter().flatten().any(is_output)
+    }
+
     /// Scratch memory for a step whose shapes were not known to the plan.
     fn extra_workspace(&self, index: usize, outputs: &[Option<(DType, Shape)>]) -> Result<Option<Buffer>> {
         let step = &self.program.steps[index];
@@ -667,8 +724,8 @@ impl<'a> Frame<'a> {
         if bytes == 0 {
             return Ok(None);
         }
-        let budget = &self.env.control.budget;
-        Ok(Some(allocate_in(budget, Category::Workspace, &**HostAllocator::global(), bytes, 64)?))
+        let memory = ValueMemory { memory: self.env.memory, outlives_run: false };
+        memory.allocate(DeviceId::HOST, Category::Workspace, bytes).map(Some)
     }
 }
 
@@ -700,14 +757,9 @@ pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -
 pub(crate) fn device_slabs(plan: &RunPlan, env: RunEnv<'_>) -> Result<SmallVec<[Option<SharedBuffer>; 2]>> {
     let mut slabs = SmallVec::new();
     for (memory, bytes) in &plan.slabs {
-        let device = env.devices.iter().find(|device| device.memory() == *memory && *bytes > 0);
-        let device = device.filter(|_| *memory != DeviceId::HOST);
-        slabs.push(match device {
-            Some(device) => {
-                let allocator = device.allocator();
-                Some(allocate_in(&env.control.budget, Category::Slab, &*allocator, *bytes, 256)?.freeze())
-            }
-            None => None,
+        slabs.push(match *bytes > 0 && *memory != DeviceId::HOST {
+            true => Some(env.memory.allocate_outside(*memory, Category::Slab, *bytes)?.freeze()),
+            false => None,
         });
     }
     Ok(slabs)

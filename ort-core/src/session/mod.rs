@@ -19,11 +19,16 @@ mod builder;
 mod cache;
 mod cached;
 mod compiled;
+mod dynamic;
 mod frame;
+mod kept;
 mod largest;
+mod memory;
 mod model;
 mod nested;
+mod options;
 mod places;
+mod poison;
 mod profile;
 mod program;
 mod streamed;
@@ -31,26 +36,30 @@ mod streamed;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{Advance, Allocator, Budget, Buffer, Category, HostAllocator, Recycler, allocate_in};
-use parking_lot::Mutex;
+use ort_alloc::{Advance, Allocator, Budget, Buffer, Category, DeviceId, HostAllocator, Stats, allocate_in};
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
+pub(crate) use dynamic::ValueMemory;
 pub(crate) use frame::in_words;
+pub use kept::{IdleMemory, release_idle_memory};
+pub use memory::MemoryUse;
 pub use model::Model;
-pub use profile::{Profile, ProfileEvent};
+pub use options::{ArenaDevice, ExecutionMode, SessionOptions};
+pub use profile::{EventMemory, Profile, ProfileEvent};
 pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
 
 use crate::dim::{Bindings, Symbol};
 use crate::ep::{CancelToken, RunControl};
 use crate::ir::ValueType;
 use crate::plan::{
-    BoundValues, KindBytes, MemoryKind, PlanReport, RunPlan, largest_at_peak, report, resolve_bound,
+    BoundValues, KindBytes, MemoryKind, PlanReport, Planning, RunPlan, largest_at_peak, report, resolve_bound,
 };
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
 use crate::{Error, Limits, MemoryShortage, Result, advise, ensure, error};
 use compiled::Compiled;
 use frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
+use kept::Kept;
 use streamed::{Room, Streaming};
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
@@ -61,11 +70,11 @@ pub struct Session {
     /// What runs of this session hold, within the budget of what is compiled.
     budget: Arc<Budget>,
     threads: usize,
+    planning: Planning,
     limits: Limits,
-    /// Slabs of finished runs, for the next ones.
-    idle: Mutex<Vec<Buffer>>,
-    /// Outputs that callers have dropped, for the next runs. None where a limit counts every byte.
-    outputs: Option<Arc<Recycler>>,
+    /// What finished runs leave for the next ones.
+    kept: Arc<Kept>,
+    poison: bool,
     /// What bindings know of the session, once there is one.
     signature: OnceLock<Arc<binding::Signature>>,
 }
@@ -90,23 +99,28 @@ pub struct RunOptions<'a> {
     pub deadline: Option<Instant>,
     /// Collects the time of each node.
     pub profile: Option<&'a Profile>,
+    /// Memories whose arenas give back their free regions after the run.
+    pub shrink_arenas: Vec<ArenaDevice>,
 }
 
-/// The memory of a session, by what it is for, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// All weights of the model.
-    pub weights: usize,
-    /// Of those, what runs read straight from the mapped file.
-    pub weights_mapped: usize,
-    /// Weights packed for speed, in memory of this process.
-    pub packed: usize,
-    /// Packed weights and folded constants in the mapped file of a compiled cache, which processes share.
-    pub cached: usize,
-    /// Activations, workspaces and outputs in use now.
-    pub activations: usize,
-    /// The most that was in use at once.
-    pub activations_peak: usize,
+impl RunOptions<'_> {
+    /// Changes a setting of the run by its key, as ONNX Runtime's `add_run_config_entry` does. There is one:
+    /// `memory.enable_memory_arena_shrinkage`, a list as in `cpu:0;gpu:0` of the memories whose arenas give back their free regions after the
+    /// run; `gpu` counts the devices with memory of their own.
+    ///
+    /// # Errors
+    ///
+    /// A key or a device that does not exist. A run is refused that is to shrink an arena which the session does not have.
+    pub fn add_run_config_entry(&mut self, key: &str, value: &str) -> Result<()> {
+        ensure!(
+            options::RUN_ENTRIES.contains(&key),
+            InvalidArgument,
+            help = advise("options of a run", key, options::RUN_ENTRIES),
+            "there is no option '{key}' of a run"
+        );
+        self.shrink_arenas = options::shrink_devices(value)?;
+        Ok(())
+    }
 }
 
 impl Session {
@@ -153,7 +167,7 @@ impl Session {
         let given = self.arrange(&aligned)?;
         let mut bindings = Bindings::new();
         bind(&self.compiled.program, &given, &mut bindings)?;
-        let (plan, bindings) = self.plan_fitting(bindings, &given, &BoundValues::default())?;
+        let (plan, bindings) = self.plan_fitting(bindings, &given, &BoundValues::unbound(self.planning))?;
         let mut tables = Tables::default();
         let work = RunWork { plan: &plan, bindings: &bindings, given: Given::Views(&given) };
         let outputs = self.execute(work, (&mut [], &mut tables), options, |frame| frame.run())?;
@@ -178,7 +192,7 @@ impl Session {
 
     /// Where memory of the host for outputs comes from.
     fn output_allocator(&self) -> &dyn Allocator {
-        match &self.outputs {
+        match &self.kept.outputs {
             Some(recycler) => &**recycler,
             None => &**HostAllocator::global(),
         }
@@ -193,10 +207,11 @@ impl Session {
         run: impl FnOnce(Frame<'_>) -> Result<T>,
     ) -> Result<T> {
         let RunWork { plan, bindings, given } = work;
+        self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
         let room = self.make_room(plan)?;
         let mut slab = self.take_slab(plan, room.to_pack)?;
         // Where a limit counts every byte, what the run takes besides is its own from here on: other runs cannot make it fail midway.
-        let advance = match self.outputs {
+        let advance = match self.kept.outputs {
             None => Some(self.budget.advance(plan.peak() - plan.host_slab())?),
             Some(_) => None,
         };
@@ -216,7 +231,20 @@ impl Session {
             release: &release,
         });
         let (program, devices) = (&self.compiled.program, &self.compiled.devices);
-        let env = RunEnv { control: &control, devices, profile: options.profile, outputs, streaming };
+        let (profile, memory) = (options.profile, &self.kept.dynamic);
+        let (planning, outlives_run) = (self.planning, true);
+        let env = RunEnv {
+            control: &control,
+            devices,
+            profile,
+            outputs,
+            planning,
+            depth: 0,
+            poison: self.poison,
+            memory,
+            outlives_run,
+            streaming,
+        };
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(plan, env)?;
         let memory = Memory { slabs: Slabs { host, devices: &devices }, bound, tables };
@@ -224,12 +252,12 @@ impl Session {
         // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
         let outputs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(frame)));
         let outputs = outputs.unwrap_or_else(|panic| Err(panic_error(&*panic)))?;
-        self.idle.lock().push(slab);
         if room.window > 0 {
             // What runs read of the file in passing would add up to all of it.
             self.model.release_all();
         }
-        self.outputs.iter().for_each(|recycler| recycler.sweep());
+        self.kept.run_ended(Some(slab).filter(|_| self.planning != Planning::Off));
+        self.kept.dynamic.shrink(&options.shrink_arenas);
         Ok(outputs)
     }
 
@@ -268,7 +296,7 @@ impl Session {
     }
 
     fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
-        self.plan_bound(bindings, &BoundValues::default())
+        self.plan_bound(bindings, &BoundValues::unbound(self.planning))
     }
 
     /// The plan where some inputs and outputs lie in buffers of a binding.
@@ -282,10 +310,10 @@ impl Session {
         })
     }
 
-    /// What a run may take: what nothing holds, idle slabs, and packed weights that may go.
+    /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
     fn free_bytes(&self) -> usize {
-        let idle: usize = self.idle.lock().iter().map(Buffer::len).sum();
         let packed = self.compiled.streams.resident_bytes(&self.compiled.program);
+        let idle = self.kept.slab_bytes().saturating_add(self.kept.dynamic.idle_bytes());
         self.budget.available().saturating_add(idle).saturating_add(packed)
     }
 
@@ -317,7 +345,10 @@ impl Session {
         let bytes = plan.host_slab();
         // What the run takes beside its slab.
         let rest = (plan.peak() - bytes).saturating_add(to_pack);
-        let mut idle = self.idle.lock();
+        if self.budget.available() < rest.saturating_add(bytes) {
+            self.kept.dynamic.trim();
+        }
+        let mut idle = self.kept.slabs.lock();
         let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
         let mut found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
         if found.is_none() {
@@ -335,16 +366,6 @@ impl Session {
         while self.budget.available() < rest.saturating_add(bytes) && idle.pop().is_some() {}
         drop(idle);
         Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
-    }
-
-    /// Gives back the memory that finished runs left for the next ones, and kept plans.
-    pub fn trim(&self) {
-        self.idle.lock().clear();
-        if let Some(recycler) = &self.outputs {
-            recycler.trim();
-        }
-        self.compiled.program.plans.clear();
-        HostAllocator::global().trim();
     }
 
     /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named counts as 1.
@@ -407,26 +428,12 @@ impl Session {
         self.compiled.program.steps.iter().map(step).collect()
     }
 
-    /// The memory of the session.
-    pub fn memory(&self) -> MemoryUse {
-        let mapped = self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
-        let cache = self.compiled.cache.as_ref();
-        let is_cached = |bytes: &[u8]| cache.is_some_and(|cache| cache.entry.holds(bytes));
-        let is_mapped = |bytes: &[u8]| self.model.is_mapped(bytes) && !is_cached(bytes);
-        let mapped = mapped.filter(|bytes| is_mapped(bytes)).map(|bytes| bytes.len());
-        let cached = cache.map_or(0, |cache| {
-            let constants = self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes());
-            let constants = constants.filter(|bytes| is_cached(bytes)).map(|bytes| bytes.len());
-            cache.packed_bytes + constants.sum::<usize>()
-        });
-        MemoryUse {
-            cached,
-            weights: self.model.graph().weight_bytes(),
-            weights_mapped: mapped.sum(),
-            packed: self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program),
-            activations: self.budget.activation_in_use(),
-            activations_peak: self.budget.activation_peak(),
-        }
+    /// The counters of the session's arenas, which hold values whose size only the run tells: one for the host and one for each
+    /// device with memory of its own. Empty where the session has none.
+    ///
+    /// Their names are those of ONNX Runtime's `GetStats`, and as text they read like it.
+    pub fn allocator_stats(&self) -> Vec<(DeviceId, Stats)> {
+        self.kept.dynamic.stats()
     }
 
     /// What was rewritten before the graph was compiled.

@@ -138,6 +138,11 @@ impl Model {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
     }
 
+    /// Whether some file of the model is mapped.
+    pub(super) fn has_mapping(&self) -> bool {
+        !self.file.mappings.is_empty()
+    }
+
     /// Lets go of the resident pages of a weight that was packed; they come back from the file when they are read.
     pub(super) fn release(&self, tensor: &Tensor) {
         let Some(bytes) = tensor.bytes() else { return };

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use ort_alloc::{Category, HostAllocator, allocate_in};
+use ort_alloc::{Category, DeviceId};
 
+use super::dynamic::ValueMemory;
 use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use super::program::{Nested, Program};
 use crate::dim::{Bindings, Dim};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
-use crate::plan::{BoundValues, RunPlan, resolve};
+use crate::plan::{BoundValues, RunPlan, resolve_bound};
 use crate::tensor::{Value, ValueView};
 use crate::{Result, ensure, error};
 
@@ -34,7 +35,10 @@ impl NestedFrames<'_> {
         given: &[ValueView<'_>],
     ) -> Result<(Bindings, Arc<RunPlan>)> {
         let threads = self.env.control.threads;
-        let unbound = BoundValues::default();
+        let unbound = BoundValues::unbound(self.env.planning);
+        let resolve = |program: &Program, bindings: &Bindings, threads| {
+            resolve_bound(program, bindings, threads, &unbound)
+        };
         let mut bindings = self.bindings.clone();
         let known = bind(program, given, &mut bindings).is_ok();
         if let Some(plan) = self.plans.get(index).filter(|plan| fits(program, plan, given)) {
@@ -104,8 +108,8 @@ impl NestedRun for NestedFrames<'_> {
         let host: &mut [u8] = match self.workspace.as_deref_mut() {
             Some(workspace) if workspace.len() >= bytes => workspace,
             _ => {
-                let budget = &self.env.control.budget;
-                extra = allocate_in(budget, Category::Dynamic, &**HostAllocator::global(), bytes, 64)?;
+                let memory = ValueMemory { memory: self.env.memory, outlives_run: false };
+                extra = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
                 extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
             }
         };

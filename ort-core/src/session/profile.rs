@@ -17,6 +17,21 @@ pub struct ProfileEvent {
     pub start: Duration,
     /// How long it took.
     pub duration: Duration,
+    /// What it did to the memory of the run.
+    pub memory: EventMemory,
+    /// How many subgraphs it is in; what those hold is in a part of the memory of the node that they belong to.
+    pub depth: usize,
+}
+
+/// Bytes of values, workspaces and outputs: of the graph that the node is in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventMemory {
+    /// What begins to live with the node: its outputs, unless they are in the place of inputs, and its workspace.
+    pub allocated: usize,
+    /// What lives no longer than it.
+    pub freed: usize,
+    /// What is alive while it runs.
+    pub live: usize,
 }
 
 /// Collects the events of one or more runs.
@@ -38,12 +53,14 @@ impl Profile {
         Profile::default()
     }
 
-    pub(crate) fn record(&self, step: &Step, start: Instant) {
+    pub(crate) fn record(&self, step: &Step, start: Instant, memory: EventMemory, depth: usize) {
         let event = ProfileEvent {
             node: step.name.to_string(),
             op: step.op,
             start: start.duration_since(self.origin),
             duration: start.elapsed(),
+            memory,
+            depth,
         };
         self.events.lock().push(event);
     }

@@ -1,0 +1,224 @@
+//! Memory for values whose size only the run tells: an arena for each memory that the session works on.
+//!
+//! Regions count in the budget, free or not. What leaves a run is copied out of them, so that an output keeps no region.
+
+use std::sync::Arc;
+
+use ort_alloc::{
+    AllocError, Allocator, Arena, ArenaConfig, Budget, BudgetedAllocator, Buffer, Category, DeviceId,
+    HostAllocator, Stats, allocate_in,
+};
+
+use super::ArenaDevice;
+use crate::ep::Device;
+use crate::tensor::{MapValue, byte_count};
+use crate::tensor::{OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
+use crate::{Result, ensure, error};
+
+/// Smaller values of the host come from the heap, which keeps such sizes at hand and rounds them less.
+const LEAST: usize = 4 << 10;
+
+/// Free bytes that arenas which replace free regions keep between runs. Sizes of the next run that do not fit what the last one left
+/// then cost no more than this.
+const KEPT: usize = 4 << 20;
+
+/// Alignment of values of the host, and of devices.
+const HOST_ALIGNMENT: usize = 64;
+const DEVICE_ALIGNMENT: usize = 256;
+
+/// The memory of one session for what cannot be planned.
+pub(crate) struct DynamicMemory {
+    budget: Arc<Budget>,
+    /// The host's first.
+    lanes: Vec<Lane>,
+}
+
+/// Where a value goes: into an arena, or past it where it may outlive the run.
+#[derive(Clone, Copy)]
+pub(crate) struct ValueMemory<'a> {
+    pub(crate) memory: &'a DynamicMemory,
+    pub(crate) outlives_run: bool,
+}
+
+/// One memory.
+struct Lane {
+    id: DeviceId,
+    allocator: Arc<dyn Allocator>,
+    /// None where each value comes straight from the allocator.
+    arena: Option<Arena>,
+}
+
+impl DynamicMemory {
+    /// Arenas over the host's memory and that of the devices; without a configuration there are none.
+    pub(super) fn new(
+        budget: &Arc<Budget>,
+        devices: &[Arc<dyn Device>],
+        config: Option<&ArenaConfig>,
+    ) -> DynamicMemory {
+        let mut lanes = vec![Lane::new(HostAllocator::global().clone(), budget, config)];
+        for device in devices {
+            if lanes.iter().all(|lane| lane.id != device.memory()) {
+                lanes.push(Lane::new(device.allocator(), budget, config));
+            }
+        }
+        DynamicMemory { budget: budget.clone(), lanes }
+    }
+
+    /// Memory of unknown size: from the arena, or from the allocator under it where the arena cannot grow or the value is small.
+    fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
+        let lane = self.lane(device)?;
+        let arena = lane.arena.as_ref().filter(|_| device != DeviceId::HOST || bytes >= LEAST);
+        match arena.and_then(|arena| arena.allocate(bytes, lane.alignment()).ok()) {
+            Some(buffer) => Ok(buffer),
+            None => self.allocate_outside(device, category, bytes),
+        }
+    }
+
+    /// Memory of its own, never of the arena.
+    pub(crate) fn allocate_outside(
+        &self,
+        device: DeviceId,
+        category: Category,
+        bytes: usize,
+    ) -> Result<Buffer> {
+        let lane = self.lane(device)?;
+        self.reserve_for(|| allocate_in(&self.budget, category, &*lane.allocator, bytes, lane.alignment()))
+    }
+
+    /// What takes something out of the budget. Where there is too little, free regions go back and it is tried once more.
+    pub(crate) fn reserve_for<T>(&self, take: impl Fn() -> Result<T, AllocError>) -> Result<T> {
+        match take() {
+            Err(_) if self.trim() > 0 => Ok(take()?),
+            taken => Ok(taken?),
+        }
+    }
+
+    /// A value that leaves the run: what is in a region is copied out of it.
+    pub(super) fn detach(&self, value: Value, outputs: &dyn Allocator) -> Result<Value> {
+        if self.arenas().all(|(_, arena)| arena.stats().in_use == 0) {
+            return Ok(value);
+        }
+        let again = |value: Box<Value>| self.detach(*value, outputs).map(Box::new);
+        Ok(match value {
+            Value::Tensor(tensor) => Value::Tensor(self.detach_tensor(tensor, outputs)?),
+            Value::Sequence(SequenceValue { element_type, elements }) => {
+                let elements = elements.into_iter().map(|element| self.detach(element, outputs));
+                let elements = elements.collect::<Result<_>>()?;
+                Value::Sequence(SequenceValue { element_type, elements })
+            }
+            Value::Optional(OptionalValue { element_type, element }) => {
+                let element = element.map(again).transpose()?;
+                Value::Optional(OptionalValue { element_type, element })
+            }
+            Value::Map(MapValue { keys, values }) => Value::Map(MapValue { keys, values: again(values)? }),
+            Value::Sparse(SparseTensor { values, indices, shape }) => Value::Sparse(SparseTensor {
+                values: self.detach_tensor(values, outputs)?,
+                indices: self.detach_tensor(indices, outputs)?,
+                shape,
+            }),
+        })
+    }
+
+    fn detach_tensor(&self, tensor: Tensor, outputs: &dyn Allocator) -> Result<Tensor> {
+        let arenas = || self.lanes.iter().filter_map(|lane| lane.arena.as_ref());
+        let Some(bytes) = tensor.bytes().filter(|bytes| arenas().any(|arena| arena.holds(bytes))) else {
+            return Ok(tensor);
+        };
+        let len = byte_count(tensor.dtype(), tensor.shape())?;
+        let copy = || allocate_in(&self.budget, Category::Output, outputs, len, HOST_ALIGNMENT);
+        let mut buffer = self.reserve_for(copy)?;
+        let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        to.copy_from_slice(bytes);
+        Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)
+    }
+
+    /// The counters of each memory's arena.
+    pub(super) fn stats(&self) -> Vec<(DeviceId, Stats)> {
+        self.arenas().map(|(id, arena)| (id, arena.stats())).collect()
+    }
+
+    /// Bytes of regions that are wholly free.
+    pub(super) fn idle_bytes(&self) -> usize {
+        self.arenas().map(|(_, arena)| arena.idle_bytes()).sum()
+    }
+
+    /// Bytes of all regions.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.arenas().map(|(_, arena)| arena.stats().total_allocated).sum()
+    }
+
+    /// Gives back all regions that are wholly free.
+    pub(super) fn trim(&self) -> usize {
+        self.arenas().map(|(_, arena)| arena.trim()).sum()
+    }
+
+    /// What a finished run leaves: gives back the regions that the last runs did not use, and all where that is much.
+    pub(super) fn sweep(&self) {
+        for (_, arena) in self.arenas() {
+            match arena.config().replace_free_regions && arena.idle_bytes() > KEPT {
+                true => arena.trim(),
+                false => arena.sweep(),
+            };
+        }
+    }
+
+    /// Refuses to shrink arenas that there are not.
+    pub(super) fn check_shrink(&self, devices: &[ArenaDevice]) -> Result<()> {
+        for device in devices {
+            let kind = if device.is_host { "cpu" } else { "gpu" };
+            ensure!(
+                self.arena_of(device).is_some(),
+                InvalidArgument,
+                help = "name memories that the session has, and leave its arenas on",
+                "Did not find an arena based allocator registered for device-id combination in the memory arena shrink list: {kind}:{}",
+                device.number
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn shrink(&self, devices: &[ArenaDevice]) {
+        for arena in devices.iter().filter_map(|device| self.arena_of(device)) {
+            arena.trim();
+        }
+    }
+
+    fn arena_of(&self, device: &ArenaDevice) -> Option<&Arena> {
+        let mut lanes = self.lanes.iter().filter(|lane| (lane.id == DeviceId::HOST) == device.is_host);
+        lanes.nth(device.number)?.arena.as_ref()
+    }
+
+    fn arenas(&self) -> impl Iterator<Item = (DeviceId, &Arena)> {
+        self.lanes.iter().filter_map(|lane| Some((lane.id, lane.arena.as_ref()?)))
+    }
+
+    fn lane(&self, memory: DeviceId) -> Result<&Lane> {
+        let lane = self.lanes.iter().find(|lane| lane.id == memory);
+        lane.ok_or_else(|| error!(Fail, "no device owns the memory of an output"))
+    }
+}
+
+impl ValueMemory<'_> {
+    /// Memory for the value; its bytes may be those of an earlier one.
+    pub(crate) fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
+        match self.outlives_run {
+            true => self.memory.allocate_outside(device, category, bytes),
+            false => self.memory.allocate(device, category, bytes),
+        }
+    }
+}
+
+impl Lane {
+    fn new(allocator: Arc<dyn Allocator>, budget: &Arc<Budget>, config: Option<&ArenaConfig>) -> Lane {
+        let over = |config: &ArenaConfig| {
+            let (inner, budget) = (allocator.clone(), budget.clone());
+            let inner = BudgetedAllocator { inner, budget, category: Category::Dynamic };
+            Arena::new(Arc::new(inner), config.clone())
+        };
+        Lane { id: allocator.device(), arena: config.map(over), allocator }
+    }
+
+    fn alignment(&self) -> usize {
+        if self.id == DeviceId::HOST { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT }
+    }
+}

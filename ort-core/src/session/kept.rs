@@ -1,0 +1,149 @@
+//! What finished runs leave for the next ones, and when it goes back.
+//!
+//! There is no thread that watches: whenever a run ends it looks after its own session, and after the other sessions of the process that
+//! have not run for a while.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use ort_alloc::{Allocator, Buffer, Recycler};
+use parking_lot::Mutex;
+
+use super::dynamic::DynamicMemory;
+
+/// How much idle memory a session keeps, and for how long.
+///
+/// ```
+/// use std::time::Duration;
+/// use ort_core::session::{IdleMemory, Model, Session, SessionBuilder};
+///
+/// fn modest(model: &Model) -> SessionBuilder {
+///     let idle = IdleMemory { most_bytes: 16 << 20, after: Some(Duration::from_secs(5)) };
+///     Session::builder(model).idle_memory(idle)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleMemory {
+    /// The most bytes that wait for the next run once one has ended: slabs, free regions of arenas, dropped outputs. No bound by default.
+    pub most_bytes: usize,
+    /// How long a session that does not run keeps them. They go back when another session's run ends after that time, or with
+    /// [`release_idle_memory`]. A minute by default; none for ever.
+    pub after: Option<Duration>,
+}
+
+impl Default for IdleMemory {
+    fn default() -> IdleMemory {
+        IdleMemory { most_bytes: usize::MAX, after: Some(Duration::from_secs(60)) }
+    }
+}
+
+/// The idle memory of one session.
+pub(super) struct Kept {
+    /// Slabs of finished runs, the oldest first.
+    pub(super) slabs: Mutex<Vec<Buffer>>,
+    /// Arenas for values whose size only the run tells.
+    pub(super) dynamic: DynamicMemory,
+    /// Outputs that callers have dropped. None where a limit counts every byte.
+    pub(super) outputs: Option<Arc<Recycler>>,
+    policy: IdleMemory,
+    last_run: Mutex<Instant>,
+}
+
+/// The sessions of the process.
+static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
+
+impl Kept {
+    pub(super) fn new(
+        dynamic: DynamicMemory,
+        outputs: Option<Arc<Recycler>>,
+        policy: IdleMemory,
+    ) -> Arc<Kept> {
+        let (slabs, last_run) = (Mutex::default(), Mutex::new(Instant::now()));
+        let kept = Arc::new(Kept { slabs, dynamic, outputs, policy, last_run });
+        if policy.after.is_some() {
+            let mut all = ALL.lock();
+            all.retain(|kept| kept.strong_count() > 0);
+            all.push(Arc::downgrade(&kept));
+        }
+        kept
+    }
+
+    /// Bytes that wait for the next run.
+    pub(super) fn idle_bytes(&self) -> usize {
+        self.slab_bytes() + self.dynamic.idle_bytes() + self.waiting_outputs()
+    }
+
+    pub(super) fn slab_bytes(&self) -> usize {
+        self.slabs.lock().iter().map(Buffer::len).sum()
+    }
+
+    pub(super) fn waiting_outputs(&self) -> usize {
+        self.outputs.as_ref().map_or(0, |recycler| recycler.waiting_bytes())
+    }
+
+    /// A run has ended and leaves its slab, if that may be used again.
+    pub(super) fn run_ended(&self, slab: Option<Buffer>) {
+        self.slabs.lock().extend(slab);
+        self.outputs.iter().for_each(|recycler| recycler.sweep());
+        self.dynamic.sweep();
+        if self.policy.most_bytes < usize::MAX {
+            self.keep_within(self.policy.most_bytes);
+        }
+        let now = Instant::now();
+        *self.last_run.lock() = now;
+        // Where another run looks already, it finds the same.
+        if let Some(all) = ALL.try_lock() {
+            release(&all, now);
+        }
+    }
+
+    /// Gives back until no more than so many bytes wait: regions of arenas and dropped outputs, then the oldest slabs. What the caller drops
+    /// later waits only within what is left.
+    fn keep_within(&self, most: usize) {
+        if self.idle_bytes() > most {
+            self.dynamic.trim();
+            self.trim_outputs();
+        }
+        let mut slabs = self.slabs.lock();
+        while !slabs.is_empty() && slabs.iter().map(Buffer::len).sum::<usize>() > most {
+            slabs.remove(0);
+        }
+        let held = slabs.iter().map(Buffer::len).sum::<usize>() + self.dynamic.idle_bytes();
+        if let Some(recycler) = &self.outputs {
+            recycler.set_most_waiting(most.saturating_sub(held));
+        }
+    }
+
+    /// Gives back everything; returns its bytes.
+    pub(super) fn release(&self) -> usize {
+        let bytes = self.idle_bytes();
+        self.slabs.lock().clear();
+        self.dynamic.trim();
+        self.trim_outputs();
+        bytes
+    }
+
+    fn trim_outputs(&self) {
+        if let Some(recycler) = &self.outputs {
+            recycler.trim();
+        }
+    }
+
+    /// Whether it waits for longer than it should.
+    fn is_due(&self, now: Instant) -> bool {
+        let waited = now.saturating_duration_since(*self.last_run.lock());
+        self.policy.after.is_some_and(|after| waited >= after)
+    }
+}
+
+/// Gives back what is due; returns its bytes.
+fn release(all: &[Weak<Kept>], now: Instant) -> usize {
+    let due = all.iter().filter_map(Weak::upgrade).filter(|kept| kept.is_due(now));
+    due.map(|kept| kept.release()).sum()
+}
+
+/// Gives back the idle memory of every session of this process that has not run for as long as its [`IdleMemory::after`]; returns the bytes.
+/// Runs do so, too, when they end: this is for processes in which none may come for long.
+pub fn release_idle_memory() -> usize {
+    release(&ALL.lock(), Instant::now())
+}

@@ -1,0 +1,109 @@
+//! What a session holds, by what it is for, and giving it back.
+
+use ort_alloc::{Allocator, Category, HostAllocator};
+
+use super::Session;
+
+/// The memory of a session, by what it is for, in bytes. What sessions share that were built alike on one model is in each of theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// All weights of the model.
+    pub weights: usize,
+    /// Of those, what runs read straight from the mapped file.
+    pub weights_mapped: usize,
+    /// Constants in memory of their own: those of models that are not mapped, folded ones, and copies for alignment.
+    pub weights_copied: usize,
+    /// Weights packed for speed, in memory of this process.
+    pub packed: usize,
+    /// Packed weights and folded constants in the mapped file of a compiled cache, which processes share.
+    pub cached: usize,
+    /// Planned activations: the slabs of runs, those that wait for the next ones included.
+    pub slabs: usize,
+    /// Scratch of kernels that the plan could not hold.
+    pub workspace: usize,
+    /// Outputs that somebody holds.
+    pub outputs: usize,
+    /// Values whose size only the run tells, with the arena's regions.
+    pub dynamic: usize,
+    /// Of those, the arena's regions, free ones included.
+    pub arena: usize,
+    /// Dropped outputs that wait for the next ones of their size. They are in no budget: with a limit there are none.
+    pub outputs_waiting: usize,
+    /// Of all that is above, what waits for the next run and a trim gives back: slabs, free regions, dropped outputs.
+    pub idle: usize,
+    /// The bound on what the session allocates.
+    pub limit: usize,
+    /// Activations, workspaces and outputs in use now.
+    pub activations: usize,
+    /// The most that was in use at once.
+    pub activations_peak: usize,
+}
+
+impl MemoryUse {
+    /// All bytes that the session holds once it has run: mapped weights, which runs have read by then, and everything that is allocated.
+    ///
+    /// The process holds a few MiB more, for its code, the graph and the threads' stacks.
+    pub fn total(&self) -> usize {
+        let weights = self.weights_mapped + self.weights_copied + self.packed + self.cached;
+        weights + self.slabs + self.workspace + self.outputs + self.dynamic + self.outputs_waiting
+    }
+}
+
+/// Bytes of constants by where they lie.
+#[derive(Default)]
+struct Constants {
+    mapped: usize,
+    copied: usize,
+    cached: usize,
+}
+
+impl Session {
+    /// The memory of the session.
+    pub fn memory(&self) -> MemoryUse {
+        let held = |category| self.budget.in_use_of(category);
+        let Constants { mapped: weights_mapped, copied: weights_copied, cached } = self.constants();
+        let cache = self.compiled.cache.as_ref();
+        MemoryUse {
+            weights: self.model.graph().weight_bytes(),
+            weights_mapped,
+            weights_copied,
+            packed: self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program),
+            cached: cached + cache.map_or(0, |cache| cache.packed_bytes),
+            slabs: held(Category::Slab),
+            workspace: held(Category::Workspace),
+            outputs: held(Category::Output),
+            dynamic: held(Category::Dynamic),
+            arena: self.kept.dynamic.held_bytes(),
+            outputs_waiting: self.kept.waiting_outputs(),
+            idle: self.kept.idle_bytes(),
+            limit: self.budget.limit().unwrap_or(usize::MAX),
+            activations: self.budget.activation_in_use(),
+            activations_peak: self.budget.activation_peak(),
+        }
+    }
+
+    /// The bytes of constants that runs read. Of a model that is not mapped all weights stay in memory.
+    fn constants(&self) -> Constants {
+        let mut found = Constants::default();
+        let cache = self.compiled.cache.as_ref();
+        for bytes in self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes()) {
+            let place = match bytes {
+                bytes if cache.is_some_and(|cache| cache.entry.holds(bytes)) => &mut found.cached,
+                bytes if self.model.is_mapped(bytes) => &mut found.mapped,
+                _ => &mut found.copied,
+            };
+            *place += bytes.len();
+        }
+        if !self.model.has_mapping() {
+            found.copied = found.copied.max(self.model.graph().weight_bytes());
+        }
+        found
+    }
+
+    /// Gives back the memory that finished runs left for the next ones, and kept plans.
+    pub fn trim(&self) {
+        self.kept.release();
+        self.compiled.program.plans.clear();
+        HostAllocator::global().trim();
+    }
+}

@@ -1,0 +1,54 @@
+//! Memory that is to be written holds what no right answer is: for finding kernels that read it first.
+
+use super::frame::Target;
+
+/// NaN in each floating-point type, a signalling one in `double`; no index, and no boolean.
+const PATTERN: [u8; 2] = 0x7ff5u16.to_le_bytes();
+
+/// Whether the environment asks for it.
+pub(super) fn from_environment() -> bool {
+    std::env::var_os("ORT_POISON_MEMORY").is_some_and(|value| value == "1")
+}
+
+/// Overwrites a step's memory: what its outputs will be, unless they are in the place of inputs, and its workspace. `writes` are the parts of
+/// the host's slabs for the targets in them, and the workspace after those.
+pub(super) fn poison(targets: &mut [Target], writes: &mut [&mut [u8]], scratch: Option<&mut [u8]>) {
+    let mut writes = writes.iter_mut();
+    for target in targets {
+        match target {
+            Target::Slab { region: Some(_), in_place, .. } => {
+                let part = writes.next();
+                if in_place.is_none() {
+                    part.into_iter().for_each(|part| fill(part));
+                }
+            }
+            Target::Buffer(buffer, None) => buffer.bytes_mut().into_iter().for_each(fill),
+            _ => {}
+        }
+    }
+    writes.for_each(|workspace| fill(workspace));
+    scratch.into_iter().for_each(fill);
+}
+
+fn fill(bytes: &mut [u8]) {
+    let mut pairs = bytes.chunks_exact_mut(PATTERN.len());
+    pairs.by_ref().for_each(|pair| pair.copy_from_slice(&PATTERN));
+    pairs.into_remainder().fill(0xff);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pattern_is_nan_in_each_type() {
+        let mut bytes = [0u8; 9];
+        fill(&mut bytes);
+        let [a, b, c, d, e, f, g, h, last] = bytes;
+        assert!(half::f16::from_le_bytes([a, b]).is_nan() && half::bf16::from_le_bytes([a, b]).is_nan());
+        assert!(f32::from_le_bytes([a, b, c, d]).is_nan());
+        let double = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        assert!(f64::from_bits(double).is_nan() && double & (1 << 51) == 0);
+        assert_eq!(last, 0xff);
+    }
+}
