@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
+
 use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
 
 /// What memory is held for.
@@ -110,8 +112,8 @@ pub struct Budget {
     limit: Option<usize>,
     /// What its bytes count against, too.
     parent: Option<Arc<Budget>>,
-    /// What its bytes come out of first, for the budget of an [`Advance`].
-    advance: Option<Drawn>,
+    /// What its bytes come out of first, for the budget of an [`Advance`]. Under a lock: what is drawn and what counts against limits change together.
+    advance: Option<Mutex<Drawn>>,
     /// What counts against the limit: reservations, and what advances have left.
     committed: AtomicUsize,
     total: Gauge,
@@ -151,13 +153,13 @@ impl Budget {
     /// [`AllocError::BudgetExceeded`] where fewer bytes are left; nothing is set aside then.
     pub fn advance(self: &Arc<Self>, bytes: usize) -> Result<Advance, AllocError> {
         self.commit(Category::Dynamic, bytes)?;
-        let drawn = Drawn { bytes: AtomicUsize::new(0), set_aside: bytes };
-        let budget = Self::make(None, Some(Arc::clone(self)), Some(drawn));
+        let drawn = Drawn { bytes: 0, set_aside: bytes };
+        let budget = Self::make(None, Some(Arc::clone(self)), Some(Mutex::new(drawn)));
         budget.committed.store(bytes, Ordering::Relaxed);
         Ok(Advance { budget })
     }
 
-    fn make(limit: Option<usize>, parent: Option<Arc<Self>>, advance: Option<Drawn>) -> Arc<Self> {
+    fn make(limit: Option<usize>, parent: Option<Arc<Self>>, advance: Option<Mutex<Drawn>>) -> Arc<Self> {
         let (committed, total, activations, categories) = Default::default();
         Arc::new(Self { limit, parent, advance, committed, total, activations, categories })
     }
@@ -174,11 +176,14 @@ impl Budget {
 
     /// Counts `bytes` here and in all budgets above.
     fn take(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
-        let covered = self.advance.as_ref().map_or(0, |drawn| drawn.add(bytes));
-        if let Err(problem) = self.commit(category, bytes - covered) {
-            let set_aside = self.advance.as_ref().map_or(0, |drawn| drawn.subtract(bytes));
-            self.uncommit(covered - set_aside);
-            return Err(problem);
+        match &self.advance {
+            None => self.commit(category, bytes)?,
+            Some(drawn) => {
+                let mut drawn = drawn.lock();
+                let covered = drawn.left().min(bytes);
+                self.commit(category, bytes - covered).map_err(|refusal| refusal.with_more(covered))?;
+                drawn.bytes += bytes;
+            }
         }
         self.count(category, bytes);
         Ok(())
@@ -240,12 +245,18 @@ impl Budget {
         self.limit.into_iter().chain(above).min()
     }
 
+    /// What leaves the least room, of this budget and those it is within: the bytes that it still has, and its limit.
+    pub fn tightest(&self) -> (usize, usize) {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let own = (limit.saturating_sub(self.committed.load(Ordering::Relaxed)), limit);
+        let above = self.parent.as_ref().map(|parent| parent.tightest());
+        above.into_iter().chain([own]).min_by_key(|(available, _)| *available).unwrap_or(own)
+    }
+
     /// Bytes that could still be reserved.
     pub fn available(&self) -> usize {
-        let committed = self.committed.load(Ordering::Relaxed);
-        let own = self.limit.unwrap_or(usize::MAX).saturating_sub(committed);
-        let above = self.parent.as_ref().map_or(own, |parent| own.min(parent.available()));
-        above.saturating_add(self.advance.as_ref().map_or(0, Drawn::left))
+        let (above, _) = self.tightest();
+        above.saturating_add(self.advance.as_ref().map_or(0, |drawn| drawn.lock().left()))
     }
 
     /// Bytes reserved now.
@@ -290,8 +301,14 @@ impl Budget {
 
     fn give_back(&self, category: Category, bytes: usize) {
         self.uncount(category, bytes);
-        let set_aside = self.advance.as_ref().map_or(0, |drawn| drawn.subtract(bytes));
-        self.uncommit(bytes - set_aside);
+        match &self.advance {
+            None => self.uncommit(bytes),
+            Some(drawn) => {
+                let mut drawn = drawn.lock();
+                let set_aside = drawn.give_back(bytes);
+                self.uncommit(bytes - set_aside);
+            }
+        }
     }
 
     fn uncount(&self, category: Category, bytes: usize) {
@@ -321,51 +338,39 @@ impl Advance {
 
 impl Drop for Advance {
     fn drop(&mut self) {
-        let left = self.budget.advance.as_ref().map_or(0, Drawn::close);
-        self.budget.uncommit(left);
+        if let Some(drawn) = &self.budget.advance {
+            let mut drawn = drawn.lock();
+            let left = drawn.close();
+            self.budget.uncommit(left);
+        }
     }
 }
 
 /// What is reserved through an advance: its first bytes come out of what was set aside.
 #[derive(Debug)]
 struct Drawn {
-    bytes: AtomicUsize,
+    bytes: usize,
     set_aside: usize,
 }
 
 impl Drawn {
-    /// Instead of bytes: the advance is over.
-    const CLOSED: usize = usize::MAX;
-
     /// What was set aside and is not reserved.
     fn left(&self) -> usize {
-        self.left_of(self.bytes.load(Ordering::Relaxed))
+        self.set_aside.saturating_sub(self.bytes)
     }
 
-    fn left_of(&self, drawn: usize) -> usize {
-        // All is drawn of an advance that is over.
-        self.set_aside.saturating_sub(drawn)
-    }
-
-    /// Counts `bytes` more and returns how many of them come out of what was set aside.
-    fn add(&self, bytes: usize) -> usize {
-        self.update(|drawn| drawn.saturating_add(bytes).min(Self::CLOSED - 1))
-    }
-
-    /// Counts `bytes` less and returns how many of them are set aside again.
-    fn subtract(&self, bytes: usize) -> usize {
-        self.update(|drawn| drawn.saturating_sub(bytes))
-    }
-
-    fn update(&self, next: impl Fn(usize) -> usize) -> usize {
-        let open = |drawn: usize| (drawn != Self::CLOSED).then(|| next(drawn));
-        let before = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, open);
-        before.map_or(0, |before| self.left_of(before).abs_diff(self.left_of(next(before))))
+    /// Takes `bytes` back and returns how many of them are set aside again.
+    fn give_back(&mut self, bytes: usize) -> usize {
+        let before = self.left();
+        self.bytes -= bytes;
+        self.left() - before
     }
 
     /// Ends the advance and returns what was left of it.
-    fn close(&self) -> usize {
-        self.left_of(self.bytes.swap(Self::CLOSED, Ordering::Relaxed))
+    fn close(&mut self) -> usize {
+        let left = self.left();
+        self.set_aside = 0;
+        left
     }
 }
 

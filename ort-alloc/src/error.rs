@@ -1,7 +1,5 @@
 //! Why memory could not be had: what was needed, what there was, and what to try.
 
-use std::fmt::Write;
-
 use thiserror::Error;
 
 use crate::{Category, DeviceId};
@@ -30,7 +28,7 @@ pub enum AllocError {
     #[error(
         "Over the memory limit: {needed} bytes were needed for {category}, but {available} of {limit} bytes are \
          available ({in_use} in use{largest}). Try a smaller batch or sequence, fewer runs at a time, or a larger limit",
-        largest = describe_largest(.largest)
+        largest = describe_largest(.largest, *.in_use)
     )]
     BudgetExceeded {
         /// Bytes asked for.
@@ -39,7 +37,7 @@ pub enum AllocError {
         available: usize,
         /// The limit of the budget.
         limit: usize,
-        /// Bytes reserved when the request came.
+        /// Bytes reserved or set aside when the request came.
         in_use: usize,
         /// What the bytes were for.
         category: Category,
@@ -57,6 +55,15 @@ pub enum AllocError {
 }
 
 impl AllocError {
+    /// The refusal of a request that had `covered` bytes besides.
+    pub(crate) fn with_more(mut self, covered: usize) -> Self {
+        if let Self::BudgetExceeded { needed, available, .. } = &mut self {
+            *needed = needed.saturating_add(covered);
+            *available = available.saturating_add(covered);
+        }
+        self
+    }
+
     /// Refuses an alignment that is no power of two.
     pub(crate) fn check_alignment(device: DeviceId, alignment: usize) -> Result<(), Self> {
         if alignment.is_power_of_two() {
@@ -67,12 +74,11 @@ impl AllocError {
     }
 }
 
-fn describe_largest(largest: &[(Category, usize)]) -> String {
-    let mut text = String::new();
-    for (index, (category, bytes)) in largest.iter().enumerate() {
-        let separator = if index == 0 { ": " } else { ", " };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{separator}{category} {bytes}");
-    }
-    text
+fn describe_largest(largest: &[(Category, usize)], in_use: usize) -> String {
+    let reserved: usize = largest.iter().map(|(_, bytes)| bytes).sum();
+    let set_aside = in_use.saturating_sub(reserved);
+    let mut parts: Vec<String> =
+        largest.iter().map(|(category, bytes)| format!("{category} {bytes}")).collect();
+    parts.extend((set_aside > 0).then(|| format!("set aside for runs {set_aside}")));
+    if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) }
 }

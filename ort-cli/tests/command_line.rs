@@ -36,7 +36,7 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let lines: [&[&str]; 22] = [
+    let lines: [&[&str]; 24] = [
         &["run", "m.onnx", "--opt-level", "most"],
         &["optimize", "m.onnx"],
         &["compile", "m.onnx"],

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ort_alloc::AllocError;
+
 /// The kinds of failure, named after ONNX Runtime's status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -84,7 +86,7 @@ pub struct MemoryShortage {
     pub available: usize,
     /// The limit in force.
     pub limit: usize,
-    /// The largest of what was needed, by name, largest first.
+    /// The largest of what was needed, or of what holds the memory, by name, largest first.
     pub largest: Vec<(String, usize)>,
 }
 
@@ -191,9 +193,15 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
-impl From<ort_alloc::AllocError> for Error {
-    fn from(error: ort_alloc::AllocError) -> Error {
-        Error::new(ErrorKind::OutOfMemory, error.to_string())
+impl From<AllocError> for Error {
+    fn from(error: AllocError) -> Error {
+        let mut refusal = Error::new(ErrorKind::OutOfMemory, error.to_string());
+        if let AllocError::BudgetExceeded { needed, available, limit, largest, .. } = error {
+            let largest =
+                largest.into_iter().map(|(category, bytes)| (category.to_string(), bytes)).collect();
+            refusal.0.shortage = Some(Box::new(MemoryShortage { needed, available, limit, largest }));
+        }
+        refusal
     }
 }
 

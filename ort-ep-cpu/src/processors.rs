@@ -1,73 +1,146 @@
-//! Keeps the pool's workers off the processor of the caller that wakes them.
+//! Keeps the pool's workers off the processor of the caller that wakes them, in virtual machines.
 //!
-//! Linux may put a woken thread beside the one that woke it although another processor is idle: in a virtual machine a processor that halts
-//! counts as one that the host has taken away (`vcpu_is_preempted` in the kernel's `available_idle_cpu`). The two then take turns for milliseconds.
-//! So the caller's processor is taken out of the workers' affinity before they are woken; all others that they may use stay in it.
+//! There Linux may put a woken thread beside the one that woke it although another processor is idle: a processor that halts counts as one that
+//! the host has taken away (`vcpu_is_preempted` in the kernel's `available_idle_cpu`). The two then take turns for milliseconds. So before workers are
+//! woken their affinity becomes the caller's own without the processor that it is on. That is done where the processor says that there is
+//! a hypervisor, and where workers are few: of many the one beside the caller hardly counts, the others take its tasks.
+//! `ORT_CPU_AFFINITY=off` in the environment leaves affinities alone.
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
 
     use parking_lot::Mutex;
     use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
+    /// With more workers than these it is not worth its time.
+    const MOST_WORKERS: usize = 7;
+    /// Between two changes: callers on several processors would undo each other's.
+    const PAUSE: Duration = Duration::from_millis(10);
+    /// Instead of a processor: none is avoided.
+    const NONE: usize = usize::MAX;
+
     /// Where workers may run.
     #[derive(Debug)]
     pub(crate) struct Processors {
-        workers: Mutex<Vec<Worker>>,
+        workers: Mutex<Workers>,
         /// The processor that workers keep off.
         avoided: AtomicUsize,
     }
 
     #[derive(Debug)]
-    struct Worker {
-        thread: Pid,
-        /// What was taken out of its affinity.
-        without: Option<usize>,
+    struct Workers {
+        threads: Vec<Pid>,
+        /// Whose threads they are: after a fork the child has none of them.
+        process: u32,
+        changed: Option<Instant>,
     }
-
-    /// Instead of a processor: none is avoided.
-    const NONE: usize = usize::MAX;
 
     impl Processors {
         pub(crate) fn new() -> Processors {
-            Processors { workers: Mutex::new(Vec::new()), avoided: AtomicUsize::new(NONE) }
+            let workers = Workers { threads: Vec::new(), process: std::process::id(), changed: None };
+            Processors { workers: Mutex::new(workers), avoided: AtomicUsize::new(NONE) }
         }
 
         /// Has the calling thread count as a worker.
         pub(crate) fn add_this_worker(&self) {
             let mut workers = self.workers.lock();
-            workers.push(Worker { thread: gettid(), without: None });
+            workers.threads.push(gettid());
+            workers.changed = None;
             self.avoided.store(NONE, Ordering::Relaxed);
         }
 
-        /// Keeps all workers off the processor that the calling thread is on. Costs a few nanoseconds as long as that is the same one.
+        /// Keeps the workers off the processor that the calling thread is on. Costs a few nanoseconds as long as that is the same one.
         pub(crate) fn leave_this_one_to_the_caller(&self) {
-            let current = sched_getcpu();
-            if self.avoided.load(Ordering::Relaxed) == current || current >= CpuSet::MAX_CPU {
+            if is_wanted() {
+                self.keep_off(sched_getcpu());
+            }
+        }
+
+        fn keep_off(&self, processor: usize) {
+            if self.avoided.load(Ordering::Relaxed) == processor || processor >= CpuSet::MAX_CPU {
                 return;
             }
-            let mut workers = self.workers.lock();
-            workers.iter_mut().for_each(|worker| worker.keep_off(current));
-            self.avoided.store(current, Ordering::Relaxed);
-        }
-    }
-
-    impl Worker {
-        /// Takes a processor out of the affinity, and puts back what was taken out before. Where none would be left, or the system refuses,
-        /// the thread stays where it may be: this is about speed alone.
-        fn keep_off(&mut self, processor: usize) {
-            let Ok(mut processors) = sched_getaffinity(Some(self.thread)) else { return };
-            self.without.iter().for_each(|&without| processors.set(without));
-            let without = processors.is_set(processor).then_some(processor);
+            let Some(mut workers) = self.workers.try_lock() else { return };
+            let is_soon = workers.changed.is_some_and(|changed| changed.elapsed() < PAUSE);
+            if is_soon || workers.threads.len() > MOST_WORKERS || workers.process != std::process::id() {
+                return;
+            }
+            let Ok(mut processors) = sched_getaffinity(None) else { return };
             processors.unset(processor);
+            // The caller may be bound to this one.
             if processors.count() == 0 {
                 return;
             }
-            match sched_setaffinity(Some(self.thread), &processors) {
-                Ok(()) => self.without = without,
-                Err(problem) => tracing::debug!("a worker stays where it may be: {problem}"),
+            for &thread in &workers.threads {
+                if let Err(problem) = sched_setaffinity(Some(thread), &processors) {
+                    tracing::debug!("a worker stays where it may be: {problem}");
+                }
             }
+            workers.changed = Some(Instant::now());
+            self.avoided.store(processor, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this is a virtual machine, and nobody has said that affinities are to stay.
+    fn is_wanted() -> bool {
+        static WANTED: OnceLock<bool> = OnceLock::new();
+        *WANTED.get_or_init(|| {
+            let is_off = std::env::var_os("ORT_CPU_AFFINITY").is_some_and(|value| value == "off");
+            let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            !is_off && flags.split_whitespace().any(|flag| flag == "hypervisor")
+        })
+    }
+
+    #[cfg(test)]
+    #[allow(clippy::expect_used)]
+    mod tests {
+        use std::sync::mpsc::channel;
+
+        use super::*;
+
+        /// Lets the calling thread run on these processors alone.
+        fn stay_on(processors: &[usize]) {
+            let mut only = CpuSet::new();
+            processors.iter().for_each(|&processor| only.set(processor));
+            sched_setaffinity(None, &only).expect("allowed processors");
+        }
+
+        #[test]
+        fn workers_keep_off_the_callers_processor_and_have_the_callers_others() {
+            let all = sched_getaffinity(None).expect("an affinity");
+            let allowed: Vec<usize> =
+                (0..CpuSet::MAX_CPU).filter(|&processor| all.is_set(processor)).collect();
+            let processors = Processors::new();
+            let (tell, told) = channel();
+            let (end, ended) = channel::<()>();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    processors.add_this_worker();
+                    tell.send(gettid()).expect("the test listens");
+                    // Until the test ends.
+                    assert!(ended.recv().is_err());
+                });
+                let worker = told.recv().expect("the worker tells");
+                let places = || sched_getaffinity(Some(worker)).expect("an affinity");
+                for &processor in &allowed {
+                    processors.keep_off(processor);
+                    // With one processor for all there is no other.
+                    let expected = if allowed.len() > 1 { allowed.len() - 1 } else { 1 };
+                    assert_eq!(places().count() as usize, expected);
+                    assert_eq!(places().is_set(processor), allowed.len() == 1);
+                    std::thread::sleep(PAUSE);
+                }
+                // A caller that is bound to one processor says nothing of the others.
+                let before = places();
+                stay_on(&allowed[..1]);
+                processors.keep_off(allowed[0]);
+                assert_eq!(places(), before);
+                stay_on(&allowed);
+                drop(end);
+            });
         }
     }
 }
@@ -89,49 +162,4 @@ impl Processors {
     pub(crate) fn add_this_worker(&self) {}
 
     pub(crate) fn leave_this_one_to_the_caller(&self) {}
-}
-
-#[cfg(all(test, target_os = "linux"))]
-#[allow(clippy::expect_used)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
-
-    use super::Processors;
-
-    /// Keeps the calling thread on one processor.
-    fn stay_on(processor: usize) {
-        let mut only = CpuSet::new();
-        only.set(processor);
-        sched_setaffinity(None, &only).expect("an allowed processor");
-    }
-
-    #[test]
-    fn workers_keep_off_the_callers_processor_and_get_the_former_one_back() {
-        let all = sched_getaffinity(None).expect("an affinity");
-        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&processor| all.is_set(processor)).collect();
-        let processors = Processors::new();
-        let (tell, told) = channel();
-        let (end, ended) = channel::<()>();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                processors.add_this_worker();
-                tell.send(gettid()).expect("the test listens");
-                // Until the test ends.
-                assert!(ended.recv().is_err());
-            });
-            let worker = told.recv().expect("the worker tells");
-            for &processor in &allowed {
-                stay_on(processor);
-                processors.leave_this_one_to_the_caller();
-                let left = sched_getaffinity(Some(worker)).expect("an affinity");
-                // With one processor for all there is no other.
-                let expected = if allowed.len() > 1 { allowed.len() - 1 } else { 1 };
-                assert_eq!(left.count() as usize, expected);
-                assert_eq!(left.is_set(processor), allowed.len() == 1);
-            }
-            drop(end);
-        });
-    }
 }

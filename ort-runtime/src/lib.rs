@@ -31,7 +31,8 @@
 use ort_ep_cpu as _;
 
 pub use ort_alloc::{
-    ArenaConfig, Budget, Buffer, DeviceId, ExtendStrategy, Stats as AllocatorStats, dlpack, host_memory_bytes,
+    ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Stats as AllocatorStats, dlpack,
+    host_memory_bytes,
 };
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{

@@ -4,7 +4,7 @@
 mod support;
 
 use ort_runtime::ir::GraphBuilder;
-use ort_runtime::{DType, ErrorKind, Model, Profile, Result, RunOptions, Session, Value};
+use ort_runtime::{Budget, Category, DType, ErrorKind, Model, Profile, Result, RunOptions, Session, Value};
 use support::{LAYER_OF_ONES, axis, floats, layer, numbers};
 
 fn rows(count: usize) -> Result<Value> {
@@ -75,6 +75,23 @@ fn idle_slabs_make_room() -> Result<()> {
     for n in [500usize, 600, 300, 600, 100, 600] {
         let x = numbers(&[n, n], 0)?;
         session.run(&[("x", x.into())])?;
+    }
+    Ok(())
+}
+
+/// Whichever limit is the tight one, its own or that of a budget shared with others.
+#[test]
+fn the_limit_that_is_named_is_the_one_that_is_short() -> Result<()> {
+    let model = Model::from_graph(layer()?);
+    for (shared, held, own) in [(20_000, 15_000, 10_000), (20_000, 0, 6_000), (20_000, 12_000, 8_100)] {
+        let budget = Budget::new(Some(shared));
+        let _held = budget.reserve(Category::Workspace, held)?;
+        let session = Session::builder(&model).threads(1).budget(&budget).memory_limit(own).build()?;
+        let problem = session.run(&[("x", rows(1000)?)]).expect_err("it does not fit");
+        let shortage = problem.shortage().expect("the refusal has numbers");
+        let tight = if shared - held < own { shared } else { own };
+        assert_eq!(shortage.limit, tight, "{problem}");
+        assert_eq!(shortage.available, (shared - held).min(own) - session.memory().packed, "{problem}");
     }
     Ok(())
 }

@@ -387,7 +387,7 @@ impl SessionBuilder {
         let Ok(Built { packed_bytes: needed, .. }) = self.program(setting, Packing::Counted) else {
             return problem;
         };
-        let (available, limit) = (budget.available(), budget.limit().unwrap_or(usize::MAX));
+        let (available, limit) = budget.tightest();
         let shortage = MemoryShortage { needed, available, limit, largest: Vec::new() };
         let advice = format!(
             "raise the memory limit to more than {} bytes, or map the model from a file: such weights can be packed again for each run",

@@ -60,7 +60,7 @@ use crate::{Error, Limits, MemoryShortage, Result, advise, ensure, error};
 use compiled::Compiled;
 use frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use kept::Kept;
-use streamed::{Room, Streaming};
+use streamed::Streaming;
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
 pub struct Session {
@@ -208,17 +208,20 @@ impl Session {
     ) -> Result<T> {
         let RunWork { plan, bindings, given } = work;
         self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
-        let room = self.make_room(plan)?;
+        let deadline = options.deadline.or_else(|| self.limits.until());
+        let (streams, program) = (&self.compiled.streams, &self.compiled.program);
+        let (room, _turn) = streams.turn(program, || self.free_beside(plan), deadline)?;
         let mut slab = self.take_slab(plan, room.to_pack)?;
         // Where a limit counts every byte, what the run takes besides is its own from here on: other runs cannot make it fail midway.
         let advance = match self.kept.outputs {
-            None => Some(self.budget.advance(plan.peak() - plan.host_slab())?),
+            None => Some(self.budget.advance((plan.peak() - plan.host_slab()).saturating_add(room.to_pack))?),
             Some(_) => None,
         };
+        let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
         let control = RunControl {
             cancel: options.cancel.clone(),
-            deadline: options.deadline.or_else(|| self.limits.until()),
-            budget: advance.as_ref().map_or(&self.budget, Advance::budget).clone(),
+            deadline,
+            budget: budget.clone(),
             threads: self.threads,
         };
         let outputs = self.output_allocator();
@@ -226,11 +229,11 @@ impl Session {
         let streaming = (!self.compiled.streams.is_empty()).then_some(Streaming {
             streams: &self.compiled.streams,
             keep: &room.keep,
-            budget: &self.compiled.budget,
+            budget,
             threads: self.threads,
             release: &release,
         });
-        let (program, devices) = (&self.compiled.program, &self.compiled.devices);
+        let devices = &self.compiled.devices;
         let (profile, memory) = (options.profile, &self.kept.dynamic);
         let (planning, outlives_run) = (self.planning, true);
         let env = RunEnv {
@@ -317,19 +320,19 @@ impl Session {
         self.budget.available().saturating_add(idle).saturating_add(packed)
     }
 
-    /// Refuses a run that the budget cannot hold, before anything runs; packed weights that it has no room for go.
-    fn make_room(&self, plan: &RunPlan) -> Result<Room> {
+    /// The bytes that a run leaves for packed weights. Refuses a run that the budget cannot hold, before anything runs.
+    fn free_beside(&self, plan: &RunPlan) -> Result<usize> {
         let (streams, program) = (&self.compiled.streams, &self.compiled.program);
         let available = self.free_bytes();
         let needed = plan.peak().saturating_add(streams.least_bytes());
         if needed <= available {
-            return Ok(streams.make_room(program, available - plan.peak()));
+            return Ok(available - plan.peak());
         }
         let mut largest = largest_at_peak(plan, program);
         largest.extend(streams.largest(program));
         largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         largest.truncate(5);
-        let limit = self.budget.limit().unwrap_or(usize::MAX);
+        let (_, limit) = self.budget.tightest();
         let shortage = MemoryShortage { needed, available, limit, largest };
         let advice = format!(
             "raise the memory limit to {} bytes or use smaller dimensions",

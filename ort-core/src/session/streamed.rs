@@ -4,14 +4,15 @@
 //! window, one at a time: packed from the model's file right before their step, and gone after it. Results have the same bits either way.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use ort_alloc::Budget;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::program::{Program, Step, Work};
-use crate::Result;
 use crate::ep::{CompileCx, Device, Executable, NodeView, Packing, Precision, RunCx};
 use crate::tensor::Tensor;
+use crate::{Result, error};
 
 /// A kernel that can be made without its packed weights, and with them again.
 pub(crate) struct StreamedKernel {
@@ -42,6 +43,14 @@ pub(super) struct Room {
     pub(super) window: usize,
     /// The most bytes that the run packs at once beside what is packed already.
     pub(super) to_pack: usize,
+    /// Weights that are packed and have to go.
+    lets_go: bool,
+}
+
+/// A run's turn at the packed weights: beside others where all that it needs stays packed, else alone.
+pub(super) enum Turn<'a> {
+    Shared { _guard: RwLockReadGuard<'a, ()> },
+    Alone { _guard: RwLockWriteGuard<'a, ()> },
 }
 
 /// The streamed kernels of a program.
@@ -49,8 +58,8 @@ pub(crate) struct Streams {
     /// Steps and the bytes that they pack, the largest first.
     steps: Vec<(usize, usize)>,
     precision: Precision,
-    /// Held while a kernel is in the window: several runs share one.
-    window: Mutex<()>,
+    /// Held for as long as a run: a run that packs weights or lets go of some is alone.
+    turns: RwLock<()>,
 }
 
 impl StreamedKernel {
@@ -78,7 +87,6 @@ impl StreamedKernel {
             return kernel.run(cx);
         }
         drop(resident);
-        let _window = streaming.streams.window.lock();
         streaming.make(view, device)?.run(cx)
     }
 }
@@ -107,7 +115,7 @@ impl Streams {
         let mut steps: Vec<_> =
             steps.filter_map(|(index, step)| Some((index, streamed(step)?.packed_bytes))).collect();
         steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-        Streams { steps, precision, window: Mutex::new(()) }
+        Streams { steps, precision, turns: RwLock::new(()) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -158,18 +166,46 @@ impl Streams {
         keep
     }
 
-    /// Decides what stays packed in `free` bytes and lets go of the rest.
-    pub(super) fn make_room(&self, program: &Program, free: usize) -> Room {
+    /// Waits for the run's turn. `free` tells how many bytes there are beside its activations, or refuses it; weights that there is no room for
+    /// go. Nothing of `free` is known before the turn: other runs may pack meanwhile.
+    pub(super) fn turn<'s>(
+        &'s self,
+        program: &Program,
+        free: impl Fn() -> Result<usize>,
+        until: Option<Instant>,
+    ) -> Result<(Room, Option<Turn<'s>>)> {
+        if self.is_empty() {
+            free()?;
+            return Ok((Room { keep: Vec::new(), window: 0, to_pack: 0, lets_go: false }, None));
+        }
+        let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
+        let room = self.room(program, free()?);
+        if room.to_pack == 0 && !room.lets_go {
+            return Ok((room, Some(Turn::Shared { _guard: guard })));
+        }
+        drop(guard);
+        let guard = in_time(until, || self.turns.write(), |until| self.turns.try_write_until(until))?;
+        let room = self.room(program, free()?);
+        let goes = self
+            .kernels(program)
+            .zip(&self.steps)
+            .filter(|(_, (step, _))| room.keep.get(*step) != Some(&true));
+        goes.for_each(|(kernel, _)| *kernel.resident.lock() = None);
+        Ok((room, Some(Turn::Alone { _guard: guard })))
+    }
+
+    /// What would stay packed in `free` bytes.
+    fn room(&self, program: &Program, free: usize) -> Room {
         let keep = self.choose(free);
-        let mut room = Room { keep: Vec::new(), window: 0, to_pack: 0 };
+        let mut room = Room { keep: Vec::new(), window: 0, to_pack: 0, lets_go: false };
         for (kernel, &(step, bytes)) in self.kernels(program).zip(&self.steps) {
-            let mut resident = kernel.resident.lock();
+            let is_resident = kernel.resident.lock().is_some();
             match keep.get(step) {
-                Some(true) if resident.is_none() => room.to_pack += bytes,
-                Some(true) => {}
+                Some(true) if is_resident => {}
+                Some(true) => room.to_pack += bytes,
                 _ => {
-                    *resident = None;
                     room.window = room.window.max(bytes);
+                    room.lets_go |= is_resident;
                 }
             }
         }
@@ -185,6 +221,21 @@ impl Streams {
 
     fn kernels<'p>(&'p self, program: &'p Program) -> impl Iterator<Item = &'p StreamedKernel> {
         self.steps.iter().filter_map(|(index, _)| streamed(program.steps.get(*index)?))
+    }
+}
+
+/// A lock, unless the time for it is over.
+fn in_time<G>(
+    until: Option<Instant>,
+    lock: impl FnOnce() -> G,
+    try_lock: impl FnOnce(Instant) -> Option<G>,
+) -> Result<G> {
+    match until {
+        None => Ok(lock()),
+        Some(until) => try_lock(until).ok_or_else(|| {
+            error!(Cancelled, "the deadline passed while another run had the packed weights")
+                .help("raise the memory limit, so that all packed weights stay")
+        }),
     }
 }
 
@@ -207,7 +258,7 @@ mod tests {
         fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
             let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();
             steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-            let streams = Streams { steps, precision: Precision::Fp32, window: Mutex::new(()) };
+            let streams = Streams { steps, precision: Precision::Fp32, turns: RwLock::new(()) };
             let keep = streams.choose(free);
             let of = |stays: bool| {
                 let chosen = streams.steps.iter().filter(|(step, _)| keep[*step] == stays);
