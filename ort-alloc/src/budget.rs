@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
+use crate::AllocError;
+use crate::sync::{AtomicUsize, Ordering};
 
 /// What memory is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -174,7 +174,8 @@ impl Budget {
 
     /// Counts `bytes` here and in all budgets above.
     fn take(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
-        let covered = self.advance.as_ref().map_or(0, |drawn| drawn.add(bytes));
+        let covered = self.advance.as_ref().map_or(Some(0), |drawn| drawn.add(bytes));
+        let covered = covered.ok_or_else(|| self.refusal(category, bytes, self.in_use()))?;
         if let Err(problem) = self.commit(category, bytes - covered) {
             let set_aside = self.advance.as_ref().map_or(0, |drawn| drawn.subtract(bytes));
             self.uncommit(covered - set_aside);
@@ -188,15 +189,8 @@ impl Budget {
     fn commit(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
         let limit = self.limit.unwrap_or(usize::MAX);
         let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
-        if let Err(in_use) = self.committed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
-            return Err(AllocError::BudgetExceeded {
-                needed: bytes,
-                available: limit.saturating_sub(in_use),
-                limit,
-                in_use,
-                category,
-                largest: self.largest(),
-            });
+        if let Err(in_use) = self.committed.fetch_update(Ordering::Acquire, Ordering::Relaxed, within) {
+            return Err(self.refusal(category, bytes, in_use));
         }
         if let Some(Err(problem)) = self.parent.as_ref().map(|parent| parent.commit(category, bytes)) {
             self.committed.fetch_sub(bytes, Ordering::Relaxed);
@@ -205,8 +199,16 @@ impl Budget {
         Ok(())
     }
 
+    fn refusal(&self, category: Category, needed: usize, in_use: usize) -> AllocError {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let available = limit.saturating_sub(in_use);
+        AllocError::BudgetExceeded { needed, available, limit, in_use, category, largest: self.largest() }
+    }
+
+    /// The opposite of [`commit`](Self::commit). By the order of the two, on any processor, whoever gets bytes that were given
+    /// back counts them after they were uncounted, so that no gauge passes the limit.
     fn uncommit(&self, bytes: usize) {
-        self.committed.fetch_sub(bytes, Ordering::Relaxed);
+        self.committed.fetch_sub(bytes, Ordering::Release);
         if let Some(parent) = &self.parent {
             parent.uncommit(bytes);
         }
@@ -347,20 +349,21 @@ impl Drawn {
         self.set_aside.saturating_sub(drawn)
     }
 
-    /// Counts `bytes` more and returns how many of them come out of what was set aside.
-    fn add(&self, bytes: usize) -> usize {
-        self.update(|drawn| drawn.saturating_add(bytes).min(Self::CLOSED - 1))
+    /// Counts `bytes` more and returns how many of them come out of what was set aside; `None` where there is no such number.
+    fn add(&self, bytes: usize) -> Option<usize> {
+        let next = |drawn: usize| drawn.checked_add(bytes).filter(|&sum| sum < Self::CLOSED);
+        match self.bytes.fetch_update(Ordering::Acquire, Ordering::Relaxed, next) {
+            Ok(before) => Some(self.left_of(before) - self.left_of(before + bytes)),
+            Err(Self::CLOSED) => Some(0),
+            Err(_) => None,
+        }
     }
 
     /// Counts `bytes` less and returns how many of them are set aside again.
     fn subtract(&self, bytes: usize) -> usize {
-        self.update(|drawn| drawn.saturating_sub(bytes))
-    }
-
-    fn update(&self, next: impl Fn(usize) -> usize) -> usize {
-        let open = |drawn: usize| (drawn != Self::CLOSED).then(|| next(drawn));
-        let before = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, open);
-        before.map_or(0, |before| self.left_of(before).abs_diff(self.left_of(next(before))))
+        let next = |drawn: usize| (drawn != Self::CLOSED).then(|| drawn - bytes);
+        let before = self.bytes.fetch_update(Ordering::Release, Ordering::Relaxed, next);
+        before.map_or(0, |before| self.left_of(before - bytes) - self.left_of(before))
     }
 
     /// Ends the advance and returns what was left of it.
@@ -399,59 +402,5 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget.give_back(self.category, self.bytes);
-    }
-}
-
-/// Allocates after reserving, and lets the buffer carry the reservation.
-///
-/// # Errors
-///
-/// [`AllocError::BudgetExceeded`] from the budget, or whatever the allocator answers; nothing stays reserved then.
-pub fn allocate_in(
-    budget: &Arc<Budget>,
-    category: Category,
-    allocator: &dyn Allocator,
-    bytes: usize,
-    alignment: usize,
-) -> Result<Buffer, AllocError> {
-    let reservation = budget.reserve(category, bytes)?;
-    Ok(allocator.allocate(bytes, alignment)?.with_reservation(reservation))
-}
-
-/// An allocator whose every allocation passes a budget.
-pub struct BudgetedAllocator {
-    /// Where the memory comes from.
-    pub inner: Arc<dyn Allocator>,
-    /// What it is counted against.
-    pub budget: Arc<Budget>,
-    /// What it is counted as.
-    pub category: Category,
-}
-
-impl fmt::Debug for BudgetedAllocator {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("BudgetedAllocator")
-            .field("device", &self.inner.device())
-            .field("category", &self.category)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Allocator for BudgetedAllocator {
-    fn device(&self) -> DeviceId {
-        self.inner.device()
-    }
-
-    fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
-        allocate_in(&self.budget, self.category, &*self.inner, bytes, alignment)
-    }
-
-    fn stats(&self) -> Stats {
-        Stats { limit: self.budget.limit(), ..self.inner.stats() }
-    }
-
-    fn trim(&self) -> usize {
-        self.inner.trim()
     }
 }
