@@ -115,7 +115,8 @@ mod tests {
         let (tell, told) = channel();
         let (end, ended) = channel::<()>();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let processors = &processors;
+            scope.spawn(move || {
                 processors.add_this_worker();
                 tell.send(gettid()).expect("the test listens");
                 // Until the test ends.
