@@ -2,11 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
-
-use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
+use crate::AllocError;
+use crate::sync::{AtomicUsize, Mutex, Ordering};
 
 /// What memory is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -193,15 +191,8 @@ impl Budget {
     fn commit(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
         let limit = self.limit.unwrap_or(usize::MAX);
         let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
-        if let Err(in_use) = self.committed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
-            return Err(AllocError::BudgetExceeded {
-                needed: bytes,
-                available: limit.saturating_sub(in_use),
-                limit,
-                in_use,
-                category,
-                largest: self.largest(),
-            });
+        if let Err(in_use) = self.committed.fetch_update(Ordering::Acquire, Ordering::Relaxed, within) {
+            return Err(self.refusal(category, bytes, in_use));
         }
         if let Some(Err(problem)) = self.parent.as_ref().map(|parent| parent.commit(category, bytes)) {
             self.committed.fetch_sub(bytes, Ordering::Relaxed);
@@ -210,8 +201,16 @@ impl Budget {
         Ok(())
     }
 
+    fn refusal(&self, category: Category, needed: usize, in_use: usize) -> AllocError {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let available = limit.saturating_sub(in_use);
+        AllocError::BudgetExceeded { needed, available, limit, in_use, category, largest: self.largest() }
+    }
+
+    /// The opposite of [`commit`](Self::commit). By the order of the two, on any processor, whoever gets bytes that were given
+    /// back counts them after they were uncounted, so that no gauge passes the limit.
     fn uncommit(&self, bytes: usize) {
-        self.committed.fetch_sub(bytes, Ordering::Relaxed);
+        self.committed.fetch_sub(bytes, Ordering::Release);
         if let Some(parent) = &self.parent {
             parent.uncommit(bytes);
         }
@@ -404,59 +403,5 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget.give_back(self.category, self.bytes);
-    }
-}
-
-/// Allocates after reserving, and lets the buffer carry the reservation.
-///
-/// # Errors
-///
-/// [`AllocError::BudgetExceeded`] from the budget, or whatever the allocator answers; nothing stays reserved then.
-pub fn allocate_in(
-    budget: &Arc<Budget>,
-    category: Category,
-    allocator: &dyn Allocator,
-    bytes: usize,
-    alignment: usize,
-) -> Result<Buffer, AllocError> {
-    let reservation = budget.reserve(category, bytes)?;
-    Ok(allocator.allocate(bytes, alignment)?.with_reservation(reservation))
-}
-
-/// An allocator whose every allocation passes a budget.
-pub struct BudgetedAllocator {
-    /// Where the memory comes from.
-    pub inner: Arc<dyn Allocator>,
-    /// What it is counted against.
-    pub budget: Arc<Budget>,
-    /// What it is counted as.
-    pub category: Category,
-}
-
-impl fmt::Debug for BudgetedAllocator {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("BudgetedAllocator")
-            .field("device", &self.inner.device())
-            .field("category", &self.category)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Allocator for BudgetedAllocator {
-    fn device(&self) -> DeviceId {
-        self.inner.device()
-    }
-
-    fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
-        allocate_in(&self.budget, self.category, &*self.inner, bytes, alignment)
-    }
-
-    fn stats(&self) -> Stats {
-        Stats { limit: self.budget.limit(), ..self.inner.stats() }
-    }
-
-    fn trim(&self) -> usize {
-        self.inner.trim()
     }
 }

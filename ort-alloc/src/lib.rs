@@ -56,6 +56,7 @@
 mod allocator;
 pub mod arena;
 pub mod budget;
+mod budgeted;
 mod buffer;
 pub mod dlpack;
 mod error;
@@ -65,10 +66,12 @@ pub mod mmap;
 pub mod plan;
 mod recycle;
 mod split;
+mod sync;
 
 pub use allocator::{Allocator, DeviceId, Stats};
 pub use arena::{Arena, ArenaConfig, ExtendStrategy};
-pub use budget::{Advance, Budget, BudgetedAllocator, Category, Reservation, allocate_in};
+pub use budget::{Advance, Budget, Category, Reservation};
+pub use budgeted::{BudgetedAllocator, allocate_in};
 pub use buffer::{Buffer, SharedBuffer};
 pub use error::AllocError;
 pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, TrimOnDrop, host_memory_bytes};

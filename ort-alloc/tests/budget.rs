@@ -100,6 +100,25 @@ proptest! {
 }
 
 #[test]
+fn no_size_of_a_refused_request_changes_an_advance() -> Result<(), AllocError> {
+    for limit in [Some(1000), None] {
+        let budget = Budget::new(limit);
+        let before = budget.available();
+        let advance = budget.advance(100)?;
+        let held = advance.budget().reserve(Category::Output, 50)?;
+        for bytes in [usize::MAX, usize::MAX - 49, usize::MAX - 50] {
+            let refused = advance.budget().reserve(Category::Output, bytes).err();
+            assert!(matches!(refused, Some(AllocError::BudgetExceeded { needed, .. }) if needed == bytes));
+            assert_eq!((budget.in_use(), budget.available()), (50, before - 100), "{bytes}");
+        }
+        drop(advance.budget().reserve(Category::Output, 50)?);
+        drop((held, advance));
+        assert_eq!((budget.in_use(), budget.available()), (0, before));
+    }
+    Ok(())
+}
+
+#[test]
 fn a_refusal_says_what_was_needed_what_there_was_and_what_to_try() -> Result<(), AllocError> {
     let budget = Budget::new(Some(1000));
     let _weights = budget.reserve(Category::Weights, 100)?;

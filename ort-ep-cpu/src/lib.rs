@@ -20,8 +20,10 @@ pub mod gemm;
 mod kept;
 pub mod kernels;
 pub mod parallel;
+mod pool;
 mod processors;
 pub mod simd;
+mod sync;
 pub mod vector;
 
 #[doc(hidden)]

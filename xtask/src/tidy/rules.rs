@@ -30,10 +30,13 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-core/src/ep/dylib.rs",
     "ort-ep-cpu/src/gemm/kernels/",
     "ort-ep-cpu/src/parallel.rs",
+    "ort-ep-cpu/src/pool.rs",
     "ort-ep-cpu/src/simd/",
     "ort-ep-cuda/src/launch.rs",
     "ort-ep-cuda/src/memory.rs",
     "ort-capi/",
+    // It includes files of the others.
+    "ort-loom/src/lib.rs",
 ];
 
 /// Text that must not be in code, and why.
