@@ -116,8 +116,9 @@ mod linux {
             let processors = Processors::new();
             let (tell, told) = channel();
             let (end, ended) = channel::<()>();
+            let processors = &processors;
             std::thread::scope(|scope| {
-                scope.spawn(|| {
+                scope.spawn(move || {
                     processors.add_this_worker();
                     tell.send(gettid()).expect("the test listens");
                     // Until the test ends.
