@@ -56,15 +56,13 @@ impl CompiledModel {
     /// Compares the model's own files with the hashes that the compiled model says they have. Until then those only tell whether the packed weights
     /// beside them fit: nothing may be found by them, or written under them.
     pub(crate) fn verify_files(&self, threads: usize) -> Result<()> {
-        for file in self.files.iter().filter(|file| !file.is_as_said(threads)) {
-            return Err(error!(
-                NoModel,
-                "the compiled model is damaged: the content of the model's file '{}' has not the hash that it is said to have",
-                file.name()
-            )
-            .help(COMPILE));
-        }
-        Ok(())
+        let Some(file) = self.files.iter().find(|file| !file.is_as_said(threads)) else { return Ok(()) };
+        let name = file.name();
+        let problem = error!(
+            NoModel,
+            "the compiled model is damaged: the content of the model's file '{name}' has not the hash that it is said to have"
+        );
+        Err(problem.help(COMPILE))
     }
 }
 
