@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use ort_alloc::{Allocator, DeviceId, HostAllocator};
 use ort_core::ep::{
-    Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, KernelDef, KernelTable, NodeView,
-    Precision, ProviderEntry, ProviderOptions, check_options,
+    Claim, CompileCx, Device, DeviceInfo, Executable, ExecutionProvider, Fingerprint, KernelDef, KernelTable,
+    NodeView, Precision, ProviderEntry, ProviderOptions, check_options,
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, Within, ensure, error};
@@ -107,10 +107,11 @@ impl Device for CpuDevice {
         (kernel.make)(cx).within(|| "provider cpu")
     }
 
-    fn fingerprint(&self) -> Option<String> {
+    fn fingerprint(&self) -> Option<Fingerprint> {
         let (isa, widest) = (Isa::current(), Isa::widest());
-        let bf16 = isa.has_bf16_products();
-        Some(format!("{} {} of {} bf16={bf16}", env!("ORT_CODE_HASH"), isa.name(), widest.name()))
+        let layout = crate::gemm::packed_layout(isa);
+        let hardware = format!("{} of {} {layout}", isa.name(), widest.name());
+        Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware })
     }
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {

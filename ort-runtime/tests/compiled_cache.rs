@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ort_runtime::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, NodeView, provider};
+use ort_runtime::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, NodeView, provider};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder};
 use ort_runtime::onnx::{ModelInfo, Source, Weights, save};
 use ort_runtime::rewrite::Level;
@@ -131,12 +131,12 @@ fn the_bits_are_the_same_and_nothing_is_packed_again() -> Result<()> {
 /// The CPU, which packs a few bytes more for each node and counts how often.
 struct Counting {
     cpu: Arc<dyn Device>,
-    fingerprint: Option<&'static str>,
+    fingerprint: Option<[&'static str; 2]>,
     packed: AtomicUsize,
 }
 
 impl Counting {
-    fn new(fingerprint: Option<&'static str>) -> Result<Arc<Counting>> {
+    fn new(fingerprint: Option<[&'static str; 2]>) -> Result<Arc<Counting>> {
         let cpu = provider("cpu")?.open(0, &Default::default())?;
         Ok(Arc::new(Counting { cpu, fingerprint, packed: AtomicUsize::new(0) }))
     }
@@ -168,8 +168,9 @@ impl Device for Counting {
         self.cpu.compile(cx)
     }
 
-    fn fingerprint(&self) -> Option<String> {
-        self.fingerprint.map(str::to_owned)
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        let [code, hardware] = self.fingerprint?.map(str::to_owned);
+        Some(Fingerprint { code, hardware })
     }
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
@@ -178,14 +179,15 @@ impl Device for Counting {
 }
 
 #[test]
-fn a_device_packs_once_for_each_version_of_its_code() -> Result<()> {
+fn a_device_packs_once_for_each_version_of_its_code_and_hardware() -> Result<()> {
     let place = Place::new()?;
-    let packed = |fingerprint| -> Result<usize> {
-        let device = Counting::new(Some(fingerprint))?;
+    let packed_on = |code, hardware| -> Result<usize> {
+        let device = Counting::new(Some([code, hardware]))?;
         // Without rewrites nothing is folded, which would pack in sessions of its own.
         place.with_cache()?.device(device.clone()).opt_level(Level::Disabled).build()?;
         Ok(device.packed.load(Ordering::Relaxed))
     };
+    let packed = |code| packed_on(code, "16 lanes");
     let first = packed("version 1")?;
     assert!(first > 5, "{first}");
     assert_eq!(packed("version 1")?, 0);
@@ -193,6 +195,10 @@ fn a_device_packs_once_for_each_version_of_its_code() -> Result<()> {
     assert_eq!(packed("version 2")?, first);
     assert_ne!(version(&place.entry()), old, "the new entry takes the old one's place");
     assert_eq!((packed("version 2")?, packed("version 1")?), (0, first));
+    // Machines that differ share a folder, and none replaces what the other has.
+    assert_eq!(packed_on("version 1", "8 lanes")?, first);
+    assert_eq!((packed("version 1")?, packed_on("version 1", "8 lanes")?), (0, 0));
+    assert_eq!(place.cached(".compiled").len(), 2);
     let problem = place.with_cache()?.device(Counting::new(None)?).build().err().expect("it is refused");
     assert_eq!(problem.kind(), ErrorKind::InvalidArgument);
     assert!(problem.to_string().contains("fingerprint"), "{problem}");
@@ -283,6 +289,43 @@ fn entries_are_found_by_content() -> Result<()> {
     other[middle] ^= 1;
     Session::builder(&Model::from_bytes(other)?).threads(2).cache_dir(place.cache()).build()?;
     assert_eq!(place.cached(".compiled").len(), 2);
+    Ok(())
+}
+
+/// Two biases of one shape, which kernels read as they lie in the file, wherever that is in memory.
+#[test]
+fn constants_are_not_confused_wherever_the_file_lies() -> Result<()> {
+    let place = Place::new()?;
+    let mut builder = GraphBuilder::new("biases");
+    let x = builder.input("x", DType::F32, &["64"]);
+    let mut sum = x;
+    for seed in 1..9 {
+        let bias = builder.constant(numbers(&[64], seed)?);
+        let scaled = builder.node("Mul", &[sum, bias], &[])?;
+        sum = builder.node("Add", &[scaled, x], &[])?;
+    }
+    save(&builder.finish(&[sum])?, &ModelInfo::default(), place.file(), &Weights::Inside)?;
+    let run = |session: Session| -> Result<Vec<u8>> {
+        let outputs = session.run(&[("x", numbers(&[64], 9)?.into())])?;
+        Ok(outputs[0].1.tensor()?.bytes().expect("numbers").to_vec())
+    };
+    let expected = run(place.builder()?.build()?)?;
+    let session = place.with_cache()?.build()?;
+    assert_eq!(run(session)?, expected);
+    let (path, kept) = (place.entry(), version(&place.entry()));
+    let file = std::fs::read(place.file()).expect("a model");
+    for offset in 0..16 {
+        let bytes = bytes::Bytes::from([&vec![0; offset][..], &file].concat()).slice(offset..);
+        let model = Model::from_bytes(bytes)?;
+        let session = Session::builder(&model).threads(2).cache_dir(place.cache()).build()?;
+        assert_eq!(run(session)?, expected, "at {offset}");
+        assert_eq!(version(&path), kept, "at {offset}: the entry is taken");
+        // What is compiled from there fits the file that it is in.
+        Session::builder(&model).threads(2).save_compiled(compiled(&place))?;
+        let session = Session::builder(&Model::load(compiled(&place))?).build()?;
+        assert_eq!(session.memory().packed, 0, "at {offset}");
+        assert_eq!(run(session)?, expected, "at {offset}, compiled");
+    }
     Ok(())
 }
 
@@ -469,6 +512,64 @@ fn damaged_compiled_models_are_packed_again_or_refused() -> Result<()> {
             (Err(problem), true) => panic!("{what}: {problem}"),
         }
     }
+    Ok(())
+}
+
+/// A compiled model of one model that says that it is another, and one whose model was damaged beside packed weights that fit.
+#[test]
+fn a_compiled_model_is_not_believed_what_model_it_is() -> Result<()> {
+    let place = Place::new()?;
+    let expected = bits(&place.builder()?.build()?)?;
+    let path = compiled(&place);
+    place.builder()?.save_compiled(&path)?;
+    let whole = std::fs::read(&path).expect("a file");
+    let model = std::fs::read(place.file()).expect("a model");
+    let start = whole.windows(model.len()).position(|part| part == model).expect("the model is in it");
+    // One bit of a weight, with the checksum of the table left as it is: as damage and as malice it is the hash that tells.
+    let mut false_one = whole;
+    false_one[start + model.len() / 3] ^= 1;
+    std::fs::remove_file(&path).expect("removed");
+    std::fs::write(&path, false_one).expect("written");
+    // Packed weights that fit are taken, as the file says it is whole.
+    let other = Session::builder(&Model::load(&path)?).opt_level(Level::Basic);
+    let again = place.0.path().join("again.compiled");
+    let refused = [
+        ("cache", other.clone().cache_dir(place.cache()).build().err()),
+        ("compile", Session::builder(&Model::load(&path)?).save_compiled(&again).err()),
+        ("optimize", other.optimized().err()),
+    ];
+    for (what, problem) in refused {
+        let problem = problem.unwrap_or_else(|| panic!("{what}: taken"));
+        assert_eq!(problem.kind(), ErrorKind::NoModel, "{what}: {problem}");
+        assert!(problem.to_string().contains("compile the model again"), "{what}: {problem}");
+    }
+    assert!(!again.exists() && !place.cache().exists());
+    assert_eq!(bits(&place.with_cache()?.build()?)?, expected);
+    Ok(())
+}
+
+#[test]
+fn a_compiled_model_replaces_no_file_of_the_model() -> Result<()> {
+    let place = Place::new()?;
+    save(&graph()?, &ModelInfo::default(), place.file(), &Weights::Beside { least: 100 })?;
+    let files = || {
+        let files =
+            std::fs::read_dir(place.0.path()).expect("a folder").map(|entry| entry.expect("an entry"));
+        let mut files: Vec<_> = files.map(|file| (file.path(), std::fs::read(file.path()).ok())).collect();
+        files.sort();
+        files
+    };
+    let link = place.0.path().join("link");
+    std::fs::hard_link(place.file(), &link).expect("a link");
+    let before = files();
+    assert_eq!(before.len(), 3, "the model, its data and the link");
+    for path in before.iter().map(|(path, _)| path.as_path()).chain([place.0.path(), Path::new("/dev/null")])
+    {
+        let problem = place.builder()?.save_compiled(path).expect_err("it is refused");
+        assert_eq!(problem.kind(), ErrorKind::InvalidArgument, "{problem}");
+        assert!(problem.to_string().contains("give another file"), "{problem}");
+    }
+    assert!(files() == before, "nothing changes");
     Ok(())
 }
 

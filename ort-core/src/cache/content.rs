@@ -1,11 +1,12 @@
 //! What a model's files hold, as a hash, and how not to read them each time.
 //!
 //! Hashing a file takes about as long as reading it. So a folder of the cache also keeps stamps, as the index of a version control system does:
-//! for a file of these numbers (device, inode, length, times of the last changes) the hash is this. A file that changed in the two seconds before it
-//! was opened gets no stamp, as it may change again without its times telling.
+//! for a file of these numbers (device, inode, length, times of the last changes) and of these bytes at a few places the hash is this. A file that
+//! changed in the two seconds before it was opened gets no stamp, as it may change again without its times telling. Nor does one on a file system whose
+//! times are no witness: in memory, of another machine, of a program, or read-only, as images made alike have the same numbers.
 
 use std::fs::{File, Metadata};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -15,9 +16,9 @@ use blake3::{Hash, Hasher};
 use bytes::Bytes;
 use ort_alloc::MappedFile;
 use parking_lot::Mutex;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::entry::{UNFINISHED, readable_by_others};
+use super::entry::{on_threads, regular_file, unfinished};
 
 /// Bytes that are hashed at a time.
 const PART: usize = 8 << 20;
@@ -56,45 +57,63 @@ impl Content {
     /// Lets go of bytes in memory that nothing else holds, for their hash.
     pub(crate) fn forget_unshared(&mut self) {
         if self.mapping.is_none() && self.bytes.as_ref().is_some_and(Bytes::is_unique) {
-            self.hash(None);
+            self.hash(None, usize::MAX);
             self.bytes = None;
         }
     }
 
-    /// The hash of the bytes; `stamps` is the folder where known hashes are kept.
-    pub(crate) fn hash(&self, stamps: Option<&Path>) -> Hash {
-        *self.hash.get_or_init(|| {
-            let compute = || hash_bytes(self.bytes.as_deref().unwrap_or_default(), self.mapping.as_ref());
-            match (&self.identity, stamps) {
-                (Identity::Hash(hash), _) => *hash,
-                (Identity::Stamp(stamp), Some(folder)) => stamp.look_up(folder).unwrap_or_else(|| {
-                    let hash = compute();
-                    if stamp.settled
-                        && let Err(problem) = stamp.keep(folder, hash)
-                    {
+    /// The hash of the bytes, on at most so many threads; `stamps` is the folder where known hashes are kept.
+    pub(crate) fn hash(&self, stamps: Option<&Path>, threads: usize) -> Hash {
+        *self.hash.get_or_init(|| match (&self.identity, stamps) {
+            (Identity::Hash(hash), _) => *hash,
+            (Identity::Stamp(stamp), Some(folder)) if stamp.is_witness => {
+                let bytes = self.bytes.as_deref().unwrap_or_default();
+                stamp.look_up(folder, bytes).unwrap_or_else(|| {
+                    let hash = self.compute(threads);
+                    if let Err(problem) = stamp.keep(folder, bytes, hash) {
                         tracing::debug!(%problem, "the hash of the model's file is not kept");
                     }
                     hash
-                }),
-                _ => compute(),
+                })
             }
+            _ => self.compute(threads),
         })
+    }
+
+    /// Whether the bytes have the hash that their file says they have.
+    pub(crate) fn is_as_said(&self, threads: usize) -> bool {
+        match &self.identity {
+            Identity::Hash(said) => self.compute(threads) == *said,
+            Identity::Stamp(_) | Identity::Unknown => true,
+        }
+    }
+
+    /// Whether it was read from the file with this metadata.
+    pub(crate) fn is_of(&self, metadata: &Metadata) -> bool {
+        match (&self.identity, Stamp::of(metadata)) {
+            (Identity::Stamp(own), Some(other)) => own.file() == other.file(),
+            _ => false,
+        }
+    }
+
+    fn compute(&self, threads: usize) -> Hash {
+        hash_bytes(self.bytes.as_deref().unwrap_or_default(), self.mapping.as_ref(), threads)
     }
 }
 
 /// The hash of all files of a model; none for a graph that was built by hand.
-pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>) -> Option<Hash> {
+pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>, threads: usize) -> Option<Hash> {
     let mut hasher = Hasher::new();
     for content in contents {
         hasher.update(&(content.name.len() as u64).to_le_bytes());
         hasher.update(content.name.as_bytes());
-        hasher.update(content.hash(stamps).as_bytes());
+        hasher.update(content.hash(stamps, threads).as_bytes());
     }
     (!contents.is_empty()).then(|| hasher.finalize())
 }
 
 /// The hash of the hashes of parts, which several threads take. Pages of a mapping that were read for it go.
-fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>) -> Hash {
+fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, threads: usize) -> Hash {
     let parts: Vec<&[u8]> = bytes.chunks(PART).collect();
     let hashes = Mutex::new(vec![None; parts.len()]);
     let next = AtomicUsize::new(0);
@@ -109,11 +128,7 @@ fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>) -> Hash {
             tracing::debug!("pages of the model's file stay resident: {problem}");
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(parts.len());
-    std::thread::scope(|scope| {
-        (1..threads).for_each(|_| drop(scope.spawn(work)));
-        work();
-    });
+    on_threads(threads.min(parts.len()), work);
     let mut hasher = Hasher::new();
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     for hash in hashes.into_inner().iter().flatten() {
@@ -136,8 +151,11 @@ pub(crate) enum Identity {
 impl Identity {
     /// Of an open file.
     pub(crate) fn of(file: &File) -> Identity {
-        let stamp = file.metadata().ok().and_then(|metadata| Stamp::of(&metadata));
-        stamp.map_or(Identity::Unknown, Identity::Stamp)
+        let Some(mut stamp) = file.metadata().ok().and_then(|metadata| Stamp::of(&metadata)) else {
+            return Identity::Unknown;
+        };
+        stamp.is_witness &= tells_changes(file);
+        Identity::Stamp(stamp)
     }
 }
 
@@ -145,8 +163,8 @@ impl Identity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     numbers: [i128; 6],
-    /// Whether it had not changed for a while.
-    settled: bool,
+    /// Whether a change would show: it had not changed for a while, and its file system keeps the times of changes.
+    is_witness: bool,
 }
 
 impl Stamp {
@@ -165,7 +183,8 @@ impl Stamp {
         let file = [metadata.dev(), metadata.ino(), metadata.len()].map(i128::from);
         let [device, inode, len] = file;
         let numbers = [device, inode, len, modified, changed, i128::from(PART as u64)];
-        Some(Stamp { numbers, settled: modified.max(changed).saturating_add(Stamp::SETTLED) <= now })
+        let is_witness = modified.max(changed).saturating_add(Stamp::SETTLED) <= now;
+        Some(Stamp { numbers, is_witness })
     }
 
     #[cfg(not(unix))]
@@ -173,36 +192,79 @@ impl Stamp {
         None
     }
 
+    /// The numbers of the device and of the file on it.
+    fn file(&self) -> [i128; 2] {
+        let [device, inode, ..] = self.numbers;
+        [device, inode]
+    }
+
     /// What its file begins with.
-    fn line(&self) -> String {
+    fn line(&self, bytes: &[u8]) -> String {
         let numbers: Vec<String> = self.numbers.iter().map(i128::to_string).collect();
-        format!("stamp {}", numbers.join(" "))
+        format!("stamp {} {:016x}", numbers.join(" "), sample(bytes))
     }
 
     /// Its file: named by device and inode, so that each file has one.
     fn place(&self, folder: &Path) -> PathBuf {
-        let [device, inode, ..] = self.numbers;
+        let [device, inode] = self.file();
         folder.join(format!("{:016x}.stamp", xxh3_64(format!("{device} {inode}").as_bytes())))
     }
 
     /// The hash that is kept for it.
-    fn look_up(&self, folder: &Path) -> Option<Hash> {
-        let path = self.place(folder);
-        // One line and a checksum: what is longer is none.
-        let text = std::fs::metadata(&path).ok().filter(|found| found.len() < 1024);
-        let text = text.and_then(|_| std::fs::read_to_string(&path).ok())?;
+    fn look_up(&self, folder: &Path, bytes: &[u8]) -> Option<Hash> {
+        // One line and a checksum: of what is longer the checksum is not found.
+        let mut text = String::new();
+        regular_file(&self.place(folder)).ok()?.take(1024).read_to_string(&mut text).ok()?;
         let (stamp, checksum) = text.trim_end().rsplit_once(' ')?;
-        let hash = stamp.strip_prefix(&self.line())?.strip_prefix(' ')?;
+        let hash = stamp.strip_prefix(&self.line(bytes))?.strip_prefix(' ')?;
         (format!("{:016x}", xxh3_64(stamp.as_bytes())) == checksum).then(|| Hash::from_hex(hash).ok())?
     }
 
-    fn keep(&self, folder: &Path, hash: Hash) -> std::io::Result<()> {
-        let mut file = readable_by_others(tempfile::Builder::new().suffix(UNFINISHED)).tempfile_in(folder)?;
-        let stamp = format!("{} {}", self.line(), hash.to_hex());
+    fn keep(&self, folder: &Path, bytes: &[u8], hash: Hash) -> std::io::Result<()> {
+        let mut file = unfinished(folder)?;
+        let stamp = format!("{} {}", self.line(bytes), hash.to_hex());
         writeln!(file, "{stamp} {:016x}", xxh3_64(stamp.as_bytes()))?;
         file.persist(self.place(folder))?;
         Ok(())
     }
+}
+
+/// A hash of a few pages, evenly spread: where the times of changes err, another model shows by these.
+fn sample(bytes: &[u8]) -> u64 {
+    const PAGES: usize = 64;
+    const PAGE: usize = 4096;
+    let mut hash = Xxh3::new();
+    let distance = (bytes.len() / PAGES).max(PAGE);
+    bytes.chunks(distance).for_each(|part| hash.update(part.get(..PAGE).unwrap_or(part)));
+    hash.digest()
+}
+
+/// Whether a file's numbers and times show that it was changed: on file systems of a local disk that may be written. Images that are made alike have
+/// the same numbers for other bytes, and those are mounted read-only.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn tells_changes(file: &File) -> bool {
+    // As `linux/magic.h` has them: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs and overlayfs.
+    const KNOWN: [u32; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x794c_7630];
+    let is_known = rustix::fs::fstatfs(file).is_ok_and(|system| KNOWN.contains(&(system.f_type as u32)));
+    let flags = rustix::fs::fstatvfs(file).map(|system| system.f_flag);
+    is_known && flags.is_ok_and(|flags| !flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+}
+
+/// The same for APFS and HFS+.
+#[cfg(target_os = "macos")]
+fn tells_changes(file: &File) -> bool {
+    let is_known = rustix::fs::fstatfs(file).is_ok_and(|system| {
+        let name = system.f_fstypename.iter().take_while(|letter| **letter != 0);
+        let name: Vec<u8> = name.map(|letter| *letter as u8).collect();
+        name == b"apfs" || name == b"hfs"
+    });
+    let flags = rustix::fs::fstatvfs(file).map(|system| system.f_flag);
+    is_known && flags.is_ok_and(|flags| !flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+fn tells_changes(_file: &File) -> bool {
+    false
 }
 
 #[cfg(test)]
@@ -210,9 +272,9 @@ impl Stamp {
 mod tests {
     use super::*;
 
-    fn content(folder: &Path, settled: bool) -> Content {
+    fn content(folder: &Path, is_witness: bool) -> Content {
         let file = File::open(folder.join("model")).unwrap();
-        let stamp = Stamp { settled, ..Stamp::of(&file.metadata().unwrap()).unwrap() };
+        let stamp = Stamp { is_witness, ..Stamp::of(&file.metadata().unwrap()).unwrap() };
         let mapping = MappedFile::open_file(file).unwrap();
         Content::new(String::new(), mapping.bytes(), Some(mapping), Identity::Stamp(stamp))
     }
@@ -227,30 +289,49 @@ mod tests {
     fn stamps_spare_the_hash_and_are_only_taken_for_files_at_rest() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        std::fs::write(folder.join("model"), vec![7; 3 * PART / 2]).unwrap();
-        let hash = content(folder, false).hash(Some(folder));
+        let mut bytes = vec![7; 3 * PART / 2];
+        std::fs::write(folder.join("model"), &bytes).unwrap();
+        let hash = content(folder, false).hash(Some(folder), 2);
         assert!(stamps(folder).is_empty(), "the file may still change");
-        assert_eq!(content(folder, true).hash(Some(folder)), hash);
+        assert_eq!(content(folder, true).hash(Some(folder), 2), hash);
         let [stamp] = <[_; 1]>::try_from(stamps(folder)).unwrap();
         // A stamp of another hash shows that it is taken.
         let of_file = Stamp::of(&std::fs::metadata(folder.join("model")).unwrap()).unwrap();
         let other = blake3::hash(b"other");
-        of_file.keep(folder, other).unwrap();
-        assert_eq!(content(folder, true).hash(Some(folder)), other);
+        of_file.keep(folder, &bytes, other).unwrap();
+        assert_eq!(content(folder, true).hash(Some(folder), 2), other);
         // Damaged stamps are not: any byte flipped, cut anywhere.
         let text = std::fs::read(&stamp).unwrap();
         for index in 0..text.len() - 1 {
             let mut damaged = text.clone();
             damaged[index] ^= 1;
             std::fs::write(&stamp, &damaged).unwrap();
-            assert_ne!(of_file.look_up(folder), Some(other), "byte {index}");
+            assert_ne!(of_file.look_up(folder, &bytes), Some(other), "byte {index}");
             std::fs::write(&stamp, &text[..index]).unwrap();
-            assert_eq!(of_file.look_up(folder), None, "{index} bytes");
+            assert_eq!(of_file.look_up(folder, &bytes), None, "{index} bytes");
         }
-        // Another file under the name, or other times, ask for another stamp.
+        // Another file under the name, other times, or other bytes under the same numbers ask for another stamp.
         std::fs::write(&stamp, &text).unwrap();
+        assert_eq!(of_file.look_up(folder, &bytes), Some(other));
+        assert_eq!(
+            content(folder, false).hash(Some(folder), 2),
+            hash,
+            "no stamp is taken where times are no witness"
+        );
+        bytes[PART / 2 / 4096 * 4096..][..PART / 2].fill(8);
+        assert_eq!(of_file.look_up(folder, &bytes), None);
         std::fs::write(folder.join("model"), vec![8; 3 * PART / 2]).unwrap();
-        assert_ne!(content(folder, true).hash(Some(folder)), other);
+        assert_ne!(content(folder, true).hash(Some(folder), 2), other);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn files_in_memory_and_of_the_system_are_no_witnesses() {
+        let Ok(in_memory) = tempfile::tempfile_in("/dev/shm") else { return };
+        for file in [in_memory, File::open("/proc/self/status").unwrap()] {
+            let Identity::Stamp(stamp) = Identity::of(&file) else { continue };
+            assert!(!stamp.is_witness && !tells_changes(&file), "{file:?}");
+        }
     }
 
     #[test]
@@ -259,7 +340,7 @@ mod tests {
             let contents = files.iter().map(|(name, bytes)| {
                 Content::new((*name).to_owned(), bytes.clone().into(), None, Identity::Unknown)
             });
-            hash_of(&contents.collect::<Vec<_>>(), None)
+            hash_of(&contents.collect::<Vec<_>>(), None, 2)
         };
         let mut all = vec![
             of(&[("", vec![0; PART])]),
@@ -285,10 +366,10 @@ mod tests {
         let mut shared = Content::new(String::new(), bytes.clone(), None, Identity::Unknown);
         shared.forget_unshared();
         assert!(shared.bytes().is_some());
-        let expected = hash_of(&[shared], None);
+        let expected = hash_of(&[shared], None, 1);
         let mut alone = Content::new(String::new(), bytes, None, Identity::Unknown);
         alone.forget_unshared();
         assert!(alone.bytes().is_none());
-        assert_eq!(hash_of(&[alone], None), expected);
+        assert_eq!(hash_of(&[alone], None, 1), expected);
     }
 }

@@ -17,6 +17,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ort_alloc::MappedFile;
@@ -38,8 +39,11 @@ const RECORD: usize = 32;
 /// Blobs of at least this many bytes begin at a page.
 const PAGE: usize = 4096;
 
-/// The ending of files that are being written.
-pub(super) const UNFINISHED: &str = ".unfinished";
+/// How the names of files that are being written begin and end.
+const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
+
+/// Files without a writer that were changed longer ago than this are what a process left that was ended.
+pub(super) const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// A blob in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,10 +211,7 @@ impl Entry {
                 damaged.fetch_min(index, Ordering::Relaxed);
             }
         };
-        std::thread::scope(|scope| {
-            (1..threads.min(blobs.len())).for_each(|_| drop(scope.spawn(work)));
-            work();
-        });
+        on_threads(threads.min(blobs.len()), work);
         match damaged.into_inner() {
             usize::MAX => Ok(()),
             index => Err(format!("the checksum of blob {index} is wrong")),
@@ -241,9 +242,10 @@ pub(crate) struct EntryWriter {
 }
 
 impl EntryWriter {
-    /// Begins an entry in a folder.
+    /// Begins an entry in a folder; what ended processes have left there goes.
     pub(crate) fn new(folder: &Path, key: String) -> io::Result<EntryWriter> {
-        let file = readable_by_others(tempfile::Builder::new().suffix(UNFINISHED)).tempfile_in(folder)?;
+        forget_unfinished(folder);
+        let file = unfinished(folder)?;
         // Others see by the lock that this file has a writer. Not all file systems have locks.
         if let Err(problem) = file.as_file().try_lock() {
             tracing::debug!(%problem, "the unfinished entry is not locked");
@@ -287,11 +289,12 @@ impl EntryWriter {
         self.file.write_all(&header.to_bytes(self.key.as_bytes(), &table))?;
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.as_file().sync_all()?;
-        // The lock belongs to the open file, which stays open below.
-        if let Err(problem) = file.as_file().unlock() {
+        let file = file.persist(path)?;
+        // Only now: a file without a lock that has its first name yet may be taken for left behind.
+        if let Err(problem) = file.unlock() {
             tracing::debug!(%problem, "the entry stays locked while it is open");
         }
-        Ok(file.persist(path)?)
+        Ok(file)
     }
 
     fn pad(&mut self, alignment: u64) -> io::Result<()> {
@@ -301,9 +304,57 @@ impl EntryWriter {
     }
 }
 
+/// Does `work` on at most so many threads, this one included, and no more than may run at once. Each has to take its parts from what all share:
+/// where the system refuses a thread, the others do all.
+pub(super) fn on_threads(threads: usize, work: impl Fn() + Sync) {
+    let threads = threads.min(std::thread::available_parallelism().map_or(1, usize::from));
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            if let Err(problem) = std::thread::Builder::new().spawn_scoped(scope, &work) {
+                tracing::debug!(%problem, "fewer threads read the files of the cache");
+                break;
+            }
+        }
+        work();
+    });
+}
+
+/// Opens a file; what is none, as a pipe, which opening would wait for, is an error.
+pub(super) fn regular_file(path: &Path) -> io::Result<File> {
+    match std::fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+    }
+}
+
+/// A new file under a name of its own.
+pub(super) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    readable_by_others(builder.prefix(UNFINISHED.0).suffix(UNFINISHED.1)).tempfile_in(folder)
+}
+
+/// Removes what ended processes have left in a folder.
+fn forget_unfinished(folder: &Path) {
+    let now = SystemTime::now();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        let age = || now.duration_since(entry.metadata().ok()?.modified().ok()?).ok();
+        let is_own = name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1);
+        if !is_own || age().is_none_or(|age| age < LEFT_BEHIND) {
+            continue;
+        }
+        // A writer holds the lock.
+        let is_left = regular_file(&path).is_ok_and(|file| file.try_lock().is_ok());
+        if is_left && let Err(problem) = std::fs::remove_file(&path) {
+            tracing::debug!(%problem, path = %path.display(), "an unfinished entry stays");
+        }
+    }
+}
+
 /// Files like those that other programs write, not private ones as temporary files are.
 #[cfg(unix)]
-pub(super) fn readable_by_others<'b, 'a, 'c>(
+fn readable_by_others<'b, 'a, 'c>(
     builder: &'b mut tempfile::Builder<'a, 'c>,
 ) -> &'b mut tempfile::Builder<'a, 'c> {
     use std::os::unix::fs::PermissionsExt;
@@ -312,7 +363,7 @@ pub(super) fn readable_by_others<'b, 'a, 'c>(
 }
 
 #[cfg(not(unix))]
-pub(super) fn readable_by_others<'b, 'a, 'c>(
+fn readable_by_others<'b, 'a, 'c>(
     builder: &'b mut tempfile::Builder<'a, 'c>,
 ) -> &'b mut tempfile::Builder<'a, 'c> {
     builder

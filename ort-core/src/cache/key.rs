@@ -1,16 +1,11 @@
 //! What an entry is made for, and the folder where it is found by that.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
 use ort_alloc::MappedFile;
 
-use super::entry::{Entry, EntryWriter, Refusal, UNFINISHED};
+use super::entry::{Entry, EntryWriter, Refusal, regular_file};
 use crate::{Result, error};
-
-/// Files without a writer that were changed longer ago than this are what a process left that was ended.
-const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// All that packed weights and folded constants depend on, as lines of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +75,7 @@ impl Folder {
 
     /// The entry of a key, whole and undamaged; none where there is no file.
     pub(crate) fn find(&self, key: &Key, threads: usize) -> Result<Option<Entry>, Refusal> {
-        let file = match File::open(self.place(key)) {
+        let file = match regular_file(&self.place(key)) {
             Ok(file) => file,
             Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(problem) => return Err(problem.to_string()),
@@ -93,30 +88,17 @@ impl Folder {
 
     /// Begins the entry of a key; what ended processes have left goes.
     pub(crate) fn begin(&self, key: &Key) -> std::io::Result<EntryWriter> {
-        self.forget_unfinished();
         EntryWriter::new(&self.0, key.text())
-    }
-
-    fn forget_unfinished(&self) {
-        let now = SystemTime::now();
-        for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let age = || now.duration_since(entry.metadata().ok()?.modified().ok()?).ok();
-            if !path.to_string_lossy().ends_with(UNFINISHED) || age().is_none_or(|age| age < LEFT_BEHIND) {
-                continue;
-            }
-            // A writer holds the lock.
-            let is_left = File::open(&path).is_ok_and(|file| file.try_lock().is_ok());
-            if is_left && let Err(problem) = std::fs::remove_file(&path) {
-                tracing::debug!(%problem, path = %path.display(), "an unfinished entry stays");
-            }
-        }
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    use super::super::entry::LEFT_BEHIND;
     use super::*;
 
     fn key(lasting: &str, code: &str) -> Key {
@@ -149,15 +131,18 @@ mod tests {
             file.set_modified(old).unwrap();
             file
         };
-        drop(made("left.unfinished"));
+        drop(made(".ort-left.unfinished"));
         drop(made("something.else"));
-        let written = made("written.unfinished");
+        drop(made("another.unfinished"));
+        drop(made(".ort-something"));
+        let written = made(".ort-written.unfinished");
         written.lock().unwrap();
-        drop(File::create(place.path().join("young.unfinished")).unwrap());
+        drop(File::create(place.path().join(".ort-young.unfinished")).unwrap());
         drop(folder.begin(&key("model", "code")).unwrap());
         let mut names: Vec<_> =
             std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names, ["something.else", "written.unfinished", "young.unfinished"]);
+        let stay = [".ort-something", ".ort-written.unfinished", ".ort-young.unfinished"];
+        assert_eq!(names, [&stay[..], &["another.unfinished", "something.else"]].concat());
     }
 }

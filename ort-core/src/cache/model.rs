@@ -11,7 +11,7 @@ use ort_alloc::MappedFile;
 use super::content::{Content, Identity};
 use super::entry::{Entry, EntryWriter, MAGIC, Refusal};
 use super::store::{Role, Store, tag};
-use crate::{Error, Result, error};
+use crate::{Error, Result, ensure, error};
 
 /// The hexadecimal digits of a hash.
 const DIGITS: usize = 64;
@@ -53,11 +53,16 @@ impl CompiledModel {
         &self.files
     }
 
-    /// Compares the model's own files with their checksums.
-    pub(crate) fn verify_files(&self) -> Result<()> {
-        let damaged =
-            |refusal: Refusal| error!(NoModel, "the compiled model is damaged: {refusal}").help(COMPILE);
-        self.entry.verify(0..self.entry.sources(), 1).map_err(damaged)
+    /// Compares the model's own files with the hashes that the compiled model says they have. Until then those only tell whether the packed weights
+    /// beside them fit: nothing may be found by them, or written under them.
+    pub(crate) fn verify_files(&self, threads: usize) -> Result<()> {
+        let Some(file) = self.files.iter().find(|file| !file.is_as_said(threads)) else { return Ok(()) };
+        let name = file.name();
+        let problem = error!(
+            NoModel,
+            "the compiled model is damaged: the content of the model's file '{name}' has not the hash that it is said to have"
+        );
+        Err(problem.help(COMPILE))
     }
 }
 
@@ -81,7 +86,8 @@ fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
 }
 
 /// Begins a compiled model of these files; `finish` of the store ends it.
-pub(crate) fn begin(path: &Path, key: String, files: &[Content]) -> Result<Store> {
+pub(crate) fn begin(path: &Path, key: String, files: &[Content], threads: usize) -> Result<Store> {
+    check_place(path, files)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut writer = EntryWriter::new(folder, key).map_err(|problem| cannot_write(path, &problem))?;
     for file in files {
@@ -89,13 +95,29 @@ pub(crate) fn begin(path: &Path, key: String, files: &[Content]) -> Result<Store
             error!(InvalidArgument, "of the model only what was loaded is left, not its bytes")
                 .help("load it from its file")
         })?;
-        let label = format!("{}{}", file.hash(None).to_hex(), file.name());
+        let label = format!("{}{}", file.hash(None, threads).to_hex(), file.name());
         let added = writer.add(tag(Role::Source, &["label"]), label.as_bytes());
         let added = added.and_then(|()| writer.add(tag(Role::Source, &["content"]), bytes));
         added.map_err(|problem| cannot_write(path, &problem))?;
     }
     writer.end_of_sources();
     Ok(Store::writing(writer))
+}
+
+/// Refuses to replace what is no file, or one that the model was loaded from.
+fn check_place(path: &Path, files: &[Content]) -> Result<()> {
+    const HELP: &str = "give another file to write";
+    let Ok(found) = path.metadata() else { return Ok(()) };
+    let shown = path.display();
+    ensure!(found.is_file(), InvalidArgument, "cannot write '{shown}': it exists and is no file; {HELP}");
+    match files.iter().find(|file| file.is_of(&found)).map(Content::name) {
+        None => Ok(()),
+        Some("") => Err(error!(InvalidArgument, "'{shown}' would replace the model that is read").help(HELP)),
+        Some(name) => {
+            let what = "the model's external data";
+            Err(error!(InvalidArgument, "'{shown}' would replace {what} '{name}'").help(HELP))
+        }
+    }
 }
 
 /// Why a compiled model is not there.

@@ -49,6 +49,22 @@ pub struct DeviceInfo {
     pub facts: Vec<(String, String)>,
 }
 
+/// What the weights depend on that a device's kernels pack, each as one line of text.
+///
+/// ```
+/// use ort_core::ep::Fingerprint;
+///
+/// let own = Fingerprint { code: "1.0".to_owned(), hardware: "16 lanes".to_owned() };
+/// assert_ne!(own, Fingerprint { hardware: "8 lanes".to_owned(), ..own.clone() });
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// The version of the code: an entry of the compiled cache takes the place of that of another version.
+    pub code: String,
+    /// What is found of the hardware: machines that differ in it have entries of their own.
+    pub hardware: String,
+}
+
 /// An opened device.
 pub trait Device: Send + Sync {
     /// What it is.
@@ -61,9 +77,9 @@ pub trait Device: Send + Sync {
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String>;
     /// Makes the kernel of a claimed node; weights are packed here.
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>;
-    /// What the weights that its kernels pack depend on beside the node and the precision: the version of its code, and what it finds of
-    /// the hardware. Where there is none, sessions with a compiled cache are refused.
-    fn fingerprint(&self) -> Option<String> {
+    /// What the weights that its kernels pack depend on beside the node and the precision. Where there is none, sessions with a compiled cache
+    /// are refused.
+    fn fingerprint(&self) -> Option<Fingerprint> {
         None
     }
     /// Waits until what it was given to do is done. A device that is done when its calls return has nothing to wait for.

@@ -247,6 +247,8 @@ impl SessionBuilder {
     pub fn optimized(self) -> Result<(Graph, Report)> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
         let setting = Setting { threads: 1, devices: &devices, budget: &self.new_budget() };
+        // The graph goes elsewhere, where no checksum of the compiled model holds for it.
+        self.verify_files(self.thread_count()?)?;
         let (graph, report) = self.rewritten(setting, Packing::Now, self.limits.until())?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
@@ -360,6 +362,7 @@ impl SessionBuilder {
             release: &|tensor| self.model.release(tensor),
             packed_bytes: 0,
             cached_bytes: 0,
+            is_aligned_in_file: &|tensor| self.model.is_aligned_in_file(tensor),
             is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
             // Without a limit all packed weights stay, and those in the cache count against none.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),

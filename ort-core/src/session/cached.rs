@@ -8,7 +8,7 @@ use ort_alloc::{Budget, MappedFile};
 
 use super::builder::{Built, SessionBuilder};
 use crate::cache::{Entry, Folder, Key, Store, begin, cannot_write};
-use crate::ep::{Device, Packing};
+use crate::ep::{Device, Fingerprint, Packing};
 use crate::{ErrorKind, Result, error};
 
 /// What compiling takes besides the settings.
@@ -30,7 +30,7 @@ impl SessionBuilder {
             match self.with_compiled(compiled.entry(), setting)? {
                 Ok(built) => return Ok(Some(built)),
                 Err(refusal) => {
-                    compiled.verify_files()?;
+                    compiled.verify_files(setting.threads)?;
                     tracing::warn!(
                         "the compiled model is packed again, as what it holds does not fit: {refusal}; `ort compile` makes one that does"
                     );
@@ -42,6 +42,7 @@ impl SessionBuilder {
 
     fn in_folder(&self, path: &Path, setting: Setting<'_>) -> Result<Option<FromCache>> {
         let folder = Folder::open(path)?;
+        self.verify_files(setting.threads)?;
         let key = self.key(Some(folder.path()), setting)?;
         let found = match folder.find(&key, setting.threads) {
             Ok(None) => None,
@@ -92,8 +93,9 @@ impl SessionBuilder {
 
     /// Packs everything into a compiled model.
     pub(super) fn write_compiled(&self, path: &Path, setting: Setting<'_>) -> Result<()> {
+        self.verify_files(setting.threads)?;
         let key = self.key(None, setting)?;
-        let store = begin(path, key.text(), self.model.contents())?;
+        let store = begin(path, key.text(), self.model.contents(), setting.threads)?;
         let built = self.program(setting, Packing::Cached(&store)).map(drop);
         self.model.release_all();
         if let Some(refusal) = store.problem() {
@@ -131,9 +133,14 @@ impl SessionBuilder {
         Ok(file)
     }
 
+    /// Holds the files inside a compiled model against the hashes that it says they have.
+    pub(super) fn verify_files(&self, threads: usize) -> Result<()> {
+        self.model.compiled_model().map_or(Ok(()), |compiled| compiled.verify_files(threads))
+    }
+
     /// What the entry for this session is named by and has to be made for.
     fn key(&self, stamps: Option<&Path>, setting: Setting<'_>) -> Result<Key> {
-        let content = self.model.content_hash(stamps).ok_or_else(|| {
+        let content = self.model.content_hash(stamps, setting.threads).ok_or_else(|| {
             error!(InvalidArgument, "a graph that was built by hand has no place in the compiled cache")
                 .help("save the graph and load the file, or leave the cache out")
         })?;
@@ -155,8 +162,9 @@ impl SessionBuilder {
                 )
                 .help("leave the compiled cache out, or let the device have a fingerprint")
             })?;
-            lasting.push_str(&format!("device {} {:?}\n", info.provider, info.name));
-            code.push_str(&format!("device {fingerprint}\n"));
+            let Fingerprint { code: version, hardware } = fingerprint;
+            lasting.push_str(&format!("device {} {:?} {hardware}\n", info.provider, info.name));
+            code.push_str(&format!("device {version}\n"));
         }
         for (name, options) in &self.providers {
             lasting.push_str(&format!("provider {name} {options:?}\n"));

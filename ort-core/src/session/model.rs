@@ -119,8 +119,8 @@ impl Model {
     }
 
     /// The hash of the files, for the compiled cache; none of a graph that was built by hand.
-    pub(super) fn content_hash(&self, stamps: Option<&Path>) -> Option<String> {
-        hash_of(&self.file.contents, stamps).map(|hash| hash.to_hex().to_string())
+    pub(super) fn content_hash(&self, stamps: Option<&Path>, threads: usize) -> Option<String> {
+        hash_of(&self.file.contents, stamps, threads).map(|hash| hash.to_hex().to_string())
     }
 
     /// The files that it was loaded from, its own first.
@@ -136,6 +136,16 @@ impl Model {
     /// Whether these bytes are a slice of a mapped file of the model.
     pub(super) fn is_mapped(&self, bytes: &[u8]) -> bool {
         self.file.mappings.iter().any(|mapping| mapping.contains(bytes))
+    }
+
+    /// Whether a constant is aligned for its type by its place in the model's file, wherever that lies in memory; where it is in memory of its own,
+    /// as it lies there.
+    pub(super) fn is_aligned_in_file(&self, tensor: &Tensor) -> bool {
+        let (Some(bytes), Some(size)) = (tensor.bytes(), tensor.dtype().byte_size()) else { return true };
+        let start = bytes.as_ptr().addr();
+        let mut files = self.file.contents.iter().filter_map(|content| content.bytes());
+        let file = files.find(|file| file.as_ptr_range().contains(&bytes.as_ptr()));
+        start.wrapping_sub(file.map_or(0, |file| file.as_ptr().addr())).is_multiple_of(size)
     }
 
     /// Whether some file of the model is mapped.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::cache::PlanCache;
 use super::streamed::StreamedKernel;
-use crate::cache::{Role, tag};
+use crate::cache::{Role, Store, tag};
 use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Packing, Precision, partition};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
@@ -131,6 +131,8 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) packed_bytes: usize,
     /// Of packed weights in the compiled cache.
     pub(crate) cached_bytes: usize,
+    /// Whether a constant's place in the model's file is aligned for its type.
+    pub(crate) is_aligned_in_file: &'a dyn Fn(&Tensor) -> bool,
     /// Whether a weight lies in a mapped file, so that it can be read again at any time.
     pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
     /// Whether packed weights may come and go.
@@ -174,7 +176,7 @@ impl Program {
         let outputs = graph.outputs.clone().into_iter();
         let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));
         let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
-        builder.align_constants(cx)?;
+        builder.align_constants(&graph, cx)?;
         builder.forget_consumed(&mut graph, cx.is_mapped);
         let Builder { slots, steps, .. } = builder;
         let plans = PlanCache::default();
@@ -443,7 +445,7 @@ impl Builder {
     }
 
     /// Copies constants that are not aligned for their type and that some kernel reads as typed slices.
-    fn align_constants(&mut self, cx: &mut BuildCx<'_>) -> Result<()> {
+    fn align_constants(&mut self, graph: &Graph, cx: &mut BuildCx<'_>) -> Result<()> {
         let mut typed_reads = vec![false; self.slots.len()];
         for step in &self.steps {
             for (position, slot) in step.inputs.iter().enumerate() {
@@ -455,10 +457,15 @@ impl Builder {
         }
         for (slot, _) in self.slots.iter_mut().zip(typed_reads).filter(|(_, typed)| *typed) {
             let Origin::Constant(tensor) = &slot.origin else { continue };
-            if tensor.is_aligned() {
-                continue;
-            }
-            if let Some(copy) = aligned(tensor, cx)? {
+            let copy = match cx.packing {
+                // Not by the address: the same model may lie elsewhere in memory when the entry is read.
+                Packing::Cached(store) if !(cx.is_aligned_in_file)(tensor) => {
+                    cached_copy(&graph.value(slot.value).name, tensor, store)?
+                }
+                _ if tensor.is_aligned() => None,
+                _ => aligned(tensor, cx)?,
+            };
+            if let Some(copy) = copy {
                 (cx.release)(tensor);
                 slot.origin = Origin::Constant(copy);
             }
@@ -470,20 +477,9 @@ impl Builder {
 /// A constant where kernels can read it as a typed slice; none where nothing will run.
 fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
     let Some(bytes) = tensor.bytes() else { return Ok(None) };
-    match cx.packing {
-        Packing::Counted => {
-            cx.packed_bytes = cx.packed_bytes.saturating_add(bytes.len());
-            return Ok(None);
-        }
-        Packing::Cached(store) => {
-            let tag = tag(Role::Aligned, &[tensor.dtype().name(), &format!("{:?}", tensor.shape())]);
-            let Some(found) = store.take(tag, bytes.len())? else {
-                store.put(tag, bytes)?;
-                return Ok(None);
-            };
-            return Tensor::from_bytes(tensor.dtype(), tensor.shape(), found).map(Some);
-        }
-        Packing::Now => {}
+    if matches!(cx.packing, Packing::Counted) {
+        cx.packed_bytes = cx.packed_bytes.saturating_add(bytes.len());
+        return Ok(None);
     }
     let memory = &**ort_alloc::HostAllocator::global();
     let mut buffer = allocate_in(cx.budget, Category::Weights, memory, bytes.len(), 64)?;
@@ -491,6 +487,17 @@ fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
     let to = to.get_mut(..bytes.len()).ok_or_else(|| error!(Fail, "the copy is too small"))?;
     to.copy_from_slice(bytes);
     Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer).map(Some)
+}
+
+/// The copy of a constant in the compiled cache; none where it is being written, as nothing will run then.
+fn cached_copy(name: &str, tensor: &Tensor, store: &Store) -> Result<Option<Tensor>> {
+    let Some(bytes) = tensor.bytes() else { return Ok(None) };
+    let tag = tag(Role::Aligned, &[name, tensor.dtype().name(), &format!("{:?}", tensor.shape())]);
+    let Some(found) = store.take(tag, bytes.len())? else {
+        store.put(tag, bytes)?;
+        return Ok(None);
+    };
+    Tensor::from_bytes(tensor.dtype(), tensor.shape(), found).map(Some)
 }
 
 fn device_at(devices: &[Arc<dyn Device>], index: usize) -> Result<&Arc<dyn Device>> {

@@ -80,6 +80,14 @@ pub struct Cpu {
     pub precision: Precision,
 }
 
+/// What packed matrices depend on beside the code and the numbers in them: the shapes of the tiles that this CPU multiplies with. CPUs of one instruction
+/// set differ in it, as not all have products of bytes or of bfloat16.
+pub(crate) fn packed_layout(isa: Isa) -> String {
+    let float = |precision| Kernel::of(Cpu { isa, threads: 1, precision }).layout();
+    let [fp32, bf16] = [Precision::Fp32, Precision::Bf16].map(float);
+    format!("fp32={fp32} bf16={bf16} bytes={}", kernels::ByteKernel::of(isa).layout())
+}
+
 impl Cpu {
     /// The widest instruction set allowed, on `threads` threads, in float32.
     pub fn with_threads(threads: usize) -> Self {

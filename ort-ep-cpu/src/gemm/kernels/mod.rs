@@ -79,6 +79,13 @@ impl Kernel {
         &scalar::KERNEL
     }
 
+    /// What the place of a packed number depends on.
+    pub(super) fn layout(&self) -> String {
+        let Kernel { rows, vectors, lanes, pairs, .. } = self;
+        let kind = if pairs.is_some() { "pairs" } else { "numbers" };
+        format!("{rows}x{vectors}x{lanes}/{kind}")
+    }
+
     /// Columns in a panel of B.
     pub(super) fn width(&self) -> usize {
         self.vectors * self.lanes

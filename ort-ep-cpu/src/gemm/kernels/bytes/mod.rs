@@ -56,6 +56,12 @@ impl ByteKernel {
         &portable::KERNEL
     }
 
+    /// What the place of a packed number depends on.
+    pub(in crate::gemm) fn layout(&self) -> String {
+        let ByteKernel { vectors, lanes, unsigned_rows, signed_rows, .. } = self;
+        format!("{vectors}x{lanes}/{}/{}", unsigned_rows.len(), signed_rows.len())
+    }
+
     /// Columns in a panel of windows.
     pub(in crate::gemm) fn width(&self) -> usize {
         self.vectors * self.lanes
