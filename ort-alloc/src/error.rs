@@ -55,11 +55,12 @@ pub enum AllocError {
 }
 
 impl AllocError {
-    /// The refusal of a request that had `covered` bytes besides.
+    /// The refusal of a request that had `covered` bytes set aside for it.
     pub(crate) fn with_more(mut self, covered: usize) -> Self {
-        if let Self::BudgetExceeded { needed, available, .. } = &mut self {
+        if let Self::BudgetExceeded { needed, available, in_use, .. } = &mut self {
             *needed = needed.saturating_add(covered);
             *available = available.saturating_add(covered);
+            *in_use = in_use.saturating_sub(covered);
         }
         self
     }
