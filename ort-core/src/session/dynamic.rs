@@ -70,19 +70,20 @@ impl DynamicMemory {
         let arena = lane.arena.as_ref().filter(|_| device != DeviceId::HOST || bytes >= LEAST);
         match arena.and_then(|arena| arena.allocate(bytes, lane.alignment()).ok()) {
             Some(buffer) => Ok(buffer),
-            None => self.allocate_outside(device, category, bytes),
+            None => self.allocate_outside(&self.budget, device, category, bytes),
         }
     }
 
-    /// Memory of its own, never of the arena.
+    /// Memory of its own, never of the arena, out of `budget`: what is planned comes out of what is set aside for the run.
     pub(crate) fn allocate_outside(
         &self,
+        budget: &Arc<Budget>,
         device: DeviceId,
         category: Category,
         bytes: usize,
     ) -> Result<Buffer> {
         let lane = self.lane(device)?;
-        self.reserve_for(|| allocate_in(&self.budget, category, &*lane.allocator, bytes, lane.alignment()))
+        self.reserve_for(|| allocate_in(budget, category, &*lane.allocator, bytes, lane.alignment()))
     }
 
     /// What takes something out of the budget. Where there is too little, free regions go back and it is tried once more.
@@ -202,7 +203,7 @@ impl ValueMemory<'_> {
     /// Memory for the value; its bytes may be those of an earlier one.
     pub(crate) fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
         match self.outlives_run {
-            true => self.memory.allocate_outside(device, category, bytes),
+            true => self.memory.allocate_outside(&self.memory.budget, device, category, bytes),
             false => self.memory.allocate(device, category, bytes),
         }
     }

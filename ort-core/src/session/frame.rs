@@ -467,7 +467,7 @@ impl<'a> Frame<'a> {
                 let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
                 memory.reserve_for(|| allocate_in(budget, category, outputs, bytes, 64))?
             }
-            Category::Output => memory.allocate_outside(device, category, bytes)?,
+            Category::Output => memory.allocate_outside(&self.env.control.budget, device, category, bytes)?,
             _ => {
                 let outlives_run = self.env.outlives_run && self.program.outputs.contains(&slot);
                 ValueMemory { memory, outlives_run }.allocate(device, category, bytes)?
@@ -758,7 +758,10 @@ pub(crate) fn device_slabs(plan: &RunPlan, env: RunEnv<'_>) -> Result<SmallVec<[
     let mut slabs = SmallVec::new();
     for (memory, bytes) in &plan.slabs {
         slabs.push(match *bytes > 0 && *memory != DeviceId::HOST {
-            true => Some(env.memory.allocate_outside(*memory, Category::Slab, *bytes)?.freeze()),
+            true => {
+                let budget = &env.control.budget;
+                Some(env.memory.allocate_outside(budget, *memory, Category::Slab, *bytes)?.freeze())
+            }
             false => None,
         });
     }
