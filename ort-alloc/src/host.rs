@@ -204,7 +204,7 @@ impl PageRegion {
         let alignment = alignment.max(HUGE_PAGE_BYTES);
         // The last, partial huge page is completed only where that wastes little: memory matters more than speed.
         let whole = round_up(bytes, HUGE_PAGE_BYTES)?;
-        let bytes = if whole - bytes <= bytes / 8 { whole } else { round_up(bytes, page_bytes())? };
+        let bytes = if whole - bytes <= bytes / 64 { whole } else { round_up(bytes, page_bytes())? };
         let mapped = bytes.checked_add(alignment).filter(|&mapped| mapped <= isize::MAX as usize)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON;

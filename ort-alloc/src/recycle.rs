@@ -1,5 +1,6 @@
 //! Regions that wait for the next request of nearly their size instead of going back at once.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -21,8 +22,9 @@ const PATIENCE: u32 = 2;
 ///
 /// The system clears new pages one by one as they are first touched, which takes longer than to fill them. So a dropped
 /// buffer of 64 KiB up to [`HUGE_PAGE_BYTES`] waits for the next request, which finds its bytes as they were left; all
-/// others are the [`HostAllocator`]'s. At most 32 MiB wait, and those that nobody takes go back with
-/// [`sweep`](Self::sweep). A buffer does not keep the recycler alive: without it, it goes back at once.
+/// others are the [`HostAllocator`]'s. At most 32 MiB wait. A request that finds nothing takes the room of what waits, so that
+/// changing sizes do not add up; what nobody takes goes back with [`sweep`](Self::sweep). A buffer does not keep the recycler
+/// alive: without it, it goes back at once.
 pub struct Recycler {
     this: Weak<Recycler>,
     most_waiting: AtomicUsize,
@@ -71,6 +73,18 @@ impl Recycler {
         Some(waiting.swap_remove(place).region)
     }
 
+    /// Lets go of regions, those that wait longest first, until a new one of so many bytes adds nothing.
+    fn make_room(&self, bytes: usize) {
+        let mut waiting = self.waiting.lock();
+        waiting.sort_by_key(|waiting| Reverse(waiting.sweeps));
+        let mut room = 0_usize;
+        waiting.retain(|waiting| {
+            let stays = room >= bytes;
+            room = room.saturating_add(waiting.region.len());
+            stays
+        });
+    }
+
     fn put(&self, region: Box<Buffer>) {
         let mut waiting = self.waiting.lock();
         let all: usize = waiting.iter().map(|waiting| waiting.region.len()).sum();
@@ -99,7 +113,11 @@ impl Allocator for Recycler {
         AllocError::check_alignment(DeviceId::HOST, alignment)?;
         let region = match self.take(bytes) {
             Some(region) => region,
-            None => Box::new(host.allocate(rounded(bytes), alignment)?),
+            None => {
+                let bytes = rounded(bytes);
+                self.make_room(bytes);
+                Box::new(host.allocate(bytes, alignment)?)
+            }
         };
         // The region is as long as `bytes` or longer, and nobody reads or writes it but through the buffer over it.
         let (address, home) = (region.address(), self.this.clone());
@@ -135,10 +153,6 @@ impl Drop for Recycled {
 mod tests {
     use super::*;
 
-    fn start(buffer: &Buffer) -> *const u8 {
-        buffer.bytes().unwrap_or_default().as_ptr()
-    }
-
     #[test]
     fn the_next_request_of_nearly_the_size_gets_what_was_dropped() -> Result<(), AllocError> {
         // (first request, second request, whether the second gets the first one's memory)
@@ -146,21 +160,42 @@ mod tests {
             (100_000, 100_000, true),
             (396_288, 399_360, true),
             (100_000, 90_000, true),
-            (100_000, 60_000, false),
+            (100_000, 70_000, false),
             (200_000, 100_000, false),
             (100_000, 200_000, false),
         ] {
             let recycler = Recycler::new();
             let mut buffer = recycler.allocate(first, 64)?;
             buffer.bytes_mut().unwrap_or_default().fill(7);
-            let before = start(&buffer);
             drop(buffer);
             let waiting = recycler.waiting.lock().len();
             assert_eq!(waiting, 1, "{first}");
             let buffer = recycler.allocate(second, 64)?;
             assert_eq!(buffer.len(), second);
-            assert_eq!(recycler.waiting.lock().is_empty(), same, "{first} {second}");
-            assert_eq!(start(&buffer) == before, same, "{first} {second}");
+            assert_eq!(recycler.waiting_bytes(), 0, "{first} {second}");
+            // What comes from the heap is zeroed.
+            let byte = buffer.bytes().and_then(|bytes| bytes.first().copied());
+            assert_eq!(byte, Some(if same { 7 } else { 0 }), "{first} {second}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn changing_sizes_do_not_add_up() -> Result<(), AllocError> {
+        // (sizes that wait, request, bytes that wait beside it)
+        for (sizes, request, left) in [
+            (&[1 << 20, 1 << 17][..], 1 << 18, 1 << 17),
+            (&[1 << 17, 1 << 20], 1 << 18, 0),
+            (&[1 << 16, 1 << 16, 1 << 16], 1 << 17, 1 << 16),
+            (&[1 << 16, 1 << 17], 1 << 20, 0),
+            (&[1 << 16, 1 << 17], 1 << 17, 1 << 16),
+        ] {
+            let recycler = Recycler::new();
+            let buffers =
+                sizes.iter().map(|&bytes| recycler.allocate(bytes, 64)).collect::<Result<Vec<_>, _>>()?;
+            drop(buffers);
+            let _buffer = recycler.allocate(request, 64)?;
+            assert_eq!(recycler.waiting_bytes(), left, "{sizes:?} {request}");
         }
         Ok(())
     }
