@@ -11,6 +11,9 @@ enum Count {
     Product(Option<&'static str>),
     /// The elements of the output, each a sum over what one output channel of this input holds.
     Convolution(usize),
+    /// What the first input makes of each pixel with the second, and a sum over what one output channel of the third holds for each element
+    /// of the output.
+    Separable,
     /// The elements of the input, each times what one input channel of this input holds.
     Transposed(usize),
     /// Each weight of the second and the third input once for each step of each sequence of the first.
@@ -32,6 +35,7 @@ const COUNTS: &[(&str, Count)] = &[
     ("QGemm", Count::Product(Some("transA"))),
     ("Conv", Count::Convolution(1)),
     ("FusedConv", Count::Convolution(1)),
+    ("FusedPointwiseDepthwise", Count::Separable),
     ("ConvInteger", Count::Convolution(1)),
     ("QLinearConv", Count::Convolution(3)),
     ("ConvTranspose", Count::Transposed(1)),
@@ -83,6 +87,11 @@ fn of_node(graph: &Graph, node: &Node, rule: &Count) -> Option<u64> {
             product(&output()?)?.checked_mul(summed)
         }
         Count::Convolution(weights) => product(&output()?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
+        Count::Separable => {
+            let pixels = product(input(0)?.get(2..)?)?.checked_mul(*input(0)?.first()?)?;
+            let depthwise = product(&output()?)?.checked_mul(product(input(2)?.get(1..)?)?)?;
+            pixels.checked_mul(product(&input(1)?)?)?.checked_add(depthwise)
+        }
         Count::Transposed(weights) => product(&input(0)?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
         Count::Recurrent => {
             let steps = product(input(0)?.get(..2)?)?;
