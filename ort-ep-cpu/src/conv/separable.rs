@@ -10,31 +10,26 @@ use parking_lot::Mutex;
 
 use super::part;
 use crate::gemm::{
-    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Pairing, Step, Strided, Weight,
-    check_steps, pack_a, workspace_len_beside_ready,
+    AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Pairing, Step, Strided, check_steps,
+    workspace_len_beside_ready,
 };
 use crate::parallel::{LineBlock, Lines};
 use crate::vector::activation::Activation;
 use crate::vector::depthwise::DepthwisePlan;
 use crate::vector::window::Window;
 
-/// Channels of one product: whole tiles, few enough that what they make of a band is still in a near cache when it is read.
-const CHANNELS: usize = 16;
+/// Values between of one task, about: a small part of the second-level cache. With half as many the calls of products show: a fiftieth
+/// of the time for images of 112 by 112, measured with AVX-512.
+const VALUES: usize = 25 << 10;
 
-/// The same where the image is turned into pairs for each product.
-const CHANNELS_OF_PAIRS: usize = 64;
-
-/// Columns of one product, about: enough to repay the call.
-const COLUMNS: usize = 1024;
+/// The same where each product turns the image into pairs first, which more rows of it have to repay.
+const VALUES_OF_PAIRS: usize = 4 * VALUES;
 
 /// Rows of results that are computed together: a band has a multiple of them.
 const ROWS: usize = 4;
 
-/// Values between that a task keeps, at most, if it has more than the channels of one product: a part of the second-level cache.
-const KEPT: usize = 64 << 10;
-
-/// Tasks for each thread, to even out unequal speeds.
-const TASKS_PER_THREAD: usize = 2;
+/// Tasks for each thread at least, to even out unequal speeds.
+const TASKS_PER_THREAD: usize = 4;
 
 /// Multiplications worth a thread of their own.
 const WORTH_A_THREAD: usize = 1 << 19;
@@ -57,9 +52,9 @@ pub(crate) struct SeparableGeometry {
 pub(crate) struct SeparableInput<'a> {
     /// The images (N, K, H, W).
     pub(crate) image: &'a [f32],
-    /// What [`pack`] wrote.
-    pub(crate) pointwise: &'a [f32],
-    /// The epilogue of the pointwise one: bias and activation.
+    /// The weights of the pointwise one (C, K), packed.
+    pub(crate) pointwise: PackedA<'a>,
+    /// Its epilogue: bias and activation.
     pub(crate) epilogue: &'a [Step<'a>],
     /// The filters of the depthwise one (C, h, w).
     pub(crate) depthwise: &'a [f32],
@@ -67,45 +62,6 @@ pub(crate) struct SeparableInput<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// Its activation.
     pub(crate) activation: Activation,
-}
-
-/// Channels of one product.
-fn at_once(cpu: Cpu) -> usize {
-    if Pairing::of(cpu).is_some() { CHANNELS_OF_PAIRS } else { CHANNELS }
-}
-
-/// Values that packed weights of `filters` by `channels` take.
-pub(crate) fn packed_len(cpu: Cpu, [filters, channels]: [usize; 2]) -> usize {
-    let (whole, rest) = (filters / at_once(cpu), filters % at_once(cpu));
-    let len = |rows: usize| if rows == 0 { 0 } else { PackedA::len(cpu, rows, channels) };
-    whole.saturating_mul(len(at_once(cpu))).saturating_add(len(rest))
-}
-
-/// Packs the weights of the pointwise convolution, those of each product by themselves.
-///
-/// # Errors
-///
-/// When a slice is too short.
-pub(crate) fn pack<T: Weight>(
-    cpu: Cpu,
-    [filters, channels]: [usize; 2],
-    weights: &[T],
-    packed: &mut [f32],
-) -> Result<(), GemmError> {
-    let (needed, len) = (filters * channels, weights.len());
-    let weights =
-        weights.get(..needed).ok_or(GemmError::TooShort { what: "pointwise weights", needed, len })?;
-    let (needed, len) = (packed_len(cpu, [filters, channels]), packed.len());
-    let packed =
-        packed.get_mut(..needed).ok_or(GemmError::TooShort { what: "packed weights", needed, len })?;
-    if needed == 0 {
-        return Ok(());
-    }
-    let parts = weights.chunks(at_once(cpu) * channels);
-    for (weights, packed) in parts.zip(packed.chunks_mut(PackedA::len(cpu, at_once(cpu), channels))) {
-        pack_a(cpu, weights, [weights.len() / channels, channels], [channels, 1], packed)?;
-    }
-    Ok(())
 }
 
 /// Some rows of the result, and the rows between that their windows reach.
@@ -125,12 +81,14 @@ struct Band {
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     geometry: SeparableGeometry,
+    /// What a task computes with.
     cpu: Cpu,
     /// Rows of a band.
     rows: usize,
     /// From one channel between to the next, for the rows of a band.
     plane: usize,
-    /// Channels of a task.
+    /// Panels of weights, and as many channels, of a task.
+    panels: usize,
     channels: usize,
     /// Threads, each with a slot of the workspace.
     threads: usize,
@@ -141,33 +99,49 @@ struct Cut {
 impl Cut {
     fn new(cpu: Cpu, geometry: SeparableGeometry) -> Cut {
         let SeparableGeometry { batch, channels, filters, window } = geometry;
-        let wanted = COLUMNS / (window.input[1] * window.strides[0]).max(1);
-        let rows = (wanted / ROWS * ROWS).max(ROWS).min(window.output[0].max(1));
-        let mut cut = Cut { geometry, cpu, rows, plane: 0, channels: 0, threads: 1, slot: [0; 3] };
         let one = Cpu { threads: 1, ..cpu };
-        let (mut tallest, mut scratch, mut product) = (0, 0, 0);
-        for band in cut.bands() {
-            tallest = tallest.max(band.between.len());
-            scratch = scratch.max(DepthwisePlan::new(cpu.isa, band.window).scratch_len());
-            for rows in [at_once(cpu).min(filters), filters % at_once(cpu)] {
-                let shape = [rows, band.fresh.len() * window.input[1], channels];
-                product = product.max(workspace_len_beside_ready(one, 1, shape, BSource::Rows));
-            }
-        }
-        // A distance of whole lines, not of a power of two: that would put all channels in the same sets of a cache.
+        let height = PackedA::height_of(cpu, filters);
+        let values = if Pairing::of(cpu).is_some() { VALUES_OF_PAIRS } else { VALUES };
+        let rows = values / height / (window.input[1] * window.strides[0]).max(1);
+        let rows = (rows / ROWS * ROWS).max(ROWS).min(window.output[0].max(1));
+        let mut cut =
+            Cut { geometry, cpu: one, rows, plane: 0, panels: 1, channels: 0, threads: 1, slot: [0; 3] };
+        let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
+        // A distance of whole lines, and not of a power of two: that would put all channels in the same sets of a cache.
         cut.plane = (tallest * window.input[1]).next_multiple_of(16) + 16;
-        let parts = filters.div_ceil(at_once(cpu)).max(1);
-        let steps = channels + window.kernel.iter().product::<usize>();
-        let work = [window.input[0], window.input[1], filters, steps, batch];
+        let work = [
+            batch,
+            window.input[0],
+            window.input[1],
+            filters,
+            channels + window.kernel[0] * window.kernel[1],
+        ];
         let work = work.iter().fold(1_usize, |work, size| work.saturating_mul(*size));
         let threads = cpu.threads.min(work / WORTH_A_THREAD).max(1);
-        let fair = parts.div_ceil((threads * TASKS_PER_THREAD).div_ceil(batch.max(1)));
-        let fair = if threads == 1 { parts } else { fair };
-        cut.channels = fair.min(KEPT / (at_once(cpu) * cut.plane)).max(1) * at_once(cpu);
+        let tasks = if threads > 1 { (threads * TASKS_PER_THREAD).div_ceil(batch) } else { 1 };
+        let fair = filters.div_ceil(height).div_ceil(tasks);
+        cut.panels = fair.min(values / (height * cut.plane)).max(1);
+        cut.channels = cut.panels * height;
         cut.threads = threads.min(batch * filters.div_ceil(cut.channels)).max(1);
-        let between = cut.channels.min(filters) * cut.plane;
-        cut.slot = [between, product, scratch].map(|len| len.next_multiple_of(16));
+        cut.slot = cut.slot_lens();
         cut
+    }
+
+    /// Values of the parts of a slot, in whole lines.
+    fn slot_lens(&self) -> [usize; 3] {
+        let SeparableGeometry { channels, filters, window, .. } = self.geometry;
+        let most = self.channels.min(filters);
+        // What is left over may be the only task that packs.
+        let counts = [most, if most > 0 { filters % most } else { 0 }];
+        let (mut product, mut scratch) = (0, 0);
+        for band in self.bands() {
+            scratch = scratch.max(DepthwisePlan::new(self.cpu.isa, band.window).scratch_len());
+            for rows in counts {
+                let shape = [rows, band.fresh.len() * window.input[1], channels];
+                product = product.max(workspace_len_beside_ready(self.cpu, 1, shape, BSource::Rows));
+            }
+        }
+        [most * self.plane, product, scratch].map(|len| len.next_multiple_of(16))
     }
 
     fn slot_len(&self) -> usize {
@@ -222,8 +196,10 @@ pub(crate) fn forward(
 ) -> Result<(), GemmError> {
     let SeparableGeometry { batch, channels, filters, window } = geometry;
     let [between, plane] = [window.input, window.output].map(|[height, width]| height * width);
+    if AOperand::Packed(input.pointwise).shape() != [filters, channels] {
+        return Err(GemmError::Shape("pointwise weights are not as many as the channels"));
+    }
     part("images", input.image, 0, batch * channels * between)?;
-    part("packed weights", input.pointwise, 0, packed_len(cpu, [filters, channels]))?;
     part("depthwise weights", input.depthwise, 0, filters * window.kernel[0] * window.kernel[1])?;
     part("a bias", input.bias.unwrap_or(&[]), 0, if input.bias.is_some() { filters } else { 0 })?;
     check_steps(input.epilogue, [filters, filters, between])?;
@@ -257,41 +233,35 @@ impl Cut {
         slot: &mut [f32],
     ) -> Result<(), GemmError> {
         let Window { input: [height, width], output: [_, columns], kernel, .. } = self.geometry.window;
-        let (between, rest) = slot.split_at_mut(self.slot[0]);
+        let (planes, rest) = slot.split_at_mut(self.slot[0]);
         let (product, scratch) = rest.split_at_mut(self.slot[1]);
         let (taps, image) = (kernel[0] * kernel[1], self.geometry.channels * height * width);
         let image = &input.image[lines.outer * image..][..image];
         let channels = lines.ranges[0].clone();
+        let planes = &mut planes[..channels.len() * self.plane];
         for band in self.bands() {
+            self.fill(input, (image, &band), (channels.start, planes), product)?;
             let plan = DepthwisePlan::new(self.cpu.isa, band.window);
-            let parts = channels.clone().step_by(at_once(self.cpu));
-            for (first, planes) in parts.zip(between.chunks_mut(at_once(self.cpu) * self.plane)) {
-                let part = first..(first + at_once(self.cpu)).min(channels.end);
-                let planes = &mut planes[..part.len() * self.plane];
-                self.fill(input, (image, &band), (part.clone(), planes), product)?;
-                for (channel, plane) in part.zip(planes.chunks(self.plane)) {
-                    let from = &plane[..band.between.len() * width];
-                    let filter = &input.depthwise[channel * taps..][..taps];
-                    let bias = input.bias.map_or(0.0, |bias| bias[channel]);
-                    let to =
-                        &mut lines.line([channel, 0])[band.rows.start * columns..band.rows.end * columns];
-                    plan.run(from, filter, bias, input.activation, to, scratch);
-                }
+            for (channel, plane) in channels.clone().zip(planes.chunks(self.plane)) {
+                let from = &plane[..band.between.len() * width];
+                let filter = &input.depthwise[channel * taps..][..taps];
+                let bias = input.bias.map_or(0.0, |bias| bias[channel]);
+                let to = &mut lines.line([channel, 0])[band.rows.start * columns..band.rows.end * columns];
+                plan.run(from, filter, bias, input.activation, to, scratch);
             }
         }
         Ok(())
     }
 
-    /// Makes the rows of a band between, for the channels of one product.
+    /// Makes the rows of a band between, for the planes of the channels from `first` on.
     fn fill(
         &self,
         input: &SeparableInput<'_>,
         (image, band): (&[f32], &Band),
-        (channels, planes): (Range<usize>, &mut [f32]),
+        (first, planes): (usize, &mut [f32]),
         product: &mut [f32],
     ) -> Result<(), GemmError> {
-        let SeparableGeometry { channels: steps, window: Window { input: [height, width], .. }, .. } =
-            self.geometry;
+        let Window { input: [height, width], .. } = self.geometry.window;
         let stay = (band.fresh.start - band.between.start) * width;
         let moved = band.moved * width;
         if stay > 0 && moved > 0 {
@@ -300,15 +270,13 @@ impl Cut {
         if band.fresh.is_empty() {
             return Ok(());
         }
-        let columns = band.fresh.len() * width;
+        let shape = [self.geometry.channels, band.fresh.len() * width];
         let image = image.get(band.fresh.start * width..).unwrap_or(&[]);
-        let right = BOperand::Plain(Strided::new(image, [steps, columns], [height * width, 1])?);
-        let cpu = Cpu { threads: 1, ..self.cpu };
-        let weights = channels.start / at_once(cpu) * PackedA::len(cpu, at_once(cpu), steps);
-        let weights = input.pointwise.get(weights..).unwrap_or(&[]);
-        let left = AOperand::Packed(PackedA::new(cpu, weights, channels.len(), steps)?);
-        let origin = Origin { bias_row: channels.start, residual_row: channels.start };
+        let right = BOperand::Plain(Strided::new(image, shape, [height * width, 1])?);
+        let panel = first / input.pointwise.height();
+        let left = AOperand::Packed(input.pointwise.panels(panel..panel + self.panels));
+        let origin = Origin { bias_row: first, residual_row: first };
         let gemm = Gemm { epilogue: input.epilogue, origin, ..Gemm::new(left, right) };
-        gemm.run(cpu, &mut planes[stay..], self.plane, product)
+        gemm.run(self.cpu, &mut planes[stay..], self.plane, product)
     }
 }

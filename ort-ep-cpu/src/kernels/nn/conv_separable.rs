@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 use super::conv::cpu_of;
 use super::conv_depthwise::plane_window;
 use super::windows_of;
-use crate::conv::separable::{SeparableGeometry, SeparableInput, forward, pack, packed_len, workspace_len};
+use crate::conv::separable::{SeparableGeometry, SeparableInput, forward, workspace_len};
 use crate::cpu_kernels;
-use crate::gemm::{Cpu, Step};
+use crate::gemm::{Cpu, PackedA, Step, pack_a};
 use crate::kernels::elementwise::activation::{activation_of, unary_of};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{PackedFloats, bytes_of, is_weight, refused, scratch, with_weight};
@@ -52,10 +52,11 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let [filters, channels] = [weight.shape()[0], weight.shape()[1]];
     let inner = Named::inner_of_attributes(cx.attrs())?.as_ref().map(unary_of).transpose()?;
     let cpu = cpu_of(cx.threads, cx.precision, weight.shape(), 1);
+    let (shape, strides) = ([filters, channels], [channels, 1]);
     let packed = PackedFloats::new(
         cx,
-        packed_len(cpu, [filters, channels]),
-        |packed| with_weight!(weight, weights => pack(cpu, [filters, channels], weights, packed).map_err(refused)),
+        PackedA::len(cpu, filters, channels),
+        |packed| with_weight!(weight, weights => pack_a(cpu, weights, shape, strides, packed).map_err(refused)),
     )?;
     cx.consume(1);
     let activations = [inner, activation_of(cx)?];
@@ -103,7 +104,8 @@ impl Executable for Separable {
         epilogue.extend(inner.map(Step::Activate));
         let input = SeparableInput {
             image: cx.input(0)?.as_slice()?,
-            pointwise: self.packed.values(),
+            pointwise: PackedA::new(cpu, self.packed.values(), geometry.filters, geometry.channels)
+                .map_err(refused)?,
             epilogue: &epilogue,
             depthwise: cx.input(2)?.as_slice()?,
             bias: cx.find_input(4).map(|bias| bias.as_slice()).transpose()?,
