@@ -118,12 +118,17 @@ mod tests {
 
     /// The count of one node on inputs of these shapes.
     fn of(op: &str, shapes: &[&[&str]], attrs: &[(&str, Attribute)]) -> Option<u64> {
+        of_domain(("", op), shapes, attrs)
+    }
+
+    fn of_domain(op: (&str, &str), shapes: &[&[&str]], attrs: &[(&str, Attribute)]) -> Option<u64> {
         let mut builder = GraphBuilder::new("one");
         let inputs = shapes.iter().enumerate();
-        let inputs: Vec<ValueId> =
-            inputs.map(|(index, shape)| builder.input(&format!("x{index}"), DType::F32, shape)).collect();
-        let output = builder.node(op, &inputs, attrs).unwrap();
-        of_graph(&builder.finish(&[output]).unwrap())
+        let inputs: Vec<Option<ValueId>> = inputs
+            .map(|(index, shape)| Some(builder.input(&format!("x{index}"), DType::F32, shape)))
+            .collect();
+        let outputs = builder.add(op, &inputs, attrs, 1, Vec::new()).unwrap();
+        of_graph(&builder.finish(&outputs).unwrap())
     }
 
     #[test]
@@ -134,6 +139,9 @@ mod tests {
         let depthwise = [("group", Attribute::Int(8))];
         let sizes: [&[&str]; 2] = [&["1", "8", "10", "10"], &["8", "1", "3", "3"]];
         assert_eq!(of("Conv", &sizes, &depthwise), Some(2 * 8 * 8 * 8 * 9));
+        let sizes: [&[&str]; 3] = [&["2", "3", "10", "10"], &["8", "3", "1", "1"], &["8", "1", "3", "3"]];
+        let separable = of_domain(("ort-runtime", "FusedPointwiseDepthwise"), &sizes, &depthwise);
+        assert_eq!(separable, Some(2 * 2 * 8 * (10 * 10 * 3 + 8 * 8 * 9)));
         let sizes: [&[&str]; 2] = [&["1", "4", "10", "10"], &["4", "6", "2", "2"]];
         assert_eq!(of("ConvTranspose", &sizes, &[]), Some(2 * 4 * 10 * 10 * 6 * 2 * 2));
         assert_eq!(of("Relu", &[&["1000"]], &[]), Some(0));

@@ -266,3 +266,41 @@ fn weights_come_from_a_cache_or_through_a_window() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let good: [&[&str]; 5] =
+        [&["1", "16", "h", "w"], &["24", "16", "1", "1"], &["24", "1", "3", "3"], &["24"], &["24"]];
+    let table: [(usize, &[&str], &str); 7] = [
+        (0, &["1", "15", "h", "w"], "the number of channels of W1"),
+        (0, &["16"], "rank"),
+        (1, &["24", "16", "1", "3"], "expected 1 along each axis"),
+        (2, &["23", "1", "3", "3"], "the number of filters of W2"),
+        (2, &["24", "2", "3", "3"], "has 2 channels, expected 1"),
+        (3, &["25"], "the length of B1"),
+        (4, &["25"], "the bias does not fit"),
+    ];
+    let build = |shapes: [&[&str]; 5], activation: &str| -> Result<Graph> {
+        let mut builder = GraphBuilder::new("refused");
+        let inputs = shapes.iter().enumerate();
+        let inputs: Vec<_> =
+            inputs.map(|(at, shape)| Some(builder.input(&format!("x{at}"), DType::F32, shape))).collect();
+        let attrs =
+            [("group", Attribute::Int(24)), ("inner_activation", Attribute::String(activation.to_string()))];
+        let results = builder.add(("ort-runtime", OP), &inputs, &attrs, 1, Vec::new())?;
+        builder.finish(&results)
+    };
+    assert!(build(good, "Relu").is_ok());
+    let refusals = table.into_iter().map(|(at, shape, expected)| {
+        let mut shapes = good;
+        shapes[at] = shape;
+        (build(shapes, "Relu"), expected)
+    });
+    for (result, expected) in refusals.chain([(build(good, "Reluu"), "Reluu")]) {
+        let problem = result.err().map(|error| (error.kind(), error.to_string()));
+        let refused = problem
+            .as_ref()
+            .is_some_and(|(kind, text)| *kind == ErrorKind::InvalidGraph && text.contains(expected));
+        assert!(refused, "{expected}: {problem:?}");
+    }
+}

@@ -18,21 +18,33 @@ use crate::vector::activation::Activation;
 use crate::vector::depthwise::DepthwisePlan;
 use crate::vector::window::Window;
 
-/// Values between of one task, about: a small part of the second-level cache. With half as many the calls of products show: a fiftieth
-/// of the time for images of 112 by 112, measured with AVX-512.
-const VALUES: usize = 25 << 10;
+/// How much a task has at a time, about, and how many tasks there are.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Columns of a product.
+    columns: usize,
+    /// Values between: a part of the second-level cache.
+    values: usize,
+    /// Tasks for each thread at least, to even out unequal speeds.
+    tasks: usize,
+}
 
-/// The same where each product turns the image into pairs first, which more rows of it have to repay.
-const VALUES_OF_PAIRS: usize = 4 * VALUES;
+/// A panel of weights for much of an image. With half as many columns the calls of products show: a fiftieth of the time for
+/// images of 112 by 112, measured with AVX-512.
+const OF_NUMBERS: Sizes = Sizes { columns: 3200, values: 25 << 10, tasks: 4 };
+
+/// Each product turns its part of the image into pairs, so that it had better have many rows.
+const OF_PAIRS: Sizes = Sizes { columns: 800, values: 100 << 10, tasks: 1 };
 
 /// Rows of results that are computed together: a band has a multiple of them.
 const ROWS: usize = 4;
 
-/// Tasks for each thread at least, to even out unequal speeds.
-const TASKS_PER_THREAD: usize = 4;
+/// Bands of an image at most: padding has no bound, and each band is looked at when memory is planned.
+const MOST_BANDS: usize = 4096;
 
-/// Multiplications worth a thread of their own.
+/// Multiplications of a product worth a thread of their own, and how many of them take as long as one of a filter.
 const WORTH_A_THREAD: usize = 1 << 19;
+const STEPS_IN_A_TAP: usize = 4;
 
 /// The sizes of both convolutions.
 #[derive(Clone, Copy, Debug)]
@@ -101,26 +113,22 @@ impl Cut {
         let SeparableGeometry { batch, channels, filters, window } = geometry;
         let one = Cpu { threads: 1, ..cpu };
         let height = PackedA::height_of(cpu, filters);
-        let values = if Pairing::of(cpu).is_some() { VALUES_OF_PAIRS } else { VALUES };
-        let rows = values / height / (window.input[1] * window.strides[0]).max(1);
-        let rows = (rows / ROWS * ROWS).max(ROWS).min(window.output[0].max(1));
+        let sizes = if Pairing::of(cpu).is_some() { OF_PAIRS } else { OF_NUMBERS };
+        let rows = sizes.columns / (window.input[1] * window.strides[0]).max(1);
+        let rows = (rows / ROWS * ROWS).max(ROWS).max(window.output[0].div_ceil(MOST_BANDS));
+        let rows = rows.min(window.output[0].max(1));
         let mut cut =
             Cut { geometry, cpu: one, rows, plane: 0, panels: 1, channels: 0, threads: 1, slot: [0; 3] };
         let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
         // A distance of whole lines, and not of a power of two: that would put all channels in the same sets of a cache.
         cut.plane = (tallest * window.input[1]).next_multiple_of(16) + 16;
-        let work = [
-            batch,
-            window.input[0],
-            window.input[1],
-            filters,
-            channels + window.kernel[0] * window.kernel[1],
-        ];
+        let steps = channels + STEPS_IN_A_TAP * window.kernel[0] * window.kernel[1];
+        let work = [batch, window.input[0], window.input[1], filters, steps];
         let work = work.iter().fold(1_usize, |work, size| work.saturating_mul(*size));
         let threads = cpu.threads.min(work / WORTH_A_THREAD).max(1);
-        let tasks = if threads > 1 { (threads * TASKS_PER_THREAD).div_ceil(batch) } else { 1 };
+        let tasks = if threads > 1 { (threads * sizes.tasks).div_ceil(batch.max(1)) } else { 1 };
         let fair = filters.div_ceil(height).div_ceil(tasks);
-        cut.panels = fair.min(values / (height * cut.plane)).max(1);
+        cut.panels = fair.min(sizes.values / (height * cut.plane)).max(1);
         cut.channels = cut.panels * height;
         cut.threads = threads.min(batch * filters.div_ceil(cut.channels)).max(1);
         cut.slot = cut.slot_lens();
