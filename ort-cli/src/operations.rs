@@ -11,6 +11,9 @@ enum Count {
     Product(Option<&'static str>),
     /// The elements of the output, each a sum over what one output channel of this input holds.
     Convolution(usize),
+    /// What the first input makes of each pixel with the second, and a sum over what one output channel of the third holds for each element
+    /// of the output.
+    Separable,
     /// The elements of the input, each times what one input channel of this input holds.
     Transposed(usize),
     /// Each weight of the second and the third input once for each step of each sequence of the first.
@@ -32,6 +35,7 @@ const COUNTS: &[(&str, Count)] = &[
     ("QGemm", Count::Product(Some("transA"))),
     ("Conv", Count::Convolution(1)),
     ("FusedConv", Count::Convolution(1)),
+    ("FusedPointwiseDepthwise", Count::Separable),
     ("ConvInteger", Count::Convolution(1)),
     ("QLinearConv", Count::Convolution(3)),
     ("ConvTranspose", Count::Transposed(1)),
@@ -83,6 +87,11 @@ fn of_node(graph: &Graph, node: &Node, rule: &Count) -> Option<u64> {
             product(&output()?)?.checked_mul(summed)
         }
         Count::Convolution(weights) => product(&output()?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
+        Count::Separable => {
+            let pixels = product(input(0)?.get(2..)?)?.checked_mul(*input(0)?.first()?)?;
+            let depthwise = product(&output()?)?.checked_mul(product(input(2)?.get(1..)?)?)?;
+            pixels.checked_mul(product(&input(1)?)?)?.checked_add(depthwise)
+        }
         Count::Transposed(weights) => product(&input(0)?)?.checked_mul(product(input(*weights)?.get(1..)?)?),
         Count::Recurrent => {
             let steps = product(input(0)?.get(..2)?)?;
@@ -109,12 +118,17 @@ mod tests {
 
     /// The count of one node on inputs of these shapes.
     fn of(op: &str, shapes: &[&[&str]], attrs: &[(&str, Attribute)]) -> Option<u64> {
+        of_domain(("", op), shapes, attrs)
+    }
+
+    fn of_domain(op: (&str, &str), shapes: &[&[&str]], attrs: &[(&str, Attribute)]) -> Option<u64> {
         let mut builder = GraphBuilder::new("one");
         let inputs = shapes.iter().enumerate();
-        let inputs: Vec<ValueId> =
-            inputs.map(|(index, shape)| builder.input(&format!("x{index}"), DType::F32, shape)).collect();
-        let output = builder.node(op, &inputs, attrs).unwrap();
-        of_graph(&builder.finish(&[output]).unwrap())
+        let inputs: Vec<Option<ValueId>> = inputs
+            .map(|(index, shape)| Some(builder.input(&format!("x{index}"), DType::F32, shape)))
+            .collect();
+        let outputs = builder.add(op, &inputs, attrs, 1, Vec::new()).unwrap();
+        of_graph(&builder.finish(&outputs).unwrap())
     }
 
     #[test]
@@ -125,6 +139,9 @@ mod tests {
         let depthwise = [("group", Attribute::Int(8))];
         let sizes: [&[&str]; 2] = [&["1", "8", "10", "10"], &["8", "1", "3", "3"]];
         assert_eq!(of("Conv", &sizes, &depthwise), Some(2 * 8 * 8 * 8 * 9));
+        let sizes: [&[&str]; 3] = [&["2", "3", "10", "10"], &["8", "3", "1", "1"], &["8", "1", "3", "3"]];
+        let separable = of_domain(("ort-runtime", "FusedPointwiseDepthwise"), &sizes, &depthwise);
+        assert_eq!(separable, Some(2 * 2 * 8 * (10 * 10 * 3 + 8 * 8 * 9)));
         let sizes: [&[&str]; 2] = [&["1", "4", "10", "10"], &["4", "6", "2", "2"]];
         assert_eq!(of("ConvTranspose", &sizes, &[]), Some(2 * 4 * 10 * 10 * 6 * 2 * 2));
         assert_eq!(of("Relu", &[&["1000"]], &[]), Some(0));

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, GraphBuilder, ValueId};
+use ort_core::rewrite::Optimizer;
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
@@ -44,7 +45,9 @@ fn session(
     // An output of the graph is memory of its own; what is timed stays in the slab.
     let result = builder.node("ReduceMax", &[result], &[("keepdims", Attribute::Int(0))]).unwrap();
     let model = Model::from_graph(builder.finish(&[result]).unwrap());
-    (Session::builder(&model).threads(threads).build().unwrap(), inputs)
+    // What is apart stays apart, and no sample is too small.
+    let optimizer = Optimizer { disabled: vec!["pointwise_depthwise".to_string()], ..Optimizer::default() };
+    (Session::builder(&model).threads(threads).optimizer(optimizer).build().unwrap(), inputs)
 }
 
 type Build<'a> = &'a dyn Fn(&mut GraphBuilder, &[ValueId]) -> ValueId;
@@ -139,6 +142,58 @@ fn conv(
     compare(&name, &shapes[..1 + usize::from(add)], [&fused, &apart]);
 }
 
+/// A pointwise convolution to `filters` channels, and a depthwise one with square kernels.
+fn separable(image: [usize; 4], filters: usize, (kernel, stride): (usize, usize), activation: &'static str) {
+    let (pointwise, depthwise) = ([filters, image[1], 1, 1], [filters, 1, kernel, kernel]);
+    let weights =
+        [values(&pointwise, 3), values(&depthwise, 4), values(&[filters], 5), values(&[filters], 6)];
+    let windows = [
+        ("strides", Attribute::Ints(vec![stride as i64; 2])),
+        ("pads", Attribute::Ints(vec![kernel as i64 / 2; 4])),
+        ("group", Attribute::Int(filters as i64)),
+    ];
+    let params = if activation == "Swish" { vec![1.0] } else { vec![] };
+    let params = Attribute::Floats(params);
+    let fused = |builder: &mut GraphBuilder, ids: &[ValueId]| {
+        let weights = weights.clone().map(|weight| builder.constant(weight));
+        let inputs: Vec<_> = [ids[0]].into_iter().chain(weights).map(Some).collect();
+        let names = ["activation", "inner_activation", "activation_params", "inner_activation_params"];
+        let of_ends =
+            names.into_iter().zip([text(activation), text(activation), params.clone(), params.clone()]);
+        let attrs: Vec<_> = windows.iter().cloned().chain(of_ends).collect();
+        builder.add(("ort-runtime", "FusedPointwiseDepthwise"), &inputs, &attrs, 1, Vec::new()).unwrap()[0]
+    };
+    let apart = |builder: &mut GraphBuilder, ids: &[ValueId]| {
+        let [w1, w2, b1, b2] = weights.clone().map(|weight| builder.constant(weight));
+        let ends = [("activation", text(activation)), ("activation_params", params.clone())];
+        let between = [Some(ids[0]), Some(w1), Some(b1)];
+        let between = builder.add(("com.microsoft", "FusedConv"), &between, &ends, 1, Vec::new()).unwrap()[0];
+        let (inputs, attrs) = ([Some(between), Some(w2), Some(b2)], [&windows[..], &ends[..]].concat());
+        builder.add(("com.microsoft", "FusedConv"), &inputs, &attrs, 1, Vec::new()).unwrap()[0]
+    };
+    let name = format!("{image:?} to {filters}, {kernel}x{kernel} s{stride} {activation}");
+    compare(&name, &[&image], [&fused, &apart]);
+}
+
+fn separables() {
+    let (large, small) = ([1, 16, 112, 112], [1, 24, 56, 56]);
+    separable(large, 96, (3, 2), "Relu");
+    separable(large, 64, (3, 2), "Relu");
+    separable(large, 96, (3, 2), "Swish");
+    separable(small, 144, (3, 1), "Relu");
+    separable(small, 144, (3, 2), "Relu");
+    separable(small, 72, (5, 2), "Relu");
+    separable(small, 144, (3, 1), "Swish");
+    separable([1, 40, 28, 28], 240, (5, 1), "Swish");
+    separable([1, 40, 28, 28], 120, (5, 1), "Relu");
+    separable([1, 32, 28, 28], 192, (3, 1), "Relu");
+    separable([1, 64, 14, 14], 384, (3, 1), "Relu");
+    separable([1, 112, 14, 14], 672, (5, 1), "HardSwish");
+    separable([1, 160, 7, 7], 960, (3, 1), "Relu");
+    separable([1, 48, 160, 160], 96, (3, 1), "HardSwish");
+    separable([1, 128, 12, 80], 128, (5, 1), "HardSwish");
+}
+
 /// `FusedGemm` with the sizes, transpositions, and the addend's shape.
 fn gemm([m, n, k]: [usize; 3], [trans_a, trans_b]: [bool; 2], addend: &[usize], constant: bool) {
     let matrix = |rows, columns, exchanged| if exchanged { [columns, rows] } else { [rows, columns] };
@@ -228,6 +283,9 @@ fn main() {
         conv([1, 240, 14, 14], [240, 1, 5, 5], (1, 2), "Sigmoid", false);
         conv([1, 40, 14, 14], [240, 40, 1, 1], (1, 0), "HardSwish", false);
         conv([1, 40, 28, 28], [240, 40, 1, 1], (1, 0), "Sigmoid", false);
+    }
+    if only.is_empty() || only == "separable" {
+        separables();
     }
     if only.is_empty() || only == "formula" {
         formulas();

@@ -17,6 +17,7 @@ mod layout;
 mod linear;
 mod norm;
 mod qdq;
+mod separable;
 
 use crate::rewrite::RuleSet;
 
@@ -27,6 +28,7 @@ pub(crate) static ALL: &[&RuleSet] = &[
     &activation::RULES,
     &norm::RULES,
     &conv::RULES,
+    &separable::RULES,
     &attention::RULES,
     &linear::RULES,
     &qdq::RULES,

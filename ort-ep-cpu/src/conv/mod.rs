@@ -16,6 +16,7 @@ mod forward;
 pub(crate) mod pixels;
 #[cfg(test)]
 mod pixels_tests;
+pub(crate) mod separable;
 #[cfg(test)]
 mod tests;
 mod transpose;

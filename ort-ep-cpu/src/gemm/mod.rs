@@ -264,7 +264,7 @@ pub fn run_batch<'a>(
 fn check_packing(kernel: &Kernel, gemm: &Gemm) -> Result<(), GemmError> {
     let a = match &gemm.a {
         AOperand::Packed(packed) => {
-            packed.height == kernel.height(packed.rows) && packed.terms == kernel.terms()
+            packed.height == kernel.height(packed.of) && packed.terms == kernel.terms()
         }
         AOperand::Plain(matrix) => matrix.terms == 1 || matrix.terms == kernel.terms(),
     };

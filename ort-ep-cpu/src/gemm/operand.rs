@@ -1,5 +1,7 @@
 //! The two sides of a matrix product: strided, packed ahead, or a virtual matrix over an image.
 
+use std::ops::Range;
+
 use super::blocks::Blocks;
 use super::im2col::Im2col;
 use super::kernels::Kernel;
@@ -134,6 +136,8 @@ pub struct PackedA<'a> {
     pub(super) height: usize,
     /// Steps in an element.
     pub(super) terms: usize,
+    /// Rows of the matrix that was packed, from which the height follows.
+    pub(super) of: usize,
 }
 
 impl<'a> PackedA<'a> {
@@ -154,7 +158,26 @@ impl<'a> PackedA<'a> {
             return Err(GemmError::TooShort { what: "a packed A", needed, len: values.len() });
         }
         let kernel = Kernel::of(cpu);
-        Ok(PackedA { values, rows, k, height: kernel.height(rows), terms: kernel.terms() })
+        Ok(PackedA { values, rows, k, height: kernel.height(rows), terms: kernel.terms(), of: rows })
+    }
+
+    /// Rows of a panel of a matrix of `rows`.
+    pub(crate) fn height_of(cpu: Cpu, rows: usize) -> usize {
+        Kernel::of(cpu).height(rows)
+    }
+
+    /// Rows of a panel.
+    pub(crate) fn height(&self) -> usize {
+        self.height
+    }
+
+    /// Some of the panels, as a left side of fewer rows.
+    pub(crate) fn panels(self, panels: Range<usize>) -> Self {
+        let all = self.rows.div_ceil(self.height);
+        let [first, end] = [panels.start, panels.end].map(|panel| panel.min(all));
+        let len = self.k.div_ceil(self.terms) * self.height;
+        let rows = (end * self.height).min(self.rows).saturating_sub(first * self.height);
+        PackedA { values: &self.values[first * len..], rows, ..self }
     }
 }
 
@@ -276,6 +299,14 @@ impl AOperand<'_> {
         match self {
             AOperand::Plain(matrix) => [matrix.rows, matrix.columns],
             AOperand::Packed(packed) => [packed.rows, packed.k],
+        }
+    }
+
+    /// Rows of a tile.
+    pub(super) fn height(&self, kernel: &Kernel) -> usize {
+        match self {
+            AOperand::Plain(matrix) => kernel.height(matrix.rows),
+            AOperand::Packed(packed) => packed.height,
         }
     }
 

@@ -94,11 +94,18 @@ impl Activation {
 
     /// What the attributes `activation` and `activation_params` of a fused operator say.
     pub fn of_attributes(attrs: &Attributes) -> Result<Option<Activation>> {
-        match attrs.find_string("activation") {
+        Activation::named_by(attrs, ["activation", "activation_params"])
+    }
+
+    /// What the attributes `inner_activation` and `inner_activation_params` say, of an operator that is made of two.
+    pub fn inner_of_attributes(attrs: &Attributes) -> Result<Option<Activation>> {
+        Activation::named_by(attrs, ["inner_activation", "inner_activation_params"])
+    }
+
+    fn named_by(attrs: &Attributes, [name, params]: [&str; 2]) -> Result<Option<Activation>> {
+        match attrs.find_string(name) {
             None | Some("") => Ok(None),
-            Some(name) => {
-                Activation::new(name, attrs.find_floats("activation_params").unwrap_or(&[])).map(Some)
-            }
+            Some(name) => Activation::new(name, attrs.find_floats(params).unwrap_or(&[])).map(Some),
         }
     }
 
@@ -126,9 +133,18 @@ impl Activation {
 
     /// The attributes that say it, of an operator with `activation` and `activation_params`.
     pub fn attributes(&self) -> Vec<(&'static str, Attribute)> {
-        let mut attrs = vec![("activation", Attribute::String(self.name.to_string()))];
+        self.attributes_by(["activation", "activation_params"])
+    }
+
+    /// The attributes that say it, of an operator with `inner_activation` and `inner_activation_params`.
+    pub fn inner_attributes(&self) -> Vec<(&'static str, Attribute)> {
+        self.attributes_by(["inner_activation", "inner_activation_params"])
+    }
+
+    fn attributes_by(&self, [name, params]: [&'static str; 2]) -> Vec<(&'static str, Attribute)> {
+        let mut attrs = vec![(name, Attribute::String(self.name.to_string()))];
         if !self.values.is_empty() {
-            attrs.push(("activation_params", Attribute::Floats(self.values.to_vec())));
+            attrs.push((params, Attribute::Floats(self.values.to_vec())));
         }
         attrs
     }

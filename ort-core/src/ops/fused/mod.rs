@@ -4,6 +4,7 @@
 pub mod activation;
 mod elementwise;
 mod matmul;
+mod pointwise_depthwise;
 
 use crate::ir::Node;
 use crate::spec::{MICROSOFT, RUNTIME};

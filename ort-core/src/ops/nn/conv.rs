@@ -98,10 +98,13 @@ fn agree(what: &str, a: &Dim, b: &Dim) -> Result<()> {
 }
 
 /// The first two sizes of an image or weight, and its spatial ones.
-pub(super) type Parts<'a> = (&'a Dim, &'a Dim, &'a [Dim]);
+pub(in crate::ops) type Parts<'a> = (&'a Dim, &'a Dim, &'a [Dim]);
 
 /// The parts of an image and of a weight of the same rank, 3 or more.
-pub(super) fn image_and_kernel<'a>(image: &'a [Dim], kernel: &'a [Dim]) -> Result<(Parts<'a>, Parts<'a>)> {
+pub(in crate::ops) fn image_and_kernel<'a>(
+    image: &'a [Dim],
+    kernel: &'a [Dim],
+) -> Result<(Parts<'a>, Parts<'a>)> {
     match (image, kernel) {
         ([batch, channels, image @ ..], [first, second, kernel @ ..])
             if !image.is_empty() && image.len() == kernel.len() =>

@@ -113,7 +113,6 @@ pub(in crate::gemm) fn execute<'a>(
     if rows == 0 || columns == 0 || grid.count == 0 {
         return Ok(());
     }
-    let tiles = rows.div_ceil(kernel.height(rows));
     let panels = columns.div_ceil(kernel.width());
     let [row_parts, column_parts] = grid.parts;
     let parts = row_parts * column_parts;
@@ -144,6 +143,8 @@ pub(in crate::gemm) fn execute<'a>(
                 return;
             }
         };
+        let height = gemm.a.height(kernel);
+        let tiles = rows.div_ceil(height);
         let block = Block {
             kernel,
             gemm: &gemm,
@@ -151,7 +152,7 @@ pub(in crate::gemm) fn execute<'a>(
             c: start.offset(index * output.batch_stride),
             c_row: output.row_stride,
             grid,
-            height: kernel.height(rows),
+            height,
         };
         // SAFETY: the output holds every matrix of the batch, and this is the only task with this
         // combination of matrix, tiles and panels.

@@ -87,7 +87,7 @@ struct Packed {
 
 /// What a convolution is computed with, whose session asks for `precision`. Where few filters share a window, or windows are small,
 /// converting them takes longer than float32 products.
-fn cpu_of(threads: usize, precision: Precision, weight: &[usize], groups: usize) -> Cpu {
+pub(super) fn cpu_of(threads: usize, precision: Precision, weight: &[usize], groups: usize) -> Cpu {
     const FEWEST: usize = 16;
     let (filters, steps) = (weight[0] / groups, weight[1..].iter().product::<usize>());
     let pays = filters.min(steps) >= FEWEST;

@@ -13,6 +13,7 @@ mod conv_depthwise;
 mod conv_integer;
 mod conv_pixels;
 mod conv_plain;
+mod conv_separable;
 mod conv_transpose;
 mod deform_conv;
 mod flex_attention;
