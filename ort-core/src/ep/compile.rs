@@ -26,7 +26,7 @@ pub enum Precision {
 pub struct CompileCx<'a> {
     /// The node and its graph.
     pub node: NodeView<'a>,
-    /// The threads that runs will use.
+    /// The threads that packing may use; what is packed does not depend on them.
     pub threads: usize,
     /// The math mode.
     pub precision: Precision,

@@ -29,6 +29,7 @@ pub struct SessionBuilder {
     pub(super) providers: Vec<(String, ProviderOptions)>,
     devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
+    load_threads: Option<usize>,
     pub(super) cache_dir: Option<PathBuf>,
     memory_limit: Option<usize>,
     budget: Option<Arc<Budget>>,
@@ -58,6 +59,7 @@ impl SessionBuilder {
             providers: Vec::new(),
             devices: Vec::new(),
             threads: None,
+            load_threads: None,
             cache_dir: None,
             memory_limit: None,
             budget: None,
@@ -95,6 +97,22 @@ impl SessionBuilder {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> SessionBuilder {
         self.threads = Some(threads);
+        self
+    }
+
+    /// The threads that making the session uses, which packs weights, folds constants and holds files of a compiled cache against their hashes, apart from
+    /// [those of runs](Self::threads); by default the cores that this process may use. The session is the same on any number.
+    ///
+    /// ```no_run
+    /// use ort_core::session::{Model, Session};
+    ///
+    /// // Leaves the other cores to those who run already.
+    /// let session = Session::builder(&Model::load("model.onnx")?).load_threads(1).build()?;
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn load_threads(mut self, threads: usize) -> SessionBuilder {
+        self.load_threads = Some(threads);
         self
     }
 
@@ -158,6 +176,7 @@ impl SessionBuilder {
     #[must_use]
     pub fn options(mut self, options: &SessionOptions) -> SessionBuilder {
         self.threads = (options.intra_op_num_threads > 0).then_some(options.intra_op_num_threads);
+        self.load_threads = (options.load_threads > 0).then_some(options.load_threads);
         self.memory_limit = options.memory_limit;
         self.optimizer.level = options.graph_optimization_level;
         self.optimizer.disabled.clone_from(&options.disabled_rules);
@@ -237,8 +256,8 @@ impl SessionBuilder {
     /// Fails where building a session would, where the file cannot be written, and for a graph that was built by hand: save it first.
     pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
-        let setting =
-            Setting { threads: self.thread_count()?, devices: &devices, budget: &self.new_budget() };
+        let budget = self.new_budget();
+        let setting = self.setting(self.thread_count()?, &devices, &budget)?;
         self.write_compiled(path.as_ref(), setting)
     }
 
@@ -246,9 +265,10 @@ impl SessionBuilder {
     /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
-        let setting = Setting { threads: 1, devices: &devices, budget: &self.new_budget() };
+        let budget = self.new_budget();
+        let setting = self.setting(1, &devices, &budget)?;
         // The graph goes elsewhere, where no checksum of the compiled model holds for it.
-        self.verify_files(self.thread_count()?)?;
+        self.verify_files(setting.load_threads)?;
         let (graph, report) = self.rewritten(setting, Packing::Now, self.limits.until())?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
@@ -258,16 +278,16 @@ impl SessionBuilder {
     /// The model's graph after the rewrites that the optimizer allows, and what they were.
     fn rewritten(
         &self,
-        Setting { devices, budget, .. }: Setting<'_>,
+        Setting { devices, budget, load_threads, .. }: Setting<'_>,
         packing: Packing<'_>,
         until: Option<Instant>,
     ) -> Result<(Arc<Graph>, Report)> {
         let mut graph = self.model.shared_graph();
         let evaluate = |graph: Graph| match packing {
             Packing::Cached(store) => {
-                store.folded(graph, |graph| evaluate(graph, devices, budget, &self.limits))
+                store.folded(graph, |graph| evaluate(graph, load_threads, devices, budget, &self.limits))
             }
-            _ => evaluate(graph, devices, budget, &self.limits),
+            _ => evaluate(graph, load_threads, devices, budget, &self.limits),
         };
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
         let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
@@ -313,17 +333,24 @@ impl SessionBuilder {
     }
 
     fn thread_count(&self) -> Result<usize> {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.threads.unwrap_or_else(cores);
-        ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
-        Ok(threads)
+        at_least_one(self.threads)
+    }
+
+    /// What the program is compiled with, for runs on so many threads.
+    fn setting<'a>(
+        &self,
+        threads: usize,
+        devices: &'a [Arc<dyn Device>],
+        budget: &'a Arc<Budget>,
+    ) -> Result<Setting<'a>> {
+        Ok(Setting { threads, load_threads: at_least_one(self.load_threads)?, devices, budget })
     }
 
     fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
         let start = Instant::now();
         let budget = self.new_budget();
-        let setting = Setting { threads, devices: &devices, budget: &budget };
+        let setting = self.setting(threads, &devices, &budget)?;
         let cached = self.cached(setting)?;
         let (built, entry) = match cached {
             Some((built, entry)) => (built, Some(entry)),
@@ -352,12 +379,13 @@ impl SessionBuilder {
     pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
         let until = self.limits.until();
         let (graph, rewrites) = self.rewritten(setting, packing, until)?;
-        let Setting { threads, devices, budget } = setting;
+        let Setting { threads, load_threads, devices, budget } = setting;
         let is_bounded = self.memory_limit.is_some() || self.budget.is_some();
         let mut cx = BuildCx {
             devices,
             budget,
             threads,
+            load_threads,
             precision: self.precision,
             release: &|tensor| self.model.release(tensor),
             packed_bytes: 0,
@@ -423,6 +451,14 @@ fn open_devices(
     Ok(devices)
 }
 
+/// A number of threads; by default the cores that this process may use.
+fn at_least_one(threads: Option<usize>) -> Result<usize> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.unwrap_or_else(cores);
+    ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
+    Ok(threads)
+}
+
 /// The place of the first device that claims a node.
 fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Option<usize> {
     devices.iter().position(|device| device.claim(&NodeView { graph, node }).is_ok())
@@ -431,12 +467,13 @@ fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Optio
 /// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The results count against `budget`.
 fn evaluate(
     graph: Graph,
+    threads: usize,
     devices: &[Arc<dyn Device>],
     budget: &Arc<Budget>,
     limits: &Limits,
 ) -> Result<Vec<Tensor>> {
-    let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(1).limits(*limits);
-    builder = builder.opt_level(Level::Disabled).budget(budget);
+    let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(threads).load_threads(threads);
+    builder = builder.limits(*limits).opt_level(Level::Disabled).budget(budget);
     builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
     let outputs = builder.build()?.run(&[])?.into_iter();
     outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()

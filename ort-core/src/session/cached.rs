@@ -14,7 +14,9 @@ use crate::{ErrorKind, Result, error};
 /// What compiling takes besides the settings.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
+    /// Those of runs, and those that make the session.
     pub(super) threads: usize,
+    pub(super) load_threads: usize,
     pub(super) devices: &'a [Arc<dyn Device>],
     pub(super) budget: &'a Arc<Budget>,
 }
@@ -30,7 +32,7 @@ impl SessionBuilder {
             match self.with_compiled(compiled.entry(), setting)? {
                 Ok(built) => return Ok(Some(built)),
                 Err(refusal) => {
-                    compiled.verify_files(setting.threads)?;
+                    compiled.verify_files(setting.load_threads)?;
                     tracing::warn!(
                         "the compiled model is packed again, as what it holds does not fit: {refusal}; `ort compile` makes one that does"
                     );
@@ -42,9 +44,9 @@ impl SessionBuilder {
 
     fn in_folder(&self, path: &Path, setting: Setting<'_>) -> Result<Option<FromCache>> {
         let folder = Folder::open(path)?;
-        self.verify_files(setting.threads)?;
+        self.verify_files(setting.load_threads)?;
         let key = self.key(Some(folder.path()), setting)?;
-        let found = match folder.find(&key, setting.threads) {
+        let found = match folder.find(&key, setting.load_threads) {
             Ok(None) => None,
             Ok(Some(entry)) => Some(self.with_entry(&Arc::new(entry), setting)?),
             Err(refusal) => Some(Err(refusal)),
@@ -74,7 +76,7 @@ impl SessionBuilder {
     /// The program with what a compiled model holds.
     fn with_compiled(&self, entry: &Arc<Entry>, setting: Setting<'_>) -> Result<Result<FromCache, String>> {
         let fits = self.key(None, setting)?.check(entry);
-        match fits.and_then(|()| entry.verify(entry.sources()..entry.len(), setting.threads)) {
+        match fits.and_then(|()| entry.verify(entry.sources()..entry.len(), setting.load_threads)) {
             Ok(()) => self.with_entry(entry, setting),
             Err(refusal) => Ok(Err(refusal)),
         }
@@ -93,9 +95,9 @@ impl SessionBuilder {
 
     /// Packs everything into a compiled model.
     pub(super) fn write_compiled(&self, path: &Path, setting: Setting<'_>) -> Result<()> {
-        self.verify_files(setting.threads)?;
+        self.verify_files(setting.load_threads)?;
         let key = self.key(None, setting)?;
-        let store = begin(path, key.text(), self.model.contents(), setting.threads)?;
+        let store = begin(path, key.text(), self.model.contents(), setting.load_threads)?;
         let built = self.program(setting, Packing::Cached(&store)).map(drop);
         self.model.release_all();
         if let Some(refusal) = store.problem() {
@@ -140,7 +142,7 @@ impl SessionBuilder {
 
     /// What the entry for this session is named by and has to be made for.
     fn key(&self, stamps: Option<&Path>, setting: Setting<'_>) -> Result<Key> {
-        let content = self.model.content_hash(stamps, setting.threads).ok_or_else(|| {
+        let content = self.model.content_hash(stamps, setting.load_threads).ok_or_else(|| {
             error!(InvalidArgument, "a graph that was built by hand has no place in the compiled cache")
                 .help("save the graph and load the file, or leave the cache out")
         })?;

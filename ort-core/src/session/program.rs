@@ -124,7 +124,10 @@ pub(crate) struct Program {
 pub(crate) struct BuildCx<'a> {
     pub(crate) devices: &'a [Arc<dyn Device>],
     pub(crate) budget: &'a Arc<Budget>,
+    /// Those of runs.
     pub(crate) threads: usize,
+    /// Those that pack.
+    pub(crate) load_threads: usize,
     pub(crate) precision: Precision,
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a dyn Fn(&Tensor),
@@ -217,7 +220,7 @@ impl Program {
 impl BuildCx<'_> {
     /// The context of one kernel's construction.
     fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing<'k>) -> CompileCx<'k> {
-        CompileCx::new(view, device, (self.threads, self.precision), self.budget, packing)
+        CompileCx::new(view, device, (self.load_threads, self.precision), self.budget, packing)
     }
 }
 
