@@ -14,7 +14,7 @@ use super::poison;
 use super::program::BuildCx;
 use super::streamed::Streams;
 use super::{Model, Program, Session, SessionOptions};
-use crate::ep::{Device, NodeView, Packing, Precision, ProviderOptions, lower_all_but, provider};
+use crate::ep::{Device, NodeView, Owner, Packing, Precision, ProviderOptions, lower_all_but, provider};
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::plan::Planning;
@@ -50,6 +50,7 @@ pub(super) struct Built {
     /// The bytes of those in the compiled cache.
     pub(super) cached_bytes: usize,
     pub(super) rewrites: Report,
+    pub(super) owner: Arc<Owner>,
 }
 
 impl SessionBuilder {
@@ -359,7 +360,7 @@ impl SessionBuilder {
                 (built.map_err(|problem| self.explain(problem, setting))?, None)
             }
         };
-        let Built { program, packed_bytes, cached_bytes, rewrites } = built;
+        let Built { program, packed_bytes, cached_bytes, rewrites, owner } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
         tracing::info!(
@@ -369,7 +370,7 @@ impl SessionBuilder {
             milliseconds = start.elapsed().as_millis() as u64,
             "compiled"
         );
-        let streams = Streams::of(&program, self.precision);
+        let streams = Streams::of(&program, self.precision, &owner);
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
         Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, cache, key, _trim })
@@ -380,10 +381,12 @@ impl SessionBuilder {
         let until = self.limits.until();
         let (graph, rewrites) = self.rewritten(setting, packing, until)?;
         let Setting { threads, load_threads, devices, budget } = setting;
+        let owner = Arc::<Owner>::default();
         let is_bounded = self.memory_limit.is_some() || self.budget.is_some();
         let mut cx = BuildCx {
             devices,
             budget,
+            owner: &owner,
             threads,
             load_threads,
             precision: self.precision,
@@ -405,7 +408,8 @@ impl SessionBuilder {
                 *default = default.to_owned_copy()?;
             }
         }
-        Ok(Built { program, packed_bytes: cx.packed_bytes, cached_bytes: cx.cached_bytes, rewrites })
+        let (packed_bytes, cached_bytes) = (cx.packed_bytes, cx.cached_bytes);
+        Ok(Built { program, packed_bytes, cached_bytes, rewrites, owner })
     }
 
     /// Where memory did not suffice: how much all weights would take that cannot be packed again.
