@@ -109,7 +109,7 @@ impl ModelArgs {
         let access = FileAccess { map: !self.no_mmap, ..FileAccess::default() };
         let standard = Limits::default();
         let limits = Limits { deadline: self.deadline.or(standard.deadline), ..standard };
-        Ok(Source::open(&self.model, access)?.limits(limits))
+        Ok(Source::open(&self.model, access)?.limits(limits).keep_hash(self.cache.is_some()))
     }
 
     pub(crate) fn load(&self) -> Result<Model> {

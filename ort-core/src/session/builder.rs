@@ -269,8 +269,8 @@ impl SessionBuilder {
         let budget = self.new_budget();
         let setting = self.setting(1, &devices, &budget)?;
         // The graph goes elsewhere, where no checksum of the compiled model holds for it.
-        self.verify_files(setting.load_threads)?;
-        let (graph, report) = self.rewritten(setting, Packing::Now, self.limits.until())?;
+        self.verify_files(setting.reading())?;
+        let (graph, report) = self.rewritten(setting, Packing::Now)?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
         Ok((graph, report))
@@ -279,16 +279,15 @@ impl SessionBuilder {
     /// The model's graph after the rewrites that the optimizer allows, and what they were.
     fn rewritten(
         &self,
-        Setting { devices, budget, load_threads, .. }: Setting<'_>,
+        Setting { devices, budget, load_threads, until, .. }: Setting<'_>,
         packing: Packing<'_>,
-        until: Option<Instant>,
     ) -> Result<(Arc<Graph>, Report)> {
         let mut graph = self.model.shared_graph();
+        let compute =
+            |graph: Graph| evaluate(graph, load_threads, devices, budget, self.limits.ending(until));
         let evaluate = |graph: Graph| match packing {
-            Packing::Cached(store) => {
-                store.folded(graph, |graph| evaluate(graph, load_threads, devices, budget, &self.limits))
-            }
-            _ => evaluate(graph, load_threads, devices, budget, &self.limits),
+            Packing::Cached(store) => store.folded(graph, compute),
+            _ => compute(graph),
         };
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
         let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
@@ -344,7 +343,8 @@ impl SessionBuilder {
         devices: &'a [Arc<dyn Device>],
         budget: &'a Arc<Budget>,
     ) -> Result<Setting<'a>> {
-        Ok(Setting { threads, load_threads: at_least_one(self.load_threads)?, devices, budget })
+        let load_threads = at_least_one(self.load_threads)?;
+        Ok(Setting { threads, load_threads, devices, budget, until: self.limits.until() })
     }
 
     fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
@@ -378,9 +378,8 @@ impl SessionBuilder {
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.
     pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
-        let until = self.limits.until();
-        let (graph, rewrites) = self.rewritten(setting, packing, until)?;
-        let Setting { threads, load_threads, devices, budget } = setting;
+        let (graph, rewrites) = self.rewritten(setting, packing)?;
+        let Setting { threads, load_threads, devices, budget, until } = setting;
         let owner = Arc::<Owner>::default();
         let is_bounded = self.memory_limit.is_some() || self.budget.is_some();
         let mut cx = BuildCx {
@@ -474,10 +473,10 @@ fn evaluate(
     threads: usize,
     devices: &[Arc<dyn Device>],
     budget: &Arc<Budget>,
-    limits: &Limits,
+    limits: Limits,
 ) -> Result<Vec<Tensor>> {
     let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(threads).load_threads(threads);
-    builder = builder.limits(*limits).opt_level(Level::Disabled).budget(budget);
+    builder = builder.limits(limits).opt_level(Level::Disabled).budget(budget);
     builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
     let outputs = builder.build()?.run(&[])?.into_iter();
     outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()
