@@ -1,45 +1,39 @@
-//! Gives a crate the hash of its own source as `ORT_CODE_HASH`: what other code has packed is not taken from a cache.
+//! Gives a crate the hash of the code that it is made of as `ORT_CODE_HASH`: what other code has packed is not taken from a cache.
 //! Crates whose code decides what lies in the compiled cache have this as their build script.
 
 use std::fs;
 use std::io::Result;
 use std::path::{Path, PathBuf};
 
+use xxhash_rust::xxh3::Xxh3;
+
+/// The crate's own files, the crate of memory that all build on, and the versions of what others wrote.
+const CODE: [&str; 4] = ["Cargo.toml", "src", "../ort-alloc/src", "../Cargo.lock"];
+
 fn main() -> Result<()> {
-    println!("cargo::rerun-if-changed=src");
     let mut files = Vec::new();
-    list(Path::new("src"), &mut files)?;
+    for place in CODE.iter().map(Path::new).filter(|place| place.exists()) {
+        println!("cargo::rerun-if-changed={}", place.display());
+        list(place, &mut files)?;
+    }
     files.sort();
-    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    let mut hash = Xxh3::new();
     for file in files {
-        let bytes = fs::read(&file)?;
         // Lengths keep names and contents apart.
-        hash.add(file.to_string_lossy().as_bytes());
-        hash.add(&bytes);
-        hash.add(&(bytes.len() as u64).to_le_bytes());
+        for part in [file.to_string_lossy().as_bytes(), &fs::read(&file)?] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
     }
-    println!("cargo::rustc-env=ORT_CODE_HASH={:016x}", hash.0);
+    println!("cargo::rustc-env=ORT_CODE_HASH={:016x}", hash.digest());
     Ok(())
 }
 
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        match path.is_dir() {
-            true => list(&path, files)?,
-            false => files.push(path),
-        }
+/// The files of a folder, or the one file.
+fn list(place: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if place.is_file() {
+        files.push(place.to_path_buf());
+        return Ok(());
     }
-    Ok(())
-}
-
-/// The hash of Fowler, Noll and Vo, 1a, of 64 bits.
-struct Fnv(u64);
-
-impl Fnv {
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
+    fs::read_dir(place)?.try_for_each(|entry| list(&entry?.path(), files))
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::allocator::Counters;
 use crate::buffer::{Address, Origin};
-use crate::{AllocError, Allocator, Buffer, DeviceId, Stats};
+use crate::{AllocError, Allocator, Buffer, DeviceId, Stats, heap};
 
 /// Every host region starts at a multiple of this: a cache line, and one vector of the widest kind.
 pub const HOST_ALIGNMENT: usize = 64;
@@ -68,11 +68,7 @@ impl Allocator for HostAllocator {
     /// Asks the heap to return its free pages. Large regions have gone back already.
     fn trim(&self) -> usize {
         let before = resident_bytes();
-        #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        // SAFETY: `malloc_trim` takes no pointers and may be called from any thread.
-        unsafe {
-            libc::malloc_trim(0);
-        }
+        heap::give_back();
         before.saturating_sub(resident_bytes())
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`Allocator`], [`Buffer`] and [`SharedBuffer`]: owned regions of host memory, and of devices whose memory the
 //!   host cannot touch. [`HostAllocator`] is the host's.
+//! - [`Heap`]: the heap that a program may take, by cargo feature; trimming knows how to ask it for its free pages.
 //! - [`Arena`]: best fit with coalescing over any allocator, for sizes that are not known before the run.
 //! - [`plan`](fn@plan): life spans and sizes to offsets in one slab per lane, with a proof that nothing overlaps.
 //! - [`split_disjoint`]: the parts of such a slab that one operation reads and writes, borrowed at once.
@@ -61,6 +62,7 @@ mod buffer;
 pub mod dlpack;
 mod error;
 mod foreign;
+mod heap;
 mod host;
 pub mod mmap;
 pub mod plan;
@@ -74,6 +76,7 @@ pub use budget::{Advance, Budget, Category, Reservation};
 pub use budgeted::{BudgetedAllocator, allocate_in};
 pub use buffer::{Buffer, SharedBuffer};
 pub use error::AllocError;
+pub use heap::Heap;
 pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, TrimOnDrop, host_memory_bytes};
 pub use mmap::{Advice, MapError, MappedFile};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};

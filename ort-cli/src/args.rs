@@ -38,6 +38,9 @@ pub(crate) struct ModelArgs {
     /// Threads inside one operator [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
+    /// Threads that load: they pack weights and fold constants [default: the cores this process may use].
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(crate) load_threads: Option<usize>,
     /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     pub(crate) precision: PrecisionArg,
@@ -106,7 +109,7 @@ impl ModelArgs {
         let access = FileAccess { map: !self.no_mmap, ..FileAccess::default() };
         let standard = Limits::default();
         let limits = Limits { deadline: self.deadline.or(standard.deadline), ..standard };
-        Ok(Source::open(&self.model, access)?.limits(limits))
+        Ok(Source::open(&self.model, access)?.limits(limits).keep_hash(self.cache.is_some()))
     }
 
     pub(crate) fn load(&self) -> Result<Model> {
@@ -150,6 +153,7 @@ impl ModelArgs {
             enable_cpu_mem_arena: !self.no_arena,
             enable_mem_pattern: !self.no_mem_pattern,
             intra_op_num_threads: self.threads.unwrap_or(0),
+            load_threads: self.load_threads.unwrap_or(0),
             memory_limit: self.memory_limit,
             ..SessionOptions::default()
         };

@@ -33,6 +33,10 @@ use anyhow::{Result, anyhow};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
+/// The system's, or that of the cargo feature `mimalloc` or `jemalloc`.
+#[global_allocator]
+static HEAP: ort_runtime::Heap = ort_runtime::Heap;
+
 /// An ONNX runtime that knows its memory before it runs.
 ///
 /// Without a command it runs the demo: a small model and a few pictures that ship inside the program.

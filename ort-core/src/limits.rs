@@ -46,6 +46,13 @@ impl Limits {
     }
 }
 
+impl Limits {
+    /// The same with the time that is left until then.
+    pub(crate) fn ending(self, until: Option<Instant>) -> Limits {
+        Limits { deadline: until.map(|until| until.saturating_duration_since(Instant::now())), ..self }
+    }
+}
+
 /// Tells that a limit was reached and how to raise it.
 pub(crate) trait Raise {
     /// Adds the advice to raise the limit called `name`.

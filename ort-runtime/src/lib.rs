@@ -15,6 +15,9 @@
 //! ```
 //!
 //! Each execution provider is a cargo feature; `cpu` is on by default.
+//!
+//! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim gives back its free pages, too. A program takes it with
+//! `#[global_allocator] static HEAP: ort_runtime::Heap = ort_runtime::Heap;`; a library leaves that to the program.
 
 // In tests such a panic is a failure like any other; here it would be a defect.
 #![warn(
@@ -31,7 +34,7 @@
 use ort_ep_cpu as _;
 
 pub use ort_alloc::{
-    ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Stats as AllocatorStats, dlpack,
+    ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Heap, Stats as AllocatorStats, dlpack,
     host_memory_bytes,
 };
 pub use ort_core::dtype::{self, DType};

@@ -7,13 +7,14 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ort_runtime::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, NodeView, provider};
 use ort_runtime::ir::{Attribute, Graph, GraphBuilder};
 use ort_runtime::onnx::{ModelInfo, Source, Weights, save};
 use ort_runtime::rewrite::Level;
 use ort_runtime::tensor::{TensorMut, TensorView};
-use ort_runtime::{Budget, DType, ErrorKind, Model, Result, Session, SessionBuilder};
+use ort_runtime::{Budget, DType, ErrorKind, Limits, Model, Result, Session, SessionBuilder};
 use support::{branch, numbers};
 
 /// Weights that are packed as they are, after folding, in a branch, by Winograd's transforms and unaligned; constants that are only folded.
@@ -133,12 +134,18 @@ struct Counting {
     cpu: Arc<dyn Device>,
     fingerprint: Option<[&'static str; 2]>,
     packed: AtomicUsize,
+    /// What compiling a node takes.
+    pause: Duration,
 }
 
 impl Counting {
     fn new(fingerprint: Option<[&'static str; 2]>) -> Result<Arc<Counting>> {
+        Counting::slow(fingerprint, Duration::ZERO)
+    }
+
+    fn slow(fingerprint: Option<[&'static str; 2]>, pause: Duration) -> Result<Arc<Counting>> {
         let cpu = provider("cpu")?.open(0, &Default::default())?;
-        Ok(Arc::new(Counting { cpu, fingerprint, packed: AtomicUsize::new(0) }))
+        Ok(Arc::new(Counting { cpu, fingerprint, packed: AtomicUsize::new(0), pause }))
     }
 }
 
@@ -160,6 +167,7 @@ impl Device for Counting {
     }
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        std::thread::sleep(self.pause);
         cx.pack(100, |bytes| {
             self.packed.fetch_add(1, Ordering::Relaxed);
             bytes.fill(1);
@@ -202,6 +210,29 @@ fn a_device_packs_once_for_each_version_of_its_code_and_hardware() -> Result<()>
     let problem = place.with_cache()?.device(Counting::new(None)?).build().err().expect("it is refused");
     assert_eq!(problem.kind(), ErrorKind::InvalidArgument);
     assert!(problem.to_string().contains("fingerprint"), "{problem}");
+    Ok(())
+}
+
+/// A first load compiles twice, and has no more time for it.
+#[test]
+fn one_deadline_holds_for_the_whole_load() -> Result<()> {
+    let place = Place::new()?;
+    let builder = |device: &Arc<Counting>| -> Result<SessionBuilder> {
+        Ok(place.builder()?.device(device.clone()).opt_level(Level::Disabled))
+    };
+    let fingerprint = Some(["version 1", "16 lanes"]);
+    let quick = Counting::new(fingerprint)?;
+    builder(&quick)?.build()?;
+    let pause = Duration::from_millis(20);
+    let one_pass = pause * u32::try_from(quick.packed.load(Ordering::Relaxed)).unwrap_or(1);
+    let limits = Limits { deadline: Some(one_pass * 3 / 2), ..Limits::default() };
+    let slow = Counting::slow(fingerprint, pause)?;
+    let problem = builder(&slow)?.cache_dir(place.cache()).limits(limits).build().err().expect("two passes");
+    assert_eq!(problem.kind(), ErrorKind::Cancelled, "{problem}");
+    // No time at all is none for the files, either.
+    let limits = Limits { deadline: Some(Duration::ZERO), ..limits };
+    let problem = place.with_cache()?.limits(limits).build().err().expect("no time");
+    assert_eq!(problem.kind(), ErrorKind::Cancelled, "{problem}");
     Ok(())
 }
 

@@ -3,12 +3,14 @@
 
 mod support;
 
+use std::sync::atomic::Ordering;
+
 use ort_runtime::ir::{Graph, GraphBuilder};
 use ort_runtime::rewrite::Level;
 use ort_runtime::{
     DType, DeviceId, ErrorKind, ExecutionMode, Model, Result, RunOptions, Session, SessionOptions, Value,
 };
-use support::{branch, counter, inputs_of, numbers, run};
+use support::{Without, branch, counter, inputs_of, numbers, run};
 
 /// A chain with a product, whose values do not all live at once.
 fn chain() -> Result<Graph> {
@@ -175,5 +177,36 @@ fn a_run_may_shrink_arenas() -> Result<()> {
     }
     let unknown = RunOptions::default().add_run_config_entry("memory.enable_shrinkage", "1");
     assert!(unknown.is_err_and(|problem| problem.to_string().contains(KEY)));
+    Ok(())
+}
+
+/// Loading has threads of its own, and the session is the same on any number of them.
+#[test]
+fn load_threads_pack_and_change_nothing() -> Result<()> {
+    let product = || -> Result<Graph> {
+        let mut builder = GraphBuilder::new("product");
+        let x = builder.input("x", DType::F32, &["rows", "300"]);
+        let one = builder.constant(numbers(&[300, 200], 0)?);
+        let other = builder.constant(numbers(&[200, 40], 1)?);
+        let product = builder.node("MatMul", &[x, one], &[])?;
+        let product = builder.node("MatMul", &[product, other], &[])?;
+        builder.finish(&[product])
+    };
+    let mut results = Vec::new();
+    for (threads, load_threads) in [(1, 3), (2, 1), (1, 1)] {
+        let device = Without::new(&[])?;
+        let options = SessionOptions {
+            intra_op_num_threads: threads,
+            ..entries(&[("load_threads", &load_threads.to_string())])?
+        };
+        let builder = Session::builder(&Model::from_graph(product()?)).options(&options);
+        let session = builder.device(device.clone()).build()?;
+        assert_eq!(device.pack_threads.load(Ordering::Relaxed), load_threads);
+        assert_eq!(session.threads(), threads);
+        results.push(bytes(&run(&session, &inputs_of(&session, 5)?)?));
+    }
+    assert!(results.iter().all(|result| *result == results[0]));
+    let none = Session::builder(&Model::from_graph(product()?)).load_threads(0).build();
+    assert_eq!(none.err().map(|problem| problem.kind()), Some(ErrorKind::InvalidArgument));
     Ok(())
 }

@@ -8,14 +8,17 @@ const FACADE: &str = "ort-runtime";
 /// Up to this many features all combinations are tried; beyond it none, each alone, each left out, and all.
 const MOST_FOR_ALL_COMBINATIONS: usize = 4;
 
+/// Features that choose the heap: no two of them go together, and they are checked, not tested, as they change no result.
+pub(crate) const HEAPS: [&str; 2] = ["mimalloc", "jemalloc"];
+
 /// Checks and tests each combination.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let Some(facade) = workspace.packages.iter().find(|package| package.name == FACADE) else {
         bail!("there is no crate {FACADE}");
     };
     // A feature that a dependency made (`dep:`) has no name of its own; `default` is a combination of others.
-    let features: Vec<&str> =
-        facade.features.keys().map(String::as_str).filter(|name| *name != "default").collect();
+    let names = facade.features.keys().map(String::as_str);
+    let features: Vec<&str> = names.filter(|name| *name != "default" && !HEAPS.contains(name)).collect();
     for combination in combinations(&features) {
         let features = combination.join(",");
         let flags = ["--package", FACADE, "--no-default-features", "--features", &features];
@@ -31,9 +34,17 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             &package.name,
         ]))?;
     }
+    for heap in HEAPS {
+        let binary = ["check", "--quiet", "--package", "ort-cli", "--features", heap];
+        run_command(workspace.cargo().args(binary))?;
+        // Trimming is tested with each.
+        let tests = ["test", "--quiet", "--package", "ort-alloc", "--lib", "--features", heap, "heap"];
+        run_command(workspace.cargo().args(tests))?;
+    }
     println!(
-        "all combinations of {} features and all {} crates are fine",
+        "all combinations of {} features, {} heaps and all {} crates are fine",
         features.len(),
+        HEAPS.len(),
         workspace.packages.len()
     );
     Ok(())

@@ -5,6 +5,7 @@
 //! `conformance.ignore`.
 #![forbid(unsafe_code)]
 
+mod allocators;
 mod bench;
 mod compare;
 mod conformance;
@@ -66,6 +67,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Load, run and drop models many times, in many shapes, from many callers, and hold what stays against bounds.
     Soak(soak::Options),
+    /// Build `ort` with each heap that it can have, and measure what stays, the peaks and the times with each.
+    Allocators(allocators::Options),
     /// Check the style rules that no compiler checks.
     Tidy,
     /// Time ours and ONNX Runtime in turn on the same models.
@@ -87,6 +90,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::Soak(options) => soak::run(&workspace, &options).map(drop),
+        Command::Allocators(options) => allocators::run(&workspace, &options),
         Command::Tidy => tidy::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
         Command::Trees(options) => trees::run(&workspace, &options),

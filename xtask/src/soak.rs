@@ -45,7 +45,7 @@ pub(crate) const SCENARIOS: usize = 15;
 
 /// The fields of `ort soak --json` and of soak_reference.py. Bytes.
 #[derive(Deserialize)]
-struct Report {
+pub(crate) struct Report {
     baseline: Option<u64>,
     baseline_rss: Option<u64>,
     peak_rss: Option<u64>,
@@ -81,18 +81,18 @@ struct Cycle {
 
 impl Report {
     /// What stays over the baseline after a cycle, at most.
-    fn left(&self) -> Option<u64> {
+    pub(crate) fn left(&self) -> Option<u64> {
         let dropped = self.cycles.iter().map(|cycle| cycle.dropped).collect::<Option<Vec<u64>>>()?;
         dropped.into_iter().max()?.checked_sub(self.baseline?).or(Some(0))
     }
 
     /// How far the process grew at most.
-    fn growth(&self) -> Option<u64> {
+    pub(crate) fn growth(&self) -> Option<u64> {
         self.peak_rss?.checked_sub(self.baseline_rss?)
     }
 
     /// What a trim leaves over the baseline, in the last cycle.
-    fn trimmed(&self) -> Option<u64> {
+    pub(crate) fn trimmed(&self) -> Option<u64> {
         Some(self.cycles.last()?.trimmed?.saturating_sub(self.baseline?))
     }
 
@@ -104,7 +104,7 @@ impl Report {
     }
 
     /// The most over the baseline while the model was loaded, and while the session was made.
-    fn loading(&self) -> [Option<u64>; 2] {
+    pub(crate) fn loading(&self) -> [Option<u64>; 2] {
         let first = self.cycles.first();
         let peaks = first.map_or([None; 2], |cycle| [cycle.load_peak, cycle.sessions_peak]);
         peaks.map(|peak| Some(peak?.saturating_sub(self.baseline?)))
@@ -443,7 +443,7 @@ impl Soak<'_> {
     }
 }
 
-fn parse(text: &str) -> Result<Report> {
+pub(crate) fn parse(text: &str) -> Result<Report> {
     serde_json::from_str(text.trim()).context("cannot read a report")
 }
 

@@ -18,10 +18,14 @@ use ort_alloc::MappedFile;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::entry::{on_threads, regular_file, unfinished};
+use super::entry::{Reading, regular_file, unfinished};
+use crate::{Result, error};
 
 /// Bytes that are hashed at a time.
 const PART: usize = 8 << 20;
+
+/// So many are hashed in half a millisecond.
+const FEW: usize = 1 << 20;
 
 /// One of the files that a model was loaded from.
 #[derive(Clone, Debug)]
@@ -54,38 +58,55 @@ impl Content {
         self.bytes.as_ref()
     }
 
-    /// Lets go of bytes in memory that nothing else holds, for their hash.
-    pub(crate) fn forget_unshared(&mut self) {
-        if self.mapping.is_none() && self.bytes.as_ref().is_some_and(Bytes::is_unique) {
-            self.hash(None, usize::MAX);
-            self.bytes = None;
+    /// Lets go of bytes in memory that nothing else holds. Their hash stays where there are few, or somebody asks for it: of many it takes a part of
+    /// the time to load, and most sessions have no cache.
+    pub(crate) fn forget_unshared(&mut self, keep_hash: bool, reading: Reading) -> Result<()> {
+        if self.mapping.is_some() || !self.bytes.as_ref().is_some_and(Bytes::is_unique) {
+            return Ok(());
         }
+        if keep_hash || self.bytes.as_ref().is_some_and(|bytes| bytes.len() <= FEW) {
+            self.hash(None, reading)?;
+        }
+        self.bytes = None;
+        Ok(())
     }
 
-    /// The hash of the bytes, on at most so many threads; `stamps` is the folder where known hashes are kept.
-    pub(crate) fn hash(&self, stamps: Option<&Path>, threads: usize) -> Hash {
-        *self.hash.get_or_init(|| match (&self.identity, stamps) {
+    /// The hash of the bytes; `stamps` is the folder where known hashes are kept.
+    pub(crate) fn hash(&self, stamps: Option<&Path>, reading: Reading) -> Result<Hash> {
+        if let Some(known) = self.hash.get() {
+            return Ok(*known);
+        }
+        let hash = match (&self.identity, stamps) {
             (Identity::Hash(hash), _) => *hash,
             (Identity::Stamp(stamp), Some(folder)) if stamp.is_witness => {
                 let bytes = self.bytes.as_deref().unwrap_or_default();
-                stamp.look_up(folder, bytes).unwrap_or_else(|| {
-                    let hash = self.compute(threads);
-                    if let Err(problem) = stamp.keep(folder, bytes, hash) {
-                        tracing::debug!(%problem, "the hash of the model's file is not kept");
+                match stamp.look_up(folder, bytes) {
+                    Some(hash) => hash,
+                    None => {
+                        let hash = self.compute(reading)?;
+                        if let Err(problem) = stamp.keep(folder, bytes, hash) {
+                            tracing::debug!(%problem, "the hash of the model's file is not kept");
+                        }
+                        hash
                     }
-                    hash
-                })
+                }
             }
-            _ => self.compute(threads),
-        })
+            _ => self.compute(reading)?,
+        };
+        Ok(*self.hash.get_or_init(|| hash))
+    }
+
+    /// The hash that a file says it of a part of itself.
+    pub(crate) fn said_hash(&self) -> Option<Hash> {
+        match &self.identity {
+            Identity::Hash(said) => Some(*said),
+            Identity::Stamp(_) | Identity::Unknown => None,
+        }
     }
 
     /// Whether the bytes have the hash that their file says they have.
-    pub(crate) fn is_as_said(&self, threads: usize) -> bool {
-        match &self.identity {
-            Identity::Hash(said) => self.compute(threads) == *said,
-            Identity::Stamp(_) | Identity::Unknown => true,
-        }
+    pub(crate) fn is_as_said(&self, reading: Reading) -> Result<bool> {
+        self.said_hash().map_or(Ok(true), |said| Ok(self.compute(reading)? == said))
     }
 
     /// Whether it was read from the file with this metadata.
@@ -96,30 +117,37 @@ impl Content {
         }
     }
 
-    fn compute(&self, threads: usize) -> Hash {
-        hash_bytes(self.bytes.as_deref().unwrap_or_default(), self.mapping.as_ref(), threads)
+    fn compute(&self, reading: Reading) -> Result<Hash> {
+        let bytes = self.bytes.as_deref().ok_or_else(|| {
+            error!(
+                InvalidArgument,
+                "of the model only what was loaded is left, not its bytes, nor their hash"
+            )
+            .help("load it from its file, or have the source keep the hash (Source::keep_hash)")
+        })?;
+        hash_bytes(bytes, self.mapping.as_ref(), reading)
     }
 }
 
 /// The hash of all files of a model; none for a graph that was built by hand.
-pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>, threads: usize) -> Option<Hash> {
+pub(crate) fn hash_of(contents: &[Content], stamps: Option<&Path>, reading: Reading) -> Result<Option<Hash>> {
     let mut hasher = Hasher::new();
     for content in contents {
         hasher.update(&(content.name.len() as u64).to_le_bytes());
         hasher.update(content.name.as_bytes());
-        hasher.update(content.hash(stamps, threads).as_bytes());
+        hasher.update(content.hash(stamps, reading)?.as_bytes());
     }
-    (!contents.is_empty()).then(|| hasher.finalize())
+    Ok((!contents.is_empty()).then(|| hasher.finalize()))
 }
 
 /// The hash of the hashes of parts, which several threads take. Pages of a mapping that were read for it go.
-fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, threads: usize) -> Hash {
+fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, reading: Reading) -> Result<Hash> {
     let parts: Vec<&[u8]> = bytes.chunks(PART).collect();
     let hashes = Mutex::new(vec![None; parts.len()]);
     let next = AtomicUsize::new(0);
     let work = || loop {
         let index = next.fetch_add(1, Ordering::Relaxed);
-        let Some(part) = parts.get(index) else { break };
+        let Some(part) = parts.get(index).filter(|_| !reading.is_late()) else { break };
         let hash = blake3::hash(part);
         hashes.lock().iter_mut().skip(index).take(1).for_each(|place| *place = Some(hash));
         if let Some((mapping, range)) = mapping.and_then(|mapping| Some((mapping, mapping.range_of(part)?)))
@@ -128,13 +156,14 @@ fn hash_bytes(bytes: &[u8], mapping: Option<&MappedFile>, threads: usize) -> Has
             tracing::debug!("pages of the model's file stay resident: {problem}");
         }
     };
-    on_threads(threads.min(parts.len()), work);
+    reading.on_threads(parts.len(), work);
+    reading.check()?;
     let mut hasher = Hasher::new();
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     for hash in hashes.into_inner().iter().flatten() {
         hasher.update(hash.as_bytes());
     }
-    hasher.finalize()
+    Ok(hasher.finalize())
 }
 
 /// What is known of bytes before they are read.
@@ -272,6 +301,8 @@ fn tells_changes(_file: &File) -> bool {
 mod tests {
     use super::*;
 
+    const TWO: Reading = Reading { threads: 2, until: None };
+
     fn content(folder: &Path, is_witness: bool) -> Content {
         let file = File::open(folder.join("model")).unwrap();
         let stamp = Stamp { is_witness, ..Stamp::of(&file.metadata().unwrap()).unwrap() };
@@ -291,15 +322,15 @@ mod tests {
         let folder = folder.path();
         let mut bytes = vec![7; 3 * PART / 2];
         std::fs::write(folder.join("model"), &bytes).unwrap();
-        let hash = content(folder, false).hash(Some(folder), 2);
+        let hash = content(folder, false).hash(Some(folder), TWO).unwrap();
         assert!(stamps(folder).is_empty(), "the file may still change");
-        assert_eq!(content(folder, true).hash(Some(folder), 2), hash);
+        assert_eq!(content(folder, true).hash(Some(folder), TWO).unwrap(), hash);
         let [stamp] = <[_; 1]>::try_from(stamps(folder)).unwrap();
         // A stamp of another hash shows that it is taken.
         let of_file = Stamp::of(&std::fs::metadata(folder.join("model")).unwrap()).unwrap();
         let other = blake3::hash(b"other");
         of_file.keep(folder, &bytes, other).unwrap();
-        assert_eq!(content(folder, true).hash(Some(folder), 2), other);
+        assert_eq!(content(folder, true).hash(Some(folder), TWO).unwrap(), other);
         // Damaged stamps are not: any byte flipped, cut anywhere.
         let text = std::fs::read(&stamp).unwrap();
         for index in 0..text.len() - 1 {
@@ -314,14 +345,14 @@ mod tests {
         std::fs::write(&stamp, &text).unwrap();
         assert_eq!(of_file.look_up(folder, &bytes), Some(other));
         assert_eq!(
-            content(folder, false).hash(Some(folder), 2),
+            content(folder, false).hash(Some(folder), TWO).unwrap(),
             hash,
             "no stamp is taken where times are no witness"
         );
         bytes[PART / 2 / 4096 * 4096..][..PART / 2].fill(8);
         assert_eq!(of_file.look_up(folder, &bytes), None);
         std::fs::write(folder.join("model"), vec![8; 3 * PART / 2]).unwrap();
-        assert_ne!(content(folder, true).hash(Some(folder), 2), other);
+        assert_ne!(content(folder, true).hash(Some(folder), TWO).unwrap(), other);
     }
 
     #[test]
@@ -340,7 +371,7 @@ mod tests {
             let contents = files.iter().map(|(name, bytes)| {
                 Content::new((*name).to_owned(), bytes.clone().into(), None, Identity::Unknown)
             });
-            hash_of(&contents.collect::<Vec<_>>(), None, 2)
+            hash_of(&contents.collect::<Vec<_>>(), None, TWO).unwrap()
         };
         let mut all = vec![
             of(&[("", vec![0; PART])]),
@@ -361,15 +392,29 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_ends_the_hashing() {
+        let late = Reading { threads: 2, until: Some(std::time::Instant::now()) };
+        let content = Content::new(String::new(), vec![1; 3].into(), None, Identity::Unknown);
+        let problem = content.hash(None, late).unwrap_err();
+        assert_eq!(problem.kind(), crate::ErrorKind::Cancelled);
+        assert_eq!(content.hash(None, TWO).unwrap(), content.hash(None, late).unwrap(), "known now");
+    }
+
+    #[test]
     fn bytes_that_nothing_else_holds_go() {
         let bytes = Bytes::from(vec![1, 2, 3]);
         let mut shared = Content::new(String::new(), bytes.clone(), None, Identity::Unknown);
-        shared.forget_unshared();
+        shared.forget_unshared(false, TWO).unwrap();
         assert!(shared.bytes().is_some());
-        let expected = hash_of(&[shared], None, 1);
+        let expected = hash_of(&[shared], None, TWO).unwrap();
         let mut alone = Content::new(String::new(), bytes, None, Identity::Unknown);
-        alone.forget_unshared();
+        alone.forget_unshared(false, TWO).unwrap();
         assert!(alone.bytes().is_none());
-        assert_eq!(hash_of(&[alone], None, 1), expected);
+        assert_eq!(hash_of(&[alone], None, TWO).unwrap(), expected);
+        for keep_hash in [true, false] {
+            let mut many = Content::new(String::new(), vec![1; FEW + 1].into(), None, Identity::Unknown);
+            many.forget_unshared(keep_hash, TWO).unwrap();
+            assert_eq!((many.bytes().is_none(), many.hash(None, TWO).is_ok()), (true, keep_hash));
+        }
     }
 }

@@ -17,12 +17,15 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use ort_alloc::MappedFile;
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::Result as CoreResult;
+use crate::limits::check_deadline;
 
 /// How an entry begins.
 pub(crate) const MAGIC: &[u8; 8] = b"ORTCACHE";
@@ -35,6 +38,9 @@ const HEADER: usize = 64;
 
 /// The bytes of one blob in the table.
 const RECORD: usize = 32;
+
+/// The longest key in bytes: one has a line for each device and provider, and the optimizer's settings.
+const MOST_KEY: usize = 64 << 10;
 
 /// Blobs of at least this many bytes begin at a page.
 const PAGE: usize = 4096;
@@ -145,6 +151,9 @@ impl Entry {
             let (start, end) = (usize::try_from(start).ok()?, usize::try_from(start.checked_add(len)?).ok()?);
             bytes.get(start..end)
         };
+        if key_len > MOST_KEY as u64 {
+            return Err(format!("its key has {key_len} bytes, at most {MOST_KEY} are expected"));
+        }
         let key = place(HEADER as u64, key_len).ok_or_else(short)?;
         let rest = count.checked_mul(RECORD as u64).filter(|rest| table.checked_add(*rest) == Some(len));
         let rows = rest.and_then(|rest| place(table, rest)).ok_or_else(short)?;
@@ -197,13 +206,13 @@ impl Entry {
         self.file.range_of(bytes).is_some_and(|range| range.start >= self.source_bytes())
     }
 
-    /// Compares blobs with their checksums, on several threads. They are resident afterwards.
-    pub(crate) fn verify(&self, blobs: Range<usize>, threads: usize) -> Result<(), Refusal> {
+    /// Compares blobs with their checksums. They are resident afterwards.
+    pub(crate) fn verify(&self, blobs: Range<usize>, reading: Reading) -> Result<(), Refusal> {
         let next = AtomicUsize::new(blobs.start);
         let damaged = AtomicUsize::new(usize::MAX);
         let work = || loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= blobs.end {
+            if index >= blobs.end || reading.is_late() {
                 break;
             }
             let (Some(record), Some((_, bytes))) = (self.records.get(index), self.blob(index)) else { break };
@@ -211,8 +220,9 @@ impl Entry {
                 damaged.fetch_min(index, Ordering::Relaxed);
             }
         };
-        on_threads(threads.min(blobs.len()), work);
+        reading.on_threads(blobs.len(), work);
         match damaged.into_inner() {
+            usize::MAX if reading.is_late() => Err("its checksums were not compared in time".to_owned()),
             usize::MAX => Ok(()),
             index => Err(format!("the checksum of blob {index} is wrong")),
         }
@@ -244,6 +254,10 @@ pub(crate) struct EntryWriter {
 impl EntryWriter {
     /// Begins an entry in a folder; what ended processes have left there goes.
     pub(crate) fn new(folder: &Path, key: String) -> io::Result<EntryWriter> {
+        if key.len() > MOST_KEY {
+            let problem = format!("the settings take {} bytes, an entry has room for {MOST_KEY}", key.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+        }
         forget_unfinished(folder);
         let file = unfinished(folder)?;
         // Others see by the lock that this file has a writer. Not all file systems have locks.
@@ -304,19 +318,38 @@ impl EntryWriter {
     }
 }
 
-/// Does `work` on at most so many threads, this one included, and no more than may run at once. Each has to take its parts from what all share:
-/// where the system refuses a thread, the others do all.
-pub(super) fn on_threads(threads: usize, work: impl Fn() + Sync) {
-    let threads = threads.min(std::thread::available_parallelism().map_or(1, usize::from));
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            if let Err(problem) = std::thread::Builder::new().spawn_scoped(scope, &work) {
-                tracing::debug!(%problem, "fewer threads read the files of the cache");
-                break;
+/// How files are read: on at most so many threads, and until when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) threads: usize,
+    pub(crate) until: Option<Instant>,
+}
+
+impl Reading {
+    /// An error once it takes too long.
+    pub(crate) fn check(self) -> CoreResult<()> {
+        check_deadline(self.until, "reading the files of")
+    }
+
+    pub(super) fn is_late(self) -> bool {
+        self.check().is_err()
+    }
+
+    /// Does `work` on no more threads than there are parts, this one included, and no more than may run at once. Each has to take its parts from what all
+    /// share: where the system refuses a thread, the others do all.
+    pub(super) fn on_threads(self, parts: usize, work: impl Fn() + Sync) {
+        let threads =
+            self.threads.min(parts).min(std::thread::available_parallelism().map_or(1, usize::from));
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                if let Err(problem) = std::thread::Builder::new().spawn_scoped(scope, &work) {
+                    tracing::debug!(%problem, "fewer threads read the files of the cache");
+                    break;
+                }
             }
-        }
-        work();
-    });
+            work();
+        });
+    }
 }
 
 /// Opens a file; what is none, as a pipe, which opening would wait for, is an error.
@@ -375,6 +408,7 @@ mod tests {
     use super::*;
 
     const KEY: &str = "a key";
+    const TWO: Reading = Reading { threads: 2, until: None };
 
     /// Blobs of the sizes that differ: none, one line, more than a page.
     fn blobs() -> Vec<Vec<u8>> {
@@ -405,7 +439,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         let entry = Entry::open(MappedFile::open_file(file).unwrap())?;
-        entry.verify(0..entry.len(), 2).map(|()| entry)
+        entry.verify(0..entry.len(), TWO).map(|()| entry)
     }
 
     #[test]
@@ -496,6 +530,48 @@ mod tests {
         for overlapping in [[blob(128, 65), blob(192, 64)], [blob(192, 64), blob(128, 64)]] {
             assert!(refused(two, &overlapping, fill), "{overlapping:?}");
         }
+    }
+
+    /// Nobody reads a key of any length, and none is written that is not read.
+    #[test]
+    fn long_keys_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("entry");
+        for (len, fits) in [(MOST_KEY, true), (MOST_KEY + 1, false)] {
+            let key = "k".repeat(len);
+            let written =
+                EntryWriter::new(folder.path(), key.clone()).and_then(|writer| writer.finish(&path));
+            assert_eq!(written.is_ok(), fits, "{len} bytes");
+            let header = Header {
+                key_len: len as u64,
+                table: (HEADER + len) as u64,
+                count: 0,
+                sources: 0,
+                len: (HEADER + len) as u64,
+            };
+            let entry = opened(&[&header.to_bytes(key.as_bytes(), &[])[..], key.as_bytes()].concat());
+            assert_eq!(entry.is_ok(), fits, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_deadline_ends_the_comparison() {
+        let entry = opened(&written()).unwrap();
+        let late = Reading { threads: 1, until: Some(Instant::now()) };
+        assert!(entry.verify(0..entry.len(), late).unwrap_err().contains("in time"));
+    }
+
+    /// The process's mask decides who may read an entry, as with any other file that it makes.
+    #[test]
+    #[cfg(unix)]
+    fn an_entry_has_the_mode_of_other_files() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let [entry, other] = ["entry", "other"].map(|name| folder.path().join(name));
+        File::create(&other).unwrap();
+        EntryWriter::new(folder.path(), KEY.to_owned()).unwrap().finish(&entry).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode(&entry), mode(&other));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ort_alloc::MappedFile;
 
-use super::entry::{Entry, EntryWriter, Refusal, regular_file};
+use super::entry::{Entry, EntryWriter, Reading, Refusal, regular_file};
 use crate::{Result, error};
 
 /// All that packed weights and folded constants depend on, as lines of text.
@@ -30,7 +30,7 @@ impl Key {
         }
         let mut lines = own.lines().zip(entry.key().lines());
         Err(match lines.find(|(own, other)| own != other) {
-            Some((own, other)) => format!("it was made for '{other}', not '{own}'"),
+            Some((own, other)) => format!("it was made for '{}', not '{}'", shown(other), shown(own)),
             None => "it was made for other settings".to_owned(),
         })
     }
@@ -40,6 +40,13 @@ impl Key {
         let hash = blake3::hash(self.lasting.as_bytes()).to_hex();
         format!("{}.compiled", hash.as_str().get(..32).unwrap_or_default())
     }
+}
+
+/// The beginning of a line of a key, without what a terminal would obey.
+fn shown(line: &str) -> String {
+    const MOST: usize = 200;
+    let escaped = line.chars().take(MOST).flat_map(char::escape_debug);
+    escaped.chain(line.chars().nth(MOST).map(|_| '…')).collect()
 }
 
 /// A folder of entries.
@@ -74,7 +81,7 @@ impl Folder {
     }
 
     /// The entry of a key, whole and undamaged; none where there is no file.
-    pub(crate) fn find(&self, key: &Key, threads: usize) -> Result<Option<Entry>, Refusal> {
+    pub(crate) fn find(&self, key: &Key, reading: Reading) -> Result<Option<Entry>, Refusal> {
         let file = match regular_file(&self.place(key)) {
             Ok(file) => file,
             Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -82,7 +89,7 @@ impl Folder {
         };
         let entry = Entry::open(MappedFile::open_file(file).map_err(|problem| problem.to_string())?)?;
         key.check(&entry)?;
-        entry.verify(entry.sources()..entry.len(), threads)?;
+        entry.verify(entry.sources()..entry.len(), reading)?;
         Ok(Some(entry))
     }
 
@@ -101,6 +108,8 @@ mod tests {
     use super::super::entry::LEFT_BEHIND;
     use super::*;
 
+    const ONE: Reading = Reading { threads: 1, until: None };
+
     fn key(lasting: &str, code: &str) -> Key {
         Key { lasting: format!("{lasting}\n"), code: format!("{code}\n") }
     }
@@ -110,15 +119,26 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::open(&place.path().join("a/b")).unwrap();
         let (old, new) = (key("model", "code 1"), key("model", "code 2"));
-        assert!(folder.find(&old, 1).unwrap().is_none());
+        assert!(folder.find(&old, ONE).unwrap().is_none());
         let write = |key: &Key| folder.begin(key).unwrap().finish(&folder.place(key)).map(drop).unwrap();
         write(&old);
-        assert!(folder.find(&old, 1).unwrap().is_some());
-        assert_eq!(folder.find(&new, 1).unwrap_err(), "it was made for 'code 1', not 'code 2'");
+        assert!(folder.find(&old, ONE).unwrap().is_some());
+        assert_eq!(folder.find(&new, ONE).unwrap_err(), "it was made for 'code 1', not 'code 2'");
         write(&new);
-        assert!(folder.find(&new, 1).unwrap().is_some() && folder.find(&old, 1).is_err());
-        assert!(folder.find(&key("other model", "code 2"), 1).unwrap().is_none());
+        assert!(folder.find(&new, ONE).unwrap().is_some() && folder.find(&old, ONE).is_err());
+        assert!(folder.find(&key("other model", "code 2"), ONE).unwrap().is_none());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_line_of_another_key_is_shown_short_and_without_control_characters() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        let other = key("model", &format!("code \u{1b}[2J{}", "x".repeat(1000)));
+        folder.begin(&other).unwrap().finish(&folder.place(&other)).unwrap();
+        let refusal = folder.find(&key("model", "code 1"), ONE).unwrap_err();
+        assert!(refusal.contains("'code \\u{1b}[2Jxxx") && refusal.contains("…', not 'code 1'"), "{refusal}");
+        assert!(refusal.chars().count() < 300 && !refusal.contains('\u{1b}'));
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod model;
 mod store;
 
 pub(crate) use content::{Content, Identity, hash_of};
-pub(crate) use entry::Entry;
+pub(crate) use entry::{Entry, Reading};
 pub(crate) use key::{Folder, Key};
 pub(crate) use model::{CompiledModel, begin, cannot_write};
 pub(crate) use store::{Role, Store, tag};

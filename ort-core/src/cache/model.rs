@@ -9,7 +9,7 @@ use bytes::Bytes;
 use ort_alloc::MappedFile;
 
 use super::content::{Content, Identity};
-use super::entry::{Entry, EntryWriter, MAGIC, Refusal};
+use super::entry::{Entry, EntryWriter, MAGIC, Reading, Refusal};
 use super::store::{Role, Store, tag};
 use crate::{Error, Result, ensure, error};
 
@@ -55,14 +55,17 @@ impl CompiledModel {
 
     /// Compares the model's own files with the hashes that the compiled model says they have. Until then those only tell whether the packed weights
     /// beside them fit: nothing may be found by them, or written under them.
-    pub(crate) fn verify_files(&self, threads: usize) -> Result<()> {
-        let Some(file) = self.files.iter().find(|file| !file.is_as_said(threads)) else { return Ok(()) };
-        let name = file.name();
-        let problem = error!(
-            NoModel,
-            "the compiled model is damaged: the content of the model's file '{name}' has not the hash that it is said to have"
-        );
-        Err(problem.help(COMPILE))
+    pub(crate) fn verify_files(&self, reading: Reading) -> Result<()> {
+        for file in &self.files {
+            ensure!(
+                file.is_as_said(reading)?,
+                NoModel,
+                help = COMPILE,
+                "the compiled model is damaged: the content of the model's file '{}' has not the hash that it is said to have",
+                file.name()
+            );
+        }
+        Ok(())
     }
 }
 
@@ -72,7 +75,7 @@ const COMPILE: &str = "compile the model again";
 fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
     let mut files = Vec::new();
     for index in (0..entry.sources()).step_by(2) {
-        entry.verify(index..index + 1, 1)?;
+        entry.verify(index..index + 1, Reading { threads: 1, until: None })?;
         let label = entry.blob(index).filter(|(known, _)| *known == tag(Role::Source, &["label"]));
         let content = entry.blob(index + 1).filter(|(known, _)| *known == tag(Role::Source, &["content"]));
         let wrong = || format!("blob {index} is no file of a model");
@@ -86,7 +89,7 @@ fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
 }
 
 /// Begins a compiled model of these files; `finish` of the store ends it.
-pub(crate) fn begin(path: &Path, key: String, files: &[Content], threads: usize) -> Result<Store> {
+pub(crate) fn begin(path: &Path, key: String, files: &[Content], reading: Reading) -> Result<Store> {
     check_place(path, files)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut writer = EntryWriter::new(folder, key).map_err(|problem| cannot_write(path, &problem))?;
@@ -95,7 +98,7 @@ pub(crate) fn begin(path: &Path, key: String, files: &[Content], threads: usize)
             error!(InvalidArgument, "of the model only what was loaded is left, not its bytes")
                 .help("load it from its file")
         })?;
-        let label = format!("{}{}", file.hash(None, threads).to_hex(), file.name());
+        let label = format!("{}{}", file.hash(None, reading)?.to_hex(), file.name());
         let added = writer.add(tag(Role::Source, &["label"]), label.as_bytes());
         let added = added.and_then(|()| writer.add(tag(Role::Source, &["content"]), bytes));
         added.map_err(|problem| cannot_write(path, &problem))?;

@@ -15,7 +15,7 @@ use super::entry::{Entry, EntryWriter};
 use crate::dtype::DType;
 use crate::ir::Graph;
 use crate::tensor::{Tensor, byte_count};
-use crate::{Error, ErrorKind, Result, error};
+use crate::{Error, ErrorKind, Result, ensure, error};
 
 /// What a blob is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl Store {
         let mut known = Vec::with_capacity(outputs.len());
         for output in &outputs {
             let Some(bytes) = self.take(output.tag(), output.len)? else { break };
-            known.push(Tensor::from_bytes(output.dtype, &output.shape, bytes)?);
+            known.push(output.tensor(bytes).inspect_err(|problem| self.end(problem))?);
         }
         if known.len() == outputs.len() {
             return Ok(known);
@@ -194,6 +194,13 @@ impl Output {
         tag(Role::Folded, &[&self.name, self.dtype.name(), &format!("{:?}", self.shape)])
     }
 
+    /// The constant of these bytes. Memory that is read as a bool must hold 0 or 1, whatever a file has there.
+    fn tensor(&self, bytes: Bytes) -> Result<Tensor> {
+        let is_sound = self.dtype != DType::Bool || bytes.iter().all(|byte| *byte <= 1);
+        ensure!(is_sound, Fail, "the folded constant '{}' has bytes that are no booleans", self.name);
+        Tensor::from_bytes(self.dtype, &self.shape, bytes)
+    }
+
     fn is(&self, tensor: &Tensor) -> bool {
         (tensor.dtype(), tensor.shape()) == (self.dtype, &self.shape)
     }
@@ -212,4 +219,47 @@ fn outputs_of(graph: &Graph) -> Option<Vec<Output>> {
         is_numbers.then(|| Output { name: value.name.to_string(), dtype: ty.dtype, shape, len })
     };
     graph.outputs.iter().map(output).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ort_alloc::MappedFile;
+
+    use super::*;
+    use crate::dim::Dim;
+    use crate::ir::ValueType;
+
+    /// What is folded of an entry that holds one constant of two booleans.
+    fn folded(bytes: &[u8]) -> (Result<Vec<Tensor>>, Option<String>) {
+        let mut graph = Graph::new("constants");
+        let shape = [Dim::from(2)].into_iter().collect();
+        let value = graph.add_value("flags", ValueType::tensor(DType::Bool, Some(shape)));
+        graph.outputs.push(value);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("entry");
+        let store = Store::writing(EntryWriter::new(folder.path(), "key".to_owned()).unwrap());
+        let tag = outputs_of(&graph).unwrap().first().unwrap().tag();
+        store.put(tag, bytes).unwrap();
+        let file = store.finish(&path).unwrap();
+        let entry = Entry::open(MappedFile::open_file(file).unwrap()).unwrap();
+        let store = Store::reading(Arc::new(entry));
+        let result = store.folded(graph, |_| Err(error!(Fail, "nothing is computed")));
+        (result, store.problem())
+    }
+
+    #[test]
+    fn bytes_that_are_no_booleans_end_the_use_of_an_entry() {
+        let (tensors, problem) = folded(&[0, 1]);
+        assert_eq!(
+            (tensors.unwrap().first().unwrap().bytes().unwrap().as_ref(), problem),
+            (&[0, 1][..], None)
+        );
+        for bytes in [[2, 0], [1, 255]] {
+            let (tensors, problem) = folded(&bytes);
+            let text = tensors.unwrap_err().to_string();
+            assert!(text.contains("'flags' has bytes that are no booleans"), "{text}");
+            assert!(problem.unwrap().contains("no booleans"));
+        }
+    }
 }

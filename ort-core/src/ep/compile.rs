@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use ort_alloc::{Allocator, Budget, Buffer, Category, DeviceId, allocate_in};
+use ort_alloc::{Allocator, Budget, Buffer, Category, DeviceId, Reservation};
 use smallvec::{SmallVec, smallvec};
 
-use super::{Device, NodeView};
+use super::packed::Owner;
+use super::{Device, NodeView, PackedWeights};
 use crate::cache::{Role, Store, tag};
 use crate::ir::Attributes;
 use crate::tensor::{Tensor, TensorView};
@@ -26,11 +26,11 @@ pub enum Precision {
 pub struct CompileCx<'a> {
     /// The node and its graph.
     pub node: NodeView<'a>,
-    /// The threads that runs will use.
+    /// The threads that packing may use; what is packed does not depend on them.
     pub threads: usize,
     /// The math mode.
     pub precision: Precision,
-    pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) account: Account<'a>,
     pub(crate) allocator: Arc<dyn Allocator>,
     pub(crate) consumed: SmallVec<[bool; 8]>,
     pub(crate) packing: Packing<'a>,
@@ -50,26 +50,11 @@ pub(crate) enum Packing<'a> {
     Cached(&'a Store),
 }
 
-/// Weights that a kernel rearranged for speed, in memory that the session counts or in the mapped cache.
-#[derive(Debug)]
-pub struct PackedWeights(Packed);
-
-#[derive(Debug)]
-enum Packed {
-    Nothing,
-    Memory(Buffer),
-    Mapped(Bytes),
-}
-
-impl PackedWeights {
-    /// The bytes as they were packed, at a 64-byte boundary.
-    pub fn bytes(&self) -> &[u8] {
-        match &self.0 {
-            Packed::Nothing => &[],
-            Packed::Memory(buffer) => buffer.bytes().unwrap_or(&[]),
-            Packed::Mapped(bytes) => bytes,
-        }
-    }
+/// What packed weights count against, and whose they are.
+#[derive(Clone, Copy)]
+pub(crate) struct Account<'a> {
+    pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) owner: &'a Arc<Owner>,
 }
 
 impl<'a> CompileCx<'a> {
@@ -78,7 +63,7 @@ impl<'a> CompileCx<'a> {
         node: NodeView<'a>,
         device: &dyn Device,
         (threads, precision): (usize, Precision),
-        budget: &'a Arc<Budget>,
+        account: Account<'a>,
         packing: Packing<'a>,
     ) -> CompileCx<'a> {
         let packing = match packing {
@@ -91,7 +76,7 @@ impl<'a> CompileCx<'a> {
             node,
             threads,
             precision,
-            budget,
+            account,
             allocator,
             consumed,
             packing,
@@ -112,7 +97,8 @@ impl<'a> CompileCx<'a> {
 
     /// A packed weight of `bytes` bytes, written by `fill` into memory at a 64-byte boundary that the budget counts. `fill` is not called where
     /// the session only asks how much memory the kernel would take, or where the compiled cache has the bytes: what is packed may only be read by runs,
-    /// and must follow from the node, its constants, the precision and the [fingerprint](Device::fingerprint), on any number of threads.
+    /// and must follow from the node, its constants, the precision and the [fingerprint](Device::fingerprint), on any number of threads. Where
+    /// this process holds the same bytes already, packed for whatever node, there is one copy for both.
     pub fn pack(
         &mut self,
         bytes: usize,
@@ -120,26 +106,31 @@ impl<'a> CompileCx<'a> {
     ) -> Result<PackedWeights> {
         let Packing::Cached(store) = self.packing else {
             self.packed_bytes = self.packed_bytes.saturating_add(bytes);
-            let packed = match self.packing {
-                Packing::Counted => Packed::Nothing,
-                _ => Packed::Memory(self.packed(bytes, fill)?),
-            };
-            return Ok(PackedWeights(packed));
+            if matches!(self.packing, Packing::Counted) {
+                return Ok(PackedWeights::nothing());
+            }
+            let (buffer, reservation) = self.packed(bytes, fill)?;
+            return Ok(PackedWeights::in_memory(buffer, reservation, self.account.owner));
         };
         self.cached_bytes = self.cached_bytes.saturating_add(bytes);
         let tag = tag(Role::Packed, &[self.node.node.spec.name, &self.node.node.name]);
         if let Some(bytes) = store.take(tag, bytes)? {
-            return Ok(PackedWeights(Packed::Mapped(bytes)));
+            return Ok(PackedWeights::mapped(bytes));
         }
-        let buffer = self.packed(bytes, fill)?;
+        let (buffer, _reservation) = self.packed(bytes, fill)?;
         store.put(tag, buffer.bytes().unwrap_or(&[]))?;
-        Ok(PackedWeights(Packed::Nothing))
+        Ok(PackedWeights::nothing())
     }
 
-    fn packed(&self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Buffer> {
-        let mut buffer = allocate_in(self.budget, Category::PackedWeights, &*self.allocator, bytes, 64)?;
+    fn packed(
+        &self,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<(Buffer, Reservation)> {
+        let reservation = self.account.budget.reserve(Category::PackedWeights, bytes)?;
+        let mut buffer = self.allocator.allocate(bytes, 64)?;
         fill(buffer.bytes_mut().ok_or_else(|| error!(Fail, "packed weights are not in host memory"))?)?;
-        Ok(buffer)
+        Ok((buffer, reservation))
     }
 
     /// Whether the input at `index` is consumed so far.

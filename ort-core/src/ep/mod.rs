@@ -6,6 +6,7 @@
 mod claim;
 mod compile;
 mod kernel;
+mod packed;
 mod run;
 
 use std::sync::Arc;
@@ -15,9 +16,11 @@ use ort_alloc::{Allocator, DeviceId};
 
 pub(crate) use claim::lower_all_but;
 pub use claim::{NodeView, Partition, Unclaimed, partition, unclaimed};
-pub(crate) use compile::Packing;
-pub use compile::{CompileCx, PackedWeights, Precision};
+pub(crate) use compile::{Account, Packing};
+pub use compile::{CompileCx, Precision};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
+pub(crate) use packed::Owner;
+pub use packed::PackedWeights;
 pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 
 use crate::tensor::{TensorMut, TensorView};

@@ -166,7 +166,7 @@ impl ExternalData {
     pub(super) fn within(compiled: &CompiledModel) -> ExternalData {
         let file = |content: &Content| {
             let (bytes, mapping) = (content.bytes()?.clone(), Some(compiled.entry().file().clone()));
-            let identity = Identity::Hash(content.hash(None, usize::MAX));
+            let identity = Identity::Hash(content.said_hash()?);
             Some((PathBuf::from(content.name()), FileBytes { bytes, mapping, identity }))
         };
         let files = compiled.files().iter().skip(1).filter_map(file).collect();

@@ -56,6 +56,7 @@ pub struct Source {
     folder: Option<PathBuf>,
     access: FileAccess,
     limits: Limits,
+    keep_hash: bool,
 }
 
 impl Source {
@@ -76,7 +77,18 @@ impl Source {
         };
         let path = Some(path.to_path_buf());
         let (folder, limits) = (Some(folder), Limits::default());
-        Ok(Source { bytes, mapping, identity, compiled, name, path, folder, access, limits })
+        Ok(Source {
+            bytes,
+            mapping,
+            identity,
+            compiled,
+            name,
+            path,
+            folder,
+            access,
+            limits,
+            keep_hash: false,
+        })
     }
 
     /// Takes bytes that are in memory already; nothing is copied. External data is not available unless
@@ -93,6 +105,7 @@ impl Source {
             folder: None,
             access,
             limits: Limits::default(),
+            keep_hash: false,
         }
     }
 
@@ -120,6 +133,17 @@ impl Source {
     #[must_use]
     pub fn limits(self, limits: Limits) -> Source {
         Source { limits, ..self }
+    }
+
+    /// Has the model keep the hash of its bytes, which the compiled cache finds it by: for models of more than a mebibyte that lie in memory and not in a mapped
+    /// file, where loading copies what it needs and lets go of the rest.
+    #[must_use]
+    pub fn keep_hash(self, keep_hash: bool) -> Source {
+        Source { keep_hash, ..self }
+    }
+
+    pub(crate) fn keeps_hash(&self) -> bool {
+        self.keep_hash
     }
 
     /// What loading may cost.

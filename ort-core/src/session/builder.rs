@@ -14,7 +14,7 @@ use super::poison;
 use super::program::BuildCx;
 use super::streamed::Streams;
 use super::{Model, Program, Session, SessionOptions};
-use crate::ep::{Device, NodeView, Packing, Precision, ProviderOptions, lower_all_but, provider};
+use crate::ep::{Device, NodeView, Owner, Packing, Precision, ProviderOptions, lower_all_but, provider};
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::plan::Planning;
@@ -29,6 +29,7 @@ pub struct SessionBuilder {
     pub(super) providers: Vec<(String, ProviderOptions)>,
     devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
+    load_threads: Option<usize>,
     pub(super) cache_dir: Option<PathBuf>,
     memory_limit: Option<usize>,
     budget: Option<Arc<Budget>>,
@@ -49,6 +50,7 @@ pub(super) struct Built {
     /// The bytes of those in the compiled cache.
     pub(super) cached_bytes: usize,
     pub(super) rewrites: Report,
+    pub(super) owner: Arc<Owner>,
 }
 
 impl SessionBuilder {
@@ -58,6 +60,7 @@ impl SessionBuilder {
             providers: Vec::new(),
             devices: Vec::new(),
             threads: None,
+            load_threads: None,
             cache_dir: None,
             memory_limit: None,
             budget: None,
@@ -95,6 +98,22 @@ impl SessionBuilder {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> SessionBuilder {
         self.threads = Some(threads);
+        self
+    }
+
+    /// The threads that making the session uses, which packs weights, folds constants and holds files of a compiled cache against their hashes, apart from
+    /// [those of runs](Self::threads); by default the cores that this process may use. The session is the same on any number.
+    ///
+    /// ```no_run
+    /// use ort_core::session::{Model, Session};
+    ///
+    /// // Leaves the other cores to those who run already.
+    /// let session = Session::builder(&Model::load("model.onnx")?).load_threads(1).build()?;
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn load_threads(mut self, threads: usize) -> SessionBuilder {
+        self.load_threads = Some(threads);
         self
     }
 
@@ -158,6 +177,7 @@ impl SessionBuilder {
     #[must_use]
     pub fn options(mut self, options: &SessionOptions) -> SessionBuilder {
         self.threads = (options.intra_op_num_threads > 0).then_some(options.intra_op_num_threads);
+        self.load_threads = (options.load_threads > 0).then_some(options.load_threads);
         self.memory_limit = options.memory_limit;
         self.optimizer.level = options.graph_optimization_level;
         self.optimizer.disabled.clone_from(&options.disabled_rules);
@@ -237,8 +257,8 @@ impl SessionBuilder {
     /// Fails where building a session would, where the file cannot be written, and for a graph that was built by hand: save it first.
     pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
-        let setting =
-            Setting { threads: self.thread_count()?, devices: &devices, budget: &self.new_budget() };
+        let budget = self.new_budget();
+        let setting = self.setting(self.thread_count()?, &devices, &budget)?;
         self.write_compiled(path.as_ref(), setting)
     }
 
@@ -246,10 +266,11 @@ impl SessionBuilder {
     /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
-        let setting = Setting { threads: 1, devices: &devices, budget: &self.new_budget() };
+        let budget = self.new_budget();
+        let setting = self.setting(1, &devices, &budget)?;
         // The graph goes elsewhere, where no checksum of the compiled model holds for it.
-        self.verify_files(self.thread_count()?)?;
-        let (graph, report) = self.rewritten(setting, Packing::Now, self.limits.until())?;
+        self.verify_files(setting.reading())?;
+        let (graph, report) = self.rewritten(setting, Packing::Now)?;
         let mut graph = Arc::unwrap_or_clone(graph);
         lower_all_but(&mut graph, is_in_onnx_runtime)?;
         Ok((graph, report))
@@ -258,16 +279,15 @@ impl SessionBuilder {
     /// The model's graph after the rewrites that the optimizer allows, and what they were.
     fn rewritten(
         &self,
-        Setting { devices, budget, .. }: Setting<'_>,
+        Setting { devices, budget, load_threads, until, .. }: Setting<'_>,
         packing: Packing<'_>,
-        until: Option<Instant>,
     ) -> Result<(Arc<Graph>, Report)> {
         let mut graph = self.model.shared_graph();
+        let compute =
+            |graph: Graph| evaluate(graph, load_threads, devices, budget, self.limits.ending(until));
         let evaluate = |graph: Graph| match packing {
-            Packing::Cached(store) => {
-                store.folded(graph, |graph| evaluate(graph, devices, budget, &self.limits))
-            }
-            _ => evaluate(graph, devices, budget, &self.limits),
+            Packing::Cached(store) => store.folded(graph, compute),
+            _ => compute(graph),
         };
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
         let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
@@ -313,17 +333,25 @@ impl SessionBuilder {
     }
 
     fn thread_count(&self) -> Result<usize> {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.threads.unwrap_or_else(cores);
-        ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
-        Ok(threads)
+        at_least_one(self.threads)
+    }
+
+    /// What the program is compiled with, for runs on so many threads.
+    fn setting<'a>(
+        &self,
+        threads: usize,
+        devices: &'a [Arc<dyn Device>],
+        budget: &'a Arc<Budget>,
+    ) -> Result<Setting<'a>> {
+        let load_threads = at_least_one(self.load_threads)?;
+        Ok(Setting { threads, load_threads, devices, budget, until: self.limits.until() })
     }
 
     fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
         let devices = open_devices(self.devices.clone(), &self.providers)?;
         let start = Instant::now();
         let budget = self.new_budget();
-        let setting = Setting { threads, devices: &devices, budget: &budget };
+        let setting = self.setting(threads, &devices, &budget)?;
         let cached = self.cached(setting)?;
         let (built, entry) = match cached {
             Some((built, entry)) => (built, Some(entry)),
@@ -332,7 +360,7 @@ impl SessionBuilder {
                 (built.map_err(|problem| self.explain(problem, setting))?, None)
             }
         };
-        let Built { program, packed_bytes, cached_bytes, rewrites } = built;
+        let Built { program, packed_bytes, cached_bytes, rewrites, owner } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
         tracing::info!(
@@ -342,7 +370,7 @@ impl SessionBuilder {
             milliseconds = start.elapsed().as_millis() as u64,
             "compiled"
         );
-        let streams = Streams::of(&program, self.precision);
+        let streams = Streams::of(&program, self.precision, &owner);
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
         Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, cache, key, _trim })
@@ -350,14 +378,16 @@ impl SessionBuilder {
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.
     pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
-        let until = self.limits.until();
-        let (graph, rewrites) = self.rewritten(setting, packing, until)?;
-        let Setting { threads, devices, budget } = setting;
+        let (graph, rewrites) = self.rewritten(setting, packing)?;
+        let Setting { threads, load_threads, devices, budget, until } = setting;
+        let owner = Arc::<Owner>::default();
         let is_bounded = self.memory_limit.is_some() || self.budget.is_some();
         let mut cx = BuildCx {
             devices,
             budget,
+            owner: &owner,
             threads,
+            load_threads,
             precision: self.precision,
             release: &|tensor| self.model.release(tensor),
             packed_bytes: 0,
@@ -377,7 +407,8 @@ impl SessionBuilder {
                 *default = default.to_owned_copy()?;
             }
         }
-        Ok(Built { program, packed_bytes: cx.packed_bytes, cached_bytes: cx.cached_bytes, rewrites })
+        let (packed_bytes, cached_bytes) = (cx.packed_bytes, cx.cached_bytes);
+        Ok(Built { program, packed_bytes, cached_bytes, rewrites, owner })
     }
 
     /// Where memory did not suffice: how much all weights would take that cannot be packed again.
@@ -423,6 +454,14 @@ fn open_devices(
     Ok(devices)
 }
 
+/// A number of threads; by default the cores that this process may use.
+fn at_least_one(threads: Option<usize>) -> Result<usize> {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.unwrap_or_else(cores);
+    ensure!(threads > 0, InvalidArgument, "a session needs at least one thread");
+    Ok(threads)
+}
+
 /// The place of the first device that claims a node.
 fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Option<usize> {
     devices.iter().position(|device| device.claim(&NodeView { graph, node }).is_ok())
@@ -431,12 +470,13 @@ fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Optio
 /// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The results count against `budget`.
 fn evaluate(
     graph: Graph,
+    threads: usize,
     devices: &[Arc<dyn Device>],
     budget: &Arc<Budget>,
-    limits: &Limits,
+    limits: Limits,
 ) -> Result<Vec<Tensor>> {
-    let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(1).limits(*limits);
-    builder = builder.opt_level(Level::Disabled).budget(budget);
+    let mut builder = SessionBuilder::new(&Model::from_graph(graph)).threads(threads).load_threads(threads);
+    builder = builder.limits(limits).opt_level(Level::Disabled).budget(budget);
     builder.devices = devices.iter().filter(|device| device.memory() == DeviceId::HOST).cloned().collect();
     let outputs = builder.build()?.run(&[])?.into_iter();
     outputs.map(|(name, value)| value.tensor().cloned().within(|| name)).collect()

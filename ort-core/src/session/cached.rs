@@ -7,16 +7,26 @@ use std::time::Instant;
 use ort_alloc::{Budget, MappedFile};
 
 use super::builder::{Built, SessionBuilder};
-use crate::cache::{Entry, Folder, Key, Store, begin, cannot_write};
+use crate::cache::{Entry, Folder, Key, Reading, Store, begin, cannot_write};
 use crate::ep::{Device, Fingerprint, Packing};
 use crate::{ErrorKind, Result, error};
 
 /// What compiling takes besides the settings.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
+    /// Those of runs, and those that make the session.
     pub(super) threads: usize,
+    pub(super) load_threads: usize,
     pub(super) devices: &'a [Arc<dyn Device>],
     pub(super) budget: &'a Arc<Budget>,
+    /// When all of it has to be done: the program may be built more than once.
+    pub(super) until: Option<Instant>,
+}
+
+impl Setting<'_> {
+    pub(super) fn reading(self) -> Reading {
+        Reading { threads: self.load_threads, until: self.until }
+    }
 }
 
 /// A compiled program, and the entry that its packed weights lie in.
@@ -30,7 +40,7 @@ impl SessionBuilder {
             match self.with_compiled(compiled.entry(), setting)? {
                 Ok(built) => return Ok(Some(built)),
                 Err(refusal) => {
-                    compiled.verify_files(setting.threads)?;
+                    compiled.verify_files(setting.reading())?;
                     tracing::warn!(
                         "the compiled model is packed again, as what it holds does not fit: {refusal}; `ort compile` makes one that does"
                     );
@@ -42,9 +52,8 @@ impl SessionBuilder {
 
     fn in_folder(&self, path: &Path, setting: Setting<'_>) -> Result<Option<FromCache>> {
         let folder = Folder::open(path)?;
-        self.verify_files(setting.threads)?;
         let key = self.key(Some(folder.path()), setting)?;
-        let found = match folder.find(&key, setting.threads) {
+        let found = match folder.find(&key, setting.reading()) {
             Ok(None) => None,
             Ok(Some(entry)) => Some(self.with_entry(&Arc::new(entry), setting)?),
             Err(refusal) => Some(Err(refusal)),
@@ -52,6 +61,7 @@ impl SessionBuilder {
         match found {
             Some(Ok(built)) => return Ok(Some(built)),
             Some(Err(refusal)) => {
+                setting.reading().check()?;
                 tracing::info!("an entry of the compiled cache is written anew: {refusal}");
             }
             None => {}
@@ -74,7 +84,7 @@ impl SessionBuilder {
     /// The program with what a compiled model holds.
     fn with_compiled(&self, entry: &Arc<Entry>, setting: Setting<'_>) -> Result<Result<FromCache, String>> {
         let fits = self.key(None, setting)?.check(entry);
-        match fits.and_then(|()| entry.verify(entry.sources()..entry.len(), setting.threads)) {
+        match fits.and_then(|()| entry.verify(entry.sources()..entry.len(), setting.reading())) {
             Ok(()) => self.with_entry(entry, setting),
             Err(refusal) => Ok(Err(refusal)),
         }
@@ -93,9 +103,9 @@ impl SessionBuilder {
 
     /// Packs everything into a compiled model.
     pub(super) fn write_compiled(&self, path: &Path, setting: Setting<'_>) -> Result<()> {
-        self.verify_files(setting.threads)?;
+        self.verify_files(setting.reading())?;
         let key = self.key(None, setting)?;
-        let store = begin(path, key.text(), self.model.contents(), setting.threads)?;
+        let store = begin(path, key.text(), self.model.contents(), setting.reading())?;
         let built = self.program(setting, Packing::Cached(&store)).map(drop);
         self.model.release_all();
         if let Some(refusal) = store.problem() {
@@ -134,13 +144,13 @@ impl SessionBuilder {
     }
 
     /// Holds the files inside a compiled model against the hashes that it says they have.
-    pub(super) fn verify_files(&self, threads: usize) -> Result<()> {
-        self.model.compiled_model().map_or(Ok(()), |compiled| compiled.verify_files(threads))
+    pub(super) fn verify_files(&self, reading: Reading) -> Result<()> {
+        self.model.compiled_model().map_or(Ok(()), |compiled| compiled.verify_files(reading))
     }
 
     /// What the entry for this session is named by and has to be made for.
     fn key(&self, stamps: Option<&Path>, setting: Setting<'_>) -> Result<Key> {
-        let content = self.model.content_hash(stamps, setting.threads).ok_or_else(|| {
+        let content = self.model.content_hash(stamps, setting.reading())?.ok_or_else(|| {
             error!(InvalidArgument, "a graph that was built by hand has no place in the compiled cache")
                 .help("save the graph and load the file, or leave the cache out")
         })?;
@@ -163,11 +173,12 @@ impl SessionBuilder {
                 .help("leave the compiled cache out, or let the device have a fingerprint")
             })?;
             let Fingerprint { code: version, hardware } = fingerprint;
-            lasting.push_str(&format!("device {} {:?} {hardware}\n", info.provider, info.name));
-            code.push_str(&format!("device {version}\n"));
+            // Quoted, so that no name makes a line of its own.
+            lasting.push_str(&format!("device {:?} {:?} {hardware:?}\n", info.provider, info.name));
+            code.push_str(&format!("device {version:?}\n"));
         }
         for (name, options) in &self.providers {
-            lasting.push_str(&format!("provider {name} {options:?}\n"));
+            lasting.push_str(&format!("provider {name:?} {options:?}\n"));
         }
         Ok(Key { lasting, code })
     }

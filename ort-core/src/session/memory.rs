@@ -15,6 +15,8 @@ pub struct MemoryUse {
     pub weights_copied: usize,
     /// Weights packed for speed, in memory of this process.
     pub packed: usize,
+    /// Of those, what sessions on other models, or built otherwise, hold as well: equal bytes are in this process once, and each session counts them.
+    pub packed_shared: usize,
     /// Packed weights and folded constants in the mapped file of a compiled cache, which processes share.
     pub cached: usize,
     /// Planned activations: the slabs of runs, those that wait for the next ones included.
@@ -68,6 +70,7 @@ impl Session {
             weights_mapped,
             weights_copied,
             packed: self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program),
+            packed_shared: self.compiled.streams.shared_bytes(),
             cached: cached + cache.map_or(0, |cache| cache.packed_bytes),
             slabs: held(Category::Slab),
             workspace: held(Category::Workspace),

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use ort_alloc::{MappedFile, TrimOnDrop};
 
-use crate::cache::{CompiledModel, Content, hash_of};
+use crate::cache::{CompiledModel, Content, Reading, hash_of};
 use crate::dim::Symbol;
 use crate::ir::Graph;
 use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
@@ -53,11 +53,12 @@ impl Model {
     /// Loads a model from an opened source.
     pub fn from_source(source: Source) -> Result<Model> {
         let mut loaded = load(&source)?;
-        let name = source.name().to_owned();
+        let (name, keeps_hash) = (source.name().to_owned(), source.keeps_hash());
         drop(source);
-        loaded.contents.iter_mut().for_each(Content::forget_unshared);
-        let start = Instant::now();
         let until = loaded.limits.until();
+        let reading = Reading { threads: usize::MAX, until };
+        loaded.contents.iter_mut().try_for_each(|content| content.forget_unshared(keeps_hash, reading))?;
+        let start = Instant::now();
         let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
         prepare(&mut loaded.graph).within(|| format!("model '{name}'"))?;
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
@@ -119,8 +120,9 @@ impl Model {
     }
 
     /// The hash of the files, for the compiled cache; none of a graph that was built by hand.
-    pub(super) fn content_hash(&self, stamps: Option<&Path>, threads: usize) -> Option<String> {
-        hash_of(&self.file.contents, stamps, threads).map(|hash| hash.to_hex().to_string())
+    pub(super) fn content_hash(&self, stamps: Option<&Path>, reading: Reading) -> Result<Option<String>> {
+        let hash = hash_of(&self.file.contents, stamps, reading)?;
+        Ok(hash.map(|hash| hash.to_hex().to_string()))
     }
 
     /// The files that it was loaded from, its own first.

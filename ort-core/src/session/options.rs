@@ -35,6 +35,9 @@ pub struct SessionOptions {
     pub disabled_rules: Vec<String>,
     /// Threads inside one operator; 0 for the cores that the process may use (0).
     pub intra_op_num_threads: usize,
+    /// Threads that make the session, apart from those of runs: see [`SessionBuilder::load_threads`](super::SessionBuilder::load_threads); 0 for the
+    /// cores that the process may use (0). OpenVINO calls it `compilation_num_threads`.
+    pub load_threads: usize,
     /// Moot: nodes run one after another, so that their memory can be planned, and each uses all threads. ONNX Runtime reads it only with
     /// [`ExecutionMode::Parallel`].
     pub inter_op_num_threads: usize,
@@ -66,6 +69,7 @@ impl Default for SessionOptions {
             graph_optimization_level: Level::All,
             disabled_rules: Vec::new(),
             intra_op_num_threads: 0,
+            load_threads: 0,
             inter_op_num_threads: 0,
             execution_mode: ExecutionMode::Sequential,
             memory_limit: None,
@@ -81,7 +85,8 @@ struct Entry {
     set: fn(&mut SessionOptions, &str) -> Option<()>,
 }
 
-/// Keys with a point are ONNX Runtime's configuration entries; the others are those of its `OrtArenaCfg` and of its providers' options.
+/// Keys with a point are ONNX Runtime's configuration entries; the others are those of its `OrtArenaCfg` and of its providers' options, but for
+/// `memory_limit` and `load_threads`, which are ours.
 const ENTRIES: &[Entry] = &[
     Entry {
         key: "session.enable_cpu_mem_arena",
@@ -120,6 +125,11 @@ const ENTRIES: &[Entry] = &[
         set: set_disabled,
     },
     Entry { key: "memory_limit", values: NUMBER, set: set_limit },
+    Entry {
+        key: "load_threads",
+        values: NUMBER,
+        set: |options, value| number(value, &mut options.load_threads),
+    },
     Entry {
         key: "arena_extend_strategy",
         values: "kNextPowerOfTwo (0) or kSameAsRequested (1)",
@@ -320,6 +330,7 @@ mod tests {
                 SessionOptions { disabled_rules: vec!["silu".into(), "gelu".into()], ..standard() },
             ),
             ("memory_limit", "1000", SessionOptions { memory_limit: Some(1000), ..standard() }),
+            ("load_threads", "3", SessionOptions { load_threads: 3, ..standard() }),
             (
                 "arena_extend_strategy",
                 "kNextPowerOfTwo",

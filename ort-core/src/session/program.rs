@@ -12,7 +12,10 @@ use smallvec::SmallVec;
 use super::cache::PlanCache;
 use super::streamed::StreamedKernel;
 use crate::cache::{Role, Store, tag};
-use crate::ep::{Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Packing, Precision, partition};
+use crate::ep::{
+    Account, Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Owner, Packing, Precision,
+    partition,
+};
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
 use crate::plan::better_order;
@@ -124,7 +127,11 @@ pub(crate) struct Program {
 pub(crate) struct BuildCx<'a> {
     pub(crate) devices: &'a [Arc<dyn Device>],
     pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) owner: &'a Arc<Owner>,
+    /// Those of runs.
     pub(crate) threads: usize,
+    /// Those that pack.
+    pub(crate) load_threads: usize,
     pub(crate) precision: Precision,
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a dyn Fn(&Tensor),
@@ -217,7 +224,8 @@ impl Program {
 impl BuildCx<'_> {
     /// The context of one kernel's construction.
     fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing<'k>) -> CompileCx<'k> {
-        CompileCx::new(view, device, (self.threads, self.precision), self.budget, packing)
+        let account = Account { budget: self.budget, owner: self.owner };
+        CompileCx::new(view, device, (self.load_threads, self.precision), account, packing)
     }
 }
 

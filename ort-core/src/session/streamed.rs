@@ -10,7 +10,7 @@ use ort_alloc::Budget;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::program::{Program, Step, Work};
-use crate::ep::{CompileCx, Device, Executable, NodeView, Packing, Precision, RunCx};
+use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, RunCx};
 use crate::tensor::Tensor;
 use crate::{Result, error};
 
@@ -58,6 +58,7 @@ pub(crate) struct Streams {
     /// Steps and the bytes that they pack, the largest first.
     steps: Vec<(usize, usize)>,
     precision: Precision,
+    owner: Arc<Owner>,
     /// Held for as long as a run: a run that packs weights or lets go of some is alone.
     turns: RwLock<()>,
 }
@@ -99,7 +100,8 @@ impl Streaming<'_> {
     /// The kernel with its weights packed; the pages of the file that they came from go.
     fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         let math = (self.threads, self.streams.precision);
-        let mut compile = CompileCx::new(view, device, math, self.budget, Packing::Now);
+        let account = Account { budget: self.budget, owner: &self.streams.owner };
+        let mut compile = CompileCx::new(view, device, math, account, Packing::Now);
         let kernel = device.compile(&mut compile)?;
         let consumed = compile.consumed;
         for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
@@ -110,12 +112,17 @@ impl Streaming<'_> {
 }
 
 impl Streams {
-    pub(super) fn of(program: &Program, precision: Precision) -> Streams {
+    pub(super) fn of(program: &Program, precision: Precision, owner: &Arc<Owner>) -> Streams {
         let steps = program.steps.iter().enumerate();
         let mut steps: Vec<_> =
             steps.filter_map(|(index, step)| Some((index, streamed(step)?.packed_bytes))).collect();
         steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-        Streams { steps, precision, turns: RwLock::new(()) }
+        Streams { steps, precision, owner: owner.clone(), turns: RwLock::new(()) }
+    }
+
+    /// Of all packed weights of the program, the bytes that others have as well.
+    pub(super) fn shared_bytes(&self) -> usize {
+        self.owner.shared_bytes()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -258,7 +265,7 @@ mod tests {
         fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
             let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();
             steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-            let streams = Streams { steps, precision: Precision::Fp32, turns: RwLock::new(()) };
+            let streams = Streams { steps, precision: Precision::Fp32, owner: Arc::default(), turns: RwLock::new(()) };
             let keep = streams.choose(free);
             let of = |stays: bool| {
                 let chosen = streams.steps.iter().filter(|(step, _)| keep[*step] == stays);

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ort_runtime::ep::{Claim, CompileCx, Device, DeviceInfo, Executable, NodeView, provider};
 use ort_runtime::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
@@ -113,11 +114,14 @@ pub(crate) fn run(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<(
 pub(crate) struct Without {
     cpu: Arc<dyn Device>,
     operators: &'static [&'static str],
+    /// The most threads that it could pack with.
+    pub(crate) pack_threads: AtomicUsize,
 }
 
 impl Without {
     pub(crate) fn new(operators: &'static [&'static str]) -> Result<Arc<Without>> {
-        Ok(Arc::new(Without { cpu: provider("cpu")?.open(0, &Default::default())?, operators }))
+        let cpu = provider("cpu")?.open(0, &Default::default())?;
+        Ok(Arc::new(Without { cpu, operators, pack_threads: AtomicUsize::new(0) }))
     }
 }
 
@@ -142,6 +146,7 @@ impl Device for Without {
     }
 
     fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        self.pack_threads.fetch_max(cx.threads, Ordering::Relaxed);
         self.cpu.compile(cx)
     }
 

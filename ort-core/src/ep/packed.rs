@@ -1,0 +1,302 @@
+//! Packed weights, which are in this process once where they are equal, whatever models they are of.
+//!
+//! Variants of one encoder, a model that was exported twice, one model in sessions of other settings: their kernels pack the same bytes. So what a
+//! kernel has packed is looked up by a hash of a few of its lines, and where there is such a thing already, the two are compared byte by byte. Equal, the
+//! new one goes, and both have the one that was first. A model alone pays for the lines. No hash decides.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock, Weak};
+
+use bytes::Bytes;
+use ort_alloc::{Buffer, Reservation};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Weights that a kernel rearranged for speed, in memory that the session counts or in the mapped cache.
+#[derive(Debug)]
+pub struct PackedWeights(Held);
+
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    Memory(Share),
+    Mapped(Bytes),
+}
+
+impl PackedWeights {
+    /// What is only counted.
+    pub(super) fn nothing() -> PackedWeights {
+        PackedWeights(Held::Nothing)
+    }
+
+    /// What lies in the mapped cache.
+    pub(super) fn mapped(bytes: Bytes) -> PackedWeights {
+        PackedWeights(Held::Mapped(bytes))
+    }
+
+    /// What was packed into a buffer, for an owner whose budget holds the reservation; where the same bytes exist, those.
+    pub(super) fn in_memory(buffer: Buffer, reservation: Reservation, owner: &Arc<Owner>) -> PackedWeights {
+        let region = TABLE.one_of(Arc::new(Region { buffer, owners: Mutex::default() }));
+        region.owners.lock().push(owner.clone());
+        PackedWeights(Held::Memory(Share { region, owner: owner.clone(), _reservation: reservation }))
+    }
+
+    /// The bytes as they were packed, at a 64-byte boundary.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.0 {
+            Held::Nothing => &[],
+            Held::Memory(share) => share.region.bytes(),
+            Held::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+/// Whose packed weights they are: one for each compiled program.
+#[derive(Debug, Default)]
+pub(crate) struct Owner(());
+
+impl Owner {
+    /// The bytes of packed weights that others have as well.
+    pub(crate) fn shared_bytes(self: &Arc<Owner>) -> usize {
+        TABLE.regions().iter().map(|region| region.shared_bytes(self)).sum()
+    }
+}
+
+/// An owner's part in a region. The memory goes before the budget hears of it.
+#[derive(Debug)]
+struct Share {
+    region: Arc<Region>,
+    owner: Arc<Owner>,
+    _reservation: Reservation,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut owners = self.region.owners.lock();
+        if let Some(place) = owners.iter().position(|owner| Arc::ptr_eq(owner, &self.owner)) {
+            owners.swap_remove(place);
+        }
+    }
+}
+
+/// Memory that is written once.
+#[derive(Debug)]
+struct Region {
+    buffer: Buffer,
+    /// One for each share.
+    owners: Mutex<SmallVec<[Arc<Owner>; 2]>>,
+}
+
+impl Region {
+    fn bytes(&self) -> &[u8] {
+        self.buffer.bytes().unwrap_or(&[])
+    }
+
+    /// The bytes that an owner's shares count, if somebody else has one.
+    fn shared_bytes(&self, owner: &Arc<Owner>) -> usize {
+        let owners = self.owners.lock();
+        let own = owners.iter().filter(|other| Arc::ptr_eq(other, owner)).count();
+        if own < owners.len() { own * self.buffer.len() } else { 0 }
+    }
+}
+
+/// What this process has packed, by length and a hash of some lines.
+struct Table {
+    /// A seed of the hash that no file can foresee.
+    seed: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    regions: FxHashMap<(usize, u64), Vec<Weak<Region>>>,
+    /// Entries, those without a region included, and how many there may be before those go.
+    count: usize,
+    most: usize,
+}
+
+static TABLE: LazyLock<Table> =
+    LazyLock::new(|| Table { seed: RandomState::new().hash_one(0), state: Mutex::default() });
+
+/// Less is not worth an entry.
+const SMALLEST: usize = 4096;
+
+/// So many of one hash are compared, the newest first: a file may hold many weights that differ only between the lines.
+const MOST_COMPARED: usize = 8;
+
+impl Table {
+    /// The region, or one of the same bytes that there is already. Of two that are packed at the same time the first to come here stays.
+    fn one_of(&self, region: Arc<Region>) -> Arc<Region> {
+        let bytes = region.bytes();
+        if bytes.len() < SMALLEST {
+            return region;
+        }
+        let key = (bytes.len(), self.sample(bytes));
+        let mut compared: Vec<Arc<Region>> = Vec::new();
+        loop {
+            let candidates = match self.state.lock().add(key, &region, &compared) {
+                None => return region,
+                Some(candidates) => candidates,
+            };
+            // Without the lock: others go on meanwhile.
+            if let Some(same) = candidates.iter().find(|known| known.bytes() == bytes) {
+                return same.clone();
+            }
+            compared.extend(candidates);
+        }
+    }
+
+    /// A hash of a few lines, evenly spread.
+    fn sample(&self, bytes: &[u8]) -> u64 {
+        const LINES: usize = 64;
+        const LINE: usize = 64;
+        let mut hash = Xxh3::with_seed(self.seed);
+        let distance = (bytes.len() / LINES).max(LINE);
+        bytes.chunks(distance).for_each(|part| hash.update(part.get(..LINE).unwrap_or(part)));
+        hash.digest()
+    }
+
+    fn regions(&self) -> Vec<Arc<Region>> {
+        self.state.lock().regions.values().flatten().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl State {
+    /// Adds a region, unless there are some that may be equal and were not compared yet.
+    fn add(
+        &mut self,
+        key: (usize, u64),
+        region: &Arc<Region>,
+        compared: &[Arc<Region>],
+    ) -> Option<Vec<Arc<Region>>> {
+        self.forget_dropped();
+        let known = self.regions.entry(key).or_default();
+        let newest = known.iter().rev().filter_map(Weak::upgrade).take(MOST_COMPARED);
+        let is_new = |known: &Arc<Region>| !compared.iter().any(|other| Arc::ptr_eq(known, other));
+        let candidates: Vec<Arc<Region>> = newest.filter(is_new).collect();
+        if !candidates.is_empty() {
+            return Some(candidates);
+        }
+        known.push(Arc::downgrade(region));
+        self.count += 1;
+        None
+    }
+
+    /// Lets go of the entries of dropped regions once they may be half of all.
+    fn forget_dropped(&mut self) {
+        if self.count < self.most {
+            return;
+        }
+        self.regions.retain(|_, known| {
+            known.retain(|region| region.strong_count() > 0);
+            !known.is_empty()
+        });
+        self.count = self.regions.values().map(Vec::len).sum();
+        self.most = 64 + 2 * self.count;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ort_alloc::{Allocator, Budget, Category, HostAllocator};
+
+    use super::*;
+
+    fn table() -> Table {
+        Table { seed: 1, state: Mutex::default() }
+    }
+
+    fn region(bytes: &[u8]) -> Arc<Region> {
+        let mut buffer = HostAllocator::global().allocate(bytes.len(), 64).unwrap();
+        buffer.bytes_mut().unwrap().copy_from_slice(bytes);
+        Arc::new(Region { buffer, owners: Mutex::default() })
+    }
+
+    /// A weight in which no line that is hashed has the byte at `place`.
+    fn weight(place: usize, value: u8) -> Vec<u8> {
+        let mut bytes = vec![7; 1 << 16];
+        *bytes.get_mut(place).unwrap() = value;
+        bytes
+    }
+
+    #[test]
+    fn equal_bytes_are_one_region_and_others_of_the_same_hash_are_not() {
+        let table = table();
+        let [one, same, other] = [weight(100, 1), weight(100, 1), weight(100, 2)];
+        assert_eq!(table.sample(&one), table.sample(&other), "only a comparison tells them apart");
+        let one = table.one_of(region(&one));
+        assert!(Arc::ptr_eq(&one, &table.one_of(region(&same))));
+        let second = table.one_of(region(&other));
+        assert!(!Arc::ptr_eq(&one, &second));
+        assert!(Arc::ptr_eq(&second, &table.one_of(region(&other))), "behind the first of its hash");
+        // One byte shorter, or too small to matter.
+        assert_eq!(table.one_of(region(&same[1..])).bytes(), &same[1..]);
+        let small = table.one_of(region(&[1; SMALLEST - 1]));
+        assert!(!Arc::ptr_eq(&small, &table.one_of(region(&[1; SMALLEST - 1]))));
+        drop(one);
+        let again = table.one_of(region(&same));
+        assert_eq!(Arc::strong_count(&again), 1, "a dropped region is not found");
+    }
+
+    #[test]
+    fn the_table_does_not_grow_with_what_was_dropped() {
+        let table = table();
+        for round in 0..1000u32 {
+            let mut bytes = vec![0; SMALLEST];
+            bytes.get_mut(..4).unwrap().copy_from_slice(&round.to_le_bytes());
+            table.one_of(region(&bytes));
+        }
+        assert!(table.state.lock().count <= 65, "{}", table.state.lock().count);
+    }
+
+    /// Many weights that differ only where no line is hashed are not all compared with one another.
+    #[test]
+    fn comparisons_are_bounded() {
+        let table = table();
+        let all: Vec<_> = (0..=255)
+            .flat_map(|value| [100, 200].map(|place| table.one_of(region(&weight(place, value)))))
+            .collect();
+        let key = (1 << 16, table.sample(&weight(100, 0)));
+        let found = table.state.lock().add(key, &region(&weight(300, 1)), &[]).unwrap();
+        assert_eq!((found.len(), all.len()), (MOST_COMPARED, 512));
+    }
+
+    #[test]
+    fn those_who_pack_at_the_same_time_have_one_region() {
+        let table = table();
+        let (bytes, barrier) = (weight(0, 3), std::sync::Barrier::new(8));
+        let regions: Vec<Arc<Region>> = std::thread::scope(|scope| {
+            let pack = || {
+                let region = region(&bytes);
+                barrier.wait();
+                table.one_of(region)
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(pack)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(regions.windows(2).all(|pair| Arc::ptr_eq(pair.first().unwrap(), pair.last().unwrap())));
+    }
+
+    /// Each owner's budget counts the whole, and what is shared is told to those who share.
+    #[test]
+    fn shares_count_in_each_budget() {
+        let bytes: Vec<u8> = (0..8192u32).map(|index| (index * index % 251) as u8).collect();
+        let packed = |owner: &Arc<Owner>, budget: &Arc<Budget>| {
+            let reservation = budget.reserve(Category::PackedWeights, bytes.len()).unwrap();
+            PackedWeights::in_memory(Arc::into_inner(region(&bytes)).unwrap().buffer, reservation, owner)
+        };
+        let [one, other] = [Arc::<Owner>::default(), Arc::default()];
+        let budgets = [Budget::new(None), Budget::new(None)];
+        let twice = [packed(&one, &budgets[0]), packed(&one, &budgets[0])];
+        assert_eq!((one.shared_bytes(), budgets[0].in_use()), (0, 2 * 8192));
+        let third = packed(&other, &budgets[1]);
+        assert_eq!((one.shared_bytes(), other.shared_bytes(), budgets[1].in_use()), (2 * 8192, 8192, 8192));
+        assert_eq!(third.bytes().as_ptr(), twice[0].bytes().as_ptr());
+        drop(twice);
+        assert_eq!((other.shared_bytes(), budgets[0].in_use()), (0, 0));
+        assert_eq!(third.bytes(), bytes);
+    }
+}
