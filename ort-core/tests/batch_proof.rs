@@ -318,8 +318,10 @@ fn graphs() -> Result<()> {
                 let places = b.node("CastLike", &[places, x], &[])?;
                 b.node("Add", &[x, places], &[])
             },
-            Err("Range"),
+            Err("tells the places of items"),
         ),
+        ("each item's part of a flat mask, by its place", |b| pick_by_place(b, 0), Ok((&[0], 1))),
+        ("the part of the next item", |b| pick_by_place(b, 1), Err("another step")),
         (
             "an output that is the same for all",
             |b| {
@@ -372,6 +374,60 @@ fn branches() -> Result<()> {
         let chosen = b.add(("", "If"), &[Some(condition)], &[], 1, subgraphs)?;
         let sum = b.node("Add", &[x, chosen[0]], &[])?;
         check("If", prove(&b.finish(&[sum])?, &Symbol::named("n")), expected);
+    }
+    Ok(())
+}
+
+/// Rows of a mask [n, s] that is flattened, as exporters pick them: `place * (s + wrong) + column`.
+fn pick_by_place(b: &mut GraphBuilder, wrong: i64) -> Result<ValueId> {
+    let mask = b.input("mask", DType::F32, &["n", "s"]);
+    let scalar =
+        |b: &mut GraphBuilder, value: i64| Ok::<_, ort_core::Error>(b.constant(Tensor::scalar(value)?));
+    let (zero, one, wrong) = (scalar(b, 0)?, scalar(b, 1)?, scalar(b, wrong)?);
+    let shape = b.node("Shape", &[mask], &[])?;
+    let count = b.node("Gather", &[shape, zero], &[])?;
+    let width = b.node("Gather", &[shape, one], &[])?;
+    let places = b.node("Range", &[zero, count, one], &[])?;
+    let column = b.constant(Tensor::from_slice(&[1], &[1i64])?);
+    let places = b.node("Unsqueeze", &[places, column], &[])?;
+    let columns = b.node("Range", &[zero, width, one], &[])?;
+    let step = b.node("Add", &[width, wrong], &[])?;
+    let begins = b.node("Mul", &[places, step], &[])?;
+    let index = b.node("Add", &[columns, begins], &[])?;
+    let flat = b.node("Flatten", &[mask], &[("axis", Attribute::Int(2))])?;
+    let picked = b.node("Gather", &[flat, index], &[])?;
+    b.node("Neg", &[picked], &[])
+}
+
+/// Where sizes decide whether an index stays within its item, they are asked at each run.
+#[test]
+fn conditions() -> Result<()> {
+    let mut b = GraphBuilder::new("condition");
+    let mask = b.input("mask", DType::F32, &["n", "total"]);
+    let x = b.input("x", DType::F32, &["n", "s"]);
+    let scalar =
+        |b: &mut GraphBuilder, value: i64| Ok::<_, ort_core::Error>(b.constant(Tensor::scalar(value)?));
+    let (zero, one) = (scalar(&mut b, 0)?, scalar(&mut b, 1)?);
+    let of = |b: &mut GraphBuilder, value, place| {
+        let shape = b.node("Shape", &[value], &[])?;
+        b.node("Gather", &[shape, place], &[])
+    };
+    let (count, width, step) = (of(&mut b, x, zero)?, of(&mut b, x, one)?, of(&mut b, mask, one)?);
+    let places = b.node("Range", &[zero, count, one], &[])?;
+    let column = b.constant(Tensor::from_slice(&[1], &[1i64])?);
+    let places = b.node("Unsqueeze", &[places, column], &[])?;
+    let columns = b.node("Range", &[zero, width, one], &[])?;
+    let begins = b.node("Mul", &[places, step], &[])?;
+    let index = b.node("Add", &[begins, columns], &[])?;
+    let flat = b.constant(Tensor::from_slice(&[1], &[-1i64])?);
+    let flat = b.node("Reshape", &[mask, flat], &[])?;
+    let picked = b.node("Gather", &[flat, index], &[])?;
+    let sum = b.node("Add", &[picked, x], &[])?;
+    let Ok(proof) = batch_parallel(&b.finish(&[sum])?) else { panic!("it is proved") };
+    for (total, s, holds) in [(4, 4, true), (5, 4, true), (3, 4, false)] {
+        let sizes = [("n", 2), ("total", total), ("s", s)];
+        let bindings = sizes.into_iter().map(|(name, size)| (Symbol::named(name), size)).collect();
+        assert_eq!(proof.check(&bindings).is_ok(), holds, "{total} {s}");
     }
     Ok(())
 }

@@ -100,6 +100,31 @@ fn unpacked_model() -> Result<Graph> {
     b.finish(&[product])
 }
 
+/// Rows of a flat mask, which exporters pick by the number of the item.
+fn numbered_model() -> Result<Graph> {
+    let mut b = GraphBuilder::new("numbered");
+    let mask = b.input("mask", DType::F32, &["n", "s"]);
+    let [zero, one] = [0i64, 1].map(|value| Tensor::scalar(value).map(|value| b.constant(value)));
+    let (zero, one) = (zero?, one?);
+    let shape = b.node("Shape", &[mask], &[])?;
+    let (count, width) = (b.node("Gather", &[shape, zero], &[])?, b.node("Gather", &[shape, one], &[])?);
+    let places = b.node("Range", &[zero, count, one], &[])?;
+    let axes = b.constant(ints(&[1])?);
+    let places = b.node("Unsqueeze", &[places, axes], &[])?;
+    let columns = b.node("Range", &[zero, width, one], &[])?;
+    let begins = b.node("Mul", &[places, width], &[])?;
+    let index = b.node("Add", &[columns, begins], &[])?;
+    let flat = b.constant(ints(&[-1])?);
+    let flat = b.node("Reshape", &[mask, flat], &[])?;
+    let picked = b.node("Gather", &[flat, index], &[])?;
+    let result = b.node("Softmax", &[picked], &axis(1))?;
+    b.finish(&[result])
+}
+
+fn masks(n: usize) -> Result<Inputs> {
+    Ok(vec![("mask", fractions(&[n, 30], 5)?.into())])
+}
+
 fn images(n: usize) -> Result<Inputs> {
     Ok(vec![("x", fractions(&[n, 3, 12, 12], 3)?.into())])
 }
@@ -159,11 +184,12 @@ fn run_in_ever_more_parts(
 #[test]
 fn parts_have_the_bits_of_the_whole() -> Result<()> {
     type Case = (Result<Graph>, fn(usize) -> Result<Inputs>, &'static [usize], usize);
-    let cases: [Case; 4] = [
+    let cases: [Case; 5] = [
         (image_model(), images, &[2, 5, 8], 1),
         (text_model(), sentences, &[2, 5, 8], 1),
         (recurrent_model(), steps, &[3, 8], 1),
         (unpacked_model(), factors, &[4, 7], 2),
+        (numbered_model(), masks, &[2, 6], 1),
     ];
     for (graph, inputs, counts, least) in cases {
         let graph = graph?;

@@ -87,7 +87,12 @@ fn the_limit_that_is_named_is_the_one_that_is_short() -> Result<()> {
     for (shared, held, own) in [(20_000, 15_000, 10_000), (20_000, 0, 6_000), (20_000, 12_000, 8_100)] {
         let budget = Budget::new(Some(shared));
         let _held = budget.reserve(Category::Workspace, held)?;
-        let session = Session::builder(&model).threads(1).budget(&budget).memory_limit(own).batch_split(false).build()?;
+        let session = Session::builder(&model)
+            .threads(1)
+            .budget(&budget)
+            .memory_limit(own)
+            .batch_split(false)
+            .build()?;
         let problem = session.run(&[("x", rows(1000)?)]).expect_err("it does not fit");
         let shortage = problem.shortage().expect("the refusal has numbers");
         let tight = if shared - held < own { shared } else { own };

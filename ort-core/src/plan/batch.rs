@@ -6,7 +6,10 @@
 
 use std::fmt;
 
-use crate::dim::{Dim, Symbol};
+use rustc_hash::FxHashMap;
+
+use super::batch_places::{Condition, Places};
+use crate::dim::{Bindings, Dim, Symbol};
 use crate::ir::{Graph, Node, ValueId};
 use crate::spec::Traits;
 use crate::spec::batch::{BatchCx, BatchFact, apply};
@@ -22,6 +25,28 @@ pub struct BatchProof {
     pub outputs: Vec<usize>,
     /// The fewest items of a part that give the bits of the whole: 2 where kernels compute a single row in another order.
     pub least: usize,
+    /// Pairs of sizes of which the first must not be the larger one: an index would reach over its item.
+    pub conditions: Vec<(Dim, Dim)>,
+}
+
+impl BatchProof {
+    /// Whether it holds for these sizes.
+    ///
+    /// # Errors
+    ///
+    /// The condition that does not, in words.
+    pub fn check(&self, bindings: &Bindings) -> Result<(), String> {
+        let holds = |(small, large): &&Condition| match (small.evaluate(bindings), large.evaluate(bindings)) {
+            (Ok(small), Ok(large)) => small <= large,
+            _ => false,
+        };
+        match self.conditions.iter().find(|condition| !holds(condition)) {
+            Some((small, large)) => {
+                Err(format!("an index reaches over its item where {small} is more than {large}"))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// Why there is no proof.
@@ -77,7 +102,8 @@ pub fn batch_parallel(graph: &Graph) -> Result<BatchProof, BatchRefusal> {
 /// What stands in the way.
 pub fn prove(graph: &Graph, symbol: &Symbol) -> Result<BatchProof, BatchRefusal> {
     let refuse = |place: String, why: String| BatchRefusal { symbol: Some(symbol.clone()), place, why };
-    let mut prover = Prover { graph, symbol, facts: vec![None; graph.value_count()], least: 1 };
+    let (facts, places, conditions) = (vec![None; graph.value_count()], FxHashMap::default(), Vec::new());
+    let mut prover = Prover { graph, symbol, facts, places, least: 1, conditions };
     let mut inputs = Vec::with_capacity(graph.inputs.len());
     for &id in &graph.inputs {
         let axis = prover.input(id).map_err(|why| refuse(prover.name("input", id), why))?;
@@ -93,7 +119,8 @@ pub fn prove(graph: &Graph, symbol: &Symbol) -> Result<BatchProof, BatchRefusal>
             _ => return Err(refuse(prover.name("output", id), "it holds no items".to_string())),
         }
     }
-    Ok(BatchProof { symbol: symbol.clone(), inputs, outputs, least: prover.least })
+    let Prover { least, conditions, .. } = prover;
+    Ok(BatchProof { symbol: symbol.clone(), inputs, outputs, least, conditions })
 }
 
 struct Prover<'a> {
@@ -101,7 +128,10 @@ struct Prover<'a> {
     symbol: &'a Symbol,
     /// By value; none for constants, which are in no node's outputs.
     facts: Vec<Option<BatchFact>>,
+    /// What is known of integers that count.
+    places: FxHashMap<ValueId, Places>,
     least: usize,
+    conditions: Vec<Condition>,
 }
 
 impl Prover<'_> {
@@ -141,7 +171,7 @@ impl Prover<'_> {
                 None => open = true,
             }
         }
-        if !open {
+        if !open || self.places(node)? {
             return Ok(());
         }
         let independent = |fact: &Option<BatchFact>| matches!(fact, None | Some(BatchFact::Independent));
@@ -165,6 +195,38 @@ impl Prover<'_> {
             self.set(id, fact);
         }
         Ok(())
+    }
+
+    /// Numbers the items, or picks what is theirs by such numbers; false where the node is no such.
+    fn places(&mut self, node: &Node) -> Result<bool, String> {
+        let Some(&Some(output)) = node.outputs.first() else { return Ok(false) };
+        if let Some(places) = Places::of((self.graph, node), self.symbol, |id| self.places.get(&id)) {
+            let numbers_items = places.axis.is_some();
+            self.places.insert(output, places);
+            if numbers_items {
+                self.set(output, BatchFact::Places);
+            }
+            return Ok(numbers_items);
+        }
+        let (true, &[Some(data), Some(index)]) = (node.spec.name == "Gather", node.inputs.as_slice()) else {
+            return Ok(false);
+        };
+        let (Some(&Some(BatchFact::Along(0))), Some(places)) =
+            (self.facts.get(data.index()), self.places.get(&index))
+        else {
+            return Ok(false);
+        };
+        let rows = self.graph.value(data).ty.shape().and_then(|shape| items_in(shape.first()?, self.symbol));
+        let (Some(axis), true) = (places.axis, node.attrs.find_int("axis") == Some(0)) else {
+            return Ok(false);
+        };
+        if rows.as_ref() != Some(&places.step) {
+            return Err("its indices number items by another step than its data".to_string());
+        }
+        self.conditions.extend(places.within_item());
+        self.check(output, BatchFact::Along(axis))?;
+        self.set(output, BatchFact::Along(axis));
+        Ok(true)
     }
 
     /// A small integer tensor whose elements follow from the shapes of the inputs alone.
@@ -208,6 +270,9 @@ fn check_sizes(cx: &BatchCx<'_>, node: &Node) -> Result<(), String> {
         match cx.fact(index) {
             Some(BatchFact::Sizes) if !is_host => {
                 return Err(format!("the number of items is among the data of {}", cx.name(index)));
+            }
+            Some(BatchFact::Places) => {
+                return Err(format!("{} tells the places of items in the batch", cx.name(index)));
             }
             Some(BatchFact::Along(_)) if is_host => {
                 return Err(format!("{}, which decides shapes, holds items", cx.name(index)));

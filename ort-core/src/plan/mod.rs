@@ -5,6 +5,7 @@
 //! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
 
 mod batch;
+mod batch_places;
 mod bound;
 mod finish;
 mod homes;

@@ -137,7 +137,7 @@ impl Session {
     fn items(&self, asked: Asked<'_>) -> Option<Layout<'_>> {
         let proof = self.compiled.batch().ok().filter(|_| self.batch_split)?;
         let count = usize::try_from(asked.bindings.get(&proof.symbol)?).ok()?;
-        if count < 2 * proof.least {
+        if count < 2 * proof.least || proof.check(asked.bindings).is_err() {
             return None;
         }
         let program = &self.compiled.program;
@@ -238,10 +238,12 @@ impl Session {
 
     /// Why a batch of several items is not split where that would be needed.
     pub(super) fn why_whole(&self, asked: Asked<'_>) -> Option<String> {
-        let refusal = self.compiled.batch().err().filter(|_| self.batch_split)?;
-        let symbol = refusal.symbol.as_ref()?;
+        let (symbol, why) = match self.compiled.batch() {
+            Ok(proof) => (&proof.symbol, proof.check(asked.bindings).err()?),
+            Err(refusal) => (refusal.symbol.as_ref()?, refusal.to_string()),
+        };
         let several = asked.bindings.get(symbol).is_some_and(|count| count > 1);
-        several.then(|| format!("'{symbol}' is not split: {refusal}"))
+        (several && self.batch_split).then(|| format!("'{symbol}' is not split: {why}"))
     }
 
     /// How a run would be split with so many bytes available; none where it would not be, or does not fit even so.

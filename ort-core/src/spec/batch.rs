@@ -17,6 +17,8 @@ pub enum BatchFact {
     Independent,
     /// Sizes, of which some tell the number of items: for inputs that decide shapes.
     Sizes,
+    /// The places of items in the batch, for an index that picks what is theirs and for nothing else.
+    Places,
     /// The items one behind the other along this axis.
     Along(usize),
 }

@@ -68,7 +68,12 @@ fn plan(session: &Session, dims: &[(String, i64)]) -> Result<PlanReport> {
 
 /// Whether a run fits what the memory limit, or the machine, leaves for it, as a whole or in parts.
 fn fits(report: &PlanReport) -> bool {
-    report.planned_bytes <= report.available_bytes || report.batch_split.is_some()
+    fits_whole(report) || report.batch_split.is_some()
+}
+
+/// Whether it fits as a whole.
+fn fits_whole(report: &PlanReport) -> bool {
+    report.planned_bytes <= report.available_bytes
 }
 
 fn to_json(report: &PlanReport) -> Value {
