@@ -254,98 +254,100 @@ fn attention_and_recurrence() -> Result<()> {
 
 type Build = fn(&mut GraphBuilder) -> Result<ValueId>;
 
-/// What more than one node shows, for the symbol that is found.
+/// What more than one node shows.
+const GRAPHS: &[(&str, Build, Expected)] = &[
+    (
+        "heads, there and back through the sizes of the input",
+        |b| {
+            let x = b.input("x", DType::F32, &["n", "s", "8"]);
+            let parts = b.constant(Tensor::from_slice(&[4], &[0i64, 0, 2, 4])?);
+            let heads = b.node("Reshape", &[x, parts], &[])?;
+            let turned = b.node("Transpose", &[heads], &[("perm", Attribute::Ints(vec![0, 2, 1, 3]))])?;
+            let shape = b.node("Shape", &[x], &[])?;
+            let back = b.node("Transpose", &[turned], &[("perm", Attribute::Ints(vec![0, 2, 1, 3]))])?;
+            b.node("Reshape", &[back, shape], &[])
+        },
+        ROWS,
+    ),
+    (
+        "a constant of the shape of the input",
+        |b| {
+            let x = b.input("x", DType::F32, &["n", "4"]);
+            let shape = b.node("Shape", &[x], &[])?;
+            let zeros = b.node("ConstantOfShape", &[shape], &[])?;
+            b.node("Add", &[x, zeros], &[])
+        },
+        ROWS,
+    ),
+    (
+        "positions expanded to all items",
+        |b| {
+            let x = b.input("x", DType::F32, &["n", "4"]);
+            let row = b.constant(Tensor::from_slice(&[1, 4], &[1.0f32, 2.0, 3.0, 4.0])?);
+            let shape = b.node("Shape", &[x], &[])?;
+            let rows = b.node("Expand", &[row, shape], &[])?;
+            b.node("Concat", &[x, rows], &[("axis", Attribute::Int(1))])
+        },
+        ROWS,
+    ),
+    (
+        "the number of items as data",
+        |b| {
+            let x = b.input("x", DType::F32, &["n", "4"]);
+            let shape = b.node("Shape", &[x], &[])?;
+            let sizes = b.node("Cast", &[shape], &[("to", Attribute::Int(1))])?;
+            let first = b.constant(Tensor::scalar(0i64)?);
+            let count = b.node("Gather", &[sizes, first], &[])?;
+            b.node("Mul", &[x, count], &[])
+        },
+        Err("the number of items is among the data"),
+    ),
+    (
+        "items numbered",
+        |b| {
+            let x = b.input("x", DType::F32, &["n", "4"]);
+            let first = b.constant(Tensor::scalar(0i64)?);
+            let one = b.constant(Tensor::scalar(1i64)?);
+            let shape = b.node("Shape", &[x], &[])?;
+            let count = b.node("Gather", &[shape, first], &[])?;
+            let places = b.node("Range", &[first, count, one], &[])?;
+            let axes = b.constant(Tensor::from_slice(&[1], &[1i64])?);
+            let places = b.node("Unsqueeze", &[places, axes], &[])?;
+            let places = b.node("CastLike", &[places, x], &[])?;
+            b.node("Add", &[x, places], &[])
+        },
+        Err("tells the places of items"),
+    ),
+    ("each item's part of a flat mask, by its place", |b| pick_by_place(b, 0), Ok((&[0], 1))),
+    ("the part of the next item", |b| pick_by_place(b, 1), Err("another step")),
+    (
+        "an output that is the same for all",
+        |b| {
+            let x = b.input("x", DType::F32, &["n", "4"]);
+            let y = b.input("y", DType::F32, &["n", "m"]);
+            let _unread = b.node("Relu", &[y], &[])?;
+            b.node("ReduceSum", &[x], &[])
+        },
+        Err("the first output"),
+    ),
+    (
+        "another symbol than the first",
+        |b| {
+            let x = b.input("x", DType::F32, &["s", "n", "3"]);
+            let [w, r] = [[1, 16, 3], [1, 16, 4]].map(|shape: [usize; 3]| {
+                let elements = vec![0.5f32; shape.iter().product()];
+                Tensor::from_vec(&shape, elements).map(|tensor| b.constant(tensor))
+            });
+            b.node("LSTM", &[x, w?, r?], &[("hidden_size", Attribute::Int(4))])
+        },
+        Ok((&[2], 1)),
+    ),
+];
+
+/// Each for the symbol that is found.
 #[test]
 fn graphs() -> Result<()> {
-    let cases: &[(&str, Build, Expected)] = &[
-        (
-            "heads, there and back through the sizes of the input",
-            |b| {
-                let x = b.input("x", DType::F32, &["n", "s", "8"]);
-                let parts = b.constant(Tensor::from_slice(&[4], &[0i64, 0, 2, 4])?);
-                let heads = b.node("Reshape", &[x, parts], &[])?;
-                let turned = b.node("Transpose", &[heads], &[("perm", Attribute::Ints(vec![0, 2, 1, 3]))])?;
-                let shape = b.node("Shape", &[x], &[])?;
-                let back = b.node("Transpose", &[turned], &[("perm", Attribute::Ints(vec![0, 2, 1, 3]))])?;
-                b.node("Reshape", &[back, shape], &[])
-            },
-            ROWS,
-        ),
-        (
-            "a constant of the shape of the input",
-            |b| {
-                let x = b.input("x", DType::F32, &["n", "4"]);
-                let shape = b.node("Shape", &[x], &[])?;
-                let zeros = b.node("ConstantOfShape", &[shape], &[])?;
-                b.node("Add", &[x, zeros], &[])
-            },
-            ROWS,
-        ),
-        (
-            "positions expanded to all items",
-            |b| {
-                let x = b.input("x", DType::F32, &["n", "4"]);
-                let row = b.constant(Tensor::from_slice(&[1, 4], &[1.0f32, 2.0, 3.0, 4.0])?);
-                let shape = b.node("Shape", &[x], &[])?;
-                let rows = b.node("Expand", &[row, shape], &[])?;
-                b.node("Concat", &[x, rows], &[("axis", Attribute::Int(1))])
-            },
-            ROWS,
-        ),
-        (
-            "the number of items as data",
-            |b| {
-                let x = b.input("x", DType::F32, &["n", "4"]);
-                let shape = b.node("Shape", &[x], &[])?;
-                let sizes = b.node("Cast", &[shape], &[("to", Attribute::Int(1))])?;
-                let first = b.constant(Tensor::scalar(0i64)?);
-                let count = b.node("Gather", &[sizes, first], &[])?;
-                b.node("Mul", &[x, count], &[])
-            },
-            Err("the number of items is among the data"),
-        ),
-        (
-            "items numbered",
-            |b| {
-                let x = b.input("x", DType::F32, &["n", "4"]);
-                let first = b.constant(Tensor::scalar(0i64)?);
-                let one = b.constant(Tensor::scalar(1i64)?);
-                let shape = b.node("Shape", &[x], &[])?;
-                let count = b.node("Gather", &[shape, first], &[])?;
-                let places = b.node("Range", &[first, count, one], &[])?;
-                let axes = b.constant(Tensor::from_slice(&[1], &[1i64])?);
-                let places = b.node("Unsqueeze", &[places, axes], &[])?;
-                let places = b.node("CastLike", &[places, x], &[])?;
-                b.node("Add", &[x, places], &[])
-            },
-            Err("tells the places of items"),
-        ),
-        ("each item's part of a flat mask, by its place", |b| pick_by_place(b, 0), Ok((&[0], 1))),
-        ("the part of the next item", |b| pick_by_place(b, 1), Err("another step")),
-        (
-            "an output that is the same for all",
-            |b| {
-                let x = b.input("x", DType::F32, &["n", "4"]);
-                let y = b.input("y", DType::F32, &["n", "m"]);
-                let _unread = b.node("Relu", &[y], &[])?;
-                b.node("ReduceSum", &[x], &[])
-            },
-            Err("the first output"),
-        ),
-        (
-            "another symbol than the first",
-            |b| {
-                let x = b.input("x", DType::F32, &["s", "n", "3"]);
-                let [w, r] = [[1, 16, 3], [1, 16, 4]].map(|shape: [usize; 3]| {
-                    let elements = vec![0.5f32; shape.iter().product()];
-                    Tensor::from_vec(&shape, elements).map(|tensor| b.constant(tensor))
-                });
-                b.node("LSTM", &[x, w?, r?], &[("hidden_size", Attribute::Int(4))])
-            },
-            Ok((&[2], 1)),
-        ),
-    ];
-    for (name, build, expected) in cases {
+    for (name, build, expected) in GRAPHS {
         let mut builder = GraphBuilder::new("case");
         let output = build(&mut builder)?;
         check(name, batch_parallel(&builder.finish(&[output])?), *expected);

@@ -100,6 +100,27 @@ fn unpacked_model() -> Result<Graph> {
     b.finish(&[product])
 }
 
+/// Products with constants whose sums are longer than a block, of many columns, a few and one.
+fn packed_model() -> Result<Graph> {
+    let mut b = GraphBuilder::new("packed");
+    let x = b.input("x", DType::F32, &["n", "500"]);
+    let mut outputs = Vec::new();
+    for (seed, columns) in [70, 9, 1].into_iter().enumerate() {
+        let by = weight(&mut b, &[500, columns], seed)?;
+        outputs.push(b.node("MatMul", &[x, by], &[])?);
+        let by = weight(&mut b, &[columns, 500], seed + 3)?;
+        outputs.push(b.node("Gemm", &[x, by], &[("transB", Attribute::Int(1))])?);
+    }
+    let turned = b.node("Transpose", &[x], &[])?;
+    let by = weight(&mut b, &[500, 40], 6)?;
+    outputs.push(b.node("Gemm", &[turned, by], &[("transA", Attribute::Int(1))])?);
+    b.finish(&outputs)
+}
+
+fn long_rows(n: usize) -> Result<Inputs> {
+    Ok(vec![("x", fractions(&[n, 500], 3)?.into())])
+}
+
 /// Rows of a flat mask, which exporters pick by the number of the item.
 fn numbered_model() -> Result<Graph> {
     let mut b = GraphBuilder::new("numbered");
@@ -184,12 +205,13 @@ fn run_in_ever_more_parts(
 #[test]
 fn parts_have_the_bits_of_the_whole() -> Result<()> {
     type Case = (Result<Graph>, fn(usize) -> Result<Inputs>, &'static [usize], usize);
-    let cases: [Case; 5] = [
+    let cases: [Case; 6] = [
         (image_model(), images, &[2, 5, 8], 1),
         (text_model(), sentences, &[2, 5, 8], 1),
         (recurrent_model(), steps, &[3, 8], 1),
         (unpacked_model(), factors, &[4, 7], 2),
         (numbered_model(), masks, &[2, 6], 1),
+        (packed_model(), long_rows, &[2, 7], 1),
     ];
     for (graph, inputs, counts, least) in cases {
         let graph = graph?;
@@ -200,6 +222,77 @@ fn parts_have_the_bits_of_the_whole() -> Result<()> {
                 assert!(parts.iter().all(|part| *part >= least), "{parts:?}");
                 assert_eq!(parts.len(), count / least, "at last there are as many parts as may be");
             }
+        }
+    }
+    Ok(())
+}
+
+/// Kernels one by one: the sizes of an item, of the weights, and attributes.
+#[test]
+fn operators_have_the_bits_of_the_whole() -> Result<()> {
+    type Case = (
+        &'static str,
+        &'static [usize],
+        &'static [&'static [usize]],
+        &'static [(&'static str, &'static [i64])],
+    );
+    let cases: &[Case] = &[
+        ("Conv", &[32, 14, 14], &[&[32, 32, 3, 3]], &[]),
+        ("Conv", &[3, 30, 30], &[&[8, 3, 5, 5]], &[("strides", &[2, 2])]),
+        ("Conv", &[8, 13, 13], &[&[12, 4, 3, 3]], &[("dilations", &[2, 2])]),
+        ("Conv", &[24, 9, 9], &[&[24, 24, 1, 1], &[24]], &[]),
+        ("Conv", &[6, 50], &[&[7, 6, 3]], &[]),
+        ("ConvTranspose", &[3, 7, 7], &[&[3, 4, 3, 3]], &[("strides", &[2, 2])]),
+        ("MaxPool", &[3, 19, 19], &[], &[("kernel_shape", &[3, 3])]),
+        ("AveragePool", &[3, 19, 19], &[], &[("kernel_shape", &[3, 3])]),
+        ("LpPool", &[3, 19, 19], &[], &[("kernel_shape", &[2, 2])]),
+        ("LRN", &[9, 11, 11], &[], &[("size", &[3])]),
+        ("BatchNormalization", &[5, 11, 11], &[&[5], &[5], &[5], &[5]], &[]),
+        ("InstanceNormalization", &[6, 13, 7], &[&[6], &[6]], &[]),
+        ("GroupNormalization", &[6, 13, 7], &[&[6], &[6]], &[("num_groups", &[3])]),
+        ("LayerNormalization", &[9, 37], &[&[37], &[37]], &[]),
+        ("RMSNormalization", &[9, 37], &[&[37]], &[]),
+        ("LpNormalization", &[9, 37], &[], &[]),
+        ("LogSoftmax", &[9, 37], &[], &[("axis", &[1])]),
+        ("DepthToSpace", &[8, 7, 7], &[], &[("blocksize", &[2])]),
+        ("Trilu", &[17, 17], &[], &[]),
+        ("MatMul", &[13, 37], &[&[37, 19]], &[]),
+    ];
+    for (op, item, weights, attrs) in cases {
+        let mut b = GraphBuilder::new(op);
+        let sizes: Vec<String> = item.iter().map(ToString::to_string).collect();
+        let shape: Vec<&str> = std::iter::once("n").chain(sizes.iter().map(String::as_str)).collect();
+        let mut given = vec![b.input("x", DType::F32, &shape)];
+        for (seed, shape) in weights.iter().enumerate() {
+            // Variances are above 0.
+            let tensor = fractions(shape, seed)?;
+            let positive: Vec<f32> =
+                tensor.to_vec::<f32>()?.into_iter().map(|element| element.abs() + 0.1).collect();
+            let is_variance = *op == "BatchNormalization" && seed == 3;
+            given.push(b.constant(if is_variance { Tensor::from_vec(shape, positive)? } else { tensor }));
+        }
+        let mut given_attrs: Vec<(&str, Attribute)> = Vec::new();
+        for (name, values) in attrs.iter() {
+            let single = ["size", "num_groups", "axis", "blocksize"].contains(name);
+            given_attrs.push((
+                name,
+                if single { Attribute::Int(values[0]) } else { Attribute::Ints(values.to_vec()) },
+            ));
+        }
+        if let (&"Conv", [[_, channels, ..], ..]) = (op, weights) {
+            given_attrs.push(("group", Attribute::Int((item[0] / channels) as i64)));
+        }
+        let value = b.node(op, &given, &given_attrs)?;
+        // One number for each item, so that the values before it are most of the memory.
+        let axes: Vec<i64> = (1..=item.len() as i64).collect();
+        let axes = b.constant(ints(&axes)?);
+        let sum = b.node("ReduceSum", &[value, axes], &[("keepdims", Attribute::Int(0))])?;
+        let graph = b.finish(&[sum])?;
+        let shape: Vec<usize> = std::iter::once(5).chain(item.iter().copied()).collect();
+        let inputs = vec![("x", fractions(&shape, 11)?.into())];
+        for threads in [1, 2] {
+            let parts = run_in_ever_more_parts(&graph, &inputs, threads)?;
+            assert!(parts.len() > 1, "{op} {item:?} runs in {parts:?}");
         }
     }
     Ok(())

@@ -354,21 +354,7 @@ impl Session {
         let part = split.part(size).ok_or_else(|| error!(Fail, "there is no plan of {size} items"))?;
         let shape = |items: &Option<Items>| items.as_ref().map(|items| items.shape_of(size, layout.count));
         let shapes: Vec<Option<Shape>> = layout.inputs.iter().map(shape).collect();
-        let mut views = Vec::with_capacity(given.len());
-        for (index, value) in given.iter().enumerate() {
-            let items = layout.inputs.get(index).and_then(Option::as_ref);
-            let shape = shapes.get(index).and_then(Option::as_ref);
-            views.push(match (items.zip(shape), copies.get(index).and_then(Option::as_ref)) {
-                (None, _) => *value,
-                (Some(_), Some(copy)) => ValueView::Tensor(copy.view()),
-                (Some((items, shape)), None) => {
-                    let bytes =
-                        value.tensor()?.bytes()?.get(items.bytes * first..items.bytes * (first + size));
-                    let bytes = bytes.ok_or_else(|| error!(Fail, "an input has fewer items"))?;
-                    ValueView::Tensor(TensorView::host(items.dtype, shape, bytes))
-                }
-            });
-        }
+        let views = views(layout, given, (copies, &shapes), [first, size])?;
         ensure!(
             fits(&self.compiled.program, &part.plan, &views),
             Fail,
@@ -413,6 +399,30 @@ impl Split<'_> {
     fn part(&self, size: usize) -> Option<&Part> {
         self.parts.iter().find(|part| part.size == size)
     }
+}
+
+/// The inputs of a part: `size` items from the `first` on, where they lie or in their copies.
+fn views<'v>(
+    layout: &Layout<'_>,
+    given: &[ValueView<'v>],
+    (copies, shapes): (&'v [Option<TensorBuffer>], &'v [Option<Shape>]),
+    [first, size]: [usize; 2],
+) -> Result<Vec<ValueView<'v>>> {
+    let mut views = Vec::with_capacity(given.len());
+    for (index, value) in given.iter().enumerate() {
+        let items = layout.inputs.get(index).and_then(Option::as_ref);
+        let shape = shapes.get(index).and_then(Option::as_ref);
+        views.push(match (items.zip(shape), copies.get(index).and_then(Option::as_ref)) {
+            (None, _) => *value,
+            (Some(_), Some(copy)) => ValueView::Tensor(copy.view()),
+            (Some((items, shape)), None) => {
+                let bytes = value.tensor()?.bytes()?.get(items.bytes * first..items.bytes * (first + size));
+                let bytes = bytes.ok_or_else(|| error!(Fail, "an input has fewer items"))?;
+                ValueView::Tensor(TensorView::host(items.dtype, shape, bytes))
+            }
+        });
+    }
+    Ok(views)
 }
 
 /// Copies the items of inputs that do not lie side by side, `size` from the `first` on.
