@@ -9,7 +9,9 @@ use clap::{Args, ValueEnum};
 use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
-use ort_runtime::{ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions};
+use ort_runtime::{
+    BatchSplit, ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value,
+};
 
 /// Which model, on what, within which bounds.
 #[derive(Args, Clone)]
@@ -56,6 +58,9 @@ pub(crate) struct ModelArgs {
     /// A hard bound on what the run may allocate: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory_limit: Option<usize>,
+    /// Do not run a batch that the memory limit cannot hold in parts.
+    #[arg(long)]
+    pub(crate) no_batch_split: bool,
     /// Keep packed weights in files of this folder and map them: loading again packs nothing, and processes share them. The folder may be
     /// removed at any time.
     #[arg(long, value_name = "DIR")]
@@ -138,6 +143,7 @@ impl ModelArgs {
     pub(crate) fn builder(&self, model: &Model) -> SessionBuilder {
         let mut builder = Session::builder(model).options(&self.options());
         builder = builder.precision(self.precision.into()).optimizer(self.optimizer());
+        builder = builder.batch_split(!self.no_batch_split);
         for name in &self.providers {
             builder = builder.provider(name);
         }
@@ -145,6 +151,17 @@ impl ModelArgs {
             builder = builder.cache_dir(folder);
         }
         builder
+    }
+
+    /// Says on standard error where a run on these inputs will be split.
+    pub(crate) fn note_split(&self, session: &Session, inputs: &[(&str, Value)]) -> Result<()> {
+        if self.memory_limit.is_none() || self.no_batch_split {
+            return Ok(());
+        }
+        if let Some(split) = session.plan_for_inputs(inputs)?.batch_split {
+            tracing::warn!("{}", split_in_words(&split));
+        }
+        Ok(())
     }
 
     /// What the flags say under ONNX Runtime's names.
@@ -301,4 +318,14 @@ mod tests {
         assert!(sized("n=").is_err() && sized("n=1,").is_err());
         assert!(shaped("x=1xa").is_err() && sized("n=-1").is_err());
     }
+}
+
+/// A split batch in words: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.
+pub(crate) fn split_in_words(split: &BatchSplit) -> String {
+    const MOST: usize = 8;
+    let count: usize = split.parts.iter().sum();
+    let parts: Vec<String> = split.parts.iter().take(MOST).map(ToString::to_string).collect();
+    let more = split.parts.len().saturating_sub(MOST);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("batch split: '{}' of {count} runs as {}{more}", split.dim, parts.join(" + "))
 }

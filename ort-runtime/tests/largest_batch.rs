@@ -1,4 +1,4 @@
-//! The largest batch that fits into a budget is computed, and is right: it runs within that limit, and one more does not.
+//! The largest batch that fits into a budget as a whole is computed, and is right: it runs within that limit, and one more does not.
 #![cfg(feature = "cpu")]
 
 mod support;
@@ -13,7 +13,7 @@ fn it_runs_within_the_budget_and_one_more_does_not() -> Result<()> {
     let session = Session::builder(&model).threads(1).build()?;
     for budget in [2_000, 10_000, 123_456, 5 << 20] {
         let largest = session.largest_batch("rows", budget)?.expect("one row fits") as usize;
-        let limited = || Session::builder(&model).threads(1).memory_limit(budget).build();
+        let limited = || Session::builder(&model).threads(1).memory_limit(budget).batch_split(false).build();
         let rows = |count: usize| numbers(&[count, 3], 0);
         assert!(limited()?.run(&[("x", rows(largest)?.into())]).is_ok(), "{largest} rows, {budget} bytes");
         let problem = limited()?.run(&[("x", rows(largest + 1)?.into())]).err();

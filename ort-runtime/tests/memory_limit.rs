@@ -11,8 +11,9 @@ fn rows(count: usize) -> Result<Value> {
     Ok(floats(&[count, 3], &vec![1.0; count * 3])?.into())
 }
 
+/// A session whose runs are not split (`batch_split.rs` has those that are).
 fn limited(bytes: usize) -> Result<Session> {
-    Session::builder(&Model::from_graph(layer()?)).threads(1).memory_limit(bytes).build()
+    Session::builder(&Model::from_graph(layer()?)).threads(1).memory_limit(bytes).batch_split(false).build()
 }
 
 #[test]
@@ -86,7 +87,12 @@ fn the_limit_that_is_named_is_the_one_that_is_short() -> Result<()> {
     for (shared, held, own) in [(20_000, 15_000, 10_000), (20_000, 0, 6_000), (20_000, 12_000, 8_100)] {
         let budget = Budget::new(Some(shared));
         let _held = budget.reserve(Category::Workspace, held)?;
-        let session = Session::builder(&model).threads(1).budget(&budget).memory_limit(own).build()?;
+        let session = Session::builder(&model)
+            .threads(1)
+            .budget(&budget)
+            .memory_limit(own)
+            .batch_split(false)
+            .build()?;
         let problem = session.run(&[("x", rows(1000)?)]).expect_err("it does not fit");
         let shortage = problem.shortage().expect("the refusal has numbers");
         let tight = if shared - held < own { shared } else { own };

@@ -101,7 +101,7 @@ fn weights_that_had_to_go_are_packed_again_once_there_is_room() -> Result<()> {
     let all = whole.memory().packed;
     // Small constants are copied to aligned memory, which is not the packed weights'.
     let limit = all + whole.plan(&[("rows", 2)])?.planned_bytes + 64;
-    let session = Session::builder(&model).threads(1).memory_limit(limit).build()?;
+    let session = Session::builder(&model).threads(1).memory_limit(limit).batch_split(false).build()?;
     let packed_after = |rows: usize| -> Result<usize> {
         assert_eq!(bits(&session, rows)?, bits(&whole, rows)?);
         Ok(session.memory().packed)
@@ -145,6 +145,7 @@ fn several_callers_share_the_window() -> Result<()> {
         &Session::builder(&model)
             .threads(1)
             .memory_limit(1000)
+            .batch_split(false)
             .build()?
             .run(&rows(3)?)
             .expect_err("too little"),
@@ -152,7 +153,7 @@ fn several_callers_share_the_window() -> Result<()> {
     let window = least - whole.plan(&[("rows", 3)])?.planned_bytes;
     // Room for the activations of all callers, and for one window.
     let budget = Budget::new(Some(4 * (least - window) + window));
-    let session = Session::builder(&model).threads(1).budget(&budget).build()?;
+    let session = Session::builder(&model).threads(1).budget(&budget).batch_split(false).build()?;
     std::thread::scope(|scope| {
         let callers: Vec<_> = (0..4)
             .map(|_| {

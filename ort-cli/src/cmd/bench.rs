@@ -175,6 +175,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         None => vec![all],
     };
     let begin = given.first().context("the inputs have fewer rows than one run takes")?;
+    args.model.note_split(&session, begin)?;
     let start = Instant::now();
     drop(session.run(begin)?);
     let first = start.elapsed();

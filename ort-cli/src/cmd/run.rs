@@ -30,6 +30,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let session = args.model.session(&model)?;
     let given: Vec<(&str, Value)> =
         inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    args.model.note_split(&session, &given)?;
     let start = Instant::now();
     let outputs = session.run(&given)?;
     tracing::info!("ran in {:.2} ms", start.elapsed().as_secs_f64() * 1e3);

@@ -1,6 +1,7 @@
 //! The operator records, one file per operator or tight family.
 
 mod axes;
+mod batch;
 mod control;
 pub mod fused;
 mod linalg;

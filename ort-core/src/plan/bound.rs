@@ -20,6 +20,8 @@ use crate::{Error, Result, error};
 pub(crate) enum OutputMemory {
     /// Nobody wants the output.
     Unwanted,
+    /// Memory of its own, as without a binding.
+    Own,
     /// In its buffer where the plan knows its size; else the run allocates it.
     Kept,
     /// In its buffer, which is the caller's.
@@ -64,7 +66,7 @@ impl BoundValues {
     /// The place of the buffer in which an output lies, if it has one.
     fn buffer_of(&self, output: usize) -> Option<usize> {
         match self.outputs.get(output)? {
-            OutputMemory::Unwanted => None,
+            OutputMemory::Unwanted | OutputMemory::Own => None,
             OutputMemory::Kept | OutputMemory::Given => Some(self.inputs.len() + output),
             OutputMemory::Input(input) => Some(*input),
         }

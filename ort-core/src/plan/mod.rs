@@ -4,6 +4,8 @@
 //! alone are folded; views and in-place results share memory; the rest gets offsets in one slab per memory by
 //! [`ort_alloc::plan`](fn@ort_alloc::plan). Values whose size depends on data stay dynamic and are told apart.
 
+mod batch;
+mod batch_places;
 mod bound;
 mod finish;
 mod homes;
@@ -26,6 +28,7 @@ use crate::dtype::DType;
 use crate::session::SlotId;
 use crate::tensor::{Shape, Tensor};
 
+pub use batch::{BatchProof, BatchRefusal, batch_parallel, prove};
 pub(crate) use bound::{BoundValues, OutputMemory, Planning};
 pub use kinds::{KindBytes, MemoryKind};
 pub(crate) use order::better_order;

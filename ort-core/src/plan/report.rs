@@ -6,7 +6,7 @@ use super::kinds::{KindBytes, alive_at, kinds, peak_step, symbolic_bytes};
 use super::resolve::resolve_in;
 use super::{Action, Place, RunPlan};
 use crate::dim::{Bindings, Dim};
-use crate::session::{Origin, Program};
+use crate::session::{BatchSplit, Origin, Program};
 use crate::tensor::byte_count;
 
 /// How a value gets its memory.
@@ -79,6 +79,11 @@ pub struct PlanReport {
     pub kinds: Vec<KindBytes>,
     /// What the memory limit leaves for a run; without a limit, what the machine has.
     pub available_bytes: usize,
+    /// How the batch is split so that the run keeps to that; none where it is not. The other fields are of the whole.
+    pub batch_split: Option<BatchSplit>,
+    /// Why a batch of several items would not be split, in words; none where it would be, where that is switched off, or where no size
+    /// counts items.
+    pub unsplit: Option<String>,
     /// Bytes of each slab, the host's first.
     pub slabs: Vec<usize>,
     /// Bytes of weights.
@@ -111,6 +116,8 @@ pub(crate) fn report(program: &Program, plan: &RunPlan, bindings: &Bindings, thr
         file_order_bytes: file_order_bytes(program, plan, bindings, threads),
         kinds: kinds(program, plan, bindings),
         available_bytes: usize::MAX,
+        batch_split: None,
+        unsplit: None,
         slabs: plan.slabs.iter().map(|slab| slab.1).collect(),
         weights_bytes: program.graph.weight_bytes(),
         lower_bound_bytes: plan.lower_bound,

@@ -7,7 +7,8 @@ use ort_alloc::{Category, allocate_in};
 
 use super::binding::{Bound, IoBinding};
 use super::frame::{Frame, Given, bind, in_words};
-use super::{RunOptions, RunWork, Session};
+use super::run::RunWork;
+use super::{RunOptions, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::plan::{BoundValues, OutputMemory, Place, Planning, RunPlan, SlotPlan};
@@ -153,7 +154,7 @@ impl Session {
 
 impl Frame<'_> {
     /// Puts an output into its buffer unless it was computed there; without a buffer the value itself is returned.
-    fn deliver(&mut self, output: usize, place: usize) -> Result<Option<Value>> {
+    pub(super) fn deliver(&mut self, output: usize, place: usize) -> Result<Option<Value>> {
         let (program, plan) = (self.program, self.plan);
         let slot = *program.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;
         let planned = plan.slots.get(slot.index()).map(|planned| &planned.place);

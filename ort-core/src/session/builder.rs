@@ -38,6 +38,7 @@ pub struct SessionBuilder {
     pub(super) optimizer: Optimizer,
     arena: Option<ArenaConfig>,
     planning: Planning,
+    batch_split: bool,
     idle_memory: IdleMemory,
     poison: bool,
 }
@@ -69,6 +70,7 @@ impl SessionBuilder {
             optimizer: Optimizer::default(),
             arena: Some(ArenaConfig::lean()),
             planning: Planning::Shared,
+            batch_split: true,
             idle_memory: IdleMemory::default(),
             poison: poison::from_environment(),
         }
@@ -213,6 +215,15 @@ impl SessionBuilder {
         self
     }
 
+    /// Whether a run that the memory limit, or the machine, cannot hold at once may run in parts of its batch, one after the other; by default
+    /// it may. That is done where each item is proved to be computed apart, with the same bits ([`Session::batch_parallel`]), by
+    /// [`Session::run`]; what an [`IoBinding`](super::IoBinding) binds is not split.
+    #[must_use]
+    pub fn batch_split(mut self, allowed: bool) -> SessionBuilder {
+        self.batch_split = allowed;
+        self
+    }
+
     /// How long building the session and each run may take; by default what the model was loaded within.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
@@ -326,6 +337,7 @@ impl SessionBuilder {
             compiled,
             threads,
             planning: self.planning,
+            batch_split: self.batch_split,
             limits: self.limits,
             signature: OnceLock::new(),
             model: self.model,
@@ -373,7 +385,8 @@ impl SessionBuilder {
         let streams = Streams::of(&program, self.precision, &owner);
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
-        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, budget, cache, key, _trim })
+        let batch = OnceLock::new();
+        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, batch, budget, cache, key, _trim })
     }
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.

@@ -1,7 +1,7 @@
 //! A model compiled for devices: made once, and shared by all sessions that ask for the same.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use ort_alloc::{Budget, TrimOnDrop};
 use parking_lot::Mutex;
@@ -11,6 +11,7 @@ use super::streamed::Streams;
 use crate::Result;
 use crate::cache::Entry;
 use crate::ep::{Device, Precision, ProviderOptions};
+use crate::plan::{BatchProof, BatchRefusal, batch_parallel};
 use crate::rewrite::{Optimizer, Report};
 
 /// A program with its packed weights, and what it was made for.
@@ -23,6 +24,8 @@ pub(crate) struct Compiled {
     /// The entry of the compiled cache that packed weights lie in instead.
     pub(crate) cache: Option<CacheUse>,
     pub(crate) rewrites: Report,
+    /// Whether runs may be split, once somebody has asked.
+    pub(super) batch: OnceLock<Result<BatchProof, BatchRefusal>>,
     /// What the packed weights count against, and the runs of every session on it.
     pub(crate) budget: Arc<Budget>,
     /// None where nobody else may have it.
@@ -34,6 +37,19 @@ pub(crate) struct Compiled {
 impl Compiled {
     /// From this many bytes of packed weights on the heap is trimmed.
     pub(super) const WORTH_A_TRIM: usize = 1 << 20;
+
+    /// The proof that each item of a batch has the same bits in whatever batch it is, or why there is none.
+    pub(super) fn batch(&self) -> Result<&BatchProof, &BatchRefusal> {
+        let proof = self.batch.get_or_init(|| match self.streams.precision() {
+            Precision::Fp32 => batch_parallel(&self.program.graph),
+            _ => Err(BatchRefusal {
+                symbol: None,
+                place: "the precision".to_string(),
+                why: "products of few rows are not computed in bfloat16".to_string(),
+            }),
+        });
+        proof.as_ref()
+    }
 }
 
 /// What of a program lies in an entry of the compiled cache.

@@ -8,7 +8,8 @@ const MOST: i64 = 1 << 48;
 
 impl Session {
     /// The largest size of the symbolic dimension `dim` (in elements, such as a batch) with which the session keeps to `budget` bytes: packed
-    /// weights, activations, workspaces and outputs. Other dimensions count as 1. None where not even 1 fits.
+    /// weights, activations, workspaces and outputs. Other dimensions count as 1. None where not even 1 fits. It is the largest that runs as
+    /// a whole: a run that is split ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split)) may be larger.
     ///
     /// ```no_run
     /// # use ort_core::session::{Model, Session};

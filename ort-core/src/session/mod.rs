@@ -31,12 +31,14 @@ mod places;
 mod poison;
 mod profile;
 mod program;
+mod run;
+mod split;
 mod streamed;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{Advance, Allocator, Budget, Buffer, Category, DeviceId, HostAllocator, Stats, allocate_in};
+use ort_alloc::{Allocator, Budget, DeviceId, HostAllocator, Stats};
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
@@ -48,19 +50,18 @@ pub use model::Model;
 pub use options::{ArenaDevice, ExecutionMode, SessionOptions};
 pub use profile::{EventMemory, Profile, ProfileEvent};
 pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
+pub use split::BatchSplit;
 
 use crate::dim::{Bindings, Symbol};
-use crate::ep::{CancelToken, RunControl};
+use crate::ep::CancelToken;
 use crate::ir::ValueType;
-use crate::plan::{
-    BoundValues, KindBytes, MemoryKind, PlanReport, Planning, RunPlan, largest_at_peak, report, resolve_bound,
-};
-use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
-use crate::{Error, Limits, MemoryShortage, Result, advise, ensure, error};
+use crate::plan::{BoundValues, KindBytes, MemoryKind, PlanReport, Planning, RunPlan, report, resolve_bound};
+use crate::tensor::{Value, ValueView};
+use crate::{Error, Limits, Result, advise, ensure, error};
 use compiled::Compiled;
-use frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
+use frame::{bind, fits};
 use kept::Kept;
-use streamed::Streaming;
+use split::Asked;
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
 pub struct Session {
@@ -71,6 +72,8 @@ pub struct Session {
     budget: Arc<Budget>,
     threads: usize,
     planning: Planning,
+    /// Whether runs may be split.
+    batch_split: bool,
     limits: Limits,
     /// What finished runs leave for the next ones.
     kept: Arc<Kept>,
@@ -168,9 +171,7 @@ impl Session {
         let mut bindings = Bindings::new();
         bind(&self.compiled.program, &given, &mut bindings)?;
         let (plan, bindings) = self.plan_fitting(bindings, &given, &BoundValues::unbound(self.planning))?;
-        let mut tables = Tables::default();
-        let work = RunWork { plan: &plan, bindings: &bindings, given: Given::Views(&given) };
-        let outputs = self.execute(work, (&mut [], &mut tables), options, |frame| frame.run())?;
+        let outputs = self.run_in_way(Asked { plan: &plan, bindings: &bindings }, &given, options)?;
         let names = self.model.graph();
         let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
         Ok(names.zip(outputs).collect())
@@ -196,72 +197,6 @@ impl Session {
             Some(recycler) => &**recycler,
             None => &**HostAllocator::global(),
         }
-    }
-
-    /// One run of the program: takes the slabs, and lets `run` go through a frame.
-    fn execute<T>(
-        &self,
-        work: RunWork<'_>,
-        (bound, tables): (&mut [Option<TensorBuffer>], &mut Tables),
-        options: &RunOptions<'_>,
-        run: impl FnOnce(Frame<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let RunWork { plan, bindings, given } = work;
-        self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
-        let deadline = options.deadline.or_else(|| self.limits.until());
-        let (streams, program) = (&self.compiled.streams, &self.compiled.program);
-        let (room, _turn) = streams.turn(program, || self.free_beside(plan), deadline)?;
-        let mut slab = self.take_slab(plan, room.to_pack)?;
-        // Where a limit counts every byte, what the run takes besides is its own from here on: other runs cannot make it fail midway.
-        let advance = match self.kept.outputs {
-            None => Some(self.budget.advance((plan.peak() - plan.host_slab()).saturating_add(room.to_pack))?),
-            Some(_) => None,
-        };
-        let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
-        let control = RunControl {
-            cancel: options.cancel.clone(),
-            deadline,
-            budget: budget.clone(),
-            threads: self.threads,
-        };
-        let outputs = self.output_allocator();
-        let release = |tensor: &Tensor| self.model.release(tensor);
-        let streaming = (!self.compiled.streams.is_empty()).then_some(Streaming {
-            streams: &self.compiled.streams,
-            keep: &room.keep,
-            budget,
-            threads: self.threads,
-            release: &release,
-        });
-        let devices = &self.compiled.devices;
-        let (profile, memory) = (options.profile, &self.kept.dynamic);
-        let (planning, outlives_run) = (self.planning, true);
-        let env = RunEnv {
-            control: &control,
-            devices,
-            profile,
-            outputs,
-            planning,
-            depth: 0,
-            poison: self.poison,
-            memory,
-            outlives_run,
-            streaming,
-        };
-        let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        let devices = device_slabs(plan, env)?;
-        let memory = Memory { slabs: Slabs { host, devices: &devices }, bound, tables };
-        let frame = Frame::new((program, plan, bindings), env, given, memory);
-        // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
-        let outputs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(frame)));
-        let outputs = outputs.unwrap_or_else(|panic| Err(panic_error(&*panic)))?;
-        if room.window > 0 {
-            // What runs read of the file in passing would add up to all of it.
-            self.model.release_all();
-        }
-        self.kept.run_ended(Some(slab).filter(|_| self.planning != Planning::Off));
-        self.kept.dynamic.shrink(&options.shrink_arenas);
-        Ok(outputs)
     }
 
     /// Puts named inputs in order; defaults stand in for what is left out.
@@ -313,64 +248,6 @@ impl Session {
         })
     }
 
-    /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
-    fn free_bytes(&self) -> usize {
-        let packed = self.compiled.streams.resident_bytes(&self.compiled.program);
-        let idle = self.kept.slab_bytes().saturating_add(self.kept.dynamic.idle_bytes());
-        self.budget.available().saturating_add(idle).saturating_add(packed)
-    }
-
-    /// The bytes that a run leaves for packed weights. Refuses a run that the budget cannot hold, before anything runs.
-    fn free_beside(&self, plan: &RunPlan) -> Result<usize> {
-        let (streams, program) = (&self.compiled.streams, &self.compiled.program);
-        let available = self.free_bytes();
-        let needed = plan.peak().saturating_add(streams.least_bytes());
-        if needed <= available {
-            return Ok(available - plan.peak());
-        }
-        let mut largest = largest_at_peak(plan, program);
-        largest.extend(streams.largest(program));
-        largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        largest.truncate(5);
-        let (_, limit) = self.budget.tightest();
-        let shortage = MemoryShortage { needed, available, limit, largest };
-        let advice = format!(
-            "raise the memory limit to {} bytes or use smaller dimensions",
-            shortage.sufficient_limit()
-        );
-        Err(Error::out_of_memory("the run", shortage).help(advice))
-    }
-
-    /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
-    /// `to_pack` bytes are left for weights.
-    fn take_slab(&self, plan: &RunPlan, to_pack: usize) -> Result<Buffer> {
-        const SLACK: usize = 1 << 20;
-        let bytes = plan.host_slab();
-        // What the run takes beside its slab.
-        let rest = (plan.peak() - bytes).saturating_add(to_pack);
-        if self.budget.available() < rest.saturating_add(bytes) {
-            self.kept.dynamic.trim();
-        }
-        let mut idle = self.kept.slabs.lock();
-        let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
-        let mut found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
-        if found.is_none() {
-            // What does not fit this run would only add to the resident size.
-            idle.pop();
-        }
-        // Idle slabs make room where the budget is short, at last the one that is larger than this run needs.
-        while self.budget.available() < rest && idle.pop().is_some() {}
-        if self.budget.available() < rest {
-            found = None;
-        }
-        if let Some(slab) = found {
-            return Ok(slab);
-        }
-        while self.budget.available() < rest.saturating_add(bytes) && idle.pop().is_some() {}
-        drop(idle);
-        Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
-    }
-
     /// The memory of a run with these sizes of symbolic dimensions; a dimension that is not named counts as 1.
     /// A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
@@ -393,7 +270,10 @@ impl Session {
         report.weights_bytes = memory.weights;
         let streams = &self.compiled.streams;
         let available = self.free_bytes();
-        let streamed = streams.streamed_bytes(available.saturating_sub(plan.peak()));
+        report.batch_split = self.would_split(Asked { plan: &plan, bindings }, available);
+        report.unsplit = self.why_whole(Asked { plan: &plan, bindings });
+        let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
+        let streamed = streams.streamed_bytes(available.saturating_sub(peak));
         let packed = self.compiled.packed_bytes + streams.total_bytes() - streamed;
         let weights = [
             (MemoryKind::WeightsMapped, memory.weights_mapped),
@@ -450,13 +330,6 @@ impl Session {
     }
 }
 
-/// What one run computes.
-struct RunWork<'a> {
-    plan: &'a RunPlan,
-    bindings: &'a Bindings,
-    given: Given<'a>,
-}
-
 /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
 fn align<'n>(inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
     inputs.iter().map(|(name, value)| Ok((*name, value.to_aligned()?))).collect()
@@ -488,11 +361,4 @@ fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result
         _ => {}
     }
     Ok(())
-}
-
-fn panic_error(panic: &(dyn std::any::Any + Send)) -> Error {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    error!(RuntimeException, "a kernel panicked: {text}")
-        .help("this is a defect of the runtime: please report it")
 }

@@ -125,6 +125,10 @@ impl Streams {
         self.owner.shared_bytes()
     }
 
+    pub(super) fn precision(&self) -> Precision {
+        self.precision
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
@@ -173,32 +177,34 @@ impl Streams {
         keep
     }
 
-    /// Waits for the run's turn. `free` tells how many bytes there are beside its activations, or refuses it; weights that there is no room for
-    /// go. Nothing of `free` is known before the turn: other runs may pack meanwhile.
-    pub(super) fn turn<'s>(
+    /// Waits for the run's turn. `free` tells how many bytes there are beside its activations and what was decided for that, or refuses
+    /// it; weights that there is no room for go. Nothing of `free` is known before the turn: other runs may pack meanwhile.
+    pub(super) fn turn<'s, C>(
         &'s self,
         program: &Program,
-        free: impl Fn() -> Result<usize>,
+        free: impl Fn() -> Result<(usize, C)>,
         until: Option<Instant>,
-    ) -> Result<(Room, Option<Turn<'s>>)> {
+    ) -> Result<(Room, C, Option<Turn<'s>>)> {
         if self.is_empty() {
-            free()?;
-            return Ok((Room { keep: Vec::new(), window: 0, to_pack: 0, lets_go: false }, None));
+            let (_, chosen) = free()?;
+            return Ok((Room { keep: Vec::new(), window: 0, to_pack: 0, lets_go: false }, chosen, None));
         }
         let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
-        let room = self.room(program, free()?);
+        let (bytes, chosen) = free()?;
+        let room = self.room(program, bytes);
         if room.to_pack == 0 && !room.lets_go {
-            return Ok((room, Some(Turn::Shared { _guard: guard })));
+            return Ok((room, chosen, Some(Turn::Shared { _guard: guard })));
         }
         drop(guard);
         let guard = in_time(until, || self.turns.write(), |until| self.turns.try_write_until(until))?;
-        let room = self.room(program, free()?);
+        let (bytes, chosen) = free()?;
+        let room = self.room(program, bytes);
         let goes = self
             .kernels(program)
             .zip(&self.steps)
             .filter(|(_, (step, _))| room.keep.get(*step) != Some(&true));
         goes.for_each(|(kernel, _)| *kernel.resident.lock() = None);
-        Ok((room, Some(Turn::Alone { _guard: guard })))
+        Ok((room, chosen, Some(Turn::Alone { _guard: guard })))
     }
 
     /// What would stay packed in `free` bytes.

@@ -4,6 +4,7 @@
 //! formula of an elementwise operator, and the decomposition. Registry, inference, documentation and tests all
 //! read the record; there is no second list of operators.
 
+pub mod batch;
 pub mod broadcast;
 mod derivative;
 mod draft;
@@ -17,6 +18,7 @@ mod sym_tensor;
 mod typing;
 mod view;
 
+pub use batch::{BatchCx, BatchFact, BatchResult, BatchRule};
 pub use draft::Draft;
 pub(crate) use gradient::Pen;
 pub use gradient::{Grad, GradCx};
@@ -83,6 +85,8 @@ pub struct OpSpec {
     pub lower: Option<fn(&mut Draft<'_>) -> Result<()>>,
     /// Where its gradient comes from.
     pub grad: Grad,
+    /// Where the items of a batch are in the outputs, for runs that are split. By default not known, but for elementwise operators.
+    pub batch: BatchRule,
 }
 
 /// The formula of an elementwise operator over its inputs, from its node.
@@ -107,6 +111,7 @@ pub const OP: OpSpec = OpSpec {
     scalar: None,
     lower: None,
     grad: Grad::FromScalar,
+    batch: BatchRule::FromTraits,
 };
 
 /// How many values stand at one position of an operator's inputs or outputs.

@@ -1,5 +1,7 @@
 //! Tensors that can be written: memory for bound inputs and outputs.
 
+use std::ops::Range;
+
 use ort_alloc::{Allocator, Buffer, HostAllocator, SharedBuffer};
 
 use super::{Data, Shape, Tensor, TensorMut, TensorView, byte_count};
@@ -25,6 +27,8 @@ use crate::{Result, ensure, error};
 pub struct TensorBuffer {
     dtype: DType,
     shape: Shape,
+    /// Where its bytes begin in the memory, and how many they are.
+    start: usize,
     len: usize,
     memory: SharedBuffer,
 }
@@ -67,7 +71,7 @@ impl TensorBuffer {
             "a {} tensor begins at a multiple of {alignment} bytes, the buffer does not",
             dtype.name()
         );
-        Ok(TensorBuffer { dtype, shape: shape.into(), len, memory: buffer.freeze() })
+        Ok(TensorBuffer { dtype, shape: shape.into(), start: 0, len, memory: buffer.freeze() })
     }
 
     /// A copy of a tensor.
@@ -99,7 +103,7 @@ impl TensorBuffer {
 
     /// The elements, to read.
     pub fn view(&self) -> TensorView<'_> {
-        let bytes = self.memory.as_slice().and_then(|bytes| bytes.get(..self.len)).unwrap_or_default();
+        let bytes = self.memory.as_slice().and_then(|bytes| bytes.get(self.range())).unwrap_or_default();
         TensorView::host(self.dtype, &self.shape, bytes)
     }
 
@@ -122,8 +126,9 @@ impl TensorBuffer {
     }
 
     pub(crate) fn view_mut(&mut self) -> Result<TensorMut<'_>> {
+        let range = self.range();
         let bytes = self.memory.get_mut().and_then(Buffer::bytes_mut);
-        let bytes = bytes.and_then(|bytes| bytes.get_mut(..self.len)).ok_or_else(|| {
+        let bytes = bytes.and_then(|bytes| bytes.get_mut(range)).ok_or_else(|| {
             error!(InvalidArgument, "the memory is still held by a tensor that was made of it")
                 .help("drop that tensor first, or copy what you want to keep")
         })?;
@@ -142,7 +147,24 @@ impl TensorBuffer {
     /// None that a buffer of this type leads to: its memory is the host's and long enough.
     pub fn tensor(&self) -> Result<Tensor> {
         let bytes = self.memory.bytes().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        Ok(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: Data::Host(bytes.slice(..self.len)) })
+        Ok(Tensor {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            data: Data::Host(bytes.slice(self.range())),
+        })
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+
+    /// A tensor of this shape from byte `start` of the memory on, in the place of this one: another part, or all of it again.
+    pub(crate) fn part(self, start: usize, shape: &[usize]) -> Result<TensorBuffer> {
+        let len = byte_count(self.dtype, shape)?;
+        let memory = self.memory.as_slice().map_or(0, <[u8]>::len);
+        let fits = start.checked_add(len).is_some_and(|end| end <= memory);
+        ensure!(fits, Fail, "{len} bytes from byte {start} on are not in a memory of {memory} bytes");
+        Ok(TensorBuffer { shape: shape.into(), start, len, ..self })
     }
 
     /// The buffer, where nobody else holds it.

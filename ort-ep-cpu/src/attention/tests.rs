@@ -234,6 +234,16 @@ fn bits_do_not_depend_on_threads_nor_on_neighbours() {
                 let same = one.iter().zip(run(threads)).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{precision:?} {:?} {:?} on {threads} threads", case.sizes, case.kind);
             }
+            // The first item alone.
+            let sizes = Sizes { batch: 1, ..case.sizes };
+            let first = Case { sizes, ..case };
+            let part = |values: &Vec<f32>| values[..values.len() / case.sizes.batch].to_vec();
+            let [q, k, v] = [0, 1, 2].map(|index| part(&inputs[index]));
+            let part = [q, k, v, inputs[3].clone()];
+            let sides = (Elements::F32(&part[1]), Elements::F32(&part[2]));
+            let alone = first.run(Cpu::with_threads(1).in_precision(precision), &part, sides, 0.3);
+            let same = alone.iter().zip(&one).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{precision:?} {:?} {:?} without a neighbour", case.sizes, case.kind);
         }
     }
 }

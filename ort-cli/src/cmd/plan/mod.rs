@@ -66,8 +66,13 @@ fn plan(session: &Session, dims: &[(String, i64)]) -> Result<PlanReport> {
     Ok(session.plan(&dims)?)
 }
 
-/// Whether a run fits what the memory limit, or the machine, leaves for it.
+/// Whether a run fits what the memory limit, or the machine, leaves for it, as a whole or in parts.
 fn fits(report: &PlanReport) -> bool {
+    fits_whole(report) || report.batch_split.is_some()
+}
+
+/// Whether it fits as a whole.
+fn fits_whole(report: &PlanReport) -> bool {
     report.planned_bytes <= report.available_bytes
 }
 
@@ -96,6 +101,9 @@ fn to_json(report: &PlanReport) -> Value {
             })
         })
         .collect();
+    let split = report.batch_split.as_ref();
+    let split = split
+        .map(|split| json!({"dim": split.dim, "parts": split.parts, "planned_bytes": split.planned_bytes}));
     json!({
         "peak_bytes": report.peak_bytes,
         "planned_bytes": report.planned_bytes,
@@ -103,6 +111,8 @@ fn to_json(report: &PlanReport) -> Value {
         "weights_bytes": report.weights_bytes,
         "lower_bound_bytes": report.lower_bound_bytes,
         "fits": fits(report),
+        "batch_split": split,
+        "unsplit": report.unsplit,
         "dims": dims,
         "kinds": kinds.collect::<Map<String, Value>>(),
         "peak_step": report.peak_step,

@@ -1,4 +1,4 @@
-//! Plans of several sizes of the dimensions beside each other.
+//! Plans of several sizes of the dimensions beside each other: which of them fit as a whole.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use ort_runtime::Session;
 use ort_runtime::plan::PlanReport;
 use serde_json::{Map, Value, json};
 
-use super::{fits, plan, to_json};
+use super::{fits_whole, plan, to_json};
 use crate::args::{ModelArgs, human_bytes, table};
 use crate::output::say;
 
@@ -29,7 +29,8 @@ pub(super) fn run(session: &Session, model: &ModelArgs, as_json: bool) -> Result
     let mut largest: Option<usize> = None;
     for dims in combinations(&model.dims)? {
         let report = plan(session, &dims)?;
-        let (peak_bytes, planned_bytes, fits) = (report.peak_bytes, report.planned_bytes, fits(&report));
+        let (peak_bytes, planned_bytes, fits) =
+            (report.peak_bytes, report.planned_bytes, fits_whole(&report));
         // The largest that fits is the one that takes most.
         let is_larger = largest.and_then(|index: usize| all.get(index));
         let is_larger = is_larger.is_none_or(|best: &Planned| planned_bytes >= best.planned_bytes);

@@ -5,7 +5,7 @@ use comfy_table::CellAlignment;
 use ort_runtime::plan::PlanReport;
 
 use super::fits;
-use crate::args::{human_bytes, table};
+use crate::args::{human_bytes, split_in_words, table};
 use crate::output::say;
 
 /// Rows of the table of values.
@@ -28,6 +28,11 @@ pub(super) fn print(report: &PlanReport, limit: Option<usize>) -> Result<()> {
             human_bytes(limit),
             human_bytes(report.available_bytes)
         )?;
+    }
+    if let Some(split) = &report.batch_split {
+        say!("{}, which takes {}", split_in_words(split), bytes(split.planned_bytes))?;
+    } else if let (Some(why), true) = (&report.unsplit, !fits(report)) {
+        say!("{why}")?;
     }
     if let Some(expression) = &report.symbolic_peak {
         say!("peak, symbolic    {expression}")?;

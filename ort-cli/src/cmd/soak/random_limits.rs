@@ -21,9 +21,10 @@ const PAGE: usize = 4096;
 struct Report {
     model: String,
     trials: usize,
-    /// Trials that ran, and of those the ones whose weights did not all stay packed.
+    /// Trials that ran, and of those the ones whose weights did not all stay packed, and whose batch was split.
     ran: usize,
     streamed: usize,
+    split: usize,
     /// Trials that were refused, when the session was built or before the run.
     refused_sessions: usize,
     refused_runs: usize,
@@ -42,7 +43,7 @@ struct Trial<'a> {
 }
 
 enum Outcome {
-    Ran { streamed: bool, over: Option<u64> },
+    Ran { streamed: bool, split: bool, over: Option<u64> },
     Refused { session: bool, problem: Error },
 }
 
@@ -80,9 +81,10 @@ impl Trial<'_> {
     /// Runs with this limit, and where that is refused with the limit that was named and with a page less.
     fn judge(&self, limit: usize, report: &mut Report) -> Result<()> {
         let (session, problem) = match self.attempt(limit)? {
-            Outcome::Ran { streamed, over } => {
+            Outcome::Ran { streamed, split, over } => {
                 report.ran += 1;
                 report.streamed += usize::from(streamed);
+                report.split += usize::from(split);
                 report.most_over = report.most_over.max(over);
                 return Ok(());
             }
@@ -129,7 +131,7 @@ impl Trial<'_> {
                     bail!("the result has other bits than without a limit");
                 }
                 let all = session.plan_for_inputs(&given(self.inputs))?;
-                Ok(Outcome::Ran { streamed: streams(&all), over })
+                Ok(Outcome::Ran { streamed: streams(&all), split: all.batch_split.is_some(), over })
             }
             Err(problem) if profile.events().is_empty() => {
                 self.next_request(&session)?;
@@ -164,10 +166,11 @@ fn show(args: &SoakArgs, report: &Report) -> Result<()> {
         return say!("{}", serde_json::to_string(report)?);
     }
     say!(
-        "{} sessions with random limits: {} ran ({} with weights that come and go), {} were refused before a run, {} when they were built",
+        "{} sessions with random limits: {} ran ({} with weights that come and go, {} with a batch in parts), {} were refused before a run, {} when they were built",
         report.trials,
         report.ran,
         report.streamed,
+        report.split,
         report.refused_runs,
         report.refused_sessions
     )?;

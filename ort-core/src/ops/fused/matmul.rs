@@ -5,9 +5,12 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::batch;
 use crate::ops::linalg::matmul::product_shape;
 use crate::ops::microsoft::{agree, check_per_column, check_rank, draft_attributes, float, int};
-use crate::spec::{AttrKind, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, RUNTIME, attr, one, opt, var};
+use crate::spec::{
+    AttrKind, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, RUNTIME, attr, one, opt, var,
+};
 use crate::{Result, error};
 
 /// `Y = activation(alpha * A * B + bias + residual)`, the last two dimensions of a side exchanged with `transA` and
@@ -28,6 +31,7 @@ static FUSED_MATMUL: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer,
     lower: Some(lower),
+    batch: BatchRule::Rule(batch::matmul_with_addends),
     ..OP
 };
 

@@ -4,7 +4,10 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{Cost, Grad, GradCx, InferCx, OP, OpSpec, Upgrade, attr, broadcast, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{
+    BatchRule, Cost, Grad, GradCx, InferCx, OP, OpSpec, Upgrade, attr, broadcast, one, opt, var,
+};
 use crate::{Result, ensure, error};
 
 static GEMM: OpSpec = OpSpec {
@@ -30,6 +33,7 @@ static GEMM: OpSpec = OpSpec {
             Ok(())
         },
     }],
+    batch: BatchRule::Rule(batch::gemm),
     ..OP
 };
 

@@ -4,7 +4,8 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::SymShape;
 use crate::ops;
-use crate::spec::{Cost, Grad, GradCx, InferCx, OP, OpSpec, broadcast, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, Cost, Grad, GradCx, InferCx, OP, OpSpec, broadcast, one, opt, var};
 use crate::{Result, ensure, error};
 
 const PRODUCTS: TypeSet = TypeSet::HIGH_PRECISION;
@@ -20,6 +21,7 @@ static MATMUL: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer: |cx| infer(cx, 1),
     grad: Grad::Rule(gradient),
+    batch: BatchRule::Rule(batch::matmul),
     ..OP
 };
 

@@ -4,7 +4,8 @@ use super::attention_heads::{ATTENTION_TYPES, head_count, head_size};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const CACHE_TYPES: TypeSet = ATTENTION_TYPES.union(TypeSet::of(&[DType::U8, DType::I8, DType::F8E4M3FN]));
@@ -62,6 +63,7 @@ static GROUP_QUERY_ATTENTION: OpSpec = OpSpec {
     ],
     cost: Cost::Compute,
     infer,
+    batch: BatchRule::Rule(batch::group_query),
     ..OP
 };
 

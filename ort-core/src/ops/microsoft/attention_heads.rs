@@ -3,7 +3,8 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 /// The types that attention computes in.
@@ -35,6 +36,7 @@ static MULTI_HEAD_ATTENTION: OpSpec = OpSpec {
     ],
     cost: Cost::Compute,
     infer,
+    batch: BatchRule::Rule(batch::multi_head),
     ..OP
 };
 

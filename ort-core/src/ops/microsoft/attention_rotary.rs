@@ -3,7 +3,8 @@
 use super::attention_heads::ATTENTION_TYPES;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure};
 
 static ROTARY_EMBEDDING: OpSpec = OpSpec {
@@ -21,6 +22,7 @@ static ROTARY_EMBEDDING: OpSpec = OpSpec {
         attr::optional("scale", AttrKind::Float),
     ],
     infer,
+    batch: BatchRule::Rule(batch::rotary_with_offset),
     ..OP
 };
 

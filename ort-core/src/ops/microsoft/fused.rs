@@ -5,10 +5,11 @@ use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
+use crate::ops::batch;
 use crate::ops::fused::activation::{Activation, end_with};
 use crate::ops::linalg::gemm;
 use crate::ops::nn::conv;
-use crate::spec::{AttrKind, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 
 static FUSED_GEMM: OpSpec = OpSpec {
     domain: MICROSOFT,
@@ -29,6 +30,7 @@ static FUSED_GEMM: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer: infer_gemm,
     lower: Some(lower_gemm),
+    batch: BatchRule::Rule(batch::gemm),
     ..OP
 };
 
@@ -51,6 +53,7 @@ static FUSED_CONV: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer: infer_conv,
     lower: Some(lower_conv),
+    batch: BatchRule::Rule(batch::conv_with_addend),
     ..OP
 };
 

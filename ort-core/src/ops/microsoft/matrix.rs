@@ -5,8 +5,9 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
+use crate::ops::batch;
 use crate::ops::linalg::matmul::product_shape;
-use crate::spec::{Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
+use crate::spec::{BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure, error};
 
 const PRODUCT: OpSpec = OpSpec {
@@ -29,6 +30,7 @@ static FUSED_MATMUL: OpSpec = OpSpec {
     ],
     infer,
     lower: Some(lower),
+    batch: BatchRule::Rule(batch::matmul),
     ..PRODUCT
 };
 
@@ -40,6 +42,7 @@ static TRANSPOSE_MATMUL: OpSpec = OpSpec {
         draft.op = "FusedMatMul".to_string();
         Ok(())
     })],
+    batch: BatchRule::Rule(batch::matmul),
     ..PRODUCT
 };
 

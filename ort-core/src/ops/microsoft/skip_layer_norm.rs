@@ -6,8 +6,9 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
+use crate::ops::batch;
 use crate::ops::nn::norm_layer::infer_layer;
-use crate::spec::{Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{BatchRule, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const SUMMED: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -26,6 +27,7 @@ static SIMPLIFIED_LAYER_NORMALIZATION: OpSpec = OpSpec {
     attrs: &[attr::int("axis", -1), attr::float("epsilon", 1e-5), attr::int("stash_type", 1)],
     infer: infer_layer,
     lower: Some(lower_simplified),
+    batch: BatchRule::Rule(batch::layer_norm),
     ..OP
 };
 
@@ -47,6 +49,7 @@ static SKIP_LAYER_NORMALIZATION: OpSpec = OpSpec {
     inputs: &[one("input", "T"), one("skip", "T"), one("gamma", "T"), opt("beta", "T"), opt("bias", "T")],
     infer: infer_skip,
     lower: Some(lower_skip),
+    batch: BatchRule::Rule(batch::skip_norm),
     ..SKIP
 };
 
@@ -55,6 +58,7 @@ static SKIP_SIMPLIFIED_LAYER_NORMALIZATION: OpSpec = OpSpec {
     inputs: &[one("input", "T"), one("skip", "T"), one("gamma", "T"), opt("bias", "T")],
     infer: infer_skip,
     lower: Some(lower_skip_simplified),
+    batch: BatchRule::Rule(batch::skip_norm),
     ..SKIP
 };
 

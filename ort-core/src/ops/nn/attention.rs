@@ -4,7 +4,8 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, Cost, Draft, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 static ATTENTION: OpSpec = OpSpec {
@@ -45,6 +46,7 @@ static ATTENTION: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer,
     lower: Some(lower),
+    batch: BatchRule::Rule(batch::attention),
     ..OP
 };
 

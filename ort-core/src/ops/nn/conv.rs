@@ -4,7 +4,8 @@ use super::geometry::Windows;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, AttrSpec, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, AttrSpec, BatchRule, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
@@ -28,6 +29,7 @@ static CONV: OpSpec = OpSpec {
     attrs: ATTRS,
     cost: Cost::Compute,
     infer: |cx| infer(cx, [1, 2]),
+    batch: BatchRule::Rule(batch::conv),
     ..OP
 };
 
@@ -41,6 +43,7 @@ static CONV_INTEGER: OpSpec = OpSpec {
     attrs: ATTRS,
     cost: Cost::Compute,
     infer: |cx| infer(cx, [1, usize::MAX]),
+    batch: BatchRule::Rule(batch::conv),
     ..OP
 };
 
@@ -64,6 +67,7 @@ static QLINEAR_CONV: OpSpec = OpSpec {
     attrs: ATTRS,
     cost: Cost::Compute,
     infer: |cx| infer(cx, [3, 8]),
+    batch: BatchRule::Rule(batch::conv_of_codes),
     ..OP
 };
 
@@ -85,6 +89,7 @@ static CONV_TRANSPOSE: OpSpec = OpSpec {
     ],
     cost: Cost::Compute,
     infer: infer_transposed,
+    batch: BatchRule::Rule(batch::conv),
     ..OP
 };
 

@@ -3,7 +3,8 @@
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -22,6 +23,7 @@ static BATCH_NORMALIZATION: OpSpec = OpSpec {
     attrs: &[attr::float("epsilon", 1e-5), attr::float("momentum", 0.9), attr::int("training_mode", 0)],
     infer,
     upgrades: &[Upgrade { before: 7, apply: drop_test_flag }, Upgrade { before: 14, apply: name_the_mode }],
+    batch: BatchRule::Rule(batch::batch_norm),
     ..OP
 };
 

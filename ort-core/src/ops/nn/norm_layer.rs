@@ -6,7 +6,8 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const EPSILON: f32 = 1e-5;
@@ -20,6 +21,7 @@ static LAYER_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS), var("U", TypeSet::of(&[DType::F32, DType::BF16]))],
     attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
     infer: infer_layer,
+    batch: BatchRule::Rule(batch::layer_norm),
     ..OP
 };
 
@@ -32,6 +34,7 @@ static RMS_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS), var("V", TypeSet::FLOATS)],
     attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
     infer: axes::infer_same_along_axis,
+    batch: BatchRule::Rule(batch::layer_norm),
     ..OP
 };
 
@@ -44,6 +47,7 @@ static INSTANCE_NORMALIZATION: OpSpec = OpSpec {
     attrs: &[attr::float("epsilon", EPSILON)],
     infer: infer_channels,
     upgrades: &[Upgrade { before: 6, apply: drop_consumed_inputs }],
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -61,6 +65,7 @@ static GROUP_NORMALIZATION: OpSpec = OpSpec {
     ],
     infer: infer_groups,
     upgrades: &[Upgrade { before: 21, apply: scale_each_channel }],
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -73,6 +78,7 @@ static MEAN_VARIANCE_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::ints("axes", &[0, 2, 3])],
     infer: infer_mean_variance,
+    batch: BatchRule::Rule(batch::mean_variance),
     ..OP
 };
 

@@ -3,7 +3,8 @@
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure};
 
 static LRN: OpSpec = OpSpec {
@@ -19,6 +20,7 @@ static LRN: OpSpec = OpSpec {
         attr::required("size", AttrKind::Int),
     ],
     infer: infer_lrn,
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -30,6 +32,7 @@ static LP_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::int("axis", -1), attr::int("p", 2)],
     infer: infer_lp,
+    batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };
 

@@ -5,8 +5,9 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::batch;
 use crate::spec::{
-    AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt, var,
+    AttrKind, AttrSpec, BatchRule, Draft, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt, var,
 };
 use crate::tensor::Tensor;
 use crate::{Result, ensure};
@@ -33,6 +34,7 @@ static MAX_POOL: OpSpec = OpSpec {
     ],
     attrs: &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, PADS, attr::int("storage_order", 0), STRIDES],
     infer,
+    batch: BatchRule::Rule(batch::max_pool),
     ..OP
 };
 
@@ -44,6 +46,7 @@ static AVERAGE_POOL: OpSpec = OpSpec {
     types: FLOATS,
     attrs: &[AUTO_PAD, CEIL_MODE, attr::int("count_include_pad", 0), DILATIONS, KERNEL_SHAPE, PADS, STRIDES],
     infer,
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -56,6 +59,7 @@ static LP_POOL: OpSpec = OpSpec {
     attrs: &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, attr::int("p", 2), PADS, STRIDES],
     infer,
     upgrades: &[Upgrade { before: 2, apply: whole_power }],
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -66,6 +70,7 @@ static GLOBAL_MAX_POOL: OpSpec = OpSpec {
     outputs: Y,
     types: FLOATS,
     infer: infer_global,
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -76,6 +81,7 @@ static GLOBAL_AVERAGE_POOL: OpSpec = OpSpec {
     outputs: Y,
     types: FLOATS,
     infer: infer_global,
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -88,6 +94,7 @@ static GLOBAL_LP_POOL: OpSpec = OpSpec {
     attrs: &[attr::int("p", 2)],
     infer: infer_global,
     upgrades: &[Upgrade { before: 2, apply: whole_power }],
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 

@@ -3,9 +3,10 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
+use crate::ops::batch;
 use crate::spec::{
-    AttrKind, AttrSpec, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt,
-    var,
+    AttrKind, AttrSpec, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar, Upgrade,
+    attr, one, opt, var,
 };
 use crate::{Result, ensure, error};
 
@@ -47,6 +48,7 @@ static RNN: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer,
     upgrades: UPGRADES,
+    batch: BatchRule::Rule(batch::recurrent),
     ..OP
 };
 
@@ -69,6 +71,7 @@ static GRU: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer,
     upgrades: UPGRADES,
+    batch: BatchRule::Rule(batch::recurrent),
     ..OP
 };
 
@@ -82,6 +85,7 @@ static LSTM: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer,
     upgrades: UPGRADES,
+    batch: BatchRule::Rule(batch::recurrent),
     ..OP
 };
 

@@ -2,7 +2,8 @@
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
 
 static ROTARY_EMBEDDING: OpSpec = OpSpec {
@@ -21,6 +22,7 @@ static ROTARY_EMBEDDING: OpSpec = OpSpec {
         attr::int("rotary_embedding_dim", 0),
     ],
     infer,
+    batch: BatchRule::Rule(batch::rotary),
     ..OP
 };
 

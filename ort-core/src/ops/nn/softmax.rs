@@ -4,7 +4,8 @@ use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes::infer_same_along_axis;
-use crate::spec::{Draft, Grad, GradCx, OP, OpSpec, Upgrade, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, Draft, Grad, GradCx, OP, OpSpec, Upgrade, attr, one, var};
 use crate::{Result, error};
 
 const ALONG_AXIS: OpSpec = OpSpec {
@@ -15,6 +16,7 @@ const ALONG_AXIS: OpSpec = OpSpec {
     attrs: &[attr::int("axis", -1)],
     infer: infer_same_along_axis,
     upgrades: &[Upgrade { before: 13, apply: over_matrices }],
+    batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };
 

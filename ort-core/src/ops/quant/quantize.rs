@@ -2,7 +2,8 @@
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -33,6 +34,7 @@ static QUANTIZE_LINEAR: OpSpec = OpSpec {
         attr::int("saturate", 1),
     ],
     infer: infer_quantize,
+    batch: BatchRule::Rule(batch::quantized),
     ..OP
 };
 
@@ -45,6 +47,7 @@ static DEQUANTIZE_LINEAR: OpSpec = OpSpec {
     types: &[var("T1", CODES.union(INT32)), var("T2", SCALES), var("T3", FLOATS)],
     attrs: &[attr::int("axis", 1), attr::int("block_size", 0), attr::int("output_dtype", 0)],
     infer: infer_dequantize,
+    batch: BatchRule::Rule(batch::quantized),
     ..OP
 };
 

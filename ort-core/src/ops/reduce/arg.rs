@@ -4,7 +4,8 @@ use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, InferCx, OP, OpSpec, attr, one, var};
 
 const ARG: OpSpec = OpSpec {
     since: 13,
@@ -13,6 +14,7 @@ const ARG: OpSpec = OpSpec {
     types: &[var("T", TypeSet::NUMERIC)],
     attrs: &[attr::int("axis", 0), attr::int("keepdims", 1), attr::int("select_last_index", 0)],
     infer,
+    batch: BatchRule::Rule(batch::arg),
     ..OP
 };
 

@@ -4,7 +4,8 @@ use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, InferCx, OP, OpSpec, attr, one, var};
 
 const CUMULATIVE: OpSpec = OpSpec {
     inputs: &[one("x", "T"), one("axis", "T2")],
@@ -12,6 +13,7 @@ const CUMULATIVE: OpSpec = OpSpec {
     types: &[var("T", TypeSet::HIGH_PRECISION), var("T2", TypeSet::of(&[DType::I32, DType::I64]))],
     attrs: &[attr::int("exclusive", 0), attr::int("reverse", 0)],
     infer,
+    batch: BatchRule::Rule(batch::cumulative),
     ..OP
 };
 

@@ -6,9 +6,10 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueId;
 use crate::ops;
 use crate::ops::axes;
+use crate::ops::batch;
 use crate::ops::math::legacy::integers_as_floats;
 use crate::spec::{
-    Draft, Grad, GradCx, InferCx, OP, OpSpec, SymTensor, TypeVar, Upgrade, attr, one, opt, var,
+    BatchRule, Draft, Grad, GradCx, InferCx, OP, OpSpec, SymTensor, TypeVar, Upgrade, attr, one, opt, var,
 };
 
 const NUMBERS: &[TypeVar] = &[var("T", TypeSet::HIGH_PRECISION)];
@@ -25,6 +26,7 @@ const REDUCTION: OpSpec = OpSpec {
     attrs: &[attr::int("keepdims", 1), attr::int("noop_with_empty_axes", 0)],
     infer,
     upgrades: &[Upgrade { before: 18, apply: axes_to_input }],
+    batch: BatchRule::Rule(batch::reduction),
     ..OP
 };
 

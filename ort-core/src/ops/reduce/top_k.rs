@@ -4,7 +4,8 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
 use crate::{Result, ensure, error};
 
 static TOP_K: OpSpec = OpSpec {
@@ -16,6 +17,7 @@ static TOP_K: OpSpec = OpSpec {
     attrs: &[attr::int("axis", -1), attr::int("largest", 1), attr::int("sorted", 1)],
     infer,
     upgrades: &[Upgrade { before: 10, apply: k_to_input }],
+    batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };
 

@@ -5,8 +5,10 @@ use crate::dtype::TypeSet;
 use crate::ir::{Attribute, Attributes};
 use crate::ops;
 use crate::ops::axes;
+use crate::ops::batch;
 use crate::spec::{
-    AttrKind, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, var,
+    AttrKind, BatchRule, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr, many,
+    one, var,
 };
 use crate::tensor::saturating_product;
 use crate::{Result, ensure};
@@ -26,6 +28,7 @@ static CONCAT: OpSpec = OpSpec {
     view: Some(view),
     join: Some(join),
     upgrades: &[Upgrade { before: 4, apply: default_axis }],
+    batch: BatchRule::Rule(batch::concat),
     ..OP
 };
 

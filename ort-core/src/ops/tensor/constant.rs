@@ -5,7 +5,8 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, SymTensor, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, Cost, InferCx, OP, OpSpec, SymTensor, attr, one, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -41,6 +42,7 @@ static CONSTANT_OF_SHAPE: OpSpec = OpSpec {
     ],
     attrs: &[attr::optional("value", AttrKind::Tensor)],
     infer: infer_constant_of_shape,
+    batch: BatchRule::Rule(batch::constant_of_shape),
     ..OP
 };
 

@@ -3,7 +3,8 @@
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{AttrKind, AttrSpec, InferCx, OP, OpSpec, Traits, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, AttrSpec, BatchRule, InferCx, OP, OpSpec, Traits, attr, one, var};
 use crate::{Result, ensure, one_of};
 
 const ATTRIBUTES: &[AttrSpec] = &[attr::string("mode", "DCR"), attr::required("blocksize", AttrKind::Int)];
@@ -17,6 +18,7 @@ static DEPTH_TO_SPACE: OpSpec = OpSpec {
     attrs: ATTRIBUTES,
     traits: Traits::MOVES_DATA,
     infer: infer_depth_to_space,
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 
@@ -29,6 +31,7 @@ static SPACE_TO_DEPTH: OpSpec = OpSpec {
     attrs: ATTRIBUTES,
     traits: Traits::MOVES_DATA,
     infer: infer_space_to_depth,
+    batch: BatchRule::Rule(batch::images),
     ..OP
 };
 

@@ -4,9 +4,10 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
+use crate::ops::batch;
 use crate::spec::{
-    Draft, Grad, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, broadcast, gradient, one,
-    var,
+    BatchRule, Draft, Grad, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, broadcast,
+    gradient, one, var,
 };
 use crate::tensor::Tensor;
 use crate::{Result, ensure};
@@ -26,6 +27,7 @@ static EXPAND: OpSpec = OpSpec {
     infer: infer_expand,
     view: Some(view_if_equal),
     grad: Grad::Rule(gradient::of_broadcast),
+    batch: BatchRule::Rule(batch::repeated),
     ..OP
 };
 
@@ -39,6 +41,7 @@ static TILE: OpSpec = OpSpec {
     infer: infer_tile,
     view: Some(view_if_equal),
     upgrades: &[Upgrade { before: 6, apply: repeats_of_one_axis }],
+    batch: BatchRule::Rule(batch::repeated),
     ..OP
 };
 

@@ -4,7 +4,10 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{InferCx, OP, OpSpec, SymTensor, Traits, TypeVar, ViewCx, ViewOf, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{
+    BatchRule, InferCx, OP, OpSpec, SymTensor, Traits, TypeVar, ViewCx, ViewOf, attr, one, var,
+};
 use crate::tensor::saturating_product;
 use crate::{Result, ensure, error};
 
@@ -24,6 +27,7 @@ static GATHER: OpSpec = OpSpec {
     traits: Traits::MOVES_DATA,
     infer: infer_gather,
     view: Some(view_gather),
+    batch: BatchRule::Rule(batch::gather),
     ..OP
 };
 
@@ -37,6 +41,7 @@ static GATHER_ELEMENTS: OpSpec = OpSpec {
     attrs: &[attr::int("axis", 0)],
     traits: Traits::MOVES_DATA,
     infer: infer_gather_elements,
+    batch: BatchRule::Rule(batch::gather_elements),
     ..OP
 };
 

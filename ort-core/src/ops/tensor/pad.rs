@@ -4,7 +4,8 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{Draft, InferCx, OP, OpSpec, Upgrade, ViewCx, ViewOf, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, ViewCx, ViewOf, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error, one_of};
 
@@ -25,6 +26,7 @@ static PAD: OpSpec = OpSpec {
     infer,
     view: Some(view),
     upgrades: &[Upgrade { before: 2, apply: rename_paddings }, Upgrade { before: 11, apply: pads_to_inputs }],
+    batch: BatchRule::Rule(batch::padded),
     ..OP
 };
 

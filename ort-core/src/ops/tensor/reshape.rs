@@ -4,8 +4,9 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::axes;
+use crate::ops::batch;
 use crate::spec::{
-    Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, attr, gradient, one, var,
+    BatchRule, Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, attr, gradient, one, var,
 };
 use crate::{Result, ensure};
 
@@ -25,6 +26,7 @@ static RESHAPE: OpSpec = OpSpec {
     view: Some(ViewOf::whole),
     grad: Grad::Rule(gradient::of_reshape),
     upgrades: &[Upgrade { before: 5, apply: shape_to_input }],
+    batch: BatchRule::Rule(batch::reshaped),
     ..OP
 };
 
@@ -40,6 +42,7 @@ static FLATTEN: OpSpec = OpSpec {
     infer: infer_flatten,
     view: Some(ViewOf::whole),
     grad: Grad::Rule(gradient::of_reshape),
+    batch: BatchRule::Rule(batch::reshaped),
     ..OP
 };
 

@@ -5,7 +5,8 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{AttrKind, Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -37,6 +38,7 @@ static RESIZE: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer: infer_resize,
     upgrades: &[Upgrade { before: 11, apply: scales_behind_roi }],
+    batch: BatchRule::Rule(batch::resized),
     ..OP
 };
 

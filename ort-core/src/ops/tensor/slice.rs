@@ -4,7 +4,8 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, one, opt, var};
 use crate::tensor::Shape;
 use crate::{Result, ensure};
 
@@ -27,6 +28,7 @@ static SLICE: OpSpec = OpSpec {
     infer,
     view: Some(view),
     upgrades: &[Upgrade { before: 10, apply: attributes_to_inputs }],
+    batch: BatchRule::Rule(batch::slice),
     ..OP
 };
 

@@ -5,8 +5,10 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
+use crate::ops::batch;
 use crate::spec::{
-    AttrKind, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, opt, var,
+    AttrKind, BatchRule, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, opt,
+    var,
 };
 use crate::tensor::saturating_product;
 use crate::{Result, ensure};
@@ -24,6 +26,7 @@ static SPLIT: OpSpec = OpSpec {
     infer,
     view: Some(view),
     upgrades: &[Upgrade { before: 2, apply: whole_parts }, Upgrade { before: 13, apply: split_to_input }],
+    batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };
 

@@ -4,7 +4,10 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, gradient, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{
+    BatchRule, Cost, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewOf, gradient, one, opt, var,
+};
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axes;
@@ -22,6 +25,7 @@ static SQUEEZE: OpSpec = OpSpec {
     view: Some(ViewOf::whole),
     grad: Grad::Rule(gradient::of_reshape),
     upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
+    batch: BatchRule::Rule(batch::reshaped),
     ..OP
 };
 
@@ -37,6 +41,7 @@ static UNSQUEEZE: OpSpec = OpSpec {
     view: Some(ViewOf::whole),
     grad: Grad::Rule(gradient::of_reshape),
     upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
+    batch: BatchRule::Rule(batch::reshaped),
     ..OP
 };
 

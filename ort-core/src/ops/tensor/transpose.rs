@@ -4,7 +4,10 @@ use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, Grad, GradCx, InferCx, OP, OpSpec, Traits, ViewCx, ViewOf, attr, one, var};
+use crate::ops::batch;
+use crate::spec::{
+    AttrKind, BatchRule, Grad, GradCx, InferCx, OP, OpSpec, Traits, ViewCx, ViewOf, attr, one, var,
+};
 
 use super::geometry::{Strided, permutation};
 use super::{constant_sizes, set_elements};
@@ -20,6 +23,7 @@ static TRANSPOSE: OpSpec = OpSpec {
     infer,
     view: Some(view),
     grad: Grad::Rule(gradient),
+    batch: BatchRule::Rule(batch::transposed),
     ..OP
 };
 

@@ -2,7 +2,8 @@
 
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, Traits, attr, one, opt, var};
+use crate::ops::batch;
+use crate::spec::{BatchRule, InferCx, OP, OpSpec, Traits, attr, one, opt, var};
 use crate::{Result, ensure};
 
 static TRILU: OpSpec = OpSpec {
@@ -15,6 +16,7 @@ static TRILU: OpSpec = OpSpec {
     attrs: &[attr::int("upper", 1)],
     traits: Traits::MOVES_DATA,
     infer,
+    batch: BatchRule::Rule(batch::of_matrices),
     ..OP
 };
 

@@ -1,0 +1,232 @@
+//! What a run is granted of the budget, and the frames that go through a program with it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ort_alloc::{Advance, Budget, Buffer, Category, HostAllocator, allocate_in};
+
+use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, device_slabs};
+use super::streamed::{Room, Streaming, Turn};
+use super::{RunOptions, Session};
+use crate::dim::Bindings;
+use crate::ep::RunControl;
+use crate::plan::{Planning, RunPlan, largest_at_peak};
+use crate::tensor::{Tensor, TensorBuffer};
+use crate::{Error, MemoryShortage, Result, error};
+
+/// What one run of the program computes.
+pub(super) struct RunWork<'a> {
+    pub(super) plan: &'a RunPlan,
+    pub(super) bindings: &'a Bindings,
+    pub(super) given: Given<'a>,
+}
+
+/// The bytes that a run takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    /// Of the host's slab.
+    pub(super) slab: usize,
+    /// Of all that it allocates besides.
+    pub(super) rest: usize,
+}
+
+impl Need {
+    pub(super) fn of(plan: &RunPlan) -> Need {
+        Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab() }
+    }
+
+    pub(super) fn total(self) -> usize {
+        self.slab.saturating_add(self.rest)
+    }
+}
+
+/// What a run has of the budget from its first node on.
+pub(super) struct Grant<'s> {
+    room: Room,
+    slab: Buffer,
+    advance: Option<Advance>,
+    deadline: Option<Instant>,
+    /// Last: the next run finds what this one gave back.
+    _turn: Option<Turn<'s>>,
+}
+
+impl Session {
+    /// One run of the program: is granted its memory, and lets `run` go through a frame.
+    pub(super) fn execute<T>(
+        &self,
+        work: RunWork<'_>,
+        memory: (&mut [Option<TensorBuffer>], &mut Tables),
+        options: &RunOptions<'_>,
+        run: impl FnOnce(Frame<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let whole = |available: usize| {
+            let need = Need::of(work.plan);
+            self.check_fits(work.plan, need, available)?;
+            Ok((need, ()))
+        };
+        let (mut grant, ()) = self.grant(options, whole)?;
+        let done = self.frame(&mut grant, work, memory, options, run)?;
+        self.end(grant, options);
+        Ok(done)
+    }
+
+    /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the bytes that there are, or refuses it
+    /// before anything runs.
+    pub(super) fn grant<C>(
+        &self,
+        options: &RunOptions<'_>,
+        choose: impl Fn(usize) -> Result<(Need, C)>,
+    ) -> Result<(Grant<'_>, C)> {
+        self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
+        let deadline = options.deadline.or_else(|| self.limits.until());
+        let (streams, program) = (&self.compiled.streams, &self.compiled.program);
+        let free = || {
+            let available = self.free_bytes();
+            let (need, chosen) = choose(available)?;
+            Ok((available.saturating_sub(need.total()), (need, chosen)))
+        };
+        let (room, (need, chosen), turn) = streams.turn(program, free, deadline)?;
+        let slab = self.take_slab(need, room.to_pack)?;
+        // Where a limit counts every byte, what the run takes besides is its own from here on: other runs cannot make it fail midway.
+        let advance = match self.kept.outputs {
+            None => Some(self.budget.advance(need.rest.saturating_add(room.to_pack))?),
+            Some(_) => None,
+        };
+        Ok((Grant { room, _turn: turn, slab, advance, deadline }, chosen))
+    }
+
+    /// What a granted run allocates from.
+    pub(super) fn budget_of<'b>(&'b self, grant: &'b Grant<'_>) -> &'b Arc<Budget> {
+        grant.advance.as_ref().map_or(&self.budget, Advance::budget)
+    }
+
+    /// Lets `run` go through one frame with what was granted.
+    pub(super) fn frame<T>(
+        &self,
+        grant: &mut Grant<'_>,
+        work: RunWork<'_>,
+        (bound, tables): (&mut [Option<TensorBuffer>], &mut Tables),
+        options: &RunOptions<'_>,
+        run: impl FnOnce(Frame<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let RunWork { plan, bindings, given } = work;
+        let Grant { room, slab, advance, deadline, .. } = grant;
+        let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
+        let control = RunControl {
+            cancel: options.cancel.clone(),
+            deadline: *deadline,
+            budget: budget.clone(),
+            threads: self.threads,
+        };
+        let release = |tensor: &Tensor| self.model.release(tensor);
+        let streaming = (!self.compiled.streams.is_empty()).then_some(Streaming {
+            streams: &self.compiled.streams,
+            keep: &room.keep,
+            budget,
+            threads: self.threads,
+            release: &release,
+        });
+        let env = RunEnv {
+            control: &control,
+            devices: &self.compiled.devices,
+            profile: options.profile,
+            outputs: self.output_allocator(),
+            planning: self.planning,
+            depth: 0,
+            poison: self.poison,
+            memory: &self.kept.dynamic,
+            outlives_run: true,
+            streaming,
+        };
+        let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        let devices = device_slabs(plan, env)?;
+        let memory = Memory { slabs: Slabs { host, devices: &devices }, bound, tables };
+        let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);
+        // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(frame)));
+        done.unwrap_or_else(|panic| Err(panic_error(&*panic)))
+    }
+
+    /// Leaves what the run held to the next one.
+    pub(super) fn end(&self, grant: Grant<'_>, options: &RunOptions<'_>) {
+        if grant.room.window > 0 {
+            // What runs read of the file in passing would add up to all of it.
+            self.model.release_all();
+        }
+        self.kept.run_ended(Some(grant.slab).filter(|_| self.planning != Planning::Off));
+        self.kept.dynamic.shrink(&options.shrink_arenas);
+    }
+
+    /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
+    pub(super) fn free_bytes(&self) -> usize {
+        let packed = self.compiled.streams.resident_bytes(&self.compiled.program);
+        let idle = self.kept.slab_bytes().saturating_add(self.kept.dynamic.idle_bytes());
+        self.budget.available().saturating_add(idle).saturating_add(packed)
+    }
+
+    /// Refuses a run that is not split and that so many bytes cannot hold.
+    fn check_fits(&self, plan: &RunPlan, need: Need, available: usize) -> Result<()> {
+        let needed = need.total().saturating_add(self.compiled.streams.least_bytes());
+        if needed <= available {
+            return Ok(());
+        }
+        Err(self.shortage((needed, available), largest_at_peak(plan, &self.compiled.program), None))
+    }
+
+    /// The refusal of a run that needs more than is available; `largest` is what takes most of it.
+    pub(super) fn shortage(
+        &self,
+        (needed, available): (usize, usize),
+        mut largest: Vec<(String, usize)>,
+        unsplit: Option<String>,
+    ) -> Error {
+        largest.extend(self.compiled.streams.largest(&self.compiled.program));
+        largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        largest.truncate(5);
+        let (_, limit) = self.budget.tightest();
+        let shortage = MemoryShortage { needed, available, limit, largest };
+        let unsplit = unsplit.map_or_else(String::new, |why| format!("; {why}"));
+        let advice = format!(
+            "raise the memory limit to {} bytes or use smaller dimensions{unsplit}",
+            shortage.sufficient_limit()
+        );
+        Error::out_of_memory("the run", shortage).help(advice)
+    }
+
+    /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
+    /// `to_pack` bytes are left for weights.
+    fn take_slab(&self, need: Need, to_pack: usize) -> Result<Buffer> {
+        const SLACK: usize = 1 << 20;
+        let bytes = need.slab;
+        // What the run takes beside its slab.
+        let rest = need.rest.saturating_add(to_pack);
+        if self.budget.available() < rest.saturating_add(bytes) {
+            self.kept.dynamic.trim();
+        }
+        let mut idle = self.kept.slabs.lock();
+        let fits = |buffer: &Buffer| buffer.len() >= bytes && buffer.len() <= bytes.saturating_mul(2) + SLACK;
+        let mut found = idle.iter().position(fits).map(|index| idle.swap_remove(index));
+        if found.is_none() {
+            // What does not fit this run would only add to the resident size.
+            idle.pop();
+        }
+        // Idle slabs make room where the budget is short, at last the one that is larger than this run needs.
+        while self.budget.available() < rest && idle.pop().is_some() {}
+        if self.budget.available() < rest {
+            found = None;
+        }
+        if let Some(slab) = found {
+            return Ok(slab);
+        }
+        while self.budget.available() < rest.saturating_add(bytes) && idle.pop().is_some() {}
+        drop(idle);
+        Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
+    }
+}
+
+fn panic_error(panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    error!(RuntimeException, "a kernel panicked: {text}")
+        .help("this is a defect of the runtime: please report it")
+}

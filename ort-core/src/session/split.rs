@@ -1,0 +1,501 @@
+//! Runs that are split: where the budget cannot hold a batch at once, its parts run one after the other, with the same bits.
+//!
+//! A proof (`plan/batch.rs`) says that items are computed apart. Inputs are read, and outputs computed, where they lie in the whole
+//! batch; what does not hold its items one behind the other in memory is copied part by part.
+
+use std::sync::Arc;
+
+use ort_alloc::{Category, allocate_in};
+use smallvec::SmallVec;
+
+use super::frame::{Given, Tables, fits};
+use super::run::{Grant, Need, RunWork};
+use super::{RunOptions, Session};
+use crate::dim::{Bindings, Symbol};
+use crate::dtype::DType;
+use crate::plan::{BatchProof, BatchRefusal, BoundValues, OutputMemory, RunPlan, SlotPlan, largest_at_peak};
+use crate::tensor::{Shape, TensorBuffer, TensorView, Value, ValueView, byte_count};
+use crate::{Error, Result, ensure, error};
+
+/// How a run is split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchSplit {
+    /// The symbolic dimension that counts the items.
+    pub dim: String,
+    /// The items of each part, in order.
+    pub parts: Vec<usize>,
+    /// Bytes that the run allocates at most: whole outputs, and activations and workspaces of one part.
+    pub planned_bytes: usize,
+}
+
+/// How a value holds its items.
+struct Items {
+    dtype: DType,
+    /// With all items.
+    shape: Shape,
+    axis: usize,
+    /// How often the items come one behind the other: the sizes in front of their axis.
+    outer: usize,
+    /// The bytes of an item each time.
+    bytes: usize,
+}
+
+impl Items {
+    /// What the plan says of a value with `count` items along `axis`; none where that is not known, or it is of strings.
+    fn of(planned: &SlotPlan, axis: usize, count: usize) -> Option<Items> {
+        let (dtype, shape) = (planned.dtype?, planned.shape.clone()?);
+        dtype.byte_size()?;
+        let outer: usize = shape.get(..axis)?.iter().product();
+        let all = byte_count(dtype, &shape).ok()?;
+        let even = shape.get(axis)?.is_multiple_of(count) && all.is_multiple_of((outer * count).max(1));
+        even.then_some(Items { dtype, shape, axis, outer, bytes: all / (outer * count).max(1) })
+    }
+
+    /// Whether the items of a part lie side by side.
+    fn is_leading(&self) -> bool {
+        self.outer == 1
+    }
+
+    /// The shape of a part of `size` of `count` items.
+    fn shape_of(&self, size: usize, count: usize) -> Shape {
+        let mut shape = self.shape.clone();
+        shape.get_mut(self.axis).into_iter().for_each(|extent| *extent = *extent / count * size);
+        shape
+    }
+
+    /// The bytes of a part.
+    fn part_bytes(&self, size: usize) -> usize {
+        self.outer.saturating_mul(self.bytes).saturating_mul(size)
+    }
+}
+
+/// The items of a run: how its inputs and outputs hold them.
+struct Layout<'a> {
+    symbol: &'a Symbol,
+    count: usize,
+    least: usize,
+    inputs: Vec<Option<Items>>,
+    outputs: Vec<Items>,
+}
+
+/// A part of so many items.
+struct Part {
+    size: usize,
+    plan: Arc<RunPlan>,
+    bindings: Bindings,
+}
+
+/// A run in parts.
+pub(super) struct Split<'a> {
+    layout: &'a Layout<'a>,
+    /// The items of each part, in order.
+    sizes: Vec<usize>,
+    /// Of the one or two sizes.
+    parts: SmallVec<[Part; 2]>,
+    need: Need,
+}
+
+/// What a run is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) plan: &'a RunPlan,
+    pub(super) bindings: &'a Bindings,
+}
+
+/// How a run goes: the plan of the whole, or in parts.
+enum Way<'a> {
+    Whole(Need),
+    Split(Split<'a>),
+}
+
+/// The numbers of parts that are tried: all small ones, then fewer and fewer, at last as many as there may be. They do not depend on the
+/// budget, so that a refusal can name what would do.
+fn part_counts(count: usize, least: usize) -> impl Iterator<Item = usize> {
+    let most = count / least.max(1);
+    let counts = std::iter::successors(Some(2usize), |parts| Some(parts + (parts / 4).max(1)));
+    counts.take_while(move |parts| *parts < most).chain((most > 1).then_some(most))
+}
+
+/// So many parts that differ by one item at most, the larger ones first.
+fn even(count: usize, parts: usize) -> Vec<usize> {
+    let parts = parts.max(1);
+    (0..parts).map(|part| count / parts + usize::from(part < count % parts)).collect()
+}
+
+impl Session {
+    /// Whether each item of a batch is computed apart from the others, with the same bits in whatever batch it is, so that runs may be
+    /// split: the proof, or what stands in its way.
+    ///
+    /// # Errors
+    ///
+    /// The input, node or output for which it cannot be shown.
+    pub fn batch_parallel(&self) -> Result<&BatchProof, &BatchRefusal> {
+        self.compiled.batch()
+    }
+
+    /// How the items lie in a run; none where it may not be split, or has too few of them.
+    fn items(&self, asked: Asked<'_>) -> Option<Layout<'_>> {
+        let proof = self.compiled.batch().ok().filter(|_| self.batch_split)?;
+        let count = usize::try_from(asked.bindings.get(&proof.symbol)?).ok()?;
+        if count < 2 * proof.least || proof.check(asked.bindings).is_err() {
+            return None;
+        }
+        let program = &self.compiled.program;
+        let planned = |slot: &super::SlotId| asked.plan.slots.get(slot.index());
+        let mut inputs = Vec::with_capacity(program.given.len());
+        for (slot, axis) in program.given.iter().zip(&proof.inputs) {
+            inputs.push(match axis {
+                Some(axis) => Some(Items::of(planned(slot)?, *axis, count)?),
+                None => None,
+            });
+        }
+        let outputs = program.outputs.iter().zip(&proof.outputs);
+        let outputs = outputs.map(|(slot, axis)| Items::of(planned(slot)?, *axis, count));
+        let outputs = outputs.collect::<Option<Vec<Items>>>()?;
+        Some(Layout { symbol: &proof.symbol, count, least: proof.least, inputs, outputs })
+    }
+
+    /// The run in so many parts.
+    fn split<'a>(&self, layout: &'a Layout<'a>, asked: Asked<'_>, parts: usize) -> Result<Split<'a>> {
+        let sizes = even(layout.count, parts);
+        let memory = |items: &Items| if items.is_leading() { OutputMemory::Given } else { OutputMemory::Own };
+        let bound = BoundValues {
+            planning: self.planning,
+            inputs: vec![false; layout.inputs.len()],
+            outputs: layout.outputs.iter().map(memory).collect(),
+        };
+        let largest = sizes.first().copied().unwrap_or(0);
+        let mut split = Split { layout, sizes, parts: SmallVec::new(), need: Need { slab: 0, rest: 0 } };
+        for size in [largest, layout.count / parts.max(1)] {
+            if split.part(size).is_some() {
+                continue;
+            }
+            let mut bindings = asked.bindings.clone();
+            bindings.insert(layout.symbol.clone(), size as i64);
+            let plan = self.plan_bound(&bindings, &bound)?;
+            let need = Need::of(&plan);
+            split.need.slab = split.need.slab.max(need.slab);
+            // What no plan knows could fail midway.
+            split.need.rest = split.need.rest.max(if plan.has_dynamic { usize::MAX } else { need.rest });
+            split.parts.push(Part { size, plan, bindings });
+        }
+        let kept = layout.outputs.iter().map(|items| items.part_bytes(layout.count));
+        let copied = layout.inputs.iter().flatten().filter(|items| !items.is_leading());
+        let copied = copied.map(|items| items.part_bytes(largest));
+        split.need.rest = kept.chain(copied).fold(split.need.rest, usize::saturating_add);
+        Ok(split)
+    }
+
+    /// How a run goes for which there are `available` bytes: as a whole with all weights packed; in the fewest parts for which that is so; as
+    /// a whole with weights that are streamed; in the fewest parts so.
+    fn way<'a>(&self, asked: Asked<'_>, layout: Option<&'a Layout<'a>>, available: usize) -> Result<Way<'a>> {
+        let (all, window) = (self.compiled.streams.total_bytes(), self.compiled.streams.least_bytes());
+        let whole = Need::of(asked.plan);
+        let fits = |need: Need, packed: usize| need.total().saturating_add(packed) <= available;
+        if fits(whole, all) {
+            return Ok(Way::Whole(whole));
+        }
+        let mut least = (whole, largest_at_peak(asked.plan, &self.compiled.program));
+        let rounds = if all == window { &[window][..] } else { &[all, window] };
+        for &packed in rounds {
+            if fits(whole, packed) {
+                return Ok(Way::Whole(whole));
+            }
+            let Some(layout) = layout else { continue };
+            // No number of parts makes the outputs less.
+            let outputs = layout.outputs.iter().map(|items| items.part_bytes(layout.count));
+            let outputs = outputs.fold(packed, usize::saturating_add);
+            if packed != window && outputs > available {
+                continue;
+            }
+            for parts in part_counts(layout.count, layout.least) {
+                let split = self.split(layout, asked, parts)?;
+                if fits(split.need, packed) {
+                    return Ok(Way::Split(split));
+                }
+                if split.need.total() < least.0.total() {
+                    least = (split.need, self.largest_of(&split));
+                }
+            }
+        }
+        let needed = least.0.total().saturating_add(window);
+        Err(self.shortage((needed, available), least.1, self.why_whole(asked)))
+    }
+
+    /// What takes most in a part, and the outputs of all.
+    fn largest_of(&self, split: &Split<'_>) -> Vec<(String, usize)> {
+        let part = split.parts.first();
+        let mut largest =
+            part.map_or_else(Vec::new, |part| largest_at_peak(&part.plan, &self.compiled.program));
+        let outputs = self.compiled.program.graph.outputs.iter().zip(&split.layout.outputs);
+        for (id, items) in outputs {
+            let name = &*self.compiled.program.graph.value(*id).name;
+            largest.retain(|(known, _)| known != name);
+            largest.push((name.to_string(), items.part_bytes(split.layout.count)));
+        }
+        largest
+    }
+
+    /// Why a batch of several items is not split where that would be needed.
+    pub(super) fn why_whole(&self, asked: Asked<'_>) -> Option<String> {
+        let (symbol, why) = match self.compiled.batch() {
+            Ok(proof) => (&proof.symbol, proof.check(asked.bindings).err()?),
+            Err(refusal) => (refusal.symbol.as_ref()?, refusal.to_string()),
+        };
+        let several = asked.bindings.get(symbol).is_some_and(|count| count > 1);
+        (several && self.batch_split).then(|| format!("'{symbol}' is not split: {why}"))
+    }
+
+    /// How a run would be split with so many bytes available; none where it would not be, or does not fit even so.
+    pub(super) fn would_split(&self, asked: Asked<'_>, available: usize) -> Option<BatchSplit> {
+        let layout = self.items(asked)?;
+        match self.way(asked, Some(&layout), available).ok()? {
+            Way::Whole(_) => None,
+            Way::Split(split) => Some(BatchSplit {
+                dim: layout.symbol.to_string(),
+                planned_bytes: split.need.total(),
+                parts: split.sizes,
+            }),
+        }
+    }
+
+    /// Runs the program on what is given, as a whole or in parts.
+    pub(super) fn run_in_way(
+        &self,
+        asked: Asked<'_>,
+        given: &[ValueView<'_>],
+        options: &RunOptions<'_>,
+    ) -> Result<Vec<Value>> {
+        let layout = std::cell::OnceCell::new();
+        let fits_whole = |available: usize| {
+            let needed = Need::of(asked.plan).total().saturating_add(self.compiled.streams.total_bytes());
+            needed <= available
+        };
+        let choose = |available: usize| {
+            // The proof is looked for only where it is needed.
+            let layout = match fits_whole(available) {
+                true => None,
+                false => layout.get_or_init(|| self.items(asked)).as_ref(),
+            };
+            Ok(match self.way(asked, layout, available)? {
+                Way::Whole(need) => (need, None),
+                Way::Split(split) => (split.need, Some(split)),
+            })
+        };
+        let (mut grant, split) = self.grant(options, choose)?;
+        let outputs = match split {
+            Some(split) => self.run_parts(&split, given, &mut grant, options)?,
+            None => {
+                let work = RunWork { plan: asked.plan, bindings: asked.bindings, given: Given::Views(given) };
+                self.frame(&mut grant, work, (&mut [], &mut Tables::default()), options, |frame| frame.run())?
+            }
+        };
+        self.end(grant, options);
+        Ok(outputs)
+    }
+
+    /// Runs the parts one after the other.
+    fn run_parts(
+        &self,
+        split: &Split<'_>,
+        given: &[ValueView<'_>],
+        grant: &mut Grant<'_>,
+        options: &RunOptions<'_>,
+    ) -> Result<Vec<Value>> {
+        let layout = split.layout;
+        tracing::info!(dim = %layout.symbol, parts = ?split.sizes, "the batch is split");
+        let (budget, outputs) = (self.budget_of(grant), self.output_allocator());
+        let buffer = |items: &Items, size: usize, category: Category| -> Result<TensorBuffer> {
+            let memory = allocate_in(budget, category, outputs, items.part_bytes(size), 64)?;
+            TensorBuffer::from_buffer(items.dtype, &items.shape_of(size, layout.count), memory)
+        };
+        let mut whole = Vec::with_capacity(layout.outputs.len());
+        for items in &layout.outputs {
+            whole.push(Some(buffer(items, layout.count, Category::Output)?));
+        }
+        let mut copies = Vec::with_capacity(layout.inputs.len());
+        for items in &layout.inputs {
+            copies.push(match items.as_ref().filter(|items| !items.is_leading()) {
+                Some(items) => {
+                    Some(buffer(items, split.sizes.first().copied().unwrap_or(0), Category::Workspace)?)
+                }
+                None => None,
+            });
+        }
+        let (mut first, mut tables) = (0, Tables::default());
+        for &size in &split.sizes {
+            copy_inputs(layout, given, &mut copies, [first, size])?;
+            self.run_part(
+                split,
+                [first, size],
+                (given, &copies),
+                (&mut whole, &mut tables),
+                (grant, options),
+            )?;
+            first += size;
+        }
+        let whole = whole.into_iter().zip(&layout.outputs).map(|(buffer, items)| {
+            let buffer = buffer.ok_or_else(lost)?.part(0, &items.shape)?;
+            Ok(Value::Tensor(buffer.tensor()?))
+        });
+        whole.collect()
+    }
+
+    /// Runs `size` items from the `first` on; outputs go to their place in those of all.
+    fn run_part(
+        &self,
+        split: &Split<'_>,
+        [first, size]: [usize; 2],
+        (given, copies): (&[ValueView<'_>], &[Option<TensorBuffer>]),
+        (whole, tables): (&mut [Option<TensorBuffer>], &mut Tables),
+        (grant, options): (&mut Grant<'_>, &RunOptions<'_>),
+    ) -> Result<()> {
+        let layout = split.layout;
+        let part = split.part(size).ok_or_else(|| error!(Fail, "there is no plan of {size} items"))?;
+        let shape = |items: &Option<Items>| items.as_ref().map(|items| items.shape_of(size, layout.count));
+        let shapes: Vec<Option<Shape>> = layout.inputs.iter().map(shape).collect();
+        let views = views(layout, given, (copies, &shapes), [first, size])?;
+        ensure!(
+            fits(&self.compiled.program, &part.plan, &views),
+            Fail,
+            "a part does not have its plan's shapes"
+        );
+        let mut bound: Vec<Option<TensorBuffer>> = given.iter().map(|_| None).collect();
+        for (items, buffer) in layout.outputs.iter().zip(&mut *whole) {
+            bound.push(match items.is_leading() {
+                true => {
+                    let all = buffer.take().ok_or_else(lost)?;
+                    Some(all.part(items.bytes * first, &items.shape_of(size, layout.count))?)
+                }
+                false => None,
+            });
+        }
+        let work = RunWork { plan: &part.plan, bindings: &part.bindings, given: Given::Views(&views) };
+        let places = given.len();
+        self.frame(grant, work, (&mut bound, tables), options, |mut frame| {
+            frame.run_steps()?;
+            for (index, (items, buffer)) in layout.outputs.iter().zip(&mut *whole).enumerate() {
+                if let Some(value) = frame.deliver(index, places + index)? {
+                    let all = buffer.as_mut().ok_or_else(lost)?.bytes_mut()?;
+                    let run = items.bytes * size;
+                    let places = [items.bytes * layout.count, items.bytes * first];
+                    copy_runs(
+                        (value.view().tensor()?.bytes()?, [run, 0]),
+                        (all, places),
+                        (items.outer, run),
+                    )?;
+                }
+            }
+            Ok(())
+        })?;
+        for (buffer, part) in whole.iter_mut().zip(bound.into_iter().skip(places)) {
+            *buffer = part.or_else(|| buffer.take());
+        }
+        Ok(())
+    }
+}
+
+impl Split<'_> {
+    fn part(&self, size: usize) -> Option<&Part> {
+        self.parts.iter().find(|part| part.size == size)
+    }
+}
+
+/// The inputs of a part: `size` items from the `first` on, where they lie or in their copies.
+fn views<'v>(
+    layout: &Layout<'_>,
+    given: &[ValueView<'v>],
+    (copies, shapes): (&'v [Option<TensorBuffer>], &'v [Option<Shape>]),
+    [first, size]: [usize; 2],
+) -> Result<Vec<ValueView<'v>>> {
+    let mut views = Vec::with_capacity(given.len());
+    for (index, value) in given.iter().enumerate() {
+        let items = layout.inputs.get(index).and_then(Option::as_ref);
+        let shape = shapes.get(index).and_then(Option::as_ref);
+        views.push(match (items.zip(shape), copies.get(index).and_then(Option::as_ref)) {
+            (None, _) => *value,
+            (Some(_), Some(copy)) => ValueView::Tensor(copy.view()),
+            (Some((items, shape)), None) => {
+                let bytes = value.tensor()?.bytes()?.get(items.bytes * first..items.bytes * (first + size));
+                let bytes = bytes.ok_or_else(|| error!(Fail, "an input has fewer items"))?;
+                ValueView::Tensor(TensorView::host(items.dtype, shape, bytes))
+            }
+        });
+    }
+    Ok(views)
+}
+
+/// Copies the items of inputs that do not lie side by side, `size` from the `first` on.
+fn copy_inputs(
+    layout: &Layout<'_>,
+    given: &[ValueView<'_>],
+    copies: &mut [Option<TensorBuffer>],
+    [first, size]: [usize; 2],
+) -> Result<()> {
+    for ((items, value), copy) in layout.inputs.iter().zip(given).zip(copies) {
+        let (Some(items), Some(all)) = (items, copy.take()) else { continue };
+        let mut part = all.part(0, &items.shape_of(size, layout.count))?;
+        let run = items.bytes * size;
+        let from = (value.tensor()?.bytes()?, [items.bytes * layout.count, items.bytes * first]);
+        copy_runs(from, (part.bytes_mut()?, [run, 0]), (items.outer, run))?;
+        *copy = Some(part);
+    }
+    Ok(())
+}
+
+/// Copies `count` runs of `len` bytes. A side has the distance from one run to the next, and where the first one begins.
+fn copy_runs(
+    (from, [from_step, from_first]): (&[u8], [usize; 2]),
+    (to, [to_step, to_first]): (&mut [u8], [usize; 2]),
+    (count, len): (usize, usize),
+) -> Result<()> {
+    for index in 0..count {
+        let (start, end) = (index * from_step + from_first, index * to_step + to_first);
+        let pair = from.get(start..start + len).zip(to.get_mut(end..end + len));
+        let (from, to) = pair.ok_or_else(|| error!(Fail, "a part does not have its plan's size"))?;
+        to.copy_from_slice(from);
+    }
+    Ok(())
+}
+
+fn lost() -> Error {
+    error!(Fail, "the memory of an output was lost")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_even_and_few() {
+        // items, the fewest of a part, what is tried
+        let cases: [(usize, usize, &[usize]); 6] = [
+            (1, 1, &[]),
+            (2, 1, &[2]),
+            (3, 2, &[]),
+            (8, 1, &[2, 3, 4, 5, 6, 7, 8]),
+            (8, 2, &[2, 3, 4]),
+            (20, 1, &[2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 20]),
+        ];
+        for (count, least, expected) in cases {
+            let tried: Vec<usize> = part_counts(count, least).collect();
+            assert_eq!(tried, expected, "{count} items");
+            for parts in tried {
+                let sizes = even(count, parts);
+                assert_eq!(sizes.iter().sum::<usize>(), count);
+                assert!(sizes.iter().all(|size| *size >= least), "{sizes:?}");
+            }
+        }
+        assert_eq!(even(8, 3), [3, 3, 2]);
+        assert!(part_counts(1 << 40, 1).count() < 130);
+    }
+
+    #[test]
+    fn runs_are_copied_between_distances() -> Result<()> {
+        let mut to = [0u8; 8];
+        copy_runs((&[1, 2, 3, 4, 5, 6], [3, 1]), (&mut to, [4, 2]), (2, 2))?;
+        assert_eq!(to, [0, 0, 2, 3, 0, 0, 5, 6]);
+        assert!(copy_runs((&[1, 2], [2, 1]), (&mut to, [4, 2]), (1, 2)).is_err());
+        Ok(())
+    }
+}
