@@ -301,6 +301,16 @@ pub(crate) fn table(header: &[&str]) -> comfy_table::Table {
     table
 }
 
+/// A split batch in words: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.
+pub(crate) fn split_in_words(split: &BatchSplit) -> String {
+    const MOST: usize = 8;
+    let count: usize = split.parts.iter().sum();
+    let parts: Vec<String> = split.parts.iter().take(MOST).map(ToString::to_string).collect();
+    let more = split.parts.len().saturating_sub(MOST);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("batch split: '{}' of {count} runs as {}{more}", split.dim, parts.join(" + "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,14 +328,4 @@ mod tests {
         assert!(sized("n=").is_err() && sized("n=1,").is_err());
         assert!(shaped("x=1xa").is_err() && sized("n=-1").is_err());
     }
-}
-
-/// A split batch in words: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.
-pub(crate) fn split_in_words(split: &BatchSplit) -> String {
-    const MOST: usize = 8;
-    let count: usize = split.parts.iter().sum();
-    let parts: Vec<String> = split.parts.iter().take(MOST).map(ToString::to_string).collect();
-    let more = split.parts.len().saturating_sub(MOST);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("batch split: '{}' of {count} runs as {}{more}", split.dim, parts.join(" + "))
 }

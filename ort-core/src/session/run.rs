@@ -50,6 +50,13 @@ pub(super) struct Grant<'s> {
     _turn: Option<Turn<'s>>,
 }
 
+impl Grant<'_> {
+    /// Whether weights are packed anew each time they are needed.
+    pub(super) fn streams(&self) -> bool {
+        self.room.window > 0
+    }
+}
+
 impl Session {
     /// One run of the program: is granted its memory, and lets `run` go through a frame.
     pub(super) fn execute<T>(

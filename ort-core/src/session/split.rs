@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ort_alloc::{Category, allocate_in};
+use ort_alloc::{Allocator, Category, HostAllocator, allocate_in};
 use smallvec::SmallVec;
 
 use super::frame::{Given, Tables, fits};
@@ -330,9 +330,13 @@ impl Session {
                 [first, size],
                 (given, &copies),
                 (&mut whole, &mut tables),
-                (grant, options),
+                (&mut *grant, options),
             )?;
             first += size;
+            if grant.streams() {
+                // The heap keeps what packed weights leave between its other pages, and would with each part keep more.
+                HostAllocator::global().trim();
+            }
         }
         let whole = whole.into_iter().zip(&layout.outputs).map(|(buffer, items)| {
             let buffer = buffer.ok_or_else(lost)?.part(0, &items.shape)?;
