@@ -25,6 +25,9 @@ use crate::vector::winograd::{self, Finish, MOST_REACH, Points, Tile, lanes};
 /// Values of the points of a block that stay in the second-level cache of each thread.
 const BLOCK: usize = 192 << 10;
 
+/// Where the transformed weights are no more than twice that, reading them for twice as many blocks takes no time by measurement.
+const BLOCK_OF_FEW_WEIGHTS: usize = BLOCK / 2;
+
 /// The fewest tiles of a block, so that the transformed weights are read for several rows of products.
 const FEWEST_TILES: usize = 16;
 
@@ -135,12 +138,14 @@ impl Tiling {
             stride,
             sums,
         };
-        let most = BLOCK / (tile.points() * (point + sums)).max(1);
+        let weights = tile.points() * channels * filters / terms;
+        let values = if weights <= 2 * BLOCK { BLOCK_OF_FEW_WEIGHTS } else { BLOCK };
+        let most = values / (tile.points() * (point + sums)).max(1);
         // Blocks enough that threads end together.
         let rows = (most / size[1].max(1))
             .min(size[0] * geometry.batch / (BLOCKS_PER_THREAD * cpu.threads))
             .min(size[0]);
-        if cpu.threads > 1 && rows > 0 && tile.points() * channels * filters / terms <= BLOCK {
+        if cpu.threads > 1 && rows > 0 && weights <= BLOCK {
             return Tiling { block: rows * size[1], by_rows: true, ..tiling };
         }
         let most = (most * cpu.threads).max(FEWEST_TILES);
