@@ -16,9 +16,9 @@ rules! { "separable", Extended;
         ];
 }
 
-/// Bytes of what lies between, for one image, from which on the two are one: those of a second-level cache. Measured with AVX-512, 1 MiB of
-/// such cache for each core and two threads (`ort-ep-cpu/benches/fused.rs`): from here on the two take 0.98 to 1.08 times as long as the one; at
-/// 14 by 14 and at 7 by 7 pixels, where sums are long and a panel of the image serves all channels, 0.6 to 1.04 times.
+/// Bytes of what lies between, for one image, from which on the two are one: those of a second-level cache. The time of the two to that of the
+/// one, measured with AVX-512 and 1 MiB of such cache for each core (`ort-ep-cpu/benches/fused.rs`): from here on 1.00 to 1.07 on one thread,
+/// 0.92 to 1.08 on two; below, 0.98 to 1.08 at 28 by 28 pixels, and 0.6 to 1.04 at 14 by 14 and 7 by 7, with a panel of weights for each task.
 const LEAST_BYTES: usize = 1 << 20;
 
 /// Whether the two are faster as one: the windows are of the usual kind, and what lies between is too large to stay in a near
