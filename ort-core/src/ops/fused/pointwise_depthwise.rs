@@ -7,7 +7,9 @@ use crate::ops;
 use crate::ops::batch;
 use crate::ops::microsoft::{agree, draft_attributes};
 use crate::ops::nn::conv;
-use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, RUNTIME, attr, one, opt, var};
+use crate::spec::{
+    AttrKind, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, RUNTIME, attr, one, opt, var,
+};
 use crate::{Result, ensure, error};
 
 /// `Y = activation(depthwise(inner_activation(pointwise(X, W1) + B1), W2) + B2)`. `W1` is [C, K, 1, ..] and `W2` is [C, 1, k, ..] with
