@@ -1,85 +1,16 @@
 //! Gradients against central finite differences, on the CPU, in `double`.
 #![cfg(feature = "cpu")]
 
+mod gradient_support;
 mod support;
 
+use gradient_support::{Build, Given, STEP, TOLERANCE, check, doubles, expanded, gradient};
 use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
 use ort_runtime::spec::Registry;
-use ort_runtime::{DType, ErrorKind, Result, Tensor, Value, pass};
+use ort_runtime::{DType, ErrorKind, Result, Tensor, Value};
 use support::{ints, session};
 
-const STEP: f64 = 1e-5;
-const TOLERANCE: f64 = 1e-6;
-
 type Attrs = &'static [(&'static str, f32)];
-type Build = fn(&mut GraphBuilder, &[ValueId]) -> Result<ValueId>;
-/// The shape of an input and its elements.
-type Given<'a> = (&'a [usize], &'a [f64]);
-
-/// The node `Gradient` of the tensor called `y` by those called `xs`, at `inputs`.
-fn gradient(builder: &mut GraphBuilder, xs: &[&str], y: &str, inputs: &[ValueId]) -> Result<Vec<ValueId>> {
-    let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-    let xs: Vec<String> = xs.iter().map(|name| name.to_string()).collect();
-    let count = xs.len();
-    let attrs = [("xs", Attribute::Strings(xs)), ("y", Attribute::String(y.to_string()))];
-    builder.add(("ai.onnx.preview.training", "Gradient"), &inputs, &attrs, count, Vec::new())
-}
-
-fn expanded(builder: GraphBuilder, outputs: &[ValueId]) -> Result<ort_runtime::ir::Graph> {
-    let mut graph = builder.finish(outputs)?;
-    pass::expand_gradients(&mut graph)?;
-    Ok(graph)
-}
-
-fn doubles(outputs: &[(String, Value)], index: usize) -> Result<Vec<f64>> {
-    outputs[index].1.tensor()?.to_vec()
-}
-
-/// Holds the gradients of `loss = y * (y + 3)` by all inputs against finite differences of its sum. `dims` are the
-/// declared shapes.
-fn check(name: &str, build: Build, given: &[Given<'_>], dims: &[&[&str]]) -> Result<()> {
-    let mut builder = GraphBuilder::new(name);
-    let names: Vec<String> = (0..given.len()).map(|index| format!("x{index}")).collect();
-    let inputs: Vec<ValueId> =
-        names.iter().zip(dims).map(|(name, dims)| builder.input(name, DType::F64, dims)).collect();
-    let y = build(&mut builder, &inputs)?;
-    let three = builder.constant(Tensor::scalar(3.0f64)?);
-    let more = builder.node("Add", &[y, three], &[])?;
-    let product = builder.node("Mul", &[y, more], &[])?;
-    let loss =
-        builder.add(("", "ReduceSum"), &[Some(product)], &[("keepdims", Attribute::Int(0))], 1, vec![])?;
-    let graph = builder.finish(&loss)?;
-    let loss_name = graph.value(loss[0]).name.to_string();
-    let mut builder = GraphBuilder::extend(graph);
-    let xs: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut outputs = gradient(&mut builder, &xs, &loss_name, &inputs)?;
-    outputs.insert(0, loss[0]);
-    let session = session(expanded(builder, &outputs)?)?;
-    let run = |elements: &[Vec<f64>]| -> Result<Vec<(String, Value)>> {
-        let tensors = elements.iter().zip(given).map(|(all, (shape, _))| Tensor::from_slice(shape, all));
-        let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
-        let inputs: Vec<(&str, Value)> =
-            xs.iter().zip(tensors).map(|(name, tensor)| (*name, tensor.into())).collect();
-        session.run(&inputs)
-    };
-    let elements: Vec<Vec<f64>> = given.iter().map(|(_, elements)| elements.to_vec()).collect();
-    let outputs = run(&elements)?;
-    for (index, (shape, _)) in given.iter().enumerate() {
-        let actual = doubles(&outputs, index + 1)?;
-        assert_eq!(outputs[index + 1].1.tensor()?.shape(), *shape, "{name}: shape of gradient {index}");
-        for (place, &actual) in actual.iter().enumerate() {
-            let at = |offset: f64| -> Result<f64> {
-                let mut moved = elements.clone();
-                moved[index][place] += offset;
-                Ok(doubles(&run(&moved)?, 0)?[0])
-            };
-            let expected = (at(STEP)? - at(-STEP)?) / (2.0 * STEP);
-            let near = (actual - expected).abs() <= TOLERANCE * expected.abs().max(1.0);
-            assert!(near, "{name}: gradient {index}[{place}] is {actual}, differences give {expected}");
-        }
-    }
-    Ok(())
-}
 
 const ALL: &[f64] = &[-2.3, -0.7, -0.2, 0.3, 0.45, 1.6, 3.2];
 const INNER: &[f64] = &[-0.9, -0.5, -0.1, 0.2, 0.4, 0.6, 0.8];
@@ -437,19 +368,19 @@ fn mistakes_are_named() -> Result<()> {
         let mut builder = GraphBuilder::new("mistakes");
         let x = builder.input("x", DType::F64, &["n"]);
         let axis = builder.constant(Tensor::scalar(0i64)?);
-        builder.node("CumSum", &[x, axis], &[])?;
+        builder.node("CumProd", &[x, axis], &[])?;
         let outputs = gradient(&mut builder, xs, y, &[x])?;
         Ok(expanded(builder, &outputs).err().map(|problem| problem.to_string()).unwrap_or_default())
     };
     assert_eq!(
-        problem(&["x"], "CumSum_0.0")?,
-        "not implemented: node 'Gradient_1' (Gradient) > node 'CumSum_0' (CumSum): operator CumSum has no gradient"
+        problem(&["x"], "CumProd_0.0")?,
+        "not implemented: node 'Gradient_1' (Gradient) > node 'CumProd_0' (CumProd): operator CumProd has no gradient"
     );
     assert_eq!(
-        problem(&["w"], "CumSum_0.0")?,
+        problem(&["w"], "CumProd_0.0")?,
         "invalid graph: node 'Gradient_1' (Gradient): the graph has no tensor 'w'"
     );
-    assert!(problem(&["x", "x"], "CumSum_0.0")?.contains("1 inputs for 2 tensors"));
+    assert!(problem(&["x", "x"], "CumProd_0.0")?.contains("1 inputs for 2 tensors"));
     assert!(problem(&["x"], "Gradient_1.0")?.contains("part of the gradient"));
     Ok(())
 }

@@ -141,7 +141,7 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     let xs = point.get(..request.count).unwrap_or(&point);
     let boundary: HashSet<ValueId> = point.iter().copied().collect();
     let mut varying: HashSet<ValueId> = xs.iter().copied().filter(|&x| is_continuous(graph, x)).collect();
-    for node in &forward {
+    for (_, node) in &forward {
         if node.reads().any(|value| varying.contains(&value)) {
             let outputs = node.outputs.iter().flatten().copied();
             varying.extend(outputs.filter(|id| !boundary.contains(id) && is_continuous(graph, *id)));
@@ -152,7 +152,7 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
         let mut pen = Pen { graph: &mut *graph, name: gradient.name.clone() };
         totals.insert(y, pen.filled(1.0, y)?);
     }
-    for node in forward.iter().rev() {
+    for (id, node) in forward.iter().rev() {
         let inner = |output: &Option<ValueId>| output.filter(|id| !boundary.contains(id));
         let upstream: Vec<Option<ValueId>> =
             node.outputs.iter().map(|output| inner(output).and_then(|id| totals.get(&id).copied())).collect();
@@ -161,7 +161,7 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
         }
         let wanted: Vec<bool> =
             node.inputs.iter().map(|input| input.is_some_and(|id| varying.contains(&id))).collect();
-        let shares = GradCx::run(graph, node, &upstream, &wanted).within(|| node.place())?;
+        let shares = GradCx::run(graph, (*id, node), &upstream, &wanted).within(|| node.place())?;
         for (input, share) in node.inputs.iter().zip(shares) {
             let (Some(input), Some(share)) = (input, share) else { continue };
             let total = match totals.get(input) {
@@ -178,7 +178,7 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
 
 /// A forward pass: the nodes that compute `y` from the values at one point.
 struct Pass {
-    forward: Vec<Node>,
+    forward: Vec<(NodeId, Node)>,
     point: Vec<ValueId>,
     y: ValueId,
 }
@@ -203,7 +203,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
     for id in &request.forward {
         let Some(mut node) = graph.nodes.get(id.index()).cloned() else { continue };
         if !node.reads().any(|value| stands_for.contains_key(&value)) {
-            nodes.push(node);
+            nodes.push((*id, node));
             continue;
         }
         let now = |id: ValueId| stands_for.get(&id).copied().unwrap_or(id);
@@ -220,7 +220,7 @@ fn forward_at(graph: &mut Graph, gradient: &Node, request: &Request, given: &[Va
             *output = again;
         }
         Pen { graph: &mut *graph, name: gradient.name.clone() }.add(node.clone())?;
-        nodes.push(node);
+        nodes.push((NodeId((graph.nodes.len() - 1) as u32), node));
     }
     let y = stands_for.get(&request.y).copied().unwrap_or(request.y);
     Ok(Pass { forward: nodes, point, y })

@@ -10,7 +10,7 @@ use super::render::{Render, Sheet};
 use super::{Registry, ScalarExpr, UnaryFn};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::ir::{Attribute, Attributes, Graph, Node, ValueId, ValueType};
+use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId, ValueType};
 use crate::tensor::Tensor;
 use crate::{Result, Within, ensure, error};
 
@@ -39,17 +39,31 @@ impl Pen<'_> {
         inputs: &[ValueId],
         attrs: &[(&str, Attribute)],
     ) -> Result<ValueId> {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let outputs = self.emit_many(op, &inputs, attrs, 1)?;
+        outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
+    }
+
+    /// Adds a node of the standard domain with so many outputs.
+    pub(crate) fn emit_many(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<Vec<ValueId>> {
         let spec = Registry::global()?
             .find("", op)
             .ok_or_else(|| error!(NotImplemented, "operator {op} is not known"))?;
         let name: Arc<str> = format!("{}/gradient/{op}_{}", self.name, self.graph.value_count()).into();
         let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
         let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
-        let output = self.graph.add_value(format!("{name}.0"), ValueType::Unknown);
-        let inputs = inputs.iter().copied().map(Some).collect();
-        let outputs = [Some(output)].as_slice().into();
+        let value = |index| self.graph.add_value(format!("{name}.{index}"), ValueType::Unknown);
+        let values: Vec<ValueId> = (0..outputs).map(value).collect();
+        let outputs = values.iter().copied().map(Some).collect();
+        let inputs = inputs.iter().copied().collect();
         self.add(Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() })?;
-        Ok(output)
+        Ok(values)
     }
 
     /// Adds a node whose outputs exist.
@@ -89,7 +103,7 @@ impl Pen<'_> {
         value.ty.dtype().ok_or_else(|| error!(NotImplemented, "the type of '{}' is not known", value.name))
     }
 
-    fn shape(&self, id: ValueId) -> Result<Vec<Dim>> {
+    pub(super) fn shape(&self, id: ValueId) -> Result<Vec<Dim>> {
         let value = self.graph.value(id);
         let shape = value.ty.shape().map(<[Dim]>::to_vec);
         shape.ok_or_else(|| error!(NotImplemented, "the rank of '{}' is not known", value.name))
@@ -138,7 +152,7 @@ impl Pen<'_> {
         self.emit("Concat", &[leading, found], &[("axis", Attribute::Int(0))])
     }
 
-    fn reshape_like(&mut self, value: ValueId, target: ValueId) -> Result<ValueId> {
+    pub(super) fn reshape_like(&mut self, value: ValueId, target: ValueId) -> Result<ValueId> {
         if self.shape(value)? == self.shape(target)? {
             return Ok(value);
         }
@@ -157,9 +171,10 @@ impl Pen<'_> {
 /// What a gradient rule sees and sets.
 #[derive(Debug)]
 pub struct GradCx<'a> {
-    pen: Pen<'a>,
-    node: &'a Node,
-    upstream: &'a [Option<ValueId>],
+    pub(super) pen: Pen<'a>,
+    id: NodeId,
+    pub(super) node: &'a Node,
+    pub(super) upstream: &'a [Option<ValueId>],
     wanted: &'a [bool],
     gradients: Vec<Option<ValueId>>,
 }
@@ -168,12 +183,12 @@ impl<'a> GradCx<'a> {
     /// The gradients of a node's inputs from those of its outputs, for the inputs that are `wanted`.
     pub(crate) fn run(
         graph: &'a mut Graph,
-        node: &'a Node,
+        (id, node): (NodeId, &'a Node),
         upstream: &'a [Option<ValueId>],
         wanted: &'a [bool],
     ) -> Result<Vec<Option<ValueId>>> {
         let pen = Pen { graph, name: node.name.clone() };
-        let mut cx = GradCx { pen, node, upstream, wanted, gradients: vec![None; node.inputs.len()] };
+        let mut cx = GradCx { pen, id, node, upstream, wanted, gradients: vec![None; node.inputs.len()] };
         match (node.spec.grad, node.spec.scalar) {
             (Grad::Rule(rule), _) => rule(&mut cx)?,
             (Grad::FromScalar, Some(formula)) => from_scalar(&mut cx, &formula(&node.attrs)?)?,
@@ -194,6 +209,16 @@ impl<'a> GradCx<'a> {
         self.node.inputs.len()
     }
 
+    /// The number of output positions that the node gives.
+    pub fn output_count(&self) -> usize {
+        self.node.outputs.len()
+    }
+
+    /// The name of the node's operator.
+    pub fn operator(&self) -> &'static str {
+        self.node.spec.name
+    }
+
     /// The input at `index`, which must be given.
     pub fn input(&self, index: usize) -> Result<ValueId> {
         let input = self.find_input(index);
@@ -205,10 +230,34 @@ impl<'a> GradCx<'a> {
         self.node.inputs.get(index).copied().flatten()
     }
 
+    /// The output at `index`, where it is given.
+    pub fn find_output(&self, index: usize) -> Option<ValueId> {
+        self.node.outputs.get(index).copied().flatten()
+    }
+
     /// The output at `index`, which must be given.
     pub fn output(&self, index: usize) -> Result<ValueId> {
-        let output = self.node.outputs.get(index).copied().flatten();
+        let output = self.find_output(index);
         output.ok_or_else(|| error!(InvalidGraph, "output {index} is missing"))
+    }
+
+    /// The output at `index`; where the node leaves it out, it computes it from now on.
+    pub fn demand_output(&mut self, index: usize) -> Result<ValueId> {
+        if let Some(output) = self.find_output(index) {
+            return Ok(output);
+        }
+        let name = format!("{}/gradient/output_{index}", self.node.name);
+        let value = self.pen.graph.add_value(name, ValueType::Unknown);
+        let node = self.pen.graph.nodes.get_mut(self.id.index());
+        let node = node.ok_or_else(|| error!(Fail, "a node of the forward pass is gone"))?;
+        while node.outputs.len() <= index {
+            node.outputs.push(None);
+        }
+        if let Some(slot) = node.outputs.get_mut(index) {
+            *slot = Some(value);
+        }
+        infer_at(self.pen.graph, self.id.index())?;
+        Ok(value)
     }
 
     /// The gradient of the first output, which must be the only one that counts.

@@ -2,7 +2,7 @@
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
-use crate::ir::Attribute;
+use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::spec::{Draft, Grad, GradCx, InferCx, OP, OpSpec, Param, Traits, Upgrade, one, opt, var};
 use crate::tensor::Tensor;
@@ -37,6 +37,7 @@ static CLIP: OpSpec = OpSpec {
     types: NUMERIC,
     traits: Traits::ELEMENTWISE,
     infer: infer_clip,
+    grad: Grad::Rule(gradient_of_clip),
     upgrades: &[DROP_HINT, Upgrade { before: 11, apply: bounds_to_inputs }],
     ..OP
 };
@@ -44,11 +45,13 @@ static CLIP: OpSpec = OpSpec {
 static MIN: OpSpec = OpSpec {
     traits: SEMIRING,
     infer: |cx| extreme(cx, |a, b| Some(a.min(b))),
+    grad: Grad::Rule(gradient_of_extreme),
     ..variadic("Min", &[one("min", "T")])
 };
 static MAX: OpSpec = OpSpec {
     traits: SEMIRING,
     infer: |cx| extreme(cx, |a, b| Some(a.max(b))),
+    grad: Grad::Rule(gradient_of_extreme),
     ..variadic("Max", &[one("max", "T")])
 };
 static SUM: OpSpec =
@@ -85,6 +88,49 @@ fn share(cx: &mut GradCx<'_>, mean: bool) -> Result<()> {
         gradient = cx.emit("Div", &[gradient, count], &[])?;
     }
     cx.wanted().into_iter().try_for_each(|index| cx.set_broadcast(index, gradient))
+}
+
+/// Inputs that are equally extreme share the gradient.
+fn gradient_of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
+    let (output, upstream) = (cx.output(0)?, cx.upstream()?);
+    let dtype = cx.dtype(output)?;
+    let hits = (0..cx.input_count()).map(|index| {
+        let input = cx.input(index)?;
+        let hit = cx.emit("Equal", &[input, output], &[])?;
+        cx.cast(hit, dtype)
+    });
+    let hits = hits.collect::<Result<Vec<ValueId>>>()?;
+    let count = cx.emit("Sum", &hits, &[])?;
+    let share = cx.emit("Div", &[upstream, count], &[])?;
+    for index in cx.wanted() {
+        let Some(&hit) = hits.get(index) else { continue };
+        let gradient = cx.emit("Mul", &[share, hit], &[])?;
+        cx.set_broadcast(index, gradient)?;
+    }
+    Ok(())
+}
+
+/// What is within the bounds has the gradient; what is below or above hands it to its bound.
+fn gradient_of_clip(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, upstream) = (cx.input(0)?, cx.upstream()?);
+    let zero = cx.number(0.0, cx.dtype(input)?)?;
+    let mut inside = upstream;
+    // The upper bound is applied to what the lower one leaves, and wins where it is below it.
+    let raised = match cx.find_input(1) {
+        Some(least) if cx.find_input(2).is_some() => cx.emit("Max", &[input, least], &[])?,
+        _ => input,
+    };
+    for (index, value, beyond) in [(2, raised, "Greater"), (1, input, "Less")] {
+        let Some(bound) = cx.find_input(index) else { continue };
+        let outside = cx.emit(beyond, &[value, bound], &[])?;
+        if cx.wants(index) {
+            let gradient = cx.emit("Where", &[outside, inside, zero], &[])?;
+            cx.set_broadcast(index, gradient)?;
+        }
+        inside = cx.emit("Where", &[outside, zero, inside], &[])?;
+    }
+    cx.set(0, inside);
+    Ok(())
 }
 
 fn infer_where(cx: &mut InferCx<'_>) -> Result<()> {

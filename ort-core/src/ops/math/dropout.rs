@@ -3,7 +3,7 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, opt, var};
+use crate::spec::{AttrKind, Draft, Grad, GradCx, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -26,10 +26,34 @@ static DROPOUT: OpSpec = OpSpec {
         Upgrade { before: 10, apply: mask_of_numbers },
         Upgrade { before: 12, apply: drop_ratio },
     ],
+    grad: Grad::Rule(gradient),
     ..OP
 };
 
 ops![DROPOUT];
+
+/// What was kept has its gradient, scaled as it was; the mask says what that is.
+fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let upstream = cx.first_upstream()?;
+    let Some(training) = cx.find_input(2) else {
+        cx.set(0, upstream);
+        return Ok(());
+    };
+    let dtype = cx.dtype(upstream)?;
+    let one = cx.number(1.0, dtype)?;
+    let ratio = match cx.find_input(1) {
+        Some(ratio) => cx.cast(ratio, dtype)?,
+        None => cx.number(0.5, dtype)?,
+    };
+    let kept = cx.emit("Sub", &[one, ratio], &[])?;
+    let kept = cx.emit("Where", &[training, kept, one], &[])?;
+    let mask = cx.demand_output(1)?;
+    let zero = cx.number(0.0, dtype)?;
+    let scaled = cx.emit("Div", &[upstream, kept], &[])?;
+    let gradient = cx.emit("Where", &[mask, scaled, zero], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {
     for index in [1, 2] {

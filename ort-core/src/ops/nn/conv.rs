@@ -1,11 +1,12 @@
 //! `Conv`, `ConvInteger`, `QLinearConv` and `ConvTranspose`.
 
+use super::conv_gradients;
 use super::geometry::Windows;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, AttrSpec, BatchRule, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, AttrSpec, BatchRule, Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const BYTES: TypeSet = TypeSet::of(&[DType::I8, DType::U8]);
@@ -29,6 +30,7 @@ static CONV: OpSpec = OpSpec {
     attrs: ATTRS,
     cost: Cost::Compute,
     infer: |cx| infer(cx, [1, 2]),
+    grad: Grad::Rule(conv_gradients::of_conv),
     batch: BatchRule::Rule(batch::conv),
     ..OP
 };
@@ -89,6 +91,7 @@ static CONV_TRANSPOSE: OpSpec = OpSpec {
     ],
     cost: Cost::Compute,
     infer: infer_transposed,
+    grad: Grad::Rule(conv_gradients::of_conv_transpose),
     batch: BatchRule::Rule(batch::conv),
     ..OP
 };

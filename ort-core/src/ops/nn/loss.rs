@@ -1,8 +1,9 @@
 //! `NegativeLogLikelihoodLoss` and `SoftmaxCrossEntropyLoss`: losses of classification.
 
 use crate::dtype::{DType, TypeSet};
+use crate::ir::{Attribute, ValueId};
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, broadcast, one, opt, var};
+use crate::spec::{AttrKind, Grad, GradCx, InferCx, OP, OpSpec, attr, broadcast, one, opt, var};
 use crate::{Result, ensure};
 
 const INDICES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
@@ -11,6 +12,7 @@ const LOSS: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS), var("Tind", INDICES)],
     attrs: &[attr::optional("ignore_index", AttrKind::Int), attr::string("reduction", "mean")],
     infer,
+    grad: Grad::Rule(gradient),
     ..OP
 };
 
@@ -62,4 +64,70 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         cx.set_shape(0, expected)?;
     }
     cx.set_shape(1, scores.to_vec())
+}
+
+/// By the logarithms of the probabilities: minus the label's weight at the label, 0 elsewhere. By the scores the probabilities
+/// come on top, times that weight (Goodfellow, Bengio & Courville, Deep Learning, 6.2.2.3).
+fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let scores = cx.input(0)?;
+    ensure!(!cx.wants(2), NotImplemented, "{} has no gradient by its weights", cx.operator());
+    let (labels, share) = shares(cx)?;
+    let dtype = cx.dtype(scores)?;
+    let classes = cx.ints(&[1])?;
+    let labels = cx.emit("Unsqueeze", &[labels, classes], &[])?;
+    let share = cx.emit("Unsqueeze", &[share, classes], &[])?;
+    let at_label = [("axis", Attribute::Int(1)), ("reduction", Attribute::String("add".into()))];
+    let gradient = if cx.operator() == "SoftmaxCrossEntropyLoss" {
+        let logarithms = match cx.find_output(1) {
+            Some(logarithms) => logarithms,
+            None => cx.emit("LogSoftmax", &[scores], &[("axis", Attribute::Int(1))])?,
+        };
+        let probabilities = cx.emit("Exp", &[logarithms], &[])?;
+        let one = cx.number(-1.0, dtype)?;
+        let shape = cx.shape_of(labels)?;
+        let ones = cx.emit("Expand", &[one, shape], &[])?;
+        let rest = cx.emit("ScatterElements", &[probabilities, labels, ones], &at_label)?;
+        cx.emit("Mul", &[rest, share], &[])?
+    } else {
+        let zeros = cx.filled(0.0, scores)?;
+        let shares = cx.emit("Neg", &[share], &[])?;
+        cx.emit("ScatterElements", &[zeros, labels, shares], &at_label)?
+    };
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// The labels, with class 0 for those that are ignored, and what each label's loss adds to the output, times the output's gradient.
+fn shares(cx: &mut GradCx<'_>) -> Result<(ValueId, ValueId)> {
+    let (scores, mut labels, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
+    let dtype = cx.dtype(scores)?;
+    labels = cx.cast(labels, DType::I64)?;
+    let ignored = match cx.attrs().find_int("ignore_index") {
+        Some(index) => {
+            let index = cx.integer(index)?;
+            Some(cx.emit("Equal", &[labels, index], &[])?)
+        }
+        None => None,
+    };
+    if let Some(ignored) = ignored {
+        let zero = cx.integer(0)?;
+        labels = cx.emit("Where", &[ignored, zero, labels], &[])?;
+    }
+    let mut weight = match cx.find_input(2) {
+        Some(weights) => cx.emit("Gather", &[weights, labels], &[])?,
+        None => {
+            let (one, shape) = (cx.number(1.0, dtype)?, cx.shape_of(labels)?);
+            cx.emit("Expand", &[one, shape], &[])?
+        }
+    };
+    if let Some(ignored) = ignored {
+        let zero = cx.number(0.0, dtype)?;
+        weight = cx.emit("Where", &[ignored, zero, weight], &[])?;
+    }
+    if cx.attrs().string("reduction")? == "mean" {
+        let all = cx.emit("ReduceSum", &[weight], &[("keepdims", Attribute::Int(0))])?;
+        weight = cx.emit("Div", &[weight, all], &[])?;
+    }
+    let share = cx.emit("Mul", &[weight, upstream], &[])?;
+    Ok((labels, share))
 }

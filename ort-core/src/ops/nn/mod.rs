@@ -3,6 +3,7 @@
 mod attention;
 mod causal_conv;
 pub(super) mod conv;
+mod conv_gradients;
 mod deform_conv;
 mod flex_attention;
 pub mod geometry;
@@ -10,6 +11,7 @@ mod linear_attention;
 mod loss;
 mod max_unpool;
 mod norm_batch;
+mod norm_gradients;
 pub(super) mod norm_layer;
 mod norm_local;
 mod pool;

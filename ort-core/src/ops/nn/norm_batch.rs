@@ -4,9 +4,11 @@ use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{BatchRule, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
+
+use super::norm_gradients;
 
 static BATCH_NORMALIZATION: OpSpec = OpSpec {
     name: "BatchNormalization",
@@ -23,6 +25,7 @@ static BATCH_NORMALIZATION: OpSpec = OpSpec {
     attrs: &[attr::float("epsilon", 1e-5), attr::float("momentum", 0.9), attr::int("training_mode", 0)],
     infer,
     upgrades: &[Upgrade { before: 7, apply: drop_test_flag }, Upgrade { before: 14, apply: name_the_mode }],
+    grad: Grad::Rule(norm_gradients::of_batch),
     batch: BatchRule::Rule(batch::batch_norm),
     ..OP
 };

@@ -7,8 +7,10 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::{Result, ensure, error};
+
+use super::norm_gradients;
 
 const EPSILON: f32 = 1e-5;
 
@@ -21,6 +23,7 @@ static LAYER_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS), var("U", TypeSet::of(&[DType::F32, DType::BF16]))],
     attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
     infer: infer_layer,
+    grad: Grad::Rule(norm_gradients::of_layer),
     batch: BatchRule::Rule(batch::layer_norm),
     ..OP
 };
@@ -34,6 +37,7 @@ static RMS_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS), var("V", TypeSet::FLOATS)],
     attrs: &[attr::int("axis", -1), attr::float("epsilon", EPSILON), attr::int("stash_type", 1)],
     infer: axes::infer_same_along_axis,
+    grad: Grad::Rule(norm_gradients::of_layer),
     batch: BatchRule::Rule(batch::layer_norm),
     ..OP
 };
@@ -47,6 +51,7 @@ static INSTANCE_NORMALIZATION: OpSpec = OpSpec {
     attrs: &[attr::float("epsilon", EPSILON)],
     infer: infer_channels,
     upgrades: &[Upgrade { before: 6, apply: drop_consumed_inputs }],
+    grad: Grad::Rule(norm_gradients::of_channels),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -65,6 +70,7 @@ static GROUP_NORMALIZATION: OpSpec = OpSpec {
     ],
     infer: infer_groups,
     upgrades: &[Upgrade { before: 21, apply: scale_each_channel }],
+    grad: Grad::Rule(norm_gradients::of_channels),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -78,6 +84,7 @@ static MEAN_VARIANCE_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::ints("axes", &[0, 2, 3])],
     infer: infer_mean_variance,
+    grad: Grad::Rule(norm_gradients::of_mean_variance),
     batch: BatchRule::Rule(batch::mean_variance),
     ..OP
 };

@@ -4,8 +4,10 @@ use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{AttrKind, BatchRule, Grad, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure};
+
+use super::norm_gradients;
 
 static LRN: OpSpec = OpSpec {
     name: "LRN",
@@ -20,6 +22,7 @@ static LRN: OpSpec = OpSpec {
         attr::required("size", AttrKind::Int),
     ],
     infer: infer_lrn,
+    grad: Grad::Rule(norm_gradients::of_local_response),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -32,6 +35,7 @@ static LP_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::int("axis", -1), attr::int("p", 2)],
     infer: infer_lp,
+    grad: Grad::Rule(norm_gradients::of_lp),
     batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };

@@ -1,5 +1,6 @@
 //! Pools: `MaxPool`, `AveragePool`, `LpPool`, and those over the whole image.
 
+use super::conv_gradients;
 use super::geometry::Windows;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
@@ -7,7 +8,8 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::batch;
 use crate::spec::{
-    AttrKind, AttrSpec, BatchRule, Draft, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt, var,
+    AttrKind, AttrSpec, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Param, TypeVar, Upgrade, attr, one, opt,
+    var,
 };
 use crate::tensor::Tensor;
 use crate::{Result, ensure};
@@ -34,6 +36,7 @@ static MAX_POOL: OpSpec = OpSpec {
     ],
     attrs: &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, PADS, attr::int("storage_order", 0), STRIDES],
     infer,
+    grad: Grad::Rule(conv_gradients::of_max_pool),
     batch: BatchRule::Rule(batch::max_pool),
     ..OP
 };
@@ -46,6 +49,7 @@ static AVERAGE_POOL: OpSpec = OpSpec {
     types: FLOATS,
     attrs: &[AUTO_PAD, CEIL_MODE, attr::int("count_include_pad", 0), DILATIONS, KERNEL_SHAPE, PADS, STRIDES],
     infer,
+    grad: Grad::Rule(conv_gradients::of_average_pool),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -59,6 +63,7 @@ static LP_POOL: OpSpec = OpSpec {
     attrs: &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, attr::int("p", 2), PADS, STRIDES],
     infer,
     upgrades: &[Upgrade { before: 2, apply: whole_power }],
+    grad: Grad::Rule(conv_gradients::of_lp_pool),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -70,6 +75,7 @@ static GLOBAL_MAX_POOL: OpSpec = OpSpec {
     outputs: Y,
     types: FLOATS,
     infer: infer_global,
+    grad: Grad::Rule(conv_gradients::of_global_max),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -81,6 +87,7 @@ static GLOBAL_AVERAGE_POOL: OpSpec = OpSpec {
     outputs: Y,
     types: FLOATS,
     infer: infer_global,
+    grad: Grad::Rule(conv_gradients::of_global_average),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -94,6 +101,7 @@ static GLOBAL_LP_POOL: OpSpec = OpSpec {
     attrs: &[attr::int("p", 2)],
     infer: infer_global,
     upgrades: &[Upgrade { before: 2, apply: whole_power }],
+    grad: Grad::Rule(conv_gradients::of_lp_pool),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };

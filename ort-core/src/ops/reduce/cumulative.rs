@@ -1,11 +1,12 @@
 //! `CumSum` and `CumProd`: sums and products of all elements up to each place along an axis.
 
+use super::gradients;
 use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{BatchRule, InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{BatchRule, Grad, InferCx, OP, OpSpec, attr, one, var};
 
 const CUMULATIVE: OpSpec = OpSpec {
     inputs: &[one("x", "T"), one("axis", "T2")],
@@ -17,7 +18,13 @@ const CUMULATIVE: OpSpec = OpSpec {
     ..OP
 };
 
-static CUM_SUM: OpSpec = OpSpec { name: "CumSum", first: 11, since: 14, ..CUMULATIVE };
+static CUM_SUM: OpSpec = OpSpec {
+    name: "CumSum",
+    first: 11,
+    since: 14,
+    grad: Grad::Rule(gradients::of_running_sum),
+    ..CUMULATIVE
+};
 static CUM_PROD: OpSpec = OpSpec { name: "CumProd", first: 26, since: 26, ..CUMULATIVE };
 
 ops![CUM_SUM, CUM_PROD];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, broadcast, many, one, var};
+use crate::spec::{AttrKind, Cost, Grad, InferCx, OP, OpSpec, attr, broadcast, many, one, var};
 use crate::{Result, ensure, error};
 
 static EINSUM: OpSpec = OpSpec {
@@ -18,6 +18,7 @@ static EINSUM: OpSpec = OpSpec {
     attrs: &[attr::required("equation", AttrKind::String)],
     cost: Cost::Compute,
     infer,
+    grad: Grad::Rule(super::gradients::of_einsum),
     ..OP
 };
 

@@ -1,15 +1,15 @@
 //! The ten `Reduce` operators: one value for all elements along some axes.
 
+use super::gradients;
 use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
-use crate::ir::ValueId;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
 use crate::ops::math::legacy::integers_as_floats;
 use crate::spec::{
-    BatchRule, Draft, Grad, GradCx, InferCx, OP, OpSpec, SymTensor, TypeVar, Upgrade, attr, one, opt, var,
+    BatchRule, Draft, Grad, InferCx, OP, OpSpec, SymTensor, TypeVar, Upgrade, attr, one, opt, var,
 };
 
 const NUMBERS: &[TypeVar] = &[var("T", TypeSet::HIGH_PRECISION)];
@@ -38,23 +38,49 @@ static REDUCE_SUM: OpSpec = OpSpec {
     name: "ReduceSum",
     since: 13,
     infer: infer_sum,
-    grad: Grad::Rule(gradient_of_sum),
+    grad: Grad::Rule(gradients::of_sum),
     upgrades: &[Upgrade { before: 13, apply: axes_to_input }],
     ..REDUCTION
 };
-static REDUCE_MEAN: OpSpec = OpSpec { name: "ReduceMean", grad: Grad::Rule(gradient_of_mean), ..REDUCTION };
-static REDUCE_MAX: OpSpec =
-    OpSpec { name: "ReduceMax", since: 20, types: ORDERED, infer: infer_max, ..REDUCTION };
-static REDUCE_MIN: OpSpec =
-    OpSpec { name: "ReduceMin", since: 20, types: ORDERED, infer: infer_min, ..REDUCTION };
-static REDUCE_PROD: OpSpec = OpSpec { name: "ReduceProd", infer: infer_prod, ..REDUCTION };
-static REDUCE_L1: OpSpec = OpSpec { name: "ReduceL1", ..REDUCTION };
-static REDUCE_L2: OpSpec = OpSpec { name: "ReduceL2", ..REDUCTION };
-static REDUCE_LOG_SUM: OpSpec =
-    OpSpec { name: "ReduceLogSum", since: 28, types: FLOATS, upgrades: OF_INTEGERS, ..REDUCTION };
-static REDUCE_LOG_SUM_EXP: OpSpec =
-    OpSpec { name: "ReduceLogSumExp", since: 28, types: FLOATS, upgrades: OF_INTEGERS, ..REDUCTION };
-static REDUCE_SUM_SQUARE: OpSpec = OpSpec { name: "ReduceSumSquare", ..REDUCTION };
+static REDUCE_MEAN: OpSpec = OpSpec { name: "ReduceMean", grad: Grad::Rule(gradients::of_mean), ..REDUCTION };
+static REDUCE_MAX: OpSpec = OpSpec {
+    name: "ReduceMax",
+    grad: Grad::Rule(gradients::of_extreme),
+    since: 20,
+    types: ORDERED,
+    infer: infer_max,
+    ..REDUCTION
+};
+static REDUCE_MIN: OpSpec = OpSpec {
+    name: "ReduceMin",
+    grad: Grad::Rule(gradients::of_extreme),
+    since: 20,
+    types: ORDERED,
+    infer: infer_min,
+    ..REDUCTION
+};
+static REDUCE_PROD: OpSpec =
+    OpSpec { name: "ReduceProd", grad: Grad::Rule(gradients::of_product), infer: infer_prod, ..REDUCTION };
+static REDUCE_L1: OpSpec = OpSpec { name: "ReduceL1", grad: Grad::Rule(gradients::of_l1), ..REDUCTION };
+static REDUCE_L2: OpSpec = OpSpec { name: "ReduceL2", grad: Grad::Rule(gradients::of_l2), ..REDUCTION };
+static REDUCE_LOG_SUM: OpSpec = OpSpec {
+    name: "ReduceLogSum",
+    grad: Grad::Rule(gradients::of_log_sum),
+    since: 28,
+    types: FLOATS,
+    upgrades: OF_INTEGERS,
+    ..REDUCTION
+};
+static REDUCE_LOG_SUM_EXP: OpSpec = OpSpec {
+    name: "ReduceLogSumExp",
+    grad: Grad::Rule(gradients::of_log_sum_exp),
+    since: 28,
+    types: FLOATS,
+    upgrades: OF_INTEGERS,
+    ..REDUCTION
+};
+static REDUCE_SUM_SQUARE: OpSpec =
+    OpSpec { name: "ReduceSumSquare", grad: Grad::Rule(gradients::of_sum_square), ..REDUCTION };
 
 ops![
     REDUCE_SUM,
@@ -98,38 +124,6 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         }
         None => Ok(()),
     }
-}
-
-/// The upstream gradient, repeated along the reduced dimensions.
-fn repeated(cx: &mut GradCx<'_>) -> Result<ValueId> {
-    let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
-    if !cx.attrs().flag("keepdims")?
-        && let Some(axes) = cx.find_input(1)
-    {
-        // Without axes all dimensions are reduced, and a scalar broadcasts as it is.
-        gradient = cx.emit("Unsqueeze", &[gradient, axes], &[])?;
-    }
-    let shape = cx.emit("Shape", &[input], &[])?;
-    cx.emit("Expand", &[gradient, shape], &[])
-}
-
-fn gradient_of_sum(cx: &mut GradCx<'_>) -> Result<()> {
-    let gradient = repeated(cx)?;
-    cx.set(0, gradient);
-    Ok(())
-}
-
-fn gradient_of_mean(cx: &mut GradCx<'_>) -> Result<()> {
-    let (input, output) = (cx.input(0)?, cx.output(0)?);
-    let gradient = repeated(cx)?;
-    let all = cx.emit("Size", &[input], &[])?;
-    let kept = cx.emit("Size", &[output], &[])?;
-    let one = cx.ints(&[1])?;
-    let kept = cx.emit("Max", &[kept, one], &[])?;
-    let count = cx.emit("Div", &[all, kept], &[])?;
-    let count = cx.cast(count, cx.dtype(input)?)?;
-    let gradient = cx.emit("Div", &[gradient, count], &[])?;
-    cx.set_broadcast(0, gradient)
 }
 
 fn infer_sum(cx: &mut InferCx<'_>) -> Result<()> {

@@ -5,6 +5,7 @@ mod cumulative;
 mod det;
 mod einsum;
 mod folds;
+mod gradients;
 mod top_k;
 
 pub use einsum::{Equation, Label};

@@ -5,8 +5,10 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
+use crate::spec::{BatchRule, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, var};
 use crate::{Result, ensure, error};
+
+use super::gradients;
 
 static TOP_K: OpSpec = OpSpec {
     name: "TopK",
@@ -17,6 +19,7 @@ static TOP_K: OpSpec = OpSpec {
     attrs: &[attr::int("axis", -1), attr::int("largest", 1), attr::int("sorted", 1)],
     infer,
     upgrades: &[Upgrade { before: 10, apply: k_to_input }],
+    grad: Grad::Rule(gradients::of_top_k),
     batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };

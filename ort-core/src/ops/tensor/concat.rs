@@ -7,13 +7,14 @@ use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
 use crate::spec::{
-    AttrKind, BatchRule, Draft, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr, many,
-    one, var,
+    AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, SymTensor, Traits, Upgrade, ViewCx, ViewOf, attr,
+    many, one, var,
 };
 use crate::tensor::saturating_product;
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axis;
+use super::gradients;
 use super::{constant_sizes, set_elements};
 
 static CONCAT: OpSpec = OpSpec {
@@ -28,6 +29,7 @@ static CONCAT: OpSpec = OpSpec {
     view: Some(view),
     join: Some(join),
     upgrades: &[Upgrade { before: 4, apply: default_axis }],
+    grad: Grad::Rule(gradients::of_concat),
     batch: BatchRule::Rule(batch::concat),
     ..OP
 };

@@ -4,8 +4,10 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, AttrSpec, BatchRule, InferCx, OP, OpSpec, Traits, attr, one, var};
+use crate::spec::{AttrKind, AttrSpec, BatchRule, Grad, InferCx, OP, OpSpec, Traits, attr, one, var};
 use crate::{Result, ensure, one_of};
+
+use super::gradients;
 
 const ATTRIBUTES: &[AttrSpec] = &[attr::string("mode", "DCR"), attr::required("blocksize", AttrKind::Int)];
 
@@ -18,6 +20,7 @@ static DEPTH_TO_SPACE: OpSpec = OpSpec {
     attrs: ATTRIBUTES,
     traits: Traits::MOVES_DATA,
     infer: infer_depth_to_space,
+    grad: Grad::Rule(gradients::of_blocks),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };
@@ -31,6 +34,7 @@ static SPACE_TO_DEPTH: OpSpec = OpSpec {
     attrs: ATTRIBUTES,
     traits: Traits::MOVES_DATA,
     infer: infer_space_to_depth,
+    grad: Grad::Rule(gradients::of_blocks),
     batch: BatchRule::Rule(batch::images),
     ..OP
 };

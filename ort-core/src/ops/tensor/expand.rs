@@ -14,6 +14,7 @@ use crate::{Result, ensure};
 
 use super::constant::fresh_dims;
 use super::geometry::Strided;
+use super::gradients;
 use super::{constant_sizes, set_elements};
 
 static EXPAND: OpSpec = OpSpec {
@@ -41,6 +42,7 @@ static TILE: OpSpec = OpSpec {
     infer: infer_tile,
     view: Some(view_if_equal),
     upgrades: &[Upgrade { before: 6, apply: repeats_of_one_axis }],
+    grad: Grad::Rule(gradients::of_tile),
     batch: BatchRule::Rule(batch::repeated),
     ..OP
 };

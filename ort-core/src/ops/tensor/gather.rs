@@ -6,12 +6,13 @@ use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
 use crate::spec::{
-    BatchRule, InferCx, OP, OpSpec, SymTensor, Traits, TypeVar, ViewCx, ViewOf, attr, one, var,
+    BatchRule, Grad, InferCx, OP, OpSpec, SymTensor, Traits, TypeVar, ViewCx, ViewOf, attr, one, var,
 };
 use crate::tensor::saturating_product;
 use crate::{Result, ensure, error};
 
 use super::geometry::normalize_axis;
+use super::gradients;
 use super::{constant_sizes, set_elements};
 
 const TYPES: &[TypeVar] =
@@ -27,6 +28,7 @@ static GATHER: OpSpec = OpSpec {
     traits: Traits::MOVES_DATA,
     infer: infer_gather,
     view: Some(view_gather),
+    grad: Grad::Rule(gradients::of_gather),
     batch: BatchRule::Rule(batch::gather),
     ..OP
 };
@@ -41,6 +43,7 @@ static GATHER_ELEMENTS: OpSpec = OpSpec {
     attrs: &[attr::int("axis", 0)],
     traits: Traits::MOVES_DATA,
     infer: infer_gather_elements,
+    grad: Grad::Rule(gradients::of_gather_elements),
     batch: BatchRule::Rule(batch::gather_elements),
     ..OP
 };
@@ -55,6 +58,7 @@ static GATHER_ND: OpSpec = OpSpec {
     attrs: &[attr::int("batch_dims", 0)],
     traits: Traits::MOVES_DATA,
     infer: infer_gather_nd,
+    grad: Grad::Rule(gradients::of_gather_nd),
     ..OP
 };
 

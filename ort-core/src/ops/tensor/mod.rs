@@ -12,6 +12,7 @@ mod describe;
 mod expand;
 mod eye_like;
 mod gather;
+mod gradients;
 pub(super) mod grid_sample;
 mod one_hot;
 mod pad;

@@ -5,11 +5,14 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Upgrade, ViewCx, ViewOf, attr, one, opt, var};
+use crate::spec::{
+    BatchRule, Draft, Grad, InferCx, OP, OpSpec, Upgrade, ViewCx, ViewOf, attr, one, opt, var,
+};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error, one_of};
 
 use super::geometry::normalize_axes;
+use super::gradients;
 
 static PAD: OpSpec = OpSpec {
     name: "Pad",
@@ -26,6 +29,7 @@ static PAD: OpSpec = OpSpec {
     infer,
     view: Some(view),
     upgrades: &[Upgrade { before: 2, apply: rename_paddings }, Upgrade { before: 11, apply: pads_to_inputs }],
+    grad: Grad::Rule(gradients::of_pad),
     batch: BatchRule::Rule(batch::padded),
     ..OP
 };

@@ -6,11 +6,14 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{
+    AttrKind, BatchRule, Cost, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var,
+};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
 use super::geometry::{ResizePolicy, normalize_axes, scaled_size};
+use super::gradients;
 
 static RESIZE: OpSpec = OpSpec {
     name: "Resize",
@@ -38,6 +41,7 @@ static RESIZE: OpSpec = OpSpec {
     cost: Cost::Compute,
     infer: infer_resize,
     upgrades: &[Upgrade { before: 11, apply: scales_behind_roi }],
+    grad: Grad::Rule(gradients::of_resize),
     batch: BatchRule::Rule(batch::resized),
     ..OP
 };

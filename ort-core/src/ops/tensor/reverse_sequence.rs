@@ -2,8 +2,10 @@
 
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, Traits, attr, one, var};
+use crate::spec::{Grad, InferCx, OP, OpSpec, Traits, attr, one, var};
 use crate::{Result, ensure};
+
+use super::gradients;
 
 static REVERSE_SEQUENCE: OpSpec = OpSpec {
     name: "ReverseSequence",
@@ -15,6 +17,7 @@ static REVERSE_SEQUENCE: OpSpec = OpSpec {
     attrs: &[attr::int("batch_axis", 1), attr::int("time_axis", 0)],
     traits: Traits::MOVES_DATA,
     infer,
+    grad: Grad::Rule(gradients::of_itself),
     ..OP
 };
 

@@ -3,10 +3,11 @@
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{Draft, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, var};
+use crate::spec::{Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, attr, one, var};
 use crate::{Result, ensure, one_of};
 
 use super::geometry::normalize_axis;
+use super::gradients;
 
 const INDICES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 
@@ -33,6 +34,7 @@ static SCATTER_ELEMENTS: OpSpec = OpSpec {
     types: &[var("T", TypeSet::ALL_TENSOR), var("Tind", INDICES)],
     attrs: &[attr::string("reduction", "none"), attr::int("axis", 0)],
     infer: infer_elements,
+    grad: Grad::Rule(gradients::of_scatter),
     ..OP
 };
 
@@ -45,6 +47,7 @@ static SCATTER_ND: OpSpec = OpSpec {
     types: &[var("T", TypeSet::ALL_TENSOR)],
     attrs: &[attr::string("reduction", "none")],
     infer: infer_nd,
+    grad: Grad::Rule(gradients::of_scatter),
     ..OP
 };
 

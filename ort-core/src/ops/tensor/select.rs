@@ -5,9 +5,10 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, Traits, attr, one, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, Traits, attr, one, var};
 
 use super::geometry::normalize_axis;
+use super::gradients;
 
 static NON_ZERO: OpSpec = OpSpec {
     name: "NonZero",
@@ -30,6 +31,7 @@ static COMPRESS: OpSpec = OpSpec {
     attrs: &[attr::optional("axis", AttrKind::Int)],
     traits: Traits::MOVES_DATA,
     infer: infer_compress,
+    grad: Grad::Rule(gradients::of_compress),
     ..OP
 };
 

@@ -5,11 +5,14 @@ use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
-use crate::spec::{BatchRule, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, one, opt, var};
+use crate::spec::{
+    BatchRule, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, one, opt, var,
+};
 use crate::tensor::Shape;
 use crate::{Result, ensure};
 
 use super::geometry::{SliceArguments, SliceAxis, Strided, contiguous_strides, slice_axes_and_steps};
+use super::gradients;
 use super::{constant_sizes, set_elements};
 
 static SLICE: OpSpec = OpSpec {
@@ -28,6 +31,7 @@ static SLICE: OpSpec = OpSpec {
     infer,
     view: Some(view),
     upgrades: &[Upgrade { before: 10, apply: attributes_to_inputs }],
+    grad: Grad::Rule(gradients::of_slice),
     batch: BatchRule::Rule(batch::slice),
     ..OP
 };

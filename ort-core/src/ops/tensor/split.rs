@@ -7,13 +7,14 @@ use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
 use crate::spec::{
-    AttrKind, BatchRule, Draft, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one, opt,
-    var,
+    AttrKind, BatchRule, Draft, Grad, InferCx, OP, OpSpec, Traits, Upgrade, ViewCx, ViewOf, attr, many, one,
+    opt, var,
 };
 use crate::tensor::saturating_product;
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axis;
+use super::gradients;
 
 static SPLIT: OpSpec = OpSpec {
     name: "Split",
@@ -26,6 +27,7 @@ static SPLIT: OpSpec = OpSpec {
     infer,
     view: Some(view),
     upgrades: &[Upgrade { before: 2, apply: whole_parts }, Upgrade { before: 13, apply: split_to_input }],
+    grad: Grad::Rule(gradients::of_split),
     batch: BatchRule::Rule(batch::along_axis),
     ..OP
 };

@@ -3,8 +3,10 @@
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{BatchRule, InferCx, OP, OpSpec, Traits, attr, one, opt, var};
+use crate::spec::{BatchRule, Grad, InferCx, OP, OpSpec, Traits, attr, one, opt, var};
 use crate::{Result, ensure};
+
+use super::gradients;
 
 static TRILU: OpSpec = OpSpec {
     name: "Trilu",
@@ -16,6 +18,7 @@ static TRILU: OpSpec = OpSpec {
     attrs: &[attr::int("upper", 1)],
     traits: Traits::MOVES_DATA,
     infer,
+    grad: Grad::Rule(gradients::of_itself),
     batch: BatchRule::Rule(batch::of_matrices),
     ..OP
 };

@@ -44,7 +44,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
     let from = input.as_slice::<T>()?;
     let to = cx.output(0)?.as_mut_slice::<T>()?;
     for_each_row_chunk_mut(cx.threads(), to, spatial, 1, |first, rows| {
-        let mut squares = vec![0f32; spatial];
+        let mut squares = vec![0f64; spatial];
         for (index, to) in rows.chunks_exact_mut(spatial).enumerate() {
             let (image, channel) = ((first + index) / channels, (first + index) % channels);
             let start = channel.saturating_sub((settings.size - 1) / 2);
@@ -53,13 +53,13 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
             for neighbour in start..=end {
                 let row = &from[(image * channels + neighbour) * spatial..][..spatial];
                 for (sum, x) in squares.iter_mut().zip(row) {
-                    let x = x.to_f64() as f32;
+                    let x = x.to_f64();
                     *sum += x * x;
                 }
             }
             let row = &from[(first + index) * spatial..][..spatial];
             for ((x, y), sum) in row.iter().zip(to).zip(&squares) {
-                let norm = (settings.bias + settings.alpha * f64::from(*sum)).powf(settings.beta);
+                let norm = (settings.bias + settings.alpha * *sum).powf(settings.beta);
                 *y = T::from_f64(x.to_f64() / norm);
             }
         }

@@ -1,0 +1,260 @@
+//! Gradients of normalizations.
+//!
+//! With `x̂ = (x - mean) / deviation` and `g` the gradient by `x̂`, that by `x` is `(g - mean(g) - x̂ mean(g x̂)) / deviation`: a change
+//! of one element moves mean and deviation of all (Ioffe & Szegedy, Batch Normalization, section 3; Ba, Kiros & Hinton,
+//! Layer Normalization). Without centring, `mean(g)` is not there.
+
+use crate::Result;
+use crate::dtype::DType;
+use crate::ir::{Attribute, ValueId};
+use crate::spec::GradCx;
+
+/// A tensor normalized along some axes.
+struct Normalized {
+    /// The normalized elements.
+    unit: ValueId,
+    /// One over the deviation.
+    inverse: ValueId,
+    axes: Vec<i64>,
+    centred: bool,
+}
+
+impl Normalized {
+    fn new(
+        cx: &mut GradCx<'_>,
+        x: ValueId,
+        axes: Vec<i64>,
+        epsilon: f32,
+        centred: bool,
+    ) -> Result<Normalized> {
+        let mut deviation = x;
+        if centred {
+            let mean = cx.mean_along(x, &axes)?;
+            deviation = cx.emit("Sub", &[x, mean], &[])?;
+        }
+        let squares = cx.emit("Mul", &[deviation, deviation], &[])?;
+        let variance = cx.mean_along(squares, &axes)?;
+        let inverse = inverse_root(cx, variance, epsilon)?;
+        let unit = cx.emit("Mul", &[deviation, inverse], &[])?;
+        Ok(Normalized { unit, inverse, axes, centred })
+    }
+
+    /// The gradient by the elements before, from that by the normalized ones.
+    fn gradient(&self, cx: &mut GradCx<'_>, upstream: ValueId) -> Result<ValueId> {
+        let along = cx.emit("Mul", &[upstream, self.unit], &[])?;
+        let along = cx.mean_along(along, &self.axes)?;
+        let along = cx.emit("Mul", &[self.unit, along], &[])?;
+        let mut rest = cx.emit("Sub", &[upstream, along], &[])?;
+        if self.centred {
+            let mean = cx.mean_along(upstream, &self.axes)?;
+            rest = cx.emit("Sub", &[rest, mean], &[])?;
+        }
+        cx.emit("Mul", &[rest, self.inverse], &[])
+    }
+}
+
+fn inverse_root(cx: &mut GradCx<'_>, variance: ValueId, epsilon: f32) -> Result<ValueId> {
+    let epsilon = cx.number(f64::from(epsilon), cx.dtype(variance)?)?;
+    let padded = cx.emit("Add", &[variance, epsilon], &[])?;
+    let root = cx.emit("Sqrt", &[padded], &[])?;
+    cx.emit("Reciprocal", &[root], &[])
+}
+
+/// Sums of half-precision numbers are taken in single precision.
+fn wide(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
+/// Sets the gradient of an input to a value of another type that broadcasting made larger.
+fn deliver(cx: &mut GradCx<'_>, index: usize, gradient: ValueId) -> Result<()> {
+    if !cx.wants(index) {
+        return Ok(());
+    }
+    let input = cx.input(index)?;
+    let sum = cx.sum_to(gradient, input)?;
+    let gradient = cx.cast(sum, cx.dtype(input)?)?;
+    cx.set(index, gradient);
+    Ok(())
+}
+
+fn in_wide(cx: &mut GradCx<'_>, value: ValueId) -> Result<ValueId> {
+    let dtype = wide(cx.dtype(value)?);
+    cx.cast(value, dtype)
+}
+
+/// `LayerNormalization` and `RMSNormalization`.
+pub(super) fn of_layer(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
+    let (x, scale, upstream) = (in_wide(cx, input)?, in_wide(cx, scale)?, in_wide(cx, upstream)?);
+    let rank = cx.rank(x)?;
+    let axes = (cx.axis("axis", rank)? as i64..rank as i64).collect();
+    let epsilon = cx.attrs().float("epsilon")?;
+    let normalized = Normalized::new(cx, x, axes, epsilon, cx.operator() == "LayerNormalization")?;
+    let of_unit = cx.emit("Mul", &[upstream, scale], &[])?;
+    if cx.wants(0) {
+        let gradient = normalized.gradient(cx, of_unit)?;
+        deliver(cx, 0, gradient)?;
+    }
+    let of_scale = cx.emit("Mul", &[upstream, normalized.unit], &[])?;
+    deliver(cx, 1, of_scale)?;
+    deliver(cx, 2, upstream)
+}
+
+/// A value for each channel against an image of this rank.
+fn by_channel(cx: &mut GradCx<'_>, value: ValueId, rank: usize) -> Result<ValueId> {
+    let shape: Vec<i64> = std::iter::once(-1).chain(std::iter::repeat_n(1, rank.saturating_sub(2))).collect();
+    cx.reshape_to(value, &shape)
+}
+
+/// The sum over all but the channels, to the shape of an input with one value for each.
+fn deliver_by_channel(cx: &mut GradCx<'_>, index: usize, gradient: ValueId) -> Result<()> {
+    if !cx.wants(index) {
+        return Ok(());
+    }
+    let axes: Vec<i64> = std::iter::once(0).chain(2..cx.rank(gradient)? as i64).collect();
+    let sum = cx.sum_along(gradient, &axes)?;
+    let sum = cx.cast(sum, cx.dtype(cx.input(index)?)?)?;
+    cx.set_reshaped(index, sum)
+}
+
+/// `InstanceNormalization` and `GroupNormalization`: the latter over channels that are put together.
+pub(super) fn of_channels(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let (x, scale, upstream) = (in_wide(cx, input)?, in_wide(cx, scale)?, in_wide(cx, upstream)?);
+    let rank = cx.rank(x)?;
+    let scale = by_channel(cx, scale, rank)?;
+    let of_unit = cx.emit("Mul", &[upstream, scale], &[])?;
+    let groups = cx.attrs().find_int("num_groups");
+    let shape = match groups {
+        Some(groups) => vec![0, groups, -1],
+        None => vec![0, 0, -1],
+    };
+    let (rows, of_rows) = (cx.reshape_to(x, &shape)?, cx.reshape_to(of_unit, &shape)?);
+    let epsilon = cx.attrs().float("epsilon")?;
+    let normalized = Normalized::new(cx, rows, vec![2], epsilon, true)?;
+    if cx.wants(0) {
+        let gradient = normalized.gradient(cx, of_rows)?;
+        let gradient = cx.reshape_like(gradient, x)?;
+        deliver(cx, 0, gradient)?;
+    }
+    let unit = cx.reshape_like(normalized.unit, x)?;
+    let of_scale = cx.emit("Mul", &[upstream, unit], &[])?;
+    deliver_by_channel(cx, 1, of_scale)?;
+    deliver_by_channel(cx, 2, upstream)
+}
+
+/// In training by the batch's own statistics, else by given ones, which then have gradients, too.
+pub(super) fn of_batch(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
+    let (x, scale, upstream) = (in_wide(cx, input)?, in_wide(cx, scale)?, in_wide(cx, upstream)?);
+    let rank = cx.rank(x)?;
+    let (scale, epsilon) = (by_channel(cx, scale, rank)?, cx.attrs().float("epsilon")?);
+    let of_unit = cx.emit("Mul", &[upstream, scale], &[])?;
+    let unit = if cx.attrs().flag("training_mode")? {
+        let axes = std::iter::once(0).chain(2..rank as i64).collect();
+        let normalized = Normalized::new(cx, x, axes, epsilon, true)?;
+        if cx.wants(0) {
+            let gradient = normalized.gradient(cx, of_unit)?;
+            deliver(cx, 0, gradient)?;
+        }
+        normalized.unit
+    } else {
+        let (mean, variance) = (cx.input(3)?, cx.input(4)?);
+        let (mean, variance) = (in_wide(cx, mean)?, in_wide(cx, variance)?);
+        let (mean, variance) = (by_channel(cx, mean, rank)?, by_channel(cx, variance, rank)?);
+        let inverse = inverse_root(cx, variance, epsilon)?;
+        let centred = cx.emit("Sub", &[x, mean], &[])?;
+        let unit = cx.emit("Mul", &[centred, inverse], &[])?;
+        let gradient = cx.emit("Mul", &[of_unit, inverse], &[])?;
+        deliver(cx, 0, gradient)?;
+        if cx.wants(3) {
+            let of_mean = cx.emit("Neg", &[gradient], &[])?;
+            deliver_by_channel(cx, 3, of_mean)?;
+        }
+        if cx.wants(4) {
+            // The unit falls with the variance's power of -1/2.
+            let half = cx.number(-0.5, cx.dtype(x)?)?;
+            let square = cx.emit("Mul", &[inverse, inverse], &[])?;
+            let slope = cx.emit("Mul", &[square, half], &[])?;
+            let of_variance = cx.emit("Mul", &[of_unit, unit], &[])?;
+            let of_variance = cx.emit("Mul", &[of_variance, slope], &[])?;
+            deliver_by_channel(cx, 4, of_variance)?;
+        }
+        unit
+    };
+    let of_scale = cx.emit("Mul", &[upstream, unit], &[])?;
+    deliver_by_channel(cx, 1, of_scale)?;
+    deliver_by_channel(cx, 2, upstream)
+}
+
+/// `(x - mean) / (deviation + 1e-9)` along given axes.
+pub(super) fn of_mean_variance(cx: &mut GradCx<'_>) -> Result<()> {
+    let (x, upstream) = (cx.input(0)?, cx.upstream()?);
+    let axes = cx.attrs().ints("axes")?.to_vec();
+    let normalized = Normalized::new(cx, x, axes, 0.0, true)?;
+    let gradient = normalized.gradient(cx, upstream)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// `x` over its norm along an axis.
+pub(super) fn of_lp(cx: &mut GradCx<'_>) -> Result<()> {
+    let (x, unit, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
+    let axis = cx.ints(&[cx.attrs().int("axis")?])?;
+    let (op, slope) = match cx.attrs().int("p")? {
+        1 => ("ReduceL1", cx.emit("Sign", &[x], &[])?),
+        _ => ("ReduceL2", unit),
+    };
+    let norm = cx.emit(op, &[x, axis], &[])?;
+    let along = cx.emit("Mul", &[upstream, unit], &[])?;
+    let along = cx.emit("ReduceSum", &[along, axis], &[])?;
+    let along = cx.emit("Mul", &[along, slope], &[])?;
+    let rest = cx.emit("Sub", &[upstream, along], &[])?;
+    let gradient = cx.emit("Div", &[rest, norm], &[])?;
+    let zero = cx.number(0.0, cx.dtype(x)?)?;
+    let is_zero = cx.emit("Equal", &[norm, zero], &[])?;
+    let gradient = cx.emit("Where", &[is_zero, zero, gradient], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// `x s^-beta` with `s = bias + alpha / size * (sum of squares of the channels around)`.
+pub(super) fn of_local_response(cx: &mut GradCx<'_>) -> Result<()> {
+    let (x, upstream) = (cx.input(0)?, cx.upstream()?);
+    let (dtype, attrs) = (cx.dtype(x)?, cx.attrs());
+    let (alpha, beta, bias) = (attrs.float("alpha")?, attrs.float("beta")?, attrs.float("bias")?);
+    let size = attrs.int("size")?;
+    let (before, behind) = ((size - 1) / 2, size / 2);
+    // Channels are the rows of an image of one channel, so that a pool sums over neighbours.
+    let rows = |cx: &mut GradCx<'_>, value: ValueId, pads: [i64; 2]| -> Result<ValueId> {
+        let (batch, channels) = (cx.sizes(value, 0, 1)?, cx.sizes(value, 1, 2)?);
+        let (one, rest) = (cx.ints(&[1])?, cx.ints(&[-1])?);
+        let shape = cx.join(&[batch, one, channels, rest])?;
+        let image = cx.reshape(value, shape)?;
+        let attrs = [
+            ("kernel_shape", Attribute::Ints(vec![size, 1])),
+            ("pads", Attribute::Ints(vec![pads[0], 0, pads[1], 0])),
+            ("count_include_pad", Attribute::Int(1)),
+        ];
+        let mean = cx.emit("AveragePool", &[image], &attrs)?;
+        cx.reshape_like(mean, value)
+    };
+    let squares = cx.emit("Mul", &[x, x], &[])?;
+    let mean = rows(cx, squares, [before, behind])?;
+    let (alpha, bias) = (f64::from(alpha), cx.number(f64::from(bias), dtype)?);
+    let weight = cx.number(alpha, dtype)?;
+    let sum = cx.emit("Mul", &[mean, weight], &[])?;
+    let sum = cx.emit("Add", &[sum, bias], &[])?;
+    let power = cx.number(-f64::from(beta), dtype)?;
+    let scale = cx.emit("Pow", &[sum, power], &[])?;
+    let own = cx.emit("Mul", &[upstream, scale], &[])?;
+    let slope = cx.emit("Div", &[own, sum], &[])?;
+    let slope = cx.emit("Mul", &[slope, x], &[])?;
+    let around = rows(cx, slope, [behind, before])?;
+    let factor = cx.number(-2.0 * alpha * f64::from(beta), dtype)?;
+    let around = cx.emit("Mul", &[around, factor], &[])?;
+    let around = cx.emit("Mul", &[around, x], &[])?;
+    let gradient = cx.emit("Add", &[own, around], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! Gradients of reductions: what an element's change does to the one value that it went into.
+
+use crate::Result;
+use crate::ir::{Attribute, ValueId};
+use crate::spec::GradCx;
+
+/// A value of the reduced shape, repeated along the dimensions that are gone.
+fn repeated(cx: &mut GradCx<'_>, mut value: ValueId) -> Result<ValueId> {
+    let input = cx.input(0)?;
+    if !cx.attrs().flag("keepdims")?
+        && let Some(axes) = cx.find_input(1)
+    {
+        // Without axes all dimensions are reduced, and a scalar broadcasts as it is.
+        value = cx.emit("Unsqueeze", &[value, axes], &[])?;
+    }
+    let shape = cx.shape_of(input)?;
+    cx.emit("Expand", &[value, shape], &[])
+}
+
+/// The input, and output and upstream gradient in its shape.
+fn parts(cx: &mut GradCx<'_>) -> Result<[ValueId; 3]> {
+    let (input, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
+    Ok([input, repeated(cx, output)?, repeated(cx, upstream)?])
+}
+
+pub(super) fn of_sum(cx: &mut GradCx<'_>) -> Result<()> {
+    let upstream = cx.upstream()?;
+    let gradient = repeated(cx, upstream)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+pub(super) fn of_mean(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
+    let gradient = repeated(cx, upstream)?;
+    let all = cx.emit("Size", &[input], &[])?;
+    let kept = cx.emit("Size", &[output], &[])?;
+    let one = cx.ints(&[1])?;
+    let kept = cx.emit("Max", &[kept, one], &[])?;
+    let count = cx.emit("Div", &[all, kept], &[])?;
+    let count = cx.cast(count, cx.dtype(input)?)?;
+    let gradient = cx.emit("Div", &[gradient, count], &[])?;
+    cx.set_broadcast(0, gradient)
+}
+
+/// Elements that are equally extreme share the gradient.
+pub(super) fn of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, upstream) = (cx.input(0)?, cx.upstream()?);
+    let output = cx.output(0)?;
+    let extreme = repeated(cx, output)?;
+    let hit = cx.emit("Equal", &[input, extreme], &[])?;
+    let hit = cx.cast(hit, cx.dtype(input)?)?;
+    let inputs = [Some(hit), cx.find_input(1)];
+    let attrs: Vec<(&str, Attribute)> =
+        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
+    for count in cx.emit_many("ReduceSum", &inputs, &attrs, 1)? {
+        let share = cx.emit("Div", &[upstream, count], &[])?;
+        let share = repeated(cx, share)?;
+        let gradient = cx.emit("Mul", &[share, hit], &[])?;
+        cx.set(0, gradient);
+    }
+    Ok(())
+}
+
+/// The product of the other elements: the product over the element, and where one element is zero, the product without it.
+pub(super) fn of_product(cx: &mut GradCx<'_>) -> Result<()> {
+    let [input, product, upstream] = parts(cx)?;
+    let dtype = cx.dtype(input)?;
+    let (zero, one) = (cx.number(0.0, dtype)?, cx.number(1.0, dtype)?);
+    let is_zero = cx.emit("Equal", &[input, zero], &[])?;
+    let safe = cx.emit("Where", &[is_zero, one, input], &[])?;
+    let others = cx.emit("Div", &[product, safe], &[])?;
+    let attrs: Vec<(&str, Attribute)> =
+        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
+    let reduce = |cx: &mut GradCx<'_>, op: &str, value: ValueId| -> Result<ValueId> {
+        let inputs = [Some(value), cx.find_input(1)];
+        let reduced = cx.emit_many(op, &inputs, &attrs, 1)?;
+        repeated(cx, reduced.first().copied().unwrap_or(value))
+    };
+    let without = reduce(cx, "ReduceProd", safe)?;
+    let zeros = cx.cast(is_zero, dtype)?;
+    let zeros = reduce(cx, "ReduceSum", zeros)?;
+    let only_zero = cx.emit("Equal", &[zeros, one], &[])?;
+    let at_zero = cx.emit("Where", &[only_zero, without, zero], &[])?;
+    let factor = cx.emit("Where", &[is_zero, at_zero, others], &[])?;
+    let gradient = cx.emit("Mul", &[upstream, factor], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+pub(super) fn of_l1(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, upstream) = (cx.input(0)?, cx.upstream()?);
+    let sign = cx.emit("Sign", &[input], &[])?;
+    let upstream = repeated(cx, upstream)?;
+    let gradient = cx.emit("Mul", &[upstream, sign], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// `x / |x|`, and 0 where all elements are.
+pub(super) fn of_l2(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, output, upstream) = (cx.input(0)?, cx.output(0)?, cx.upstream()?);
+    let zero = cx.number(0.0, cx.dtype(input)?)?;
+    let factor = cx.emit("Div", &[upstream, output], &[])?;
+    let is_zero = cx.emit("Equal", &[output, zero], &[])?;
+    let factor = cx.emit("Where", &[is_zero, zero, factor], &[])?;
+    let factor = repeated(cx, factor)?;
+    let gradient = cx.emit("Mul", &[factor, input], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// One over the sum, which is the exponential of the result.
+pub(super) fn of_log_sum(cx: &mut GradCx<'_>) -> Result<()> {
+    let (output, upstream) = (cx.output(0)?, cx.upstream()?);
+    let sum = cx.emit("Exp", &[output], &[])?;
+    let gradient = cx.emit("Div", &[upstream, sum], &[])?;
+    let gradient = repeated(cx, gradient)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// The element's part of the sum of exponentials.
+pub(super) fn of_log_sum_exp(cx: &mut GradCx<'_>) -> Result<()> {
+    let [input, output, upstream] = parts(cx)?;
+    let part = cx.emit("Sub", &[input, output], &[])?;
+    let part = cx.emit("Exp", &[part], &[])?;
+    let gradient = cx.emit("Mul", &[upstream, part], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+pub(super) fn of_sum_square(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, upstream) = (cx.input(0)?, cx.upstream()?);
+    let twice = cx.emit("Add", &[upstream, upstream], &[])?;
+    let twice = repeated(cx, twice)?;
+    let gradient = cx.emit("Mul", &[twice, input], &[])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// Each element goes into all sums from its place on, so its gradient is the sum of theirs, from the other end.
+pub(super) fn of_running_sum(cx: &mut GradCx<'_>) -> Result<()> {
+    let (axis, upstream) = (cx.input(1)?, cx.upstream()?);
+    let attrs = [
+        ("exclusive", Attribute::Int(cx.attrs().int("exclusive")?)),
+        ("reverse", Attribute::Int(1 - cx.attrs().int("reverse")?)),
+    ];
+    let gradient = cx.emit("CumSum", &[upstream, axis], &attrs)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// The gradients of the values go back to where they were found.
+pub(super) fn of_top_k(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, upstream) = (cx.input(0)?, cx.first_upstream()?);
+    let axis = cx.attrs().int("axis")?;
+    let attrs = [("axis", Attribute::Int(axis))];
+    let indices = match cx.find_output(1) {
+        Some(indices) => indices,
+        None => {
+            let attrs: Vec<(&str, Attribute)> =
+                cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
+            let again = cx.emit_many("TopK", &[Some(input), cx.find_input(1)], &attrs, 2)?;
+            again.last().copied().unwrap_or(input)
+        }
+    };
+    let zeros = cx.filled(0.0, input)?;
+    let gradient = cx.emit("ScatterElements", &[zeros, indices, upstream], &attrs)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// The operands' equation, solved for each: the gradient takes the place of the operand, whose subscripts become the result's.
+/// Subscripts that only the operand has are repeated along.
+pub(super) fn of_einsum(cx: &mut GradCx<'_>) -> Result<()> {
+    let equation: String =
+        cx.attrs().string("equation")?.chars().filter(|char| !char.is_whitespace()).collect();
+    let unsupported = || {
+        crate::error!(
+            NotImplemented,
+            "the gradient of Einsum '{equation}', which has an ellipsis or a diagonal"
+        )
+    };
+    let (left, result) = sides(&equation);
+    let terms: Vec<String> = left.split(',').map(str::to_string).collect();
+    let repeats = |term: &str| {
+        term.chars().enumerate().any(|(at, char)| term.chars().skip(at + 1).any(|other| other == char))
+    };
+    if equation.contains('.') || terms.iter().any(|term| repeats(term)) {
+        return Err(unsupported());
+    }
+    let upstream = cx.upstream()?;
+    for index in cx.wanted() {
+        let Some(term) = terms.get(index) else { continue };
+        let others = terms.iter().enumerate().filter(|(other, _)| *other != index);
+        let others: Vec<(ValueId, &String)> =
+            others.map(|(other, term)| Ok((cx.input(other)?, term))).collect::<Result<_>>()?;
+        let known =
+            |char: &char| result.contains(*char) || others.iter().any(|(_, term)| term.contains(*char));
+        let kept: String = term.chars().filter(known).collect();
+        let left: Vec<&str> =
+            std::iter::once(result.as_str()).chain(others.iter().map(|(_, term)| term.as_str())).collect();
+        let values: Vec<ValueId> =
+            std::iter::once(upstream).chain(others.iter().map(|(value, _)| *value)).collect();
+        let solved = format!("{}->{kept}", left.join(","));
+        let mut gradient = cx.emit("Einsum", &values, &[("equation", Attribute::String(solved))])?;
+        let input = cx.input(index)?;
+        let gone: Vec<i64> =
+            term.chars().enumerate().filter(|(_, char)| !known(char)).map(|(at, _)| at as i64).collect();
+        if !gone.is_empty() {
+            let gone = cx.ints(&gone)?;
+            gradient = cx.emit("Unsqueeze", &[gradient, gone], &[])?;
+        }
+        let shape = cx.shape_of(input)?;
+        let gradient = cx.emit("Expand", &[gradient, shape], &[])?;
+        cx.set(index, gradient);
+    }
+    Ok(())
+}
+
+/// The terms of an equation and its result, which without an arrow is each subscript that appears once, in their order.
+fn sides(equation: &str) -> (&str, String) {
+    if let Some((left, right)) = equation.split_once("->") {
+        return (left, right.to_string());
+    }
+    let once = |char: &char| char.is_alphabetic() && equation.matches(*char).count() == 1;
+    let mut result: Vec<char> = equation.chars().filter(once).collect();
+    result.sort_unstable();
+    (equation, result.into_iter().collect())
+}

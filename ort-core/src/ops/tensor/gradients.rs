@@ -1,0 +1,381 @@
+//! Gradients of operators that move elements: what was moved there moves back, and what was read several times is added up.
+
+use crate::ir::{Attribute, ValueId};
+use crate::spec::GradCx;
+use crate::{Result, ensure, error};
+
+/// Each input gets its part of the gradient.
+pub(super) fn of_concat(cx: &mut GradCx<'_>) -> Result<()> {
+    let upstream = cx.upstream()?;
+    let rank = cx.rank(upstream)?;
+    let axis = cx.axis("axis", rank)?;
+    let count = cx.input_count();
+    let sizes = (0..count).map(|index| {
+        let input = cx.input(index)?;
+        cx.sizes(input, axis, axis + 1)
+    });
+    let sizes = sizes.collect::<Result<Vec<ValueId>>>()?;
+    let sizes = cx.join(&sizes)?;
+    let attrs = [("axis", Attribute::Int(axis as i64))];
+    let parts = cx.emit_many("Split", &[Some(upstream), Some(sizes)], &attrs, count)?;
+    for index in cx.wanted() {
+        let part = parts.get(index).ok_or_else(|| error!(Fail, "fewer parts than inputs"))?;
+        cx.set(index, *part);
+    }
+    Ok(())
+}
+
+/// The gradients of the parts, one behind the other; zeros for parts that nothing depends on.
+pub(super) fn of_split(cx: &mut GradCx<'_>) -> Result<()> {
+    let input = cx.input(0)?;
+    let axis = cx.axis("axis", cx.rank(input)?)?;
+    let count = cx.output_count();
+    let upstream: Vec<Option<ValueId>> = (0..count).map(|index| cx.find_upstream(index)).collect();
+    let mut parts = Vec::with_capacity(count);
+    if upstream.iter().any(Option::is_none) {
+        // The parts once more: an output that nobody reads may be left out.
+        let attrs: Vec<(&str, Attribute)> =
+            cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
+        parts = cx.emit_many("Split", &[Some(input), cx.find_input(1)], &attrs, count)?;
+    }
+    let mut gradients = Vec::with_capacity(count);
+    for (index, upstream) in upstream.into_iter().enumerate() {
+        gradients.push(match (upstream, parts.get(index)) {
+            (Some(upstream), _) => upstream,
+            (None, Some(&part)) => cx.filled(0.0, part)?,
+            (None, None) => return Err(error!(Fail, "a part is missing")),
+        });
+    }
+    let gradient = cx.emit("Concat", &gradients, &[("axis", Attribute::Int(axis as i64))])?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// Where the elements came from, axis by axis: a run of steps of 1 is padded with zeros, others are added up at their indices.
+pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
+    let rank = cx.rank(input)?;
+    let count = cx.constant_sizes(cx.input(1)?).and_then(|sizes| sizes.first().copied());
+    let unknown =
+        |what: &str| error!(NotImplemented, "the gradient of a Slice whose {what} only the run knows");
+    let count = count.ok_or_else(|| unknown("number of axes"))?;
+    let axes = match cx.find_input(3) {
+        Some(axes) => cx.known_ints(axes).ok_or_else(|| unknown("axes"))?,
+        None => (0..count).collect(),
+    };
+    for (entry, axis) in axes.into_iter().enumerate() {
+        let axis = crate::spec::axis_of(axis, rank)?;
+        let size = cx.sizes(input, axis, axis + 1)?;
+        let places = cx.range(size)?;
+        let zero = cx.ints(&[0])?;
+        let step = entry_of(cx, 4, entry)?;
+        let steps_of_one = step.is_none_or(|step| cx.known_ints(step).is_some_and(|step| step == [1]));
+        let bounds = [Some(places), entry_of(cx, 1, entry)?, entry_of(cx, 2, entry)?, Some(zero), step];
+        let places = sliced(cx, &bounds)?;
+        gradient = match steps_of_one {
+            true => padded(cx, gradient, axis, places, size)?,
+            false => {
+                let whole = along(cx, gradient, axis, size)?;
+                cx.sum_at(whole, axis, places, gradient)?
+            }
+        };
+    }
+    cx.set(0, gradient);
+    Ok(())
+}
+
+fn sliced(cx: &mut GradCx<'_>, inputs: &[Option<ValueId>]) -> Result<ValueId> {
+    let outputs = cx.emit_many("Slice", inputs, &[], 1)?;
+    outputs.first().copied().ok_or_else(|| error!(Fail, "Slice has no output"))
+}
+
+/// One entry of a list that is an input, as a list of one in `int64`.
+fn entry_of(cx: &mut GradCx<'_>, index: usize, entry: usize) -> Result<Option<ValueId>> {
+    let Some(list) = cx.find_input(index) else { return Ok(None) };
+    if let Some(&known) = cx.known_ints(list).as_deref().and_then(|list| list.get(entry)) {
+        return cx.ints(&[known]).map(Some);
+    }
+    let list = cx.cast(list, crate::dtype::DType::I64)?;
+    let entry = cx.ints(&[entry as i64])?;
+    cx.emit("Gather", &[list, entry], &[]).map(Some)
+}
+
+/// `value` with zeros around it along an axis, so that it lies at consecutive `places` of `size`.
+fn padded(
+    cx: &mut GradCx<'_>,
+    value: ValueId,
+    axis: usize,
+    places: ValueId,
+    size: ValueId,
+) -> Result<ValueId> {
+    let zero = cx.ints(&[0])?;
+    // An empty slice begins anywhere.
+    let some = cx.join(&[places, zero])?;
+    let begin = cx.emit("Gather", &[some, zero], &[])?;
+    let count = cx.emit("Shape", &[places], &[])?;
+    let end = cx.emit("Add", &[begin, count], &[])?;
+    let end = cx.emit("Sub", &[size, end], &[])?;
+    let pads = cx.join(&[begin, end])?;
+    pad(cx, value, axis, pads)
+}
+
+/// `value` with zeros before and behind it along an axis, or with less than it has where `pads` are negative.
+fn pad(cx: &mut GradCx<'_>, value: ValueId, axis: usize, pads: ValueId) -> Result<ValueId> {
+    let axes = cx.ints(&[axis as i64])?;
+    let outputs = cx.emit_many("Pad", &[Some(value), Some(pads), None, Some(axes)], &[], 1)?;
+    outputs.first().copied().ok_or_else(|| error!(Fail, "Pad has no output"))
+}
+
+/// Zeros in the shape of `like`, with another size along an axis.
+fn along(cx: &mut GradCx<'_>, like: ValueId, axis: usize, size: ValueId) -> Result<ValueId> {
+    let rank = cx.rank(like)?;
+    let (before, behind) = (cx.sizes(like, 0, axis)?, cx.sizes(like, axis + 1, rank)?);
+    let shape = cx.join(&[before, size, behind])?;
+    cx.zeros(shape, cx.dtype(like)?)
+}
+
+pub(super) fn of_gather(cx: &mut GradCx<'_>) -> Result<()> {
+    let (data, indices, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let axis = cx.axis("axis", cx.rank(data)?)?;
+    let gradient = cx.sum_at(data, axis, indices, upstream)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+pub(super) fn of_gather_elements(cx: &mut GradCx<'_>) -> Result<()> {
+    let (data, indices, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let zeros = cx.filled(0.0, data)?;
+    let attrs =
+        [("axis", Attribute::Int(cx.attrs().int("axis")?)), ("reduction", Attribute::String("add".into()))];
+    let gradient = cx.emit("ScatterElements", &[zeros, indices, upstream], &attrs)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+pub(super) fn of_gather_nd(cx: &mut GradCx<'_>) -> Result<()> {
+    let (data, mut indices, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let rank = cx.rank(indices)?;
+    let batch = usize::try_from(cx.attrs().int("batch_dims")?).unwrap_or(0);
+    ensure!(batch < rank, InvalidGraph, "batch_dims {batch} for indices of rank {rank}");
+    // The places within the batch in front of each index.
+    for axis in (0..batch).rev() {
+        let size = cx.sizes(indices, axis, axis + 1)?;
+        let places = cx.range(size)?;
+        let mut shape = vec![1; rank];
+        if let Some(size) = shape.get_mut(axis) {
+            *size = -1;
+        }
+        let places = cx.reshape_to(places, &shape)?;
+        let (outer, one) = (cx.sizes(indices, 0, rank - 1)?, cx.ints(&[1])?);
+        let shape = cx.join(&[outer, one])?;
+        let places = cx.emit("Expand", &[places, shape], &[])?;
+        indices = cx.emit("Concat", &[places, indices], &[("axis", Attribute::Int(-1))])?;
+    }
+    let zeros = cx.filled(0.0, data)?;
+    let add = [("reduction", Attribute::String("add".into()))];
+    let gradient = cx.emit("ScatterND", &[zeros, indices, upstream], &add)?;
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// Replaced elements have no gradient, and what replaced them has theirs. Of duplicate indices without reduction nobody
+/// says which one counts.
+pub(super) fn of_scatter(cx: &mut GradCx<'_>) -> Result<()> {
+    let (indices, updates, upstream) = (cx.input(1)?, cx.input(2)?, cx.upstream()?);
+    let op = cx.operator();
+    let (gather, attrs) = match op {
+        "ScatterElements" => ("GatherElements", vec![("axis", Attribute::Int(cx.attrs().int("axis")?))]),
+        _ => ("GatherND", Vec::new()),
+    };
+    let reduction = cx.attrs().string("reduction")?;
+    let replaces = match reduction {
+        "none" => true,
+        "add" => false,
+        _ => return Err(error!(NotImplemented, "{op} with reduction '{reduction}' has no gradient")),
+    };
+    if cx.wants(0) {
+        let gradient = match replaces {
+            true => {
+                let zeros = cx.filled(0.0, updates)?;
+                cx.emit(op, &[upstream, indices, zeros], &attrs)?
+            }
+            false => upstream,
+        };
+        cx.set(0, gradient);
+    }
+    if cx.wants(2) {
+        let gradient = cx.emit(gather, &[upstream, indices], &attrs)?;
+        cx.set(2, gradient);
+    }
+    Ok(())
+}
+
+/// Constant padding is taken off; other modes copied elements, whose gradients are added up.
+pub(super) fn of_pad(cx: &mut GradCx<'_>) -> Result<()> {
+    let (data, pads, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let mode = cx.attrs().string("mode")?;
+    if mode == "constant" {
+        let off = cx.emit("Neg", &[pads], &[])?;
+        let inputs = [Some(upstream), Some(off), None, cx.find_input(3)];
+        let inside = cx.emit_many("Pad", &inputs, &[], 1)?;
+        let inside = inside.first().copied().ok_or_else(|| error!(Fail, "Pad has no output"))?;
+        cx.set(0, inside);
+        if cx.wants(2) {
+            let keep = [("keepdims", Attribute::Int(0))];
+            let all = cx.emit("ReduceSum", &[upstream], &keep)?;
+            let inside = cx.emit("ReduceSum", &[inside], &keep)?;
+            let rest = cx.emit("Sub", &[all, inside], &[])?;
+            cx.set_reshaped(2, rest)?;
+        }
+        return Ok(());
+    }
+    let rank = cx.rank(data)?;
+    let axes = match cx.find_input(3) {
+        Some(axes) => cx
+            .known_ints(axes)
+            .ok_or_else(|| error!(NotImplemented, "the gradient of a Pad whose axes only the run knows"))?,
+        None => (0..rank as i64).collect(),
+    };
+    let mut gradient = upstream;
+    for (entry, axis) in axes.iter().enumerate() {
+        let axis = crate::spec::axis_of(*axis, rank)?;
+        let size = cx.sizes(data, axis, axis + 1)?;
+        let places = cx.range(size)?;
+        let of_axis = cx.ints(&[entry as i64, (entry + axes.len()) as i64])?;
+        let pads = cx.emit("Gather", &[pads, of_axis], &[])?;
+        let attrs = [("mode", Attribute::String(mode.to_string()))];
+        let places = cx.emit("Pad", &[places, pads], &attrs)?;
+        let whole = along(cx, gradient, axis, size)?;
+        gradient = cx.sum_at(whole, axis, places, gradient)?;
+    }
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// The sum over the copies.
+pub(super) fn of_tile(cx: &mut GradCx<'_>) -> Result<()> {
+    let (data, repeats, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let rank = cx.rank(data)?;
+    let sizes = cx.shape_of(data)?;
+    let column = |cx: &mut GradCx<'_>, list| cx.reshape_to(list, &[-1, 1]);
+    let (repeats, sizes) = (column(cx, repeats)?, column(cx, sizes)?);
+    let pairs = cx.emit("Concat", &[repeats, sizes], &[("axis", Attribute::Int(1))])?;
+    let pairs = cx.reshape_to(pairs, &[-1])?;
+    let copies = cx.reshape(upstream, pairs)?;
+    let axes: Vec<i64> = (0..rank as i64).map(|axis| axis * 2).collect();
+    let sum = cx.sum_along(copies, &axes)?;
+    cx.set_reshaped(0, sum)
+}
+
+/// The other way round, with the same attributes.
+pub(super) fn of_blocks(cx: &mut GradCx<'_>) -> Result<()> {
+    let upstream = cx.upstream()?;
+    let back = if cx.operator() == "DepthToSpace" { "SpaceToDepth" } else { "DepthToSpace" };
+    with_same_attributes(cx, back, &[Some(upstream)])
+}
+
+/// The operator is its own gradient: what it keeps or moves for elements, it does for their gradients.
+pub(super) fn of_itself(cx: &mut GradCx<'_>) -> Result<()> {
+    let (upstream, op) = (cx.upstream()?, cx.operator());
+    with_same_attributes(cx, op, &[Some(upstream), cx.find_input(1)])
+}
+
+fn with_same_attributes(cx: &mut GradCx<'_>, op: &str, inputs: &[Option<ValueId>]) -> Result<()> {
+    let attrs: Vec<(&str, Attribute)> =
+        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
+    let gradient = cx.emit_many(op, inputs, &attrs, 1)?;
+    gradient.into_iter().for_each(|gradient| cx.set(0, gradient));
+    Ok(())
+}
+
+/// Each element that was kept has its gradient.
+pub(super) fn of_compress(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, condition, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let (data, axis) = match cx.attrs().find_int("axis") {
+        Some(axis) => (input, crate::spec::axis_of(axis, cx.rank(input)?)?),
+        None => (cx.reshape_to(input, &[-1])?, 0),
+    };
+    let size = cx.sizes(data, axis, axis + 1)?;
+    let places = cx.range(size)?;
+    let kept = cx.emit("Compress", &[places, condition], &[("axis", Attribute::Int(0))])?;
+    let gradient = cx.sum_at(data, axis, kept, upstream)?;
+    cx.set_reshaped(0, gradient)
+}
+
+/// Interpolation is linear in the elements and goes axis by axis, so that along each axis it is a product with a matrix, which
+/// resizing the unit matrix gives. Its transpose takes the gradient back.
+pub(super) fn of_resize(cx: &mut GradCx<'_>) -> Result<()> {
+    let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
+    let rank = cx.rank(input)?;
+    let attrs = cx.attrs();
+    let refused = |what: &str| error!(NotImplemented, "the gradient of a Resize with {what}");
+    if attrs.string("coordinate_transformation_mode")? == "tf_crop_and_resize" {
+        return Err(refused("tf_crop_and_resize"));
+    }
+    if attrs.string("keep_aspect_ratio_policy")? != "stretch" {
+        return Err(refused("a policy for the aspect ratio"));
+    }
+    let axes: Vec<usize> = match attrs.find_ints("axes") {
+        Some(axes) => axes.iter().map(|&axis| crate::spec::axis_of(axis, rank)).collect::<Result<_>>()?,
+        None => (0..rank).collect(),
+    };
+    for (entry, &axis) in axes.iter().enumerate() {
+        if is_kept(cx, entry, axis)? {
+            continue;
+        }
+        let matrix = resizing_matrix(cx, input, entry, axis)?;
+        let last = rank - 1;
+        let order: Vec<usize> = (0..rank)
+            .map(|at| {
+                if at == axis {
+                    last
+                } else if at == last {
+                    axis
+                } else {
+                    at
+                }
+            })
+            .collect();
+        let turned = cx.transpose(gradient, &order)?;
+        let product = cx.emit("MatMul", &[turned, matrix], &[])?;
+        gradient = cx.transpose(product, &order)?;
+    }
+    cx.set(0, gradient);
+    Ok(())
+}
+
+/// Whether an axis certainly keeps its size and its elements.
+fn is_kept(cx: &GradCx<'_>, entry: usize, axis: usize) -> Result<bool> {
+    if let Some(scales) =
+        cx.find_input(2).and_then(|scales| cx.known_floats(scales)).filter(|scales| !scales.is_empty())
+    {
+        return Ok(scales.get(entry) == Some(&1.0));
+    }
+    let of = |value: ValueId| cx.size_at(value, axis);
+    Ok(of(cx.input(0)?)? == of(cx.output(0)?)?)
+}
+
+/// The matrix of resizing along an axis: what each element of the input adds to each of the output.
+fn resizing_matrix(cx: &mut GradCx<'_>, input: ValueId, entry: usize, axis: usize) -> Result<ValueId> {
+    let size = cx.sizes(input, axis, axis + 1)?;
+    let places = cx.range(size)?;
+    let column = cx.reshape_to(places, &[-1, 1])?;
+    let unit = cx.emit("Equal", &[column, places], &[])?;
+    let unit = cx.cast(unit, cx.dtype(input)?)?;
+    let at = cx.ints(&[entry as i64])?;
+    let mut inputs = vec![Some(unit), None];
+    for index in [2, 3] {
+        let list = cx.find_input(index);
+        let list = list.filter(|&list| cx.constant_sizes(list).is_none_or(|sizes| sizes != [0]));
+        inputs.push(match list {
+            Some(list) => Some(cx.emit("Gather", &[list, at], &[])?),
+            None => None,
+        });
+    }
+    let mut attrs: Vec<(&str, Attribute)> =
+        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
+    attrs.retain(|(name, _)| *name != "axes");
+    attrs.push(("axes", Attribute::Ints(vec![0])));
+    let outputs = cx.emit_many("Resize", &inputs, &attrs, 1)?;
+    outputs.first().copied().ok_or_else(|| error!(Fail, "Resize has no output"))
+}

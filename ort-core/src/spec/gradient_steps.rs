@@ -1,0 +1,183 @@
+//! What gradient rules say often: sizes, reshapes, slices and sums along an axis, as nodes.
+
+use super::GradCx;
+use super::view::known_ints;
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::ir::{Attribute, ValueId};
+use crate::tensor::Tensor;
+use crate::{Result, ensure, error};
+
+impl GradCx<'_> {
+    /// The gradient of the output at `index`; nothing where nothing depends on that output.
+    pub fn find_upstream(&self, index: usize) -> Option<ValueId> {
+        self.upstream.get(index).copied().flatten()
+    }
+
+    /// The gradient of the first output; that of the others does not count, for they say how the first came about.
+    pub fn first_upstream(&self) -> Result<ValueId> {
+        self.find_upstream(0).ok_or_else(|| {
+            error!(NotImplemented, "{} has a gradient for its first output only", self.node.spec.name)
+        })
+    }
+
+    /// Emits a node of the standard domain with so many outputs; inputs may be left out.
+    pub fn emit_many(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<Vec<ValueId>> {
+        self.pen.emit_many(op, inputs, attrs, outputs)
+    }
+
+    /// A tensor with the shape and type of `like` and this number everywhere.
+    pub fn filled(&mut self, value: f64, like: ValueId) -> Result<ValueId> {
+        self.pen.filled(value, like)
+    }
+
+    /// The sizes of a value, where all are numbers.
+    pub fn constant_sizes(&self, value: ValueId) -> Option<Vec<i64>> {
+        self.pen.shape(value).ok()?.iter().map(Dim::as_constant).collect()
+    }
+
+    /// The size of a value along an axis.
+    pub fn size_at(&self, value: ValueId, axis: usize) -> Result<Dim> {
+        let size = self.pen.shape(value)?.get(axis).cloned();
+        size.ok_or_else(|| error!(InvalidGraph, "a tensor has no axis {axis}"))
+    }
+
+    /// The elements of a small integer tensor that is a constant.
+    pub fn known_ints(&self, value: ValueId) -> Option<Vec<i64>> {
+        known_ints(self.pen.graph.constants.get(&value).map(Tensor::view))
+    }
+
+    /// The elements of a constant of floats.
+    pub fn known_floats(&self, value: ValueId) -> Option<Vec<f32>> {
+        self.pen.graph.constants.get(&value)?.to_vec().ok()
+    }
+
+    /// The attribute called `name` as an axis of a tensor of this rank.
+    pub fn axis(&self, name: &str, rank: usize) -> Result<usize> {
+        axis_of(self.attrs().int(name)?, rank)
+    }
+
+    /// The sizes of a value from axis `start` to before `end`, as a list.
+    pub fn sizes(&mut self, value: ValueId, start: usize, end: usize) -> Result<ValueId> {
+        let shape = self.pen.shape(value)?;
+        let known = shape.get(start..end).unwrap_or_default().iter().map(Dim::as_constant);
+        if let Some(known) = known.collect::<Option<Vec<i64>>>() {
+            return self.ints(&known);
+        }
+        let attrs = [("start", Attribute::Int(start as i64)), ("end", Attribute::Int(end as i64))];
+        self.emit("Shape", &[value], &attrs)
+    }
+
+    /// All sizes of a value, as a list.
+    pub fn shape_of(&mut self, value: ValueId) -> Result<ValueId> {
+        let rank = self.rank(value)?;
+        self.sizes(value, 0, rank)
+    }
+
+    /// Lists one behind the other.
+    pub fn join(&mut self, lists: &[ValueId]) -> Result<ValueId> {
+        match lists {
+            [one] => Ok(*one),
+            _ => self.emit("Concat", lists, &[("axis", Attribute::Int(0))]),
+        }
+    }
+
+    /// The elements of `value` in the shape that a list says.
+    pub fn reshape(&mut self, value: ValueId, shape: ValueId) -> Result<ValueId> {
+        self.emit("Reshape", &[value, shape], &[])
+    }
+
+    /// The elements of `value` in this shape, where -1 is what is left.
+    pub fn reshape_to(&mut self, value: ValueId, shape: &[i64]) -> Result<ValueId> {
+        let shape = self.ints(shape)?;
+        self.reshape(value, shape)
+    }
+
+    /// The elements of `value` in the shape of `like`.
+    pub fn reshape_like(&mut self, value: ValueId, like: ValueId) -> Result<ValueId> {
+        self.pen.reshape_like(value, like)
+    }
+
+    /// The dimensions of `value` in another order.
+    pub fn transpose(&mut self, value: ValueId, order: &[usize]) -> Result<ValueId> {
+        if order.iter().enumerate().all(|(to, from)| to == *from) {
+            return Ok(value);
+        }
+        let order = order.iter().map(|&axis| axis as i64).collect();
+        self.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])
+    }
+
+    /// The sum along some axes, which stay with size 1.
+    pub fn sum_along(&mut self, value: ValueId, axes: &[i64]) -> Result<ValueId> {
+        self.reduce("ReduceSum", value, axes)
+    }
+
+    /// The mean along some axes, which stay with size 1.
+    pub fn mean_along(&mut self, value: ValueId, axes: &[i64]) -> Result<ValueId> {
+        self.reduce("ReduceMean", value, axes)
+    }
+
+    fn reduce(&mut self, op: &str, value: ValueId, axes: &[i64]) -> Result<ValueId> {
+        let axes = self.ints(axes)?;
+        self.emit(op, &[value, axes], &[("noop_with_empty_axes", Attribute::Int(1))])
+    }
+
+    /// The numbers from 0 to before `size`, a list of one.
+    pub fn range(&mut self, size: ValueId) -> Result<ValueId> {
+        let scalar = self.ints(&[])?;
+        let size = self.reshape(size, scalar)?;
+        let (zero, one) = (self.integer(0)?, self.integer(1)?);
+        self.emit("Range", &[zero, size, one], &[])
+    }
+
+    /// A scalar of type `int64`.
+    pub fn integer(&mut self, value: i64) -> Result<ValueId> {
+        Ok(self.pen.constant(Tensor::scalar(value)?))
+    }
+
+    /// Zeros of a type of floats in the shape that a list says.
+    pub fn zeros(&mut self, shape: ValueId, dtype: DType) -> Result<ValueId> {
+        let zero = self.number(0.0, dtype)?;
+        self.emit("Expand", &[zero, shape], &[])
+    }
+
+    /// What `Gather` along `axis` with these indices did to `data`, undone: `updates` is added up at the places that it came from.
+    pub fn sum_at(
+        &mut self,
+        data: ValueId,
+        axis: usize,
+        indices: ValueId,
+        updates: ValueId,
+    ) -> Result<ValueId> {
+        let (rank, depth) = (self.rank(data)?, self.rank(indices)?);
+        ensure!(axis < rank, InvalidGraph, "axis {axis} of a tensor of rank {rank}");
+        let size = self.sizes(data, axis, axis + 1)?;
+        let (before, behind) = (self.sizes(data, 0, axis)?, self.sizes(data, axis + 1, rank)?);
+        let shape = self.join(&[size, before, behind])?;
+        // The dimensions of the indices come first.
+        let moved = axis..axis + depth;
+        let order: Vec<usize> = moved.chain(0..axis).chain(axis + depth..rank - 1 + depth).collect();
+        let updates = self.transpose(updates, &order)?;
+        let indices = self.cast(indices, DType::I64)?;
+        let last = self.ints(&[depth as i64])?;
+        let indices = self.emit("Unsqueeze", &[indices, last], &[])?;
+        let zeros = self.zeros(shape, self.dtype(updates)?)?;
+        let add = [("reduction", Attribute::String("add".to_string()))];
+        let sum = self.emit("ScatterND", &[zeros, indices, updates], &add)?;
+        let back: Vec<usize> = (1..=axis).chain([0]).chain(axis + 1..rank).collect();
+        self.transpose(sum, &back)
+    }
+}
+
+/// An axis counted from the front.
+pub(crate) fn axis_of(axis: i64, rank: usize) -> Result<usize> {
+    let rank = rank as i64;
+    ensure!((-rank..rank).contains(&axis), InvalidGraph, "axis {axis} of a tensor of rank {rank}");
+    Ok(axis.rem_euclid(rank.max(1)) as usize)
+}
