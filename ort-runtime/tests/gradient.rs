@@ -363,6 +363,30 @@ fn kinks_and_infinities_stay_numbers() -> Result<()> {
 }
 
 #[test]
+fn dropout_hands_on_what_it_kept() -> Result<()> {
+    for training in [true, false] {
+        let mut builder = GraphBuilder::new("dropout");
+        let x = builder.input("x", DType::F64, &["n"]);
+        let ratio = builder.constant(Tensor::scalar(0.25f64)?);
+        let mode = builder.constant(Tensor::scalar(training)?);
+        let (inputs, seed) = ([Some(x), Some(ratio), Some(mode)], [("seed", Attribute::Int(7))]);
+        let y = builder.add(("", "Dropout"), &inputs, &seed, 1, Vec::new())?;
+        let mut outputs = gradient(&mut builder, &["x"], "Dropout_0.0", &[x])?;
+        outputs.extend(y);
+        let session = session(expanded(builder, &outputs)?)?;
+        let x: Vec<f64> = (1..=100).map(f64::from).collect();
+        let outputs = session.run(&[("x", Tensor::from_slice(&[100], &x)?.into())])?;
+        let (slopes, y) = (doubles(&outputs, 0)?, doubles(&outputs, 1)?);
+        let dropped = y.iter().filter(|y| **y == 0.0).count();
+        assert_eq!((5..60).contains(&dropped), training, "{dropped} of 100 were dropped");
+        for ((x, y), slope) in x.iter().zip(y).zip(slopes) {
+            assert!((slope * x - y).abs() < 1e-9, "the slope at {x} is {slope}, the result {y}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn mistakes_are_named() -> Result<()> {
     let problem = |xs: &[&str], y: &str| -> Result<String> {
         let mut builder = GraphBuilder::new("mistakes");
