@@ -12,7 +12,8 @@ use support::{floats, layer, run_one};
 fn a_run_over_the_budget_is_refused_before_anything_runs() -> Result<()> {
     let device = OpaqueDevice::new(None);
     let model = Model::from_graph(layer()?);
-    let session = Session::builder(&model).device(device.clone()).memory_limit(4096).build()?;
+    let builder = Session::builder(&model).device(device.clone()).batch_split(false);
+    let session = builder.memory_limit(4096).build()?;
     let before = (device.stats(), device.transfers());
     let problem = run_one(&session, floats(&[1000, 3], &[1.0; 3000])?.into()).err();
     let problem = problem.expect("the run needs more than the limit");
@@ -27,7 +28,7 @@ fn a_run_over_the_budget_is_refused_before_anything_runs() -> Result<()> {
 #[test]
 fn a_limit_of_exactly_the_plan_suffices() -> Result<()> {
     let model = Model::from_graph(layer()?);
-    let builder = || Session::builder(&model).device(OpaqueDevice::new(None));
+    let builder = || Session::builder(&model).device(OpaqueDevice::new(None)).batch_split(false);
     let counted = Budget::new(None);
     let session = builder().budget(&counted).build()?;
     let needed = counted.in_use() + session.plan(&[("rows", 1000)])?.planned_bytes;

@@ -108,10 +108,13 @@ enum Way<'a> {
     Split(Split<'a>),
 }
 
-/// The numbers of parts that are tried: all small ones, then fewer and fewer, at last as many as there may be. They do not depend on the
+/// The most parts of a run: sizes may be any number where a tensor is empty.
+const MOST_PARTS: usize = 1 << 16;
+
+/// The numbers of parts that are tried: all small ones, then fewer and fewer, at last as many as there may be, 65,536 at most. They do not depend on the
 /// budget, so that a refusal can name what would do.
 fn part_counts(count: usize, least: usize) -> impl Iterator<Item = usize> {
-    let most = count / least.max(1);
+    let most = (count / least.max(1)).min(MOST_PARTS);
     let counts = std::iter::successors(Some(2usize), |parts| Some(parts + (parts / 4).max(1)));
     counts.take_while(move |parts| *parts < most).chain((most > 1).then_some(most))
 }
@@ -492,6 +495,7 @@ mod tests {
         }
         assert_eq!(even(8, 3), [3, 3, 2]);
         assert!(part_counts(1 << 40, 1).count() < 130);
+        assert_eq!(part_counts(usize::MAX, 1).last(), Some(MOST_PARTS));
     }
 
     #[test]
