@@ -1,4 +1,5 @@
 //! Every rewrite rule, on the samples of its table: the pattern with the rule and without it gives the same.
+#![cfg(feature = "cpu")]
 
 use ort_runtime::dtype::DType;
 use ort_runtime::rewrite::{Level, Optimizer, Rule, rule_sets, sample};
