@@ -40,7 +40,17 @@ impl Pen<'_> {
         attrs: &[(&str, Attribute)],
     ) -> Result<ValueId> {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let outputs = self.emit_many(op, &inputs, attrs, 1)?;
+        self.emit_some(op, &inputs, attrs)
+    }
+
+    /// Adds a node of the standard domain with one output, and inputs that may be left out.
+    pub(crate) fn emit_some(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+    ) -> Result<ValueId> {
+        let outputs = self.emit_many(op, inputs, attrs, 1)?;
         outputs.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
     }
 

@@ -32,6 +32,21 @@ impl GradCx<'_> {
         self.pen.emit_many(op, inputs, attrs, outputs)
     }
 
+    /// Emits a node of the standard domain with one output; inputs may be left out.
+    pub fn emit_some(
+        &mut self,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+    ) -> Result<ValueId> {
+        self.pen.emit_some(op, inputs, attrs)
+    }
+
+    /// The attributes of the node, for another one like it.
+    pub fn attr_list(&self) -> Vec<(&'static str, Attribute)> {
+        self.attrs().iter().map(|(name, value)| (name, value.clone())).collect()
+    }
+
     /// A tensor with the shape and type of `like` and this number everywhere.
     pub fn filled(&mut self, value: f64, like: ValueId) -> Result<ValueId> {
         self.pen.filled(value, like)

@@ -79,7 +79,7 @@ impl Geometry {
         let ends = cx.emit("Sub", &[ends, begins], &[])?;
         let pads = cx.join(&[begins, ends])?;
         let axes = cx.ints(&(2..rank as i64).collect::<Vec<_>>())?;
-        first(cx.emit_many("Pad", &[Some(whole), Some(pads), None, Some(axes)], &[], 1)?)
+        cx.emit_some("Pad", &[Some(whole), Some(pads), None, Some(axes)], &[])
     }
 
     /// The gradient of weights, in their shape.
@@ -91,13 +91,12 @@ impl Geometry {
         weights: ValueId,
     ) -> Result<ValueId> {
         let rank = self.begins.len() + 2;
-        let exchanged = |rank: usize| -> Vec<usize> { [1, 0].into_iter().chain(2..rank).collect() };
-        let (image, upstream) = match self.group {
-            1 => (cx.transpose(image, &exchanged(rank))?, cx.transpose(upstream, &exchanged(rank))?),
-            group => (by_groups(cx, image, group)?, {
-                // Filters stay in the order of their groups, the batch is summed over.
-                cx.transpose(upstream, &exchanged(rank))?
-            }),
+        let exchanged: Vec<usize> = [1, 0].into_iter().chain(2..rank).collect();
+        // Filters stay in the order of their groups; the batch is summed over.
+        let upstream = cx.transpose(upstream, &exchanged)?;
+        let image = match self.group {
+            1 => cx.transpose(image, &exchanged)?,
+            group => by_groups(cx, image, group)?,
         };
         let turned = Geometry {
             strides: self.dilations.clone(),
@@ -107,7 +106,7 @@ impl Geometry {
             group: self.group,
         };
         let sums = cx.emit("Conv", &[image, upstream], &turned.attrs(true))?;
-        let sums = cx.transpose(sums, &exchanged(rank))?;
+        let sums = cx.transpose(sums, &exchanged)?;
         // Places that no window reached make more sums than there are weights.
         if cx.constant_sizes(sums).is_some_and(|sizes| Some(sizes) == cx.constant_sizes(weights)) {
             return Ok(sums);
@@ -132,10 +131,6 @@ fn by_groups(cx: &mut GradCx<'_>, image: ValueId, group: i64) -> Result<ValueId>
     let rest = cx.ints(&[-1])?;
     let shape = cx.join(&[channels, rest, spatial])?;
     cx.reshape(turned, shape)
-}
-
-fn first(values: Vec<ValueId>) -> Result<ValueId> {
-    values.first().copied().ok_or_else(|| error!(Fail, "an operator without output"))
 }
 
 /// The spatial sizes of weights.
@@ -195,8 +190,8 @@ pub(super) fn of_max_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let places = match cx.find_output(1).filter(|_| by_rows) {
         Some(places) => places,
         None => {
-            let attrs = cx.attrs().iter().filter(|(name, _)| *name != "storage_order");
-            let attrs: Vec<(&str, Attribute)> = attrs.map(|(name, value)| (name, value.clone())).collect();
+            let mut attrs = cx.attr_list();
+            attrs.retain(|(name, _)| *name != "storage_order");
             let again = cx.emit_many("MaxPool", &[Some(image)], &attrs, 2)?;
             again.last().copied().ok_or_else(|| error!(Fail, "MaxPool has no output"))?
         }
@@ -234,17 +229,14 @@ fn spread_windows(cx: &mut GradCx<'_>, value: ValueId) -> Result<ValueId> {
 /// windows beyond the image considered.
 pub(super) fn of_average_pool(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, upstream) = (cx.input(0)?, cx.upstream()?);
-    let attrs = |cx: &GradCx<'_>, without: &str| -> Vec<(&'static str, Attribute)> {
-        let attrs = cx.attrs().iter().filter(|(name, _)| *name != without);
-        attrs.map(|(name, value)| (name, value.clone())).collect()
-    };
     let (rank, dtype) = (cx.rank(image)?, cx.dtype(image)?);
     let (alone, spatial) = (cx.ints(&[1, 1])?, cx.sizes(image, 2, rank)?);
     let shape = cx.join(&[alone, spatial])?;
     let one = cx.number(1.0, dtype)?;
     let ones = cx.emit("Expand", &[one, shape], &[])?;
-    let mean = cx.emit("AveragePool", &[ones], &attrs(cx, ""))?;
-    let mut of_sum = attrs(cx, "count_include_pad");
+    let mean = cx.emit("AveragePool", &[ones], &cx.attr_list())?;
+    let mut of_sum = cx.attr_list();
+    of_sum.retain(|(name, _)| *name != "count_include_pad");
     of_sum.push(("p", Attribute::Int(1)));
     let sum = cx.emit("LpPool", &[ones], &of_sum)?;
     let part = cx.emit("Div", &[mean, sum], &[])?;

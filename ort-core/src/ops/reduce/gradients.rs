@@ -51,14 +51,11 @@ pub(super) fn of_extreme(cx: &mut GradCx<'_>) -> Result<()> {
     let hit = cx.emit("Equal", &[input, extreme], &[])?;
     let hit = cx.cast(hit, cx.dtype(input)?)?;
     let inputs = [Some(hit), cx.find_input(1)];
-    let attrs: Vec<(&str, Attribute)> =
-        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
-    for count in cx.emit_many("ReduceSum", &inputs, &attrs, 1)? {
-        let share = cx.emit("Div", &[upstream, count], &[])?;
-        let share = repeated(cx, share)?;
-        let gradient = cx.emit("Mul", &[share, hit], &[])?;
-        cx.set(0, gradient);
-    }
+    let count = cx.emit_some("ReduceSum", &inputs, &cx.attr_list())?;
+    let share = cx.emit("Div", &[upstream, count], &[])?;
+    let share = repeated(cx, share)?;
+    let gradient = cx.emit("Mul", &[share, hit], &[])?;
+    cx.set(0, gradient);
     Ok(())
 }
 
@@ -70,12 +67,10 @@ pub(super) fn of_product(cx: &mut GradCx<'_>) -> Result<()> {
     let is_zero = cx.emit("Equal", &[input, zero], &[])?;
     let safe = cx.emit("Where", &[is_zero, one, input], &[])?;
     let others = cx.emit("Div", &[product, safe], &[])?;
-    let attrs: Vec<(&str, Attribute)> =
-        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
     let reduce = |cx: &mut GradCx<'_>, op: &str, value: ValueId| -> Result<ValueId> {
         let inputs = [Some(value), cx.find_input(1)];
-        let reduced = cx.emit_many(op, &inputs, &attrs, 1)?;
-        repeated(cx, reduced.first().copied().unwrap_or(value))
+        let reduced = cx.emit_some(op, &inputs, &cx.attr_list())?;
+        repeated(cx, reduced)
     };
     let without = reduce(cx, "ReduceProd", safe)?;
     let zeros = cx.cast(is_zero, dtype)?;
@@ -156,15 +151,7 @@ pub(super) fn of_top_k(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, upstream) = (cx.input(0)?, cx.first_upstream()?);
     let axis = cx.attrs().int("axis")?;
     let attrs = [("axis", Attribute::Int(axis))];
-    let indices = match cx.find_output(1) {
-        Some(indices) => indices,
-        None => {
-            let attrs: Vec<(&str, Attribute)> =
-                cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
-            let again = cx.emit_many("TopK", &[Some(input), cx.find_input(1)], &attrs, 2)?;
-            again.last().copied().unwrap_or(input)
-        }
-    };
+    let indices = cx.demand_output(1)?;
     let zeros = cx.filled(0.0, input)?;
     let gradient = cx.emit("ScatterElements", &[zeros, indices, upstream], &attrs)?;
     cx.set(0, gradient);

@@ -30,20 +30,14 @@ pub(super) fn of_split(cx: &mut GradCx<'_>) -> Result<()> {
     let input = cx.input(0)?;
     let axis = cx.axis("axis", cx.rank(input)?)?;
     let count = cx.output_count();
-    let upstream: Vec<Option<ValueId>> = (0..count).map(|index| cx.find_upstream(index)).collect();
-    let mut parts = Vec::with_capacity(count);
-    if upstream.iter().any(Option::is_none) {
-        // The parts once more: an output that nobody reads may be left out.
-        let attrs: Vec<(&str, Attribute)> =
-            cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
-        parts = cx.emit_many("Split", &[Some(input), cx.find_input(1)], &attrs, count)?;
-    }
     let mut gradients = Vec::with_capacity(count);
-    for (index, upstream) in upstream.into_iter().enumerate() {
-        gradients.push(match (upstream, parts.get(index)) {
-            (Some(upstream), _) => upstream,
-            (None, Some(&part)) => cx.filled(0.0, part)?,
-            (None, None) => return Err(error!(Fail, "a part is missing")),
+    for index in 0..count {
+        gradients.push(match cx.find_upstream(index) {
+            Some(upstream) => upstream,
+            None => {
+                let part = cx.demand_output(index)?;
+                cx.filled(0.0, part)?
+            }
         });
     }
     let gradient = cx.emit("Concat", &gradients, &[("axis", Attribute::Int(axis as i64))])?;
@@ -71,7 +65,7 @@ pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
         let step = entry_of(cx, 4, entry)?;
         let steps_of_one = step.is_none_or(|step| cx.known_ints(step).is_some_and(|step| step == [1]));
         let bounds = [Some(places), entry_of(cx, 1, entry)?, entry_of(cx, 2, entry)?, Some(zero), step];
-        let places = sliced(cx, &bounds)?;
+        let places = cx.emit_some("Slice", &bounds, &[])?;
         gradient = match steps_of_one {
             true => padded(cx, gradient, axis, places, size)?,
             false => {
@@ -82,11 +76,6 @@ pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
     }
     cx.set(0, gradient);
     Ok(())
-}
-
-fn sliced(cx: &mut GradCx<'_>, inputs: &[Option<ValueId>]) -> Result<ValueId> {
-    let outputs = cx.emit_many("Slice", inputs, &[], 1)?;
-    outputs.first().copied().ok_or_else(|| error!(Fail, "Slice has no output"))
 }
 
 /// One entry of a list that is an input, as a list of one in `int64`.
@@ -122,8 +111,7 @@ fn padded(
 /// `value` with zeros before and behind it along an axis, or with less than it has where `pads` are negative.
 fn pad(cx: &mut GradCx<'_>, value: ValueId, axis: usize, pads: ValueId) -> Result<ValueId> {
     let axes = cx.ints(&[axis as i64])?;
-    let outputs = cx.emit_many("Pad", &[Some(value), Some(pads), None, Some(axes)], &[], 1)?;
-    outputs.first().copied().ok_or_else(|| error!(Fail, "Pad has no output"))
+    cx.emit_some("Pad", &[Some(value), Some(pads), None, Some(axes)], &[])
 }
 
 /// Zeros in the shape of `like`, with another size along an axis.
@@ -217,8 +205,7 @@ pub(super) fn of_pad(cx: &mut GradCx<'_>) -> Result<()> {
     if mode == "constant" {
         let off = cx.emit("Neg", &[pads], &[])?;
         let inputs = [Some(upstream), Some(off), None, cx.find_input(3)];
-        let inside = cx.emit_many("Pad", &inputs, &[], 1)?;
-        let inside = inside.first().copied().ok_or_else(|| error!(Fail, "Pad has no output"))?;
+        let inside = cx.emit_some("Pad", &inputs, &[])?;
         cx.set(0, inside);
         if cx.wants(2) {
             let keep = [("keepdims", Attribute::Int(0))];
@@ -281,10 +268,8 @@ pub(super) fn of_itself(cx: &mut GradCx<'_>) -> Result<()> {
 }
 
 fn with_same_attributes(cx: &mut GradCx<'_>, op: &str, inputs: &[Option<ValueId>]) -> Result<()> {
-    let attrs: Vec<(&str, Attribute)> =
-        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
-    let gradient = cx.emit_many(op, inputs, &attrs, 1)?;
-    gradient.into_iter().for_each(|gradient| cx.set(0, gradient));
+    let gradient = cx.emit_some(op, inputs, &cx.attr_list())?;
+    cx.set(0, gradient);
     Ok(())
 }
 
@@ -372,10 +357,8 @@ fn resizing_matrix(cx: &mut GradCx<'_>, input: ValueId, entry: usize, axis: usiz
             None => None,
         });
     }
-    let mut attrs: Vec<(&str, Attribute)> =
-        cx.attrs().iter().map(|(name, value)| (name, value.clone())).collect();
+    let mut attrs = cx.attr_list();
     attrs.retain(|(name, _)| *name != "axes");
     attrs.push(("axes", Attribute::Ints(vec![0])));
-    let outputs = cx.emit_many("Resize", &inputs, &attrs, 1)?;
-    outputs.first().copied().ok_or_else(|| error!(Fail, "Resize has no output"))
+    cx.emit_some("Resize", &inputs, &attrs)
 }
