@@ -325,6 +325,25 @@ fn movement() {
             },
             &[&[2, 3]],
         ),
+        row(
+            "one part of two",
+            |b, x| {
+                let sizes = b.constant(ints(&[1, 3])?);
+                let axis = [("axis", Attribute::Int(1))];
+                b.add(("", "Split"), &[Some(x[0]), Some(sizes)], &axis, 2, vec![]).map(|parts| parts[1])
+            },
+            &[&[2, 4]],
+        ),
+        row(
+            "both parts",
+            |b, x| {
+                let halves = [("num_outputs", Attribute::Int(2))];
+                let parts = b.add(("", "Split"), &[Some(x[0])], &halves, 2, vec![])?;
+                b.node("Mul", &parts, &[])
+            },
+            &[&[4, 2]],
+        )
+        .fixed(),
         row("resize to twice", |b, x| resize(b, x[0], &[1.0, 1.0, 2.0, 2.0], "nearest"), &[&[1, 2, 3, 2]]),
         row("linear resize", |b, x| resize(b, x[0], &[1.0, 1.0, 1.6, 0.7], "linear"), &[&[1, 2, 3, 4]]),
         row("cubic resize", |b, x| resize(b, x[0], &[1.0, 1.0, 2.0, 1.0], "cubic"), &[&[1, 1, 4, 2]]),
