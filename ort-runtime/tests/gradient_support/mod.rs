@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub(crate) mod rows;
+
 use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
 use ort_runtime::{DType, Result, Tensor, Value, pass};
 

@@ -1,0 +1,78 @@
+//! Operators as rows of a table, each held against finite differences: at fixed sizes, and where the run alone knows them.
+
+use ort_runtime::Result;
+
+use super::{Build, check};
+
+/// One operator on some inputs.
+pub(crate) struct Row {
+    name: &'static str,
+    build: Build,
+    shapes: &'static [&'static [usize]],
+    /// Whether its gradient needs sizes that are numbers.
+    fixed: bool,
+    /// Whether its inputs are positive.
+    positive: bool,
+}
+
+pub(crate) const fn row(name: &'static str, build: Build, shapes: &'static [&'static [usize]]) -> Row {
+    Row { name, build, shapes, fixed: false, positive: false }
+}
+
+impl Row {
+    pub(crate) const fn fixed(mut self) -> Row {
+        self.fixed = true;
+        self
+    }
+
+    pub(crate) const fn positive(mut self) -> Row {
+        self.positive = true;
+        self
+    }
+
+    /// Numbers of both signs, no two alike and none near zero or another.
+    fn elements(&self, index: usize) -> Vec<f64> {
+        let count = self.shapes[index].iter().product::<usize>();
+        let number = |at: usize| {
+            let place = (at * 37 + index * 17 + 5) % 101;
+            let size = 0.2 + place as f64 / 40.0 + index as f64 * 0.003;
+            if place.is_multiple_of(2) || self.positive { size } else { -size }
+        };
+        (0..count).map(number).collect()
+    }
+
+    /// Checks with these sizes of the first input named instead of given.
+    fn check(&self, named: bool) -> Result<()> {
+        let sizes = self.shapes.iter().enumerate().map(|(index, shape)| {
+            let size = |(axis, size): (usize, &usize)| match named && index == 0 && axis != 1 {
+                true => format!("d{axis}"),
+                false => size.to_string(),
+            };
+            shape.iter().enumerate().map(size).collect::<Vec<String>>()
+        });
+        let sizes: Vec<Vec<String>> = sizes.collect();
+        let dims: Vec<Vec<&str>> =
+            sizes.iter().map(|sizes| sizes.iter().map(String::as_str).collect()).collect();
+        let dims: Vec<&[&str]> = dims.iter().map(Vec::as_slice).collect();
+        let elements: Vec<Vec<f64>> = (0..self.shapes.len()).map(|index| self.elements(index)).collect();
+        let given: Vec<(&[usize], &[f64])> = self
+            .shapes
+            .iter()
+            .zip(&elements)
+            .map(|(shape, elements)| (*shape, elements.as_slice()))
+            .collect();
+        check(self.name, self.build, &given, &dims)
+    }
+}
+
+pub(crate) fn check_all(rows: &[Row]) {
+    let mut problems = Vec::new();
+    for row in rows {
+        for named in [false, true].into_iter().take(if row.fixed { 1 } else { 2 }) {
+            if let Err(problem) = row.check(named) {
+                problems.push(format!("{}{}: {problem}", row.name, if named { ", sizes named" } else { "" }));
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
