@@ -108,18 +108,7 @@ impl Request {
             independent.len()
         );
         let y = find(node.attrs.string("y")?)?;
-        let producers = graph.producers();
-        let mut seen: HashSet<ValueId> = independent.iter().copied().collect();
-        let mut forward = Vec::new();
-        let mut work = vec![y];
-        while let Some(value) = work.pop() {
-            let producer = producers.get(value.index()).copied().flatten();
-            let Some(producer) = producer.filter(|_| seen.insert(value)) else { continue };
-            forward.push(producer);
-            work.extend(graph.nodes.get(producer.index()).into_iter().flat_map(Node::reads));
-        }
-        forward.sort_unstable();
-        forward.dedup();
+        let forward = ancestors(graph, y, &independent);
         Ok(Request { independent, count: xs.len(), y, forward })
     }
 }
@@ -133,15 +122,70 @@ fn is_continuous(graph: &Graph, id: ValueId) -> bool {
     }
 }
 
+/// Adds the nodes that compute the gradient of the sum of `y` by each of `xs`, and returns the values that they end in; none where `y`
+/// does not depend on a tensor. The graph must be inferred and stays so; the nodes come last, in an order in which they can run.
+///
+/// ```no_run
+/// use ort_core::dtype::DType;
+/// use ort_core::ir::GraphBuilder;
+/// use ort_core::pass::add_backward;
+///
+/// let mut builder = GraphBuilder::new("square");
+/// let x = builder.input("x", DType::F32, &["n"]);
+/// let y = builder.node("Mul", &[x, x], &[])?;
+/// let mut graph = builder.finish(&[y])?;
+/// let gradients = add_backward(&mut graph, y, &[x])?;
+/// graph.outputs.extend(gradients.into_iter().flatten());
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+///
+/// Errors: a node on the way from `xs` to `y` has an operator without gradient.
+pub fn add_backward(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Option<ValueId>>> {
+    let node = |id: NodeId| graph.nodes.get(id.index()).map(|node| (id, node.clone()));
+    let forward: Vec<(NodeId, Node)> = ancestors(graph, y, xs).into_iter().filter_map(node).collect();
+    let totals = accumulate(graph, &forward, xs, xs, y)?;
+    Ok(xs.iter().map(|x| totals.get(x).copied()).collect())
+}
+
+/// The nodes that compute `y` from the values at which the search ends, in order.
+fn ancestors(graph: &Graph, y: ValueId, ends: &[ValueId]) -> Vec<NodeId> {
+    let producers = graph.producers();
+    let mut seen: HashSet<ValueId> = ends.iter().copied().collect();
+    let mut found = Vec::new();
+    let mut work = vec![y];
+    while let Some(value) = work.pop() {
+        let producer = producers.get(value.index()).copied().flatten();
+        let Some(producer) = producer.filter(|_| seen.insert(value)) else { continue };
+        found.push(producer);
+        work.extend(graph.nodes.get(producer.index()).into_iter().flat_map(Node::reads));
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
 /// Adds the backward nodes of one `Gradient` node and writes its outputs.
 fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Result<()> {
     let given: Vec<ValueId> = gradient.inputs.iter().flatten().copied().collect();
     ensure!(given.len() == request.independent.len(), InvalidGraph, "an input is left out");
     let Pass { forward, point, y } = forward_at(graph, gradient, request, &given)?;
     let xs = point.get(..request.count).unwrap_or(&point);
-    let boundary: HashSet<ValueId> = point.iter().copied().collect();
+    let totals = accumulate(graph, &forward, xs, &point, y)?;
+    deliver(graph, gradient, xs, &totals)
+}
+
+/// Adds the backward nodes of a forward pass: the gradients of the sum of `y` by its values, where there is one. What
+/// computes a value of the boundary is not followed.
+fn accumulate(
+    graph: &mut Graph,
+    forward: &[(NodeId, Node)],
+    xs: &[ValueId],
+    boundary: &[ValueId],
+    y: ValueId,
+) -> Result<HashMap<ValueId, ValueId>> {
+    let boundary: HashSet<ValueId> = boundary.iter().copied().collect();
     let mut varying: HashSet<ValueId> = xs.iter().copied().filter(|&x| is_continuous(graph, x)).collect();
-    for (_, node) in &forward {
+    for (_, node) in forward {
         if node.reads().any(|value| varying.contains(&value)) {
             let outputs = node.outputs.iter().flatten().copied();
             varying.extend(outputs.filter(|id| !boundary.contains(id) && is_continuous(graph, *id)));
@@ -149,8 +193,9 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     }
     let mut totals: HashMap<ValueId, ValueId> = HashMap::new();
     if varying.contains(&y) {
-        let mut pen = Pen { graph: &mut *graph, name: gradient.name.clone() };
-        totals.insert(y, pen.filled(1.0, y)?);
+        let name = graph.value(y).name.clone();
+        let one = Pen { graph: &mut *graph, name }.filled(1.0, y)?;
+        totals.insert(y, one);
     }
     for (id, node) in forward.iter().rev() {
         let inner = |output: &Option<ValueId>| output.filter(|id| !boundary.contains(id));
@@ -173,7 +218,7 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
             totals.insert(*input, total);
         }
     }
-    deliver(graph, gradient, xs, &totals)
+    Ok(totals)
 }
 
 /// A forward pass: the nodes that compute `y` from the values at one point.

@@ -2,4 +2,4 @@
 
 mod gradient;
 
-pub use gradient::expand_gradients;
+pub use gradient::{add_backward, expand_gradients};
