@@ -161,6 +161,26 @@ impl Attributes {
     accessors!(/// A type.
         value_type, find_type, Type, &ValueType, std::convert::identity);
 
+    /// The number that a float attribute was written as: the shortest decimal that is this float, as a double. What is
+    /// computed in doubles needs it: `1 - beta` of the float nearest 0.999 is 1e-5 off.
+    ///
+    /// # Errors
+    ///
+    /// No float attribute of this name.
+    ///
+    /// ```
+    /// use ort_core::ir::{Attribute, Attributes};
+    /// use ort_core::spec::Registry;
+    /// let adam = Registry::global()?.find("ort-runtime", "AdamW").ok_or_else(|| ort_core::error!(Fail, "no AdamW"))?;
+    /// let attributes = Attributes::new(adam, vec![("beta2".to_string(), Attribute::Float(0.999))])?;
+    /// assert_eq!(attributes.decimal("beta2")?, 0.999);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    pub fn decimal(&self, name: &str) -> Result<f64> {
+        let float = self.float(name)?;
+        Ok(float.to_string().parse().unwrap_or_else(|_| f64::from(float)))
+    }
+
     /// An integer attribute that means true when it is not zero.
     pub fn flag(&self, name: &str) -> Result<bool> {
         Ok(self.int(name)? != 0)

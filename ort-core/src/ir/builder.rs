@@ -24,17 +24,34 @@ use crate::{Result, Within, error};
 #[derive(Debug)]
 pub struct GraphBuilder {
     graph: Graph,
+    /// What the names of nodes begin with.
+    scope: String,
 }
 
 impl GraphBuilder {
     /// An empty graph called `name`.
     pub fn new(name: &str) -> GraphBuilder {
-        GraphBuilder { graph: Graph::new(name) }
+        GraphBuilder { graph: Graph::new(name), scope: String::new() }
     }
 
     /// A builder that adds to a graph that exists.
     pub fn extend(graph: Graph) -> GraphBuilder {
-        GraphBuilder { graph }
+        GraphBuilder { graph, scope: String::new() }
+    }
+
+    /// Has the names of the nodes that are added from now on begin with `scope/`.
+    pub fn set_scope(&mut self, scope: &str) {
+        self.scope = format!("{scope}/");
+    }
+
+    /// The graph as far as it is built.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The same, to change.
+    pub fn graph_mut(&mut self) -> &mut Graph {
+        &mut self.graph
     }
 
     /// An input; each dimension is a number or an expression of symbols.
@@ -75,7 +92,7 @@ impl GraphBuilder {
         let spec = Registry::global()?
             .find(domain, op)
             .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let name: Arc<str> = format!("{op}_{}", self.graph.nodes.len()).into();
+        let name: Arc<str> = format!("{}{op}_{}", self.scope, self.graph.nodes.len()).into();
         let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
         let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
         let ids: Vec<ValueId> = (0..outputs)

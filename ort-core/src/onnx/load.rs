@@ -58,6 +58,8 @@ pub struct ModelInfo {
     pub metadata: Vec<(String, String)>,
     /// The number of functions local to the model.
     pub functions: usize,
+    /// The names of the graph's initializers, in order: its weights, as against constants that nodes give.
+    pub initializers: Vec<String>,
 }
 
 impl ModelInfo {
@@ -74,8 +76,15 @@ impl ModelInfo {
             opsets: model.opset_import.iter().map(|set| (set.domain().into(), set.version())).collect(),
             metadata: model.metadata_props.iter().map(pair).collect(),
             functions: model.functions.len(),
+            initializers: model.graph.iter().flat_map(initializer_names).collect(),
         }
     }
+}
+
+fn initializer_names(graph: &GraphProto) -> impl Iterator<Item = String> {
+    let dense = graph.initializer.iter().map(|tensor| tensor.name());
+    let sparse = graph.sparse_initializer.iter().filter_map(|tensor| tensor.values.as_ref());
+    dense.chain(sparse.map(|values| values.name())).map(str::to_string)
 }
 
 /// An operator that a model uses and no record describes.

@@ -22,7 +22,7 @@ use crate::{Result, Within};
 
 /// Plans one program under `bindings`.
 pub(super) fn resolve(program: &Program, bindings: &Bindings, threads: usize) -> Result<RunPlan> {
-    resolve_given(program, bindings, threads, Surroundings::default())
+    resolve_bound(program, bindings, threads, &program.bound_values(Planning::Shared))
 }
 
 /// Plans a program some of whose inputs and outputs lie in buffers of a binding.
@@ -59,7 +59,8 @@ pub(super) fn resolve_in(
     bindings: &Bindings,
     threads: usize,
 ) -> Result<RunPlan> {
-    let around = Surroundings::default();
+    let bound = program.bound_values(Planning::Shared);
+    let around = Surroundings { known: &[], bound: &bound };
     let specialized = specialize(program, bindings, around.known);
     let graph = specialized.as_ref().unwrap_or(&program.graph);
     let planner = || Planner::new((program, graph), bindings, threads, around.bound);

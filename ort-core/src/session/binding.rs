@@ -363,6 +363,16 @@ impl IoBinding {
         self.prepared = None;
     }
 
+    /// Takes the buffers out that inputs are bound to, by name; nothing is bound afterwards, and inputs with defaults have those. For buffers
+    /// that several sessions use in turn.
+    pub fn take_buffers(&mut self) -> Vec<(String, TensorBuffer)> {
+        let inputs = self.buffers.iter_mut().zip(&self.signature.inputs);
+        let taken = inputs.filter_map(|(buffer, spec)| Some((spec.name.clone(), buffer.take()?))).collect();
+        self.clear_binding_inputs();
+        self.clear_binding_outputs();
+        taken
+    }
+
     /// Lets go of what outputs are bound to, and of those of the last run.
     pub fn clear_binding_outputs(&mut self) {
         self.outputs.fill(None);

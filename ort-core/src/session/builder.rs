@@ -13,8 +13,11 @@ use super::kept::{IdleMemory, Kept};
 use super::poison;
 use super::program::BuildCx;
 use super::streamed::Streams;
+use super::updates;
 use super::{Model, Program, Session, SessionOptions};
-use crate::ep::{Device, NodeView, Owner, Packing, Precision, ProviderOptions, lower_all_but, provider};
+use crate::ep::{
+    Device, NodeView, Owner, Packing, Precision, ProviderOptions, lower_all_but, partition, provider,
+};
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
 use crate::plan::Planning;
@@ -39,6 +42,7 @@ pub struct SessionBuilder {
     arena: Option<ArenaConfig>,
     planning: Planning,
     batch_split: bool,
+    updates: Vec<(String, String)>,
     idle_memory: IdleMemory,
     poison: bool,
 }
@@ -71,6 +75,7 @@ impl SessionBuilder {
             arena: Some(ArenaConfig::lean()),
             planning: Planning::Shared,
             batch_split: true,
+            updates: Vec::new(),
             idle_memory: IdleMemory::default(),
             poison: poison::from_environment(),
         }
@@ -224,6 +229,30 @@ impl SessionBuilder {
         self
     }
 
+    /// Has the output `output` be the new value of the input `input`, in the same memory: the step that computes it runs after whoever
+    /// else reads the input, and plans take the memory to be there. Such a session runs over a binding alone ([`Session::io_binding`]),
+    /// in which the output is bound to the input ([`OutputTarget::Input`](super::OutputTarget::Input)).
+    ///
+    /// ```no_run
+    /// use ort_core::dtype::DType;
+    /// use ort_core::session::{Model, OutputTarget, RunOptions, Session};
+    /// use ort_core::tensor::TensorBuffer;
+    ///
+    /// let session = Session::builder(&Model::load("step.onnx")?).update("weight", "new_weight").build()?;
+    /// let mut binding = session.io_binding();
+    /// binding.bind_input("weight", TensorBuffer::new(DType::F32, &[1000])?)?;
+    /// binding.bind_output("new_weight", OutputTarget::Input("weight".to_string()))?;
+    /// session.run_with_binding(&mut binding, &RunOptions::default())?;
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// Building fails where there is no such input or output, and where the old value is read after the new one.
+    #[must_use]
+    pub fn update(mut self, input: &str, output: &str) -> SessionBuilder {
+        self.updates.push((input.to_string(), output.to_string()));
+        self
+    }
+
     /// How long building the session and each run may take; by default what the model was loaded within.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
@@ -287,6 +316,16 @@ impl SessionBuilder {
         Ok((graph, report))
     }
 
+    /// The graph as it is compiled: rewritten, and taken apart where no device has a kernel. A session on it with
+    /// [`Level::Disabled`] runs it as it stands, so that it can be edited in between.
+    pub fn prepared(self) -> Result<Graph> {
+        let devices = open_devices(self.devices.clone(), &self.providers)?;
+        let budget = self.new_budget();
+        let (mut graph, _) = self.rewritten(self.setting(1, &devices, &budget)?, Packing::Now)?;
+        partition(&mut graph, &devices)?;
+        Ok(Arc::unwrap_or_clone(graph))
+    }
+
     /// The model's graph after the rewrites that the optimizer allows, and what they were.
     fn rewritten(
         &self,
@@ -318,6 +357,7 @@ impl SessionBuilder {
             optimizer: self.optimizer.clone(),
             budget: self.budget.clone(),
             cache_dir: self.cache_dir.clone(),
+            updates: self.updates.clone(),
         };
         // What a limit of its own bounds is a session's own.
         let compiled = match self.memory_limit {
@@ -410,6 +450,7 @@ impl SessionBuilder {
             // Without a limit all packed weights stay, and those in the cache count against none.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),
             packing,
+            updates: updates::find(self.model.graph(), &self.updates)?,
             until,
         };
         let mut program = Program::build(graph, &[], &mut cx)?;

@@ -70,6 +70,8 @@ pub(super) struct CompileKey {
     /// The budget that the caller shares between sessions.
     pub(super) budget: Option<Arc<Budget>>,
     pub(super) cache_dir: Option<PathBuf>,
+    /// Inputs and the outputs that are their new values.
+    pub(super) updates: Vec<(String, String)>,
 }
 
 impl PartialEq for CompileKey {
@@ -86,6 +88,7 @@ impl PartialEq for CompileKey {
             && (self.threads, self.precision) == (other.threads, other.precision)
             && self.optimizer == other.optimizer
             && self.cache_dir == other.cache_dir
+            && self.updates == other.updates
             && same_budget
     }
 }

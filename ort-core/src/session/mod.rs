@@ -34,6 +34,7 @@ mod program;
 mod run;
 mod split;
 mod streamed;
+mod updates;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -55,7 +56,10 @@ pub use split::BatchSplit;
 use crate::dim::{Bindings, Symbol};
 use crate::ep::CancelToken;
 use crate::ir::ValueType;
-use crate::plan::{BoundValues, KindBytes, MemoryKind, PlanReport, Planning, RunPlan, report, resolve_bound};
+use crate::plan::{
+    BoundValues, KindBytes, LiveStep, MemoryKind, PlanReport, Planning, RunPlan, live_steps, report,
+    resolve_bound,
+};
 use crate::tensor::{Value, ValueView};
 use crate::{Error, Limits, Result, advise, ensure, error};
 use compiled::Compiled;
@@ -166,6 +170,12 @@ impl Session {
         inputs: &[(&str, Value)],
         options: &RunOptions<'_>,
     ) -> Result<Vec<(String, Value)>> {
+        ensure!(
+            self.compiled.program.updates.is_empty(),
+            InvalidArgument,
+            help = "bind them and run with `run_with_binding`",
+            "the session updates inputs in their memory"
+        );
         let aligned = align(inputs)?;
         let given = self.arrange(&aligned)?;
         let mut bindings = Bindings::new();
@@ -234,7 +244,7 @@ impl Session {
     }
 
     fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
-        self.plan_bound(bindings, &BoundValues::unbound(self.planning))
+        self.plan_bound(bindings, &self.compiled.program.bound_values(self.planning))
     }
 
     /// The plan where some inputs and outputs lie in buffers of a binding.
@@ -263,6 +273,12 @@ impl Session {
         self.report(&bindings)
     }
 
+    /// What each step of a run takes and gives back, in their order, with these sizes of symbolic dimensions; for those who edit the graph to
+    /// have fewer bytes alive at once.
+    pub fn live_steps(&self, dims: &[(&str, i64)]) -> Result<Vec<LiveStep>> {
+        Ok(live_steps(&self.compiled.program, &self.bindings(dims)?, self.threads))
+    }
+
     fn report(&self, bindings: &Bindings) -> Result<PlanReport> {
         let plan = self.plan_for(bindings)?;
         let mut report = report(&self.compiled.program, &plan, bindings, self.threads);
@@ -286,8 +302,9 @@ impl Session {
         Ok(report)
     }
 
-    /// Bindings for all symbolic dimensions of the inputs.
-    fn bindings(&self, dims: &[(&str, i64)]) -> Result<Bindings> {
+    /// Sizes for all symbolic dimensions of the inputs: those that are named, and 1 for the others. A name that the model does not have is an
+    /// error.
+    pub fn bindings(&self, dims: &[(&str, i64)]) -> Result<Bindings> {
         let symbols = self.model.symbols();
         let mut bindings = Bindings::new();
         for symbol in &symbols {

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::cache::PlanCache;
 use super::streamed::StreamedKernel;
+use super::updates::Update;
 use crate::cache::{Role, Store, tag};
 use crate::ep::{
     Account, Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Owner, Packing, Precision,
@@ -18,7 +19,7 @@ use crate::ep::{
 };
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
-use crate::plan::better_order;
+use crate::plan::{better_order, order_of_updates};
 use crate::tensor::{Tensor, TensorMut};
 use crate::{Result, Within, error};
 
@@ -120,6 +121,8 @@ pub(crate) struct Program {
     pub(crate) outputs: Vec<SlotId>,
     /// The steps in the order of the file; none where they stand in it.
     pub(crate) file_order: Option<Vec<usize>>,
+    /// Outputs in the memory of inputs.
+    pub(crate) updates: Vec<Update>,
     pub(crate) plans: PlanCache,
 }
 
@@ -145,6 +148,8 @@ pub(crate) struct BuildCx<'a> {
     /// Whether packed weights may come and go.
     pub(crate) streams: bool,
     pub(crate) packing: Packing<'a>,
+    /// Outputs of the outermost graph that are new values of its inputs.
+    pub(crate) updates: Vec<Update>,
     /// When building gives up.
     pub(crate) until: Option<Instant>,
 }
@@ -156,6 +161,7 @@ impl Program {
         captured: &[ValueId],
         cx: &mut BuildCx<'_>,
     ) -> Result<Program> {
+        let updates = std::mem::take(&mut cx.updates);
         let partition = partition(&mut graph, cx.devices)?;
         let count = graph.value_count();
         let mut builder = Builder {
@@ -187,7 +193,12 @@ impl Program {
         builder.forget_consumed(&mut graph, cx.is_mapped);
         let Builder { slots, steps, .. } = builder;
         let plans = PlanCache::default();
-        let mut program = Program { graph, slots, steps, given, outputs, file_order: None, plans };
+        let file_order = None;
+        let mut program = Program { graph, slots, steps, given, outputs, file_order, updates, plans };
+        if let Some(order) = order_of_updates(&program)? {
+            program.reorder(&order);
+            program.file_order = None;
+        }
         if let Some(order) = better_order(&program, cx.threads) {
             program.reorder(&order);
         }
@@ -207,7 +218,8 @@ impl Program {
     fn empty(graph: Graph) -> Program {
         let graph = Arc::new(graph);
         let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Program { graph, slots, steps, given, outputs, file_order: None, plans: PlanCache::default() }
+        let (file_order, updates, plans) = (None, Vec::new(), PlanCache::default());
+        Program { graph, slots, steps, given, outputs, file_order, updates, plans }
     }
 
     /// The constants that runs still read.

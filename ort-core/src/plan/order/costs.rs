@@ -20,6 +20,8 @@ use crate::tensor::byte_count;
 pub(super) struct Made {
     pub(super) block: usize,
     pub(super) bytes: u64,
+    /// The output of the step that it is.
+    pub(super) output: usize,
     /// The blocks whose memory it may take over, where nobody else reads them any more.
     pub(super) from: SmallVec<[usize; 2]>,
 }
@@ -34,6 +36,8 @@ pub(super) struct Costs {
     pub(super) makes: Vec<SmallVec<[Made; 1]>>,
     /// Bytes that each step needs while it runs.
     pub(super) scratch: Vec<u64>,
+    /// For each slot, the block it is in.
+    block_of: Vec<usize>,
     blocks: usize,
 }
 
@@ -73,7 +77,12 @@ impl Costs {
             reads
         }));
         let readers = reads.inverted(blocks.len());
-        Costs { reads, readers, makes, scratch, blocks: blocks.len() }
+        Costs { reads, readers, makes, scratch, blocks: blocks.len(), block_of: blocks }
+    }
+
+    /// The block that a slot is in.
+    pub(super) fn block_of(&self, slot: SlotId) -> Option<usize> {
+        self.block_of.get(slot.index()).copied()
     }
 
     /// The bytes alive while each step of the order runs.
@@ -98,7 +107,7 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[M
             let once = step.reads().filter(|read| blocks[read.index()] == block).count() == 1;
             (once && bytes_of(planner, input) == Some(bytes)).then_some(block)
         });
-        made.push(Made { block: slot.index(), bytes, from: from.collect() });
+        made.push(Made { block: slot.index(), bytes, output: position, from: from.collect() });
     }
     made
 }

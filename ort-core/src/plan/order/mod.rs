@@ -13,12 +13,62 @@ mod costs;
 mod network;
 mod segments;
 
+use std::collections::BTreeSet;
+
 use costs::Costs;
 use network::Network;
 
 use super::resolve::{resolve, resolve_in};
 use crate::dim::Bindings;
 use crate::session::{Program, Step};
+use crate::{Result, error};
+
+/// A step of a schedule as memory sees it. Blocks are values with memory of their own; views of a value are its block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveStep {
+    /// The node that it runs, by its place in the graph; none for a copy between memories.
+    pub node: Option<usize>,
+    /// The blocks that it reads, each once.
+    pub reads: Vec<usize>,
+    /// The block of each of its outputs; none for those that nobody reads.
+    pub outputs: Vec<Option<usize>>,
+    /// What it makes.
+    pub makes: Vec<LiveBlock>,
+    /// Bytes that it needs while it runs.
+    pub scratch: u64,
+}
+
+/// Memory that a step makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Its number.
+    pub block: usize,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The output of the step that it is.
+    pub output: usize,
+    /// The blocks whose memory it may take over, where nobody else reads them any more.
+    pub from: Vec<usize>,
+}
+
+/// The steps of a program in their order, with what they take at one binding. Inputs, weights and outputs of the graph take
+/// nothing here: they are there in any order.
+pub(crate) fn live_steps(program: &Program, bindings: &Bindings, threads: usize) -> Vec<LiveStep> {
+    let mut costs = Costs::new(program, bindings, threads);
+    let live = |(index, step): (usize, &Step)| LiveStep {
+        node: step.node,
+        reads: costs.reads.of(index).to_vec(),
+        outputs: step.outputs.iter().map(|slot| slot.and_then(|slot| costs.block_of(slot))).collect(),
+        makes: costs.makes.get_mut(index).map(std::mem::take).into_iter().flatten().map(live_block).collect(),
+        scratch: costs.scratch.get(index).copied().unwrap_or(0),
+    };
+    program.steps.iter().enumerate().map(live).collect()
+}
+
+fn live_block(made: costs::Made) -> LiveBlock {
+    let costs::Made { block, bytes, output, from } = made;
+    LiveBlock { block, bytes, output, from: from.to_vec() }
+}
 
 /// What stands for each symbolic size: a single one, a small batch, a sequence.
 const SIZES: [i64; 3] = [1, 16, 128];
@@ -41,6 +91,37 @@ pub(crate) fn better_order(program: &Program, threads: usize) -> Option<Vec<usiz
         return None;
     }
     Some(order)
+}
+
+/// An order in which what is updated in its memory is updated last, as near to the program's own as can be; none where that is
+/// such an order.
+pub(crate) fn order_of_updates(program: &Program) -> Result<Option<Vec<usize>>> {
+    if program.updates.is_empty() {
+        return Ok(None);
+    }
+    let network = Network::new(program);
+    let mut waits: Vec<usize> = (0..network.len()).map(|step| network.before.of(step).len()).collect();
+    let ready = waits.iter().enumerate().filter(|(_, count)| **count == 0).map(|(step, _)| step);
+    let mut ready: BTreeSet<usize> = ready.collect();
+    let mut order = Vec::with_capacity(network.len());
+    while let Some(step) = ready.pop_first() {
+        order.push(step);
+        for &after in network.after.of(step) {
+            let Some(count) = waits.get_mut(after) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                ready.insert(after);
+            }
+        }
+    }
+    let stuck = waits.iter().position(|count| *count > 0).and_then(|step| program.steps.get(step));
+    match stuck {
+        None => Ok((!order.is_sorted()).then_some(order)),
+        Some(step) => {
+            let why = "an input cannot be updated in its memory: its old value is read after the new one";
+            Err(error!(InvalidArgument, "{why}, around {}", step.place()).help("give it memory of its own"))
+        }
+    }
 }
 
 /// One binding for each of the sizes; a program without symbols needs only one.

@@ -1,5 +1,7 @@
 //! Which step waits for which.
 
+use rustc_hash::FxHashMap;
+
 use crate::session::Program;
 
 /// Lists of numbers, one for each step, in one allocation.
@@ -49,9 +51,9 @@ impl Lists {
 
 /// The steps of a program as a graph: each is its place in the program.
 pub(super) struct Network {
-    /// For each step, the steps whose results it reads, each once and ascending.
+    /// For each step, the steps whose results it reads or that read what it overwrites, each once and ascending.
     pub(super) before: Lists,
-    /// For each step, the steps that read its results, each once and ascending.
+    /// For each step, the steps that wait for it, each once and ascending.
     pub(super) after: Lists,
     count: usize,
 }
@@ -64,9 +66,14 @@ impl Network {
                 producers.get_mut(slot.index()).into_iter().for_each(|producer| *producer = Some(index));
             }
         }
-        let before = program.steps.iter().map(|step| {
+        let mut updates: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
+        for (writer, readers) in program.readers_before_updates() {
+            updates.entry(writer).or_default().extend(readers);
+        }
+        let before = program.steps.iter().enumerate().map(|(index, step)| {
             let producers = step.reads().filter_map(|slot| producers.get(slot.index()).copied().flatten());
-            let mut needed: Vec<usize> = producers.collect();
+            let waits = updates.get(&index).into_iter().flatten().copied();
+            let mut needed: Vec<usize> = producers.chain(waits).collect();
             needed.sort_unstable();
             needed.dedup();
             needed

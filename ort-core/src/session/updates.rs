@@ -1,0 +1,91 @@
+//! Outputs that are the new values of inputs, as a training step has them for parameters and states: they are computed in the memory
+//! that a binding has for the input, so whoever else reads the old value runs before.
+
+use rustc_hash::FxHashMap;
+
+use super::{Program, SlotId};
+use crate::ir::Graph;
+use crate::plan::{BoundValues, OutputMemory, Planning};
+use crate::{Result, advise, error};
+
+/// An output in the memory of an input, by their positions in the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Update {
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+}
+
+/// Finds inputs and outputs by their names.
+pub(super) fn find(graph: &Graph, names: &[(String, String)]) -> Result<Vec<Update>> {
+    let position = |kind: &str, ids: &[crate::ir::ValueId], name: &str| {
+        let known = || ids.iter().map(|&id| &*graph.value(id).name);
+        known().position(|known| known == name).ok_or_else(|| {
+            error!(InvalidArgument, "the model has no {kind} '{name}'").help(advise(
+                &format!("{kind}s"),
+                name,
+                known(),
+            ))
+        })
+    };
+    let update = |(input, output): &(String, String)| {
+        Ok(Update {
+            input: position("input", &graph.inputs, input)?,
+            output: position("output", &graph.outputs, output)?,
+        })
+    };
+    names.iter().map(update).collect()
+}
+
+impl Program {
+    /// What a plan without a binding takes to be bound: inputs that are updated lie in buffers.
+    pub(crate) fn bound_values(&self, planning: Planning) -> BoundValues {
+        let mut bound = BoundValues::unbound(planning);
+        if self.updates.is_empty() {
+            return bound;
+        }
+        bound.inputs = vec![false; self.given.len()];
+        bound.outputs = vec![OutputMemory::Own; self.outputs.len()];
+        for update in &self.updates {
+            bound.inputs.get_mut(update.input).into_iter().for_each(|input| *input = true);
+            let output = bound.outputs.get_mut(update.output);
+            output.into_iter().for_each(|output| *output = OutputMemory::Input(update.input));
+        }
+        bound
+    }
+
+    /// For each updated input, the step that writes its new value and, ascending, all others that read the old one, views of it included.
+    pub(crate) fn readers_before_updates(&self) -> Vec<(usize, Vec<usize>)> {
+        if self.updates.is_empty() {
+            return Vec::new();
+        }
+        let mut part_of: FxHashMap<SlotId, usize> = FxHashMap::default();
+        let mut written_in: FxHashMap<SlotId, usize> = FxHashMap::default();
+        for (index, update) in self.updates.iter().enumerate() {
+            self.given.get(update.input).map(|slot| part_of.insert(*slot, index));
+            self.outputs.get(update.output).map(|slot| written_in.insert(*slot, index));
+        }
+        let mut found: Vec<(Option<usize>, Vec<usize>)> = vec![(None, Vec::new()); self.updates.len()];
+        for (place, step) in self.steps.iter().enumerate() {
+            let node = step.node.and_then(|node| self.graph.nodes.get(node));
+            let is_view = node.is_some_and(|node| node.spec.view.is_some());
+            for slot in step.reads() {
+                let Some(&index) = part_of.get(&slot) else { continue };
+                found.get_mut(index).into_iter().for_each(|(_, readers)| readers.push(place));
+                if is_view {
+                    part_of.extend(step.outputs.iter().flatten().map(|output| (*output, index)));
+                }
+            }
+            for slot in step.outputs.iter().flatten() {
+                let found = written_in.get(slot).and_then(|index| found.get_mut(*index));
+                found.into_iter().for_each(|(writer, _)| *writer = Some(place));
+            }
+        }
+        let others = |(writer, mut readers): (Option<usize>, Vec<usize>)| {
+            let writer = writer?;
+            readers.retain(|reader| *reader != writer);
+            readers.dedup();
+            Some((writer, readers))
+        };
+        found.into_iter().filter_map(others).collect()
+    }
+}
