@@ -8,11 +8,14 @@ use ort_ep_cpu::vector::activation::Activation;
 use ort_ep_cpu::vector::convert::{bf16_from_f32, f16_from_f32, f32_from_f16};
 use ort_ep_cpu::vector::depthwise::DepthwisePlan;
 use ort_ep_cpu::vector::depthwise_channels::{ChannelBlock, DepthwiseBlockPlan};
+use ort_ep_cpu::vector::dynamic_code::DynamicCode;
 use ort_ep_cpu::vector::elementwise::{Binary, Operand, Unary, binary, unary};
 use ort_ep_cpu::vector::norm::{layer_norm_row, rms_norm_row};
 use ort_ep_cpu::vector::pool::{Pool, PoolPlan, scratch_len};
+use ort_ep_cpu::vector::random::{Dropout, dropout};
 use ort_ep_cpu::vector::reduce;
 use ort_ep_cpu::vector::softmax::{Softmax, softmax_columns, softmax_row};
+use ort_ep_cpu::vector::training::{Adam, adam};
 use ort_ep_cpu::vector::transpose::{Permutation, transpose};
 use ort_ep_cpu::vector::window::Window;
 
@@ -201,6 +204,51 @@ fn pools(filter: &str, isa: Isa) {
     }
 }
 
+/// Steps on tensors that the second cache holds and on such that no cache does, in elements; a step of Adam reads four of
+/// them and writes three.
+fn training(filter: &str, isa: Isa) {
+    let adam_step = Adam {
+        scale: 0.5,
+        gradient_decay: 0.0,
+        kept_before: 0.999,
+        kept_after: 1.0,
+        beta: [0.9, 0.999],
+        beta_rest: [0.1, 0.001],
+        bias_root: 0.3,
+        epsilon: 1e-8,
+        size: 1e-3,
+    };
+    let rule = Dropout::new(0.1, 1, 2, 3);
+    for len in [16_384, 1 << 24] {
+        if !"training".contains(filter) && len > 16_384 {
+            continue;
+        }
+        let (mut x, mut m, mut v) = (values(len), vec![0.0; len], vec![0.0; len]);
+        let gradient = values(len);
+        row(filter, &format!("training: adam {} {len}", isa.name()), len as f64, "elements", || {
+            adam(isa, &adam_step, [&mut x, &mut m, &mut v], &gradient);
+        });
+        row(filter, &format!("training: copy {} {len}", isa.name()), len as f64, "elements", || {
+            x.copy_from_slice(black_box(&gradient));
+        });
+        let mut data = values(len);
+        row(
+            filter,
+            &format!("training: counter dropout {} {len}", isa.name()),
+            len as f64,
+            "elements",
+            || {
+                data.fill(1.0);
+                dropout(isa, &rule, 0, 0.9, &mut data);
+            },
+        );
+    }
+    let (numbers, mut codes) = (values(256), vec![0; 256]);
+    row(filter, &format!("training: code of 8 bits {}", isa.name()), 256.0, "elements", || {
+        black_box(DynamicCode::signed().encode(black_box(&numbers), &mut codes));
+    });
+}
+
 fn main() {
     let filter = std::env::args().nth(1).filter(|name| !name.starts_with('-')).unwrap_or_default();
     for isa in Isa::available() {
@@ -209,5 +257,6 @@ fn main() {
         rows(&filter, isa);
         moves(&filter, isa);
         pools(&filter, isa);
+        training(&filter, isa);
     }
 }

@@ -463,3 +463,18 @@ fn reductions_and_choices() {
         ),
     ]);
 }
+
+#[test]
+fn dropout_by_counters() {
+    check_all(&[row(
+        "dropout by counters",
+        |b, x| {
+            let ratio = b.constant(Tensor::scalar(0.4f32)?);
+            let (seed, step) = (b.constant(Tensor::scalar(11i64)?), b.constant(Tensor::scalar(5i64)?));
+            let inputs = [x[0], ratio, seed, step].map(Some);
+            let stream = [("stream", Attribute::Int(2))];
+            b.add(("ort-runtime", "CounterDropout"), &inputs, &stream, 1, vec![]).map(|y| y[0])
+        },
+        &[&[3, 7]],
+    )]);
+}

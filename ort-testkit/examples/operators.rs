@@ -32,6 +32,7 @@ fn main() -> Result<()> {
             "since": spec.since,
             "view": spec.view.is_some(),
             "lower": spec.lower.is_some(),
+            "gradient": spec.gradient().to_string(),
             "control": spec.attrs.iter().any(|attr| attr.kind == AttrKind::Graph),
             "replaced": spec.upgrades.iter().any(|upgrade| upgrade.before == i64::MAX),
             "constant": spec.domain.is_empty() && spec.name == "Constant",

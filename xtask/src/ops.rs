@@ -36,6 +36,7 @@ struct Operator {
     constant: bool,
     replaced: bool,
     sampled: bool,
+    gradient: String,
     providers: BTreeMap<String, Answer>,
 }
 
@@ -142,7 +143,7 @@ fn page(operators: &[Operator], versions: &ByOperator<i64>, cases: &ByOperator<i
         let of_domain: Vec<&Operator> =
             operators.iter().filter(|operator| operator.domain == domain).collect();
         let name = if domain.is_empty() { "ai.onnx" } else { domain };
-        let mut columns = vec!["operator", "versions", "form", "runs as"];
+        let mut columns = vec!["operator", "versions", "form", "runs as", "gradient"];
         columns.extend(providers.iter().map(|provider| provider.as_str()));
         let mut rows = table::new(&columns);
         let mut sums = [0; 4];
@@ -157,8 +158,9 @@ fn page(operators: &[Operator], versions: &ByOperator<i64>, cases: &ByOperator<i
             let marks =
                 covered.iter().map(|(version, case)| format!("{version}{}", if *case { "*" } else { "" }));
             let marks: Vec<String> = marks.collect();
+            let form = operator.since.to_string();
             let mut row =
-                vec![operator.op.clone(), marks.join(" "), operator.since.to_string(), runs_as(operator)];
+                vec![operator.op.clone(), marks.join(" "), form, runs_as(operator), gradient(operator)];
             row.extend(providers.iter().map(|provider| {
                 operator.providers.get(*provider).map_or_else(String::new, |answer| types(operator, answer))
             }));
@@ -184,6 +186,7 @@ const LEGEND: &str = "
 - *runs as*: a *kernel*; *parts*, other operators that it is decomposed into; a *view*, which moves nothing where the
   plan can do without; *control* flow with graphs of its own; *replaced* when
   loaded, by its successor; a *constant* of the graph when loaded.
+- *gradient*: the derivative of its *formula*, a *rule* of its own, that of the *parts* that it is made of, *zero*, or *none*, and why.
 - A provider's column: for each type variable how many of the types run with every valid choice of the other types,
   or all but which. A variable that follows from others is left out.
 ";
@@ -200,6 +203,10 @@ fn runs_as(operator: &Operator) -> String {
     ];
     let marks: Vec<&str> = marks.iter().filter(|(holds, _)| *holds).map(|(_, mark)| *mark).collect();
     marks.join(", ")
+}
+
+fn gradient(operator: &Operator) -> String {
+    if operator.replaced { "as its successor".to_owned() } else { operator.gradient.clone() }
 }
 
 fn types(operator: &Operator, answer: &Answer) -> String {
@@ -264,6 +271,7 @@ mod tests {
             constant: false,
             replaced: false,
             sampled: true,
+            gradient: String::new(),
             providers: BTreeMap::new(),
         };
         assert_eq!(covered(&operator, &versions, &cases), [(1, true), (6, false), (13, true)]);

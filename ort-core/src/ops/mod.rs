@@ -16,7 +16,7 @@ mod sequence;
 mod signal;
 pub mod tensor;
 mod text;
-mod training;
+pub mod training;
 mod vision;
 
 pub use reduce::{Equation, Label};

@@ -7,9 +7,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::dtype::TypeSet;
+use super::composite::take_apart;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueType};
-use crate::spec::{GradCx, Pen, infer_graph};
+use crate::spec::{Course, Obstacle, Pen, infer_graph};
 use crate::{Result, Within, ensure, error};
 
 const DOMAIN: &str = "ai.onnx.preview.training";
@@ -22,8 +22,8 @@ const MOST_NODES: usize = 300_000;
 /// Replaces the `Gradient` nodes of an inferred graph, those of subgraphs included, by nodes of the standard domain.
 /// The graph is sorted and inferred afterwards. The gradient of a `y` of several elements is that of their sum.
 ///
-/// Errors: a tensor that a node names is not in its graph; a node on the way from the independent tensors to `y` has
-/// an operator without gradient.
+/// Errors: a tensor that a node names is not in its graph; nodes on the way from the independent tensors to `y` have
+/// no gradient, all of which the error names.
 pub fn expand_gradients(graph: &mut Graph) -> Result<()> {
     if !holds_gradient(graph) {
         return Ok(());
@@ -68,6 +68,9 @@ fn expand(graph: &mut Graph) -> Result<()> {
         let (index, node, request) = ready.ok_or_else(|| {
             error!(InvalidGraph, "it is part of the gradient that it asks for").within(place)
         })?;
+        if take_apart(graph, request.y, &request.independent).within(|| node.place())? {
+            continue;
+        }
         differentiate(graph, &node, &request).within(|| node.place())?;
         graph.nodes.remove(index);
         let size = graph.nodes.len();
@@ -113,15 +116,6 @@ impl Request {
     }
 }
 
-/// Whether a value can carry a gradient: floats do, integers and booleans do not. Of what is no tensor it is not
-/// known, and its operators will say so.
-fn is_continuous(graph: &Graph, id: ValueId) -> bool {
-    match &graph.value(id).ty {
-        ValueType::Tensor(tensor) => TypeSet::FLOATS.contains(tensor.dtype),
-        _ => true,
-    }
-}
-
 /// Adds the nodes that compute the gradient of the sum of `y` by each of `xs`, and returns the values that they end in; none where `y`
 /// does not depend on a tensor. The graph must be inferred and stays so; the nodes come last, in an order in which they can run.
 ///
@@ -139,16 +133,36 @@ fn is_continuous(graph: &Graph, id: ValueId) -> bool {
 /// # Ok::<(), ort_core::Error>(())
 /// ```
 ///
-/// Errors: a node on the way from `xs` to `y` has an operator without gradient.
+/// Composite nodes on the way are replaced by their parts. After an error the graph is of no use.
+///
+/// Errors: nodes on the way from `xs` to `y` have no gradient, all of which the error names; `blocking_nodes` lists them.
 pub fn add_backward(graph: &mut Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Option<ValueId>>> {
-    let node = |id: NodeId| graph.nodes.get(id.index()).map(|node| (id, node.clone()));
-    let forward: Vec<(NodeId, Node)> = ancestors(graph, y, xs).into_iter().filter_map(node).collect();
-    let totals = accumulate(graph, &forward, xs, xs, y)?;
+    let mut obstacles = Vec::new();
+    let gradients = backward(graph, y, xs, &mut obstacles)?;
+    Obstacle::refuse(&obstacles)?;
+    Ok(gradients)
+}
+
+/// The same, with what stands in the way as a list.
+pub(super) fn backward(
+    graph: &mut Graph,
+    y: ValueId,
+    xs: &[ValueId],
+    obstacles: &mut Vec<Obstacle>,
+) -> Result<Vec<Option<ValueId>>> {
+    take_apart(graph, y, xs)?;
+    let forward = nodes(graph, &ancestors(graph, y, xs));
+    let totals = accumulate(graph, Course { forward: &forward, xs, boundary: xs }, y, obstacles)?;
     Ok(xs.iter().map(|x| totals.get(x).copied()).collect())
 }
 
+/// The nodes with these ids.
+pub(super) fn nodes(graph: &Graph, ids: &[NodeId]) -> Vec<(NodeId, Node)> {
+    ids.iter().filter_map(|&id| graph.nodes.get(id.index()).map(|node| (id, node.clone()))).collect()
+}
+
 /// The nodes that compute `y` from the values at which the search ends, in order.
-fn ancestors(graph: &Graph, y: ValueId, ends: &[ValueId]) -> Vec<NodeId> {
+pub(super) fn ancestors(graph: &Graph, y: ValueId, ends: &[ValueId]) -> Vec<NodeId> {
     let producers = graph.producers();
     let mut seen: HashSet<ValueId> = ends.iter().copied().collect();
     let mut found = Vec::new();
@@ -170,55 +184,26 @@ fn differentiate(graph: &mut Graph, gradient: &Node, request: &Request) -> Resul
     ensure!(given.len() == request.independent.len(), InvalidGraph, "an input is left out");
     let Pass { forward, point, y } = forward_at(graph, gradient, request, &given)?;
     let xs = point.get(..request.count).unwrap_or(&point);
-    let totals = accumulate(graph, &forward, xs, &point, y)?;
+    let mut obstacles = Vec::new();
+    let course = Course { forward: &forward, xs, boundary: &point };
+    let totals = accumulate(graph, course, y, &mut obstacles)?;
+    Obstacle::refuse(&obstacles)?;
     deliver(graph, gradient, xs, &totals)
 }
 
-/// Adds the backward nodes of a forward pass: the gradients of the sum of `y` by its values, where there is one. What
-/// computes a value of the boundary is not followed.
+/// Adds the backward nodes of a forward pass: the gradients of the sum of `y` by its values, where there is one.
 fn accumulate(
     graph: &mut Graph,
-    forward: &[(NodeId, Node)],
-    xs: &[ValueId],
-    boundary: &[ValueId],
+    course: Course<'_>,
     y: ValueId,
+    obstacles: &mut Vec<Obstacle>,
 ) -> Result<HashMap<ValueId, ValueId>> {
-    let boundary: HashSet<ValueId> = boundary.iter().copied().collect();
-    let mut varying: HashSet<ValueId> = xs.iter().copied().filter(|&x| is_continuous(graph, x)).collect();
-    for (_, node) in forward {
-        if node.reads().any(|value| varying.contains(&value)) {
-            let outputs = node.outputs.iter().flatten().copied();
-            varying.extend(outputs.filter(|id| !boundary.contains(id) && is_continuous(graph, *id)));
-        }
+    if !course.varying(graph).contains(&y) {
+        return Ok(HashMap::new());
     }
-    let mut totals: HashMap<ValueId, ValueId> = HashMap::new();
-    if varying.contains(&y) {
-        let name = graph.value(y).name.clone();
-        let one = Pen { graph: &mut *graph, name }.filled(1.0, y)?;
-        totals.insert(y, one);
-    }
-    for (id, node) in forward.iter().rev() {
-        let inner = |output: &Option<ValueId>| output.filter(|id| !boundary.contains(id));
-        let upstream: Vec<Option<ValueId>> =
-            node.outputs.iter().map(|output| inner(output).and_then(|id| totals.get(&id).copied())).collect();
-        if upstream.iter().all(Option::is_none) {
-            continue;
-        }
-        let wanted: Vec<bool> =
-            node.inputs.iter().map(|input| input.is_some_and(|id| varying.contains(&id))).collect();
-        let shares = GradCx::run(graph, (*id, node), &upstream, &wanted).within(|| node.place())?;
-        for (input, share) in node.inputs.iter().zip(shares) {
-            let (Some(input), Some(share)) = (input, share) else { continue };
-            let total = match totals.get(input) {
-                None => share,
-                Some(&total) => {
-                    Pen { graph: &mut *graph, name: node.name.clone() }.emit("Add", &[total, share], &[])?
-                }
-            };
-            totals.insert(*input, total);
-        }
-    }
-    Ok(totals)
+    let name = graph.value(y).name.clone();
+    let one = Pen { graph: &mut *graph, name }.filled(1.0, y)?;
+    course.accumulate(graph, &[(y, one)], obstacles)
 }
 
 /// A forward pass: the nodes that compute `y` from the values at one point.

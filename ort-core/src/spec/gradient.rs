@@ -3,24 +3,35 @@
 //! Reverse accumulation as in Griewank & Walther, Evaluating Derivatives, chapter 3: a value's gradient has the
 //! value's shape and type. Elementwise operators need no rule, their formula is differentiated.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::backward::{Course, Obstacle, prune};
+use super::draft::Draft;
 use super::infer::infer_at;
 use super::render::{Render, Sheet};
-use super::{Registry, ScalarExpr, UnaryFn};
+use super::{RUNTIME, Registry, ScalarExpr, UnaryFn};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId, ValueType};
+use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, Subgraph, ValueId, ValueType};
 use crate::tensor::Tensor;
 use crate::{Result, Within, ensure, error};
 
 /// Where the gradient of an operator comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum Grad {
-    /// The derivative of its scalar formula. An operator without formula then has no gradient.
-    FromScalar,
+    /// The derivative of its scalar formula; of an operator without formula that of its parts (`lower`). One that has neither
+    /// has no gradient.
+    Derived,
     /// A rule, which sets the gradient of each wanted input that the outputs depend on.
     Rule(fn(&mut GradCx<'_>) -> Result<()>),
+    /// The derivative of other nodes that compute the same: added to the backward pass, which computes again what it needs
+    /// of them. The function returns what stands for the outputs, in order; outputs behind those have no gradient.
+    Parts(fn(&mut GradCx<'_>) -> Result<Vec<ValueId>>),
+    /// Zero for all inputs, and why: the outputs do not change, or jump, when an input's elements change a little.
+    Zero(&'static str),
+    /// There is none, and why.
+    None(&'static str),
 }
 
 /// Adds nodes to a graph that is inferred, and stays so.
@@ -62,9 +73,22 @@ impl Pen<'_> {
         attrs: &[(&str, Attribute)],
         outputs: usize,
     ) -> Result<Vec<ValueId>> {
+        let (node, values) = self.node(("", op), inputs, attrs, outputs)?;
+        self.add(node)?;
+        Ok(values)
+    }
+
+    /// A node with new outputs.
+    fn node(
+        &mut self,
+        (domain, op): (&str, &str),
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<(Node, Vec<ValueId>)> {
         let spec = Registry::global()?
-            .find("", op)
-            .ok_or_else(|| error!(NotImplemented, "operator {op} is not known"))?;
+            .find(domain, op)
+            .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
         let name: Arc<str> = format!("{}/gradient/{op}_{}", self.name, self.graph.value_count()).into();
         let given = attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
         let attrs = Attributes::new(spec, given).within(|| format!("node '{name}' ({op})"))?;
@@ -72,7 +96,32 @@ impl Pen<'_> {
         let values: Vec<ValueId> = (0..outputs).map(value).collect();
         let outputs = values.iter().copied().map(Some).collect();
         let inputs = inputs.iter().copied().collect();
-        self.add(Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() })?;
+        Ok((Node { name, spec, inputs, outputs, attrs, subgraphs: Vec::new() }, values))
+    }
+
+    /// Adds a node of any domain with one output, and inputs that may be left out.
+    pub(crate) fn emit_in(
+        &mut self,
+        (domain, op): (&str, &str),
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+    ) -> Result<ValueId> {
+        let (node, values) = self.node((domain, op), inputs, attrs, 1)?;
+        self.add(node)?;
+        values.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
+    }
+
+    /// Adds a node of the standard domain with graphs of its own and so many outputs.
+    pub(crate) fn emit_flow(
+        &mut self,
+        (op, inputs): (&str, &[Option<ValueId>]),
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+        subgraphs: Vec<Subgraph>,
+    ) -> Result<Vec<ValueId>> {
+        let (mut node, values) = self.node(("", op), inputs, attrs, outputs)?;
+        node.subgraphs = subgraphs;
+        self.add(node)?;
         Ok(values)
     }
 
@@ -131,35 +180,17 @@ impl Pen<'_> {
         let pairs = || from.iter().skip(lead).zip(&to);
         // Whether two symbolic sizes agree, only the run knows.
         let certain = pairs().all(|(from, to)| from == to || to.as_constant().is_some());
-        let axes = if certain {
-            let repeated =
-                pairs().enumerate().filter(|(_, (from, to))| from != to && **to == Dim::constant(1));
-            let axes: Vec<i64> =
-                (0..lead).chain(repeated.map(|(axis, _)| lead + axis)).map(|axis| axis as i64).collect();
-            self.constant(Tensor::from_slice(&[axes.len()], &axes)?)
-        } else {
-            self.repeated_axes(value, target, lead)?
-        };
+        if !certain {
+            let shape = self.emit("Shape", &[target], &[])?;
+            return self.emit_in((RUNTIME, "SumTo"), &[Some(value), Some(shape)], &[]);
+        }
+        let repeated = pairs().enumerate().filter(|(_, (from, to))| from != to && **to == Dim::constant(1));
+        let axes: Vec<i64> =
+            (0..lead).chain(repeated.map(|(axis, _)| lead + axis)).map(|axis| axis as i64).collect();
+        let axes = self.constant(Tensor::from_slice(&[axes.len()], &axes)?);
         let keep = [("keepdims", Attribute::Int(1)), ("noop_with_empty_axes", Attribute::Int(1))];
         let sum = self.emit("ReduceSum", &[value, axes], &keep)?;
         self.reshape_like(sum, target)
-    }
-
-    /// The axes along which the sizes of `value` and `target` differ, found at run time, after the `lead` axes that
-    /// only `value` has.
-    fn repeated_axes(&mut self, value: ValueId, target: ValueId, lead: usize) -> Result<ValueId> {
-        let from = self.emit("Shape", &[value], &[("start", Attribute::Int(lead as i64))])?;
-        let to = self.emit("Shape", &[target], &[])?;
-        let same = self.emit("Equal", &[from, to], &[])?;
-        let differ = self.emit("Not", &[same], &[])?;
-        let found = self.emit("NonZero", &[differ], &[])?;
-        let flat = self.constant(Tensor::from_slice(&[1], &[-1i64])?);
-        let found = self.emit("Reshape", &[found, flat], &[])?;
-        let offset = self.constant(Tensor::scalar(lead as i64)?);
-        let found = self.emit("Add", &[found, offset], &[])?;
-        let leading: Vec<i64> = (0..lead as i64).collect();
-        let leading = self.constant(Tensor::from_slice(&[lead], &leading)?);
-        self.emit("Concat", &[leading, found], &[("axis", Attribute::Int(0))])
     }
 
     pub(super) fn reshape_like(&mut self, value: ValueId, target: ValueId) -> Result<ValueId> {
@@ -181,32 +212,88 @@ impl Pen<'_> {
 /// What a gradient rule sees and sets.
 #[derive(Debug)]
 pub struct GradCx<'a> {
-    pub(super) pen: Pen<'a>,
-    id: NodeId,
-    pub(super) node: &'a Node,
+    pub(crate) pen: Pen<'a>,
+    pub(crate) id: NodeId,
+    pub(crate) node: &'a Node,
     pub(super) upstream: &'a [Option<ValueId>],
-    wanted: &'a [bool],
+    varying: &'a HashSet<ValueId>,
     gradients: Vec<Option<ValueId>>,
+    /// The gradients of values that subgraphs capture.
+    captured: Vec<(ValueId, ValueId)>,
 }
 
 impl<'a> GradCx<'a> {
-    /// The gradients of a node's inputs from those of its outputs, for the inputs that are `wanted`.
+    /// The gradients of what a node reads from those of its outputs, for the values that vary.
     pub(crate) fn run(
         graph: &'a mut Graph,
         (id, node): (NodeId, &'a Node),
         upstream: &'a [Option<ValueId>],
-        wanted: &'a [bool],
-    ) -> Result<Vec<Option<ValueId>>> {
+        varying: &'a HashSet<ValueId>,
+    ) -> Result<Vec<(ValueId, ValueId)>> {
         let pen = Pen { graph, name: node.name.clone() };
-        let mut cx = GradCx { pen, id, node, upstream, wanted, gradients: vec![None; node.inputs.len()] };
-        match (node.spec.grad, node.spec.scalar) {
-            (Grad::Rule(rule), _) => rule(&mut cx)?,
-            (Grad::FromScalar, Some(formula)) => from_scalar(&mut cx, &formula(&node.attrs)?)?,
-            (Grad::FromScalar, None) => {
-                return Err(error!(NotImplemented, "operator {} has no gradient", node.spec.name));
+        let gradients = vec![None; node.inputs.len()];
+        let mut cx = GradCx { pen, id, node, upstream, varying, gradients, captured: Vec::new() };
+        match (node.spec.grad, node.spec.scalar, node.spec.lower) {
+            (Grad::Zero(_), ..) => {}
+            (Grad::Rule(rule), ..) => rule(&mut cx)?,
+            (Grad::Parts(parts), ..) => cx.through(parts)?,
+            (Grad::Derived, Some(formula), _) => from_scalar(&mut cx, &formula(&node.attrs)?)?,
+            (Grad::Derived, None, Some(lower)) => cx.through(|cx| cx.lowered(lower))?,
+            (Grad::Derived | Grad::None(_), ..) => {
+                return Err(error!(NotImplemented, "{}", node.spec.without_gradient()));
             }
         }
-        Ok(cx.gradients)
+        let inputs = node.inputs.iter().zip(&cx.gradients);
+        let mut shares: Vec<(ValueId, ValueId)> =
+            inputs.filter_map(|(input, share)| (*input).zip(*share)).collect();
+        shares.append(&mut cx.captured);
+        Ok(shares)
+    }
+
+    /// Sets the gradients from those of nodes that `build` adds: they compute the outputs again, which it returns in order.
+    pub fn through(&mut self, build: impl FnOnce(&mut GradCx<'a>) -> Result<Vec<ValueId>>) -> Result<()> {
+        let start = self.pen.graph.nodes.len();
+        let outputs = build(self)?;
+        let added = self.pen.graph.nodes.iter().enumerate().skip(start);
+        let forward: Vec<(NodeId, Node)> =
+            added.map(|(index, node)| (NodeId(index as u32), node.clone())).collect();
+        let seeds: Vec<(ValueId, ValueId)> = outputs
+            .iter()
+            .zip(self.upstream)
+            .filter_map(|(output, seed)| seed.map(|seed| (*output, seed)))
+            .collect();
+        let missing = self.upstream.iter().skip(outputs.len()).any(Option::is_some);
+        ensure!(!missing, NotImplemented, "{} has a gradient for some outputs only", self.node.spec.name);
+        let boundary: Vec<ValueId> = self.node.inputs.iter().flatten().copied().collect();
+        let xs: Vec<ValueId> = boundary.iter().copied().filter(|x| self.varying.contains(x)).collect();
+        let mut obstacles = Vec::new();
+        let course = Course { forward: &forward, xs: &xs, boundary: &boundary };
+        let mut totals = course.accumulate(self.pen.graph, &seeds, &mut obstacles)?;
+        Obstacle::refuse(&obstacles)?;
+        for (input, gradient) in self.node.inputs.iter().zip(&mut self.gradients) {
+            *gradient = input.and_then(|input| totals.remove(&input));
+        }
+        prune(self.pen.graph, start, self.gradients.iter().flatten().copied());
+        Ok(())
+    }
+
+    /// The node's decomposition once more; returns what stands for its outputs.
+    fn lowered(&mut self, lower: fn(&mut Draft<'_>) -> Result<()>) -> Result<Vec<ValueId>> {
+        let mut node = self.node.clone();
+        node.name = format!("{}/gradient/again_{}", node.name, self.pen.graph.value_count()).into();
+        let mut again = Vec::with_capacity(node.outputs.len());
+        for (index, output) in node.outputs.iter_mut().enumerate() {
+            let value = self.pen.graph.add_value(format!("{}.{index}", node.name), ValueType::Unknown);
+            // What nobody reads stays left out, and has no gradient.
+            *output = output.map(|_| value);
+            again.push(value);
+        }
+        let mut draft = Draft::of_node(self.pen.graph, node);
+        lower(&mut draft)?;
+        for part in draft.finish()? {
+            self.pen.add(part)?;
+        }
+        Ok(again)
     }
 
     /// The attributes of the node.
@@ -266,8 +353,13 @@ impl<'a> GradCx<'a> {
         if let Some(slot) = node.outputs.get_mut(index) {
             *slot = Some(value);
         }
-        infer_at(self.pen.graph, self.id.index())?;
+        self.infer_again(self.id)?;
         Ok(value)
+    }
+
+    /// Infers a node that was changed.
+    pub(crate) fn infer_again(&mut self, id: NodeId) -> Result<()> {
+        infer_at(self.pen.graph, id.index())
     }
 
     /// The gradient of the first output, which must be the only one that counts.
@@ -280,7 +372,17 @@ impl<'a> GradCx<'a> {
 
     /// Whether the gradient of the input at `index` is wanted.
     pub fn wants(&self, index: usize) -> bool {
-        self.wanted.get(index).copied().unwrap_or(false)
+        self.find_input(index).is_some_and(|input| self.varying.contains(&input))
+    }
+
+    /// Whether the gradient of a value that a subgraph captures is wanted.
+    pub(crate) fn wants_captured(&self, outer: ValueId) -> bool {
+        self.varying.contains(&outer)
+    }
+
+    /// Adds to the gradient of a value that a subgraph captures.
+    pub(crate) fn add_captured(&mut self, outer: ValueId, gradient: ValueId) {
+        self.captured.push((outer, gradient));
     }
 
     /// The inputs whose gradients are wanted.
@@ -301,6 +403,18 @@ impl<'a> GradCx<'a> {
     /// Emits a node of the standard domain with one output.
     pub fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
         self.pen.emit(op, inputs, attrs)
+    }
+
+    /// Emits the node's own operator, which has one output, with its attributes on other inputs.
+    pub fn repeat(&mut self, inputs: &[ValueId]) -> Result<ValueId> {
+        let Node { spec, attrs, .. } = self.node;
+        let name: Arc<str> =
+            format!("{}/gradient/{}_{}", self.node.name, spec.name, self.pen.graph.value_count()).into();
+        let output = self.pen.graph.add_value(format!("{name}.0"), ValueType::Unknown);
+        let inputs = inputs.iter().copied().map(Some).collect();
+        let outputs = std::iter::once(Some(output)).collect();
+        self.pen.add(Node { name, spec, inputs, outputs, attrs: attrs.clone(), subgraphs: Vec::new() })?;
+        Ok(output)
     }
 
     /// Adds a one-dimensional `int64` constant.
@@ -336,6 +450,13 @@ impl<'a> GradCx<'a> {
     pub fn set(&mut self, index: usize, gradient: ValueId) {
         if let Some(slot) = self.gradients.get_mut(index) {
             *slot = Some(gradient);
+        }
+    }
+
+    /// Takes the gradient of an input back.
+    pub fn forget(&mut self, index: usize) {
+        if let Some(slot) = self.gradients.get_mut(index) {
+            *slot = None;
         }
     }
 

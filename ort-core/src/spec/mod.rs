@@ -4,11 +4,13 @@
 //! formula of an elementwise operator, and the decomposition. Registry, inference, documentation and tests all
 //! read the record; there is no second list of operators.
 
+mod backward;
 pub mod batch;
 pub mod broadcast;
 mod derivative;
 mod draft;
 pub mod gradient;
+mod gradient_source;
 mod gradient_steps;
 mod infer;
 mod registry;
@@ -19,10 +21,12 @@ mod sym_tensor;
 mod typing;
 mod view;
 
+pub(crate) use backward::{Course, Obstacle, is_continuous, prune};
 pub use batch::{BatchCx, BatchFact, BatchResult, BatchRule};
 pub use draft::Draft;
 pub(crate) use gradient::Pen;
 pub use gradient::{Grad, GradCx};
+pub use gradient_source::GradSource;
 pub(crate) use gradient_steps::axis_of;
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
 pub(crate) use infer::{infer_at, infer_until};
@@ -112,7 +116,7 @@ pub const OP: OpSpec = OpSpec {
     upgrades: &[],
     scalar: None,
     lower: None,
-    grad: Grad::FromScalar,
+    grad: Grad::Derived,
     batch: BatchRule::FromTraits,
 };
 
@@ -342,6 +346,11 @@ impl OpSpec {
     /// The formal parameter for the output at `index`.
     pub fn output_param(&self, index: usize) -> Option<&'static Param> {
         param_at(self.outputs, index)
+    }
+
+    /// The operator's name, with its domain where that is not ONNX's own.
+    pub fn full_name(&self) -> String {
+        if self.domain.is_empty() { self.name.to_string() } else { format!("{}.{}", self.domain, self.name) }
     }
 
     /// The type variable called `name`.

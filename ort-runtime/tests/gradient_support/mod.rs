@@ -43,11 +43,44 @@ pub(crate) fn doubles(outputs: &[(String, Value)], index: usize) -> Result<Vec<f
 /// Holds the gradients of `loss = y * (y + 3)` by all inputs against finite differences of its sum. `dims` are the
 /// declared shapes.
 pub(crate) fn check(name: &str, build: Build, given: &[Given<'_>], dims: &[&[&str]]) -> Result<()> {
+    check_in(name, build, given, dims, DOUBLE)
+}
+
+/// How finely gradients can be held against differences.
+#[derive(Clone, Copy)]
+pub(crate) struct Precision {
+    /// The type that the operator computes in.
+    pub(crate) dtype: DType,
+    step: f64,
+    tolerance: f64,
+}
+
+pub(crate) const DOUBLE: Precision = Precision { dtype: DType::F64, step: STEP, tolerance: TOLERANCE };
+/// For operators that know no `double`.
+pub(crate) const SINGLE: Precision = Precision { dtype: DType::F32, step: 2.5e-3, tolerance: 6e-3 };
+
+/// The same for an operator that computes in another type than `double`.
+pub(crate) fn check_in(
+    name: &str,
+    build: Build,
+    given: &[Given<'_>],
+    dims: &[&[&str]],
+    precision: Precision,
+) -> Result<()> {
     let mut builder = GraphBuilder::new(name);
     let names: Vec<String> = (0..given.len()).map(|index| format!("x{index}")).collect();
     let inputs: Vec<ValueId> =
         names.iter().zip(dims).map(|(name, dims)| builder.input(name, DType::F64, dims)).collect();
-    let y = build(&mut builder, &inputs)?;
+    let to = |builder: &mut GraphBuilder, value: ValueId, dtype: DType| {
+        if precision.dtype == DType::F64 {
+            return Ok(value);
+        }
+        builder.node("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
+    };
+    let own: Result<Vec<ValueId>> =
+        inputs.iter().map(|input| to(&mut builder, *input, precision.dtype)).collect();
+    let y = build(&mut builder, &own?)?;
+    let y = to(&mut builder, y, DType::F64)?;
     let three = builder.constant(Tensor::scalar(3.0f64)?);
     let more = builder.node("Add", &[y, three], &[])?;
     let product = builder.node("Mul", &[y, more], &[])?;
@@ -78,9 +111,14 @@ pub(crate) fn check(name: &str, build: Build, given: &[Given<'_>], dims: &[&[&st
                 moved[index][place] += offset;
                 Ok(doubles(&run(&moved)?, 0)?[0])
             };
-            let expected = (at(STEP)? - at(-STEP)?) / (2.0 * STEP);
-            let near = (actual - expected).abs() <= TOLERANCE * expected.abs().max(1.0);
-            assert!(near, "{name}: gradient {index}[{place}] is {actual}, differences give {expected}");
+            let expected = (at(precision.step)? - at(-precision.step)?) / (2.0 * precision.step);
+            let near = (actual - expected).abs() <= precision.tolerance * expected.abs().max(1.0);
+            if !near {
+                return Err(ort_runtime::Error::new(
+                    ort_runtime::ErrorKind::Fail,
+                    format!("{name}: gradient {index}[{place}] is {actual}, differences give {expected}"),
+                ));
+            }
         }
     }
     Ok(())

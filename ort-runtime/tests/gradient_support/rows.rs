@@ -2,7 +2,7 @@
 
 use ort_runtime::Result;
 
-use super::{Build, check};
+use super::{Build, DOUBLE, Precision, SINGLE, check_in};
 
 /// One operator on some inputs.
 pub(crate) struct Row {
@@ -13,10 +13,11 @@ pub(crate) struct Row {
     fixed: bool,
     /// Whether its inputs are positive.
     positive: bool,
+    precision: Precision,
 }
 
 pub(crate) const fn row(name: &'static str, build: Build, shapes: &'static [&'static [usize]]) -> Row {
-    Row { name, build, shapes, fixed: false, positive: false }
+    Row { name, build, shapes, fixed: false, positive: false, precision: DOUBLE }
 }
 
 impl Row {
@@ -27,6 +28,12 @@ impl Row {
 
     pub(crate) const fn positive(mut self) -> Row {
         self.positive = true;
+        self
+    }
+
+    /// In `float`, for an operator that knows no `double`.
+    pub(crate) const fn single(mut self) -> Row {
+        self.precision = SINGLE;
         self
     }
 
@@ -61,7 +68,7 @@ impl Row {
             .zip(&elements)
             .map(|(shape, elements)| (*shape, elements.as_slice()))
             .collect();
-        check(self.name, self.build, &given, &dims)
+        check_in(self.name, self.build, &given, &dims, self.precision)
     }
 }
 

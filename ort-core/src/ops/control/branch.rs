@@ -5,11 +5,12 @@ use super::merge::merge;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, many_mixed, one, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, many_mixed, one, var};
 use crate::{Error, Result, ensure, error};
 
 static IF: OpSpec = OpSpec {
     name: "If",
+    grad: Grad::Rule(super::gradients::of_if),
     since: 25,
     inputs: &[one("cond", "B")],
     outputs: &[many_mixed("outputs", "V", 1)],

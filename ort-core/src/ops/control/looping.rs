@@ -6,11 +6,12 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Graph, SymShape, ValueId, ValueType};
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, many_mixed, opt, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, many_mixed, opt, var};
 use crate::{Result, ensure, error};
 
 static LOOP: OpSpec = OpSpec {
     name: "Loop",
+    grad: Grad::Rule(super::gradients::of_loop),
     since: 25,
     inputs: &[opt("M", "I"), opt("cond", "B"), many_mixed("v_initial", "V", 0)],
     outputs: &[many_mixed("v_final_and_scan_outputs", "V", 1)],

@@ -1,6 +1,7 @@
 //! Control flow: operators that run subgraphs.
 
 mod branch;
+mod gradients;
 mod looping;
 pub(super) mod merge;
 mod scan;

@@ -8,12 +8,13 @@ use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, SymShape, ValueId, ValueType};
 use crate::ops;
-use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Registry, Upgrade, attr, many_mixed, var};
+use crate::spec::{AttrKind, Draft, Grad, InferCx, OP, OpSpec, Registry, Upgrade, attr, many_mixed, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
 static SCAN: OpSpec = OpSpec {
     name: "Scan",
+    grad: Grad::Rule(super::gradients::of_scan),
     since: 25,
     first: 8,
     inputs: &[many_mixed("initial_state_and_scan_inputs", "V", 1)],

@@ -48,6 +48,7 @@ static CAST_LIKE: OpSpec = OpSpec {
 
 static BIT_CAST: OpSpec = OpSpec {
     name: "BitCast",
+    grad: Grad::None("its output is the same bits as another type"),
     since: 26,
     first: 26,
     inputs: &[one("input", "T1")],

@@ -5,7 +5,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, BatchRule, Cost, Grad, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const CACHE_TYPES: TypeSet = ATTENTION_TYPES.union(TypeSet::of(&[DType::U8, DType::I8, DType::F8E4M3FN]));
@@ -13,6 +13,7 @@ const CACHE_TYPES: TypeSet = ATTENTION_TYPES.union(TypeSet::of(&[DType::U8, DTyp
 static GROUP_QUERY_ATTENTION: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "GroupQueryAttention",
+    grad: Grad::None("it is for generation, over a cache; Attention has a gradient"),
     since: 1,
     inputs: &[
         one("query", "T"),

@@ -1,10 +1,11 @@
 //! `MultiHeadAttention`: attention over projected queries, keys and values, with a padding mask and caches.
 
+use super::attention_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, BatchRule, Cost, Grad, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 /// The types that attention computes in.
@@ -13,6 +14,7 @@ pub(super) const ATTENTION_TYPES: TypeSet = TypeSet::of(&[DType::F32, DType::F16
 static MULTI_HEAD_ATTENTION: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "MultiHeadAttention",
+    grad: Grad::Parts(attention_gradients::multi_head_parts),
     since: 1,
     inputs: &[
         one("query", "T"),

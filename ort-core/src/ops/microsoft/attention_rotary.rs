@@ -1,15 +1,17 @@
 //! `RotaryEmbedding`: the standard's, with positions as a first one or one for each token, and packed batches.
 
+use super::attention_gradients;
 use super::attention_heads::ATTENTION_TYPES;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
+use crate::spec::{AttrKind, BatchRule, Grad, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure};
 
 static ROTARY_EMBEDDING: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "RotaryEmbedding",
+    grad: Grad::Parts(attention_gradients::rotary_parts),
     since: 1,
     inputs: &[one("input", "T"), one("position_ids", "M"), one("cos_cache", "T"), one("sin_cache", "T")],
     outputs: &[one("output", "T")],

@@ -4,12 +4,13 @@ use super::{agree, check_rank};
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, Cost, Grad, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
 
 static MIXTURE: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "MoE",
+    grad: Grad::None("its experts are chosen by rank, and it is not made of other operators"),
     since: 1,
     inputs: &[
         one("input", "T"),

@@ -6,6 +6,7 @@
 //! decomposed where no provider has a kernel for it (`lower`).
 
 mod attention_decoder;
+mod attention_gradients;
 mod attention_groups;
 mod attention_heads;
 mod attention_packed;

@@ -2,10 +2,11 @@
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
+use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::tensor::geometry::normalize_axis;
-use crate::spec::{AttrKind, Cost, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, Cost, Grad, GradCx, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -13,6 +14,7 @@ const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 static MATMUL_NBITS: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "MatMulNBits",
+    grad: Grad::Rule(gradient_of_product),
     inputs: &[
         one("A", "T1"),
         one("B", "T2"),
@@ -47,6 +49,7 @@ const FLOAT_CODES: TypeSet = TypeSet::FLOAT8.union(TypeSet::of(&[DType::F4E2M1])
 static GATHER_BLOCK_QUANTIZED: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "GatherBlockQuantized",
+    grad: Grad::None("its rows are codes"),
     inputs: &[one("data", "T1"), one("indices", "Tind"), one("scales", "T2"), opt("zero_points", "T1")],
     outputs: &[one("output", "T2")],
     types: &[
@@ -201,6 +204,29 @@ fn check_zero_points(cx: &InferCx<'_>, bits: i64) -> Result<()> {
             InvalidGraph,
             "zero points have size {zero} on axis {at}, expected {expected}"
         );
+    }
+    Ok(())
+}
+
+/// The product with the weights the other way round; the product of the unit matrix with them is what the codes stand for.
+fn gradient_of_product(cx: &mut GradCx<'_>) -> Result<()> {
+    let (rows, upstream) = (cx.input(0)?, cx.upstream()?);
+    ensure!(!cx.wants(2) && !cx.wants(3), NotImplemented, "the scales of codes have no gradient");
+    if cx.wants(5) {
+        cx.set_broadcast(5, upstream)?;
+    }
+    if cx.wants(0) {
+        let depth = cx.ints(&[cx.attrs().int("K")?])?;
+        let places = cx.range(depth)?;
+        let column = cx.reshape_to(places, &[-1, 1])?;
+        let unit = cx.emit("Equal", &[column, places], &[])?;
+        let unit = cx.cast(unit, cx.dtype(rows)?)?;
+        let inputs = [Some(unit), cx.find_input(1), cx.find_input(2), cx.find_input(3), cx.find_input(4)];
+        let attrs: Vec<(&str, Attribute)> = cx.attr_list();
+        let weights = cx.pen.emit_in((MICROSOFT, "MatMulNBits"), &inputs, &attrs)?;
+        let weights = cx.transposed(weights)?;
+        let gradient = cx.emit("MatMul", &[upstream, weights], &[])?;
+        cx.set(0, gradient);
     }
     Ok(())
 }

@@ -5,7 +5,8 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::tensor::grid_sample::rename_modes;
-use crate::spec::{Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Traits, attr, one, opt, var};
+use crate::ops::tensor::index_gradients;
+use crate::spec::{Cost, Draft, Grad, InferCx, MICROSOFT, OP, OpSpec, Traits, attr, one, opt, var};
 use crate::{Result, ensure};
 
 const WITHOUT_BFLOAT16: TypeSet = TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16]));
@@ -56,6 +57,7 @@ static UNIQUE: OpSpec = OpSpec {
 static INVERSE: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "Inverse",
+    grad: Grad::Rule(index_gradients::of_matrix),
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::IEEE_FLOATS)],

@@ -1,15 +1,17 @@
 //! `Attention`: scaled dot-product attention with masks, groups of heads and caches.
 
+use super::attention_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, BatchRule, Cost, Draft, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 static ATTENTION: OpSpec = OpSpec {
     name: "Attention",
+    grad: Grad::Parts(attention_gradients::attention_parts),
     since: 25,
     first: 23,
     inputs: &[

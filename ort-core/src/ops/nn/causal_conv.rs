@@ -2,11 +2,13 @@
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::tensor::sample_gradients;
+use crate::spec::{Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, error};
 
 static CAUSAL_CONV_WITH_STATE: OpSpec = OpSpec {
     name: "CausalConvWithState",
+    grad: Grad::Parts(sample_gradients::causal_conv_parts),
     since: 27,
     first: 27,
     inputs: &[one("input", "T"), one("weight", "T"), opt("bias", "T"), opt("past_state", "T")],

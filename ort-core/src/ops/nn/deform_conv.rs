@@ -5,10 +5,12 @@ use super::geometry::Windows;
 use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::tensor::sample_gradients;
+use crate::spec::{AttrKind, Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 
 static DEFORM_CONV: OpSpec = OpSpec {
     name: "DeformConv",
+    grad: Grad::Parts(sample_gradients::deform_conv_parts),
     since: 22,
     first: 19,
     inputs: &[one("X", "T"), one("W", "T"), one("offset", "T"), opt("B", "T"), opt("mask", "T")],

@@ -3,12 +3,13 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, ONNX_PREVIEW, OP, OpSpec, attr, one, var};
+use crate::spec::{AttrKind, Cost, Grad, InferCx, ONNX_PREVIEW, OP, OpSpec, attr, one, var};
 use crate::{Result, error};
 
 static FLEX_ATTENTION: OpSpec = OpSpec {
     domain: ONNX_PREVIEW,
     name: "FlexAttention",
+    grad: Grad::None("a graph of its own changes its scores; Attention has a gradient"),
     since: 1,
     inputs: &[one("Q", "T1"), one("K", "T1"), one("V", "T1")],
     outputs: &[one("Y", "T1")],

@@ -3,13 +3,14 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, Cost, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, Cost, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
 static LINEAR_ATTENTION: OpSpec = OpSpec {
     name: "LinearAttention",
+    grad: Grad::None("its rule for the state is not written as other operators; a Scan has a gradient"),
     since: 27,
     first: 27,
     inputs: &[

@@ -4,11 +4,13 @@ use super::geometry::Windows;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::tensor::index_gradients;
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
 
 static MAX_UNPOOL: OpSpec = OpSpec {
     name: "MaxUnpool",
+    grad: Grad::Rule(index_gradients::of_max_unpool),
     since: 22,
     first: 9,
     inputs: &[one("X", "T1"), one("I", "T2"), opt("output_shape", "T2").host()],

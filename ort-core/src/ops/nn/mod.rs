@@ -1,6 +1,7 @@
 //! Operators of neural networks: convolutions, pools, normalizations, softmax, recurrent layers, attention.
 
 mod attention;
+pub(super) mod attention_gradients;
 mod causal_conv;
 pub(super) mod conv;
 mod conv_gradients;
@@ -16,5 +17,7 @@ pub(super) mod norm_layer;
 mod norm_local;
 mod pool;
 mod recurrent;
+mod recurrent_gradients;
+pub(super) mod recurrent_steps;
 mod rotary;
 mod softmax;

@@ -1,12 +1,13 @@
 //! Recurrent layers: `RNN`, `GRU` and `LSTM`, and `DynamicQuantizeLSTM` of `com.microsoft`.
 
+use super::recurrent_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
 use crate::spec::{
-    AttrKind, AttrSpec, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar, Upgrade,
-    attr, one, opt, var,
+    AttrKind, AttrSpec, BatchRule, Cost, Draft, Grad, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar,
+    Upgrade, attr, one, opt, var,
 };
 use crate::{Result, ensure, error};
 
@@ -32,6 +33,7 @@ const UPGRADES: &[Upgrade] = &[Upgrade { before: 7, apply: drop_output_sequence 
 
 static RNN: OpSpec = OpSpec {
     name: "RNN",
+    grad: Grad::Rule(recurrent_gradients::of_recurrent),
     since: 22,
     inputs: &[X, W, R, B, SEQUENCE_LENS, INITIAL_H],
     outputs: &[Y, Y_H],
@@ -54,6 +56,7 @@ static RNN: OpSpec = OpSpec {
 
 static GRU: OpSpec = OpSpec {
     name: "GRU",
+    grad: Grad::Rule(recurrent_gradients::of_recurrent),
     since: 22,
     inputs: &[X, W, R, B, SEQUENCE_LENS, INITIAL_H],
     outputs: &[Y, Y_H],
@@ -77,6 +80,7 @@ static GRU: OpSpec = OpSpec {
 
 static LSTM: OpSpec = OpSpec {
     name: "LSTM",
+    grad: Grad::Rule(recurrent_gradients::of_recurrent),
     since: 22,
     inputs: &[X, W, R, B, SEQUENCE_LENS, INITIAL_H, opt("initial_c", "T"), opt("P", "T")],
     outputs: &[Y, Y_H, opt("Y_c", "T")],

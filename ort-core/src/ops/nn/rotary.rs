@@ -1,13 +1,15 @@
 //! `RotaryEmbedding`: rotates pairs of each head's elements by an angle that depends on the position.
 
+use super::attention_gradients;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{AttrKind, BatchRule, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, BatchRule, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
 
 static ROTARY_EMBEDDING: OpSpec = OpSpec {
     name: "RotaryEmbedding",
+    grad: Grad::Parts(attention_gradients::rotary_parts),
     since: 23,
     first: 23,
     inputs: &[one("X", "T"), one("cos_cache", "T"), one("sin_cache", "T"), opt("position_ids", "M")],

@@ -28,7 +28,8 @@ static LOG_SOFTMAX: OpSpec = OpSpec {
     grad: Grad::Rule(log_softmax_gradient),
     ..ALONG_AXIS
 };
-static HARDMAX: OpSpec = OpSpec { name: "Hardmax", ..ALONG_AXIS };
+static HARDMAX: OpSpec =
+    OpSpec { name: "Hardmax", grad: Grad::Zero("its output jumps from 0 to 1"), ..ALONG_AXIS };
 
 ops![SOFTMAX, LOG_SOFTMAX, HARDMAX];
 

@@ -3,10 +3,11 @@
 use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, one, var};
+use crate::spec::{Grad, InferCx, OP, OpSpec, one, var};
 
 static DYNAMIC_QUANTIZE_LINEAR: OpSpec = OpSpec {
     name: "DynamicQuantizeLinear",
+    grad: Grad::None("its outputs are codes and what they stand for"),
     since: 11,
     first: 11,
     inputs: &[one("x", "T1")],

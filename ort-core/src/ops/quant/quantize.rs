@@ -3,7 +3,8 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{BatchRule, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::ops::tensor::index_gradients;
+use crate::spec::{BatchRule, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -40,6 +41,7 @@ static QUANTIZE_LINEAR: OpSpec = OpSpec {
 
 static DEQUANTIZE_LINEAR: OpSpec = OpSpec {
     name: "DequantizeLinear",
+    grad: Grad::Rule(index_gradients::of_dequantize),
     since: 28,
     first: 10,
     inputs: &[one("x", "T1"), one("x_scale", "T2"), opt("x_zero_point", "T1")],

@@ -3,7 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, AttrSpec, InferCx, OP, OpSpec, Param, Traits, TypeVar, attr, one, var};
+use crate::spec::{AttrKind, AttrSpec, Grad, InferCx, OP, OpSpec, Param, Traits, TypeVar, attr, one, var};
 use crate::{Result, ensure, error};
 
 const SEED: AttrSpec = attr::optional("seed", AttrKind::Float);
@@ -43,6 +43,7 @@ static RANDOM_UNIFORM: OpSpec = OpSpec {
 
 static RANDOM_NORMAL_LIKE: OpSpec = OpSpec {
     name: "RandomNormalLike",
+    grad: Grad::Zero("only the shape of its input counts"),
     inputs: LIKE_INPUTS,
     outputs: &[one("output", "T2")],
     types: LIKE_TYPES,
@@ -58,6 +59,7 @@ static RANDOM_NORMAL_LIKE: OpSpec = OpSpec {
 
 static RANDOM_UNIFORM_LIKE: OpSpec = OpSpec {
     name: "RandomUniformLike",
+    grad: Grad::Zero("only the shape of its input counts"),
     inputs: LIKE_INPUTS,
     outputs: &[one("output", "T2")],
     types: LIKE_TYPES,
@@ -68,6 +70,7 @@ static RANDOM_UNIFORM_LIKE: OpSpec = OpSpec {
 
 static BERNOULLI: OpSpec = OpSpec {
     name: "Bernoulli",
+    grad: Grad::Zero("its output is drawn, and jumps from 0 to 1"),
     first: 15,
     inputs: LIKE_INPUTS,
     outputs: &[one("output", "T2")],

@@ -6,6 +6,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::batch;
+use crate::ops::tensor::index_gradients;
 use crate::spec::{BatchRule, Grad, InferCx, OP, OpSpec, attr, one, var};
 
 const CUMULATIVE: OpSpec = OpSpec {
@@ -25,7 +26,13 @@ static CUM_SUM: OpSpec = OpSpec {
     grad: Grad::Rule(gradients::of_running_sum),
     ..CUMULATIVE
 };
-static CUM_PROD: OpSpec = OpSpec { name: "CumProd", first: 26, since: 26, ..CUMULATIVE };
+static CUM_PROD: OpSpec = OpSpec {
+    name: "CumProd",
+    grad: Grad::Parts(index_gradients::running_product),
+    first: 26,
+    since: 26,
+    ..CUMULATIVE
+};
 
 ops![CUM_SUM, CUM_PROD];
 

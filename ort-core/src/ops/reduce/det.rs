@@ -2,11 +2,13 @@
 
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{Cost, InferCx, OP, OpSpec, one, var};
+use crate::ops::tensor::index_gradients;
+use crate::spec::{Cost, Grad, InferCx, OP, OpSpec, one, var};
 use crate::{Result, ensure};
 
 static DET: OpSpec = OpSpec {
     name: "Det",
+    grad: Grad::Rule(index_gradients::of_matrix),
     since: 22,
     first: 11,
     inputs: &[one("X", "T")],

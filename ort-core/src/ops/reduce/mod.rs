@@ -6,6 +6,7 @@ mod det;
 mod einsum;
 mod folds;
 mod gradients;
+mod sum_to;
 mod top_k;
 
 pub use einsum::{Equation, Label};

@@ -7,10 +7,11 @@ use crate::error;
 use crate::ir::ValueType;
 use crate::ops;
 use crate::ops::control::merge::{merge, outside};
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, many, one, opt, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, many, one, opt, var};
 
 static SEQUENCE_CONSTRUCT: OpSpec = OpSpec {
     name: "SequenceConstruct",
+    grad: Grad::None("it takes apart or makes a sequence that only the run knows"),
     since: 11,
     first: 11,
     inputs: &[many("inputs", "T", 1)],
@@ -46,6 +47,7 @@ static SEQUENCE_EMPTY: OpSpec = OpSpec {
 
 static SEQUENCE_AT: OpSpec = OpSpec {
     name: "SequenceAt",
+    grad: Grad::None("it takes apart or makes a sequence that only the run knows"),
     since: 11,
     first: 11,
     inputs: &[one("input_sequence", "S"), one("position", "I")],
@@ -61,6 +63,7 @@ static SEQUENCE_AT: OpSpec = OpSpec {
 
 static SEQUENCE_INSERT: OpSpec = OpSpec {
     name: "SequenceInsert",
+    grad: Grad::None("it takes apart or makes a sequence that only the run knows"),
     since: 11,
     first: 11,
     inputs: &[one("input_sequence", "S"), one("tensor", "T"), opt("position", "I")],
@@ -76,6 +79,7 @@ static SEQUENCE_INSERT: OpSpec = OpSpec {
 
 static SEQUENCE_ERASE: OpSpec = OpSpec {
     name: "SequenceErase",
+    grad: Grad::None("it takes apart or makes a sequence that only the run knows"),
     since: 11,
     first: 11,
     inputs: &[one("input_sequence", "S"), opt("position", "I")],

@@ -8,10 +8,11 @@ use crate::ir::ValueType;
 use crate::ops;
 use crate::ops::axes;
 use crate::ops::control::merge::outside;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt, var};
 
 static SPLIT_TO_SEQUENCE: OpSpec = OpSpec {
     name: "SplitToSequence",
+    grad: Grad::None("it takes apart or makes a sequence that only the run knows"),
     since: 24,
     first: 11,
     inputs: &[one("input", "T"), opt("split", "I")],
@@ -28,6 +29,7 @@ static SPLIT_TO_SEQUENCE: OpSpec = OpSpec {
 
 static CONCAT_FROM_SEQUENCE: OpSpec = OpSpec {
     name: "ConcatFromSequence",
+    grad: Grad::None("it takes apart or makes a sequence that only the run knows"),
     since: 11,
     first: 11,
     inputs: &[one("input_sequence", "S")],

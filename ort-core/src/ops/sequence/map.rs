@@ -4,11 +4,12 @@ use super::{CONTAINED, S, sequence_of};
 use crate::ir::ValueType;
 use crate::ops;
 use crate::ops::control::merge::outside;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, TypeVar, Types, attr, many_mixed, one};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, TypeVar, Types, attr, many_mixed, one};
 use crate::{Result, ensure, error};
 
 static SEQUENCE_MAP: OpSpec = OpSpec {
     name: "SequenceMap",
+    grad: Grad::None("it runs a graph on the elements of a sequence; a Scan over a tensor has a gradient"),
     since: 17,
     first: 17,
     inputs: &[one("input_sequence", "S"), many_mixed("additional_inputs", "V", 0)],

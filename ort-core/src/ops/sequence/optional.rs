@@ -4,7 +4,7 @@ use crate::Result;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt, var};
+use crate::spec::{AttrKind, Grad, GradCx, InferCx, OP, OpSpec, TypeVar, Types, attr, one, opt, var};
 
 /// Tensors and sequences: what an optional may hold.
 const HELD: Types = Types { tensor: TypeSet::ALL, sequence: TypeSet::ALL, ..Types::NONE };
@@ -13,6 +13,7 @@ const ANY: Types = Types { optional: TypeSet::ALL, optional_sequence: TypeSet::A
 
 static OPTIONAL: OpSpec = OpSpec {
     name: "Optional",
+    grad: Grad::Rule(of_held),
     since: 28,
     first: 15,
     inputs: &[opt("input", "V")],
@@ -46,6 +47,7 @@ static OPTIONAL_HAS_ELEMENT: OpSpec = OpSpec {
 
 static OPTIONAL_GET_ELEMENT: OpSpec = OpSpec {
     name: "OptionalGetElement",
+    grad: Grad::Rule(of_held),
     since: 28,
     first: 15,
     inputs: &[one("input", "O")],
@@ -64,5 +66,12 @@ fn get(cx: &mut InferCx<'_>) -> Result<()> {
         None => ValueType::Unknown,
     };
     cx.set_type(0, ty);
+    Ok(())
+}
+
+/// A value's gradient is that of the optional that holds it.
+fn of_held(cx: &mut GradCx<'_>) -> Result<()> {
+    let upstream = cx.upstream()?;
+    cx.set(0, upstream);
     Ok(())
 }

@@ -1,17 +1,19 @@
 //! `DFT` and `STFT`: Fourier transforms of whole signals and of frames.
 
+use super::gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{Cost, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::{Result, ensure, error};
 
 const LENGTHS: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
 
 static DFT: OpSpec = OpSpec {
     name: "DFT",
+    grad: Grad::Rule(gradients::of_dft),
     since: 20,
     first: 17,
     inputs: &[one("input", "T1"), opt("dft_length", "T2").host(), opt("axis", "tensor(int64)").host()],
@@ -26,6 +28,7 @@ static DFT: OpSpec = OpSpec {
 
 static STFT: OpSpec = OpSpec {
     name: "STFT",
+    grad: Grad::Parts(gradients::stft_parts),
     since: 17,
     first: 17,
     inputs: &[

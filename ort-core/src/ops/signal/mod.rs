@@ -1,4 +1,5 @@
 //! Operators of signal processing: Fourier transforms and windows.
 
 mod fourier;
+mod gradients;
 mod window;

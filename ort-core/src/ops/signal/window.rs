@@ -3,7 +3,7 @@
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{Grad, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure, error};
 
 const SIZES: TypeSet = TypeSet::of(&[DType::I32, DType::I64]);
@@ -24,6 +24,7 @@ static BLACKMAN_WINDOW: OpSpec = OpSpec { name: "BlackmanWindow", first: 17, ..W
 
 static MEL_WEIGHT_MATRIX: OpSpec = OpSpec {
     name: "MelWeightMatrix",
+    grad: Grad::Zero("the edges of its filters are rounded"),
     since: 17,
     first: 17,
     inputs: &[

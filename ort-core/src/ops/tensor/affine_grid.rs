@@ -1,13 +1,15 @@
 //! `AffineGrid`: the positions of an image's pixels after an affine map, for `GridSample`.
 
+use super::index_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{Grad, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure, error};
 
 static AFFINE_GRID: OpSpec = OpSpec {
     name: "AffineGrid",
+    grad: Grad::Rule(index_gradients::of_affine_grid),
     since: 20,
     first: 20,
     inputs: &[one("theta", "T1"), one("size", "T2").host()],

@@ -1,13 +1,15 @@
 //! `Col2Im`: columns of blocks added up to an image, the reverse of what a convolution reads.
 
+use super::index_gradients;
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure, error};
 
 static COL2IM: OpSpec = OpSpec {
     name: "Col2Im",
+    grad: Grad::Rule(index_gradients::of_col2im),
     since: 18,
     first: 18,
     inputs: &[

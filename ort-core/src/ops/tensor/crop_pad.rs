@@ -1,15 +1,17 @@
 //! `CenterCropPad`: the middle of a tensor cut out, or the tensor put into the middle of zeros.
 
+use super::index_gradients;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axes;
 
 static CENTER_CROP_PAD: OpSpec = OpSpec {
     name: "CenterCropPad",
+    grad: Grad::Rule(index_gradients::of_center_crop_pad),
     since: 18,
     first: 18,
     inputs: &[one("input_data", "T"), one("shape", "Tind").host()],

@@ -2,13 +2,14 @@
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, one, var};
 use crate::{Result, ensure, error};
 
 const TYPES: TypeSet = TypeSet::NUMERIC.union(TypeSet::of(&[DType::Bool]));
 
 static EYE_LIKE: OpSpec = OpSpec {
     name: "EyeLike",
+    grad: Grad::Zero("only the shape of its input counts"),
     since: 22,
     first: 9,
     inputs: &[one("input", "T1")],

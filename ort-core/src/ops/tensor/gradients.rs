@@ -179,7 +179,8 @@ pub(super) fn of_scatter(cx: &mut GradCx<'_>) -> Result<()> {
     let replaces = match reduction {
         "none" => true,
         "add" => false,
-        _ => return Err(error!(NotImplemented, "{op} with reduction '{reduction}' has no gradient")),
+        "mul" => return super::index_gradients::of_scatter_product(cx),
+        _ => return super::index_gradients::of_scatter_extreme(cx),
     };
     if cx.wants(0) {
         let gradient = match replaces {

@@ -1,13 +1,15 @@
 //! `GridSample`: an image read at the positions that a grid gives.
 
+use super::sample_gradients;
 use crate::dtype::TypeSet;
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
+use crate::spec::{Cost, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, var};
 use crate::{Result, ensure, error, one_of};
 
 static GRID_SAMPLE: OpSpec = OpSpec {
     name: "GridSample",
+    grad: Grad::Parts(sample_gradients::grid_sample_parts),
     since: 22,
     first: 16,
     inputs: &[one("X", "T1"), one("grid", "T2")],

@@ -1,9 +1,10 @@
 //! `OneHot`: for each index, a row that is "on" at the index and "off" elsewhere.
 
+use super::index_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, attr, one, var};
+use crate::spec::{Grad, InferCx, OP, OpSpec, attr, one, var};
 use crate::tensor::TensorView;
 use crate::{Result, ensure, error};
 
@@ -13,6 +14,7 @@ const NUMBERS: TypeSet = TypeSet::NUMERIC.difference(TypeSet::of(&[DType::BF16])
 
 static ONE_HOT: OpSpec = OpSpec {
     name: "OneHot",
+    grad: Grad::Rule(index_gradients::of_one_hot),
     since: 28,
     first: 9,
     inputs: &[one("indices", "T1"), one("depth", "T2").host(), one("values", "T3")],

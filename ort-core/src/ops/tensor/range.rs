@@ -1,14 +1,16 @@
 //! `Range`: numbers from a start in equal steps.
 
+use super::index_gradients;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, SymTensor, attr, one, var};
+use crate::spec::{Grad, InferCx, OP, OpSpec, SymTensor, attr, one, var};
 use crate::tensor::TensorView;
 use crate::{Result, ensure, error};
 
 static RANGE: OpSpec = OpSpec {
     name: "Range",
+    grad: Grad::Rule(index_gradients::of_range),
     since: 27,
     first: 11,
     inputs: &[one("start", "T").host(), one("limit", "T").host(), one("delta", "T").host()],

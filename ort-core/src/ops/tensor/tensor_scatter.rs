@@ -1,14 +1,16 @@
 //! `TensorScatter`: new entries written into a cache, as key-value caches of attention need.
 
+use super::index_gradients;
 use crate::dtype::TypeSet;
 use crate::ops;
-use crate::spec::{InferCx, OP, OpSpec, Traits, attr, one, opt, var};
+use crate::spec::{Grad, InferCx, OP, OpSpec, Traits, attr, one, opt, var};
 use crate::{Result, ensure, one_of};
 
 use super::geometry::normalize_axis;
 
 static TENSOR_SCATTER: OpSpec = OpSpec {
     name: "TensorScatter",
+    grad: Grad::Rule(index_gradients::of_tensor_scatter),
     since: 24,
     first: 24,
     inputs: &[one("past_cache", "T"), one("update", "T"), opt("write_indices", "tensor(int64)")],

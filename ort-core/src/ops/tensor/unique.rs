@@ -1,15 +1,17 @@
 //! `Unique`: each element, or each part along an axis, once.
 
+use super::index_gradients;
 use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::axes;
-use crate::spec::{AttrKind, InferCx, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, one, opt, var};
 use crate::{Result, ensure};
 
 use super::geometry::normalize_axis;
 
 static UNIQUE: OpSpec = OpSpec {
     name: "Unique",
+    grad: Grad::Rule(index_gradients::of_unique),
     since: 28,
     first: 11,
     inputs: &[one("X", "T")],

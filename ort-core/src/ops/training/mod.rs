@@ -1,4 +1,19 @@
-//! Optimizer steps and `Gradient` of the domain `ai.onnx.preview.training`.
+//! What training needs: optimizer steps and `Gradient` of the domain `ai.onnx.preview.training` here, the runtime's own
+//! steps, one parameter each, in the files beside.
+
+mod accumulate;
+mod adafactor;
+mod adam;
+mod adam_8bit;
+mod counter_dropout;
+mod lamb;
+mod norm;
+mod sgd;
+mod step;
+
+pub use adafactor::adafactor_epsilon;
+pub use adam::AdamMode;
+pub use adam_8bit::ADAM_8BIT_BLOCK;
 
 use crate::dtype::{DType, TypeSet};
 use crate::ops;

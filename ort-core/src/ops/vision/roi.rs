@@ -3,11 +3,13 @@
 use crate::dtype::{DType, TypeSet};
 use crate::ir::Attribute;
 use crate::ops;
-use crate::spec::{AttrKind, Cost, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, var};
+use crate::ops::tensor::sample_gradients;
+use crate::spec::{AttrKind, Cost, Draft, Grad, InferCx, OP, OpSpec, Upgrade, attr, one, var};
 use crate::{Result, ensure, error, one_of};
 
 static ROI_ALIGN: OpSpec = OpSpec {
     name: "RoiAlign",
+    grad: Grad::Rule(sample_gradients::of_roi_align),
     since: 22,
     first: 10,
     inputs: &[one("X", "T1"), one("rois", "T1"), one("batch_indices", "T2")],
@@ -29,6 +31,7 @@ static ROI_ALIGN: OpSpec = OpSpec {
 
 static MAX_ROI_POOL: OpSpec = OpSpec {
     name: "MaxRoiPool",
+    grad: Grad::None("the edges of its regions are rounded; RoiAlign has a gradient"),
     since: 22,
     inputs: &[one("X", "T"), one("rois", "T")],
     outputs: &[one("Y", "T")],

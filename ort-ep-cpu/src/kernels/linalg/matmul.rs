@@ -189,7 +189,9 @@ impl Executable for Single {
             return Ok(());
         }
         let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
-        let (a, b) = (a.as_slice::<f32>()?, b.map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?);
+        // A weight that somebody else reads, too, is there where it is packed, and lies anywhere in its file.
+        let b = b.filter(|_| packed.is_none()).map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?;
+        let a = a.as_slice::<f32>()?;
         let Settings { factor, transposed, .. } = self.settings;
         let lefts = match self.packs_left(&product) {
             true => Some(PackedLeft::new(cpu, a, product.shape, &mut workspace)?),

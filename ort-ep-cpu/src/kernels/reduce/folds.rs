@@ -2,6 +2,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error, for_each_type};
 use smallvec::{SmallVec, smallvec};
 
@@ -48,6 +49,7 @@ cpu_kernels![
     KernelDef { op: "ReduceLogSum", make: |cx| make(cx, Fold::LogSum), ..KernelDef::BASE },
     KernelDef { op: "ReduceLogSumExp", make: |cx| make(cx, Fold::LogSumExp), ..KernelDef::BASE },
     KernelDef { op: "ReduceSumSquare", make: |cx| make(cx, Fold::SumSquare), ..KernelDef::BASE },
+    KernelDef { domain: RUNTIME, op: "SumTo", make: |_| Ok(Box::new(sum_to)), ..KernelDef::BASE },
 ];
 
 fn make(cx: &mut CompileCx<'_>, fold: Fold) -> Result<Box<dyn Executable>> {
@@ -63,7 +65,26 @@ fn run(cx: &mut RunCx<'_>, fold: Fold, noop: bool) -> Result<()> {
     for axis in axes {
         mask[normalize_axis(axis, input.rank())?] = true;
     }
-    let layout = Layout::new(input.shape(), &mask);
+    fold_axes(cx, fold, &mask)
+}
+
+/// Sums over what the output's shape was repeated along.
+fn sum_to(cx: &mut RunCx<'_>) -> Result<()> {
+    let from = cx.input(0)?.shape();
+    let to = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
+    let lead = from.len().checked_sub(to.len());
+    let lead = lead.ok_or_else(|| error!(InvalidArgument, "{from:?} is summed to {to:?}"))?;
+    let kept = from[lead..].iter().zip(to).map(|(from, to)| from == to);
+    let mask: SmallVec<[bool; 6]> = (0..lead).map(|_| true).chain(kept.map(|kept| !kept)).collect();
+    let fits = from[lead..].iter().zip(to).all(|(from, to)| from == to || *to == 1);
+    ensure!(fits, InvalidArgument, "{from:?} is none that {to:?} broadcasts to");
+    fold_axes(cx, Fold::Sum, &mask)
+}
+
+/// Combines elements along the axes of the mask.
+fn fold_axes(cx: &mut RunCx<'_>, fold: Fold, mask: &[bool]) -> Result<()> {
+    let input = cx.input(0)?;
+    let layout = Layout::new(input.shape(), mask);
     let (threads, dtype) = (cx.threads(), input.dtype());
     let output = cx.output(0)?;
     match dtype {

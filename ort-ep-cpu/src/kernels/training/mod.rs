@@ -1,9 +1,20 @@
-//! Optimizer steps: `Adagrad`, `Adam` and `Momentum`. Each element is computed in doubles and rounded once.
+//! Optimizer steps: the standard's `Adagrad`, `Adam` and `Momentum` here, each element computed in doubles and rounded
+//! once; the runtime's own, which are fast, in the files beside.
 
 #![allow(
     clippy::indexing_slicing,
     reason = "places are counted over shapes that inference checked and that views are as long as"
 )]
+
+mod accumulate;
+mod adafactor;
+mod adam;
+mod adam_8bit;
+mod counter_dropout;
+mod lamb;
+mod norm;
+mod sgd;
+mod step;
 
 use ort_core::dtype::{DType, Element};
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};

@@ -1,0 +1,403 @@
+//! Gradients of `If`, `Loop` and `Scan`.
+//!
+//! Backward is control flow itself: its bodies compute the forward body again and differentiate it. A loop keeps the values that it
+//! carries, as they are when an iteration begins, in further outputs; backward is a `Scan` over them from the last to the first, which
+//! carries the gradients of what the loop carries and adds up those of what its body captures.
+
+use std::collections::HashMap;
+
+use crate::dim::Dim;
+use crate::ir::{Attribute, Attributes, Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueType};
+use crate::spec::{Course, GradCx, Obstacle, Pen, is_continuous, prune};
+use crate::tensor::Tensor;
+use crate::{Result, Within, ensure, error};
+
+/// The nodes of a graph, which a backward pass goes over.
+fn forward(graph: &Graph) -> Vec<(NodeId, Node)> {
+    graph.nodes.iter().enumerate().map(|(index, node)| (NodeId(index as u32), node.clone())).collect()
+}
+
+/// The gradients of `xs` in a body from those of its values; all of its nodes are in the way.
+fn differentiate(
+    body: &mut Graph,
+    xs: &[ValueId],
+    boundary: &[ValueId],
+    seeds: &[(ValueId, ValueId)],
+) -> Result<HashMap<ValueId, ValueId>> {
+    let forward = forward(body);
+    let mut obstacles = Vec::new();
+    let totals = Course { forward: &forward, xs, boundary }.accumulate(body, seeds, &mut obstacles)?;
+    Obstacle::refuse(&obstacles)?;
+    Ok(totals)
+}
+
+/// Where the parts of a loop are in its node and its body.
+struct Flow {
+    /// The first carried value among the inputs of the node and of the body.
+    first_input: usize,
+    /// The first carried value among the outputs of the body.
+    first_output: usize,
+    /// How many values are carried.
+    states: usize,
+    /// For each scanned input its axis and direction.
+    inputs: Vec<(i64, i64)>,
+    /// For each scan output its axis and direction.
+    outputs: Vec<(i64, i64)>,
+}
+
+pub(super) fn of_scan(cx: &mut GradCx<'_>) -> Result<()> {
+    let attrs = cx.attrs();
+    let scanned = usize::try_from(attrs.int("num_scan_inputs")?).unwrap_or(0);
+    let states = cx.input_count().checked_sub(scanned);
+    let states = states.ok_or_else(|| error!(InvalidGraph, "num_scan_inputs does not fit the inputs"))?;
+    let pairs = |count: usize, axes: &str, directions: &str| {
+        let at = |name: &str, index: usize| {
+            attrs.find_ints(name).and_then(|list| list.get(index)).copied().unwrap_or(0)
+        };
+        (0..count).map(|index| (at(axes, index), at(directions, index))).collect()
+    };
+    let outputs = body_of(cx)?.graph.outputs.len().saturating_sub(states);
+    let flow = Flow {
+        first_input: 0,
+        first_output: 0,
+        states,
+        inputs: pairs(scanned, "scan_input_axes", "scan_input_directions"),
+        outputs: pairs(outputs, "scan_output_axes", "scan_output_directions"),
+    };
+    of_iterations(cx, &flow)
+}
+
+pub(super) fn of_loop(cx: &mut GradCx<'_>) -> Result<()> {
+    let states = cx.input_count().saturating_sub(2);
+    let outputs = body_of(cx)?.graph.outputs.len().saturating_sub(1 + states);
+    let flow =
+        Flow { first_input: 2, first_output: 1, states, inputs: Vec::new(), outputs: vec![(0, 0); outputs] };
+    of_iterations(cx, &flow)
+}
+
+fn body_of<'a>(cx: &GradCx<'a>) -> Result<&'a Subgraph> {
+    let body = cx.node.subgraph("body").map(|(_, body)| body);
+    body.ok_or_else(|| error!(InvalidGraph, "'body' is missing"))
+}
+
+/// The backward body while it is made: the forward body's nodes, then those of its gradient.
+struct Backward {
+    graph: Graph,
+    captures: Vec<Capture>,
+    /// Carried values and their first values outside.
+    states: Vec<(ValueId, ValueId)>,
+    /// Scanned values inside, what is scanned outside, axis and direction.
+    scanned: Vec<(ValueId, ValueId, (i64, i64))>,
+}
+
+impl Backward {
+    fn input(&mut self, name: &str, like: ValueId) -> ValueId {
+        let ty = self.graph.value(like).ty.clone();
+        let name = format!("{name}_{}", self.graph.value_count());
+        self.graph.add_value(name, ty)
+    }
+
+    /// Scans `outer`; returns what stands for its slices.
+    fn scan(&mut self, inner: ValueId, outer: ValueId, (axis, direction): (i64, i64)) {
+        self.scanned.push((inner, outer, (axis, 1 - direction)));
+    }
+}
+
+fn of_iterations(cx: &mut GradCx<'_>, flow: &Flow) -> Result<()> {
+    let body = body_of(cx)?;
+    let graph = body.graph.clone();
+    let mut back =
+        Backward { graph, captures: body.captures.clone(), states: Vec::new(), scanned: Vec::new() };
+    let inputs = back.graph.inputs.clone();
+    let carried = slice(&inputs, flow.first_input, flow.states)?;
+    let scanned = slice(&inputs, flow.first_input + flow.states, flow.inputs.len())?;
+    let varying = varying_states(cx, flow, &back)?;
+    let wanted: Vec<usize> =
+        (0..scanned.len()).filter(|&index| cx.wants(flow.first_input + flow.states + index)).collect();
+    let captures: Vec<Capture> =
+        back.captures.iter().copied().filter(|it| cx.wants_captured(it.outer)).collect();
+
+    let seeds = seeds(cx, flow, &mut back, &varying)?;
+    let mut sums = Vec::with_capacity(captures.len());
+    for capture in &captures {
+        let sum = back.input("sum", capture.inner);
+        let zeros = cx.filled(0.0, capture.outer)?;
+        back.states.push((sum, zeros));
+        sums.push(sum);
+    }
+    let xs: Vec<ValueId> = varying
+        .iter()
+        .filter_map(|&state| carried.get(state).copied())
+        .chain(captures.iter().map(|capture| capture.inner))
+        .chain(wanted.iter().filter_map(|&index| scanned.get(index).copied()))
+        .collect();
+    let boundary: Vec<ValueId> =
+        inputs.iter().copied().chain(back.captures.iter().map(|it| it.inner)).collect();
+    let name = cx.node.name.clone();
+    let totals = differentiate(&mut back.graph, &xs, &boundary, &seeds).within(|| "body")?;
+    let mut pen = Pen { graph: &mut back.graph, name };
+    let mut results = Vec::with_capacity(xs.len());
+    for (index, x) in xs.iter().enumerate() {
+        let total = totals.get(x).copied();
+        let sum = index.checked_sub(varying.len()).and_then(|index| sums.get(index)).copied();
+        results.push(match (sum, total) {
+            (Some(sum), Some(total)) => pen.emit("Add", &[sum, total], &[])?,
+            (Some(same), None) | (None, Some(same)) => pen.emit("Identity", &[same], &[])?,
+            (None, None) => pen.filled(0.0, *x)?,
+        });
+    }
+    back.graph.outputs = results.clone();
+    prune(&mut back.graph, 0, results);
+    keep_what_is_read(cx, flow, &mut back, (carried, scanned))?;
+    let directions: Vec<(i64, i64)> = wanted
+        .iter()
+        .filter_map(|&index| flow.inputs.get(index))
+        .map(|&(axis, direction)| (axis, 1 - direction))
+        .collect();
+    let gradients = emit_scan(cx, back, &directions)?;
+    hand_over(cx, flow, gradients, (&varying, &captures, &wanted));
+    Ok(())
+}
+
+/// Sets what the backward loop ends in: the gradients of first values, of captures and of scanned inputs.
+fn hand_over(
+    cx: &mut GradCx<'_>,
+    flow: &Flow,
+    gradients: Vec<ValueId>,
+    (varying, captures, wanted): (&[usize], &[Capture], &[usize]),
+) {
+    let mut gradients = gradients.into_iter();
+    for (state, gradient) in varying.iter().zip(gradients.by_ref()) {
+        if cx.wants(flow.first_input + state) {
+            cx.set(flow.first_input + state, gradient);
+        }
+    }
+    for (capture, gradient) in captures.iter().zip(gradients.by_ref()) {
+        cx.add_captured(capture.outer, gradient);
+    }
+    for (index, gradient) in wanted.iter().zip(gradients) {
+        cx.set(flow.first_input + flow.states + index, gradient);
+    }
+}
+
+fn slice(values: &[ValueId], start: usize, count: usize) -> Result<&[ValueId]> {
+    let found = values.get(start..start + count);
+    found.ok_or_else(|| error!(InvalidGraph, "the body has {} inputs, fewer than it is given", values.len()))
+}
+
+/// The carried values that depend on what is to be differentiated by, in some iteration.
+fn varying_states(cx: &GradCx<'_>, flow: &Flow, back: &Backward) -> Result<Vec<usize>> {
+    let graph = &back.graph;
+    let captured = back.captures.iter().filter(|it| cx.wants_captured(it.outer)).map(|it| it.inner);
+    let mut xs: Vec<ValueId> = captured.collect();
+    let wanted = (flow.first_input..cx.input_count()).filter(|&index| cx.wants(index));
+    xs.extend(wanted.filter_map(|index| graph.inputs.get(index)));
+    let forward = forward(graph);
+    loop {
+        let varying = Course { forward: &forward, xs: &xs, boundary: &xs }.varying(graph);
+        let pairs = graph.inputs.iter().skip(flow.first_input).take(flow.states);
+        let pairs = pairs.zip(graph.outputs.iter().skip(flow.first_output));
+        let more: Vec<ValueId> = pairs
+            .filter(|(input, output)| {
+                varying.contains(output) && !xs.contains(input) && is_continuous(graph, **input)
+            })
+            .map(|(input, _)| *input)
+            .collect();
+        if more.is_empty() {
+            break;
+        }
+        xs.extend(more);
+    }
+    let varies =
+        |&state: &usize| graph.inputs.get(flow.first_input + state).is_some_and(|input| xs.contains(input));
+    let states: Vec<usize> = (0..flow.states).filter(varies).collect();
+    for &state in &states {
+        let input = slice(&graph.inputs, flow.first_input + state, 1)?;
+        let is_tensor = input.iter().all(|input| graph.value(*input).ty.as_tensor().is_some());
+        ensure!(is_tensor, NotImplemented, "{} carries a value that is no tensor", cx.operator());
+    }
+    Ok(states)
+}
+
+/// The gradients of the body's outputs: carried ones come from the iteration after, those of scan outputs are scanned.
+fn seeds(
+    cx: &mut GradCx<'_>,
+    flow: &Flow,
+    back: &mut Backward,
+    varying: &[usize],
+) -> Result<Vec<(ValueId, ValueId)>> {
+    let outputs = back.graph.outputs.clone();
+    let mut seeds = Vec::new();
+    for &state in varying {
+        let output = outputs.get(flow.first_output + state).copied();
+        let output = output.ok_or_else(|| error!(InvalidGraph, "the body has too few outputs"))?;
+        let inner = back.input("carried", output);
+        let initial = cx.input(flow.first_input + state)?;
+        let first = match cx.find_upstream(state) {
+            Some(upstream) => upstream,
+            None => cx.filled(0.0, initial)?,
+        };
+        back.states.push((inner, first));
+        seeds.push((output, inner));
+    }
+    for (index, &place) in flow.outputs.iter().enumerate() {
+        let Some(upstream) = cx.find_upstream(flow.states + index) else { continue };
+        let output = outputs.get(flow.first_output + flow.states + index).copied();
+        let output = output.ok_or_else(|| error!(InvalidGraph, "the body has too few outputs"))?;
+        let inner = back.input("upstream", output);
+        back.scan(inner, upstream, place);
+        seeds.push((output, inner));
+    }
+    Ok(seeds)
+}
+
+/// Scans what the backward body reads of the forward one: scanned inputs again, carried values as the loop kept them.
+fn keep_what_is_read(
+    cx: &mut GradCx<'_>,
+    flow: &Flow,
+    back: &mut Backward,
+    (carried, scanned): (&[ValueId], &[ValueId]),
+) -> Result<()> {
+    let reads: Vec<ValueId> = back.graph.nodes.iter().flat_map(Node::reads).collect();
+    let is_read = |value: &ValueId| reads.contains(value);
+    for (index, inner) in scanned.iter().enumerate().filter(|(_, inner)| is_read(inner)) {
+        let outer = cx.input(flow.first_input + flow.states + index)?;
+        let place = flow.inputs.get(index).copied().unwrap_or_default();
+        back.scan(*inner, outer, place);
+    }
+    for inner in carried.iter().filter(|inner| is_read(inner)) {
+        let kept = keep(cx, *inner)?;
+        back.scan(*inner, kept, (0, 0));
+    }
+    // A Loop's body begins with the number of the iteration, and a condition that holds while it runs.
+    let [counter, condition] = body_of(cx)?.graph.inputs.get(..flow.first_input).unwrap_or_default() else {
+        ensure!(!back.scanned.is_empty(), Fail, "a Scan scans nothing");
+        back.captures.retain(|capture| reads.contains(&capture.inner));
+        return Ok(());
+    };
+    if is_read(condition) {
+        let rank = back.graph.value(*condition).ty.shape().map_or(0, <[Dim]>::len);
+        back.graph.constants.insert(*condition, Tensor::from_slice(vec![1; rank].as_slice(), &[true])?);
+    }
+    // It also tells how many iterations there were.
+    if is_read(counter) || back.scanned.is_empty() {
+        let kept = keep(cx, *counter)?;
+        back.scan(*counter, kept, (0, 0));
+    }
+    back.captures.retain(|capture| reads.contains(&capture.inner));
+    Ok(())
+}
+
+/// Makes the loop of the forward pass hand out an input of its body, iteration by iteration.
+fn keep(cx: &mut GradCx<'_>, inner: ValueId) -> Result<ValueId> {
+    let is_tensor = body_of(cx)?.graph.value(inner).ty.as_tensor().is_some();
+    ensure!(is_tensor, NotImplemented, "{} carries a value that is no tensor", cx.operator());
+    let name = format!("{}/gradient/kept_{}", cx.node.name, cx.pen.graph.value_count());
+    let kept = cx.pen.graph.add_value(name, ValueType::Unknown);
+    let gone = || error!(Fail, "a node of the forward pass is gone");
+    let node = cx.pen.graph.nodes.get_mut(cx.id.index()).ok_or_else(gone)?;
+    let carried_first = usize::from(node.spec.name == "Loop");
+    let body = node.subgraphs.iter_mut().find(|subgraph| subgraph.attr == "body").ok_or_else(gone)?;
+    while node.outputs.len() + carried_first < body.graph.outputs.len() {
+        node.outputs.push(None);
+    }
+    let mut pen = Pen { graph: &mut body.graph, name: format!("{}/kept", node.name).into() };
+    let same = pen.emit("Identity", &[inner], &[])?;
+    body.graph.outputs.push(same);
+    node.outputs.push(Some(kept));
+    let mut attrs: Vec<(String, Attribute)> =
+        node.attrs.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+    for (name, value) in &mut attrs {
+        if let (true, Attribute::Ints(list)) = (name.starts_with("scan_output_"), value) {
+            list.push(0);
+        }
+    }
+    node.attrs = Attributes::new(node.spec, attrs)?;
+    let id = cx.id;
+    cx.infer_again(id)?;
+    Ok(kept)
+}
+
+/// Adds the backward `Scan`; returns its outputs.
+fn emit_scan(cx: &mut GradCx<'_>, back: Backward, outputs: &[(i64, i64)]) -> Result<Vec<ValueId>> {
+    let Backward { mut graph, captures, states, scanned } = back;
+    graph.inputs =
+        states.iter().map(|(inner, _)| *inner).chain(scanned.iter().map(|(inner, ..)| *inner)).collect();
+    graph.input_defaults.clear();
+    let outer: Vec<Option<ValueId>> = states
+        .iter()
+        .map(|(_, outer)| Some(*outer))
+        .chain(scanned.iter().map(|(_, outer, _)| Some(*outer)))
+        .collect();
+    let axes = |places: &[(i64, i64)]| Attribute::Ints(places.iter().map(|place| place.0).collect());
+    let directions = |places: &[(i64, i64)]| Attribute::Ints(places.iter().map(|place| place.1).collect());
+    let inputs: Vec<(i64, i64)> = scanned.iter().map(|(.., place)| *place).collect();
+    let attrs = [
+        ("num_scan_inputs", Attribute::Int(scanned.len() as i64)),
+        ("scan_input_axes", axes(&inputs)),
+        ("scan_input_directions", directions(&inputs)),
+        ("scan_output_axes", axes(outputs)),
+        ("scan_output_directions", directions(outputs)),
+    ];
+    let count = graph.outputs.len();
+    let subgraph = Subgraph { attr: "body", graph, captures };
+    cx.pen.emit_flow(("Scan", &outer), &attrs, count, vec![subgraph])
+}
+
+/// Backward is the branch that was taken, computed again; a branch that does not read a value has zeros for it.
+pub(super) fn of_if(cx: &mut GradCx<'_>) -> Result<()> {
+    let mut wanted: Vec<ValueId> = Vec::new();
+    for capture in cx.node.subgraphs.iter().flat_map(|branch| &branch.captures) {
+        if cx.wants_captured(capture.outer) && !wanted.contains(&capture.outer) {
+            wanted.push(capture.outer);
+        }
+    }
+    let node = cx.node;
+    let branches = node.subgraphs.iter().map(|branch| backward_branch(cx, branch, &wanted));
+    let branches = branches.collect::<Result<Vec<Subgraph>>>()?;
+    let gradients = cx.pen.emit_flow(("If", &[Some(cx.input(0)?)]), &[], wanted.len(), branches)?;
+    for (outer, gradient) in wanted.into_iter().zip(gradients) {
+        cx.add_captured(outer, gradient);
+    }
+    Ok(())
+}
+
+fn backward_branch(cx: &GradCx<'_>, branch: &Subgraph, wanted: &[ValueId]) -> Result<Subgraph> {
+    let name = format!("{}/{}", cx.node.name, branch.attr);
+    // A branch that contradicts itself is never taken.
+    let (mut graph, mut captures) = match &branch.graph.broken {
+        None => (branch.graph.clone(), branch.captures.clone()),
+        Some(_) => (Graph::new(branch.graph.name.clone()), Vec::new()),
+    };
+    let capture = |graph: &mut Graph, outer: ValueId, captures: &mut Vec<Capture>| {
+        let known = captures.iter().find(|capture| capture.outer == outer).map(|capture| capture.inner);
+        known.unwrap_or_else(|| {
+            let value = cx.pen.graph.value(outer);
+            let inner = graph.add_value(format!("{name}/{}", value.name), value.ty.clone());
+            captures.push(Capture { outer, inner });
+            inner
+        })
+    };
+    let mut seeds = Vec::new();
+    for (index, output) in graph.outputs.clone().into_iter().enumerate() {
+        if let Some(upstream) = cx.find_upstream(index) {
+            seeds.push((output, capture(&mut graph, upstream, &mut captures)));
+        }
+    }
+    let xs: Vec<ValueId> = wanted.iter().map(|&outer| capture(&mut graph, outer, &mut captures)).collect();
+    let boundary: Vec<ValueId> = captures.iter().map(|capture| capture.inner).collect();
+    let totals = differentiate(&mut graph, &xs, &boundary, &seeds).within(|| branch.attr)?;
+    let mut pen = Pen { graph: &mut graph, name: name.as_str().into() };
+    let mut outputs = Vec::with_capacity(xs.len());
+    for x in &xs {
+        outputs.push(match totals.get(x) {
+            Some(&total) => pen.emit("Identity", &[total], &[])?,
+            None => pen.filled(0.0, *x)?,
+        });
+    }
+    graph.outputs.clone_from(&outputs);
+    prune(&mut graph, 0, outputs);
+    let reads: Vec<ValueId> = graph.nodes.iter().flat_map(Node::reads).collect();
+    captures.retain(|capture| reads.contains(&capture.inner));
+    Ok(Subgraph { attr: branch.attr, graph, captures })
+}

@@ -1,0 +1,610 @@
+//! Gradients of `RNN`, `GRU` and `LSTM`: backpropagation through time (Werbos, Backpropagation through time, 1990).
+//!
+//! The hidden states are the output `Y`, so that what gates had before their activations is two products over all steps at once. Of an
+//! `LSTM` the cell states are computed again, which takes no product. The loop from the last step to the first holds the
+//! activations and one product with the recurrence weights; the gradients of all weights are products over all steps after it.
+
+use super::recurrent_steps::{Activation, Steps, activations, parts};
+use crate::dtype::DType;
+use crate::ir::{Attribute, NodeId, ValueId};
+use crate::spec::{Course, GradCx, Obstacle, Pen};
+use crate::{Result, ensure, error};
+
+/// What the directions of a layer share; sequences have their steps first.
+struct Layer {
+    /// `[steps, batch, inputs]`.
+    x: ValueId,
+    /// `[steps, directions, batch, hidden]`.
+    y: ValueId,
+    /// Which steps a sequence has, `[steps, batch, 1]`, and the same one step later, where sequences have lengths of their own.
+    active: Option<[ValueId; 2]>,
+    batch_first: bool,
+    directions: usize,
+    clip: Option<f32>,
+}
+
+/// One direction of a layer.
+struct Direction {
+    reversed: bool,
+    /// `[gates, inputs]`.
+    w: ValueId,
+    /// `[gates, hidden]`.
+    r: ValueId,
+    /// Of the inputs and of the states, `[gates]` each.
+    biases: Option<[ValueId; 2]>,
+    peepholes: Option<ValueId>,
+    /// The first states, `[batch, hidden]`.
+    h: ValueId,
+    c: Option<ValueId>,
+    /// The state before each step, `[steps, batch, hidden]`.
+    states: ValueId,
+    activations: Vec<Activation>,
+    /// The gradients of the outputs.
+    of_y: Option<ValueId>,
+    of_h: Option<ValueId>,
+    of_c: Option<ValueId>,
+}
+
+/// The gradients of one direction, in the order of the inputs; the lengths have none.
+#[derive(Default)]
+struct Gradients {
+    x: Option<ValueId>,
+    /// By input: `W`, `R`, `B`, `initial_h`, `initial_c`, `P`, each with an axis for the direction in front.
+    others: Vec<(usize, ValueId)>,
+}
+
+/// What the loop of a direction gives.
+struct Looped {
+    /// The gradients of gates by inputs, `[steps, batch, gates]`.
+    of_x: ValueId,
+    /// The gradients of gates by states.
+    of_h: ValueId,
+    /// What the last gate's recurrence weights were multiplied with, where that is not the state.
+    reset: Option<ValueId>,
+    h: ValueId,
+    c: Option<ValueId>,
+    peepholes: Option<ValueId>,
+}
+
+pub(super) fn of_recurrent(cx: &mut GradCx<'_>) -> Result<()> {
+    let layer = Layer::of(cx)?;
+    let defaults: &[&str] = match cx.operator() {
+        "RNN" => &["Tanh"],
+        "GRU" => &["Sigmoid", "Tanh"],
+        _ => &["Sigmoid", "Tanh", "Tanh"],
+    };
+    let activations = activations(cx.attrs(), layer.directions, defaults)?;
+    let (mut of_x, mut others): (Option<ValueId>, Vec<(usize, Vec<ValueId>)>) = (None, Vec::new());
+    for (index, activations) in activations.into_iter().enumerate() {
+        let direction = layer.direction(cx, index, activations)?;
+        let looped = match cx.operator() {
+            "RNN" => of_rnn(cx, &layer, &direction)?,
+            "GRU" => of_gru(cx, &layer, &direction)?,
+            _ => of_lstm(cx, &layer, &direction)?,
+        };
+        let found = layer.products(cx, &direction, &looped)?;
+        of_x = match (of_x, found.x) {
+            (Some(sum), Some(more)) => Some(cx.emit("Add", &[sum, more], &[])?),
+            (sum, more) => sum.or(more),
+        };
+        for (input, gradient) in found.others {
+            match others.iter_mut().find(|(known, _)| *known == input) {
+                Some((_, list)) => list.push(gradient),
+                None => others.push((input, vec![gradient])),
+            }
+        }
+    }
+    if let Some(of_x) = of_x {
+        let of_x = layer.turned(cx, of_x, &[1, 0, 2])?;
+        cx.set(0, of_x);
+    }
+    for (input, list) in others {
+        let whole = match list.as_slice() {
+            [one] => *one,
+            list => cx.emit("Concat", list, &[("axis", Attribute::Int(0))])?,
+        };
+        let is_state = matches!(input, 5 | 6);
+        let whole = if is_state { layer.turned(cx, whole, &[1, 0, 2])? } else { whole };
+        cx.set(input, whole);
+    }
+    Ok(())
+}
+
+impl Layer {
+    fn of(cx: &mut GradCx<'_>) -> Result<Layer> {
+        let attrs = cx.attrs();
+        let directions = if attrs.string("direction")? == "bidirectional" { 2 } else { 1 };
+        let batch_first = attrs.find_int("layout").unwrap_or(0) != 0;
+        let clip = attrs.find_float("clip").filter(|bound| *bound > 0.0);
+        let (x, y) = (cx.input(0)?, cx.demand_output(0)?);
+        let mut layer = Layer { x, y, active: None, batch_first, directions, clip };
+        layer.x = layer.turned(cx, x, &[1, 0, 2])?;
+        layer.y = layer.turned(cx, y, &[1, 2, 0, 3])?;
+        if let Some(lengths) = cx.find_input(4) {
+            let lengths = cx.cast(lengths, DType::I64)?;
+            let lengths = cx.reshape_to(lengths, &[1, -1, 1])?;
+            let count = cx.sizes(layer.x, 0, 1)?;
+            let step = cx.range(count)?;
+            let step = cx.reshape_to(step, &[-1, 1, 1])?;
+            let one = cx.integer(1)?;
+            let next = cx.emit("Add", &[step, one], &[])?;
+            let now = cx.emit("Less", &[step, lengths], &[])?;
+            layer.active = Some([now, cx.emit("Less", &[next, lengths], &[])?]);
+        }
+        Ok(layer)
+    }
+
+    /// A value whose batch comes first, with the steps or directions first; the other way round with the same order.
+    fn turned(&self, cx: &mut GradCx<'_>, value: ValueId, order: &[usize]) -> Result<ValueId> {
+        if self.batch_first { cx.transpose(value, order) } else { Ok(value) }
+    }
+
+    /// The part of a value that belongs to a direction, which is its axis `axis`.
+    fn part(&self, cx: &mut GradCx<'_>, value: ValueId, axis: i64, index: usize) -> Result<ValueId> {
+        if self.directions == 1 {
+            let axes = cx.ints(&[axis])?;
+            return cx.emit("Squeeze", &[value, axes], &[]);
+        }
+        let index = cx.integer(index as i64)?;
+        cx.emit("Gather", &[value, index], &[("axis", Attribute::Int(axis))])
+    }
+
+    /// A state of a direction, or its gradient.
+    fn state(&self, cx: &mut GradCx<'_>, value: Option<ValueId>, index: usize) -> Result<Option<ValueId>> {
+        let Some(value) = value else { return Ok(None) };
+        let value = self.turned(cx, value, &[1, 0, 2])?;
+        self.part(cx, value, 0, index).map(Some)
+    }
+
+    fn direction(
+        &self,
+        cx: &mut GradCx<'_>,
+        index: usize,
+        activations: Vec<Activation>,
+    ) -> Result<Direction> {
+        let reversed = cx.attrs().string("direction")? == "reverse" || index == 1;
+        let (w, r) = (cx.input(1)?, cx.input(2)?);
+        let (w, r) = (self.part(cx, w, 0, index)?, self.part(cx, r, 0, index)?);
+        let mut lists = [None, None];
+        for (list, input) in lists.iter_mut().zip([3, 7]) {
+            if let Some(value) = cx.find_input(input) {
+                *list = Some(self.part(cx, value, 0, index)?);
+            }
+        }
+        let [bias, peepholes] = lists;
+        let biases = match bias {
+            None => None,
+            Some(bias) => <[ValueId; 2]>::try_from(parts(&mut cx.pen, bias, 0, 2)?).ok(),
+        };
+        let y = self.part(cx, self.y, 1, index)?;
+        let of_y = match cx.find_upstream(0) {
+            None => None,
+            Some(upstream) => {
+                let upstream = self.turned(cx, upstream, &[1, 2, 0, 3])?;
+                Some(self.part(cx, upstream, 1, index)?)
+            }
+        };
+        let given = self.state(cx, cx.find_input(5), index)?;
+        let h = match given {
+            Some(h) => h,
+            None => {
+                let (batch, hidden) = (cx.sizes(self.x, 1, 2)?, cx.sizes(r, 1, 2)?);
+                let shape = cx.join(&[batch, hidden])?;
+                cx.zeros(shape, cx.dtype(y)?)?
+            }
+        };
+        let c = match cx.operator() {
+            "LSTM" => match self.state(cx, cx.find_input(6), index)? {
+                None => Some(cx.filled(0.0, h)?),
+                given => given,
+            },
+            _ => None,
+        };
+        let (of_h, of_c) =
+            (self.state(cx, cx.find_upstream(1), index)?, self.state(cx, cx.find_upstream(2), index)?);
+        let states = self.states_before(cx, (y, h), reversed)?;
+        Ok(Direction { reversed, w, r, biases, peepholes, h, c, states, activations, of_y, of_h, of_c })
+    }
+
+    /// The state before each step: those of the steps before, behind the first.
+    fn states_before(
+        &self,
+        cx: &mut GradCx<'_>,
+        (y, first): (ValueId, ValueId),
+        reversed: bool,
+    ) -> Result<ValueId> {
+        let zero = cx.ints(&[0])?;
+        let first = cx.emit("Unsqueeze", &[first, zero], &[])?;
+        let (start, end) = if reversed { (1, i64::MAX) } else { (0, -1) };
+        let bounds = (cx.ints(&[start])?, cx.ints(&[end])?);
+        let others = cx.emit("Slice", &[y, bounds.0, bounds.1, zero], &[])?;
+        let order = if reversed { [others, first] } else { [first, others] };
+        let states = cx.emit("Concat", &order, &[("axis", Attribute::Int(0))])?;
+        match self.active {
+            // The end of a sequence is where it begins from behind.
+            Some([_, next]) if reversed => cx.emit("Where", &[next, states, first], &[]),
+            _ => Ok(states),
+        }
+    }
+
+    /// `sequence * weights^T`, with a bias where there is one.
+    fn gates(
+        &self,
+        cx: &mut GradCx<'_>,
+        (sequence, weights): (ValueId, ValueId),
+        bias: Option<ValueId>,
+    ) -> Result<ValueId> {
+        let turned = cx.transpose(weights, &[1, 0])?;
+        let product = cx.emit("MatMul", &[sequence, turned], &[])?;
+        match bias {
+            None => Ok(product),
+            Some(bias) => cx.emit("Add", &[product, bias], &[]),
+        }
+    }
+
+    /// What all gates have before their activations.
+    fn all_gates(&self, cx: &mut GradCx<'_>, direction: &Direction) -> Result<ValueId> {
+        let [of_x, of_h] = direction.biases.map_or([None; 2], |biases| biases.map(Some));
+        let from_x = self.gates(cx, (self.x, direction.w), of_x)?;
+        let from_h = self.gates(cx, (direction.states, direction.r), of_h)?;
+        cx.emit("Add", &[from_x, from_h], &[])
+    }
+
+    /// The gradients of inputs, weights and first states, from those of the gates.
+    fn products(&self, cx: &mut GradCx<'_>, direction: &Direction, looped: &Looped) -> Result<Gradients> {
+        let mut found = Gradients::default();
+        if cx.wants(0) {
+            found.x = Some(cx.emit("MatMul", &[looped.of_x, direction.w], &[])?);
+        }
+        if cx.wants(1) {
+            let gradient = over_all_steps(cx, looped.of_x, self.x)?;
+            found.others.push((1, gradient));
+        }
+        if cx.wants(2) {
+            let gradient = match looped.reset {
+                None => over_all_steps(cx, looped.of_h, direction.states)?,
+                Some(reset) => {
+                    let [others, last] = last_apart(&mut cx.pen, looped.of_h)?;
+                    let others = over_all_steps(cx, others, direction.states)?;
+                    let last = over_all_steps(cx, last, reset)?;
+                    cx.emit("Concat", &[others, last], &[("axis", Attribute::Int(0))])?
+                }
+            };
+            found.others.push((2, gradient));
+        }
+        if cx.wants(3) {
+            let mut sums = Vec::with_capacity(2);
+            for gates in [looped.of_x, looped.of_h] {
+                let axes = cx.ints(&[0, 1])?;
+                sums.push(cx.emit("ReduceSum", &[gates, axes], &[("keepdims", Attribute::Int(0))])?);
+            }
+            let gradient = cx.emit("Concat", &sums, &[("axis", Attribute::Int(0))])?;
+            found.others.push((3, gradient));
+        }
+        for (input, gradient) in [(5, Some(looped.h)), (6, looped.c), (7, looped.peepholes)] {
+            if let Some(gradient) = gradient.filter(|_| cx.wants(input)) {
+                found.others.push((input, gradient));
+            }
+        }
+        let front = cx.ints(&[0])?;
+        for (_, gradient) in &mut found.others {
+            *gradient = cx.emit("Unsqueeze", &[*gradient, front], &[])?;
+        }
+        Ok(found)
+    }
+
+    /// The start of a loop from the last step to the first.
+    fn backward(&self, cx: &mut GradCx<'_>, direction: &Direction) -> Result<Backward> {
+        let mut steps = Steps::new(cx);
+        let first = |cx: &mut GradCx<'_>, given: Option<ValueId>| match given {
+            Some(given) => Ok(given),
+            None => cx.filled(0.0, direction.h),
+        };
+        let h = first(cx, direction.of_h)?;
+        let carried_h = steps.carry(cx, h);
+        let carried_c = match direction.c {
+            None => None,
+            Some(_) => {
+                let c = first(cx, direction.of_c)?;
+                Some(steps.carry(cx, c))
+            }
+        };
+        let active = self.active.map(|[now, _]| steps.scan(cx, now)).transpose()?;
+        let of_y = direction.of_y.map(|of_y| steps.scan(cx, of_y)).transpose()?;
+        let r = steps.capture(cx, direction.r);
+        let mut pen = steps.pen();
+        let zero = pen.number(0.0, pen.dtype(carried_h)?)?;
+        let mut of_h = carried_h;
+        let mut through = None;
+        if let Some(of_y) = of_y {
+            of_h = pen.emit("Add", &[of_h, of_y], &[])?;
+        }
+        let mut of_c = carried_c;
+        // A step that a sequence does not have hands on what it is given.
+        if let Some(active) = active {
+            let of_c_there = carried_c.map(|c| pen.emit("Where", &[active, zero, c], &[])).transpose()?;
+            through = Some((pen.emit("Where", &[active, zero, carried_h], &[])?, of_c_there));
+            of_h = pen.emit("Where", &[active, of_h, zero], &[])?;
+            of_c = carried_c.map(|c| pen.emit("Where", &[active, c, zero], &[])).transpose()?;
+        }
+        Ok(Backward { steps, of_h, of_c, through, r })
+    }
+}
+
+/// A loop from the last step to the first, under construction.
+struct Backward {
+    steps: Steps,
+    /// The gradients of the states after the step.
+    of_h: ValueId,
+    of_c: Option<ValueId>,
+    /// The gradients that pass by the step.
+    through: Option<(ValueId, Option<ValueId>)>,
+    /// The recurrence weights.
+    r: ValueId,
+}
+
+impl Backward {
+    /// The gradients of `xs` from those of the values of the cell whose nodes begin at `start`.
+    fn differentiate(
+        &mut self,
+        start: usize,
+        xs: &[ValueId],
+        seeds: &[(ValueId, ValueId)],
+    ) -> Result<Vec<ValueId>> {
+        let graph = &mut self.steps.graph;
+        let cell = graph.nodes.iter().enumerate().skip(start);
+        let forward: Vec<_> = cell.map(|(index, node)| (NodeId(index as u32), node.clone())).collect();
+        let mut obstacles = Vec::new();
+        let totals =
+            Course { forward: &forward, xs, boundary: xs }.accumulate(graph, seeds, &mut obstacles)?;
+        Obstacle::refuse(&obstacles)?;
+        let mut pen = self.steps.pen();
+        xs.iter().map(|x| totals.get(x).map_or_else(|| pen.filled(0.0, *x), |total| Ok(*total))).collect()
+    }
+
+    /// The gradient of the state before the step: from the gates, and what came to it otherwise.
+    fn state_before(&mut self, gates: ValueId, weights: ValueId, others: Option<ValueId>) -> Result<ValueId> {
+        let passed = self.through.map(|(h, _)| h);
+        let mut pen = self.steps.pen();
+        let mut sum = pen.emit("MatMul", &[gates, weights], &[])?;
+        for other in [others, passed].into_iter().flatten() {
+            sum = pen.emit("Add", &[sum, other], &[])?;
+        }
+        Ok(sum)
+    }
+}
+
+/// `left^T * right` over all steps and sequences.
+fn over_all_steps(cx: &mut GradCx<'_>, left: ValueId, right: ValueId) -> Result<ValueId> {
+    let rows = |cx: &mut GradCx<'_>, value: ValueId| {
+        let (width, all) = (cx.sizes(value, 2, 3)?, cx.ints(&[-1])?);
+        let shape = cx.join(&[all, width])?;
+        cx.reshape(value, shape)
+    };
+    let (left, right) = (rows(cx, left)?, rows(cx, right)?);
+    cx.emit("Gemm", &[left, right], &[("transA", Attribute::Int(1))])
+}
+
+/// The first two of three gates, and the last.
+fn last_apart(pen: &mut Pen<'_>, gates: ValueId) -> Result<[ValueId; 2]> {
+    match parts(pen, gates, -1, 3)?.as_slice() {
+        [first, second, last] => {
+            Ok([pen.emit("Concat", &[*first, *second], &[("axis", Attribute::Int(-1))])?, *last])
+        }
+        _ => Err(error!(Fail, "Split has as many outputs as it is told")),
+    }
+}
+
+fn of_rnn(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<Looped> {
+    let [f] = direction.activations.as_slice() else { return Err(error!(Fail, "RNN has one activation")) };
+    let gates = layer.all_gates(cx, direction)?;
+    let mut back = layer.backward(cx, direction)?;
+    let x = back.steps.scan(cx, gates)?;
+    let start = back.steps.graph.nodes.len();
+    let h = f.emit(&mut back.steps.pen(), x, layer.clip)?;
+    let found = back.differentiate(start, &[x], &[(h, back.of_h)])?;
+    let [of_x] = found.as_slice() else { return Err(error!(Fail, "one gradient was asked for")) };
+    let before = back.state_before(*of_x, back.r, None)?;
+    match back.steps.finish(cx, !direction.reversed, (&[before], &[*of_x]))?.as_slice() {
+        [h, of_x] => Ok(Looped { of_x: *of_x, of_h: *of_x, reset: None, h: *h, c: None, peepholes: None }),
+        _ => Err(error!(Fail, "Scan has as many outputs as it is told")),
+    }
+}
+
+/// The cell of an `LSTM`: the states after a step.
+fn lstm_cell(
+    pen: &mut Pen<'_>,
+    cx: (&GradCx<'_>, &[Activation], Option<f32>),
+    (gates, c): (ValueId, ValueId),
+    peepholes: Option<ValueId>,
+) -> Result<[ValueId; 2]> {
+    let (cx, activations, clip) = cx;
+    let [f, g, h] = activations else { return Err(error!(Fail, "LSTM has three activations")) };
+    let gates = parts(pen, gates, -1, 4)?;
+    let &[mut input, mut output, mut forget, cell] = gates.as_slice() else {
+        return Err(error!(Fail, "Split has as many outputs as it is told"));
+    };
+    let peepholes = match peepholes {
+        None => None,
+        Some(peepholes) => <[ValueId; 3]>::try_from(parts(pen, peepholes, 0, 3)?).ok(),
+    };
+    let peep = |pen: &mut Pen<'_>, gate: ValueId, weights: Option<ValueId>, state: ValueId| match weights {
+        None => Ok(gate),
+        Some(weights) => {
+            let product = pen.emit("Mul", &[weights, state], &[])?;
+            pen.emit("Add", &[gate, product], &[])
+        }
+    };
+    input = peep(pen, input, peepholes.map(|[input, ..]| input), c)?;
+    forget = peep(pen, forget, peepholes.map(|[.., forget]| forget), c)?;
+    let input = f.emit(pen, input, clip)?;
+    let forget = match cx.attrs().flag("input_forget")? {
+        true => {
+            let one = pen.number(1.0, pen.dtype(input)?)?;
+            pen.emit("Sub", &[one, input], &[])?
+        }
+        false => f.emit(pen, forget, clip)?,
+    };
+    let cell = g.emit(pen, cell, clip)?;
+    let kept = pen.emit("Mul", &[forget, c], &[])?;
+    let added = pen.emit("Mul", &[input, cell], &[])?;
+    let c = pen.emit("Add", &[kept, added], &[])?;
+    output = peep(pen, output, peepholes.map(|[_, output, _]| output), c)?;
+    let output = f.emit(pen, output, clip)?;
+    let state = h.emit(pen, c, None)?;
+    Ok([pen.emit("Mul", &[output, state], &[])?, c])
+}
+
+/// The cell state before each step.
+fn cell_states(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction, gates: ValueId) -> Result<ValueId> {
+    let first = direction.c.ok_or_else(|| error!(Fail, "LSTM has a cell state"))?;
+    let mut steps = Steps::new(cx);
+    let c = steps.carry(cx, first);
+    let x = steps.scan(cx, gates)?;
+    let active = layer.active.map(|[now, _]| steps.scan(cx, now)).transpose()?;
+    let peepholes = direction.peepholes.map(|peepholes| steps.capture(cx, peepholes));
+    let mut pen = steps.pen();
+    let [_, mut next] = lstm_cell(&mut pen, (cx, &direction.activations, layer.clip), (x, c), peepholes)?;
+    if let Some(active) = active {
+        next = pen.emit("Where", &[active, next, c], &[])?;
+    }
+    let results = steps.finish(cx, direction.reversed, (&[next], &[c]))?;
+    results.last().copied().ok_or_else(|| error!(Fail, "Scan has outputs"))
+}
+
+fn of_lstm(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<Looped> {
+    let gates = layer.all_gates(cx, direction)?;
+    let cells = cell_states(cx, layer, direction, gates)?;
+    let mut back = layer.backward(cx, direction)?;
+    let (x, c) = (back.steps.scan(cx, gates)?, back.steps.scan(cx, cells)?);
+    let mut peepholes = None;
+    if let Some(outer) = direction.peepholes {
+        let zeros = cx.filled(0.0, outer)?;
+        peepholes = Some((back.steps.capture(cx, outer), back.steps.carry(cx, zeros)));
+    }
+    let start = back.steps.graph.nodes.len();
+    let inner = peepholes.map(|(inner, _)| inner);
+    let settings = (&*cx, direction.activations.as_slice(), layer.clip);
+    let [h, after] = lstm_cell(&mut back.steps.pen(), settings, (x, c), inner)?;
+    let xs: Vec<ValueId> = [x, c].into_iter().chain(inner).collect();
+    let seeds = [Some((h, back.of_h)), back.of_c.map(|of_c| (after, of_c))];
+    let seeds: Vec<(ValueId, ValueId)> = seeds.into_iter().flatten().collect();
+    let found = back.differentiate(start, &xs, &seeds)?;
+    let &[of_x, mut of_c, ref of_peepholes @ ..] = found.as_slice() else {
+        return Err(error!(Fail, "two gradients were asked for"));
+    };
+    let mut carried = vec![back.state_before(of_x, back.r, None)?];
+    if let Some((_, Some(passed))) = back.through {
+        of_c = back.steps.pen().emit("Add", &[of_c, passed], &[])?;
+    }
+    carried.push(of_c);
+    if let (Some((_, sum)), [more]) = (peepholes, of_peepholes) {
+        carried.push(back.steps.pen().emit("Add", &[sum, *more], &[])?);
+    }
+    let results = back.steps.finish(cx, !direction.reversed, (&carried, &[of_x]))?;
+    match results.as_slice() {
+        [h, c, peepholes @ .., of_x] => Ok(Looped {
+            of_x: *of_x,
+            of_h: *of_x,
+            reset: None,
+            h: *h,
+            c: Some(*c),
+            peepholes: peepholes.first().copied(),
+        }),
+        _ => Err(error!(Fail, "Scan has as many outputs as it is told")),
+    }
+}
+
+/// The recurrence weights or biases of the first two gates of a `GRU`, and of the last.
+fn split_gates(pen: &mut Pen<'_>, value: ValueId) -> Result<[ValueId; 2]> {
+    match parts(pen, value, 0, 3)?.as_slice() {
+        [first, second, last] => {
+            Ok([pen.emit("Concat", &[*first, *second], &[("axis", Attribute::Int(0))])?, *last])
+        }
+        _ => Err(error!(Fail, "Split has as many outputs as it is told")),
+    }
+}
+
+fn of_gru(cx: &mut GradCx<'_>, layer: &Layer, direction: &Direction) -> Result<Looped> {
+    ensure!(direction.activations.len() == 2, Fail, "GRU has two activations");
+    let after = cx.attrs().flag("linear_before_reset")?;
+    let [of_x, of_h] = direction.biases.map_or([None; 2], |biases| biases.map(Some));
+    let x = layer.gates(cx, (layer.x, direction.w), of_x)?;
+    let mut back = layer.backward(cx, direction)?;
+    let states = back.steps.scan(cx, direction.states)?;
+    // The last gate's product with the state is of the whole state, or of what the reset gate leaves of it.
+    let (recurrent, last) = match after {
+        true => (layer.gates(cx, (direction.states, direction.r), of_h)?, None),
+        false => {
+            let [weights, last] = split_gates(&mut cx.pen, direction.r)?;
+            let biases = of_h.map(|bias| split_gates(&mut cx.pen, bias)).transpose()?;
+            let gates = layer.gates(cx, (direction.states, weights), biases.map(|[others, _]| others))?;
+            let last = cx.transpose(last, &[1, 0])?;
+            (
+                gates,
+                Some((back.steps.capture(cx, last), biases.map(|[_, last]| back.steps.capture(cx, last)))),
+            )
+        }
+    };
+    let (x, h) = (back.steps.scan(cx, x)?, back.steps.scan(cx, recurrent)?);
+    let start = back.steps.graph.nodes.len();
+    let (next, reset) =
+        gru_cell(&mut back.steps.pen(), &direction.activations, layer.clip, [x, h, states], last)?;
+    let found = back.differentiate(start, &[x, h, states], &[(next, back.of_h)])?;
+    let [of_x, of_h, of_state] = found.as_slice() else {
+        return Err(error!(Fail, "three gradients were asked for"));
+    };
+    let weights = match after {
+        true => back.r,
+        false => split_gates(&mut back.steps.pen(), back.r)?[0],
+    };
+    let before = back.state_before(*of_h, weights, Some(*of_state))?;
+    let mut collected = vec![*of_x];
+    collected.push(if after { *of_h } else { reset });
+    let results = back.steps.finish(cx, !direction.reversed, (&[before], &collected))?;
+    match results.as_slice() {
+        [h, of_x, of_h] if after => {
+            Ok(Looped { of_x: *of_x, of_h: *of_h, reset: None, h: *h, c: None, peepholes: None })
+        }
+        [h, of_x, reset] => {
+            Ok(Looped { of_x: *of_x, of_h: *of_x, reset: Some(*reset), h: *h, c: None, peepholes: None })
+        }
+        _ => Err(error!(Fail, "Scan has as many outputs as it is told")),
+    }
+}
+
+/// The cell of a `GRU`: the state after a step, and what the reset gate leaves of the one before. `last` are the recurrence weights
+/// and the bias of the last gate, where the reset comes before the product with them.
+fn gru_cell(
+    pen: &mut Pen<'_>,
+    activations: &[Activation],
+    clip: Option<f32>,
+    [x, h, state]: [ValueId; 3],
+    last: Option<(ValueId, Option<ValueId>)>,
+) -> Result<(ValueId, ValueId)> {
+    let [f, g] = activations else { return Err(error!(Fail, "GRU has two activations")) };
+    let from_x = parts(pen, x, -1, 3)?;
+    let from_h = parts(pen, h, -1, if last.is_some() { 2 } else { 3 })?;
+    let ([z, r, n], [hz, hr, hn @ ..]) = (from_x.as_slice(), from_h.as_slice()) else {
+        return Err(error!(Fail, "Split has as many outputs as it is told"));
+    };
+    let z = pen.emit("Add", &[*z, *hz], &[])?;
+    let z = f.emit(pen, z, clip)?;
+    let r = pen.emit("Add", &[*r, *hr], &[])?;
+    let r = f.emit(pen, r, clip)?;
+    let reset = pen.emit("Mul", &[r, state], &[])?;
+    let more = match (last, hn) {
+        (Some((weights, bias)), _) => {
+            let product = pen.emit("MatMul", &[reset, weights], &[])?;
+            bias.map_or(Ok(product), |bias| pen.emit("Add", &[product, bias], &[]))?
+        }
+        (None, [hn]) => pen.emit("Mul", &[r, *hn], &[])?,
+        _ => return Err(error!(Fail, "a gate is missing")),
+    };
+    let n = pen.emit("Add", &[*n, more], &[])?;
+    let n = g.emit(pen, n, clip)?;
+    // (1 - z) n + z h
+    let change = pen.emit("Sub", &[state, n], &[])?;
+    let change = pen.emit("Mul", &[z, change], &[])?;
+    Ok((pen.emit("Add", &[n, change], &[])?, reset))
+}

@@ -1,0 +1,275 @@
+//! What the operators of a training step share: their first inputs, the shapes that must agree, and the pen that says them
+//! in the standard's operators.
+//!
+//! One node updates one parameter. A float attribute is the decimal number that was written ([`Attributes::decimal`]), as
+//! `1 - 0.999` in the float's digits alone would be 1e-5 off.
+
+use super::super::microsoft::draft_attributes;
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::{Attribute, Attributes, ValueId};
+use crate::spec::{Draft, InferCx, Param, TypeVar, one, opt, var};
+use crate::tensor::Tensor;
+use crate::{Result, ensure, error};
+
+pub(super) const PARAMETER: Param = one("parameter", "T");
+pub(super) const GRADIENT: Param = one("gradient", "G");
+pub(super) const LEARNING_RATE: Param = one("learning_rate", "tensor(float)");
+/// What the gradient is multiplied by first; left out it is 1.
+pub(super) const SCALE: Param = opt("scale", "tensor(float)");
+/// Whether anything changes; where it is false each output has the bits of its input.
+pub(super) const UPDATE: Param = opt("update", "tensor(bool)");
+/// The number of this update, counted from 1.
+pub(super) const STEP: Param = one("step", "tensor(int64)");
+
+pub(super) const TYPES: &[TypeVar] =
+    &[var("T", TypeSet::of(&[DType::F32, DType::F64])), var("G", TypeSet::FLOATS)];
+
+/// Gives each output the type of the input whose new value it is, and refuses what cannot be one step: scalars that are
+/// none, a gradient of another shape than the parameter, and a new state of none.
+pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize]) -> Result<()> {
+    let scalar =
+        |param: &Param| [LEARNING_RATE, SCALE, UPDATE, STEP].iter().any(|one| one.name == param.name);
+    let named = params.iter().enumerate();
+    for (index, param) in named.filter(|(_, param)| scalar(param)) {
+        check_scalar(cx, index, param.name)?;
+    }
+    check_like_parameter(cx, 1, GRADIENT.name)?;
+    for (output, input) in std::iter::once(&0).chain(states).enumerate() {
+        match cx.input_type(*input).cloned() {
+            Some(ty) => cx.set_type(output, ty),
+            None => refuse_output(cx, output, params.get(*input))?,
+        }
+    }
+    Ok(())
+}
+
+/// Refuses states that have not the shape of the parameter.
+pub(super) fn same_shapes(cx: &InferCx<'_>, params: &[Param], states: &[usize]) -> Result<()> {
+    let mut states = params.iter().enumerate().filter(|(index, _)| states.contains(index));
+    states.try_for_each(|(index, param)| check_like_parameter(cx, index, param.name))
+}
+
+/// A new state of none is an error.
+pub(super) fn refuse_output(cx: &InferCx<'_>, output: usize, input: Option<&Param>) -> Result<()> {
+    let name = input.map_or("state", |param| param.name);
+    ensure!(
+        !cx.has_output(output),
+        InvalidGraph,
+        help = format!("give the node the input '{name}', zeros at first"),
+        "output {output} is the new '{name}', which is not given"
+    );
+    Ok(())
+}
+
+pub(super) fn check_scalar(cx: &InferCx<'_>, index: usize, name: &str) -> Result<()> {
+    let Some(shape) = cx.shape(index) else { return Ok(()) };
+    ensure!(
+        shape.is_empty(),
+        InvalidGraph,
+        help = "give it as a tensor without dimensions",
+        "{name} has shape {shape:?}, expected a scalar"
+    );
+    Ok(())
+}
+
+/// Refuses an input that has not the shape of the parameter.
+pub(super) fn check_like_parameter(cx: &InferCx<'_>, index: usize, name: &str) -> Result<()> {
+    let Some(parameter) = cx.shape(0) else { return Ok(()) };
+    check_shape(cx, index, name, parameter, "of the parameter")
+}
+
+/// Refuses an input that cannot have this shape.
+pub(super) fn check_shape(
+    cx: &InferCx<'_>,
+    index: usize,
+    name: &str,
+    expected: &[Dim],
+    whose: &str,
+) -> Result<()> {
+    let Some(shape) = cx.shape(index) else { return Ok(()) };
+    let differ = |(one, other): (&Dim, &Dim)| matches!((one.as_constant(), other.as_constant()), (Some(one), Some(other)) if one != other);
+    let fits = shape.len() == expected.len() && !shape.iter().zip(expected).any(differ);
+    ensure!(
+        fits,
+        InvalidGraph,
+        help = "each node updates one parameter: check that the tensors belong together",
+        "{name} has shape {shape:?}, expected that {whose}, {expected:?}"
+    );
+    Ok(())
+}
+
+/// Refuses an attribute that is no number from `least` to below `bound`.
+pub(super) fn check_range(attrs: &Attributes, name: &str, (least, bound): (f32, f32)) -> Result<()> {
+    let value = attrs.float(name)?;
+    ensure!(
+        value >= least && value < bound,
+        InvalidGraph,
+        "attribute '{name}' is {value}, expected {least} or more and less than {bound}"
+    );
+    Ok(())
+}
+
+/// The range of attributes that are a share of what was before.
+pub(super) const SHARE: (f32, f32) = (0.0, 1.0);
+/// The range of attributes that are not negative.
+pub(super) const POSITIVE: (f32, f32) = (0.0, f32::INFINITY);
+
+/// Says a step in the standard's operators, in the parameter's type.
+pub(super) struct StepPen<'d, 'g> {
+    pub(super) draft: &'d mut Draft<'g>,
+    pub(super) attrs: Attributes,
+    pub(super) dtype: DType,
+}
+
+impl<'d, 'g> StepPen<'d, 'g> {
+    pub(super) fn new(draft: &'d mut Draft<'g>) -> Result<StepPen<'d, 'g>> {
+        let (attrs, dtype) = (draft_attributes(draft)?, draft.dtype(0)?);
+        Ok(StepPen { draft, attrs, dtype })
+    }
+
+    pub(super) fn attr(&self, name: &str) -> Result<f64> {
+        self.attrs.decimal(name)
+    }
+
+    /// A scalar of the parameter's type.
+    pub(super) fn number(&mut self, value: f64) -> Result<ValueId> {
+        let dtype = self.dtype;
+        self.number_of(value, dtype)
+    }
+
+    pub(super) fn number_of(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
+        let tensor = match dtype {
+            DType::F64 => Tensor::scalar(value)?,
+            _ => Tensor::scalar(value as f32)?,
+        };
+        Ok(self.draft.constant(tensor))
+    }
+
+    /// A node of one or two inputs.
+    pub(super) fn op(&mut self, op: &str, inputs: &[ValueId]) -> Result<ValueId> {
+        self.draft.emit(op, inputs, &[])
+    }
+
+    pub(super) fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
+        self.draft.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
+    }
+
+    /// `value * factor` of a number.
+    pub(super) fn times(&mut self, value: ValueId, factor: f64) -> Result<ValueId> {
+        let factor = self.number(factor)?;
+        self.op("Mul", &[value, factor])
+    }
+
+    /// `value + number`.
+    pub(super) fn plus(&mut self, value: ValueId, number: f64) -> Result<ValueId> {
+        let number = self.number(number)?;
+        self.op("Add", &[value, number])
+    }
+
+    /// The gradient in the parameter's type, scaled.
+    pub(super) fn gradient(&mut self) -> Result<ValueId> {
+        let (gradient, dtype) = (self.draft.required(1)?, self.dtype);
+        let gradient = self.cast(gradient, dtype)?;
+        let Some(scale) = self.draft.input(3) else { return Ok(gradient) };
+        let scale = self.cast(scale, dtype)?;
+        self.op("Mul", &[gradient, scale])
+    }
+
+    /// The learning rate in doubles, in which the factors of a step are computed.
+    pub(super) fn rate(&mut self) -> Result<ValueId> {
+        let rate = self.draft.required(2)?;
+        self.cast(rate, DType::F64)
+    }
+
+    /// A number that was computed in doubles, in the parameter's type.
+    pub(super) fn narrow(&mut self, value: ValueId) -> Result<ValueId> {
+        let dtype = self.dtype;
+        self.cast(value, dtype)
+    }
+
+    /// `1 - decay^step` in doubles for the step at input 5, or 1 where nothing is corrected.
+    pub(super) fn bias(&mut self, decay: f64) -> Result<ValueId> {
+        let one = self.number_of(1.0, DType::F64)?;
+        if !self.attrs.flag("correct_bias")? {
+            return self.op("Identity", &[one]);
+        }
+        let step = self.step()?;
+        let decay = self.number_of(decay, DType::F64)?;
+        let power = self.op("Pow", &[decay, step])?;
+        self.op("Sub", &[one, power])
+    }
+
+    /// The number of the step at input 5, in doubles.
+    pub(super) fn step(&mut self) -> Result<ValueId> {
+        let step = self.draft.required(5)?;
+        self.cast(step, DType::F64)
+    }
+
+    /// `value * (1 - rate * decay)`.
+    pub(super) fn decayed(&mut self, value: ValueId, decay: f64) -> Result<ValueId> {
+        let (rate, one) = (self.rate()?, self.number_of(1.0, DType::F64)?);
+        let decay = self.number_of(decay, DType::F64)?;
+        let lost = self.op("Mul", &[rate, decay])?;
+        let kept = self.op("Sub", &[one, lost])?;
+        let kept = self.narrow(kept)?;
+        self.op("Mul", &[value, kept])
+    }
+
+    /// The sum of all elements, a scalar.
+    pub(super) fn sum(&mut self, value: ValueId) -> Result<ValueId> {
+        self.draft.emit("ReduceSum", &[value], &[("keepdims", Attribute::Int(0))])
+    }
+
+    /// The sum of all squares, a scalar.
+    pub(super) fn sum_of_squares(&mut self, value: ValueId) -> Result<ValueId> {
+        let squares = self.op("Mul", &[value, value])?;
+        self.sum(squares)
+    }
+
+    /// The norm of all elements in doubles.
+    pub(super) fn norm(&mut self, value: ValueId) -> Result<ValueId> {
+        let wide = self.cast(value, DType::F64)?;
+        let squares = self.sum_of_squares(wide)?;
+        self.op("Sqrt", &[squares])
+    }
+
+    /// The root of the mean of all squares in doubles.
+    pub(super) fn mean_root(&mut self, value: ValueId) -> Result<ValueId> {
+        let wide = self.cast(value, DType::F64)?;
+        let (squares, count) = (self.sum_of_squares(wide)?, self.op("Size", &[value])?);
+        let count = self.cast(count, DType::F64)?;
+        let mean = self.op("Div", &[squares, count])?;
+        self.op("Sqrt", &[mean])
+    }
+
+    /// The mean along an axis, which stays with a size of 1.
+    pub(super) fn mean(&mut self, value: ValueId, axis: i64) -> Result<ValueId> {
+        let axes = self.draft.constant_ints(&[axis])?;
+        self.op("ReduceMean", &[value, axes])
+    }
+
+    /// Hands over the outputs, each the new value of an input, which stays where there is no update. What is the new
+    /// value of an input that is not given is handed to nobody.
+    pub(super) fn finish(mut self, pairs: &[(usize, ValueId)]) -> Result<()> {
+        let update = self.draft.input(4);
+        let mut outputs = Vec::with_capacity(pairs.len());
+        for (input, new) in pairs {
+            outputs.push(match (self.draft.input(*input), update) {
+                (None, _) => *new,
+                (Some(old), Some(update)) => self.op("Where", &[update, *new, old])?,
+                (Some(_), None) => self.op("Identity", &[*new])?,
+            });
+        }
+        self.draft.replace(&outputs)
+    }
+}
+
+/// The number of an input that must be given, for the message of what is missing.
+pub(super) fn needs(cx: &InferCx<'_>, index: usize, name: &str, why: &str) -> Result<()> {
+    match cx.has_input(index) {
+        true => Ok(()),
+        false => Err(error!(InvalidGraph, "input '{name}' is not given, but {why}")
+            .help("it is a state of the optimizer: zeros at first, then the output of the step before")),
+    }
+}

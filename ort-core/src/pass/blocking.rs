@@ -1,0 +1,52 @@
+//! Which nodes stand in the way of a gradient.
+
+use super::gradient::backward;
+use crate::Result;
+use crate::ir::{Graph, ValueId};
+
+/// An operator through which no gradient goes, at one or more nodes for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocking {
+    /// The operator, with its domain where that is not ONNX's own.
+    pub operator: String,
+    /// Why.
+    pub reason: String,
+    /// The names of the nodes, last first.
+    pub nodes: Vec<String>,
+}
+
+/// All nodes on the way from `xs` to `y` that have no gradient, by operator and reason; none where `add_backward` succeeds. The
+/// graph must be inferred; it is left as it is.
+///
+/// ```no_run
+/// use ort_core::dtype::DType;
+/// use ort_core::ir::GraphBuilder;
+/// use ort_core::pass::blocking_nodes;
+///
+/// let mut builder = GraphBuilder::new("noise");
+/// let x = builder.input("x", DType::F32, &["n"]);
+/// let y = builder.node("Relu", &[x], &[])?;
+/// let graph = builder.finish(&[y])?;
+/// assert!(blocking_nodes(&graph, y, &[x])?.is_empty());
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+///
+/// Errors: the graph contradicts itself.
+pub fn blocking_nodes(graph: &Graph, y: ValueId, xs: &[ValueId]) -> Result<Vec<Blocking>> {
+    let mut obstacles = Vec::new();
+    backward(&mut graph.clone(), y, xs, &mut obstacles)?;
+    let mut found: Vec<Blocking> = Vec::new();
+    for obstacle in obstacles {
+        let same =
+            |known: &&mut Blocking| known.operator == obstacle.operator && known.reason == obstacle.reason;
+        match found.iter_mut().find(same) {
+            Some(known) => known.nodes.push(obstacle.node),
+            None => found.push(Blocking {
+                operator: obstacle.operator,
+                reason: obstacle.reason,
+                nodes: vec![obstacle.node],
+            }),
+        }
+    }
+    Ok(found)
+}

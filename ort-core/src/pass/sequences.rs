@@ -1,0 +1,122 @@
+//! Sequences of known length on the way of a gradient, as the tensors that they hold: exporters write `chunk`, `unbind` and `stack` with them.
+
+use crate::dim::Dim;
+use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId};
+use crate::spec::{Draft, known_ints};
+use crate::tensor::Tensor;
+use crate::{Result, error};
+
+/// Whether a node takes a tensor out of a sequence that a node of the same graph makes.
+pub(super) fn is_reader(node: &Node) -> bool {
+    node.spec.domain.is_empty() && matches!(node.spec.name, "SequenceAt" | "ConcatFromSequence")
+}
+
+/// What the node computes without the sequence; none where the sequence or the position is not known.
+pub(super) fn without_sequence(graph: &mut Graph, node: &Node) -> Result<Option<Vec<Node>>> {
+    let Some(maker) = maker_of(graph, node) else { return Ok(None) };
+    match (node.spec.name, maker.spec.name) {
+        ("SequenceAt", "SequenceConstruct") => {
+            let count = maker.inputs.len() as i64;
+            let Some(place) = position(graph, node, Some(count)) else { return Ok(None) };
+            let element = maker.inputs.get(place).copied().flatten();
+            let element =
+                element.ok_or_else(|| error!(InvalidGraph, "position {place} of {count} elements"))?;
+            replaced(graph, node, |draft| draft.emit("Identity", &[element], &[])).map(Some)
+        }
+        ("SequenceAt", "SplitToSequence") => part(graph, node, &maker),
+        ("ConcatFromSequence", "SequenceConstruct") => {
+            let mut elements: Vec<ValueId> = maker.inputs.iter().flatten().copied().collect();
+            let axis = node.attrs.int("axis")?;
+            let stacks = node.attrs.flag("new_axis")?;
+            replaced(graph, node, |draft| {
+                if stacks {
+                    let axes = draft.constant_ints(&[axis])?;
+                    for element in &mut elements {
+                        *element = draft.emit("Unsqueeze", &[*element, axes], &[])?;
+                    }
+                }
+                draft.emit("Concat", &elements, &[("axis", Attribute::Int(axis))])
+            })
+            .map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The node that makes the sequence that a node reads.
+fn maker_of(graph: &Graph, node: &Node) -> Option<Node> {
+    let sequence = node.inputs.first().copied().flatten()?;
+    let producer: NodeId = graph.producers().get(sequence.index()).copied().flatten()?;
+    graph.nodes.get(producer.index()).cloned()
+}
+
+/// The position that `SequenceAt` asks for, counted from the front.
+fn position(graph: &Graph, node: &Node, count: Option<i64>) -> Option<usize> {
+    let position = node.inputs.get(1).copied().flatten()?;
+    let place = *known_ints(graph.constants.get(&position).map(Tensor::view))?.first()?;
+    let place = if place < 0 { place + count? } else { place };
+    usize::try_from(place).ok()
+}
+
+/// One part of a tensor that is split: a slice, or one element of the axis without it.
+fn part(graph: &mut Graph, node: &Node, maker: &Node) -> Result<Option<Vec<Node>>> {
+    let Some(input) = maker.inputs.first().copied().flatten() else { return Ok(None) };
+    let Some(shape) = graph.value(input).ty.shape().map(<[Dim]>::to_vec) else { return Ok(None) };
+    let axis = crate::spec::axis_of(maker.attrs.int("axis")?, shape.len())?;
+    let size = shape.get(axis).and_then(Dim::as_constant);
+    let split = maker.inputs.get(1).copied().flatten();
+    let attr = [("axis", Attribute::Int(axis as i64))];
+    let (start, end) = match split {
+        None => {
+            let Some(place) = position(graph, node, size) else { return Ok(None) };
+            if !maker.attrs.flag("keepdims")? {
+                let index = Tensor::scalar(place as i64)?;
+                let gather = |draft: &mut Draft<'_>| {
+                    let index = draft.constant(index);
+                    draft.emit("Gather", &[input, index], &attr)
+                };
+                return replaced(graph, node, gather).map(Some);
+            }
+            (place as i64, place as i64 + 1)
+        }
+        Some(split) => {
+            let is_scalar = graph.value(split).ty.shape().is_some_and(<[Dim]>::is_empty);
+            let Some(sizes) = known_ints(graph.constants.get(&split).map(Tensor::view)) else {
+                return Ok(None);
+            };
+            let step = sizes.first().copied().filter(|step| is_scalar && *step > 0);
+            let count = match step {
+                Some(step) => size.map(|size| (size + step - 1) / step),
+                None => Some(sizes.len() as i64),
+            };
+            let Some(place) = position(graph, node, count) else { return Ok(None) };
+            match step {
+                Some(step) => (place as i64 * step, (place as i64 + 1) * step),
+                None => {
+                    let start: i64 = sizes.iter().take(place).sum();
+                    (start, start + sizes.get(place).copied().unwrap_or(0))
+                }
+            }
+        }
+    };
+    let slice = |draft: &mut Draft<'_>| {
+        let (start, end) = (draft.constant_ints(&[start])?, draft.constant_ints(&[end])?);
+        let axes = draft.constant_ints(&[axis as i64])?;
+        draft.emit("Slice", &[input, start, end, axes], &[])
+    };
+    replaced(graph, node, slice).map(Some)
+}
+
+/// The nodes that stand in a node's place.
+fn replaced(
+    graph: &mut Graph,
+    node: &Node,
+    build: impl FnOnce(&mut Draft<'_>) -> Result<ValueId>,
+) -> Result<Vec<Node>> {
+    let mut node = node.clone();
+    node.attrs = Attributes::default();
+    let mut draft = Draft::of_node(graph, node);
+    let value = build(&mut draft)?;
+    draft.replace(&[value])?;
+    draft.finish()
+}

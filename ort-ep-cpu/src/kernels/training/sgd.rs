@@ -1,0 +1,57 @@
+//! The kernel of `SGD`.
+
+use ort_core::Result;
+use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::spec::RUNTIME;
+
+use super::step::{Call, Parameter, Stream, is_double};
+use crate::cpu_kernels;
+use crate::vector::training::{Sgd, sgd, sgd_momentum};
+
+const VELOCITY: usize = 5;
+
+cpu_kernels![KernelDef {
+    domain: RUNTIME,
+    op: "SGD",
+    in_place: &[(0, 0), (VELOCITY, 1)],
+    make,
+    ..KernelDef::BASE
+}];
+
+/// The attributes.
+#[derive(Clone, Copy)]
+struct Rule {
+    momentum: f64,
+    nesterov: bool,
+    decay: f64,
+}
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let rule = Rule {
+        momentum: attrs.decimal("momentum")?,
+        nesterov: attrs.flag("nesterov")?,
+        decay: attrs.decimal("weight_decay")?,
+    };
+    Ok(match is_double(cx) {
+        true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, rule)),
+        false => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, rule)),
+    })
+}
+
+fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule) -> Result<()> {
+    let call = Call::of(cx)?;
+    let step = Sgd {
+        rate: T::of(call.rate),
+        scale: T::of(call.scale),
+        momentum: T::of(rule.momentum),
+        nesterov: rule.nesterov,
+        decay: T::of(rule.decay),
+    };
+    let parameter = Stream::of(cx, 0, 0)?;
+    if cx.has_input(VELOCITY) || cx.in_place(1) == Some(VELOCITY) {
+        let streams = [parameter, Stream::of(cx, VELOCITY, 1)?];
+        return call.update(streams, |tensors, gradient| sgd_momentum(call.isa, &step, tensors, gradient));
+    }
+    call.update([parameter], |[x], gradient| sgd(call.isa, &step, x, gradient))
+}

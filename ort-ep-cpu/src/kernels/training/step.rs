@@ -1,0 +1,370 @@
+//! What the kernels of training steps share: inputs and outputs that may be one memory, gradients of any type of floats,
+//! and the loop over blocks that the first cache holds.
+//!
+//! Parts and blocks lie where they lie on any number of threads, so that sums over them do, too.
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use num_traits::Float;
+use ort_core::dtype::{DType, Element};
+use ort_core::ep::{CompileCx, RunCx};
+use ort_core::tensor::TensorView;
+use ort_core::{Result, ensure, error};
+
+use crate::parallel::for_each_chunk_mut;
+use crate::simd::Isa;
+use crate::vector::convert::{convert, f32_from_bf16, f32_from_f16};
+
+/// Elements that are converted, copied and updated at a time.
+pub(super) const BLOCK: usize = 1 << 10;
+/// Elements of a task.
+pub(super) const PART: usize = 16 << 10;
+
+/// The type of a parameter and of its states.
+pub(super) trait Parameter: Element + Float + Pod + Into<f64> {
+    /// The nearest number of this type.
+    fn of(number: f64) -> Self;
+    /// Values that have this type already.
+    fn own<'a>(floats: &Floats<'a>) -> Option<&'a [Self]>;
+    /// The values at `range` in this type.
+    fn convert(isa: Isa, floats: &Floats<'_>, range: Range<usize>, to: &mut [Self]);
+}
+
+impl Parameter for f32 {
+    fn of(number: f64) -> f32 {
+        number as f32
+    }
+    fn own<'a>(floats: &Floats<'a>) -> Option<&'a [f32]> {
+        if let Floats::F32(values) = floats { Some(values) } else { None }
+    }
+    fn convert(isa: Isa, floats: &Floats<'_>, range: Range<usize>, to: &mut [f32]) {
+        match floats {
+            Floats::F32(from) => to.copy_from_slice(&from[range]),
+            Floats::F64(from) => convert(
+                isa,
+                &from[range],
+                to,
+                #[inline(always)]
+                |x| x as f32,
+            ),
+            Floats::F16(from) => f32_from_f16(isa, &from[range], to),
+            Floats::BF16(from) => f32_from_bf16(isa, &from[range], to),
+        }
+    }
+}
+
+impl Parameter for f64 {
+    fn of(number: f64) -> f64 {
+        number
+    }
+    fn own<'a>(floats: &Floats<'a>) -> Option<&'a [f64]> {
+        if let Floats::F64(values) = floats { Some(values) } else { None }
+    }
+    fn convert(isa: Isa, floats: &Floats<'_>, range: Range<usize>, to: &mut [f64]) {
+        match floats {
+            Floats::F32(from) => convert(isa, &from[range], to, f64::from),
+            Floats::F64(from) => to.copy_from_slice(&from[range]),
+            Floats::F16(from) => convert(isa, &from[range], to, f64::from),
+            Floats::BF16(from) => convert(isa, &from[range], to, f64::from),
+        }
+    }
+}
+
+/// The elements of a tensor of any type of floats.
+pub(super) enum Floats<'a> {
+    F32(&'a [f32]),
+    F64(&'a [f64]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+impl<'a> Floats<'a> {
+    pub(super) fn of(view: TensorView<'a>) -> Result<Floats<'a>> {
+        Ok(match view.dtype() {
+            DType::F32 => Floats::F32(view.as_slice()?),
+            DType::F64 => Floats::F64(view.as_slice()?),
+            DType::F16 => Floats::F16(view.as_slice()?),
+            DType::BF16 => Floats::BF16(view.as_slice()?),
+            other => return Err(error!(NotImplemented, "a gradient of type {}", other.name())),
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Floats::F32(values) => values.len(),
+            Floats::F64(values) => values.len(),
+            Floats::F16(values) => values.len(),
+            Floats::BF16(values) => values.len(),
+        }
+    }
+
+    /// The values at `range` in the type of the parameter; `scratch` is as long, and takes those of another type.
+    pub(super) fn block<'s, T: Parameter>(
+        &self,
+        isa: Isa,
+        range: Range<usize>,
+        scratch: &'s mut [T],
+    ) -> &'s [T]
+    where
+        'a: 's,
+    {
+        if let Some(own) = T::own(self) {
+            return &own[range];
+        }
+        let scratch = &mut scratch[..range.len()];
+        T::convert(isa, self, range, scratch);
+        scratch
+    }
+}
+
+/// A tensor and its new value.
+pub(super) struct Stream<'a, T> {
+    /// The elements, unless `to` holds them.
+    from: Option<&'a [T]>,
+    /// Where the new ones go, if anybody wants them.
+    to: Option<&'a mut [T]>,
+}
+
+impl<'a, T: Element> Stream<'a, T> {
+    pub(super) fn of(cx: &mut RunCx<'a>, input: usize, output: usize) -> Result<Stream<'a, T>> {
+        if cx.in_place(output) == Some(input) {
+            return Ok(Stream { from: None, to: Some(cx.output(output)?.as_mut_slice()?) });
+        }
+        let from = cx.input(input)?.as_slice()?;
+        let to = if cx.wants(output) { Some(cx.output(output)?.as_mut_slice()?) } else { None };
+        Ok(Stream { from: Some(from), to })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        let own = self.to.as_deref().map_or(0, <[T]>::len);
+        self.from.map_or(own, <[T]>::len)
+    }
+
+    /// Where the new elements at `range` go; `scratch` is as long, and takes those that nobody wants.
+    pub(super) fn target<'s>(&'s mut self, range: Range<usize>, scratch: &'s mut [T]) -> &'s mut [T] {
+        match &mut self.to {
+            Some(to) => &mut to[range],
+            None => &mut scratch[..range.len()],
+        }
+    }
+
+    /// The elements before anything is written.
+    pub(super) fn elements(&self) -> &[T] {
+        self.from.or(self.to.as_deref()).unwrap_or(&[])
+    }
+
+    /// Writes the new elements, where anybody wants them.
+    pub(super) fn write(self, new: &[T]) {
+        if let Some(to) = self.to {
+            to.copy_from_slice(new);
+        }
+    }
+
+    /// Refuses a state of another length than it has in this run.
+    pub(super) fn check_len(&self, expected: usize) -> Result<()> {
+        ensure!(
+            self.len() == expected,
+            InvalidArgument,
+            help = "each node updates one parameter: check that the tensors belong together",
+            "a state has {} elements, expected {expected}",
+            self.len()
+        );
+        Ok(())
+    }
+
+    /// From now on the elements are those that were written.
+    pub(super) fn settle(&mut self) {
+        if self.to.is_some() {
+            self.from = None;
+        }
+    }
+
+    /// Whether the new elements are kept anywhere.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.to.is_some()
+    }
+
+    /// Leaves the tensor as it is.
+    pub(super) fn keep(self) {
+        if let (Some(from), Some(to)) = (self.from, self.to) {
+            to.copy_from_slice(from);
+        }
+    }
+
+    /// Cuts off the first elements.
+    pub(super) fn take(&mut self, count: usize) -> Stream<'a, T> {
+        let from = self.from.as_mut().and_then(|from| from.split_off(..count));
+        let to = self.to.as_mut().and_then(|to| to.split_off_mut(..count));
+        Stream { from, to }
+    }
+
+    /// The elements at `range`, which become the new ones; `scratch` is as long, and takes those that nobody wants.
+    pub(super) fn block<'s>(&'s mut self, range: Range<usize>, scratch: &'s mut [T]) -> &'s mut [T] {
+        let from = self.from;
+        let block = self.target(range.clone(), scratch);
+        if let Some(from) = from {
+            block.copy_from_slice(&from[range]);
+        }
+        block
+    }
+}
+
+impl<'a, T: Parameter> Stream<'a, T> {
+    /// As [`Stream::of`], for a tensor that is read again when it is new: it is kept in `spare` where nobody wants it.
+    pub(super) fn kept(
+        cx: &mut RunCx<'a>,
+        (input, output): (usize, usize),
+        spare: &mut &'a mut [u8],
+    ) -> Result<Stream<'a, T>> {
+        let mut stream = Stream::of(cx, input, output)?;
+        if stream.to.is_none() {
+            let bytes = spare.split_off_mut(..spare_bytes::<T>(stream.len()));
+            let bytes = bytes.and_then(|bytes| bytes.get_mut(..stream.len() * size_of::<T>()));
+            let bytes = bytes.ok_or_else(|| error!(Fail, "the workspace is too short"))?;
+            stream.to = Some(bytemuck::cast_slice_mut(bytes));
+        }
+        Ok(stream)
+    }
+}
+
+/// Bytes that so many elements take of a workspace, whose next tensor is aligned again.
+pub(super) fn spare_bytes<T>(len: usize) -> usize {
+    (len * size_of::<T>()).next_multiple_of(64)
+}
+
+/// What all steps are told, besides tensors.
+pub(super) struct Call<'a> {
+    pub(super) gradient: Floats<'a>,
+    pub(super) rate: f64,
+    pub(super) scale: f64,
+    pub(super) updates: bool,
+    pub(super) isa: Isa,
+    pub(super) threads: usize,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn of(cx: &RunCx<'a>) -> Result<Call<'a>> {
+        let scale = cx.find_input(3).map(|view| view.to_scalar::<f32>()).transpose()?.unwrap_or(1.0);
+        let updates = cx.find_input(4).map(|view| view.to_scalar::<bool>()).transpose()?.unwrap_or(true);
+        let gradient = cx.input(1)?;
+        let parameter = cx.output_shape(0).or_else(|| cx.find_input(0).map(|view| view.shape()));
+        ensure!(
+            parameter.is_none_or(|shape| shape == gradient.shape()),
+            InvalidArgument,
+            help = "each node updates one parameter: check that the tensors belong together",
+            "the gradient has shape {:?}, expected that of the parameter, {:?}",
+            gradient.shape(),
+            parameter.unwrap_or_default()
+        );
+        Ok(Call {
+            gradient: Floats::of(gradient)?,
+            rate: cx.input(2)?.to_scalar::<f32>()?.into(),
+            scale: scale.into(),
+            updates,
+            isa: Isa::current(),
+            threads: cx.threads(),
+        })
+    }
+
+    /// Refuses tensors of other lengths than the gradient; infers of unknown sizes only see them here.
+    pub(super) fn check<T: Element>(&self, streams: &[Stream<'a, T>]) -> Result<()> {
+        let expected = self.gradient.len();
+        let other = streams.iter().map(Stream::len).find(|&len| len != expected);
+        ensure!(
+            other.is_none(),
+            InvalidArgument,
+            help = "each node updates one parameter: check that the tensors belong together",
+            "the gradient has {expected} elements, the parameter or a state {}",
+            other.unwrap_or(0)
+        );
+        Ok(())
+    }
+
+    /// Calls `step` with each block of the tensors and of the gradient, or leaves all as it is where nothing is updated.
+    pub(super) fn update<T: Parameter, const N: usize>(
+        &self,
+        streams: [Stream<'a, T>; N],
+        step: impl Fn([&mut [T]; N], &[T]) + Sync,
+    ) -> Result<()> {
+        self.check(&streams)?;
+        if self.updates {
+            self.for_each_block(&mut self.parts(streams), |tensors, gradient, _, _| step(tensors, gradient));
+        } else {
+            streams.into_iter().for_each(Stream::keep);
+        }
+        Ok(())
+    }
+
+    /// The tensors in parts, which are tasks.
+    pub(super) fn parts<T: Parameter, const N: usize>(
+        &self,
+        mut streams: [Stream<'a, T>; N],
+    ) -> Vec<Part<'a, T, N>> {
+        let len = self.gradient.len();
+        let part = |start: usize| {
+            let len = PART.min(len - start);
+            Part { start, len, streams: streams.each_mut().map(|stream| stream.take(len)), sums: [0.0; 2] }
+        };
+        (0..len).step_by(PART).map(part).collect()
+    }
+
+    /// Calls `step` with each block of the tensors, of the gradient, its first place, and the sums of its part.
+    pub(super) fn for_each_block<T: Parameter, const N: usize>(
+        &self,
+        parts: &mut [Part<'_, T, N>],
+        step: impl Fn([&mut [T]; N], &[T], usize, &mut [f64; 2]) + Sync,
+    ) {
+        for_each_chunk_mut(self.threads, parts, 1, |_, parts| {
+            parts.iter_mut().for_each(|part| part.for_each_block(self, &step));
+        });
+    }
+}
+
+/// Some elements of the tensors of a step, and two sums over them.
+pub(super) struct Part<'a, T, const N: usize> {
+    start: usize,
+    len: usize,
+    pub(super) streams: [Stream<'a, T>; N],
+    pub(super) sums: [f64; 2],
+}
+
+impl<T: Parameter, const N: usize> Part<'_, T, N> {
+    fn for_each_block(&mut self, call: &Call<'_>, step: impl Fn([&mut [T]; N], &[T], usize, &mut [f64; 2])) {
+        let (mut spare, mut converted) = ([[T::zero(); BLOCK]; N], [T::zero(); BLOCK]);
+        for at in (0..self.len).step_by(BLOCK) {
+            let range = at..(at + BLOCK).min(self.len);
+            let place = self.start + range.start..self.start + range.end;
+            let gradient = call.gradient.block(call.isa, place, &mut converted);
+            let mut spare = spare.iter_mut();
+            let blocks = self.streams.each_mut().map(|stream| match spare.next() {
+                Some(spare) => stream.block(range.clone(), spare),
+                None => &mut [],
+            });
+            step(blocks, gradient, self.start + at, &mut self.sums);
+        }
+    }
+}
+
+/// The sums of all parts, added in their order.
+pub(super) fn total<T, const N: usize>(parts: &[Part<'_, T, N>]) -> [f64; 2] {
+    parts.iter().fold([0.0; 2], |[a, b], part| [a + part.sums[0], b + part.sums[1]])
+}
+
+/// The number of this update, from 1 on.
+pub(super) fn step_number(cx: &RunCx<'_>, input: usize) -> Result<f64> {
+    let step = cx.input(input)?.to_scalar::<i64>()?;
+    ensure!(
+        step >= 1,
+        InvalidArgument,
+        help = "add 1 before the update, not after it",
+        "step is {step}, expected the number of this update, counted from 1"
+    );
+    Ok(step as f64)
+}
+
+/// Whether the parameter of the node that is compiled is of doubles.
+pub(super) fn is_double(cx: &CompileCx<'_>) -> bool {
+    cx.node.dtype(0) == Some(DType::F64)
+}

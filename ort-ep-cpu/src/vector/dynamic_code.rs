@@ -1,0 +1,155 @@
+//! Numbers of 8 bits whose exponent is coded in unary, so that small ones keep an exponent and large ones more digits
+//! (Dettmers, 8-bit Approximations for Parallelism in Deep Learning, 2016; without a sign in the paper of 2022).
+
+use std::sync::OnceLock;
+
+/// Exponents of ten: from 10^-6 to 10^0.
+const EXPONENTS: i32 = 7;
+/// The bits of a float that choose an entry: sign apart, its exponent and seven digits of its fraction.
+const SHIFT: u32 = 16;
+/// The first entry is that of 2^-23 and of all that is less: it is nearer to 0 than to any other number.
+const LOWEST: u32 = (127 - 23) << 7;
+/// The last is that of 1.
+const HIGHEST: u32 = 127 << 7;
+const ENTRIES: usize = (HIGHEST - LOWEST + 1) as usize;
+
+/// The 256 numbers that codes stand for, in order, and what finds the nearest to a number.
+#[derive(Debug)]
+pub struct DynamicCode {
+    values: [f32; 256],
+    /// Between each number and the next; beyond the last there is none.
+    middles: [f32; 256],
+    /// For the least number of each entry how many middles are below it, of positive numbers and of negative ones. No two
+    /// middles are in one entry.
+    below: [[u8; ENTRIES]; 2],
+}
+
+impl DynamicCode {
+    /// Numbers from above -1 to 1.
+    pub fn signed() -> &'static DynamicCode {
+        static CODE: OnceLock<DynamicCode> = OnceLock::new();
+        CODE.get_or_init(|| DynamicCode::new(true))
+    }
+
+    /// Numbers from 0 to 1.
+    pub fn unsigned() -> &'static DynamicCode {
+        static CODE: OnceLock<DynamicCode> = OnceLock::new();
+        CODE.get_or_init(|| DynamicCode::new(false))
+    }
+
+    fn new(signed: bool) -> DynamicCode {
+        let mut numbers = vec![0.0, 1.0];
+        for exponent in 0..EXPONENTS {
+            // The middles of equal parts of 0.1 to 1; twice as many where none is needed for the sign.
+            let parts = 1u32 << (exponent + i32::from(!signed));
+            for part in 0..parts {
+                let fraction = 0.1 + 0.9 * (f64::from(part) + 0.5) / f64::from(parts);
+                let number = fraction * 10f64.powi(exponent + 1 - EXPONENTS);
+                numbers.push(number);
+                if signed {
+                    numbers.push(-number);
+                }
+            }
+        }
+        numbers.sort_by(f64::total_cmp);
+        let mut values = [0.0; 256];
+        for (value, number) in values.iter_mut().zip(numbers) {
+            *value = number as f32;
+        }
+        let mut middles = [f32::INFINITY; 256];
+        for (middle, pair) in middles.iter_mut().zip(values.windows(2)) {
+            *middle = (pair[0] + pair[1]) / 2.0;
+        }
+        let count = |least: f32| middles.iter().filter(|middle| **middle < least).count() as u8;
+        let entry = |index: usize, sign: u32| {
+            let bits = (LOWEST + index as u32) << SHIFT;
+            // The least number of an entry has the greatest magnitude where it is negative; the first reaches to 0.
+            match (sign, index) {
+                (0, 0) => 0.0,
+                (0, _) => f32::from_bits(bits),
+                _ => -f32::from_bits(bits | 0xffff),
+            }
+        };
+        let below = [0, 1].map(|sign| std::array::from_fn(|index| count(entry(index, sign))));
+        DynamicCode { values, middles, below }
+    }
+
+    /// The number that a code stands for.
+    #[inline(always)]
+    pub fn value(&self, code: u8) -> f32 {
+        self.values[usize::from(code)]
+    }
+
+    /// The code of the number nearest to one of magnitude up to 1, the lesser of two that are as near.
+    #[inline(always)]
+    pub fn nearest(&self, number: f32) -> u8 {
+        let magnitude = (number.to_bits() & 0x7fff_ffff) >> SHIFT;
+        let entry = (magnitude.clamp(LOWEST, HIGHEST) - LOWEST) as usize;
+        let below = self.below[usize::from(number < 0.0)][entry];
+        below + u8::from(number > self.middles[usize::from(below)])
+    }
+
+    /// Codes the quotients of numbers by their greatest magnitude, which is returned.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn encode(&self, numbers: &[f32], codes: &mut [u8]) -> f32 {
+        assert_eq!(numbers.len(), codes.len(), "each number has a code");
+        let scale = numbers.iter().fold(0.0, |most, x| {
+            let size = x.abs();
+            if size > most || size.is_nan() { size } else { most }
+        });
+        let divisor = if scale == 0.0 { 1.0 } else { scale };
+        for (code, &number) in codes.iter_mut().zip(numbers) {
+            *code = self.nearest(number / divisor);
+        }
+        scale
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn straight(code: &DynamicCode, number: f32) -> u8 {
+        code.middles.iter().filter(|middle| **middle < number).count() as u8
+    }
+
+    #[test]
+    fn the_nearest_code_is_that_of_a_straight_search() {
+        for (code, signed) in [(DynamicCode::signed(), true), (DynamicCode::unsigned(), false)] {
+            assert!(code.values.windows(2).all(|pair| pair[0] < pair[1]), "256 different numbers in order");
+            assert_eq!(code.values[255], 1.0);
+            assert!(code.values.contains(&0.0));
+            let near = |x: f32| [x.next_down(), x, x.next_up()];
+            let special = code.values.iter().chain(&code.middles[..255]).copied().flat_map(near);
+            let many = (0..=1.0f32.to_bits()).step_by(997).map(f32::from_bits);
+            for number in special.chain(many).chain([0.0, f32::MIN_POSITIVE, 1e-45]) {
+                for number in [number, -number].into_iter().take(if signed { 2 } else { 1 }) {
+                    if number.abs() <= 1.0 && (signed || number >= 0.0) {
+                        assert_eq!(code.nearest(number), straight(code, number), "{number:e}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_their_own_nearest() {
+        for code in [DynamicCode::signed(), DynamicCode::unsigned()] {
+            for index in 0..=255u8 {
+                assert_eq!(code.nearest(code.value(index)), index);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_zeros_and_of_nothing_have_the_scale_zero() {
+        let mut codes = [7; 3];
+        assert_eq!(DynamicCode::signed().encode(&[0.0, -0.0, 0.0], &mut codes), 0.0);
+        assert!(codes.iter().all(|&code| DynamicCode::signed().value(code) == 0.0));
+        assert_eq!(DynamicCode::unsigned().encode(&[], &mut []), 0.0);
+        let mut codes = [0; 2];
+        assert!(DynamicCode::signed().encode(&[f32::NAN, 1.0], &mut codes).is_nan());
+    }
+}
