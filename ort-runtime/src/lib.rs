@@ -14,7 +14,7 @@
 //! # Ok::<(), ort_runtime::Error>(())
 //! ```
 //!
-//! Each execution provider is a cargo feature; `cpu` is on by default.
+//! Each execution provider is a cargo feature; `cpu` is on by default. With the feature `train`, the module `train` trains models.
 //!
 //! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim gives back its free pages, too. A program takes it with
 //! `#[global_allocator] static HEAP: ort_runtime::Heap = ort_runtime::Heap;`; a library leaves that to the program.
@@ -48,3 +48,5 @@ pub use ort_core::{
     Error, ErrorKind, Limits, MemoryShortage, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan,
     rewrite, spec,
 };
+#[cfg(feature = "train")]
+pub use ort_train as train;

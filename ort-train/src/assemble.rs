@@ -1,0 +1,214 @@
+//! The graphs of a training's stages: a whole step, a batch whose gradients are added up, an update, an evaluation.
+
+use ort_core::dtype::DType;
+use ort_core::ir::{Graph, GraphBuilder, ValueId, ValueType};
+use ort_core::spec::RUNTIME;
+use ort_core::tensor::Tensor;
+use ort_core::{Result, error};
+
+use crate::graph::{LOSS, Parameter, Statistic, evaluation};
+use crate::optimizer::{Optimizer, StepValues, shared_inputs};
+use crate::options::matches;
+use crate::stage::StageGraph;
+use crate::trainer::{Trainer, gradient_name, state_name};
+
+/// What sums of gradients are multiplied by before an update.
+pub(crate) const GRADIENT_SCALE: &str = "optimizer.gradient_scale";
+/// Whether a sum of gradients begins anew.
+pub(crate) const OVERWRITE: &str = "gradient.overwrite";
+
+impl Trainer {
+    /// Forward, backward and update at once: each gradient is gone as soon as its parameter is updated.
+    pub(crate) fn step_graph(&self) -> Result<StageGraph> {
+        let mut builder = GraphBuilder::extend(self.training.graph.clone());
+        builder.set_scope("optimizer");
+        let first = builder.graph().nodes.len();
+        let gradients: Vec<(usize, ValueId, ValueId)> = self
+            .training
+            .parameters
+            .iter()
+            .enumerate()
+            .map(|(index, it)| (index, it.value, it.gradient))
+            .collect();
+        let mut stage =
+            Updates { trainer: self, builder: &mut builder, updates: Vec::new(), outputs: Vec::new() };
+        stage.emit(&gradients, None)?;
+        let Updates { updates, outputs, .. } = stage;
+        let mut all = vec![self.training.loss];
+        all.extend(self.training.statistics.iter().map(|statistic| statistic.updated));
+        all.extend(outputs);
+        update_early(builder.graph_mut(), first);
+        let graph = builder.finish(&all)?;
+        let (outputs, reads) = (vec![LOSS.to_string()], Vec::new());
+        Ok(StageGraph { replaces: self.replaced(&graph), graph, reads, updates, outputs })
+    }
+
+    /// Statistics and the outputs that they are replaced by.
+    fn replaced(&self, graph: &Graph) -> Vec<(String, String)> {
+        let pair = |it: &Statistic| (it.name.clone(), graph.value(it.updated).name.to_string());
+        self.training.statistics.iter().map(pair).collect()
+    }
+
+    /// Forward and backward, gradients added to sums.
+    pub(crate) fn accumulate_graph(&self) -> Result<StageGraph> {
+        let mut builder = GraphBuilder::extend(self.training.graph.clone());
+        builder.set_scope("gradient");
+        let first = builder.graph().nodes.len();
+        let overwrite = builder.typed_input(OVERWRITE, ValueType::tensor(DType::Bool, Some(Vec::new())));
+        let mut outputs = vec![self.training.loss];
+        outputs.extend(self.training.statistics.iter().map(|statistic| statistic.updated));
+        let mut updates = Vec::new();
+        for parameter in &self.training.parameters {
+            let name = gradient_name(&parameter.name);
+            let ty = builder.graph().value(parameter.value).ty.clone();
+            let sum = builder.typed_input(&name, ty);
+            let inputs = [sum, parameter.gradient, overwrite].map(Some);
+            let added = builder.add((RUNTIME, "Accumulate"), &inputs, &[], 1, Vec::new())?;
+            for (output, name) in added.into_iter().zip([name]) {
+                updates.push((name.clone(), rename(&mut builder, output, &name)));
+                outputs.push(output);
+            }
+        }
+        update_early(builder.graph_mut(), first);
+        let graph = builder.finish(&outputs)?;
+        let reads = self.training.parameters.iter().map(|parameter| parameter.name.clone()).collect();
+        let outputs = vec![LOSS.to_string()];
+        Ok(StageGraph { replaces: self.replaced(&graph), graph, reads, updates, outputs })
+    }
+
+    /// The update by sums of gradients.
+    pub(crate) fn apply_graph(&self) -> Result<StageGraph> {
+        let mut builder = GraphBuilder::new("apply");
+        builder.set_scope("optimizer");
+        let scale = builder.typed_input(GRADIENT_SCALE, ValueType::tensor(DType::F32, Some(Vec::new())));
+        let mut gradients = Vec::with_capacity(self.training.parameters.len());
+        let mut reads = Vec::with_capacity(self.training.parameters.len());
+        for (index, Parameter { name, value, .. }) in self.training.parameters.iter().enumerate() {
+            let ty = self.training.graph.value(*value).ty.clone();
+            let parameter = builder.typed_input(name, ty.clone());
+            let name = gradient_name(name);
+            gradients.push((index, parameter, builder.typed_input(&name, ty)));
+            reads.push(name);
+        }
+        let mut stage =
+            Updates { trainer: self, builder: &mut builder, updates: Vec::new(), outputs: Vec::new() };
+        stage.emit(&gradients, Some(scale))?;
+        let Updates { updates, outputs, .. } = stage;
+        let graph = builder.finish(&outputs)?;
+        Ok(StageGraph { graph, reads, updates, replaces: Vec::new(), outputs: Vec::new() })
+    }
+
+    pub(crate) fn evaluate_graph(&self) -> Result<StageGraph> {
+        let (graph, _) = evaluation(&self.model, &self.training, &self.options)?;
+        let output = self.training.output.clone();
+        let parameters = self.training.parameters.iter().map(|it| it.name.clone());
+        let statistics = self.training.statistics.iter().map(|it| it.name.clone());
+        let known = |name: &String| graph.inputs.iter().any(|&id| *graph.value(id).name == **name);
+        let reads = parameters.chain(statistics).filter(known).collect();
+        let outputs = vec![LOSS.to_string(), output];
+        Ok(StageGraph { graph, reads, updates: Vec::new(), replaces: Vec::new(), outputs })
+    }
+}
+
+/// Adds the updates of parameters to a graph.
+struct Updates<'a> {
+    trainer: &'a Trainer,
+    builder: &'a mut GraphBuilder,
+    updates: Vec<(String, String)>,
+    outputs: Vec<ValueId>,
+}
+
+impl Updates<'_> {
+    /// Adds the update of each parameter, by its index, value and gradient. `scale` is what gradients are multiplied by before they are clipped.
+    fn emit(&mut self, gradients: &[(usize, ValueId, ValueId)], scale: Option<ValueId>) -> Result<()> {
+        let (learning_rate, step) = shared_inputs(self.builder);
+        let all: Vec<ValueId> = gradients.iter().map(|(_, _, gradient)| *gradient).collect();
+        let scale = match self.trainer.options.clip_norm {
+            Some(most) => Some(self.clipped(&all, scale, most)?),
+            None => scale,
+        };
+        let shared = StepValues { learning_rate, scale, update: None, step };
+        for &(index, value, gradient) in gradients {
+            let Some(parameter) = self.trainer.training.parameters.get(index) else { continue };
+            self.update(parameter, (value, gradient), shared)?;
+        }
+        Ok(())
+    }
+
+    /// What gradients are multiplied by so that their norm, after `scale`, is `most` at the most, as PyTorch's `clip_grad_norm_` has it.
+    fn clipped(&mut self, gradients: &[ValueId], scale: Option<ValueId>, most: f32) -> Result<ValueId> {
+        let inputs: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
+        let norm = self.builder.add((RUNTIME, "GlobalNorm"), &inputs, &[], 1, Vec::new())?;
+        let norm = norm.first().copied().ok_or_else(|| error!(Fail, "GlobalNorm has no output"))?;
+        let number = |builder: &mut GraphBuilder, number: f32| {
+            Ok::<_, ort_core::Error>(builder.constant(Tensor::scalar(number)?))
+        };
+        let scale = match scale {
+            Some(scale) => scale,
+            None => number(self.builder, 1.0)?,
+        };
+        let norm = self.builder.node("Mul", &[norm, scale], &[])?;
+        let (most, little, one) =
+            (number(self.builder, most)?, number(self.builder, 1e-6)?, number(self.builder, 1.0)?);
+        let norm = self.builder.node("Add", &[norm, little], &[])?;
+        let share = self.builder.node("Div", &[most, norm], &[])?;
+        let share = self.builder.node("Min", &[share, one], &[])?;
+        self.builder.node("Mul", &[scale, share], &[])
+    }
+
+    fn update(
+        &mut self,
+        parameter: &Parameter,
+        values: (ValueId, ValueId),
+        shared: StepValues,
+    ) -> Result<()> {
+        let options = &self.trainer.options;
+        let decays = !matches(&options.no_decay, &parameter.name);
+        let optimizer: Optimizer = if decays { options.optimizer } else { options.optimizer.without_decay() };
+        let specs = optimizer.states(parameter.tensor.dtype(), parameter.tensor.shape());
+        let mut names = vec![parameter.name.clone()];
+        let mut states = Vec::with_capacity(specs.len());
+        for spec in &specs {
+            let name = state_name(&parameter.name, spec.kind);
+            let dims = spec.shape.iter().map(|&size| ort_core::dim::Dim::constant(size as i64)).collect();
+            states.push(self.builder.typed_input(&name, ValueType::tensor(spec.dtype, Some(dims))));
+            names.push(name);
+        }
+        let outputs = optimizer.emit(self.builder, values, shared, &states)?;
+        for (output, name) in outputs.into_iter().zip(names) {
+            let renamed = rename(self.builder, output, &name);
+            self.updates.push((name, renamed));
+            self.outputs.push(output);
+        }
+        Ok(())
+    }
+}
+
+/// Names an output after the tensor that it is the new value of.
+fn rename(builder: &mut GraphBuilder, output: ValueId, of: &str) -> String {
+    let name = format!("{of}.updated");
+    builder.graph_mut().value_mut(output).name = name.as_str().into();
+    name
+}
+
+/// Puts the nodes from `first` on right behind what they wait for among those before: their inputs, and the other readers of these.
+fn update_early(graph: &mut Graph, first: usize) {
+    let (producers, consumers) = (graph.producers(), graph.consumers());
+    let mut keys: Vec<(usize, usize)> = (0..graph.nodes.len()).map(|index| (index, index)).collect();
+    for (index, node) in graph.nodes.iter().enumerate().skip(first) {
+        let made = node.reads().filter_map(|value| producers.get(value.index()).copied().flatten());
+        let made: Vec<usize> = made.map(|id| id.index()).collect();
+        // What reads other new nodes stays where it is, behind them.
+        if made.iter().any(|maker| *maker >= first) {
+            continue;
+        }
+        let readers = node.reads().filter_map(|value| consumers.get(value.index())).flatten();
+        let readers = readers.map(|id| id.index()).filter(|reader| *reader < first);
+        if let (Some(last), Some(key)) = (made.iter().copied().chain(readers).max(), keys.get_mut(index)) {
+            *key = (last, index);
+        }
+    }
+    let mut nodes: Vec<_> = keys.into_iter().zip(std::mem::take(&mut graph.nodes)).collect();
+    nodes.sort_by_key(|(key, _)| *key);
+    graph.nodes = nodes.into_iter().map(|(_, node)| node).collect();
+}

@@ -1,0 +1,246 @@
+//! Checkpoints: a folder with the tensors of a training as `safetensors`, and `training.json`, which says what they are of.
+//!
+//! The tensors are written under a name of their own first, then `training.json` takes the place of the one before. Whatever ends the writing,
+//! the folder holds one whole checkpoint, the old or the new one.
+
+use std::borrow::Cow;
+use std::fs;
+use std::io::{ErrorKind as IoErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use ort_alloc::MappedFile;
+use ort_core::dtype::DType;
+use ort_core::tensor::TensorBuffer;
+use ort_core::{Error, Result, Within, ensure, error};
+use safetensors::tensor::{Dtype, SafeTensors, View};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+use tempfile::NamedTempFile;
+
+use crate::{Optimizer, Schedule, Trainer};
+
+/// The file that makes a folder a checkpoint.
+const MANIFEST: &str = "training.json";
+/// The form of the files.
+const VERSION: u32 = 1;
+
+/// What `training.json` holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    /// The file of the tensors, in the same folder.
+    tensors: String,
+    updates: u64,
+    batches: u64,
+    pending: usize,
+    seed: u64,
+    learning_rate: f32,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    properties: Map<String, Json>,
+}
+
+impl Trainer {
+    /// Writes all that the training needs to go on as if it had not ended, and properties of the caller's, such as where it is in its data.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be made or written to; then it holds what it held before.
+    pub fn save_checkpoint(
+        &mut self,
+        folder: impl AsRef<Path>,
+        properties: &Map<String, Json>,
+    ) -> Result<()> {
+        let folder = folder.as_ref();
+        self.save_in(folder, properties).within(|| format!("checkpoint '{}'", folder.display()))
+    }
+
+    fn save_in(&mut self, folder: &Path, properties: &Map<String, Json>) -> Result<()> {
+        self.leave();
+        fs::create_dir_all(folder).map_err(|problem| system("the folder cannot be made", &problem))?;
+        let before = read_manifest(folder).ok().map(|manifest| manifest.tensors);
+        let tensors = self.write_tensors(folder, before.as_deref())?;
+        let manifest = Manifest {
+            version: VERSION,
+            tensors,
+            updates: self.updates,
+            batches: self.batches,
+            pending: self.pending,
+            seed: self.options.seed,
+            learning_rate: self.options.learning_rate,
+            optimizer: self.options.optimizer,
+            schedule: self.options.schedule,
+            properties: properties.clone(),
+        };
+        let text = serde_json::to_string_pretty(&manifest).map_err(|problem| error!(Fail, "{problem}"))?;
+        write_whole(&folder.join(MANIFEST), |file| file.write_all(text.as_bytes()))?;
+        // What nothing refers to any more; another try removes it where this one cannot.
+        if let Some(before) = before.filter(|before| *before != manifest.tensors) {
+            let _ = fs::remove_file(folder.join(before));
+        }
+        Ok(())
+    }
+
+    /// Writes the tensors into a file of another name than the one before; returns the name.
+    fn write_tensors(&self, folder: &Path, before: Option<&str>) -> Result<String> {
+        let name = |index: u64| format!("tensors-{index}.safetensors");
+        let index =
+            (self.batches..).find(|index| before != Some(name(*index).as_str())).unwrap_or(self.batches);
+        let views = self.state.iter().map(|(name, buffer)| Ok((name.to_string(), Stored::of(buffer)?)));
+        let views = views.collect::<Result<Vec<(String, Stored<'_>)>>>()?;
+        let file =
+            NamedTempFile::new_in(folder).map_err(|problem| system("no file can be made", &problem))?;
+        safetensors::serialize_to_file(views, None, file.path())
+            .map_err(|problem| error!(Fail, "the tensors cannot be written: {problem}"))?;
+        file.as_file().sync_all().map_err(|problem| system("the tensors cannot be written", &problem))?;
+        let path = folder.join(name(index));
+        file.persist(path).map_err(|problem| system("the tensors cannot be put in place", &problem.error))?;
+        Ok(name(index))
+    }
+
+    /// Goes on from a checkpoint of a training with the same parameters and optimizer; returns the properties that were saved with it.
+    ///
+    /// # Errors
+    ///
+    /// There is no checkpoint, it is damaged, or it is of another training: then the training is as it was.
+    pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Map<String, Json>> {
+        let folder = folder.as_ref();
+        self.load_from(folder).within(|| format!("checkpoint '{}'", folder.display()))
+    }
+
+    fn load_from(&mut self, folder: &Path) -> Result<Map<String, Json>> {
+        let manifest = read_manifest(folder)?;
+        ensure!(
+            manifest.optimizer == self.options.optimizer,
+            InvalidArgument,
+            help = "go on with the optimizer that the training began with",
+            "it is of optimizer {:?}, not {:?}",
+            manifest.optimizer,
+            self.options.optimizer
+        );
+        ensure!(
+            Path::new(&manifest.tensors).file_name().is_some_and(|name| name == manifest.tensors.as_str()),
+            InvalidArgument,
+            "'{}' is no name of a file in the folder",
+            manifest.tensors
+        );
+        let file = MappedFile::open(&folder.join(&manifest.tensors))
+            .map_err(|problem| error!(NoSuchFile, "{problem}"))?;
+        let bytes = file.bytes();
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
+        self.leave();
+        self.hold_gradients(manifest.pending > 0)?;
+        self.check_tensors(&tensors)?;
+        let names: Vec<String> = self.state.iter().map(|(name, _)| name.to_string()).collect();
+        for name in names {
+            let Ok(tensor) = tensors.tensor(&name) else { continue };
+            self.state.get_mut(&name)?.bytes_mut()?.copy_from_slice(tensor.data());
+        }
+        self.updates = manifest.updates;
+        self.batches = manifest.batches;
+        self.pending = manifest.pending;
+        self.options.seed = manifest.seed;
+        self.options.learning_rate = manifest.learning_rate;
+        self.options.schedule = manifest.schedule;
+        Ok(manifest.properties)
+    }
+
+    /// Refuses tensors that are not those of this training.
+    fn check_tensors(&self, tensors: &SafeTensors<'_>) -> Result<()> {
+        for (name, buffer) in self.state.iter() {
+            let found = tensors.tensor(name).map_err(|_| {
+                error!(InvalidArgument, "it has no tensor '{name}'")
+                    .help("go on with the model and the options that the training began with")
+            })?;
+            let dtype = stored_dtype(buffer.dtype())?;
+            ensure!(
+                found.dtype() == dtype && found.shape() == buffer.shape(),
+                InvalidArgument,
+                help = "go on with the model that the training began with",
+                "tensor '{name}' is {:?}{:?}, expected {dtype:?}{:?}",
+                found.dtype(),
+                found.shape(),
+                buffer.shape()
+            );
+        }
+        Ok(())
+    }
+}
+
+fn read_manifest(folder: &Path) -> Result<Manifest> {
+    let text = fs::read_to_string(folder.join(MANIFEST)).map_err(|problem| match problem.kind() {
+        IoErrorKind::NotFound => error!(NoSuchFile, "there is no {MANIFEST} in it"),
+        _ => system("it cannot be read", &problem),
+    })?;
+    let manifest: Manifest = serde_json::from_str(&text).map_err(|problem| damaged(&problem))?;
+    ensure!(
+        manifest.version == VERSION,
+        NotImplemented,
+        "it has version {}, this program reads version {VERSION}",
+        manifest.version
+    );
+    Ok(manifest)
+}
+
+fn damaged(problem: &dyn std::fmt::Display) -> Error {
+    error!(InvalidArgument, "it is damaged: {problem}").help("take an older one")
+}
+
+fn system(what: &str, problem: &std::io::Error) -> Error {
+    error!(Fail, "{what}: {problem}").help("check the path, its permissions and the space that is left")
+}
+
+/// Writes a file whole or not at all.
+fn write_whole(path: &PathBuf, fill: impl FnOnce(&mut fs::File) -> std::io::Result<()>) -> Result<()> {
+    let written = || {
+        let mut file = NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
+        fill(file.as_file_mut())?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|problem| problem.error)
+    };
+    written().map(drop).map_err(|problem| system("it cannot be written", &problem))
+}
+
+/// A tensor as it is stored.
+struct Stored<'a> {
+    dtype: Dtype,
+    shape: &'a [usize],
+    bytes: &'a [u8],
+}
+
+impl<'a> Stored<'a> {
+    fn of(buffer: &'a TensorBuffer) -> Result<Stored<'a>> {
+        let bytes = buffer.view().bytes()?;
+        Ok(Stored { dtype: stored_dtype(buffer.dtype())?, shape: buffer.shape(), bytes })
+    }
+}
+
+impl View for Stored<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.bytes.into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+fn stored_dtype(dtype: DType) -> Result<Dtype> {
+    Ok(match dtype {
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::U8 => Dtype::U8,
+        DType::I64 => Dtype::I64,
+        other => return Err(error!(NotImplemented, "tensors of type {} are not stored", other.name())),
+    })
+}

@@ -1,0 +1,371 @@
+//! The graph of a training step: a model's forward pass in training mode, a loss, and the gradients of its parameters.
+
+use std::collections::HashSet;
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ir::{Attribute, Attributes, Graph, GraphBuilder, Node, ValueId, ValueType};
+use ort_core::pass::{Blocking, add_backward, blocking_nodes};
+use ort_core::session::Model;
+use ort_core::spec::RUNTIME;
+use ort_core::tensor::Tensor;
+use ort_core::{Result, Within, advise, ensure, error};
+
+use crate::TrainingOptions;
+use crate::options::matches;
+
+/// A weight that is trained.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// The name of the model's initializer.
+    pub name: String,
+    /// Its value before the training.
+    pub tensor: Tensor,
+    pub(crate) value: ValueId,
+    /// Its gradient of the loss.
+    pub(crate) gradient: ValueId,
+}
+
+/// A statistic that the forward pass itself brings up to date, as the running mean of `BatchNormalization`.
+#[derive(Clone, Debug)]
+pub(crate) struct Statistic {
+    pub(crate) name: String,
+    pub(crate) tensor: Tensor,
+    pub(crate) updated: ValueId,
+}
+
+/// Forward pass, loss and backward pass of a model as one graph, whose parameters are inputs.
+#[derive(Clone, Debug)]
+pub struct TrainingGraph {
+    pub(crate) graph: Graph,
+    pub(crate) loss: ValueId,
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) statistics: Vec<Statistic>,
+    /// The inputs that the caller gives for each step.
+    pub(crate) inputs: Vec<String>,
+    /// The weights that stay as they are.
+    pub(crate) frozen: Vec<String>,
+    /// The model's output that the loss is of.
+    pub(crate) output: String,
+}
+
+/// The seed of random numbers, an input of graphs that drop.
+pub(crate) const SEED: &str = "dropout.seed";
+/// What random numbers of a step follow from, an input of graphs that drop.
+pub(crate) const COUNTER: &str = "dropout.step";
+
+/// What a model's forward pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Train,
+    Evaluate,
+}
+
+impl TrainingGraph {
+    /// The graph of a training step without its update.
+    ///
+    /// Errors: the output or a pattern of weights is not in the model, the output does not suit the loss, or a node on the way from the parameters
+    /// to the loss has no gradient.
+    pub fn new(model: &Model, options: &TrainingOptions) -> Result<TrainingGraph> {
+        let mut forward = Forward::new(model, options, Mode::Train)?;
+        let candidates = forward.take_candidates(model, options)?;
+        let output = forward.graph.value(forward.output).name.to_string();
+        let (mut graph, loss) = forward.finish(options, &[])?;
+        let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
+        let gradients = add_backward(&mut graph, loss, &values)?;
+        let mut parameters = Vec::with_capacity(candidates.len());
+        let mut frozen = Vec::new();
+        for ((value, tensor), gradient) in candidates.into_iter().zip(gradients) {
+            let name = graph.value(value).name.to_string();
+            let Some(gradient) = gradient else {
+                ensure!(
+                    !matches(&options.trainable, &name),
+                    InvalidArgument,
+                    help = "leave it out of the weights that are trained",
+                    "the loss does not depend on weight '{name}'"
+                );
+                graph.inputs.retain(|input| *input != value);
+                graph.constants.insert(value, tensor);
+                frozen.push(name);
+                continue;
+            };
+            parameters.push(Parameter { name, tensor, value, gradient });
+        }
+        ensure!(
+            !parameters.is_empty(),
+            InvalidArgument,
+            help = "name weights that are floats, and that the loss depends on",
+            "no weight of the model is trained"
+        );
+        frozen.extend(forward.frozen);
+        Ok(TrainingGraph {
+            graph,
+            loss,
+            parameters,
+            statistics: forward.statistics,
+            inputs: forward.inputs,
+            frozen,
+            output,
+        })
+    }
+
+    /// The operators on the way from the weights to the loss that have no gradient, all of them.
+    ///
+    /// Errors: the output or a pattern of weights is not in the model, or the output does not suit the loss.
+    pub fn blocking(model: &Model, options: &TrainingOptions) -> Result<Vec<Blocking>> {
+        let mut forward = Forward::new(model, options, Mode::Train)?;
+        let candidates = forward.take_candidates(model, options)?;
+        let (graph, loss) = forward.finish(options, &[])?;
+        let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
+        blocking_nodes(&graph, loss, &values)
+    }
+
+    /// The graph: inputs of the model and of the loss, then parameters and statistics.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The weights that are trained.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The names of the weights that stay as they are.
+    pub fn frozen(&self) -> &[String] {
+        &self.frozen
+    }
+
+    /// The names of the inputs that a caller gives for each step: those of the model, then that of the loss.
+    pub fn inputs(&self) -> &[String] {
+        &self.inputs
+    }
+
+    /// The name of the model's output that the loss is of.
+    pub fn output(&self) -> &str {
+        &self.output
+    }
+}
+
+/// The forward pass and loss alone, for evaluation, with the output that the loss is of; parameters are inputs as in the training graph.
+pub(crate) fn evaluation(
+    model: &Model,
+    training: &TrainingGraph,
+    options: &TrainingOptions,
+) -> Result<(Graph, ValueId)> {
+    let mut forward = Forward::new(model, options, Mode::Evaluate)?;
+    let names = training.parameters.iter().map(|parameter| &parameter.name);
+    let names: HashSet<&String> = names.chain(training.statistics.iter().map(|it| &it.name)).collect();
+    let given: Vec<ValueId> = forward.graph.constants.keys().copied().collect();
+    for value in given {
+        let name = forward.graph.value(value).name.to_string();
+        if names.contains(&name) {
+            forward.make_input(value);
+        }
+    }
+    let output = forward.output;
+    forward.finish(options, &[output])
+}
+
+/// A model's graph on its way to a training graph.
+struct Forward {
+    graph: Graph,
+    output: ValueId,
+    inputs: Vec<String>,
+    statistics: Vec<Statistic>,
+    frozen: Vec<String>,
+}
+
+impl Forward {
+    fn new(model: &Model, options: &TrainingOptions, mode: Mode) -> Result<Forward> {
+        let mut graph = model.graph().clone();
+        // A weight that a caller may give in the place of the model's is a weight all the same.
+        for (value, tensor) in std::mem::take(&mut graph.input_defaults) {
+            graph.inputs.retain(|input| *input != value);
+            graph.constants.insert(value, tensor);
+        }
+        let output = output_of(&graph, options.output.as_deref())?;
+        let inputs = graph.inputs.iter().map(|&input| graph.value(input).name.to_string()).collect();
+        let (statistics, frozen) = (Vec::new(), Vec::new());
+        let mut forward = Forward { graph, output, inputs, statistics, frozen };
+        forward.inputs.extend(options.loss.input().map(str::to_string));
+        forward.normalize_batches(mode)?;
+        forward.drop_out(if options.dropout { mode } else { Mode::Evaluate })?;
+        Ok(forward)
+    }
+
+    /// Has each `BatchNormalization` take the statistics of its batch and update its running ones, or only the running ones.
+    fn normalize_batches(&mut self, mode: Mode) -> Result<()> {
+        for index in 0..self.graph.nodes.len() {
+            let Some(node) =
+                self.graph.nodes.get(index).filter(|node| is_standard(node, "BatchNormalization"))
+            else {
+                continue;
+            };
+            let given = |name: &'static str| {
+                node.attrs.float(name).map(|number| (name.to_string(), Attribute::Float(number)))
+            };
+            let trains = Attribute::Int(i64::from(mode == Mode::Train));
+            let attrs = vec![given("epsilon")?, given("momentum")?, ("training_mode".to_string(), trains)];
+            let attrs = Attributes::new(node.spec, attrs).within(|| node.place())?;
+            let (place, running) =
+                (node.place(), [3, 4].map(|input| node.inputs.get(input).copied().flatten()));
+            let mut outputs = node.outputs.clone();
+            outputs.truncate(if mode == Mode::Train { 3 } else { 1 });
+            for (position, running) in running.into_iter().enumerate().filter(|_| mode == Mode::Train) {
+                let running = running
+                    .ok_or_else(|| error!(InvalidGraph, "it has no statistics"))
+                    .within(|| place.clone())?;
+                let updated = match outputs.get(position + 1).copied().flatten() {
+                    Some(updated) => updated,
+                    None => {
+                        let name = format!("{}.updated", self.graph.value(running).name);
+                        let updated = self.graph.add_value(name, ValueType::Unknown);
+                        outputs.resize(outputs.len().max(position + 2), None);
+                        outputs.get_mut(position + 1).into_iter().for_each(|output| *output = Some(updated));
+                        updated
+                    }
+                };
+                self.keep_statistic(running, updated).within(|| place.clone())?;
+            }
+            if let Some(node) = self.graph.nodes.get_mut(index) {
+                (node.attrs, node.outputs) = (attrs, outputs);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_statistic(&mut self, running: ValueId, updated: ValueId) -> Result<()> {
+        let name = self.graph.value(running).name.to_string();
+        let tensor = self.graph.constants.get(&running).cloned().ok_or_else(|| {
+            error!(NotImplemented, "'{name}' is no weight of the model, or two nodes update it")
+                .help("freeze the statistics: give each normalization its own")
+        })?;
+        self.make_input(running);
+        self.statistics.push(Statistic { name, tensor, updated });
+        Ok(())
+    }
+
+    /// Has each `Dropout` drop by numbers that follow from a seed and the step, so that backward needs no mask, or drop nothing.
+    fn drop_out(&mut self, mode: Mode) -> Result<()> {
+        let drops = |node: &Node| is_standard(node, "Dropout");
+        if mode == Mode::Evaluate {
+            for node in self.graph.nodes.iter_mut().filter(|node| drops(node)) {
+                node.inputs.truncate(2);
+            }
+            return Ok(());
+        }
+        let places: Vec<usize> = (0..self.graph.nodes.len())
+            .filter(|place| self.graph.nodes.get(*place).is_some_and(drops))
+            .collect();
+        if places.is_empty() {
+            return Ok(());
+        }
+        let scalar = ValueType::tensor(DType::I64, Some(Vec::new()));
+        let [seed, counter] = [SEED, COUNTER].map(|name| self.graph.add_value(name, scalar.clone()));
+        self.graph.inputs.extend([seed, counter]);
+        for (stream, place) in places.into_iter().enumerate() {
+            let ratio = self.graph.add_constant(format!("dropout.{stream}.ratio"), Tensor::scalar(0.5f32)?);
+            let (graph, Some(node)) = (&self.graph, self.graph.nodes.get(place)) else { continue };
+            let mask = node.outputs.get(1).copied().flatten();
+            let is_read =
+                mask.is_some_and(|mask| graph.nodes.iter().any(|node| node.reads().any(|read| read == mask)));
+            ensure!(!is_read, NotImplemented, "{} has its mask read", node.place());
+            let (data, output) =
+                (node.inputs.first().copied().flatten(), node.outputs.first().copied().flatten());
+            let given = node.inputs.get(1).copied().flatten();
+            let mut builder = GraphBuilder::extend(Graph::new("dropout"));
+            let attrs = [("stream", Attribute::Int(stream as i64))];
+            builder.add((RUNTIME, "CounterDropout"), &[None; 4], &attrs, 1, Vec::new())?;
+            let Some(mut replacement) = builder.graph_mut().nodes.pop() else { continue };
+            replacement.name = node.name.clone();
+            replacement.inputs =
+                [data, Some(given.unwrap_or(ratio)), Some(seed), Some(counter)].into_iter().collect();
+            replacement.outputs = std::iter::once(output).collect();
+            if let Some(node) = self.graph.nodes.get_mut(place) {
+                *node = replacement;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes an input of a weight.
+    fn make_input(&mut self, value: ValueId) -> Option<Tensor> {
+        let tensor = self.graph.constants.shift_remove(&value)?;
+        self.graph.inputs.push(value);
+        Some(tensor)
+    }
+
+    /// Makes inputs of the weights that may be trained.
+    fn take_candidates(
+        &mut self,
+        model: &Model,
+        options: &TrainingOptions,
+    ) -> Result<Vec<(ValueId, Tensor)>> {
+        let initializers: HashSet<&str> = model.info().initializers.iter().map(String::as_str).collect();
+        let constants: Vec<(ValueId, Tensor)> =
+            self.graph.constants.iter().map(|(value, tensor)| (*value, tensor.clone())).collect();
+        let name_of = |value: ValueId| self.graph.value(value).name.to_string();
+        let names: Vec<String> = constants.iter().map(|(value, _)| name_of(*value)).collect();
+        for pattern in options.trainable.iter().chain(&options.frozen).chain(&options.no_decay) {
+            let found = names.iter().any(|name| matches(std::slice::from_ref(pattern), name));
+            let known = names.iter().map(String::as_str);
+            ensure!(
+                found,
+                InvalidArgument,
+                help = advise("weights", pattern, known),
+                "the model has no weight '{pattern}'"
+            );
+        }
+        let mut candidates = Vec::new();
+        for ((value, tensor), name) in constants.into_iter().zip(names) {
+            let is_asked = matches(&options.trainable, &name);
+            let is_weight = initializers.contains(name.as_str()) || initializers.is_empty();
+            let is_continuous = TypeSet::FLOATS.contains(tensor.dtype());
+            let by_default = options.trainable.is_empty() && is_weight && !tensor.shape().is_empty();
+            if matches(&options.frozen, &name) || !is_continuous || !(is_asked || by_default) {
+                if is_continuous && is_weight {
+                    self.frozen.push(name);
+                }
+                continue;
+            }
+            let dtype = tensor.dtype();
+            ensure!(
+                matches!(dtype, DType::F32 | DType::F64),
+                NotImplemented,
+                help = "convert the model to float32; its products may be of bfloat16",
+                "weight '{name}' is {dtype}, which is not trained"
+            );
+            self.make_input(value);
+            candidates.push((value, tensor));
+        }
+        Ok(candidates)
+    }
+
+    /// The graph with the loss behind it, inferred; `more` are outputs beside the loss and statistics.
+    fn finish(&mut self, options: &TrainingOptions, more: &[ValueId]) -> Result<(Graph, ValueId)> {
+        let mut builder = GraphBuilder::extend(std::mem::replace(&mut self.graph, Graph::new("")));
+        builder.set_scope("loss");
+        let loss = options.loss.emit(&mut builder, self.output)?;
+        builder.graph_mut().value_mut(loss).name = LOSS.into();
+        let mut outputs = vec![loss];
+        outputs.extend(self.statistics.iter().map(|statistic| statistic.updated));
+        outputs.extend(more);
+        Ok((builder.finish(&outputs)?, loss))
+    }
+}
+
+/// The output of the loss.
+pub(crate) const LOSS: &str = "loss";
+
+fn is_standard(node: &Node, op: &str) -> bool {
+    node.spec.domain.is_empty() && node.spec.name == op
+}
+
+/// The model's output that the loss is of.
+fn output_of(graph: &Graph, asked: Option<&str>) -> Result<ValueId> {
+    let named = |id: &&ValueId| asked.is_none_or(|name| &*graph.value(**id).name == name);
+    graph.outputs.iter().find(named).copied().ok_or_else(|| {
+        let names = graph.outputs.iter().map(|&id| &*graph.value(id).name);
+        let name = asked.unwrap_or_default();
+        error!(InvalidArgument, "the model has no output '{name}'").help(advise("outputs", name, names))
+    })
+}

@@ -1,0 +1,55 @@
+//! Training of ONNX models.
+//!
+//! A plain inference model becomes one graph: its forward pass, a loss, the backward pass, and an optimizer's update of each parameter.
+//! The graph runs as any other does: it is planned before it runs, so that the memory of a step is known before the first one.
+//!
+//! ```no_run
+//! use ort_core::session::Model;
+//! use ort_core::tensor::Tensor;
+//! use ort_train::{Loss, Optimizer, Trainer, TrainingOptions};
+//!
+//! let options = TrainingOptions {
+//!     loss: Loss::cross_entropy(),
+//!     optimizer: Optimizer::adamw(),
+//!     ..TrainingOptions::default()
+//! };
+//! let mut trainer = Trainer::new(&Model::load("model.onnx")?, options)?;
+//! for _ in 0..10 {
+//!     let images = Tensor::from_slice(&[8, 64], &[0.0f32; 512])?;
+//!     let labels = Tensor::from_slice(&[8], &[0i64; 8])?;
+//!     let loss = trainer.train_step(&[("image", images.into()), ("labels", labels.into())])?;
+//!     println!("{loss}");
+//! }
+//! trainer.export("trained.onnx")?;
+//! # Ok::<(), ort_core::Error>(())
+//! ```
+
+#![warn(
+    clippy::exit,
+    clippy::indexing_slicing,
+    clippy::mem_forget,
+    clippy::string_slice,
+    clippy::unchecked_time_subtraction,
+    clippy::unreachable
+)]
+#![forbid(unsafe_code)]
+
+mod assemble;
+mod checkpoint;
+mod graph;
+mod loss;
+mod optimizer;
+mod options;
+mod recompute;
+mod schedule;
+mod stage;
+mod state;
+mod trainer;
+
+pub use graph::{Parameter, TrainingGraph};
+pub use loss::Loss;
+pub use optimizer::{AdamForm, Optimizer};
+pub use options::TrainingOptions;
+pub use recompute::{PlanRequest, PlanRow, Recompute, RecomputeReport, Strategy, memory_table};
+pub use schedule::Schedule;
+pub use trainer::{StepMemory, Trainer};

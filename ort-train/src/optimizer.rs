@@ -1,0 +1,286 @@
+//! Optimizers: one node for each parameter, which writes the new value over the old one.
+
+use ort_core::dtype::DType;
+use ort_core::ir::{Attribute, GraphBuilder, ValueId, ValueType};
+use ort_core::spec::RUNTIME;
+use ort_core::{Result, ensure};
+use serde::{Deserialize, Serialize};
+
+/// How Adam takes weight decay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdamForm {
+    /// `torch.optim.Adam`: decay is part of the gradient.
+    Adam,
+    /// `torch.optim.AdamW` (Loshchilov & Hutter 2019): the parameter decays first.
+    Torch,
+    /// The AdamW of Hugging Face's `transformers` and of ONNX Runtime's `adam_mode` 1: the parameter decays last.
+    HuggingFace,
+}
+
+/// How parameters follow their gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[allow(
+    missing_docs,
+    reason = "the fields are the optimizers' own, by the names that papers and PyTorch have for them"
+)]
+pub enum Optimizer {
+    /// Stochastic gradient descent, with momentum where it is above 0.
+    Sgd { momentum: f32, nesterov: bool, weight_decay: f32 },
+    /// Adam (Kingma & Ba 2015) and AdamW.
+    Adam { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32, correct_bias: bool, form: AdamForm },
+    /// AdamW whose moments take a byte for each element (Dettmers et al. 2022).
+    AdamW8bit { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32 },
+    /// LAMB (You et al. 2020).
+    Lamb { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32 },
+    /// Adafactor (Shazeer & Stern 2018): the second moment of a matrix is kept as a row and a column.
+    Adafactor { beta2_decay: f32, clip_threshold: f32, weight_decay: f32 },
+}
+
+/// What is kept of a parameter from one update to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StateSpec {
+    pub(crate) kind: &'static str,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// What all updates of a step share.
+#[derive(Clone, Copy)]
+pub(crate) struct StepValues {
+    pub(crate) learning_rate: ValueId,
+    /// What gradients are multiplied by.
+    pub(crate) scale: Option<ValueId>,
+    /// Whether the update counts.
+    pub(crate) update: Option<ValueId>,
+    /// The number of the update, from 1.
+    pub(crate) step: ValueId,
+}
+
+/// The elements of a block that share a scale in [`Optimizer::AdamW8bit`].
+const BLOCK: usize = 256;
+
+impl Optimizer {
+    /// Plain stochastic gradient descent.
+    pub fn sgd() -> Optimizer {
+        Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }
+    }
+
+    /// AdamW as `torch.optim.AdamW` has it by default.
+    pub fn adamw() -> Optimizer {
+        Optimizer::Adam {
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            correct_bias: true,
+            form: AdamForm::Torch,
+        }
+    }
+
+    /// Adam as `torch.optim.Adam` has it by default.
+    pub fn adam() -> Optimizer {
+        Optimizer::Adam {
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            correct_bias: true,
+            form: AdamForm::Adam,
+        }
+    }
+
+    /// The same without weight decay, as biases and scales often have it.
+    pub(crate) fn without_decay(mut self) -> Optimizer {
+        match &mut self {
+            Optimizer::Sgd { weight_decay, .. }
+            | Optimizer::Adam { weight_decay, .. }
+            | Optimizer::AdamW8bit { weight_decay, .. }
+            | Optimizer::Lamb { weight_decay, .. }
+            | Optimizer::Adafactor { weight_decay, .. } => *weight_decay = 0.0,
+        }
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let share = |name: &str, number: f32| {
+            ensure!(
+                (0.0..1.0).contains(&number),
+                InvalidArgument,
+                "{name} is {number}, expected 0 to below 1"
+            );
+            Ok(())
+        };
+        let positive = |name: &str, number: f32| {
+            ensure!(
+                number.is_finite() && number >= 0.0,
+                InvalidArgument,
+                "{name} is {number}, expected 0 or more"
+            );
+            Ok(())
+        };
+        match *self {
+            Optimizer::Sgd { momentum, nesterov, weight_decay } => {
+                share("momentum", momentum)?;
+                positive("weight_decay", weight_decay)?;
+                ensure!(
+                    !nesterov || momentum > 0.0,
+                    InvalidArgument,
+                    help = "give a momentum above 0",
+                    "Nesterov's momentum without momentum"
+                );
+                Ok(())
+            }
+            Optimizer::Adam { beta1, beta2, epsilon, weight_decay, .. }
+            | Optimizer::AdamW8bit { beta1, beta2, epsilon, weight_decay }
+            | Optimizer::Lamb { beta1, beta2, epsilon, weight_decay } => {
+                share("beta1", beta1)?;
+                share("beta2", beta2)?;
+                positive("epsilon", epsilon)?;
+                positive("weight_decay", weight_decay)
+            }
+            Optimizer::Adafactor { clip_threshold, weight_decay, .. } => {
+                positive("clip_threshold", clip_threshold)?;
+                positive("weight_decay", weight_decay)
+            }
+        }
+    }
+
+    /// The states of a parameter, zeros at first.
+    pub(crate) fn states(&self, dtype: DType, shape: &[usize]) -> Vec<StateSpec> {
+        let like = |kind| StateSpec { kind, dtype, shape: shape.to_vec() };
+        let count: usize = shape.iter().product();
+        let of = |kind, dtype, shape| StateSpec { kind, dtype, shape };
+        match *self {
+            Optimizer::Sgd { momentum: 0.0, .. } => Vec::new(),
+            Optimizer::Sgd { .. } => vec![like("velocity")],
+            Optimizer::Adam { .. } | Optimizer::Lamb { .. } => {
+                vec![like("first_moment"), like("second_moment")]
+            }
+            Optimizer::AdamW8bit { .. } => {
+                let scales = vec![count.div_ceil(BLOCK)];
+                vec![
+                    of("first_codes", DType::U8, shape.to_vec()),
+                    of("first_scales", DType::F32, scales.clone()),
+                    of("second_codes", DType::U8, shape.to_vec()),
+                    of("second_scales", DType::F32, scales),
+                ]
+            }
+            Optimizer::Adafactor { .. } => match shape {
+                [rest @ .., rows, columns] => {
+                    let with = |sizes: [usize; 2]| rest.iter().copied().chain(sizes).collect();
+                    vec![
+                        of("row_moment", dtype, with([*rows, 1])),
+                        of("column_moment", dtype, with([1, *columns])),
+                    ]
+                }
+                _ => vec![like("second_moment")],
+            },
+        }
+    }
+
+    /// Adds the update of a parameter; returns its new value, then those of its states.
+    pub(crate) fn emit(
+        &self,
+        builder: &mut GraphBuilder,
+        (parameter, gradient): (ValueId, ValueId),
+        shared: StepValues,
+        states: &[ValueId],
+    ) -> Result<Vec<ValueId>> {
+        let StepValues { learning_rate, scale, update, step } = shared;
+        let mut inputs = vec![Some(parameter), Some(gradient), Some(learning_rate), scale, update];
+        if !matches!(self, Optimizer::Sgd { .. }) {
+            inputs.push(Some(step));
+        }
+        // A matrix has no plain second moment.
+        let skipped = matches!(self, Optimizer::Adafactor { .. }) && states.len() == 1;
+        inputs.extend(if skipped { vec![None, None] } else { Vec::new() });
+        inputs.extend(states.iter().copied().map(Some));
+        let outputs = builder.add(
+            (RUNTIME, self.operator()),
+            &inputs,
+            &self.attributes(),
+            inputs_kept(states, skipped),
+            Vec::new(),
+        )?;
+        // What is not given has no new value.
+        if let Some(node) = builder.graph_mut().nodes.last_mut().filter(|_| skipped) {
+            node.outputs.iter_mut().skip(1).take(2).for_each(|output| *output = None);
+        }
+        Ok(outputs
+            .into_iter()
+            .enumerate()
+            .filter(|(place, _)| !skipped || !(1..3).contains(place))
+            .map(|(_, id)| id)
+            .collect())
+    }
+
+    fn operator(&self) -> &'static str {
+        match self {
+            Optimizer::Sgd { .. } => "SGD",
+            Optimizer::Adam { .. } => "AdamW",
+            Optimizer::AdamW8bit { .. } => "AdamW8bit",
+            Optimizer::Lamb { .. } => "LAMB",
+            Optimizer::Adafactor { .. } => "Adafactor",
+        }
+    }
+
+    fn attributes(&self) -> Vec<(&'static str, Attribute)> {
+        let float = |name, number| (name, Attribute::Float(number));
+        let flag = |name, flag| (name, Attribute::Int(i64::from(flag)));
+        match *self {
+            Optimizer::Sgd { momentum, nesterov, weight_decay } => {
+                vec![
+                    float("momentum", momentum),
+                    flag("nesterov", nesterov),
+                    float("weight_decay", weight_decay),
+                ]
+            }
+            Optimizer::Adam { beta1, beta2, epsilon, weight_decay, correct_bias, form } => {
+                let mode = match form {
+                    AdamForm::Adam => "adam",
+                    AdamForm::Torch => "torch",
+                    AdamForm::HuggingFace => "huggingface",
+                };
+                let mut attrs = moments(beta1, beta2, epsilon, weight_decay);
+                attrs.extend([flag("correct_bias", correct_bias), ("mode", Attribute::String(mode.into()))]);
+                attrs
+            }
+            Optimizer::AdamW8bit { beta1, beta2, epsilon, weight_decay }
+            | Optimizer::Lamb { beta1, beta2, epsilon, weight_decay } => {
+                moments(beta1, beta2, epsilon, weight_decay)
+            }
+            Optimizer::Adafactor { beta2_decay, clip_threshold, weight_decay } => vec![
+                float("beta2_decay", beta2_decay),
+                float("clip_threshold", clip_threshold),
+                float("weight_decay", weight_decay),
+            ],
+        }
+    }
+}
+
+fn inputs_kept(states: &[ValueId], skipped: bool) -> usize {
+    1 + states.len() + if skipped { 2 } else { 0 }
+}
+
+fn moments(beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32) -> Vec<(&'static str, Attribute)> {
+    let float = |name, number| (name, Attribute::Float(number));
+    vec![
+        float("beta1", beta1),
+        float("beta2", beta2),
+        float("epsilon", epsilon),
+        float("weight_decay", weight_decay),
+    ]
+}
+
+/// The inputs that all updates read, added to a graph: the learning rate and the number of the update.
+pub(crate) fn shared_inputs(builder: &mut GraphBuilder) -> (ValueId, ValueId) {
+    let scalar = |dtype| ValueType::tensor(dtype, Some(Vec::new()));
+    (builder.typed_input(LEARNING_RATE, scalar(DType::F32)), builder.typed_input(STEP, scalar(DType::I64)))
+}
+
+/// The input of the learning rate.
+pub(crate) const LEARNING_RATE: &str = "optimizer.learning_rate";
+/// The input of the number of the update, from 1.
+pub(crate) const STEP: &str = "optimizer.step";

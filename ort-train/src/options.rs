@@ -1,0 +1,94 @@
+//! What a training is to be.
+
+use ort_core::Result;
+use ort_core::ensure;
+use ort_core::ep::Precision;
+use wildmatch::WildMatch;
+
+use crate::{Loss, Optimizer, Recompute, Schedule};
+
+/// What a training is to be. Patterns of names have `*` for any characters and `?` for one.
+#[derive(Clone, Debug)]
+pub struct TrainingOptions {
+    /// What becomes smaller.
+    pub loss: Loss,
+    /// The model's output that the loss is of; by default the first.
+    pub output: Option<String>,
+    /// How parameters follow their gradients.
+    pub optimizer: Optimizer,
+    /// The learning rate that the schedule scales.
+    pub learning_rate: f32,
+    /// The learning rate over the updates.
+    pub schedule: Schedule,
+    /// Patterns of the weights that are trained; by default all that are floats of more than one element and have gradients.
+    pub trainable: Vec<String>,
+    /// Patterns of weights that stay as they are. They take no gradient and no state.
+    pub frozen: Vec<String>,
+    /// Patterns of parameters without weight decay.
+    pub no_decay: Vec<String>,
+    /// The largest norm of all gradients together; what is longer is scaled down.
+    pub clip_norm: Option<f32>,
+    /// How many batches make one update. Their gradients are averaged.
+    pub accumulate: usize,
+    /// Whether `Dropout` nodes drop.
+    pub dropout: bool,
+    /// Where random numbers begin.
+    pub seed: u64,
+    /// A bound in bytes on parameters, states, gradients and activations together.
+    pub memory_limit: Option<usize>,
+    /// What is computed again in the backward pass instead of being kept.
+    pub recompute: Recompute,
+    /// The threads inside one operator; by default the cores that this process may use.
+    pub threads: Option<usize>,
+    /// How the CPU provider multiplies matrices.
+    pub precision: Precision,
+}
+
+impl Default for TrainingOptions {
+    fn default() -> TrainingOptions {
+        TrainingOptions {
+            loss: Loss::cross_entropy(),
+            output: None,
+            optimizer: Optimizer::adamw(),
+            learning_rate: 1e-3,
+            schedule: Schedule::Constant,
+            trainable: Vec::new(),
+            frozen: Vec::new(),
+            no_decay: Vec::new(),
+            clip_norm: None,
+            accumulate: 1,
+            dropout: true,
+            seed: 0,
+            memory_limit: None,
+            recompute: Recompute::default(),
+            threads: None,
+            precision: Precision::Fp32,
+        }
+    }
+}
+
+impl TrainingOptions {
+    pub(crate) fn check(&self) -> Result<()> {
+        self.optimizer.check()?;
+        self.schedule.check()?;
+        let rate = self.learning_rate;
+        ensure!(
+            rate.is_finite() && rate >= 0.0,
+            InvalidArgument,
+            "a learning rate of {rate}, expected 0 or more"
+        );
+        let norm = self.clip_norm.unwrap_or(1.0);
+        ensure!(
+            norm.is_finite() && norm > 0.0,
+            InvalidArgument,
+            "gradients clipped to {norm}, expected a norm above 0"
+        );
+        ensure!(self.accumulate > 0, InvalidArgument, "0 batches make no update, expected 1 or more");
+        Ok(())
+    }
+}
+
+/// Whether one of the patterns is the name.
+pub(crate) fn matches(patterns: &[String], name: &str) -> bool {
+    patterns.iter().any(|pattern| WildMatch::new(pattern).matches(name))
+}

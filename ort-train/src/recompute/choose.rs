@@ -1,0 +1,194 @@
+//! Which stashed values are not kept, so that a step keeps to a number of bytes at the least extra time.
+//!
+//! A search over sets of blocks. It begins with what is kept at all, and with what cuts of the forward pass suggest: between two cuts everything is
+//! computed again from what crosses the first (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each beginning blocks are dropped,
+//! those first that save the most for their time, until the simulated peak keeps to the target; then what need not be dropped is taken back.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "blocks and steps are numbered by the session, and each table has an entry for each"
+)]
+
+use super::joint::{Joint, Outcome};
+
+/// The blocks that are computed again.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    pub(crate) dropped: Vec<bool>,
+    pub(crate) outcome: Outcome,
+}
+
+impl Choice {
+    pub(crate) fn of(joint: &Joint<'_>, dropped: Vec<bool>, target: u64) -> Choice {
+        let outcome = joint.outcome(&dropped, target);
+        Choice { dropped, outcome }
+    }
+}
+
+/// The choice of the least extra time whose simulated peak is `target` bytes at the most; none where no choice was found.
+pub(crate) fn cheapest(joint: &Joint<'_>, target: u64) -> Option<Choice> {
+    let beginnings = beginnings(joint).into_iter();
+    let found = beginnings.map(|dropped| improve(joint, Choice::of(joint, dropped, target), target));
+    let fitting = found.filter(|choice| choice.outcome.peak <= target);
+    fitting.min_by(|one, other| one.outcome.seconds.total_cmp(&other.outcome.seconds))
+}
+
+/// The choice of the lowest simulated peak that was found.
+pub(crate) fn least(joint: &Joint<'_>) -> Choice {
+    let all = beginnings(joint).into_iter().map(|dropped| Choice::of(joint, dropped, 0));
+    let mut best =
+        all.min_by_key(|choice| choice.outcome.peak).unwrap_or_else(|| Choice::of(joint, none(joint), 0));
+    // Each round asks for a little less than was reached.
+    loop {
+        let target = best.outcome.peak - best.outcome.peak / 50;
+        match cheapest(joint, target) {
+            Some(choice) if choice.outcome.peak < best.outcome.peak => best = choice,
+            _ => return best,
+        }
+    }
+}
+
+/// Everything dropped but what crosses from layer to layer.
+pub(crate) fn between_cuts(joint: &Joint<'_>) -> Choice {
+    Choice::of(joint, between(joint, &cuts(joint)), 0)
+}
+
+fn none(joint: &Joint<'_>) -> Vec<bool> {
+    vec![false; joint.maker.len()]
+}
+
+/// Nothing dropped, and everything between cuts at several distances.
+fn beginnings(joint: &Joint<'_>) -> Vec<Vec<bool>> {
+    let mut all = vec![none(joint)];
+    let cuts = cuts(joint);
+    let mut stride = 1;
+    while stride <= cuts.len() {
+        let chosen: Vec<usize> = cuts.iter().copied().skip(stride - 1).step_by(stride).collect();
+        all.push(between(joint, &chosen));
+        stride *= 2;
+    }
+    all
+}
+
+/// The places in the forward pass, by step, before which few bytes cross that later forward steps read.
+pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
+    let crossing = crossing(joint);
+    let steps: Vec<usize> = (0..joint.steps.len()).filter(|step| joint.is_forward[*step]).collect();
+    let at: Vec<u64> = steps.iter().map(|step| crossing[*step]).collect();
+    let mut sorted = at.clone();
+    sorted.sort_unstable();
+    let Some(&middle) = sorted.get(sorted.len() / 2) else { return Vec::new() };
+    let mut cuts = Vec::new();
+    let mut since = 0u64;
+    let all: u64 = joint.stashed.iter().map(|block| joint.bytes[*block]).sum();
+    for (index, &step) in steps.iter().enumerate() {
+        let made = joint.steps[step].makes.iter().filter(|made| joint.droppable[made.block]);
+        let before = since;
+        since += made.map(|made| made.bytes).sum::<u64>();
+        let is_low = at[index] <= middle
+            && at.get(index.wrapping_sub(1)).is_none_or(|earlier| *earlier >= at[index])
+            && at.get(index + 1).is_none_or(|later| *later >= at[index]);
+        // A segment is worth a cut that is small beside what it keeps.
+        if is_low && at[index] > 0 && before >= 2 * at[index] && before >= all / 64 {
+            cuts.push(step);
+            since = 0;
+        }
+    }
+    cuts
+}
+
+/// For each step, the droppable bytes that earlier forward steps made and this or later forward steps read.
+fn crossing(joint: &Joint<'_>) -> Vec<u64> {
+    let mut last = vec![None; joint.maker.len()];
+    for (index, step) in joint.steps.iter().enumerate().filter(|(index, _)| joint.is_forward[*index]) {
+        step.reads.iter().for_each(|block| last[*block] = Some(index));
+    }
+    let mut change = vec![0i64; joint.steps.len() + 1];
+    for (block, last) in last.iter().enumerate() {
+        if let (Some(made), Some(last)) = (joint.maker[block], last)
+            && joint.droppable[block]
+            && made < *last
+        {
+            change[made + 1] += joint.bytes[block] as i64;
+            change[last + 1] -= joint.bytes[block] as i64;
+        }
+    }
+    let mut sum = 0;
+    let running = change.iter().take(joint.steps.len()).map(|change| {
+        sum += change;
+        sum.max(0) as u64
+    });
+    running.collect()
+}
+
+/// Everything dropped but what crosses one of the cuts.
+fn between(joint: &Joint<'_>, cuts: &[usize]) -> Vec<bool> {
+    let mut dropped = joint.droppable.clone();
+    let mut last = vec![0; joint.maker.len()];
+    for (index, step) in joint.steps.iter().enumerate().filter(|(index, _)| joint.is_forward[*index]) {
+        step.reads.iter().for_each(|block| last[*block] = index);
+    }
+    for (block, dropped) in dropped.iter_mut().enumerate() {
+        let crosses = |cut: &usize| joint.maker[block].is_some_and(|made| made < *cut) && last[block] >= *cut;
+        *dropped &= !cuts.iter().any(crosses);
+    }
+    dropped
+}
+
+/// Drops blocks until the target is met, then takes back what need not be dropped.
+fn improve(joint: &Joint<'_>, begin: Choice, target: u64) -> Choice {
+    let mut choice = drop_more(joint, begin, target);
+    if choice.outcome.peak <= target {
+        take_back(joint, &mut choice, target);
+    }
+    choice
+}
+
+/// How many bytes beyond the target, over all steps, a second of recomputation saves.
+fn worth(before: &Outcome, after: &Outcome) -> f64 {
+    (before.excess - after.excess) / (after.seconds - before.seconds).max(1e-7)
+}
+
+/// Drops one block after the other. What a block is worth falls as others are dropped, so that only the best by what they were worth last are looked
+/// at again (Minoux 1978, accelerated greedy).
+fn drop_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
+    let candidates =
+        joint.stashed.iter().copied().filter(|block| !choice.dropped[*block] && joint.bytes[*block] > 0);
+    let mut queue: Vec<(f64, usize)> = candidates.map(|block| (f64::INFINITY, block)).collect();
+    while choice.outcome.peak > target {
+        let mut best: Option<(f64, usize, Outcome)> = None;
+        queue.sort_by(|one, other| other.0.total_cmp(&one.0));
+        for entry in &mut queue {
+            if best.as_ref().is_some_and(|(worth, ..)| *worth >= entry.0) {
+                break;
+            }
+            choice.dropped[entry.1] = true;
+            let after = joint.outcome(&choice.dropped, target);
+            choice.dropped[entry.1] = false;
+            entry.0 = worth(&choice.outcome, &after);
+            if entry.0 > 0.0 && best.as_ref().is_none_or(|(worth, ..)| entry.0 > *worth) {
+                best = Some((entry.0, entry.1, after));
+            }
+        }
+        let Some((_, block, outcome)) = best else { break };
+        choice.dropped[block] = true;
+        choice.outcome = outcome;
+        queue.retain(|(_, other)| *other != block);
+    }
+    choice
+}
+
+/// Keeps what takes the longest to compute again, as long as the peak allows it.
+fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
+    let mut dropped: Vec<usize> = (0..choice.dropped.len()).filter(|block| choice.dropped[*block]).collect();
+    let time = |block: &usize| joint.maker[*block].map_or(0.0, |maker| joint.seconds[maker]);
+    dropped.sort_by(|one, other| time(other).total_cmp(&time(one)));
+    for block in dropped {
+        choice.dropped[block] = false;
+        let after = joint.outcome(&choice.dropped, target);
+        match after.peak <= target && after.seconds <= choice.outcome.seconds {
+            true => choice.outcome = after,
+            false => choice.dropped[block] = true,
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Less memory for more time: activations that are computed again when the backward pass needs them, instead of being kept for it.
+//!
+//! The graph of a step is edited before it is planned. A value that forward nodes make and backward nodes read is *stashed*; a choice
+//! ([`choose`]) says which of them are not kept. Backward nodes then read clones ([`mod@edit`]), which are computed from what is kept right before
+//! they are needed. What a choice is worth is told by a simulation of all bytes alive at each step ([`joint`]), and in the end by the plan of the
+//! edited graph itself: one that does not lower the peak is never taken.
+
+mod choose;
+mod clusters;
+mod edit;
+mod joint;
+mod plan;
+mod seconds;
+mod table;
+
+use choose::{cheapest, least};
+pub use clusters::{PlanRequest, PlanRow, Strategy};
+use edit::recomputed;
+use joint::Joint;
+pub(crate) use plan::{Planned, Request, planned};
+pub use plan::{Recompute, RecomputeReport};
+pub use table::memory_table;

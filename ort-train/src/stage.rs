@@ -1,0 +1,162 @@
+//! A part of a training that runs as one graph: a whole step, a batch whose gradients are added up, an update, an evaluation.
+
+use ort_alloc::DeviceId;
+use ort_core::ir::Graph;
+use ort_core::plan::PlanReport;
+use ort_core::rewrite::Level;
+use ort_core::session::{IoBinding, Model, OutputTarget, RunOptions, Session, SessionBuilder};
+use ort_core::tensor::Value;
+use ort_core::{Result, error};
+
+use crate::recompute::{PlanRow, Planned, RecomputeReport, Request, planned};
+use crate::state::State;
+
+/// What a stage computes.
+pub(crate) struct StageGraph {
+    pub(crate) graph: Graph,
+    /// Tensors of the training that it reads.
+    pub(crate) reads: Vec<String>,
+    /// Tensors of the training that it writes in their memory, and the outputs that do.
+    pub(crate) updates: Vec<(String, String)>,
+    /// Tensors of the training that are replaced by outputs, which are small.
+    pub(crate) replaces: Vec<(String, String)>,
+    /// Other outputs.
+    pub(crate) outputs: Vec<String>,
+}
+
+pub(crate) struct Stage {
+    session: Session,
+    binding: IoBinding,
+    reads: Vec<String>,
+    updates: Vec<(String, String)>,
+    replaces: Vec<(String, String)>,
+    outputs: Vec<String>,
+    recompute: Option<RecomputeReport>,
+    rows: Vec<PlanRow>,
+}
+
+fn with_updates(mut builder: SessionBuilder, updates: &[(String, String)]) -> SessionBuilder {
+    for (input, output) in updates {
+        builder = builder.update(input, output);
+    }
+    builder
+}
+
+impl Stage {
+    /// Plans and compiles a stage.
+    pub(crate) fn new(
+        stage: StageGraph,
+        settings: &dyn Fn(SessionBuilder) -> SessionBuilder,
+    ) -> Result<Stage> {
+        let StageGraph { graph, reads, updates, replaces, outputs } = stage;
+        let model = Model::from_graph(graph);
+        let session = with_updates(settings(Session::builder(&model)), &updates).build()?;
+        let binding = session.io_binding();
+        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute: None, rows: Vec::new() })
+    }
+
+    /// The same with recomputation as asked.
+    pub(crate) fn recomputing(
+        stage: StageGraph,
+        settings: &dyn Fn(SessionBuilder) -> SessionBuilder,
+        request: &Request<'_>,
+    ) -> Result<Stage> {
+        let StageGraph { graph, reads, updates, replaces, outputs } = stage;
+        let names: Vec<_> = graph.outputs.iter().map(|&id| graph.value(id).name.clone()).collect();
+        // What is folded does not follow from the limit, so that a limit that is named as sufficient is.
+        let builder = settings(Session::builder(&Model::from_graph(graph))).memory_limit(usize::MAX);
+        let mut graph = builder.prepared()?;
+        // Rewrites may have another value in the place of an output.
+        for (id, name) in graph.outputs.clone().into_iter().zip(names) {
+            graph.value_mut(id).name = name;
+        }
+        let build = |graph: Graph| {
+            let model = Model::from_graph(graph);
+            let builder = settings(Session::builder(&model)).opt_level(Level::Disabled);
+            with_updates(builder, &updates).build()
+        };
+        let Planned { session, report, rows } = planned(&graph, &build, request)?;
+        let binding = session.io_binding();
+        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute: Some(report), rows })
+    }
+
+    /// What may be computed again, where that was asked for.
+    pub(crate) fn rows(&self) -> &[PlanRow] {
+        &self.rows
+    }
+
+    /// What recomputation it has.
+    pub(crate) fn recompute(&self) -> Option<RecomputeReport> {
+        self.recompute
+    }
+
+    /// The memory of a run, with these sizes of symbolic dimensions.
+    pub(crate) fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
+        self.session.plan(dims)
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Takes over the tensors that it needs.
+    pub(crate) fn enter(&mut self, state: &mut State) -> Result<()> {
+        let updates = self.updates.iter().map(|(name, _)| name);
+        let replaced = self.replaces.iter().map(|(name, _)| name);
+        for name in self.reads.iter().chain(updates).chain(replaced) {
+            self.binding.bind_input(name, state.take(name)?)?;
+        }
+        for (input, output) in &self.updates {
+            self.binding.bind_output(output, OutputTarget::Input(input.clone()))?;
+        }
+        for output in self.outputs.iter().chain(self.replaces.iter().map(|(_, output)| output)) {
+            self.binding.bind_output(output, DeviceId::HOST)?;
+        }
+        Ok(())
+    }
+
+    /// Gives all tensors back.
+    pub(crate) fn leave(&mut self, state: &mut State) {
+        for (name, buffer) in self.binding.take_buffers() {
+            state.insert(name, buffer);
+        }
+    }
+
+    /// Runs on what the caller gives; outputs can be asked for afterwards.
+    pub(crate) fn run(&mut self, inputs: &[(&str, Value)], options: &RunOptions<'_>) -> Result<()> {
+        for (name, value) in inputs {
+            self.binding.bind_input(name, value.clone())?;
+        }
+        self.session.run_with_binding(&mut self.binding, options)?;
+        for (name, output) in &self.replaces {
+            let value = self.binding.output(output)?;
+            let bytes = value.tensor()?.bytes()?.to_vec();
+            let buffer = self.binding.input_mut(name)?.bytes_mut()?;
+            if buffer.len() != bytes.len() {
+                return Err(error!(Fail, "'{output}' is not as long as '{name}'"));
+            }
+            buffer.copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    /// An output of the last run that is one number.
+    pub(crate) fn number(&self, output: &str) -> Result<f32> {
+        let value = self.binding.output(output)?;
+        let tensor = value.tensor()?;
+        match tensor.dtype() {
+            ort_core::dtype::DType::F64 => Ok(tensor.to_scalar::<f64>()? as f32),
+            _ => tensor.to_scalar::<f32>(),
+        }
+    }
+
+    /// An output of the last run.
+    pub(crate) fn output(&self, output: &str) -> Result<Value> {
+        self.binding.output(output)?.to_value()
+    }
+
+    /// Whether the graph has such an input.
+    pub(crate) fn takes(&self, input: &str) -> bool {
+        self.session.inputs().iter().any(|spec| spec.name == input)
+    }
+}

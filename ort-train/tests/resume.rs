@@ -1,0 +1,144 @@
+//! A training that goes on is the one that did not stop; batches that are accumulated are one large batch.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
+
+mod support;
+
+use ort_core::session::Model;
+use ort_core::tensor::{Tensor, Value};
+use ort_core::{ErrorKind, Result};
+use ort_train::{Optimizer, Trainer, TrainingOptions};
+use serde_json::Map;
+use support::{MODELS, Recording, given};
+
+fn bits(trainer: &mut Trainer) -> Result<Vec<Vec<u8>>> {
+    let names: Vec<String> =
+        trainer.training_graph().parameters().iter().map(|parameter| parameter.name.clone()).collect();
+    names.iter().map(|name| Ok(trainer.parameter(name)?.bytes().unwrap().to_vec())).collect()
+}
+
+#[test]
+fn a_resumed_run_has_the_bits_of_one_that_went_on() -> Result<()> {
+    for name in MODELS {
+        for accumulate in [1, 2] {
+            let recording = Recording::load(name);
+            let options = TrainingOptions { accumulate, dropout: true, ..recording.options() };
+            let folder = tempfile::tempdir().unwrap();
+            let mut whole = Trainer::new(&recording.model, options.clone())?;
+            let mut stopped = Trainer::new(&recording.model, options.clone())?;
+            for step in 0..3 {
+                whole.train_step(&given(&recording.batch(step)))?;
+                stopped.train_step(&given(&recording.batch(step)))?;
+            }
+            let properties: Map<String, serde_json::Value> =
+                [("epoch".to_string(), 7.into())].into_iter().collect();
+            stopped.save_checkpoint(folder.path(), &properties)?;
+            // Once more over it: the folder holds one checkpoint.
+            stopped.save_checkpoint(folder.path(), &properties)?;
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "{name}");
+            drop(stopped);
+            let mut resumed = Trainer::new(&recording.model, options)?;
+            assert_eq!(resumed.load_checkpoint(folder.path())?, properties);
+            for step in 3..6 {
+                let one = whole.train_step(&given(&recording.batch(step)))?;
+                let other = resumed.train_step(&given(&recording.batch(step)))?;
+                assert_eq!(one.to_bits(), other.to_bits(), "{name}, step {step}");
+            }
+            assert_eq!(bits(&mut whole)?, bits(&mut resumed)?, "{name}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_no_checkpoint_is_refused() -> Result<()> {
+    let recording = Recording::load("unet");
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::new(&recording.model, recording.options())?;
+    let problem = trainer.load_checkpoint(folder.path()).unwrap_err();
+    assert_eq!(problem.kind(), ErrorKind::NoSuchFile, "{problem}");
+    trainer.save_checkpoint(folder.path(), &Map::new())?;
+    let options = TrainingOptions { optimizer: Optimizer::adamw(), ..recording.options() };
+    let problem = Trainer::new(&recording.model, options)?.load_checkpoint(folder.path()).unwrap_err();
+    assert!(problem.to_string().contains("optimizer"), "{problem}");
+    let other = Recording::load("resnet18");
+    let problem = Trainer::new(&other.model, other.options())?.load_checkpoint(folder.path()).unwrap_err();
+    assert!(problem.to_string().contains("has no tensor"), "{problem}");
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let tensors = files.into_iter().find(|path| path.extension().unwrap() == "safetensors").unwrap();
+    let bytes = std::fs::read(&tensors).unwrap();
+    std::fs::write(&tensors, &bytes[..bytes.len() / 2]).unwrap();
+    let before = bits(&mut trainer)?;
+    assert!(trainer.load_checkpoint(folder.path()).is_err());
+    assert_eq!(bits(&mut trainer)?, before);
+    std::fs::write(folder.path().join("training.json"), "{").unwrap();
+    let problem = trainer.load_checkpoint(folder.path()).unwrap_err();
+    assert!(problem.to_string().contains("damaged"), "{problem}");
+    Ok(())
+}
+
+/// The halves of a batch, along the first axis.
+fn halves(batch: &[(String, Value)]) -> [Vec<(String, Value)>; 2] {
+    let half = |value: &Value, index: usize| -> Value {
+        let tensor = value.tensor().unwrap();
+        let mut shape = tensor.shape().to_vec();
+        shape[0] /= 2;
+        let bytes = tensor.bytes().unwrap();
+        let size = bytes.len() / 2;
+        Tensor::from_bytes(tensor.dtype(), &shape, bytes.slice(index * size..(index + 1) * size))
+            .unwrap()
+            .into()
+    };
+    [0, 1].map(|index| batch.iter().map(|(name, value)| (name.clone(), half(value, index))).collect())
+}
+
+#[test]
+fn accumulated_batches_are_one_large_batch() -> Result<()> {
+    // Normalizations over the batch see another batch.
+    for name in ["bert", "gpt", "lstm"] {
+        let recording = Recording::load(name);
+        let mut whole = Trainer::new(&recording.model, recording.options())?;
+        let mut parts = Trainer::new(&recording.model, recording.options())?;
+        for step in 0..3 {
+            whole.accumulate(&given(&recording.batch(step)))?;
+            for half in halves(&recording.batch(step)) {
+                parts.accumulate(&given(&half))?;
+            }
+            let (one, other) = (whole.grads()?, parts.grads()?);
+            let norm = |values: &[f32]| values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+            let largest = one.iter().map(|(_, it)| norm(&it.to_vec().unwrap())).fold(0.0, f64::max);
+            for ((parameter, one), (_, other)) in one.iter().zip(&other) {
+                let (one, other) = (one.to_vec::<f32>()?, other.to_vec::<f32>()?);
+                let off: Vec<f32> = one.iter().zip(&other).map(|(one, other)| one - other).collect();
+                let bound = 1e-6 * (norm(&one) + 0.1 * largest);
+                assert!(norm(&off) <= bound, "{name}, {parameter}: {} of {}", norm(&off), norm(&one));
+            }
+            whole.apply()?;
+            parts.apply()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_trained_is_a_model_again() -> Result<()> {
+    for name in MODELS {
+        let recording = Recording::load(name);
+        let folder = tempfile::tempdir().unwrap();
+        let mut trainer = Trainer::new(&recording.model, recording.options())?;
+        for step in 0..2 {
+            trainer.train_step(&given(&recording.batch(step)))?;
+        }
+        let file = folder.path().join("trained.onnx");
+        trainer.export(&file)?;
+        let inputs: Vec<(String, Value)> =
+            recording.batch(0).into_iter().filter(|(name, _)| name != "labels" && name != "target").collect();
+        let expected = trainer.predict(&given(&inputs))?;
+        let session = ort_core::session::Session::builder(&Model::load(&file)?).build()?;
+        let outputs = session.run(&given(&inputs))?;
+        for ((name, one), (_, other)) in expected.iter().zip(&outputs) {
+            assert_eq!(one.tensor()?.bytes(), other.tensor()?.bytes(), "{name}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Recorded trainings: a model, its batches, and what PyTorch made of them.
+
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test uses some of it, and fails where a file is not as it should be"
+)]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use ndarray::{ArrayD, IxDyn, ShapeBuilder};
+use npyz::Order;
+use npyz::npz::NpzArchive;
+use ort_core::session::Model;
+use ort_core::tensor::{Tensor, Value};
+use ort_ep_cpu as _;
+use ort_train::{AdamForm, Loss, Optimizer, TrainingOptions};
+use serde_json::Value as Json;
+
+/// The models with a recording.
+pub(crate) const MODELS: [&str; 6] = ["bert", "gpt", "lstm", "mobilenet_v3", "resnet18", "unet"];
+
+/// A recorded training.
+pub(crate) struct Recording {
+    pub(crate) name: &'static str,
+    pub(crate) model: Model,
+    pub(crate) reference: Json,
+    pub(crate) arrays: BTreeMap<String, Tensor>,
+}
+
+pub(crate) fn data(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
+}
+
+pub(crate) fn json(path: &str) -> Json {
+    serde_json::from_str(&std::fs::read_to_string(data(path)).unwrap()).unwrap()
+}
+
+pub(crate) fn read_npz(path: &str) -> BTreeMap<String, Tensor> {
+    let mut archive = NpzArchive::open(data(path)).unwrap();
+    let names: Vec<String> = archive.array_names().map(str::to_string).collect();
+    let mut arrays = BTreeMap::new();
+    for name in names {
+        let file = archive.by_name(&name).unwrap().unwrap();
+        let shape: Vec<usize> = file.shape().iter().map(|&size| size as usize).collect();
+        let order = file.order();
+        let tensor = match file.dtype().descr().as_str() {
+            "'<i8'" => Tensor::from_vec(&shape, rows_first(&shape, order, file.into_vec::<i64>().unwrap())),
+            "'<f4'" => Tensor::from_vec(&shape, rows_first(&shape, order, file.into_vec::<f32>().unwrap())),
+            other => panic!("{name} is {other}"),
+        };
+        arrays.insert(name, tensor.unwrap());
+    }
+    arrays
+}
+
+/// The elements with the last axis next to each other.
+fn rows_first<T: Clone>(shape: &[usize], order: Order, elements: Vec<T>) -> Vec<T> {
+    match order {
+        Order::C => elements,
+        Order::Fortran => {
+            let array = ArrayD::from_shape_vec(IxDyn(shape).f(), elements).unwrap();
+            array.iter().cloned().collect()
+        }
+    }
+}
+
+impl Recording {
+    pub(crate) fn load(name: &'static str) -> Recording {
+        let model = Model::load(data(&format!("{name}/model.onnx"))).unwrap();
+        let arrays = read_npz(&format!("{name}/data.npz"));
+        Recording { name, model, reference: json(&format!("{name}/reference.json")), arrays }
+    }
+
+    /// The options of the recorded training.
+    pub(crate) fn options(&self) -> TrainingOptions {
+        let optimizer = &self.reference["optimizer"];
+        let number = |key: &str| optimizer[key].as_f64().unwrap() as f32;
+        let steps = match optimizer["kind"].as_str().unwrap() {
+            "adamw" => Optimizer::Adam {
+                beta1: number("beta1"),
+                beta2: number("beta2"),
+                epsilon: number("epsilon"),
+                weight_decay: number("weight_decay"),
+                correct_bias: true,
+                form: AdamForm::Torch,
+            },
+            "sgd" => Optimizer::Sgd {
+                momentum: number("momentum"),
+                nesterov: false,
+                weight_decay: number("weight_decay"),
+            },
+            other => panic!("no optimizer {other}"),
+        };
+        let loss = match self.reference["loss"]["kind"].as_str().unwrap() {
+            "cross_entropy" => Loss::CrossEntropy {
+                label_smoothing: 0.0,
+                ignore_index: self.reference["loss"]["ignore_index"].as_i64(),
+                class_axis: None,
+            },
+            "bce_with_logits" => Loss::BceWithLogits,
+            other => panic!("no loss {other}"),
+        };
+        TrainingOptions {
+            loss,
+            output: self.reference["output"].as_str().map(str::to_string),
+            optimizer: steps,
+            learning_rate: number("learning_rate"),
+            dropout: false,
+            ..TrainingOptions::default()
+        }
+    }
+
+    /// The inputs of a batch; batches repeat.
+    pub(crate) fn batch(&self, index: usize) -> Vec<(String, Value)> {
+        let count = self.reference["batches"].as_u64().unwrap() as usize;
+        let given = self.arrays.iter().filter(|(name, _)| !name.starts_with("gradient."));
+        given.map(|(name, array)| (name.clone(), part(array, index % count).into())).collect()
+    }
+}
+
+/// Element `index` of the first axis.
+pub(crate) fn part(array: &Tensor, index: usize) -> Tensor {
+    let shape = &array.shape()[1..];
+    let bytes = array.bytes().unwrap();
+    let size = bytes.len() / array.shape()[0];
+    Tensor::from_bytes(array.dtype(), shape, bytes.slice(index * size..(index + 1) * size)).unwrap()
+}
+
+/// Inputs as a step takes them.
+pub(crate) fn given(batch: &[(String, Value)]) -> Vec<(&str, Value)> {
+    batch.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
+}
