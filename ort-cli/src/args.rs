@@ -241,7 +241,7 @@ fn shaped(text: &str) -> Result<(String, Vec<usize>), String> {
     sizes.map(|sizes| (name, sizes)).map_err(|_| format!("`{text}` is not INPUT=1x3x224x224"))
 }
 
-fn size(text: &str) -> Result<usize, String> {
+pub(crate) fn size(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, usize); 6] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),

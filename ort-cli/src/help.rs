@@ -7,6 +7,7 @@ Examples:
   ort run model.onnx                     does it run? On inputs that are made up
   ort plan model.onnx --dim batch=8      how much memory would that take
   ort bench model.onnx --threads 2       how long does it take
+  ort train model.onnx --data train.npz  train it
 
 Exit codes: 0 done; 1 it failed, and the last line on standard error says why; 2 the command line is wrong.";
 
@@ -90,6 +91,25 @@ Examples:
 
 Inputs are made up, or given with --inputs where no dimension is random. Memory that belongs to no file is what the
 model costs this process alone; pages of files are shared and go when others need the memory.";
+
+pub(crate) const TRAIN: &str = "\
+Examples:
+  ort train model.onnx --data train.npz --validation held_out.npz --save trained.onnx
+      trains all weights with AdamW on cross entropy. train.npz has an array for each input of the model, by name, and
+      `labels`, all with one sample per place of the first axis: numpy.savez(\"train.npz\", image=images, labels=labels)
+
+  ort train model.onnx --data train.npz --train 'head.*' --optimizer sgd --momentum 0.9 --lr 0.01 --schedule cosine \\
+      --epochs 30 --batch 16 --accumulate 4 --memory-limit 512MiB --checkpoint run1 --checkpoint-every 100 --plot run1.svg
+      trains the weights named head.* only, in updates of 64 samples with the memory of 16, and says before the first
+      step what a step takes; the same again with --resume goes on where it was stopped, bit for bit
+
+  ort train model.onnx --data train.npz --memory-opt-level 1      activations between layers are computed again
+  ort train model.onnx --check --loss mse          can this model be trained, and what does it take?
+  ort train student.onnx --data with_teacher.npz --loss kl --temperature 2      `target` has the teacher's scores
+
+Samples are shuffled anew in each epoch, in an order that follows from --seed. A last smaller batch is trained on, too, where
+the model's batch is symbolic. Losses: `labels` are int64 classes of cross-entropy; `target` is what mse, l1, bce and
+kl compare with; --loss output takes the model's own output.";
 
 pub(crate) const TEST: &str = "\
 Examples:

@@ -17,6 +17,7 @@ mod args;
 mod arrays;
 mod cmd;
 mod distribution;
+mod drawing;
 mod help;
 mod inputs;
 mod operations;
@@ -85,6 +86,9 @@ enum Command {
     /// Load, run and drop a model many times, and measure what memory stays.
     #[command(after_help = help::SOAK)]
     Soak(cmd::soak::SoakArgs),
+    /// Train a model on the arrays of a NumPy archive.
+    #[command(after_help = help::TRAIN)]
+    Train(Box<cmd::train::TrainArgs>),
     /// Run ONNX test-case folders.
     #[command(after_help = help::TEST)]
     Test(cmd::test::TestArgs),
@@ -132,6 +136,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Compile(args) => cmd::compile::run(&args),
         Command::Profile(args) => cmd::profile::run(&args),
         Command::Soak(args) => cmd::soak::run(&args),
+        Command::Train(args) => cmd::train::run(&args),
         Command::Test(args) => cmd::test::run(&args),
         Command::Providers(args) => cmd::providers::run(&args),
         Command::Limits(args) => cmd::limits::run(&args),

@@ -13,3 +13,4 @@ pub(crate) mod providers;
 pub(crate) mod run;
 pub(crate) mod soak;
 pub(crate) mod test;
+pub(crate) mod train;

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use ort_runtime::plan::{PlanReport, PlannedValue, ValueKind};
 use svg::Document;
-use svg::node::element::{Group, Line, Polyline, Rectangle, Text, Title};
+use svg::node::element::{Group, Polyline, Rectangle, Text, Title};
 
 use crate::args::human_bytes;
+use crate::drawing::{line, nice, round, text, unit_of};
 
 const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 720.0;
@@ -71,15 +72,6 @@ pub(super) fn draw(model: &str, report: &PlanReport) -> Document {
         .add(alive(report, &scale))
         .add(peak(report, &scale))
         .add(listed(report, &bars))
-}
-
-fn text(x: f64, y: f64, content: impl Into<String>) -> Text {
-    Text::new(content).set("x", round(x)).set("y", round(y))
-}
-
-/// A tenth of a pixel is enough.
-fn round(place: f64) -> f64 {
-    (place * 10.0).round() / 10.0
 }
 
 /// The values with memory, and the workspaces.
@@ -184,11 +176,9 @@ fn headline(model: &str, report: &PlanReport) -> Group {
 
 /// Bytes that stand at the axis: about eight, in a unit in which they are short.
 fn memory_axis(scale: &Scale) -> Group {
-    const UNITS: [(&str, f64); 4] =
-        [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0), ("bytes", 1.0)];
     let bytes = scale.bytes as f64;
-    let unit = UNITS.iter().find(|(_, size)| bytes >= *size).unwrap_or(&("bytes", 1.0));
-    let step = nice(bytes / unit.1 / 8.0);
+    let unit = unit_of(bytes);
+    let step = nice((bytes / unit.1 / 8.0).max(0.1));
     let digits = if step < 1.0 { 1 } else { 0 };
     let mut axis = Group::new();
     for index in 0..=(bytes / unit.1 / step) as usize {
@@ -208,7 +198,7 @@ fn memory_axis(scale: &Scale) -> Group {
 
 fn step_axis(scale: &Scale) -> Group {
     let base = HEIGHT - BOTTOM;
-    let step = (nice(scale.steps as f64 / 14.0) as usize).max(1);
+    let step = (nice((scale.steps as f64 / 14.0).max(1.0)) as usize).max(1);
     let mut axis = Group::new().add(line([LEFT, base], [WIDTH - RIGHT, base]).set("stroke", "#444"));
     for index in (0..scale.steps).step_by(step) {
         let x = round((scale.x(index) + scale.x(index + 1)) / 2.0);
@@ -218,22 +208,6 @@ fn step_axis(scale: &Scale) -> Group {
     }
     let middle = (LEFT + WIDTH - RIGHT) / 2.0;
     axis.add(text(middle, base + 42.0, "step of the schedule").set("text-anchor", "middle"))
-}
-
-fn line(from: [f64; 2], to: [f64; 2]) -> Line {
-    Line::new().set("x1", from[0]).set("y1", from[1]).set("x2", to[0]).set("y2", to[1])
-}
-
-/// The next of 1, 2, 5, 10, 20 and so on; tenths at the least.
-fn nice(least: f64) -> f64 {
-    let mut step = 0.1;
-    for factor in [2.0, 2.5, 2.0].iter().cycle().take(60) {
-        if step >= least {
-            break;
-        }
-        step *= factor;
-    }
-    step
 }
 
 /// The bytes alive at each step, as a line.

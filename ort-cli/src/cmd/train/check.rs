@@ -1,0 +1,86 @@
+//! `ort train --check`: what in a model stands in the way of training.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use ort_runtime::pass::Blocking;
+use ort_runtime::train::{Trainer, TrainingGraph};
+use ort_runtime::{Model, Result as Outcome};
+use serde_json::{Value as Json, json};
+
+use super::arguments::TrainArgs;
+use crate::args::table;
+use crate::output::say;
+
+/// Names all operators that no gradient goes through, then builds the whole training.
+pub(super) fn run(args: &TrainArgs, model: &Model) -> Result<ExitCode> {
+    let path = args.model.display();
+    let options = args.options(args.update.warmup_at_least())?;
+    let findings = match TrainingGraph::blocking(model, &options) {
+        Ok(findings) => findings,
+        Err(problem) => return refuse(args, &Err(problem)),
+    };
+    if !findings.is_empty() {
+        if !args.results.json {
+            say!("{}", rows(&findings))?;
+        }
+        return refuse(args, &Ok(findings));
+    }
+    let trainer = match Trainer::new(model, options) {
+        Ok(trainer) => trainer,
+        Err(problem) => return refuse(args, &Err(problem)),
+    };
+    let training = trainer.training_graph();
+    let (trained, frozen) = (training.parameters().len(), training.frozen().len());
+    let inputs = training.inputs();
+    if args.results.json {
+        let object =
+            json!({"ok": true, "findings": [], "trained": trained, "frozen": frozen, "inputs": inputs});
+        say!("{object}")?;
+    } else {
+        say!(
+            "{path} can be trained: {trained} weights, {frozen} more stay as they are; it takes {}",
+            inputs.join(", ")
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Fails with what was found.
+fn refuse(args: &TrainArgs, found: &Outcome<Vec<Blocking>>) -> Result<ExitCode> {
+    let path = args.model.display();
+    if args.results.json {
+        let findings: Vec<Json> = match found {
+            Ok(findings) => findings.iter().map(of_operator).collect(),
+            Err(problem) => vec![json!({"operator": null, "problem": problem.to_string(), "nodes": []})],
+        };
+        say!("{}", json!({"ok": false, "findings": findings}))?;
+    }
+    match found {
+        Ok(findings) => {
+            let names: Vec<&str> = findings.iter().map(|finding| finding.operator.as_str()).collect();
+            bail!(
+                "{path}: no gradient goes through {}; train weights behind them only, with --train or --freeze, or take another output",
+                names.join(", ")
+            )
+        }
+        Err(problem) => bail!("{path}: {problem}"),
+    }
+}
+
+fn of_operator(finding: &Blocking) -> Json {
+    json!({"operator": finding.operator, "problem": finding.reason, "nodes": finding.nodes})
+}
+
+fn rows(findings: &[Blocking]) -> comfy_table::Table {
+    let mut rows = table(&["operator", "nodes", "last node", "problem"]);
+    for finding in findings {
+        rows.add_row([
+            finding.operator.clone(),
+            finding.nodes.len().to_string(),
+            finding.nodes.first().cloned().unwrap_or_default(),
+            finding.reason.clone(),
+        ]);
+    }
+    rows
+}

@@ -1,0 +1,149 @@
+//! Samples: the arrays of an archive, whose first axis counts them, and batches of them.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use ort_runtime::{DType, Tensor, TensorBuffer, Value};
+use rand::seq::SliceRandom;
+use rand_pcg::Pcg64;
+
+use crate::arrays::read_npz;
+
+/// The arrays of an archive.
+pub(super) struct DataSet {
+    pub(super) path: PathBuf,
+    /// The samples of each array.
+    pub(super) rows: usize,
+    pub(super) arrays: Vec<(String, Tensor)>,
+}
+
+impl DataSet {
+    /// Reads an archive whose arrays have as many samples as each other, one at least.
+    pub(super) fn open(path: &Path) -> Result<DataSet> {
+        let arrays = read_npz(path)?;
+        let counts = arrays.iter().map(|(name, array)| {
+            let rows = array.shape().first().copied();
+            let rows = rows.with_context(|| {
+                format!("{}: array '{name}' is one number; its first axis must count samples", path.display())
+            })?;
+            Ok((name, rows))
+        });
+        let counts = counts.collect::<Result<Vec<(&String, usize)>>>()?;
+        let Some(&(first, rows)) = counts.first() else { bail!("{} holds no arrays", path.display()) };
+        if let Some((name, other)) = counts.iter().find(|(_, count)| *count != rows) {
+            bail!(
+                "{}: array '{first}' has {rows} samples, '{name}' {other}; the first axis counts samples and is the same for all",
+                path.display()
+            );
+        }
+        ensure!(rows > 0, "{}: there are no samples, the first axis is 0", path.display());
+        Ok(DataSet { path: path.to_path_buf(), rows, arrays })
+    }
+
+    /// The array with this name.
+    pub(super) fn array(&self, name: &str) -> Option<&Tensor> {
+        self.arrays.iter().find(|(known, _)| known == name).map(|(_, array)| array)
+    }
+
+    /// The samples at these places, one after the other.
+    pub(super) fn batch(&self, rows: &[usize]) -> Result<Vec<(&str, Value)>> {
+        let gather = |(name, array): &'_ (String, Tensor)| -> Result<Value> {
+            let shape: Vec<usize> =
+                std::iter::once(rows.len()).chain(array.shape().iter().skip(1).copied()).collect();
+            let mut buffer = TensorBuffer::new(array.dtype(), &shape)?;
+            let bytes = array.view().bytes()?;
+            let size = bytes.len() / self.rows.max(1);
+            if size > 0 {
+                for (&row, to) in rows.iter().zip(buffer.bytes_mut()?.chunks_exact_mut(size)) {
+                    let from = bytes.get(row * size..(row + 1) * size);
+                    to.copy_from_slice(from.with_context(|| format!("array '{name}' has no row {row}"))?);
+                }
+            }
+            Ok(buffer.tensor()?.into())
+        };
+        self.arrays.iter().map(|array| Ok((array.0.as_str(), gather(array)?))).collect()
+    }
+
+    /// Refuses numbers that are none.
+    pub(super) fn check_numbers(&self) -> Result<()> {
+        for (name, array) in &self.arrays {
+            let view = array.view();
+            let found = match array.dtype() {
+                DType::F32 => view.as_slice::<f32>()?.iter().position(|number| number.is_nan()),
+                DType::F64 => view.as_slice::<f64>()?.iter().position(|number| number.is_nan()),
+                _ => None,
+            };
+            if let Some(place) = found {
+                let row = place / (array.element_count() / self.rows).max(1);
+                bail!("{}: array '{name}' has a NaN in row {row}; remove that sample", self.path.display());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How samples become batches, and batches updates.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// Samples in all.
+    pub(super) rows: usize,
+    /// Samples of a batch.
+    pub(super) batch: usize,
+    /// Whether each batch must be whole, as the model's size of it is fixed.
+    pub(super) is_fixed: bool,
+    /// Batches of an update.
+    pub(super) accumulate: usize,
+    pub(super) epochs: u64,
+}
+
+impl Pace {
+    /// Batches of an epoch. A last smaller one counts where the model takes it.
+    pub(super) fn batches(&self) -> usize {
+        if self.is_fixed { self.rows / self.batch } else { self.rows.div_ceil(self.batch) }
+    }
+
+    /// Samples of an epoch that no batch has.
+    pub(super) fn left_out(&self) -> usize {
+        if self.is_fixed { self.rows % self.batch } else { 0 }
+    }
+
+    /// Updates of the whole training. The last ones of an epoch may have fewer batches.
+    pub(super) fn updates(&self) -> u64 {
+        self.epochs.saturating_mul(self.batches().div_ceil(self.accumulate) as u64)
+    }
+}
+
+/// The order of samples in an epoch, which follows from the seed and the epoch alone.
+pub(super) fn order(rows: usize, seed: u64, epoch: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rows).collect();
+    order.shuffle(&mut Pcg64::new(u128::from(seed), u128::from(epoch)));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_epoch_has_an_order_of_its_own() {
+        let first = order(100, 7, 0);
+        assert_eq!(first, order(100, 7, 0));
+        assert!(first != order(100, 7, 1) && first != order(100, 8, 0));
+        let mut sorted = first;
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn batches_and_updates_are_counted() {
+        let pace = |rows, batch, is_fixed, accumulate| Pace { rows, batch, is_fixed, accumulate, epochs: 3 };
+        for (pace, batches, left_out, updates) in [
+            (pace(10, 4, false, 1), 3, 0, 9),
+            (pace(10, 4, true, 1), 2, 2, 6),
+            (pace(8, 4, true, 1), 2, 0, 6),
+            (pace(10, 2, false, 4), 5, 0, 6),
+        ] {
+            assert_eq!((pace.batches(), pace.left_out(), pace.updates()), (batches, left_out, updates));
+        }
+    }
+}

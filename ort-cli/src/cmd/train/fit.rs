@@ -1,0 +1,161 @@
+//! Whether samples suit a model: names, types and sizes of arrays, and labels, before the first step.
+
+use anyhow::{Context, Result, bail, ensure};
+use ort_runtime::dim::{Bindings, unify};
+use ort_runtime::ir::{TensorType, ValueType};
+use ort_runtime::train::{Loss, TrainingGraph};
+use ort_runtime::{DType, Model, Tensor, advise};
+
+use super::data::DataSet;
+
+/// The size of a batch, and whether the model fixes it.
+pub(super) fn batch_size(model: &Model, asked: Option<u32>, rows: usize) -> Result<(usize, bool)> {
+    let inputs = model.inputs();
+    let given = inputs.iter().filter(|spec| !spec.has_default);
+    let fixed = given.filter_map(|spec| Some((&spec.name, spec.ty.shape()?.first()?.as_constant()?))).next();
+    let asked = asked.map(|size| size as usize);
+    let Some((name, size)) = fixed else {
+        return Ok((asked.unwrap_or(32).min(rows), false));
+    };
+    let size = usize::try_from(size).ok().filter(|size| *size > 0);
+    let size = size.with_context(|| format!("input '{name}' has batches of no samples"))?;
+    ensure!(
+        asked.is_none_or(|asked| asked == size),
+        "the model takes batches of {size} only (input '{name}'); leave --batch out, or export the model with a symbolic batch"
+    );
+    ensure!(
+        size <= rows,
+        "the model takes batches of {size} only (input '{name}'), and there are {rows} samples; export it with a symbolic batch"
+    );
+    Ok((size, true))
+}
+
+/// An array that a training takes.
+struct Taken {
+    name: String,
+    ty: TensorType,
+}
+
+/// The arrays that a training takes.
+pub(super) struct Fit {
+    taken: Vec<Taken>,
+    /// The classes of the scores, with cross entropy where their number is known, and the label that does not count.
+    classes: Option<i64>,
+    ignored: Option<i64>,
+}
+
+impl Fit {
+    /// What a training takes.
+    pub(super) fn new(training: &TrainingGraph, loss: &Loss, ignored: Option<i64>) -> Result<Fit> {
+        let graph = training.graph();
+        let type_of = |name: &str| graph.find_value(name).map(|id| &graph.value(id).ty);
+        let mut taken = Vec::new();
+        for name in training.inputs() {
+            match type_of(name) {
+                Some(ValueType::Tensor(ty)) => taken.push(Taken { name: name.clone(), ty: ty.clone() }),
+                other => {
+                    let other = other.map_or_else(|| "of no type".to_string(), ToString::to_string);
+                    bail!("input '{name}' is {other}; only tensors are trained on")
+                }
+            }
+        }
+        let scores = type_of(training.output()).and_then(ValueType::shape);
+        let classes = scores.and_then(|shape| shape.get(loss.class_axis(shape.len())?)?.as_constant());
+        Ok(Fit { taken, classes, ignored })
+    }
+
+    /// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions with batches of `batch`.
+    pub(super) fn check(&self, data: &DataSet, batch: usize) -> Result<Vec<(String, i64)>> {
+        let path = data.path.display();
+        let names = || self.taken.iter().map(|taken| taken.name.as_str());
+        if let Some((name, _)) = data.arrays.iter().find(|(name, _)| names().all(|taken| taken != name)) {
+            let advice = advise("arrays", name, names());
+            bail!("{path}: the training takes no array '{name}'; {advice}");
+        }
+        let mut bindings = Bindings::new();
+        for taken in &self.taken {
+            let found = data.array(&taken.name).with_context(|| {
+                let found: Vec<&str> = data.arrays.iter().map(|(name, _)| name.as_str()).collect();
+                format!(
+                    "{path}: there is no array '{}' ({}); it holds {}",
+                    taken.name,
+                    ValueType::Tensor(taken.ty.clone()),
+                    found.join(", ")
+                )
+            })?;
+            taken.check(found, batch, &mut bindings).with_context(|| path.to_string())?;
+        }
+        data.check_numbers()?;
+        self.check_labels(data)?;
+        let named =
+            |(symbol, size): (&ort_runtime::dim::Symbol, i64)| Some((symbol.name()?.to_string(), size));
+        Ok(bindings.iter().filter_map(named).collect())
+    }
+
+    /// Refuses labels of classes that there are not.
+    fn check_labels(&self, data: &DataSet) -> Result<()> {
+        let (Some(classes), Some(labels)) = (self.classes, data.array("labels")) else { return Ok(()) };
+        let wrong = |label: &i64| !(0..classes).contains(label) && self.ignored.is_none_or(|it| it != *label);
+        let numbers = labels.view().as_slice::<i64>()?;
+        ensure!(
+            numbers.iter().any(|label| self.ignored != Some(*label)),
+            "{}: no label counts: all of 'labels' are {}, which --ignore-index leaves out",
+            data.path.display(),
+            self.ignored.unwrap_or_default()
+        );
+        if let Some((place, label)) = numbers.iter().enumerate().find(|(_, label)| wrong(label)) {
+            let row = place / (labels.element_count() / data.rows).max(1);
+            bail!(
+                "{}: label {label} in row {row} of 'labels'; the model tells classes 0 to {} apart: correct it, or let it not count with --ignore-index {label}",
+                data.path.display(),
+                classes - 1
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Taken {
+    fn check(&self, array: &Tensor, batch: usize, bindings: &mut Bindings) -> Result<()> {
+        let (name, expected) = (&self.name, self.ty.dtype);
+        if array.dtype() != expected {
+            let (found, expected) = (numpy_name(array.dtype()), numpy_name(expected));
+            bail!("array '{name}' is {found}, expected {expected}; {}", conversion(name, self.ty.dtype));
+        }
+        let Some(shape) = &self.ty.shape else { return Ok(()) };
+        let ty = ValueType::Tensor(self.ty.clone());
+        ensure!(
+            shape.len() == array.shape().len() && !shape.is_empty(),
+            "array '{name}' has shape {:?}, expected samples of {ty}: {} axes, the first of which counts samples",
+            array.shape(),
+            shape.len()
+        );
+        let sizes = std::iter::once(batch).chain(array.shape().iter().skip(1).copied());
+        for (axis, (dim, size)) in shape.iter().zip(sizes).enumerate() {
+            if unify(dim, size as i64, bindings).is_err() {
+                let known = bindings.to_string();
+                let known = if known.is_empty() { known } else { format!(" with {known}") };
+                bail!(
+                    "array '{name}' has size {size} on axis {axis}{}, expected {dim}{known}: the model takes {ty}",
+                    if axis == 0 { " of a batch" } else { "" },
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What NumPy calls a type.
+fn numpy_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::F64 => "float64",
+        other => other.name(),
+    }
+}
+
+/// How an array gets another type.
+fn conversion(name: &str, to: DType) -> String {
+    let numpy = format!("convert it in NumPy: {name}.astype(\"{}\")", numpy_name(to));
+    if to.is_float() { format!("{numpy}, scaled as the model expects it") } else { numpy }
+}

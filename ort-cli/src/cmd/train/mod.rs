@@ -1,0 +1,166 @@
+//! `ort train`: trains a model on the arrays of a NumPy archive.
+
+mod arguments;
+mod check;
+mod data;
+mod evaluation;
+mod fit;
+mod plot;
+mod progress;
+mod report;
+mod training;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+pub(crate) use arguments::TrainArgs;
+use ort_runtime::train::{Recompute, RecomputeReport, StepMemory, Trainer, memory_table};
+use ort_runtime::{ErrorKind, Model};
+
+use crate::args::human_bytes;
+use crate::output::{say, write_file};
+use crate::resident;
+use data::{DataSet, Pace};
+use fit::Fit;
+use report::Facts;
+use training::{History, Position, Training};
+
+pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
+    args.check_places()?;
+    let baseline = resident::measure();
+    let model = Model::load(&args.model)?;
+    if args.results.check {
+        return check::run(args, &model);
+    }
+    let data = DataSet::open(args.data()?)?;
+    let validation = args.validation.as_deref().map(DataSet::open).transpose()?;
+    let (batch, is_fixed) = fit::batch_size(&model, args.update.batch, data.rows)?;
+    let accumulate = args.update.accumulate as usize;
+    let pace = Pace { rows: data.rows, batch, is_fixed, accumulate, epochs: args.update.epochs };
+    let mut trainer = Trainer::new(&model, args.options(pace.updates())?)?;
+    let dims = check_data(args, &trainer, &data, validation.as_ref(), pace)?;
+    let predicted = predict(&mut trainer, &model, &dims, pace)?;
+    let facts = Facts::new(&model, &trainer, predicted, baseline);
+    let mut training = Training {
+        args,
+        trainer,
+        data: &data,
+        validation: validation.as_ref(),
+        pace,
+        position: Position::default(),
+        history: History::default(),
+        updates_before: 0,
+    };
+    training.begin()?;
+    if !args.results.json {
+        report::before(&facts, &training)?;
+    }
+    training.run()?;
+    if let Some(path) = &args.results.save {
+        training.trainer.export(path)?;
+    }
+    if let Some(path) = &args.results.plot {
+        let name = args.model.file_stem().unwrap_or_default().to_string_lossy();
+        let drawing = plot::draw(&name, &training.history);
+        write_file(path, |file| Ok(svg::write(file, &drawing)?))?;
+    }
+    match args.results.json {
+        true => say!("{}", report::json(&facts, &mut training)?)?,
+        false => report::after(&facts, &mut training)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions.
+fn check_data(
+    args: &TrainArgs,
+    trainer: &Trainer,
+    data: &DataSet,
+    validation: Option<&DataSet>,
+    pace: Pace,
+) -> Result<Vec<(String, i64)>> {
+    let fit = Fit::new(trainer.training_graph(), &trainer.options().loss, args.ignored_label())?;
+    let dims = fit.check(data, pace.batch)?;
+    for data in [Some(data), validation].into_iter().flatten() {
+        let pace = Pace { rows: data.rows, ..pace };
+        fit.check(data, if pace.is_fixed { pace.batch } else { pace.batch.min(pace.rows) })?;
+        let path = data.path.display();
+        if pace.batches() == 0 {
+            bail!("{path}: {} samples fill no batch of {}, which the model fixes", pace.rows, pace.batch);
+        }
+        if pace.left_out() > 0 {
+            tracing::warn!(
+                "{path}: {} of {} samples fill no batch of {}, which the model fixes: each epoch leaves as many out",
+                pace.left_out(),
+                pace.rows,
+                pace.batch
+            );
+        }
+    }
+    Ok(dims)
+}
+
+/// The memory of a step, and what is computed again for its sake.
+pub(crate) struct Prediction {
+    memory: StepMemory,
+    recompute: Option<RecomputeReport>,
+    /// The table of what may be computed again, where it was asked for.
+    plans: Option<String>,
+}
+
+/// The memory of a step, where it can be known. One that the limit cannot hold is refused, with a batch that it can.
+fn predict(
+    trainer: &mut Trainer,
+    model: &Model,
+    dims: &[(String, i64)],
+    pace: Pace,
+) -> Result<Option<Prediction>> {
+    let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+    let options = trainer.options();
+    let chooses = options.memory_limit.is_some() || options.recompute != Recompute::AsLimited;
+    let limit = options.memory_limit.unwrap_or(usize::MAX);
+    let is_asked = options.recompute != Recompute::AsLimited || tracing::enabled!(tracing::Level::INFO);
+    let recompute = options.recompute.clone();
+    let plans = match is_asked {
+        true => trainer.recompute_plans(&dims).ok().map(|rows| memory_table(&recompute, &rows)),
+        false => None,
+    };
+    let chosen = if chooses { trainer.optimize_memory(&dims).map(Some) } else { Ok(None) };
+    let predicted =
+        chosen.and_then(|recompute| Ok(Prediction { memory: trainer.memory(&dims)?, recompute, plans }));
+    match predicted {
+        Ok(predicted) if predicted.memory.total() <= limit => Ok(Some(predicted)),
+        Ok(predicted) => {
+            let takes = human_bytes(predicted.memory.total());
+            let advice = smaller_batch(trainer, model, &dims, pace)?;
+            bail!("out of memory: a step takes {takes}, the limit is {}; {advice}", human_bytes(limit))
+        }
+        Err(problem) if problem.kind() == ErrorKind::NotImplemented => Ok(None),
+        Err(problem) if problem.kind() == ErrorKind::OutOfMemory => {
+            let advice = smaller_batch(trainer, model, &dims, pace)?;
+            bail!("{problem}; {advice}")
+        }
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+/// What to try where a step does not fit.
+fn smaller_batch(trainer: &mut Trainer, model: &Model, dims: &[(&str, i64)], pace: Pace) -> Result<String> {
+    let inputs = model.inputs();
+    let given = inputs.iter().filter(|spec| !spec.has_default);
+    let symbol = given.filter_map(|spec| spec.ty.shape()?.first()?.as_symbol()?.name()).next();
+    let limit = trainer.options().memory_limit.unwrap_or(usize::MAX);
+    let size = match symbol {
+        Some(symbol) if !pace.is_fixed => {
+            let others: Vec<(&str, i64)> = dims.iter().copied().filter(|(name, _)| *name != symbol).collect();
+            trainer.largest_batch(symbol, &others, limit)?
+        }
+        _ => None,
+    };
+    Ok(match size {
+        Some(size) => format!("--batch {size} fits; --accumulate makes updates of several batches"),
+        None => {
+            "raise it, freeze weights with --freeze, or take an optimizer with smaller states".to_string()
+        }
+    })
+}

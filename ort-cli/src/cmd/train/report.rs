@@ -1,0 +1,304 @@
+//! What `ort train` says before, during and after a training.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use comfy_table::CellAlignment;
+use ort_runtime::Model;
+use ort_runtime::train::{RecomputeReport, StepMemory, Trainer};
+use serde_json::{Value as Json, json};
+
+use super::Prediction;
+use super::arguments::TrainArgs;
+use super::training::{Epoch, History, Training};
+use crate::args::{human_bytes, table};
+use crate::output::say;
+use crate::resident::{self, Resident};
+
+/// Numbers and bytes of weights.
+#[derive(Default)]
+struct Weights {
+    count: usize,
+    numbers: usize,
+    bytes: usize,
+}
+
+/// The facts that a report begins with.
+pub(super) struct Facts {
+    trained: Weights,
+    frozen: Weights,
+    /// None where sizes depend on data.
+    predicted: Option<Prediction>,
+    baseline: Resident,
+}
+
+impl Facts {
+    pub(super) fn new(
+        model: &Model,
+        trainer: &Trainer,
+        predicted: Option<Prediction>,
+        baseline: Resident,
+    ) -> Facts {
+        let graph = model.graph();
+        let mut trained = Weights::default();
+        for parameter in trainer.training_graph().parameters() {
+            trained.add(parameter.tensor.element_count(), parameter.tensor.byte_count());
+        }
+        let mut frozen = Weights::default();
+        for name in trainer.training_graph().frozen() {
+            let value = graph.find_value(name);
+            let tensor =
+                value.and_then(|value| graph.constants.get(&value).or(graph.input_defaults.get(&value)));
+            if let Some(tensor) = tensor {
+                frozen.add(tensor.element_count(), tensor.byte_count());
+            }
+        }
+        Facts { trained, frozen, predicted, baseline }
+    }
+}
+
+impl Weights {
+    fn add(&mut self, numbers: usize, bytes: usize) {
+        self.count += 1;
+        self.numbers += numbers;
+        self.bytes += bytes;
+    }
+
+    fn words(&self) -> String {
+        format!("{} weights of {} numbers, {}", self.count, self.numbers, human_bytes(self.bytes))
+    }
+
+    fn json(&self) -> Json {
+        json!({"weights": self.count, "numbers": self.numbers, "bytes": self.bytes})
+    }
+}
+
+/// What is trained, how, and what a step will take.
+pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
+    let (args, pace) = (training.args, training.pace);
+    let (loss, optimizer) = args.names();
+    say!("loss         {loss} of '{}', {optimizer}", training.trainer.training_graph().output())?;
+    say!("trained      {}", facts.trained.words())?;
+    say!("frozen       {}", facts.frozen.words())?;
+    say!(
+        "samples      {} in batches of {}: {} batches and {} updates in each of {} epochs",
+        pace.rows,
+        pace.batch,
+        pace.batches(),
+        pace.batches().div_ceil(pace.accumulate),
+        pace.epochs
+    )?;
+    match &facts.predicted {
+        Some(Prediction { memory, .. }) => say!(
+            "a step takes {}: parameters {}, states {}, gradients {}, activations {}",
+            human_bytes(memory.total()),
+            human_bytes(memory.parameters),
+            human_bytes(memory.states),
+            human_bytes(memory.gradients),
+            human_bytes(memory.activations)
+        )?,
+        None => say!("a step takes what only the run can tell: sizes depend on data")?,
+    }
+    if let Some(plans) = facts.predicted.as_ref().and_then(|predicted| predicted.plans.as_ref()) {
+        say!("\n{}\n", plans.trim_end())?;
+    }
+    let recompute = facts.predicted.as_ref().and_then(|predicted| predicted.recompute.as_ref());
+    if let Some(recompute) = recompute.filter(|report| report.values > 0) {
+        say!(
+            "recomputes   {} values: activations {} instead of {}, a step about {:.0} % longer",
+            recompute.values,
+            human_bytes(recompute.peak),
+            human_bytes(recompute.peak_before),
+            recompute.extra_time * 100.0
+        )?;
+    }
+    if let Some(limit) = args.run.memory_limit {
+        say!("memory limit {}", human_bytes(limit))?;
+    }
+    let before = training.updates_before;
+    if args.run.resume {
+        say!("goes on after {before} updates")?;
+    }
+    say!()
+}
+
+/// A loss for people; what is far from 1 has an exponent.
+fn short(number: f64) -> String {
+    let is_near = number == 0.0 || (1e-4..1e5).contains(&number.abs());
+    if is_near { format!("{number:.5}") } else { format!("{number:.4e}") }
+}
+
+/// The line of an epoch.
+pub(super) fn of_epoch(epoch: &Epoch, epochs: u64) -> String {
+    let width = epochs.to_string().len();
+    let mut line = format!("epoch {:width$}/{epochs}  loss {}", epoch.epoch, short(epoch.loss));
+    if let Some(loss) = epoch.validation.loss {
+        line += &format!("  validation {}", short(loss));
+    }
+    if let Some(accuracy) = epoch.validation.accuracy {
+        line += &format!("  accuracy {:.2} %", accuracy * 100.0);
+    }
+    line + &format!("  {:.1} s", epoch.seconds)
+}
+
+/// What came of it.
+pub(super) fn after(facts: &Facts, training: &mut Training<'_>) -> Result<()> {
+    let measured = training.trainer.measured();
+    let history = &training.history;
+    if history.losses.is_empty() {
+        say!(
+            "nothing was left to do: {} updates in {} epochs are made",
+            training.trainer.updates(),
+            training.pace.epochs
+        )?;
+        return results(training.args);
+    }
+    say!("\n{}", losses(history))?;
+    let times = Times::of(history);
+    say!(
+        "step         median {:.3} ms, least {:.3}, over {} batches; {:.0} samples a second",
+        times.median,
+        times.least,
+        history.times.len(),
+        times.samples_per_second
+    )?;
+    say!("\n{}", memory(facts.predicted.as_ref().map(|it| &it.memory), &measured))?;
+    let now = resident::measure();
+    if let (Some(before), Some(peak)) = (facts.baseline.now, now.peak) {
+        say!(
+            "resident     {} at most, {} of it before the model was opened",
+            human_bytes(peak as usize),
+            human_bytes(before as usize)
+        )?;
+    }
+    results(training.args)
+}
+
+fn results(args: &TrainArgs) -> Result<()> {
+    let files = [("model", &args.results.save), ("drawing", &args.results.plot)];
+    for (what, path) in files {
+        if let Some(path) = path {
+            say!("{what:<12} {}", path.display())?;
+        }
+    }
+    if let Some(folder) = &args.run.checkpoint {
+        say!("checkpoint   {}", folder.display())?;
+    }
+    Ok(())
+}
+
+/// Losses, first and last: of batches, and of what was not trained on.
+fn losses(history: &History) -> comfy_table::Table {
+    let number = |number: Option<f64>| number.map_or("-".to_string(), short);
+    let mut rows = table(&["", "first", "last"]);
+    let ends = |pick: &dyn Fn(&Epoch) -> Option<f64>| {
+        (history.epochs.first().and_then(pick), history.epochs.last().and_then(pick))
+    };
+    let batch = |loss: Option<&f32>| loss.map(|loss| f64::from(*loss));
+    let mut add = |name: &str, (first, last): (Option<f64>, Option<f64>)| {
+        if first.is_some() || last.is_some() {
+            rows.add_row([name.to_string(), number(first), number(last)]);
+        }
+    };
+    add("loss of a batch", (batch(history.losses.first()), batch(history.losses.last())));
+    add("loss of an epoch", ends(&|epoch| Some(epoch.loss)));
+    add("validation loss", ends(&|epoch| epoch.validation.loss));
+    add("accuracy", ends(&|epoch| epoch.validation.accuracy));
+    align(rows)
+}
+
+fn memory(predicted: Option<&StepMemory>, measured: &StepMemory) -> comfy_table::Table {
+    let mut rows = table(&["memory", "predicted", "measured"]);
+    let parts: [(&str, fn(&StepMemory) -> usize); 5] = [
+        ("parameters", |it| it.parameters),
+        ("states", |it| it.states),
+        ("gradients", |it| it.gradients),
+        ("activations", |it| it.activations),
+        ("together", StepMemory::total),
+    ];
+    for (name, part) in parts {
+        let predicted = predicted.map_or("unknown".to_string(), |memory| human_bytes(part(memory)));
+        rows.add_row([name.to_string(), predicted, human_bytes(part(measured))]);
+    }
+    align(rows)
+}
+
+/// Numbers end where those above and below them do.
+fn align(mut rows: comfy_table::Table) -> comfy_table::Table {
+    for column in rows.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    rows
+}
+
+/// Times of steps, in milliseconds.
+struct Times {
+    median: f64,
+    least: f64,
+    samples_per_second: f64,
+}
+
+impl Times {
+    fn of(history: &History) -> Times {
+        let mut sorted = history.times.clone();
+        sorted.sort_unstable();
+        let milliseconds = |time: Option<&Duration>| time.map_or(0.0, |time| time.as_secs_f64() * 1e3);
+        let total: Duration = sorted.iter().sum();
+        Times {
+            median: milliseconds(sorted.get(sorted.len() / 2)),
+            least: milliseconds(sorted.first()),
+            samples_per_second: history.samples as f64 / total.as_secs_f64().max(1e-9),
+        }
+    }
+}
+
+/// The report as one object; times in milliseconds, memory in bytes.
+pub(super) fn json(facts: &Facts, training: &mut Training<'_>) -> Result<Json> {
+    let measured = training.trainer.measured();
+    let now = resident::measure();
+    let (history, args, pace) = (&training.history, training.args, training.pace);
+    let times = Times::of(history);
+    let (loss, optimizer) = args.names();
+    Ok(json!({
+        "model": args.model,
+        "loss": loss,
+        "optimizer": optimizer,
+        "samples": pace.rows,
+        "batch": pace.batch,
+        "trained": facts.trained.json(),
+        "frozen": facts.frozen.json(),
+        "updates": training.trainer.updates(),
+        "losses": history.losses,
+        "epochs": history.epochs,
+        "step_median_ms": times.median,
+        "step_min_ms": times.least,
+        "samples_per_second": times.samples_per_second,
+        "memory_predicted": facts.predicted.as_ref().map(|it| memory_json(&it.memory)),
+        "recompute": facts.predicted.as_ref().and_then(|it| it.recompute.as_ref()).map(recompute_json),
+        "memory_measured": memory_json(&measured),
+        "memory_limit": args.run.memory_limit,
+        "baseline_rss": facts.baseline.now,
+        "peak_rss": now.peak,
+        "saved": args.results.save,
+        "checkpoint": args.run.checkpoint,
+    }))
+}
+
+fn recompute_json(report: &RecomputeReport) -> Json {
+    json!({
+        "values": report.values,
+        "activations": report.peak,
+        "activations_without": report.peak_before,
+        "extra_time": report.extra_time,
+    })
+}
+
+fn memory_json(memory: &StepMemory) -> Json {
+    json!({
+        "parameters": memory.parameters,
+        "states": memory.states,
+        "gradients": memory.gradients,
+        "activations": memory.activations,
+        "total": memory.total(),
+    })
+}

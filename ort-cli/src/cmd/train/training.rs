@@ -1,0 +1,212 @@
+//! The training itself: epochs of batches, evaluations and checkpoints.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ort_runtime::train::Trainer;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+use super::arguments::TrainArgs;
+use super::data::{DataSet, Pace, order};
+use super::evaluation::{Score, evaluate};
+use super::progress::Progress;
+use crate::resident;
+
+/// Where a training is in its data, as it is kept in a checkpoint.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Position {
+    /// Epochs that are done.
+    epoch: u64,
+    /// Batches of the next one that are done.
+    batch: usize,
+    /// The sum of losses of its samples so far, and how many those are.
+    loss_sum: f64,
+    samples: usize,
+}
+
+/// What an epoch came to.
+#[derive(Serialize)]
+pub(super) struct Epoch {
+    /// From 1.
+    pub(super) epoch: u64,
+    /// The mean loss of its samples, each with the parameters as they were then.
+    pub(super) loss: f64,
+    #[serde(flatten)]
+    pub(super) validation: Score,
+    pub(super) seconds: f64,
+    /// Batches that this call had run by its end.
+    pub(super) batches: usize,
+}
+
+/// What this call did, batch by batch.
+#[derive(Default)]
+pub(super) struct History {
+    pub(super) losses: Vec<f32>,
+    pub(super) times: Vec<Duration>,
+    pub(super) samples: usize,
+    /// What of the process was resident after each batch.
+    pub(super) resident: Vec<Option<u64>>,
+    pub(super) epochs: Vec<Epoch>,
+}
+
+/// A training on its way.
+pub(super) struct Training<'a> {
+    pub(super) args: &'a TrainArgs,
+    pub(super) trainer: Trainer,
+    pub(super) data: &'a DataSet,
+    pub(super) validation: Option<&'a DataSet>,
+    pub(super) pace: Pace,
+    pub(super) position: Position,
+    pub(super) history: History,
+    /// Updates before this call.
+    pub(super) updates_before: u64,
+}
+
+impl Training<'_> {
+    /// Goes on from the checkpoint, or sees to it that none is overwritten.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        let args = self.args;
+        let Some(folder) = &args.run.checkpoint else { return Ok(()) };
+        let has_one = folder.join("training.json").exists();
+        if !self.args.run.resume {
+            if has_one {
+                bail!(
+                    "{} holds a checkpoint; go on from it with --resume, or name another folder",
+                    folder.display()
+                );
+            }
+            return Ok(());
+        }
+        if !has_one {
+            bail!("{} holds no checkpoint; leave --resume out to begin", folder.display());
+        }
+        let mut properties = self.trainer.load_checkpoint(folder)?;
+        let damaged = || format!("checkpoint {} was not made by `ort train`", folder.display());
+        let settings = properties.remove("settings").unwrap_or_default();
+        for (flag, now) in self.settings() {
+            let then = settings.get(flag).and_then(Json::as_str).with_context(damaged)?;
+            if then != now {
+                bail!(
+                    "checkpoint {}: it is of a training with {flag} {then}, not {now}; give the same, or begin anew in another folder",
+                    folder.display()
+                );
+            }
+        }
+        self.position = serde_json::from_value(Json::Object(properties)).with_context(damaged)?;
+        self.updates_before = self.trainer.updates();
+        Ok(())
+    }
+
+    fn settings(&self) -> Vec<(&'static str, String)> {
+        self.args.settings(self.pace.batch, self.pace.rows)
+    }
+
+    /// Trains to the end, or as long as is asked for.
+    pub(super) fn run(&mut self) -> Result<()> {
+        while self.position.epoch < self.pace.epochs {
+            let progress = Progress::new(self.position.epoch + 1, self.pace);
+            let start = Instant::now();
+            if !self.epoch(&progress)? {
+                progress.clear();
+                return self.save();
+            }
+            self.end_epoch(&progress, start.elapsed())?;
+        }
+        Ok(())
+    }
+
+    /// The rest of an epoch; false where the training is to stop before its end.
+    fn epoch(&mut self, progress: &Progress) -> Result<bool> {
+        let order = order(self.pace.rows, self.trainer.options().seed, self.position.epoch);
+        let batches = self.pace.batches();
+        for (index, rows) in order.chunks(self.pace.batch).enumerate().take(batches) {
+            if index < self.position.batch {
+                continue;
+            }
+            if self.is_enough() {
+                return Ok(false);
+            }
+            let before = self.trainer.updates();
+            self.step(rows, index + 1 == batches, progress)?;
+            self.position.batch = index + 1;
+            if self.trainer.updates() > before && self.is_due() {
+                self.save()?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// One batch; the last of an epoch updates whatever gradients there are.
+    fn step(&mut self, rows: &[usize], is_last: bool, progress: &Progress) -> Result<()> {
+        let batch = self.data.batch(rows)?;
+        let start = Instant::now();
+        let loss = self.trainer.train_step(&batch)?;
+        if is_last && self.trainer.pending() > 0 {
+            self.trainer.apply()?;
+        }
+        let time = start.elapsed();
+        if !loss.is_finite() {
+            bail!(
+                "the loss is {loss} in batch {} of epoch {}; lower --lr, or clip gradients with --clip-norm 1",
+                self.position.batch + 1,
+                self.position.epoch + 1
+            );
+        }
+        self.position.loss_sum += f64::from(loss) * rows.len() as f64;
+        self.position.samples += rows.len();
+        let resident = resident::measure().now;
+        let history = &mut self.history;
+        history.losses.push(loss);
+        history.times.push(time);
+        history.samples += rows.len();
+        history.resident.push(resident);
+        progress.step(loss, self.trainer.learning_rate(), rows.len(), resident);
+        Ok(())
+    }
+
+    fn end_epoch(&mut self, progress: &Progress, time: Duration) -> Result<()> {
+        let Position { epoch, loss_sum, samples, .. } = self.position;
+        let validation = match self.validation {
+            Some(data) => evaluate(&mut self.trainer, data, self.pace, self.args.ignored_label())?,
+            None => Score::default(),
+        };
+        let epoch = Epoch {
+            epoch: epoch + 1,
+            loss: loss_sum / samples.max(1) as f64,
+            validation,
+            seconds: time.as_secs_f64(),
+            batches: self.history.losses.len(),
+        };
+        if !self.args.results.json {
+            progress.line(&super::report::of_epoch(&epoch, self.pace.epochs))?;
+        }
+        progress.clear();
+        self.position = Position { epoch: epoch.epoch, ..Position::default() };
+        self.history.epochs.push(epoch);
+        self.save()
+    }
+
+    /// Whether this call has made the updates that it may.
+    fn is_enough(&self) -> bool {
+        let made = self.trainer.updates().saturating_sub(self.updates_before);
+        self.args.run.stop_after.is_some_and(|most| made >= most)
+    }
+
+    /// Whether a checkpoint is to be written after this update.
+    fn is_due(&self) -> bool {
+        self.args.run.checkpoint_every.is_some_and(|every| self.trainer.updates().is_multiple_of(every))
+    }
+
+    /// Writes a checkpoint, where there is to be one.
+    fn save(&mut self) -> Result<()> {
+        let args = self.args;
+        let Some(folder) = &args.run.checkpoint else { return Ok(()) };
+        let Json::Object(mut properties) = serde_json::to_value(self.position)? else {
+            bail!("the position is no object");
+        };
+        let settings = self.settings().into_iter().map(|(flag, said)| (flag.to_string(), said.into()));
+        properties.insert("settings".to_string(), Json::Object(settings.collect::<Map<String, Json>>()));
+        Ok(self.trainer.save_checkpoint(folder, &properties)?)
+    }
+}

@@ -1,0 +1,48 @@
+//! What drawings share: text, lines, and the numbers at an axis.
+
+use svg::node::element::{Line, Text};
+
+pub(crate) fn text(x: f64, y: f64, content: impl Into<String>) -> Text {
+    Text::new(content).set("x", round(x)).set("y", round(y))
+}
+
+pub(crate) fn line(from: [f64; 2], to: [f64; 2]) -> Line {
+    Line::new().set("x1", from[0]).set("y1", from[1]).set("x2", to[0]).set("y2", to[1])
+}
+
+/// A tenth of a pixel is enough.
+pub(crate) fn round(place: f64) -> f64 {
+    (place * 10.0).round() / 10.0
+}
+
+/// The next of 1, 2, 5, 10, 20 and so on, or of 0.5, 0.2, 0.1 and so on.
+pub(crate) fn nice(least: f64) -> f64 {
+    if !least.is_finite() || least <= 0.0 {
+        return 1.0;
+    }
+    let power = 10f64.powf(least.log10().floor());
+    let steps = [1.0, 2.0, 5.0].map(|factor| factor * power);
+    // A rounding error above a step is that step.
+    steps.into_iter().find(|step| *step >= least * (1.0 - 1e-9)).unwrap_or(10.0 * power)
+}
+
+/// The unit in which so many bytes are a short number, and its size.
+pub(crate) fn unit_of(bytes: f64) -> (&'static str, f64) {
+    const UNITS: [(&str, f64); 3] = [("GiB", 1073741824.0), ("MiB", 1048576.0), ("KiB", 1024.0)];
+    UNITS.into_iter().find(|(_, size)| bytes >= *size).unwrap_or(("bytes", 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nice;
+
+    #[test]
+    fn steps_of_an_axis() {
+        for (least, step) in
+            [(0.1, 0.1), (0.11, 0.2), (0.03, 0.05), (1.0, 1.0), (3.0, 5.0), (5.1, 10.0), (700.0, 1000.0)]
+        {
+            assert!((nice(least) - step).abs() < 1e-9 * step, "{least}: {}", nice(least));
+        }
+        assert_eq!((nice(0.0), nice(f64::NAN)), (1.0, 1.0));
+    }
+}
