@@ -21,6 +21,7 @@ mod summary;
 mod table;
 mod test;
 mod tidy;
+mod train_reference;
 mod trees;
 mod workspace;
 
@@ -75,6 +76,8 @@ enum Command {
     Bench(bench::Options),
     /// Time ours and ONNX Runtime in turn on ensembles of trees that scikit-learn fits.
     Trees(trees::Options),
+    /// Write the tests' models of training and what PyTorch's training of them comes to, in ort-train/tests/data.
+    TrainReference,
 }
 
 fn dispatch(arguments: Arguments) -> Result<()> {
@@ -94,6 +97,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Tidy => tidy::run(&workspace),
         Command::Bench(options) => bench::run(&workspace, &options),
         Command::Trees(options) => trees::run(&workspace, &options),
+        Command::TrainReference => train_reference::run(&workspace),
     }
 }
 

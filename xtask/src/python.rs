@@ -1,4 +1,4 @@
-//! The private Python environment with the ONNX packages, made on demand and kept.
+//! The private Python environments, made on demand and kept: one with the ONNX packages, one with PyTorch to train with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,27 @@ const INTERPRETERS: [&str; 4] = ["python3.11", "python3.12", "python3.13", "pyth
 /// The oldest Python that the pinned packages take.
 const OLDEST: (u32, u32) = (3, 11);
 
-/// A virtual environment with everything in `python/requirements.txt`.
+/// A virtual environment with everything that a file of requirements in `python/` lists.
 pub(crate) struct Python {
     interpreter: PathBuf,
     scripts: PathBuf,
 }
 
 impl Python {
-    /// Opens the environment, making it first where it is missing or was made from other requirements.
-    /// An error says why there is none: no interpreter, or the packages cannot be had.
+    /// Opens the environment of all commands but those of training.
     pub(crate) fn open(workspace: &Workspace) -> Result<Self> {
-        let folder = workspace.target.join("python");
-        let requirements = workspace.own("python/requirements.txt");
+        Self::open_in(workspace.target.join("python"), workspace, "python/requirements.txt")
+    }
+
+    /// Opens the environment with PyTorch and ONNX Runtime for training, which want older packages than the other has.
+    pub(crate) fn open_for_training(workspace: &Workspace) -> Result<Self> {
+        Self::open_in(workspace.target.join("python_train"), workspace, "python/train_requirements.txt")
+    }
+
+    /// Opens an environment, making it first where it is missing or was made from other requirements.
+    /// An error says why there is none: no interpreter, or the packages cannot be had.
+    fn open_in(folder: PathBuf, workspace: &Workspace, requirements: &str) -> Result<Self> {
+        let requirements = workspace.own(requirements);
         let wanted = fs::read_to_string(&requirements)
             .with_context(|| format!("cannot read {}", requirements.display()))?;
         // The requirements as installed are kept inside, written last: a cut-off installation is made anew.
