@@ -178,9 +178,13 @@ impl Forward {
     fn new(model: &Model, options: &TrainingOptions, mode: Mode) -> Result<Forward> {
         let mut graph = model.graph().clone();
         // A weight that a caller may give in the place of the model's is a weight all the same.
-        for (value, tensor) in std::mem::take(&mut graph.input_defaults) {
-            graph.inputs.retain(|input| *input != value);
-            graph.constants.insert(value, tensor);
+        // In the order of the inputs: that of parameters follows from it, and that of sums over all gradients.
+        let mut defaults = std::mem::take(&mut graph.input_defaults);
+        for input in std::mem::take(&mut graph.inputs) {
+            match defaults.remove(&input) {
+                Some(tensor) => drop(graph.constants.insert(input, tensor)),
+                None => graph.inputs.push(input),
+            }
         }
         let output = output_of(&graph, options.output.as_deref())?;
         let inputs = graph.inputs.iter().map(|&input| graph.value(input).name.to_string()).collect();

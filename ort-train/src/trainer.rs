@@ -287,14 +287,19 @@ impl Trainer {
     }
 
     /// The largest size of the dimension `dim`, as of a batch, whose step keeps to `bytes`; computed from plans, not tried. None where 1 does not fit.
+    /// Before recomputation is chosen for a size it is the largest without any.
     pub fn largest_batch(&mut self, dim: &str, others: &[(&str, i64)], bytes: usize) -> Result<Option<i64>> {
         let kind = self.main_kind();
         self.leave();
         let kept = self.kept_bytes();
-        match bytes.checked_sub(kept) {
-            Some(rest) => self.ready(kind)?.session().largest_size(dim, others, rest),
-            None => Ok(None),
+        let Some(rest) = bytes.checked_sub(kept) else { return Ok(None) };
+        let is_there = self.stages.get(kind).is_some();
+        let found = self.ready(kind)?.session().largest_size(dim, others, rest);
+        // The steps to come have recomputation for their sizes, which this one is without.
+        if !is_there && self.waits_for_sizes() {
+            *self.stages.get(kind) = None;
         }
+        found
     }
 
     /// Writes the model with its trained weights as ONNX, whole or not at all.

@@ -110,3 +110,14 @@ fn limits_are_kept_to_or_refused() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn asking_for_the_largest_batch_takes_no_recomputation_away() -> Result<()> {
+    let recording = Recording::load("bert");
+    let options = TrainingOptions { recompute: Recompute::Layers, ..recording.options() };
+    let mut asked = Trainer::new(&recording.model, options.clone())?;
+    assert!(asked.largest_batch("batch", &[("sequence", 12)], 1 << 30)?.is_some());
+    let mut other = Trainer::new(&recording.model, options)?;
+    assert_eq!(asked.memory(&sizes(&recording))?, other.memory(&sizes(&recording))?);
+    Ok(())
+}
