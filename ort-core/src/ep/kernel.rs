@@ -55,8 +55,10 @@ impl IoShapes<'_> {
 pub enum OutputsFrom {
     /// The plan: the kernel writes where it is told.
     Plan,
-    /// The kernel: it hands over values, as control flow, sequences and strings do.
+    /// The kernel: it hands over values, as loops, sequences and strings do.
     Kernel,
+    /// A subgraph, whose outputs the kernel hands over as they are.
+    Subgraph,
 }
 
 /// A kernel as a provider registers it: everything that claiming and planning need to know.

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
-use crate::session::ValueMemory;
+use crate::session::{Source, ValueMemory};
 use crate::tensor::{Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, ensure, error};
 
@@ -211,7 +211,7 @@ impl<'a> RunCx<'a> {
         let buffer = match self.memory {
             Some(memory) => {
                 let mut buffer = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
-                if !memory.outlives_run {
+                if matches!(memory.source, Source::Arena) {
                     host_bytes(&mut buffer, bytes)?.fill(0);
                 }
                 buffer

@@ -327,7 +327,7 @@ impl<'a> Planner<'a> {
                     self.kinds[place] = ValueKind::Dynamic;
                     Draft::Dynamic
                 }
-                Some(_) if step.claim.outputs == OutputsFrom::Kernel => Draft::Own,
+                Some(_) if step.claim.outputs != OutputsFrom::Plan => Draft::Own,
                 Some(bytes) if self.is_output[place] && host => {
                     if let Some((input, Draft::Group { group, offset: 0 })) =
                         self.dying_input(step, (index, position), bytes)

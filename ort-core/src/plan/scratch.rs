@@ -11,7 +11,7 @@ use super::resolve::{Group, Planner, Surroundings, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
 use crate::Result;
-use crate::ep::IoShapes;
+use crate::ep::{IoShapes, OutputsFrom};
 use crate::session::{SlotId, Step};
 use crate::tensor::Shape;
 
@@ -54,8 +54,10 @@ impl Planner<'_> {
             self.nested_own[index] = self.nested_own[index].max(plan.own_peak + devices);
             self.nested_dynamic |= plan.has_dynamic;
         }
-        let handed: usize = step.outputs.iter().flatten().map(|slot| self.own_bytes(*slot)).sum();
-        self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
+        if step.claim.outputs == OutputsFrom::Subgraph {
+            let handed: usize = step.outputs.iter().flatten().map(|slot| self.own_bytes(*slot)).sum();
+            self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
+        }
         if let Some(kernel) = step.work.kernel() {
             let inputs: Vec<Option<Shape>> = step.inputs.iter().map(|slot| self.shape_of(*slot)).collect();
             let outputs: Vec<Option<Shape>> = step.outputs.iter().map(|slot| self.shape_of(*slot)).collect();

@@ -33,11 +33,22 @@ pub(crate) struct DynamicMemory {
     lanes: Vec<Lane>,
 }
 
-/// Where a value goes: into an arena, or past it where it may outlive the run.
+/// Where a value goes.
 #[derive(Clone, Copy)]
 pub(crate) struct ValueMemory<'a> {
     pub(crate) memory: &'a DynamicMemory,
-    pub(crate) outlives_run: bool,
+    pub(crate) source: Source<'a>,
+}
+
+/// Where the memory of a value comes from.
+#[derive(Clone, Copy)]
+pub(crate) enum Source<'a> {
+    /// The arena.
+    Arena,
+    /// The allocator, as the value may outlive the run.
+    Outside,
+    /// The allocator, out of what was set aside for the run, as its plan counts the value.
+    Planned(&'a Arc<Budget>),
 }
 
 /// One memory.
@@ -202,9 +213,10 @@ impl DynamicMemory {
 impl ValueMemory<'_> {
     /// Memory for the value; its bytes may be those of an earlier one.
     pub(crate) fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
-        match self.outlives_run {
-            true => self.memory.allocate_outside(&self.memory.budget, device, category, bytes),
-            false => self.memory.allocate(device, category, bytes),
+        match self.source {
+            Source::Arena => self.memory.allocate(device, category, bytes),
+            Source::Outside => self.memory.allocate_outside(&self.memory.budget, device, category, bytes),
+            Source::Planned(budget) => self.memory.allocate_outside(budget, device, category, bytes),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, Buffer, Category, DeviceId, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
-use super::dynamic::{DynamicMemory, ValueMemory};
+use super::dynamic::{DynamicMemory, Source, ValueMemory};
 use super::nested::NestedFrames;
 use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use super::poison::poison;
@@ -419,7 +419,7 @@ impl<'a> Frame<'a> {
                     shapes.push(shape);
                     continue;
                 }
-                _ if step.claim.outputs == OutputsFrom::Kernel => (Target::Handed, None),
+                _ if step.claim.outputs != OutputsFrom::Plan => (Target::Handed, None),
                 Place::Own if let Some(buffer) = home => (Target::Buffer(buffer, in_place), known),
                 Place::Own => self.allocate(slot, known, Category::Output)?,
                 _ => {
@@ -474,7 +474,8 @@ impl<'a> Frame<'a> {
             Category::Output => memory.allocate_outside(&self.env.control.budget, device, category, bytes)?,
             _ => {
                 let outlives_run = self.env.outlives_run && self.program.outputs.contains(&slot);
-                ValueMemory { memory, outlives_run }.allocate(device, category, bytes)?
+                let source = if outlives_run { Source::Outside } else { Source::Arena };
+                ValueMemory { memory, source }.allocate(device, category, bytes)?
             }
         };
         let target = match device {
@@ -588,6 +589,7 @@ impl<'a> Frame<'a> {
     ) -> Result<Handed> {
         let step = &self.program.steps[index];
         let outlives_run = self.outlives_run(step);
+        let source = self.source(step, outlives_run);
         let mut scratch = self.extra_workspace(index, shapes)?;
         let plan = &self.plan.steps[index];
 
@@ -663,7 +665,7 @@ impl<'a> Frame<'a> {
             env: RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env },
             workspace: None,
         };
-        let memory = Some(ValueMemory { memory: self.env.memory, outlives_run });
+        let memory = Some(ValueMemory { memory: self.env.memory, source });
         let control = self.env.control;
         let mut cx = RunCx { inputs, outputs, workspace: None, control, nested: None, memory };
         match &step.work {
@@ -699,9 +701,19 @@ impl<'a> Frame<'a> {
 
     /// Whether what the kernel hands over may be an output of the run.
     fn outlives_run(&self, step: &Step) -> bool {
-        let hands_over = step.claim.outputs == OutputsFrom::Kernel || !step.nested.is_empty();
+        let hands_over = step.claim.outputs != OutputsFrom::Plan || !step.nested.is_empty();
         let is_output = |slot: &SlotId| self.program.outputs.contains(slot);
         hands_over && self.env.outlives_run && step.outputs.iter().flatten().any(is_output)
+    }
+
+    /// Where what a step hands over comes from. The plan counts all of it, or none.
+    fn source(&self, step: &Step, outlives_run: bool) -> Source<'a> {
+        let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].place, Place::Own);
+        match step.outputs.iter().flatten().all(is_planned) {
+            true => Source::Planned(&self.env.control.budget),
+            false if outlives_run => Source::Outside,
+            false => Source::Arena,
+        }
     }
 
     /// Scratch memory for a step whose shapes were not known to the plan.
@@ -728,7 +740,7 @@ impl<'a> Frame<'a> {
         if bytes == 0 {
             return Ok(None);
         }
-        let memory = ValueMemory { memory: self.env.memory, outlives_run: false };
+        let memory = ValueMemory { memory: self.env.memory, source: Source::Arena };
         memory.allocate(DeviceId::HOST, Category::Workspace, bytes).map(Some)
     }
 }

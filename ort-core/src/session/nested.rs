@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ort_alloc::{Category, DeviceId};
 
-use super::dynamic::ValueMemory;
+use super::dynamic::{Source, ValueMemory};
 use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use super::program::{Nested, Program};
 use crate::dim::{Bindings, Dim};
@@ -108,7 +108,7 @@ impl NestedRun for NestedFrames<'_> {
         let host: &mut [u8] = match self.workspace.as_deref_mut() {
             Some(workspace) if workspace.len() >= bytes => workspace,
             _ => {
-                let memory = ValueMemory { memory: self.env.memory, outlives_run: false };
+                let memory = ValueMemory { memory: self.env.memory, source: Source::Arena };
                 extra = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
                 extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
             }

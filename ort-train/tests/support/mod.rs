@@ -73,6 +73,18 @@ impl Recording {
         Recording { name, model, reference: json(&format!("{name}/reference.json")), arrays }
     }
 
+    /// The sizes of a batch, by name.
+    pub(crate) fn sizes(&self) -> Vec<(&'static str, i64)> {
+        let batch = self.batch(0);
+        let (_, value) = batch.iter().find(|(name, _)| name != "labels" && name != "target").unwrap();
+        let shape = value.tensor().unwrap().shape().to_vec();
+        let mut sizes = vec![("batch", shape[0] as i64)];
+        if shape.len() == 2 {
+            sizes.push(("sequence", shape[1] as i64));
+        }
+        sizes
+    }
+
     /// The options of the recorded training.
     pub(crate) fn options(&self) -> TrainingOptions {
         let optimizer = &self.reference["optimizer"];

@@ -9,7 +9,7 @@ use crate::cpu_kernels;
 cpu_kernels![KernelDef {
     op: "If",
     host_inputs: &[0],
-    outputs: OutputsFrom::Kernel,
+    outputs: OutputsFrom::Subgraph,
     make,
     ..KernelDef::BASE
 }];
