@@ -6,6 +6,7 @@ mod kernels;
 mod limits;
 mod runtime;
 mod tables;
+mod train;
 
 use std::fs;
 
@@ -54,6 +55,9 @@ pub(crate) struct Options {
     /// Measure the processor time of a session that is called now and then, and the throughput of several callers.
     #[arg(long)]
     callers: bool,
+    /// Time training steps beside PyTorch's and those of ONNX Runtime's training.
+    #[arg(long, conflicts_with_all = ["kernels", "callers", "quantized", "precision"])]
+    train: bool,
     /// A table for the README.
     #[arg(long, conflicts_with_all = ["json", "kernels", "callers"])]
     markdown: bool,
@@ -105,6 +109,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     check(options.rounds, options.seconds)?;
     if options.threads.contains(&0) {
         bail!("--threads must be over zero");
+    }
+    if options.train {
+        return train::run(workspace, options);
     }
     let python = if options.skip_openvino && !options.quantized {
         Python::open(workspace)?
