@@ -11,6 +11,7 @@ use ort_core::tensor::Tensor;
 use ort_core::{Result, Within, advise, ensure, error};
 
 use crate::TrainingOptions;
+use crate::attention::fuse_attention;
 use crate::options::matches;
 
 /// A weight that is trained.
@@ -69,8 +70,9 @@ impl TrainingGraph {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(model, options)?;
         let output = forward.graph.value(forward.output).name.to_string();
-        let (mut graph, loss) = forward.finish(options, &[])?;
+        let (graph, loss) = forward.finish(options, &[])?;
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
+        let mut graph = fuse_attention(graph, &values)?;
         let gradients = add_backward(&mut graph, loss, &values)?;
         let mut parameters = Vec::with_capacity(candidates.len());
         let mut frozen = Vec::new();
@@ -360,7 +362,7 @@ impl Forward {
 /// The output of the loss.
 pub(crate) const LOSS: &str = "loss";
 
-fn is_standard(node: &Node, op: &str) -> bool {
+pub(crate) fn is_standard(node: &Node, op: &str) -> bool {
     node.spec.domain.is_empty() && node.spec.name == op
 }
 

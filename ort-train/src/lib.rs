@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod assemble;
+mod attention;
 mod checkpoint;
 mod graph;
 mod loss;

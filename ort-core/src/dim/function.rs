@@ -201,6 +201,15 @@ fn extreme(arguments: &[&Dim], is_max: bool) -> Option<Dim> {
         return None;
     }
     let covers = |kept: &Dim, other: &Dim| {
+        // A minimum is never more than one of its arguments, a maximum never less.
+        let choices = match other.only_atom() {
+            Some(Atom::Min(list)) if is_max => list.as_slice(),
+            Some(Atom::Max(list)) if !is_max => list.as_slice(),
+            _ => &[],
+        };
+        if choices.contains(kept) {
+            return true;
+        }
         let difference = if is_max { kept.checked_sub(other) } else { other.checked_sub(kept) };
         difference.is_some_and(|difference| difference.is_known_nonneg())
     };

@@ -31,6 +31,8 @@ fn identities() {
         ("max(a + 1, a)", "a + 1"),
         ("min(a + 1, a, a + b)", "a"),
         ("max(a, max(b, a))", "max(b, a)"),
+        ("max(a, min(b, a))", "a"),
+        ("min(max(a, b), b)", "b"),
         ("a - a + 7", "7"),
         ("-a//-2", "a//2"),
         ("s0**2", "s0*s0"),

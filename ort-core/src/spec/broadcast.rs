@@ -63,7 +63,14 @@ fn pair(a: &Dim, b: &Dim) -> Option<Dim> {
         (None, None) => {
             // The larger of two sizes, or 0 where one of them is.
             let one = Dim::constant(1);
-            Some(a.max(b) * a.min(&one) * b.min(&one))
+            let (larger, [a_is, b_is]) = (a.max(b), [a, b].map(|size| size.min(&one)));
+            Some(match () {
+                // Both are 0, or none.
+                () if a_is == b_is => larger,
+                () if larger == *a => larger * b_is,
+                () if larger == *b => larger * a_is,
+                () => larger * a_is * b_is,
+            })
         }
     }
 }
@@ -72,6 +79,14 @@ fn pair(a: &Dim, b: &Dim) -> Option<Dim> {
 mod tests {
     use super::*;
     use crate::dim::{Bindings, Symbol};
+
+    #[test]
+    fn sizes_that_are_0_together_have_their_larger_one() -> Result<()> {
+        let a = Dim::named("a");
+        let part = a.min(&Dim::constant(16));
+        assert_eq!(dims(&[&[part], &[a.clone()]])?, [a]);
+        Ok(())
+    }
 
     #[test]
     fn symbolic_sizes_broadcast_as_numbers_do() -> Result<()> {

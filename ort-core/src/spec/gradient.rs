@@ -73,7 +73,18 @@ impl Pen<'_> {
         attrs: &[(&str, Attribute)],
         outputs: usize,
     ) -> Result<Vec<ValueId>> {
-        let (node, values) = self.node(("", op), inputs, attrs, outputs)?;
+        self.emit_many_in(("", op), inputs, attrs, outputs)
+    }
+
+    /// Adds a node of any domain with so many outputs.
+    pub(crate) fn emit_many_in(
+        &mut self,
+        operator: (&str, &str),
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<Vec<ValueId>> {
+        let (node, values) = self.node(operator, inputs, attrs, outputs)?;
         self.add(node)?;
         Ok(values)
     }

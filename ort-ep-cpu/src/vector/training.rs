@@ -176,7 +176,7 @@ impl<T: Float> Lamb<T> {
     }
 }
 
-/// Lanes of sums in doubles: more than a vector has, so that additions wait for none before.
+/// Lanes of sums: more than a vector has, so that additions wait for none before.
 const SUMS: usize = 16;
 
 /// The new moments, and the sums of the squares of the parameter and of its update.
@@ -435,6 +435,51 @@ impl<T: Float> SimdOp for AdafactorApply<'_, T> {
     }
 }
 
+/// From the gradients of weights to those of the scores whose softmax they are, in rows of `columns`:
+/// `gradient = dropped * gradient - weight * sum(dropped * gradient)`, where `dropped` are the weights that the gradients are of.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn score_gradient<T: Float>(isa: Isa, columns: usize, weights: &[T], dropped: &[T], gradients: &mut [T]) {
+    assert!([weights.len(), dropped.len()] == [gradients.len(); 2], "each weight has a gradient");
+    dispatch(isa, ScoreGradient { columns, weights, dropped, gradients });
+}
+
+struct ScoreGradient<'a, T> {
+    columns: usize,
+    weights: &'a [T],
+    dropped: &'a [T],
+    gradients: &'a mut [T],
+}
+
+impl<T: Float> SimdOp for ScoreGradient<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let columns = self.columns.max(1);
+        let rows = self.weights.chunks_exact(columns).zip(self.dropped.chunks_exact(columns));
+        for ((weights, dropped), gradients) in rows.zip(self.gradients.chunks_exact_mut(columns)) {
+            for (gradient, &dropped) in gradients.iter_mut().zip(dropped) {
+                *gradient = *gradient * dropped;
+            }
+            let mut sums = [T::zero(); SUMS];
+            let mut parts = gradients.chunks_exact(SUMS);
+            for part in &mut parts {
+                for (sum, &gradient) in sums.iter_mut().zip(part) {
+                    *sum = *sum + gradient;
+                }
+            }
+            for (sum, &gradient) in sums.iter_mut().zip(parts.remainder()) {
+                *sum = *sum + gradient;
+            }
+            let sum = sums.into_iter().fold(T::zero(), |all, sum| all + sum);
+            for (gradient, &weight) in gradients.iter_mut().zip(weights) {
+                *gradient = *gradient - weight * sum;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -480,6 +525,7 @@ mod tests {
             };
             all_bits_are_the_same(|isa, [x, m, v], g| adam(isa, &step, [x, m, v], g));
         }
+        all_bits_are_the_same(|isa, [x, m, _], g| score_gradient(isa, g.len(), g, m, x));
     }
 
     #[test]

@@ -183,6 +183,8 @@ pub(crate) fn tensor(dtype: DType, shape: &[usize], elements: &[f64]) -> Result<
 pub(crate) fn doubles(tensor: &Tensor) -> Result<Vec<f64>> {
     match tensor.dtype() {
         DType::F64 => tensor.to_vec(),
+        DType::F16 => Ok(tensor.to_vec::<half::f16>()?.into_iter().map(f64::from).collect()),
+        DType::BF16 => Ok(tensor.to_vec::<half::bf16>()?.into_iter().map(f64::from).collect()),
         _ => Ok(tensor.to_vec::<f32>()?.into_iter().map(f64::from).collect()),
     }
 }

@@ -113,7 +113,8 @@ impl Row {
             Err(error) => self.problem = Some(format!("{error:#}")),
             Ok(Report { error: Some(error), .. }) => self.problem = Some(error),
             Ok(report) => {
-                let least = |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::min);
+                let least =
+                    |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::min);
                 self.median_ms = least(self.median_ms, report.median_ms);
                 self.min_ms = least(self.min_ms, report.min_ms);
                 let growth = report.peak_rss.zip(report.baseline_rss);
@@ -249,7 +250,10 @@ impl Bench<'_> {
         let mut command = Command::new(&self.ort);
         command.arg("train").arg(self.file(model, "onnx")).arg("--data").arg(self.file(model, "npz"));
         command.args(["--batch", &BATCH.to_string(), "--epochs", &epochs.to_string()]);
-        command.args(["--threads", &threads.to_string(), "--json"]).args(model.arguments).args(self.arguments);
+        command
+            .args(["--threads", &threads.to_string(), "--json"])
+            .args(model.arguments)
+            .args(self.arguments);
         command
     }
 }
@@ -265,7 +269,8 @@ type Results<'a> = [(&'a Model, usize, Vec<Row>)];
 fn print(all: &Results<'_>, style: Style) -> Result<()> {
     if style == Style::Json {
         let models = all.iter().map(|(model, threads, rows)| {
-            let rows: Vec<Json> = SETTINGS.iter().zip(rows).map(|(setting, row)| to_json(*setting, row)).collect();
+            let rows: Vec<Json> =
+                SETTINGS.iter().zip(rows).map(|(setting, row)| to_json(*setting, row)).collect();
             json!({"model": model.name, "threads": threads, "settings": rows})
         });
         println!("{}", serde_json::to_string_pretty(&models.collect::<Vec<_>>())?);
@@ -308,7 +313,8 @@ fn cells(model: &Model, threads: usize, setting: Setting, row: &Row, rows: &[Row
         return cells;
     }
     let others = [Setting::Other("torch", 0), Setting::Other("ortmodule", 0)].map(|other| of(rows, other));
-    let ratio = |one: Option<f64>, other: Option<f64>| decimals(one.zip(other).map(|(one, other)| one / other));
+    let ratio =
+        |one: Option<f64>, other: Option<f64>| decimals(one.zip(other).map(|(one, other)| one / other));
     let bytes = |row: &Row| row.growth.map(|bytes| bytes as f64);
     cells.push(milliseconds(row.median_ms));
     cells.extend(others.map(|other| ratio(row.median_ms, other.and_then(|other| other.median_ms))));

@@ -5,6 +5,7 @@ mod accumulate;
 mod adafactor;
 mod adam;
 mod adam_8bit;
+mod attention;
 mod counter_dropout;
 mod lamb;
 mod norm;

@@ -1,0 +1,228 @@
+//! `TrainingAttention` and its gradient: attention that keeps no matrix of scores for the backward pass.
+//!
+//! `output = drop(softmax(masked(query * key^T))) * value` (Vaswani et al., Attention Is All You Need, 2017), over any leading axes. The gradient
+//! computes the weights again from queries and keys, as Dao et al., FlashAttention, 2022, algorithm 4 do, and drops the elements that
+//! `CounterDropout` of the same seed, stream and step drops. Queries come scaled.
+//!
+//! With weights `P`, dropped weights `P'` and upstream gradient `dO`: `dV = P'^T dO`, `dP' = dO V^T`, `dS = P' dP' - P rowsum(P' dP')`,
+//! `dQ = dS K`, `dK = dS^T Q`.
+
+use super::step::check_scalar;
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::{Attribute, Attributes, SymShape, ValueId};
+use crate::ops;
+use crate::ops::microsoft::draft_attributes;
+use crate::spec::{
+    AttrSpec, Cost, Draft, Grad, GradCx, InferCx, OP, OpSpec, Param, RUNTIME, attr, one, opt, var,
+};
+use crate::tensor::Tensor;
+use crate::{Result, ensure, error};
+
+const QUERY: Param = one("query", "T");
+const KEY: Param = one("key", "T");
+const VALUE: Param = one("value", "T");
+/// Added to the scores, or false where they are `fill`; broadcast.
+const MASK: Param = opt("mask", "M");
+/// The share of weights that is dropped; with it come seed and step.
+const RATIO: Param = opt("ratio", "tensor(float)");
+const SEED: Param = opt("seed", "tensor(int64)");
+const STEP: Param = opt("step", "tensor(int64)");
+
+const ATTRS: &[AttrSpec] = &[attr::float("fill", f32::NEG_INFINITY), attr::int("stream", 0)];
+
+const BASE: OpSpec = OpSpec {
+    domain: RUNTIME,
+    types: &[var("T", TypeSet::FLOATS), var("M", TypeSet::FLOATS.union(TypeSet::of(&[DType::Bool])))],
+    attrs: ATTRS,
+    cost: Cost::Compute,
+    ..OP
+};
+
+static TRAINING_ATTENTION: OpSpec = OpSpec {
+    name: "TrainingAttention",
+    inputs: &[QUERY, KEY, VALUE, MASK, RATIO, SEED, STEP],
+    outputs: &[one("output", "T")],
+    infer: infer_forward,
+    lower: Some(lower_forward),
+    grad: Grad::Rule(gradient),
+    ..BASE
+};
+
+static TRAINING_ATTENTION_GRAD: OpSpec = OpSpec {
+    name: "TrainingAttentionGrad",
+    inputs: &[one("output_grad", "T"), QUERY, KEY, VALUE, MASK, RATIO, SEED, STEP],
+    outputs: &[opt("query_grad", "T"), opt("key_grad", "T"), opt("value_grad", "T")],
+    infer: infer_backward,
+    lower: Some(lower_backward),
+    grad: Grad::None("it is a gradient, which is not differentiated again"),
+    ..BASE
+};
+
+ops![TRAINING_ATTENTION, TRAINING_ATTENTION_GRAD];
+
+fn differ(one: &Dim, other: &Dim) -> bool {
+    matches!((one.as_constant(), other.as_constant()), (Some(one), Some(other)) if one != other)
+}
+
+/// Refuses shapes that do not go together, the first of which is at input `first`; returns those that are known.
+fn check<'a>(cx: &InferCx<'a>, first: usize) -> Result<[Option<&'a [Dim]>; 3]> {
+    for (index, param) in [RATIO, SEED, STEP].iter().enumerate() {
+        check_scalar(cx, first + 4 + index, param.name)?;
+    }
+    let given = [4, 5, 6].map(|index| cx.has_input(first + index));
+    ensure!(
+        given.iter().all(|one| *one == given[0]),
+        InvalidGraph,
+        help = "give ratio, seed and step, or none of them",
+        "dropout has some of its inputs"
+    );
+    let shapes = [0, 1, 2].map(|index| cx.shape(first + index));
+    let [Some(q), Some(k), Some(v)] = shapes else { return Ok(shapes) };
+    let fits = match (q, k, v) {
+        ([heads @ .., _, d], [key_heads @ .., l, key_d], [value_heads @ .., value_l, _]) => {
+            let same = |others: &[Dim]| {
+                others.len() == heads.len()
+                    && !heads.iter().zip(others).any(|(one, other)| differ(one, other))
+            };
+            same(key_heads) && same(value_heads) && !differ(d, key_d) && !differ(l, value_l)
+        }
+        _ => false,
+    };
+    ensure!(
+        fits,
+        InvalidGraph,
+        help = "give queries [..., S, D], keys [..., L, D] and values [..., L, E] with the same leading axes",
+        "queries {q:?}, keys {k:?} and values {v:?} do not go together"
+    );
+    Ok(shapes)
+}
+
+fn infer_forward(cx: &mut InferCx<'_>) -> Result<()> {
+    let [Some(q), _, Some(v)] = check(cx, 0)? else { return Ok(()) };
+    let mut shape: SymShape = q.to_vec();
+    if let (Some(last), Some(size)) = (shape.last_mut(), v.last()) {
+        *last = size.clone();
+    }
+    cx.set_shape(0, shape)
+}
+
+fn infer_backward(cx: &mut InferCx<'_>) -> Result<()> {
+    let shapes = check(cx, 1)?;
+    for (index, shape) in shapes.into_iter().enumerate().filter(|(index, _)| *index < 3) {
+        if let (true, Some(shape)) = (cx.has_output(index), shape) {
+            cx.set_shape(index, shape.to_vec())?;
+        }
+    }
+    Ok(())
+}
+
+fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    if cx.wants(3) {
+        return Err(error!(NotImplemented, "the gradient of TrainingAttention by its mask")
+            .help("write attention with a trained mask as MatMul, Softmax and MatMul"));
+    }
+    let mut inputs = vec![Some(cx.upstream()?)];
+    inputs.extend((0..7).map(|index| cx.find_input(index)));
+    while inputs.last() == Some(&None) {
+        inputs.pop();
+    }
+    let attrs = cx.attr_list();
+    let gradients = cx.pen.emit_many_in((RUNTIME, "TrainingAttentionGrad"), &inputs, &attrs, 3)?;
+    for (index, gradient) in gradients.into_iter().enumerate() {
+        cx.set(index, gradient);
+    }
+    Ok(())
+}
+
+/// Says attention in the standard's operators.
+struct Parts<'d, 'g> {
+    draft: &'d mut Draft<'g>,
+    attrs: Attributes,
+    /// The place of the queries among the inputs.
+    first: usize,
+}
+
+impl Parts<'_, '_> {
+    fn op(&mut self, op: &str, inputs: &[ValueId]) -> Result<ValueId> {
+        self.draft.emit(op, inputs, &[])
+    }
+
+    /// A value with its last two axes exchanged, as those of the queries.
+    fn turned(&mut self, value: ValueId) -> Result<ValueId> {
+        let rank = self.draft.shape(self.first).map_or(0, |shape| shape.len()) as i64;
+        ensure!(rank >= 2, NotImplemented, "attention of queries whose rank is not known");
+        let order = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+        self.draft.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])
+    }
+
+    fn weights(&mut self) -> Result<ValueId> {
+        let [q, k] = [self.draft.required(self.first)?, self.draft.required(self.first + 1)?];
+        let k = self.turned(k)?;
+        let mut scores = self.op("MatMul", &[q, k])?;
+        if let Some(mask) = self.draft.input(self.first + 3) {
+            scores = match self.draft.dtype(self.first + 3)? {
+                DType::Bool => {
+                    let fill = self.filled(self.attrs.float("fill")?)?;
+                    self.op("Where", &[mask, scores, fill])?
+                }
+                _ => self.op("Add", &[scores, mask])?,
+            };
+        }
+        self.draft.emit("Softmax", &[scores], &[("axis", Attribute::Int(-1))])
+    }
+
+    /// A scalar of the queries' type.
+    fn filled(&mut self, value: f32) -> Result<ValueId> {
+        let (number, dtype) = (Tensor::scalar(value)?, self.draft.dtype(self.first)?);
+        let number = self.draft.constant(number);
+        self.draft.emit("Cast", &[number], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
+    }
+
+    fn dropped(&mut self, value: ValueId) -> Result<ValueId> {
+        let given = [4, 5, 6].map(|index| self.draft.input(self.first + index));
+        let [Some(ratio), Some(seed), Some(step)] = given else { return Ok(value) };
+        let attrs = [("stream", Attribute::Int(self.attrs.int("stream")?))];
+        let inputs = [value, ratio, seed, step].map(Some);
+        let made = self.draft.emit_in((RUNTIME, "CounterDropout"), &inputs, &attrs, 1)?;
+        made.first().copied().ok_or_else(|| error!(Fail, "CounterDropout has no output"))
+    }
+}
+
+fn lower_forward(draft: &mut Draft<'_>) -> Result<()> {
+    let mut parts = Parts { attrs: draft_attributes(draft)?, draft, first: 0 };
+    let weights = parts.weights()?;
+    let weights = parts.dropped(weights)?;
+    let values = parts.draft.required(2)?;
+    let output = parts.op("MatMul", &[weights, values])?;
+    parts.draft.replace(&[output])
+}
+
+fn lower_backward(draft: &mut Draft<'_>) -> Result<()> {
+    let mut parts = Parts { attrs: draft_attributes(draft)?, draft, first: 1 };
+    let [upstream, q, k, v] = [
+        parts.draft.required(0)?,
+        parts.draft.required(1)?,
+        parts.draft.required(2)?,
+        parts.draft.required(3)?,
+    ];
+    let weights = parts.weights()?;
+    let dropped = parts.dropped(weights)?;
+    let turned = parts.turned(dropped)?;
+    let by_values = parts.op("MatMul", &[turned, upstream])?;
+    let values = parts.turned(v)?;
+    let by_weights = parts.op("MatMul", &[upstream, values])?;
+    let by_weights = parts.op("Mul", &[dropped, by_weights])?;
+    let axis = parts.draft.constant_ints(&[-1])?;
+    let sums = parts.op("ReduceSum", &[by_weights, axis])?;
+    let sums = parts.op("Mul", &[weights, sums])?;
+    let mut by_scores = parts.op("Sub", &[by_weights, sums])?;
+    if let (Some(mask), Ok(DType::Bool)) = (parts.draft.input(4), parts.draft.dtype(4)) {
+        let zero = parts.filled(0.0)?;
+        by_scores = parts.op("Where", &[mask, by_scores, zero])?;
+    }
+    let by_queries = parts.op("MatMul", &[by_scores, k])?;
+    let turned = parts.turned(by_scores)?;
+    let by_keys = parts.op("MatMul", &[turned, q])?;
+    parts.draft.replace(&[by_queries, by_keys, by_values])
+}
