@@ -38,6 +38,7 @@ mod assemble;
 mod checkpoint;
 mod graph;
 mod loss;
+mod mixed;
 mod optimizer;
 mod options;
 mod recompute;
@@ -48,6 +49,7 @@ mod trainer;
 
 pub use graph::{Parameter, TrainingGraph};
 pub use loss::Loss;
+pub use mixed::{LossScale, MixedPrecision, OperatorPrecision};
 pub use optimizer::{AdamForm, Optimizer};
 pub use options::TrainingOptions;
 pub use recompute::{PlanRequest, PlanRow, Recompute, RecomputeReport, Strategy, memory_table};
