@@ -153,19 +153,7 @@ impl Training<'_> {
             self.trainer.apply()?;
         }
         let time = start.elapsed();
-        if self.trainer.updates() > updates {
-            self.skipped_in_a_row = 0;
-        }
-        self.skipped_in_a_row += self.trainer.skipped() - skipped;
-        // With a loss scale gradients that are not finite are left out.
-        let is_lost = !loss.is_finite() && self.trainer.loss_scale().is_none();
-        if is_lost || self.skipped_in_a_row >= MOST_SKIPPED {
-            bail!(
-                "the loss is {loss} in batch {} of epoch {}; lower --lr, or clip gradients with --clip-norm 1",
-                self.position.batch + 1,
-                self.position.epoch + 1
-            );
-        }
+        self.check_progress(loss, updates, skipped)?;
         if loss.is_finite() {
             self.position.loss_sum += f64::from(loss) * rows.len() as f64;
             self.position.samples += rows.len();
@@ -177,6 +165,27 @@ impl Training<'_> {
         history.samples += rows.len();
         history.resident.push(resident);
         progress.step(&self.trainer, loss, rows.len(), resident);
+        Ok(())
+    }
+
+    /// Refuses to go on where nothing is learned any more; `updates` and `skipped` are those before this batch.
+    fn check_progress(&mut self, loss: f32, updates: u64, skipped: u64) -> Result<()> {
+        if self.trainer.updates() > updates {
+            self.skipped_in_a_row = 0;
+        }
+        self.skipped_in_a_row += self.trainer.skipped() - skipped;
+        let place = format!("in batch {} of epoch {}", self.position.batch + 1, self.position.epoch + 1);
+        // With a loss scale gradients that are not finite are left out.
+        if !loss.is_finite() && self.trainer.loss_scale().is_none() {
+            bail!("the loss is {loss} {place}; lower --lr, or clip gradients with --clip-norm 1");
+        }
+        if self.skipped_in_a_row >= MOST_SKIPPED {
+            bail!(
+                "{} updates in a row were skipped, as gradients were not finite; the loss is {loss} {place}, its scale {}: lower --lr or --loss-scale, or take --mixed-precision bf16",
+                self.skipped_in_a_row,
+                self.trainer.loss_scale().unwrap_or(1.0)
+            );
+        }
         Ok(())
     }
 
