@@ -104,6 +104,7 @@ Examples:
       step what a step takes; the same again with --resume goes on where it was stopped, bit for bit
 
   ort train model.onnx --data train.npz --memory-opt-level 1      activations between layers are computed again
+  ort train model.onnx --data train.npz --mixed-precision bf16     activations of 16 bits, weights and states in float32
   ort train model.onnx --check --loss mse          can this model be trained, and what does it take?
   ort train student.onnx --data with_teacher.npz --loss kl --temperature 2      `target` has the teacher's scores
 

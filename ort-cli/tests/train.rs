@@ -282,7 +282,7 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
     let path = folder.model("linear.onnx", &linear("n"));
     let file = archive(&folder.path("data.npz"), &[x(), labels()]);
     let missing = text(&folder.path("missing").join("file"));
-    let cases: [(&[&str], &[&str]); 15] = [
+    let cases: [(&[&str], &[&str]); 16] = [
         (&["--momentum", "0.9"], &["--momentum", "--optimizer sgd"]),
         (&["--nesterov", "--optimizer", "sgd"], &["Nesterov", "momentum above 0"]),
         (&["--warmup", "3"], &["--warmup", "linear or cosine"]),
@@ -298,6 +298,7 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
         (&["--freeze", "*"], &["no weight of the model is trained"]),
         (&["--save", &missing], &["--save", "no folder"]),
         (&["--plot", &missing], &["--plot", "no folder"]),
+        (&["--mixed-precision", "fp16", "--loss-scale", "3e38"], &["loss scale of 3", "65536 is usual"]),
     ];
     for (flags, words) in cases {
         let args = [&["train", &path, "--data", &file, "--epochs", "1", "--batch", "1"][..], flags].concat();
@@ -311,6 +312,9 @@ fn flags_that_have_no_effect_or_no_place_are_refused() {
         &["--schedule", "step"],
         &["--batch", "0"],
         &["--memory-opt-level", "3"],
+        &["--loss-scale", "dynamic"],
+        &["--mixed-precision", "fp16", "--loss-scale", "0"],
+        &["--mixed-precision", "fp32"],
     ] {
         let args = [&["train", &path, "--data", &file][..], wrong].concat();
         assert_eq!(run(&args).code, Some(2), "{wrong:?}");
@@ -502,4 +506,46 @@ fn a_check_says_what_stands_in_the_way() {
     assert_eq!(json.code, Some(1));
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!((&json["ok"], &json["findings"][0]["operator"]), (&false.into(), &"BitCast".into()));
+}
+
+#[test]
+fn training_in_mixed_precision_learns_and_goes_on() {
+    let folder = Folder::new();
+    let (model, train) = (data("digits.onnx"), data("digits.npz"));
+    let args = ["train", &model, "--data", &train, "--epochs", "2", "--json"];
+    let single = run(&args).json();
+    assert_eq!((&single["loss_scale"], &single["precisions"]), (&().into(), &().into()));
+    for (flags, scale) in [
+        (&["--mixed-precision", "bf16"][..], None),
+        (&["--mixed-precision", "fp16"], Some(65536.0)),
+        (&["--mixed-precision", "fp16", "--loss-scale", "512"], Some(512.0)),
+    ] {
+        let json = run(&[&args[..], flags].concat()).json();
+        let loss = |json: &serde_json::Value| json["epochs"][1]["loss"].as_f64().unwrap();
+        assert!((loss(&json) / loss(&single) - 1.0).abs() < 0.1, "{flags:?}: {}", loss(&json));
+        assert_eq!((json["loss_scale"].as_f64(), &json["skipped_updates"]), (scale, &0.into()), "{flags:?}");
+        assert!(json["precisions"]["Conv"]["half"].as_u64() > Some(0), "{flags:?}");
+        let bytes = |json: &serde_json::Value| json["memory_measured"]["activations"].as_u64().unwrap();
+        println!("{flags:?}: {} of {} bytes", bytes(&json), bytes(&single));
+    }
+    // A scale that is far too large and stays so ends the training.
+    let flags = ["--mixed-precision", "fp16", "--loss-scale", "1e30", "--batch", "64"];
+    let lost = run(&[&args[..], &flags].concat());
+    assert_fails("too large a scale", &lost, &["32 updates in a row were skipped", "--loss-scale"]);
+    let said = run(&["train", &model, "--data", &train, "--epochs", "1", "--mixed-precision", "fp16"]);
+    assert!(
+        said.stdout.contains("in float16") && said.stdout.contains("0 updates skipped"),
+        "{}",
+        said.stdout
+    );
+    let kept = text(&folder.path("kept"));
+    let flags = ["--mixed-precision", "fp16", "--checkpoint", &kept];
+    let stopped = run(&[&args[..], &flags, &["--stop-after", "50"]].concat());
+    assert_eq!(stopped.code, Some(0), "{}", stopped.stderr);
+    let resumed = run(&[&args[..], &flags, &["--resume"]].concat()).json();
+    let whole = run(&[&args[..], &flags[..2]].concat()).json();
+    let (whole, resumed) = (whole["losses"].as_array().unwrap(), resumed["losses"].as_array().unwrap());
+    assert_eq!(whole[50..], resumed[..]);
+    let other = run(&[&args[..], &["--mixed-precision", "bf16", "--checkpoint", &kept, "--resume"]].concat());
+    assert_fails("another precision", &other, &["precision"]);
 }

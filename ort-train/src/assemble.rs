@@ -14,6 +14,8 @@ use crate::trainer::{Trainer, gradient_name, state_name};
 
 /// What sums of gradients are multiplied by before an update.
 pub(crate) const GRADIENT_SCALE: &str = "optimizer.gradient_scale";
+/// Whether all gradients of an update are finite, an output of updates with a loss scale.
+pub(crate) const FINITE: &str = "optimizer.finite";
 /// Whether a sum of gradients begins anew.
 pub(crate) const OVERWRITE: &str = "gradient.overwrite";
 
@@ -32,15 +34,23 @@ impl Trainer {
             .collect();
         let mut stage =
             Updates { trainer: self, builder: &mut builder, updates: Vec::new(), outputs: Vec::new() };
-        stage.emit(&gradients, None)?;
+        let scale = self.scaler.is_some().then(|| stage.gradient_scale());
+        stage.emit(&gradients, scale)?;
         let Updates { updates, outputs, .. } = stage;
         let mut all = vec![self.training.loss];
         all.extend(self.training.statistics.iter().map(|statistic| statistic.updated));
         all.extend(outputs);
         update_early(builder.graph_mut(), first);
         let graph = builder.finish(&all)?;
-        let (outputs, reads) = (vec![LOSS.to_string()], Vec::new());
+        let mut outputs = vec![LOSS.to_string()];
+        outputs.extend(self.finite());
+        let reads = Vec::new();
         Ok(StageGraph { replaces: self.replaced(&graph), graph, reads, updates, outputs })
+    }
+
+    /// The output of an update that says whether it was made.
+    fn finite(&self) -> Option<String> {
+        self.scaler.map(|_| FINITE.to_string())
     }
 
     /// Statistics and the outputs that they are replaced by.
@@ -80,7 +90,6 @@ impl Trainer {
     pub(crate) fn apply_graph(&self) -> Result<StageGraph> {
         let mut builder = GraphBuilder::new("apply");
         builder.set_scope("optimizer");
-        let scale = builder.typed_input(GRADIENT_SCALE, ValueType::tensor(DType::F32, Some(Vec::new())));
         let mut gradients = Vec::with_capacity(self.training.parameters.len());
         let mut reads = Vec::with_capacity(self.training.parameters.len());
         for (index, Parameter { name, value, .. }) in self.training.parameters.iter().enumerate() {
@@ -92,10 +101,12 @@ impl Trainer {
         }
         let mut stage =
             Updates { trainer: self, builder: &mut builder, updates: Vec::new(), outputs: Vec::new() };
+        let scale = stage.gradient_scale();
         stage.emit(&gradients, Some(scale))?;
         let Updates { updates, outputs, .. } = stage;
         let graph = builder.finish(&outputs)?;
-        Ok(StageGraph { graph, reads, updates, replaces: Vec::new(), outputs: Vec::new() })
+        let outputs = self.finite().into_iter().collect();
+        Ok(StageGraph { graph, reads, updates, replaces: Vec::new(), outputs })
     }
 
     pub(crate) fn evaluate_graph(&self) -> Result<StageGraph> {
@@ -127,12 +138,28 @@ impl Updates<'_> {
             Some(most) => Some(self.clipped(&all, scale, most)?),
             None => scale,
         };
-        let shared = StepValues { learning_rate, scale, update: None, step };
+        let update = if self.trainer.scaler.is_some() { Some(self.finite(&all)?) } else { None };
+        let shared = StepValues { learning_rate, scale, update, step };
         for &(index, value, gradient) in gradients {
             let Some(parameter) = self.trainer.training.parameters.get(index) else { continue };
             self.update(parameter, (value, gradient), shared)?;
         }
         Ok(())
+    }
+
+    /// What gradients are multiplied by, an input.
+    fn gradient_scale(&mut self) -> ValueId {
+        self.builder.typed_input(GRADIENT_SCALE, ValueType::tensor(DType::F32, Some(Vec::new())))
+    }
+
+    /// Whether all gradients are finite, also an output.
+    fn finite(&mut self, gradients: &[ValueId]) -> Result<ValueId> {
+        let inputs: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
+        let finite = self.builder.add((RUNTIME, "AllFinite"), &inputs, &[], 1, Vec::new())?;
+        let finite = finite.first().copied().ok_or_else(|| error!(Fail, "AllFinite has no output"))?;
+        self.builder.graph_mut().value_mut(finite).name = FINITE.into();
+        self.outputs.push(finite);
+        Ok(finite)
     }
 
     /// What gradients are multiplied by so that their norm, after `scale`, is `most` at the most, as PyTorch's `clip_grad_norm_` has it.

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use tempfile::NamedTempFile;
 
-use crate::{Optimizer, Schedule, Trainer};
+use crate::mixed::LossScaler;
+use crate::{MixedPrecision, Optimizer, Schedule, Trainer};
 
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "training.json";
@@ -37,7 +38,40 @@ struct Manifest {
     learning_rate: f32,
     optimizer: Optimizer,
     schedule: Schedule,
+    #[serde(default)]
+    mixed_precision: Option<MixedPrecision>,
+    #[serde(default)]
+    loss_scale: Option<LossScaler>,
     properties: Map<String, Json>,
+}
+
+impl Manifest {
+    /// Refuses a checkpoint of a training in another precision than that of `trainer`.
+    fn check_precision(&self, trainer: &Trainer) -> Result<()> {
+        let (then, now) = (self.mixed_precision, trainer.options.mixed_precision);
+        ensure!(
+            then == now,
+            InvalidArgument,
+            help = "go on in the precision that the training began in",
+            "it is of mixed precision {then:?}, not {now:?}"
+        );
+        let (then, now) = (self.loss_scale.is_some(), trainer.scaler.is_some());
+        ensure!(
+            then == now,
+            InvalidArgument,
+            help = "go on with a loss scale where the training began with one, and without otherwise",
+            "it is of a training {} a loss scale",
+            if then { "with" } else { "without" }
+        );
+        let scale = self.loss_scale.map_or(1.0, |scaler| scaler.scale);
+        ensure!(
+            scale.is_normal() && scale > 0.0,
+            InvalidArgument,
+            help = "take an older one",
+            "its loss scale is {scale}, expected a number above 0"
+        );
+        Ok(())
+    }
 }
 
 impl Trainer {
@@ -70,6 +104,8 @@ impl Trainer {
             learning_rate: self.options.learning_rate,
             optimizer: self.options.optimizer,
             schedule: self.options.schedule,
+            mixed_precision: self.options.mixed_precision,
+            loss_scale: self.scaler,
             properties: properties.clone(),
         };
         let text = serde_json::to_string_pretty(&manifest).map_err(|problem| error!(Fail, "{problem}"))?;
@@ -118,6 +154,7 @@ impl Trainer {
             manifest.optimizer,
             self.options.optimizer
         );
+        manifest.check_precision(self)?;
         ensure!(
             Path::new(&manifest.tensors).file_name().is_some_and(|name| name == manifest.tensors.as_str()),
             InvalidArgument,
@@ -139,6 +176,7 @@ impl Trainer {
         self.updates = manifest.updates;
         self.batches = manifest.batches;
         self.pending = manifest.pending;
+        self.scaler = manifest.loss_scale;
         self.options.seed = manifest.seed;
         self.options.learning_rate = manifest.learning_rate;
         self.options.schedule = manifest.schedule;

@@ -3,16 +3,17 @@
 use std::collections::HashSet;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ir::{Attribute, Attributes, Graph, GraphBuilder, Node, ValueId, ValueType};
+use ort_core::ir::{Attribute, Attributes, Graph, GraphBuilder, Node, NodeId, ValueId, ValueType};
 use ort_core::pass::{Blocking, add_backward, blocking_nodes};
 use ort_core::session::Model;
 use ort_core::spec::RUNTIME;
 use ort_core::tensor::Tensor;
 use ort_core::{Result, Within, advise, ensure, error};
 
-use crate::TrainingOptions;
 use crate::attention::fuse_attention;
+use crate::mixed::autocast;
 use crate::options::matches;
+use crate::{OperatorPrecision, TrainingOptions};
 
 /// A weight that is trained.
 #[derive(Clone, Debug)]
@@ -47,8 +48,12 @@ pub struct TrainingGraph {
     pub(crate) frozen: Vec<String>,
     /// The model's output that the loss is of.
     pub(crate) output: String,
+    /// With mixed precision, the operators and what they compute in.
+    pub(crate) precisions: Vec<OperatorPrecision>,
 }
 
+/// What the loss is multiplied by before it is differentiated, an input of graphs with a loss scale.
+pub(crate) const LOSS_SCALE: &str = "loss.scale";
 /// The seed of random numbers, an input of graphs that drop.
 pub(crate) const SEED: &str = "dropout.seed";
 /// What random numbers of a step follow from, an input of graphs that drop.
@@ -70,10 +75,16 @@ impl TrainingGraph {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(model, options)?;
         let output = forward.graph.value(forward.output).name.to_string();
-        let (graph, loss) = forward.finish(options, &[])?;
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
-        let mut graph = fuse_attention(graph, &values)?;
-        let gradients = add_backward(&mut graph, loss, &values)?;
+        forward.graph = fuse_attention(forward.graph, &values)?;
+        let precisions = forward.mix(options)?;
+        let (mut graph, loss) = forward.finish(options, &[])?;
+        let differentiated = match options.scaling() {
+            Some(_) => scaled(&mut graph, loss)?,
+            None => loss,
+        };
+        let gradients = add_backward(&mut graph, differentiated, &values)?;
+        let producers = graph.producers();
         let mut parameters = Vec::with_capacity(candidates.len());
         let mut frozen = Vec::new();
         for ((value, tensor), gradient) in candidates.into_iter().zip(gradients) {
@@ -90,6 +101,7 @@ impl TrainingGraph {
                 frozen.push(name);
                 continue;
             };
+            let gradient = narrowest(&graph, &producers, gradient);
             parameters.push(Parameter { name, tensor, value, gradient });
         }
         ensure!(
@@ -107,6 +119,7 @@ impl TrainingGraph {
             inputs: forward.inputs,
             frozen,
             output,
+            precisions,
         })
     }
 
@@ -116,6 +129,7 @@ impl TrainingGraph {
     pub fn blocking(model: &Model, options: &TrainingOptions) -> Result<Vec<Blocking>> {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(model, options)?;
+        forward.mix(options)?;
         let (graph, loss) = forward.finish(options, &[])?;
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
         blocking_nodes(&graph, loss, &values)
@@ -145,6 +159,32 @@ impl TrainingGraph {
     pub fn output(&self) -> &str {
         &self.output
     }
+
+    /// With mixed precision, how many nodes of each operator of the forward pass compute in 16 bits and in float32; otherwise nothing.
+    pub fn precisions(&self) -> &[OperatorPrecision] {
+        &self.precisions
+    }
+}
+
+/// The loss times its scale, which becomes an input.
+fn scaled(graph: &mut Graph, loss: ValueId) -> Result<ValueId> {
+    let outputs = graph.outputs.clone();
+    let mut builder = GraphBuilder::extend(std::mem::replace(graph, Graph::new("")));
+    builder.set_scope("loss");
+    let scale = builder.typed_input(LOSS_SCALE, ValueType::tensor(DType::F32, Some(Vec::new())));
+    let scale = builder.node("CastLike", &[scale, loss], &[])?;
+    let scaled = builder.node("Mul", &[loss, scale], &[])?;
+    *graph = builder.finish(&outputs)?;
+    Ok(scaled)
+}
+
+/// A gradient as it was before it was cast to the type of its parameter: updates read gradients of any type of floats.
+fn narrowest(graph: &Graph, producers: &[Option<NodeId>], gradient: ValueId) -> ValueId {
+    let maker = producers.get(gradient.index()).copied().flatten();
+    let cast = maker.and_then(|id| graph.nodes.get(id.index())).filter(|node| is_standard(node, "Cast"));
+    let from = cast.and_then(|node| node.inputs.first().copied().flatten());
+    let is_half = |value: &ValueId| matches!(graph.value(*value).ty.dtype(), Some(DType::F16 | DType::BF16));
+    from.filter(is_half).unwrap_or(gradient)
 }
 
 /// The forward pass and loss alone, for evaluation, with the output that the loss is of; parameters are inputs as in the training graph.
@@ -344,6 +384,15 @@ impl Forward {
             candidates.push((value, tensor));
         }
         Ok(candidates)
+    }
+
+    /// Has what may be computed in 16 bits, where that is asked for.
+    fn mix(&mut self, options: &TrainingOptions) -> Result<Vec<OperatorPrecision>> {
+        let Some(precision) = options.mixed_precision else { return Ok(Vec::new()) };
+        let graph = std::mem::replace(&mut self.graph, Graph::new(""));
+        let (graph, precisions) = autocast(graph, precision, &[self.output])?;
+        self.graph = graph;
+        Ok(precisions)
     }
 
     /// The graph with the loss behind it, inferred; `more` are outputs beside the loss and statistics.

@@ -39,6 +39,7 @@ mod attention;
 mod checkpoint;
 mod graph;
 mod loss;
+mod mixed;
 mod optimizer;
 mod options;
 mod recompute;
@@ -49,6 +50,7 @@ mod trainer;
 
 pub use graph::{Parameter, TrainingGraph};
 pub use loss::Loss;
+pub use mixed::{LossScale, MixedPrecision, OperatorPrecision};
 pub use optimizer::{AdamForm, Optimizer};
 pub use options::TrainingOptions;
 pub use recompute::{PlanRequest, PlanRow, Recompute, RecomputeReport, Strategy, memory_table};

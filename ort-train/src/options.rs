@@ -5,7 +5,7 @@ use ort_core::ensure;
 use ort_core::ep::Precision;
 use wildmatch::WildMatch;
 
-use crate::{Loss, Optimizer, Recompute, Schedule};
+use crate::{Loss, LossScale, MixedPrecision, Optimizer, Recompute, Schedule};
 
 /// What a training is to be. Patterns of names have `*` for any characters and `?` for one.
 #[derive(Clone, Debug)]
@@ -42,6 +42,11 @@ pub struct TrainingOptions {
     pub threads: Option<usize>,
     /// How the CPU provider multiplies matrices.
     pub precision: Precision,
+    /// The type of 16 bits that forward and backward passes are partly computed in; by default all is float32. Evaluation and prediction are in float32,
+    /// as the model that is exported is.
+    pub mixed_precision: Option<MixedPrecision>,
+    /// What the loss is multiplied by before it is differentiated; by default [`LossScale::dynamic`] for float16, and nothing otherwise.
+    pub loss_scale: Option<LossScale>,
 }
 
 impl Default for TrainingOptions {
@@ -63,6 +68,8 @@ impl Default for TrainingOptions {
             recompute: Recompute::default(),
             threads: None,
             precision: Precision::Fp32,
+            mixed_precision: None,
+            loss_scale: None,
         }
     }
 }
@@ -84,7 +91,22 @@ impl TrainingOptions {
             "gradients clipped to {norm}, expected a norm above 0"
         );
         ensure!(self.accumulate > 0, InvalidArgument, "0 batches make no update, expected 1 or more");
-        Ok(())
+        ensure!(
+            self.loss_scale.is_none() || self.mixed_precision.is_some(),
+            InvalidArgument,
+            help = "ask for mixed precision, or leave the loss scale out",
+            "a loss scale without mixed precision: gradients in float32 need none"
+        );
+        self.scaling().map_or(Ok(()), LossScale::check)
+    }
+
+    /// The loss scale, where there is one.
+    pub(crate) fn scaling(&self) -> Option<LossScale> {
+        let by_default = match self.mixed_precision? {
+            MixedPrecision::Fp16 => Some(LossScale::dynamic()),
+            MixedPrecision::Bf16 => None,
+        };
+        self.loss_scale.or(by_default)
     }
 }
 

@@ -8,6 +8,7 @@ use ort_core::session::{IoBinding, Model, OutputTarget, RunOptions, Session, Ses
 use ort_core::tensor::Value;
 use ort_core::{Result, error};
 
+use crate::mixed::recast;
 use crate::recompute::{PlanRow, Planned, RecomputeReport, Request, planned};
 use crate::state::State;
 
@@ -22,6 +23,22 @@ pub(crate) struct StageGraph {
     pub(crate) replaces: Vec<(String, String)>,
     /// Other outputs.
     pub(crate) outputs: Vec<String>,
+}
+
+impl StageGraph {
+    /// The graph as a session would rewrite it, its outputs by their names, with casts made anew in the backward pass.
+    fn prepared(&mut self, settings: &dyn Fn(SessionBuilder) -> SessionBuilder) -> Result<Graph> {
+        let graph = std::mem::replace(&mut self.graph, Graph::new(""));
+        let names: Vec<_> = graph.outputs.iter().map(|&id| graph.value(id).name.clone()).collect();
+        // What is folded does not follow from the limit, so that a limit that is named as sufficient is.
+        let builder = settings(Session::builder(&Model::from_graph(graph))).memory_limit(usize::MAX);
+        let mut graph = builder.prepared()?;
+        // Rewrites may have another value in the place of an output.
+        for (id, name) in graph.outputs.clone().into_iter().zip(names) {
+            graph.value_mut(id).name = name;
+        }
+        Ok(recast(graph))
+    }
 }
 
 pub(crate) struct Stage {
@@ -55,21 +72,24 @@ impl Stage {
         Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute: None, rows: Vec::new() })
     }
 
+    /// The same where casts of the forward pass are made anew in the backward pass.
+    pub(crate) fn recasting(
+        mut stage: StageGraph,
+        settings: &dyn Fn(SessionBuilder) -> SessionBuilder,
+    ) -> Result<Stage> {
+        stage.graph = stage.prepared(settings)?;
+        // No rewrite takes the clones for what is common.
+        Stage::new(stage, &|builder| settings(builder).opt_level(Level::Disabled))
+    }
+
     /// The same with recomputation as asked.
     pub(crate) fn recomputing(
-        stage: StageGraph,
+        mut stage: StageGraph,
         settings: &dyn Fn(SessionBuilder) -> SessionBuilder,
         request: &Request<'_>,
     ) -> Result<Stage> {
-        let StageGraph { graph, reads, updates, replaces, outputs } = stage;
-        let names: Vec<_> = graph.outputs.iter().map(|&id| graph.value(id).name.clone()).collect();
-        // What is folded does not follow from the limit, so that a limit that is named as sufficient is.
-        let builder = settings(Session::builder(&Model::from_graph(graph))).memory_limit(usize::MAX);
-        let mut graph = builder.prepared()?;
-        // Rewrites may have another value in the place of an output.
-        for (id, name) in graph.outputs.clone().into_iter().zip(names) {
-            graph.value_mut(id).name = name;
-        }
+        let graph = stage.prepared(settings)?;
+        let StageGraph { reads, updates, replaces, outputs, .. } = stage;
         let build = |graph: Graph| {
             let model = Model::from_graph(graph);
             let builder = settings(Session::builder(&model)).opt_level(Level::Disabled);
@@ -148,6 +168,11 @@ impl Stage {
             ort_core::dtype::DType::F64 => Ok(tensor.to_scalar::<f64>()? as f32),
             _ => tensor.to_scalar::<f32>(),
         }
+    }
+
+    /// An output of the last run that is a truth value.
+    pub(crate) fn is_true(&self, output: &str) -> Result<bool> {
+        self.binding.output(output)?.tensor()?.to_scalar::<bool>()
     }
 
     /// An output of the last run.

@@ -10,8 +10,9 @@ use ort_core::session::{Model, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::{Tensor, TensorBuffer, Value};
 use ort_core::{Result, ensure, error};
 
-use crate::assemble::{GRADIENT_SCALE, OVERWRITE};
-use crate::graph::{COUNTER, LOSS, Parameter, SEED, TrainingGraph};
+use crate::assemble::{FINITE, GRADIENT_SCALE, OVERWRITE};
+use crate::graph::{COUNTER, LOSS, LOSS_SCALE, Parameter, SEED, TrainingGraph};
+use crate::mixed::LossScaler;
 use crate::optimizer::{LEARNING_RATE, STEP};
 use crate::recompute::Request;
 use crate::stage::Stage;
@@ -31,6 +32,8 @@ pub struct Trainer {
     pub(crate) batches: u64,
     /// Batches whose gradients are summed and not yet applied.
     pub(crate) pending: usize,
+    /// The loss scale, where there is one.
+    pub(crate) scaler: Option<LossScaler>,
     /// Whether the table of plans is made with the next graph.
     tabulates: bool,
 }
@@ -95,6 +98,7 @@ impl Trainer {
         options.check()?;
         let training = TrainingGraph::new(model, &options)?;
         let (updates, batches, pending) = (0, 0, 0);
+        let scaler = options.scaling().map(LossScaler::new);
         let (state, stages) = (State::default(), Stages::default());
         let mut trainer = Trainer {
             model: model.clone(),
@@ -105,6 +109,7 @@ impl Trainer {
             updates,
             batches,
             pending,
+            scaler,
             tabulates: false,
         };
         trainer.check_state_fits()?;
@@ -133,6 +138,16 @@ impl Trainer {
     /// Batches whose gradients are summed and not yet applied.
     pub fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// What the loss of the next batch is multiplied by before it is differentiated; none where the options have no loss scale.
+    pub fn loss_scale(&self) -> Option<f32> {
+        self.scaler.map(|scaler| scaler.scale)
+    }
+
+    /// Updates that were left out, as gradients were not finite. They do not count as [`Self::updates`].
+    pub fn skipped(&self) -> u64 {
+        self.scaler.map_or(0, |scaler| scaler.skipped)
     }
 
     /// The learning rate of the next update.
@@ -173,9 +188,9 @@ impl Trainer {
             self.pending
         );
         let mut given = inputs.to_vec();
-        self.update_inputs(&mut given)?;
+        self.update_inputs(&mut given, 1)?;
         let loss = self.run(Kind::Step, given)?;
-        self.updates += 1;
+        self.end_update(Kind::Step)?;
         self.batches += 1;
         Ok(loss)
     }
@@ -198,10 +213,10 @@ impl Trainer {
             help = "accumulate a batch first",
             "there are no gradients"
         );
-        let mut given = vec![(GRADIENT_SCALE, Tensor::scalar(1.0f32 / self.pending as f32)?.into())];
-        self.update_inputs(&mut given)?;
+        let mut given = Vec::new();
+        self.update_inputs(&mut given, self.pending)?;
         self.run(Kind::Apply, given)?;
-        self.updates += 1;
+        self.end_update(Kind::Apply)?;
         self.pending = 0;
         Ok(())
     }
@@ -240,7 +255,7 @@ impl Trainer {
             "there are no gradients"
         );
         self.leave();
-        let scale = 1.0 / self.pending as f64;
+        let scale = 1.0 / (self.pending as f64 * f64::from(self.loss_scale().unwrap_or(1.0)));
         let mut found = Vec::with_capacity(self.training.parameters.len());
         for Parameter { name, .. } in &self.training.parameters {
             let mut sum = TensorBuffer::copy_of(&self.state.get(&gradient_name(name))?.tensor()?)?;
@@ -405,10 +420,25 @@ impl Trainer {
         sizes
     }
 
-    /// The numbers that an update reads.
-    fn update_inputs(&self, given: &mut Vec<(&str, Value)>) -> Result<()> {
+    /// The numbers that an update by the gradients of so many batches reads.
+    fn update_inputs(&self, given: &mut Vec<(&str, Value)>, batches: usize) -> Result<()> {
+        let scale = 1.0 / (batches as f32 * self.loss_scale().unwrap_or(1.0));
+        given.push((GRADIENT_SCALE, Tensor::scalar(scale)?.into()));
         given.push((LEARNING_RATE, Tensor::scalar(self.learning_rate())?.into()));
         given.push((STEP, Tensor::scalar(self.updates as i64 + 1)?.into()));
+        Ok(())
+    }
+
+    /// Counts an update that has run, or that it was left out.
+    fn end_update(&mut self, kind: Kind) -> Result<()> {
+        let is_updated = match self.scaler {
+            Some(_) => self.ready(kind)?.is_true(FINITE)?,
+            None => true,
+        };
+        self.updates += u64::from(is_updated);
+        if let (Some(scaler), Some(rule)) = (&mut self.scaler, self.options.scaling()) {
+            scaler.follow(rule, is_updated);
+        }
         Ok(())
     }
 
@@ -416,6 +446,7 @@ impl Trainer {
     fn run(&mut self, kind: Kind, mut given: Vec<(&str, Value)>) -> Result<f32> {
         given.push((SEED, Tensor::scalar(self.options.seed as i64)?.into()));
         given.push((COUNTER, Tensor::scalar(self.batches as i64)?.into()));
+        given.push((LOSS_SCALE, Tensor::scalar(self.loss_scale().unwrap_or(1.0))?.into()));
         if self.stages.get(kind).is_none() {
             let sizes = self.sizes_of(&given);
             let sizes: Vec<(&str, i64)> = sizes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
@@ -423,7 +454,7 @@ impl Trainer {
         }
         self.enter(kind)?;
         let stage = self.ready(kind)?;
-        let own = [SEED, COUNTER, LEARNING_RATE, STEP];
+        let own = [SEED, COUNTER, LEARNING_RATE, STEP, LOSS_SCALE, GRADIENT_SCALE];
         given.retain(|(name, _)| !own.contains(name) || stage.takes(name));
         stage.run(&given, &RunOptions::default())?;
         if kind == Kind::Apply { Ok(0.0) } else { stage.number(LOSS) }
@@ -479,7 +510,13 @@ impl Trainer {
             };
             let kept = self.kept_bytes();
             let options = &self.options;
-            let stage = Stage::new(graph, &|builder| settings(builder, options, kept))?;
+            let settings = |builder| settings(builder, options, kept);
+            let stage = match options.mixed_precision {
+                Some(_) if matches!(kind, Kind::Step | Kind::Accumulate) => {
+                    Stage::recasting(graph, &settings)?
+                }
+                _ => Stage::new(graph, &settings)?,
+            };
             *self.stages.get(kind) = Some(stage);
         }
         self.stages.get(kind).as_mut().ok_or_else(|| error!(Fail, "a part of the training is gone"))

@@ -11,6 +11,7 @@ Writes for each model of train_modules.py, in size `test`:
   the running statistics after the last step. `self_difference` is the largest relative difference between the two curves,
   `noise_difference` that of float64 to itself with NOISE on all gradients, as other orders of summing make: with both small
   the curve can be held to.
+- OUT/NAME/mixed.json: the same curve under autocast in bfloat16 and float16 (train_mixed.py).
 
 A parameter whose gradient is zero but for rounding (a bias of keys: softmax does not see it) has `rounding: true`: no two
 implementations agree on what AdamW makes of it. ONNX's BatchNormalization keeps the variance of the batch, PyTorch's the unbiased
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from train_losses import loss_cases
+from train_mixed import mixed_records
 from train_models import export, in_layout, inputs_of, write
 from train_modules import IGNORED, MODELS, SEED, build, drawn, optimizer
 from train_schedules import schedule_cases
@@ -203,6 +205,9 @@ def write_model(name: str, out: Path) -> None:
     }
     write(model, out / name / "model.onnx")
     write_json(record, out / name / "reference.json")
+    mixed = mixed_records(name, lambda: build(name, "test"), batches, STEPS)
+    write_json(mixed, out / name / "mixed.json")
+    print({precision: f"{found['float32_difference']:.1e}" for precision, found in mixed.items()}, flush=True)
     arrays = {key: torch.stack([batch[key] for batch in batches]).numpy() for key in batches[0]}
     gradients = laid_out(double["gradients"])
     arrays.update({f"gradient.{key}": gradient.float().numpy() for key, gradient in gradients.items()})

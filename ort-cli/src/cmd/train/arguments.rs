@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use ort_runtime::train::{AdamForm, Loss, Optimizer, PlanRequest, Recompute, Schedule, TrainingOptions};
+use ort_runtime::train::{
+    AdamForm, Loss, LossScale, MixedPrecision, Optimizer, PlanRequest, Recompute, Schedule, TrainingOptions,
+};
 
 use crate::args::{PrecisionArg, size, threads};
 
@@ -170,6 +172,12 @@ pub(super) struct RunArgs {
     /// How the CPU provider multiplies float matrices; bf16 needs a CPU with AVX512-BF16.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Fp32)]
     precision: PrecisionArg,
+    /// Forward and backward passes partly in 16 bits, from weights and states in float32 [default: all in float32].
+    #[arg(long, value_enum, value_name = "PRECISION")]
+    mixed_precision: Option<MixedPrecisionArg>,
+    /// What the loss is multiplied by before it is differentiated: `dynamic`, or a number [default: dynamic with fp16].
+    #[arg(long, value_name = "dynamic|NUMBER", value_parser = loss_scale, requires = "mixed_precision")]
+    loss_scale: Option<LossScale>,
     /// A hard bound on parameters, states, gradients and activations together: bytes, or with KiB, MiB, GiB.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory_limit: Option<usize>,
@@ -194,6 +202,24 @@ pub(super) struct RunArgs {
     /// End after so many updates, with a checkpoint; `--resume` goes on.
     #[arg(long, value_name = "N", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) stop_after: Option<u64>,
+}
+
+/// `--mixed-precision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MixedPrecisionArg {
+    /// bfloat16.
+    Bf16,
+    /// float16, with a loss scale.
+    Fp16,
+}
+
+/// `--loss-scale`.
+fn loss_scale(text: &str) -> Result<LossScale> {
+    if text == "dynamic" {
+        return Ok(LossScale::dynamic());
+    }
+    let number = text.parse().ok().filter(|number: &f32| number.is_normal() && *number > 0.0);
+    Ok(LossScale::Constant(number.context("expected dynamic, or a number above 0 such as 1024")?))
 }
 
 #[derive(Args)]
@@ -233,6 +259,11 @@ impl TrainArgs {
             recompute: run.recompute()?,
             threads: run.threads,
             precision: run.precision.into(),
+            mixed_precision: run.mixed_precision.map(|precision| match precision {
+                MixedPrecisionArg::Bf16 => MixedPrecision::Bf16,
+                MixedPrecisionArg::Fp16 => MixedPrecision::Fp16,
+            }),
+            loss_scale: run.loss_scale,
         })
     }
 
@@ -288,12 +319,22 @@ impl TrainArgs {
             ("--no-dropout", weights.no_dropout.to_string()),
             ("--seed", self.run.seed.to_string()),
             ("--precision", name_of(self.run.precision)),
+            ("--mixed-precision", self.run.mixed_precision.map_or("-".to_string(), name_of)),
+            ("--loss-scale", self.run.loss_scale_in_words()),
             ("samples in --data", samples.to_string()),
         ]
     }
 }
 
 impl RunArgs {
+    fn loss_scale_in_words(&self) -> String {
+        match self.loss_scale {
+            None => "-".to_string(),
+            Some(LossScale::Constant(scale)) => scale.to_string(),
+            Some(LossScale::Dynamic { .. }) => "dynamic".to_string(),
+        }
+    }
+
     fn recompute(&self) -> Result<Recompute> {
         let Some(config) = self.memory_opt_config.as_deref().filter(|config| !config.is_empty()) else {
             return Ok(Recompute::of_level(self.memory_opt_level)?);

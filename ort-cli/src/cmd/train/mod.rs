@@ -50,6 +50,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
         position: Position::default(),
         history: History::default(),
         updates_before: 0,
+        skipped_in_a_row: 0,
     };
     training.begin()?;
     if !args.results.json {

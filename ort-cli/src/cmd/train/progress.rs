@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
+use ort_runtime::train::Trainer;
 
 use super::data::Pace;
 use crate::args::human_bytes;
@@ -34,13 +35,18 @@ impl Progress {
     }
 
     /// A batch is done.
-    pub(super) fn step(&self, loss: f32, learning_rate: f32, samples: usize, resident: Option<u64>) {
+    pub(super) fn step(&self, trainer: &Trainer, loss: f32, samples: usize, resident: Option<u64>) {
         let Some(bar) = &self.bar else { return };
         self.samples.set(self.samples.get() + samples);
         let rate = self.samples.get() as f64 / self.start.elapsed().as_secs_f64().max(1e-9);
         let resident =
             resident.map_or_else(String::new, |bytes| format!("  {}", human_bytes(bytes as usize)));
-        bar.set_message(format!("loss {loss:.4}  lr {learning_rate:.2e}  {rate:.0} samples/s{resident}"));
+        let rates = format!("lr {:.2e}  {rate:.0} samples/s{resident}", trainer.learning_rate());
+        let skipped = match trainer.loss_scale() {
+            Some(scale) => format!("  scale {scale}, {} skipped", trainer.skipped()),
+            None => String::new(),
+        };
+        bar.set_message(format!("loss {loss:.4}  {rates}{skipped}"));
         bar.inc(1);
     }
 

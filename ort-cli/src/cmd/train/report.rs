@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use comfy_table::CellAlignment;
 use ort_runtime::Model;
-use ort_runtime::train::{RecomputeReport, StepMemory, Trainer};
+use ort_runtime::train::{OperatorPrecision, RecomputeReport, StepMemory, Trainer, TrainingGraph};
 use serde_json::{Value as Json, json};
 
 use super::Prediction;
@@ -88,6 +88,7 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
         pace.batches().div_ceil(pace.accumulate),
         pace.epochs
     )?;
+    mixed_precision(training)?;
     match &facts.predicted {
         Some(Prediction { memory, .. }) => say!(
             "a step takes {}: parameters {}, states {}, gradients {}, activations {}",
@@ -122,6 +123,19 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
     say!()
 }
 
+/// What computes in 16 bits, and what is left in float32.
+fn mixed_precision(training: &Training<'_>) -> Result<()> {
+    let options = training.trainer.options();
+    let Some(precision) = options.mixed_precision else { return Ok(()) };
+    let scale = match training.trainer.loss_scale() {
+        Some(scale) => format!("loss scale {scale}"),
+        None => "no loss scale".to_string(),
+    };
+    let graph = training.trainer.training_graph();
+    say!("in {:<9} {}; {scale}", precision.dtype().name(), operators(graph, |row| row.half))?;
+    say!("in float     {}", operators(graph, |row| row.single))
+}
+
 /// A loss for people; what is far from 1 has an exponent.
 fn short(number: f64) -> String {
     let is_near = number == 0.0 || (1e-4..1e5).contains(&number.abs());
@@ -154,6 +168,9 @@ pub(super) fn after(facts: &Facts, training: &mut Training<'_>) -> Result<()> {
         return results(training.args);
     }
     say!("\n{}", losses(history))?;
+    if let Some(scale) = training.trainer.loss_scale() {
+        say!("loss scale   {scale} now, {} updates skipped", training.trainer.skipped())?;
+    }
     let times = Times::of(history);
     say!(
         "step         median {:.3} ms, least {:.3}, over {} batches; {:.0} samples a second",
@@ -268,6 +285,9 @@ pub(super) fn json(facts: &Facts, training: &mut Training<'_>) -> Result<Json> {
         "trained": facts.trained.json(),
         "frozen": facts.frozen.json(),
         "updates": training.trainer.updates(),
+        "skipped_updates": training.trainer.skipped(),
+        "loss_scale": training.trainer.loss_scale(),
+        "precisions": precisions_json(training.trainer.training_graph()),
         "losses": history.losses,
         "epochs": history.epochs,
         "step_median_ms": times.median,
@@ -282,6 +302,21 @@ pub(super) fn json(facts: &Facts, training: &mut Training<'_>) -> Result<Json> {
         "saved": args.results.save,
         "checkpoint": args.run.checkpoint,
     }))
+}
+
+/// How many nodes of each operator compute in 16 bits and in float32; null without mixed precision.
+fn precisions_json(graph: &TrainingGraph) -> Option<Json> {
+    let rows = graph.precisions().iter();
+    let row =
+        |row: &OperatorPrecision| (row.operator.clone(), json!({"half": row.half, "single": row.single}));
+    let rows: serde_json::Map<String, Json> = rows.map(row).collect();
+    (!rows.is_empty()).then_some(Json::Object(rows))
+}
+
+/// The operators that have nodes in one of the two precisions, with their numbers.
+fn operators(graph: &TrainingGraph, count: fn(&OperatorPrecision) -> usize) -> String {
+    let rows = graph.precisions().iter().filter(|row| count(row) > 0);
+    rows.map(|row| format!("{} {}", count(row), row.operator)).collect::<Vec<_>>().join(", ")
 }
 
 fn recompute_json(report: &RecomputeReport) -> Json {

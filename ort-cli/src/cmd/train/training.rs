@@ -50,6 +50,9 @@ pub(super) struct History {
     pub(super) epochs: Vec<Epoch>,
 }
 
+/// Updates in a row that are left out until nothing is to be hoped for: a loss scale has fallen by 2^32 then.
+const MOST_SKIPPED: u64 = 32;
+
 /// A training on its way.
 pub(super) struct Training<'a> {
     pub(super) args: &'a TrainArgs,
@@ -61,6 +64,8 @@ pub(super) struct Training<'a> {
     pub(super) history: History,
     /// Updates before this call.
     pub(super) updates_before: u64,
+    /// Updates that were left out since the last that was made.
+    pub(super) skipped_in_a_row: u64,
 }
 
 impl Training<'_> {
@@ -85,7 +90,8 @@ impl Training<'_> {
         let damaged = || format!("checkpoint {} was not made by `ort train`", folder.display());
         let settings = properties.remove("settings").unwrap_or_default();
         for (flag, now) in self.settings() {
-            let then = settings.get(flag).and_then(Json::as_str).with_context(damaged)?;
+            // What flags are for that were not there yet, is as it is without them.
+            let then = settings.get(flag).map_or(Some("-"), Json::as_str).with_context(damaged)?;
             if then != now {
                 bail!(
                     "checkpoint {}: it is of a training with {flag} {then}, not {now}; give the same, or begin anew in another folder",
@@ -140,28 +146,46 @@ impl Training<'_> {
     /// One batch; the last of an epoch updates whatever gradients there are.
     fn step(&mut self, rows: &[usize], is_last: bool, progress: &Progress) -> Result<()> {
         let batch = self.data.batch(rows)?;
+        let (updates, skipped) = (self.trainer.updates(), self.trainer.skipped());
         let start = Instant::now();
         let loss = self.trainer.train_step(&batch)?;
         if is_last && self.trainer.pending() > 0 {
             self.trainer.apply()?;
         }
         let time = start.elapsed();
-        if !loss.is_finite() {
-            bail!(
-                "the loss is {loss} in batch {} of epoch {}; lower --lr, or clip gradients with --clip-norm 1",
-                self.position.batch + 1,
-                self.position.epoch + 1
-            );
+        self.check_progress(loss, updates, skipped)?;
+        if loss.is_finite() {
+            self.position.loss_sum += f64::from(loss) * rows.len() as f64;
+            self.position.samples += rows.len();
         }
-        self.position.loss_sum += f64::from(loss) * rows.len() as f64;
-        self.position.samples += rows.len();
         let resident = resident::measure().now;
         let history = &mut self.history;
         history.losses.push(loss);
         history.times.push(time);
         history.samples += rows.len();
         history.resident.push(resident);
-        progress.step(loss, self.trainer.learning_rate(), rows.len(), resident);
+        progress.step(&self.trainer, loss, rows.len(), resident);
+        Ok(())
+    }
+
+    /// Refuses to go on where nothing is learned any more; `updates` and `skipped` are those before this batch.
+    fn check_progress(&mut self, loss: f32, updates: u64, skipped: u64) -> Result<()> {
+        if self.trainer.updates() > updates {
+            self.skipped_in_a_row = 0;
+        }
+        self.skipped_in_a_row += self.trainer.skipped() - skipped;
+        let place = format!("in batch {} of epoch {}", self.position.batch + 1, self.position.epoch + 1);
+        // With a loss scale gradients that are not finite are left out.
+        if !loss.is_finite() && self.trainer.loss_scale().is_none() {
+            bail!("the loss is {loss} {place}; lower --lr, or clip gradients with --clip-norm 1");
+        }
+        if self.skipped_in_a_row >= MOST_SKIPPED {
+            bail!(
+                "{} updates in a row were skipped, as gradients were not finite; the loss is {loss} {place}, its scale {}: lower --lr or --loss-scale, or take --mixed-precision bf16",
+                self.skipped_in_a_row,
+                self.trainer.loss_scale().unwrap_or(1.0)
+            );
+        }
         Ok(())
     }
 

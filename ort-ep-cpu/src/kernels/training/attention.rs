@@ -50,10 +50,11 @@ cpu_kernels![
 /// Scores of one block, about: they stay in the processor's cache.
 const BLOCK: usize = 1 << 15;
 
-/// Whether a mask is of truth values, or of the type of the queries, which are at input `first`.
+/// Whether a mask is of truth values, or of a type that queries, which are at input `first`, are computed in.
 fn suits(node: &NodeView<'_>, first: usize) -> bool {
+    let types = if node.dtype(first) == Some(DType::F64) { DOUBLE } else { SINGLE };
     let mask = node.dtype(first + 3);
-    mask.is_none() || mask == Some(DType::Bool) || mask == node.dtype(first)
+    mask.is_none_or(|mask| mask == DType::Bool || types.contains(mask))
 }
 
 struct TrainingAttention<T> {
