@@ -135,6 +135,20 @@ fn the_report_is_one_object_and_memory_is_as_predicted() {
     }
 }
 
+#[test]
+fn a_profile_has_the_operators_of_a_batch() {
+    let (model, train) = (data("digits.onnx"), data("digits.npz"));
+    let args = ["train", &model, "--data", &train, "--epochs", "1", "--profile", "3"];
+    let finished = run(&args);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let told = &finished.stdout;
+    for operator in ["Gemm", "SoftmaxCrossEntropyLoss", "AdamW", "total"] {
+        assert!(told.lines().any(|line| line.trim().starts_with(operator)), "{operator}: {told}");
+    }
+    // One object has no room for tables.
+    assert_eq!(run(&[&args[..], &["--json"]].concat()).code, Some(2));
+}
+
 fn run_owned(args: &[String]) -> Finished {
     run(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }

@@ -9,6 +9,17 @@ use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
 use ort_runtime::{Result, Tensor};
 use support::ints;
 
+/// A gradient of a convolution in two groups, of images of 4 channels of 6 by 5 with filters of 3 by 2.
+fn conv_gradient(b: &mut GraphBuilder, op: &str, x: &[ValueId], shape: &[i64]) -> Result<ValueId> {
+    let shape = b.constant(ints(shape)?);
+    let attrs = [
+        ("strides", Attribute::Ints(vec![2, 1])),
+        ("pads", Attribute::Ints(vec![1, 0, 0, 1])),
+        ("group", Attribute::Int(2)),
+    ];
+    Ok(b.add(("ort-runtime", op), &[x[0], x[1], shape].map(Some), &attrs, 1, Vec::new())?[0])
+}
+
 #[test]
 fn convolutions_and_pools() {
     check_all(&[
@@ -121,6 +132,16 @@ fn convolutions_and_pools() {
             &[&[1, 2, 3, 3], &[2, 2, 3, 3]],
         )
         .fixed(),
+        row(
+            "conv's gradient by the image",
+            |b, x| conv_gradient(b, "ConvGradInput", x, &[2, 4, 6, 5]),
+            &[&[2, 2, 3, 5], &[2, 2, 3, 2]],
+        ),
+        row(
+            "conv's gradient by the weights",
+            |b, x| conv_gradient(b, "ConvGradWeights", x, &[2, 2, 3, 2]),
+            &[&[2, 4, 6, 5], &[2, 2, 3, 5]],
+        ),
         row(
             "max pool",
             |b, x| {

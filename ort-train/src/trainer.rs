@@ -1,12 +1,13 @@
 //! Trains a model, step by step.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ort_core::dtype::DType;
 use ort_core::ir::Graph;
 use ort_core::onnx::{Weights, save};
 use ort_core::plan::PlanReport;
-use ort_core::session::{Model, RunOptions, Session, SessionBuilder};
+use ort_core::session::{Model, Profile, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::{Tensor, TensorBuffer, Value};
 use ort_core::{Result, ensure, error};
 
@@ -36,6 +37,7 @@ pub struct Trainer {
     pub(crate) scaler: Option<LossScaler>,
     /// Whether the table of plans is made with the next graph.
     tabulates: bool,
+    profile: Option<Arc<Profile>>,
 }
 
 /// The bytes of a training step at some sizes of its batch.
@@ -111,6 +113,7 @@ impl Trainer {
             pending,
             scaler,
             tabulates: false,
+            profile: None,
         };
         trainer.check_state_fits()?;
         trainer.fill_state()?;
@@ -164,6 +167,11 @@ impl Trainer {
         );
         self.options.learning_rate = rate;
         Ok(())
+    }
+
+    /// Collects the time of each node of the steps to come; none from then on where there is no profile.
+    pub fn set_profile(&mut self, profile: Option<Arc<Profile>>) {
+        self.profile = profile;
     }
 
     /// One batch: its loss is returned and, with [`TrainingOptions::accumulate`] of 1, all parameters are updated; otherwise after so many batches.
@@ -453,10 +461,12 @@ impl Trainer {
             self.ready_at(kind, &sizes)?;
         }
         self.enter(kind)?;
+        let profile = self.profile.clone();
         let stage = self.ready(kind)?;
         let own = [SEED, COUNTER, LEARNING_RATE, STEP, LOSS_SCALE, GRADIENT_SCALE];
         given.retain(|(name, _)| !own.contains(name) || stage.takes(name));
-        stage.run(&given, &RunOptions::default())?;
+        let options = RunOptions { profile: profile.as_deref(), ..RunOptions::default() };
+        stage.run(&given, &options)?;
         if kind == Kind::Apply { Ok(0.0) } else { stage.number(LOSS) }
     }
 

@@ -81,7 +81,8 @@ fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
     events
 }
 
-fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
+/// Times by operator, then those of the slowest nodes, each as the mean of `runs`.
+pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
     let mut by_op: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
     let mut by_node: BTreeMap<(&str, &str), (f64, EventMemory)> = BTreeMap::new();
     for event in events {

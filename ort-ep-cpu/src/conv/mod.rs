@@ -9,10 +9,12 @@
     reason = "the geometry is checked when a convolution is made, and the lengths of what it is given at each run"
 )]
 
+mod batched;
 pub(crate) mod bytes;
 #[cfg(test)]
 mod bytes_tests;
 mod forward;
+mod gradient;
 pub(crate) mod pixels;
 #[cfg(test)]
 mod pixels_tests;
@@ -20,9 +22,14 @@ pub(crate) mod separable;
 #[cfg(test)]
 mod tests;
 mod transpose;
+mod windows;
 mod winograd;
 
+pub use batched::{batched_workspace_len, forward_batched, is_batched};
 pub use forward::{Input, WeightSide, forward, pack_weights, packed_weights_len, workspace_len};
+pub use gradient::{
+    image_gradient, image_gradient_workspace_len, weights_gradient, weights_gradient_workspace_len,
+};
 pub use transpose::{
     pack_transposed_weights, packed_transposed_weights_len, transposed, transposed_workspace_len,
 };

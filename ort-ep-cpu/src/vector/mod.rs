@@ -15,6 +15,7 @@ pub mod convert;
 pub mod depthwise;
 pub mod depthwise_channels;
 pub(crate) mod depthwise_codes;
+pub mod depthwise_gradients;
 pub(crate) mod depthwise_pixels;
 pub mod dynamic_code;
 pub mod elementwise;

@@ -233,6 +233,9 @@ pub(super) struct ResultArgs {
     /// Only say what in the model stands in the way of training.
     #[arg(long, conflicts_with_all = ["data", "validation", "save", "plot", "checkpoint"])]
     pub(super) check: bool,
+    /// Tell the time per operator and of the slowest N nodes of a batch, as a mean over all but the first.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "10", conflicts_with_all = ["json", "check", "validation"])]
+    pub(super) profile: Option<usize>,
     /// One JSON object.
     #[arg(long)]
     pub(super) json: bool,

@@ -11,12 +11,14 @@ mod report;
 mod training;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 pub(crate) use arguments::TrainArgs;
 use ort_runtime::train::{Recompute, RecomputeReport, StepMemory, Trainer, memory_table};
-use ort_runtime::{ErrorKind, Model};
+use ort_runtime::{ErrorKind, Model, Profile};
 
+use super::profile::print_tables;
 use crate::args::human_bytes;
 use crate::output::{say, write_file};
 use crate::resident;
@@ -51,6 +53,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
         history: History::default(),
         updates_before: 0,
         skipped_in_a_row: 0,
+        profile: args.results.profile.map(|_| Arc::new(Profile::new())),
     };
     training.begin()?;
     if !args.results.json {
@@ -68,6 +71,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     match args.results.json {
         true => say!("{}", report::json(&facts, &mut training)?)?,
         false => report::after(&facts, &mut training)?,
+    }
+    if let (Some(profile), Some(nodes)) = (&training.profile, args.results.profile) {
+        let batches = training.history.losses.len().saturating_sub(1);
+        ensure!(batches > 0, "--profile: a profile is of all batches but the first, and there was no other");
+        print_tables(&profile.events(), batches, nodes)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,10 @@
 //! The training itself: epochs of batches, evaluations and checkpoints.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use ort_runtime::Profile;
 use ort_runtime::train::Trainer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
@@ -66,6 +68,8 @@ pub(super) struct Training<'a> {
     pub(super) updates_before: u64,
     /// Updates that were left out since the last that was made.
     pub(super) skipped_in_a_row: u64,
+    /// Times of the nodes of all batches but the first, where they are asked for.
+    pub(super) profile: Option<Arc<Profile>>,
 }
 
 impl Training<'_> {
@@ -164,6 +168,9 @@ impl Training<'_> {
         history.times.push(time);
         history.samples += rows.len();
         history.resident.push(resident);
+        if history.losses.len() == 1 {
+            self.trainer.set_profile(self.profile.clone());
+        }
         progress.step(&self.trainer, loss, rows.len(), resident);
         Ok(())
     }

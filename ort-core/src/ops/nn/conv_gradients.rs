@@ -1,15 +1,15 @@
 //! Gradients of convolutions and pools.
 //!
-//! A convolution is linear in the image and in the weights. Its transpose by the image is the transposed convolution; by
-//! the weights it is a convolution of the image with the gradient, batch and channels exchanged, strides and dilations too
-//! (Goodfellow, Bengio & Courville, Deep Learning, 9.5).
+//! A convolution is linear in the image and in the weights; the transpose by either is an operator of its own, `ConvGradInput` and
+//! `ConvGradWeights` (Goodfellow, Bengio & Courville, Deep Learning, 9.5).
 
 use super::geometry::Windows;
 use crate::ir::{Attribute, ValueId};
-use crate::spec::GradCx;
+use crate::spec::{GradCx, RUNTIME};
 use crate::{Result, error};
 
 /// The numbers of a convolution or pool, one for each spatial axis.
+#[derive(Clone)]
 struct Geometry {
     strides: Vec<i64>,
     dilations: Vec<i64>,
@@ -50,16 +50,13 @@ impl Geometry {
         Ok(Geometry { strides, dilations, begins, ends, group: attrs.find_int("group").unwrap_or(1) })
     }
 
-    fn attrs(&self, pads: bool) -> Vec<(&'static str, Attribute)> {
-        let mut attrs = vec![
+    fn attrs(&self) -> [(&'static str, Attribute); 4] {
+        [
             ("strides", Attribute::Ints(self.strides.clone())),
             ("dilations", Attribute::Ints(self.dilations.clone())),
             ("group", Attribute::Int(self.group)),
-        ];
-        if pads {
-            attrs.push(("pads", Attribute::Ints([self.begins.as_slice(), &self.ends].concat())));
-        }
-        attrs
+            ("pads", Attribute::Ints([self.begins.as_slice(), &self.ends].concat())),
+        ]
     }
 
     /// What each window adds to the places of an image that it lay over, in the shape of `image`.
@@ -70,16 +67,9 @@ impl Geometry {
         weights: ValueId,
         image: ValueId,
     ) -> Result<ValueId> {
-        let whole = cx.emit("ConvTranspose", &[value, weights], &self.attrs(false))?;
-        let rank = self.begins.len() + 2;
-        let (wanted, there) = (cx.sizes(image, 2, rank)?, cx.sizes(whole, 2, rank)?);
-        let begins = cx.ints(&self.begins.iter().map(|begin| -begin).collect::<Vec<_>>())?;
-        // Padding is cut off; places behind the last window have zeros.
-        let ends = cx.emit("Sub", &[wanted, there], &[])?;
-        let ends = cx.emit("Sub", &[ends, begins], &[])?;
-        let pads = cx.join(&[begins, ends])?;
-        let axes = cx.ints(&(2..rank as i64).collect::<Vec<_>>())?;
-        cx.emit_some("Pad", &[Some(whole), Some(pads), None, Some(axes)], &[])
+        let shape = cx.shape_of(image)?;
+        let inputs = [value, weights, shape].map(Some);
+        cx.pen.emit_in((RUNTIME, "ConvGradInput"), &inputs, &self.attrs())
     }
 
     /// The gradient of weights, in their shape.
@@ -90,47 +80,39 @@ impl Geometry {
         upstream: ValueId,
         weights: ValueId,
     ) -> Result<ValueId> {
-        let rank = self.begins.len() + 2;
-        let exchanged: Vec<usize> = [1, 0].into_iter().chain(2..rank).collect();
-        // Filters stay in the order of their groups; the batch is summed over.
-        let upstream = cx.transpose(upstream, &exchanged)?;
-        let image = match self.group {
-            1 => cx.transpose(image, &exchanged)?,
-            group => by_groups(cx, image, group)?,
-        };
-        let turned = Geometry {
-            strides: self.dilations.clone(),
-            dilations: self.strides.clone(),
-            begins: self.begins.clone(),
-            ends: self.ends.clone(),
-            group: self.group,
-        };
-        let sums = cx.emit("Conv", &[image, upstream], &turned.attrs(true))?;
-        let sums = cx.transpose(sums, &exchanged)?;
-        // Places that no window reached make more sums than there are weights.
-        if cx.constant_sizes(sums).is_some_and(|sizes| Some(sizes) == cx.constant_sizes(weights)) {
-            return Ok(sums);
-        }
-        let ends = cx.sizes(weights, 2, rank)?;
-        let starts = cx.ints(&vec![0; rank - 2])?;
-        let axes = cx.ints(&(2..rank as i64).collect::<Vec<_>>())?;
-        cx.emit("Slice", &[sums, starts, ends, axes], &[])
+        let shape = cx.shape_of(weights)?;
+        let inputs = [image, upstream, shape].map(Some);
+        cx.pen.emit_in((RUNTIME, "ConvGradWeights"), &inputs, &self.attrs())
     }
-}
 
-/// An image of N times G times C channels as C images of G times N channels.
-fn by_groups(cx: &mut GradCx<'_>, image: ValueId, group: i64) -> Result<ValueId> {
-    let rank = cx.rank(image)?;
-    let (batch, spatial) = (cx.sizes(image, 0, 1)?, cx.sizes(image, 2, rank)?);
-    let groups = cx.ints(&[group, -1])?;
-    let shape = cx.join(&[batch, groups, spatial])?;
-    let split = cx.reshape(image, shape)?;
-    let order: Vec<usize> = [2, 1, 0].into_iter().chain(3..rank + 1).collect();
-    let turned = cx.transpose(split, &order)?;
-    let channels = cx.sizes(turned, 0, 1)?;
-    let rest = cx.ints(&[-1])?;
-    let shape = cx.join(&[channels, rest, spatial])?;
-    cx.reshape(turned, shape)
+    /// The convolution of an image, with as many windows as `like` has.
+    fn gather(
+        &self,
+        cx: &mut GradCx<'_>,
+        image: ValueId,
+        weights: ValueId,
+        like: ValueId,
+    ) -> Result<ValueId> {
+        let (rank, mut geometry) = (self.begins.len() + 2, self.clone());
+        let sizes = [image, weights, like].map(|value| cx.constant_sizes(value));
+        if let [Some(image), Some(kernel), Some(windows)] = &sizes {
+            let axes = image.iter().zip(kernel).zip(windows).skip(2);
+            let numbers = self.strides.iter().zip(&self.dilations).zip(&self.begins);
+            for ((end, ((image, kernel), windows)), ((stride, dilation), begin)) in
+                geometry.ends.iter_mut().zip(axes).zip(numbers)
+            {
+                let reach = (windows - 1) * stride + (kernel - 1) * dilation + 1;
+                *end = (reach - image - begin).max(0);
+            }
+        }
+        let all = cx.emit("Conv", &[image, weights], &geometry.attrs())?;
+        if sizes.last().is_some_and(|like| like.is_some() && *like == cx.constant_sizes(all)) {
+            return Ok(all);
+        }
+        let (starts, ends) = (cx.ints(&vec![0; rank - 2])?, cx.sizes(like, 2, rank)?);
+        let axes = cx.ints(&(2..rank as i64).collect::<Vec<_>>())?;
+        cx.emit("Slice", &[all, starts, ends, axes], &[])
+    }
 }
 
 /// The spatial sizes of weights.
@@ -169,11 +151,7 @@ pub(super) fn of_conv_transpose(cx: &mut GradCx<'_>) -> Result<()> {
     let (image, weights, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
     let geometry = Geometry::of(cx, image, &kernel(cx, weights)?, true)?;
     if cx.wants(0) {
-        let rank = cx.rank(image)?;
-        let all = cx.emit("Conv", &[upstream, weights], &geometry.attrs(true))?;
-        let (starts, ends) = (cx.ints(&vec![0; rank - 2])?, cx.sizes(image, 2, rank)?);
-        let axes = cx.ints(&(2..rank as i64).collect::<Vec<_>>())?;
-        let gradient = cx.emit("Slice", &[all, starts, ends, axes], &[])?;
+        let gradient = geometry.gather(cx, upstream, weights, image)?;
         cx.set(0, gradient);
     }
     if cx.wants(1) {
@@ -181,6 +159,36 @@ pub(super) fn of_conv_transpose(cx: &mut GradCx<'_>) -> Result<()> {
         cx.set(1, gradient);
     }
     of_bias(cx, upstream)
+}
+
+/// `ConvGradInput` is linear in the upstream gradient and in the weights.
+pub(super) fn of_input_gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let (of_result, weights, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let geometry = Geometry::of(cx, upstream, &kernel(cx, weights)?, false)?;
+    if cx.wants(0) {
+        let gradient = geometry.gather(cx, upstream, weights, of_result)?;
+        cx.set(0, gradient);
+    }
+    if cx.wants(1) {
+        let gradient = geometry.of_weights(cx, upstream, of_result, weights)?;
+        cx.set(1, gradient);
+    }
+    Ok(())
+}
+
+/// `ConvGradWeights` is linear in the image and in the upstream gradient.
+pub(super) fn of_weights_gradient(cx: &mut GradCx<'_>) -> Result<()> {
+    let (image, of_result, upstream) = (cx.input(0)?, cx.input(1)?, cx.upstream()?);
+    let geometry = Geometry::of(cx, image, &kernel(cx, upstream)?, false)?;
+    if cx.wants(0) {
+        let gradient = geometry.spread(cx, of_result, upstream, image)?;
+        cx.set(0, gradient);
+    }
+    if cx.wants(1) {
+        let gradient = geometry.gather(cx, image, upstream, of_result)?;
+        cx.set(1, gradient);
+    }
+    Ok(())
 }
 
 /// The gradient goes to the place that was the greatest.

@@ -4,6 +4,7 @@ mod attention;
 pub(super) mod attention_gradients;
 mod causal_conv;
 pub(super) mod conv;
+mod conv_backward;
 mod conv_gradients;
 mod deform_conv;
 mod flex_attention;

@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 
 use super::{window_of, windows_of};
 use crate::conv::{
-    ConvAttributes, ConvGeometry, Input, WeightSide, forward, pack_weights, packed_weights_len, workspace_len,
+    ConvAttributes, ConvGeometry, Input, WeightSide, batched_workspace_len, forward, forward_batched,
+    is_batched, pack_weights, packed_weights_len, workspace_len,
 };
 use crate::cpu_kernels;
 use crate::gemm::{Cpu, STEPS, Step};
@@ -218,17 +219,14 @@ impl<'a> Addend<'a> {
     }
 }
 
-/// Runs a convolution on packed weights. Bias, the addend of `FusedConv` and the activation are its epilogue.
-fn convolve(
-    cx: &mut RunCx<'_>,
-    cpu: Cpu,
+/// Bias, the addend of `FusedConv` and the activation.
+fn epilogue<'a, 'cx: 'a>(
+    cx: &RunCx<'cx>,
     geometry: &ConvGeometry,
-    (weights, side): (&[f32], WeightSide),
-    (addend, activation): (Addend<'_>, Option<Unary>),
-    workspace: &mut [f32],
-) -> Result<()> {
-    let image = cx.input(0)?.as_slice::<f32>()?;
-    let mut epilogue: SmallVec<[Step<'_>; 3]> = SmallVec::new();
+    addend: Addend<'a>,
+    activation: Option<Unary>,
+) -> Result<SmallVec<[Step<'a>; 3]>> {
+    let mut epilogue: SmallVec<[Step<'a>; 3]> = SmallVec::new();
     if let Some(bias) = cx.find_input(2) {
         epilogue.push(Step::RowBias(bias.as_slice()?));
     }
@@ -241,6 +239,20 @@ fn convolve(
         Addend::Held => epilogue.push(Step::Held),
     }
     epilogue.extend(activation.map(Step::Activate));
+    Ok(epilogue)
+}
+
+/// Runs a convolution on packed weights.
+fn convolve(
+    cx: &mut RunCx<'_>,
+    cpu: Cpu,
+    geometry: &ConvGeometry,
+    (weights, side): (&[f32], WeightSide),
+    (addend, activation): (Addend<'_>, Option<Unary>),
+    workspace: &mut [f32],
+) -> Result<()> {
+    let image = cx.input(0)?.as_slice::<f32>()?;
+    let epilogue = epilogue(cx, geometry, addend, activation)?;
     let input = Input { image, weights, side, epilogue: &epilogue };
     let output = cx.output(0)?.as_mut_slice::<f32>()?;
     forward(cpu, geometry, input, output, workspace).map_err(refused)
@@ -272,6 +284,9 @@ impl Executable for Plain {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let geometry = self.geometry(shapes.input(0), shapes.input(1))?;
         let cpu = cpu_of(shapes.threads, self.precision, shapes.input(1), self.groups);
+        if is_batched(cpu, &geometry) {
+            return bytes_of::<f32>(batched_workspace_len(cpu, &geometry));
+        }
         let packed = packed_weights_len(cpu, &geometry, WeightSide::Left);
         bytes_of::<f32>(packed.next_multiple_of(16) + workspace_len(cpu, &geometry, WeightSide::Left))
     }
@@ -281,10 +296,16 @@ impl Executable for Plain {
         let (image, weight) = (cx.input(0)?, cx.input(1)?);
         let geometry = self.geometry(image.shape(), weight.shape())?;
         let cpu = cpu_of(cx.threads(), self.precision, weight.shape(), self.groups);
+        let addend = Addend::of_input(cx)?;
+        if is_batched(cpu, &geometry) {
+            let given = [image.as_slice()?, weight.as_slice()?];
+            let epilogue = epilogue(cx, &geometry, addend, self.activation)?;
+            let output = cx.output(0)?.as_mut_slice::<f32>()?;
+            return forward_batched(cpu, &geometry, given, &epilogue, output, rest).map_err(refused);
+        }
         let side = WeightSide::Left;
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
-        let addend = Addend::of_input(cx)?;
         convolve(cx, cpu, &geometry, (packed, side), (addend, self.activation), rest)
     }
 }

@@ -10,6 +10,7 @@ mod attention_fused;
 mod causal_conv;
 mod conv;
 mod conv_depthwise;
+mod conv_gradients;
 mod conv_integer;
 mod conv_pixels;
 mod conv_plain;
