@@ -350,6 +350,20 @@ fn normalizations() {
             &[&[3, 2, 4], &[2], &[2]],
         ),
         row(
+            "batch norm's gradient",
+            |b, x| {
+                b.add(
+                    ("ort-runtime", "BatchNormalizationGrad"),
+                    &[x[0], x[1], x[2]].map(Some),
+                    &[],
+                    3,
+                    vec![],
+                )
+                .map(|y| y[0])
+            },
+            &[&[2, 2, 3], &[2], &[2, 2, 3]],
+        ),
+        row(
             "Lp norm 1",
             |b, x| b.node("LpNormalization", x, &[("p", Attribute::Int(1)), ("axis", Attribute::Int(1))]),
             &[&[2, 4]],

@@ -76,19 +76,6 @@ impl Pen<'_> {
         self.emit_many_in(("", op), inputs, attrs, outputs)
     }
 
-    /// Adds a node of any domain with so many outputs.
-    pub(crate) fn emit_many_in(
-        &mut self,
-        operator: (&str, &str),
-        inputs: &[Option<ValueId>],
-        attrs: &[(&str, Attribute)],
-        outputs: usize,
-    ) -> Result<Vec<ValueId>> {
-        let (node, values) = self.node(operator, inputs, attrs, outputs)?;
-        self.add(node)?;
-        Ok(values)
-    }
-
     /// A node with new outputs.
     fn node(
         &mut self,
@@ -117,9 +104,21 @@ impl Pen<'_> {
         inputs: &[Option<ValueId>],
         attrs: &[(&str, Attribute)],
     ) -> Result<ValueId> {
-        let (node, values) = self.node((domain, op), inputs, attrs, 1)?;
-        self.add(node)?;
+        let values = self.emit_many_in((domain, op), inputs, attrs, 1)?;
         values.first().copied().ok_or_else(|| error!(Fail, "{op} has no output"))
+    }
+
+    /// Adds a node of any domain with so many outputs.
+    pub(crate) fn emit_many_in(
+        &mut self,
+        (domain, op): (&str, &str),
+        inputs: &[Option<ValueId>],
+        attrs: &[(&str, Attribute)],
+        outputs: usize,
+    ) -> Result<Vec<ValueId>> {
+        let (node, values) = self.node((domain, op), inputs, attrs, outputs)?;
+        self.add(node)?;
+        Ok(values)
     }
 
     /// Adds a node of the standard domain with graphs of its own and so many outputs.

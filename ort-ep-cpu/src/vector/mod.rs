@@ -20,6 +20,7 @@ pub(crate) mod depthwise_pixels;
 pub mod dynamic_code;
 pub mod elementwise;
 pub mod norm;
+pub mod norm_gradients;
 mod places;
 pub mod pool;
 pub mod random;

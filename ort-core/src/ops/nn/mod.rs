@@ -12,6 +12,7 @@ pub mod geometry;
 mod linear_attention;
 mod loss;
 mod max_unpool;
+mod norm_backward;
 mod norm_batch;
 mod norm_gradients;
 pub(super) mod norm_layer;

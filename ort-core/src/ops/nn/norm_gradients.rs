@@ -7,7 +7,7 @@
 use crate::Result;
 use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
-use crate::spec::GradCx;
+use crate::spec::{GradCx, RUNTIME};
 
 /// A tensor normalized along some axes.
 struct Normalized {
@@ -143,8 +143,27 @@ pub(super) fn of_channels(cx: &mut GradCx<'_>) -> Result<()> {
     deliver_by_channel(cx, 2, upstream)
 }
 
+/// Batch normalization in training whose tensors are all of one type that is not a half: one operator.
+fn of_batch_in_training(cx: &mut GradCx<'_>) -> Result<()> {
+    let (x, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
+    let epsilon = [("epsilon", Attribute::Float(cx.attrs().float("epsilon")?))];
+    let inputs = [x, scale, upstream].map(Some);
+    let gradients = cx.pen.emit_many_in((RUNTIME, "BatchNormalizationGrad"), &inputs, &epsilon, 3)?;
+    for (index, gradient) in gradients.into_iter().enumerate() {
+        if cx.wants(index) {
+            cx.set(index, gradient);
+        }
+    }
+    Ok(())
+}
+
 /// In training by the batch's own statistics, else by given ones, which then have gradients, too.
 pub(super) fn of_batch(cx: &mut GradCx<'_>) -> Result<()> {
+    let dtypes = [cx.dtype(cx.input(0)?)?, cx.dtype(cx.input(1)?)?, cx.dtype(cx.first_upstream()?)?];
+    let is_one_type = [[DType::F32; 3], [DType::F64; 3]].contains(&dtypes);
+    if cx.attrs().flag("training_mode")? && is_one_type && cx.rank(cx.input(0)?)? >= 2 {
+        return of_batch_in_training(cx);
+    }
     let (input, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.first_upstream()?);
     let (x, scale, upstream) = (in_wide(cx, input)?, in_wide(cx, scale)?, in_wide(cx, upstream)?);
     let rank = cx.rank(x)?;

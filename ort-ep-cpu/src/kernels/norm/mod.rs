@@ -6,6 +6,7 @@
 )]
 
 mod batch;
+mod batch_gradient;
 mod groups;
 mod layer;
 mod loss;
