@@ -34,6 +34,8 @@
 )]
 #![forbid(unsafe_code)]
 
+pub mod api;
+mod artifacts;
 mod assemble;
 mod checkpoint;
 mod graph;
@@ -46,6 +48,7 @@ mod stage;
 mod state;
 mod trainer;
 
+pub use artifacts::{ArtifactOptions, Artifacts, generate_artifacts};
 pub use graph::{Parameter, TrainingGraph};
 pub use loss::Loss;
 pub use optimizer::{AdamForm, Optimizer};

@@ -42,6 +42,8 @@ pub struct TrainingOptions {
     pub threads: Option<usize>,
     /// How the CPU provider multiplies matrices.
     pub precision: Precision,
+    /// Values of the model that a batch gives beside its loss ([`Trainer::output`](crate::Trainer::output)).
+    pub additional_outputs: Vec<String>,
 }
 
 impl Default for TrainingOptions {
@@ -63,6 +65,7 @@ impl Default for TrainingOptions {
             recompute: Recompute::default(),
             threads: None,
             precision: Precision::Fp32,
+            additional_outputs: Vec::new(),
         }
     }
 }
