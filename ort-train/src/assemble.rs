@@ -6,9 +6,9 @@ use ort_core::spec::RUNTIME;
 use ort_core::tensor::Tensor;
 use ort_core::{Result, error};
 
-use crate::graph::{LOSS, Parameter, Statistic, evaluation};
+use crate::graph::{LOSS, Parameter, Statistic, TrainingGraph, evaluation, named_values};
 use crate::optimizer::{Optimizer, StepValues, shared_inputs};
-use crate::options::matches;
+use crate::options::{TrainingOptions, matches};
 use crate::stage::StageGraph;
 use crate::trainer::{Trainer, gradient_name, state_name};
 
@@ -32,25 +32,24 @@ impl Trainer {
             .enumerate()
             .map(|(index, it)| (index, it.value, it.gradient))
             .collect();
-        let mut stage =
-            Updates { trainer: self, builder: &mut builder, updates: Vec::new(), outputs: Vec::new() };
-        let scale = self.scaler.is_some().then(|| stage.gradient_scale());
+        let mut stage = Updates::of(&self.training, &self.options, &mut builder);
+        let scale = stage.options.scaling().is_some().then(|| stage.gradient_scale());
         stage.emit(&gradients, scale)?;
         let Updates { updates, outputs, .. } = stage;
         let mut all = vec![self.training.loss];
         all.extend(self.training.statistics.iter().map(|statistic| statistic.updated));
         all.extend(outputs);
+        all.extend(named_values(builder.graph(), &self.options.additional_outputs)?);
         update_early(builder.graph_mut(), first);
         let graph = builder.finish(&all)?;
-        let mut outputs = vec![LOSS.to_string()];
-        outputs.extend(self.finite());
-        let reads = Vec::new();
+        let (mut outputs, reads) = (self.batch_outputs(), Vec::new());
+        outputs.extend(finite(&self.options));
         Ok(StageGraph { replaces: self.replaced(&graph), graph, reads, updates, outputs })
     }
 
-    /// The output of an update that says whether it was made.
-    fn finite(&self) -> Option<String> {
-        self.scaler.map(|_| FINITE.to_string())
+    /// What a batch gives to the caller.
+    fn batch_outputs(&self) -> Vec<String> {
+        std::iter::once(LOSS.to_string()).chain(self.options.additional_outputs.iter().cloned()).collect()
     }
 
     /// Statistics and the outputs that they are replaced by.
@@ -80,68 +79,93 @@ impl Trainer {
             }
         }
         update_early(builder.graph_mut(), first);
+        outputs.extend(named_values(builder.graph(), &self.options.additional_outputs)?);
         let graph = builder.finish(&outputs)?;
         let reads = self.training.parameters.iter().map(|parameter| parameter.name.clone()).collect();
-        let outputs = vec![LOSS.to_string()];
+        let outputs = self.batch_outputs();
         Ok(StageGraph { replaces: self.replaced(&graph), graph, reads, updates, outputs })
     }
 
     /// The update by sums of gradients.
     pub(crate) fn apply_graph(&self) -> Result<StageGraph> {
-        let mut builder = GraphBuilder::new("apply");
-        builder.set_scope("optimizer");
-        let mut gradients = Vec::with_capacity(self.training.parameters.len());
-        let mut reads = Vec::with_capacity(self.training.parameters.len());
-        for (index, Parameter { name, value, .. }) in self.training.parameters.iter().enumerate() {
-            let ty = self.training.graph.value(*value).ty.clone();
-            let parameter = builder.typed_input(name, ty.clone());
-            let name = gradient_name(name);
-            gradients.push((index, parameter, builder.typed_input(&name, ty)));
-            reads.push(name);
-        }
-        let mut stage =
-            Updates { trainer: self, builder: &mut builder, updates: Vec::new(), outputs: Vec::new() };
-        let scale = stage.gradient_scale();
-        stage.emit(&gradients, Some(scale))?;
-        let Updates { updates, outputs, .. } = stage;
-        let graph = builder.finish(&outputs)?;
-        let outputs = self.finite().into_iter().collect();
-        Ok(StageGraph { graph, reads, updates, replaces: Vec::new(), outputs })
+        apply_graph(&self.training, &self.options)
     }
 
     pub(crate) fn evaluate_graph(&self) -> Result<StageGraph> {
-        let (graph, _) = evaluation(&self.model, &self.training, &self.options)?;
+        let graph = match &self.evaluation {
+            Some(graph) => graph.clone(),
+            None => evaluation(&self.model, &self.training, &self.options)?.0,
+        };
         let output = self.training.output.clone();
         let parameters = self.training.parameters.iter().map(|it| it.name.clone());
         let statistics = self.training.statistics.iter().map(|it| it.name.clone());
         let known = |name: &String| graph.inputs.iter().any(|&id| *graph.value(id).name == **name);
         let reads = parameters.chain(statistics).filter(known).collect();
-        let outputs = vec![LOSS.to_string(), output];
+        let mut outputs = self.batch_outputs();
+        if !outputs.contains(&output) {
+            outputs.push(output);
+        }
         Ok(StageGraph { graph, reads, updates: Vec::new(), replaces: Vec::new(), outputs })
     }
 }
 
+/// The update by sums of gradients.
+pub(crate) fn apply_graph(training: &TrainingGraph, options: &TrainingOptions) -> Result<StageGraph> {
+    let mut builder = GraphBuilder::new("apply");
+    builder.set_scope("optimizer");
+    let mut gradients = Vec::with_capacity(training.parameters.len());
+    let mut reads = Vec::with_capacity(training.parameters.len());
+    for (index, Parameter { name, value, .. }) in training.parameters.iter().enumerate() {
+        let ty = training.graph.value(*value).ty.clone();
+        let parameter = builder.typed_input(name, ty.clone());
+        let name = gradient_name(name);
+        gradients.push((index, parameter, builder.typed_input(&name, ty)));
+        reads.push(name);
+    }
+    let mut stage = Updates::of(training, options, &mut builder);
+    let scale = stage.gradient_scale();
+    stage.emit(&gradients, Some(scale))?;
+    let Updates { updates, outputs, .. } = stage;
+    let graph = builder.finish(&outputs)?;
+    let outputs = finite(options).into_iter().collect();
+    Ok(StageGraph { graph, reads, updates, replaces: Vec::new(), outputs })
+}
+
+/// The output of an update that says whether it was made.
+fn finite(options: &TrainingOptions) -> Option<String> {
+    options.scaling().map(|_| FINITE.to_string())
+}
+
 /// Adds the updates of parameters to a graph.
 struct Updates<'a> {
-    trainer: &'a Trainer,
+    training: &'a TrainingGraph,
+    options: &'a TrainingOptions,
     builder: &'a mut GraphBuilder,
     updates: Vec<(String, String)>,
     outputs: Vec<ValueId>,
 }
 
-impl Updates<'_> {
+impl<'a> Updates<'a> {
+    fn of(
+        training: &'a TrainingGraph,
+        options: &'a TrainingOptions,
+        builder: &'a mut GraphBuilder,
+    ) -> Updates<'a> {
+        Updates { training, options, builder, updates: Vec::new(), outputs: Vec::new() }
+    }
+
     /// Adds the update of each parameter, by its index, value and gradient. `scale` is what gradients are multiplied by before they are clipped.
     fn emit(&mut self, gradients: &[(usize, ValueId, ValueId)], scale: Option<ValueId>) -> Result<()> {
         let (learning_rate, step) = shared_inputs(self.builder);
         let all: Vec<ValueId> = gradients.iter().map(|(_, _, gradient)| *gradient).collect();
-        let scale = match self.trainer.options.clip_norm {
+        let scale = match self.options.clip_norm {
             Some(most) => Some(self.clipped(&all, scale, most)?),
             None => scale,
         };
-        let update = if self.trainer.scaler.is_some() { Some(self.finite(&all)?) } else { None };
+        let update = if self.options.scaling().is_some() { Some(self.finite(&all)?) } else { None };
         let shared = StepValues { learning_rate, scale, update, step };
         for &(index, value, gradient) in gradients {
-            let Some(parameter) = self.trainer.training.parameters.get(index) else { continue };
+            let Some(parameter) = self.training.parameters.get(index) else { continue };
             self.update(parameter, (value, gradient), shared)?;
         }
         Ok(())
@@ -189,7 +213,7 @@ impl Updates<'_> {
         values: (ValueId, ValueId),
         shared: StepValues,
     ) -> Result<()> {
-        let options = &self.trainer.options;
+        let options = self.options;
         let decays = !matches(&options.no_decay, &parameter.name);
         let optimizer: Optimizer = if decays { options.optimizer } else { options.optimizer.without_decay() };
         let specs = optimizer.states(parameter.tensor.dtype(), parameter.tensor.shape());

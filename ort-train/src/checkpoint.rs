@@ -220,11 +220,11 @@ fn read_manifest(folder: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-fn damaged(problem: &dyn std::fmt::Display) -> Error {
+pub(crate) fn damaged(problem: &dyn std::fmt::Display) -> Error {
     error!(InvalidArgument, "it is damaged: {problem}").help("take an older one")
 }
 
-fn system(what: &str, problem: &std::io::Error) -> Error {
+pub(crate) fn system(what: &str, problem: &std::io::Error) -> Error {
     error!(Fail, "{what}: {problem}").help("check the path, its permissions and the space that is left")
 }
 
@@ -240,10 +240,10 @@ fn write_whole(path: &PathBuf, fill: impl FnOnce(&mut fs::File) -> std::io::Resu
 }
 
 /// A tensor as it is stored.
-struct Stored<'a> {
-    dtype: Dtype,
-    shape: &'a [usize],
-    bytes: &'a [u8],
+pub(crate) struct Stored<'a> {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: &'a [usize],
+    pub(crate) bytes: &'a [u8],
 }
 
 impl<'a> Stored<'a> {
@@ -271,7 +271,7 @@ impl View for Stored<'_> {
     }
 }
 
-fn stored_dtype(dtype: DType) -> Result<Dtype> {
+pub(crate) fn stored_dtype(dtype: DType) -> Result<Dtype> {
     Ok(match dtype {
         DType::F32 => Dtype::F32,
         DType::F64 => Dtype::F64,

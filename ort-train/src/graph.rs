@@ -75,6 +75,7 @@ impl TrainingGraph {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(model, options)?;
         let output = forward.graph.value(forward.output).name.to_string();
+        named_values(&forward.graph, &options.additional_outputs)?;
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
         forward.graph = fuse_attention(forward.graph, &values)?;
         let precisions = forward.mix(options)?;
@@ -203,8 +204,29 @@ pub(crate) fn evaluation(
             forward.make_input(value);
         }
     }
-    let output = forward.output;
-    forward.finish(options, &[output])
+    let mut outputs = named_values(&forward.graph, &options.additional_outputs)?;
+    if !outputs.contains(&forward.output) {
+        outputs.insert(0, forward.output);
+    }
+    forward.finish(options, &outputs)
+}
+
+/// The values of these names.
+pub(crate) fn named_values(graph: &Graph, names: &[String]) -> Result<Vec<ValueId>> {
+    let producers = graph.producers();
+    let made = |id: ValueId| producers.get(id.index()).is_some_and(Option::is_some);
+    let mut found = Vec::with_capacity(names.len());
+    for name in names {
+        let value = graph.find_value(name).filter(|id| made(*id)).ok_or_else(|| {
+            let known = graph.value_ids().filter(|id| made(*id)).map(|id| &*graph.value(id).name);
+            let known: Vec<&str> = known.collect();
+            error!(InvalidArgument, "no node of the model computes '{name}'")
+                .help(advise("values", name, known))
+        })?;
+        ensure!(!found.contains(&value), InvalidArgument, "output '{name}' is asked for twice");
+        found.push(value);
+    }
+    Ok(found)
 }
 
 /// A model's graph on its way to a training graph.

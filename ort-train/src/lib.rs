@@ -34,6 +34,8 @@
 )]
 #![forbid(unsafe_code)]
 
+pub mod api;
+mod artifacts;
 mod assemble;
 mod attention;
 mod checkpoint;
@@ -48,6 +50,7 @@ mod stage;
 mod state;
 mod trainer;
 
+pub use artifacts::{ArtifactOptions, Artifacts, generate_artifacts};
 pub use graph::{Parameter, TrainingGraph};
 pub use loss::Loss;
 pub use mixed::{LossScale, MixedPrecision, OperatorPrecision};

@@ -5,9 +5,11 @@ use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, GraphBuilder, ValueId, ValueType};
 use ort_core::tensor::Tensor;
 use ort_core::{Result, ensure, error};
+use serde::{Deserialize, Serialize};
 
 /// What a training step makes smaller.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Loss {
     /// The mean of the squared differences from an input `target` of the output's shape.
     Mse,

@@ -79,6 +79,18 @@ impl Optimizer {
         }
     }
 
+    /// AdamW as ONNX Runtime's artifacts have it by default: epsilon 1e-6, no weight decay, which would come last.
+    pub fn onnxruntime_adamw() -> Optimizer {
+        Optimizer::Adam {
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-6,
+            weight_decay: 0.0,
+            correct_bias: true,
+            form: AdamForm::HuggingFace,
+        }
+    }
+
     /// Adam as `torch.optim.Adam` has it by default.
     pub fn adam() -> Optimizer {
         Optimizer::Adam {

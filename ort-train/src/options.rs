@@ -47,6 +47,8 @@ pub struct TrainingOptions {
     pub mixed_precision: Option<MixedPrecision>,
     /// What the loss is multiplied by before it is differentiated; by default [`LossScale::dynamic`] for float16, and nothing otherwise.
     pub loss_scale: Option<LossScale>,
+    /// Values of the model that a batch gives beside its loss ([`Trainer::output`](crate::Trainer::output)).
+    pub additional_outputs: Vec<String>,
 }
 
 impl Default for TrainingOptions {
@@ -70,6 +72,7 @@ impl Default for TrainingOptions {
             precision: Precision::Fp32,
             mixed_precision: None,
             loss_scale: None,
+            additional_outputs: Vec::new(),
         }
     }
 }

@@ -9,7 +9,7 @@ use ort_core::onnx::{Weights, save};
 use ort_core::plan::PlanReport;
 use ort_core::session::{Model, Profile, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::{Tensor, TensorBuffer, Value};
-use ort_core::{Result, ensure, error};
+use ort_core::{Result, advise, ensure, error};
 
 use crate::assemble::{FINITE, GRADIENT_SCALE, OVERWRITE};
 use crate::graph::{COUNTER, LOSS, LOSS_SCALE, Parameter, SEED, TrainingGraph};
@@ -18,7 +18,7 @@ use crate::optimizer::{LEARNING_RATE, STEP};
 use crate::recompute::Request;
 use crate::stage::Stage;
 use crate::state::State;
-use crate::{PlanRow, Recompute, RecomputeReport, TrainingOptions};
+use crate::{Optimizer, PlanRow, Recompute, RecomputeReport, TrainingOptions};
 
 /// Trains a model: each step runs the forward pass, the loss, the backward pass and the update of each parameter as one planned graph.
 pub struct Trainer {
@@ -38,6 +38,8 @@ pub struct Trainer {
     /// Whether the table of plans is made with the next graph.
     tabulates: bool,
     profile: Option<Arc<Profile>>,
+    /// The graph of evaluation where it comes from a file.
+    pub(crate) evaluation: Option<Graph>,
 }
 
 /// The bytes of a training step at some sizes of its batch.
@@ -114,6 +116,7 @@ impl Trainer {
             scaler,
             tabulates: false,
             profile: None,
+            evaluation: None,
         };
         trainer.check_state_fits()?;
         trainer.fill_state()?;
@@ -196,7 +199,7 @@ impl Trainer {
             self.pending
         );
         let mut given = inputs.to_vec();
-        self.update_inputs(&mut given, 1)?;
+        self.update_inputs(&mut given, 1.0)?;
         let loss = self.run(Kind::Step, given)?;
         self.end_update(Kind::Step)?;
         self.batches += 1;
@@ -205,16 +208,28 @@ impl Trainer {
 
     /// The loss of a batch, whose gradients are added to those of the batches since the last update.
     pub fn accumulate(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
+        self.accumulate_onto(inputs, self.pending == 0)
+    }
+
+    /// The same; with `overwrite` sums of gradients begin anew.
+    pub(crate) fn accumulate_onto(&mut self, inputs: &[(&str, Value)], overwrite: bool) -> Result<f32> {
         let mut given = inputs.to_vec();
-        given.push((OVERWRITE, Tensor::from_bools(&[], &[self.pending == 0])?.into()));
+        given.push((OVERWRITE, Tensor::from_bools(&[], &[overwrite])?.into()));
         let loss = self.run(Kind::Accumulate, given)?;
-        self.pending += 1;
+        self.pending = if overwrite { 1 } else { self.pending + 1 };
         self.batches += 1;
         Ok(loss)
     }
 
     /// Updates the parameters by the mean of the gradients since the last update.
     pub fn apply(&mut self) -> Result<()> {
+        self.apply_scaled(1.0 / self.pending as f32)?;
+        self.pending = 0;
+        Ok(())
+    }
+
+    /// Updates the parameters by the sums of gradients times `scale`, and keeps the sums.
+    pub(crate) fn apply_scaled(&mut self, scale: f32) -> Result<()> {
         ensure!(
             self.pending > 0,
             InvalidArgument,
@@ -222,11 +237,53 @@ impl Trainer {
             "there are no gradients"
         );
         let mut given = Vec::new();
-        self.update_inputs(&mut given, self.pending)?;
+        self.update_inputs(&mut given, scale)?;
         self.run(Kind::Apply, given)?;
         self.end_update(Kind::Apply)?;
-        self.pending = 0;
         Ok(())
+    }
+
+    /// One of [`TrainingOptions::additional_outputs`], of the last batch.
+    ///
+    /// # Errors
+    ///
+    /// It is none of them, or no batch has run yet.
+    pub fn output(&mut self, name: &str) -> Result<Value> {
+        let known = &self.options.additional_outputs;
+        ensure!(
+            known.iter().any(|it| it == name),
+            InvalidArgument,
+            help = advise("additional outputs", name, known.iter().map(String::as_str)),
+            "the training has no additional output '{name}'"
+        );
+        let kind = self.stages.entered.filter(|kind| *kind != Kind::Apply);
+        let kind = kind.ok_or_else(|| {
+            error!(InvalidArgument, "output '{name}' is gone").help("ask for it right after a batch")
+        })?;
+        self.ready(kind)?.output(name)
+    }
+
+    /// Has another optimizer update the parameters, from states of zeros on.
+    pub(crate) fn set_optimizer(&mut self, optimizer: Optimizer, clip_norm: Option<f32>) -> Result<()> {
+        self.leave();
+        let options = TrainingOptions { optimizer, clip_norm, ..self.options.clone() };
+        options.check()?;
+        let before = std::mem::replace(&mut self.options, options);
+        if let Err(problem) = self.check_state_fits() {
+            self.options = before;
+            return Err(problem);
+        }
+        for Parameter { name, tensor, .. } in &self.training.parameters {
+            for state in before.optimizer.states(tensor.dtype(), tensor.shape()) {
+                drop(self.state.take(&state_name(name, state.kind))?);
+            }
+        }
+        (self.stages.step, self.stages.apply) = (None, None);
+        if self.options.memory_limit.is_some() {
+            self.stages = Stages::default();
+        }
+        self.updates = 0;
+        self.fill_states()
     }
 
     /// The loss of a batch with the parameters as they are: nothing drops, normalizations take their running statistics.
@@ -333,7 +390,7 @@ impl Trainer {
     }
 
     /// The inference graph with the weights as they are now.
-    fn trained_graph(&mut self) -> Result<Graph> {
+    pub(crate) fn trained_graph(&mut self) -> Result<Graph> {
         self.leave();
         let mut graph = self.model.graph().clone();
         let trained = self.training.parameters.iter().map(|it| &it.name);
@@ -429,8 +486,8 @@ impl Trainer {
     }
 
     /// The numbers that an update by the gradients of so many batches reads.
-    fn update_inputs(&self, given: &mut Vec<(&str, Value)>, batches: usize) -> Result<()> {
-        let scale = 1.0 / (batches as f32 * self.loss_scale().unwrap_or(1.0));
+    fn update_inputs(&self, given: &mut Vec<(&str, Value)>, scale: f32) -> Result<()> {
+        let scale = scale / self.loss_scale().unwrap_or(1.0);
         given.push((GRADIENT_SCALE, Tensor::scalar(scale)?.into()));
         given.push((LEARNING_RATE, Tensor::scalar(self.learning_rate())?.into()));
         given.push((STEP, Tensor::scalar(self.updates as i64 + 1)?.into()));
@@ -567,15 +624,23 @@ impl Trainer {
     fn fill_state(&mut self) -> Result<()> {
         for Parameter { name, tensor, .. } in &self.training.parameters {
             self.state.insert(name.clone(), TensorBuffer::copy_of(tensor)?);
+        }
+        for statistic in &self.training.statistics {
+            self.state.insert(statistic.name.clone(), TensorBuffer::copy_of(&statistic.tensor)?);
+        }
+        self.fill_states()?;
+        self.hold_gradients(self.options.accumulate > 1)
+    }
+
+    /// States of zeros.
+    fn fill_states(&mut self) -> Result<()> {
+        for Parameter { name, tensor, .. } in &self.training.parameters {
             for state in self.options.optimizer.states(tensor.dtype(), tensor.shape()) {
                 let buffer = TensorBuffer::new(state.dtype, &state.shape)?;
                 self.state.insert(state_name(name, state.kind), buffer);
             }
         }
-        for statistic in &self.training.statistics {
-            self.state.insert(statistic.name.clone(), TensorBuffer::copy_of(&statistic.tensor)?);
-        }
-        self.hold_gradients(self.options.accumulate > 1)
+        Ok(())
     }
 
     /// Makes memory for sums of gradients, where there is to be some and is none.
@@ -611,6 +676,6 @@ fn settings(mut builder: SessionBuilder, options: &TrainingOptions, kept: usize)
     builder.precision(options.precision)
 }
 
-fn copy(buffer: &TensorBuffer) -> Result<Tensor> {
+pub(crate) fn copy(buffer: &TensorBuffer) -> Result<Tensor> {
     TensorBuffer::copy_of(&buffer.tensor()?)?.tensor()
 }

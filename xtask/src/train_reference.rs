@@ -1,4 +1,4 @@
-//! `cargo xtask train-reference`: what the tests of training hold ours against, made anew by PyTorch.
+//! `cargo xtask train-reference`: what the tests of training hold ours against, made anew by PyTorch and ONNX Runtime.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use crate::workspace::{Workspace, run as run_command};
 const DATA: &str = "ort-train/tests/data";
 
 /// The scripts that write it.
-const SCRIPTS: [&str; 2] = ["train_reference.py", "digits.py"];
+const SCRIPTS: [&str; 3] = ["train_reference.py", "digits.py", "train_api_reference.py"];
 
 /// Writes the models, their data and what PyTorch's training of them comes to.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {

@@ -1,0 +1,195 @@
+//! The file of a checkpoint: one of `safetensors`, whose metadata say in JSON what the tensors are.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use ort_alloc::MappedFile;
+use ort_core::dtype::DType;
+use ort_core::tensor::{Tensor, byte_count};
+use ort_core::{Result, ensure, error};
+use safetensors::tensor::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use super::checkpoint::{Kept, OptimizerState, Property, Shared};
+use crate::checkpoint::{Stored, damaged, stored_dtype, system};
+use crate::trainer::{copy, state_name};
+
+/// The metadata that the description is under.
+const KEY: &str = "ort-runtime.checkpoint";
+/// The form of the file.
+const VERSION: u32 = 1;
+/// What names of an optimizer's states begin with.
+const STATE: &str = "optimizer:";
+/// What names of parameters begin with.
+const PARAMETER: &str = "parameter:";
+
+/// What the file says of its tensors.
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    parameters: BTreeMap<String, Entry>,
+    properties: BTreeMap<String, Property>,
+    optimizer: Option<OptimizerEntry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    requires_grad: bool,
+    shape: Vec<usize>,
+    dtype: String,
+    /// Whether its value is in the file.
+    has_value: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct OptimizerEntry {
+    optimizer: crate::Optimizer,
+    updates: u64,
+    learning_rate: f32,
+}
+
+/// What is written.
+#[derive(Clone, Copy)]
+pub(super) struct Contents {
+    /// Values of trained parameters.
+    pub(super) values: bool,
+    /// The optimizer's states.
+    pub(super) optimizer: bool,
+}
+
+pub(super) fn save(shared: &mut Shared, path: &Path, contents: Contents) -> Result<()> {
+    let mut tensors = BTreeMap::new();
+    let mut parameters = BTreeMap::new();
+    for name in shared.parameters.keys().cloned().collect::<Vec<_>>() {
+        let Kept { dtype, shape, requires_grad, .. } = shared.kept(&name)?.clone();
+        let has_value = contents.values || !requires_grad;
+        if has_value {
+            tensors.insert(format!("{PARAMETER}{name}"), shared.value(&name)?);
+        }
+        let dtype = stored_name(dtype)?.to_string();
+        parameters.insert(name, Entry { requires_grad, shape, dtype, has_value });
+    }
+    let optimizer = if contents.optimizer { Some(states(shared)?) } else { None };
+    let optimizer = optimizer.map(|state| {
+        tensors.extend(state.tensors.into_iter().map(|(name, tensor)| (format!("{STATE}{name}"), tensor)));
+        OptimizerEntry {
+            optimizer: state.optimizer,
+            updates: state.updates,
+            learning_rate: state.learning_rate,
+        }
+    });
+    let manifest =
+        Manifest { version: VERSION, parameters, properties: shared.properties.clone(), optimizer };
+    write(path, &tensors, &manifest)
+}
+
+/// The optimizer's states: the training's, or those that came from a checkpoint.
+fn states(shared: &mut Shared) -> Result<OptimizerState> {
+    let none = || {
+        error!(InvalidArgument, "there is no optimizer whose state could be saved")
+            .help("make an Optimizer first, or save without its state")
+    };
+    if let Some(state) = &shared.optimizer {
+        return Ok(state.clone());
+    }
+    let trainer = shared.trainer.as_mut().filter(|_| shared.has_optimizer).ok_or_else(none)?;
+    trainer.leave();
+    let optimizer = trainer.options.optimizer;
+    let mut tensors = BTreeMap::new();
+    for parameter in &trainer.training.parameters {
+        for state in optimizer.states(parameter.tensor.dtype(), parameter.tensor.shape()) {
+            let name = state_name(&parameter.name, state.kind);
+            let tensor = copy(trainer.state.get(&name)?)?;
+            tensors.insert(name, tensor);
+        }
+    }
+    let (updates, learning_rate) = (trainer.updates, trainer.options.learning_rate);
+    Ok(OptimizerState { optimizer, updates, learning_rate, tensors })
+}
+
+fn write(path: &Path, tensors: &BTreeMap<String, Tensor>, manifest: &Manifest) -> Result<()> {
+    let stored = |(name, tensor): (&'_ String, &'_ Tensor)| Ok((name.clone(), stored_dtype(tensor.dtype())?));
+    let types = tensors.iter().map(stored).collect::<Result<Vec<_>>>()?;
+    let views = types.iter().zip(tensors.values()).map(|((name, dtype), tensor)| {
+        let bytes = tensor.bytes().map_or(&[][..], |bytes| bytes.as_ref());
+        (name.as_str(), Stored { dtype: *dtype, shape: tensor.shape(), bytes })
+    });
+    let text = serde_json::to_string(manifest).map_err(|problem| error!(Fail, "{problem}"))?;
+    let metadata = HashMap::from([(KEY.to_string(), text)]);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = NamedTempFile::new_in(folder).map_err(|problem| system("no file can be made", &problem))?;
+    safetensors::serialize_to_file(views, Some(metadata), file.path())
+        .map_err(|problem| error!(Fail, "the tensors cannot be written: {problem}"))?;
+    file.as_file().sync_all().map_err(|problem| system("the tensors cannot be written", &problem))?;
+    file.persist(path).map_err(|problem| system("the file cannot be put in place", &problem.error))?;
+    Ok(())
+}
+
+pub(super) fn load(path: &Path) -> Result<Shared> {
+    let file = MappedFile::open(path).map_err(|problem| error!(NoSuchFile, "{problem}"))?;
+    let bytes = file.bytes();
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|problem| damaged(&problem))?;
+    let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY)).ok_or_else(|| {
+        error!(InvalidArgument, "it is no checkpoint of this form")
+            .help("write one by generate_artifacts or save_checkpoint; those of other runtimes do not suit")
+    })?;
+    let manifest: Manifest = serde_json::from_str(text).map_err(|problem| damaged(&problem))?;
+    ensure!(
+        manifest.version == VERSION,
+        NotImplemented,
+        "it has version {}, this program reads version {VERSION}",
+        manifest.version
+    );
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|problem| damaged(&problem))?;
+    let mut found = BTreeMap::new();
+    for (name, view) in tensors.iter() {
+        let tensor = Tensor::from_bytes(dtype_of(view.dtype())?, view.shape(), bytes.slice_ref(view.data()))?;
+        found.insert(name.to_string(), tensor);
+    }
+    let mut parameters = BTreeMap::new();
+    for (name, entry) in manifest.parameters {
+        let kept = kept(&name, &entry, found.remove(&format!("{PARAMETER}{name}")))?;
+        parameters.insert(name, kept);
+    }
+    let tensors =
+        found.into_iter().filter_map(|(name, it)| Some((name.strip_prefix(STATE)?.to_string(), it)));
+    let tensors = tensors.collect();
+    let optimizer = manifest.optimizer.map(|OptimizerEntry { optimizer, updates, learning_rate }| {
+        OptimizerState { optimizer, updates, learning_rate, tensors }
+    });
+    Ok(Shared { parameters, properties: manifest.properties, optimizer, ..Shared::default() })
+}
+
+fn kept(name: &str, entry: &Entry, tensor: Option<Tensor>) -> Result<Kept> {
+    let dtype = [DType::F32, DType::F64, DType::F16, DType::BF16]
+        .into_iter()
+        .find(|dtype| dtype.name() == entry.dtype)
+        .ok_or_else(|| error!(InvalidArgument, "parameter '{name}' is of type '{}'", entry.dtype))?;
+    byte_count(dtype, &entry.shape)?;
+    let fits = tensor.as_ref().is_none_or(|it| it.dtype() == dtype && it.shape() == entry.shape);
+    ensure!(
+        fits && tensor.is_some() == entry.has_value && (entry.has_value || entry.requires_grad),
+        InvalidArgument,
+        help = "take an older one",
+        "it is damaged: parameter '{name}' is not as it says"
+    );
+    Ok(Kept { dtype, shape: entry.shape.clone(), requires_grad: entry.requires_grad, tensor })
+}
+
+fn stored_name(dtype: DType) -> Result<&'static str> {
+    stored_dtype(dtype)?;
+    Ok(dtype.name())
+}
+
+fn dtype_of(dtype: Dtype) -> Result<DType> {
+    Ok(match dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::U8 => DType::U8,
+        Dtype::I64 => DType::I64,
+        other => return Err(error!(InvalidArgument, "a checkpoint has no tensors of type {other:?}")),
+    })
+}

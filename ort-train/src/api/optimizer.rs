@@ -1,0 +1,142 @@
+//! Updates of parameters, and learning rates over them.
+
+use std::path::Path;
+
+use ort_core::{Result, Within, ensure, error};
+
+use super::checkpoint::{OptimizerState, Shared};
+use super::module::{is_another, load};
+use super::{CheckpointState, Module};
+use crate::artifacts::Description;
+use crate::{Schedule, Trainer};
+
+/// The learning rate that an optimizer begins with.
+const INITIAL_LEARNING_RATE: f32 = 1e-3;
+
+/// Updates the parameters of a [`Module`]. Clones are the same optimizer.
+#[derive(Clone)]
+pub struct Optimizer {
+    state: CheckpointState,
+}
+
+impl Optimizer {
+    /// The optimizer of an optimizer model. Its states are those of the module's checkpoint, where that has some, otherwise zeros.
+    ///
+    /// # Errors
+    ///
+    /// The file is no optimizer model or one of another training, the checkpoint has states of another optimizer, or the states do not fit into the memory limit.
+    pub fn new(optimizer_model: impl AsRef<Path>, module: &Module) -> Result<Optimizer> {
+        let path = optimizer_model.as_ref();
+        let (_, described) = load(path)?;
+        let Description::Optimizer(description) = described else {
+            return Err(is_another(path, &described, "an optimizer model"));
+        };
+        let state = module.state().clone();
+        let mut shared = state.lock();
+        ensure!(
+            description.parameters == module.trained(),
+            InvalidArgument,
+            help = "take models that were generated together",
+            "'{}' is of another training than the module",
+            path.display()
+        );
+        if let Some(states) = &shared.optimizer {
+            ensure!(
+                states.optimizer == description.optimizer,
+                InvalidArgument,
+                help = "load a checkpoint without an optimizer's states",
+                "the checkpoint has states of {:?}, not of {:?}",
+                states.optimizer,
+                description.optimizer
+            );
+        }
+        let trainer = shared.trainer()?;
+        trainer.set_optimizer(description.optimizer, description.clip_norm)?;
+        trainer.set_learning_rate(INITIAL_LEARNING_RATE)?;
+        restore(&mut shared).within(|| "the checkpoint's optimizer".to_string())?;
+        shared.has_optimizer = true;
+        drop(shared);
+        Ok(Optimizer { state })
+    }
+
+    /// Updates the parameters by the sums of gradients since [`Module::lazy_reset_grad`], which stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// There are no gradients yet, or the update does not fit into the memory limit.
+    pub fn step(&self) -> Result<()> {
+        self.state.lock().trainer()?.apply_scaled(1.0)
+    }
+
+    /// The learning rate, 0.001 at first.
+    pub fn get_learning_rate(&self) -> Result<f32> {
+        Ok(self.state.lock().trainer()?.options.learning_rate)
+    }
+
+    /// Sets the learning rate.
+    ///
+    /// # Errors
+    ///
+    /// It is below 0 or not finite.
+    pub fn set_learning_rate(&self, learning_rate: f32) -> Result<()> {
+        self.state.lock().trainer()?.set_learning_rate(learning_rate)
+    }
+
+    fn updates(&self) -> Result<u64> {
+        Ok(self.state.lock().trainer()?.updates)
+    }
+}
+
+/// Puts the states of a checkpoint in place.
+fn restore(shared: &mut Shared) -> Result<()> {
+    let Some(OptimizerState { updates, learning_rate, tensors, .. }) = shared.optimizer.take() else {
+        return Ok(());
+    };
+    let trainer: &mut Trainer = shared.trainer()?;
+    trainer.leave();
+    for (name, tensor) in &tensors {
+        let buffer = trainer.state.get_mut(name)?;
+        let bytes =
+            tensor.bytes().filter(|_| buffer.dtype() == tensor.dtype() && buffer.shape() == tensor.shape());
+        let bytes = bytes.ok_or_else(|| {
+            error!(InvalidArgument, "state '{name}' has another type or shape than the parameter asks for")
+        })?;
+        buffer.bytes_mut()?.copy_from_slice(bytes);
+    }
+    trainer.updates = updates;
+    trainer.set_learning_rate(learning_rate)
+}
+
+/// A learning rate that rises from 0 in a line over `warmup_step_count` updates, and falls in a line to 0 at `total_step_count`.
+#[derive(Clone)]
+pub struct LinearLRScheduler {
+    optimizer: Optimizer,
+    schedule: Schedule,
+    initial_lr: f32,
+}
+
+impl LinearLRScheduler {
+    /// Sets the learning rate of the optimizer's next update, too.
+    ///
+    /// # Errors
+    ///
+    /// There are more updates of warm-up than in all, or the rate is below 0 or not finite.
+    pub fn new(
+        optimizer: &Optimizer,
+        warmup_step_count: u64,
+        total_step_count: u64,
+        initial_lr: f32,
+    ) -> Result<LinearLRScheduler> {
+        let schedule = Schedule::Linear { warmup: warmup_step_count, total: total_step_count };
+        schedule.check()?;
+        let scheduler = LinearLRScheduler { optimizer: optimizer.clone(), schedule, initial_lr };
+        scheduler.step()?;
+        Ok(scheduler)
+    }
+
+    /// Sets the learning rate of the next update; to be called after each [`Optimizer::step`].
+    pub fn step(&self) -> Result<()> {
+        let share = self.schedule.factor(self.optimizer.updates()?);
+        self.optimizer.set_learning_rate((f64::from(self.initial_lr) * share) as f32)
+    }
+}

@@ -1,0 +1,315 @@
+//! Artifacts: the files that a training by the calls of ONNX Runtime's on-device training ([`crate::api`]) begins with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use ort_core::ir::{Graph, ValueId};
+use ort_core::onnx::{ModelInfo, Weights, save};
+use ort_core::session::Model;
+use ort_core::tensor::Tensor;
+use ort_core::{Result, advise, ensure, error};
+use serde::{Deserialize, Serialize};
+
+use crate::api::CheckpointState;
+use crate::assemble::apply_graph;
+use crate::graph::{TrainingGraph, evaluation, named_values};
+use crate::{Loss, Optimizer, TrainingOptions};
+
+/// What [`generate_artifacts`] is to write, under the names of ONNX Runtime's function.
+#[derive(Clone, Debug, Default)]
+pub struct ArtifactOptions {
+    /// The parameters that are trained.
+    pub requires_grad: Vec<String>,
+    /// Parameters that are in the checkpoint and stay as they are.
+    pub frozen_params: Vec<String>,
+    /// The loss. Without one the model's first output is the loss, which must be one number.
+    pub loss: Option<Loss>,
+    /// How parameters follow their gradients, as [`Optimizer::onnxruntime_adamw`]. Without one there is no optimizer model.
+    pub optimizer: Option<Optimizer>,
+    /// The largest norm of all gradients together, `ClipGradNorm` of ONNX Runtime's optimizers.
+    pub clip_grad: Option<f32>,
+    /// The folder of the files; by default the current one. It is made where there is none.
+    pub artifact_directory: Option<PathBuf>,
+    /// What the names of the files begin with.
+    pub prefix: String,
+    /// Values of the model that training and evaluation give beside the loss.
+    pub additional_output_names: Vec<String>,
+    /// Whether a checkpoint without the values of trained parameters is written as well.
+    pub nominal_checkpoint: bool,
+    /// The model's output that the loss is of, by default the first; it may be followed by the loss's own input, `labels` or `target`.
+    pub loss_input_names: Vec<String>,
+}
+
+/// The files that [`generate_artifacts`] wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Artifacts {
+    /// The forward pass, with parameters as inputs, and what the training is to be.
+    pub training_model: PathBuf,
+    /// Forward pass and loss.
+    pub eval_model: PathBuf,
+    /// The parameters.
+    pub checkpoint: PathBuf,
+    /// The parameters, those that are trained without values.
+    pub nominal_checkpoint: Option<PathBuf>,
+    /// The update of parameters.
+    pub optimizer_model: Option<PathBuf>,
+}
+
+/// Writes what a training by [`crate::api`] begins with: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and as asked for `optimizer_model.onnx` and
+/// `nominal_checkpoint`.
+///
+/// The names of files and options are those of ONNX Runtime's `generate_artifacts`, the contents are this runtime's own. The training model holds the forward
+/// pass; its backward pass is derived when a [`Module`](crate::api::Module) is made, so that the memory limit and recomputation of that moment apply. The
+/// checkpoint is one `safetensors` file. Parameters are in the checkpoint alone, so that models of any size have artifacts.
+///
+/// # Errors
+///
+/// A name is unknown, or both trained and frozen; a node on the way to the loss has no gradient; a file cannot be written. Each file is written whole or not at all.
+///
+/// ```no_run
+/// use ort_core::session::Model;
+/// use ort_train::{ArtifactOptions, Loss, Optimizer, generate_artifacts};
+///
+/// let options = ArtifactOptions {
+///     requires_grad: vec!["fc.weight".into(), "fc.bias".into()],
+///     loss: Some(Loss::cross_entropy()),
+///     optimizer: Some(Optimizer::onnxruntime_adamw()),
+///     artifact_directory: Some("artifacts".into()),
+///     ..ArtifactOptions::default()
+/// };
+/// generate_artifacts(&Model::load("model.onnx")?, &options)?;
+/// # Ok::<(), ort_core::Error>(())
+/// ```
+pub fn generate_artifacts(model: &Model, options: &ArtifactOptions) -> Result<Artifacts> {
+    let training = training_options(options)?;
+    let graph = TrainingGraph::new(model, &training)?;
+    check_trained(&graph, &options.requires_grad)?;
+    let description = describe(model, options, &training, &graph)?;
+    let folder = options.artifact_directory.clone().unwrap_or_else(|| PathBuf::from("."));
+    std::fs::create_dir_all(&folder)
+        .map_err(|problem| error!(Fail, "folder '{}' cannot be made: {problem}", folder.display()))?;
+    let path = |name: &str| folder.join(format!("{}{name}", options.prefix));
+    let state = CheckpointState::of(tensors(model, &description, &graph)?);
+
+    let training_model = path("training_model.onnx");
+    let mut forward = model.graph().clone();
+    take_out(&mut forward, &description.all())?;
+    write(&forward, model, &training_model, &Description::Training(description.clone()))?;
+
+    let eval_model = path("eval_model.onnx");
+    let (mut evaluated, _) = evaluation(model, &graph, &training)?;
+    take_out(&mut evaluated, &description.all())?;
+    write(&evaluated, model, &eval_model, &Description::Evaluation(description.clone()))?;
+
+    let checkpoint = path("checkpoint");
+    state.save_checkpoint(&checkpoint, false)?;
+    let nominal_checkpoint = options.nominal_checkpoint.then(|| path("nominal_checkpoint"));
+    if let Some(path) = &nominal_checkpoint {
+        state.save_nominal(path)?;
+    }
+    let optimizer_model = options.optimizer.map(|_| path("optimizer_model.onnx"));
+    if let Some(path) = &optimizer_model {
+        let (optimizer, clip_norm) = (training.optimizer, training.clip_norm);
+        let described = OptimizerDescription { parameters: description.trained, optimizer, clip_norm };
+        let update = apply_graph(&graph, &training)?.graph;
+        write(&update, model, path, &Description::Optimizer(described))?;
+    }
+    Ok(Artifacts { training_model, eval_model, checkpoint, nominal_checkpoint, optimizer_model })
+}
+
+/// What a file of the artifacts says of itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "artifact", rename_all = "snake_case")]
+pub(crate) enum Description {
+    Training(TrainingDescription),
+    Evaluation(TrainingDescription),
+    Optimizer(OptimizerDescription),
+}
+
+/// A training without its optimizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TrainingDescription {
+    pub(crate) loss: Loss,
+    pub(crate) output: String,
+    pub(crate) trained: Vec<String>,
+    pub(crate) frozen: Vec<String>,
+    pub(crate) statistics: Vec<String>,
+    pub(crate) additional_outputs: Vec<String>,
+}
+
+impl TrainingDescription {
+    /// The names of everything in the checkpoint.
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.trained.iter().chain(&self.frozen).chain(&self.statistics).cloned().collect()
+    }
+}
+
+/// An optimizer and the parameters that it updates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OptimizerDescription {
+    pub(crate) parameters: Vec<String>,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) clip_norm: Option<f32>,
+}
+
+/// The metadata of a model that a description is under.
+const KEY: &str = "ort-runtime.training";
+
+impl Description {
+    /// What a file says of itself.
+    pub(crate) fn of(info: &ModelInfo) -> Result<Description> {
+        let text = info.metadata.iter().find(|(key, _)| key == KEY).map(|(_, text)| text);
+        let text = text.ok_or_else(|| {
+            error!(InvalidArgument, "it is no artifact of a training")
+                .help("write artifacts by generate_artifacts; those of other runtimes do not suit")
+        })?;
+        serde_json::from_str(text)
+            .map_err(|problem| error!(InvalidArgument, "what it says of its training is damaged: {problem}"))
+    }
+
+    /// What kind of artifact it is.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Description::Training(_) => "a training model",
+            Description::Evaluation(_) => "an evaluation model",
+            Description::Optimizer(_) => "an optimizer model",
+        }
+    }
+}
+
+fn training_options(options: &ArtifactOptions) -> Result<TrainingOptions> {
+    ensure!(
+        !options.requires_grad.is_empty(),
+        InvalidArgument,
+        help = "name the parameters that are trained in requires_grad",
+        "no parameter requires a gradient"
+    );
+    let frozen: BTreeSet<&String> = options.frozen_params.iter().collect();
+    if let Some(both) = options.requires_grad.iter().find(|name| frozen.contains(name)) {
+        return Err(error!(
+            InvalidArgument,
+            "parameter '{both}' cannot be frozen and require a gradient at the same time"
+        ));
+    }
+    // ONNX Runtime's loss has classes on axis 1, whatever the rank.
+    let loss = match options.loss.clone().unwrap_or(Loss::Output) {
+        Loss::CrossEntropy { label_smoothing, ignore_index, class_axis } => {
+            Loss::CrossEntropy { label_smoothing, ignore_index, class_axis: class_axis.or(Some(1)) }
+        }
+        other => other,
+    };
+    if let Some(name) = options.loss_input_names.get(1) {
+        let own = loss.input().unwrap_or_default();
+        ensure!(
+            name == own && options.loss_input_names.len() == 2,
+            NotImplemented,
+            help = "name the output that the loss is of, and nothing else",
+            "a loss of {:?}: it takes one output of the model and its own input '{own}'",
+            options.loss_input_names
+        );
+    }
+    let training = TrainingOptions {
+        loss,
+        output: options.loss_input_names.first().cloned(),
+        optimizer: options.optimizer.unwrap_or_else(Optimizer::sgd),
+        clip_norm: options.clip_grad,
+        trainable: options.requires_grad.clone(),
+        frozen: options.frozen_params.clone(),
+        additional_outputs: options.additional_output_names.clone(),
+        ..TrainingOptions::default()
+    };
+    training.check()?;
+    Ok(training)
+}
+
+/// Refuses names that stand for no parameter, or for several.
+pub(crate) fn check_trained(graph: &TrainingGraph, asked: &[String]) -> Result<()> {
+    let trained: BTreeSet<&String> = graph.parameters.iter().map(|parameter| &parameter.name).collect();
+    for name in asked {
+        ensure!(
+            trained.contains(name),
+            InvalidArgument,
+            help = "name parameters as the model does, without patterns",
+            "'{name}' is no parameter of floats, so that it cannot be trained"
+        );
+    }
+    let asked: BTreeSet<&String> = asked.iter().collect();
+    if let Some(name) = trained.difference(&asked).next() {
+        return Err(error!(InvalidArgument, "parameter '{name}' would be trained though it is not named")
+            .help("rename weights with '*' or '?' in their names"));
+    }
+    Ok(())
+}
+
+fn describe(
+    model: &Model,
+    options: &ArtifactOptions,
+    training: &TrainingOptions,
+    graph: &TrainingGraph,
+) -> Result<TrainingDescription> {
+    named_values(model.graph(), &options.additional_output_names)?;
+    let sorted = |names: &[String]| names.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
+    Ok(TrainingDescription {
+        loss: training.loss.clone(),
+        output: graph.output.clone(),
+        trained: sorted(&options.requires_grad),
+        frozen: sorted(&options.frozen_params),
+        statistics: graph.statistics.iter().map(|it| it.name.clone()).collect(),
+        additional_outputs: options.additional_output_names.clone(),
+    })
+}
+
+/// What the checkpoint holds: tensors by name, and whether they are trained.
+fn tensors(
+    model: &Model,
+    description: &TrainingDescription,
+    graph: &TrainingGraph,
+) -> Result<BTreeMap<String, (Tensor, bool)>> {
+    let trained = graph.parameters.iter().map(|it| (it.name.clone(), (it.tensor.clone(), true)));
+    let statistics = graph.statistics.iter().map(|it| (it.name.clone(), (it.tensor.clone(), false)));
+    let mut all: BTreeMap<String, (Tensor, bool)> = trained.chain(statistics).collect();
+    let forward = model.graph();
+    for name in &description.frozen {
+        let given = |id: &ValueId| forward.constants.get(id).or_else(|| forward.input_defaults.get(id));
+        let tensor = forward.find_value(name).as_ref().and_then(given).cloned().ok_or_else(|| {
+            let known = forward.constants.keys().map(|id| &*forward.value(*id).name);
+            let known: Vec<&str> = known.collect();
+            error!(InvalidArgument, "the model has no parameter '{name}'").help(advise(
+                "parameters",
+                name,
+                known,
+            ))
+        })?;
+        all.insert(name.clone(), (tensor, false));
+    }
+    Ok(all)
+}
+
+/// Makes inputs of weights, whose values are then elsewhere.
+fn take_out(graph: &mut Graph, names: &[String]) -> Result<()> {
+    for name in names {
+        let value = graph.find_value(name).ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
+        if graph.constants.shift_remove(&value).is_some() {
+            graph.inputs.push(value);
+        }
+        graph.input_defaults.remove(&value);
+    }
+    Ok(())
+}
+
+/// Gives weights that were made inputs their values.
+pub(crate) fn put_in(graph: &mut Graph, name: &str, tensor: &Tensor) -> Result<()> {
+    let value = graph.find_value(name).filter(|value| graph.inputs.contains(value));
+    let value = value.ok_or_else(|| error!(InvalidArgument, "it has no parameter '{name}'"))?;
+    graph.inputs.retain(|input| *input != value);
+    graph.constants.insert(value, tensor.clone());
+    Ok(())
+}
+
+fn write(graph: &Graph, model: &Model, path: &Path, description: &Description) -> Result<()> {
+    let text = serde_json::to_string(description).map_err(|problem| error!(Fail, "{problem}"))?;
+    let mut info = model.info().clone();
+    info.metadata.retain(|(key, _)| key != KEY);
+    info.metadata.push((KEY.to_string(), text));
+    save(graph, &info, path, &Weights::Inside)
+}
