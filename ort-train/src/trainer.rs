@@ -485,7 +485,7 @@ impl Trainer {
         sizes
     }
 
-    /// The numbers that an update by the gradients of so many batches reads.
+    /// The numbers that an update by sums of gradients reads; these are multiplied by `scale`.
     fn update_inputs(&self, given: &mut Vec<(&str, Value)>, scale: f32) -> Result<()> {
         let scale = scale / self.loss_scale().unwrap_or(1.0);
         given.push((GRADIENT_SCALE, Tensor::scalar(scale)?.into()));
