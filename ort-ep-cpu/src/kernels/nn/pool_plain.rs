@@ -70,22 +70,52 @@ pub(super) fn make<T: Real>(cx: &mut CompileCx<'_>, kind: Kind) -> Result<Box<dy
         let (threads, image) = (cx.threads(), image.as_slice::<T>()?);
         let input: usize = axes.iter().map(|axis| axis.input).product();
         let output: usize = axes.iter().map(|axis| axis.output).product();
-        let mut indices = if cx.wants(1) { Some(cx.output(1)?.as_mut_slice::<i64>()?) } else { None };
-        let result = cx.output(0)?.as_mut_slice::<T>()?;
-        for_each_unit(threads, (result, output), (&mut [0_u8; 0][..], 0), |unit, plane, _| {
-            pool_plane(kind, &axes, &image[unit * input..][..input], plane, |_, _| {});
-        });
-        let Some(indices) = indices.as_mut().filter(|_| output > 0) else { return Ok(()) };
-        for (unit, indices) in indices.chunks_mut(output).enumerate() {
-            let mut values = vec![T::ZERO; output];
-            let from = &image[unit * input..][..input];
-            pool_plane(kind, &axes, from, &mut values, |place, found| {
-                let found = if column_major { column_major_place(&axes, found) } else { found };
-                indices[place] = (unit * input + found) as i64;
+        if cx.wants(0) {
+            let result = cx.output(0)?.as_mut_slice::<T>()?;
+            for_each_unit(threads, (result, output), (&mut [0_u8; 0][..], 0), |unit, plane, _| {
+                pool_plane(kind, &axes, &image[unit * input..][..input], |at, value, _| plane[at] = value);
+            });
+        }
+        if cx.wants(1) {
+            let indices = cx.output(1)?.as_mut_slice::<i64>()?;
+            for_each_unit(threads, (indices, output), (&mut [0_u8; 0][..], 0), |unit, indices, _| {
+                let from = &image[unit * input..][..input];
+                let mut set = |at: usize, found: usize| {
+                    let found = if column_major { column_major_place(&axes, found) } else { found };
+                    indices[at] = (unit * input + found) as i64;
+                };
+                match &axes[..] {
+                    [y, x] => greatest_places([y, x], from, set),
+                    _ => pool_plane::<T>(kind, &axes, from, |at, _, found| set(at, found)),
+                }
             });
         }
         Ok(())
     }))
+}
+
+/// Gives the greatest place of each window over a plane with two axes to `found`.
+fn greatest_places<T: Real>([y, x]: [&WindowAxis; 2], from: &[T], mut found: impl FnMut(usize, usize)) {
+    let inside = |axis: &WindowAxis, at| {
+        let taps = taps_in(axis, at, axis.pads[0]..axis.pads[0] + axis.input);
+        let first = at * axis.stride + taps.start * axis.dilation;
+        (taps.len(), first.saturating_sub(axis.pads[0]))
+    };
+    for (row, column) in (0..y.output).flat_map(|row| (0..x.output).map(move |column| (row, column))) {
+        let ((rows, first_row), (columns, first)) = (inside(y, row), inside(x, column));
+        let mut best = None;
+        for line in (0..rows).map(|tap| (first_row + tap * y.dilation) * x.input + first) {
+            for place in (0..columns).map(|tap| line + tap * x.dilation) {
+                let value = from[place].to_f64();
+                if best
+                    .is_none_or(|(most, _): (f64, usize)| value > most || (value.is_nan() && !most.is_nan()))
+                {
+                    best = Some((value, place));
+                }
+            }
+        }
+        found(row * x.output + column, best.map_or(0, |(_, place)| place));
+    }
 }
 
 /// The index of a place where the first axis is the one whose places are adjacent.
@@ -117,15 +147,11 @@ fn count(axes: &[WindowAxis], position: &[usize], include_pad: bool) -> usize {
     axes.iter().zip(position).map(along).fold(1, usize::saturating_mul)
 }
 
-fn pool_plane<T: Real>(
-    kind: Kind,
-    axes: &[WindowAxis],
-    from: &[T],
-    to: &mut [T],
-    mut found: impl FnMut(usize, usize),
-) {
+/// Gives each result of a plane, and where the greatest place of its window is, to `found`.
+fn pool_plane<T: Real>(kind: Kind, axes: &[WindowAxis], from: &[T], mut found: impl FnMut(usize, T, usize)) {
     let (mut position, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
-    for (at, result) in to.iter_mut().enumerate() {
+    let results: usize = axes.iter().map(|axis| axis.output).product();
+    for at in 0..results {
         let (mut best, mut sum) = (None, 0.0);
         let inside =
             |(axis, at): (&WindowAxis, &usize)| taps_in(axis, *at, axis.pads[0]..axis.pads[0] + axis.input);
@@ -145,12 +171,12 @@ fn pool_plane<T: Real>(
             }
             advance_in(&mut tap, &ranges);
         }
-        *result = T::from_f64(match kind {
+        let result = T::from_f64(match kind {
             Kind::Max => best.map_or(f64::NEG_INFINITY, |(value, _)| value),
             Kind::Average { include_pad } => sum / count(axes, &position, include_pad) as f64,
             Kind::Norm(power) => sum.powf(1.0 / f64::from(power)),
         });
-        found(at, best.map_or(0, |(_, place)| place));
+        found(at, result, best.map_or(0, |(_, place)| place));
         advance(&mut position, axes.iter().map(|axis| axis.output));
     }
 }
