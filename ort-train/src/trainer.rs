@@ -557,6 +557,8 @@ impl Trainer {
     fn fill_state(&mut self) -> Result<()> {
         for Parameter { name, tensor, .. } in &self.training.parameters {
             self.state.insert(name.clone(), TensorBuffer::copy_of(tensor)?);
+            // Nobody reads it in the file any more.
+            self.model.release(tensor);
             for state in self.options.optimizer.states(tensor.dtype(), tensor.shape()) {
                 let buffer = TensorBuffer::new(state.dtype, &state.shape)?;
                 self.state.insert(state_name(name, state.kind), buffer);
@@ -564,6 +566,7 @@ impl Trainer {
         }
         for statistic in &self.training.statistics {
             self.state.insert(statistic.name.clone(), TensorBuffer::copy_of(&statistic.tensor)?);
+            self.model.release(&statistic.tensor);
         }
         self.hold_gradients(self.options.accumulate > 1)
     }
