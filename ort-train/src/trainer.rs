@@ -624,9 +624,12 @@ impl Trainer {
     fn fill_state(&mut self) -> Result<()> {
         for Parameter { name, tensor, .. } in &self.training.parameters {
             self.state.insert(name.clone(), TensorBuffer::copy_of(tensor)?);
+            // Nobody reads it in the file any more.
+            self.model.release(tensor);
         }
         for statistic in &self.training.statistics {
             self.state.insert(statistic.name.clone(), TensorBuffer::copy_of(&statistic.tensor)?);
+            self.model.release(&statistic.tensor);
         }
         self.fill_states()?;
         self.hold_gradients(self.options.accumulate > 1)

@@ -155,8 +155,9 @@ impl Model {
         !self.file.mappings.is_empty()
     }
 
-    /// Lets go of the resident pages of a weight that was packed; they come back from the file when they are read.
-    pub(super) fn release(&self, tensor: &Tensor) {
+    /// Lets go of the resident pages of a weight that was packed or copied; they come back from the file when they are read. A weight that is in no mapped
+    /// file stays as it is.
+    pub fn release(&self, tensor: &Tensor) {
         let Some(bytes) = tensor.bytes() else { return };
         for mapping in &self.file.mappings {
             if let Some(range) = mapping.range_of(bytes) {
