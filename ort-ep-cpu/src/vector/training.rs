@@ -525,7 +525,7 @@ mod tests {
             };
             all_bits_are_the_same(|isa, [x, m, v], g| adam(isa, &step, [x, m, v], g));
         }
-        all_bits_are_the_same(|isa, [x, m, _], g| score_gradient(isa, g.len(), g, m, x));
+        all_bits_are_the_same::<T>(|isa, [x, m, _], g| score_gradient(isa, g.len(), g, m, x));
     }
 
     #[test]

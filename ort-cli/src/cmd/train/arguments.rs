@@ -267,6 +267,7 @@ impl TrainArgs {
                 MixedPrecisionArg::Fp16 => MixedPrecision::Fp16,
             }),
             loss_scale: run.loss_scale,
+            additional_outputs: Vec::new(),
         })
     }
 
