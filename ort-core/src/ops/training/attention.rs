@@ -22,7 +22,7 @@ use crate::{Result, ensure, error};
 const QUERY: Param = one("query", "T");
 const KEY: Param = one("key", "T");
 const VALUE: Param = one("value", "T");
-/// Added to the scores, or false where they are `fill`; broadcast.
+/// Added to the scores, in the type of the queries or, where these have 16 bits, in float32; or false where scores are `fill`. Broadcast.
 const MASK: Param = opt("mask", "M");
 /// The share of weights that is dropped; with it come seed and step.
 const RATIO: Param = opt("ratio", "tensor(float)");
@@ -69,6 +69,15 @@ fn differ(one: &Dim, other: &Dim) -> bool {
 fn check<'a>(cx: &InferCx<'a>, first: usize) -> Result<[Option<&'a [Dim]>; 3]> {
     for (index, param) in [RATIO, SEED, STEP].iter().enumerate() {
         check_scalar(cx, first + 4 + index, param.name)?;
+    }
+    if let (Ok(dtype), Ok(mask)) = (cx.dtype(first), cx.dtype(first + 3)) {
+        let is_wider = mask == DType::F32 && matches!(dtype, DType::F16 | DType::BF16);
+        ensure!(
+            mask == dtype || mask == DType::Bool || is_wider,
+            InvalidGraph,
+            help = "cast the mask to the type of the queries",
+            "a mask of {mask} for queries of {dtype}"
+        );
     }
     let given = [4, 5, 6].map(|index| cx.has_input(first + index));
     ensure!(
@@ -166,7 +175,10 @@ impl Parts<'_, '_> {
                     let fill = self.filled(self.attrs.float("fill")?)?;
                     self.op("Where", &[mask, scores, fill])?
                 }
-                _ => self.op("Add", &[scores, mask])?,
+                _ => {
+                    let mask = self.cast(mask)?;
+                    self.op("Add", &[scores, mask])?
+                }
             };
         }
         self.draft.emit("Softmax", &[scores], &[("axis", Attribute::Int(-1))])
@@ -174,9 +186,14 @@ impl Parts<'_, '_> {
 
     /// A scalar of the queries' type.
     fn filled(&mut self, value: f32) -> Result<ValueId> {
-        let (number, dtype) = (Tensor::scalar(value)?, self.draft.dtype(self.first)?);
-        let number = self.draft.constant(number);
-        self.draft.emit("Cast", &[number], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
+        let number = self.draft.constant(Tensor::scalar(value)?);
+        self.cast(number)
+    }
+
+    /// A value in the queries' type.
+    fn cast(&mut self, value: ValueId) -> Result<ValueId> {
+        let dtype = self.draft.dtype(self.first)?;
+        self.draft.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
     }
 
     fn dropped(&mut self, value: ValueId) -> Result<ValueId> {

@@ -4,7 +4,7 @@
 
 use num_traits::Float;
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::spec::RUNTIME;
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, ensure, error};
@@ -28,17 +28,12 @@ const FORWARD: KernelDef = KernelDef {
     domain: RUNTIME,
     op: "TrainingAttention",
     types: &[("T", SINGLE)],
-    when: |node| suits(node, 0),
     make: |cx| widened(cx, |cx| make::<f32>(cx, 0)),
     ..KernelDef::BASE
 };
 
-const BACKWARD: KernelDef = KernelDef {
-    op: "TrainingAttentionGrad",
-    when: |node| suits(node, 1),
-    make: |cx| widened(cx, |cx| make::<f32>(cx, 1)),
-    ..FORWARD
-};
+const BACKWARD: KernelDef =
+    KernelDef { op: "TrainingAttentionGrad", make: |cx| widened(cx, |cx| make::<f32>(cx, 1)), ..FORWARD };
 
 cpu_kernels![
     FORWARD,
@@ -49,13 +44,6 @@ cpu_kernels![
 
 /// Scores of one block, about: they stay in the processor's cache.
 const BLOCK: usize = 1 << 15;
-
-/// Whether a mask is of truth values, or of a type that queries, which are at input `first`, are computed in.
-fn suits(node: &NodeView<'_>, first: usize) -> bool {
-    let types = if node.dtype(first) == Some(DType::F64) { DOUBLE } else { SINGLE };
-    let mask = node.dtype(first + 3);
-    mask.is_none_or(|mask| mask == DType::Bool || types.contains(mask))
-}
 
 struct TrainingAttention<T> {
     /// The place of the queries among the inputs: behind the upstream gradient, where there is one.
