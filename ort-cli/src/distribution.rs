@@ -1,8 +1,7 @@
 //! Outputs that are drawn at random: their type, shape and distribution instead of their values.
 
-use anyhow::{Context, Result, bail};
-use ort_runtime::dtype::{CastOptions, convert};
-use ort_runtime::{DType, Tensor};
+use anyhow::{Result, bail};
+use ort_runtime::Tensor;
 
 /// How often an output without a seed is drawn.
 const DRAWS: usize = 400;
@@ -56,8 +55,8 @@ impl Bernoulli {
                 return Ok(Some(format!("{dtype}{shape:?}, expected {wanted}{of:?}")));
             }
         }
-        let draws = runs.iter().map(doubles).collect::<Result<Vec<_>>>()?;
-        Ok(self.judge(&doubles(input)?, &draws))
+        let draws = runs.iter().map(Tensor::to_doubles).collect::<Result<Vec<_>, _>>()?;
+        Ok(self.judge(&input.to_doubles()?, &draws))
     }
 
     fn judge(self, probabilities: &[f64], draws: &[Vec<f64>]) -> Option<String> {
@@ -89,17 +88,6 @@ impl Bernoulli {
 fn misses(of: &str, ones: f64, mean: f64, variance: f64, deviations: f64) -> Option<String> {
     let bound = deviations * variance.max(0.0).sqrt();
     ((ones - mean).abs() > bound).then(|| format!("{of}: {ones} ones, expected {mean:.1} within {bound:.1}"))
-}
-
-fn doubles(tensor: &Tensor) -> Result<Vec<f64>> {
-    let count = tensor.element_count();
-    let mut bytes = vec![0u8; count * size_of::<f64>()];
-    let from = tensor.view();
-    convert(tensor.dtype(), from.bytes()?, DType::F64, &mut bytes, count, CastOptions::default())
-        .map_err(|problem| anyhow::anyhow!("{problem}"))
-        .context("reading a draw")?;
-    let eight = |chunk: &[u8]| chunk.try_into().map(f64::from_le_bytes).context("eight bytes to a double");
-    bytes.chunks_exact(size_of::<f64>()).map(eight).collect()
 }
 
 #[cfg(test)]

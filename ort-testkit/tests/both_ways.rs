@@ -76,6 +76,17 @@ fn same(actual: &[Value], expected: &[Value], tolerance: Tolerance) -> Result<()
     ensure!(actual.len() == expected.len(), Fail, "{} outputs, expected {}", actual.len(), expected.len());
     let mut pairs = actual.iter().zip(expected).enumerate();
     pairs.try_for_each(|(index, (actual, expected))| {
+        let tolerance = Tolerance { absolute: tolerance.absolute * largest(expected)?.max(1.0), ..tolerance };
         compare(actual, expected, tolerance).within(|| format!("output {index}"))
     })
+}
+
+/// The largest magnitude of a tensor's elements: where large parts cancel, the small rest carries the rounding of the parts.
+fn largest(value: &Value) -> Result<f64> {
+    let Value::Tensor(tensor) = value else { return Ok(0.0) };
+    if !tensor.dtype().is_float() {
+        return Ok(0.0);
+    }
+    let finite = tensor.to_doubles()?.into_iter().map(f64::abs).filter(|element| element.is_finite());
+    Ok(finite.fold(0.0, f64::max))
 }

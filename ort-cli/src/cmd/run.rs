@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
-use ort_runtime::dtype::{CastOptions, convert};
-use ort_runtime::{DType, Tensor, Value};
+use ort_runtime::{Tensor, Value};
 
 use crate::args::{ModelArgs, table};
 use crate::arrays::write_npz;
@@ -73,7 +72,9 @@ fn summary(tensor: &Tensor) -> String {
         let first: Vec<String> = strings.iter().take(4).map(|text| format!("{text:?}")).collect();
         return first.join(" ");
     }
-    let Some(numbers) = numbers(tensor) else { return String::new() };
+    let (false, Ok(numbers)) = (tensor.dtype().is_complex(), tensor.to_doubles()) else {
+        return String::new();
+    };
     if numbers.is_empty() {
         return "empty".to_string();
     }
@@ -84,13 +85,4 @@ fn summary(tensor: &Tensor) -> String {
     let nan = numbers.iter().filter(|number| number.is_nan()).count();
     let nan = if nan > 0 { format!(", {nan} NaN") } else { String::new() };
     format!("min {least:.5}, mean {mean:.5}, max {largest:.5}{nan}: {} ..", first.join(" "))
-}
-
-fn numbers(tensor: &Tensor) -> Option<Vec<f64>> {
-    let bytes = tensor.view().bytes().ok()?;
-    let count = tensor.element_count();
-    let mut doubles = vec![0u8; count * 8];
-    convert(tensor.dtype(), bytes, DType::F64, &mut doubles, count, CastOptions::default()).ok()?;
-    let number = |chunk: &[u8]| chunk.try_into().map(f64::from_le_bytes).unwrap_or(f64::NAN);
-    Some(doubles.chunks_exact(8).map(number).collect())
 }

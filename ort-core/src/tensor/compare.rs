@@ -1,7 +1,7 @@
 //! Compares values within tolerances, as conformance tests do.
 
 use super::{MapKeys, Tensor, Value};
-use crate::dtype::{CastOptions, DType, convert};
+use crate::dtype::DType;
 use crate::{Result, ensure, error};
 
 /// How far two numbers may be apart: `|actual - expected| <= absolute + relative * |expected|`.
@@ -83,7 +83,7 @@ fn compare_tensors(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -> 
             }
         }
         dtype if dtype.is_float() || dtype.is_complex() => {
-            compare_numbers(&as_doubles(actual)?, &as_doubles(expected)?, tolerance)
+            compare_numbers(&actual.to_doubles()?, &expected.to_doubles()?, tolerance)
         }
         _ => {
             let (actual, expected) = (actual.view().bytes()?, expected.view().bytes()?);
@@ -94,19 +94,6 @@ fn compare_tensors(actual: &Tensor, expected: &Tensor, tolerance: Tolerance) -> 
             })
         }
     }
-}
-
-fn as_doubles(tensor: &Tensor) -> Result<Vec<f64>> {
-    let bytes = tensor.view().bytes()?;
-    let (dtype, count) = match tensor.dtype() {
-        DType::C64 => (DType::F32, tensor.element_count() * 2),
-        DType::C128 => (DType::F64, tensor.element_count() * 2),
-        dtype => (dtype, tensor.element_count()),
-    };
-    let mut doubles = vec![0f64; count];
-    convert(dtype, bytes, DType::F64, bytemuck::cast_slice_mut(&mut doubles), count, CastOptions::default())
-        .map_err(|problem| error!(Fail, "{problem}"))?;
-    Ok(doubles)
 }
 
 fn compare_numbers(actual: &[f64], expected: &[f64], tolerance: Tolerance) -> Result<()> {

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use ort_alloc::{Buffer, SharedBuffer};
 use smallvec::SmallVec;
 
-use crate::dtype::{DType, Element};
+use crate::dtype::{CastOptions, DType, Element, convert};
 use crate::{Result, ensure, error};
 
 /// The sizes of a tensor's dimensions, outermost first.
@@ -201,6 +201,29 @@ impl Tensor {
     /// The elements copied out; works for any alignment.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.view().to_vec()
+    }
+
+    /// The elements as doubles, complex ones as pairs of their parts.
+    ///
+    /// # Errors
+    /// Strings, and tensors that are not in host memory.
+    ///
+    /// ```
+    /// use ort_core::tensor::Tensor;
+    /// assert_eq!(Tensor::from_slice(&[2], &[1i8, -2])?.to_doubles()?, [1.0, -2.0]);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    pub fn to_doubles(&self) -> Result<Vec<f64>> {
+        let (dtype, count) = match self.dtype() {
+            DType::C64 => (DType::F32, self.element_count() * 2),
+            DType::C128 => (DType::F64, self.element_count() * 2),
+            dtype => (dtype, self.element_count()),
+        };
+        let (view, mut doubles) = (self.view(), vec![0f64; count]);
+        let bytes = bytemuck::cast_slice_mut(&mut doubles);
+        convert(dtype, view.bytes()?, DType::F64, bytes, count, CastOptions::default())
+            .map_err(|problem| error!(InvalidArgument, "{problem}"))?;
+        Ok(doubles)
     }
 
     /// The same elements under another shape of equal element count.
