@@ -320,3 +320,53 @@ proptest! {
         case.check().map_err(|error| TestCaseError::fail(error.to_string()))?;
     }
 }
+
+/// Sums over so many steps that a left side that lies column by column is packed part by part.
+#[test]
+fn sums_in_parts_are_those_of_doubles() -> Result<()> {
+    let [m, n, k] = [600, 33, 900];
+    let operand = |shape: &[usize], from| Some((shape.to_vec(), from));
+    let sides = [operand(&[k, m], Source::Caller), operand(&[k, n], Source::Caller)];
+    let addends = [operand(&[n], Source::Caller), operand(&[m, n], Source::Node)];
+    let (half, exchanged) = (("alpha", Attribute::Float(0.5)), ("transA", Attribute::Int(1)));
+    let product = Case {
+        op: ("ort-runtime", "FusedMatMul"),
+        attrs: vec![half.clone(), exchanged.clone()],
+        operands: sides.iter().chain(&addends).cloned().collect(),
+        read: &[0],
+    };
+    let gemm = Case {
+        op: ("com.microsoft", "FusedGemm"),
+        attrs: vec![
+            ("activation", Attribute::String("Relu".to_string())),
+            ("beta", Attribute::Float(0.25)),
+            half,
+            exchanged,
+        ],
+        operands: sides.iter().chain(&addends[1..]).cloned().collect(),
+        read: &[0],
+    };
+    let [a, b] = [numbers(k * m, 0), numbers(k * n, 1)];
+    let sum = |row: usize, column: usize| -> f64 {
+        (0..k).map(|step| f64::from(a[step * m + row]) * f64::from(b[step * n + column])).sum()
+    };
+    let (bias, residual, addend) = (numbers(n, 2), numbers(m * n, 3), numbers(m * n, 2));
+    for case in [product, gemm] {
+        case.check()?;
+        let (model, inputs) = case.model()?;
+        let inputs: Vec<(&str, Value)> = inputs.iter().map(|(n, v)| (n.as_str(), v.clone())).collect();
+        let results = Session::builder(&model).opt_level(Level::Disabled).build()?.run(&inputs)?;
+        let expected = (0..m * n).map(|place| {
+            let sum = 0.5 * sum(place / n, place % n);
+            // Operands and results of other nodes are negated.
+            -match case.op.1 {
+                "FusedMatMul" => sum + f64::from(bias[place % n]) - f64::from(residual[place]),
+                _ => (sum - 0.25 * f64::from(addend[place])).max(0.0),
+            }
+        });
+        let expected: Vec<f32> = expected.map(|value| value as f32).collect();
+        let expected = Tensor::from_slice(&[m, n], &expected)?.into();
+        compare(&results[0].1, &expected, Tolerance { relative: 1e-5, absolute: 1e-5 })?;
+    }
+    Ok(())
+}

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ir::{Attribute, Attributes, Graph, GraphBuilder, Node, NodeId, ValueId, ValueType};
 use ort_core::pass::{Blocking, add_backward, blocking_nodes};
+use ort_core::rewrite::apply_families;
 use ort_core::session::Model;
 use ort_core::spec::RUNTIME;
 use ort_core::tensor::Tensor;
@@ -75,8 +76,8 @@ impl TrainingGraph {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(model, options)?;
         let output = forward.graph.value(forward.output).name.to_string();
-        named_values(&forward.graph, &options.additional_outputs)?;
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
+        forward.recognize(options)?;
         forward.graph = fuse_attention(forward.graph, &values)?;
         let precisions = forward.mix(options)?;
         let (mut graph, loss) = forward.finish(options, &[])?;
@@ -406,6 +407,16 @@ impl Forward {
             candidates.push((value, tensor));
         }
         Ok(candidates)
+    }
+
+    /// Has activations and normalizations that are written as formulas be operators of their own, whose gradients need their inputs alone.
+    fn recognize(&mut self, options: &TrainingOptions) -> Result<()> {
+        let outputs = self.graph.outputs.clone();
+        self.graph.outputs.extend(named_values(&self.graph, &options.additional_outputs)?);
+        self.graph.outputs.extend(self.statistics.iter().map(|statistic| statistic.updated));
+        apply_families(&mut self.graph, &["activation", "norm"])?;
+        self.graph.outputs = outputs;
+        Ok(())
     }
 
     /// Has what may be computed in 16 bits, where that is asked for.

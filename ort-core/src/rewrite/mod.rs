@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use crate::ir::{Graph, Node, Subgraph};
 use crate::tensor::Tensor;
-use crate::{Result, Within, advise, ensure};
+use crate::{Result, Within, advise, ensure, error};
 use rule::Compiled;
 
 /// What may be rewritten.
@@ -128,6 +128,24 @@ fn compiled() -> Result<&'static [Compiled]> {
         rules.map(|(rule, level)| Compiled::new(rule, level)).collect()
     };
     COMPILED.get_or_init(parse).as_ref().map(Vec::as_slice).map_err(Clone::clone)
+}
+
+/// Applies the rules of these families alone to an inferred graph, and computes nothing. What the graph has as outputs stays.
+pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
+    let others = rule_sets().iter().filter(|set| !families.contains(&set.family));
+    let disabled = others.flat_map(|set| set.rules).map(|rule| rule.name.to_string()).collect();
+    let optimizer = Optimizer { disabled, ..Optimizer::default() };
+    let environment = Environment {
+        evaluate: &|_| Err(error!(Fail, "rules alone compute no constants")),
+        first_claim: &|_, _| None,
+        until: None,
+    };
+    let mut report = Report::default();
+    let index = driver::index(compiled()?, &optimizer);
+    if driver::apply(graph, &index, &optimizer, environment, &mut report)? {
+        graph.verify()?;
+    }
+    Ok(report)
 }
 
 /// Rewrites an inferred graph. A shared graph is copied first, unless nothing is to be done.

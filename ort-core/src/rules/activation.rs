@@ -36,6 +36,13 @@ rules! { "activation", Extended;
     /// The same with the cube as products.
     gelu_tanh_cube: "Mul(Mul(x, 0.5), Add(Tanh(Mul(Add(x, Mul(Mul(Mul(x, x), x), ~0.044715)), ~0.79788456)), 1))"
         => Template("Gelu(x; approximate='tanh')"), ["x=f32[3,40]"];
+    /// The same with the half last.
+    gelu_tanh_half_last: "Mul(Mul(x, Add(Tanh(Mul(Add(x, Mul(Pow(x, 3), ~0.044715)), ~0.79788456)), 1)), 0.5)"
+        => Template("Gelu(x; approximate='tanh')"), ["x=f32[3,40]"];
+    /// The same with the cube as products and the half last.
+    gelu_tanh_cube_half_last:
+        "Mul(Mul(x, Add(Tanh(Mul(Add(x, Mul(Mul(Mul(x, x), x), ~0.044715)), ~0.79788456)), 1)), 0.5)"
+        => Template("Gelu(x; approximate='tanh')"), ["x=f32[3,40]"];
     /// `clip(x + 3, 0, 6) / 6` is HardSigmoid with a slope of one sixth.
     hard_sigmoid: "Div(Clip(Add(x, ~3), 0, ~6), ~6)" => Template("HardSigmoid(x; alpha=0.16666667; beta=0.5)"),
         ["x=f32[3,40]"];

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use super::backward::{Course, Obstacle, prune};
 use super::draft::Draft;
 use super::infer::infer_at;
-use super::render::{Render, Sheet};
-use super::{RUNTIME, Registry, ScalarExpr, UnaryFn};
+use super::{BinaryFn, RUNTIME, Registry, ScalarExpr, UnaryFn};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, Subgraph, ValueId, ValueType};
@@ -456,6 +455,26 @@ impl<'a> GradCx<'a> {
         self.pen.sum_to(value, target)
     }
 
+    /// A formula over operands of one type, as one node: an operator of the standard where one will do.
+    pub fn formula(&mut self, formula: &ScalarExpr, operands: &[ValueId]) -> Result<ValueId> {
+        use ScalarExpr::{Binary, Input, Unary};
+        let standard = match formula {
+            Input(0) => {
+                return operands.first().copied().ok_or_else(|| error!(Fail, "a formula of nothing"));
+            }
+            Unary(UnaryFn::Neg, x) if **x == Input(0) => Some("Neg"),
+            Binary(BinaryFn::Mul, a, b) if [&**a, &**b] == [&Input(0), &Input(1)] => Some("Mul"),
+            Binary(BinaryFn::Div, a, b) if [&**a, &**b] == [&Input(0), &Input(1)] => Some("Div"),
+            _ => None,
+        };
+        if let Some(op) = standard {
+            return self.emit(op, operands, &[]);
+        }
+        let attrs = [("formula", Attribute::String(formula.to_string()))];
+        let operands: Vec<Option<ValueId>> = operands.iter().copied().map(Some).collect();
+        self.pen.emit_in((RUNTIME, "FusedElementwise"), &operands, &attrs)
+    }
+
     /// Sets the gradient of an input, which has the input's shape.
     pub fn set(&mut self, index: usize, gradient: ValueId) {
         if let Some(slot) = self.gradients.get_mut(index) {
@@ -497,19 +516,17 @@ pub fn of_broadcast(cx: &mut GradCx<'_>) -> Result<()> {
     cx.set_broadcast(0, upstream)
 }
 
-/// The gradient of an elementwise operator: upstream times the derivative of the formula.
+/// The gradient of an elementwise operator: upstream times the derivative of the formula, in one pass.
 fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
-    let (upstream, output) = (cx.upstream()?, cx.output(0)?);
-    let dtype = cx.dtype(upstream)?;
-    let mut known = vec![(formula.clone(), output)];
+    let upstream = cx.upstream()?;
     for index in cx.wanted() {
         let derivative = formula.derivative(index);
         if derivative == ScalarExpr::Constant(0.0) {
             continue;
         }
-        let mut render = Render { sheet: &mut *cx, dtype, known };
-        let gradient = times(&mut render, upstream, &derivative)?;
-        known = render.known;
+        let mut operands = vec![upstream];
+        let derivative = over_operands(cx, &derivative, formula, &mut operands)?;
+        let gradient = cx.formula(&times(&derivative), &operands)?;
         let own = cx.dtype(cx.input(index)?)?;
         let gradient = cx.cast(gradient, own)?;
         cx.set_broadcast(index, gradient)?;
@@ -517,48 +534,49 @@ fn from_scalar(cx: &mut GradCx<'_>, formula: &ScalarExpr) -> Result<()> {
     Ok(())
 }
 
-impl Sheet for GradCx<'_> {
-    fn operand(&mut self, index: usize, dtype: DType) -> Result<ValueId> {
-        let input = GradCx::input(self, index)?;
-        GradCx::cast(self, input, dtype)
-    }
-
-    fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
-        GradCx::number(self, value, dtype)
-    }
-
-    fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
-        GradCx::cast(self, value, dtype)
-    }
-
-    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
-        GradCx::emit(self, op, inputs, attrs)
-    }
+/// A derivative whose inputs are places among `operands`, which come to be there, in the type of the first. Where it has the operator's formula
+/// itself, it reads the operator's output.
+fn over_operands(
+    cx: &mut GradCx<'_>,
+    derivative: &ScalarExpr,
+    formula: &ScalarExpr,
+    operands: &mut Vec<ValueId>,
+) -> Result<ScalarExpr> {
+    let mut over = |x: &ScalarExpr| over_operands(cx, x, formula, operands).map(Box::new);
+    let operand = match derivative {
+        x if x == formula => cx.output(0)?,
+        ScalarExpr::Input(index) => {
+            let input = cx.input(*index)?;
+            let dtype = operands.first().map_or(Ok(DType::F32), |first| cx.dtype(*first))?;
+            cx.cast(input, dtype)?
+        }
+        ScalarExpr::Constant(_) => return Ok(derivative.clone()),
+        ScalarExpr::Unary(function, x) => return Ok(ScalarExpr::Unary(*function, over(x)?)),
+        ScalarExpr::Binary(function, a, b) => return Ok(ScalarExpr::Binary(*function, over(a)?, over(b)?)),
+        ScalarExpr::Select(condition, then, otherwise) => {
+            return Ok(ScalarExpr::Select(over(condition)?, over(then)?, over(otherwise)?));
+        }
+    };
+    let place = operands.iter().skip(1).position(|known| *known == operand).map(|place| place + 1);
+    Ok(ScalarExpr::Input(place.unwrap_or_else(|| {
+        operands.push(operand);
+        operands.len() - 1
+    })))
 }
 
-/// `value * factor`. Choices stay outside of the product: what is not chosen may be infinite, and infinity times
+/// The first operand times `factor`. Choices stay outside of the product: what is not chosen may be infinite, and infinity times
 /// zero is no number.
-fn times(render: &mut Render<'_, GradCx<'_>>, value: ValueId, factor: &ScalarExpr) -> Result<ValueId> {
+fn times(factor: &ScalarExpr) -> ScalarExpr {
+    let upstream = ScalarExpr::Input(0);
     match factor {
-        ScalarExpr::Constant(0.0) => render.number(factor),
-        ScalarExpr::Constant(1.0) => Ok(value),
-        ScalarExpr::Unary(UnaryFn::Neg, x) => {
-            let product = times(render, value, x)?;
-            render.sheet.emit("Neg", &[product], &[])
-        }
-        ScalarExpr::Constant(-1.0) => render.sheet.emit("Neg", &[value], &[]),
-        ScalarExpr::Unary(UnaryFn::Reciprocal, x) => {
-            let x = render.number(x)?;
-            render.sheet.emit("Div", &[value, x], &[])
-        }
+        ScalarExpr::Constant(0.0) => factor.clone(),
+        ScalarExpr::Constant(1.0) => upstream,
+        ScalarExpr::Constant(-1.0) => -upstream,
+        ScalarExpr::Unary(UnaryFn::Neg, x) => -times(x),
+        ScalarExpr::Unary(UnaryFn::Reciprocal, x) => upstream / (**x).clone(),
         ScalarExpr::Select(condition, then, otherwise) => {
-            let condition = render.truth(condition)?;
-            let (then, otherwise) = (times(render, value, then)?, times(render, value, otherwise)?);
-            render.sheet.emit("Where", &[condition, then, otherwise], &[])
+            ScalarExpr::select((**condition).clone(), times(then), times(otherwise))
         }
-        factor => {
-            let factor = render.number(factor)?;
-            render.sheet.emit("Mul", &[value, factor], &[])
-        }
+        factor => upstream * factor.clone(),
     }
 }

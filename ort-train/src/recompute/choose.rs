@@ -1,8 +1,8 @@
 //! Which stashed values are not kept, so that a step keeps to a number of bytes at the least extra time.
 //!
 //! A search over sets of blocks. It begins with what is kept at all, and with what cuts of the forward pass suggest: between two cuts everything is
-//! computed again from what crosses the first (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each beginning blocks are dropped,
-//! those first that save the most for their time, until the simulated peak keeps to the target; then what need not be dropped is taken back.
+//! computed again from what crosses the first (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each beginning blocks are dropped
+//! or kept, those first that save the most for their time, until the simulated peak keeps to the target; then what need not be dropped is taken back.
 
 #![allow(
     clippy::indexing_slicing,
@@ -135,9 +135,9 @@ fn between(joint: &Joint<'_>, cuts: &[usize]) -> Vec<bool> {
     dropped
 }
 
-/// Drops blocks until the target is met, then takes back what need not be dropped.
+/// Changes what is dropped until the target is met, then takes back what need not be dropped.
 fn improve(joint: &Joint<'_>, begin: Choice, target: u64) -> Choice {
-    let mut choice = drop_more(joint, begin, target);
+    let mut choice = change_more(joint, begin, target);
     if choice.outcome.peak <= target {
         take_back(joint, &mut choice, target);
     }
@@ -149,11 +149,12 @@ fn worth(before: &Outcome, after: &Outcome) -> f64 {
     (before.excess - after.excess) / (after.seconds - before.seconds).max(1e-7)
 }
 
-/// Drops one block after the other. What a block is worth falls as others are dropped, so that only the best by what they were worth last are looked
-/// at again (Minoux 1978, accelerated greedy).
-fn drop_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
+/// Drops one block after the other, or keeps one that was dropped: what is computed again from far away keeps all on the way alive. What a
+/// change is worth falls as others are made, so that only the best by what they were worth last are looked at again (Minoux 1978, accelerated
+/// greedy). Each block changes once at the most.
+fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     let candidates =
-        joint.stashed.iter().copied().filter(|block| !choice.dropped[*block] && joint.bytes[*block] > 0);
+        (0..joint.maker.len()).filter(|block| joint.droppable[*block] && joint.bytes[*block] > 0);
     let mut queue: Vec<(f64, usize)> = candidates.map(|block| (f64::INFINITY, block)).collect();
     while choice.outcome.peak > target {
         let mut best: Option<(f64, usize, Outcome)> = None;
@@ -162,16 +163,16 @@ fn drop_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
             if best.as_ref().is_some_and(|(worth, ..)| *worth >= entry.0) {
                 break;
             }
-            choice.dropped[entry.1] = true;
+            choice.dropped[entry.1] ^= true;
             let after = joint.outcome(&choice.dropped, target);
-            choice.dropped[entry.1] = false;
+            choice.dropped[entry.1] ^= true;
             entry.0 = worth(&choice.outcome, &after);
             if entry.0 > 0.0 && best.as_ref().is_none_or(|(worth, ..)| entry.0 > *worth) {
                 best = Some((entry.0, entry.1, after));
             }
         }
         let Some((_, block, outcome)) = best else { break };
-        choice.dropped[block] = true;
+        choice.dropped[block] ^= true;
         choice.outcome = outcome;
         queue.retain(|(_, other)| *other != block);
     }

@@ -17,6 +17,6 @@ use choose::{cheapest, least};
 pub use clusters::{PlanRequest, PlanRow, Strategy};
 use edit::recomputed;
 use joint::Joint;
-pub(crate) use plan::{Planned, Request, planned};
+pub(crate) use plan::{Planned, Request, planned, refusal};
 pub use plan::{Recompute, RecomputeReport};
 pub use table::memory_table;

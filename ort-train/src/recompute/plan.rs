@@ -158,7 +158,10 @@ fn within(
     let found = lowest(joint, attempt)?;
     match found.report.peak <= room {
         true => Ok(found),
-        false => Err(refusal(request, room, found.report.peak)),
+        false => {
+            let needed = request.limit.saturating_sub(room).saturating_add(found.report.peak);
+            Err(refusal(request.limit, needed))
+        }
     }
 }
 
@@ -168,9 +171,8 @@ fn lowest(joint: &Joint<'_>, attempt: &dyn Fn(&Choice) -> Result<Planned>) -> Re
     Ok(if other.report.peak < one.report.peak { other } else { one })
 }
 
-fn refusal(request: &Request<'_>, room: usize, least: usize) -> Error {
-    let limit = request.limit;
-    let needed = limit.saturating_sub(room).saturating_add(least);
+/// The refusal of a limit, with the smallest that was found to do.
+pub(crate) fn refusal(limit: usize, needed: usize) -> Error {
     let shortage = MemoryShortage { needed, available: limit, limit, largest: Vec::new() };
     Error::out_of_memory("planning a training step", shortage).help(format!(
         "raise the memory limit to {needed} bytes, which recomputation of all that can be keeps to, or make the batch smaller"

@@ -4,6 +4,8 @@ mod chart;
 mod sweep;
 mod text;
 
+pub(super) use text::largest;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 

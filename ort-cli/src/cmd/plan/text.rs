@@ -65,7 +65,7 @@ fn kinds(report: &PlanReport) -> comfy_table::Table {
 }
 
 /// What is alive at the peak, with its share of all that is.
-fn largest(report: &PlanReport) -> comfy_table::Table {
+pub(in crate::cmd) fn largest(report: &PlanReport) -> comfy_table::Table {
     let total: usize = report.largest.iter().map(|(_, bytes)| *bytes).sum();
     let share = |bytes: usize| format!("{:.1}%", bytes as f64 * 100.0 / total.max(1) as f64);
     let mut rows = table(&["alive at the peak", "bytes", "", "share"]);

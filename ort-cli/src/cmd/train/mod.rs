@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 pub(crate) use arguments::TrainArgs;
+use ort_runtime::plan::PlanReport;
 use ort_runtime::train::{Recompute, RecomputeReport, StepMemory, Trainer, memory_table};
 use ort_runtime::{ErrorKind, Model, Profile};
 
@@ -115,6 +116,8 @@ pub(crate) struct Prediction {
     recompute: Option<RecomputeReport>,
     /// The table of what may be computed again, where it was asked for.
     plans: Option<String>,
+    /// The plan that the memory is of, where details were asked for.
+    plan: Option<PlanReport>,
 }
 
 /// The memory of a step, where it can be known. One that the limit cannot hold is refused, with a batch that it can.
@@ -128,15 +131,18 @@ fn predict(
     let options = trainer.options();
     let chooses = options.memory_limit.is_some() || options.recompute != Recompute::AsLimited;
     let limit = options.memory_limit.unwrap_or(usize::MAX);
-    let is_asked = options.recompute != Recompute::AsLimited || tracing::enabled!(tracing::Level::INFO);
+    let is_verbose = tracing::enabled!(tracing::Level::INFO);
+    let is_asked = options.recompute != Recompute::AsLimited || is_verbose;
     let recompute = options.recompute.clone();
     let plans = match is_asked {
         true => trainer.recompute_plans(&dims).ok().map(|rows| memory_table(&recompute, &rows)),
         false => None,
     };
     let chosen = if chooses { trainer.optimize_memory(&dims).map(Some) } else { Ok(None) };
-    let predicted =
-        chosen.and_then(|recompute| Ok(Prediction { memory: trainer.memory(&dims)?, recompute, plans }));
+    let predicted = chosen.and_then(|recompute| {
+        let plan = if is_verbose { Some(trainer.plan(&dims)?) } else { None };
+        Ok(Prediction { memory: trainer.memory(&dims)?, recompute, plans, plan })
+    });
     match predicted {
         Ok(predicted) if predicted.memory.total() <= limit => Ok(Some(predicted)),
         Ok(predicted) => {

@@ -8,6 +8,7 @@ use ort_runtime::Model;
 use ort_runtime::train::{OperatorPrecision, RecomputeReport, StepMemory, Trainer, TrainingGraph};
 use serde_json::{Value as Json, json};
 
+use super::super::plan::largest;
 use super::Prediction;
 use super::arguments::TrainArgs;
 use super::training::{Epoch, History, Training};
@@ -112,6 +113,10 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
             human_bytes(recompute.peak_before),
             recompute.extra_time * 100.0
         )?;
+    }
+    if let Some(plan) = facts.predicted.as_ref().and_then(|predicted| predicted.plan.as_ref()) {
+        let step = plan.steps.get(plan.peak_step);
+        say!("the peak     at {}\n\n{}\n", step.map_or("", |step| step.node.as_str()), largest(plan))?;
     }
     if let Some(limit) = args.run.memory_limit {
         say!("memory limit {}", human_bytes(limit))?;

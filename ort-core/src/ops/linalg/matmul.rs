@@ -2,10 +2,10 @@
 
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
-use crate::ir::SymShape;
+use crate::ir::{Attribute, SymShape, ValueId};
 use crate::ops;
 use crate::ops::batch;
-use crate::spec::{BatchRule, Cost, Grad, GradCx, InferCx, OP, OpSpec, broadcast, one, opt, var};
+use crate::spec::{BatchRule, Cost, Grad, GradCx, InferCx, MICROSOFT, OP, OpSpec, broadcast, one, opt, var};
 use crate::{Result, ensure, error};
 
 const PRODUCTS: TypeSet = TypeSet::HIGH_PRECISION;
@@ -114,16 +114,28 @@ fn gradient(cx: &mut GradCx<'_>) -> Result<()> {
         upstream = cx.emit("Unsqueeze", &[upstream, second_last], &[])?;
     }
     if cx.wants(0) {
-        let other = cx.transposed(b)?;
-        let product = cx.emit("MatMul", &[upstream, other], &[])?;
+        let product = transposed_product(cx, [upstream, b], "transB")?;
         let gradient = cx.sum_to(product, a)?;
         cx.set_reshaped(0, gradient)?;
     }
     if cx.wants(1) {
-        let other = cx.transposed(a)?;
-        let product = cx.emit("MatMul", &[other, upstream], &[])?;
+        let is_one_matrix = cx.rank(b)? == 2 && cx.rank(a)? > 2;
+        let product = if is_one_matrix {
+            // One product over the rows of all batches sums over them.
+            let rows =
+                |cx: &mut GradCx<'_>, side| cx.emit("Flatten", &[side], &[("axis", Attribute::Int(-1))]);
+            let sides = [rows(cx, a)?, rows(cx, upstream)?];
+            transposed_product(cx, sides, "transA")?
+        } else {
+            transposed_product(cx, [a, upstream], "transA")?
+        };
         let gradient = cx.sum_to(product, b)?;
         cx.set_reshaped(1, gradient)?;
     }
     Ok(())
+}
+
+/// The product of two sides, the matrices of one of them transposed as they are read.
+fn transposed_product(cx: &mut GradCx<'_>, sides: [ValueId; 2], side: &str) -> Result<ValueId> {
+    cx.pen.emit_in((MICROSOFT, "FusedMatMul"), &sides.map(Some), &[(side, Attribute::Int(1))])
 }

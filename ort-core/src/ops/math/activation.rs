@@ -4,7 +4,7 @@ use crate::Result;
 use crate::dtype::TypeSet;
 use crate::ir::{Attribute, Attributes};
 use crate::ops;
-use crate::spec::{Draft, InferCx, OpSpec, ScalarExpr, UnaryFn, Upgrade, attr, one, var};
+use crate::spec::{Draft, Grad, GradCx, InferCx, OpSpec, ScalarExpr, UnaryFn, Upgrade, attr, one, var};
 use crate::{ensure, error};
 
 use super::shared::{
@@ -12,7 +12,12 @@ use super::shared::{
 };
 use super::{legacy, symbolic};
 
-static RELU: OpSpec = OpSpec { types: SIGNED, infer: infer_relu, ..unary("Relu", 14, |_| Ok(x().max(0.0))) };
+static RELU: OpSpec = OpSpec {
+    types: SIGNED,
+    infer: infer_relu,
+    grad: Grad::Rule(gradient_of_relu),
+    ..unary("Relu", 14, |_| Ok(x().max(0.0)))
+};
 
 static LEAKY_RELU: OpSpec = OpSpec {
     attrs: &[attr::float("alpha", 0.01)],
@@ -169,6 +174,16 @@ fn softplus() -> ScalarExpr {
 
 fn swish(alpha: f32) -> ScalarExpr {
     x() * (x() * alpha).apply(UnaryFn::Sigmoid)
+}
+
+/// From the output, which the next convolution or product keeps anyway, instead of the input.
+fn gradient_of_relu(cx: &mut GradCx<'_>) -> Result<()> {
+    let (upstream, output) = (ScalarExpr::Input(0), ScalarExpr::Input(1));
+    let formula = ScalarExpr::select(number(0.0).less(output), upstream, number(0.0));
+    let operands = [cx.upstream()?, cx.output(0)?];
+    let gradient = cx.formula(&formula, &operands)?;
+    cx.set(0, gradient);
+    Ok(())
 }
 
 fn gelu(attrs: &Attributes) -> Result<ScalarExpr> {

@@ -1,16 +1,19 @@
 //! `Gemm`, and `FusedGemm` with an activation.
 
+use std::ops::Range;
+
 use num_traits::AsPrimitive;
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::ops::fused::activation::Activation;
 use ort_core::spec::MICROSOFT;
+use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use super::product::spread;
 use super::widened::widened;
-use super::{PackedLeft, PackedRight, bytes_of, is_weight, product_cpu, refused, scratch};
+use super::{PackedLeft, PackedRight, bytes_of, is_weight, product_cpu, refused, scratch, take};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
@@ -115,6 +118,36 @@ impl Single {
     fn packs_left(&self, shape: [usize; 3]) -> bool {
         self.options.transposed[0] && PackedLeft::pays(shape)
     }
+
+    /// The parts of the sums that are computed one after the other: all at once, unless the left side is packed part by part.
+    fn parts(&self, shape: [usize; 3]) -> SmallVec<[Range<usize>; 4]> {
+        match self.packs_left(shape) && self.right.is_none() {
+            true => PackedLeft::parts(1, shape).collect(),
+            false => SmallVec::from_iter(std::iter::once(0..shape[2])),
+        }
+    }
+
+    /// How the third input is added: as a step behind the sums, or from where it is spread over the result, times the factor that is returned.
+    fn addend<'a>(
+        &self,
+        c: Option<&TensorView<'a>>,
+        result: &mut [f32],
+        [rows, columns]: [usize; 2],
+    ) -> Result<(SmallVec<[Step<'a>; 2]>, f32)> {
+        let Some(c) = c else { return Ok((SmallVec::new(), 0.0)) };
+        let values = c.as_slice::<f32>()?;
+        let step = match *c.shape() {
+            [n] | [1, n] if n == columns && self.options.beta == 1.0 => Step::ColumnBias(values),
+            [m, n] if [m, n] == [rows, columns] && self.options.beta == 1.0 => {
+                Step::Residual { values, row_stride: columns }
+            }
+            _ => {
+                spread(values, c.shape(), result, &[rows, columns])?;
+                return Ok((SmallVec::new(), self.options.beta));
+            }
+        };
+        Ok((SmallVec::from_iter([step]), 0.0))
+    }
 }
 
 impl Executable for Single {
@@ -127,53 +160,56 @@ impl Executable for Single {
             (None, false) => BSource::Rows,
         };
         let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
-        let shape = [rows, columns, k];
-        let packed = if self.packs_left(shape) { PackedLeft::len(cpu, 1, shape) } else { 0 };
-        bytes_of::<f32>(packed.saturating_add(workspace_len(cpu, 1, shape, source)))
+        let part = |steps: Range<usize>| {
+            let shape = [rows, columns, steps.len()];
+            let packed = if self.packs_left(shape) { PackedLeft::len(cpu, 1, shape) } else { 0 };
+            packed.saturating_add(workspace_len(cpu, 1, shape, source))
+        };
+        bytes_of::<f32>(self.parts([rows, columns, k]).into_iter().map(part).max().unwrap_or(0))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let mut workspace = scratch(cx.workspace()?)?;
-        let a = cx.input(0)?;
-        let (shape, strides) = self.options.side(0, a.shape())?;
-        let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), shape[0]);
-        let right = match &self.right {
-            Some(right) => right.operand(cpu)?,
-            None => {
-                let b = cx.input(1)?;
-                let (shape, strides) = self.options.side(1, b.shape())?;
-                BOperand::Plain(Strided::new(b.as_slice()?, shape, strides).map_err(refused)?)
-            }
-        };
-        let ([rows, k], columns) = (shape, right.shape()[1]);
-        let left = if self.packs_left([rows, columns, k]) {
-            let packed = PackedLeft::new(cpu, a.as_slice()?, [rows, columns, k], &mut workspace)?;
-            packed.operand(cpu, 0).map_err(refused)?
-        } else {
-            AOperand::Plain(Strided::new(a.as_slice()?, shape, strides).map_err(refused)?)
-        };
-        let mut gemm = Gemm { alpha: self.options.alpha, ..Gemm::new(left, right) };
-        let c = cx.find_input(2).filter(|_| self.options.beta != 0.0);
+        let workspace = scratch(cx.workspace()?)?;
+        let (a, b) = (cx.input(0)?, cx.find_input(1));
+        let ([rows, k], left_strides) = self.options.side(0, a.shape())?;
+        let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
+        let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
+        let b = b.filter(|_| packed.is_none());
+        let columns = self.columns(b.as_ref().map_or(&[], |b| b.shape()))?;
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        let mut steps: SmallVec<[Step<'_>; 2]> = SmallVec::new();
-        if let Some(c) = c {
-            let values = c.as_slice::<f32>()?;
-            match *c.shape() {
-                [n] | [1, n] if n == columns && self.options.beta == 1.0 => {
-                    steps.push(Step::ColumnBias(values));
-                }
-                [m, n] if [m, n] == [rows, columns] && self.options.beta == 1.0 => {
-                    steps.push(Step::Residual { values, row_stride: columns });
-                }
-                _ => {
-                    spread(values, c.shape(), result, &[rows, columns])?;
-                    gemm.beta = self.options.beta;
-                }
-            }
-        }
+        let c = cx.find_input(2).filter(|_| self.options.beta != 0.0);
+        let (mut steps, beta) = self.addend(c.as_ref(), result, [rows, columns])?;
         steps.extend(self.options.activation.map(Step::Activate));
-        gemm.epilogue = &steps;
-        gemm.run(cpu, result, columns, workspace).map_err(refused)
+        let a = a.as_slice::<f32>()?;
+        for part in self.parts([rows, columns, k]) {
+            let mut rest = &mut *workspace;
+            let shape = [rows, columns, part.len()];
+            let left = if self.packs_left([rows, columns, k]) {
+                let to = take(&mut rest, PackedLeft::len(cpu, 1, shape))?;
+                PackedLeft::new(cpu, a, [rows, columns, k], part.clone(), to)?
+                    .operand(cpu, 0)
+                    .map_err(refused)?
+            } else {
+                AOperand::Plain(Strided::new(a, [rows, k], left_strides).map_err(refused)?)
+            };
+            let right = match (packed, &b) {
+                (Some(packed), _) => packed,
+                (None, Some(b)) => {
+                    let strides = self.options.side(1, b.shape())?.1;
+                    let values = b.as_slice()?.get(part.start * strides[0]..).unwrap_or(&[]);
+                    BOperand::Plain(Strided::new(values, [part.len(), columns], strides).map_err(refused)?)
+                }
+                (None, None) => return Err(error!(Fail, "there is no right side")),
+            };
+            let gemm = Gemm {
+                alpha: self.options.alpha,
+                beta: if part.start == 0 { beta } else { 1.0 },
+                epilogue: if part.end == k { &steps } else { &[] },
+                ..Gemm::new(left, right)
+            };
+            gemm.run(cpu, result, columns, rest).map_err(refused)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! `MatMul`, and the two `FusedMatMul` with transposed sides, a factor, addends and an activation.
 
+use std::ops::Range;
+
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::spec::{MICROSOFT, RUNTIME};
@@ -9,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::product::Product;
 use super::widened::widened;
-use super::{PackedLeft, PackedRight, bytes_of, is_weight, product_cpu, refused, scratch};
+use super::{PackedLeft, PackedRight, bytes_of, is_weight, product_cpu, refused, scratch, take};
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{
@@ -148,6 +150,15 @@ impl Single {
         self.settings.transposed[0] && PackedLeft::pays(product.shape)
     }
 
+    /// The parts of the sums that are computed one after the other: all at once, unless left sides are packed part by part.
+    fn parts(&self, product: &Product, lefts: usize) -> SmallVec<[Range<usize>; 4]> {
+        let [_, _, k] = product.shape;
+        match self.packs_left(product) && self.right.is_none() {
+            true => PackedLeft::parts(lefts, product.shape).collect(),
+            false => SmallVec::from_iter(std::iter::once(0..k)),
+        }
+    }
+
     /// The steps behind the sums; whether the result holds the residual.
     fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<(SmallVec<[Step<'a>; 3]>, bool)> {
         let mut steps = SmallVec::new();
@@ -170,19 +181,23 @@ impl Executable for Single {
             None if self.settings.transposed[1] && product.shape[1] > 1 => BSource::Strided,
             None => BSource::Rows,
         };
-        let [rows, _, k] = product.shape;
+        let [rows, columns, k] = product.shape;
         let cpu = product_cpu(shapes.threads, self.precision, self.right.is_some(), rows);
         let lefts = shapes.input(0).iter().product::<usize>() / (rows * k).max(1);
-        let packed = if self.packs_left(&product) { PackedLeft::len(cpu, lefts, product.shape) } else { 0 };
-        bytes_of::<f32>(packed.saturating_add(workspace_len(cpu, product.count, product.shape, source)))
+        let part = |steps: Range<usize>| {
+            let shape = [rows, columns, steps.len()];
+            let packed = if self.packs_left(&product) { PackedLeft::len(cpu, lefts, shape) } else { 0 };
+            packed.saturating_add(workspace_len(cpu, product.count, shape, source))
+        };
+        bytes_of::<f32>(self.parts(&product, lefts).into_iter().map(part).max().unwrap_or(0))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let mut workspace = scratch(cx.workspace()?)?;
         let (a, b) = (cx.input(0)?, cx.find_input(1));
         let product = self.product(a.shape(), b.as_ref().map_or(&[], |b| b.shape()))?;
         let [rows, columns, k] = product.shape;
         let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
+        let workspace = scratch(cx.workspace()?)?;
         let (steps, adds) = self.steps(cx, columns)?;
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         if result.is_empty() {
@@ -191,40 +206,66 @@ impl Executable for Single {
         let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
         // A weight that somebody else reads, too, is there where it is packed, and lies anywhere in its file.
         let b = b.filter(|_| packed.is_none()).map_or(Ok(&[][..]), |b| b.as_slice::<f32>())?;
-        let a = a.as_slice::<f32>()?;
-        let Settings { factor, transposed, .. } = self.settings;
-        let lefts = match self.packs_left(&product) {
-            true => Some(PackedLeft::new(cpu, a, product.shape, &mut workspace)?),
-            false => None,
-        };
-        let problem = |index: usize| {
-            let [left, right] = product.offsets(index);
-            let left = match lefts {
-                Some(lefts) => lefts.operand(cpu, product.matrices(index)[0])?,
-                None => {
-                    let left = from("the left side", a, left)?;
-                    AOperand::Plain(Strided::new(left, [rows, k], strides([rows, k], transposed[0]))?)
+        let sides = Sides { a: a.as_slice::<f32>()?, b, packed, transposed: self.settings.transposed };
+        let lefts = sides.a.len() / (rows * k).max(1);
+        let shape = |steps: &Range<usize>| [rows, columns, steps.len()];
+        for part in self.parts(&product, lefts) {
+            let mut rest = &mut *workspace;
+            let left = match self.packs_left(&product) {
+                true => {
+                    let to = take(&mut rest, PackedLeft::len(cpu, lefts, shape(&part)))?;
+                    Some(PackedLeft::new(cpu, sides.a, product.shape, part.clone(), to)?)
                 }
+                false => None,
             };
-            let right = match packed {
-                Some(packed) => packed,
-                None => {
-                    let right = from("the right side", b, right)?;
-                    let strides = strides([k, columns], transposed[1] && columns > 1);
-                    BOperand::Plain(Strided::new(right, [k, columns], strides)?)
-                }
+            let (is_first, is_last) = (part.start == 0, part.end == k);
+            let problem = |index: usize| {
+                let left = match left {
+                    Some(lefts) => lefts.operand(cpu, product.matrices(index)[0])?,
+                    None => sides.left(&product, index)?,
+                };
+                Ok(Gemm {
+                    alpha: self.settings.factor,
+                    beta: if adds || !is_first { 1.0 } else { 0.0 },
+                    epilogue: if is_last { &steps } else { &[] },
+                    origin: Origin { bias_row: 0, residual_row: index * rows },
+                    ..Gemm::new(left, sides.right(&product, index, &part)?)
+                })
             };
-            Ok(Gemm {
-                alpha: factor,
-                beta: if adds { 1.0 } else { 0.0 },
-                epilogue: &steps,
-                origin: Origin { bias_row: 0, residual_row: index * rows },
-                ..Gemm::new(left, right)
-            })
-        };
-        let results =
-            Batch { values: result, count: product.count, row_stride: columns, batch_stride: rows * columns };
-        run_batch(cpu, &problem, results, workspace).map_err(refused)
+            let batch_stride = rows * columns;
+            let results =
+                Batch { values: &mut *result, count: product.count, row_stride: columns, batch_stride };
+            run_batch(cpu, &problem, results, rest).map_err(refused)?;
+        }
+        Ok(())
+    }
+}
+
+/// The sides of products as they lie, or packed.
+struct Sides<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    packed: Option<BOperand<'a>>,
+    transposed: [bool; 2],
+}
+
+impl<'a> Sides<'a> {
+    fn left(&self, product: &Product, index: usize) -> Result<AOperand<'a>, GemmError> {
+        let [rows, _, k] = product.shape;
+        let left = from("the left side", self.a, product.offsets(index)[0])?;
+        Ok(AOperand::Plain(Strided::new(left, [rows, k], strides([rows, k], self.transposed[0]))?))
+    }
+
+    /// Some steps of a right side.
+    fn right(&self, product: &Product, index: usize, part: &Range<usize>) -> Result<BOperand<'a>, GemmError> {
+        let [_, columns, k] = product.shape;
+        if let Some(packed) = self.packed {
+            return Ok(packed);
+        }
+        let strides = strides([k, columns], self.transposed[1] && columns > 1);
+        let first = product.offsets(index)[1] + part.start * strides[0];
+        let right = from("the right side", self.b, first)?;
+        Ok(BOperand::Plain(Strided::new(right, [part.len(), columns], strides)?))
     }
 }
 

@@ -15,13 +15,14 @@ pub(super) mod real;
 pub(super) mod widened;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, PackedWeights, Precision};
 use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, error};
 
-use crate::gemm::{AOperand, Cpu, GemmError, PackedA, Weight};
+use crate::gemm::{AOperand, Cpu, GemmError, PackedA, STEPS, Weight};
 
 /// A refusal of the product library as an error of the node.
 pub(in crate::kernels) fn refused(error: GemmError) -> Error {
@@ -187,9 +188,22 @@ pub(super) struct PackedLeft<'a> {
 }
 
 impl<'a> PackedLeft<'a> {
+    /// Values that are packed at once, unless a block of steps takes more: they stay in the second-level cache.
+    const AT_ONCE: usize = 1 << 18;
+
     /// Whether packing pays for products of `[rows, columns, k]`: each value is used often enough.
     pub(super) fn pays([rows, columns, _]: [usize; 3]) -> bool {
         rows > 1 && columns >= 32
+    }
+
+    /// The steps of `count` products that are packed at once, in parts of nearly the same size. Sums grow from part to part.
+    pub(super) fn parts(
+        count: usize,
+        [rows, _, k]: [usize; 3],
+    ) -> impl Iterator<Item = Range<usize>> + Clone {
+        let most = (PackedLeft::AT_ONCE / count.saturating_mul(rows).max(1)).max(STEPS);
+        let part = k.div_ceil(k.div_ceil(most).max(1)).max(1);
+        (0..k.max(1)).step_by(part).map(move |start| start..(start + part).min(k))
     }
 
     /// Values of workspace, whole lines of the cache, for `count` matrices.
@@ -197,20 +211,21 @@ impl<'a> PackedLeft<'a> {
         count.saturating_mul(PackedA::len(cpu, rows, k).next_multiple_of(16))
     }
 
-    /// Packs the matrices `[k, rows]` that `from` holds, into the first values of the workspace.
+    /// Packs some steps of the matrices `[k, rows]` that `from` holds.
     pub(super) fn new(
         cpu: Cpu,
         from: &[f32],
-        shape: [usize; 3],
-        workspace: &mut &'a mut [f32],
+        [rows, columns, k]: [usize; 3],
+        steps: Range<usize>,
+        to: &'a mut [f32],
     ) -> Result<PackedLeft<'a>> {
-        let [rows, _, k] = shape;
-        let (matrix, len) = ((rows * k).max(1), PackedLeft::len(cpu, 1, shape).max(1));
-        let values = take(workspace, PackedLeft::len(cpu, from.len() / matrix, shape))?;
-        for (from, to) in from.chunks_exact(matrix).zip(values.chunks_exact_mut(len)) {
-            crate::gemm::pack_a(cpu, from, [rows, k], [1, rows], to).map_err(refused)?;
+        let shape = [rows, columns, steps.len()];
+        let len = PackedLeft::len(cpu, 1, shape).max(1);
+        for (from, to) in from.chunks_exact((rows * k).max(1)).zip(to.chunks_exact_mut(len)) {
+            let from = from.get(steps.start * rows..).unwrap_or(&[]);
+            crate::gemm::pack_a(cpu, from, [rows, steps.len()], [1, rows], to).map_err(refused)?;
         }
-        Ok(PackedLeft { values, rows, k })
+        Ok(PackedLeft { values: to, rows, k: steps.len() })
     }
 
     /// The matrix at `index` as the left side of a product.
