@@ -6,73 +6,56 @@ use crate::dtype::DType;
 use crate::ir::{Attribute, ValueId};
 use crate::tensor::Tensor;
 
-/// Where formulas are rendered: what adds nodes to a graph.
-pub(super) trait Sheet {
-    /// The value of an input of the formula, converted to an element type.
-    fn operand(&mut self, index: usize, dtype: DType) -> Result<ValueId>;
-    /// A scalar of a type of floats.
-    fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId>;
-    /// A value converted to an element type.
-    fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId>;
-    /// Adds a node of the standard domain with one output.
-    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId>;
-}
-
 /// The value of a formula over the inputs of a draft, which have this type of floats. A formula that is an input gives that.
 pub(crate) fn render(draft: &mut Draft<'_>, dtype: DType, formula: &ScalarExpr) -> Result<ValueId> {
-    Render { sheet: draft, dtype, known: Vec::new() }.number(formula)
+    Render { draft, dtype, known: Vec::new() }.number(formula)
 }
 
-impl Sheet for Draft<'_> {
+/// Renders formulas as nodes, equal parts once.
+struct Render<'d, 'g> {
+    draft: &'d mut Draft<'g>,
+    dtype: DType,
+    /// Formulas whose values there are.
+    known: Vec<(ScalarExpr, ValueId)>,
+}
+
+impl Render<'_, '_> {
+    /// An input of the formula, converted to an element type.
     fn operand(&mut self, index: usize, dtype: DType) -> Result<ValueId> {
-        let input = self.required(index)?;
-        if self.value_type(input).dtype() == Some(dtype) {
-            Ok(input)
-        } else {
-            Sheet::cast(self, input, dtype)
+        let input = self.draft.required(index)?;
+        match self.draft.value_type(input).dtype() == Some(dtype) {
+            true => Ok(input),
+            false => self.cast(input, dtype),
         }
     }
 
-    fn number(&mut self, value: f64, dtype: DType) -> Result<ValueId> {
-        let tensor = match dtype {
+    /// A scalar of the formula's type.
+    fn scalar(&mut self, value: f64) -> Result<ValueId> {
+        let tensor = match self.dtype {
             DType::F64 => Tensor::scalar(value)?,
             DType::F16 => Tensor::scalar(half::f16::from_f64(value))?,
             DType::BF16 => Tensor::scalar(half::bf16::from_f64(value))?,
             _ => Tensor::scalar(value as f32)?,
         };
-        Ok(self.constant(tensor))
+        Ok(self.draft.constant(tensor))
     }
 
     fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
-        Draft::emit(self, "Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
+        self.draft.emit("Cast", &[value], &[("to", Attribute::Int(i64::from(dtype.onnx_code())))])
     }
 
-    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: &[(&str, Attribute)]) -> Result<ValueId> {
-        Draft::emit(self, op, inputs, attrs)
-    }
-}
-
-/// Renders formulas as nodes, equal parts once.
-pub(super) struct Render<'s, S> {
-    pub(super) sheet: &'s mut S,
-    pub(super) dtype: DType,
-    /// Formulas whose values there are.
-    pub(super) known: Vec<(ScalarExpr, ValueId)>,
-}
-
-impl<S: Sheet> Render<'_, S> {
     /// The formula as a tensor of floats.
-    pub(super) fn number(&mut self, x: &ScalarExpr) -> Result<ValueId> {
+    fn number(&mut self, x: &ScalarExpr) -> Result<ValueId> {
         if let Some((_, known)) = self.known.iter().find(|(formula, _)| formula == x) {
             return Ok(*known);
         }
         let value = match x {
-            ScalarExpr::Input(index) => self.sheet.operand(*index, self.dtype)?,
-            ScalarExpr::Constant(value) => self.sheet.number(*value, self.dtype)?,
+            ScalarExpr::Input(index) => self.operand(*index, self.dtype)?,
+            ScalarExpr::Constant(value) => self.scalar(*value)?,
             ScalarExpr::Unary(function, inner) => match unary_op(*function) {
                 Some(op) => {
                     let inner = self.number(inner)?;
-                    self.sheet.emit(op, &[inner], &[])?
+                    self.draft.emit(op, &[inner], &[])?
                 }
                 None => self.shifted(*function, inner, x)?,
             },
@@ -86,11 +69,11 @@ impl<S: Sheet> Render<'_, S> {
                 let inputs = [self.number(a)?, self.number(b)?];
                 let fmod = [("fmod", Attribute::Int(1))];
                 let attrs = if *function == BinaryFn::Fmod { &fmod[..] } else { &[] };
-                self.sheet.emit(binary_op(*function), &inputs, attrs)?
+                self.draft.emit(binary_op(*function), &inputs, attrs)?
             }
             ScalarExpr::Select(condition, then, otherwise) => {
                 let inputs = [self.truth(condition)?, self.number(then)?, self.number(otherwise)?];
-                self.sheet.emit("Where", &inputs, &[])?
+                self.draft.emit("Where", &inputs, &[])?
             }
             ScalarExpr::Binary(..) => self.number_of_truth(x)?,
         };
@@ -103,12 +86,12 @@ impl<S: Sheet> Render<'_, S> {
         match function {
             UnaryFn::Expm1 => {
                 let (power, one) = (self.number(&inner.clone().apply(UnaryFn::Exp))?, self.one()?);
-                self.sheet.emit("Sub", &[power, one], &[])
+                self.draft.emit("Sub", &[power, one], &[])
             }
             UnaryFn::Log1p => {
                 let (inner, one) = (self.number(inner)?, self.one()?);
-                let sum = self.sheet.emit("Add", &[inner, one], &[])?;
-                self.sheet.emit("Log", &[sum], &[])
+                let sum = self.draft.emit("Add", &[inner, one], &[])?;
+                self.draft.emit("Log", &[sum], &[])
             }
             _ => self.number_of_truth(x),
         }
@@ -120,32 +103,32 @@ impl<S: Sheet> Render<'_, S> {
 
     fn number_of_truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
         let truth = self.truth(x)?;
-        self.sheet.cast(truth, self.dtype)
+        self.cast(truth, self.dtype)
     }
 
     /// The formula as a tensor of booleans.
-    pub(super) fn truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
+    fn truth(&mut self, x: &ScalarExpr) -> Result<ValueId> {
         match x {
             ScalarExpr::Binary(function @ (BinaryFn::And | BinaryFn::Or | BinaryFn::Xor), a, b) => {
                 let inputs = [self.truth(a)?, self.truth(b)?];
-                self.sheet.emit(binary_op(*function), &inputs, &[])
+                self.draft.emit(binary_op(*function), &inputs, &[])
             }
             ScalarExpr::Binary(function, a, b) if is_truth(*function) => {
                 let inputs = [self.number(a)?, self.number(b)?];
-                self.sheet.emit(binary_op(*function), &inputs, &[])
+                self.draft.emit(binary_op(*function), &inputs, &[])
             }
             ScalarExpr::Unary(UnaryFn::Not, x) => {
                 let x = self.truth(x)?;
-                self.sheet.emit("Not", &[x], &[])
+                self.draft.emit("Not", &[x], &[])
             }
             ScalarExpr::Unary(function @ (UnaryFn::IsNan | UnaryFn::IsInf), x) => {
                 let x = self.number(x)?;
-                self.sheet.emit(if *function == UnaryFn::IsNan { "IsNaN" } else { "IsInf" }, &[x], &[])
+                self.draft.emit(if *function == UnaryFn::IsNan { "IsNaN" } else { "IsInf" }, &[x], &[])
             }
-            ScalarExpr::Input(index) => self.sheet.operand(*index, DType::Bool),
+            ScalarExpr::Input(index) => self.operand(*index, DType::Bool),
             number => {
                 let number = self.number(number)?;
-                self.sheet.cast(number, DType::Bool)
+                self.cast(number, DType::Bool)
             }
         }
     }
