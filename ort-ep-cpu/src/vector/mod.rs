@@ -23,6 +23,7 @@ pub mod norm;
 pub mod norm_gradients;
 mod places;
 pub mod pool;
+pub mod pool_indices;
 pub mod random;
 pub mod reduce;
 pub mod softmax;

@@ -1,7 +1,7 @@
 //! Maximum and average pooling of one channel's plane.
 //!
 //! In two dimensions both are separable: the rows of a window are combined into one row first, then places of that row.
-//! [`pool_nd`] is the plain loop over any number of axes, and the one that finds indices.
+//! [`pool_nd`] is the plain loop over any number of axes.
 
 use super::places::{load, store};
 use super::reduce;
@@ -47,7 +47,7 @@ pub fn scratch_len(window: &Window) -> usize {
 }
 
 /// A padded row and the slack behind it.
-fn row_len(window: &Window) -> usize {
+pub(super) fn row_len(window: &Window) -> usize {
     window.extent(1).max(window.pads[1] + window.input[1]) + 2 * SLACK
 }
 

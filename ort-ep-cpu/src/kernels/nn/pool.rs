@@ -13,6 +13,7 @@ use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::simd::Isa;
 use crate::vector::pool::{Indices, Pool, PoolAxis, PoolPlan, pool_nd, scratch_len};
+use crate::vector::pool_indices::max_and_indices;
 
 cpu_kernels![
     KernelDef {
@@ -112,27 +113,32 @@ impl Executable for Pooling {
         if result.is_empty() {
             return Ok(());
         }
+        let window = if axes.len() > 2 { None } else { Some(plane_window(&axes)?) };
+        let per_unit = window.map_or(0, |window| scratch_len(&window).next_multiple_of(16));
         if let (None, Some(plan)) = (&indices, self.plan(&axes)?) {
-            let per_unit = scratch_len(&plane_window(&axes)?).next_multiple_of(16);
             for_each_unit(threads, (result, output), (workspace, per_unit), |unit, plane, scratch| {
                 plan.run(isa, &image[unit * input..][..input], plane, scratch);
             });
             return Ok(());
         }
-        let axes: Vec<PoolAxis> = axes.iter().map(along).collect();
+        let along: Vec<PoolAxis> = axes.iter().map(along).collect();
         match indices {
             None => for_each_unit(threads, (result, output), (&mut [0_u8; 0][..], 0), |unit, plane, _| {
-                pool_nd(self.pool, &axes, &image[unit * input..][..input], plane, None);
+                pool_nd(self.pool, &along, &image[unit * input..][..input], plane, None);
             }),
             Some(indices) => {
                 ensure!(indices.len() == result.len(), Fail, "there are not as many indices as values");
                 let planes = result.chunks_mut(output).zip(indices.chunks_mut(output));
                 let mut planes: Vec<_> = planes.collect();
-                for_each_unit(threads, (&mut planes, 1), (&mut [0_u8; 0][..], 0), |unit, pairs, _| {
-                    for (plane, indices) in pairs {
+                for_each_unit(threads, (&mut planes, 1), (workspace, per_unit), |unit, pairs, scratch| {
+                    for (plane, values) in pairs {
+                        let image = &image[unit * input..][..input];
                         let base = (unit * input) as i64;
-                        let indices = Indices { values: indices, base, column_major: self.column_major };
-                        pool_nd(self.pool, &axes, &image[unit * input..][..input], plane, Some(indices));
+                        let indices = Indices { values, base, column_major: self.column_major };
+                        match &window {
+                            Some(window) => max_and_indices(isa, window, (image, scratch), plane, indices),
+                            None => pool_nd(self.pool, &along, image, plane, Some(indices)),
+                        }
                     }
                 });
             }
