@@ -13,6 +13,7 @@ use ort_core::{Result, Within, advise, ensure, error};
 
 use crate::attention::fuse_attention;
 use crate::mixed::autocast;
+use crate::normalization::split_normalizations;
 use crate::options::matches;
 use crate::{OperatorPrecision, TrainingOptions};
 
@@ -114,7 +115,7 @@ impl TrainingGraph {
         );
         frozen.extend(forward.frozen);
         Ok(TrainingGraph {
-            graph,
+            graph: split_normalizations(graph)?,
             loss,
             parameters,
             statistics: forward.statistics,

@@ -42,6 +42,7 @@ mod checkpoint;
 mod graph;
 mod loss;
 mod mixed;
+mod normalization;
 mod optimizer;
 mod options;
 mod recompute;

@@ -82,6 +82,8 @@ pub struct KernelDef {
     pub host_inputs: &'static [usize],
     /// Inputs that it reads at any alignment, such as weights straight from the file.
     pub unaligned: &'static [usize],
+    /// Outputs that it leaves out where nobody reads them: they then take no memory. Any other that the node has is computed.
+    pub left_out: &'static [usize],
     /// Who provides the outputs' memory.
     pub outputs: OutputsFrom,
     /// Further conditions on attributes, types, ranks and constants.
@@ -101,6 +103,7 @@ impl KernelDef {
         shared_buffers: &[],
         host_inputs: &[],
         unaligned: &[],
+        left_out: &[],
         outputs: OutputsFrom::Plan,
         when: |_| true,
         make: |_| Err(crate::error!(Fail, "the kernel has no constructor")),
@@ -130,6 +133,8 @@ pub struct Claim {
     pub host_inputs: &'static [usize],
     /// Inputs that may be unaligned.
     pub unaligned: &'static [usize],
+    /// Outputs that are left out where nobody reads them.
+    pub left_out: &'static [usize],
     /// Who provides the outputs' memory.
     pub outputs: OutputsFrom,
 }
@@ -177,6 +182,7 @@ impl KernelTable {
             shared_buffers: kernel.shared_buffers,
             host_inputs: kernel.host_inputs,
             unaligned: kernel.unaligned,
+            left_out: kernel.left_out,
             outputs: kernel.outputs,
         })
     }

@@ -6,8 +6,8 @@ use super::matching::scalar;
 use super::{FirstClaim, Report};
 use crate::Result;
 use crate::dtype::TypeSet;
-use crate::ir::{Attribute, Attributes, Graph, Node, ValueId};
-use crate::spec::{RUNTIME, Registry, ScalarExpr};
+use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId};
+use crate::spec::{BinaryFn, OpSpec, RUNTIME, Registry, ScalarExpr};
 
 /// The most inputs of one fused operator.
 const MOST_INPUTS: usize = 8;
@@ -27,6 +27,20 @@ struct Chain {
 /// Fuses every chain of two or more elementwise operators of floats whose inner values nobody else reads.
 pub(super) fn fuse(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut Report) -> Result<()> {
     let Some(spec) = Registry::global()?.find(RUNTIME, "FusedElementwise") else { return Ok(()) };
+    // What a first round has made one node may be a cheap formula for its readers.
+    for _ in 0..2 {
+        repeat_for_readers(graph);
+        fuse_chains(graph, spec, first_claim, report)?;
+    }
+    Ok(())
+}
+
+fn fuse_chains(
+    graph: &mut Graph,
+    spec: &'static OpSpec,
+    first_claim: FirstClaim<'_>,
+    report: &mut Report,
+) -> Result<()> {
     let read_once = read_by_one_node(graph);
     let mut chains: FxHashMap<ValueId, Chain> = FxHashMap::default();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -60,6 +74,83 @@ pub(super) fn fuse(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut 
     let mut dead = dead.into_iter();
     graph.nodes.retain(|_| !dead.next().unwrap_or(false));
     Ok(())
+}
+
+/// The most functions of a formula that is rather computed for each of its readers than written to memory.
+const CHEAP: usize = 4;
+
+/// Has elementwise readers of a cheap formula be the only ones, by copies of its node: they become parts of their readers, and what it
+/// computes is not kept for them.
+///
+/// That is done where it takes no memory: the formula has one input of the size of its result, which is alive until the reader anyway.
+fn repeat_for_readers(graph: &mut Graph) {
+    let readers = graph.consumers();
+    let last_read =
+        |id: ValueId| readers.get(id.index()).and_then(|ids| ids.iter().map(|id| id.index()).max());
+    let mut copies: Vec<(usize, usize, ValueId)> = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let &[Some(output)] = node.outputs.as_slice() else { continue };
+        let Some(source) = cheap_source(graph, node, output) else { continue };
+        let readers = readers.get(output.index()).map_or(&[][..], Vec::as_slice);
+        let fuses = |reader: &&NodeId| {
+            let node = graph.nodes.get(reader.index());
+            let lives = last_read(source) >= Some(reader.index());
+            lives && node.is_some_and(|node| is_elementwise_like(graph, node, output))
+        };
+        let fusing: Vec<usize> = readers.iter().filter(fuses).map(|reader| reader.index()).collect();
+        // The node itself is for the others, or for the first of these.
+        let stays = fusing.len() < readers.len() || graph.outputs.contains(&output);
+        copies.extend(fusing.into_iter().skip(usize::from(!stays)).map(|reader| (reader, index, output)));
+    }
+    copies.sort_unstable_by_key(|(reader, ..)| *reader);
+    let mut copies = copies.into_iter().peekable();
+    let originals = graph.nodes.clone();
+    let nodes = std::mem::take(&mut graph.nodes);
+    for (index, mut node) in nodes.into_iter().enumerate() {
+        while let Some((_, maker, output)) = copies.next_if(|(reader, ..)| *reader == index) {
+            let Some(mut copy) = originals.get(maker).cloned() else { continue };
+            let info = graph.value(output).clone();
+            let value = graph.add_value(format!("{}_{index}", info.name), info.ty);
+            graph.value_mut(value).symbolic = info.symbolic;
+            copy.name = format!("{}_{index}", copy.name).into();
+            copy.outputs = std::iter::once(Some(value)).collect();
+            graph.nodes.push(copy);
+            let reads = node.inputs.iter_mut().flatten().filter(|read| **read == output);
+            reads.for_each(|read| *read = value);
+        }
+        graph.nodes.push(node);
+    }
+}
+
+/// The one input that is as large as the result of a node with a cheap formula.
+fn cheap_source(graph: &Graph, node: &Node, output: ValueId) -> Option<ValueId> {
+    let shape = graph.value(output).ty.shape()?;
+    let formula = formula_of(graph, node)?;
+    if functions(&formula) > CHEAP || !is_arithmetic(&formula) {
+        return None;
+    }
+    let mut sources = node.reads().filter(|id| graph.value(*id).ty.shape() == Some(shape));
+    let source = sources.next()?;
+    sources.all(|other| other == source).then_some(source)
+}
+
+/// Whether a node is elementwise, of the type and shape of a value that it reads.
+fn is_elementwise_like(graph: &Graph, node: &Node, read: ValueId) -> bool {
+    let &[Some(output)] = node.outputs.as_slice() else { return false };
+    formula_of(graph, node).is_some() && graph.value(output).ty == graph.value(read).ty
+}
+
+/// Whether a formula adds, subtracts, multiplies and compares only.
+fn is_arithmetic(formula: &ScalarExpr) -> bool {
+    match formula {
+        ScalarExpr::Input(_) | ScalarExpr::Constant(_) => true,
+        ScalarExpr::Binary(
+            BinaryFn::Add | BinaryFn::Sub | BinaryFn::Mul | BinaryFn::Min | BinaryFn::Max,
+            a,
+            b,
+        ) => is_arithmetic(a) && is_arithmetic(b),
+        _ => false,
+    }
 }
 
 /// Which values exactly one node reads, and the caller does not get.

@@ -34,8 +34,22 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
         let named = node.outputs.iter().flatten().any(|output| is_output.contains(output));
         match twin.filter(|_| !named) {
             Some(twin) => {
-                let pairs = node.outputs.iter().zip(&twin.outputs);
-                same.extend(pairs.filter_map(|(from, to)| Some(((*from)?, (*to)?))));
+                let mut made = twin.outputs.clone();
+                made.resize(made.len().max(node.outputs.len()), None);
+                let mut left = node.outputs.clone();
+                // What the twin does not make yet it makes from now on.
+                for (to, own) in made.iter_mut().zip(&mut left) {
+                    match (*own, *to) {
+                        (Some(from), Some(to)) => drop(same.insert(from, to)),
+                        (Some(_), None) => *to = own.take(),
+                        (None, _) => {}
+                    }
+                }
+                let twin = first.get(&key).copied();
+                for (at, outputs) in [(twin, made), (Some(index), left)] {
+                    let node = at.and_then(|at| graph.nodes.get_mut(at));
+                    node.into_iter().for_each(|node| node.outputs.clone_from(&outputs));
+                }
                 report.common += 1;
             }
             None => {
@@ -106,13 +120,10 @@ fn key(node: &Node, constants: &Same) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// Whether two nodes that [`key`] takes compute the same outputs.
+/// Whether two nodes that [`key`] takes compute the same.
 fn alike(twin: &Node, node: &Node, constants: &Same) -> bool {
-    let wanted = node.outputs.iter().zip(&twin.outputs).all(|(own, other)| own.is_none() || other.is_some());
     std::ptr::eq(twin.spec, node.spec)
         && inputs(twin, constants).eq(inputs(node, constants))
-        && wanted
-        && twin.outputs.len() == node.outputs.len()
         && attrs_alike(&twin.attrs, &node.attrs)
 }
 

@@ -318,6 +318,7 @@ impl Builder {
                 shared_buffers: &[],
                 host_inputs: &[],
                 unaligned: &[],
+                left_out: &[],
                 outputs: OutputsFrom::Plan,
             },
             work: Work::Copy,
@@ -349,8 +350,12 @@ impl Builder {
             nested.push(self.nested(graph, subgraph, cx).within(|| subgraph.attr)?);
         }
         let work = self.compile(view, device, cx)?;
-        let outputs = node.outputs.iter();
-        let outputs = outputs.map(|value| value.map(|value| self.add(value, memory, Origin::Step))).collect();
+        let outputs = node.outputs.iter().enumerate().map(|(position, value)| {
+            let is_read = |value: &ValueId| self.unread.get(value.index()).is_some_and(|reads| *reads > 0);
+            let value = value.filter(|value| is_read(value) || !claim.left_out.contains(&position))?;
+            Some(self.add(value, memory, Origin::Step))
+        });
+        let outputs = outputs.collect();
         self.steps.push(Step {
             name: node.name.clone(),
             op: node.spec.name,

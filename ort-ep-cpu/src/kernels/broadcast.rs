@@ -14,7 +14,7 @@ use crate::parallel::for_each_chunk_mut;
 pub type Sizes = SmallVec<[usize; 6]>;
 
 /// Rows at least this long are blocks of their own; shorter ones are expanded into a buffer.
-const LONG_ROW: usize = 64;
+const LONG_ROW: usize = 512;
 /// The least number of elements that another thread is worth.
 const LEAST_CHUNK: usize = 16 * 1024;
 /// Elements of a block where every operand of a step should stay in the first-level cache.
@@ -56,6 +56,15 @@ impl<T: Copy> Repeated<'_, T> {
         let Repeated { elements, first, each } = *self;
         let begin = move |row: usize| if row == 0 { 0 } else { first + (row - 1) * each };
         elements.iter().enumerate().map(move |(row, &element)| (begin(row)..begin(row + 1).min(len), element))
+    }
+
+    /// An element for each of `len` places of the block.
+    fn write(&self, len: usize, buffer: &mut Vec<T>) {
+        let Some((&first, others)) = self.elements.split_first() else { return };
+        buffer.clear();
+        buffer.resize(len, first);
+        let others = others.iter().zip(buffer[self.first.min(len)..].chunks_mut(self.each));
+        others.for_each(|(&element, row)| row.fill(element));
     }
 }
 
@@ -168,7 +177,10 @@ impl Broadcast {
                 _ => Block::Slice(&data[offset + column..offset + column + len]),
             };
         }
-        self.expand(operand, data, (row, column, len), buffer);
+        match self.repeated(operand, data, start, len) {
+            Some(rows) => rows.write(len, buffer),
+            None => self.expand(operand, data, (row, column, len), buffer),
+        }
         Block::Slice(buffer)
     }
 

@@ -13,13 +13,13 @@ const LANES: usize = 16;
 /// Values whose sum is taken in their own type.
 const BLOCK: usize = 1024;
 
-/// The sums of `(x - mean)^2` and of `(x - mean) * upstream`.
+/// The sums of `(x - mean)^2`, of `(x - mean) * upstream` and of `upstream`.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn deviation_sums<T: Float + Into<f64>>(isa: Isa, mean: T, x: &[T], upstream: &[T]) -> [f64; 2] {
+pub fn deviation_sums<T: Float + Into<f64>>(isa: Isa, mean: T, x: &[T], upstream: &[T]) -> [f64; 3] {
     assert_eq!(x.len(), upstream.len(), "a gradient has its tensor's length");
-    let mut sums = [0.0; 2];
+    let mut sums = [0.0; 3];
     for (x, upstream) in x.chunks(BLOCK).zip(upstream.chunks(BLOCK)) {
         let block = dispatch(isa, Sums { mean, x, upstream });
         for (sum, parts) in sums.iter_mut().zip(block) {
@@ -36,16 +36,17 @@ struct Sums<'a, T> {
 }
 
 impl<T: Float> SimdOp for Sums<'_, T> {
-    type Output = [[T; LANES]; 2];
+    type Output = [[T; LANES]; 3];
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Self::Output {
         let ((x, x_rest), (upstream, upstream_rest)) =
             (self.x.as_chunks::<LANES>(), self.upstream.as_chunks::<LANES>());
-        let [mut squares, mut products] = [[T::zero(); LANES]; 2];
+        let [mut squares, mut products, mut level] = [[T::zero(); LANES]; 3];
         let mut add = |lane: usize, x: T, upstream: T| {
             let deviation = x - self.mean;
             squares[lane] = squares[lane] + deviation * deviation;
             products[lane] = products[lane] + deviation * upstream;
+            level[lane] = level[lane] + upstream;
         };
         for (x, upstream) in x.iter().zip(upstream) {
             for lane in 0..LANES {
@@ -55,33 +56,51 @@ impl<T: Float> SimdOp for Sums<'_, T> {
         for (lane, (x, upstream)) in x_rest.iter().zip(upstream_rest).enumerate() {
             add(lane, *x, *upstream);
         }
-        [squares, products]
+        [squares, products, level]
     }
 }
 
-/// `to = (upstream - level - (x - mean) * slope) * factor`.
+/// `to = (upstream - level - (x - mean) * slope) * factor`, with the numbers `[mean, level, slope, factor]` of each row of `length`. Without
+/// an upstream gradient `to` holds it.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn spread<T: Float>(isa: Isa, numbers: [T; 4], x: &[T], upstream: &[T], to: &mut [T]) {
-    assert!([x.len(), upstream.len()] == [to.len(); 2], "a gradient has its tensor's length");
-    dispatch(isa, Spread { numbers, x, upstream, to });
+pub fn spread<T: Float>(
+    isa: Isa,
+    of_row: impl Fn(usize) -> [T; 4],
+    length: usize,
+    x: &[T],
+    (upstream, to): (Option<&[T]>, &mut [T]),
+) {
+    let lengths = [x.len(), upstream.map_or(to.len(), <[T]>::len)];
+    assert!(lengths == [to.len(); 2], "a gradient has its tensor's length");
+    dispatch(isa, Spread { of_row, length: length.max(1), x, upstream, to });
 }
 
-struct Spread<'a, T> {
-    numbers: [T; 4],
+struct Spread<'a, F, T> {
+    of_row: F,
+    length: usize,
     x: &'a [T],
-    upstream: &'a [T],
+    upstream: Option<&'a [T]>,
     to: &'a mut [T],
 }
 
-impl<T: Float> SimdOp for Spread<'_, T> {
+impl<F: Fn(usize) -> [T; 4], T: Float> SimdOp for Spread<'_, F, T> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let [mean, level, slope, factor] = self.numbers;
-        for ((to, &x), &upstream) in self.to.iter_mut().zip(self.x).zip(self.upstream) {
-            *to = (upstream - level - (x - mean) * slope) * factor;
+        let rows = self.to.chunks_exact_mut(self.length).zip(self.x.chunks_exact(self.length));
+        for (row, (to, x)) in rows.enumerate() {
+            let [mean, level, slope, factor] = (self.of_row)(row);
+            let spread = |upstream: T, x: T| (upstream - level - (x - mean) * slope) * factor;
+            match self.upstream {
+                Some(upstream) => {
+                    let upstream = &upstream[row * self.length..][..self.length];
+                    let all = to.iter_mut().zip(x).zip(upstream);
+                    all.for_each(|((to, &x), &upstream)| *to = spread(upstream, x));
+                }
+                None => to.iter_mut().zip(x).for_each(|(to, &x)| *to = spread(*to, x)),
+            }
         }
     }
 }

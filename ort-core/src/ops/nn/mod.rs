@@ -17,6 +17,7 @@ mod norm_batch;
 mod norm_gradients;
 pub(super) mod norm_layer;
 mod norm_local;
+mod norm_statistics;
 mod pool;
 mod recurrent;
 mod recurrent_gradients;

@@ -1,7 +1,7 @@
 //! `BatchNormalizationGrad`: the gradients of a batch normalization in training, by its input, scale and bias.
 
 use crate::dtype::{DType, TypeSet};
-use crate::ir::Attribute;
+use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::spec::{Draft, Grad, InferCx, OP, OpSpec, RUNTIME, attr, one, opt, var};
 use crate::tensor::Tensor;
@@ -10,7 +10,13 @@ use crate::{Result, ensure, error};
 static BATCH_NORMALIZATION_GRAD: OpSpec = OpSpec {
     domain: RUNTIME,
     name: "BatchNormalizationGrad",
-    inputs: &[one("X", "T"), one("scale", "T"), one("dY", "T")],
+    inputs: &[
+        one("X", "T"),
+        one("scale", "T"),
+        one("dY", "T"),
+        opt("mean", "T"),
+        opt("inverse_deviation", "T"),
+    ],
     outputs: &[one("dX", "T"), opt("dScale", "T"), opt("dB", "T")],
     types: &[var("T", TypeSet::of(&[DType::F32, DType::F64]))],
     attrs: &[attr::float("epsilon", 1e-5)],
@@ -39,24 +45,12 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let (x, scale, upstream) = (draft.required(0)?, draft.required(1)?, draft.required(2)?);
     let rank = draft.shape(0).map(|shape| shape.len() as i64);
     let rank = rank.ok_or_else(|| error!(NotImplemented, "the rank is not known"))?;
-    let epsilon = match draft.attr("epsilon") {
-        Some(Attribute::Float(epsilon)) => *epsilon,
-        _ => 1e-5,
-    };
-    let epsilon = match draft.dtype(0)? {
-        DType::F64 => Tensor::scalar(f64::from(epsilon))?,
-        _ => Tensor::scalar(epsilon)?,
-    };
-    let epsilon = draft.constant(epsilon);
     let axes: Vec<i64> = std::iter::once(0).chain(2..rank).collect();
     let axes = draft.constant_ints(&axes)?;
-    let mean = draft.emit("ReduceMean", &[x, axes], &[])?;
-    let centred = draft.emit("Sub", &[x, mean], &[])?;
-    let squares = draft.emit("Mul", &[centred, centred], &[])?;
-    let variance = draft.emit("ReduceMean", &[squares, axes], &[])?;
-    let padded = draft.emit("Add", &[variance, epsilon], &[])?;
-    let root = draft.emit("Sqrt", &[padded], &[])?;
-    let inverse = draft.emit("Reciprocal", &[root], &[])?;
+    let (centred, inverse) = match (draft.input(3), draft.input(4)) {
+        (Some(mean), Some(inverse)) => (draft.emit("Sub", &[x, mean], &[])?, inverse),
+        _ => standardize(draft, x, axes)?,
+    };
     let unit = draft.emit("Mul", &[centred, inverse], &[])?;
     let along = draft.emit("Mul", &[upstream, unit], &[])?;
     let part = draft.emit("ReduceMean", &[along, axes], &[])?;
@@ -73,4 +67,24 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let of_scale = draft.emit("ReduceSum", &[along, axes], &keep)?;
     let of_bias = draft.emit("ReduceSum", &[upstream, axes], &keep)?;
     draft.replace(&[of_x, of_scale, of_bias])
+}
+
+/// X around its mean, and one over its deviation, channel by channel.
+fn standardize(draft: &mut Draft<'_>, x: ValueId, axes: ValueId) -> Result<(ValueId, ValueId)> {
+    let epsilon = match draft.attr("epsilon") {
+        Some(Attribute::Float(epsilon)) => *epsilon,
+        _ => 1e-5,
+    };
+    let epsilon = match draft.dtype(0)? {
+        DType::F64 => Tensor::scalar(f64::from(epsilon))?,
+        _ => Tensor::scalar(epsilon)?,
+    };
+    let epsilon = draft.constant(epsilon);
+    let mean = draft.emit("ReduceMean", &[x, axes], &[])?;
+    let centred = draft.emit("Sub", &[x, mean], &[])?;
+    let squares = draft.emit("Mul", &[centred, centred], &[])?;
+    let variance = draft.emit("ReduceMean", &[squares, axes], &[])?;
+    let padded = draft.emit("Add", &[variance, epsilon], &[])?;
+    let root = draft.emit("Sqrt", &[padded], &[])?;
+    Ok((centred, draft.emit("Reciprocal", &[root], &[])?))
 }

@@ -400,6 +400,9 @@ enum Operand<'a, L> {
     Rows(Repeated<'a, L>),
 }
 
+/// Rows that are shorter take longer one by one than written out.
+const SHORTEST_ROW: usize = 256;
+
 /// An input that has one element for each of several rows of a block, where the program takes it as such.
 fn rows_of<'b, S: Storage>(
     program: &Steps<S>,
@@ -407,7 +410,7 @@ fn rows_of<'b, S: Storage>(
     (index, data): (usize, &'b [S]),
     (start, len): (usize, usize),
 ) -> Option<Repeated<'b, S>> {
-    let rows = walk.repeated(index, data, start, len)?;
+    let rows = walk.repeated(index, data, start, len).filter(|rows| rows.each >= SHORTEST_ROW)?;
     let whole = |source| match source {
         Source::Register(_) => true,
         Source::Input(other) => walk.is_dense(other),

@@ -18,6 +18,15 @@ use crate::vector::pool_indices::max_and_indices;
 cpu_kernels![
     KernelDef {
         op: "MaxPool",
+        types: &[("T", TypeSet::of(&[DType::F32]))],
+        rank: 1,
+        left_out: &[0],
+        when: |node| taps(node).is_ok_and(|taps| taps <= MOST_TAPS),
+        make: |cx| make(cx, Pool::Max),
+        ..KernelDef::BASE
+    },
+    KernelDef {
+        op: "MaxPool",
         types: &[("T", TypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::I8, DType::U8]))],
         make: |cx| widened(cx, |cx| make(cx, Pool::Max)),
         ..KernelDef::BASE
@@ -40,6 +49,7 @@ struct Pooling {
     windows: Windows,
     pool: Pool,
     column_major: bool,
+    has_indices: bool,
 }
 
 /// The windows of a pool's node.
@@ -48,9 +58,14 @@ pub(super) fn windows_of_pool(node: &NodeView<'_>) -> Result<Windows> {
     Windows::of_pool(node.attrs(), rank)
 }
 
+/// The places of a window.
+fn taps(node: &NodeView<'_>) -> Result<i64> {
+    let sizes = node.attrs().ints("kernel_shape")?.iter();
+    Ok(sizes.fold(1, |taps: i64, &size| taps.saturating_mul(size)))
+}
+
 fn make(cx: &mut CompileCx<'_>, pool: Pool) -> Result<Box<dyn Executable>> {
-    let taps = cx.attrs().ints("kernel_shape")?.iter().fold(1, |taps: i64, &size| taps.saturating_mul(size));
-    if taps > MOST_TAPS {
+    if taps(&cx.node)? > MOST_TAPS {
         let kind = match pool {
             Pool::Max => Kind::Max,
             Pool::Average { count_include_pad } => Kind::Average { include_pad: count_include_pad },
@@ -59,7 +74,8 @@ fn make(cx: &mut CompileCx<'_>, pool: Pool) -> Result<Box<dyn Executable>> {
     }
     let windows = windows_of_pool(&cx.node)?;
     let column_major = cx.attrs().find_int("storage_order").unwrap_or(0) != 0;
-    Ok(Box::new(Pooling { windows, pool, column_major }))
+    let has_indices = cx.node.output_dtype(1).is_some();
+    Ok(Box::new(Pooling { windows, pool, column_major, has_indices }))
 }
 
 /// Batch times channels, and the windows on each plane.
@@ -92,54 +108,88 @@ fn along(axis: &WindowAxis) -> PoolAxis {
     }
 }
 
+impl Pooling {
+    /// The numbers of scratch that each thread has: those of the loops over windows, and behind them a plane of maxima, which are computed
+    /// for their indices even where nobody reads them.
+    fn scratch_len(&self, axes: &[WindowAxis]) -> Result<[usize; 2]> {
+        let loops = if axes.len() > 2 { 0 } else { scratch_len(&plane_window(axes)?) };
+        let loops = loops.checked_next_multiple_of(16).unwrap_or(usize::MAX);
+        let plane = axes.iter().fold(1, |plane: usize, axis| plane.saturating_mul(axis.output));
+        Ok([loops, if self.has_indices { plane } else { 0 }])
+    }
+
+    /// The maxima, where anybody reads them, and where they are.
+    fn run_with_indices(
+        &self,
+        cx: &RunCx<'_>,
+        (image, axes): (&[f32], &[WindowAxis]),
+        workspace: &mut [f32],
+        (result, indices): (Option<&mut [f32]>, &mut [i64]),
+    ) -> Result<()> {
+        let (isa, along): (_, Vec<PoolAxis>) = (Isa::current(), axes.iter().map(along).collect());
+        let window = if axes.len() > 2 { None } else { Some(plane_window(axes)?) };
+        let [loops, plane] = self.scratch_len(axes)?;
+        let input: usize = axes.iter().map(|axis| axis.input).product();
+        let output = plane.max(1);
+        let maxima: Vec<Option<&mut [f32]>> = match result {
+            Some(result) => {
+                ensure!(indices.len() == result.len(), Fail, "there are not as many indices as values");
+                result.chunks_mut(output).map(Some).collect()
+            }
+            None => indices.chunks(output).map(|_| None).collect(),
+        };
+        let mut planes: Vec<_> = maxima.into_iter().zip(indices.chunks_mut(output)).collect();
+        let scratch = (workspace, loops + plane);
+        for_each_unit(cx.threads(), (&mut planes, 1), scratch, |unit, pairs, scratch| {
+            let (scratch, spare) = scratch.split_at_mut(loops);
+            for (maxima, values) in pairs {
+                let maxima = maxima.as_deref_mut().unwrap_or(&mut *spare);
+                let image = &image[unit * input..][..input];
+                let base = (unit * input) as i64;
+                let indices = Indices { values, base, column_major: self.column_major };
+                match &window {
+                    Some(window) => max_and_indices(isa, window, (image, scratch), maxima, indices),
+                    None => pool_nd(self.pool, &along, image, maxima, Some(indices)),
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
 impl Executable for Pooling {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let (units, axes) = planes(&self.windows, shapes.input(0))?;
-        let scratch = if axes.len() > 2 { 0 } else { scratch_len(&plane_window(&axes)?) };
-        let scratch = scratch.checked_next_multiple_of(16).unwrap_or(usize::MAX);
-        bytes_of::<f32>(scratch.saturating_mul(part_count(shapes.threads, units)))
+        let [loops, plane] = self.scratch_len(&axes)?;
+        let parts = part_count(shapes.threads, units);
+        bytes_of::<f32>(loops.saturating_add(plane).saturating_mul(parts))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let (isa, threads) = (Isa::current(), cx.threads());
         let workspace = scratch::<f32>(cx.workspace()?)?;
         let image = cx.input(0)?;
         let (_, axes) = planes(&self.windows, image.shape())?;
         let image = image.as_slice::<f32>()?;
+        let result = if cx.wants(0) { Some(cx.output(0)?.as_mut_slice::<f32>()?) } else { None };
+        if cx.wants(1) {
+            let indices = cx.output(1)?.as_mut_slice::<i64>()?;
+            return self.run_with_indices(cx, (image, &axes), workspace, (result, indices));
+        }
+        let Some(result) = result else { return Ok(()) };
         let input: usize = axes.iter().map(|axis| axis.input).product();
         let output: usize = axes.iter().map(|axis| axis.output).product();
-        let indices = if cx.wants(1) { Some(cx.output(1)?.as_mut_slice::<i64>()?) } else { None };
-        let result = cx.output(0)?.as_mut_slice::<f32>()?;
-        if result.is_empty() {
-            return Ok(());
-        }
-        let window = if axes.len() > 2 { None } else { Some(plane_window(&axes)?) };
-        let per_unit = window.map_or(0, |window| scratch_len(&window).next_multiple_of(16));
-        if let (None, Some(plan)) = (&indices, self.plan(&axes)?) {
-            for_each_unit(threads, (result, output), (workspace, per_unit), |unit, plane, scratch| {
-                plan.run(isa, &image[unit * input..][..input], plane, scratch);
-            });
-            return Ok(());
-        }
-        let along: Vec<PoolAxis> = axes.iter().map(along).collect();
-        match indices {
-            None => for_each_unit(threads, (result, output), (&mut [0_u8; 0][..], 0), |unit, plane, _| {
-                pool_nd(self.pool, &along, &image[unit * input..][..input], plane, None);
-            }),
-            Some(indices) => {
-                ensure!(indices.len() == result.len(), Fail, "there are not as many indices as values");
-                let planes = result.chunks_mut(output).zip(indices.chunks_mut(output));
-                let mut planes: Vec<_> = planes.collect();
-                for_each_unit(threads, (&mut planes, 1), (workspace, per_unit), |unit, pairs, scratch| {
-                    for (plane, values) in pairs {
-                        let image = &image[unit * input..][..input];
-                        let base = (unit * input) as i64;
-                        let indices = Indices { values, base, column_major: self.column_major };
-                        match &window {
-                            Some(window) => max_and_indices(isa, window, (image, scratch), plane, indices),
-                            None => pool_nd(self.pool, &along, image, plane, Some(indices)),
-                        }
-                    }
+        let (isa, threads) = (Isa::current(), cx.threads());
+        match self.plan(&axes)? {
+            Some(plan) => {
+                let scratch = (workspace, self.scratch_len(&axes)?.into_iter().sum());
+                for_each_unit(threads, (result, output), scratch, |unit, plane, scratch| {
+                    plan.run(isa, &image[unit * input..][..input], plane, scratch);
+                });
+            }
+            None => {
+                let along: Vec<PoolAxis> = axes.iter().map(along).collect();
+                for_each_unit(threads, (result, output), (&mut [0_u8; 0][..], 0), |unit, plane, _| {
+                    pool_nd(self.pool, &along, &image[unit * input..][..input], plane, None);
                 });
             }
         }

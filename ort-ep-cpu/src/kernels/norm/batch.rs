@@ -3,6 +3,7 @@
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
+use super::channel::for_each_part;
 use super::row::{Row, for_each_row, to_f64s};
 use crate::cpu_kernels;
 use crate::kernels::reduce::number::Number;
@@ -46,8 +47,24 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     }))
 }
 
-/// A moment of a channel: its mean and variance.
-type Moments = (f64, f64);
+/// Mean and variance of a channel.
+pub(super) type Moments = [f64; 2];
+
+/// Those of each channel of a tensor whose numbers of channels and of elements behind them are `dims`, with the variance of the population.
+pub(super) fn moments_of<T: Row>(threads: usize, dims: [usize; 2], from: &[T], moments: &mut [Moments]) {
+    let (count, isa) = ((from.len() / moments.len().max(1)) as f64, Isa::current());
+    for_each_row_chunk_mut(threads, moments, 1, 1, |first, piece| {
+        for (index, moment) in piece.iter_mut().enumerate() {
+            let [mut sum, mut squares] = [0.0; 2];
+            for_each_part([from], dims, first + index, |[part]| sum += T::sum(isa, part));
+            let mean = sum / count;
+            for_each_part([from], dims, first + index, |[part]| {
+                squares += T::sum_squares_around(isa, mean, part);
+            });
+            *moment = [mean, squares / count];
+        }
+    });
+}
 
 fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
     let shape = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?;
@@ -66,14 +83,15 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
         );
     }
     let threads = cx.threads();
-    let mut moments: Vec<Moments> = mean.into_iter().zip(variance).collect();
+    let mut moments: Vec<Moments> =
+        mean.into_iter().zip(variance).map(|(mean, variance)| [mean, variance]).collect();
     if settings.training {
         let from = cx.input(0)?.as_slice::<T>()?;
         train(cx, settings, [channels, spatial], &mut moments, from)?;
     }
     let factors: Vec<[f64; 3]> = (0..channels)
         .map(|channel| {
-            let (mean, variance) = moments[channel];
+            let [mean, variance] = moments[channel];
             [mean, scale[channel] / (variance + settings.epsilon).sqrt(), bias[channel]]
         })
         .collect();
@@ -96,26 +114,17 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
 fn train<T: Row>(
     cx: &mut RunCx<'_>,
     settings: Settings,
-    [channels, spatial]: [usize; 2],
+    dims: [usize; 2],
     moments: &mut [Moments],
     from: &[T],
 ) -> Result<()> {
-    let count = (from.len() / channels.max(1)) as f64;
     let before = moments.to_vec();
-    let isa = settings.isa;
-    for_each_row_chunk_mut(cx.threads(), moments, 1, 1, |first, piece| {
-        for (index, moment) in piece.iter_mut().enumerate() {
-            let rows = || from.chunks_exact(spatial.max(1)).skip(first + index).step_by(channels);
-            let mean = rows().map(|row| T::sum(isa, row)).sum::<f64>() / count;
-            let squares: f64 = rows().map(|row| T::sum_squares_around(isa, mean, row)).sum();
-            *moment = (mean, squares / count);
-        }
-    });
+    moments_of(cx.threads(), dims, from, moments);
     for index in [1, 2] {
         if !cx.wants(index) {
             continue;
         }
-        let part = |moment: &Moments| if index == 1 { moment.0 } else { moment.1 };
+        let part = |moment: &Moments| moment[index - 1];
         let output = cx.output(index)?;
         let dtype = output.dtype();
         for_each_type!(dtype in FLOATS, U => {

@@ -1,11 +1,12 @@
-//! `BatchNormalizationGrad`: two passes over each channel for its sums, and one over all elements.
+//! `BatchNormalizationGrad`: a pass over each channel for its sums, one before it where its mean is not given, and one over all elements.
 
 use num_traits::Float;
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx, Unary};
 use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error};
 
+use super::channel::for_each_part;
 use super::row::Row;
 use crate::cpu_kernels;
 use crate::kernels::linalg::{bytes_of, scratch};
@@ -13,13 +14,21 @@ use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
 use crate::vector::norm_gradients::{deviation_sums, spread};
 
-cpu_kernels![KernelDef { domain: RUNTIME, op: "BatchNormalizationGrad", make, ..KernelDef::BASE }];
+cpu_kernels![KernelDef {
+    domain: RUNTIME,
+    op: "BatchNormalizationGrad",
+    in_place: &[(UPSTREAM, 0)],
+    make,
+    ..KernelDef::BASE
+}];
+
+const UPSTREAM: usize = 2;
 
 /// Elements that are worth a thread of their own.
 const GRAIN: usize = 1 << 13;
 
 /// What is known of a channel: mean, one over the deviation, the sum of the upstream gradient, and of it times the normalized elements.
-const NUMBERS: usize = 4;
+type Numbers = [f64; 4];
 
 struct Gradient {
     epsilon: f64,
@@ -33,7 +42,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 impl Executable for Gradient {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        bytes_of::<f64>(shapes.input(1).iter().product::<usize>().saturating_mul(NUMBERS))
+        bytes_of::<Numbers>(shapes.input(1).iter().product())
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -45,76 +54,103 @@ impl Executable for Gradient {
 }
 
 fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, epsilon: f64) -> Result<()> {
-    let (x, scale, upstream) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let (x, scale) = (cx.input(0)?, cx.input(1)?);
+    let of_upstream = cx.find_input(UPSTREAM).map_or(x.shape(), |upstream| upstream.shape());
     let [_, channels, spatial @ ..] = x.shape() else {
         return Err(error!(InvalidArgument, "an input of shape {:?}", x.shape()));
     };
     let (channels, spatial) = (*channels, spatial.iter().product::<usize>());
     ensure!(
-        scale.shape() == [channels] && upstream.shape() == x.shape(),
+        scale.shape() == [channels] && of_upstream == x.shape(),
         InvalidArgument,
         help = "scale has an element for each channel, and the upstream gradient the shape of X",
         "an input of shape {:?}, a scale of shape {:?} and an upstream gradient of shape {:?}",
         x.shape(),
         scale.shape(),
-        upstream.shape()
+        of_upstream
     );
-    let (x, scale, upstream) = (x.as_slice::<T>()?, scale.as_slice::<T>()?, upstream.as_slice::<T>()?);
-    let numbers = scratch::<f64>(cx.workspace()?)?;
-    let numbers = numbers.get_mut(..channels * NUMBERS).unwrap_or_default();
-    sum(cx.threads(), [channels, spatial], epsilon, [x, upstream], numbers);
-    for index in [1, 2] {
+    let (x, scale) = (x.as_slice::<T>()?, scale.as_slice::<T>()?);
+    let gradient = cx.unary::<T>(UPSTREAM, 0)?;
+    let numbers = scratch::<Numbers>(cx.workspace()?)?;
+    let numbers = numbers.get_mut(..channels).unwrap_or_default();
+    let statistics = match (cx.find_input(3), cx.find_input(4)) {
+        (Some(mean), Some(inverse)) => {
+            for given in [&mean, &inverse] {
+                let count: usize = given.shape().iter().product();
+                ensure!(count == channels, InvalidArgument, "{count} statistics for {channels} channels");
+            }
+            Statistics::Given([mean.as_slice::<T>()?, inverse.as_slice::<T>()?])
+        }
+        _ => Statistics::OfBatch { epsilon },
+    };
+    let upstream = match &gradient {
+        Unary::Apart(upstream, _) => upstream,
+        Unary::InPlace(upstream) => &**upstream,
+    };
+    sum(cx.threads(), [channels, spatial], &statistics, [x, upstream], numbers);
+    for (index, place) in [(1, 3), (2, 2)] {
         if cx.wants(index) {
-            let sums = numbers.iter().skip(if index == 1 { 3 } else { 2 }).step_by(NUMBERS);
-            for (to, sum) in cx.output(index)?.as_mut_slice::<T>()?.iter_mut().zip(sums) {
-                *to = T::from_f64(*sum);
+            for (to, numbers) in cx.output(index)?.as_mut_slice::<T>()?.iter_mut().zip(&*numbers) {
+                *to = T::from_f64(numbers[place]);
             }
         }
     }
     let count = (x.len() / channels.max(1)).max(1) as f64;
-    let of_channel = |channel: usize| {
-        let [mean, inverse, sum, along] = [0, 1, 2, 3].map(|index| numbers[channel * NUMBERS + index]);
-        let scale: f64 = scale[channel].into();
-        [mean, sum / count, along / count * inverse, scale * inverse].map(T::from_f64)
-    };
+    for (numbers, scale) in numbers.iter_mut().zip(scale) {
+        let ([mean, inverse, sum, along], scale): (Numbers, f64) = (*numbers, (*scale).into());
+        *numbers = [mean, sum / count, along / count * inverse, scale * inverse];
+    }
     let (threads, least) = (cx.threads(), GRAIN.div_ceil(spatial.max(1)));
-    let gradient = cx.output(0)?.as_mut_slice::<T>()?;
+    let (upstream, gradient) = match gradient {
+        Unary::Apart(upstream, gradient) => (Some(upstream), gradient),
+        Unary::InPlace(gradient) => (None, gradient),
+    };
     for_each_row_chunk_mut(threads, gradient, spatial, least, |first, rows| {
-        for (index, to) in rows.chunks_exact_mut(spatial).enumerate() {
-            let row = first + index;
-            let [x, upstream] = [x, upstream].map(|all| &all[row * spatial..][..spatial]);
-            spread(Isa::current(), of_channel(row % channels), x, upstream, to);
-        }
+        let range = first * spatial..first * spatial + rows.len();
+        let of_row = |row: usize| numbers[(first + row) % channels].map(T::from_f64);
+        let upstream = upstream.map(|upstream| &upstream[range.clone()]);
+        spread(Isa::current(), of_row, spatial, &x[range], (upstream, rows));
     });
     Ok(())
+}
+
+/// Where the mean and one over the deviation of each channel come from.
+enum Statistics<'a, T> {
+    Given([&'a [T]; 2]),
+    OfBatch { epsilon: f64 },
 }
 
 /// The numbers of each channel.
 fn sum<T: Row + Float + Into<f64>>(
     threads: usize,
-    [channels, spatial]: [usize; 2],
-    epsilon: f64,
+    dims: [usize; 2],
+    statistics: &Statistics<'_, T>,
     [x, upstream]: [&[T]; 2],
-    numbers: &mut [f64],
+    numbers: &mut [Numbers],
 ) {
-    let count = (x.len() / channels.max(1)).max(1) as f64;
+    let count = (x.len() / numbers.len().max(1)).max(1) as f64;
     let (isa, least) = (Isa::current(), GRAIN.div_ceil(count as usize));
-    for_each_row_chunk_mut(threads, numbers, NUMBERS, least, |first, channels_of| {
-        for (index, numbers) in channels_of.chunks_exact_mut(NUMBERS).enumerate() {
-            let rows = |all: &'_ [T]| {
-                let rows = all.chunks_exact(spatial.max(1)).skip(first + index).step_by(channels);
-                rows.map(|row| T::sum(isa, row)).sum::<f64>()
+    for_each_row_chunk_mut(threads, numbers, 1, least, |first, channels_of| {
+        for (index, numbers) in channels_of.iter_mut().enumerate() {
+            let channel = first + index;
+            let [mut sum, mut squares, mut along, mut level] = [0.0; 4];
+            let mean = match statistics {
+                Statistics::Given([mean, _]) => mean[channel].into(),
+                Statistics::OfBatch { .. } => {
+                    for_each_part([x], dims, channel, |[x]| sum += T::sum(isa, x));
+                    sum / count
+                }
             };
-            let (mean, level) = (rows(x) / count, rows(upstream));
-            let pairs = x.chunks_exact(spatial.max(1)).zip(upstream.chunks_exact(spatial.max(1)));
             let origin = T::from_f64(mean);
-            let [mut squares, mut along] = [0.0; 2];
-            for (x, upstream) in pairs.skip(first + index).step_by(channels) {
-                let [square, product] = deviation_sums(isa, origin, x, upstream);
-                (squares, along) = (squares + square, along + product);
-            }
-            let inverse = 1.0 / (squares / count + epsilon).sqrt();
-            numbers.copy_from_slice(&[mean, inverse, level, along * inverse]);
+            for_each_part([x, upstream], dims, channel, |[x, upstream]| {
+                let [square, product, value] = deviation_sums(isa, origin, x, upstream);
+                (squares, along, level) = (squares + square, along + product, level + value);
+            });
+            let inverse = match statistics {
+                Statistics::Given([_, inverse]) => inverse[channel].into(),
+                Statistics::OfBatch { epsilon } => 1.0 / (squares / count + epsilon).sqrt(),
+            };
+            *numbers = [mean, inverse, level, along * inverse];
         }
     });
 }

@@ -7,6 +7,8 @@
 
 mod batch;
 mod batch_gradient;
+mod batch_statistics;
+mod channel;
 mod groups;
 mod layer;
 mod loss;
