@@ -364,6 +364,15 @@ fn normalizations() {
             &[&[2, 2, 3], &[2], &[2, 2, 3]],
         ),
         row(
+            "batch norm's statistics",
+            |b, x| {
+                let x = [x[0], x[1], x[1]].map(Some);
+                let y = b.add(("ort-runtime", "BatchNormalizationStatistics"), &x, &[], 4, vec![])?;
+                b.node("Mul", &[y[0], y[1]], &[])
+            },
+            &[&[3, 2, 4], &[2]],
+        ),
+        row(
             "Lp norm 1",
             |b, x| b.node("LpNormalization", x, &[("p", Attribute::Int(1)), ("axis", Attribute::Int(1))]),
             &[&[2, 4]],

@@ -57,6 +57,9 @@ pub use loss::Loss;
 pub use mixed::{LossScale, MixedPrecision, OperatorPrecision};
 pub use optimizer::{AdamForm, Optimizer};
 pub use options::TrainingOptions;
-pub use recompute::{PlanRequest, PlanRow, Recompute, RecomputeReport, Strategy, memory_table};
+pub use recompute::{
+    ActivationPattern, PatternOption, PlanRequest, PlanRow, Recompute, RecomputeReport, StashedActivation,
+    Strategy, memory_insight, memory_table,
+};
 pub use schedule::Schedule;
 pub use trainer::{StepMemory, Trainer};

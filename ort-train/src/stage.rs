@@ -9,7 +9,7 @@ use ort_core::tensor::Value;
 use ort_core::{Result, error};
 
 use crate::mixed::recast;
-use crate::recompute::{PlanRow, Planned, RecomputeReport, Request, planned};
+use crate::recompute::{ActivationPattern, PlanRow, Planned, RecomputeReport, Request, planned};
 use crate::state::State;
 
 /// What a stage computes.
@@ -50,6 +50,7 @@ pub(crate) struct Stage {
     outputs: Vec<String>,
     recompute: Option<RecomputeReport>,
     rows: Vec<PlanRow>,
+    patterns: Vec<ActivationPattern>,
 }
 
 fn with_updates(mut builder: SessionBuilder, updates: &[(String, String)]) -> SessionBuilder {
@@ -69,7 +70,8 @@ impl Stage {
         let model = Model::from_graph(graph);
         let session = with_updates(settings(Session::builder(&model)), &updates).build()?;
         let binding = session.io_binding();
-        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute: None, rows: Vec::new() })
+        let (recompute, rows, patterns) = (None, Vec::new(), Vec::new());
+        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute, rows, patterns })
     }
 
     /// The same where casts of the forward pass are made anew in the backward pass.
@@ -95,14 +97,19 @@ impl Stage {
             let builder = settings(Session::builder(&model)).opt_level(Level::Disabled);
             with_updates(builder, &updates).build()
         };
-        let Planned { session, report, rows } = planned(&graph, &build, request)?;
-        let binding = session.io_binding();
-        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute: Some(report), rows })
+        let Planned { session, report, rows, patterns } = planned(&graph, &build, request)?;
+        let (binding, recompute) = (session.io_binding(), Some(report));
+        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute, rows, patterns })
     }
 
     /// What may be computed again, where that was asked for.
     pub(crate) fn rows(&self) -> &[PlanRow] {
         &self.rows
+    }
+
+    /// What is kept for the backward pass, where that was asked for.
+    pub(crate) fn patterns(&self) -> &[ActivationPattern] {
+        &self.patterns
     }
 
     /// What recomputation it has.

@@ -18,7 +18,7 @@ use crate::optimizer::{LEARNING_RATE, STEP};
 use crate::recompute::{Request, refusal};
 use crate::stage::Stage;
 use crate::state::State;
-use crate::{Optimizer, PlanRow, Recompute, RecomputeReport, TrainingOptions};
+use crate::{ActivationPattern, Optimizer, PlanRow, Recompute, RecomputeReport, TrainingOptions};
 
 /// Trains a model: each step runs the forward pass, the loss, the backward pass and the update of each parameter as one planned graph.
 pub struct Trainer {
@@ -429,13 +429,24 @@ impl Trainer {
 
     /// What may be computed again at these sizes, and by how many bytes the peak falls with it: the rows of [`memory_table`](crate::memory_table).
     pub fn recompute_plans(&mut self, dims: &[(&str, i64)]) -> Result<Vec<PlanRow>> {
+        self.tabulated(dims).map(|stage| stage.rows().to_vec())
+    }
+
+    /// What is kept for the backward pass at these sizes, node by node: what [`memory_insight`](crate::memory_insight) prints.
+    pub fn activation_patterns(&mut self, dims: &[(&str, i64)]) -> Result<Vec<ActivationPattern>> {
+        self.tabulated(dims).map(|stage| stage.patterns().to_vec())
+    }
+
+    /// The part that runs for each batch, made anew with the tables of what may be computed again.
+    fn tabulated(&mut self, dims: &[(&str, i64)]) -> Result<&mut Stage> {
         self.leave();
         let kind = self.main_kind();
         *self.stages.get(kind) = None;
         self.tabulates = true;
-        let rows = self.ready_at(kind, dims).map(|stage| stage.rows().to_vec());
+        let made = self.ready_at(kind, dims).map(|_| ());
         self.tabulates = false;
-        rows
+        made?;
+        self.ready(kind)
     }
 
     /// The part that runs for each batch.

@@ -6,7 +6,8 @@ mod support;
 
 use ort_core::{ErrorKind, Result};
 use ort_train::{
-    PlanRequest, PlanRow, Recompute, RecomputeReport, Strategy, Trainer, TrainingOptions, memory_table,
+    ActivationPattern, PatternOption, PlanRequest, PlanRow, Recompute, RecomputeReport, Strategy, Trainer,
+    TrainingOptions, memory_insight, memory_table,
 };
 use support::{Recording, given};
 
@@ -102,5 +103,32 @@ fn mistakes_are_named() -> Result<()> {
         let problem = PlanRequest::read(&file).unwrap_err();
         assert!(problem.to_string().contains("mem_opt.json"), "{problem}");
     }
+    Ok(())
+}
+
+#[test]
+fn patterns_tell_what_each_node_keeps() -> Result<()> {
+    let recording = Recording::load("bert");
+    let mut plain = Trainer::new(&recording.model, recording.options())?;
+    let (table, patterns) = (plain.recompute_plans(&SIZES)?, plain.activation_patterns(&SIZES)?);
+    let count = |row: &PlanRow,
+                 number: fn(&ActivationPattern, &PatternOption) -> usize,
+                 all: &[ActivationPattern]| {
+        let options = all.iter().flat_map(|pattern| pattern.options.iter().map(move |it| (pattern, it)));
+        let own = options.filter(|(_, it)| it.cluster == row.cluster && it.strategy == row.strategy);
+        own.map(|(pattern, option)| number(pattern, option)).sum::<usize>()
+    };
+    for row in &table {
+        assert_eq!(count(row, |pattern, _| pattern.frequency, &patterns), row.frequency, "{row}");
+        assert_eq!(count(row, |_, option| option.applied, &patterns), 0, "{row}");
+    }
+    let often = table.iter().find(|row| row.frequency > 1).unwrap();
+    let entry = format!("{}:1:1", often.cluster);
+    let mut once = trainer(&recording, &entry)?;
+    let patterns = once.activation_patterns(&SIZES)?;
+    assert_eq!(count(often, |_, option| option.applied, &patterns), 1, "{entry}");
+    let text = memory_insight(&Recompute::Plans(PlanRequest::parse_list(&entry)?), Some(&entry), &patterns);
+    assert!(text.contains("Enabled, requested count=1, actual applied count=1"), "{text}");
+    assert!(text.contains(&format!("User config file path: {entry}")), "{text}");
     Ok(())
 }

@@ -72,11 +72,22 @@ impl BoundValues {
         }
     }
 
-    /// For each slot that is an output its memory and its buffer: those of its first place among the outputs.
+    /// For each slot that is an output its memory and its buffer: those of its first place among the outputs. What an update in place goes
+    /// through is in the same buffer.
     pub(super) fn buffers(&self, program: &Program) -> Vec<Option<(OutputMemory, usize)>> {
         let mut buffers = vec![None; program.slots.len()];
+        let mut makers = None;
         for (output, (slot, memory)) in program.outputs.iter().zip(&self.outputs).enumerate().rev() {
-            buffers[slot.index()] = self.buffer_of(output).map(|buffer| (*memory, buffer));
+            let buffer = self.buffer_of(output).map(|buffer| (*memory, buffer));
+            buffers[slot.index()] = buffer;
+            if let OutputMemory::Input(input) = memory
+                && let Some(input) = program.given.get(*input)
+            {
+                let makers = makers.get_or_insert_with(|| program.makers());
+                for between in program.between(makers, *input, *slot) {
+                    buffers[between.index()] = buffer;
+                }
+            }
         }
         buffers
     }
@@ -136,9 +147,11 @@ impl Planner<'_> {
             return Err(error!(Fail, "there is no input {input} to share a buffer with"));
         };
         let refuse = |why: String| self.not_shared(from, to, &why);
-        let mut pairs = step.claim.in_place.iter().filter(|(_, output)| *output == position);
-        let place = pairs.find(|(place, _)| step.inputs.get(*place) == Some(&Some(from)));
-        let Some(&(place, _)) = place else {
+        let pairs = step.claim.in_place.iter().filter(|(_, output)| *output == position);
+        let mut sources = pairs.filter_map(|(place, _)| Some((*place, step.inputs.get(*place).copied()??)));
+        let is_in_buffer =
+            |slot: SlotId| matches!(self.drafts[slot.index()], Draft::Bound(buffer) if buffer == input);
+        let Some((place, from)) = sources.find(|(_, slot)| is_in_buffer(*slot)) else {
             return Err(refuse(format!("node '{}' ({}) does not compute it in place", step.name, step.op)));
         };
         let is_like = |slot: SlotId| {

@@ -2,6 +2,7 @@
 //! that a binding has for the input, so whoever else reads the old value runs before.
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::{Program, SlotId};
 use crate::ir::Graph;
@@ -53,18 +54,22 @@ impl Program {
         bound
     }
 
-    /// For each updated input, the step that writes its new value and, ascending, all others that read the old one, views of it included.
+    /// For each value that is overwritten, the step that does it and, ascending, all others that read the value, views of it included.
     pub(crate) fn readers_before_updates(&self) -> Vec<(usize, Vec<usize>)> {
         if self.updates.is_empty() {
             return Vec::new();
         }
         let mut part_of: FxHashMap<SlotId, usize> = FxHashMap::default();
         let mut written_in: FxHashMap<SlotId, usize> = FxHashMap::default();
-        for (index, update) in self.updates.iter().enumerate() {
-            self.given.get(update.input).map(|slot| part_of.insert(*slot, index));
-            self.outputs.get(update.output).map(|slot| written_in.insert(*slot, index));
+        let mut count = 0;
+        for way in self.ways_of_updates() {
+            for (from, to) in way.iter().zip(way.iter().skip(1)) {
+                part_of.insert(*from, count);
+                written_in.insert(*to, count);
+                count += 1;
+            }
         }
-        let mut found: Vec<(Option<usize>, Vec<usize>)> = vec![(None, Vec::new()); self.updates.len()];
+        let mut found: Vec<(Option<usize>, Vec<usize>)> = vec![(None, Vec::new()); count];
         for (place, step) in self.steps.iter().enumerate() {
             let node = step.node.and_then(|node| self.graph.nodes.get(node));
             let is_view = node.is_some_and(|node| node.spec.view.is_some());
@@ -87,5 +92,55 @@ impl Program {
             Some((writer, readers))
         };
         found.into_iter().filter_map(others).collect()
+    }
+
+    /// The values that each update goes through, from its input to its output.
+    fn ways_of_updates(&self) -> impl Iterator<Item = Vec<SlotId>> {
+        let makers = self.makers();
+        self.updates.iter().filter_map(move |update| {
+            let (input, output) = (*self.given.get(update.input)?, *self.outputs.get(update.output)?);
+            let mut way = vec![input];
+            way.extend(self.between(&makers, input, output));
+            way.push(output);
+            Some(way)
+        })
+    }
+
+    /// The step that makes each slot, and which of its outputs that is.
+    pub(crate) fn makers(&self) -> FxHashMap<SlotId, (usize, usize)> {
+        let outputs = self.steps.iter().enumerate().flat_map(|(index, step)| {
+            let outputs = step.outputs.iter().enumerate();
+            outputs.filter_map(move |(position, slot)| Some(((*slot)?, (index, position))))
+        });
+        outputs.collect()
+    }
+
+    /// The values between an input and an output that is computed in its place by several steps, each in the place of the one before:
+    /// none where a single step does it, or where there is no such way, or no other.
+    pub(crate) fn between(
+        &self,
+        makers: &FxHashMap<SlotId, (usize, usize)>,
+        input: SlotId,
+        output: SlotId,
+    ) -> Vec<SlotId> {
+        let mut way = Vec::new();
+        let mut at = output;
+        while let Some(&(index, position)) = makers.get(&at) {
+            let Some(step) = self.steps.get(index) else { break };
+            let pairs = step.claim.in_place.iter().filter(|(_, output)| *output == position);
+            let sources: SmallVec<[SlotId; 2]> =
+                pairs.filter_map(|(place, _)| step.inputs.get(*place).copied().flatten()).collect();
+            if sources.contains(&input) {
+                way.reverse();
+                return way;
+            }
+            let [source] = sources.as_slice() else { break };
+            if self.outputs.contains(source) {
+                break;
+            }
+            way.push(*source);
+            at = *source;
+        }
+        Vec::new()
     }
 }

@@ -25,12 +25,15 @@ impl Choice {
     }
 }
 
-/// The choice of the least extra time whose simulated peak is `target` bytes at the most; none where no choice was found.
+/// The choice of the least extra time whose simulated peak is `target` bytes at the most; where none was found, the one that is the least beyond it.
 pub(crate) fn cheapest(joint: &Joint<'_>, target: u64) -> Option<Choice> {
     let beginnings = beginnings(joint).into_iter();
-    let found = beginnings.map(|dropped| improve(joint, Choice::of(joint, dropped, target), target));
-    let fitting = found.filter(|choice| choice.outcome.peak <= target);
-    fitting.min_by(|one, other| one.outcome.seconds.total_cmp(&other.outcome.seconds))
+    let found: Vec<Choice> =
+        beginnings.map(|dropped| improve(joint, Choice::of(joint, dropped, target), target)).collect();
+    let fitting = found.iter().filter(|choice| choice.outcome.peak <= target);
+    let cheapest = fitting.min_by(|one, other| one.outcome.seconds.total_cmp(&other.outcome.seconds));
+    let beyond = |choice: &&Choice| choice.outcome.peak;
+    cheapest.or_else(|| found.iter().min_by_key(beyond)).cloned()
 }
 
 /// The choice of the lowest simulated peak that was found.
@@ -138,9 +141,7 @@ fn between(joint: &Joint<'_>, cuts: &[usize]) -> Vec<bool> {
 /// Changes what is dropped until the target is met, then takes back what need not be dropped.
 fn improve(joint: &Joint<'_>, begin: Choice, target: u64) -> Choice {
     let mut choice = change_more(joint, begin, target);
-    if choice.outcome.peak <= target {
-        take_back(joint, &mut choice, target);
-    }
+    take_back(joint, &mut choice, target);
     choice
 }
 
@@ -179,15 +180,18 @@ fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     choice
 }
 
-/// Keeps what takes the longest to compute again, as long as the peak allows it.
+/// Keeps what takes the longest to compute again, as long as the peak allows it and no more bytes are beyond the target.
 fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
+    // What some step needs in any case may be beyond the target; the others stay as far below it as they are.
+    let reached = choice.outcome.peak.max(target);
     let mut dropped: Vec<usize> = (0..choice.dropped.len()).filter(|block| choice.dropped[*block]).collect();
     let time = |block: &usize| joint.maker[*block].map_or(0.0, |maker| joint.seconds[maker]);
     dropped.sort_by(|one, other| time(other).total_cmp(&time(one)));
     for block in dropped {
         choice.dropped[block] = false;
         let after = joint.outcome(&choice.dropped, target);
-        match after.peak <= target && after.seconds <= choice.outcome.seconds {
+        let as_low = after.peak <= reached && after.excess <= choice.outcome.excess;
+        match as_low && after.seconds <= choice.outcome.seconds {
             true => choice.outcome = after,
             false => choice.dropped[block] = true,
         }

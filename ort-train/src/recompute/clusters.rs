@@ -29,7 +29,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    fn number(self) -> u8 {
+    pub(super) fn number(self) -> u8 {
         match self {
             Strategy::Disabled => 0,
             Strategy::Recompute => 1,
@@ -130,8 +130,8 @@ impl Display for PlanRow {
 
 /// The subgraphs of one name and strategy, in the order in which they run.
 pub(crate) struct Cluster {
-    /// The blocks that each drops.
-    pub(crate) subgraphs: Vec<BTreeSet<usize>>,
+    /// The step that each is for, and the blocks that it drops.
+    pub(crate) subgraphs: Vec<(usize, BTreeSet<usize>)>,
     /// The bytes that are not kept.
     symbolic: Dim,
 }
@@ -147,7 +147,7 @@ pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluste
         }
     }
     by_maker.sort_unstable_keys();
-    for (_, entry) in by_maker {
+    for (maker, entry) in by_maker {
         for strategy in [Strategy::Recompute, Strategy::Compromised] {
             let Some(blocks) = subgraph(joint, &is_stashed, &entry, strategy) else { continue };
             let symbolic = entry.iter().map(|block| bytes_of(joint, *block));
@@ -157,7 +157,7 @@ pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluste
                 .entry(key)
                 .or_insert_with(|| Cluster { subgraphs: Vec::new(), symbolic: Dim::constant(0) });
             cluster.symbolic = &cluster.symbolic + &symbolic;
-            cluster.subgraphs.push(blocks);
+            cluster.subgraphs.push((maker, blocks));
         }
     }
     found
@@ -254,7 +254,7 @@ pub(crate) fn requested(joint: &Joint<'_>, requests: &[PlanRequest]) -> Result<V
     for ((name, strategy), count) in last {
         let Some(cluster) = known.get(&(name.to_string(), strategy)) else { continue };
         let chosen = cluster.subgraphs.iter().take(count.unwrap_or(usize::MAX));
-        chosen.flatten().for_each(|block| dropped[*block] = true);
+        chosen.flat_map(|(_, blocks)| blocks).for_each(|block| dropped[*block] = true);
     }
     Ok(dropped)
 }
@@ -264,8 +264,8 @@ pub(crate) fn rows(joint: &Joint<'_>, dropped: &[bool]) -> Vec<PlanRow> {
     let before = joint.outcome(&vec![false; joint.maker.len()], 0).peak;
     let row = |((cluster, strategy), found): ((String, Strategy), Cluster)| {
         let mut alone = vec![false; joint.maker.len()];
-        found.subgraphs.iter().flatten().for_each(|block| alone[*block] = true);
-        let is_on = found.subgraphs.iter().any(|blocks| blocks.iter().all(|block| dropped[*block]));
+        found.subgraphs.iter().flat_map(|(_, blocks)| blocks).for_each(|block| alone[*block] = true);
+        let is_on = found.subgraphs.iter().any(|(_, blocks)| blocks.iter().all(|block| dropped[*block]));
         PlanRow {
             cluster,
             strategy,

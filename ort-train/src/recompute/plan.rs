@@ -7,7 +7,8 @@ use ort_core::{Error, MemoryShortage, Result, error};
 
 use super::choose::{Choice, between_cuts};
 use super::clusters::{PlanRequest, PlanRow, requested, rows};
-use super::{Joint, cheapest, least, recomputed};
+use super::patterns::{ActivationPattern, patterns};
+use super::{Joint, cheapest, least, recomputed, sliced};
 
 /// What is computed again in the backward pass instead of being kept for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,16 +57,22 @@ pub struct RecomputeReport {
     pub values: usize,
     /// About how much longer a step takes, as a share of the time without it.
     pub extra_time: f64,
+    /// The weights whose gradients are made and used in slices.
+    pub sliced: usize,
 }
 
 /// How often the simulation is asked for less than is wanted, as plans have gaps that it does not know.
 const TRIES: usize = 10;
+
+/// What is asked of the simulation beyond the lowest peak that it knows, in percent of that.
+const BELOW: [u64; 2] = [96, 90];
 
 /// A session of a graph, and what recomputation it has.
 pub(crate) struct Planned {
     pub(crate) session: Session,
     pub(crate) report: RecomputeReport,
     pub(crate) rows: Vec<PlanRow>,
+    pub(crate) patterns: Vec<ActivationPattern>,
 }
 
 /// What a choice is made for.
@@ -80,52 +87,98 @@ pub(crate) struct Request<'a> {
     pub(crate) dims: &'a [(&'a str, i64)],
 }
 
+/// What builds the session of a graph.
+type Build<'a> = &'a dyn Fn(Graph) -> Result<Session>;
+
+/// Gradients that are larger than the peak of activations over this are made and used in slices, where a step has to be small.
+const SLICES: usize = 32;
+
 /// The session of a prepared graph, or of one with recomputation, as asked. The first output is the loss.
 ///
 /// Errors: no choice keeps to the room; the smallest that one does keep to is named.
-pub(crate) fn planned(
-    graph: &Graph,
-    build: &dyn Fn(Graph) -> Result<Session>,
-    request: &Request<'_>,
-) -> Result<Planned> {
+pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) -> Result<Planned> {
     let session = build(graph.clone())?;
     let (before, available) = peak_of(&session, request.dims)?;
     // Copies of constants count against the limit, too.
     let request = &Request { room: request.room.map(|room| room.min(available)), ..*request };
-    let as_it_is = RecomputeReport { peak_before: before, peak: before, ..RecomputeReport::default() };
+    let whole = chosen(graph, session, build, before, request);
+    let is_most = *request.recompute == Recompute::Most;
+    let is_named = matches!(request.recompute, Recompute::Plans(_) | Recompute::Layers);
+    let is_short = match &whole {
+        Ok(found) => is_most || found.report.values > 0 && !is_named,
+        Err(problem) => problem.shortage().is_some(),
+    };
+    let slices = if is_short { sliced(graph, before / SLICES)? } else { None };
+    let Some((graph, weights)) = slices else { return whole };
+    let parts = build(graph.clone()).and_then(|session| chosen(&graph, session, build, before, request));
+    let parts = parts.map(|mut parts| {
+        parts.report.sliced = weights;
+        parts
+    });
+    match (whole, parts) {
+        (Ok(whole), Ok(parts)) => {
+            let [one, other] = [&whole, &parts].map(|planned| &planned.report);
+            let is_better = if is_most { other.peak < one.peak } else { other.extra_time < one.extra_time };
+            Ok(if is_better { parts } else { whole })
+        }
+        (Err(one), Err(other)) => {
+            let needed = |problem: &Error| problem.shortage().map_or(usize::MAX, |shortage| shortage.needed);
+            Err(if needed(&other) < needed(&one) { other } else { one })
+        }
+        (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
+    }
+}
+
+/// The session of a graph with recomputation, or of the graph as it is. `before` is the peak of the step that nothing was done to.
+fn chosen(
+    graph: &Graph,
+    session: Session,
+    build: Build<'_>,
+    before: usize,
+    request: &Request<'_>,
+) -> Result<Planned> {
+    let (own, _) = peak_of(&session, request.dims)?;
+    let as_it_is = RecomputeReport { peak_before: before, peak: own, ..RecomputeReport::default() };
     let fits = |peak: usize| request.room.is_none_or(|room| peak <= room);
-    if *request.recompute == Recompute::AsLimited && fits(before) && !request.tabulate {
-        return Ok(Planned { session, report: as_it_is, rows: Vec::new() });
+    if *request.recompute == Recompute::AsLimited && fits(own) && !request.tabulate {
+        return Ok(Planned { session, report: as_it_is, rows: Vec::new(), patterns: Vec::new() });
     }
     let loss = graph.outputs.first().copied().ok_or_else(|| error!(Fail, "the graph has no loss"))?;
     let bindings = session.bindings(request.dims)?;
     let size_of = |id: ValueId| sizes(graph, &bindings, id);
     let joint = Joint::new(graph, session.live_steps(request.dims)?, loss, &size_of)?;
-    let table = |dropped: &[bool]| if request.tabulate { rows(&joint, dropped) } else { Vec::new() };
+    let table = |dropped: &[bool]| match request.tabulate {
+        true => (rows(&joint, dropped), patterns(&joint, dropped)),
+        false => (Vec::new(), Vec::new()),
+    };
     let attempt = |choice: &Choice| -> Result<Planned> {
         let session = build(recomputed(&joint, &choice.dropped))?;
         let (peak, _) = peak_of(&session, request.dims)?;
         let values = choice.dropped.iter().filter(|dropped| **dropped).count();
         let extra_time = choice.outcome.seconds / joint.all_seconds().max(f64::MIN_POSITIVE);
-        let report = RecomputeReport { peak_before: before, peak, values, extra_time };
-        Ok(Planned { session, report, rows: table(&choice.dropped) })
+        let report = RecomputeReport { peak_before: before, peak, values, extra_time, sliced: 0 };
+        let (rows, patterns) = table(&choice.dropped);
+        Ok(Planned { session, report, rows, patterns })
     };
     let found = match request.recompute {
-        Recompute::AsLimited if !fits(before) => return within(&joint, request, &attempt),
+        Recompute::AsLimited if !fits(own) => return within(&joint, request, &attempt),
         Recompute::AsLimited => None,
         Recompute::Layers => Some(attempt(&between_cuts(&joint))?),
         Recompute::Most => Some(lowest(&joint, &attempt)?),
         Recompute::Plans(requests) => Some(attempt(&Choice::of(&joint, requested(&joint, requests)?, 0))?),
     };
     let none = vec![false; joint.maker.len()];
-    let as_it_is = || Planned { session, report: as_it_is, rows: table(&none) };
+    let as_it_is = || {
+        let (rows, patterns) = table(&none);
+        Planned { session, report: as_it_is, rows, patterns }
+    };
     // A plan that does not lower the peak is not applied.
-    let found = match found.filter(|found| found.report.peak < before) {
+    let found = match found.filter(|found| found.report.peak < own) {
         Some(found) => found,
         None => {
             if *request.recompute != Recompute::AsLimited {
                 tracing::warn!(
-                    peak = before,
+                    peak = own,
                     "recomputation as asked does not lower the peak, so that none is done"
                 );
             }
@@ -147,7 +200,9 @@ fn within(
     let room = request.room.unwrap_or(usize::MAX);
     let mut target = room;
     for _ in 0..TRIES {
-        let Some(choice) = cheapest(joint, target as u64) else { break };
+        // A plan takes what the simulation says, and gaps.
+        let choice = cheapest(joint, target as u64).filter(|choice| choice.outcome.peak <= room as u64);
+        let Some(choice) = choice else { break };
         let found = attempt(&choice)?;
         if found.report.peak <= room {
             return Ok(found);
@@ -165,10 +220,19 @@ fn within(
     }
 }
 
-/// The choice whose plan has the lowest peak: the simulation does not know the gaps that plans have.
+/// The choice whose plan has the lowest peak: the simulation does not know the gaps that plans have, so that less is asked of it, too.
 fn lowest(joint: &Joint<'_>, attempt: &dyn Fn(&Choice) -> Result<Planned>) -> Result<Planned> {
-    let (one, other) = (attempt(&least(joint))?, attempt(&between_cuts(joint))?);
-    Ok(if other.report.peak < one.report.peak { other } else { one })
+    let simulated = least(joint);
+    let less = BELOW.iter().filter_map(|percent| cheapest(joint, simulated.outcome.peak / 100 * percent));
+    let others: Vec<Choice> = std::iter::once(between_cuts(joint)).chain(less).collect();
+    let mut best = attempt(&simulated)?;
+    for choice in others {
+        let other = attempt(&choice)?;
+        if other.report.peak < best.report.peak {
+            best = other;
+        }
+    }
+    Ok(best)
 }
 
 /// The refusal of a limit, with the smallest that was found to do.

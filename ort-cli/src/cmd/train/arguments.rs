@@ -187,9 +187,9 @@ pub(super) struct RunArgs {
     #[arg(default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     memory_opt_level: u8,
     /// Subgraphs that are computed again, by name: a file with a JSON array such as ["Gelu+:1:-1"], or the entries themselves with commas
-    /// between them; -v prints the names.
+    /// between them; -v prints the names, -vv or ORTMODULE_LOG_LEVEL=DEVINFO also what is kept, node by node.
     #[arg(long, value_name = "FILE.json|ENTRIES", env = "ORTMODULE_MEMORY_OPT_CONFIG")]
-    memory_opt_config: Option<String>,
+    pub(super) memory_opt_config: Option<String>,
     /// Keep all that the training needs to go on in this folder, after each epoch.
     #[arg(long, value_name = "DIR")]
     pub(super) checkpoint: Option<PathBuf>,

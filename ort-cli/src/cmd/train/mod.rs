@@ -16,7 +16,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 pub(crate) use arguments::TrainArgs;
 use ort_runtime::plan::PlanReport;
-use ort_runtime::train::{Recompute, RecomputeReport, StepMemory, Trainer, memory_table};
+use ort_runtime::train::{Recompute, RecomputeReport, StepMemory, Trainer, memory_insight, memory_table};
 use ort_runtime::{ErrorKind, Model, Profile};
 
 use super::profile::print_tables;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let pace = Pace { rows: data.rows, batch, is_fixed, accumulate, epochs: args.update.epochs };
     let mut trainer = Trainer::new(&model, args.options(pace.updates())?)?;
     let dims = check_data(args, &trainer, &data, validation.as_ref(), pace)?;
-    let predicted = predict(&mut trainer, &model, &dims, pace)?;
+    let predicted = predict(&mut trainer, &model, &dims, (pace, args.run.memory_opt_config.as_deref()))?;
     let facts = Facts::new(&model, &trainer, predicted, baseline);
     let mut training = Training {
         args,
@@ -116,6 +116,8 @@ pub(crate) struct Prediction {
     recompute: Option<RecomputeReport>,
     /// The table of what may be computed again, where it was asked for.
     plans: Option<String>,
+    /// What is kept for the backward pass, pattern by pattern, where it was asked for.
+    insight: Option<String>,
     /// The plan that the memory is of, where details were asked for.
     plan: Option<PlanReport>,
 }
@@ -125,7 +127,7 @@ fn predict(
     trainer: &mut Trainer,
     model: &Model,
     dims: &[(String, i64)],
-    pace: Pace,
+    (pace, config): (Pace, Option<&str>),
 ) -> Result<Option<Prediction>> {
     let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
     let options = trainer.options();
@@ -138,10 +140,12 @@ fn predict(
         true => trainer.recompute_plans(&dims).ok().map(|rows| memory_table(&recompute, &rows)),
         false => None,
     };
+    let patterns = if is_detailed() { trainer.activation_patterns(&dims).ok() } else { None };
+    let insight = patterns.map(|patterns| memory_insight(&recompute, config, &patterns));
     let chosen = if chooses { trainer.optimize_memory(&dims).map(Some) } else { Ok(None) };
     let predicted = chosen.and_then(|recompute| {
         let plan = if is_verbose { Some(trainer.plan(&dims)?) } else { None };
-        Ok(Prediction { memory: trainer.memory(&dims)?, recompute, plans, plan })
+        Ok(Prediction { memory: trainer.memory(&dims)?, recompute, plans, insight, plan })
     });
     match predicted {
         Ok(predicted) if predicted.memory.total() <= limit => Ok(Some(predicted)),
@@ -157,6 +161,13 @@ fn predict(
         }
         Err(problem) => Err(problem.into()),
     }
+}
+
+/// Whether every pattern of activations is told of: with `-vv`, and at ONNX Runtime's log level for it.
+fn is_detailed() -> bool {
+    let level = std::env::var("ORTMODULE_LOG_LEVEL");
+    tracing::enabled!(tracing::Level::DEBUG)
+        || level.is_ok_and(|level| ["DEVINFO", "VERBOSE"].contains(&&*level))
 }
 
 /// What to try where a step does not fit.

@@ -104,6 +104,9 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
     if let Some(plans) = facts.predicted.as_ref().and_then(|predicted| predicted.plans.as_ref()) {
         say!("\n{}\n", plans.trim_end())?;
     }
+    if let Some(insight) = facts.predicted.as_ref().and_then(|predicted| predicted.insight.as_ref()) {
+        say!("{insight}")?;
+    }
     let recompute = facts.predicted.as_ref().and_then(|predicted| predicted.recompute.as_ref());
     if let Some(recompute) = recompute.filter(|report| report.values > 0) {
         say!(
@@ -113,6 +116,9 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
             human_bytes(recompute.peak_before),
             recompute.extra_time * 100.0
         )?;
+    }
+    if let Some(recompute) = recompute.filter(|report| report.sliced > 0) {
+        say!("slices       {} weights are updated by rows of their gradients", recompute.sliced)?;
     }
     if let Some(plan) = facts.predicted.as_ref().and_then(|predicted| predicted.plan.as_ref()) {
         let step = plan.steps.get(plan.peak_step);
@@ -330,6 +336,7 @@ fn recompute_json(report: &RecomputeReport) -> Json {
         "activations": report.peak,
         "activations_without": report.peak_before,
         "extra_time": report.extra_time,
+        "sliced": report.sliced,
     })
 }
 

@@ -1,8 +1,8 @@
 //! `AdamW`: Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in the three forms that frameworks have.
 
 use super::step::{
-    GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, SHARE, STEP, StepPen, TYPES, UPDATE, check_range,
-    infer_step, same_shapes,
+    FIRST_ROW, GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, SHARE, STEP, StepPen, TYPES, UPDATE,
+    check_range, infer_step, same_shapes,
 };
 use crate::ir::{Attributes, ValueId};
 use crate::ops;
@@ -38,6 +38,7 @@ static ADAM_W: OpSpec = OpSpec {
         attr::float("weight_decay", 0.01),
         attr::string("mode", "torch"),
         attr::int("correct_bias", 1),
+        FIRST_ROW,
     ],
     infer,
     lower: Some(lower),
@@ -91,7 +92,7 @@ pub(super) fn check_moments(attrs: &Attributes) -> Result<()> {
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let mut pen = StepPen::new(draft)?;
     let mode = AdamMode::of(&pen.attrs)?;
-    let (mut parameter, mut gradient) = (pen.draft.required(0)?, pen.gradient()?);
+    let (mut parameter, mut gradient) = (pen.tensor(0)?, pen.gradient()?);
     let (rate, decay) = (pen.rate()?, pen.attr("weight_decay")?);
     if mode == AdamMode::Adam && decay != 0.0 {
         let decayed = pen.times(parameter, decay)?;
@@ -124,7 +125,7 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
 
 /// The new moments, `beta1 * m + (1 - beta1) * g` and `beta2 * v + (1 - beta2) * g * g`. The first goes from the nearer end.
 pub(super) fn moments(pen: &mut StepPen<'_, '_>, gradient: ValueId) -> Result<(ValueId, ValueId)> {
-    let (first, second) = (pen.draft.required(FIRST)?, pen.draft.required(SECOND)?);
+    let (first, second) = (pen.tensor(FIRST)?, pen.tensor(SECOND)?);
     let (beta1, beta2) = (pen.attr("beta1")?, pen.attr("beta2")?);
     let way = pen.op("Sub", &[gradient, first])?;
     let first = if beta1 > 0.5 {

@@ -1,8 +1,8 @@
 //! `SGD`: stochastic gradient descent with momentum, Nesterov's too, as `torch.optim.SGD` without dampening.
 
 use super::step::{
-    GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, StepPen, TYPES, UPDATE, check_range, infer_step,
-    needs, same_shapes,
+    FIRST_ROW, GRADIENT, LEARNING_RATE, PARAMETER, POSITIVE, SCALE, StepPen, TYPES, UPDATE, check_range,
+    infer_step, needs, same_shapes,
 };
 use crate::ops;
 use crate::spec::{Draft, InferCx, OP, OpSpec, Param, RUNTIME, attr, opt};
@@ -17,7 +17,12 @@ static SGD: OpSpec = OpSpec {
     inputs: INPUTS,
     outputs: &[PARAMETER, opt("velocity", "T")],
     types: TYPES,
-    attrs: &[attr::float("momentum", 0.0), attr::int("nesterov", 0), attr::float("weight_decay", 0.0)],
+    attrs: &[
+        attr::float("momentum", 0.0),
+        attr::int("nesterov", 0),
+        attr::float("weight_decay", 0.0),
+        FIRST_ROW,
+    ],
     infer,
     lower: Some(lower),
     ..OP
@@ -44,7 +49,7 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn lower(draft: &mut Draft<'_>) -> Result<()> {
     let mut pen = StepPen::new(draft)?;
-    let (parameter, momentum) = (pen.draft.required(0)?, pen.attr("momentum")?);
+    let (parameter, momentum) = (pen.tensor(0)?, pen.attr("momentum")?);
     let mut gradient = pen.gradient()?;
     let decay = pen.attr("weight_decay")?;
     if decay != 0.0 {
@@ -52,7 +57,8 @@ fn lower(draft: &mut Draft<'_>) -> Result<()> {
         gradient = pen.op("Add", &[gradient, decayed])?;
     }
     let mut velocity = gradient;
-    if let Some(old) = pen.draft.input(VELOCITY) {
+    if pen.draft.input(VELOCITY).is_some() {
+        let old = pen.tensor(VELOCITY)?;
         let kept = pen.times(old, momentum)?;
         velocity = pen.op("Add", &[kept, gradient])?;
         gradient = match pen.attrs.flag("nesterov")? {

@@ -1,14 +1,15 @@
 //! What the operators of a training step share: their first inputs, the shapes that must agree, and the pen that says them
 //! in the standard's operators.
 //!
-//! One node updates one parameter. A float attribute is the decimal number that was written ([`Attributes::decimal`]), as
+//! One node updates one parameter, or with the attribute `first_row` as many of its rows, which are parts along axis 0, as the
+//! gradient has. A float attribute is the decimal number that was written ([`Attributes::decimal`]), as
 //! `1 - 0.999` in the float's digits alone would be 1e-5 off.
 
 use super::super::microsoft::draft_attributes;
 use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, Attributes, ValueId};
-use crate::spec::{Draft, InferCx, Param, TypeVar, one, opt, var};
+use crate::spec::{AttrKind, AttrSpec, Draft, InferCx, Param, TypeVar, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -25,6 +26,9 @@ pub(super) const STEP: Param = one("step", "tensor(int64)");
 pub(super) const TYPES: &[TypeVar] =
     &[var("T", TypeSet::of(&[DType::F32, DType::F64])), var("G", TypeSet::FLOATS)];
 
+/// The first of the rows that the gradient is of, where it is not of all: all others stay as they are.
+pub(super) const FIRST_ROW: AttrSpec = attr::optional("first_row", AttrKind::Int);
+
 /// Gives each output the type of the input whose new value it is, and refuses what cannot be one step: scalars that are
 /// none, a gradient of another shape than the parameter, and a new state of none.
 pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize]) -> Result<()> {
@@ -34,7 +38,10 @@ pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize
     for (index, param) in named.filter(|(_, param)| scalar(param)) {
         check_scalar(cx, index, param.name)?;
     }
-    check_like_parameter(cx, 1, GRADIENT.name)?;
+    match cx.attrs.find_int(FIRST_ROW.name) {
+        Some(first) => check_rows(cx, first)?,
+        None => check_like_parameter(cx, 1, GRADIENT.name)?,
+    }
     for (output, input) in std::iter::once(&0).chain(states).enumerate() {
         match cx.input_type(*input).cloned() {
             Some(ty) => cx.set_type(output, ty),
@@ -42,6 +49,26 @@ pub(super) fn infer_step(cx: &mut InferCx<'_>, params: &[Param], states: &[usize
         }
     }
     Ok(())
+}
+
+/// Refuses a gradient that is not one of rows of the parameter.
+fn check_rows(cx: &InferCx<'_>, first: i64) -> Result<()> {
+    ensure!(first >= 0, InvalidGraph, "attribute '{}' is {first}, expected 0 or more", FIRST_ROW.name);
+    let (Some(parameter), Some(gradient)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    let (Some(all), Some(rows)) = (parameter.first(), gradient.first()) else {
+        return Err(error!(InvalidGraph, "rows of a scalar").help("leave out the attribute 'first_row'"));
+    };
+    if let (Some(all), Some(rows)) = (all.as_constant(), rows.as_constant()) {
+        ensure!(
+            first.checked_add(rows).is_some_and(|end| end <= all),
+            InvalidGraph,
+            help = "the gradient is of rows of the parameter: parts along axis 0",
+            "{rows} rows from {first} on, of {all}"
+        );
+    }
+    let mut expected = parameter.to_vec();
+    expected.iter_mut().take(1).for_each(|size| *size = rows.clone());
+    check_shape(cx, 1, GRADIENT.name, &expected, "of rows of the parameter")
 }
 
 /// Refuses states that have not the shape of the parameter.
@@ -120,12 +147,43 @@ pub(super) struct StepPen<'d, 'g> {
     pub(super) draft: &'d mut Draft<'g>,
     pub(super) attrs: Attributes,
     pub(super) dtype: DType,
+    /// The first of the rows that are updated, and the one behind them, where not all are.
+    rows: Option<[i64; 2]>,
 }
 
 impl<'d, 'g> StepPen<'d, 'g> {
     pub(super) fn new(draft: &'d mut Draft<'g>) -> Result<StepPen<'d, 'g>> {
         let (attrs, dtype) = (draft_attributes(draft)?, draft.dtype(0)?);
-        Ok(StepPen { draft, attrs, dtype })
+        let rows = match attrs.find_int(FIRST_ROW.name) {
+            Some(first) => {
+                let rows = draft.shape(1).and_then(|shape| shape.first()?.as_constant());
+                let rows = rows.ok_or_else(|| error!(NotImplemented, "the number of rows is not known"))?;
+                Some([first, first.saturating_add(rows)])
+            }
+            None => None,
+        };
+        Ok(StepPen { draft, attrs, dtype, rows })
+    }
+
+    /// The part that is updated of the parameter or a state.
+    pub(super) fn tensor(&mut self, index: usize) -> Result<ValueId> {
+        let whole = self.draft.required(index)?;
+        match self.rows {
+            Some([first, end]) => self.rows_of(whole, first, end),
+            None => Ok(whole),
+        }
+    }
+
+    fn rows_of(&mut self, tensor: ValueId, first: i64, end: i64) -> Result<ValueId> {
+        let [first, end, axis] = [first, end, 0].map(|number| self.draft.constant_ints(&[number]));
+        self.draft.emit("Slice", &[tensor, first?, end?, axis?], &[])
+    }
+
+    /// A whole tensor with its new part.
+    fn around(&mut self, old: ValueId, new: ValueId) -> Result<ValueId> {
+        let Some([first, end]) = self.rows else { return Ok(new) };
+        let (before, after) = (self.rows_of(old, 0, first)?, self.rows_of(old, end, i64::MAX)?);
+        self.draft.emit("Concat", &[before, new, after], &[("axis", Attribute::Int(0))])
     }
 
     pub(super) fn attr(&self, name: &str) -> Result<f64> {
@@ -255,10 +313,14 @@ impl<'d, 'g> StepPen<'d, 'g> {
         let update = self.draft.input(4);
         let mut outputs = Vec::with_capacity(pairs.len());
         for (input, new) in pairs {
-            outputs.push(match (self.draft.input(*input), update) {
-                (None, _) => *new,
-                (Some(old), Some(update)) => self.op("Where", &[update, *new, old])?,
-                (Some(_), None) => self.op("Identity", &[*new])?,
+            let Some(old) = self.draft.input(*input) else {
+                outputs.push(*new);
+                continue;
+            };
+            let new = self.around(old, *new)?;
+            outputs.push(match update {
+                Some(update) => self.op("Where", &[update, new, old])?,
+                None => self.op("Identity", &[new])?,
             });
         }
         self.draft.replace(&outputs)

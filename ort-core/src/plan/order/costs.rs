@@ -11,7 +11,7 @@ use super::network::Lists;
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
-use crate::plan::BoundValues;
+use crate::plan::Planning;
 use crate::plan::resolve::Planner;
 use crate::session::{Program, SlotId, Step};
 use crate::tensor::byte_count;
@@ -43,8 +43,8 @@ pub(super) struct Costs {
 
 impl Costs {
     pub(super) fn new(program: &Program, bindings: &Bindings, threads: usize) -> Costs {
-        let nothing = BoundValues::default();
-        let mut planner = Planner::new((program, &program.graph), bindings, threads, &nothing);
+        let bound = program.bound_values(Planning::Shared);
+        let mut planner = Planner::new((program, &program.graph), bindings, threads, &bound);
         planner.find_shapes();
         planner.find_needed();
         let mut blocks: Vec<usize> = (0..program.slots.len()).collect();
@@ -96,8 +96,9 @@ fn makes_of(planner: &Planner<'_>, step: &Step, blocks: &[usize]) -> SmallVec<[M
     let mut made = SmallVec::new();
     for (position, slot) in step.outputs.iter().enumerate() {
         let Some(slot) = *slot else { continue };
-        // Outputs of the graph stay until the end in any order.
-        let bytes = bytes_of(planner, slot).filter(|bytes| *bytes > 0 && !planner.is_output[slot.index()]);
+        // Outputs of the graph stay until the end in any order, and what updates them is in their memory.
+        let stays = planner.is_output[slot.index()] || planner.buffers[slot.index()].is_some();
+        let bytes = bytes_of(planner, slot).filter(|bytes| *bytes > 0 && !stays);
         let Some(bytes) = bytes else { continue };
         let shares = step.claim.outputs == OutputsFrom::Plan;
         let pairs = step.claim.in_place.iter().filter(|(_, output)| shares && *output == position);

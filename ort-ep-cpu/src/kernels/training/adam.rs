@@ -6,7 +6,7 @@ use ort_core::ir::Attributes;
 use ort_core::ops::training::AdamMode;
 use ort_core::spec::RUNTIME;
 
-use super::step::{Call, Parameter, Stream, is_double, step_number};
+use super::step::{Call, Parameter, Stream, first_row, is_double, step_number};
 use crate::cpu_kernels;
 use crate::vector::training::{Adam, adam};
 
@@ -75,14 +75,19 @@ impl Rule {
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (rule, mode) = (Rule::of(cx.attrs())?, AdamMode::of(cx.attrs())?);
+    let first_row = first_row(cx)?;
     Ok(match is_double(cx) {
-        true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, rule, mode)),
-        false => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, rule, mode)),
+        true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, (rule, mode), first_row)),
+        false => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, (rule, mode), first_row)),
     })
 }
 
-fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule, mode: AdamMode) -> Result<()> {
-    let call = Call::of(cx)?;
+fn run<T: Parameter>(
+    cx: &mut RunCx<'_>,
+    (rule, mode): (Rule, AdamMode),
+    first_row: Option<usize>,
+) -> Result<()> {
+    let call = Call::of_rows(cx, first_row)?;
     let number = if call.updates { step_number(cx, STEP)? } else { 1.0 };
     let step: Adam<T> = rule.step(mode, (call.rate, call.scale), number);
     let streams = [Stream::of(cx, 0, 0)?, Stream::of(cx, FIRST, 1)?, Stream::of(cx, SECOND, 2)?];

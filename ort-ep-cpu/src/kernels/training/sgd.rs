@@ -4,7 +4,7 @@ use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::spec::RUNTIME;
 
-use super::step::{Call, Parameter, Stream, is_double};
+use super::step::{Call, Parameter, Stream, first_row, is_double};
 use crate::cpu_kernels;
 use crate::vector::training::{Sgd, sgd, sgd_momentum};
 
@@ -33,14 +33,15 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         nesterov: attrs.flag("nesterov")?,
         decay: attrs.decimal("weight_decay")?,
     };
+    let first_row = first_row(cx)?;
     Ok(match is_double(cx) {
-        true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, rule)),
-        false => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, rule)),
+        true => Box::new(move |cx: &mut RunCx<'_>| run::<f64>(cx, rule, first_row)),
+        false => Box::new(move |cx: &mut RunCx<'_>| run::<f32>(cx, rule, first_row)),
     })
 }
 
-fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule) -> Result<()> {
-    let call = Call::of(cx)?;
+fn run<T: Parameter>(cx: &mut RunCx<'_>, rule: Rule, first_row: Option<usize>) -> Result<()> {
+    let call = Call::of_rows(cx, first_row)?;
     let step = Sgd {
         rate: T::of(call.rate),
         scale: T::of(call.scale),

@@ -237,6 +237,8 @@ pub(super) fn spare_bytes<T>(len: usize) -> usize {
 /// What all steps are told, besides tensors.
 pub(super) struct Call<'a> {
     pub(super) gradient: Floats<'a>,
+    /// The elements before those that the gradient is of, where it is not of all.
+    first: Option<usize>,
     pub(super) rate: f64,
     pub(super) scale: f64,
     pub(super) updates: bool,
@@ -246,20 +248,34 @@ pub(super) struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub(super) fn of(cx: &RunCx<'a>) -> Result<Call<'a>> {
+        Call::of_rows(cx, None)
+    }
+
+    /// With the first of the rows that the gradient is of, where it is not of all.
+    pub(super) fn of_rows(cx: &RunCx<'a>, first_row: Option<usize>) -> Result<Call<'a>> {
         let scale = cx.find_input(3).map(|view| view.to_scalar::<f32>()).transpose()?.unwrap_or(1.0);
         let updates = cx.find_input(4).map(|view| view.to_scalar::<bool>()).transpose()?.unwrap_or(true);
         let gradient = cx.input(1)?;
         let parameter = cx.output_shape(0).or_else(|| cx.find_input(0).map(|view| view.shape()));
+        let fits = |shape: &[usize]| match (first_row, shape, gradient.shape()) {
+            (Some(first), [all, rest @ ..], [rows, of_gradient @ ..]) => {
+                first.checked_add(*rows).is_some_and(|end| end <= *all) && rest == of_gradient
+            }
+            (Some(_), ..) => false,
+            (None, shape, gradient) => shape == gradient,
+        };
         ensure!(
-            parameter.is_none_or(|shape| shape == gradient.shape()),
+            parameter.is_none_or(fits),
             InvalidArgument,
-            help = "each node updates one parameter: check that the tensors belong together",
-            "the gradient has shape {:?}, expected that of the parameter, {:?}",
+            help = "each node updates one parameter, or rows of one: check that the tensors belong together",
+            "the gradient has shape {:?}, expected that of the parameter, {:?}, or of its rows",
             gradient.shape(),
             parameter.unwrap_or_default()
         );
+        let row = gradient.shape().iter().skip(1).product::<usize>();
         Ok(Call {
             gradient: Floats::of(gradient)?,
+            first: first_row.map(|first| first * row),
             rate: cx.input(2)?.to_scalar::<f32>()?.into(),
             scale: scale.into(),
             updates,
@@ -285,9 +301,16 @@ impl<'a> Call<'a> {
     /// Calls `step` with each block of the tensors and of the gradient, or leaves all as it is where nothing is updated.
     pub(super) fn update<T: Parameter, const N: usize>(
         &self,
-        streams: [Stream<'a, T>; N],
+        mut streams: [Stream<'a, T>; N],
         step: impl Fn([&mut [T]; N], &[T]) + Sync,
     ) -> Result<()> {
+        if let Some(first) = self.first {
+            for stream in &mut streams {
+                stream.take(first).keep();
+                let rows = stream.take(self.gradient.len());
+                std::mem::replace(stream, rows).keep();
+            }
+        }
         self.check(&streams)?;
         if self.updates {
             self.for_each_block(&mut self.parts(streams), |tensors, gradient, _, _| step(tensors, gradient));
@@ -367,4 +390,10 @@ pub(super) fn step_number(cx: &RunCx<'_>, input: usize) -> Result<f64> {
 /// Whether the parameter of the node that is compiled is of doubles.
 pub(super) fn is_double(cx: &CompileCx<'_>) -> bool {
     cx.node.dtype(0) == Some(DType::F64)
+}
+
+/// The first of the rows that the gradient of the node that is compiled is of, where it is not of all.
+pub(super) fn first_row(cx: &CompileCx<'_>) -> Result<Option<usize>> {
+    let first = cx.attrs().find_int("first_row").map(usize::try_from).transpose();
+    first.map_err(|_| error!(InvalidGraph, "attribute 'first_row' is negative"))
 }

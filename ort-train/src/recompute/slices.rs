@@ -1,0 +1,155 @@
+//! Updates of large weights by rows of their gradients: a gradient is then never whole in memory.
+//!
+//! A gradient is gone as soon as its parameter is updated, but until then it is as large as the parameter, which may be more than all else
+//! that a step with recomputation holds. Rows of the product that a gradient is depend on rows of one factor only, and plain updates work on
+//! each element alone, so that both can be done for some rows after the other, with the same bits.
+
+use std::collections::HashMap;
+
+use ort_core::ir::{Attribute, Graph, GraphBuilder, Node, ValueId};
+use ort_core::spec::RUNTIME;
+use ort_core::tensor::{Tensor, byte_count};
+use ort_core::{Result, error};
+
+/// Rows of a slice are a multiple of this, unless a weight has fewer: kernels work on so many at a time.
+const ROWS: usize = 32;
+
+const CONV_GRAD_WEIGHTS: &str = "ConvGradWeights";
+
+/// The graph with each gradient of more than `most` bytes made and used in slices of about so many, and how many weights that are; none where
+/// there is no such gradient.
+pub(crate) fn sliced(graph: &Graph, most: usize) -> Result<Option<(Graph, usize)>> {
+    let found = find(graph, most);
+    if found.is_empty() {
+        return Ok(None);
+    }
+    let makers: Vec<usize> = found.values().map(|update| update.maker).collect();
+    let (count, outputs) = (found.len(), graph.outputs.clone());
+    let mut rest = graph.clone();
+    let nodes = std::mem::take(&mut rest.nodes);
+    let mut builder = GraphBuilder::extend(rest);
+    builder.set_scope("slice");
+    for (index, node) in nodes.iter().enumerate() {
+        match found.get(&index) {
+            Some(update) => update.emit(&mut builder, &nodes, node)?,
+            None if makers.contains(&index) => {}
+            None => builder.graph_mut().nodes.push(node.clone()),
+        }
+    }
+    Ok(Some((builder.finish(&outputs)?, count)))
+}
+
+/// An update whose gradient nobody else reads.
+struct Update {
+    /// The node that makes the gradient.
+    maker: usize,
+    /// The input of that node whose parts along `axis` rows of the gradient depend on.
+    factor: usize,
+    axis: i64,
+    /// The shape of the gradient.
+    shape: Vec<usize>,
+    /// The rows of a slice.
+    rows: usize,
+}
+
+/// The updates that can be done in slices, by their nodes.
+fn find(graph: &Graph, most: usize) -> HashMap<usize, Update> {
+    let (producers, consumers) = (graph.producers(), graph.consumers());
+    let update = |node: &Node| {
+        let gradient = node.inputs.get(1).copied().flatten().filter(|_| is_elementwise(node))?;
+        let maker = producers.get(gradient.index()).copied().flatten()?.index();
+        let is_read_once = consumers.get(gradient.index())?.len() == 1 && !graph.outputs.contains(&gradient);
+        let (factor, axis) = graph.nodes.get(maker).filter(|_| is_read_once).and_then(factor_of)?;
+        let is_convolution = graph.nodes.get(maker)?.spec.name == CONV_GRAD_WEIGHTS;
+        let ty = &graph.value(gradient).ty;
+        let shape: Option<Vec<usize>> =
+            ty.shape()?.iter().map(|dim| usize::try_from(dim.as_constant()?).ok()).collect();
+        let shape = shape.filter(|shape| shape.len() == 2 || is_convolution)?;
+        let (bytes, all) = (byte_count(ty.dtype()?, &shape).ok()?, *shape.first()?);
+        let rows = (all * most / bytes.max(1) / ROWS).max(1) * ROWS;
+        (bytes > most && rows < all).then_some(Update { maker, factor, axis, shape, rows })
+    };
+    let nodes = graph.nodes.iter().enumerate();
+    nodes.filter_map(|(index, node)| Some((index, update(node)?))).collect()
+}
+
+/// Whether a node is an update that computes each element alone.
+fn is_elementwise(node: &Node) -> bool {
+    node.spec.domain == RUNTIME
+        && ["SGD", "AdamW"].contains(&node.spec.name)
+        && node.attrs.find_int("first_row").is_none()
+}
+
+/// The input of a node that makes the gradient of a weight, and its axis, that the rows of the gradient follow.
+fn factor_of(node: &Node) -> Option<(usize, i64)> {
+    let flag = |name| node.attrs.find_int(name).unwrap_or(0) != 0;
+    match node.spec.name {
+        CONV_GRAD_WEIGHTS => (node.attrs.find_int("group") == Some(1)).then_some((1, 1)),
+        "FusedMatMul" | "Gemm" | "MatMul" => {
+            let is_plain = node.inputs.iter().skip(2).all(Option::is_none) && !flag("transBatchA");
+            is_plain.then_some((0, i64::from(flag("transA"))))
+        }
+        _ => None,
+    }
+}
+
+impl Update {
+    /// Adds, slice by slice, what makes the gradient and the update, each of the value that the one before made.
+    fn emit(&self, builder: &mut GraphBuilder, nodes: &[Node], node: &Node) -> Result<()> {
+        let Some(maker) = nodes.get(self.maker) else { return Ok(()) };
+        let all = self.shape.first().copied().unwrap_or_default();
+        let mut inputs = node.inputs.clone();
+        for first in (0..all).step_by(self.rows) {
+            let end = (first + self.rows).min(all);
+            let gradient = self.gradient(builder, maker, [first, end])?;
+            inputs.iter_mut().skip(1).take(1).for_each(|input| *input = Some(gradient));
+            let mut attrs = given(node);
+            attrs.push(("first_row", Attribute::Int(first as i64)));
+            let op = (node.spec.domain, node.spec.name);
+            let mut made: Vec<Option<ValueId>> = builder
+                .add(op, &inputs, &attrs, node.outputs.len(), Vec::new())?
+                .into_iter()
+                .map(Some)
+                .collect();
+            if let Some(emitted) = builder.graph_mut().nodes.last_mut().filter(|_| end == all) {
+                emitted.outputs = node.outputs.clone();
+                made = node.outputs.to_vec();
+            }
+            // The parameter, and behind the scalars the states.
+            let behind = inputs.len() + 1 - made.len();
+            let states = inputs.iter_mut().enumerate().filter(|(place, _)| *place == 0 || *place >= behind);
+            states.zip(made).for_each(|((_, input), new)| *input = new);
+        }
+        Ok(())
+    }
+
+    /// Adds what makes some rows of the gradient.
+    fn gradient(
+        &self,
+        builder: &mut GraphBuilder,
+        maker: &Node,
+        [first, end]: [usize; 2],
+    ) -> Result<ValueId> {
+        let mut inputs = maker.inputs.clone();
+        let missing = || error!(Fail, "{} is without its factors", maker.place());
+        let factor = inputs.get_mut(self.factor).and_then(Option::as_mut).ok_or_else(missing)?;
+        let numbers = [first as i64, end as i64, self.axis];
+        let [first_row, end_row, axis] = numbers.map(|number| Tensor::from_slice(&[1], &[number]));
+        let [first_row, end_row, axis] =
+            [builder.constant(first_row?), builder.constant(end_row?), builder.constant(axis?)];
+        *factor = builder.node("Slice", &[*factor, first_row, end_row, axis], &[])?;
+        if maker.spec.name == CONV_GRAD_WEIGHTS {
+            let mut shape: Vec<i64> = self.shape.iter().map(|size| *size as i64).collect();
+            shape.iter_mut().take(1).for_each(|rows| *rows = (end - first) as i64);
+            let shape = builder.constant(Tensor::from_slice(&[shape.len()], &shape)?);
+            inputs.iter_mut().skip(2).take(1).for_each(|input| *input = Some(shape));
+        }
+        let op = (maker.spec.domain, maker.spec.name);
+        let made = builder.add(op, &inputs, &given(maker), 1, Vec::new())?;
+        made.first().copied().ok_or_else(missing)
+    }
+}
+
+fn given(node: &Node) -> Vec<(&'static str, Attribute)> {
+    node.attrs.iter().map(|(name, value)| (name, value.clone())).collect()
+}
