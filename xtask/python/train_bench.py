@@ -11,7 +11,7 @@ to others.
 Prints one JSON object: runtime, model, level, threads, first_ms, median_ms, min_ms, cpu_ms (of all threads, a step), steps,
 baseline_rss, peak_rss (bytes), losses (of the first steps); or `error` instead of all numbers. `all` prints one a line.
 
-ORTModule wants its extensions built once: python -m onnxruntime.training.ortmodule.torch_cpp_extensions.install
+ORTModule wants its extensions built once: `cargo xtask bench --train` does it (python -m onnxruntime.training.ortmodule.torch_cpp_extensions.install)
 """
 
 import argparse

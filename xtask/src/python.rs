@@ -30,6 +30,19 @@ impl Python {
         Self::open_in(workspace.target.join("python_train"), workspace, "python/train_requirements.txt")
     }
 
+    /// The same with what ORTModule needs to run at all: extensions that are compiled for the installed PyTorch, once, in minutes.
+    pub(crate) fn open_for_train_bench(workspace: &Workspace) -> Result<Self> {
+        let python = Self::open_for_training(workspace)?;
+        // A new environment begins without it.
+        let stamp = workspace.target.join("python_train").join("ortmodule_extensions.installed");
+        if !stamp.exists() {
+            let mut command = Command::new(&python.interpreter);
+            run(command.args(["-m", "onnxruntime.training.ortmodule.torch_cpp_extensions.install"]))?;
+            fs::write(&stamp, "").with_context(|| format!("cannot write {}", stamp.display()))?;
+        }
+        Ok(python)
+    }
+
     /// Opens an environment, making it first where it is missing or was made from other requirements.
     /// An error says why there is none: no interpreter, or the packages cannot be had.
     fn open_in(folder: PathBuf, workspace: &Workspace, requirements: &str) -> Result<Self> {

@@ -27,6 +27,9 @@ const MODELS: [Model; 4] = [
     Model { name: "mobilenet_v3", arguments: &[] },
 ];
 
+/// A cell holds so many characters of an error; all of it is told where it happens.
+const SHOWN_OF_A_PROBLEM: usize = 60;
+
 /// Samples of a step, and steps of an epoch: what `train_models.py` makes.
 const BATCH: usize = 16;
 const BATCHES: usize = 3;
@@ -139,7 +142,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let chosen = chosen(&options.only)?;
     let bench = Bench {
         ort: workspace.build_ort()?,
-        python: Python::open_for_training(workspace)?,
+        python: Python::open_for_train_bench(workspace)?,
         folder: workspace.target.join("train"),
         seconds: options.seconds,
         arguments: &options.arguments,
@@ -309,7 +312,7 @@ fn of(rows: &[Row], setting: Setting) -> Option<&Row> {
 fn cells(model: &Model, threads: usize, setting: Setting, row: &Row, rows: &[Row]) -> Vec<String> {
     let mut cells = vec![model.name.to_owned(), threads.to_string(), setting.describe()];
     if let Some(problem) = &row.problem {
-        cells.push(problem.clone());
+        cells.push(problem.chars().take(SHOWN_OF_A_PROBLEM).collect());
         return cells;
     }
     let others = [Setting::Other("torch", 0), Setting::Other("ortmodule", 0)].map(|other| of(rows, other));
