@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
 use crate::session::{Source, ValueMemory};
-use crate::tensor::{Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
+use crate::tensor::{DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
 use crate::{Result, ensure, error};
 
 /// Cancels a run from another thread.
@@ -92,6 +92,7 @@ pub struct RunCx<'a> {
     pub(crate) inputs: SmallVec<[Option<ValueView<'a>>; 16]>,
     pub(crate) outputs: SmallVec<[OutputSlot<'a>; 4]>,
     pub(crate) workspace: Option<&'a mut [u8]>,
+    pub(crate) device_workspace: Option<DeviceRange<'a>>,
     pub(crate) control: &'a RunControl,
     pub(crate) nested: Option<&'a mut (dyn NestedRun + 'a)>,
     /// Where values of unknown size go; none where it was made by hand.
@@ -110,6 +111,7 @@ impl<'a> RunCx<'a> {
             inputs: inputs.into_iter().collect(),
             outputs: outputs.into_iter().collect(),
             workspace: Some(workspace),
+            device_workspace: None,
             control,
             nested: None,
             memory: None,
@@ -253,6 +255,11 @@ impl<'a> RunCx<'a> {
     /// Takes the scratch memory that the kernel asked for.
     pub fn workspace(&mut self) -> Result<&'a mut [u8]> {
         self.workspace.take().ok_or_else(|| error!(Fail, "the workspace was taken before"))
+    }
+
+    /// The scratch memory that a kernel on a device with memory of its own asked for; none where it asked for none.
+    pub fn device_workspace(&self) -> Option<DeviceRange<'a>> {
+        self.device_workspace
     }
 
     /// What bounds this run, for kernels that run another kernel inside.

@@ -36,6 +36,7 @@ impl Planner<'_> {
         let slabs = self.slabs.iter().enumerate().map(|(slab, id)| (*id, slab_bytes(slab))).collect();
         for (step, group) in self.steps.iter_mut().zip(&self.workspaces) {
             if let Some(group) = *group {
+                step.workspace_slab = self.groups[group].slab;
                 step.workspace = layout.offsets[group]..layout.offsets[group] + self.groups[group].bytes;
             }
         }

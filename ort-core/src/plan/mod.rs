@@ -85,8 +85,9 @@ pub(crate) struct StepPlan {
     pub(crate) action: Action,
     /// Outputs that share the memory of an input, each with that input.
     pub(crate) in_place: SmallVec<[(u32, u32); 2]>,
-    /// Scratch memory in the host's slab.
+    /// Scratch memory, and the slab that it is in.
     pub(crate) workspace: Range<usize>,
+    pub(crate) workspace_slab: usize,
     /// Slots with memory of their own that die after this step.
     pub(crate) release: Vec<SlotId>,
     /// The plans of its subgraphs.

@@ -62,7 +62,7 @@ pub struct PlannedStep {
     pub op: String,
     /// Bytes of activations and workspace alive while it runs.
     pub live_bytes: usize,
-    /// Where its scratch memory is in the host's slab, which is the first.
+    /// Where its scratch memory is in the slab of the memory that it computes in; the host's slab is the first.
     pub workspace: std::ops::Range<usize>,
 }
 

@@ -292,6 +292,7 @@ impl<'a> Planner<'a> {
             action: Action::Skip,
             in_place: SmallVec::new(),
             workspace: 0..0,
+            workspace_slab: 0,
             release: Vec::new(),
             nested: Vec::new(),
         };

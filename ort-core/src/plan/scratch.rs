@@ -25,10 +25,18 @@ impl Planner<'_> {
     ) -> Result<()> {
         let bytes = self.scratch_of(step, index, plan_nested)?;
         if bytes > 0 {
-            self.groups.push(Group { bytes, slab: 0, first: index, last: index });
+            let slab = self.slab_of_step(step);
+            self.groups.push(Group { bytes, slab, first: index, last: index });
             self.workspaces[index] = Some(self.groups.len() - 1);
         }
         Ok(())
+    }
+
+    /// The slab of the memory that the step's kernel computes in, which is that of its outputs.
+    fn slab_of_step(&self, step: &Step) -> usize {
+        let output = step.outputs.iter().flatten().next();
+        let memory = output.map(|slot| self.program.slots[slot.index()].memory);
+        self.slabs.iter().position(|slab| Some(*slab) == memory).unwrap_or(0)
     }
 
     /// The bytes of scratch memory: what the kernel declares, or the slab of the largest subgraph.

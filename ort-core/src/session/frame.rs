@@ -22,9 +22,9 @@ use super::streamed::Streaming;
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
 use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx};
-use crate::plan::{Action, Place, Planning, RunPlan};
+use crate::plan::{Action, Place, Planning, RunPlan, StepPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
-use crate::tensor::{Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
+use crate::tensor::{DeviceRange, Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// What all frames of a run share.
@@ -590,7 +590,7 @@ impl<'a> Frame<'a> {
         let step = &self.program.steps[index];
         let outlives_run = self.outlives_run(step);
         let source = self.source(step, outlives_run);
-        let mut scratch = self.extra_workspace(index, shapes)?;
+        let (mut scratch, device_scratch) = self.extra_workspace(index, shapes)?;
         let plan = &self.plan.steps[index];
 
         // The host's memory is split into what the step reads and what it writes.
@@ -616,7 +616,9 @@ impl<'a> Frame<'a> {
                 writes.push((*region, range.clone()));
             }
         }
-        writes.push((0, plan.workspace.clone()));
+        if plan.workspace_slab == 0 {
+            writes.push((0, plan.workspace.clone()));
+        }
         let sources = Sources {
             program: self.program,
             plan: self.plan,
@@ -657,6 +659,10 @@ impl<'a> Frame<'a> {
             Some(buffer) => buffer.bytes_mut(),
             None => planned_scratch,
         };
+        let device_workspace = match &device_scratch {
+            Some(buffer) => Some(DeviceRange { buffer, offset: 0, len: buffer.len() }),
+            None => planned_device_workspace(plan, self.slabs.devices),
+        };
         let mut nested = NestedFrames {
             plans: &plan.nested,
             nested: &step.nested,
@@ -667,7 +673,8 @@ impl<'a> Frame<'a> {
         };
         let memory = Some(ValueMemory { memory: self.env.memory, source });
         let control = self.env.control;
-        let mut cx = RunCx { inputs, outputs, workspace: None, control, nested: None, memory };
+        let mut cx =
+            RunCx { inputs, outputs, workspace: None, device_workspace, control, nested: None, memory };
         match &step.work {
             Work::Copy => {
                 let device = &self.env.devices[step.device];
@@ -716,14 +723,18 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Scratch memory for a step whose shapes were not known to the plan.
-    fn extra_workspace(&self, index: usize, outputs: &[Option<(DType, Shape)>]) -> Result<Option<Buffer>> {
+    /// Scratch memory for a step whose shapes were not known to the plan: of the host, or of the device that it runs on.
+    fn extra_workspace(
+        &self,
+        index: usize,
+        outputs: &[Option<(DType, Shape)>],
+    ) -> Result<(Option<Buffer>, Option<SharedBuffer>)> {
         let step = &self.program.steps[index];
         let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
         let all_planned = step.inputs.iter().chain(&step.outputs).flatten().all(planned);
-        let Some(kernel) = step.work.kernel() else { return Ok(None) };
+        let Some(kernel) = step.work.kernel() else { return Ok((None, None)) };
         if all_planned || !step.nested.is_empty() {
-            return Ok(None);
+            return Ok((None, None));
         }
         let mut inputs: Vec<Option<Shape>> = Vec::with_capacity(step.inputs.len());
         for slot in &step.inputs {
@@ -738,11 +749,23 @@ impl<'a> Frame<'a> {
         let threads = self.env.control.threads;
         let bytes = kernel.workspace(&IoShapes { inputs: &inputs, outputs: &outputs, threads })?;
         if bytes == 0 {
-            return Ok(None);
+            return Ok((None, None));
         }
         let memory = ValueMemory { memory: self.env.memory, source: Source::Arena };
-        memory.allocate(DeviceId::HOST, Category::Workspace, bytes).map(Some)
+        let device = self.env.devices[step.device].memory();
+        let buffer = memory.allocate(device, Category::Workspace, bytes)?;
+        Ok(if device == DeviceId::HOST { (Some(buffer), None) } else { (None, Some(buffer.freeze())) })
     }
+}
+
+/// The planned scratch memory of a step on a device with memory of its own.
+fn planned_device_workspace<'a>(
+    step: &StepPlan,
+    slabs: &'a [Option<SharedBuffer>],
+) -> Option<DeviceRange<'a>> {
+    let buffer = slabs.get(step.workspace_slab)?.as_ref()?;
+    let range = step.workspace.clone();
+    (!range.is_empty()).then(|| DeviceRange { buffer, offset: range.start, len: range.len() })
 }
 
 /// The type and shape of an output for messages.
@@ -773,7 +796,8 @@ pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -
 pub(crate) fn device_slabs(plan: &RunPlan, env: RunEnv<'_>) -> Result<SmallVec<[Option<SharedBuffer>; 2]>> {
     let mut slabs = SmallVec::new();
     for (memory, bytes) in &plan.slabs {
-        slabs.push(match *bytes > 0 && *memory != DeviceId::HOST {
+        // A slab of no bytes is the place of values without elements.
+        slabs.push(match *memory != DeviceId::HOST {
             true => {
                 let budget = &env.control.budget;
                 Some(env.memory.allocate_outside(budget, *memory, Category::Slab, *bytes)?.freeze())

@@ -1,0 +1,89 @@
+//! Runs cases in ONNX's layout on a wgpu device, with the CPU for what it does not claim, and says how many ran on the device alone.
+//!
+//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it, `--host` also lists the cases that the CPU had a
+//! part in, with the operators. `ORT_WGPU_LIMITS=minimum` runs within the limits that every implementation of WebGPU has. Each line is
+//! `DEVICE name`, `HOST name: operators` or `FAIL name: why`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ort_core::ep::{Device, ProviderOptions, provider};
+use ort_core::rewrite::Level;
+use ort_core::session::Session;
+use ort_core::{Result, error};
+use ort_ep_cpu as _;
+use ort_ep_wgpu::WgpuDevice;
+use ort_testkit::read_case;
+
+fn main() -> Result<()> {
+    let (mut folders, mut only, mut list) = (Vec::new(), None, false);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--only" => only = arguments.next(),
+            "--host" => list = true,
+            _ => folders.push(PathBuf::from(argument)),
+        }
+    }
+    let limits = std::env::var("ORT_WGPU_LIMITS").unwrap_or_else(|_| "adapter".to_owned());
+    let device = WgpuDevice::open(0, &ProviderOptions::from([("limits".to_owned(), limits)]))?;
+    let host = provider("cpu")?.open(0, &ProviderOptions::new())?;
+    let devices = [device.clone() as Arc<dyn Device>, host];
+    let (mut counts, mut helped) = (BTreeMap::new(), BTreeMap::new());
+    for folder in folders {
+        for case in cases(&folder)? {
+            let name = case.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            if only.as_ref().is_some_and(|only| !name.contains(only)) {
+                continue;
+            }
+            let (verdict, line) = match check(&case, &devices) {
+                Ok(operators) if operators.is_empty() => ("DEVICE", None),
+                Ok(operators) => {
+                    operators.iter().for_each(|op| *helped.entry(op.clone()).or_insert(0) += 1);
+                    ("HOST", list.then(|| operators.join(" ")))
+                }
+                Err(problem) => ("FAIL", Some(problem.to_string().replace('\n', " "))),
+            };
+            *counts.entry(verdict).or_insert(0) += 1;
+            if let Some(line) = line {
+                println!("{verdict} {name}: {line}");
+            }
+        }
+    }
+    let mut helped: Vec<(String, usize)> = helped.into_iter().collect();
+    helped.sort_by_key(|(op, count)| (std::cmp::Reverse(*count), op.clone()));
+    let helped: Vec<String> = helped.iter().map(|(op, count)| format!("{op} {count}")).collect();
+    println!("on the host: {}", helped.join(", "));
+    println!("{counts:?} {:?}", device.counters());
+    Ok(())
+}
+
+fn cases(folder: &Path) -> Result<Vec<PathBuf>> {
+    let problem = |problem: std::io::Error| error!(NoSuchFile, "{}: {problem}", folder.display());
+    let entries = std::fs::read_dir(folder).map_err(problem)?;
+    let mut cases: Vec<PathBuf> =
+        entries.map(|entry| Ok(entry.map_err(problem)?.path())).collect::<Result<_>>()?;
+    cases.retain(|case| case.join("model.onnx").is_file());
+    cases.sort();
+    Ok(cases)
+}
+
+/// Runs a case twice and returns the operators that the host ran.
+fn check(folder: &Path, devices: &[Arc<dyn Device>]) -> Result<Vec<String>> {
+    let case = read_case(folder)?;
+    let builder = Session::builder(&case.model).threads(1).opt_level(Level::All);
+    let session = devices.iter().fold(builder, |builder, device| builder.device(device.clone())).build()?;
+    case.check(&session)?;
+    // What was prepared for the first run must do for the second.
+    case.check(&session)?;
+    let mut operators: Vec<String> = session
+        .placement()
+        .into_iter()
+        .filter(|(.., provider)| provider != "wgpu")
+        .map(|(_, op, _)| op)
+        .collect();
+    operators.sort();
+    operators.dedup();
+    Ok(operators)
+}

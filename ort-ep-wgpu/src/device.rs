@@ -1,0 +1,239 @@
+//! The device: what it claims, compiles and copies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ort_alloc::{Allocator, DeviceId};
+use ort_core::dtype::DType;
+use ort_core::ep::{
+    Claim, CompileCx, Device, DeviceInfo, Executable, KernelTable, NodeView, ProviderOptions, new_device_id,
+};
+use ort_core::tensor::{TensorMut, TensorView};
+use ort_core::{Result, ensure, error};
+use parking_lot::Mutex;
+
+use crate::bindings::BindGroups;
+use crate::gpu::{Gpu, NUMBERS};
+use crate::kernels::{self, WgpuKernel};
+use crate::memory::{Memory, Region};
+use crate::node::Node;
+use crate::pipelines::Pipelines;
+use crate::provider::{Options, adapters, describe};
+use crate::recorder::{ALL_NUMBERS, At, Recorder};
+use crate::staging::Staging;
+
+/// What a device and its nodes share.
+pub(crate) struct Parts {
+    pub(crate) gpu: Arc<Gpu>,
+    pub(crate) memory: Memory,
+    pub(crate) groups: Arc<BindGroups>,
+    pub(crate) pipelines: Pipelines,
+    pub(crate) recorder: Recorder,
+    /// Stands for tensors without elements.
+    pub(crate) nothing: wgpu::Buffer,
+}
+
+/// What was made on a device since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Buffers, staging buffers included.
+    pub buffers: usize,
+    /// Groups of bindings.
+    pub bind_groups: usize,
+    /// Compiled pipelines.
+    pub pipelines: usize,
+    /// Submissions.
+    pub submissions: usize,
+    /// Dispatches.
+    pub dispatches: usize,
+}
+
+/// An opened adapter as a device of ort-runtime.
+pub struct WgpuDevice {
+    info: DeviceInfo,
+    parts: Arc<Parts>,
+    table: KernelTable,
+}
+
+impl WgpuDevice {
+    /// Opens the adapter at `index` of [`WgpuProvider::devices`](crate::WgpuProvider).
+    ///
+    /// # Errors
+    ///
+    /// There is no such adapter, an option is unknown or its value not one, or the adapter gives no device.
+    pub fn open(index: usize, options: &ProviderOptions) -> Result<Arc<WgpuDevice>> {
+        let options = Options::parse(options)?;
+        let found = adapters();
+        let count = found.len();
+        let adapter = found.into_iter().nth(index).ok_or_else(|| {
+            error!(EpFail, "there is no adapter {index}: Vulkan, Metal, D3D12 and GL have {count}").help(
+                "install the GPU's driver, or Mesa's software Vulkan (Debian: mesa-vulkan-drivers and libvulkan1)",
+            )
+        })?;
+        let info = describe(&adapter);
+        let gpu = Arc::new(Gpu::open(&adapter, options.minimum_limits)?);
+        let numbers = gpu.buffer(ALL_NUMBERS, wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST)?;
+        let nothing = gpu.buffer(NUMBERS as usize, wgpu::BufferUsages::STORAGE)?;
+        let groups = Arc::new(BindGroups::new(gpu.clone(), numbers.clone()));
+        let memory = Memory::new(new_device_id(), gpu.clone(), groups.clone(), options.memory_limit);
+        let pipelines = Pipelines::new(gpu.clone(), groups.clone());
+        let staging = Arc::new(Staging::new(gpu.clone()));
+        let recorder = Recorder::new(gpu.clone(), staging, numbers);
+        let parts = Arc::new(Parts { gpu, memory, groups, pipelines, recorder, nothing });
+        let table = KernelTable::new(kernels::all().map(|kernel| &kernel.def));
+        Ok(Arc::new(WgpuDevice { info, parts, table }))
+    }
+
+    /// The adapter's own name.
+    pub fn adapter(&self) -> &str {
+        &self.info.name
+    }
+
+    /// What was made on the device so far: a run like one before makes nothing but submissions and dispatches.
+    pub fn counters(&self) -> Counters {
+        let made = &self.parts.gpu.made;
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        Counters {
+            buffers: count(&made.buffers),
+            bind_groups: count(&made.bind_groups),
+            pipelines: count(&made.pipelines),
+            submissions: count(&made.submissions),
+            dispatches: count(&made.dispatches),
+        }
+    }
+
+    /// The kernels that it has.
+    pub fn kernels(&self) -> Vec<&'static ort_core::ep::KernelDef> {
+        self.table.kernels()
+    }
+}
+
+impl Device for WgpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> DeviceId {
+        self.parts.memory.device()
+    }
+
+    fn allocator(&self) -> Arc<dyn Allocator> {
+        Arc::new(self.parts.memory.clone())
+    }
+
+    fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        self.table.claim(node)
+    }
+
+    fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        let def = self.table.find(&cx.node).map_err(|reason| error!(NotImplemented, "{reason}"))?;
+        let mut all = kernels::all();
+        let kernel: &'static WgpuKernel = all
+            .find(|kernel| std::ptr::eq(&kernel.def, def))
+            .ok_or_else(|| error!(Fail, "operator {} has no kernel", def.op))?;
+        let node = cx.node.node;
+        Ok(Box::new(Node {
+            kernel,
+            op: node.spec.name,
+            attrs: node.attrs.clone(),
+            input_types: (0..node.inputs.len()).map(|index| cx.node.dtype(index)).collect(),
+            output_types: (0..node.outputs.len()).map(|index| cx.node.output_dtype(index)).collect(),
+            parts: self.parts.clone(),
+            kept: Mutex::default(),
+        }))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.parts.recorder.flush()?;
+        self.parts.gpu.wait()
+    }
+
+    fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
+        let same = from.dtype() == to.dtype() && from.shape() == to.shape();
+        ensure!(same, Fail, "a copy between tensors of two types or shapes");
+        let resolve = |range| self.parts.memory.resolve(range);
+        match (from.device_range(), to.device_range()) {
+            (None, Some(range)) => match resolve(range)? {
+                Some(region) => self.parts.upload(from, &region),
+                None => Ok(()),
+            },
+            (Some(range), None) => match resolve(range)? {
+                Some(region) => self.parts.download(&region, to.bytes_mut()?),
+                None => Ok(()),
+            },
+            (Some(from), Some(to)) => match (resolve(from)?, resolve(to)?) {
+                (Some(from), Some(to)) => self.parts.move_within(&from, &to),
+                _ => Ok(()),
+            },
+            (None, None) => Err(error!(Fail, "neither side of a copy is in the device's memory")),
+        }
+    }
+}
+
+impl Parts {
+    fn upload(&self, from: TensorView<'_>, to: &Region) -> Result<()> {
+        let bytes = from.bytes()?;
+        check_range(from.dtype(), bytes)?;
+        ensure!(bytes.len() == to.len && to.offset % 4 == 0, Fail, "a copy to an odd place");
+        let at = |offset| At { buffer: &to.buffer, offset };
+        // Values begin at multiples of more than a word, so that the rest of their last word is nobody's.
+        let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
+        self.recorder.write(whole, at(to.offset))?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let mut word = [0; 4];
+        word.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+        self.recorder.write(&word, at(to.offset + whole.len()))
+    }
+
+    fn download(&self, from: &Region, to: &mut [u8]) -> Result<()> {
+        ensure!(to.len() == from.len, Fail, "a copy of {} bytes into {}", from.len, to.len());
+        let at = |offset| At { buffer: &from.buffer, offset };
+        let skipped = from.offset % 4;
+        if skipped == 0 && to.len() % 4 == 0 {
+            return self.recorder.read(at(from.offset), to);
+        }
+        let mut words = vec![0; (skipped + to.len()).next_multiple_of(4)];
+        self.recorder.read(at(from.offset - skipped), &mut words)?;
+        let bytes = words.get(skipped..skipped + to.len());
+        to.copy_from_slice(bytes.ok_or_else(|| error!(Fail, "too few bytes were read"))?);
+        Ok(())
+    }
+
+    fn move_within(&self, from: &Region, to: &Region) -> Result<()> {
+        let whole = from.len == to.len && from.offset % 4 == 0 && to.offset % 4 == 0;
+        ensure!(whole && from.handle != to.handle, Fail, "a copy within the device from or to an odd place");
+        let at = |region: &Region| (region.buffer.clone(), region.offset);
+        let ((source, start), (target, place)) = (at(from), at(to));
+        let from_at = At { buffer: &source, offset: start };
+        self.recorder.copy(from_at, At { buffer: &target, offset: place }, from.len.next_multiple_of(4))
+    }
+}
+
+/// Programs have 32 bits for an integer; one that needs more is refused on its way to the device.
+fn check_range(dtype: DType, bytes: &[u8]) -> Result<()> {
+    let words = bytes.as_chunks::<8>().0;
+    let beyond = match dtype {
+        DType::I64 => words
+            .iter()
+            .map(|word| i64::from_le_bytes(*word))
+            .find(|value| i32::try_from(*value).is_err())
+            .map(|value| value.to_string()),
+        DType::U64 => words
+            .iter()
+            .map(|word| u64::from_le_bytes(*word))
+            .find(|value| u32::try_from(*value).is_err())
+            .map(|value| value.to_string()),
+        _ => None,
+    };
+    match beyond {
+        None => Ok(()),
+        Some(value) => Err(error!(
+            NotImplemented,
+            "the {} {value} does not fit into the 32 bits of the device's integers",
+            dtype.name()
+        )
+        .help("run the model on another provider, or keep such values out of it")),
+    }
+}

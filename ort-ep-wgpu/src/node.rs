@@ -1,0 +1,265 @@
+//! A compiled node: its kernel's dispatches for the shapes that it met, and a run of them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ort_core::dtype::DType;
+use ort_core::ep::{Executable, IoShapes, RunCx};
+use ort_core::ir::Attributes;
+use ort_core::tensor::{DeviceRange, Shape, TensorView};
+use ort_core::{Result, Within, ensure, error};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::bindings::Window;
+use crate::device::Parts;
+use crate::kernels::WgpuKernel;
+use crate::launch::{Arg, Dispatch, OpCx, Operand, TensorArg};
+use crate::memory::Region;
+
+/// How many sets of shapes a node keeps its dispatches for.
+const MOST_KEPT: usize = 8;
+
+/// A node on the device.
+pub(crate) struct Node {
+    pub(crate) kernel: &'static WgpuKernel,
+    pub(crate) op: &'static str,
+    pub(crate) attrs: Attributes,
+    /// The types of inputs and outputs, as far as they are given.
+    pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
+    pub(crate) output_types: SmallVec<[Option<DType>; 4]>,
+    pub(crate) parts: Arc<Parts>,
+    /// The last used first.
+    pub(crate) kept: Mutex<VecDeque<Kept>>,
+}
+
+/// The dispatches for some shapes.
+pub(crate) struct Kept {
+    key: Key,
+    steps: Arc<[Step]>,
+}
+
+/// A dispatch with its pipeline.
+struct Step {
+    pipeline: wgpu::ComputePipeline,
+    dispatch: Dispatch,
+}
+
+/// What dispatches follow from: types, shapes, what is in place, and what the host holds.
+#[derive(PartialEq, Eq)]
+struct Key {
+    words: SmallVec<[u64; 48]>,
+    host: Vec<u8>,
+}
+
+type Operands<const N: usize> = SmallVec<[Option<Operand>; N]>;
+
+/// What a run gives a node.
+struct Given<'a> {
+    inputs: Operands<8>,
+    outputs: Operands<4>,
+    host: SmallVec<[Option<TensorView<'a>>; 8]>,
+    input_ranges: SmallVec<[Option<DeviceRange<'a>>; 8]>,
+    output_ranges: SmallVec<[Option<DeviceRange<'a>>; 4]>,
+    workspace: Option<DeviceRange<'a>>,
+}
+
+impl Executable for Node {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let Some(workspace) = self.kernel.workspace else { return Ok(0) };
+        let operand = |arg, dtype: &Option<DType>, shape: &Option<Shape>| {
+            Some(Operand { arg, dtype: (*dtype)?, shape: shape.clone()? })
+        };
+        let inputs = self.input_types.iter().zip(shapes.inputs).enumerate();
+        let outputs = self.output_types.iter().zip(shapes.outputs).enumerate();
+        workspace(&OpCx {
+            op: self.op,
+            attrs: &self.attrs,
+            limits: self.parts.gpu.limits,
+            inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
+            outputs: outputs.map(|(index, (ty, shape))| operand(Arg::Output(index), ty, shape)).collect(),
+            host: SmallVec::new(),
+        })
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let given = self.given(cx)?;
+        let steps = self.steps(&given)?;
+        for step in &*steps {
+            self.record(step, &given)?;
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    /// The tensors of a run. An input in place of an output is that output.
+    fn given<'a>(&self, cx: &mut RunCx<'a>) -> Result<Given<'a>> {
+        let (mut outputs, mut output_ranges, mut taken) =
+            (SmallVec::new(), SmallVec::new(), SmallVec::<[_; 4]>::new());
+        for index in 0..cx.output_count() {
+            if !cx.wants(index) {
+                outputs.push(None);
+                output_ranges.push(None);
+                continue;
+            }
+            let in_place = cx.in_place(index);
+            let tensor = cx.output(index)?;
+            let range = tensor.device_range();
+            let range = range.ok_or_else(|| error!(Fail, "output {index} is not in the device's memory"))?;
+            let operand =
+                Operand { arg: Arg::Output(index), dtype: tensor.dtype(), shape: tensor.shape().into() };
+            taken.extend(in_place.map(|input| (input, operand.clone())));
+            outputs.push(Some(operand));
+            output_ranges.push(Some(range));
+        }
+        let (mut inputs, mut input_ranges, mut host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
+        for index in 0..cx.input_count() {
+            let view = cx.find_input(index);
+            let range = view.and_then(|view| view.device_range());
+            let on_host = self.kernel.def.host_inputs.contains(&index);
+            ensure!(
+                view.is_none() || on_host || range.is_some(),
+                Fail,
+                "input {index} is not in the device's memory"
+            );
+            host.push(view.filter(|_| on_host));
+            let operand = view.filter(|_| !on_host).map(|view| Operand {
+                arg: Arg::Input(index),
+                dtype: view.dtype(),
+                shape: view.shape().into(),
+            });
+            let in_place = taken.iter().find(|(input, _)| *input == index);
+            let own_type = self.input_types.get(index).copied().flatten();
+            let shared = in_place.map(|(_, output): &(usize, Operand)| Operand {
+                dtype: own_type.unwrap_or(output.dtype),
+                ..output.clone()
+            });
+            inputs.push(operand.or(shared));
+            input_ranges.push(range);
+        }
+        let workspace = cx.device_workspace();
+        Ok(Given { inputs, outputs, host, input_ranges, output_ranges, workspace })
+    }
+
+    /// The dispatches for what is given, as they were for the same shapes before.
+    fn steps(&self, given: &Given<'_>) -> Result<Arc<[Step]>> {
+        let key = key(given)?;
+        if let Some(steps) = self.find(&key) {
+            return Ok(steps);
+        }
+        let cx = OpCx {
+            op: self.op,
+            attrs: &self.attrs,
+            limits: self.parts.gpu.limits,
+            inputs: given.inputs.clone(),
+            outputs: given.outputs.clone(),
+            host: given.host.iter().copied().collect(),
+        };
+        let mut steps = Vec::new();
+        for dispatch in (self.kernel.dispatches)(&cx)? {
+            if dispatch.workgroups.contains(&0) {
+                continue;
+            }
+            let pipeline = self.parts.pipelines.get(&dispatch.program)?;
+            steps.push(Step { pipeline, dispatch });
+        }
+        let steps: Arc<[Step]> = steps.into();
+        let mut kept = self.kept.lock();
+        kept.push_front(Kept { key, steps: steps.clone() });
+        kept.truncate(MOST_KEPT);
+        Ok(steps)
+    }
+
+    fn find(&self, key: &Key) -> Option<Arc<[Step]>> {
+        let mut kept = self.kept.lock();
+        let place = kept.iter().position(|kept| kept.key == *key)?;
+        let found = kept.remove(place)?;
+        let steps = found.steps.clone();
+        kept.push_front(found);
+        Some(steps)
+    }
+
+    fn record(&self, step: &Step, given: &Given<'_>) -> Result<()> {
+        let mut windows: SmallVec<[Window; 8]> = SmallVec::new();
+        let mut numbers: SmallVec<[u32; 128]> = SmallVec::from_slice(&step.dispatch.numbers);
+        for tensor in &step.dispatch.tensors {
+            let region = self.region(tensor.arg, given).within(|| format!("{:?}", tensor.arg))?;
+            let base = self.parts.windows(region, tensor, &mut windows)?;
+            numbers.iter_mut().skip(tensor.base).take(1).for_each(|number| *number = base);
+        }
+        let group = self.parts.groups.get(&windows)?;
+        self.parts.recorder.dispatch(step.pipeline.clone(), group, &numbers, step.dispatch.workgroups)
+    }
+
+    /// The memory of a tensor; none where it has no elements.
+    fn region(&self, arg: Arg, given: &Given<'_>) -> Result<Option<Region>> {
+        let range = match arg {
+            Arg::Input(index) => given.input_ranges.get(index).copied().flatten(),
+            Arg::Output(index) => given.output_ranges.get(index).copied().flatten(),
+            Arg::Workspace { offset, bytes } => {
+                let part = |range: DeviceRange<'_>| offset + bytes <= range.len;
+                let all = given.workspace.filter(|range| part(*range));
+                all.map(|range| DeviceRange { offset: range.offset + offset, len: bytes, ..range })
+            }
+        };
+        self.parts.memory.resolve(range.ok_or_else(|| error!(Fail, "a tensor has no memory"))?)
+    }
+}
+
+impl Parts {
+    /// Adds the bindings of a tensor and returns the place of its first element in the first of them.
+    fn windows(
+        &self,
+        region: Option<Region>,
+        tensor: &TensorArg,
+        windows: &mut SmallVec<[Window; 8]>,
+    ) -> Result<u32> {
+        let nothing = || Window { handle: u64::MAX, buffer: self.nothing.clone(), offset: 0, len: 256 };
+        let Some(region) = region else {
+            windows.extend((0..tensor.windows).map(|_| nothing()));
+            return Ok(0);
+        };
+        let limits = self.gpu.limits;
+        let start = region.offset - region.offset % limits.storage_alignment;
+        let end = (region.offset + region.len).next_multiple_of(4);
+        for window in 0..tensor.windows {
+            let offset = start + window * limits.binding;
+            windows.push(match end.checked_sub(offset) {
+                None | Some(0) => nothing(),
+                Some(rest) => Window {
+                    handle: region.handle,
+                    buffer: region.buffer.clone(),
+                    offset,
+                    len: rest.min(limits.binding),
+                },
+            });
+        }
+        let bits = (region.offset - start) * 8;
+        ensure!(bits % tensor.bits as usize == 0, Fail, "a tensor begins inside of an element");
+        Ok((bits / tensor.bits as usize) as u32)
+    }
+}
+
+fn key(given: &Given<'_>) -> Result<Key> {
+    let mut key = Key { words: SmallVec::new(), host: Vec::new() };
+    for operand in given.inputs.iter().chain(&given.outputs) {
+        let Some(operand) = operand else {
+            key.words.push(u64::MAX);
+            continue;
+        };
+        let place = match operand.arg {
+            Arg::Input(index) => index as u64,
+            Arg::Output(index) => 1 << 32 | index as u64,
+            Arg::Workspace { .. } => u64::MAX - 1,
+        };
+        key.words.extend([place, operand.dtype as u64, operand.rank() as u64]);
+        key.words.extend(operand.shape.iter().map(|size| *size as u64));
+    }
+    for view in given.host.iter().flatten() {
+        key.words.extend([view.dtype() as u64, view.rank() as u64]);
+        key.words.extend(view.shape().iter().map(|size| *size as u64));
+        key.host.extend_from_slice(view.bytes()?);
+    }
+    Ok(key)
+}

@@ -1,0 +1,134 @@
+//! The factory of devices, its options, and the adapters that it finds.
+
+use std::sync::{Arc, OnceLock};
+
+use ort_core::ep::{Device, DeviceInfo, ExecutionProvider, ProviderEntry, ProviderOptions, check_options};
+use ort_core::{Result, error};
+
+use crate::device::WgpuDevice;
+
+/// The name of the provider.
+const NAME: &str = "wgpu";
+
+/// The factory of [`WgpuDevice`]s: one for each adapter.
+///
+/// | option | value |
+/// | --- | --- |
+/// | `limits` | `adapter`: those of the adapter (the default); `minimum`: those that every implementation of WebGPU has |
+/// | `memory_limit` | bytes of buffers at most, those that wait to be used again included |
+#[derive(Debug)]
+pub struct WgpuProvider;
+
+inventory::submit! { ProviderEntry(&WgpuProvider) }
+
+impl ExecutionProvider for WgpuProvider {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(adapters().iter().map(describe).collect())
+    }
+
+    fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
+        Ok(WgpuDevice::open(index, options)?)
+    }
+}
+
+/// The options, as they are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) minimum_limits: bool,
+    pub(crate) memory_limit: Option<usize>,
+}
+
+impl Options {
+    pub(crate) fn parse(options: &ProviderOptions) -> Result<Options> {
+        check_options(NAME, options, &["limits", "memory_limit"])?;
+        let mut parsed = Options::default();
+        for (name, value) in options {
+            let wrong = |expected| {
+                error!(
+                    InvalidArgument,
+                    "option {name} of the {NAME} provider is '{value}', expected {expected}"
+                )
+            };
+            match name.as_str() {
+                "limits" => {
+                    parsed.minimum_limits = match value.as_str() {
+                        "minimum" => true,
+                        "adapter" => false,
+                        _ => return Err(wrong("'adapter' or 'minimum'")),
+                    }
+                }
+                _ => parsed.memory_limit = Some(value.parse().map_err(|_| wrong("a number of bytes"))?),
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+/// The adapters that can compute, the fastest kind first.
+pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
+    static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
+    let instance = INSTANCE.get_or_init(|| {
+        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+        // The driver's own checks repeat those of wgpu.
+        descriptor.flags = wgpu::InstanceFlags::empty();
+        wgpu::Instance::new(descriptor)
+    });
+    // GL shows the same GPUs once more, and is asked only where nothing else shows one.
+    let others = computing(instance, wgpu::Backends::all() - wgpu::Backends::GL);
+    let mut found = if others.is_empty() { computing(instance, wgpu::Backends::GL) } else { others };
+    found.sort_by_key(|adapter| match adapter.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Cpu => 3,
+        wgpu::DeviceType::Other => 4,
+    });
+    found
+}
+
+fn computing(instance: &wgpu::Instance, backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
+    let mut found = pollster::block_on(instance.enumerate_adapters(backends));
+    found.retain(|adapter| {
+        let flags = adapter.get_downlevel_capabilities().flags;
+        flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS)
+    });
+    found
+}
+
+pub(crate) fn describe(adapter: &wgpu::Adapter) -> DeviceInfo {
+    let (info, limits) = (adapter.get_info(), adapter.limits());
+    let facts = [
+        ("backend", info.backend.to_string()),
+        ("kind", format!("{:?}", info.device_type)),
+        ("driver", format!("{} {}", info.driver, info.driver_info).trim().to_owned()),
+        ("largest binding", format!("{} MiB", limits.max_storage_buffer_binding_size >> 20)),
+        ("largest buffer", format!("{} MiB", limits.max_buffer_size >> 20)),
+        ("storage buffers", limits.max_storage_buffers_per_shader_stage.to_string()),
+    ];
+    let facts = facts.map(|(name, value)| (name.to_owned(), value)).into();
+    DeviceInfo { provider: NAME, name: info.name, memory_bytes: None, facts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_and_others_are_refused() {
+        let options = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+            Options::parse(&pairs.collect())
+        };
+        let both = options(&[("limits", "minimum"), ("memory_limit", "1024")]).unwrap();
+        assert_eq!(both, Options { minimum_limits: true, memory_limit: Some(1024) });
+        assert_eq!(options(&[]).unwrap(), Options::default());
+        for (wrong, said) in [("limits", "'adapter' or 'minimum'"), ("memory_limit", "a number of bytes")] {
+            assert!(options(&[(wrong, "x")]).unwrap_err().to_string().contains(said));
+        }
+        assert!(options(&[("limit", "minimum")]).unwrap_err().to_string().contains("limits"));
+    }
+}

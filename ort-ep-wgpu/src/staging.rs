@@ -1,0 +1,113 @@
+//! Buffers that the host maps: bytes on their way to the device, and back. They are used again.
+
+use std::sync::Arc;
+
+use ort_core::{Result, error};
+use parking_lot::Mutex;
+
+use crate::gpu::Gpu;
+
+/// Bytes of a staging buffer at most; what is longer goes in parts.
+pub(crate) const LONGEST: usize = 4 << 20;
+/// Bytes of a staging buffer at least.
+const SHORTEST: usize = 16 << 10;
+/// Buffers of one direction that wait for use: more are dropped.
+const MOST_WAITING: usize = 8;
+
+/// The staging buffers of one device, in both directions.
+pub(crate) struct Staging {
+    gpu: Arc<Gpu>,
+    /// Mapped for writing.
+    uploads: Arc<Mutex<Vec<wgpu::Buffer>>>,
+    /// Not mapped.
+    downloads: Mutex<Vec<wgpu::Buffer>>,
+}
+
+impl Staging {
+    pub(crate) fn new(gpu: Arc<Gpu>) -> Staging {
+        Staging { gpu, uploads: Arc::default(), downloads: Mutex::default() }
+    }
+
+    /// A buffer, no longer mapped, that begins with these bytes; at most [`LONGEST`].
+    pub(crate) fn filled(&self, bytes: &[u8]) -> Result<wgpu::Buffer> {
+        let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
+        let buffer = match take(&mut self.uploads.lock(), bytes.len()) {
+            Some(buffer) => buffer,
+            None => {
+                let buffer = self.gpu.buffer(size_for(bytes.len()), usage)?;
+                self.map(&buffer, wgpu::MapMode::Write)?;
+                buffer
+            }
+        };
+        {
+            let mut mapped = buffer
+                .get_mapped_range_mut(..)
+                .map_err(|problem| error!(EpFail, "a staging buffer is not mapped: {problem}"))?;
+            mapped.slice(..bytes.len()).copy_from_slice(bytes);
+        }
+        buffer.unmap();
+        Ok(buffer)
+    }
+
+    /// Takes buffers of [`Self::filled`] back once everything that was submitted before is done.
+    pub(crate) fn reuse(&self, buffers: Vec<wgpu::Buffer>) {
+        for buffer in buffers {
+            let (uploads, mapped) = (Arc::clone(&self.uploads), buffer.clone());
+            buffer.map_async(wgpu::MapMode::Write, .., move |done| {
+                let mut uploads = uploads.lock();
+                if done.is_ok() && uploads.len() < MOST_WAITING {
+                    uploads.push(mapped);
+                }
+            });
+        }
+    }
+
+    /// A buffer for bytes from the device; at most [`LONGEST`].
+    pub(crate) fn empty(&self, bytes: usize) -> Result<wgpu::Buffer> {
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        let waiting = take(&mut self.downloads.lock(), bytes);
+        waiting.map_or_else(|| self.gpu.buffer(size_for(bytes), usage), Ok)
+    }
+
+    /// Waits for a buffer of [`Self::empty`] and copies the bytes at its beginning.
+    pub(crate) fn read(&self, buffer: wgpu::Buffer, to: &mut [u8]) -> Result<()> {
+        self.map(&buffer, wgpu::MapMode::Read)?;
+        {
+            let mapped = buffer
+                .get_mapped_range(..)
+                .map_err(|problem| error!(EpFail, "a staging buffer is not mapped: {problem}"))?;
+            let from = mapped.get(..to.len());
+            to.copy_from_slice(from.ok_or_else(|| error!(Fail, "a staging buffer is too short"))?);
+        }
+        buffer.unmap();
+        let mut downloads = self.downloads.lock();
+        if downloads.len() < MOST_WAITING {
+            downloads.push(buffer);
+        }
+        Ok(())
+    }
+
+    fn map(&self, buffer: &wgpu::Buffer, mode: wgpu::MapMode) -> Result<()> {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        buffer.map_async(mode, .., move |done| {
+            // Nobody listens any more only where waiting failed.
+            let _ = sender.send(done);
+        });
+        self.gpu.wait()?;
+        match receiver.try_recv() {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(error!(EpFail, "the device gives no access to a staging buffer")),
+        }
+    }
+}
+
+fn size_for(bytes: usize) -> usize {
+    bytes.max(SHORTEST).next_power_of_two()
+}
+
+/// The smallest of the buffers that is long enough.
+fn take(buffers: &mut Vec<wgpu::Buffer>, bytes: usize) -> Option<wgpu::Buffer> {
+    let fitting = buffers.iter().enumerate().filter(|(_, buffer)| buffer.size() >= bytes as u64);
+    let best = fitting.min_by_key(|(_, buffer)| buffer.size())?.0;
+    Some(buffers.swap_remove(best))
+}
