@@ -1,32 +1,35 @@
 //! Runs cases in ONNX's layout on a wgpu device, with the CPU for what it does not claim, and says how many ran on the device alone.
 //!
-//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it, `--host` also lists the cases that the CPU had a
-//! part in, with the operators. `ORT_WGPU_LIMITS=minimum` runs within the limits that every implementation of WebGPU has. Each line is
-//! `DEVICE name`, `HOST name: operators` or `FAIL name: why`.
+//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it. `ORT_WGPU_LIMITS=minimum` runs within the limits that
+//! every implementation of WebGPU has. Each line is `PASS name: device`, `PASS name: host OPERATORS`, which are those that the CPU had a part
+//! in, or `FAIL name: why`; `NONE why` where there is no adapter.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ort_core::ep::{Device, ProviderOptions, provider};
+use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, provider};
 use ort_core::rewrite::Level;
 use ort_core::session::Session;
 use ort_core::{Result, error};
 use ort_ep_cpu as _;
-use ort_ep_wgpu::WgpuDevice;
+use ort_ep_wgpu::{WgpuDevice, WgpuProvider};
 use ort_testkit::read_case;
 
 fn main() -> Result<()> {
-    let (mut folders, mut only, mut list) = (Vec::new(), None, false);
+    let (mut folders, mut only) = (Vec::new(), None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--only" => only = arguments.next(),
-            "--host" => list = true,
             _ => folders.push(PathBuf::from(argument)),
         }
     }
     let limits = std::env::var("ORT_WGPU_LIMITS").unwrap_or_else(|_| "adapter".to_owned());
+    if let Err(problem) = WgpuProvider.devices() {
+        println!("NONE {problem}");
+        return Ok(());
+    }
     let device = WgpuDevice::open(0, &ProviderOptions::from([("limits".to_owned(), limits)]))?;
     let host = provider("cpu")?.open(0, &ProviderOptions::new())?;
     let devices = [device.clone() as Arc<dyn Device>, host];
@@ -37,25 +40,29 @@ fn main() -> Result<()> {
             if only.as_ref().is_some_and(|only| !name.contains(only)) {
                 continue;
             }
-            let (verdict, line) = match check(&case, &devices) {
-                Ok(operators) if operators.is_empty() => ("DEVICE", None),
-                Ok(operators) => {
-                    operators.iter().for_each(|op| *helped.entry(op.clone()).or_insert(0) += 1);
-                    ("HOST", list.then(|| operators.join(" ")))
+            let verdict = match check(&case, &devices) {
+                Ok(operators) if operators.is_empty() => {
+                    println!("PASS {name}: device");
+                    "device"
                 }
-                Err(problem) => ("FAIL", Some(problem.to_string().replace('\n', " "))),
+                Ok(operators) => {
+                    println!("PASS {name}: host {}", operators.join(" "));
+                    operators.into_iter().for_each(|op| *helped.entry(op).or_insert(0) += 1);
+                    "host"
+                }
+                Err(problem) => {
+                    println!("FAIL {name}: {}", problem.to_string().replace('\n', " "));
+                    "failed"
+                }
             };
             *counts.entry(verdict).or_insert(0) += 1;
-            if let Some(line) = line {
-                println!("{verdict} {name}: {line}");
-            }
         }
     }
     let mut helped: Vec<(String, usize)> = helped.into_iter().collect();
     helped.sort_by_key(|(op, count)| (std::cmp::Reverse(*count), op.clone()));
     let helped: Vec<String> = helped.iter().map(|(op, count)| format!("{op} {count}")).collect();
-    println!("on the host: {}", helped.join(", "));
-    println!("{counts:?} {:?}", device.counters());
+    println!("operators on the host: {}", helped.join(", "));
+    println!("{counts:?}, {:?}", device.counters());
     Ok(())
 }
 

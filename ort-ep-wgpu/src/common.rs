@@ -66,6 +66,15 @@ const FUNCTIONS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "divide_",
+        // The quotient with what is left of it: a tie stays one.
+        "fn divide_(a: f32, b: f32) -> f32 {
+            let q = a / b;
+            let corrected = q + fma(-q, b, a) / b;
+            return select(q, corrected, abs(q) < 1.0e30 && abs(corrected) < 1.0e30);
+        }",
+    ),
+    (
         "pow_",
         "fn pow_(a: f32, b: f32) -> f32 {
             if (b == 0.0 || a == 1.0) { return 1.0; }

@@ -18,7 +18,7 @@ use crate::kernels::{self, WgpuKernel};
 use crate::memory::{Memory, Region};
 use crate::node::Node;
 use crate::pipelines::Pipelines;
-use crate::provider::{Options, adapters, describe};
+use crate::provider::{NO_ADAPTER, Options, adapters, describe};
 use crate::recorder::{ALL_NUMBERS, At, Recorder};
 use crate::staging::Staging;
 
@@ -27,7 +27,7 @@ pub(crate) struct Parts {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) memory: Memory,
     pub(crate) groups: Arc<BindGroups>,
-    pub(crate) pipelines: Pipelines,
+    pub(crate) pipelines: Arc<Pipelines>,
     pub(crate) recorder: Recorder,
     /// Stands for tensors without elements.
     pub(crate) nothing: wgpu::Buffer,
@@ -66,9 +66,8 @@ impl WgpuDevice {
         let found = adapters();
         let count = found.len();
         let adapter = found.into_iter().nth(index).ok_or_else(|| {
-            error!(EpFail, "there is no adapter {index}: Vulkan, Metal, D3D12 and GL have {count}").help(
-                "install the GPU's driver, or Mesa's software Vulkan (Debian: mesa-vulkan-drivers and libvulkan1)",
-            )
+            error!(EpFail, "there is no adapter {index}: Vulkan, Metal, D3D12 and GL show {count}")
+                .help(NO_ADAPTER)
         })?;
         let info = describe(&adapter);
         let gpu = Arc::new(Gpu::open(&adapter, options.minimum_limits)?);
@@ -76,11 +75,11 @@ impl WgpuDevice {
         let nothing = gpu.buffer(NUMBERS as usize, wgpu::BufferUsages::STORAGE)?;
         let groups = Arc::new(BindGroups::new(gpu.clone(), numbers.clone()));
         let memory = Memory::new(new_device_id(), gpu.clone(), groups.clone(), options.memory_limit);
-        let pipelines = Pipelines::new(gpu.clone(), groups.clone());
+        let pipelines = Arc::new(Pipelines::new(gpu.clone(), groups.clone()));
         let staging = Arc::new(Staging::new(gpu.clone()));
         let recorder = Recorder::new(gpu.clone(), staging, numbers);
         let parts = Arc::new(Parts { gpu, memory, groups, pipelines, recorder, nothing });
-        let table = KernelTable::new(kernels::all().map(|kernel| &kernel.def));
+        let table = kernel_table();
         Ok(Arc::new(WgpuDevice { info, parts, table }))
     }
 
@@ -102,9 +101,25 @@ impl WgpuDevice {
         }
     }
 
-    /// The kernels that it has.
-    pub fn kernels(&self) -> Vec<&'static ort_core::ep::KernelDef> {
-        self.table.kernels()
+    /// Whether the driver has given it up: nothing runs on it any more.
+    pub fn is_lost(&self) -> bool {
+        self.parts.gpu.is_lost()
+    }
+
+    /// Gives the device up, as a driver does that resets it: every run on it is refused from then on.
+    pub fn destroy(&self) {
+        self.parts.gpu.device.destroy();
+    }
+}
+
+/// The kernels of the provider, to claim with where there is no adapter.
+pub fn kernel_table() -> KernelTable {
+    KernelTable::new(kernels::all().map(|kernel| &kernel.def))
+}
+
+impl Drop for WgpuDevice {
+    fn drop(&mut self) {
+        self.parts.pipelines.stop();
     }
 }
 
@@ -132,7 +147,7 @@ impl Device for WgpuDevice {
             .find(|kernel| std::ptr::eq(&kernel.def, def))
             .ok_or_else(|| error!(Fail, "operator {} has no kernel", def.op))?;
         let node = cx.node.node;
-        Ok(Box::new(Node {
+        let compiled = Node {
             kernel,
             op: node.spec.name,
             attrs: node.attrs.clone(),
@@ -140,7 +155,9 @@ impl Device for WgpuDevice {
             output_types: (0..node.outputs.len()).map(|index| cx.node.output_dtype(index)).collect(),
             parts: self.parts.clone(),
             kept: Mutex::default(),
-        }))
+        };
+        self.parts.pipelines.prefetch(compiled.foreseen(&cx.node), cx.threads);
+        Ok(Box::new(compiled))
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -29,10 +29,12 @@ pub(crate) struct Limits {
     pub(crate) storage_alignment: usize,
     /// Numbers of dispatches begin at multiples of it.
     pub(crate) uniform_alignment: usize,
+    /// Whether the host's processor computes: a few workgroups then keep it busy.
+    pub(crate) is_software: bool,
 }
 
 impl Limits {
-    fn of(limits: &wgpu::Limits) -> Limits {
+    fn of(limits: &wgpu::Limits, is_software: bool) -> Limits {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         Limits {
             binding: bytes(limits.max_storage_buffer_binding_size) & !255,
@@ -42,6 +44,7 @@ impl Limits {
             buffer: bytes(limits.max_buffer_size) & !255,
             storage_alignment: limits.min_storage_buffer_offset_alignment as usize,
             uniform_alignment: limits.min_uniform_buffer_offset_alignment as usize,
+            is_software,
         }
     }
 }
@@ -101,7 +104,8 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |problem: wgpu::Error| {
             of_error.other.lock().get_or_insert(problem.to_string());
         }));
-        let limits = Limits::of(&required_limits);
+        let is_software = adapter.get_info().device_type == wgpu::DeviceType::Cpu;
+        let limits = Limits::of(&required_limits, is_software);
         Ok(Gpu { device, queue, limits, made: Made::default(), failure })
     }
 
@@ -116,6 +120,10 @@ impl Gpu {
             Some(problem) => Err(error!(EpFail, "the device refused a command: {problem}")),
             None => Ok(()),
         }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.failure.lost.lock().is_some()
     }
 
     /// A buffer, or why there is none.

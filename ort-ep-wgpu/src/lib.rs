@@ -46,5 +46,5 @@ mod staging;
 #[doc(hidden)]
 pub use inventory;
 
-pub use device::{Counters, WgpuDevice};
+pub use device::{Counters, WgpuDevice, kernel_table};
 pub use provider::WgpuProvider;

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ort_core::dim::{Bindings, Dim};
 use ort_core::dtype::DType;
-use ort_core::ep::{Executable, IoShapes, RunCx};
-use ort_core::ir::Attributes;
-use ort_core::tensor::{DeviceRange, Shape, TensorView};
+use ort_core::ep::{Executable, IoShapes, NodeView, RunCx};
+use ort_core::ir::{Attributes, ValueType};
+use ort_core::tensor::{DeviceRange, Shape, Tensor, TensorView};
 use ort_core::{Result, Within, ensure, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -16,6 +17,7 @@ use crate::device::Parts;
 use crate::kernels::WgpuKernel;
 use crate::launch::{Arg, Dispatch, OpCx, Operand, TensorArg};
 use crate::memory::Region;
+use crate::pipelines::Program;
 
 /// How many sets of shapes a node keeps its dispatches for.
 const MOST_KEPT: usize = 8;
@@ -92,7 +94,33 @@ impl Executable for Node {
     }
 }
 
+/// What sizes that are not known before the run are taken for, to foresee programs: one item of a batch, of some length.
+const FORESEEN: (i64, i64) = (1, 64);
+
 impl Node {
+    /// The programs that a run probably takes. None where the host's inputs are not known.
+    pub(crate) fn foreseen(&self, view: &NodeView<'_>) -> Vec<Program> {
+        let (mut inputs, mut host) = (SmallVec::new(), SmallVec::new());
+        for (index, dtype) in self.input_types.iter().enumerate() {
+            let on_host = self.kernel.def.host_inputs.contains(&index);
+            let constant = view.constant(index).map(Tensor::view);
+            if on_host && view.input(index).is_some() && constant.is_none() {
+                return Vec::new();
+            }
+            let operand = foreseen(Arg::Input(index), *dtype, &view.input_type(index));
+            inputs.push(operand.filter(|_| !on_host));
+            host.push(constant.filter(|_| on_host));
+        }
+        let outputs = self.output_types.iter().enumerate();
+        let outputs =
+            outputs.map(|(index, dtype)| foreseen(Arg::Output(index), *dtype, &view.output_type(index)));
+        let (op, attrs, limits) = (self.op, &self.attrs, self.parts.gpu.limits);
+        let cx = OpCx { op, attrs, limits, inputs, outputs: outputs.collect(), host };
+        // What is wrong is said when it runs.
+        let dispatches = (self.kernel.dispatches)(&cx).unwrap_or_default();
+        dispatches.into_iter().map(|dispatch| dispatch.program).collect()
+    }
+
     /// The tensors of a run. An input in place of an output is that output.
     fn given<'a>(&self, cx: &mut RunCx<'a>) -> Result<Given<'a>> {
         let (mut outputs, mut output_ranges, mut taken) =
@@ -205,6 +233,22 @@ impl Node {
         };
         self.parts.memory.resolve(range.ok_or_else(|| error!(Fail, "a tensor has no memory"))?)
     }
+}
+
+/// A tensor with sizes that a run may have.
+fn foreseen(arg: Arg, dtype: Option<DType>, ty: &ValueType) -> Option<Operand> {
+    let shape = ty.shape()?;
+    let mut bindings = Bindings::new();
+    for (axis, symbol) in shape
+        .iter()
+        .enumerate()
+        .flat_map(|(axis, dim)| dim.symbols().into_iter().map(move |symbol| (axis, symbol)))
+    {
+        let (batch, other) = FORESEEN;
+        bindings.insert(symbol, if axis == 0 { batch } else { other });
+    }
+    let size = |dim: &Dim| usize::try_from(dim.evaluate(&bindings).ok()?).ok();
+    Some(Operand { arg, dtype: dtype?, shape: shape.iter().map(size).collect::<Option<Shape>>()? })
 }
 
 impl Parts {

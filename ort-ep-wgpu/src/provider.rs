@@ -1,14 +1,19 @@
 //! The factory of devices, its options, and the adapters that it finds.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use ort_core::ep::{Device, DeviceInfo, ExecutionProvider, ProviderEntry, ProviderOptions, check_options};
-use ort_core::{Result, error};
+use ort_core::{Result, ensure, error};
+use parking_lot::Mutex;
 
 use crate::device::WgpuDevice;
 
 /// The name of the provider.
 const NAME: &str = "wgpu";
+
+/// What to do where there is no adapter.
+pub(crate) const NO_ADAPTER: &str =
+    "install the GPU's driver, or Mesa's software Vulkan (Debian: mesa-vulkan-drivers and libvulkan1)";
 
 /// The factory of [`WgpuDevice`]s: one for each adapter.
 ///
@@ -27,11 +32,29 @@ impl ExecutionProvider for WgpuProvider {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(adapters().iter().map(describe).collect())
+        let found = adapters();
+        ensure!(
+            !found.is_empty(),
+            EpFail,
+            help = NO_ADAPTER,
+            "neither Vulkan nor Metal, D3D12 or GL shows an adapter"
+        );
+        Ok(found.iter().map(describe).collect())
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
-        Ok(WgpuDevice::open(index, options)?)
+        // Sessions share a device, so that they share its pipelines and the memory that waits to be used again.
+        static OPEN: Mutex<Vec<(usize, Options, Weak<WgpuDevice>)>> = Mutex::new(Vec::new());
+        let parsed = Options::parse(options)?;
+        let mut open = OPEN.lock();
+        open.retain(|(.., device)| device.upgrade().is_some_and(|device| !device.is_lost()));
+        let same = open.iter().find(|(other, options, _)| (*other, *options) == (index, parsed));
+        if let Some(device) = same.and_then(|(.., device)| device.upgrade()) {
+            return Ok(device);
+        }
+        let device = WgpuDevice::open(index, options)?;
+        open.push((index, parsed, Arc::downgrade(&device)));
+        Ok(device)
     }
 }
 
@@ -71,15 +94,12 @@ impl Options {
 /// The adapters that can compute, the fastest kind first.
 pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
     static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
-    let instance = INSTANCE.get_or_init(|| {
-        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-        // The driver's own checks repeat those of wgpu.
-        descriptor.flags = wgpu::InstanceFlags::empty();
-        wgpu::Instance::new(descriptor)
-    });
+    static GL: OnceLock<wgpu::Instance> = OnceLock::new();
     // GL shows the same GPUs once more, and is asked only where nothing else shows one.
-    let others = computing(instance, wgpu::Backends::all() - wgpu::Backends::GL);
-    let mut found = if others.is_empty() { computing(instance, wgpu::Backends::GL) } else { others };
+    let mut found = computing(&INSTANCE, wgpu::Backends::all() - wgpu::Backends::GL);
+    if found.is_empty() {
+        found = computing(&GL, wgpu::Backends::GL);
+    }
     found.sort_by_key(|adapter| match adapter.get_info().device_type {
         wgpu::DeviceType::DiscreteGpu => 0,
         wgpu::DeviceType::IntegratedGpu => 1,
@@ -90,7 +110,14 @@ pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
     found
 }
 
-fn computing(instance: &wgpu::Instance, backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
+fn computing(instance: &OnceLock<wgpu::Instance>, backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
+    let instance = instance.get_or_init(|| {
+        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+        descriptor.backends = backends;
+        // The driver's own checks repeat those of wgpu.
+        descriptor.flags = wgpu::InstanceFlags::empty();
+        wgpu::Instance::new(descriptor)
+    });
     let mut found = pollster::block_on(instance.enumerate_adapters(backends));
     found.retain(|adapter| {
         let flags = adapter.get_downlevel_capabilities().flags;

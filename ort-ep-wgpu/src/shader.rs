@@ -63,8 +63,10 @@ impl Element {
             DType::F32 => ("f32", Kind::Float),
             DType::F16 => ("f32", Kind::Half),
             DType::BF16 => ("f32", Kind::Bfloat),
-            DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::I4 => ("i32", Kind::Signed),
-            DType::U64 | DType::U32 | DType::U16 | DType::U8 | DType::U4 => ("u32", Kind::Unsigned),
+            DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::I4 | DType::I2 => ("i32", Kind::Signed),
+            DType::U64 | DType::U32 | DType::U16 | DType::U8 | DType::U4 | DType::U2 => {
+                ("u32", Kind::Unsigned)
+            }
             DType::Bool => ("u32", Kind::Bool),
             other => {
                 return Err(error!(NotImplemented, "programs of the device do not read {}", other.name()));
@@ -229,8 +231,13 @@ impl Shader {
 
     /// The places of tensors along a walk: for each of the names `x` a function `at_x(i: u32) -> u32` that says where the element `i` of the
     /// walk is in the tensor.
-    pub(crate) fn walk(mut self, walk: &Walk, names: &[&str]) -> Shader {
-        self = self.sizes("walk", &walk.sizes);
+    pub(crate) fn walk(self, walk: &Walk, names: &[&str]) -> Shader {
+        self.walk_over("walk", walk, names)
+    }
+
+    /// The same under a name of its own for the sizes, for programs with several walks.
+    pub(crate) fn walk_over(mut self, sizes: &str, walk: &Walk, names: &[&str]) -> Shader {
+        self = self.sizes(sizes, &walk.sizes);
         for (name, steps) in names.iter().zip(&walk.steps) {
             let place = match steps.as_slice() {
                 [] | [0] => "return 0u;".to_owned(),
@@ -241,7 +248,7 @@ impl Shader {
                     for axis in (1..steps.len()).rev() {
                         let _ = writeln!(
                             place,
-                            "place += i32(rest % walk({axis}u)) * {name}_step({axis}u); rest /= walk({axis}u);"
+                            "place += i32(rest % {sizes}({axis}u)) * {name}_step({axis}u); rest /= {sizes}({axis}u);"
                         );
                     }
                     place + &format!("return bitcast<u32>(place + i32(rest) * {name}_step(0u));")

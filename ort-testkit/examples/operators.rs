@@ -7,17 +7,20 @@ use ort_core::ep::{Device, providers};
 use ort_core::spec::{AttrKind, OpSpec, Registry, Types};
 use ort_core::{Result, error};
 use ort_ep_cpu as _;
+use ort_testkit::ClaimingDevice;
 use ort_testkit::sample::{Coverage, Sample, coverage};
 use serde_json::{Value as Json, json};
 
 fn main() -> Result<()> {
     let mut devices: Vec<(&str, Vec<Arc<dyn Device>>)> = Vec::new();
-    // The opaque provider is for tests only.
-    for provider in providers().into_iter().filter(|provider| provider.name() != "opaque") {
+    // The opaque provider is for tests only; what wgpu takes follows from its kernels, whatever adapters are here.
+    let own = |name: &str| name != "opaque" && name != "wgpu";
+    for provider in providers().into_iter().filter(|provider| own(provider.name())) {
         if provider.devices().is_ok_and(|found| !found.is_empty()) {
             devices.push((provider.name(), vec![provider.open(0, &Default::default())?]));
         }
     }
+    devices.push(("wgpu", vec![ClaimingDevice::new("wgpu", ort_ep_wgpu::kernel_table())]));
     let samples = Sample::all()?;
     let mut operators = Vec::new();
     for spec in Registry::global()?.records() {

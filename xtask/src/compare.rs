@@ -25,10 +25,23 @@ const THREADS: [usize; 2] = [1, 2];
 
 /// Which cases to run.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct Chosen {
     /// Only cases or models with this name.
     #[arg(long = "only", value_name = "NAME")]
     pub(crate) only: Vec<String>,
+}
+
+/// What to run.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    pub(crate) cases: Chosen,
+    /// Run on these execution providers, the first preferred, instead of the CPU; the binary is built with them.
+    #[arg(long = "ep", value_name = "NAME")]
+    pub(crate) providers: Vec<String>,
+    /// One case of each model.
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 /// A model with the shapes and values of its inputs; the fields for those are the scripts' business.
@@ -156,17 +169,22 @@ pub(crate) fn make_inputs(python: &Python, cases: &Cases, chosen: &[Case]) -> Re
 /// Runs the cases, prints the table; an error where one is out of tolerance.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let set = Cases::standard(workspace);
-    let cases = chosen_cases(&set, &options.only)?;
+    let mut cases = chosen_cases(&set, &options.cases.only)?;
+    if options.quick {
+        let mut models = BTreeSet::new();
+        cases.retain(|case| models.insert(case.model.clone()));
+    }
     let python = Python::open(workspace)?;
     prepare(workspace, &python, &set, &cases)?;
-    let ort = workspace.build_ort()?;
+    let ort = workspace.build_ort_with(&options.providers)?;
 
     let mut broken = Vec::new();
     let mut measurements = Vec::new();
     let mut models = BTreeSet::new();
     for case in &cases {
         let is_first = models.insert(case.model.as_str());
-        match run_case(&ort, &python, &set, case, is_first) {
+        let on = On { ort: &ort, providers: &options.providers };
+        match run_case(on, &python, &set, case, is_first) {
             Ok(measurement) => measurements.push(measurement),
             Err(error) => broken.push((case.name.as_str(), format!("{error:#}"))),
         }
@@ -182,10 +200,17 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
+/// What runs a case: the binary, and the execution providers that it is told; the CPU where there are none.
+#[derive(Clone, Copy)]
+struct On<'a> {
+    ort: &'a Path,
+    providers: &'a [String],
+}
+
 /// Runs our binary once per number of threads, and once without rewrites. The optimized model of the first case of each
 /// model runs in ONNX Runtime.
 fn run_case<'a>(
-    ort: &Path,
+    on: On<'_>,
     python: &Python,
     set: &Cases,
     case: &'a Case,
@@ -194,9 +219,10 @@ fn run_case<'a>(
     let (model, folder) = (set.model(case), set.folder.join(&case.name));
     let run = |name: &str, options: &[&str]| {
         let file = folder.join(name);
-        let mut command = Command::new(ort);
+        let mut command = Command::new(on.ort);
         command.arg("run").arg(&model).arg("--inputs").arg(folder.join("inputs.npz"));
         command.arg("--outputs").arg(&file).arg("-q").args(options);
+        command.args(on.providers.iter().flat_map(|name| ["--ep", name]));
         output_of(&mut command).map(|_| file)
     };
     let ours = THREADS
@@ -207,7 +233,9 @@ fn run_case<'a>(
         reference: folder.join("reference.npz"),
         ours: ours.collect::<Result<_>>()?,
         disabled: run("disabled.npz", &["--opt-level", "disabled"])?,
-        optimized: is_first.then(|| run_optimized(ort, python, &model, &folder)).transpose()?,
+        optimized: (is_first && on.providers.is_empty())
+            .then(|| run_optimized(on.ort, python, &model, &folder))
+            .transpose()?,
     })
 }
 

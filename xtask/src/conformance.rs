@@ -3,6 +3,8 @@
 //! The list must be exactly right: a case that fails and is not in it fails the run, and so does one that is in it
 //! and passes.
 
+mod wgpu;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,6 +25,8 @@ use crate::workspace::{Workspace, run as run_command};
 const SUITES: [&str; 5] = ["simple", "pytorch-operator", "pytorch-converted", "light", "node"];
 /// How many cases the suites have together in the pinned package.
 pub(crate) const CASES: usize = 2033;
+/// How many of them are the suite `node`.
+pub(crate) const NODE_CASES: usize = 1884;
 /// Reasons in the list are cut to this many characters.
 const REASON_LENGTH: usize = 100;
 /// A process that prints nothing for so long hangs; the slowest case takes some seconds.
@@ -40,6 +44,9 @@ pub(crate) struct Options {
     /// Let kernels find NaN wherever they are to write: what reads memory before it is written fails.
     #[arg(long)]
     pub(crate) poisoned: bool,
+    /// Run the node suite on a GPU that wgpu reaches, with the CPU for what it does not claim, against conformance_wgpu.ignore.
+    #[arg(long, conflicts_with_all = ["poisoned", "suites"])]
+    pub(crate) wgpu: bool,
 }
 
 /// What became of a case.
@@ -66,6 +73,9 @@ pub(crate) struct Outcome {
 /// Runs the suites; an error where the list of known failures is not exactly right.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let cases = dump(workspace)?;
+    if options.wgpu {
+        return wgpu::run(workspace, &cases, options.bless);
+    }
     let ort = workspace.build_ort()?;
     let chosen = |suite: &&str| options.suites.is_empty() || options.suites.iter().any(|name| name == suite);
     let suites: Vec<&str> = SUITES.into_iter().filter(chosen).collect();
@@ -88,7 +98,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     if options.bless {
         return bless(&path, &listed, &outcomes, &suites).map(|()| summary);
     }
-    check_list(&listed, &outcomes, &suites)?;
+    check_list("conformance.ignore", &listed, &outcomes, &suites)?;
     if suites.contains(&"node") && !options.poisoned {
         check_decompositions(workspace, &[cases.join("node")])?;
     }
@@ -286,7 +296,12 @@ fn in_suites(name: &str, suites: &[&str]) -> bool {
 }
 
 /// Fails unless the list names exactly the cases that did not pass.
-fn check_list(listed: &BTreeMap<String, String>, outcomes: &[Outcome], suites: &[&str]) -> Result<()> {
+fn check_list(
+    file: &str,
+    listed: &BTreeMap<String, String>,
+    outcomes: &[Outcome],
+    suites: &[&str],
+) -> Result<()> {
     let mut wrong = Vec::new();
     for outcome in outcomes {
         let reason = listed.get(&outcome.name);
@@ -311,7 +326,7 @@ fn check_list(listed: &BTreeMap<String, String>, outcomes: &[Outcome], suites: &
     for line in &wrong {
         println!("WRONG {line}");
     }
-    bail!("{} cases are not as conformance.ignore says", wrong.len())
+    bail!("{} cases are not as {file} says", wrong.len())
 }
 
 /// Writes the list anew for the suites that ran; reasons of cases that are listed already stay.
@@ -380,7 +395,7 @@ mod tests {
         ];
         for (names, right) in table {
             let listed = names.iter().map(|name| ((*name).to_owned(), "why".to_owned())).collect();
-            assert_eq!(check_list(&listed, &outcomes, &["node"]).is_ok(), right, "{names:?}");
+            assert_eq!(check_list("list", &listed, &outcomes, &["node"]).is_ok(), right, "{names:?}");
         }
     }
 }

@@ -22,7 +22,7 @@ const MOST_OVER: f64 = 1.01;
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
     #[command(flatten)]
-    cases: compare::Options,
+    cases: compare::Chosen,
     /// Measure what a run takes in ONNX Runtime, too.
     #[arg(long)]
     reference: bool,

@@ -151,7 +151,7 @@ fn page(operators: &[Operator], versions: &ByOperator<i64>, cases: &ByOperator<i
             let covered = covered(operator, versions, cases);
             sums[0] += covered.len();
             sums[1] += covered.iter().filter(|(_, case)| *case).count();
-            for variable in operator.providers.values().flat_map(|answer| &answer.variables) {
+            for variable in operator.providers.get(COUNTED).into_iter().flat_map(|answer| &answer.variables) {
                 sums[2] += variable.runs.len() + variable.refused.len();
                 sums[3] += if operator.replaced || operator.constant { 0 } else { variable.refused.len() };
             }
@@ -173,6 +173,9 @@ fn page(operators: &[Operator], versions: &ByOperator<i64>, cases: &ByOperator<i
     format!("{HEAD}\n{counts}\n{LEGEND}{tables}")
 }
 
+/// The provider that sums count, and that says how an operator runs.
+const COUNTED: &str = "cpu";
+
 const HEAD: &str = "# Operators
 
 Which operators run, in which versions, and with which types on each provider. Made by `cargo xtask ops` from the
@@ -183,7 +186,7 @@ const LEGEND: &str = "
 - *versions*: the opset versions in which the standard changed the operator; a model of any of them loads. `*`: there
   is a case for it that passes, a reference case or one of the `onnx` package. `cargo xtask reference` fails where a version has none.
 - *form*: the version whose form nodes have after loading.
-- *runs as*: a *kernel*; *parts*, other operators that it is decomposed into; a *view*, which moves nothing where the
+- *types*, *refused*, *runs as*: on the CPU. A *kernel*; *parts*, other operators that it is decomposed into; a *view*, which moves nothing where the
   plan can do without; *control* flow with graphs of its own; *replaced* when
   loaded, by its successor; a *constant* of the graph when loaded.
 - *gradient*: the derivative of its *formula*, a *rule* of its own, that of the *parts* that it is made of, *zero*, or *none*, and why.
@@ -192,7 +195,7 @@ const LEGEND: &str = "
 ";
 
 fn runs_as(operator: &Operator) -> String {
-    let any = |has: fn(&Answer) -> bool| operator.providers.values().any(has);
+    let any = |has: fn(&Answer) -> bool| operator.providers.get(COUNTED).is_some_and(has);
     let marks = [
         (any(|answer| answer.kernel), "kernel"),
         (any(|answer| answer.lowered), "parts"),

@@ -43,6 +43,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
                 stage("conformance", || conformance::run(workspace, &conformance::Options::default()))?;
             let poisoned = conformance::Options { poisoned: true, ..conformance::Options::default() };
             summary += stage("conformance, poisoned", || conformance::run(workspace, &poisoned))?;
+            let on_wgpu = conformance::Options { wgpu: true, ..conformance::Options::default() };
+            summary += stage("conformance, wgpu", || conformance::run(workspace, &on_wgpu))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
@@ -68,6 +70,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
     let suites = [
         PythonSuite { name: "conformance", tests: conformance::CASES },
         PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
+        PythonSuite { name: "conformance, wgpu", tests: conformance::NODE_CASES },
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "memory", tests: cases },

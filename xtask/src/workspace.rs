@@ -64,6 +64,25 @@ impl Workspace {
         run(self.cargo().args(["build", "--release", "--quiet", "--package", "ort-cli"]))?;
         Ok(self.target.join("release").join(format!("ort{}", std::env::consts::EXE_SUFFIX)))
     }
+
+    /// The same with execution providers that it is not built with otherwise.
+    pub(crate) fn build_ort_with(&self, providers: &[String]) -> Result<PathBuf> {
+        let others: Vec<&str> =
+            providers.iter().map(String::as_str).filter(|provider| *provider != "cpu").collect();
+        if others.is_empty() || self.ort.is_some() {
+            return self.build_ort();
+        }
+        let features = others.join(",");
+        let mut command = self.cargo();
+        command.args(["build", "--release", "--quiet", "--package", "ort-cli", "--features"]);
+        run(command.arg(&features))?;
+        // The next build without them takes the place of this one.
+        let release = self.target.join("release");
+        let own = release.join(format!("ort_{features}{}", std::env::consts::EXE_SUFFIX));
+        std::fs::copy(release.join(format!("ort{}", std::env::consts::EXE_SUFFIX)), &own)
+            .with_context(|| format!("cannot write {}", own.display()))?;
+        Ok(own)
+    }
 }
 
 fn cargo() -> Command {

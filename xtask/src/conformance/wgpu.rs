@@ -1,0 +1,68 @@
+//! `cargo xtask conformance --wgpu`: the node suite on a GPU, against a list of the cases known to fail there.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+
+use super::{NODE_CASES, Outcome, Verdict, bless, check_list, count, parse_line, read_list};
+use crate::summary::Summary;
+use crate::workspace::{Workspace, describe};
+
+const SUITE: &str = "node";
+const LIST: &str = "conformance_wgpu.ignore";
+/// How many cases run on the device alone, at least: a kernel that claims nothing any more would go unseen.
+const ON_DEVICE: usize = 1200;
+
+/// Runs the suite; without an adapter it is skipped, but in CI.
+pub(super) fn run(workspace: &Workspace, cases: &Path, blessed: bool) -> Result<Summary> {
+    let lines = lines(workspace, &cases.join(SUITE))?;
+    if let Some(why) = lines.lines().find_map(|line| line.strip_prefix("NONE ")) {
+        println!("skipped: {why}");
+        if std::env::var("CI").is_ok_and(|value| value == "true") {
+            bail!(
+                "the suites of the provider wgpu must run in CI: install a GPU's driver or Mesa's software Vulkan"
+            );
+        }
+        return Ok(Summary { skipped: NODE_CASES, ..Summary::default() });
+    }
+    let place = format!("{}/", cases.display());
+    let found = lines.lines().filter_map(parse_line).map(|(name, verdict, why)| {
+        let why = why.replace(&place, "");
+        Outcome { name: format!("{SUITE}/{name}"), verdict, why }
+    });
+    let outcomes: Vec<Outcome> = found.collect();
+    if outcomes.len() != NODE_CASES {
+        bail!("{} cases ran instead of {NODE_CASES}", outcomes.len());
+    }
+    let is_alone = |outcome: &&Outcome| outcome.verdict == Verdict::Pass && outcome.why == "device";
+    let alone = outcomes.iter().filter(is_alone).count();
+    let summary = count(&outcomes);
+    println!("{SUITE} on wgpu: {summary}, {alone} on the device alone");
+    for line in lines.lines().filter(|line| line.starts_with("operators on the host")) {
+        println!("{line}");
+    }
+    let path = workspace.own(LIST);
+    let listed = read_list(&path)?;
+    if blessed {
+        return bless(&path, &listed, &outcomes, &[SUITE]).map(|()| summary);
+    }
+    check_list(LIST, &listed, &outcomes, &[SUITE])?;
+    if alone < ON_DEVICE {
+        bail!("{alone} cases ran on the device alone, expected {ON_DEVICE} at least");
+    }
+    Ok(Summary { passed: summary.passed, failed: 0, skipped: summary.failed })
+}
+
+/// What the example prints.
+fn lines(workspace: &Workspace, folder: &Path) -> Result<String> {
+    let mut command = workspace.cargo();
+    command.args(["run", "--quiet", "--package", "ort-ep-wgpu", "--example", "device_cases", "--"]);
+    command.arg(folder).stderr(Stdio::inherit());
+    eprintln!("$ {}", describe(&command));
+    let output = command.output().context("cannot run the example device_cases")?;
+    if !output.status.success() {
+        bail!("device_cases ended with {}", output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
