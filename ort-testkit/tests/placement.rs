@@ -30,6 +30,18 @@ fn unclaimed_nodes_run_on_the_next_device() -> Result<()> {
 }
 
 #[test]
+fn claims_tell_why_a_node_runs_on_a_later_device() -> Result<()> {
+    let device = OpaqueDevice::new(None);
+    let session = Target::mixed(&device)?.session(&Model::from_graph(round_trip()?))?;
+    let claims = session.claims();
+    let told: Vec<(&str, &str, usize)> =
+        claims.iter().map(|claim| (claim.operator.as_str(), claim.provider, claim.refusals.len())).collect();
+    assert_eq!(told, [("Add", "opaque", 0), ("Sqrt", "cpu", 1), ("Neg", "opaque", 0)]);
+    assert_eq!(claims[1].refusals, [("opaque", "it has no kernel for this operator".to_owned())]);
+    Ok(())
+}
+
+#[test]
 fn values_go_from_the_device_to_the_host_and_back() -> Result<()> {
     let device = OpaqueDevice::new(None);
     let session = Target::mixed(&device)?.session(&Model::from_graph(round_trip()?))?;

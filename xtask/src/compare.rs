@@ -166,17 +166,40 @@ pub(crate) fn make_inputs(python: &Python, cases: &Cases, chosen: &[Case]) -> Re
     prepare_with(command.args(chosen.iter().map(|case| &case.name)))
 }
 
-/// Runs the cases, prints the table; an error where one is out of tolerance.
-pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
-    let set = Cases::standard(workspace);
-    let mut cases = chosen_cases(&set, &options.cases.only)?;
+impl Options {
+    /// One case of each model on the provider wgpu, with the CPU for what it does not claim.
+    pub(crate) fn on_wgpu() -> Options {
+        let providers = ["wgpu", "cpu"].map(str::to_owned).into();
+        Options { cases: Chosen::default(), providers, quick: true }
+    }
+}
+
+/// The cases that the options choose.
+pub(crate) fn cases_of(workspace: &Workspace, options: &Options) -> Result<Vec<Case>> {
+    let mut cases = chosen_cases(&Cases::standard(workspace), &options.cases.only)?;
     if options.quick {
         let mut models = BTreeSet::new();
         cases.retain(|case| models.insert(case.model.clone()));
     }
+    Ok(cases)
+}
+
+/// Runs the cases, prints the table; an error where one is out of tolerance.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+    let set = Cases::standard(workspace);
+    let cases = cases_of(workspace, options)?;
     let python = Python::open(workspace)?;
     prepare(workspace, &python, &set, &cases)?;
     let ort = workspace.build_ort_with(&options.providers)?;
+    if let Some(why) =
+        options.providers.iter().find_map(|name| missing(&ort, name).transpose()).transpose()?
+    {
+        println!("skipped {} cases: {why}", cases.len());
+        if std::env::var("CI").is_ok_and(|value| value == "true") {
+            bail!("every provider must be there in CI");
+        }
+        return Ok(Summary { skipped: cases.len(), ..Summary::default() });
+    }
 
     let mut broken = Vec::new();
     let mut measurements = Vec::new();
@@ -198,6 +221,31 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     }
     println!("{summary}");
     Ok(summary)
+}
+
+/// Why an execution provider has no device here; none where it has one.
+fn missing(ort: &Path, provider: &str) -> Result<Option<String>> {
+    let output = Command::new(ort).args(["providers", "--json"]).output();
+    let output = output.with_context(|| format!("cannot run {}", ort.display()))?;
+    let list: Providers =
+        serde_json::from_slice(&output.stdout).context("cannot read the list of providers")?;
+    let mut own = list.providers.into_iter().filter(|found| found.provider == provider);
+    match own.next() {
+        None => bail!("the binary has no provider {provider}"),
+        Some(found) => Ok(found.error),
+    }
+}
+
+/// What `ort providers --json` prints.
+#[derive(Deserialize)]
+struct Providers {
+    providers: Vec<FoundProvider>,
+}
+
+#[derive(Deserialize)]
+struct FoundProvider {
+    provider: String,
+    error: Option<String>,
 }
 
 /// What runs a case: the binary, and the execution providers that it is told; the CPU where there are none.

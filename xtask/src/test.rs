@@ -47,6 +47,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("conformance, wgpu", || conformance::run(workspace, &on_wgpu))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
+            summary += stage("compare, wgpu", || compare::run(workspace, &compare::Options::on_wgpu()))?;
             summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
             summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
         }
@@ -67,12 +68,14 @@ fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Says which suites do not run. In CI that is a failure: there the whole must run.
 fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summary> {
     let cases = compare::chosen_cases(&compare::Cases::standard(workspace), &[])?.len();
+    let on_wgpu = compare::cases_of(workspace, &compare::Options::on_wgpu())?.len();
     let suites = [
         PythonSuite { name: "conformance", tests: conformance::CASES },
         PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
         PythonSuite { name: "conformance, wgpu", tests: conformance::NODE_CASES },
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
+        PythonSuite { name: "compare, wgpu", tests: on_wgpu },
         PythonSuite { name: "memory", tests: cases },
         PythonSuite { name: "soak", tests: soak::SCENARIOS },
     ];

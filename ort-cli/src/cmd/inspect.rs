@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use ort_runtime::ir::Graph;
-use ort_runtime::{Model, ValueSpec};
+use ort_runtime::{Model, NodeClaim, ValueSpec};
 use serde_json::json;
 
 use crate::args::{ModelArgs, human_bytes, table};
@@ -23,12 +23,19 @@ pub(crate) struct InspectArgs {
     /// The canonical graph as text, with inferred types.
     #[arg(long)]
     graph: bool,
+    /// Which provider runs which operators, and why those before it in the order of --ep do not.
+    #[arg(long, conflicts_with = "graph")]
+    claims: bool,
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let model = args.model.load()?;
     if args.graph {
         crate::output::print(format_args!("{}", model.graph()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.claims {
+        print_claims(&args.model.session(&model)?.claims(), args.json)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut operators = BTreeMap::new();
@@ -67,6 +74,30 @@ fn count(graph: &Graph, operators: &mut BTreeMap<String, usize>, parameters: &mu
             count(&subgraph.graph, operators, parameters);
         }
     }
+}
+
+/// Nodes of one operator that run in the same place for the same reasons are one row.
+fn print_claims(claims: &[NodeClaim], json: bool) -> Result<()> {
+    if json {
+        let claim = |claim: &NodeClaim| {
+            let refusals: BTreeMap<&str, &str> =
+                claim.refusals.iter().map(|(name, why)| (*name, why.as_str())).collect();
+            json!({"node": claim.node, "operator": claim.operator, "provider": claim.provider, "refusals": refusals})
+        };
+        return say!("{}", json!({"claims": claims.iter().map(claim).collect::<Vec<_>>()}));
+    }
+    let mut groups: BTreeMap<(&str, &str, String), (usize, &str)> = BTreeMap::new();
+    for claim in claims {
+        let why = claim.refusals.iter().map(|(name, why)| format!("{name}: {why}"));
+        let why = why.collect::<Vec<_>>().join("; ");
+        let first = (0, claim.node.as_str());
+        groups.entry((claim.provider, &claim.operator, why)).or_insert(first).0 += 1;
+    }
+    let mut rows = table(&["provider", "operator", "nodes", "first node", "why not before"]);
+    for ((provider, operator, why), (nodes, first)) in &groups {
+        rows.add_row([provider, operator, nodes.to_string().as_str(), first, why]);
+    }
+    say!("{rows}")
 }
 
 fn print_json(

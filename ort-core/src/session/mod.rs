@@ -18,6 +18,7 @@ mod bound_run;
 mod builder;
 mod cache;
 mod cached;
+mod claims;
 mod compiled;
 mod dynamic;
 mod frame;
@@ -43,6 +44,7 @@ use ort_alloc::{Allocator, Budget, DeviceId, HostAllocator, Stats};
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
+pub use claims::NodeClaim;
 pub(crate) use dynamic::{Source, ValueMemory};
 pub(crate) use frame::in_words;
 pub use kept::{IdleMemory, release_idle_memory};
