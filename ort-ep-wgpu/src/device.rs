@@ -191,7 +191,7 @@ impl Parts {
     fn upload(&self, from: TensorView<'_>, to: &Region) -> Result<()> {
         let bytes = from.bytes()?;
         check_range(from.dtype(), bytes)?;
-        ensure!(bytes.len() == to.len && to.offset % 4 == 0, Fail, "a copy to an odd place");
+        ensure!(bytes.len() == to.len && to.offset.is_multiple_of(4), Fail, "a copy to an odd place");
         let at = |offset| At { buffer: &to.buffer, offset };
         // Values begin at multiples of more than a word, so that the rest of their last word is nobody's.
         let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
@@ -208,7 +208,7 @@ impl Parts {
         ensure!(to.len() == from.len, Fail, "a copy of {} bytes into {}", from.len, to.len());
         let at = |offset| At { buffer: &from.buffer, offset };
         let skipped = from.offset % 4;
-        if skipped == 0 && to.len() % 4 == 0 {
+        if skipped == 0 && to.len().is_multiple_of(4) {
             return self.recorder.read(at(from.offset), to);
         }
         let mut words = vec![0; (skipped + to.len()).next_multiple_of(4)];
@@ -219,7 +219,7 @@ impl Parts {
     }
 
     fn move_within(&self, from: &Region, to: &Region) -> Result<()> {
-        let whole = from.len == to.len && from.offset % 4 == 0 && to.offset % 4 == 0;
+        let whole = from.len == to.len && from.offset.is_multiple_of(4) && to.offset.is_multiple_of(4);
         ensure!(whole && from.handle != to.handle, Fail, "a copy within the device from or to an odd place");
         let at = |region: &Region| (region.buffer.clone(), region.offset);
         let ((source, start), (target, place)) = (at(from), at(to));

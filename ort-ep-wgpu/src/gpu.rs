@@ -21,8 +21,6 @@ pub(crate) struct Limits {
     pub(crate) storage_buffers: usize,
     /// Workgroups along one dimension.
     pub(crate) workgroups: u32,
-    /// Bytes of shared memory of a workgroup.
-    pub(crate) shared: usize,
     /// Bytes of one buffer.
     pub(crate) buffer: usize,
     /// Bindings begin at multiples of it.
@@ -40,7 +38,6 @@ impl Limits {
             binding: bytes(limits.max_storage_buffer_binding_size) & !255,
             storage_buffers: limits.max_storage_buffers_per_shader_stage as usize,
             workgroups: limits.max_compute_workgroups_per_dimension,
-            shared: limits.max_compute_workgroup_storage_size as usize,
             buffer: bytes(limits.max_buffer_size) & !255,
             storage_alignment: limits.min_storage_buffer_offset_alignment as usize,
             uniform_alignment: limits.min_uniform_buffer_offset_alignment as usize,

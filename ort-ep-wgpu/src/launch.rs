@@ -198,7 +198,7 @@ impl Walk {
             let skipped =
                 skipped.ok_or_else(|| error!(Fail, "{shape:?} does not broadcast to {output:?}"))?;
             let mut steps = vec![0; skipped];
-            for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(&output[skipped..]) {
+            for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(output.iter().skip(skipped)) {
                 ensure!(size == whole || *size == 1, Fail, "{shape:?} does not broadcast to {output:?}");
                 steps.push(if *size == 1 { 0 } else { stride as i64 });
             }

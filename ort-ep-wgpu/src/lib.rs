@@ -19,6 +19,7 @@
 //! ```
 
 // In tests such a panic is a failure like any other; here it would be a defect.
+#![forbid(unsafe_code)]
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,

@@ -280,7 +280,7 @@ impl Parts {
             });
         }
         let bits = (region.offset - start) * 8;
-        ensure!(bits % tensor.bits as usize == 0, Fail, "a tensor begins inside of an element");
+        ensure!(bits.is_multiple_of(tensor.bits as usize), Fail, "a tensor begins inside of an element");
         Ok((bits / tensor.bits as usize) as u32)
     }
 }

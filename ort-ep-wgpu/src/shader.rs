@@ -151,6 +151,11 @@ impl Shader {
         }
     }
 
+    /// Whether the host's processor computes.
+    pub(crate) fn is_software(&self) -> bool {
+        self.limits.is_software
+    }
+
     /// A tensor that is read.
     pub(crate) fn read(self, name: &'static str, tensor: &Operand) -> Shader {
         self.tensor(name, tensor, Access::Read)

@@ -42,8 +42,8 @@ pub use ort_alloc::{
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
     ArenaDevice, BatchSplit, EventMemory, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse,
-    Model, NodeClaim, OutputTarget, Profile, ProfileEvent, RunOptions, Session, SessionBuilder, SessionOptions,
-    ValueSpec, release_idle_memory,
+    Model, NodeClaim, OutputTarget, Profile, ProfileEvent, RunOptions, Session, SessionBuilder,
+    SessionOptions, ValueSpec, release_idle_memory,
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{

@@ -1,0 +1,52 @@
+//! The activations of fused operators as code.
+
+use ort_core::ir::{Attribute, Attributes};
+use ort_core::ops::fused::activation::Activation;
+use ort_core::spec::{Registry, ScalarExpr};
+use ort_core::{Result, error};
+
+use crate::formula::{Number, render};
+
+/// An activation as an expression of the variable `x` of type `f32`.
+pub(super) fn expression(activation: &Activation, x: &str) -> Result<String> {
+    render(&formula(activation)?, Number::Float, &|_| x.to_owned())
+}
+
+/// The formula of the operator that the activation is.
+fn formula(activation: &Activation) -> Result<ScalarExpr> {
+    let mut given = Vec::new();
+    let op = match activation.name {
+        "Clip" => {
+            let (least, most) = (activation.parameter("min")?, activation.parameter("max")?);
+            return Ok(ScalarExpr::Input(0).max(least).min(most));
+        }
+        "FastGelu" => {
+            given.push(("approximate".to_owned(), Attribute::String("tanh".to_owned())));
+            "Gelu"
+        }
+        name => name,
+    };
+    let unknown = || error!(NotImplemented, "activation '{}' has no formula", activation.name);
+    let spec = Registry::global()?.find("", op).ok_or_else(unknown)?;
+    for attr in spec.attrs {
+        if let Ok(value) = activation.parameter(attr.name) {
+            given.push((attr.name.to_owned(), Attribute::Float(value)));
+        }
+    }
+    spec.scalar.ok_or_else(unknown)?(&Attributes::new(spec, given)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_stand_in_the_expression() {
+        let leaky = Activation::new("LeakyRelu", &[0.25]).unwrap();
+        assert!(expression(&leaky, "x").unwrap().contains("0.25"));
+        let clip = Activation::new("Clip", &[0.0, 6.0]).unwrap();
+        assert_eq!(expression(&clip, "x").unwrap(), "min_(max_(x, f32(0.0)), f32(6.0))");
+        let gelu = Activation::new("FastGelu", &[]).unwrap();
+        assert!(expression(&gelu, "x").unwrap().contains("tanh"));
+    }
+}

@@ -1,0 +1,89 @@
+//! `ArgMax` and `ArgMin`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::{Result, ensure};
+
+use super::lines::Lines;
+use super::{WgpuKernel, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx, Operand};
+use crate::shader::{Element, MOST_AXES, Shader};
+
+const COMPARED: TypeSet = TypeSet::of(&[
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::U64,
+    DType::I32,
+    DType::U32,
+    DType::I16,
+    DType::U16,
+    DType::I8,
+    DType::U8,
+]);
+
+const fn arg(op: &'static str) -> WgpuKernel {
+    WgpuKernel::new(KernelDef { op, types: &[("T", COMPARED)], when, ..KernelDef::BASE }, dispatches)
+}
+
+wgpu_kernels![arg("ArgMax"), arg("ArgMin")];
+
+fn when(node: &NodeView<'_>) -> bool {
+    node.rank(0).is_some_and(|rank| rank <= MOST_AXES)
+}
+
+fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
+    let lines = Lines::along_axis(&x.shape, axis);
+    ensure!(y.count() == 0 || lines.len > 0, InvalidArgument, "axis {axis} has no element to choose");
+    ensure!(lines.count == y.count(), Fail, "{} outputs for {} lines", y.count(), lines.count);
+    let last = cx.attrs.flag("select_last_index")?;
+    let code = format!(
+        "{search}
+        fn group(index: u32, lane: u32) {{
+            let line = line_of(index, lane);
+            let best = searched(line, lane);
+            if (line < p.lines && part_of(lane) == 0u) {{ set_y(line, i32(best)); }}
+        }}",
+        search = search(&lines, x, cx.op == "ArgMax", last)?,
+    );
+    Ok(vec![lines.dispatch(Shader::new(cx).read("x", x).write("y", y), 1, &code)?])
+}
+
+/// A function `searched(line, lane)` that finds the place of the greatest or least element of a line of `x`:
+/// the first of its kind, or the last. NaN is more than any number, as in NumPy.
+pub(super) fn search(lines: &Lines, x: &Operand, greatest: bool, last: bool) -> Result<String> {
+    let better = if greatest { "b.value > a.value" } else { "b.value < a.value" };
+    let later = if last { "b.place > a.place" } else { "b.place < a.place" };
+    let of_nan = match Element::of(x.dtype)?.value {
+        "f32" => "let a_nan = is_nan(a.value); let b_nan = is_nan(b.value);",
+        _ => "let a_nan = false; let b_nan = false;",
+    };
+    Ok(format!(
+        "const NOWHERE: u32 = 0xffffffffu;
+        struct Best {{ value: x_t, place: u32 }}
+        fn better(a: Best, b: Best) -> Best {{
+            if (a.place == NOWHERE) {{ return b; }}
+            if (b.place == NOWHERE) {{ return a; }}
+            {of_nan}
+            var take_b = {better};
+            if (a_nan != b_nan) {{ take_b = b_nan; }}
+            else if (a_nan || a.value == b.value) {{ take_b = {later}; }}
+            if (take_b) {{ return b; }}
+            return a;
+        }}
+        {tree}
+        fn searched(line: u32, lane: u32) -> u32 {{
+            let end = select(0u, p.length, line < p.lines);
+            let begin = at_line(line);
+            var best = Best(x_t(0), NOWHERE);
+            for (var r = part_of(lane); r < end; r += PARTS) {{
+                best = better(best, Best(x(begin + at_along(r)), r));
+            }}
+            return best_of(best, lane).place;
+        }}",
+        tree = lines.tree("best_of", "Best", "better(a, b)"),
+    ))
+}

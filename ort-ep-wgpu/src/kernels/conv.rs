@@ -1,0 +1,243 @@
+//! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never unfolded.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ir::Attributes;
+use ort_core::ops::fused::activation::Activation;
+use ort_core::ops::nn::geometry::Windows;
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, ensure, error};
+
+use super::windows::{self, Axes, WINDOWS, volume, with_windows};
+use super::{WgpuKernel, activation, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx, Operand};
+use crate::shader::Shader;
+
+const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+const CONV: KernelDef =
+    KernelDef { op: "Conv", types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE };
+
+wgpu_kernels![
+    WgpuKernel::new(CONV, conv),
+    WgpuKernel::new(KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV }, conv),
+    WgpuKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
+];
+
+/// Whether the image is known to have one to three spatial axes, or nothing is known of it.
+pub(super) fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
+    matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
+}
+
+/// The sizes of a convolution.
+pub(super) struct Conv {
+    /// Of a transposed convolution, the windows lie on the result.
+    transposed: bool,
+    axes: Axes,
+    batch: usize,
+    groups: usize,
+    /// Channels and filters of a group.
+    channels: usize,
+    filters: usize,
+}
+
+const TILES: &str = include_str!("conv_tiles.wgsl");
+const DOTS: &str = include_str!("conv_dots.wgsl");
+const PLANES: &str = include_str!("conv_planes.wgsl");
+/// Lanes of a workgroup.
+const LANES: usize = 64;
+/// Products for which filters are in the memory of a workgroup.
+const STEPS: usize = 32;
+/// Workgroups that keep a device busy; as long as there are fewer, each gets less to do.
+const ENOUGH: usize = 96;
+/// Products that are worth a split among lanes where there are few workgroups, and into how many slices.
+const MANY: usize = 256;
+const SLICES: usize = 4;
+/// The most positions whose products are shared by the lanes of a workgroup.
+const FEW: usize = 8;
+
+impl Conv {
+    /// Of an image and filters of these shapes.
+    pub(super) fn new(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
+        Conv::with(attrs, image, weight, |kernel| windows::of_kernel(attrs, kernel))
+    }
+
+    /// The same with filters of one tap, whatever windows the attributes say.
+    pub(super) fn pointwise(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
+        Conv::with(attrs, image, weight, |kernel| windows::of_kernel(&Attributes::default(), kernel))
+    }
+
+    fn with(
+        attrs: &Attributes,
+        image: &[usize],
+        weight: &[usize],
+        windows: impl FnOnce(&[usize]) -> Result<Windows>,
+    ) -> Result<Conv> {
+        let ([batch, channels, sizes @ ..], [filters, own, kernel @ ..]) = (image, weight) else {
+            return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
+        };
+        let groups = groups_of(attrs)?;
+        ensure!(
+            own.checked_mul(groups) == Some(*channels) && filters.is_multiple_of(groups),
+            InvalidArgument,
+            "shapes {image:?} and {weight:?} do not fit {groups} groups"
+        );
+        let axes = windows::three(&windows(kernel)?.on(sizes)?)?;
+        Ok(Conv { transposed: false, axes, batch: *batch, groups, channels: *own, filters: filters / groups })
+    }
+
+    /// The same, transposed.
+    fn transposed(attrs: &Attributes, image: &[usize], weight: &[usize]) -> Result<Conv> {
+        let ([batch, channels, sizes @ ..], [of_all, filters, kernel @ ..]) = (image, weight) else {
+            return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
+        };
+        let groups = groups_of(attrs)?;
+        ensure!(
+            channels == of_all && channels.is_multiple_of(groups),
+            InvalidArgument,
+            "shapes {image:?} and {weight:?} do not fit {groups} groups"
+        );
+        let on_result = windows::of_kernel(attrs, kernel)?.transposed_on(attrs, sizes)?;
+        let mut axes = windows::three(&on_result)?;
+        // From here on the image is the input again.
+        axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
+        let channels = channels / groups;
+        Ok(Conv { transposed: true, axes, batch: *batch, groups, channels, filters: *filters })
+    }
+
+    /// The positions of a filter, of one phase where there are several.
+    fn positions(&self) -> usize {
+        let of_image = match self.transposed {
+            false => volume(&self.axes, |axis| axis.output),
+            true => volume(&self.axes, |axis| axis.output.div_ceil(axis.stride)),
+        };
+        self.batch.saturating_mul(of_image)
+    }
+
+    /// The dispatch of a program that has its tensors already. `code` declares the type `num` of sums,
+    /// `pixel(i)` and `weight(i, m)` that give an element as one, and `finish(i, m, sum)` that writes a
+    /// result of the filter `m`.
+    pub(super) fn dispatch(&self, shader: Shader, code: &str) -> Result<Dispatch> {
+        let shader = with_windows(shader, &self.axes)
+            .number("groups", self.groups)
+            .number("channels", self.channels)
+            .number("filters", self.filters);
+        let products = volume(&self.axes, |axis| axis.kernel).saturating_mul(self.channels);
+        let all_filters = self.groups.saturating_mul(self.filters);
+        if !self.transposed && self.positions() <= FEW && products >= 2 * LANES {
+            let shader = shader.number("positions", self.positions());
+            let count = self.positions().saturating_mul(all_filters);
+            return shader.groups(count, LANES, &[WINDOWS, code, DOTS].concat());
+        }
+        if !self.transposed && self.filters <= 2 {
+            let chunks = volume(&self.axes, |axis| axis.output).div_ceil(LANES);
+            let count = self.batch.saturating_mul(all_filters).saturating_mul(chunks);
+            return shader.groups(count, LANES, &[WINDOWS, code, PLANES].concat());
+        }
+        self.tiles(shader, code)
+    }
+
+    fn tiles(&self, shader: Shader, code: &str) -> Result<Dispatch> {
+        let phases = if self.transposed { volume(&self.axes, |axis| axis.stride) } else { 1 };
+        let units = phases.saturating_mul(self.groups);
+        let workgroups = |places: usize, fours: usize| {
+            let tiles = self.positions().div_ceil(LANES * places);
+            units.saturating_mul(tiles).saturating_mul(self.filters.div_ceil(4 * fours))
+        };
+        let most = if self.filters > 8 { 4 } else { self.filters.div_ceil(4).max(1) };
+        let choices = [(4, most), (2, most), (1, most), (1, most.min(2))];
+        // A processor is busy with a few workgroups, and computes what lanes without a position do, too.
+        let enough = if shader.is_software() { 2 } else { ENOUGH };
+        let fits = |(places, fours): &(usize, usize)| {
+            let idles = *places > 1 && self.positions() <= LANES * places / 2;
+            !idles && workgroups(*places, *fours) >= enough
+        };
+        let busy = choices.into_iter().find(fits);
+        let (places, fours) = busy.unwrap_or((1, most.min(2)));
+        let products = volume(&self.axes, |axis| axis.kernel).saturating_mul(self.channels) / phases.max(1);
+        let slices = if busy.is_none() && products >= MANY { SLICES } else { 1 };
+        let steps = self.axes.each_ref().map(|axis| axis.stride / common_divisor(axis.stride, axis.dilation));
+        let shader = shader
+            .sizes("steps", &steps)
+            .number("positions", self.positions())
+            .number("position_tiles", self.positions().div_ceil(LANES * places))
+            .constant("TRANSPOSED", usize::from(self.transposed))
+            .constant("STEPS", STEPS)
+            .constant("SLICES", slices)
+            .constant("PLACES", places)
+            .constant("FOURS", fours);
+        let abreast = [4, 2].into_iter().find(|count| self.channels.is_multiple_of(*count)).unwrap_or(1);
+        let shader = shader.constant("ABREAST", abreast);
+        let tiles = unrolled(TILES, &[("#p", places), ("#f", fours), ("#k", abreast)]);
+        shader.groups(workgroups(places, fours), LANES * slices, &[WINDOWS, code, &tiles].concat())
+    }
+}
+
+fn groups_of(attrs: &Attributes) -> Result<usize> {
+    let groups = usize::try_from(attrs.int("group")?).ok().filter(|groups| *groups > 0);
+    groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))
+}
+
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a.max(1) } else { common_divisor(b, a % b) }
+}
+
+/// Code in which each line that has a name stands once for every number below the name's count, in its place.
+fn unrolled(code: &str, counts: &[(&str, usize)]) -> String {
+    counts.iter().fold(code.to_owned(), |code, (name, count)| {
+        let mut text = String::new();
+        for line in code.lines() {
+            let times = if line.contains(name) { *count } else { 1 };
+            for number in 0..times {
+                text += &line.replace(name, &number.to_string());
+                text.push('\n');
+            }
+        }
+        text
+    })
+}
+
+/// Sums of floats, with a bias of filters, an addend and an activation.
+pub(super) fn of_floats(
+    cx: &OpCx<'_>,
+    (x, w): (&Operand, &Operand),
+    [bias, addend]: [Option<&Operand>; 2],
+) -> Result<(Shader, String)> {
+    let y = cx.output(0)?;
+    let fits = bias.is_none_or(|bias| bias.count() == y.size(1))
+        && addend.is_none_or(|addend| addend.shape == y.shape);
+    ensure!(fits, InvalidArgument, "bias or addend do not fit a result of shape {:?}", y.shape);
+    let mut shader = Shader::new(cx).read("x", x).read("w", w).write("y", y);
+    let mut sum = "sum".to_owned();
+    if let Some(bias) = bias {
+        shader = shader.read("b", bias);
+        sum += " + b(m)";
+    }
+    if let Some(addend) = addend {
+        shader = shader.read("z", addend);
+        sum += " + z(i)";
+    }
+    let result = match Activation::of_attributes(cx.attrs)? {
+        Some(activation) => activation::expression(&activation, "v")?,
+        None => "v".to_owned(),
+    };
+    let code = format!(
+        "alias num = f32;\n\
+         fn pixel(i: u32) -> num {{ return x(i); }}\n\
+         fn weight(i: u32, m: u32) -> num {{ return w(i); }}\n\
+         fn finish(i: u32, m: u32, sum: num) {{\nlet v = {sum};\nset_y(i, {result});\n}}\n"
+    );
+    Ok((shader, code))
+}
+
+fn conv(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let conv = Conv::new(cx.attrs, &cx.input(0)?.shape, &cx.input(1)?.shape)?;
+    let (shader, code) = of_floats(cx, (cx.input(0)?, cx.input(1)?), [cx.find_input(2), cx.find_input(3)])?;
+    Ok(vec![conv.dispatch(shader, &code)?])
+}
+
+fn conv_transpose(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let conv = Conv::transposed(cx.attrs, &cx.input(0)?.shape, &cx.input(1)?.shape)?;
+    let (shader, code) = of_floats(cx, (cx.input(0)?, cx.input(1)?), [cx.find_input(2), None])?;
+    Ok(vec![conv.dispatch(shader, &code)?])
+}

@@ -1,0 +1,111 @@
+//! `CumSum` and `CumProd`: long lines by a workgroup each, others by an invocation each.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::{Result, error};
+
+use super::indexing::around;
+use super::{WgpuKernel, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx};
+use crate::shader::{Element, Shader};
+
+/// Sums of 64-bit integers might need more than 32 bits.
+const NUMBERS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::I32, DType::U32]);
+/// From this length on, and below so many lines, a workgroup is worth its while.
+const LONG: usize = 128;
+const FEW_LINES: usize = 1 << 14;
+/// The invocations of a workgroup.
+const LANES: usize = 256;
+
+const fn cumulative(op: &'static str) -> WgpuKernel {
+    let def =
+        KernelDef { op, types: &[("T", NUMBERS)], host_inputs: &[1], in_place: &[(0, 0)], ..KernelDef::BASE };
+    WgpuKernel::new(def, dispatches)
+}
+
+wgpu_kernels![cumulative("CumSum"), cumulative("CumProd")];
+
+fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let axis = match cx.ints(1)?.as_slice() {
+        // A scalar has the axis 0, counted from the end -1.
+        [0 | -1] if x.rank() == 0 => 0,
+        [axis] => cx.axis(*axis, x.rank())?,
+        other => return Err(error!(InvalidArgument, "the axis must be one number, got {}", other.len())),
+    };
+    let [outer, len, inner] = around(&x.shape, axis);
+    let value = Element::of(y.dtype)?.value;
+    let (identity, operator) = if cx.op == "CumProd" { (1, "*") } else { (0, "+") };
+    let scan = Scan { value, identity, operator, exclusive: cx.attrs.flag("exclusive")? };
+    let step = if cx.attrs.flag("reverse")? { "p.len - 1u - step" } else { "step" };
+    let place = format!(
+        "fn place(line: u32, step: u32) -> u32 {{
+            return (line / p.inner * p.len + ({step})) * p.inner + line % p.inner;
+        }}\n"
+    );
+    let lines = if len == 0 { 0 } else { outer.saturating_mul(inner) };
+    let shader = Shader::new(cx).read("x", x).write("y", y).number("len", len).number("inner", inner);
+    Ok(vec![match len < LONG || lines > FEW_LINES {
+        true => shader.each(lines, &(place + &scan.alone()))?,
+        false => shader.groups(lines, LANES, &(place + &scan.together()))?,
+    }])
+}
+
+struct Scan {
+    /// The type of an element in the program.
+    value: &'static str,
+    identity: u32,
+    operator: &'static str,
+    exclusive: bool,
+}
+
+impl Scan {
+    /// A line by one invocation.
+    fn alone(&self) -> String {
+        let Scan { value, identity, operator, exclusive } = self;
+        let result = if *exclusive { "before" } else { "total" };
+        format!(
+            "fn element(line: u32) {{
+                var total = {value}({identity});
+                for (var step = 0u; step < p.len; step++) {{
+                    let at = place(line, step);
+                    let before = total;
+                    total = before {operator} x(at);
+                    set_y(at, {result});
+                }}
+            }}"
+        )
+    }
+
+    /// A line by a workgroup, as many elements at a time as it has invocations, after W. D. Hillis and G. L.
+    /// Steele, "Data parallel algorithms" (1986).
+    fn together(&self) -> String {
+        let Scan { value, identity, operator, exclusive } = self;
+        let result = match exclusive {
+            true => format!("select(carried, carried {operator} sums[max(lane, 1u) - 1u], lane > 0u)"),
+            false => format!("carried {operator} sums[lane]"),
+        };
+        format!(
+            "var<workgroup> sums: array<{value}, {LANES}>;
+            fn group(line: u32, lane: u32) {{
+                var carried = {value}({identity});
+                for (var start = 0u; start < p.len; start += LANES) {{
+                    let step = start + lane;
+                    var own = {value}({identity});
+                    if (step < p.len) {{ own = x(place(line, step)); }}
+                    sums[lane] = own;
+                    for (var reach = 1u; reach < LANES; reach *= 2u) {{
+                        workgroupBarrier();
+                        if (lane >= reach) {{ own = sums[lane - reach] {operator} own; }}
+                        workgroupBarrier();
+                        sums[lane] = own;
+                    }}
+                    workgroupBarrier();
+                    if (step < p.len) {{ set_y(place(line, step), {result}); }}
+                    carried = carried {operator} sums[LANES - 1u];
+                    workgroupBarrier();
+                }}
+            }}"
+        )
+    }
+}

@@ -1,0 +1,103 @@
+//! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their blocks.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, ensure, error};
+
+use super::elementwise::FLOATS;
+use super::fill::fill;
+use super::{WgpuKernel, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx};
+use crate::shader::Shader;
+
+wgpu_kernels![WgpuKernel::new(
+    KernelDef {
+        domain: MICROSOFT,
+        op: "GatherBlockQuantized",
+        types: &[("T1", TypeSet::of(&[DType::U8, DType::I4, DType::U4])), ("T2", FLOATS)],
+        ..KernelDef::BASE
+    },
+    dispatches
+)];
+
+/// The element `i` of the result is `e` of the table; an index outside of it gives zeros.
+const VALUE: &str = "
+fn value(i: u32) -> f32 {
+    let rest = i / p.inner;
+    var index = i32(indices(rest % p.picks));
+    if (index < 0) { index += i32(p.size); }
+    if (index < 0 || u32(index) >= p.size) { return 0.0; }
+    let e = (rest / p.picks * p.size + u32(index)) * p.inner + i % p.inner;
+    let s = (e / (p.behind * p.axis) * p.blocks + e / p.behind % p.axis / p.block) * p.behind + e % p.behind;
+    return (code(e) - zero_point(s)) * scales(s);
+}
+";
+
+/// Codes in bytes: `bits` wide, the zero points of a row of scales beginning with a byte.
+const IN_BYTES: &str = "
+fn code(e: u32) -> f32 {
+    let bit = e % (8u / BITS) * BITS;
+    return f32((codes(e / (8u / BITS)) >> bit) & ((1u << BITS) - 1u));
+}
+";
+const ZERO_IN_BYTES: &str = "
+fn zero_point(s: u32) -> f32 {
+    let inside = s % p.scale_row;
+    let bytes = (p.scale_row * BITS + 7u) / 8u;
+    let byte = zeros(s / p.scale_row * bytes + inside * BITS / 8u);
+    return f32((byte >> (inside * BITS % 8u)) & ((1u << BITS) - 1u));
+}
+";
+
+fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let (data, indices, scales, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
+    if y.shape.contains(&0) {
+        return Ok(Vec::new());
+    }
+    let size = |name: &str| -> Result<usize> {
+        let value = cx.attrs.int(name)?;
+        let size = usize::try_from(value).ok().filter(|size| (1..=1 << 30).contains(size));
+        size.ok_or_else(|| error!(InvalidGraph, "{name} of {value}"))
+    };
+    let (bits, block) = (size("bits")?, size("block_size")?);
+    let in_bytes = data.dtype == DType::U8;
+    ensure!(matches!(bits, 2 | 4 | 8), InvalidGraph, "codes of {bits} bits");
+    let mut shape = data.shape.to_vec();
+    if in_bytes {
+        shape.last_mut().into_iter().for_each(|last| *last = last.saturating_mul(8 / bits));
+    }
+    let axis = cx.axis(cx.attrs.int("gather_axis")?, shape.len())?;
+    let quantized = cx.axis(cx.attrs.int("quantize_axis")?, shape.len())?;
+    let at = |axis: usize| shape.get(axis).copied().unwrap_or(1);
+    let behind = |axis: usize| shape.iter().skip(axis + 1).product::<usize>().max(1);
+    let mut expected = shape.clone();
+    expected.iter_mut().skip(quantized).take(1).for_each(|size| *size = size.div_ceil(block));
+    ensure!(*scales.shape == *expected, InvalidArgument, "scales of shape {:?} fit no blocks", scales.shape);
+    let mut shader = Shader::new(cx).read("codes", data).read("indices", indices).read("scales", scales);
+    shader = shader.number("inner", behind(axis)).number("picks", indices.count().max(1));
+    shader = shader.number("size", at(axis)).number("behind", behind(quantized));
+    shader = shader.number("axis", at(quantized).max(1)).number("block", block);
+    shader = shader.number("blocks", at(quantized).div_ceil(block));
+    let mut code =
+        String::from(if in_bytes { IN_BYTES } else { "fn code(e: u32) -> f32 { return f32(codes(e)); }\n" });
+    if in_bytes {
+        shader = shader.constant("BITS", bits);
+    }
+    if let Some(zeros) = cx.find_input(3) {
+        shader = shader.read("zeros", zeros);
+    }
+    match (cx.find_input(3).is_some(), in_bytes) {
+        (true, true) => {
+            shader = shader.number("scale_row", scales.shape.last().copied().unwrap_or(1).max(1));
+            code.push_str(ZERO_IN_BYTES);
+        }
+        (true, false) => code.push_str("fn zero_point(s: u32) -> f32 { return f32(zeros(s)); }\n"),
+        (false, true) => {
+            code.push_str("fn zero_point(s: u32) -> f32 { return f32(1u << (BITS - 1u)); }\n");
+        }
+        (false, false) => code.push_str("fn zero_point(s: u32) -> f32 { return 0.0; }\n"),
+    }
+    code.push_str(VALUE);
+    Ok(vec![fill(shader.write("y", y), y, &code)?])
+}

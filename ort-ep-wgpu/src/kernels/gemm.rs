@@ -1,0 +1,373 @@
+//! Matrix products of any strides and batches, with what follows them in the same pass.
+
+use std::fmt::Write as _;
+
+use ort_core::{Result, ensure, error};
+
+use crate::launch::{Dispatch, OpCx, Operand, Walk, strides};
+use crate::shader::{Element, Shader};
+
+/// The workgroups from which on larger tiles keep a device busy.
+const MANY: usize = 128;
+/// The invocations of a workgroup for a single row.
+const ROW_LANES: usize = 256;
+
+/// A tensor of a product with its steps, in elements.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Its name in the program. `a` and `b` are multiplied, less `a_zero` and `b_zero` where these are there,
+    /// `y` is the result; others are
+    /// terms of the result.
+    pub(super) name: &'static str,
+    pub(super) tensor: Operand,
+    /// The step along each axis of the batch.
+    pub(super) batch: Vec<usize>,
+    pub(super) row: usize,
+    pub(super) column: usize,
+    /// The step along the sums.
+    pub(super) depth: usize,
+}
+
+/// `y = result(a * b)` for each matrix of a batch.
+#[derive(Clone, Debug)]
+pub(super) struct Product {
+    pub(super) batch: Vec<usize>,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) depth: usize,
+    pub(super) parts: Vec<Part>,
+    /// Numbers that the result is made with, `p.name`.
+    pub(super) numbers: Vec<(&'static str, f32)>,
+    /// The code of a function that returns the result from `sum` and, for each term `x`, `x_value`.
+    pub(super) result: String,
+}
+
+/// A tile: so many rows and columns, and steps at a time; each invocation has `quads` times four rows and as
+/// many columns.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    block: usize,
+    depth: usize,
+    quads: usize,
+}
+
+/// The larger, the less is read for each product.
+const LARGE: Tile = Tile { block: 128, depth: 8, quads: 2 };
+const MEDIUM: Tile = Tile { block: 64, depth: 8, quads: 2 };
+const SMALL: Tile = Tile { block: 32, depth: 16, quads: 1 };
+/// The steps of a tile that are written out; the others are a loop.
+const WRITTEN_OUT: usize = 4;
+
+impl Part {
+    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to the batch and the
+    /// matrices of a product.
+    pub(super) fn broadcast(
+        name: &'static str,
+        tensor: &Operand,
+        shape: &[usize],
+        whole: &[usize],
+    ) -> Result<Part> {
+        let missing = whole.len().checked_sub(shape.len());
+        let missing = missing.ok_or_else(|| error!(InvalidArgument, "{name} has rank {}", shape.len()))?;
+        let mut steps = vec![0; missing];
+        for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(whole.iter().skip(missing)) {
+            ensure!(
+                size == whole || *size == 1,
+                InvalidArgument,
+                "{name} of shape {shape:?} has {size} where the product has {whole}"
+            );
+            steps.push(if *size == 1 { 0 } else { stride });
+        }
+        let column = steps.pop().unwrap_or(0);
+        let row = steps.pop().unwrap_or(0);
+        Ok(Part { name, tensor: tensor.clone(), batch: steps, row, column, depth: 0 })
+    }
+
+    fn is_term(&self) -> bool {
+        !matches!(self.name, "a" | "b" | "y" | "a_zero" | "b_zero")
+    }
+}
+
+impl Product {
+    /// The dispatches that compute it.
+    pub(super) fn dispatches(mut self, cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+        let mut sizes = self.batch.clone();
+        sizes.extend([self.rows, self.columns]);
+        if sizes.contains(&0) {
+            return Ok(Vec::new());
+        }
+        for part in &self.parts {
+            let count = part.tensor.count();
+            ensure!(u32::try_from(count).is_ok(), NotImplemented, "{} has {count} elements", part.name);
+        }
+        let walk = self.fold()?;
+        if self.columns == 1 {
+            self.transpose();
+        }
+        let matrices = walk.sizes.iter().product::<usize>();
+        let dispatch =
+            if self.rows == 1 { self.row(cx, &walk, matrices)? } else { self.tiles(cx, &walk, matrices)? };
+        Ok(vec![dispatch])
+    }
+
+    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there for all of
+    /// it.
+    fn fold(&mut self) -> Result<Walk> {
+        let mut sizes = self.batch.clone();
+        sizes.push(self.rows);
+        let steps = |part: &Part| part.batch.iter().chain([&part.row]).map(|step| *step as i64).collect();
+        let steps: Vec<Vec<i64>> = self.parts.iter().map(steps).collect();
+        let mut walk = Walk::new(&sizes, &steps);
+        let right = self.parts.iter().position(|part| part.name == "b");
+        let right = right.ok_or_else(|| error!(Fail, "a product has no right side"))?;
+        self.rows = match walk.steps.get(right).map(|steps| steps.last()) {
+            Some(Some(0)) => walk.sizes.pop().unwrap_or(1),
+            _ => 1,
+        };
+        let folds = walk.steps.first().is_some_and(|steps| steps.len() > walk.sizes.len());
+        for (part, steps) in self.parts.iter_mut().zip(&mut walk.steps) {
+            part.row = if folds { steps.pop().unwrap_or(0) as usize } else { 0 };
+        }
+        Ok(walk)
+    }
+
+    /// The same product with both sides exchanged.
+    fn transpose(&mut self) {
+        std::mem::swap(&mut self.rows, &mut self.columns);
+        for part in &mut self.parts {
+            std::mem::swap(&mut part.row, &mut part.column);
+            part.name = match part.name {
+                "a" => "b",
+                "b" => "a",
+                "a_zero" => "b_zero",
+                "b_zero" => "a_zero",
+                other => other,
+            };
+        }
+    }
+
+    fn part(&self, name: &str) -> Result<&Part> {
+        let found = self.parts.iter().find(|part| part.name == name);
+        found.ok_or_else(|| error!(Fail, "a product has no part {name}"))
+    }
+
+    fn shader(&self, cx: &OpCx<'_>, walk: &Walk) -> Shader {
+        let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
+        let mut shader = Shader::new(cx).walk(walk, &names);
+        for part in &self.parts {
+            let name = part.name;
+            shader =
+                if name == "y" { shader.write(name, &part.tensor) } else { shader.read(name, &part.tensor) };
+            shader = match name {
+                "a" => shader.number("a_row", part.row).number("a_depth", part.depth),
+                "b" => shader.number("b_column", part.column).number("b_depth", part.depth),
+                _ => shader
+                    .number(&format!("{name}_row"), part.row)
+                    .number(&format!("{name}_column"), part.column),
+            };
+        }
+        for (name, value) in &self.numbers {
+            shader = shader.float(name, *value);
+        }
+        shader.number("rows", self.rows).number("columns", self.columns).number("depth", self.depth)
+    }
+
+    /// What all programs have: the type of sums, where a matrix of the batch is, zero points, and the result.
+    fn common(&self) -> Result<String> {
+        let of_sides = Element::of(self.part("a")?.tensor.dtype)?;
+        let sum = if of_sides.bits < 32 && of_sides.value != "f32" { "i32" } else { of_sides.value };
+        let names: Vec<&str> = self.parts.iter().map(|part| part.name).collect();
+        let fields: String = names.iter().map(|name| format!("{name}: u32, ")).collect();
+        let places: String = names.iter().map(|name| format!("at_{name}(batch), ")).collect();
+        let mut code = format!(
+            "alias sum_t = {sum};\nstruct At {{ {fields} }}\n\
+             fn places(batch: u32) -> At {{ return At({places}); }}\n"
+        );
+        for (zero, axis) in [("a_zero", "row"), ("b_zero", "column")] {
+            let value = match names.contains(&zero) {
+                true => {
+                    let each = |part| format!("sum_t({zero}(at.{zero} + indexes.{part} * p.{zero}_{axis}))");
+                    ["x", "y", "z", "w"].map(each).join(", ")
+                }
+                false => String::new(),
+            };
+            code += &format!(
+                "fn {zero}s(at: At, indexes: vec4<u32>) -> vec4<sum_t> {{ return vec4<sum_t>({value}); }}\n"
+            );
+        }
+        let terms: Vec<&str> =
+            self.parts.iter().filter(|part| part.is_term()).map(|part| part.name).collect();
+        let parameters: String = terms.iter().map(|name| format!(", {name}_value: {name}_t")).collect();
+        let at = |name: &&str| format!("at.{name} + row * p.{name}_row + column * p.{name}_column");
+        let values: String = terms.iter().map(|name| format!(", {name}({})", at(name))).collect();
+        code += &format!(
+            "fn result(sum: sum_t{parameters}) -> y_t {{\n{}\n}}\n\
+             fn store(at: At, row: u32, column: u32, sum: sum_t) {{\n\
+             set_y({}, result(sum{values}));\n}}\n",
+            self.result,
+            at(&"y")
+        );
+        Ok(code)
+    }
+
+    /// A single row: each workgroup has some columns, and shares their sums.
+    fn row(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Dispatch> {
+        let b = self.part("b")?;
+        let near = b.depth <= b.column;
+        let few = self.columns.saturating_mul(matrices) < 32 * MANY;
+        let most = if near {
+            64
+        } else if few {
+            16
+        } else {
+            8
+        };
+        let slices = self.depth.clamp(1, most).next_power_of_two();
+        let columns = ROW_LANES / slices;
+        let across = self.columns.div_ceil(columns);
+        let shader = self
+            .shader(cx, walk)
+            .constant("COLUMNS", columns)
+            .constant("NEAR", usize::from(near))
+            .number("tiles_across", across);
+        let code = self.common()? + include_str!("gemv.wgsl");
+        shader.groups(matrices.saturating_mul(across), ROW_LANES, &code)
+    }
+
+    /// Matrices by tiles.
+    fn tiles(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Dispatch> {
+        let tiles = |tile: Tile| [self.rows.div_ceil(tile.block), self.columns.div_ceil(tile.block)];
+        let count = |tile: Tile| tiles(tile).iter().fold(matrices, |all, tiles| all.saturating_mul(*tiles));
+        let many = if cx.limits.is_software { 2 } else { MANY };
+        let fits = |tile: &Tile| {
+            let most = tile.block / 2;
+            self.rows > most && self.columns > most && count(*tile) >= many
+        };
+        let tile = [LARGE, MEDIUM].into_iter().find(fits).unwrap_or(SMALL);
+        let [down, across] = tiles(tile);
+        let shader = self
+            .shader(cx, walk)
+            .constant("DEPTH", tile.depth)
+            .constant("QUADS", tile.block / 4)
+            .number("tiles_down", down)
+            .number("tiles_across", across);
+        let (a, b) = (self.part("a")?, self.part("b")?);
+        let near = [a.depth <= a.row, b.depth <= b.column];
+        let code = self.common()? + include_str!("gemm.wgsl") + &tile.group(near);
+        shader.groups(count(tile), tile.lanes(), &code)
+    }
+}
+
+impl Tile {
+    /// The invocations along a side of the tile.
+    fn side(self) -> usize {
+        self.block / 4 / self.quads
+    }
+
+    fn lanes(self) -> usize {
+        self.side() * self.side()
+    }
+
+    /// The function of a workgroup. `near` says for each side whether steps of a row (or column) lie next to
+    /// each other: then neighbours
+    /// read along them. Sums are written out, as loops over registers might not be unrolled.
+    fn group(self, near: [bool; 2]) -> String {
+        let (block, depth, side) = (self.block, self.depth, self.side());
+        let mut code = format!(
+            "fn group(index: u32, lane: u32) {{\n\
+             let column0 = (index % p.tiles_across) * {block}u;\n\
+             let row0 = (index / p.tiles_across % p.tiles_down) * {block}u;\n\
+             let at = places(index / p.tiles_across / p.tiles_down);\n\
+             let own_row = lane / {side}u;\nlet own_column = lane % {side}u;\n"
+        );
+        for (name, near) in [("a", near[0]), ("b", near[1])] {
+            code += &self.first_loads(name, near);
+        }
+        let sums = (0..4 * self.quads).flat_map(|row| (0..self.quads).map(move |quad| (row, quad)));
+        for (row, quad) in sums.clone() {
+            code += &format!("var s{row}_{quad} = vec4<sum_t>();\n");
+        }
+        code += &format!("for (var k = 0u; k < p.depth; k += {depth}u) {{\n");
+        code += &self.each_load(|side, load| format!("{side}_tile[{side}_to{load}] = {side}_next{load};\n"));
+        code += "workgroupBarrier();\n";
+        code += &self.each_load(|side, load| {
+            format!(
+                "{side}_next{load} = \
+                 {side}_quad({side}_from{load}, {side}_less{load}, k + {depth}u + {side}_k{load});\n"
+            )
+        });
+        code += &format!("for (var first = 0u; first < {depth}u; first += {WRITTEN_OUT}u) {{\n");
+        for step in 0..WRITTEN_OUT {
+            code += &self.step(step);
+        }
+        code += "}\nworkgroupBarrier();\n}\n";
+        for (row, quad) in sums {
+            let (block, inner) = (row / 4 * side, row % 4);
+            let columns = quad * side;
+            code += &format!(
+                "store_quad(at, row0 + 4u * (own_row + {block}u) + {inner}u, \
+                 column0 + 4u * (own_column + {columns}u), s{row}_{quad});\n"
+            );
+        }
+        code + "}\n"
+    }
+
+    /// The vectors that an invocation reads of each side at a time.
+    fn loads(self) -> usize {
+        self.depth * self.block / 4 / self.lanes()
+    }
+
+    fn each_load(self, line: impl Fn(&str, usize) -> String) -> String {
+        let sides = ["a", "b"].into_iter();
+        sides
+            .flat_map(|side| (0..self.loads()).map(move |load| (side, load)))
+            .map(|(side, load)| line(side, load))
+            .collect()
+    }
+
+    /// Where an invocation reads a side from and writes it to, and the vectors of the first steps.
+    fn first_loads(self, name: &str, near: bool) -> String {
+        let (axis, size) = if name == "a" { ("row", "rows") } else { ("column", "columns") };
+        let (depth, quads, lanes) = (self.depth, self.block / 4, self.lanes());
+        let mut code = String::new();
+        for load in 0..self.loads() {
+            let (quad, step) = match near {
+                true => (format!("lane / {depth}u + {}u", load * lanes / depth), format!("lane % {depth}u")),
+                false => (format!("lane % {quads}u"), format!("lane / {quads}u + {}u", load * lanes / quads)),
+            };
+            code += &format!(
+                "let {name}_k{load} = {step};\n\
+                 let {name}_at{load} = {quad};\n\
+                 let {name}_to{load} = {name}_k{load} * PITCH + {name}_at{load};\n\
+                 let {name}_four{load} = four({axis}0 + 4u * {name}_at{load}, p.{size});\n\
+                 let {name}_from{load} = at.{name} + {name}_four{load} * p.{name}_{axis};\n\
+                 let {name}_less{load} = {name}_zeros(at, {name}_four{load});\n\
+                 var {name}_next{load} = {name}_quad({name}_from{load}, {name}_less{load}, {name}_k{load});\n"
+            );
+        }
+        code
+    }
+
+    /// One step of all sums of an invocation.
+    fn step(self, step: usize) -> String {
+        let side = self.side();
+        let mut code = String::from("{\n");
+        for quad in 0..self.quads {
+            for (name, own) in [("a", "own_row"), ("b", "own_column")] {
+                let at = quad * side;
+                // Writing to a text does not fail.
+                let _ = writeln!(
+                    code,
+                    "let {name}{quad} = {name}_tile[(first + {step}u) * PITCH + {own} + {at}u];"
+                );
+            }
+        }
+        for row in 0..4 * self.quads {
+            let part = ["x", "y", "z", "w"].get(row % 4).unwrap_or(&"x");
+            for quad in 0..self.quads {
+                let _ = writeln!(code, "s{row}_{quad} += a{}.{part} * b{quad};", row / 4);
+            }
+        }
+        code + "}\n"
+    }
+}

@@ -1,0 +1,102 @@
+//! What kernels that move elements have in common: elements by their bits, and indices that count from the
+//! end where they are negative.
+//!
+//! The device cannot refuse an index that is out of range, as the CPU does: reads take the nearest element
+//! that there is, writes are left out.
+
+use ort_core::dtype::DType;
+use ort_core::ep::NodeView;
+use ort_core::{Result, ensure};
+
+use crate::launch::{Dispatch, OpCx, Operand};
+use crate::shader::{Element, MOST_AXES, Shader};
+
+/// `counted(index, size)` counts an index from the front, `clamped(index, size)` also keeps it in range.
+pub(super) const INDICES: &str = "
+fn counted(index: i32, size: u32) -> i32 { return select(index, index + i32(size), index < 0); }
+fn clamped(index: i32, size: u32) -> u32 { return u32(clamp(counted(index, size), 0, i32(size) - 1)); }
+";
+
+/// Whether all inputs and outputs have few enough dimensions for a walk.
+pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
+    let ranks = (0..node.node.inputs.len()).filter_map(|index| node.rank(index));
+    ranks.into_iter().all(|rank| rank <= MOST_AXES)
+}
+
+/// The size of an axis between the elements before and behind it; a scalar has an axis of size 1.
+pub(super) fn around(shape: &[usize], axis: usize) -> [usize; 3] {
+    let product = |sizes: &[usize]| sizes.iter().fold(1usize, |all, size| all.saturating_mul(*size));
+    let (front, back) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
+    match back.split_first() {
+        Some((size, back)) => [product(front), *size, product(back)],
+        None => [product(front), 1, 1],
+    }
+}
+
+/// The same tensor of a type that keeps the bits of its elements as they are.
+pub(super) fn bits_of(tensor: &Operand) -> Result<Operand> {
+    let dtype = match (Element::of(tensor.dtype)?.bits, tensor.dtype) {
+        (8, _) => DType::U8,
+        (16, _) => DType::U16,
+        (32, _) => DType::U32,
+        (_, dtype) => dtype,
+    };
+    Ok(Operand { dtype, ..tensor.clone() })
+}
+
+/// An error where elements are to be picked of a tensor that has none, or has too many to count.
+pub(super) fn check_source(source: &Operand, result: &Operand) -> Result<()> {
+    let (from, to) = (&source.shape, &result.shape);
+    ensure!(
+        source.count() > 0 || result.count() == 0,
+        InvalidArgument,
+        "{to:?} elements of a tensor {from:?}"
+    );
+    ensure!(source.count() <= i32::MAX as usize, NotImplemented, "a tensor {from:?} is beyond 31 bits");
+    Ok(())
+}
+
+/// A dispatch that writes every element of `y`: `fn picked(i: u32)` returns its bits as [`bits_of`] reads
+/// them. Narrow elements are written as whole words, so `y` must be an output that is in nobody's place.
+pub(super) fn pick(shader: Shader, y: &Operand, code: &str) -> Result<Dispatch> {
+    let (count, bits) = (y.count(), Element::of(y.dtype)?.bits);
+    if bits >= 32 {
+        let code = format!("{code}\nfn element(i: u32) {{ set_y(i, picked(i)); }}\n");
+        return shader.write("y", &bits_of(y)?).each(count, &code);
+    }
+    let parts = 32usize.div_ceil(bits as usize);
+    let words = count.div_ceil(parts);
+    let y = Operand { dtype: DType::U32, shape: [words].as_slice().into(), ..y.clone() };
+    let code = format!(
+        "{code}\nfn element(w: u32) {{
+            var word = 0u;
+            let first = w * {parts}u;
+            let end = min({parts}u, p.elements - first);
+            for (var k = 0u; k < end; k++) {{ word |= picked(first + k) << (k * {bits}u); }}
+            set_y(w, word);
+        }}\n"
+    );
+    shader.number("elements", count).write("y", &y).each(words, &code)
+}
+
+/// Dispatches that put `from` into `to`: none where it already is.
+pub(super) fn copied(cx: &OpCx<'_>, from: &Operand, to: &Operand) -> Result<Vec<Dispatch>> {
+    ensure!(from.count() == to.count(), InvalidArgument, "{:?} is copied to {:?}", from.shape, to.shape);
+    if from.arg == to.arg {
+        return Ok(Vec::new());
+    }
+    let shader = Shader::new(cx).read("x", &bits_of(from)?);
+    Ok(vec![pick(shader, to, "fn picked(i: u32) -> x_t { return x(i); }")?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::around;
+
+    #[test]
+    fn a_scalar_has_an_axis() {
+        assert_eq!(around(&[], 0), [1, 1, 1]);
+        assert_eq!(around(&[2, 3, 4, 5], 2), [6, 4, 5]);
+        assert_eq!(around(&[2, 0, 4], 0), [1, 2, 0]);
+    }
+}

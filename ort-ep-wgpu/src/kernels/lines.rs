@@ -1,0 +1,162 @@
+//! Lines: what a tensor holds along some of its axes. A workgroup takes one line or several, each by a team
+//! of lanes that combine their values in a tree.
+
+use ort_core::Result;
+
+use crate::launch::{Dispatch, Walk, strides};
+use crate::shader::Shader;
+
+/// The lanes that one line gets at most.
+const MOST_PARTS: usize = 256;
+/// The lanes of a workgroup at least.
+const LEAST_LANES: usize = 64;
+/// Elements that a lane is worth.
+const EACH: usize = 8;
+/// Lines side by side in memory that a workgroup takes.
+const ABREAST: usize = 32;
+
+/// The lines of a tensor.
+pub(super) struct Lines {
+    /// Where lines begin.
+    begins: Walk,
+    /// Where the elements of a line are, from its beginning on.
+    along: Walk,
+    /// How many lines there are.
+    pub(super) count: usize,
+    /// The elements of a line.
+    pub(super) len: usize,
+}
+
+/// The product of sizes, which a model may make as large as it likes where one of them is 0.
+pub(super) fn product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size))
+}
+
+/// How a workgroup shares its lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Team {
+    /// Lines of a workgroup.
+    columns: usize,
+    /// Lanes of a line.
+    parts: usize,
+    /// From one lane of a line to the next.
+    step: usize,
+}
+
+impl Lines {
+    /// The lines of a tensor of `shape` along the axes of the mask.
+    pub(super) fn new(shape: &[usize], mask: &[bool]) -> Lines {
+        let strides = strides(shape);
+        let part = |wanted: bool| -> (Vec<usize>, Vec<i64>) {
+            let axes = shape.iter().zip(&strides).zip(mask).filter(|(_, along)| **along == wanted);
+            axes.map(|((size, stride), _)| (*size, i64::try_from(*stride).unwrap_or(i64::MAX))).unzip()
+        };
+        let ((kept, kept_steps), (along, along_steps)) = (part(false), part(true));
+        Lines {
+            count: product(&kept),
+            len: product(&along),
+            begins: Walk::new(&kept, &[kept_steps]),
+            along: Walk::new(&along, &[along_steps]),
+        }
+    }
+
+    /// The lines along one axis.
+    pub(super) fn along_axis(shape: &[usize], axis: usize) -> Lines {
+        let mask: Vec<bool> = (0..shape.len()).map(|other| other == axis).collect();
+        Lines::new(shape, &mask)
+    }
+
+    /// So many lines one after the other.
+    pub(super) fn rows(count: usize, len: usize) -> Lines {
+        Lines::new(&[count, len], &[false, true])
+    }
+
+    fn team(&self) -> Team {
+        let wanted = self.len.div_ceil(EACH).next_power_of_two();
+        let in_rows = self.along.steps.iter().all(|steps| steps.last().is_none_or(|step| *step == 1));
+        if in_rows {
+            let parts = if self.len <= EACH { 1 } else { wanted.min(MOST_PARTS) };
+            return Team { columns: (LEAST_LANES / parts).max(1), parts, step: 1 };
+        }
+        if self.len <= 2 * EACH {
+            return Team { columns: LEAST_LANES, parts: 1, step: LEAST_LANES };
+        }
+        let columns = self.count.clamp(1, ABREAST).next_power_of_two();
+        Team { columns, parts: wanted.min(MOST_PARTS / columns), step: columns }
+    }
+
+    /// A function `name(value, lane)` that gives all lanes of a line what the values of its lanes are
+    /// together; `join` joins a and b, the values of a lane and of a later one.
+    pub(super) fn tree(&self, name: &str, value: &str, join: &str) -> String {
+        if self.team().parts == 1 {
+            return format!("fn {name}(value: {value}, lane: u32) -> {value} {{ return value; }}\n");
+        }
+        format!(
+            "var<workgroup> {name}_cells: array<{value}, LANES>;
+            fn {name}(value: {value}, lane: u32) -> {value} {{
+                let part = part_of(lane);
+                {name}_cells[lane] = value;
+                workgroupBarrier();
+                for (var many = PARTS / 2u; many > 0u; many = many / 2u) {{
+                    if (part < many) {{
+                        let a = {name}_cells[lane];
+                        let b = {name}_cells[lane + many * STEP];
+                        {name}_cells[lane] = {join};
+                    }}
+                    workgroupBarrier();
+                }}
+                let result = {name}_cells[lane - part * STEP];
+                workgroupBarrier();
+                return result;
+            }}\n"
+        )
+    }
+
+    /// A dispatch of `group(index, lane)` for teams of lanes over all lines, each line in `splits` pieces.
+    /// The code has `p.lines` and `p.length`; the number of a line is `line_of(index, lane)`; it begins at
+    /// `at_line(line)`, its element `r` is `at_along(r)` behind that, and a lane takes every `PARTS`th
+    /// element from `part_of(lane)` on.
+    pub(super) fn dispatch(&self, shader: Shader, splits: usize, code: &str) -> Result<Dispatch> {
+        let Team { columns, parts, step } = self.team();
+        let shader = shader
+            .walk_over("begins", &self.begins, &["line"])
+            .walk_over("along", &self.along, &["along"])
+            .number("lines", self.count)
+            .number("length", self.len)
+            .number("splits", splits)
+            .constant("COLUMNS", columns)
+            .constant("PARTS", parts)
+            .constant("STEP", step)
+            .constant("ACROSS", if step == 1 { parts } else { 1 });
+        let helpers = "fn part_of(lane: u32) -> u32 { return (lane / STEP) % PARTS; }
+            fn line_of(index: u32, lane: u32) -> u32 {
+                return index / p.splits * COLUMNS + (lane / ACROSS) % COLUMNS;
+            }\n";
+        let groups = self.count.div_ceil(columns).saturating_mul(splits);
+        shader.groups(groups, columns * parts, &format!("{helpers}{code}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lines, MOST_PARTS, Team};
+
+    #[test]
+    fn teams_are_whole_workgroups() {
+        for len in [0, 1, 8, 9, 64, 1000, 100_000] {
+            for shape in [[1, len, 1], [7, len, 1], [3, len, 5], [1, len, 1000]] {
+                let Team { columns, parts, step } = Lines::along_axis(&shape, 1).team();
+                assert!(columns * parts <= MOST_PARTS && parts.is_power_of_two(), "{shape:?}");
+                assert!(step == 1 || step == columns, "{shape:?}");
+            }
+        }
+        assert_eq!(Lines::rows(10, 64).team(), Team { columns: 8, parts: 8, step: 1 });
+    }
+
+    #[test]
+    fn neighbouring_axes_are_one() {
+        let lines = Lines::new(&[2, 3, 4, 5], &[false, true, true, false]);
+        assert_eq!((lines.count, lines.len), (10, 12));
+        assert_eq!(lines.along.steps, [[5]]);
+    }
+}

@@ -1,0 +1,211 @@
+//! `MatMulNBits`: the product with weights of 2, 4 or 8 bits, straight from their packed blocks.
+
+use std::fmt::Write as _;
+
+use ort_core::dtype::DType;
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, ensure, error};
+
+use super::elementwise::FLOATS;
+use super::{WgpuKernel, tiles, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx, Operand};
+use crate::shader::Shader;
+
+/// The most rows that are multiplied as vectors.
+const FEW_ROWS: usize = 4;
+/// The invocations of a workgroup that multiplies vectors by four columns.
+const LANES: usize = 64;
+
+wgpu_kernels![WgpuKernel::new(
+    KernelDef {
+        domain: MICROSOFT,
+        op: "MatMulNBits",
+        types: &[("T1", FLOATS)],
+        when: is_covered,
+        ..KernelDef::BASE
+    },
+    dispatches
+)];
+
+/// Not with groups, or weights that were packed ahead for another device.
+fn is_covered(node: &NodeView<'_>) -> bool {
+    node.input(4).is_none() && node.attrs().find_int("weight_prepacked").unwrap_or(0) == 0
+}
+
+/// What a node multiplies.
+struct Product {
+    rows: usize,
+    columns: usize,
+    depth: usize,
+    bits: usize,
+    block: usize,
+}
+
+impl Product {
+    fn new(cx: &OpCx<'_>) -> Result<Product> {
+        let size = |name: &str| -> Result<usize> {
+            let value = cx.attrs.int(name)?;
+            let size = usize::try_from(value).ok().filter(|size| (1..1 << 31).contains(size));
+            size.ok_or_else(|| error!(InvalidGraph, "{name} is {value}, expected a size"))
+        };
+        let (a, depth) = (cx.input(0)?, size("K")?);
+        ensure!(a.shape.last() == Some(&depth), InvalidArgument, "A has shape {:?}, K is {depth}", a.shape);
+        let (columns, bits, block) = (size("N")?, size("bits")?, size("block_size")?);
+        let fits = matches!(bits, 2 | 4 | 8) && block >= 16 && block.is_power_of_two();
+        ensure!(fits, InvalidGraph, "blocks of {block} codes of {bits} bits");
+        Ok(Product { rows: a.count() / depth, columns, depth, bits, block })
+    }
+
+    fn blocks(&self) -> usize {
+        self.depth.div_ceil(self.block)
+    }
+
+    /// The words of a column's codes.
+    fn words(&self) -> usize {
+        self.blocks().saturating_mul(self.block).saturating_mul(self.bits) / 32
+    }
+}
+
+/// The weights, four of a word at a time, and what is read besides.
+const WEIGHTS: &str = "
+const CODE: vec4<u32> = vec4<u32>(0u, BITS, 2u * BITS, 3u * BITS);
+const MASK: vec4<u32> = vec4<u32>((1u << BITS) - 1u);
+fn weights(word: u32, shift: u32, zero: f32, scale: f32) -> vec4<f32> {
+    return (vec4<f32>((vec4<u32>(word) >> (CODE + shift)) & MASK) - zero) * scale;
+}
+";
+
+/// The weights of a column from `k` on, as a tile takes them.
+const RIGHT: &str = "
+fn right(column: u32, k: u32) -> vec4<f32> {
+    let bit = k * BITS;
+    let block = k / BLOCK;
+    let word = b(column * p.words + bit / 32u);
+    return weights(word, bit % 32u, zero_point(column, block), scales(column * p.blocks + block));
+}
+";
+
+/// The program's inputs and their functions.
+fn inputs(cx: &OpCx<'_>, product: &Product) -> Result<(Shader, String)> {
+    let (codes, scales) = (cx.input(1)?, cx.input(2)?);
+    let Product { columns, bits, block, .. } = *product;
+    let (words, blocks) = (product.words(), product.blocks());
+    let has = |operand: &Operand, each: usize| operand.count() == columns.saturating_mul(each);
+    ensure!(has(codes, words * 4) && has(scales, blocks), InvalidArgument, "the weights do not fit N and K");
+    let in_words = Operand { arg: codes.arg, dtype: DType::U32, shape: [columns, words].as_slice().into() };
+    let mut shader = Shader::new(cx).read("a", cx.input(0)?).read("b", &in_words).read("scales", scales);
+    shader = shader.number("words", words).number("blocks", blocks);
+    shader = shader.constant("BITS", bits).constant("BLOCK", block);
+    let zero = match cx.find_input(3) {
+        None => "return f32(1u << (BITS - 1u));",
+        Some(zeros) if zeros.dtype == DType::U8 => {
+            let row = blocks.saturating_mul(bits).div_ceil(8);
+            ensure!(has(zeros, row), InvalidArgument, "the zero points do not fit N and K");
+            shader = shader.read("zeros", zeros).number("zero_row", row);
+            "let bit = block * BITS;
+            return f32((zeros(column * p.zero_row + bit / 8u) >> (bit % 8u)) & ((1u << BITS) - 1u));"
+        }
+        Some(zeros) => {
+            ensure!(has(zeros, blocks), InvalidArgument, "the zero points do not fit N and K");
+            shader = shader.read("zeros", zeros);
+            "return zeros(column * p.blocks + block);"
+        }
+    };
+    let bias = match cx.find_input(5) {
+        Some(bias) => {
+            ensure!(has(bias, 1), InvalidArgument, "{} biases for {columns} columns", bias.count());
+            shader = shader.read("bias", bias);
+            "value + bias(column)"
+        }
+        None => "value",
+    };
+    let code = format!(
+        "{WEIGHTS}fn zero_point(column: u32, block: u32) -> f32 {{ {zero} }}\n\
+         fn result(row: u32, column: u32, value: f32) {{ set_y(row * p.n + column, {bias}); }}\n"
+    );
+    Ok((shader.write("y", cx.output(0)?), code))
+}
+
+fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let product = Product::new(cx)?;
+    if product.rows == 0 {
+        return Ok(Vec::new());
+    }
+    let (shader, code) = inputs(cx, &product)?;
+    if product.rows <= FEW_ROWS {
+        return Ok(vec![vectors(shader, &product, &code)?]);
+    }
+    let sizes = [product.rows, product.columns, product.depth];
+    Ok(vec![tiles::product(shader, sizes, &format!("{code}{}{RIGHT}", tiles::row_of_four("left", "a")))?])
+}
+
+/// A workgroup multiplies all rows by four columns, each invocation a part of the words.
+fn vectors(shader: Shader, product: &Product, code: &str) -> Result<Dispatch> {
+    let rows = product.rows;
+    let (mut start, mut steps, mut end) = (String::new(), String::new(), String::new());
+    // Writing to a text does not fail.
+    for row in 0..rows {
+        let _ = writeln!(start, "var sums{row} = vec4<f32>(0.0, 0.0, 0.0, 0.0);");
+        let _ = writeln!(end, "sums[lane * ROWS + {row}u] = sums{row};");
+    }
+    for column in 0..4 {
+        let _ = writeln!(
+            steps,
+            "let own{column} = min(column + {column}u, p.n - 1u);\n\
+             let word{column} = b(own{column} * p.words + w);\n\
+             let scale{column} = scales(own{column} * p.blocks + block);\n\
+             let zero{column} = zero_point(own{column}, block);"
+        );
+    }
+    for part in 0..8 / product.bits {
+        let shift = part * 4 * product.bits;
+        for column in 0..4 {
+            let _ = writeln!(
+                steps,
+                "let right{part}{column} = weights(word{column}, {shift}u, zero{column}, scale{column});"
+            );
+        }
+        for row in 0..rows {
+            let dots: Vec<String> =
+                (0..4).map(|column| format!("dot(left{part}{row}, right{part}{column})")).collect();
+            let _ = writeln!(
+                steps,
+                "let left{part}{row} = left({row}u, k + {}u);\nsums{row} += vec4<f32>({});",
+                4 * part,
+                dots.join(", ")
+            );
+        }
+    }
+    let group = format!(
+        "var<workgroup> sums: array<vec4<f32>, LANES * ROWS>;
+        fn group(index: u32, lane: u32) {{
+            let column = index * 4u;
+            {start}
+            for (var w = lane; w < p.words; w += LANES) {{
+                let k = w * (32u / BITS);
+                let block = k / BLOCK;
+                {steps}
+            }}
+            {end}
+            for (var step = LANES / 2u; step > 0u; step = step >> 1u) {{
+                workgroupBarrier();
+                if (lane < step) {{
+                    for (var row = 0u; row < ROWS; row++) {{
+                        sums[lane * ROWS + row] += sums[(lane + step) * ROWS + row];
+                    }}
+                }}
+            }}
+            workgroupBarrier();
+            if (lane < 4u * ROWS && column + lane % 4u < p.n) {{
+                result(lane / 4u, column + lane % 4u, sums[lane / 4u][lane % 4u]);
+            }}
+        }}\n"
+    );
+    let shader = shader.number("k", product.depth).number("n", product.columns).constant("ROWS", rows);
+    shader.groups(
+        product.columns.div_ceil(4),
+        LANES,
+        &format!("{code}{}{group}", tiles::row_of_four("left", "a")),
+    )
+}

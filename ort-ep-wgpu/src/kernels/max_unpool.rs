@@ -1,0 +1,86 @@
+//! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index the last.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::ops::nn::geometry::Windows;
+use ort_core::{Result, ensure, error};
+
+use super::conv::has_up_to_three_axes;
+use super::{WgpuKernel, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx, Operand};
+use crate::shader::{Access, Shader};
+
+const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+wgpu_kernels![WgpuKernel {
+    workspace: Some(|cx| {
+        let mut taken = 0;
+        sources(cx, &mut taken)?;
+        Ok(taken)
+    }),
+    ..WgpuKernel::new(
+        KernelDef {
+            op: "MaxUnpool",
+            types: &[("T1", FLOATS)],
+            host_inputs: &[2],
+            when: has_up_to_three_axes,
+            ..KernelDef::BASE
+        },
+        dispatches,
+    )
+}];
+
+/// For each element of the result one more than the element that it is; 0 where there is none.
+fn sources(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
+    Ok(cx.workspace(taken, DType::U32, &cx.output(0)?.shape))
+}
+
+/// Notes the source of each place of the result, which has the upper left corner of the pool's image.
+const MARK: &str = "
+fn combine(a: u32, b: u32) -> u32 { return max(a, b); }
+fn element(i: u32) {
+    var rest = bitcast<u32>(indices(i));
+    if (rest >= p.image_count) { return; }
+    var place = 0u;
+    var step = 1u;
+    for (var back = 1u; back <= RANK; back++) {
+        let axis = RANK - back;
+        let at = rest % image(axis);
+        rest /= image(axis);
+        if (at >= result(axis)) { return; }
+        place += at * step;
+        step *= result(axis);
+    }
+    combine_sources(place, i + 1u);
+}";
+
+const TAKE: &str = "
+fn element(i: u32) {
+    let source = sources(i);
+    if (source == 0u) { set_y(i, 0.0); } else { set_y(i, x(source - 1u)); }
+}";
+
+fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let (x, indices, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+    let sizes = x.shape.get(2..).ok_or_else(|| error!(InvalidArgument, "an image of shape {:?}", x.shape))?;
+    let mut image = x.shape.clone();
+    let windows = Windows::of_pool(cx.attrs, x.rank())?.transposed_on(cx.attrs, sizes)?;
+    image.iter_mut().skip(2).zip(&windows).for_each(|(size, axis)| *size = axis.input);
+    let fits = indices.count() == x.count() && y.rank() == x.rank();
+    ensure!(fits, InvalidArgument, "{:?} indices for values of shape {:?}", indices.shape, x.shape);
+    let sources = sources(cx, &mut 0)?;
+    let clear = Shader::new(cx).write("sources", &sources);
+    let mark = Shader::new(cx)
+        .read("indices", indices)
+        .tensor("sources", &sources, Access::Combine)
+        .sizes("image", &image)
+        .sizes("result", &y.shape)
+        .number("image_count", image.iter().fold(1, |count: usize, size| count.saturating_mul(*size)))
+        .constant("RANK", x.rank());
+    let take = Shader::new(cx).read("x", x).read("sources", &sources).write("y", y);
+    Ok(vec![
+        clear.each(y.count(), "fn element(i: u32) { set_sources(i, 0u); }")?,
+        mark.each(x.count(), MARK)?,
+        take.each(y.count(), TAKE)?,
+    ])
+}

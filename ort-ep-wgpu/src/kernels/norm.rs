@@ -1,0 +1,102 @@
+//! The program of normalizations: the mean and the deviation of each line, and then its elements.
+
+use ort_core::Result;
+
+use super::lines::Lines;
+use crate::launch::{Dispatch, OpCx, Operand};
+use crate::shader::Shader;
+
+/// A normalization of lines. Expressions have the `line`, the place `r` in it and the `place` in the tensor.
+pub(super) struct Norm<'a> {
+    pub(super) lines: Lines,
+    /// An element before: an expression.
+    pub(super) value: &'a str,
+    /// Whether the mean is subtracted.
+    pub(super) centers: bool,
+    /// What the difference is multiplied by, an expression of `variance` and `p.epsilon`.
+    pub(super) factor: &'a str,
+    /// An expression of what is written for the normalized element `v`.
+    pub(super) result: &'a str,
+    pub(super) epsilon: f32,
+}
+
+/// What is written: the results, for each line the mean and the factor, and the elements before; none where
+/// nobody reads them.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Written<'a> {
+    pub(super) result: Option<&'a Operand>,
+    pub(super) mean: Option<&'a Operand>,
+    pub(super) factor: Option<&'a Operand>,
+    pub(super) value: Option<&'a Operand>,
+}
+
+/// The factor where the variance is padded.
+pub(super) const INVERSE_DEVIATION: &str = "1.0 / sqrt(variance + p.epsilon)";
+
+impl Norm<'_> {
+    /// The dispatch of a program that reads what is in `shader` already. A lane reads just the elements that
+    /// it writes, before it writes them.
+    pub(super) fn dispatch(&self, mut shader: Shader, written: Written<'_>) -> Result<Dispatch> {
+        let outputs = [
+            ("result", written.result),
+            ("mean", written.mean),
+            ("factor", written.factor),
+            ("value", written.value),
+        ];
+        for (name, operand) in outputs {
+            shader = operand.into_iter().fold(shader, |shader, operand| shader.write(name, operand));
+        }
+        shader = shader.float("epsilon", self.epsilon);
+        self.lines.dispatch(shader, 1, &self.code(written))
+    }
+
+    fn code(&self, written: Written<'_>) -> String {
+        let Norm { value, factor, result, .. } = self;
+        let each = |body: &str| {
+            format!(
+                "for (var r = part_of(lane); r < end; r += PARTS) {{
+                    let place = begin + at_along(r);
+                    let before = {value};
+                    {body}
+                }}\n"
+            )
+        };
+        let mean = match self.centers {
+            true => each("sum += before;") + "let center = total(sum, lane) / f32(p.length);\n",
+            false => "let center = 0.0;\n".to_owned(),
+        };
+        let squares = each("let apart = before - center; squares += apart * apart;");
+        let wanted =
+            |operand: Option<&Operand>, code: &str| operand.map_or(String::new(), |_| code.to_owned());
+        let elements = wanted(written.value, "set_value(place, before);\n")
+            + &wanted(
+                written.result,
+                &format!("let v = (before - center) * scaled;\nset_result(place, {result});\n"),
+            );
+        let elements = if elements.is_empty() { elements } else { each(&elements) };
+        let of_line = wanted(written.mean, "set_mean(line, center);\n")
+            + &wanted(written.factor, "set_factor(line, scaled);\n");
+        format!(
+            "{tree}
+            fn group(index: u32, lane: u32) {{
+                let line = line_of(index, lane);
+                let end = select(0u, p.length, line < p.lines);
+                let begin = at_line(line);
+                var sum = 0.0;
+                {mean}
+                var squares = 0.0;
+                {squares}
+                let variance = total(squares, lane) / f32(p.length);
+                let scaled = {factor};
+                {elements}
+                if (line < p.lines && part_of(lane) == 0u) {{ {of_line} }}
+            }}",
+            tree = self.lines.tree("total", "f32", "a + b"),
+        )
+    }
+}
+
+/// An empty program that reads `x`.
+pub(super) fn reading(cx: &OpCx<'_>, x: &Operand) -> Shader {
+    Shader::new(cx).read("x", x)
+}

@@ -1,0 +1,150 @@
+//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each block.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::{Result, ensure, error};
+
+use super::elementwise::FLOATS;
+use super::fill::fill;
+use super::{WgpuKernel, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx};
+use crate::shader::Shader;
+
+/// What numbers are quantized to.
+const CODES: TypeSet =
+    TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8, DType::I16, DType::U16]));
+const WITH_INT32: TypeSet = CODES.union(TypeSet::of(&[DType::I32]));
+
+wgpu_kernels![
+    WgpuKernel::new(
+        KernelDef {
+            op: "QuantizeLinear",
+            types: &[("T1", FLOATS), ("T2", FLOATS), ("T3", CODES)],
+            ..KernelDef::BASE
+        },
+        quantize
+    ),
+    WgpuKernel::new(
+        KernelDef {
+            op: "DequantizeLinear",
+            types: &[("T1", WITH_INT32), ("T2", FLOATS), ("T3", FLOATS)],
+            ..KernelDef::BASE
+        },
+        dequantize
+    ),
+];
+
+/// Adds scales and zero points to a program, with a function that says which of them belongs to an element.
+fn scales(cx: &OpCx<'_>, shader: Shader) -> Result<(Shader, String)> {
+    let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
+    let shader = shader.read("scale", scale);
+    let (shader, zero_code) = match zero {
+        Some(zero) => {
+            ensure!(
+                zero.count() == scale.count(),
+                InvalidArgument,
+                "there are {} zero points for {} scales",
+                zero.count(),
+                scale.count()
+            );
+            (shader.read("zeros", zero), "f32(zeros(s))")
+        }
+        None => (shader, "0.0"),
+    };
+    let block = cx.attrs.int("block_size")?;
+    let (shader, place) = if scale.count() == 1 && (scale.rank() < 2 || block == 0) {
+        (shader, "0u")
+    } else {
+        let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
+        let inner = x.shape.iter().skip(axis + 1).product::<usize>().max(1);
+        let shader = shader.number("inner", inner).number("axis", x.size(axis).max(1));
+        if block == 0 {
+            let fits = scale.rank() == 1 && scale.size(0) == x.size(axis);
+            ensure!(fits, InvalidArgument, "scales of shape {:?} do not fit axis {axis}", scale.shape);
+            (shader, "i / p.inner % p.axis")
+        } else {
+            let block = usize::try_from(block).ok().filter(|block| *block > 0);
+            let block = block.ok_or_else(|| error!(InvalidArgument, "a block size below 0"))?;
+            let blocks = x.size(axis).div_ceil(block);
+            let mut expected = x.shape.clone();
+            expected.iter_mut().skip(axis).take(1).for_each(|size| *size = blocks);
+            ensure!(
+                scale.shape == expected,
+                InvalidArgument,
+                "scales of shape {:?} fit no blocks",
+                scale.shape
+            );
+            let place = "(i / (p.inner * p.axis) * p.blocks + i / p.inner % p.axis / p.block) * p.inner \
+                         + i % p.inner";
+            (shader.number("blocks", blocks).number("block", block.min(1 << 31)), place)
+        }
+    };
+    let code = format!(
+        "fn scale_at(i: u32) -> u32 {{ return {place}; }}\n\
+         fn zero_point(s: u32) -> f32 {{ return {zero_code}; }}\n"
+    );
+    Ok((shader, code))
+}
+
+fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    if cx.input(0)?.shape.contains(&0) {
+        return Ok(Vec::new());
+    }
+    let (shader, mut code) = scales(cx, Shader::new(cx).read("x", cx.input(0)?))?;
+    code.push_str(
+        "fn value(i: u32) -> f32 {
+            let s = scale_at(i);
+            return (f32(x(i)) - zero_point(s)) * scale(s);
+        }",
+    );
+    Ok(vec![fill(shader.write("y", cx.output(0)?), cx.output(0)?, &code)?])
+}
+
+/// The least and the greatest value of an integer type of 16 bits or less.
+pub(super) fn range(dtype: DType) -> Result<(f32, f32)> {
+    let bits = dtype.bits().filter(|bits| *bits <= 16 && dtype.is_integer());
+    let bits = bits.ok_or_else(|| error!(NotImplemented, "codes of type {}", dtype.name()))?;
+    let count = (1_u32 << bits) as f32;
+    Ok(if dtype.is_signed() { (-count / 2.0, count / 2.0 - 1.0) } else { (0.0, count - 1.0) })
+}
+
+/// `fn code_of(rounded: f32) -> y_t`: a whole number as a code of a type; what is not a number becomes 0.
+pub(super) fn code_of(dtype: DType) -> Result<String> {
+    let (least, greatest) = range(dtype)?;
+    Ok(format!(
+        "fn code_of(rounded: f32) -> y_t {{\n\
+         if (is_nan(rounded)) {{ return y_t(0); }}\n\
+         return y_t(clamp(rounded, f32({least:?}), f32({greatest:?})));\n}}\n"
+    ))
+}
+
+/// The type that the division is done in.
+fn precision(cx: &OpCx<'_>) -> Result<DType> {
+    let precision = cx.attrs.int("precision")?;
+    match i32::try_from(precision).ok().and_then(DType::from_onnx) {
+        None if precision == 0 => Ok(cx.input(1)?.dtype),
+        Some(dtype) if FLOATS.contains(dtype) => Ok(dtype),
+        _ => Err(error!(InvalidGraph, "precision {precision} is no type to divide in")),
+    }
+}
+
+fn quantize(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let y = cx.output(0)?;
+    if y.shape.contains(&0) {
+        return Ok(Vec::new());
+    }
+    let (shader, mut code) = scales(cx, Shader::new(cx).read("x", cx.input(0)?))?;
+    code.push_str(&code_of(y.dtype)?);
+    code.push_str(match precision(cx)? {
+        DType::F16 => "fn narrow(v: f32) -> f32 { return unpack2x16float(half_bits(v)).x; }\n",
+        DType::BF16 => "fn narrow(v: f32) -> f32 { return bitcast<f32>(bfloat_bits(v) << 16u); }\n",
+        _ => "fn narrow(v: f32) -> f32 { return v; }\n",
+    });
+    code.push_str(
+        "fn value(i: u32) -> y_t {
+            let s = scale_at(i);
+            return code_of(round(narrow(divide_(narrow(x(i)), scale(s)))) + zero_point(s));
+        }",
+    );
+    Ok(vec![fill(shader.write("y", y), y, &code)?])
+}

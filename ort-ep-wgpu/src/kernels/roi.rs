@@ -1,0 +1,61 @@
+//! `RoiAlign`: regions of feature maps pooled to one size, each element of the result by one invocation. A
+//! region of an image that there is none of reads the nearest.
+
+use ort_core::ep::KernelDef;
+use ort_core::{Result, ensure, error};
+
+use super::elementwise::FLOATS;
+use super::indexing::check_source;
+use super::{WgpuKernel, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx};
+use crate::shader::Shader;
+
+/// Samples of one bin along one axis that no sensible region needs.
+const MOST_SAMPLES: usize = 4096;
+
+wgpu_kernels![WgpuKernel::new(
+    KernelDef {
+        op: "RoiAlign",
+        types: &[("T1", FLOATS)],
+        when: |node| node.attrs().find_int("sampling_ratio").unwrap_or(0) <= MOST_SAMPLES as i64,
+        ..KernelDef::BASE
+    },
+    dispatches
+)];
+
+fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let (x, rois, images, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
+    let (&[batch, channels, height, width], &[count, _, rows, columns]) = (&*x.shape, &*y.shape) else {
+        return Err(error!(InvalidArgument, "feature maps of shape {:?}", x.shape));
+    };
+    ensure!(
+        rois.count() == count.saturating_mul(4) && images.count() == count,
+        InvalidArgument,
+        "{} coordinates and {} images for {count} regions",
+        rois.count(),
+        images.count()
+    );
+    check_source(x, y)?;
+    let half_pixel = cx.attrs.string("coordinate_transformation_mode")? == "half_pixel";
+    let samples = usize::try_from(cx.attrs.int("sampling_ratio")?).unwrap_or(0);
+    let shader = Shader::new(cx)
+        .read("x", x)
+        .read("rois", rois)
+        .read("images", images)
+        .write("y", y)
+        .number("batch", batch)
+        .number("channels", channels)
+        .sizes("size", &[height, width])
+        .sizes("pooled", &[rows, columns])
+        .number("samples", samples)
+        .constant("MOST_SAMPLES", MOST_SAMPLES)
+        .float("scale", cx.attrs.float("spatial_scale")?)
+        .float("shift", if half_pixel { 0.5 } else { 0.0 })
+        .float("least_extent", if half_pixel { -3.0e38 } else { 1.0 });
+    let (combined, result) = match cx.attrs.string("mode")? {
+        "max" => ("if (!found || value > total) { total = value; } found = true;", "total"),
+        _ => ("total += value;", "total / max(f32(rows.count) * f32(columns.count), 1.0)"),
+    };
+    let code = include_str!("roi_align.wgsl").replace("COMBINED", combined).replace("RESULT", result);
+    Ok(vec![shader.each(y.count(), &code)?])
+}

@@ -1,0 +1,78 @@
+//! Products by tiles in workgroup memory, of sides that a kernel reads in its own way.
+
+use std::fmt::Write as _;
+
+use ort_core::Result;
+
+use crate::launch::Dispatch;
+use crate::shader::Shader;
+
+/// Columns of a tile.
+const COLUMNS: usize = 64;
+/// The invocations of a workgroup.
+const LANES: usize = 256;
+
+/// The product of `m` rows and `n` columns over `k`. The code says `left(row, k)` and `right(column, k)`, both
+/// `vec4<f32>`: the values of four `k` from a multiple of 4 on, beyond the last zeros on the left and finite on
+/// the right; and `result(row, column, value)`.
+pub(super) fn product(shader: Shader, [m, n, k]: [usize; 3], code: &str) -> Result<Dispatch> {
+    // Each invocation computes a few rows of four columns.
+    let own = if m <= 16 { 1 } else { 4 };
+    let rows = own * 16;
+    let (mut start, mut step, mut end) = (String::new(), String::new(), String::new());
+    for i in 0..own {
+        // Writing to a text does not fail.
+        let _ = writeln!(start, "var sums{i} = vec4<f32>(0.0, 0.0, 0.0, 0.0);");
+        let _ = writeln!(
+            step,
+            "let left{i} = left_tile[(ty + {}u) * LINE + quad];\n\
+             sums{i} += vec4<f32>(dot(left{i}, a), dot(left{i}, b), dot(left{i}, c), dot(left{i}, d));",
+            16 * i
+        );
+        let _ = writeln!(end, "store(row + ty + {}u, column + tx, sums{i});", 16 * i);
+    }
+    let group = format!(
+        "fn group(index: u32, lane: u32) {{
+            let row_tiles = (p.m + ROWS - 1u) / ROWS;
+            let row = index % row_tiles * ROWS;
+            let column = index / row_tiles * COLUMNS;
+            let tx = lane % 16u;
+            let ty = lane / 16u;
+            {start}
+            for (var depth = 0u; depth < p.k; depth += 4u * QUADS) {{
+                load_tiles(row, column, depth, lane);
+                workgroupBarrier();
+                for (var quad = 0u; quad < QUADS; quad++) {{
+                    let at = tx * LINE + quad;
+                    let a = right_tile[at];
+                    let b = right_tile[at + 16u * LINE];
+                    let c = right_tile[at + 32u * LINE];
+                    let d = right_tile[at + 48u * LINE];
+                    {step}
+                }}
+                workgroupBarrier();
+            }}
+            {end}
+        }}\n"
+    );
+    let shader = shader.number("m", m).number("n", n).number("k", k).constant("ROWS", rows);
+    let groups = m.div_ceil(rows).saturating_mul(n.div_ceil(COLUMNS));
+    shader.groups(groups, LANES, &format!("{}{code}\n{group}", include_str!("tiles.wgsl")))
+}
+
+/// `fn NAME(row: u32, k: u32) -> vec4<f32>`: four of a tensor's row of `p.k` elements, zeros beyond its end.
+pub(super) fn row_of_four(name: &str, tensor: &str) -> String {
+    format!(
+        "fn {name}(row: u32, k: u32) -> vec4<f32> {{
+            let at = row * p.k + k;
+            if (k + 4u <= p.k) {{
+                return vec4<f32>({tensor}(at), {tensor}(at + 1u), {tensor}(at + 2u), {tensor}(at + 3u));
+            }}
+            var four = vec4<f32>(0.0, 0.0, 0.0, 0.0);
+            if (k < p.k) {{ four.x = {tensor}(at); }}
+            if (k + 1u < p.k) {{ four.y = {tensor}(at + 1u); }}
+            if (k + 2u < p.k) {{ four.z = {tensor}(at + 2u); }}
+            return four;
+        }}\n"
+    )
+}

@@ -1,0 +1,214 @@
+//! `TopK`: short lines by counting, for each element, those that come before it; longer ones sorted in parts
+//! that are merged.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::{Result, ensure};
+
+use super::indexing::around;
+use super::{WgpuKernel, wgpu_kernels};
+use crate::launch::{Dispatch, OpCx, Operand};
+use crate::shader::{Element, Shader, TYPES};
+
+/// Up to this length the elements that come before another are counted.
+const SHORT: usize = 64;
+/// The elements that a workgroup sorts in its memory.
+const BLOCK: usize = 2048;
+/// The most invocations of a workgroup.
+const LANES: usize = 256;
+
+const NUMBERS: TypeSet = TYPES.difference(TypeSet::of(&[DType::Bool]));
+
+wgpu_kernels![WgpuKernel {
+    workspace: Some(workspace),
+    ..WgpuKernel::new(
+        KernelDef { op: "TopK", types: &[("T", NUMBERS)], host_inputs: &[1], ..KernelDef::BASE },
+        dispatches
+    )
+}];
+
+/// The lines of a tensor along an axis.
+struct Lines {
+    count: usize,
+    len: usize,
+    inner: usize,
+    /// The results of each.
+    kept: usize,
+}
+
+impl Lines {
+    fn new(cx: &OpCx<'_>) -> Result<Lines> {
+        let x = cx.input(0)?;
+        let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
+        let [outer, len, inner] = around(&x.shape, axis);
+        let y = cx.find_output(0).map_or_else(|| cx.output(1), Ok)?;
+        let [_, kept, _] = around(&y.shape, axis);
+        ensure!(kept <= len, InvalidArgument, "K must be one number from 0 to the axis' size {len}");
+        let count = if kept == 0 { 0 } else { outer.saturating_mul(inner) };
+        ensure!(x.count() <= i32::MAX as usize, NotImplemented, "{:?} is beyond 31 bits", x.shape);
+        Ok(Lines { count, len, inner, kept })
+    }
+
+    /// The shape of what is kept of sorted parts of so many elements: lines, parts, elements.
+    fn parts(&self, size: usize) -> [usize; 3] {
+        [self.count, self.len.div_ceil(size), self.kept.min(size)]
+    }
+
+    fn shader(&self, cx: &OpCx<'_>) -> Result<Shader> {
+        let shader = Shader::new(cx).read("x", cx.input(0)?);
+        let shader = shader.number("len", self.len).number("inner", self.inner);
+        Ok(shader.number("kept", self.kept))
+    }
+}
+
+/// Keys and places between the passes: two of each, used in turn.
+fn buffers(cx: &OpCx<'_>, lines: &Lines, taken: &mut usize) -> [[Operand; 2]; 2] {
+    let sizes =
+        std::iter::successors(Some(BLOCK), |size| size.checked_mul(2)).take_while(|size| *size < lines.len);
+    let line = sizes.map(|size| lines.parts(size)).map(|[_, parts, kept]| parts.saturating_mul(kept)).max();
+    let shape = [lines.count, line.unwrap_or(0)];
+    [(); 2].map(|()| [(); 2].map(|()| cx.workspace(taken, DType::U32, &shape)))
+}
+
+fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+    let lines = Lines::new(cx)?;
+    let mut taken = 0;
+    if lines.len > BLOCK {
+        buffers(cx, &lines, &mut taken);
+    }
+    Ok(taken)
+}
+
+/// `line_at(line, place)` is where an element of a line is, `before(..)` whether a key and place come before
+/// others.
+const ORDER: &str = "
+fn line_at(line: u32, place: u32) -> u32 {
+    return (line / p.inner * p.len + place) * p.inner + line % p.inner;
+}
+fn before(own: u32, place: u32, other: u32, other_place: u32) -> bool {
+    return own < other || (own == other && place < other_place);
+}
+";
+
+/// `key(i)`: in ascending order of keys, elements come as they should. A NaN is above every number.
+fn key(cx: &OpCx<'_>) -> Result<String> {
+    let ascending = match Element::of(cx.input(0)?.dtype)?.value {
+        "f32" => {
+            "if (is_nan(value)) { bits = 0xffffffffu; }
+            else if (value == 0.0) { bits = 0x80000000u; }
+            else { bits ^= select(0x80000000u, 0xffffffffu, (bits >> 31u) == 1u); }"
+        }
+        "i32" => "bits ^= 0x80000000u;",
+        _ => "",
+    };
+    let result = if cx.attrs.flag("largest")? { "~bits" } else { "bits" };
+    Ok(format!(
+        "fn key(i: u32) -> u32 {{
+            let value = x(i);
+            var bits = bitcast<u32>(value);
+            {ascending}
+            return {result};
+        }}\n"
+    ))
+}
+
+/// The program with `keep(line, part, rank, own, place)`, which takes an element of this key at its rank:
+/// into the results, or among those that are kept of a part.
+fn keeping(cx: &OpCx<'_>, mut shader: Shader, to: Option<&[Operand; 2]>) -> (Shader, String) {
+    let mut sets = String::new();
+    if let Some([keys, places]) = to {
+        shader = shader.write("kept_keys", keys).write("kept_places", places);
+        sets.push_str(
+            "let at = part * p.merged_capacity + rank;
+            set_kept_keys(at, own);
+            set_kept_places(at, place);",
+        );
+    } else {
+        sets.push_str("let at = (line / p.inner * p.kept + rank) * p.inner + line % p.inner;\n");
+        if let Some(values) = cx.find_output(0) {
+            shader = shader.write("values", values);
+            sets.push_str("set_values(at, x(line_at(line, place)));\n");
+        }
+        if let Some(indices) = cx.find_output(1) {
+            shader = shader.write("indices", indices);
+            sets.push_str("set_indices(at, i32(place));\n");
+        }
+    }
+    let code = format!("fn keep(line: u32, part: u32, rank: u32, own: u32, place: u32) {{\n{sets}\n}}\n");
+    (shader, code)
+}
+
+fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
+    let lines = Lines::new(cx)?;
+    let asked = cx.ints(1)?;
+    let fits = matches!(asked.as_slice(), [k] if usize::try_from(*k) == Ok(lines.kept));
+    ensure!(fits, InvalidArgument, "K is {asked:?}, expected {}", lines.kept);
+    if lines.len <= SHORT {
+        return Ok(vec![counted(cx, &lines)?]);
+    }
+    if lines.len <= BLOCK {
+        return Ok(vec![sorted(cx, &lines, None)?]);
+    }
+    let [mut from, mut to] = buffers(cx, &lines, &mut 0);
+    let mut dispatches = vec![sorted(cx, &lines, Some(&from))?];
+    let mut size = BLOCK;
+    while size < lines.len {
+        let is_last = size.saturating_mul(2) >= lines.len;
+        dispatches.push(merged(cx, &lines, size, (&from, (!is_last).then_some(&to)))?);
+        std::mem::swap(&mut from, &mut to);
+        size = size.saturating_mul(2);
+    }
+    Ok(dispatches)
+}
+
+/// For each element of all lines, its rank.
+fn counted(cx: &OpCx<'_>, lines: &Lines) -> Result<Dispatch> {
+    let (shader, keep) = keeping(cx, lines.shader(cx)?, None);
+    let code = format!(
+        "{ORDER}{}{keep}
+        fn element(i: u32) {{
+            let row = i / p.inner;
+            let outer = row / p.len;
+            let line = outer * p.inner + (i - row * p.inner);
+            let place = row - outer * p.len;
+            let own = key(i);
+            var rank = 0u;
+            for (var other = 0u; other < p.len; other++) {{
+                rank += select(0u, 1u, before(key(line_at(line, other)), other, own, place));
+            }}
+            if (rank < p.kept) {{ keep(line, 0u, rank, own, place); }}
+        }}",
+        key(cx)?
+    );
+    shader.each(lines.count.saturating_mul(lines.len), &code)
+}
+
+/// Parts of lines sorted by workgroups, after K. E. Batcher, "Sorting networks and their applications"
+/// (1968): the results, or the first keys and places of each part.
+fn sorted(cx: &OpCx<'_>, lines: &Lines, to: Option<&[Operand; 2]>) -> Result<Dispatch> {
+    let size = lines.len.min(BLOCK).next_power_of_two();
+    let [_, parts, capacity] = lines.parts(BLOCK);
+    let shader = lines.shader(cx)?.constant("SIZE", size).number("parts", parts);
+    let shader = shader.number("capacity", capacity).number("merged_capacity", capacity);
+    let (shader, keep) = keeping(cx, shader, to);
+    let code = format!("{ORDER}{}{keep}{}", key(cx)?, include_str!("top_k_sort.wgsl"));
+    shader.groups(lines.count.saturating_mul(parts), (size / 2).min(LANES), &code)
+}
+
+/// Pairs of sorted parts of `size` elements merged, each element to its rank in both.
+fn merged(
+    cx: &OpCx<'_>,
+    lines: &Lines,
+    size: usize,
+    (from, to): (&[Operand; 2], Option<&[Operand; 2]>),
+) -> Result<Dispatch> {
+    let [count, parts, capacity] = lines.parts(size);
+    let [_, merged_parts, merged_capacity] = lines.parts(size.saturating_mul(2));
+    let [keys, places] = from;
+    let shader = lines.shader(cx)?.read("keys", keys).read("places", places);
+    let shader = shader.number("parts", parts).number("capacity", capacity).number("size", size);
+    let shader = shader.number("merged_parts", merged_parts).number("merged_capacity", merged_capacity);
+    let (shader, keep) = keeping(cx, shader, to);
+    let code = format!("{ORDER}{keep}{}", include_str!("top_k_merge.wgsl"));
+    shader.each(count.saturating_mul(parts).saturating_mul(capacity), &code)
+}
