@@ -47,6 +47,9 @@ pub(crate) struct Options {
     /// Run the node suite on a GPU that wgpu reaches, with the CPU for what it does not claim, against conformance_wgpu.ignore.
     #[arg(long, conflicts_with_all = ["poisoned", "suites"])]
     pub(crate) wgpu: bool,
+    /// Within the limits that every implementation of WebGPU has.
+    #[arg(long, requires = "wgpu")]
+    pub(crate) minimum_limits: bool,
 }
 
 /// What became of a case.
@@ -74,7 +77,7 @@ pub(crate) struct Outcome {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let cases = dump(workspace)?;
     if options.wgpu {
-        return wgpu::run(workspace, &cases, options.bless);
+        return wgpu::run(workspace, &cases, options);
     }
     let ort = workspace.build_ort()?;
     let chosen = |suite: &&str| options.suites.is_empty() || options.suites.iter().any(|name| name == suite);

@@ -1,7 +1,10 @@
 //! `cargo xtask features`: every combination of the facade's cargo features, and every crate alone.
 
+use std::time::Instant;
+
 use anyhow::{Result, bail};
 
+use crate::table;
 use crate::workspace::{Workspace, run as run_command};
 
 const FACADE: &str = "ort-runtime";
@@ -19,11 +22,18 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     // A feature that a dependency made (`dep:`) has no name of its own; `default` is a combination of others.
     let names = facade.features.keys().map(String::as_str);
     let features: Vec<&str> = names.filter(|name| *name != "default" && !HEAPS.contains(name)).collect();
+    let mut rows = table::new(&["features of the facade", "check, s", "test, s"]);
     for combination in combinations(&features) {
         let features = combination.join(",");
         let flags = ["--package", FACADE, "--no-default-features", "--features", &features];
-        run_command(workspace.cargo().args(["check", "--quiet", "--all-targets"]).args(flags))?;
-        run_command(workspace.cargo().args(["test", "--quiet"]).args(flags))?;
+        let seconds = |arguments: &[&str]| -> Result<String> {
+            let start = Instant::now();
+            run_command(workspace.cargo().args(arguments).args(flags))?;
+            Ok(format!("{:.0}", start.elapsed().as_secs_f64()))
+        };
+        let checked = seconds(&["check", "--quiet", "--all-targets"])?;
+        let tested = seconds(&["test", "--quiet"])?;
+        rows.add_row([if features.is_empty() { "none" } else { &features }, &checked, &tested]);
     }
     for package in &workspace.packages {
         run_command(workspace.cargo().args([
@@ -41,6 +51,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         let tests = ["test", "--quiet", "--package", "ort-alloc", "--lib", "--features", heap, "heap"];
         run_command(workspace.cargo().args(tests))?;
     }
+    println!("{rows}");
     println!(
         "all combinations of {} features, {} heaps and all {} crates are fine",
         features.len(),

@@ -45,6 +45,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("conformance, poisoned", || conformance::run(workspace, &poisoned))?;
             let on_wgpu = conformance::Options { wgpu: true, ..conformance::Options::default() };
             summary += stage("conformance, wgpu", || conformance::run(workspace, &on_wgpu))?;
+            let minimum = conformance::Options { minimum_limits: true, ..on_wgpu };
+            summary += stage("conformance, wgpu, minimum limits", || conformance::run(workspace, &minimum))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("compare, wgpu", || compare::run(workspace, &compare::Options::on_wgpu()))?;
@@ -73,6 +75,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "conformance", tests: conformance::CASES },
         PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
         PythonSuite { name: "conformance, wgpu", tests: conformance::NODE_CASES },
+        PythonSuite { name: "conformance, wgpu, minimum limits", tests: conformance::NODE_CASES },
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "compare, wgpu", tests: on_wgpu },

@@ -5,6 +5,7 @@ use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::{BinaryFn, MICROSOFT, RUNTIME, Registry, ScalarExpr};
 use ort_core::{Result, error};
 
+use super::fill::fill;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::formula::{Number, render};
 use crate::launch::{Dispatch, OpCx, Walk};
@@ -169,6 +170,6 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
         .map(|name| format!("let {name}_value = {}({name}(at_{name}(i)));\n", number.name()))
         .collect();
     let result = render(&formula, number, &|index| format!("{}_value", NAMES.get(index).unwrap_or(&"x0")))?;
-    let code = format!("fn element(i: u32) {{\n{}set_y(i, y_t({result}));\n}}\n", values.concat());
-    Ok(vec![shader.each(y.count(), &code)?])
+    let code = format!("fn value(i: u32) -> y_t {{\n{}return y_t({result});\n}}\n", values.concat());
+    Ok(vec![fill(shader, y, &code)?])
 }

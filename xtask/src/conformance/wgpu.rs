@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 
-use super::{NODE_CASES, Outcome, Verdict, bless, check_list, count, parse_line, read_list};
+use super::{NODE_CASES, Options, Outcome, Verdict, bless, check_list, count, parse_line, read_list};
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe};
 
@@ -15,8 +15,9 @@ const LIST: &str = "conformance_wgpu.ignore";
 const ON_DEVICE: usize = 1380;
 
 /// Runs the suite; without an adapter it is skipped, but in CI.
-pub(super) fn run(workspace: &Workspace, cases: &Path, blessed: bool) -> Result<Summary> {
-    let lines = lines(workspace, &cases.join(SUITE))?;
+pub(super) fn run(workspace: &Workspace, cases: &Path, options: &Options) -> Result<Summary> {
+    let limits = if options.minimum_limits { "minimum" } else { "adapter" };
+    let lines = lines(workspace, &cases.join(SUITE), limits)?;
     if let Some(why) = lines.lines().find_map(|line| line.strip_prefix("NONE ")) {
         println!("skipped: {why}");
         if std::env::var("CI").is_ok_and(|value| value == "true") {
@@ -44,7 +45,7 @@ pub(super) fn run(workspace: &Workspace, cases: &Path, blessed: bool) -> Result<
     }
     let path = workspace.own(LIST);
     let listed = read_list(&path)?;
-    if blessed {
+    if options.bless {
         return bless(&path, &listed, &outcomes, &[SUITE]).map(|()| summary);
     }
     check_list(LIST, &listed, &outcomes, &[SUITE])?;
@@ -55,9 +56,10 @@ pub(super) fn run(workspace: &Workspace, cases: &Path, blessed: bool) -> Result<
 }
 
 /// What the example prints.
-fn lines(workspace: &Workspace, folder: &Path) -> Result<String> {
+fn lines(workspace: &Workspace, folder: &Path, limits: &str) -> Result<String> {
     let mut command = workspace.cargo();
     command.args(["run", "--quiet", "--package", "ort-ep-wgpu", "--example", "device_cases", "--"]);
+    command.env("ORT_WGPU_LIMITS", limits);
     command.arg(folder).stderr(Stdio::inherit());
     eprintln!("$ {}", describe(&command));
     let output = command.output().context("cannot run the example device_cases")?;
