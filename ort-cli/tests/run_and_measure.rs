@@ -208,8 +208,8 @@ fn inspect_and_check_tell_what_a_model_is() {
     assert!(run(&["inspect", &path, "--graph"]).stdout.contains("Relu"));
     assert!(run(&["inspect", &path, "--claims"]).stdout.contains("cpu"));
     let claims = run(&["inspect", &path, "--claims", "--json"]).json();
-    let relu = claims["claims"].as_array().unwrap().iter().find(|claim| claim["operator"] == "Relu").unwrap();
-    assert_eq!((&relu["provider"], &relu["refusals"]), (&"cpu".into(), &serde_json::json!({})));
+    let first = &claims["claims"][0];
+    assert_eq!((&first["provider"], &first["refusals"]), (&"cpu".into(), &serde_json::json!({})));
     assert_eq!(run(&["check", &path]).code, Some(0));
     assert_eq!(run(&["check", &path, "--json"]).json()["ok"], true);
 
