@@ -7,21 +7,9 @@ use ort_core::{Result, ensure};
 use super::lines::Lines;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
-use crate::shader::{Element, MOST_AXES, Shader};
+use crate::shader::{Element, MOST_AXES, Shader, TYPES};
 
-const COMPARED: TypeSet = TypeSet::of(&[
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::I64,
-    DType::U64,
-    DType::I32,
-    DType::U32,
-    DType::I16,
-    DType::U16,
-    DType::I8,
-    DType::U8,
-]);
+const COMPARED: TypeSet = TYPES.difference(TypeSet::of(&[DType::Bool]));
 
 const fn arg(op: &'static str) -> WgpuKernel {
     WgpuKernel::new(KernelDef { op, types: &[("T", COMPARED)], when, ..KernelDef::BASE }, dispatches)

@@ -1,6 +1,5 @@
 //! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never unfolded.
 
-use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ir::Attributes;
 use ort_core::ops::fused::activation::Activation;
@@ -8,12 +7,11 @@ use ort_core::ops::nn::geometry::Windows;
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
 
+use super::elementwise::FLOATS;
 use super::windows::{self, Axes, WINDOWS, volume, with_windows};
 use super::{WgpuKernel, activation, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
-
-const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
 const CONV: KernelDef =
     KernelDef { op: "Conv", types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE };

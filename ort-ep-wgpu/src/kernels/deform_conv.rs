@@ -1,16 +1,15 @@
 //! `DeformConv`: what the moved windows meet in the image, and its products with the filters.
 
-use ort_core::dtype::{DType, TypeSet};
+use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};
 
 use super::conv::{Conv, has_up_to_three_axes, of_floats};
+use super::elementwise::FLOATS;
 use super::windows::{self, Axes, WINDOWS, volume, with_windows};
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::Shader;
-
-const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
 wgpu_kernels![WgpuKernel {
     workspace: Some(|cx| {

@@ -6,6 +6,7 @@ use ort_core::spec::{BinaryFn, MICROSOFT, RUNTIME, Registry, ScalarExpr};
 use ort_core::{Result, error};
 
 use super::fill::fill;
+use super::indexing::few_axes;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::formula::{Number, render};
 use crate::launch::{Dispatch, OpCx, Walk};
@@ -121,7 +122,7 @@ wgpu_kernels![
 ];
 
 fn few_inputs(node: &NodeView<'_>) -> bool {
-    node.node.inputs.len() <= NAMES.len() && node.rank(0).is_none_or(|rank| rank <= crate::shader::MOST_AXES)
+    node.node.inputs.len() <= NAMES.len() && few_axes(node)
 }
 
 /// The formula of an operator that folds any number of inputs.
@@ -156,7 +157,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     }
     // Conditions and results of comparisons are no numbers to compute in.
     let of_numbers = inputs.iter().find(|input| input.dtype != DType::Bool).or(inputs.first());
-    let number = of_numbers.map_or(Ok(DType::F32), |input| Ok::<_, ort_core::Error>(input.dtype))?;
+    let number = of_numbers.map_or(DType::F32, |input| input.dtype);
     let number = Number::of(Element::of(number)?.value);
     let shapes: Vec<&[usize]> = inputs.iter().map(|input| &*input.shape).collect();
     let walk = Walk::broadcast(&y.shape, &shapes)?;

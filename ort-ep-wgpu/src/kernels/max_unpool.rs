@@ -1,16 +1,15 @@
 //! `MaxUnpool`: puts the values of a max pool back where its indices say; of those with one index the last.
 
-use ort_core::dtype::{DType, TypeSet};
+use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
 use ort_core::ops::nn::geometry::Windows;
 use ort_core::{Result, ensure, error};
 
 use super::conv::has_up_to_three_axes;
+use super::elementwise::FLOATS;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
 use crate::shader::{Access, Shader};
-
-const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
 wgpu_kernels![WgpuKernel {
     workspace: Some(|cx| {

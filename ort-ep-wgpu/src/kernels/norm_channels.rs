@@ -1,15 +1,16 @@
 //! Normalizations of images: `BatchNormalization` for inference, `InstanceNormalization`,
 //! `GroupNormalization`, `MeanVarianceNormalization` and `LRN`.
 
-use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};
 
 use super::elementwise::FLOATS;
 use super::lines::{Lines, product};
 use super::norm::{INVERSE_DEVIATION, Norm, Written, reading};
+use super::norm_rows::few_axes;
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx, Operand};
-use crate::shader::{MOST_AXES, Shader};
+use crate::shader::Shader;
 
 const BATCH: KernelDef = KernelDef {
     op: "BatchNormalization",
@@ -29,10 +30,6 @@ wgpu_kernels![
     WgpuKernel::new(KernelDef { op: "MeanVarianceNormalization", when: few_axes, ..GROUPS }, mean_variance),
     WgpuKernel::new(KernelDef { op: "LRN", in_place: &[], ..GROUPS }, local_response),
 ];
-
-fn few_axes(node: &NodeView<'_>) -> bool {
-    node.rank(0).is_some_and(|rank| rank <= MOST_AXES)
-}
 
 /// The sizes of an image: its channels, and the elements of a channel.
 fn channels_of(x: &Operand) -> (usize, usize) {

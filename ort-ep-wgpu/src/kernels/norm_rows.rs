@@ -52,7 +52,8 @@ wgpu_kernels![
 /// The bindings that every device has.
 const BINDINGS: usize = 8;
 
-fn few_axes(node: &NodeView<'_>) -> bool {
+/// Whether the rank is known, and small enough.
+pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
     node.rank(0).is_some_and(|rank| rank <= MOST_AXES)
 }
 

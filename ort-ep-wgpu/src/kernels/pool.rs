@@ -6,12 +6,12 @@ use ort_core::ops::nn::geometry::Windows;
 use ort_core::{Result, ensure, error};
 
 use super::conv::has_up_to_three_axes;
+use super::elementwise::FLOATS;
 use super::windows::{self, Axes, WINDOWS, with_windows};
 use super::{WgpuKernel, wgpu_kernels};
 use crate::launch::{Dispatch, OpCx};
 use crate::shader::Shader;
 
-const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 const OF_MAX: TypeSet = FLOATS.union(TypeSet::of(&[DType::I8, DType::U8]));
 
 const fn windowed(op: &'static str) -> KernelDef {
