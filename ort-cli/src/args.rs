@@ -34,7 +34,8 @@ pub(crate) struct ModelArgs {
     /// The whole shape of one made-up input.
     #[arg(long = "shape", value_name = "INPUT=1x3x224x224", value_parser = shaped)]
     pub(crate) shapes: Vec<(String, Vec<usize>)>,
-    /// An execution provider; the first is preferred [default: cpu].
+    /// An execution provider, by name or as the path of a provider library; the first is preferred [default: cpu]. optional:NAME
+    /// does without it, with a warning, where it cannot be used.
     #[arg(long = "ep", value_name = "NAME")]
     pub(crate) providers: Vec<String>,
     /// Threads inside one operator [default: the cores this process may use].
@@ -145,7 +146,10 @@ impl ModelArgs {
         builder = builder.precision(self.precision.into()).optimizer(self.optimizer());
         builder = builder.batch_split(!self.no_batch_split);
         for name in &self.providers {
-            builder = builder.provider(name);
+            builder = match name.strip_prefix(OPTIONAL) {
+                Some(name) => builder.optional_provider(name, ProviderOptions::new()),
+                None => builder.provider(name),
+            };
         }
         if let Some(folder) = &self.cache {
             builder = builder.cache_dir(folder);
@@ -181,11 +185,17 @@ impl ModelArgs {
         options
     }
 
-    /// The providers' devices, opened.
+    /// The providers' devices, opened; those that can be done without may be missing.
     pub(crate) fn devices(&self) -> Result<Vec<Arc<dyn Device>>> {
-        let names = self.provider_names();
-        let open = |name: &String| Ok(provider(name)?.open(0, &ProviderOptions::new())?);
-        names.iter().map(open).collect()
+        let mut devices = Vec::new();
+        for name in self.provider_names() {
+            let open = |name: &str| provider(name)?.open(0, &ProviderOptions::new());
+            match name.strip_prefix(OPTIONAL) {
+                Some(name) => devices.extend(open(name)),
+                None => devices.push(open(&name)?),
+            }
+        }
+        Ok(devices)
     }
 
     /// The name of the model without folder and ending.
@@ -198,6 +208,9 @@ impl ModelArgs {
         if self.providers.is_empty() { vec!["cpu".to_string()] } else { self.providers.clone() }
     }
 }
+
+/// What stands before the name of a provider that can be done without.
+const OPTIONAL: &str = "optional:";
 
 /// More threads than this in one operator are a slip of the keyboard.
 const MOST_THREADS: usize = 4096;

@@ -129,4 +129,8 @@ number of ones in them is right within 3.";
 pub(crate) const PROVIDERS: &str = "\
 Examples:
   ort providers
-  ort providers --json";
+  ort providers --json
+  ORT_PROVIDER_PATH=/opt/npu ort providers    # with those of the libraries in this folder
+
+A provider library runs what it claims: --ep ./libnpu.so --ep cpu; by its name where ORT_PROVIDER_PATH has its folder.
+--ep optional:NAME does without a provider that cannot be used, with a warning.";

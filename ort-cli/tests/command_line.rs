@@ -103,7 +103,10 @@ fn quiet_and_verbose() {
     let path = folder.model("small.onnx", &small());
     assert!(run(&["run", &path]).stderr.is_empty());
     assert!(run(&["run", &path, "-q"]).stderr.is_empty());
-    assert!(run(&["run", &path, "-v"]).stderr.contains("ran in"));
+    let told = run(&["run", &path, "-v"]).stderr;
+    assert!(told.contains("ran in"), "{told}");
+    // How many nodes each provider runs.
+    assert!(["nodes", "\"cpu ", "copies"].iter().all(|part| told.contains(part)), "{told}");
     assert!(run(&["-v", "run", &path]).stderr.contains("ran in"));
     // An error is said even by a quiet program.
     assert_fails("quiet", &run(&["run", "nowhere.onnx", "-q"]), &["nowhere.onnx"]);

@@ -210,6 +210,7 @@ fn inspect_and_check_tell_what_a_model_is() {
     let claims = run(&["inspect", &path, "--claims", "--json"]).json();
     let first = &claims["claims"][0];
     assert_eq!((&first["provider"], &first["refusals"]), (&"cpu".into(), &serde_json::json!({})));
+    assert_eq!(first["reason"], "it is the first provider that claims it");
     assert_eq!(run(&["check", &path]).code, Some(0));
     assert_eq!(run(&["check", &path, "--json"]).json()["ok"], true);
 

@@ -161,6 +161,20 @@ impl Error {
         self.0.shortage.as_deref()
     }
 
+    /// The message with its places, without kind and advice.
+    pub(crate) fn located_message(&self) -> String {
+        let places: Vec<&str> = self.0.places.iter().rev().map(String::as_str).collect();
+        match places.is_empty() {
+            true => self.0.message.clone(),
+            false => format!("{}: {}", places.join(" > "), self.0.message),
+        }
+    }
+
+    /// What the user can try.
+    pub(crate) fn advice(&self) -> Option<&str> {
+        self.0.help.as_deref()
+    }
+
     /// The bare message, without kind and place.
     pub fn message(&self) -> &str {
         &self.0.message

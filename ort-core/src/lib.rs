@@ -13,7 +13,7 @@
     clippy::unchecked_time_subtraction,
     clippy::unreachable
 )]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod cache;
 pub mod dim;

@@ -1,6 +1,6 @@
 //! Runs cases in ONNX's layout on a wgpu device, with the CPU for what it does not claim, and says how many ran on the device alone.
 //!
-//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it. `ORT_WGPU_LIMITS=minimum` runs within the limits that
+//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it, `--library` runs them on the provider library. `ORT_WGPU_LIMITS=minimum` runs within the limits that
 //! every implementation of WebGPU has. Each line is `PASS name: device`, `PASS name: host OPERATORS`, which are those that the CPU had a part
 //! in, or `FAIL name: why`; `NONE why` where there is no adapter.
 
@@ -8,31 +8,33 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, provider};
+use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, load_provider, provider};
 use ort_core::rewrite::Level;
 use ort_core::session::Session;
 use ort_core::{Result, error};
 use ort_ep_cpu as _;
-use ort_ep_wgpu::{WgpuDevice, WgpuProvider};
+use ort_ep_wgpu::WgpuProvider;
 use ort_testkit::read_case;
 
 fn main() -> Result<()> {
-    let (mut folders, mut only) = (Vec::new(), None);
+    let (mut folders, mut only, mut as_library) = (Vec::new(), None, false);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--only" => only = arguments.next(),
+            "--library" => as_library = true,
             _ => folders.push(PathBuf::from(argument)),
         }
     }
     let limits = std::env::var("ORT_WGPU_LIMITS").unwrap_or_else(|_| "adapter".to_owned());
-    if let Err(problem) = WgpuProvider.devices() {
+    let wgpu: &dyn ExecutionProvider = if as_library { load_provider(&library()?)? } else { &WgpuProvider };
+    if let Err(problem) = wgpu.devices() {
         println!("NONE {problem}");
         return Ok(());
     }
-    let device = WgpuDevice::open(0, &ProviderOptions::from([("limits".to_owned(), limits)]))?;
+    let device = wgpu.open(0, &ProviderOptions::from([("limits".to_owned(), limits)]))?;
     let host = provider("cpu")?.open(0, &ProviderOptions::new())?;
-    let devices = [device.clone() as Arc<dyn Device>, host];
+    let devices = [device, host];
     let (mut counts, mut helped) = (BTreeMap::new(), BTreeMap::new());
     for folder in folders {
         for case in cases(&folder)? {
@@ -62,8 +64,18 @@ fn main() -> Result<()> {
     helped.sort_by_key(|(op, count)| (std::cmp::Reverse(*count), op.clone()));
     let helped: Vec<String> = helped.iter().map(|(op, count)| format!("{op} {count}")).collect();
     println!("operators on the host: {}", helped.join(", "));
-    println!("{counts:?}, {:?}", device.counters());
+    println!("{counts:?}");
     Ok(())
+}
+
+/// The library that cargo built beside this example.
+fn library() -> Result<PathBuf> {
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let own =
+        std::env::current_exe().map_err(|problem| error!(Fail, "no path of this program: {problem}"))?;
+    let built = own.ancestors().nth(2).map(|folder| folder.join("deps"));
+    let built = built.ok_or_else(|| error!(Fail, "{} is in no folder of builds", own.display()))?;
+    Ok(built.join(format!("{prefix}ort_wgpu_provider{suffix}")))
 }
 
 fn cases(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -85,7 +97,7 @@ fn check(folder: &Path, devices: &[Arc<dyn Device>]) -> Result<Vec<String>> {
     // What was prepared for the first run must do for the second.
     case.check(&session)?;
     let mut operators: Vec<String> = session
-        .placement()
+        .steps()
         .into_iter()
         .filter(|(.., provider)| provider != "wgpu")
         .map(|(_, op, _)| op)

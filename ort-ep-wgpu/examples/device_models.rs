@@ -1,88 +1,118 @@
 //! Holds models on a wgpu device, with the CPU for what it does not claim, against the CPU alone, and times both.
 //!
-//!     device_models [--runs N] [--threads N] MODEL [NAME=SIZE,SIZE...]... [MODEL [NAME=SIZE,...]...]...
-//!
-//! Each run has other inputs, and the next of the sizes of each symbolic dimension: integers are below 100 (but 1 for masks, and
+//! Each run has other inputs, and the next of the sizes that are given: integers are below 100 (but 1 for masks, and
 //! positions that count up), other inputs are from -1 to 1. A line for each model tells the largest difference as a part of the largest
-//! value of its output, the operators on the host, milliseconds of the first run and the median of the others on the device and on the CPU,
-//! and what the last run made on the device. `ORT_WGPU_LIMITS=minimum` as for the example `device_cases`.
+//! value of its output, the operators on the host, milliseconds of building the session, of the first run and the median of the others on the device and
+//! on the CPU, the pipelines that were ready before the first run and those that it made, and what the last run made on the device.
+//! `ORT_WGPU_LIMITS=minimum` as for the example `device_cases`; `ORT_WGPU_PIPELINE_CACHE` names a folder for pipelines of later processes.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use clap::Parser;
 use ort_core::dim::{Bindings, Symbol};
-use ort_core::dtype::DType;
+use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{Device, ProviderOptions, provider};
-use ort_core::session::{Model, Session};
+use ort_core::session::{Model, Session, ValueSpec};
 use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, ensure, error};
 use ort_ep_cpu as _;
 use ort_ep_wgpu::WgpuDevice;
 
-fn main() -> Result<()> {
-    let (mut runs, mut threads, mut models) = (10, 2, Vec::<(String, Vec<(String, Vec<i64>)>)>::new());
-    let mut arguments = std::env::args().skip(1);
-    let number = |text: Option<String>| {
-        text.and_then(|text| text.parse().ok()).ok_or_else(|| error!(InvalidArgument, "a number is missing"))
-    };
-    while let Some(argument) = arguments.next() {
-        match (argument.as_str(), argument.split_once('=')) {
-            ("--runs", _) => runs = number(arguments.next())?,
-            ("--threads", _) => threads = number(arguments.next())?,
-            (_, Some((name, sizes))) => {
-                let sizes = sizes.split(',').filter_map(|size| size.parse().ok()).collect();
-                models
-                    .last_mut()
-                    .into_iter()
-                    .for_each(|model| model.1.push((name.to_owned(), Vec::clone(&sizes))));
+/// Holds models on a wgpu device against the CPU, and times both.
+#[derive(Parser)]
+struct Options {
+    /// Runs of each model, each with other inputs and the next sizes.
+    #[arg(long, default_value_t = 10)]
+    runs: usize,
+    /// Threads of the host.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// How far apart the results may be, as a part of the largest value of an output.
+    #[arg(long, default_value_t = 1e-3)]
+    tolerance: f64,
+    /// Models, each followed by what is given for it: SYMBOL=SIZE,SIZE... for a size of its inputs, INPUT=3x16,4x16... for the shape of one, or
+    /// INPUT=@VALUE for one that has this value.
+    #[arg(required = true, value_name = "MODEL [NAME=...]...")]
+    models: Vec<String>,
+}
+
+/// What runs take in turn, by the name of a symbol or an input.
+type Given = Vec<(String, Vec<String>)>;
+
+impl Options {
+    /// Each model's file, with what follows it.
+    fn models(&self) -> Result<Vec<(&str, Given)>> {
+        let mut models = Vec::<(&str, Given)>::new();
+        for word in &self.models {
+            match (word.split_once('='), models.last_mut()) {
+                (None, _) => models.push((word, Vec::new())),
+                (Some((name, list)), Some(model)) => {
+                    model.1.push((name.to_owned(), list.split(',').map(str::to_owned).collect()));
+                }
+                (Some(_), None) => return Err(error!(InvalidArgument, "'{word}' comes before any model")),
             }
-            _ => models.push((argument, Vec::new())),
         }
+        Ok(models)
     }
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
     let limits = std::env::var("ORT_WGPU_LIMITS").unwrap_or_else(|_| "adapter".to_owned());
-    let device = WgpuDevice::open(0, &ProviderOptions::from([("limits".to_owned(), limits)]))?;
+    let mut of_device = ProviderOptions::from([("limits".to_owned(), limits)]);
+    if let Ok(folder) = std::env::var("ORT_WGPU_PIPELINE_CACHE") {
+        of_device.insert("pipeline_cache".to_owned(), folder);
+    }
+    let device = WgpuDevice::open(0, &of_device)?;
     println!("on {}", device.adapter());
     let mut wrong = Vec::new();
-    for (path, dims) in models {
-        let worst = check(&path, &dims, &device, runs, threads)?;
+    for (path, given) in options.models()? {
+        let worst = check(path, &given, &device, &options)?;
         // Not `>`: a NaN must fail.
-        if !matches!(worst, worst if worst <= 1e-3) {
+        if !matches!(worst, worst if worst <= options.tolerance) {
             wrong.push(path);
         }
     }
-    ensure!(wrong.is_empty(), Fail, "beyond 1e-3 of the largest value: {}", wrong.join(", "));
+    ensure!(
+        wrong.is_empty(),
+        Fail,
+        "beyond {} of the largest value: {}",
+        options.tolerance,
+        wrong.join(", ")
+    );
     Ok(())
 }
 
-fn check(
-    path: &str,
-    dims: &[(String, Vec<i64>)],
-    device: &Arc<WgpuDevice>,
-    runs: usize,
-    threads: usize,
-) -> Result<f64> {
+fn check(path: &str, given: &Given, device: &Arc<WgpuDevice>, options: &Options) -> Result<f64> {
     let model = Model::load(path)?;
     let cpu = provider("cpu")?.open(0, &ProviderOptions::new())?;
-    let host = Session::builder(&model).threads(threads).device(cpu.clone()).build()?;
+    let host = Session::builder(&model).threads(options.threads).device(cpu.clone()).build()?;
+    let start = Instant::now();
     let session = Session::builder(&model)
-        .threads(threads)
+        .threads(options.threads)
         .device(device.clone() as Arc<dyn Device>)
         .device(cpu)
         .build()?;
+    let built = start.elapsed().as_secs_f64() * 1e3;
+    let ready = device.counters();
     let mut operators: Vec<String> =
-        session.placement().into_iter().filter(|step| step.2 != "wgpu").map(|step| step.1).collect();
+        session.steps().into_iter().filter(|step| step.2 != "wgpu").map(|step| step.1).collect();
     operators.sort();
     operators.dedup();
     let (mut worst, mut on_device, mut on_host) = (0.0f64, Vec::new(), Vec::new());
-    let mut before = device.counters();
-    for run in 0..runs {
-        let inputs = inputs(&model, dims, run)?;
+    let (mut before, mut first) = (ready, ready);
+    for run in 0..options.runs {
+        let inputs = inputs(&model, given, run)?;
         let inputs: Vec<(&str, Value)> =
             inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         before = device.counters();
         let start = Instant::now();
         let actual = session.run(&inputs)?;
         on_device.push(start.elapsed().as_secs_f64() * 1e3);
+        if run == 0 {
+            first = device.counters();
+        }
         let start = Instant::now();
         let expected = host.run(&inputs)?;
         on_host.push(start.elapsed().as_secs_f64() * 1e3);
@@ -98,11 +128,14 @@ fn check(
         times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
     };
     println!(
-        "{path}: {worst:.1e} apart; on the host: {}; first {:.0} ms, then {:.1} ms, the CPU {:.1} ms; the last run made {} buffers, {} pipelines, {} submissions, {} dispatches",
+        "{path}: {worst:.1e} apart; on the host: {}; built in {built:.0} ms, first {:.0} ms, then {:.1} ms, the CPU {:.1} ms; {} pipelines before the first run, {} of them listed, {} more in it; the last run made {} buffers, {} pipelines, {} submissions, {} dispatches",
         if operators.is_empty() { "nothing".to_owned() } else { operators.join(" ") },
         on_device.first().copied().unwrap_or(f64::NAN),
         median(&on_device),
         median(&on_host),
+        ready.pipelines,
+        ready.pipelines_listed,
+        first.pipelines - ready.pipelines,
         after.buffers - before.buffers,
         after.pipelines - before.pipelines,
         after.submissions - before.submissions,
@@ -118,55 +151,63 @@ fn difference(actual: &Value, expected: &Value) -> Result<f64> {
         Fail,
         "outputs of another shape or type"
     );
-    if expected.dtype() != DType::F32 {
+    if expected.dtype() != DType::BF16 && !TypeSet::IEEE_FLOATS.contains(expected.dtype()) {
         return Ok(if actual.bytes() == expected.bytes() { 0.0 } else { f64::INFINITY });
     }
-    let (actual, expected) = (actual.to_vec::<f32>()?, expected.to_vec::<f32>()?);
-    let largest = expected.iter().fold(1e-30f64, |largest, value| largest.max(f64::from(value.abs())));
-    let apart =
-        actual.iter().zip(&expected).map(|(actual, expected)| f64::from((actual - expected).abs()) / largest);
+    let (actual, expected) = (actual.to_doubles()?, expected.to_doubles()?);
+    let largest = expected.iter().fold(1e-30f64, |largest, value| largest.max(value.abs()));
+    let apart = actual.iter().zip(&expected).map(|(actual, expected)| (actual - expected).abs() / largest);
     Ok(apart.fold(0.0, |most, one| if most >= one { most } else { one }))
 }
 
-fn inputs(model: &Model, dims: &[(String, Vec<i64>)], run: usize) -> Result<Vec<(String, Value)>> {
+fn inputs(model: &Model, given: &Given, run: usize) -> Result<Vec<(String, Value)>> {
+    let turn = |list: &[String]| list.get(run % list.len().max(1)).cloned().unwrap_or_default();
+    let given: Vec<(&str, String)> = given.iter().map(|(name, list)| (name.as_str(), turn(list))).collect();
     let mut bindings = Bindings::new();
-    for (name, sizes) in dims {
-        let size = sizes.get(run % sizes.len().max(1)).copied().unwrap_or(1);
-        bindings.insert(Symbol::named(name.as_str()), size);
+    for (name, size) in &given {
+        if let Ok(size) = size.parse() {
+            bindings.insert(Symbol::named(*name), size);
+        }
     }
-    let mut all = Vec::new();
-    for (index, spec) in model.inputs().into_iter().enumerate() {
-        let shape = spec.ty.shape().ok_or_else(|| error!(InvalidArgument, "'{}' has no shape", spec.name))?;
-        let sizes: Result<Vec<usize>> =
-            shape.iter().map(|dim| Ok(dim.evaluate(&bindings).unwrap_or(1) as usize)).collect();
-        let sizes = sizes?;
-        let count = sizes.iter().product();
-        let mix = |at: usize| {
-            ((at * 7919 + (run * 31 + index) * 104_729 + 17) as u32).wrapping_mul(2_654_435_761) >> 8
-        };
-        let tensor = match spec.ty.dtype() {
-            Some(DType::I64) if spec.name.contains("position") => {
-                let width = sizes.last().copied().unwrap_or(1).max(1);
-                Tensor::from_slice(&sizes, &(0..count).map(|at| (at % width) as i64).collect::<Vec<_>>())?
-            }
-            Some(DType::I64) => {
-                let one = |at| {
-                    if spec.name.contains("mask") {
-                        1
-                    } else if spec.name.contains("type") {
-                        0
-                    } else {
-                        i64::from(mix(at) % 100)
-                    }
-                };
-                Tensor::from_slice(&sizes, &(0..count).map(one).collect::<Vec<_>>())?
-            }
-            _ => Tensor::from_slice(
-                &sizes,
-                &(0..count).map(|at| mix(at) as f32 / (1 << 23) as f32 - 1.0).collect::<Vec<_>>(),
-            )?,
-        };
-        all.push((spec.name.clone(), tensor.into()));
+    let specs = model.inputs().into_iter().enumerate();
+    specs
+        .map(|(index, spec)| {
+            let own = given.iter().find(|(name, _)| *name == spec.name).map(|(_, own)| own.as_str());
+            let value = made_up(&spec, own, &bindings, run * 31 + index)?;
+            Ok((spec.name, value.into()))
+        })
+        .collect()
+}
+
+/// An input of the shape that is given for it or that follows from the symbols' sizes, which are 1 where nothing is known.
+fn made_up(spec: &ValueSpec, own: Option<&str>, bindings: &Bindings, seed: usize) -> Result<Tensor> {
+    let number = |text: &str| -> Result<usize> {
+        text.parse().map_err(|_| error!(InvalidArgument, "'{}': '{text}' is no number", spec.name))
+    };
+    let value = own.and_then(|own| own.strip_prefix('@')).map(number).transpose()?;
+    let sizes: Vec<usize> = match own.filter(|own| !own.starts_with('@')) {
+        Some(shape) => shape.split('x').map(number).collect::<Result<_>>()?,
+        None => {
+            let shape =
+                spec.ty.shape().ok_or_else(|| error!(InvalidArgument, "'{}' has no shape", spec.name))?;
+            shape.iter().map(|dim| dim.evaluate(bindings).unwrap_or(1) as usize).collect()
+        }
+    };
+    let count: usize = sizes.iter().product();
+    let mix = |at: usize| ((at * 7919 + seed * 104_729 + 17) as u32).wrapping_mul(2_654_435_761) >> 8;
+    let width = sizes.last().copied().unwrap_or(1).max(1);
+    let integer = |at: usize| match value {
+        Some(value) => value as i64,
+        None if spec.name.contains("position") => (at % width) as i64,
+        None if spec.name.contains("mask") => 1,
+        None if spec.name.contains("type") => 0,
+        None => i64::from(mix(at) % 100),
+    };
+    match spec.ty.dtype() {
+        Some(DType::I64) => Tensor::from_slice(&sizes, &(0..count).map(integer).collect::<Vec<_>>()),
+        _ => {
+            let float = |at: usize| mix(at) as f32 / (1 << 23) as f32 - 1.0;
+            Tensor::from_slice(&sizes, &(0..count).map(float).collect::<Vec<_>>())
+        }
     }
-    Ok(all)
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ort_alloc::{Allocator, DeviceId};
 use ort_core::dtype::DType;
 use ort_core::ep::{
-    Claim, CompileCx, Device, DeviceInfo, Executable, KernelTable, NodeView, ProviderOptions, new_device_id,
+    Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, KernelTable, NodeView, ProviderOptions,
+    new_device_id,
 };
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
@@ -14,9 +15,10 @@ use parking_lot::Mutex;
 
 use crate::bindings::BindGroups;
 use crate::gpu::{Gpu, NUMBERS};
+use crate::kept::{Folders, Kept};
 use crate::kernels::{self, WgpuKernel};
 use crate::memory::{Memory, Region};
-use crate::node::Node;
+use crate::node::{Node, likeness};
 use crate::pipelines::Pipelines;
 use crate::provider::{NO_ADAPTER, Options, adapters, describe};
 use crate::recorder::{ALL_NUMBERS, At, Recorder};
@@ -42,6 +44,10 @@ pub struct Counters {
     pub bind_groups: usize,
     /// Compiled pipelines.
     pub pipelines: usize,
+    /// Of the pipelines those that were compiled ahead of the run that takes them: the others were compiled in a run.
+    pub pipelines_ahead: usize,
+    /// Of those compiled ahead the ones that a cache says an earlier device took.
+    pub pipelines_listed: usize,
     /// Submissions.
     pub submissions: usize,
     /// Dispatches.
@@ -53,6 +59,9 @@ pub struct WgpuDevice {
     info: DeviceInfo,
     parts: Arc<Parts>,
     table: KernelTable,
+    folders: Folders,
+    /// What keeps the programs of sessions without a cache.
+    kept: Option<Arc<Kept>>,
 }
 
 impl WgpuDevice {
@@ -79,8 +88,9 @@ impl WgpuDevice {
         let staging = Arc::new(Staging::new(gpu.clone()));
         let recorder = Recorder::new(gpu.clone(), staging, numbers);
         let parts = Arc::new(Parts { gpu, memory, groups, pipelines, recorder, nothing });
-        let table = kernel_table();
-        Ok(Arc::new(WgpuDevice { info, parts, table }))
+        let (table, folders) = (kernel_table(), Folders::default());
+        let kept = options.pipeline_cache.map(|folder| folders.get(&parts.gpu, &folder)).transpose()?;
+        Ok(Arc::new(WgpuDevice { info, parts, table, folders, kept }))
     }
 
     /// The adapter's own name.
@@ -96,6 +106,8 @@ impl WgpuDevice {
             buffers: count(&made.buffers),
             bind_groups: count(&made.bind_groups),
             pipelines: count(&made.pipelines),
+            pipelines_ahead: count(&made.pipelines_ahead),
+            pipelines_listed: count(&made.pipelines_listed),
             submissions: count(&made.submissions),
             dispatches: count(&made.dispatches),
         }
@@ -120,6 +132,7 @@ pub fn kernel_table() -> KernelTable {
 impl Drop for WgpuDevice {
     fn drop(&mut self) {
         self.parts.pipelines.stop();
+        self.folders.save();
     }
 }
 
@@ -147,7 +160,12 @@ impl Device for WgpuDevice {
             .find(|kernel| std::ptr::eq(&kernel.def, def))
             .ok_or_else(|| error!(Fail, "operator {} has no kernel", def.op))?;
         let node = cx.node.node;
+        let kept = match cx.cache_dir() {
+            Some(folder) => Some(self.folders.get(&self.parts.gpu, folder)?),
+            None => self.kept.clone(),
+        };
         let compiled = Node {
+            remembered: kept.map(|kept| (kept, likeness(&cx.node, def))),
             kernel,
             op: node.spec.name,
             attrs: node.attrs.clone(),
@@ -156,8 +174,26 @@ impl Device for WgpuDevice {
             parts: self.parts.clone(),
             kept: Mutex::default(),
         };
-        self.parts.pipelines.prefetch(compiled.foreseen(&cx.node), cx.threads);
+        compiled.compile_ahead(&cx.node, cx.threads);
         Ok(Box::new(compiled))
+    }
+
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        // It packs nothing; which nodes are left to others follows from its code.
+        Some(Fingerprint { code: env!("ORT_CODE_HASH").to_owned(), hardware: String::new() })
+    }
+
+    fn end_of_build(&self) {
+        self.parts.pipelines.finish_listed();
+        self.folders.save();
+    }
+
+    fn end_of_run(&self) {
+        self.folders.save();
+    }
+
+    fn check(&self) -> Result<()> {
+        self.parts.gpu.check_present()
     }
 
     fn synchronize(&self) -> Result<()> {

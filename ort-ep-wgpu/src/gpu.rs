@@ -52,6 +52,8 @@ pub(crate) struct Made {
     pub(crate) buffers: AtomicUsize,
     pub(crate) bind_groups: AtomicUsize,
     pub(crate) pipelines: AtomicUsize,
+    pub(crate) pipelines_ahead: AtomicUsize,
+    pub(crate) pipelines_listed: AtomicUsize,
     pub(crate) submissions: AtomicUsize,
     pub(crate) dispatches: AtomicUsize,
 }
@@ -65,6 +67,7 @@ struct Failure {
 
 /// An opened adapter.
 pub(crate) struct Gpu {
+    pub(crate) adapter: wgpu::AdapterInfo,
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
     pub(crate) limits: Limits,
@@ -101,21 +104,27 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |problem: wgpu::Error| {
             of_error.other.lock().get_or_insert(problem.to_string());
         }));
-        let is_software = adapter.get_info().device_type == wgpu::DeviceType::Cpu;
+        let adapter = adapter.get_info();
+        let is_software = adapter.device_type == wgpu::DeviceType::Cpu;
         let limits = Limits::of(&required_limits, is_software);
-        Ok(Gpu { device, queue, limits, made: Made::default(), failure })
+        Ok(Gpu { adapter, device, queue, limits, made: Made::default(), failure })
     }
 
     /// An error once the device is lost, or after a command that was refused.
     pub(crate) fn check(&self) -> Result<()> {
-        if let Some(reason) = &*self.failure.lost.lock() {
-            return Err(error!(EpFail, "the device is lost: {reason}").help(
-                "build the session anew; the driver may have reset the device, or its memory ran out",
-            ));
-        }
+        self.check_present()?;
         match self.failure.other.lock().take() {
             Some(problem) => Err(error!(EpFail, "the device refused a command: {problem}")),
             None => Ok(()),
+        }
+    }
+
+    /// An error once the device is lost.
+    pub(crate) fn check_present(&self) -> Result<()> {
+        match &*self.failure.lost.lock() {
+            None => Ok(()),
+            Some(reason) => Err(error!(EpFail, "the device is lost: {reason}")
+                .help("build the session anew; the driver may have reset the device, or its memory ran out")),
         }
     }
 

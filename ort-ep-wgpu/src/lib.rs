@@ -2,7 +2,8 @@
 //!
 //! - `gpu` opens an adapter; `memory` is its memory, `staging` and `recorder` are the way of bytes and commands to it.
 //! - `shader` writes WGSL around a kernel's code: tensors of every element type are read and written through functions, so that a kernel
-//!   is written once for all of them. `formula` renders scalar formulas, `pipelines` compiles, once for each text.
+//!   is written once for all of them. `formula` renders scalar formulas, `pipelines` compiles, once for each text, and `kept` keeps what a later
+//!   process compiles ahead, with the driver's own data (`driver_cache`).
 //! - `launch` is what a kernel sees of its node, `node` runs it; `kernels` has the operators by family.
 //!
 //! # Example
@@ -18,8 +19,9 @@
 //! # Ok::<(), ort_core::Error>(())
 //! ```
 
+// One module has some, and says why: `driver_cache`.
+#![deny(unsafe_code)]
 // In tests such a panic is a failure like any other; here it would be a defect.
-#![forbid(unsafe_code)]
 #![warn(
     clippy::exit,
     clippy::indexing_slicing,
@@ -32,8 +34,10 @@
 mod bindings;
 mod common;
 mod device;
+mod driver_cache;
 mod formula;
 mod gpu;
+mod kept;
 pub mod kernels;
 mod launch;
 mod memory;

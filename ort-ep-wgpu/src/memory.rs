@@ -13,6 +13,8 @@ use crate::gpu::Gpu;
 
 /// Buffers begin at multiples of it, as every device demands of bindings at most.
 const ALIGNMENT: usize = 256;
+/// Idle buffers hold at most so many times the bytes of what is used again and again, or of the largest buffer among them and the one that is made.
+const MOST_IDLE: usize = 2;
 
 /// The memory of one device.
 #[derive(Clone)]
@@ -25,11 +27,19 @@ pub(crate) struct Memory {
 
 #[derive(Default)]
 struct Table {
-    live: FxHashMap<u64, wgpu::Buffer>,
+    live: FxHashMap<u64, Live>,
     /// Released and not yet used again, the oldest first.
     idle: Vec<(u64, wgpu::Buffer)>,
     next: u64,
     stats: Stats,
+    /// Bytes of live buffers that were idle before, and the most that there were: constants, which stay, are not among them.
+    recycled: usize,
+    most_recycled: usize,
+}
+
+struct Live {
+    buffer: wgpu::Buffer,
+    was_idle: bool,
 }
 
 /// Some bytes of a buffer.
@@ -57,13 +67,13 @@ impl Memory {
         ensure!(range.offset + range.len <= range.buffer.len(), Fail, "a range ends beyond its buffer");
         let handle = range.buffer.handle().ok_or_else(|| error!(Fail, "a device buffer has no handle"))?;
         let table = self.table.lock();
-        let buffer = table.live.get(&handle).cloned();
+        let buffer = table.live.get(&handle).map(|live| live.buffer.clone());
         let buffer = buffer.ok_or_else(|| error!(Fail, "the memory of a tensor was given back"))?;
         let offset = range.buffer.offset() + range.offset;
         Ok(Some(Region { handle, buffer, offset, len: range.len }))
     }
 
-    /// Gives idle buffers back to the device until `needed` more bytes are under the limit, or all of them.
+    /// Gives idle buffers back to the device, those that wait longest first, until the others may stay.
     fn give_back(&self, table: &mut Table, keep: impl Fn(&Table) -> bool) -> usize {
         let mut freed = 0;
         while !table.idle.is_empty() && !keep(table) {
@@ -73,6 +83,35 @@ impl Memory {
             self.groups.forget(handle);
         }
         freed
+    }
+
+    /// Makes a buffer, and room for it: what waits stays within its bound, and everything within the limit.
+    fn make(&self, table: &mut Table, size: usize) -> Result<wgpu::Buffer, AllocError> {
+        let limit = table.stats.limit.unwrap_or(usize::MAX);
+        let largest = table.idle.iter().map(|(_, buffer)| buffer.size() as usize).fold(size, usize::max);
+        let most_idle = table.most_recycled.max(largest).saturating_mul(MOST_IDLE);
+        self.give_back(table, |table| {
+            let held = table.stats.total_allocated;
+            held - table.stats.in_use <= most_idle && held.saturating_add(size) <= limit
+        });
+        let available = limit.saturating_sub(table.stats.total_allocated);
+        let refused = |available| AllocError::OutOfMemory { requested: size, available, device: self.id };
+        if available < size {
+            return Err(refused(Some(available)));
+        }
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let is_short =
+            |made: &Result<_>| made.as_ref().is_err_and(|problem| problem.kind() == ErrorKind::OutOfMemory);
+        let mut made = self.gpu.buffer(size, usage);
+        if is_short(&made) && size <= self.gpu.limits.buffer && self.give_back(table, |_| false) > 0 {
+            made = self.gpu.buffer(size, usage);
+        }
+        let buffer = made.map_err(|problem| match problem.kind() {
+            ErrorKind::OutOfMemory => refused(None),
+            _ => AllocError::Unsupported { device: self.id, reason: problem.to_string() },
+        })?;
+        table.stats.total_allocated += size;
+        Ok(buffer)
     }
 
     /// An idle buffer that serves a request without wasting more than it takes.
@@ -100,45 +139,34 @@ impl Allocator for Memory {
         }
         let size = bytes.next_multiple_of(ALIGNMENT);
         let mut table = self.table.lock();
-        let (handle, buffer) = match Memory::idle(&mut table, size) {
+        let found = Memory::idle(&mut table, size);
+        let was_idle = found.is_some();
+        let (handle, buffer) = match found {
             Some(found) => found,
             None => {
-                // What is smaller will not serve requests like this one.
-                table.idle.sort_by_key(|(_, buffer)| buffer.size());
-                let limit = table.stats.limit.unwrap_or(usize::MAX);
-                self.give_back(&mut table, |table| {
-                    let first = table.idle.first().map_or(usize::MAX, |(_, buffer)| buffer.size() as usize);
-                    first > size && table.stats.total_allocated.saturating_add(size) <= limit
-                });
-                let available = limit.saturating_sub(table.stats.total_allocated);
-                let refused =
-                    |available| AllocError::OutOfMemory { requested: size, available, device: self.id };
-                if available < size {
-                    return Err(refused(Some(available)));
-                }
-                let usage =
-                    wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
-                let buffer = self.gpu.buffer(size, usage).map_err(|problem| match problem.kind() {
-                    ErrorKind::OutOfMemory => refused(None),
-                    _ => AllocError::Unsupported { device: self.id, reason: problem.to_string() },
-                })?;
-                table.stats.total_allocated += size;
+                let buffer = self.make(&mut table, size)?;
                 table.next += 1;
                 (table.next, buffer)
             }
         };
         let held = buffer.size() as usize;
+        if was_idle {
+            table.recycled += held;
+            table.most_recycled = table.most_recycled.max(table.recycled);
+        }
         let stats = &mut table.stats;
         stats.num_allocs += 1;
         stats.in_use += held;
         stats.max_in_use = stats.max_in_use.max(stats.in_use);
         stats.max_alloc_size = stats.max_alloc_size.max(held);
-        table.live.insert(handle, buffer);
+        table.live.insert(handle, Live { buffer, was_idle });
         let owner = Arc::clone(&self.table);
         let release = move |handle| {
             let mut table = owner.lock();
-            if let Some(buffer) = table.live.remove(&handle) {
-                table.stats.in_use -= buffer.size() as usize;
+            if let Some(Live { buffer, was_idle }) = table.live.remove(&handle) {
+                let held = buffer.size() as usize;
+                table.stats.in_use -= held;
+                table.recycled -= if was_idle { held } else { 0 };
                 table.idle.push((handle, buffer));
             }
         };

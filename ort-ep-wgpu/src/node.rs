@@ -5,19 +5,21 @@ use std::sync::Arc;
 
 use ort_core::dim::{Bindings, Dim};
 use ort_core::dtype::DType;
-use ort_core::ep::{Executable, IoShapes, NodeView, RunCx};
+use ort_core::ep::{Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::{Attributes, ValueType};
 use ort_core::tensor::{DeviceRange, Shape, Tensor, TensorView};
 use ort_core::{Result, Within, ensure, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::bindings::Window;
 use crate::device::Parts;
+use crate::kept::Kept;
 use crate::kernels::WgpuKernel;
 use crate::launch::{Arg, Dispatch, OpCx, Operand, TensorArg};
 use crate::memory::Region;
-use crate::pipelines::Program;
+use crate::pipelines::{Program, When};
 
 /// How many sets of shapes a node keeps its dispatches for.
 const MOST_KEPT: usize = 8;
@@ -31,12 +33,14 @@ pub(crate) struct Node {
     pub(crate) input_types: SmallVec<[Option<DType>; 8]>,
     pub(crate) output_types: SmallVec<[Option<DType>; 4]>,
     pub(crate) parts: Arc<Parts>,
+    /// What keeps its programs for later processes, and the hash by which.
+    pub(crate) remembered: Option<(Arc<Kept>, u64)>,
     /// The last used first.
-    pub(crate) kept: Mutex<VecDeque<Kept>>,
+    pub(crate) kept: Mutex<VecDeque<KeptSteps>>,
 }
 
 /// The dispatches for some shapes.
-pub(crate) struct Kept {
+pub(crate) struct KeptSteps {
     key: Key,
     steps: Arc<[Step]>,
 }
@@ -98,8 +102,19 @@ impl Executable for Node {
 const FORESEEN: (i64, i64) = (1, 64);
 
 impl Node {
+    /// Compiles ahead on up to so many threads what such a node took in an earlier process; without one what a run probably takes.
+    pub(crate) fn compile_ahead(&self, view: &NodeView<'_>, threads: usize) {
+        let (pipelines, kept) = (&self.parts.pipelines, self.remembered.as_ref());
+        let listed = kept.map(|(kept, likeness)| kept.programs(*likeness)).unwrap_or_default();
+        let (programs, when) = match listed.is_empty() {
+            true => (self.foreseen(view), When::Foreseen),
+            false => (listed, When::Listed),
+        };
+        pipelines.prefetch(programs, when, kept.map(|(kept, _)| kept), threads);
+    }
+
     /// The programs that a run probably takes. None where the host's inputs are not known.
-    pub(crate) fn foreseen(&self, view: &NodeView<'_>) -> Vec<Program> {
+    fn foreseen(&self, view: &NodeView<'_>) -> Vec<Program> {
         let (mut inputs, mut host) = (SmallVec::new(), SmallVec::new());
         for (index, dtype) in self.input_types.iter().enumerate() {
             let on_host = self.kernel.def.host_inputs.contains(&index);
@@ -189,12 +204,16 @@ impl Node {
             if dispatch.workgroups.contains(&0) {
                 continue;
             }
-            let pipeline = self.parts.pipelines.get(&dispatch.program)?;
+            let kept = self.remembered.as_ref().map(|(kept, _)| &**kept);
+            let pipeline = self.parts.pipelines.get(&dispatch.program, kept)?;
             steps.push(Step { pipeline, dispatch });
+        }
+        if let Some((kept, likeness)) = &self.remembered {
+            kept.took(*likeness, steps.iter().map(|step| &step.dispatch.program));
         }
         let steps: Arc<[Step]> = steps.into();
         let mut kept = self.kept.lock();
-        kept.push_front(Kept { key, steps: steps.clone() });
+        kept.push_front(KeptSteps { key, steps: steps.clone() });
         kept.truncate(MOST_KEPT);
         Ok(steps)
     }
@@ -233,6 +252,27 @@ impl Node {
         };
         self.parts.memory.resolve(range.ok_or_else(|| error!(Fail, "a tensor has no memory"))?)
     }
+}
+
+/// A hash of all that the programs of a node follow from before the shapes are known: its operator, attributes, types, fixed sizes, and the constants that
+/// the host holds. Sizes that are not known count alike, whatever symbols they are made of.
+pub(crate) fn likeness(view: &NodeView<'_>, def: &KernelDef) -> u64 {
+    let node = view.node;
+    let mut text = format!("{} {} {:?}", node.spec.domain, node.spec.name, node.attrs);
+    let mut add = |ty: &ValueType| {
+        let dims = ty.shape().map(|shape| shape.iter().map(Dim::as_constant).collect::<Vec<_>>());
+        text.push_str(&format!("\n{:?} {dims:?}", ty.dtype()));
+    };
+    (0..node.inputs.len()).for_each(|index| add(&view.input_type(index)));
+    (0..node.outputs.len()).for_each(|index| add(&view.output_type(index)));
+    let mut hash = Xxh3::new();
+    hash.update(text.as_bytes());
+    for index in def.host_inputs {
+        let bytes: &[u8] = view.constant(*index).and_then(Tensor::bytes).map_or(&[], |bytes| bytes);
+        hash.update(&(bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    }
+    hash.digest()
 }
 
 /// A tensor with sizes that a run may have.

@@ -1,4 +1,5 @@
-//! Programs compiled to pipelines, once for each text, by several threads ahead of the first run where their texts are foreseen.
+//! Programs compiled to pipelines, once for each text, by several threads ahead of the first run where their texts are foreseen or an earlier process
+//! took them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -6,10 +7,11 @@ use std::sync::{Arc, OnceLock};
 
 use ort_core::{Result, error};
 use parking_lot::{Condvar, Mutex};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::bindings::BindGroups;
 use crate::gpu::Gpu;
+use crate::kept::Kept;
 
 /// The most pipelines that are kept.
 const MOST_PIPELINES: usize = 4096;
@@ -37,8 +39,31 @@ pub(crate) struct Pipelines {
 /// Programs that threads compile ahead, and how many threads do.
 #[derive(Default)]
 struct Ahead {
-    waiting: VecDeque<Program>,
+    /// Those that an earlier process took: they come first, and are waited for.
+    listed: VecDeque<Job>,
+    foreseen: VecDeque<Job>,
+    /// How many of the listed ones are not compiled yet, those that are being compiled included.
+    listed_left: usize,
+    /// All that were listed so far.
+    all_listed: FxHashSet<Arc<str>>,
     threads: usize,
+}
+
+/// A program to compile, and what keeps the driver's part of it.
+struct Job {
+    program: Program,
+    kept: Option<Arc<Kept>>,
+}
+
+/// Who compiles a program.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    /// The run that takes it.
+    Run,
+    /// A thread ahead of it: its shapes were foreseen.
+    Foreseen,
+    /// A thread ahead of it: an earlier process took it.
+    Listed,
 }
 
 impl Pipelines {
@@ -46,23 +71,41 @@ impl Pipelines {
         Pipelines { gpu, groups, slots: Mutex::default(), ahead: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// The pipeline of a program, compiled where it is new.
-    pub(crate) fn get(&self, program: &Program) -> Result<wgpu::ComputePipeline> {
+    /// The pipeline of a program, compiled where it is new. `kept` has the driver's part of it.
+    pub(crate) fn get(&self, program: &Program, kept: Option<&Kept>) -> Result<wgpu::ComputePipeline> {
         self.gpu.check()?;
-        let slot = self.slot(program);
-        let compiled = slot.get_or_init(|| self.compile(program).map_err(|problem| problem.to_string()));
-        compiled.clone().map_err(|problem| error!(EpFail, "{problem}"))
+        self.compiled(program, kept, When::Run).map_err(|problem| error!(EpFail, "{problem}"))
     }
 
     /// Compiles programs that are new on up to so many threads, without waiting for them. What is wrong with one shows when it is asked for.
-    pub(crate) fn prefetch(self: &Arc<Self>, programs: Vec<Program>, most_threads: usize) {
+    pub(crate) fn prefetch(
+        self: &Arc<Self>,
+        programs: Vec<Program>,
+        when: When,
+        kept: Option<&Arc<Kept>>,
+        most_threads: usize,
+    ) {
         let mut ahead = self.ahead.lock();
-        let is_new = |program: &Program| !self.slots.lock().contains_key(&program.text);
-        for program in programs.into_iter().filter(is_new) {
+        for program in programs {
+            // What is only foreseen so far is waited for once it is listed.
+            let is_known = match when {
+                When::Listed => !ahead.all_listed.insert(program.text.clone()),
+                When::Foreseen | When::Run => self.slots.lock().contains_key(&program.text),
+            };
+            if is_known {
+                continue;
+            }
             self.slot(&program);
-            ahead.waiting.push_back(program);
+            let job = Job { program, kept: kept.cloned() };
+            match when {
+                When::Listed => {
+                    ahead.listed.push_back(job);
+                    ahead.listed_left += 1;
+                }
+                When::Foreseen | When::Run => ahead.foreseen.push_back(job),
+            }
         }
-        while ahead.threads < most_threads.min(ahead.waiting.len()) {
+        while ahead.threads < most_threads.min(ahead.listed.len() + ahead.foreseen.len()) {
             let own = Arc::clone(self);
             let thread = std::thread::Builder::new().name("ort-wgpu-compile".to_owned());
             // Without another thread the first run compiles.
@@ -73,10 +116,27 @@ impl Pipelines {
         }
     }
 
+    /// Returns once all that an earlier process took is compiled; this thread does its part.
+    pub(crate) fn finish_listed(&self) {
+        let mut ahead = self.ahead.lock();
+        while ahead.listed_left > 0 {
+            match ahead.listed.pop_front() {
+                None => self.ended.wait(&mut ahead),
+                Some(job) => {
+                    drop(ahead);
+                    self.compile_listed(&job);
+                    ahead = self.ahead.lock();
+                }
+            }
+        }
+    }
+
     /// Compiles nothing more ahead, and waits for what is being compiled: a process must not end in the middle of the driver's compiler.
     pub(crate) fn stop(&self) {
         let mut ahead = self.ahead.lock();
-        ahead.waiting.clear();
+        ahead.listed_left -= ahead.listed.len();
+        ahead.listed.clear();
+        ahead.foreseen.clear();
         while ahead.threads > 0 {
             self.ended.wait(&mut ahead);
         }
@@ -85,15 +145,48 @@ impl Pipelines {
     fn compile_ahead(&self) {
         loop {
             let mut ahead = self.ahead.lock();
-            let Some(program) = ahead.waiting.pop_front() else {
+            let listed = ahead.listed.pop_front();
+            if let Some(job) = listed {
+                drop(ahead);
+                self.compile_listed(&job);
+            } else if let Some(Job { program, kept }) = ahead.foreseen.pop_front() {
+                drop(ahead);
+                // What is wrong shows when it is asked for.
+                let _ = self.compiled(&program, kept.as_deref(), When::Foreseen);
+            } else {
                 ahead.threads -= 1;
                 self.ended.notify_all();
                 return;
-            };
-            drop(ahead);
-            let slot = self.slot(&program);
-            slot.get_or_init(|| self.compile(&program).map_err(|problem| problem.to_string()));
+            }
         }
+    }
+
+    fn compile_listed(&self, Job { program, kept }: &Job) {
+        let _done = ListedDone(self);
+        // What is wrong shows when it is asked for.
+        let _ = self.compiled(program, kept.as_deref(), When::Listed);
+    }
+
+    /// The pipeline, or why there is none: whoever asks first compiles, and others wait for it.
+    fn compiled(
+        &self,
+        program: &Program,
+        kept: Option<&Kept>,
+        when: When,
+    ) -> Result<wgpu::ComputePipeline, String> {
+        let make = || {
+            let made = self.compile(program, kept).map_err(|problem| problem.to_string())?;
+            let counters = &self.gpu.made;
+            counters.pipelines.fetch_add(1, Ordering::Relaxed);
+            if when != When::Run {
+                counters.pipelines_ahead.fetch_add(1, Ordering::Relaxed);
+            }
+            if when == When::Listed {
+                counters.pipelines_listed.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(made)
+        };
+        self.slot(program).get_or_init(make).clone()
     }
 
     fn slot(&self, program: &Program) -> Slot {
@@ -104,12 +197,12 @@ impl Pipelines {
         slots.entry(program.text.clone()).or_default().clone()
     }
 
-    fn compile(&self, program: &Program) -> Result<wgpu::ComputePipeline> {
+    fn compile(&self, program: &Program, kept: Option<&Kept>) -> Result<wgpu::ComputePipeline> {
         let layout = self.groups.layout(program.bindings).ok_or_else(|| {
             error!(NotImplemented, "it binds {} buffers, more than the device takes", program.bindings)
         })?;
         let device = &self.gpu.device;
-        let pipeline = self.gpu.validated(|| {
+        self.gpu.validated(|| {
             let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
                 label: None,
                 source: wgpu::ShaderSource::Wgsl(std::borrow::Cow::Borrowed(&program.text)),
@@ -123,10 +216,18 @@ impl Pipelines {
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
-                cache: None,
+                cache: kept.and_then(Kept::driver),
             })
-        })?;
-        self.gpu.made.pipelines.fetch_add(1, Ordering::Relaxed);
-        Ok(pipeline)
+        })
+    }
+}
+
+/// One of the listed programs less to wait for, even where compiling it panicked.
+struct ListedDone<'a>(&'a Pipelines);
+
+impl Drop for ListedDone<'_> {
+    fn drop(&mut self) {
+        self.0.ahead.lock().listed_left -= 1;
+        self.0.ended.notify_all();
     }
 }

@@ -1,5 +1,6 @@
 //! The factory of devices, its options, and the adapters that it finds.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 
 use ort_core::ep::{Device, DeviceInfo, ExecutionProvider, ProviderEntry, ProviderOptions, check_options};
@@ -21,6 +22,7 @@ pub(crate) const NO_ADAPTER: &str =
 /// | --- | --- |
 /// | `limits` | `adapter`: those of the adapter (the default); `minimum`: those that every implementation of WebGPU has |
 /// | `memory_limit` | bytes of buffers at most, those that wait to be used again included |
+/// | `pipeline_cache` | a folder that keeps what later processes compile ahead, for sessions without a compiled cache |
 #[derive(Debug)]
 pub struct WgpuProvider;
 
@@ -48,7 +50,7 @@ impl ExecutionProvider for WgpuProvider {
         let parsed = Options::parse(options)?;
         let mut open = OPEN.lock();
         open.retain(|(.., device)| device.upgrade().is_some_and(|device| !device.is_lost()));
-        let same = open.iter().find(|(other, options, _)| (*other, *options) == (index, parsed));
+        let same = open.iter().find(|(other, options, _)| *other == index && *options == parsed);
         if let Some(device) = same.and_then(|(.., device)| device.upgrade()) {
             return Ok(device);
         }
@@ -59,15 +61,16 @@ impl ExecutionProvider for WgpuProvider {
 }
 
 /// The options, as they are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) minimum_limits: bool,
     pub(crate) memory_limit: Option<usize>,
+    pub(crate) pipeline_cache: Option<PathBuf>,
 }
 
 impl Options {
     pub(crate) fn parse(options: &ProviderOptions) -> Result<Options> {
-        check_options(NAME, options, &["limits", "memory_limit"])?;
+        check_options(NAME, options, &["limits", "memory_limit", "pipeline_cache"])?;
         let mut parsed = Options::default();
         for (name, value) in options {
             let wrong = |expected| {
@@ -84,6 +87,10 @@ impl Options {
                         _ => return Err(wrong("'adapter' or 'minimum'")),
                     }
                 }
+                "pipeline_cache" => match value.is_empty() {
+                    true => return Err(wrong("a folder")),
+                    false => parsed.pipeline_cache = Some(value.into()),
+                },
                 _ => parsed.memory_limit = Some(value.parse().map_err(|_| wrong("a number of bytes"))?),
             }
         }
@@ -150,8 +157,11 @@ mod tests {
             let pairs = pairs.iter().map(|(name, value)| (name.to_string(), value.to_string()));
             Options::parse(&pairs.collect())
         };
-        let both = options(&[("limits", "minimum"), ("memory_limit", "1024")]).unwrap();
-        assert_eq!(both, Options { minimum_limits: true, memory_limit: Some(1024) });
+        let all = [("limits", "minimum"), ("memory_limit", "1024"), ("pipeline_cache", "folder")];
+        let read =
+            Options { minimum_limits: true, memory_limit: Some(1024), pipeline_cache: Some("folder".into()) };
+        assert_eq!(options(&all).unwrap(), read);
+        assert!(options(&[("pipeline_cache", "")]).unwrap_err().to_string().contains("a folder"));
         assert_eq!(options(&[]).unwrap(), Options::default());
         for (wrong, said) in [("limits", "'adapter' or 'minimum'"), ("memory_limit", "a number of bytes")] {
             assert!(options(&[(wrong, "x")]).unwrap_err().to_string().contains(said));

@@ -100,7 +100,7 @@ fn check(device: &Arc<dyn Device>, case: &Case) -> Result<()> {
     let host = cpu()?;
     let expected = run(&Session::builder(&model).device(host.clone()).build()?, &values)?;
     let session = Session::builder(&model).device(device.clone()).device(host).build()?;
-    let elsewhere = session.placement().into_iter().find(|(.., provider)| provider != "wgpu");
+    let elsewhere = session.steps().into_iter().find(|(.., provider)| provider != "wgpu");
     ensure!(elsewhere.is_none(), Fail, "{elsewhere:?} is not on the device");
     for _ in 0..2 {
         let found = run(&session, &values)?;

@@ -42,7 +42,7 @@ pub use ort_alloc::{
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
     ArenaDevice, BatchSplit, EventMemory, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse,
-    Model, NodeClaim, OutputTarget, Profile, ProfileEvent, RunOptions, Session, SessionBuilder,
+    Model, NodePlacement, OutputTarget, Profile, ProfileEvent, RunOptions, Session, SessionBuilder,
     SessionOptions, ValueSpec, release_idle_memory,
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};

@@ -430,9 +430,10 @@ fn mapped_weights_count_against_no_limit() -> Result<()> {
     let plain = place.builder()?.build()?;
     let expected = bits(&plain)?;
     let run = plain.plan(&[("rows", 64)])?.planned_bytes;
-    // Written without a limit, or with one that holds what is folded and packed at a time.
+    // Written without a limit, or with one that holds what is folded and packed at a time: how much that is beside what is packed in the end
+    // depends on the CPU's panels.
     let packed = plain.memory().packed;
-    for limit in [None, Some(2 * packed)] {
+    for limit in [None, Some(3 * packed)] {
         let builder = place.with_cache()?;
         let session = match limit {
             None => builder.build()?,

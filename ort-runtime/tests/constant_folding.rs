@@ -61,7 +61,7 @@ fn constants_are_folded_where_they_do_not_grow() -> Result<()> {
         let inputs = [("x", Value::from(Tensor::from_slice(&[1, SHAPE[1]], &row)?))];
         let folded = Session::builder(&model).threads(1).build()?;
         let plain = Session::builder(&model).threads(1).opt_level(Level::Disabled).build()?;
-        let left: Vec<String> = folded.placement().into_iter().map(|(_, op, _)| op).collect();
+        let left: Vec<String> = folded.steps().into_iter().map(|(_, op, _)| op).collect();
         assert_eq!(left, case.left, "{}", case.name);
         let (with, without) = (folded.run(&inputs)?, plain.run(&inputs)?);
         for ((name, with), (_, without)) in with.iter().zip(&without) {

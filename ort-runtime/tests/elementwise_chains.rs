@@ -104,8 +104,7 @@ fn chains_become_one_node_where_that_takes_no_memory() -> Result<()> {
         let model = Model::from_graph(b.finish(&outputs)?);
         let session = |level| Session::builder(&model).threads(1).opt_level(level).build();
         let (plain, fused) = (session(Level::Disabled)?, session(Level::All)?);
-        let mut operators: Vec<String> =
-            fused.placement().into_iter().map(|(_, operator, _)| operator).collect();
+        let mut operators: Vec<String> = fused.steps().into_iter().map(|(_, operator, _)| operator).collect();
         let mut expected = left.to_vec();
         operators.sort_unstable();
         expected.sort_unstable();

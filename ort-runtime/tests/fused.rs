@@ -85,7 +85,7 @@ impl Case {
             Ok((session, results))
         };
         let (session, expected) = run(Session::builder(&model).opt_level(Level::Disabled).threads(1))?;
-        let kernel = session.placement().iter().any(|(_, op, _)| op == self.op.1);
+        let kernel = session.steps().iter().any(|(_, op, _)| op == self.op.1);
         assert!(kernel, "{self:?} has no kernel");
         for threads in [2, 3] {
             let (_, results) = run(Session::builder(&model).opt_level(Level::Disabled).threads(threads))?;

@@ -278,7 +278,7 @@ const REFUSALS: &[Refusal] = &[
     (
         "another device",
         |_, binding| binding.bind_output("Relu_2.0", DeviceId(77)),
-        "output 'Relu_2.0' cannot stay in the memory of device 77",
+        "output 'Relu_2.0': the memory of device 77 is none of the session's, which are: host",
     ),
     (
         "no buffer to share",

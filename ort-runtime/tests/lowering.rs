@@ -16,7 +16,7 @@ fn softmax() -> Result<Model> {
 }
 
 fn operators(session: &Session) -> Vec<String> {
-    session.placement().into_iter().map(|(_, op, _)| op).collect()
+    session.steps().into_iter().map(|(_, op, _)| op).collect()
 }
 
 #[test]

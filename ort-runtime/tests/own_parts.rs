@@ -190,9 +190,9 @@ fn own_parts_work_together() -> Result<()> {
     let x = Tensor::from_slice(&[2, 3], &[1.0f32, 2.0, 3.0, -1.0, 0.0, 1.0])?;
     let outputs = session.run(&[("x", x.into())])?;
     assert_eq!(outputs[0].1.tensor()?.to_vec::<f32>()?, [-18.0, 0.0]);
-    let placement = session.placement();
+    let steps = session.steps();
     let placed: Vec<(&str, &str)> =
-        placement.iter().map(|(_, op, provider)| (op.as_str(), provider.as_str())).collect();
+        steps.iter().map(|(_, op, provider)| (op.as_str(), provider.as_str())).collect();
     assert_eq!(placed, [("Mul", "cpu"), ("Mul", "cpu"), ("RowSum", "cpu"), ("Neg", "example")]);
     // The new operators are planned like all others: nothing is left to run time.
     assert!(session.plan(&[("n", 100)])?.peak_bytes.is_some());

@@ -175,7 +175,7 @@ fn one_operator_gives_the_bits_of_two() -> Result<()> {
                 };
             for threads in [1, 2, 3, 7] {
                 let session = as_it_is(&model).precision(precision).threads(threads).build()?;
-                assert!(session.placement().iter().all(|(_, op, _)| op == OP), "{case:?} has no kernel");
+                assert!(session.steps().iter().all(|(_, op, _)| op == OP), "{case:?} has no kernel");
                 assert!(
                     case.bits(&session)? == expected,
                     "{case:?} differs on {threads} threads in {precision:?}"
@@ -207,7 +207,7 @@ fn the_rule_applies_where_it_pays() -> Result<()> {
     for (case, sizes, other, applies) in table {
         let model = Model::from_graph(case.two(sizes, other)?);
         let session = Session::builder(&model).threads(2).build()?;
-        let is_one = session.placement().iter().any(|(_, op, _)| op == OP);
+        let is_one = session.steps().iter().any(|(_, op, _)| op == OP);
         assert_eq!(is_one, applies, "{case:?} {sizes:?}");
         assert_eq!(
             case.bits(&session)?,

@@ -144,7 +144,7 @@ fn a_limit_threads_and_levels_are_those_of_the_builder() -> Result<()> {
         builder.finish(&[product])
     };
     let nodes =
-        |options: &SessionOptions| Ok::<_, ort_runtime::Error>(with(swish()?, options)?.placement().len());
+        |options: &SessionOptions| Ok::<_, ort_runtime::Error>(with(swish()?, options)?.steps().len());
     assert_eq!(nodes(&SessionOptions::default())?, 1);
     let level = SessionOptions { graph_optimization_level: Level::Disabled, ..SessionOptions::default() };
     assert_eq!(nodes(&level)?, 2);

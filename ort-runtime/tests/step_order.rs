@@ -73,11 +73,11 @@ fn check(choices: &[Choice], outputs: &[u16]) -> Result<(), String> {
     let graph = grow(choices, outputs).map_err(say)?;
     let built = session(graph.clone()).map_err(say)?;
     let again = session(graph.clone()).map_err(say)?;
-    if built.placement() != again.placement() {
+    if built.steps() != again.steps() {
         return Err("two sessions have two orders".into());
     }
     // Every node comes after those whose results it reads, subgraphs' captures included.
-    let order: Vec<String> = built.placement().into_iter().map(|(node, ..)| node).collect();
+    let order: Vec<String> = built.steps().into_iter().map(|(node, ..)| node).collect();
     let place = |name: &str| order.iter().position(|node| node == name);
     let producers = graph.producers();
     for node in &graph.nodes {
@@ -174,7 +174,7 @@ fn an_order_that_is_as_good_is_kept() -> Result<()> {
     let joined = builder.node("Concat", &names, &axis(1))?;
     let graph = builder.finish(&[joined])?;
     let nodes: Vec<String> = graph.nodes.iter().map(|node| node.name.to_string()).collect();
-    let order: Vec<String> = session(graph)?.placement().into_iter().map(|(node, ..)| node).collect();
+    let order: Vec<String> = session(graph)?.steps().into_iter().map(|(node, ..)| node).collect();
     assert_eq!(order, nodes);
     Ok(())
 }

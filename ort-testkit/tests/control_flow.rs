@@ -8,21 +8,21 @@ use ort_core::ir::{Graph, GraphBuilder};
 use ort_core::session::Model;
 use ort_core::tensor::Tensor;
 use ort_testkit::{OpaqueDevice, Target};
-use support::{branch, count, floats};
+use support::{branch, count, floats, scaled};
 
-/// `relu(c ? -(h * h) : sqrt(h))` with h = x + x: a device value captured by both branches.
+/// `-(c ? -(h * h) : sqrt(h))` with h = 2x: a device value captured by both branches.
 fn graph() -> Result<Graph> {
     let mut builder = GraphBuilder::new("choice");
     let condition = builder.input("c", DType::Bool, &[]);
-    let x = builder.input("x", DType::F32, &["n"]);
-    let sum = builder.node("Add", &[x, x], &[])?;
-    let then = branch("then_branch", sum, |b, h| {
+    let x = builder.input("x", DType::F32, &["n", "1"]);
+    let double = scaled(&mut builder, x, 1, 2.0)?;
+    let then = branch("then_branch", double, |b, h| {
         let square = b.node("Mul", &[h, h], &[])?;
-        b.node("Neg", &[square], &[])
+        scaled(b, square, 1, -1.0)
     })?;
-    let otherwise = branch("else_branch", sum, |b, h| b.node("Sqrt", &[h], &[]))?;
+    let otherwise = branch("else_branch", double, |b, h| b.node("Sqrt", &[h], &[]))?;
     let chosen = builder.add(("", "If"), &[Some(condition)], &[], 1, vec![then, otherwise])?;
-    let result = builder.node("Neg", &[chosen[0]], &[])?;
+    let result = scaled(&mut builder, chosen[0], 1, -1.0)?;
     builder.finish(&[result])
 }
 
@@ -31,8 +31,8 @@ fn branches_run_on_their_own_devices() -> Result<()> {
     let device = OpaqueDevice::new(None);
     let session = Target::mixed(&device)?.session(&Model::from_graph(graph()?))?;
     assert_eq!(count(&session, "If", "cpu"), 1);
-    assert_eq!(count(&session, "Add", "opaque"), 1);
-    let x = floats(&[3], &[0.5, 2.0, 8.0])?;
+    assert_eq!(count(&session, "MatMul", "opaque"), 2);
+    let x = floats(&[3, 1], &[0.5, 2.0, 8.0])?;
     for (condition, expected) in [(true, [1.0f32, 16.0, 256.0]), (false, [-1.0, -2.0, -4.0])] {
         let condition = Tensor::from_bools(&[], &[condition])?;
         let outputs = session.run(&[("c", condition.into()), ("x", x.clone().into())])?;
@@ -48,7 +48,7 @@ fn the_plan_counts_the_branches_device_memory() -> Result<()> {
     let device = OpaqueDevice::new(None);
     let session = Target::mixed(&device)?.session(&Model::from_graph(graph()?))?;
     let planned = session.plan(&[("n", 1000)])?.peak_bytes;
-    let x = floats(&[1000], &[1.0; 1000])?;
+    let x = floats(&[1000, 1], &[1.0; 1000])?;
     let mut measured = Vec::new();
     for condition in [false, true] {
         let condition = Tensor::from_bools(&[], &[condition])?;

@@ -47,6 +47,9 @@ pub(crate) struct Options {
     /// Run the node suite on a GPU that wgpu reaches, with the CPU for what it does not claim, against conformance_wgpu.ignore.
     #[arg(long, conflicts_with_all = ["poisoned", "suites"])]
     pub(crate) wgpu: bool,
+    /// With the provider loaded as a library.
+    #[arg(long, requires = "wgpu")]
+    pub(crate) library: bool,
     /// Within the limits that every implementation of WebGPU has.
     #[arg(long, requires = "wgpu")]
     pub(crate) minimum_limits: bool,

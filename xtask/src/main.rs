@@ -11,6 +11,7 @@ mod compare;
 mod conformance;
 mod features;
 mod fuzz;
+mod header;
 mod memory;
 mod models;
 mod ops;
@@ -64,6 +65,8 @@ enum Command {
     Features,
     /// Write docs/OPS.md: operator by type by provider, from the registry.
     Ops(ops::Options),
+    /// Write ort-core/include/ort_provider.h, the C header of provider libraries, from the records of the interface.
+    Header(header::Options),
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::Options),
     /// Load, run and drop models many times, in many shapes, from many callers, and hold what stays against bounds.
@@ -90,6 +93,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
+        Command::Header(options) => header::run(&workspace, &options),
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
         Command::Soak(options) => soak::run(&workspace, &options).map(drop),

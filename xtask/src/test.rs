@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe, run as run_command};
-use crate::{compare, conformance, memory, models, ops, reference, soak, tidy};
+use crate::{compare, conformance, header, memory, models, ops, reference, soak, tidy};
 
 /// A suite that needs Python, and how many tests it has.
 struct PythonSuite {
@@ -35,6 +35,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     })?;
     summary += stage("unit tests", || unit_tests(workspace))?;
     stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
+    stage("header", || header::run(workspace, &header::Options { check: true }))?;
     stage("build", || workspace.build_ort())?;
     match Python::open(workspace) {
         Ok(_) => {
@@ -45,6 +46,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("conformance, poisoned", || conformance::run(workspace, &poisoned))?;
             let on_wgpu = conformance::Options { wgpu: true, ..conformance::Options::default() };
             summary += stage("conformance, wgpu", || conformance::run(workspace, &on_wgpu))?;
+            let as_library =
+                conformance::Options { wgpu: true, library: true, ..conformance::Options::default() };
+            summary += stage("conformance, wgpu as a library", || conformance::run(workspace, &as_library))?;
             let minimum = conformance::Options { minimum_limits: true, ..on_wgpu };
             summary += stage("conformance, wgpu, minimum limits", || conformance::run(workspace, &minimum))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
@@ -75,6 +79,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "conformance", tests: conformance::CASES },
         PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
         PythonSuite { name: "conformance, wgpu", tests: conformance::NODE_CASES },
+        PythonSuite { name: "conformance, wgpu as a library", tests: conformance::NODE_CASES },
         PythonSuite { name: "conformance, wgpu, minimum limits", tests: conformance::NODE_CASES },
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },

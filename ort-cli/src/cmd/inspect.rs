@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use ort_runtime::ir::Graph;
-use ort_runtime::{Model, NodeClaim, ValueSpec};
+use ort_runtime::{Model, NodePlacement, ValueSpec};
 use serde_json::json;
 
 use crate::args::{ModelArgs, human_bytes, table};
@@ -23,7 +23,7 @@ pub(crate) struct InspectArgs {
     /// The canonical graph as text, with inferred types.
     #[arg(long)]
     graph: bool,
-    /// Which provider runs which operators, and why those before it in the order of --ep do not.
+    /// Which provider runs which operators, why it does, and why those before it in the order of --ep do not.
     #[arg(long, conflicts_with = "graph")]
     claims: bool,
 }
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.claims {
-        print_claims(&args.model.session(&model)?.claims(), args.json)?;
+        print_claims(&args.model.session(&model)?.placement(), args.json)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut operators = BTreeMap::new();
@@ -77,25 +77,32 @@ fn count(graph: &Graph, operators: &mut BTreeMap<String, usize>, parameters: &mu
 }
 
 /// Nodes of one operator that run in the same place for the same reasons are one row.
-fn print_claims(claims: &[NodeClaim], json: bool) -> Result<()> {
+fn print_claims(claims: &[NodePlacement], json: bool) -> Result<()> {
     if json {
-        let claim = |claim: &NodeClaim| {
+        let claim = |claim: &NodePlacement| {
             let refusals: BTreeMap<&str, &str> =
                 claim.refusals.iter().map(|(name, why)| (*name, why.as_str())).collect();
-            json!({"node": claim.node, "operator": claim.operator, "provider": claim.provider, "refusals": refusals})
+            json!({
+                "node": claim.node,
+                "operator": claim.operator,
+                "provider": claim.provider,
+                "reason": claim.reason.to_string(),
+                "refusals": refusals,
+            })
         };
         return say!("{}", json!({"claims": claims.iter().map(claim).collect::<Vec<_>>()}));
     }
-    let mut groups: BTreeMap<(&str, &str, String), (usize, &str)> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, &str, String, String), (usize, &str)> = BTreeMap::new();
     for claim in claims {
         let why = claim.refusals.iter().map(|(name, why)| format!("{name}: {why}"));
         let why = why.collect::<Vec<_>>().join("; ");
         let first = (0, claim.node.as_str());
-        groups.entry((claim.provider, &claim.operator, why)).or_insert(first).0 += 1;
+        let here = claim.reason.to_string();
+        groups.entry((claim.provider, &claim.operator, here, why)).or_insert(first).0 += 1;
     }
-    let mut rows = table(&["provider", "operator", "nodes", "first node", "why not before"]);
-    for ((provider, operator, why), (nodes, first)) in &groups {
-        rows.add_row([provider, operator, nodes.to_string().as_str(), first, why]);
+    let mut rows = table(&["provider", "operator", "nodes", "first node", "why", "why not before"]);
+    for ((provider, operator, here, why), (nodes, first)) in &groups {
+        rows.add_row([provider, operator, nodes.to_string().as_str(), first, here, why]);
     }
     say!("{rows}")
 }

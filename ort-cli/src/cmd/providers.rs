@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use ort_runtime::ep::providers;
+use ort_runtime::ep::{ExecutionProvider, provider_libraries, providers};
 use serde_json::json;
 
 use crate::args::table;
 use crate::output::say;
 
-/// Lists the execution providers of this program, and which of them work here.
+/// Lists the execution providers of this program and of the libraries in the folders of ORT_PROVIDER_PATH, and which of them work here.
 #[derive(Args)]
 pub(crate) struct ProvidersArgs {
     /// One JSON object.
@@ -21,19 +21,26 @@ pub(crate) struct ProvidersArgs {
 pub(crate) fn run(args: &ProvidersArgs) -> Result<ExitCode> {
     let mut rows = table(&["provider", "device", "facts"]);
     let mut list = Vec::new();
-    for provider in providers() {
-        match provider.devices() {
+    let mut found: Vec<(String, ort_runtime::Result<&dyn ExecutionProvider>)> =
+        providers().into_iter().map(|provider| (provider.name().to_string(), Ok(provider))).collect();
+    found.extend(provider_libraries().into_iter().map(|(path, provider)| {
+        let name =
+            provider.as_ref().map_or_else(|_| path.display().to_string(), |own| own.name().to_string());
+        (name, provider)
+    }));
+    for (name, provider) in found {
+        match provider.and_then(|provider| provider.devices()) {
             Ok(devices) => {
                 for device in devices {
                     let facts: Vec<String> =
                         device.facts.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-                    list.push(json!({"provider": provider.name(), "device": device.name, "facts": facts}));
-                    rows.add_row([provider.name().to_string(), device.name, facts.join("; ")]);
+                    list.push(json!({"provider": name, "device": device.name, "facts": facts}));
+                    rows.add_row([name.clone(), device.name, facts.join("; ")]);
                 }
             }
             Err(problem) => {
-                list.push(json!({"provider": provider.name(), "error": problem.to_string()}));
-                rows.add_row([provider.name().to_string(), "none".to_string(), problem.to_string()]);
+                list.push(json!({"provider": name, "error": problem.to_string()}));
+                rows.add_row([name, "none".to_string(), problem.to_string()]);
             }
         }
     }

@@ -138,34 +138,7 @@ impl Entry {
     /// Reads the table of a mapped file.
     pub(crate) fn open(file: MappedFile) -> Result<Entry, Refusal> {
         let bytes = file.bytes();
-        let short = || format!("{} bytes are too few for what its header says", bytes.len());
-        let [magic, format, key_len, table, count, sources, len, checksum] =
-            numbers(&bytes).ok_or_else(short)?;
-        if magic != u64::from_le_bytes(*MAGIC) || format != FORMAT {
-            return Err(format!("it is no entry of format {FORMAT}"));
-        }
-        if len != bytes.len() as u64 {
-            return Err(format!("it has {} bytes, expected {len}", bytes.len()));
-        }
-        let place = |start: u64, len: u64| {
-            let (start, end) = (usize::try_from(start).ok()?, usize::try_from(start.checked_add(len)?).ok()?);
-            bytes.get(start..end)
-        };
-        if key_len > MOST_KEY as u64 {
-            return Err(format!("its key has {key_len} bytes, at most {MOST_KEY} are expected"));
-        }
-        let key = place(HEADER as u64, key_len).ok_or_else(short)?;
-        let rest = count.checked_mul(RECORD as u64).filter(|rest| table.checked_add(*rest) == Some(len));
-        let rows = rest.and_then(|rest| place(table, rest)).ok_or_else(short)?;
-        let header = Header { key_len, table, count, sources, len };
-        if header.checksum(key, rows) != checksum {
-            return Err("the checksum of its header is wrong".to_owned());
-        }
-        let key = std::str::from_utf8(key).map_err(|_| "its key is no text".to_owned())?.to_owned();
-        let records: Vec<Record> = rows.chunks_exact(RECORD).filter_map(Record::of).collect();
-        check(&records, HEADER as u64 + key_len, table)?;
-        let sources = usize::try_from(sources).ok().filter(|sources| *sources <= records.len());
-        let sources = sources.ok_or("it has fewer blobs than its source")?;
+        let Table { key, records, sources } = Table::of(&bytes)?;
         Ok(Entry { file, bytes, key, records, sources })
     }
 
@@ -209,7 +182,7 @@ impl Entry {
     /// Compares blobs with their checksums. They are resident afterwards.
     pub(crate) fn verify(&self, blobs: Range<usize>, reading: Reading) -> Result<(), Refusal> {
         let next = AtomicUsize::new(blobs.start);
-        let damaged = AtomicUsize::new(usize::MAX);
+        let first_damaged = AtomicUsize::new(usize::MAX);
         let work = || loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= blobs.end || reading.is_late() {
@@ -217,16 +190,74 @@ impl Entry {
             }
             let (Some(record), Some((_, bytes))) = (self.records.get(index), self.blob(index)) else { break };
             if xxh3_64(&bytes) != record.checksum {
-                damaged.fetch_min(index, Ordering::Relaxed);
+                first_damaged.fetch_min(index, Ordering::Relaxed);
             }
         };
         reading.on_threads(blobs.len(), work);
-        match damaged.into_inner() {
+        match first_damaged.into_inner() {
             usize::MAX if reading.is_late() => Err("its checksums were not compared in time".to_owned()),
             usize::MAX => Ok(()),
-            index => Err(format!("the checksum of blob {index} is wrong")),
+            index => Err(damaged(index)),
         }
     }
+}
+
+/// What a file says of itself.
+struct Table {
+    key: String,
+    records: Vec<Record>,
+    sources: usize,
+}
+
+impl Table {
+    fn of(bytes: &Bytes) -> Result<Table, Refusal> {
+        let short = || format!("{} bytes are too few for what its header says", bytes.len());
+        let [magic, format, key_len, table, count, sources, len, checksum] =
+            numbers(bytes).ok_or_else(short)?;
+        if magic != u64::from_le_bytes(*MAGIC) || format != FORMAT {
+            return Err(format!("it is no entry of format {FORMAT}"));
+        }
+        if len != bytes.len() as u64 {
+            return Err(format!("it has {} bytes, expected {len}", bytes.len()));
+        }
+        let place = |start: u64, len: u64| {
+            let (start, end) = (usize::try_from(start).ok()?, usize::try_from(start.checked_add(len)?).ok()?);
+            bytes.get(start..end)
+        };
+        if key_len > MOST_KEY as u64 {
+            return Err(format!("its key has {key_len} bytes, at most {MOST_KEY} are expected"));
+        }
+        let key = place(HEADER as u64, key_len).ok_or_else(short)?;
+        let rest = count.checked_mul(RECORD as u64).filter(|rest| table.checked_add(*rest) == Some(len));
+        let rows = rest.and_then(|rest| place(table, rest)).ok_or_else(short)?;
+        let header = Header { key_len, table, count, sources, len };
+        if header.checksum(key, rows) != checksum {
+            return Err("the checksum of its header is wrong".to_owned());
+        }
+        let key = std::str::from_utf8(key).map_err(|_| "its key is no text".to_owned())?.to_owned();
+        let records: Vec<Record> = rows.chunks_exact(RECORD).filter_map(Record::of).collect();
+        check(&records, HEADER as u64 + key_len, table)?;
+        let sources = usize::try_from(sources).ok().filter(|sources| *sources <= records.len());
+        let sources = sources.ok_or("it has fewer blobs than its source")?;
+        Ok(Table { key, records, sources })
+    }
+}
+
+/// The key and the blobs of a file that was read into memory, all of them compared with their checksums.
+pub(super) fn blobs_of(bytes: &Bytes) -> Result<(String, Vec<Bytes>), Refusal> {
+    let Table { key, records, .. } = Table::of(bytes)?;
+    let blob = |(index, record): (usize, &Record)| {
+        // The table was held against the file.
+        let blob = bytes.slice(record.start as usize..record.end().unwrap_or(record.start) as usize);
+        let is_whole = xxh3_64(&blob) == record.checksum;
+        is_whole.then_some(blob).ok_or_else(|| damaged(index))
+    };
+    let blobs = records.iter().enumerate().map(blob).collect::<Result<_, _>>()?;
+    Ok((key, blobs))
+}
+
+fn damaged(blob: usize) -> Refusal {
+    format!("the checksum of blob {blob} is wrong")
 }
 
 /// Whether blobs lie one behind the other between `start` and `end`, each where kernels can read it.

@@ -24,21 +24,26 @@ impl Key {
 
     /// Refuses an entry that was made for something else, and says for what.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), Refusal> {
+        self.check_text(entry.key())
+    }
+
+    /// Refuses what was made for another key than this, and says for which.
+    pub(super) fn check_text(&self, other: &str) -> Result<(), Refusal> {
         let own = self.text();
-        if entry.key() == own {
+        if other == own {
             return Ok(());
         }
-        let mut lines = own.lines().zip(entry.key().lines());
+        let mut lines = own.lines().zip(other.lines());
         Err(match lines.find(|(own, other)| own != other) {
             Some((own, other)) => format!("it was made for '{}', not '{}'", shown(other), shown(own)),
             None => "it was made for other settings".to_owned(),
         })
     }
 
-    /// The name of its entry.
-    fn file_name(&self) -> String {
+    /// The name of its file of a kind.
+    pub(super) fn file_name(&self, kind: &str) -> String {
         let hash = blake3::hash(self.lasting.as_bytes()).to_hex();
-        format!("{}.compiled", hash.as_str().get(..32).unwrap_or_default())
+        format!("{}.{kind}", hash.as_str().get(..32).unwrap_or_default())
     }
 }
 
@@ -77,7 +82,7 @@ impl Folder {
 
     /// Where the entry of a key is.
     pub(crate) fn place(&self, key: &Key) -> PathBuf {
-        self.0.join(key.file_name())
+        self.0.join(key.file_name("compiled"))
     }
 
     /// The entry of a key, whole and undamaged; none where there is no file.

@@ -6,15 +6,18 @@
 //! mapped, and whoever truncates it ends their processes.
 //!
 //! Compiling with an entry takes blobs from it in the order in which compiling without one makes them ([`Store`]).
-//! An entry may hold the model's own files, too: then it is a [`CompiledModel`].
+//! An entry may hold the model's own files, too: then it is a [`CompiledModel`]. What a device keeps for itself, as pipelines, lies in files of the same
+//! form beside the entries ([`DeviceCache`]).
 
 mod content;
+mod device;
 mod entry;
 mod key;
 mod model;
 mod store;
 
 pub(crate) use content::{Content, Identity, hash_of};
+pub use device::DeviceCache;
 pub(crate) use entry::{Entry, Reading};
 pub(crate) use key::{Folder, Key};
 pub(crate) use model::{CompiledModel, begin, cannot_write};

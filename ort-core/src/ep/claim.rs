@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use ort_alloc::DeviceId;
-
-use super::{Claim, Device};
+use super::regions::settle;
+use super::{Claim, Device, Reason, Scope};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attributes, Graph, Node, NodeId, SymShape, ValueId, ValueType};
@@ -95,25 +94,26 @@ impl<'a> NodeView<'a> {
 pub struct Partition {
     /// By node: the index of the device, and its claim.
     pub nodes: Vec<(usize, Claim)>,
+    /// By node: why it runs there.
+    pub reasons: Vec<Reason>,
 }
 
-/// Gives every node of an inferred graph to a device. A node that no device claims is decomposed one step and its
+/// Gives every node of an inferred graph to a device: the first that claims it, but for shapes, which the host computes, and for
+/// islands that save less than copying their values costs. A node that no device claims is decomposed one step and its
 /// parts are offered again; what is left after that is one error that lists every such operator. A shared graph is
 /// copied only where something is decomposed.
-pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Partition> {
-    let claims = lower_unclaimed(graph, devices)?;
-    let host = devices.iter().position(|device| device.memory() == DeviceId::HOST);
-    let mut nodes: Vec<(usize, Claim)> = Vec::with_capacity(graph.nodes.len());
-    for (node, claimed) in graph.nodes.iter().zip(claims) {
-        let view = NodeView { graph, node };
-        // Arithmetic on shapes stays on the host: the host needs the numbers, and they are few.
-        let on_shapes = node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some());
-        let by_host = host
-            .filter(|host| on_shapes && *host != claimed.0)
-            .and_then(|index| Some((index, devices.get(index)?.claim(&view).ok()?)));
-        nodes.push(by_host.unwrap_or(claimed));
-    }
-    Ok(Partition { nodes })
+pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
+    let claims = lower_unclaimed(graph, devices);
+    // A device that broke while it was asked has refused for no reason.
+    devices
+        .iter()
+        .try_for_each(|device| device.check().within(|| format!("provider {}", device.info().provider)))?;
+    Ok(settle(graph, devices, scope, claims?))
+}
+
+/// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and they are few.
+pub(super) fn on_shapes(graph: &Graph, node: &Node) -> bool {
+    node.outputs.iter().flatten().all(|&id| graph.value(id).symbolic.is_some())
 }
 
 fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usize, Claim), String> {

@@ -1,5 +1,6 @@
 //! What a kernel's constructor sees: the node, its constants, and memory for packed weights.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use ort_alloc::{Allocator, Budget, Buffer, Category, DeviceId, Reservation};
@@ -34,6 +35,7 @@ pub struct CompileCx<'a> {
     pub(crate) allocator: Arc<dyn Allocator>,
     pub(crate) consumed: SmallVec<[bool; 8]>,
     pub(crate) packing: Packing<'a>,
+    pub(crate) cache_dir: Option<&'a Path>,
     /// The bytes packed into memory, and those in the compiled cache.
     pub(crate) packed_bytes: usize,
     pub(crate) cached_bytes: usize,
@@ -80,6 +82,7 @@ impl<'a> CompileCx<'a> {
             allocator,
             consumed,
             packing,
+            cache_dir: None,
             packed_bytes: 0,
             cached_bytes: 0,
         }
@@ -88,6 +91,12 @@ impl<'a> CompileCx<'a> {
     /// The attributes.
     pub fn attrs(&self) -> &'a Attributes {
         self.node.attrs()
+    }
+
+    /// The folder of the session's compiled cache, where a device may keep files of its own ([`DeviceCache`](super::DeviceCache)); none where the
+    /// session has no cache.
+    pub fn cache_dir(&self) -> Option<&'a Path> {
+        self.cache_dir
     }
 
     /// The constant that an input is, where it is one. Weights come straight from the file: unaligned.
@@ -120,6 +129,16 @@ impl<'a> CompileCx<'a> {
         let (buffer, _reservation) = self.packed(bytes, fill)?;
         store.put(tag, buffer.bytes().unwrap_or(&[]))?;
         Ok(PackedWeights::nothing())
+    }
+
+    /// Counts what a kernel keeps that packs in its own way; nothing is held where it only counts.
+    #[cfg(feature = "provider-libraries")]
+    pub(crate) fn reserve_packed(&mut self, bytes: usize) -> Result<Option<Reservation>> {
+        self.packed_bytes = self.packed_bytes.saturating_add(bytes);
+        match self.packing {
+            Packing::Counted => Ok(None),
+            _ => Ok(Some(self.account.budget.reserve(Category::PackedWeights, bytes)?)),
+        }
     }
 
     fn packed(

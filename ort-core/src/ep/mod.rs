@@ -3,10 +3,18 @@
 //! A provider sees canonical nodes with their types and shapes; never an opset, never a file. Memory is planned by
 //! the session: a kernel finds its outputs and its workspace ready.
 
+#[allow(unsafe_code, reason = "records of another library are read through their pointers")]
+pub mod abi;
 mod claim;
 mod compile;
+mod cost;
+#[cfg(feature = "provider-libraries")]
+#[allow(unsafe_code, reason = "functions of another library are called")]
+mod dylib;
 mod kernel;
 mod packed;
+mod reason;
+mod regions;
 mod run;
 
 use std::sync::Arc;
@@ -18,11 +26,16 @@ pub(crate) use claim::lower_all_but;
 pub use claim::{NodeView, Partition, Unclaimed, partition, unclaimed};
 pub(crate) use compile::{Account, Packing};
 pub use compile::{CompileCx, Precision};
+#[cfg(feature = "provider-libraries")]
+pub use dylib::{PROVIDER_PATH, load_provider, provider_libraries};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
 pub(crate) use packed::Owner;
 pub use packed::PackedWeights;
+pub use reason::{Island, Reason};
+pub use regions::{Scope, placement_cost};
 pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 
+pub use crate::cache::DeviceCache;
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Result, advise, error};
 
@@ -85,11 +98,21 @@ pub trait Device: Send + Sync {
     fn fingerprint(&self) -> Option<Fingerprint> {
         None
     }
+    /// An error once it can run nothing any more, because it was lost, or is of a library that said what cannot be. Asked after claims, and by
+    /// whoever wants to know.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Called by a session that has compiled all of its nodes, before its first run: returns once what the device compiles in the background, and knows
+    /// to be needed, is done. What went wrong shows when it runs.
+    fn end_of_build(&self) {}
+    /// Called by a session after each run that ended well: what the device keeps for later processes may be written now.
+    fn end_of_run(&self) {}
     /// Waits until what it was given to do is done. A device that is done when its calls return has nothing to wait for.
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
-    /// Copies a tensor between this device's memory and the host's, in either direction.
+    /// Copies a tensor between this device's memory and the host's, in either direction, or within this device's memory.
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()>;
 }
 
@@ -105,17 +128,31 @@ pub fn providers() -> Vec<&'static dyn ExecutionProvider> {
     providers
 }
 
-/// The provider called `name`.
+/// The provider called `name`: one of this build, else, with the feature `provider-libraries`, one of the libraries in the folders of the variable
+/// `ORT_PROVIDER_PATH`. The path of a library (with a separator, or the ending that libraries have here) is a name, too.
+///
+/// # Errors
+///
+/// There is none of this name, or the library cannot be used.
 pub fn provider(name: &str) -> Result<&'static dyn ExecutionProvider> {
     let known = providers();
-    known.iter().find(|provider| provider.name() == name).copied().ok_or_else(|| {
-        let names: Vec<&str> = known.iter().map(|provider| provider.name()).collect();
-        error!(InvalidArgument, "there is no execution provider '{name}'").help(advise(
-            "providers of this build",
-            name,
-            names,
-        ))
-    })
+    if let Some(provider) = known.iter().find(|provider| provider.name() == name) {
+        return Ok(*provider);
+    }
+    #[cfg(feature = "provider-libraries")]
+    if let Some(found) = dylib::find(name) {
+        return found;
+    }
+    let names: Vec<&str> = known.iter().map(|provider| provider.name()).collect();
+    let mut advice = advise("providers of this build", name, names);
+    #[cfg(not(feature = "provider-libraries"))]
+    advice.push_str("; it loads no libraries, which takes the feature provider-libraries");
+    #[cfg(feature = "provider-libraries")]
+    for (path, provider) in provider_libraries() {
+        let what = provider.map_or_else(|problem| problem.to_string(), |provider| provider.name().to_owned());
+        advice.push_str(&format!("; {} of {PROVIDER_PATH}: {what}", path.display()));
+    }
+    Err(error!(InvalidArgument, "there is no execution provider '{name}'").help(advice))
 }
 
 /// Refuses options that a provider does not know, with the nearest of those that it does: `known`.

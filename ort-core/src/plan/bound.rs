@@ -7,12 +7,15 @@
     reason = "ids of slots are made by the program, and the planner's tables have an entry for each"
 )]
 
+use ort_alloc::DeviceId;
+
 use super::StepPlan;
+use super::ends::Ends;
 use super::resolve::{Draft, Planner};
 use crate::dtype::DType;
 use crate::ep::OutputsFrom;
 use crate::session::{Program, SlotId, Step, in_words};
-use crate::tensor::byte_count;
+use crate::tensor::{ValueView, byte_count};
 use crate::{Error, Result, error};
 
 /// Where the memory of an output is.
@@ -22,12 +25,31 @@ pub(crate) enum OutputMemory {
     Unwanted,
     /// Memory of its own, as without a binding.
     Own,
-    /// In its buffer where the plan knows its size; else the run allocates it.
-    Kept,
-    /// In its buffer, which is the caller's.
-    Given,
+    /// In its buffer in this memory where the plan knows its size; else the run allocates it.
+    Kept(DeviceId),
+    /// In its buffer in this memory, which is the caller's.
+    Given(DeviceId),
     /// In the buffer of the given value at this position.
     Input(usize),
+}
+
+/// Where a given value lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GivenMemory {
+    pub(crate) memory: DeviceId,
+    /// Whether it is in its buffer of the binding.
+    pub(crate) in_buffer: bool,
+}
+
+impl GivenMemory {
+    /// With the caller, in memory of the host.
+    pub(crate) const HOST: GivenMemory = GivenMemory { memory: DeviceId::HOST, in_buffer: false };
+
+    /// Where a value lies that is in no buffer.
+    pub(crate) fn of(value: Option<ValueView<'_>>) -> GivenMemory {
+        let tensor = value.and_then(|value| value.tensor().ok());
+        GivenMemory { memory: tensor.map_or(DeviceId::HOST, |tensor| tensor.memory()), in_buffer: false }
+    }
 }
 
 /// How much is planned ahead.
@@ -46,8 +68,8 @@ pub(crate) enum Planning {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BoundValues {
     pub(crate) planning: Planning,
-    /// Whether the given value at each position lies in its buffer.
-    pub(crate) inputs: Vec<bool>,
+    /// Where the given value at each position lies; with the caller on the host where nothing is said.
+    pub(crate) inputs: Vec<GivenMemory>,
     /// The memory of each output.
     pub(crate) outputs: Vec<OutputMemory>,
 }
@@ -63,25 +85,41 @@ impl BoundValues {
         self.outputs.get(output) != Some(&OutputMemory::Unwanted)
     }
 
+    /// Where the given value at a position lies.
+    pub(super) fn input(&self, position: usize) -> GivenMemory {
+        self.inputs.get(position).copied().unwrap_or(GivenMemory::HOST)
+    }
+
+    /// The memory that an output is to be in.
+    pub(super) fn memory_of_output(&self, output: usize) -> DeviceId {
+        match self.outputs.get(output) {
+            Some(OutputMemory::Kept(memory) | OutputMemory::Given(memory)) => *memory,
+            Some(OutputMemory::Input(input)) => self.input(*input).memory,
+            None | Some(OutputMemory::Unwanted | OutputMemory::Own) => DeviceId::HOST,
+        }
+    }
+
     /// The place of the buffer in which an output lies, if it has one.
     fn buffer_of(&self, output: usize) -> Option<usize> {
         match self.outputs.get(output)? {
             OutputMemory::Unwanted | OutputMemory::Own => None,
-            OutputMemory::Kept | OutputMemory::Given => Some(self.inputs.len() + output),
+            OutputMemory::Kept(_) | OutputMemory::Given(_) => Some(self.inputs.len() + output),
             OutputMemory::Input(input) => Some(*input),
         }
     }
 
     /// For each slot that is an output its memory and its buffer: those of its first place among the outputs. What an update in place goes
     /// through is in the same buffer.
-    pub(super) fn buffers(&self, program: &Program) -> Vec<Option<(OutputMemory, usize)>> {
+    pub(super) fn buffers(&self, program: &Program, ends: &Ends) -> Vec<Option<(OutputMemory, usize)>> {
         let mut buffers = vec![None; program.slots.len()];
         let mut makers = None;
-        for (output, (slot, memory)) in program.outputs.iter().zip(&self.outputs).enumerate().rev() {
-            let buffer = self.buffer_of(output).map(|buffer| (*memory, buffer));
+        for (output, (slot, memory)) in ends.outputs.iter().zip(&self.outputs).enumerate().rev() {
+            // What no step computes in the memory of its buffer is copied there at the end.
+            let is_there = program.slots[slot.index()].memory == self.memory_of_output(output);
+            let buffer = self.buffer_of(output).filter(|_| is_there).map(|buffer| (*memory, buffer));
             buffers[slot.index()] = buffer;
             if let OutputMemory::Input(input) = memory
-                && let Some(input) = program.given.get(*input)
+                && let Some(input) = ends.given.get(*input)
             {
                 let makers = makers.get_or_insert_with(|| program.makers());
                 for between in program.between(makers, *input, *slot) {
@@ -104,7 +142,7 @@ impl Planner<'_> {
                     continue;
                 };
                 if let Some((OutputMemory::Input(given), _)) = self.buffers[output.index()]
-                    && self.program.given.get(given) == Some(&input)
+                    && self.ends.given.get(given) == Some(&input)
                     && self.shapes[output.index()].is_none()
                 {
                     self.shapes[output.index()] = self.shapes[input.index()].clone();
@@ -128,7 +166,7 @@ impl Planner<'_> {
         if let OutputMemory::Input(input) = memory {
             self.share_bound_input(step, (index, position), input, plan)?;
         }
-        let is_there = memory != OutputMemory::Kept || bytes.is_some();
+        let is_there = !matches!(memory, OutputMemory::Kept(_)) || bytes.is_some();
         if is_there {
             self.drafts[place] = Draft::Bound(buffer);
         }
@@ -143,7 +181,7 @@ impl Planner<'_> {
         input: usize,
         plan: &mut StepPlan,
     ) -> Result<()> {
-        let (Some(&from), Some(to)) = (self.program.given.get(input), step.outputs[position]) else {
+        let (Some(&from), Some(to)) = (self.ends.given.get(input), step.outputs[position]) else {
             return Err(error!(Fail, "there is no input {input} to share a buffer with"));
         };
         let refuse = |why: String| self.not_shared(from, to, &why);
@@ -187,8 +225,7 @@ impl Planner<'_> {
     pub(super) fn check_shared(&self) -> Result<()> {
         for (output, memory) in self.bound.outputs.iter().enumerate() {
             let OutputMemory::Input(input) = *memory else { continue };
-            let (Some(&to), Some(&from)) = (self.program.outputs.get(output), self.program.given.get(input))
-            else {
+            let (Some(&to), Some(&from)) = (self.ends.outputs.get(output), self.ends.given.get(input)) else {
                 continue;
             };
             if !matches!(self.drafts[to.index()], Draft::Bound(buffer) if buffer == input) {

@@ -59,6 +59,7 @@ impl Planner<'_> {
             live,
             begins,
             left,
+            outputs: self.ends.outputs,
             has_dynamic,
         })
     }
@@ -127,6 +128,7 @@ impl Planner<'_> {
         };
         let place = match self.drafts[index].clone() {
             Draft::Outside => Place::Outside,
+            Draft::Given(given) => Place::Given(given),
             Draft::Bound(buffer) => Place::Bound(buffer),
             Draft::Group { group, offset } => {
                 let start = offsets[group] + offset;
@@ -146,8 +148,8 @@ impl Planner<'_> {
     pub(super) fn find_releases(&mut self) {
         for (index, draft) in self.drafts.iter().enumerate() {
             let owned = matches!(draft, Draft::Own | Draft::Dynamic);
-            let from_step = matches!(self.program.slots[index].origin, Origin::Step);
-            if owned && from_step && !self.is_output[index] {
+            let is_kept = matches!(self.program.slots[index].origin, Origin::Constant(_) | Origin::Consumed);
+            if owned && !is_kept && !self.is_output[index] {
                 let last = self.last[index].min(self.steps.len() - 1);
                 self.steps[last].release.push(SlotId(index as u32));
             }

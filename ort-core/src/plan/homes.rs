@@ -11,7 +11,7 @@
 use super::ValueKind;
 use super::resolve::{Draft, Heir, Planner};
 use crate::ep::OutputsFrom;
-use crate::session::SlotId;
+use crate::session::{Origin, SlotId};
 use ort_alloc::DeviceId;
 
 /// Outputs that are tried, the largest.
@@ -51,6 +51,7 @@ impl Planner<'_> {
         matches!(self.drafts[index], Draft::Own)
             && self.is_output[index]
             && self.program.slots[index].memory == DeviceId::HOST
+            && matches!(self.program.slots[index].origin, Origin::Step)
             && self.own_bytes(slot) >= LEAST_BYTES
             && self.schedule[self.first[index]].claim.outputs == OutputsFrom::Plan
     }

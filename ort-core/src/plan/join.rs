@@ -52,7 +52,7 @@ impl Planner<'_> {
         let join = node.spec.join?;
         let [Some(whole)] = step.outputs.as_slice() else { return None };
         let planned = step.claim.outputs == OutputsFrom::Plan && !self.is_output[whole.index()];
-        if !planned || self.is_folded(*whole) || self.view_of(step).is_some() {
+        if !planned || self.is_there(*whole) || self.view_of(step).is_some() {
             return None;
         }
         let inputs: Vec<Option<Shape>> = step.inputs.iter().map(|slot| self.shape_of(*slot)).collect();
@@ -75,7 +75,7 @@ impl Planner<'_> {
             && self.shapes[slot.index()].is_some()
             && self.dtypes[slot.index()] == self.dtypes[whole.index()]
             && !self.is_output[slot.index()]
-            && !self.is_folded(slot)
+            && !self.is_there(slot)
             && step.claim.outputs == OutputsFrom::Plan
             && !self.joins[producer]
             && self.view_of(step).is_none()

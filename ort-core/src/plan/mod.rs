@@ -7,6 +7,7 @@
 mod batch;
 mod batch_places;
 mod bound;
+mod ends;
 mod finish;
 mod homes;
 mod join;
@@ -29,7 +30,7 @@ use crate::session::SlotId;
 use crate::tensor::{Shape, Tensor};
 
 pub use batch::{BatchProof, BatchRefusal, batch_parallel, prove};
-pub(crate) use bound::{BoundValues, OutputMemory, Planning};
+pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning};
 pub use kinds::{KindBytes, MemoryKind};
 pub use order::{LiveBlock, LiveStep};
 pub(crate) use order::{better_order, live_steps, order_of_updates};
@@ -42,6 +43,8 @@ pub(crate) use resolve::resolve_bound;
 pub(crate) enum Place {
     /// With the caller, the enclosing run, or the weights.
     Outside,
+    /// Where the given value at this position lies: it was given in the memory in which it is read.
+    Given(usize),
     /// In a slab, or in the buffer of an output that is computed later, at these bytes.
     Slab { slab: usize, range: Range<usize> },
     /// In a buffer of its own, of known size: graph outputs, and values that kernels hand over.
@@ -114,6 +117,8 @@ pub(crate) struct RunPlan {
     pub(crate) begins: Vec<usize>,
     /// Of those, the bytes that outlive the last step: outputs.
     pub(crate) left: usize,
+    /// The slots of the outputs, each in the memory that it is wanted in where a step computes it there.
+    pub(crate) outputs: Vec<SlotId>,
     /// Whether some value is dynamic.
     pub(crate) has_dynamic: bool,
 }

@@ -149,7 +149,10 @@ fn values(program: &Program, plan: &RunPlan, shown: impl Fn(usize) -> usize) -> 
     for (index, (slot, planned)) in program.slots.iter().zip(&plan.slots).enumerate() {
         let from_step = matches!(slot.origin, Origin::Step);
         if !from_step
-            || matches!(planned.place, Place::Unused | Place::Folded(_) | Place::Outside | Place::Bound(_))
+            || matches!(
+                planned.place,
+                Place::Unused | Place::Folded(_) | Place::Outside | Place::Given(_) | Place::Bound(_)
+            )
         {
             continue;
         }

@@ -9,6 +9,7 @@ use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
 use super::bound::{BoundValues, OutputMemory, Planning};
+use super::ends::Ends;
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
 use crate::dim::{Bindings, Dim};
@@ -83,17 +84,13 @@ pub(super) fn resolve_given(
 /// long before all its parts do.
 fn plan<'a>(planner: impl Fn() -> Planner<'a>) -> Result<RunPlan> {
     let mut joining = planner();
-    joining.find_shapes();
-    joining.find_shared_shapes();
-    joining.find_needed();
+    joining.find();
     if !joining.find_joins() {
         return joining.place();
     }
     let joined = joining.place()?;
     let mut apart = planner();
-    apart.find_shapes();
-    apart.find_shared_shapes();
-    apart.find_needed();
+    apart.find();
     let apart = apart.place()?;
     Ok(if apart.peak() < joined.peak() { apart } else { joined })
 }
@@ -119,10 +116,18 @@ pub(super) struct Heir {
 #[derive(Clone)]
 pub(super) enum Draft {
     Outside,
+    /// Where the given value at this position lies, which is another slot's.
+    Given(usize),
     Bound(usize),
-    Group { group: usize, offset: usize },
+    Group {
+        group: usize,
+        offset: usize,
+    },
     Own,
-    View { of: SlotId, element_offset: usize },
+    View {
+        of: SlotId,
+        element_offset: usize,
+    },
     Folded(Tensor),
     Dynamic,
     Unused,
@@ -131,6 +136,7 @@ pub(super) enum Draft {
 pub(super) struct Planner<'a> {
     pub(super) program: &'a Program,
     pub(super) bound: &'a BoundValues,
+    pub(super) ends: Ends,
     /// The buffers of bound outputs, by slot.
     pub(super) buffers: Vec<Option<(OutputMemory, usize)>>,
     /// The program's steps in the order that is planned.
@@ -174,7 +180,8 @@ impl<'a> Planner<'a> {
     ) -> Planner<'a> {
         let count = program.slots.len();
         let mut is_output = vec![false; count];
-        for (index, output) in program.outputs.iter().enumerate() {
+        let ends = Ends::of(program, bound);
+        for (index, output) in ends.outputs.iter().enumerate() {
             is_output[output.index()] |= bound.wants(index);
         }
         let mut slabs = vec![DeviceId::HOST];
@@ -186,7 +193,8 @@ impl<'a> Planner<'a> {
         Planner {
             program,
             bound,
-            buffers: bound.buffers(program),
+            buffers: bound.buffers(program, &ends),
+            ends,
             schedule: program.steps.iter().collect(),
             graph,
             bindings,
@@ -211,6 +219,13 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// What is known before anything has a place.
+    fn find(&mut self) {
+        self.find_shapes();
+        self.find_shared_shapes();
+        self.find_needed();
+    }
+
     /// Gives everything its place.
     fn place(mut self) -> Result<RunPlan> {
         self.find_last_uses();
@@ -233,7 +248,7 @@ impl<'a> Planner<'a> {
             }
             self.shapes[index] = info.ty.shape().and_then(|shape| evaluate(shape, self.bindings));
             match &slot.origin {
-                Origin::Given(given) if self.bound.inputs.get(*given) == Some(&true) => {
+                Origin::Given(given) if self.bound.input(*given).in_buffer => {
                     self.drafts[index] = Draft::Bound(*given);
                 }
                 Origin::Given(_) | Origin::Consumed => self.drafts[index] = Draft::Outside,
@@ -251,10 +266,16 @@ impl<'a> Planner<'a> {
                 }
             }
         }
+        self.place_given();
     }
 
-    pub(super) fn is_folded(&self, slot: SlotId) -> bool {
-        matches!(self.drafts[slot.index()], Draft::Folded(_))
+    /// Whether what a step would compute is there before anything runs: known from the shapes, or given where it is read.
+    pub(super) fn is_there(&self, slot: SlotId) -> bool {
+        match self.drafts[slot.index()] {
+            Draft::Folded(_) | Draft::Given(_) => true,
+            Draft::Bound(_) => matches!(self.program.slots[slot.index()].origin, Origin::Step),
+            _ => false,
+        }
     }
 
     /// Which steps must run: those whose outputs somebody reads and that are not folded.
@@ -262,7 +283,7 @@ impl<'a> Planner<'a> {
         let mut wanted = self.is_output.clone();
         for (index, step) in self.schedule.iter().enumerate().rev() {
             let mut outputs = step.outputs.iter().flatten();
-            let needed = outputs.any(|slot| wanted[slot.index()] && !self.is_folded(*slot));
+            let needed = outputs.any(|slot| wanted[slot.index()] && !self.is_there(*slot));
             self.needed[index] = needed;
             if needed {
                 for read in step.reads() {
@@ -270,6 +291,7 @@ impl<'a> Planner<'a> {
                 }
             }
         }
+        self.place_copies_of_given(&wanted);
     }
 
     pub(super) fn find_last_uses(&mut self) {
@@ -281,7 +303,7 @@ impl<'a> Planner<'a> {
             }
         }
         let end = self.schedule.len();
-        for output in self.program.outputs.iter().filter(|output| self.is_output[output.index()]) {
+        for output in self.ends.outputs.iter().filter(|output| self.is_output[output.index()]) {
             self.last[output.index()] = end;
         }
     }
@@ -329,9 +351,10 @@ impl<'a> Planner<'a> {
                     Draft::Dynamic
                 }
                 Some(_) if step.claim.outputs != OutputsFrom::Plan => Draft::Own,
-                Some(bytes) if self.is_output[place] && host => {
-                    if let Some((input, Draft::Group { group, offset: 0 })) =
-                        self.dying_input(step, (index, position), bytes)
+                Some(bytes) if self.is_output[place] => {
+                    if host
+                        && let Some((input, Draft::Group { group, offset: 0 })) =
+                            self.dying_input(step, (index, position), bytes)
                     {
                         self.heirs.push(Heir { output: slot, pair: (position as u32, input as u32), group });
                     }

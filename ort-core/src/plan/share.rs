@@ -67,9 +67,12 @@ impl Planner<'_> {
             Draft::View { of, element_offset: base } => {
                 Some(Draft::View { of: *of, element_offset: base + element_offset })
             }
-            Draft::Outside | Draft::Bound(_) | Draft::Own | Draft::Folded(_) | Draft::Dynamic => {
-                Some(Draft::View { of: root, element_offset })
-            }
+            Draft::Outside
+            | Draft::Given(_)
+            | Draft::Bound(_)
+            | Draft::Own
+            | Draft::Folded(_)
+            | Draft::Dynamic => Some(Draft::View { of: root, element_offset }),
             Draft::Unused => None,
         }
     }

@@ -19,16 +19,17 @@
 
 use std::sync::Arc;
 
-use ort_alloc::DeviceId;
+use ort_alloc::{Budget, DeviceId};
 
 use super::bound_run::Prepared;
 use super::frame::Tables;
+use super::transfer::{Transfers, check_reachable, find, is_on_device, readable, value_on_host};
 use super::{Session, ValueSpec, check_type};
 use crate::dim::Dim;
 use crate::ep::Device;
 use crate::ir::ValueType;
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
-use crate::{Error, Result, advise, ensure, error};
+use crate::{Error, Result, Within, advise, ensure, error};
 
 /// The names and types of a session's inputs and outputs, and what else its bindings need.
 pub(super) struct Signature {
@@ -37,12 +38,20 @@ pub(super) struct Signature {
     /// The defaults of inputs.
     defaults: Vec<Option<Value>>,
     devices: Vec<Arc<dyn Device>>,
+    /// What copies from the devices count against.
+    budget: Arc<Budget>,
+}
+
+impl Signature {
+    fn transfers(&self) -> Transfers<'_> {
+        Transfers { devices: &self.devices, budget: &self.budget }
+    }
 }
 
 /// What an input is bound to.
 #[derive(Debug)]
 pub enum InputSource {
-    /// A value, which is read where it lies.
+    /// A value, which is read where it lies: nodes on the device whose memory that is read it there, for others it is copied once in each run.
     Value(Value),
     /// A tensor that the binding holds and lets be written between runs.
     Buffer(TensorBuffer),
@@ -51,10 +60,10 @@ pub enum InputSource {
 /// Where an output goes.
 #[derive(Debug)]
 pub enum OutputTarget {
-    /// Into this tensor, whose type and shape must be the output's.
+    /// Into this tensor, in memory of the host or of a device, whose type and shape must be the output's.
     Buffer(TensorBuffer),
-    /// Into memory of this device, of whatever size the run finds. The session allocates it, and uses it again in the next
-    /// run where the caller holds nothing of it any more.
+    /// Into memory of this device, of whatever size the run finds; from there the caller may bind it as an input. The session allocates it,
+    /// and uses it again in the next run where the caller holds nothing of it any more.
     Device(DeviceId),
     /// Into the memory of the input of this name, which is bound to a [`TensorBuffer`]: a cache that is read as `past` and
     /// written as `present`.
@@ -95,12 +104,17 @@ impl From<DeviceId> for OutputTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
     Buffer,
-    Host,
+    /// Memory that the session allocates.
+    Memory(DeviceId),
     /// The buffer of the input at this position.
     Input(usize),
 }
 
 /// The memory that runs of one session read and write.
+///
+/// Values in memory of a device stay there: an input is read, and an output left, where it lies, so that runs whose outputs are the inputs of the
+/// next, of the same or of another session on the device, copy nothing and wait for nothing. What the host reads of such an input, and what the
+/// host computes of such an output, is copied once in each run ([`Session::upload`], [`Session::buffer_on`], [`Session::to_host`]).
 ///
 /// On the CPU nothing is copied: inputs are read where they lie and outputs computed where they go. The exceptions are
 /// inputs that are not aligned for their type, which are copied once when they are bound, and outputs that are themselves
@@ -138,6 +152,7 @@ impl Session {
                 outputs: self.outputs(),
                 defaults: graph.inputs.iter().map(default).collect(),
                 devices: self.compiled.devices.clone(),
+                budget: self.budget.clone(),
             })
         });
         let outputs = signature.outputs.len();
@@ -160,7 +175,7 @@ impl IoBinding {
     ///
     /// # Errors
     ///
-    /// There is no such input, its type or a size differs from the model's, or an output is bound to its memory.
+    /// There is no such input, its type or a size differs from the model's, its memory is none of the session's, or an output is bound to it.
     pub fn bind_input(&mut self, name: &str, source: impl Into<InputSource>) -> Result<()> {
         let index = position("input", &self.signature.inputs, name)?;
         ensure!(
@@ -176,16 +191,10 @@ impl IoBinding {
         };
         if let (Some(spec), Some(place)) = (self.signature.inputs.get(index), self.inputs.get_mut(index)) {
             check_type(name, &spec.ty, &view)?;
-            let on_device = view.tensor().is_ok_and(|tensor| !tensor.is_host());
-            ensure!(
-                !on_device,
-                NotImplemented,
-                help = "copy the value to the host first",
-                "input '{name}' is in the memory of a device: inputs come from the host"
-            );
+            check_reachable(&self.signature.devices, view).within(|| format!("input '{name}'"))?;
             check_sizes(("input", name), &spec.ty, view)?;
             let (value, buffer) = match source {
-                InputSource::Value(value) => (Some(value.to_aligned()?), None),
+                InputSource::Value(value) => (Some(readable(&value, self.signature.transfers())?), None),
                 InputSource::Buffer(buffer) => (None, Some(buffer)),
             };
             *place = value;
@@ -200,8 +209,8 @@ impl IoBinding {
     ///
     /// # Errors
     ///
-    /// There is no such output, it is bound already, its type or a size differs from the model's, the device is not the
-    /// host, or the input has no [`TensorBuffer`] or holds an output already.
+    /// There is no such output, it is bound already, its type or a size differs from the model's, the device is none of the
+    /// session's or the output no tensor of numbers that it could hold, or the input has no [`TensorBuffer`] or holds an output already.
     pub fn bind_output(&mut self, name: &str, target: impl Into<OutputTarget>) -> Result<()> {
         let index = position("output", &self.signature.outputs, name)?;
         ensure!(
@@ -215,15 +224,21 @@ impl IoBinding {
             OutputTarget::Buffer(buffer) => {
                 check_dtype(name, &spec.ty, buffer.view().dtype())?;
                 check_sizes(("output", name), &spec.ty, ValueView::Tensor(buffer.view()))?;
+                check_reachable(&self.signature.devices, ValueView::Tensor(buffer.view()))
+                    .within(|| format!("output '{name}'"))?;
                 (Bound::Buffer, Some(buffer))
             }
-            OutputTarget::Device(DeviceId::HOST) => (Bound::Host, None),
+            OutputTarget::Device(DeviceId::HOST) => (Bound::Memory(DeviceId::HOST), None),
             OutputTarget::Device(device) => {
-                return Err(error!(
-                    NotImplemented,
-                    "output '{name}' cannot stay in the memory of {device}: outputs come to the host"
-                )
-                .help("bind it to `DeviceId::HOST`"));
+                find(&self.signature.devices, device).within(|| format!("output '{name}'"))?;
+                ensure!(
+                    spec.ty.dtype().is_some_and(|dtype| dtype.bits().is_some()),
+                    InvalidArgument,
+                    help = "bind it to `DeviceId::HOST`",
+                    "output '{name}' is {}, which the memory of {device} does not hold",
+                    spec.ty
+                );
+                (Bound::Memory(device), None)
             }
             OutputTarget::Input(input) => (Bound::Input(self.input_to_share(name, &input)?), None),
         };
@@ -307,7 +322,7 @@ impl IoBinding {
     pub(super) fn place_of(&self, bound: Bound, index: usize) -> usize {
         match bound {
             Bound::Input(input) => input,
-            Bound::Buffer | Bound::Host => self.inputs.len() + index,
+            Bound::Buffer | Bound::Memory(_) => self.inputs.len() + index,
         }
     }
 
@@ -318,23 +333,32 @@ impl IoBinding {
     ///
     /// Nothing was run since an output was bound.
     pub fn get_outputs(&self) -> Result<Vec<(String, Value)>> {
-        self.each_output(|binding, index, bound| match binding.results.get(index) {
-            Some(Some(value)) => Ok(value.clone()),
-            _ => {
-                let buffer = binding.buffers.get(binding.place_of(bound, index)).and_then(Option::as_ref);
-                let buffer = buffer.ok_or_else(|| error!(Fail, "an output has no memory"))?;
-                Ok(Value::Tensor(buffer.tensor()?))
-            }
-        })
+        self.each_output(IoBinding::shared_output)
     }
 
-    /// The bound outputs of the last run, in the model's order, copied to memory of their own.
+    fn shared_output(&self, index: usize, bound: Bound) -> Result<Value> {
+        if let Some(Some(value)) = self.results.get(index) {
+            return Ok(value.clone());
+        }
+        let buffer = self.buffers.get(self.place_of(bound, index)).and_then(Option::as_ref);
+        let buffer = buffer.ok_or_else(|| error!(Fail, "an output has no memory"))?;
+        Ok(Value::Tensor(buffer.tensor()?))
+    }
+
+    /// The bound outputs of the last run, in the model's order, copied to memory of the host of their own. What is on a device is waited for.
     ///
     /// # Errors
     ///
     /// Nothing was run since an output was bound.
     pub fn copy_outputs_to_cpu(&self) -> Result<Vec<(String, Value)>> {
-        self.each_output(|binding, index, _| binding.output_at(index)?.to_value())
+        let transfers = self.signature.transfers();
+        self.each_output(|binding, index, bound| {
+            let view = binding.output_at(index)?;
+            match is_on_device(&view) {
+                true => value_on_host(&binding.shared_output(index, bound)?, transfers),
+                false => view.to_value(),
+            }
+        })
     }
 
     fn each_output(
@@ -383,7 +407,8 @@ impl IoBinding {
         self.has_run = false;
     }
 
-    /// Waits until bound inputs are where the session's devices read them.
+    /// Waits until bound inputs are where the session's devices read them: copies to and computations on a device may still be under way.
+    /// Runs on the device come after them in any case.
     ///
     /// # Errors
     ///
@@ -392,7 +417,7 @@ impl IoBinding {
         self.signature.devices.iter().try_for_each(|device| device.synchronize())
     }
 
-    /// Waits until the session's devices have written the outputs.
+    /// Waits until the session's devices have written the outputs. Whoever reads them on the device, or copies them from there, need not.
     ///
     /// # Errors
     ///

@@ -3,15 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ort_alloc::{Category, allocate_in};
+use ort_alloc::DeviceId;
 
 use super::binding::{Bound, IoBinding};
-use super::frame::{Frame, Given, bind, in_words};
+use super::frame::{Given, bind, in_words};
 use super::run::RunWork;
 use super::{RunOptions, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
-use crate::plan::{BoundValues, OutputMemory, Place, Planning, RunPlan, SlotPlan};
+use crate::plan::{BoundValues, GivenMemory, OutputMemory, Place, Planning, RunPlan, SlotPlan};
 use crate::tensor::{TensorBuffer, Value, ValueView, byte_count};
 use crate::{Result, Within, ensure, error};
 
@@ -67,7 +67,8 @@ impl Session {
             for (index, (bound, result)) in outputs.iter().zip(&mut *results).enumerate() {
                 match bound {
                     None | Some(Bound::Input(_)) => {}
-                    Some(Bound::Buffer | Bound::Host) => *result = frame.deliver(index, given + index)?,
+                    Some(Bound::Buffer) => *result = frame.deliver(index, given + index, DeviceId::HOST)?,
+                    Some(Bound::Memory(memory)) => *result = frame.deliver(index, given + index, *memory)?,
                 }
             }
             Ok(())
@@ -98,7 +99,7 @@ impl Session {
         bind(&self.compiled.program, &given, &mut bindings)?;
         let bound = BoundValues { planning: self.planning, ..bound_values(binding) };
         let (plan, bindings) = self.plan_fitting(bindings, &given, &bound)?;
-        for (index, slot) in self.compiled.program.outputs.iter().enumerate() {
+        for (index, slot) in plan.outputs.iter().enumerate() {
             let (Some(Some(Bound::Buffer)), Some(planned)) =
                 (binding.outputs.get(index), plan.slots.get(slot.index()))
             else {
@@ -116,23 +117,25 @@ impl Session {
     /// caller that somebody holds.
     fn provide(&self, plan: &RunPlan, binding: &mut IoBinding) -> Result<()> {
         let given = binding.inputs.len();
-        for (index, (bound, slot)) in binding.outputs.iter().zip(&self.compiled.program.outputs).enumerate() {
+        for (index, (bound, slot)) in binding.outputs.iter().zip(&plan.outputs).enumerate() {
             let Some(bound) = *bound else { continue };
             let place = match bound {
                 Bound::Input(input) => input,
-                Bound::Buffer | Bound::Host => given + index,
+                Bound::Buffer | Bound::Memory(_) => given + index,
             };
             let name = binding.signature.outputs.get(index).map_or("", |spec| &spec.name);
             let Some(buffer) = binding.buffers.get_mut(place) else { continue };
-            if bound != Bound::Host {
+            let Bound::Memory(memory) = bound else {
                 buffer
                     .as_mut()
                     .ok_or_else(|| lost(name))?
                     .view_mut()
                     .within(|| format!("output '{name}'"))?;
                 continue;
-            }
-            let planned = plan.slots.get(slot.index()).and_then(kept_size);
+            };
+            let is_elsewhere =
+                self.compiled.program.slots.get(slot.index()).is_none_or(|slot| slot.memory != memory);
+            let planned = plan.slots.get(slot.index()).and_then(|planned| kept_size(planned, is_elsewhere));
             let Some((dtype, shape)) = planned else {
                 *buffer = None;
                 continue;
@@ -142,8 +145,7 @@ impl Session {
             *buffer = match again.and_then(TensorBuffer::alone) {
                 Some(kept) => Some(kept.with_shape(shape)?),
                 None => {
-                    let allocator = self.output_allocator();
-                    let memory = allocate_in(&self.budget, Category::Output, allocator, bytes, 64)?;
+                    let memory = self.output_memory(memory, bytes)?;
                     Some(TensorBuffer::from_buffer(dtype, shape, memory)?)
                 }
             };
@@ -152,61 +154,31 @@ impl Session {
     }
 }
 
-impl Frame<'_> {
-    /// Puts an output into its buffer unless it was computed there; without a buffer the value itself is returned.
-    pub(super) fn deliver(&mut self, output: usize, place: usize) -> Result<Option<Value>> {
-        let (program, plan) = (self.program, self.plan);
-        let slot = *program.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;
-        let planned = plan.slots.get(slot.index()).map(|planned| &planned.place);
-        if matches!(planned, Some(Place::Bound(bound)) if *bound == place) {
-            return Ok(None);
-        }
-        let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {
-            return self.take_output(slot).and_then(|value| self.detach(value)).map(Some);
-        };
-        let copied = self.output_view(slot).and_then(|value| copy(value, &mut buffer));
-        if let Some(home) = self.bound.get_mut(place) {
-            *home = Some(buffer);
-        }
-        copied?;
-        Ok(None)
-    }
-}
-
-fn copy(value: ValueView<'_>, to: &mut TensorBuffer) -> Result<()> {
-    let from = value.tensor()?;
-    ensure!(
-        from.dtype() == to.dtype() && from.shape() == to.shape(),
-        InvalidArgument,
-        help = "bind the output to a device, where it may have any size",
-        "the output is {}{:?}, it is bound to {}{:?}",
-        from.dtype(),
-        from.shape(),
-        to.dtype(),
-        to.shape()
-    );
-    to.bytes_mut()?.copy_from_slice(from.bytes()?);
-    Ok(())
-}
-
 /// The type and shape of an output that has a buffer in the binding.
-fn kept_size(planned: &SlotPlan) -> Option<(DType, &[usize])> {
-    let has_buffer = matches!(planned.place, Place::Bound(_) | Place::Outside | Place::Folded(_));
+/// What is computed elsewhere is copied to its buffer.
+fn kept_size(planned: &SlotPlan, is_elsewhere: bool) -> Option<(DType, &[usize])> {
+    let is_copied = matches!(planned.place, Place::Outside | Place::Given(_) | Place::Folded(_));
+    let has_buffer = is_elsewhere || is_copied || matches!(planned.place, Place::Bound(_));
     let dtype = planned.dtype.filter(|dtype| has_buffer && *dtype != DType::String)?;
     Some((dtype, planned.shape.as_deref()?))
 }
 
 fn bound_values(binding: &IoBinding) -> BoundValues {
-    let memory = |bound: &Option<Bound>| match bound {
+    let memory = |(bound, buffer): (&Option<Bound>, Option<&TensorBuffer>)| match bound {
         None => OutputMemory::Unwanted,
-        Some(Bound::Host) => OutputMemory::Kept,
-        Some(Bound::Buffer) => OutputMemory::Given,
+        Some(Bound::Memory(memory)) => OutputMemory::Kept(*memory),
+        Some(Bound::Buffer) => OutputMemory::Given(buffer.map_or(DeviceId::HOST, TensorBuffer::memory)),
         Some(Bound::Input(input)) => OutputMemory::Input(*input),
     };
+    let given = |(value, buffer): (&Option<Value>, &Option<TensorBuffer>)| match buffer {
+        Some(buffer) => GivenMemory { memory: buffer.memory(), in_buffer: true },
+        None => GivenMemory::of(value.as_ref().map(Value::view)),
+    };
+    let own = binding.buffers.iter().skip(binding.inputs.len()).map(Option::as_ref);
     BoundValues {
         planning: Planning::Shared,
-        inputs: binding.buffers.iter().take(binding.inputs.len()).map(Option::is_some).collect(),
-        outputs: binding.outputs.iter().map(memory).collect(),
+        inputs: binding.inputs.iter().zip(&binding.buffers).map(given).collect(),
+        outputs: binding.outputs.iter().zip(own).map(memory).collect(),
     }
 }
 
@@ -229,27 +201,42 @@ fn check_planned(planned: &SlotPlan, buffer: &TensorBuffer) -> Result<()> {
 /// Memory that a run reads, or writes.
 struct Region<'a> {
     name: &'a str,
-    bytes: Range<*const u8>,
+    /// The memory, and the device's handle there.
+    space: (DeviceId, u64),
+    bytes: Range<usize>,
     is_written: bool,
+}
+
+impl<'a> Region<'a> {
+    fn of(name: &'a str, view: ValueView<'_>, is_written: bool) -> Option<Region<'a>> {
+        let tensor = view.tensor().ok()?;
+        if let Some(range) = tensor.device_range() {
+            let start = range.buffer.offset() + range.offset;
+            let space = (range.buffer.device(), range.buffer.handle()?);
+            return Some(Region { name, space, bytes: start..start + range.len, is_written });
+        }
+        let Range { start, end } = tensor.bytes().ok()?.as_ptr_range();
+        Some(Region { name, space: (DeviceId::HOST, 0), bytes: start as usize..end as usize, is_written })
+    }
 }
 
 /// Refuses memory that is written under one name and used under another, which only memory of others can be: the rest is
 /// shared for reading alone. An output in the place of an input is bound to it.
 fn check_apart(binding: &IoBinding) -> Result<()> {
     let IoBinding { signature, inputs, outputs, buffers, .. } = binding;
-    let bytes = |view: ValueView<'_>| Some(view.tensor().ok()?.bytes().ok()?.as_ptr_range());
-    let of = |buffer: &Option<TensorBuffer>| bytes(ValueView::Tensor(buffer.as_ref()?.view()));
     let mut regions = Vec::new();
     for (index, ((spec, value), buffer)) in signature.inputs.iter().zip(inputs).zip(buffers).enumerate() {
         let is_written = outputs.contains(&Some(Bound::Input(index)));
-        let found = of(buffer).or_else(|| bytes(value.as_ref()?.view()));
-        regions.extend(found.map(|bytes| Region { name: &spec.name, bytes, is_written }));
+        let buffer = buffer.as_ref().map(|buffer| ValueView::Tensor(buffer.view()));
+        let view = buffer.or(value.as_ref().map(Value::view));
+        regions.extend(view.and_then(|view| Region::of(&spec.name, view, is_written)));
     }
     let own = buffers.iter().skip(inputs.len());
     for ((spec, bound), buffer) in signature.outputs.iter().zip(outputs).zip(own) {
         // Memory of the session is used again only where nobody holds it.
-        let found = of(buffer).filter(|_| *bound == Some(Bound::Buffer));
-        regions.extend(found.map(|bytes| Region { name: &spec.name, bytes, is_written: true }));
+        let buffer = buffer.as_ref().filter(|_| *bound == Some(Bound::Buffer));
+        regions
+            .extend(buffer.and_then(|buffer| Region::of(&spec.name, ValueView::Tensor(buffer.view()), true)));
     }
     refuse_overlaps(&regions)
 }
@@ -257,7 +244,9 @@ fn check_apart(binding: &IoBinding) -> Result<()> {
 fn refuse_overlaps(regions: &[Region<'_>]) -> Result<()> {
     for (index, one) in regions.iter().enumerate().filter(|(_, region)| !region.bytes.is_empty()) {
         for other in regions.iter().take(index).filter(|region| !region.bytes.is_empty()) {
-            let apart = one.bytes.end <= other.bytes.start || other.bytes.end <= one.bytes.start;
+            let apart = one.space != other.space
+                || one.bytes.end <= other.bytes.start
+                || other.bytes.end <= one.bytes.start;
             ensure!(
                 apart || !(one.is_written || other.is_written),
                 InvalidArgument,
@@ -282,11 +271,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_apart_from_the_rest() {
-        let memory = [0u8; 100];
-        let region = |name, range: Range<usize>, is_written| {
-            let bytes = memory.get(range).map(<[u8]>::as_ptr_range);
-            bytes.map(|bytes| Region { name, bytes, is_written })
-        };
+        let (host, device) = ((DeviceId::HOST, 0), (DeviceId(1), 0));
+        let region = |name, bytes: Range<usize>, is_written| Region { name, space: host, bytes, is_written };
         // (read, read, written, written, whether that is allowed)
         for (w, x, y, z, allowed) in [
             (0..10, 5..15, 20..30, 30..40, true),
@@ -297,9 +283,18 @@ mod tests {
         ] {
             let regions =
                 [region("w", w, false), region("x", x, false), region("y", y, true), region("z", z, true)];
-            let regions: Vec<Region<'_>> = regions.into_iter().flatten().collect();
             let refused = refuse_overlaps(&regions);
             assert_eq!(refused.is_ok(), allowed, "{refused:?}");
+        }
+        // (memory and handle of what is read, of what is written, whether that is allowed)
+        for (read, written, allowed) in
+            [(host, device, true), (device, (DeviceId(1), 1), true), (device, device, false)]
+        {
+            let regions = [
+                Region { space: read, ..region("x", 0..10, false) },
+                Region { space: written, ..region("y", 0..10, true) },
+            ];
+            assert_eq!(refuse_overlaps(&regions).is_ok(), allowed, "{read:?} {written:?}");
         }
     }
 }

@@ -12,11 +12,12 @@ use super::dynamic::DynamicMemory;
 use super::kept::{IdleMemory, Kept};
 use super::poison;
 use super::program::BuildCx;
+use super::providers::{Devices, Requested};
 use super::streamed::Streams;
 use super::updates;
 use super::{Model, Program, Session, SessionOptions};
 use crate::ep::{
-    Device, NodeView, Owner, Packing, Precision, ProviderOptions, lower_all_but, partition, provider,
+    Device, NodeView, Owner, Packing, Precision, ProviderOptions, Scope, lower_all_but, partition,
 };
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
@@ -29,7 +30,7 @@ use crate::{Error, ErrorKind, Limits, MemoryShortage, Result, Within, ensure};
 #[derive(Clone)]
 pub struct SessionBuilder {
     pub(super) model: Model,
-    pub(super) providers: Vec<(String, ProviderOptions)>,
+    pub(super) providers: Vec<Requested>,
     devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
     load_threads: Option<usize>,
@@ -90,7 +91,24 @@ impl SessionBuilder {
     /// Adds an execution provider with options.
     #[must_use]
     pub fn provider_with(mut self, name: &str, options: ProviderOptions) -> SessionBuilder {
-        self.providers.push((name.to_string(), options));
+        self.providers.push(Requested { name: name.to_string(), options, is_optional: false });
+        self
+    }
+
+    /// Adds an execution provider that the session does without, with a warning, where it cannot be used: it is not in this build, its library cannot be
+    /// loaded, there is no device, or the device breaks while the session is built. Without this, each of them is an error.
+    ///
+    /// ```no_run
+    /// use ort_core::ep::ProviderOptions;
+    /// use ort_core::session::{Model, Session};
+    ///
+    /// let model = Model::load("model.onnx")?;
+    /// let session = Session::builder(&model).optional_provider("wgpu", ProviderOptions::new()).provider("cpu").build()?;
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn optional_provider(mut self, name: &str, options: ProviderOptions) -> SessionBuilder {
+        self.providers.push(Requested { name: name.to_string(), options, is_optional: true });
         self
     }
 
@@ -125,7 +143,8 @@ impl SessionBuilder {
     }
 
     /// A folder that keeps packed weights and folded constants in files, which sessions map: processes share them, loading packs nothing, and they do
-    /// not count against limits. An entry is found by the content of the model's files and by all that the packing depends on; where there is none, or
+    /// not count against limits. Devices that compile programs keep there what a later process compiles before its first run. An entry is found by the
+    /// content of the model's files and by all that the packing depends on; where there is none, or
     /// it is damaged or of other code, it is written first. The folder is made where there is none; what lies in it may be removed at any time, but is
     /// never to be changed. Whoever may write there decides what sessions compute.
     ///
@@ -296,16 +315,18 @@ impl SessionBuilder {
     ///
     /// Fails where building a session would, where the file cannot be written, and for a graph that was built by hand: save it first.
     pub fn save_compiled(&self, path: impl AsRef<Path>) -> Result<()> {
-        let devices = open_devices(self.devices.clone(), &self.providers)?;
         let budget = self.new_budget();
-        let setting = self.setting(self.thread_count()?, &devices, &budget)?;
-        self.write_compiled(path.as_ref(), setting)
+        let threads = self.thread_count()?;
+        self.open_devices()?.attempt(|devices| {
+            let setting = self.setting(threads, devices, &budget)?;
+            self.write_compiled(path.as_ref(), setting)
+        })
     }
 
     /// The graph as it would be compiled, and what was rewritten. What ONNX Runtime has no operator
     /// for ([`crate::spec::RUNTIME`], some activations) is taken apart again, so that it can be saved for any runtime.
     pub fn optimized(self) -> Result<(Graph, Report)> {
-        let devices = open_devices(self.devices.clone(), &self.providers)?;
+        let devices = self.open_devices()?.all;
         let budget = self.new_budget();
         let setting = self.setting(1, &devices, &budget)?;
         // The graph goes elsewhere, where no checksum of the compiled model holds for it.
@@ -319,11 +340,12 @@ impl SessionBuilder {
     /// The graph as it is compiled: rewritten, and taken apart where no device has a kernel. A session on it with
     /// [`Level::Disabled`] runs it as it stands, so that it can be edited in between.
     pub fn prepared(self) -> Result<Graph> {
-        let devices = open_devices(self.devices.clone(), &self.providers)?;
         let budget = self.new_budget();
-        let (mut graph, _) = self.rewritten(self.setting(1, &devices, &budget)?, Packing::Now)?;
-        partition(&mut graph, &devices)?;
-        Ok(Arc::unwrap_or_clone(graph))
+        self.open_devices()?.attempt(|devices| {
+            let (mut graph, _) = self.rewritten(self.setting(1, devices, &budget)?, Packing::Now)?;
+            partition(&mut graph, devices, Scope::Model)?;
+            Ok(Arc::unwrap_or_clone(graph))
+        })
     }
 
     /// The model's graph after the rewrites that the optimizer allows, and what they were.
@@ -400,23 +422,27 @@ impl SessionBuilder {
     }
 
     fn compile(&self, threads: usize, key: Option<CompileKey>) -> Result<Compiled> {
-        let devices = open_devices(self.devices.clone(), &self.providers)?;
+        let mut devices = self.open_devices()?;
         let start = Instant::now();
         let budget = self.new_budget();
-        let setting = self.setting(threads, &devices, &budget)?;
-        let cached = self.cached(setting)?;
-        let (built, entry) = match cached {
-            Some((built, entry)) => (built, Some(entry)),
-            None => {
-                let built = self.program(setting, Packing::Now);
-                (built.map_err(|problem| self.explain(problem, setting))?, None)
+        let (built, entry) = devices.attempt(|devices| {
+            let setting = self.setting(threads, devices, &budget)?;
+            if let Some((built, entry)) = self.cached(setting)? {
+                return Ok((built, Some(entry)));
             }
-        };
+            let built = self.program(setting, Packing::Now);
+            Ok((built.map_err(|problem| self.explain(problem, setting))?, None))
+        })?;
+        let devices = devices.all;
+        devices.iter().for_each(|device| device.end_of_build());
         let Built { program, packed_bytes, cached_bytes, rewrites, owner } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
+        let (nodes, copies) = program.counts(&devices);
         tracing::info!(
             steps = program.steps.len(),
+            nodes,
+            copies,
             packed_bytes,
             cached_bytes,
             milliseconds = start.elapsed().as_millis() as u64,
@@ -427,6 +453,10 @@ impl SessionBuilder {
         let _trim = trims.then(TrimOnDrop::new);
         let batch = OnceLock::new();
         Ok(Compiled { program, streams, devices, packed_bytes, rewrites, batch, budget, cache, key, _trim })
+    }
+
+    fn open_devices(&self) -> Result<Devices> {
+        Devices::open(&self.devices, &self.providers)
     }
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.
@@ -450,10 +480,11 @@ impl SessionBuilder {
             // Without a limit all packed weights stay, and those in the cache count against none.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),
             packing,
+            cache_dir: self.cache_dir.as_deref(),
             updates: updates::find(self.model.graph(), &self.updates)?,
             until,
         };
-        let mut program = Program::build(graph, &[], &mut cx)?;
+        let mut program = Program::build(graph, None, &mut cx)?;
         // Kernels read inputs as typed slices, and the file may hold a default anywhere.
         if !program.graph.input_defaults.values().all(Tensor::is_aligned) {
             let defaults = Arc::make_mut(&mut program.graph).input_defaults.values_mut();
@@ -491,21 +522,6 @@ impl SessionBuilder {
             None => Budget::new(self.memory_limit.or_else(host_memory_bytes)),
         }
     }
-}
-
-/// The devices of a session in order: those that are open, then the named providers' first ones; the CPU where there
-/// are none.
-fn open_devices(
-    mut devices: Vec<Arc<dyn Device>>,
-    providers: &[(String, ProviderOptions)],
-) -> Result<Vec<Arc<dyn Device>>> {
-    for (name, options) in providers {
-        devices.push(provider(name)?.open(0, options).within(|| format!("provider {name}"))?);
-    }
-    if devices.is_empty() {
-        devices.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
-    }
-    Ok(devices)
 }
 
 /// A number of threads; by default the cores that this process may use.

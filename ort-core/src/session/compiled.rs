@@ -7,10 +7,11 @@ use ort_alloc::{Budget, TrimOnDrop};
 use parking_lot::Mutex;
 
 use super::Program;
+use super::providers::Requested;
 use super::streamed::Streams;
 use crate::Result;
 use crate::cache::Entry;
-use crate::ep::{Device, Precision, ProviderOptions};
+use crate::ep::{Device, Precision};
 use crate::plan::{BatchProof, BatchRefusal, batch_parallel};
 use crate::rewrite::{Optimizer, Report};
 
@@ -61,7 +62,7 @@ pub(crate) struct CacheUse {
 
 /// What compiling depends on besides the model.
 pub(super) struct CompileKey {
-    pub(super) providers: Vec<(String, ProviderOptions)>,
+    pub(super) providers: Vec<Requested>,
     /// The devices that the caller opened.
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) threads: usize,

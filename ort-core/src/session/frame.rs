@@ -130,9 +130,9 @@ pub(crate) struct Frame<'a> {
     pub(super) program: &'a Program,
     pub(super) plan: &'a RunPlan,
     bindings: &'a Bindings,
-    env: RunEnv<'a>,
-    given: Given<'a>,
-    owned: &'a mut Vec<Option<Value>>,
+    pub(super) env: RunEnv<'a>,
+    pub(super) given: Given<'a>,
+    pub(super) owned: &'a mut Vec<Option<Value>>,
     targets: &'a mut Vec<Target>,
     shapes: &'a mut KnownShapes,
     slabs: Slabs<'a>,
@@ -186,7 +186,7 @@ impl<'a> Frame<'a> {
     /// Runs every step and returns the outputs.
     pub(crate) fn run(mut self) -> Result<Vec<Value>> {
         self.run_steps()?;
-        let outputs = self.program.outputs.iter().map(|slot| self.detach(self.take_output(*slot)?));
+        let outputs = self.plan.outputs.iter().map(|slot| self.detach(self.take_output(*slot)?));
         outputs.collect()
     }
 
@@ -201,6 +201,7 @@ impl<'a> Frame<'a> {
     /// Runs every step.
     pub(super) fn run_steps(&mut self) -> Result<()> {
         self.open_homes()?;
+        self.copy_given()?;
         for index in 0..self.program.steps.len() {
             if self.plan.steps[index].action == Action::Run {
                 self.env.control.check()?;
@@ -473,7 +474,7 @@ impl<'a> Frame<'a> {
             }
             Category::Output => memory.allocate_outside(&self.env.control.budget, device, category, bytes)?,
             _ => {
-                let outlives_run = self.env.outlives_run && self.program.outputs.contains(&slot);
+                let outlives_run = self.env.outlives_run && self.plan.outputs.contains(&slot);
                 let source = if outlives_run { Source::Outside } else { Source::Arena };
                 ValueMemory { memory, source }.allocate(device, category, bytes)?
             }
@@ -542,7 +543,7 @@ impl<'a> Frame<'a> {
         // An output of the graph owns its memory, so it is copied rather than a view.
         let shares = |slot: &SlotId| {
             let dynamic = matches!(self.plan.slots[slot.index()].place, Place::Dynamic);
-            dynamic && !self.program.outputs.contains(slot)
+            dynamic && !self.plan.outputs.contains(slot)
         };
         if !step.outputs.iter().flatten().all(shares) {
             return Ok(false);
@@ -709,7 +710,7 @@ impl<'a> Frame<'a> {
     /// Whether what the kernel hands over may be an output of the run.
     fn outlives_run(&self, step: &Step) -> bool {
         let hands_over = step.claim.outputs != OutputsFrom::Plan || !step.nested.is_empty();
-        let is_output = |slot: &SlotId| self.program.outputs.contains(slot);
+        let is_output = |slot: &SlotId| self.plan.outputs.contains(slot);
         hands_over && self.env.outlives_run && step.outputs.iter().flatten().any(is_output)
     }
 

@@ -18,7 +18,6 @@ mod bound_run;
 mod builder;
 mod cache;
 mod cached;
-mod claims;
 mod compiled;
 mod dynamic;
 mod frame;
@@ -28,13 +27,16 @@ mod memory;
 mod model;
 mod nested;
 mod options;
+mod placement;
 mod places;
 mod poison;
 mod profile;
 mod program;
+mod providers;
 mod run;
 mod split;
 mod streamed;
+mod transfer;
 mod updates;
 
 use std::sync::{Arc, OnceLock};
@@ -44,13 +46,13 @@ use ort_alloc::{Allocator, Budget, DeviceId, HostAllocator, Stats};
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
-pub use claims::NodeClaim;
 pub(crate) use dynamic::{Source, ValueMemory};
 pub(crate) use frame::in_words;
 pub use kept::{IdleMemory, release_idle_memory};
 pub use memory::MemoryUse;
 pub use model::Model;
 pub use options::{ArenaDevice, ExecutionMode, SessionOptions};
+pub use placement::NodePlacement;
 pub use profile::{EventMemory, Profile, ProfileEvent};
 pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
 pub use split::BatchSplit;
@@ -59,15 +61,16 @@ use crate::dim::{Bindings, Symbol};
 use crate::ep::CancelToken;
 use crate::ir::ValueType;
 use crate::plan::{
-    BoundValues, KindBytes, LiveStep, MemoryKind, PlanReport, Planning, RunPlan, live_steps, report,
-    resolve_bound,
+    BoundValues, GivenMemory, KindBytes, LiveStep, MemoryKind, PlanReport, Planning, RunPlan, live_steps,
+    report, resolve_bound,
 };
 use crate::tensor::{Value, ValueView};
-use crate::{Error, Limits, Result, advise, ensure, error};
+use crate::{Error, Limits, Result, Within, advise, ensure, error};
 use compiled::Compiled;
 use frame::{bind, fits};
 use kept::Kept;
 use split::Asked;
+use transfer::{check_reachable, is_on_device};
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
 pub struct Session {
@@ -178,11 +181,11 @@ impl Session {
             help = "bind them and run with `run_with_binding`",
             "the session updates inputs in their memory"
         );
-        let aligned = align(inputs)?;
-        let given = self.arrange(&aligned)?;
+        let readable = self.readable(inputs)?;
+        let given = self.arrange(&readable)?;
         let mut bindings = Bindings::new();
         bind(&self.compiled.program, &given, &mut bindings)?;
-        let (plan, bindings) = self.plan_fitting(bindings, &given, &BoundValues::unbound(self.planning))?;
+        let (plan, bindings) = self.plan_fitting(bindings, &given, &self.given_values(&given))?;
         let outputs = self.run_in_way(Asked { plan: &plan, bindings: &bindings }, &given, options)?;
         let names = self.model.graph();
         let names = names.outputs.iter().map(|&id| names.value(id).name.to_string());
@@ -209,6 +212,12 @@ impl Session {
             Some(recycler) => &**recycler,
             None => &**HostAllocator::global(),
         }
+    }
+
+    /// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
+    fn readable<'n>(&self, inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
+        let readable = |value: &Value| transfer::readable(value, self.transfers());
+        inputs.iter().map(|(name, value)| Ok((*name, readable(value)?))).collect()
     }
 
     /// Puts named inputs in order; defaults stand in for what is left out.
@@ -240,9 +249,19 @@ impl Session {
                     .help("give a value for each input that has no default")
             })?;
             check_type(&info.name, &info.ty, &value)?;
+            check_reachable(self.devices(), value).within(|| format!("input '{}'", info.name))?;
             given.push(value);
         }
         Ok(given)
+    }
+
+    /// What a plan knows of a run without a binding: what is given in memory of devices.
+    fn given_values(&self, given: &[ValueView<'_>]) -> BoundValues {
+        let mut values = self.compiled.program.bound_values(self.planning);
+        if values.inputs.is_empty() && given.iter().any(is_on_device) {
+            values.inputs = given.iter().map(|value| GivenMemory::of(Some(*value))).collect();
+        }
+        values
     }
 
     fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
@@ -264,7 +283,7 @@ impl Session {
     /// A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
-        self.report(&bindings)
+        self.report(&bindings, &self.compiled.program.bound_values(self.planning))
     }
 
     /// The memory of a run on these inputs.
@@ -272,7 +291,7 @@ impl Session {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
         bind(&self.compiled.program, &given, &mut bindings)?;
-        self.report(&bindings)
+        self.report(&bindings, &self.given_values(&given))
     }
 
     /// What each step of a run takes and gives back, in their order, with these sizes of symbolic dimensions; for those who edit the graph to
@@ -281,8 +300,8 @@ impl Session {
         Ok(live_steps(&self.compiled.program, &self.bindings(dims)?, self.threads))
     }
 
-    fn report(&self, bindings: &Bindings) -> Result<PlanReport> {
-        let plan = self.plan_for(bindings)?;
+    fn report(&self, bindings: &Bindings, values: &BoundValues) -> Result<PlanReport> {
+        let plan = self.plan_bound(bindings, values)?;
         let mut report = report(&self.compiled.program, &plan, bindings, self.threads);
         let memory = self.memory();
         report.weights_bytes = memory.weights;
@@ -321,15 +340,6 @@ impl Session {
         Ok(bindings)
     }
 
-    /// Which device runs each node: (node, operator, provider).
-    pub fn placement(&self) -> Vec<(String, String, String)> {
-        let step = |step: &Step| {
-            let provider = self.compiled.devices.get(step.device).map_or("", |device| device.info().provider);
-            (step.name.to_string(), step.op.to_string(), provider.to_string())
-        };
-        self.compiled.program.steps.iter().map(step).collect()
-    }
-
     /// The counters of the session's arenas, which hold values whose size only the run tells: one for the host and one for each
     /// device with memory of its own. Empty where the session has none.
     ///
@@ -347,11 +357,6 @@ impl Session {
     pub fn threads(&self) -> usize {
         self.threads
     }
-}
-
-/// The inputs with memory that kernels can read as typed slices: those that are not aligned are copied.
-fn align<'n>(inputs: &[(&'n str, Value)]) -> Result<Vec<(&'n str, Value)>> {
-    inputs.iter().map(|(name, value)| Ok((*name, value.to_aligned()?))).collect()
 }
 
 fn unknown_dim(name: &str, symbols: &[Symbol]) -> Error {

@@ -43,6 +43,7 @@ pub(super) fn view_of<'v>(
             tensor(TensorView::host(planned.dtype?, planned.shape.as_deref()?, bytes))
         }
         Place::Folded(value) => tensor(value.view()),
+        Place::Given(index) => given.get(*index).map(Ok),
         Place::Bound(place) => tensor(bound.get(*place)?.as_ref()?.view()),
         Place::View { of, element_offset } => {
             let root = match view_of(sources, *of, bytes)? {

@@ -2,6 +2,8 @@
 //!
 //! A slot is a value in one memory. A value that two devices read has two slots, with a copy step between them.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,8 +16,8 @@ use super::streamed::StreamedKernel;
 use super::updates::Update;
 use crate::cache::{Role, Store, tag};
 use crate::ep::{
-    Account, Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Owner, Packing, Precision,
-    partition,
+    Account, Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Owner, Packing, Partition,
+    Precision, Reason, Scope, partition,
 };
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
@@ -123,6 +125,8 @@ pub(crate) struct Program {
     pub(crate) file_order: Option<Vec<usize>>,
     /// Outputs in the memory of inputs.
     pub(crate) updates: Vec<Update>,
+    /// By node of the graph: why it runs where it does.
+    pub(crate) reasons: Vec<Reason>,
     pub(crate) plans: PlanCache,
 }
 
@@ -148,6 +152,8 @@ pub(crate) struct BuildCx<'a> {
     /// Whether packed weights may come and go.
     pub(crate) streams: bool,
     pub(crate) packing: Packing<'a>,
+    /// The folder of the compiled cache, for what devices keep there themselves.
+    pub(crate) cache_dir: Option<&'a Path>,
     /// Outputs of the outermost graph that are new values of its inputs.
     pub(crate) updates: Vec<Update>,
     /// When building gives up.
@@ -155,14 +161,16 @@ pub(crate) struct BuildCx<'a> {
 }
 
 impl Program {
-    /// Compiles an inferred graph. `captured` are values of the enclosing graph that it reads.
+    /// Compiles an inferred graph. `captured` are the values of the enclosing graph that a subgraph reads; none for a model's.
     pub(crate) fn build(
         mut graph: Arc<Graph>,
-        captured: &[ValueId],
+        captured: Option<&[ValueId]>,
         cx: &mut BuildCx<'_>,
     ) -> Result<Program> {
         let updates = std::mem::take(&mut cx.updates);
-        let partition = partition(&mut graph, cx.devices)?;
+        let scope = if captured.is_some() { Scope::Subgraph } else { Scope::Model };
+        let captured = captured.unwrap_or_default();
+        let Partition { nodes: claims, reasons } = partition(&mut graph, cx.devices, scope)?;
         let count = graph.value_count();
         let mut builder = Builder {
             slots: Vec::with_capacity(count),
@@ -179,7 +187,7 @@ impl Program {
         for (&value, tensor) in &graph.constants {
             builder.add(value, DeviceId::HOST, Origin::Constant(tensor.clone()));
         }
-        for (index, (node, claimed)) in graph.nodes.iter().zip(partition.nodes).enumerate() {
+        for (index, (node, claimed)) in graph.nodes.iter().zip(claims).enumerate() {
             check_deadline(cx.until, "compiling")?;
             builder
                 .node(NodeView { graph: &graph, node }, index, claimed, cx)
@@ -194,7 +202,8 @@ impl Program {
         let Builder { slots, steps, .. } = builder;
         let plans = PlanCache::default();
         let file_order = None;
-        let mut program = Program { graph, slots, steps, given, outputs, file_order, updates, plans };
+        let mut program =
+            Program { graph, slots, steps, given, outputs, file_order, updates, reasons, plans };
         if let Some(order) = order_of_updates(&program)? {
             program.reorder(&order);
             program.file_order = None;
@@ -218,8 +227,27 @@ impl Program {
     fn empty(graph: Graph) -> Program {
         let graph = Arc::new(graph);
         let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (file_order, updates, plans) = (None, Vec::new(), PlanCache::default());
-        Program { graph, slots, steps, given, outputs, file_order, updates, plans }
+        let (file_order, updates, reasons, plans) = (None, Vec::new(), Vec::new(), PlanCache::default());
+        Program { graph, slots, steps, given, outputs, file_order, updates, reasons, plans }
+    }
+
+    /// How many nodes each provider of `devices` runs, those of subgraphs included, and how many copies there are
+    /// between memories.
+    pub(crate) fn counts(&self, devices: &[Arc<dyn Device>]) -> (String, usize) {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut copies = 0;
+        let mut programs = vec![self];
+        while let Some(program) = programs.pop() {
+            for step in &program.steps {
+                programs.extend(step.nested.iter().map(|nested| &nested.program));
+                match (step.node, devices.get(step.device)) {
+                    (Some(_), Some(device)) => *counts.entry(device.info().provider).or_default() += 1,
+                    _ => copies += 1,
+                }
+            }
+        }
+        let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        (counts.join(", "), copies)
     }
 
     /// The constants that runs still read.
@@ -237,7 +265,8 @@ impl BuildCx<'_> {
     /// The context of one kernel's construction.
     fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing<'k>) -> CompileCx<'k> {
         let account = Account { budget: self.budget, owner: self.owner };
-        CompileCx::new(view, device, (self.load_threads, self.precision), account, packing)
+        let cx = CompileCx::new(view, device, (self.load_threads, self.precision), account, packing);
+        CompileCx { cache_dir: self.cache_dir, ..cx }
     }
 }
 
@@ -454,7 +483,7 @@ impl Builder {
             }
         }
         let streams = std::mem::replace(&mut cx.streams, false);
-        let program = Program::build(Arc::new(inner), &captured, cx);
+        let program = Program::build(Arc::new(inner), Some(&captured), cx);
         cx.streams = streams;
         Ok(Nested { program: program?, captures })
     }

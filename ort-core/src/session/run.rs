@@ -162,6 +162,7 @@ impl Session {
         }
         self.kept.run_ended(Some(grant.slab).filter(|_| self.planning != Planning::Off));
         self.kept.dynamic.shrink(&options.shrink_arenas);
+        self.compiled.devices.iter().for_each(|device| device.end_of_run());
     }
 
     /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.

@@ -5,15 +5,18 @@
 
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Category, HostAllocator, allocate_in};
+use ort_alloc::{Allocator, Category, DeviceId, HostAllocator, allocate_in};
 use smallvec::SmallVec;
 
 use super::frame::{Given, Tables, fits};
 use super::run::{Grant, Need, RunWork};
+use super::transfer::is_on_device;
 use super::{RunOptions, Session};
 use crate::dim::{Bindings, Symbol};
 use crate::dtype::DType;
-use crate::plan::{BatchProof, BatchRefusal, BoundValues, OutputMemory, RunPlan, SlotPlan, largest_at_peak};
+use crate::plan::{
+    BatchProof, BatchRefusal, BoundValues, GivenMemory, OutputMemory, RunPlan, SlotPlan, largest_at_peak,
+};
 use crate::tensor::{Shape, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{Error, Result, ensure, error};
 
@@ -161,10 +164,12 @@ impl Session {
     /// The run in so many parts.
     fn split<'a>(&self, layout: &'a Layout<'a>, asked: Asked<'_>, parts: usize) -> Result<Split<'a>> {
         let sizes = even(layout.count, parts);
-        let memory = |items: &Items| if items.is_leading() { OutputMemory::Given } else { OutputMemory::Own };
+        let memory = |items: &Items| {
+            if items.is_leading() { OutputMemory::Given(DeviceId::HOST) } else { OutputMemory::Own }
+        };
         let bound = BoundValues {
             planning: self.planning,
-            inputs: vec![false; layout.inputs.len()],
+            inputs: vec![GivenMemory::HOST; layout.inputs.len()],
             outputs: layout.outputs.iter().map(memory).collect(),
         };
         let largest = sizes.first().copied().unwrap_or(0);
@@ -270,6 +275,8 @@ impl Session {
         options: &RunOptions<'_>,
     ) -> Result<Vec<Value>> {
         let layout = std::cell::OnceCell::new();
+        // The host takes no parts out of what is in the memory of a device.
+        let can_split = !given.iter().any(is_on_device);
         let fits_whole = |available: usize| {
             let needed = Need::of(asked.plan).total().saturating_add(self.compiled.streams.total_bytes());
             needed <= available
@@ -278,7 +285,7 @@ impl Session {
             // The proof is looked for only where it is needed.
             let layout = match fits_whole(available) {
                 true => None,
-                false => layout.get_or_init(|| self.items(asked)).as_ref(),
+                false => layout.get_or_init(|| self.items(asked).filter(|_| can_split)).as_ref(),
             };
             Ok(match self.way(asked, layout, available)? {
                 Way::Whole(need) => (need, None),
@@ -382,7 +389,7 @@ impl Session {
         self.frame(grant, work, (&mut bound, tables), options, |mut frame| {
             frame.run_steps()?;
             for (index, (items, buffer)) in layout.outputs.iter().zip(&mut *whole).enumerate() {
-                if let Some(value) = frame.deliver(index, places + index)? {
+                if let Some(value) = frame.deliver(index, places + index, DeviceId::HOST)? {
                     let all = buffer.as_mut().ok_or_else(lost)?.bytes_mut()?;
                     let run = items.bytes * size;
                     let places = [items.bytes * layout.count, items.bytes * first];

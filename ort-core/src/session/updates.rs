@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Program, SlotId};
 use crate::ir::Graph;
-use crate::plan::{BoundValues, OutputMemory, Planning};
+use crate::plan::{BoundValues, GivenMemory, OutputMemory, Planning};
 use crate::{Result, advise, error};
 
 /// An output in the memory of an input, by their positions in the graph.
@@ -44,10 +44,10 @@ impl Program {
         if self.updates.is_empty() {
             return bound;
         }
-        bound.inputs = vec![false; self.given.len()];
+        bound.inputs = vec![GivenMemory::HOST; self.given.len()];
         bound.outputs = vec![OutputMemory::Own; self.outputs.len()];
         for update in &self.updates {
-            bound.inputs.get_mut(update.input).into_iter().for_each(|input| *input = true);
+            bound.inputs.get_mut(update.input).into_iter().for_each(|input| input.in_buffer = true);
             let output = bound.outputs.get_mut(update.output);
             output.into_iter().for_each(|output| *output = OutputMemory::Input(update.input));
         }

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use ort_alloc::{Allocator, Buffer, HostAllocator, SharedBuffer};
+use ort_alloc::{Allocator, Buffer, DeviceId, HostAllocator, SharedBuffer};
 
-use super::{Data, Shape, Tensor, TensorMut, TensorView, byte_count};
+use super::{Data, DeviceRange, Shape, Tensor, TensorMut, TensorView, byte_count};
 use crate::dtype::{DType, Element};
 use crate::{Result, ensure, error};
 
-/// A tensor in memory of the host that can be written, as long as nobody else holds its memory.
+/// A tensor that can be written, as long as nobody else holds its memory: by the host, or by kernels of the device whose memory it is
+/// ([`Session::buffer_on`](crate::session::Session::buffer_on)).
 ///
 /// ```
 /// use ort_core::dtype::DType;
@@ -48,21 +49,25 @@ impl TensorBuffer {
     ///
     /// # Errors
     ///
-    /// The buffer is too small, not aligned for the type, only to be read, or not in memory of the host.
+    /// The buffer is too small, not aligned for the type, or only to be read.
     pub fn from_buffer(dtype: DType, shape: &[usize], mut buffer: Buffer) -> Result<TensorBuffer> {
         let len = byte_count(dtype, shape)?;
-        let Some(bytes) = buffer.bytes_mut() else {
-            return Err(error!(InvalidArgument, "the buffer is only read, or in memory of a device")
-                .help("give memory of the host that can be written"));
-        };
         ensure!(
-            bytes.len() >= len,
+            buffer.len() >= len,
             InvalidArgument,
             help = "give a buffer of that size",
             "a {} tensor of shape {shape:?} takes {len} bytes, the buffer has {}",
             dtype.name(),
-            bytes.len()
+            buffer.len()
         );
+        if buffer.bytes().is_none() {
+            return Ok(TensorBuffer { dtype, shape: shape.into(), start: 0, len, memory: buffer.freeze() });
+        }
+        let Some(bytes) = buffer.bytes_mut() else {
+            return Err(
+                error!(InvalidArgument, "the buffer is only read").help("give memory that can be written")
+            );
+        };
         let alignment = dtype.byte_size().unwrap_or(1);
         ensure!(
             (bytes.as_ptr() as usize).is_multiple_of(alignment),
@@ -103,15 +108,29 @@ impl TensorBuffer {
 
     /// The elements, to read.
     pub fn view(&self) -> TensorView<'_> {
-        let bytes = self.memory.as_slice().and_then(|bytes| bytes.get(self.range())).unwrap_or_default();
-        TensorView::host(self.dtype, &self.shape, bytes)
+        match self.memory.as_slice() {
+            Some(bytes) => {
+                TensorView::host(self.dtype, &self.shape, bytes.get(self.range()).unwrap_or_default())
+            }
+            None => TensorView::device(self.dtype, &self.shape, self.device_range()),
+        }
+    }
+
+    /// The memory that the elements are in.
+    pub fn memory(&self) -> DeviceId {
+        self.view().memory()
+    }
+
+    /// Its bytes in memory of a device.
+    fn device_range(&self) -> DeviceRange<'_> {
+        DeviceRange { buffer: &self.memory, offset: self.start, len: self.len }
     }
 
     /// The elements as a slice to write. Booleans are written with [`Self::bytes_mut`].
     ///
     /// # Errors
     ///
-    /// The type is another, or a tensor made by [`Self::tensor`] still holds the memory.
+    /// The type is another, a tensor made by [`Self::tensor`] still holds the memory, or it is a device's.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.view_mut()?.as_mut_slice()
     }
@@ -120,18 +139,23 @@ impl TensorBuffer {
     ///
     /// # Errors
     ///
-    /// A tensor made by [`Self::tensor`] still holds the memory.
+    /// A tensor made by [`Self::tensor`] still holds the memory, or it is a device's.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.view_mut()?.bytes_mut()
     }
 
     pub(crate) fn view_mut(&mut self) -> Result<TensorMut<'_>> {
         let range = self.range();
-        let bytes = self.memory.get_mut().and_then(Buffer::bytes_mut);
-        let bytes = bytes.and_then(|bytes| bytes.get_mut(range)).ok_or_else(|| {
+        let held = || {
             error!(InvalidArgument, "the memory is still held by a tensor that was made of it")
                 .help("drop that tensor first, or copy what you want to keep")
-        })?;
+        };
+        if self.memory.as_slice().is_none() {
+            self.memory.get_mut().ok_or_else(held)?;
+            return Ok(TensorMut::device(self.dtype, &self.shape, self.device_range()));
+        }
+        let bytes = self.memory.get_mut().and_then(Buffer::bytes_mut);
+        let bytes = bytes.and_then(|bytes| bytes.get_mut(range)).ok_or_else(held)?;
         Ok(TensorMut::host(self.dtype, &self.shape, bytes))
     }
 
@@ -144,14 +168,16 @@ impl TensorBuffer {
     ///
     /// # Errors
     ///
-    /// None that a buffer of this type leads to: its memory is the host's and long enough.
+    /// None that a buffer of this type leads to: its memory is long enough.
     pub fn tensor(&self) -> Result<Tensor> {
-        let bytes = self.memory.bytes().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        Ok(Tensor {
-            dtype: self.dtype,
-            shape: self.shape.clone(),
-            data: Data::Host(bytes.slice(self.range())),
-        })
+        let data = match self.memory.bytes() {
+            Some(bytes) => Data::Host(bytes.slice(self.range())),
+            None => {
+                ensure!(self.start == 0, Fail, "a device tensor is not sliced in the middle");
+                Data::Device(self.memory.clone())
+            }
+        };
+        Ok(Tensor { dtype: self.dtype, shape: self.shape.clone(), data })
     }
 
     fn range(&self) -> Range<usize> {

@@ -16,7 +16,7 @@ pub use view::{DeviceRange, TensorMut, TensorView, ValueView};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ort_alloc::{Buffer, SharedBuffer};
+use ort_alloc::{Buffer, DeviceId, SharedBuffer};
 use smallvec::SmallVec;
 
 use crate::dtype::{CastOptions, DType, Element, convert};
@@ -188,6 +188,11 @@ impl Tensor {
             Data::Host(bytes) => Some(bytes),
             _ => None,
         }
+    }
+
+    /// The memory that the elements are in; [`DeviceId::HOST`] for all that the host reads.
+    pub fn memory(&self) -> DeviceId {
+        self.view().memory()
     }
 
     /// The elements of a string tensor.

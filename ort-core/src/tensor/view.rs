@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use ort_alloc::SharedBuffer;
+use ort_alloc::{DeviceId, SharedBuffer};
 
 use super::{Data, Tensor, Value, element_count};
 use crate::dtype::{DType, Element};
@@ -173,7 +173,11 @@ impl<'a> TensorView<'a> {
         match self.data {
             ViewData::Host(bytes) => Ok(bytes),
             ViewData::Strings(_) => Err(error!(InvalidArgument, "expected numbers, got strings")),
-            ViewData::Device(_) => Err(error!(Fail, "the tensor is in device memory")),
+            ViewData::Device(range) => {
+                let device = range.buffer.device();
+                Err(error!(Fail, "the tensor is in the memory of {device}, which the host does not read")
+                    .help("copy it to the host: `Session::to_host`"))
+            }
         }
     }
 
@@ -191,6 +195,11 @@ impl<'a> TensorView<'a> {
             ViewData::Device(range) => Some(range),
             _ => None,
         }
+    }
+
+    /// The memory that the elements are in.
+    pub fn memory(&self) -> DeviceId {
+        self.device_range().map_or(DeviceId::HOST, |range| range.buffer.device())
     }
 
     /// Whether the elements are in memory that the host reads.
@@ -284,7 +293,11 @@ impl<'a> TensorMut<'a> {
     pub fn bytes_mut(self) -> Result<&'a mut [u8]> {
         match self.data {
             MutData::Host(bytes) => Ok(bytes),
-            MutData::Device(_) => Err(error!(Fail, "the output is in device memory")),
+            MutData::Device(range) => {
+                let device = range.buffer.device();
+                Err(error!(Fail, "the tensor is in the memory of {device}, which the host does not write")
+                    .help("copy to it from a tensor of the host: `Session::update_inplace`"))
+            }
         }
     }
 
@@ -294,6 +307,11 @@ impl<'a> TensorMut<'a> {
             MutData::Device(range) => Some(range),
             MutData::Host(_) => None,
         }
+    }
+
+    /// The memory that the elements go to.
+    pub fn memory(&self) -> DeviceId {
+        self.device_range().map_or(DeviceId::HOST, |range| range.buffer.device())
     }
 
     pub(crate) fn check_length(&self) -> Result<()> {

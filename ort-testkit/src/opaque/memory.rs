@@ -19,7 +19,9 @@ pub struct Transfers {
     pub uploads: usize,
     /// Tensors copied to the host.
     pub downloads: usize,
-    /// Bytes copied either way.
+    /// Tensors copied within it.
+    pub within: usize,
+    /// Bytes copied in and out.
     pub bytes: usize,
 }
 
@@ -72,7 +74,10 @@ impl Memory {
                 to.copy_from_slice(&bytes);
                 self.count(|transfers| transfers.downloads += 1, bytes.len());
             }
-            (Some(from), Some(to)) => self.write(to, &self.read(from)?)?,
+            (Some(from), Some(to)) => {
+                self.write(to, &self.read(from)?)?;
+                self.count(|transfers| transfers.within += 1, 0);
+            }
             (None, None) => return Err(error!(Fail, "neither side of a copy is in the device's memory")),
         }
         Ok(())

@@ -44,20 +44,26 @@ pub(crate) fn layer_data() -> Result<(Value, Value)> {
     Ok((input.into(), output.into()))
 }
 
-/// `-sqrt(x + x)` with x of [rows, 2]: nodes of the opaque device around one that only the CPU runs.
+/// `-sqrt(2x)` with x of [rows, 2]: products, which stay on the opaque device, around a node that only the CPU runs.
 pub(crate) fn round_trip() -> Result<Graph> {
     let mut builder = GraphBuilder::new("round_trip");
     let x = builder.input("x", DType::F32, &["rows", "2"]);
-    let doubled = builder.node("Add", &[x, x], &[])?;
+    let doubled = scaled(&mut builder, x, 2, 2.0)?;
     let root = builder.node("Sqrt", &[doubled], &[])?;
-    let result = builder.node("Neg", &[root], &[])?;
+    let result = scaled(&mut builder, root, 2, -1.0)?;
     builder.finish(&[result])
+}
+
+/// A matrix of so many columns times a number, as a product of matrices: however small it is, a device keeps it.
+pub(crate) fn scaled(builder: &mut GraphBuilder, x: ValueId, columns: usize, factor: f32) -> Result<ValueId> {
+    let elements = (0..columns * columns).map(|index| if index % (columns + 1) == 0 { factor } else { 0.0 });
+    let weight = builder.constant(floats(&[columns, columns], &elements.collect::<Vec<f32>>())?);
+    builder.node("MatMul", &[x, weight], &[])
 }
 
 /// (operator, provider) of each step, sorted.
 pub(crate) fn placed(session: &Session) -> Vec<(String, String)> {
-    let mut placed: Vec<_> =
-        session.placement().into_iter().map(|(_, op, provider)| (op, provider)).collect();
+    let mut placed: Vec<_> = session.steps().into_iter().map(|(_, op, provider)| (op, provider)).collect();
     placed.sort();
     placed
 }

@@ -16,8 +16,7 @@ const ON_DEVICE: usize = 1380;
 
 /// Runs the suite; without an adapter it is skipped, but in CI.
 pub(super) fn run(workspace: &Workspace, cases: &Path, options: &Options) -> Result<Summary> {
-    let limits = if options.minimum_limits { "minimum" } else { "adapter" };
-    let lines = lines(workspace, &cases.join(SUITE), limits)?;
+    let lines = lines(workspace, &cases.join(SUITE), options)?;
     if let Some(why) = lines.lines().find_map(|line| line.strip_prefix("NONE ")) {
         println!("skipped: {why}");
         if std::env::var("CI").is_ok_and(|value| value == "true") {
@@ -56,10 +55,11 @@ pub(super) fn run(workspace: &Workspace, cases: &Path, options: &Options) -> Res
 }
 
 /// What the example prints.
-fn lines(workspace: &Workspace, folder: &Path, limits: &str) -> Result<String> {
+fn lines(workspace: &Workspace, folder: &Path, options: &Options) -> Result<String> {
     let mut command = workspace.cargo();
     command.args(["run", "--quiet", "--package", "ort-ep-wgpu", "--example", "device_cases", "--"]);
-    command.env("ORT_WGPU_LIMITS", limits);
+    command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
+    command.args(options.library.then_some("--library"));
     command.arg(folder).stderr(Stdio::inherit());
     eprintln!("$ {}", describe(&command));
     let output = command.output().context("cannot run the example device_cases")?;

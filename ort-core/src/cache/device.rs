@@ -1,0 +1,154 @@
+//! What a device keeps for itself in the folder of the compiled cache: files of blobs as entries are, but read into memory.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use super::entry::{blobs_of, regular_file};
+use super::key::{Folder, Key};
+use crate::Result;
+use crate::ep::Fingerprint;
+
+/// The largest file that is read: what a device keeps is small beside weights.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// A folder where a device keeps files of its own, beside the entries of the compiled cache.
+///
+/// A file has a kind, which is its extension, and a fingerprint: `hardware` gives it its name, and one of another `code` is refused and then replaced.
+/// It appears whole or not at all, of two writers the last one stays. What is read are bytes of this process alone: nobody changes them after their
+/// checksums were compared. Checksums tell damage, not malice: whoever may write to the folder decides what the device is given.
+///
+/// ```
+/// use ort_core::ep::{DeviceCache, Fingerprint};
+///
+/// # let place = tempfile::tempdir()?;
+/// # let folder = place.path();
+/// let cache = DeviceCache::open(folder)?;
+/// let made_for = Fingerprint { code: "1.0".to_owned(), hardware: "an adapter".to_owned() };
+/// cache.write("programs", &made_for, &[b"one", b"two"])?;
+/// let blobs = cache.read("programs", &made_for)?;
+/// assert_eq!(blobs.as_deref(), Some(&[b"one"[..].into(), b"two"[..].into()][..]));
+///
+/// let newer = Fingerprint { code: "2.0".to_owned(), ..made_for };
+/// assert!(cache.read("programs", &newer).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeviceCache(Folder);
+
+impl DeviceCache {
+    /// Opens a folder, which is made where there is none.
+    ///
+    /// # Errors
+    ///
+    /// The path leads to a file, or the folder cannot be made.
+    pub fn open(path: &Path) -> Result<DeviceCache> {
+        Folder::open(path).map(DeviceCache)
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Where the file of a kind and fingerprint is.
+    pub fn place(&self, kind: &str, made_for: &Fingerprint) -> PathBuf {
+        self.0.path().join(key(made_for).file_name(kind))
+    }
+
+    /// The blobs of the file of a kind and fingerprint; none where there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// Why the file cannot be used, in words: it is damaged, of other code, or cannot be read.
+    pub fn read(&self, kind: &str, made_for: &Fingerprint) -> Result<Option<Vec<Bytes>>, String> {
+        let read = || -> io::Result<Vec<u8>> {
+            let mut bytes = Vec::new();
+            // One byte more than is taken, so that a larger file is seen to be one.
+            regular_file(&self.place(kind, made_for))?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        let bytes = match read() {
+            Ok(bytes) => bytes,
+            Err(problem) if problem.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(problem) => return Err(problem.to_string()),
+        };
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(format!("it has more than the {MOST_BYTES} bytes that are read"));
+        }
+        let (made_for_other, blobs) = blobs_of(&bytes.into())?;
+        key(made_for).check_text(&made_for_other)?;
+        Ok(Some(blobs))
+    }
+
+    /// Writes the file of a kind and fingerprint anew.
+    ///
+    /// # Errors
+    ///
+    /// The folder cannot be written, or the fingerprint is longer than a file has room for.
+    pub fn write(&self, kind: &str, made_for: &Fingerprint, blobs: &[&[u8]]) -> io::Result<()> {
+        let mut writer = self.0.begin(&key(made_for))?;
+        for blob in blobs {
+            writer.add(0, blob)?;
+        }
+        writer.finish(&self.place(kind, made_for)).map(drop)
+    }
+}
+
+/// Quoted, so that no name makes a line of its own.
+fn key(made_for: &Fingerprint) -> Key {
+    let Fingerprint { code, hardware } = made_for;
+    let own = env!("ORT_CODE_HASH");
+    Key { lasting: format!("device {hardware:?}\n"), code: format!("code {own}\ndevice {code:?}\n") }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    fn fingerprint() -> Fingerprint {
+        Fingerprint { code: "1".to_owned(), hardware: "lanes\n\"16\"".to_owned() }
+    }
+
+    #[test]
+    fn blobs_come_back_as_they_were_and_kinds_are_apart() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = DeviceCache::open(&place.path().join("new")).unwrap();
+        assert_eq!(cache.read("one", &fingerprint()), Ok(None));
+        let blobs: [&[u8]; 3] = [b"", b"text", &[7; 9000]];
+        cache.write("one", &fingerprint(), &blobs).unwrap();
+        cache.write("other", &fingerprint(), &[]).unwrap();
+        assert_eq!(cache.read("one", &fingerprint()).unwrap().unwrap(), blobs);
+        assert_eq!(cache.read("other", &fingerprint()), Ok(Some(Vec::new())));
+        let elsewhere = Fingerprint { hardware: "8".to_owned(), ..fingerprint() };
+        assert_eq!(cache.read("one", &elsewhere), Ok(None));
+    }
+
+    #[test]
+    fn every_changed_byte_and_every_cut_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = DeviceCache::open(place.path()).unwrap();
+        cache.write("kind", &fingerprint(), &[&[1; 100], b"two"]).unwrap();
+        let path = cache.place("kind", &fingerprint());
+        let whole = std::fs::read(&path).unwrap();
+        let blobs = cache.read("kind", &fingerprint()).unwrap();
+        for index in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[index] ^= 0x10;
+            std::fs::write(&path, &damaged).unwrap();
+            // Between blobs lies what nobody reads.
+            let read = cache.read("kind", &fingerprint());
+            assert!(read.is_err() || read == Ok(blobs.clone()), "byte {index}");
+            std::fs::write(&path, &whole[..index]).unwrap();
+            assert!(cache.read("kind", &fingerprint()).is_err(), "cut at {index}");
+        }
+        let other_code = Fingerprint { code: "2".to_owned(), ..fingerprint() };
+        std::fs::write(&path, &whole).unwrap();
+        assert!(cache.read("kind", &other_code).unwrap_err().contains("it was made for"));
+        cache.write("kind", &other_code, &[b"new"]).unwrap();
+        assert!(cache.read("kind", &fingerprint()).is_err());
+        assert_eq!(cache.read("kind", &other_code).unwrap().unwrap(), [&b"new"[..]]);
+    }
+}

@@ -1,0 +1,484 @@
+//! A device that a library opened, its memory and its kernels.
+
+use std::collections::BTreeSet;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::{Arc, OnceLock, Weak};
+
+use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, HostAllocator, Reservation, Stats};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::NodeRecords;
+use super::host::{Compilation, Said, call, is_refusal};
+use crate::dtype::DType;
+use crate::ep::abi::tables::{
+    ORT_PROVIDER_ABSENT, ORT_PROVIDER_DEVICE, ORT_PROVIDER_HOST, ORT_PROVIDER_SHAPE, OrtProviderCompileInfo,
+    OrtProviderDevice, OrtProviderKernel, OrtProviderRun, OrtProviderTable, OrtProviderTensor,
+};
+use crate::ep::compile::Packing;
+use crate::ep::{
+    Claim, CompileCx, Device, DeviceInfo, Executable, IoShapes, NodeView, OutputsFrom, Precision, RunCx,
+    new_device_id,
+};
+use crate::tensor::{DeviceRange, Shape, TensorMut, TensorView};
+use crate::{Error, ErrorKind, Result, Within, ensure, error};
+
+/// An open device of a library.
+pub(super) struct Opened {
+    table: &'static OrtProviderTable,
+    raw: NonNull<OrtProviderDevice>,
+    info: DeviceInfo,
+    memory: DeviceId,
+    stats: Mutex<Stats>,
+    /// Why it cannot be used any more: it said something that cannot be.
+    defect: OnceLock<Error>,
+    /// Itself, to be held by its memory and its kernels.
+    own: Weak<Opened>,
+}
+
+// SAFETY: the functions of the table may be called from any thread, several at once; the pointer means something to them alone.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Opened {
+    /// A device that `open` gave.
+    pub(super) fn new(
+        table: &'static OrtProviderTable,
+        raw: *mut OrtProviderDevice,
+        info: DeviceInfo,
+        on_host: bool,
+    ) -> Result<Arc<Opened>> {
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| error!(EpFail, "`open` says that it did, and gives no device"))?;
+        let memory = if on_host { DeviceId::HOST } else { new_device_id() };
+        let opened = Arc::new_cyclic(|own: &Weak<Opened>| Opened {
+            table,
+            raw,
+            info,
+            memory,
+            stats: Mutex::default(),
+            defect: OnceLock::new(),
+            own: own.clone(),
+        });
+        let has_memory = table.allocate.is_some() && table.release.is_some() && table.copy.is_some();
+        ensure!(
+            on_host || has_memory,
+            EpFail,
+            "the device has memory of its own, but its library lacks 'allocate', 'release' or 'copy'"
+        );
+        Ok(opened)
+    }
+
+    fn shared(&self) -> Result<Arc<Opened>> {
+        self.own.upgrade().ok_or_else(|| error!(Fail, "the device is being closed"))
+    }
+
+    /// Remembers what the library should never have said.
+    fn defective(&self, problem: Error) -> Error {
+        let problem = problem.help("this is a defect of the provider library: report it, or run without it");
+        self.defect.get_or_init(|| problem).clone()
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(close) = self.table.close {
+            // SAFETY: kernels and buffers hold the device, so that none is left; it is closed once.
+            unsafe { close(self.raw.as_ptr()) }
+        }
+    }
+}
+
+impl Device for Opened {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> DeviceId {
+        self.memory
+    }
+
+    fn allocator(&self) -> Arc<dyn Allocator> {
+        match self.own.upgrade() {
+            Some(own) if self.memory != DeviceId::HOST => Arc::new(Memory(own)),
+            _ => HostAllocator::global().clone(),
+        }
+    }
+
+    fn claim(&self, view: &NodeView<'_>) -> Result<Claim, String> {
+        let records = NodeRecords::new(view)?;
+        let mut said = Said::default();
+        let place = said.place();
+        let answer = call(|report| {
+            // SAFETY: the records and the place for the claim live during the call.
+            Some(unsafe { (self.table.claim?)(self.raw.as_ptr(), &records.node, place, report) })
+        });
+        match answer {
+            Ok(()) => {}
+            Err(problem) if is_refusal(&problem) => return Err(problem.message().to_owned()),
+            Err(problem) => return Err(self.defective(problem.within(view.node.place())).to_string()),
+        }
+        let claim = checked(said, view).within(|| format!("the claim for {}", view.node.place()));
+        claim.map_err(|problem| self.defective(problem).to_string())
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(defect) = self.defect.get() {
+            return Err(defect.clone());
+        }
+        let Some(check) = self.table.check else { return Ok(()) };
+        // SAFETY: the device is open.
+        call(|report| Some(unsafe { check(self.raw.as_ptr(), report) }))
+    }
+
+    fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        let view = cx.node;
+        let records = NodeRecords::new(&view).map_err(|reason| error!(NotImplemented, "{reason}"))?;
+        let (threads, bf16) = (cx.threads as u32, u8::from(cx.precision == Precision::Bf16));
+        let counts_only = u8::from(matches!(cx.packing, Packing::Counted));
+        let available_bytes = cx.account.budget.available() as u64;
+        let mut compilation = Compilation { cx, reservations: Vec::new() };
+        let info = OrtProviderCompileInfo {
+            size: size_of::<OrtProviderCompileInfo>(),
+            node: &records.node,
+            threads,
+            bf16,
+            counts_only,
+            available_bytes,
+            compilation: (&raw mut compilation).cast(),
+        };
+        let mut raw = null_mut();
+        // SAFETY: the records and the places for what is said live during the call.
+        call(|report| unsafe { Some((self.table.compile?)(self.raw.as_ptr(), &info, &mut raw, report)) })
+            .map_err(|problem| match problem.kind() {
+                ErrorKind::OutOfMemory => problem,
+                _ => self.defective(problem),
+            })?;
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            self.defective(error!(EpFail, "`compile` says that it did, and gives no kernel"))
+        })?;
+        let inputs = (0..view.node.inputs.len()).map(|index| view.dtype(index));
+        let kernel = Kernel {
+            device: self.shared()?,
+            raw,
+            input_types: inputs.collect(),
+            _reservations: compilation.reservations,
+        };
+        Ok(Box::new(kernel))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        let Some(synchronize) = self.table.synchronize else { return Ok(()) };
+        // SAFETY: the device is open.
+        call(|report| Some(unsafe { synchronize(self.raw.as_ptr(), report) }))
+    }
+
+    fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
+        let same = from.dtype() == to.dtype() && from.shape() == to.shape();
+        ensure!(same, Fail, "a copy between tensors of two types or shapes");
+        let sizes = sizes(from.shape());
+        let from = reading(from, &sizes)?;
+        let to = writing(to, &sizes)?;
+        // SAFETY: both tensors' memory is lent during the call, the second one's to be written.
+        call(|report| unsafe { Some((self.table.copy?)(self.raw.as_ptr(), &from, &to, report)) })
+    }
+}
+
+/// What was said of a node as a claim, once it can be of this node.
+fn checked(said: Said, view: &NodeView<'_>) -> Result<Claim> {
+    let (inputs, outputs) = (view.node.inputs.len(), view.node.outputs.len());
+    ensure!(!said.too_much, EpFail, "it says more than can be of a node");
+    for (input, output) in &said.in_place {
+        let fits = *input < inputs && *output < outputs;
+        ensure!(
+            fits,
+            EpFail,
+            "input {input} in place of output {output}, but there are {inputs} and {outputs}"
+        );
+    }
+    for input in said.host_inputs.iter().chain(&said.unaligned) {
+        ensure!(*input < inputs, EpFail, "it speaks of input {input}, but there are {inputs}");
+    }
+    for output in &said.left_out {
+        ensure!(*output < outputs, EpFail, "it speaks of output {output}, but there are {outputs}");
+    }
+    Ok(Claim {
+        in_place: interned(&PAIRS, said.in_place),
+        shared_buffers: interned(&PAIRS, said.grows),
+        host_inputs: interned(&POSITIONS, said.host_inputs),
+        unaligned: interned(&POSITIONS, said.unaligned),
+        left_out: interned(&POSITIONS, said.left_out),
+        outputs: OutputsFrom::Plan,
+    })
+}
+
+/// Lists that stay as long as the process lives, each once.
+type Lists<T> = Mutex<BTreeSet<&'static [T]>>;
+
+static PAIRS: Lists<(usize, usize)> = Mutex::new(BTreeSet::new());
+static POSITIONS: Lists<usize> = Mutex::new(BTreeSet::new());
+
+/// The list as one that stays, as the lists of kernels that were compiled in do. There are about as many as a library has kernels.
+fn interned<T: Ord>(lists: &Lists<T>, list: Vec<T>) -> &'static [T] {
+    let mut lists = lists.lock();
+    if let Some(list) = lists.get(list.as_slice()) {
+        return list;
+    }
+    let list: &'static [T] = list.leak();
+    lists.insert(list);
+    list
+}
+
+/// The memory of an open device.
+struct Memory(Arc<Opened>);
+
+impl Allocator for Memory {
+    fn device(&self) -> DeviceId {
+        self.0.memory
+    }
+
+    fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
+        let opened = &self.0;
+        let refused = |problem: Error| {
+            tracing::warn!(provider = opened.info.provider, bytes, "no device memory: {problem}");
+            match problem.kind() {
+                ErrorKind::OutOfMemory => {
+                    AllocError::OutOfMemory { requested: bytes, available: None, device: opened.memory }
+                }
+                _ => AllocError::Unsupported { device: opened.memory, reason: problem.to_string() },
+            }
+        };
+        if bytes == 0 {
+            return Ok(Buffer::empty(opened.memory));
+        }
+        let mut memory = 0;
+        let (asked, aligned) = (bytes as u64, alignment as u64);
+        call(|report| {
+            let allocate = opened.table.allocate?;
+            // SAFETY: the place for the answer lives during the call.
+            Some(unsafe { allocate(opened.raw.as_ptr(), asked, aligned, &mut memory, report) })
+        })
+        .map_err(refused)?;
+        if memory == 0 {
+            let problem = error!(EpFail, "`allocate` says that it did, and gives no memory");
+            return Err(refused(opened.defective(problem)));
+        }
+        let mut stats = opened.stats.lock();
+        stats.num_allocs += 1;
+        stats.in_use += bytes;
+        stats.total_allocated = stats.in_use;
+        stats.max_in_use = stats.max_in_use.max(stats.in_use);
+        stats.max_alloc_size = stats.max_alloc_size.max(bytes);
+        drop(stats);
+        let owner = opened.clone();
+        let release = move |memory| {
+            if let Some(release) = owner.table.release {
+                // SAFETY: the device gave this memory, and takes it back once.
+                unsafe { release(owner.raw.as_ptr(), memory) }
+            }
+            let mut stats = owner.stats.lock();
+            stats.in_use -= bytes;
+            stats.total_allocated = stats.in_use;
+        };
+        Ok(Buffer::opaque(opened.memory, bytes, memory, Box::new(release)))
+    }
+
+    fn stats(&self) -> Stats {
+        *self.0.stats.lock()
+    }
+
+    fn trim(&self) -> usize {
+        let Some(trim) = self.0.table.trim else { return 0 };
+        // SAFETY: the device is open.
+        usize::try_from(unsafe { trim(self.0.raw.as_ptr()) }).unwrap_or(usize::MAX)
+    }
+}
+
+/// A kernel of a library.
+struct Kernel {
+    raw: NonNull<OrtProviderKernel>,
+    device: Arc<Opened>,
+    input_types: SmallVec<[Option<DType>; 8]>,
+    _reservations: Vec<Reservation>,
+}
+
+// SAFETY: as for the device.
+unsafe impl Send for Kernel {}
+// SAFETY: as for the device.
+unsafe impl Sync for Kernel {}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if let Some(release) = self.device.table.release_kernel {
+            // SAFETY: `compile` gave the kernel, which is released once; runs borrow it, so that none is under way.
+            unsafe { release(self.raw.as_ptr()) }
+        }
+    }
+}
+
+type Tensors = SmallVec<[OrtProviderTensor; 8]>;
+
+impl Executable for Kernel {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let Some(workspace) = self.device.table.workspace else { return Ok(0) };
+        let all = |list: &[Option<Shape>]| -> Vec<Option<Sizes>> {
+            list.iter().map(|shape| shape.as_deref().map(sizes)).collect()
+        };
+        let (inputs, outputs) = (all(shapes.inputs), all(shapes.outputs));
+        let records = |list: &[Option<Sizes>]| -> Tensors {
+            let record = |sizes: &Option<Sizes>| match sizes {
+                None => ABSENT,
+                Some(sizes) => of_shape(ORT_PROVIDER_SHAPE, sizes),
+            };
+            list.iter().map(record).collect()
+        };
+        let (inputs, outputs) = (records(&inputs), records(&outputs));
+        let run = run_of(&inputs, &outputs, None, shapes.threads);
+        let mut bytes = 0;
+        // SAFETY: the records and the place for the answer live during the call.
+        call(|report| Some(unsafe { workspace(self.raw.as_ptr(), &run, &mut bytes, report) }))?;
+        let bytes = isize::try_from(bytes)
+            .map_err(|_| error!(EpFail, "the kernel of the library asks for {bytes} bytes of workspace"))?;
+        Ok(bytes.unsigned_abs())
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let (mut input_sizes, mut output_sizes) = (Vec::new(), Vec::new());
+        for index in 0..cx.input_count() {
+            input_sizes.push(cx.find_input(index).map(|view| sizes(view.shape())));
+        }
+        for index in 0..cx.output_count() {
+            output_sizes.push(cx.output_shape(index).map(sizes));
+        }
+        let mut inputs = Tensors::new();
+        for (index, sizes) in input_sizes.iter().enumerate() {
+            inputs.push(match (cx.find_input(index), sizes) {
+                (Some(view), Some(sizes)) => reading(view, sizes).within(|| format!("input {index}"))?,
+                _ => ABSENT,
+            });
+        }
+        let mut outputs = Tensors::new();
+        for (index, sizes) in output_sizes.iter().enumerate() {
+            if !cx.wants(index) {
+                outputs.push(ABSENT);
+                continue;
+            }
+            let in_place = cx.in_place(index);
+            let output = cx.output(index)?;
+            let sizes = sizes.as_ref().ok_or_else(|| error!(Fail, "output {index} has no shape"))?;
+            let output = writing(output, sizes).within(|| format!("output {index}"))?;
+            if let Some(place) = in_place.and_then(|input| inputs.get_mut(input)) {
+                let own = in_place.and_then(|input| self.input_types.get(input).copied().flatten());
+                *place = OrtProviderTensor {
+                    element_type: own.map_or(output.element_type, |ty| ty as i32),
+                    ..output
+                };
+            }
+            let in_place = in_place.map_or(-1, |input| input as i32);
+            outputs.push(OrtProviderTensor { in_place, ..output });
+        }
+        let scratch = self.workspace_of(cx)?;
+        let scratch = scratch.as_ref().map(|(record, _)| record);
+        let run = run_of(&inputs, &outputs, scratch, cx.threads());
+        // SAFETY: the memory of all tensors is lent during the call, that of outputs and the workspace to be written.
+        call(|report| unsafe { Some((self.device.table.run?)(self.raw.as_ptr(), &run, report)) })
+    }
+}
+
+impl Kernel {
+    /// The scratch memory of a run, as bytes.
+    fn workspace_of(&self, cx: &mut RunCx<'_>) -> Result<Option<(OrtProviderTensor, Box<Sizes>)>> {
+        let on_device = cx.device_workspace();
+        let on_host = if self.device.memory == DeviceId::HOST { cx.workspace()? } else { &mut [] };
+        let bytes = on_device.map_or(on_host.len(), |range| range.len);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let sizes = Box::new(sizes(&[bytes]));
+        let mut record = match on_device {
+            Some(range) => in_range(range, &sizes),
+            None => {
+                OrtProviderTensor { data: on_host.as_mut_ptr().cast(), ..of_shape(ORT_PROVIDER_HOST, &sizes) }
+            }
+        };
+        (record.element_type, record.bytes) = (DType::U8 as i32, bytes as u64);
+        Ok(Some((record, sizes)))
+    }
+}
+
+/// The sizes of a tensor as libraries read them.
+type Sizes = SmallVec<[i64; 6]>;
+
+fn sizes(shape: &[usize]) -> Sizes {
+    shape.iter().map(|size| *size as i64).collect()
+}
+
+const ABSENT: OrtProviderTensor = OrtProviderTensor {
+    kind: ORT_PROVIDER_ABSENT,
+    element_type: 0,
+    rank: 0,
+    in_place: -1,
+    sizes: null(),
+    bytes: 0,
+    data: null_mut(),
+    memory: 0,
+    offset: 0,
+};
+
+fn of_shape(kind: u32, sizes: &Sizes) -> OrtProviderTensor {
+    OrtProviderTensor { kind, rank: sizes.len() as u32, sizes: sizes.as_ptr(), ..ABSENT }
+}
+
+fn in_range(range: DeviceRange<'_>, sizes: &Sizes) -> OrtProviderTensor {
+    OrtProviderTensor {
+        bytes: range.len as u64,
+        memory: range.buffer.handle().unwrap_or(0),
+        offset: (range.buffer.offset() + range.offset) as u64,
+        ..of_shape(ORT_PROVIDER_DEVICE, sizes)
+    }
+}
+
+/// A tensor that a library reads; the record must not outlive its memory.
+fn reading(view: TensorView<'_>, sizes: &Sizes) -> Result<OrtProviderTensor> {
+    let record = match view.device_range() {
+        Some(range) => in_range(range, sizes),
+        None => {
+            let bytes = view.bytes()?;
+            let data = bytes.as_ptr().cast_mut().cast();
+            OrtProviderTensor { data, bytes: bytes.len() as u64, ..of_shape(ORT_PROVIDER_HOST, sizes) }
+        }
+    };
+    Ok(OrtProviderTensor { element_type: view.dtype() as i32, ..record })
+}
+
+/// A tensor that a library writes; the record must not outlive its memory.
+fn writing(tensor: TensorMut<'_>, sizes: &Sizes) -> Result<OrtProviderTensor> {
+    let element_type = tensor.dtype() as i32;
+    let record = match tensor.device_range() {
+        Some(range) => in_range(range, sizes),
+        None => {
+            let bytes = tensor.bytes_mut()?;
+            let (data, len) = (bytes.as_mut_ptr().cast(), bytes.len() as u64);
+            OrtProviderTensor { data, bytes: len, ..of_shape(ORT_PROVIDER_HOST, sizes) }
+        }
+    };
+    Ok(OrtProviderTensor { element_type, ..record })
+}
+
+fn run_of(
+    inputs: &Tensors,
+    outputs: &Tensors,
+    workspace: Option<&OrtProviderTensor>,
+    threads: usize,
+) -> OrtProviderRun {
+    OrtProviderRun {
+        size: size_of::<OrtProviderRun>(),
+        inputs: inputs.as_ptr(),
+        input_count: inputs.len(),
+        outputs: outputs.as_ptr(),
+        output_count: outputs.len(),
+        workspace: workspace.map_or(null(), |scratch| &raw const *scratch),
+        threads: threads as u32,
+    }
+}

@@ -1,0 +1,253 @@
+//! Provider libraries: files that are loaded while the process runs, each with a provider behind the functions of
+//! [`abi::tables`](super::abi::tables).
+//!
+//! A library that was loaded stays as long as the process lives. Devices, kernels and buffers of it are then never left without their code, and neither
+//! are threads and thread-local values that it made and that nobody here knows of.
+
+mod device;
+mod host;
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::abi::encode::NodeRecords;
+use super::abi::tables::{
+    ORT_PROVIDER_ABI_VERSION, ORT_PROVIDER_SYMBOL, OrtProviderEntry, OrtProviderOption, OrtProviderTable,
+};
+use super::{Device, DeviceInfo, ExecutionProvider, ProviderOptions};
+use crate::{Result, Within, ensure, error};
+use device::Opened;
+use host::{Facts, HOST, c_text, call};
+
+/// The variable that names folders with provider libraries, separated as those of `PATH`.
+pub const PROVIDER_PATH: &str = "ORT_PROVIDER_PATH";
+
+/// More devices than this no machine has.
+const MOST_DEVICES: u32 = 1 << 10;
+
+/// The provider that a name means, where it is the path of a library, or that of a library in the folders of [`PROVIDER_PATH`].
+pub(super) fn find(name: &str) -> Option<Result<&'static dyn ExecutionProvider>> {
+    if is_path(name) {
+        return Some(load_provider(Path::new(name)));
+    }
+    let providers = provider_libraries().into_iter().filter_map(|(_, provider)| provider.ok());
+    providers.into_iter().find(|provider| provider.name() == name).map(Ok)
+}
+
+/// Whether the name of a provider is the path of a library.
+fn is_path(name: &str) -> bool {
+    let suffix = std::env::consts::DLL_SUFFIX;
+    name.contains(['/', std::path::MAIN_SEPARATOR]) || (name.ends_with(suffix) && name != suffix)
+}
+
+/// The provider of the library at `path`, which is loaded once.
+///
+/// # Errors
+///
+/// There is no such file, it is no library for this machine or none of a provider, or its interface is of another version.
+///
+/// ```
+/// use std::path::Path;
+///
+/// let problem = ort_core::ep::load_provider(Path::new("missing/libnpu.so")).err();
+/// assert!(problem.is_some_and(|problem| problem.to_string().contains("missing/libnpu.so")));
+/// ```
+pub fn load_provider(path: &Path) -> Result<&'static dyn ExecutionProvider> {
+    static LOADED: Mutex<BTreeMap<PathBuf, &'static LibraryProvider>> = Mutex::new(BTreeMap::new());
+    let place = || format!("provider library {}", path.display());
+    let absolute = path.canonicalize().map_err(|problem| error!(NoSuchFile, "{problem}")).within(place)?;
+    let mut loaded = LOADED.lock();
+    if let Some(known) = loaded.get(&absolute) {
+        return Ok(*known);
+    }
+    let provider: &'static LibraryProvider = Box::leak(Box::new(load(&absolute).within(place)?));
+    tracing::info!(library = %absolute.display(), provider = provider.name, version = provider.version, "loaded");
+    loaded.insert(absolute, provider);
+    Ok(provider)
+}
+
+/// The libraries in the folders of [`PROVIDER_PATH`], in the order of folders and names, each with its provider or why it has none.
+pub fn provider_libraries() -> Vec<(PathBuf, Result<&'static dyn ExecutionProvider>)> {
+    let Some(folders) = std::env::var_os(PROVIDER_PATH) else { return Vec::new() };
+    let mut found = Vec::new();
+    for folder in std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()) {
+        match libraries_in(&folder) {
+            Ok(files) => found.extend(files.into_iter().map(|file| (file.clone(), load_provider(&file)))),
+            Err(problem) => found.push((folder, Err(problem))),
+        }
+    }
+    found
+}
+
+fn libraries_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let unread = |problem: std::io::Error| {
+        error!(NoSuchFile, "folder {} of {PROVIDER_PATH}: {problem}", folder.display())
+    };
+    let entries = std::fs::read_dir(folder).map_err(unread)?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(unread)?.path();
+        let is_library = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| is_path(name) && path.is_file());
+        files.extend(is_library.then_some(path));
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn load(path: &Path) -> Result<LibraryProvider> {
+    let advice =
+        "a provider library is a shared library for this machine that exports `ort_provider`: ort_provider.h";
+    // SAFETY: the caller asks for this file's code to run, which is what loading a library means.
+    let library = unsafe { libloading::Library::new(path) }
+        .map_err(|problem| error!(EpFail, "it cannot be loaded: {problem}").help(advice))?;
+    // SAFETY: the symbol of this name has the type that the interface says.
+    let entry = unsafe { library.get::<OrtProviderEntry>(ORT_PROVIDER_SYMBOL.as_bytes()) };
+    let entry = *entry.map_err(|_| {
+        error!(EpFail, "it has no symbol {ORT_PROVIDER_SYMBOL}: it is not a provider library").help(advice)
+    })?;
+    // SAFETY: the function is called as its type says, with a table that lives as long as the process.
+    let table = unsafe { entry(ORT_PROVIDER_ABI_VERSION, &HOST.0) };
+    // SAFETY: the library's table stays as it is as long as the library is loaded.
+    let table = unsafe { read_table(table) }?;
+    let (name, version) = names(&table)?;
+    Ok(LibraryProvider {
+        table: Box::leak(Box::new(table)),
+        name,
+        version,
+        path: path.to_owned(),
+        _library: library,
+    })
+}
+
+/// A library's table, once its version and size are those of this interface.
+///
+/// # Safety
+///
+/// The pointer is null, or to a table that says its own size, or is at least that of another version.
+unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable> {
+    ensure!(!table.is_null(), EpFail, "it gives no table of functions: it has no provider");
+    // SAFETY: the first two fields are the same in every version.
+    let (size, version) =
+        unsafe { ((&raw const (*table).size).read(), (&raw const (*table).abi_version).read()) };
+    ensure!(
+        version == ORT_PROVIDER_ABI_VERSION,
+        EpFail,
+        help = "take a build of the library for this version",
+        "its interface is of version {version}, expected {ORT_PROVIDER_ABI_VERSION}"
+    );
+    let least = size_of::<OrtProviderTable>();
+    ensure!(
+        size >= least,
+        EpFail,
+        help = "the library sets `size` of its table to the bytes of OrtProviderTable",
+        "its table of functions has {size} bytes, expected at least {least}"
+    );
+    // SAFETY: the table is at least as long as this type, all of whose fields may have any value that the library gives.
+    Ok(unsafe { table.read() })
+}
+
+/// The provider's name and version, which are kept as long as the process lives, as the library is.
+fn names(table: &OrtProviderTable) -> Result<(&'static str, &'static str)> {
+    let read = |field: &str, pointer: *const std::ffi::c_char| {
+        ensure!(!pointer.is_null(), EpFail, "it gives no {field}");
+        // SAFETY: the library's text ends with a zero byte and stays as it is.
+        let text = unsafe { CStr::from_ptr::<'static>(pointer) };
+        text.to_str().map_err(|problem| error!(EpFail, "its {field} is not UTF-8: {problem}"))
+    };
+    let (name, version) = (read("name", table.name)?, read("version", table.version)?);
+    let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    ensure!(is_name, EpFail, "its name '{name}' is not one of letters, digits, '-' and '_'");
+    let required = [
+        ("device_count", table.device_count.is_some(), offset_of!(OrtProviderTable, device_count)),
+        ("device_info", table.device_info.is_some(), offset_of!(OrtProviderTable, device_info)),
+        ("open", table.open.is_some(), offset_of!(OrtProviderTable, open)),
+        ("close", table.close.is_some(), offset_of!(OrtProviderTable, close)),
+        ("claim", table.claim.is_some(), offset_of!(OrtProviderTable, claim)),
+        ("compile", table.compile.is_some(), offset_of!(OrtProviderTable, compile)),
+        ("run", table.run.is_some(), offset_of!(OrtProviderTable, run)),
+        ("release_kernel", table.release_kernel.is_some(), offset_of!(OrtProviderTable, release_kernel)),
+    ];
+    match required.iter().find(|(_, is_there, _)| !is_there) {
+        None => Ok((name, version)),
+        Some((missing, _, offset)) => {
+            Err(error!(EpFail, "its table of functions has no '{missing}' at byte {offset}"))
+        }
+    }
+}
+
+/// The provider of a library.
+struct LibraryProvider {
+    table: &'static OrtProviderTable,
+    name: &'static str,
+    version: &'static str,
+    path: PathBuf,
+    /// What keeps the library loaded: for ever, as this is.
+    _library: libloading::Library,
+}
+
+// SAFETY: the pointers in the table are to functions that may be called from any thread, and to text that never changes.
+unsafe impl Send for LibraryProvider {}
+// SAFETY: as above.
+unsafe impl Sync for LibraryProvider {}
+
+impl ExecutionProvider for LibraryProvider {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let mut count = 0;
+        // SAFETY: the place for the answer lives during the call.
+        call(|report| unsafe { Some((self.table.device_count?)(&mut count, report)) })?;
+        ensure!(
+            count <= MOST_DEVICES,
+            EpFail,
+            "it speaks of {count} devices, expected at most {MOST_DEVICES}"
+        );
+        (0..count).map(|index| self.device_info(index)).collect()
+    }
+
+    fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
+        let index =
+            u32::try_from(index).map_err(|_| error!(InvalidArgument, "there is no device {index}"))?;
+        let info = self.device_info(index)?;
+        let mut texts = Vec::with_capacity(options.len());
+        for (name, value) in options {
+            texts.push((c_text("option", name)?, c_text("option", value)?));
+        }
+        let given = texts.iter();
+        let given =
+            given.map(|(name, value)| OrtProviderOption { name: name.as_ptr(), value: value.as_ptr() });
+        let given: Vec<OrtProviderOption> = given.collect();
+        let (mut device, mut on_host) = (std::ptr::null_mut(), 0);
+        call(|report| {
+            let open = self.table.open?;
+            // SAFETY: options and places for the answers live during the call.
+            Some(unsafe { open(index, given.as_ptr(), given.len(), &mut device, &mut on_host, report) })
+        })?;
+        Ok(Opened::new(self.table, device, info, on_host != 0)?)
+    }
+}
+
+impl LibraryProvider {
+    fn device_info(&self, index: u32) -> Result<DeviceInfo> {
+        let mut facts = Facts::default();
+        let mut info = facts.record();
+        // SAFETY: the record and what it points to live during the call.
+        call(|report| unsafe { Some((self.table.device_info?)(index, &mut info, report)) })?;
+        let memory_bytes = Some(info.memory_bytes).filter(|bytes| *bytes > 0);
+        let mut facts = facts.list;
+        let own_name = facts.iter().position(|(name, _)| name == "name").map(|place| facts.remove(place).1);
+        facts.push(("library".to_owned(), format!("{} {}", self.path.display(), self.version)));
+        let name = own_name.ok_or_else(|| error!(EpFail, "device {index} of {} has no name", self.name))?;
+        Ok(DeviceInfo { provider: self.name, name, memory_bytes, facts })
+    }
+}

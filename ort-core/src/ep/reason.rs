@@ -1,0 +1,58 @@
+//! Why nodes run where they do.
+
+use std::fmt;
+
+/// Why a node runs where it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reason {
+    /// Its device is the first in the session's order that claims it.
+    #[default]
+    FirstClaim,
+    /// It computes shapes, which the host does.
+    Shapes,
+    /// It went where its neighbours are, as copies are saved.
+    Island(Island),
+}
+
+/// Nodes that were moved together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Island {
+    /// How many nodes.
+    pub nodes: usize,
+    /// How many fewer values are copied between memories.
+    pub copies: i64,
+    /// How many fewer bytes are copied, where symbolic sizes are what they are taken for.
+    pub bytes: i64,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::FirstClaim => f.write_str("it is the first provider that claims it"),
+            Reason::Shapes => f.write_str("it computes shapes, whose numbers the host needs"),
+            Reason::Island(island) => island.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Island {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counted = |count: i64, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+        let copied = match (self.copies, self.bytes) {
+            (1.., 1..) => format!("{} ({})", counted(self.copies, "value"), in_units(self.bytes)),
+            (1.., _) => format!("{} more", counted(self.copies, "value")),
+            _ => format!("{} more", in_units(self.bytes)),
+        };
+        let nodes = counted(self.nodes as i64, "node");
+        write!(f, "its island of {nodes} saves less elsewhere than copying {copied} costs")
+    }
+}
+
+fn in_units(bytes: i64) -> String {
+    let (kib, mib) = (1024.0, 1024.0 * 1024.0);
+    match bytes as f64 {
+        bytes if bytes >= mib => format!("{:.1} MiB", bytes / mib),
+        bytes if bytes >= kib => format!("{:.1} KiB", bytes / kib),
+        _ => format!("{bytes} B"),
+    }
+}

@@ -1,0 +1,76 @@
+//! The devices of a session: those that were opened before, then the first ones of providers by name.
+
+use std::sync::Arc;
+
+use crate::ep::{Device, ProviderOptions, provider};
+use crate::{Error, Result, Within};
+
+/// A provider as the session was asked for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Requested {
+    pub(super) name: String,
+    pub(super) options: ProviderOptions,
+    /// Whether the session does without it where it cannot be used.
+    pub(super) is_optional: bool,
+}
+
+/// Open devices in the session's order.
+pub(super) struct Devices {
+    pub(super) all: Vec<Arc<dyn Device>>,
+    /// By device: whether the session does without it.
+    optional: Vec<bool>,
+}
+
+impl Devices {
+    /// The devices that are open, then the first one of each requested provider; the CPU where there are none.
+    ///
+    /// # Errors
+    ///
+    /// A provider that is not optional is not there, or has no device that can be opened.
+    pub(super) fn open(opened: &[Arc<dyn Device>], requested: &[Requested]) -> Result<Devices> {
+        let mut devices = Devices { all: opened.to_vec(), optional: vec![false; opened.len()] };
+        for Requested { name, options, is_optional } in requested {
+            let device = provider(name).and_then(|provider| {
+                provider.open(0, options).within(|| format!("provider {name}")).map_err(|problem| {
+                    problem
+                        .help(format!("to run without it where it cannot be used, ask for 'optional:{name}'"))
+                })
+            });
+            match device {
+                Ok(device) => {
+                    devices.all.push(device);
+                    devices.optional.push(*is_optional);
+                }
+                Err(problem) if *is_optional => tracing::warn!("running without provider {name}: {problem}"),
+                Err(problem) => return Err(problem),
+            }
+        }
+        if devices.all.is_empty() {
+            devices.all.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
+            devices.optional.push(false);
+        }
+        Ok(devices)
+    }
+
+    /// Does some work with the devices; where it fails and an optional device turns out to be broken, once more without that.
+    pub(super) fn attempt<T>(&mut self, work: impl Fn(&[Arc<dyn Device>]) -> Result<T>) -> Result<T> {
+        loop {
+            let problem = match work(&self.all) {
+                Ok(done) => return Ok(done),
+                Err(problem) => problem,
+            };
+            self.leave_out_broken(problem)?;
+        }
+    }
+
+    /// Leaves out an optional device that is broken; the problem comes back where there is none.
+    fn leave_out_broken(&mut self, problem: Error) -> Result<()> {
+        let mut candidates = self.all.iter().zip(&self.optional);
+        let broken = candidates.position(|(device, optional)| *optional && device.check().is_err());
+        let Some(place) = broken.filter(|_| self.all.len() > 1) else { return Err(problem) };
+        self.optional.remove(place);
+        let device = self.all.remove(place);
+        tracing::warn!("running without provider {}: {problem}", device.info().provider);
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+//! Tensors on their way between the memories that a session works on.
+
+use std::sync::Arc;
+
+use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in};
+
+use super::Session;
+use super::frame::Frame;
+use super::program::Origin;
+use crate::dtype::DType;
+use crate::ep::Device;
+use crate::plan::Place;
+use crate::tensor::{
+    MapValue, OptionalValue, SequenceValue, SparseTensor, Tensor, TensorBuffer, TensorMut, TensorView, Value,
+    ValueView, byte_count,
+};
+use crate::{Result, Within, ensure, error};
+
+/// The devices that copy, and what a copy on the way between two of them counts against.
+#[derive(Clone, Copy)]
+pub(super) struct Transfers<'a> {
+    pub(super) devices: &'a [Arc<dyn Device>],
+    pub(super) budget: &'a Arc<Budget>,
+}
+
+impl Transfers<'_> {
+    /// Copies a tensor to one of its type and shape. Between two devices the way leads over the host.
+    pub(super) fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
+        ensure!(
+            from.dtype() == to.dtype() && from.shape() == to.shape(),
+            InvalidArgument,
+            help = "give a tensor of that type and shape, or bind the output to a device, where it may have any size",
+            "a {}{:?} does not fit into a {}{:?}",
+            from.dtype(),
+            from.shape(),
+            to.dtype(),
+            to.shape()
+        );
+        match (from.memory(), to.memory()) {
+            (DeviceId::HOST, DeviceId::HOST) => {
+                to.bytes_mut()?.copy_from_slice(from.bytes()?);
+                Ok(())
+            }
+            (one, other) if one == other || other == DeviceId::HOST => {
+                find(self.devices, one)?.copy(from, to)
+            }
+            (DeviceId::HOST, other) => find(self.devices, other)?.copy(from, to),
+            (one, other) => {
+                let (one, other) = (find(self.devices, one)?, find(self.devices, other)?);
+                let bytes = byte_count(from.dtype(), from.shape())?;
+                let host = &**HostAllocator::global();
+                let mut between = allocate_in(self.budget, Category::Workspace, host, bytes, 64)?;
+                let between = between.bytes_mut().ok_or_else(no_host_memory)?;
+                one.copy(from, TensorMut::host(from.dtype(), from.shape(), &mut *between))?;
+                other.copy(TensorView::host(from.dtype(), from.shape(), between), to)
+            }
+        }
+    }
+
+    /// A copy in memory of its own.
+    pub(super) fn copied(&self, from: TensorView<'_>, memory: Buffer) -> Result<Tensor> {
+        let mut copy = TensorBuffer::from_buffer(from.dtype(), from.shape(), memory)?;
+        self.copy(from, copy.view_mut()?)?;
+        copy.tensor()
+    }
+}
+
+/// The device whose memory this is.
+pub(super) fn find(devices: &[Arc<dyn Device>], memory: DeviceId) -> Result<&dyn Device> {
+    let device = devices.iter().find(|device| device.memory() == memory);
+    device.map(|device| &**device).ok_or_else(|| {
+        let own = devices.iter().filter(|device| device.memory() != DeviceId::HOST);
+        let own = own.map(|device| format!(", {} ({})", device.memory(), device.info().provider));
+        error!(
+            InvalidArgument,
+            "the memory of {memory} is none of the session's, which are: host{}",
+            own.collect::<String>()
+        )
+        .help("name one of these, or copy the tensor to the host with a session on its device: `Session::to_host`")
+    })
+}
+
+/// Refuses values in memory of devices that are not the session's.
+pub(super) fn check_reachable(devices: &[Arc<dyn Device>], value: ValueView<'_>) -> Result<()> {
+    match value.tensor() {
+        Ok(tensor) if !tensor.is_host() => find(devices, tensor.memory()).map(|_| ()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a value is a tensor in memory of a device.
+pub(super) fn is_on_device(value: &ValueView<'_>) -> bool {
+    value.tensor().is_ok_and(|tensor| !tensor.is_host())
+}
+
+/// The same value with all its tensors in memory of the host: those that `to_host` is asked for, and those that are there.
+fn on_host(value: &Value, to_host: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Value> {
+    let tensor = |tensor: &Tensor| if tensor.view().is_host() { Ok(tensor.clone()) } else { to_host(tensor) };
+    Ok(match value {
+        Value::Tensor(of) => Value::Tensor(tensor(of)?),
+        Value::Sequence(SequenceValue { element_type, elements }) => {
+            let elements = elements.iter().map(|element| on_host(element, to_host)).collect::<Result<_>>()?;
+            Value::Sequence(SequenceValue { element_type: element_type.clone(), elements })
+        }
+        Value::Optional(OptionalValue { element_type, element }) => {
+            let element = element.as_ref().map(|element| on_host(element, to_host).map(Box::new));
+            Value::Optional(OptionalValue {
+                element_type: element_type.clone(),
+                element: element.transpose()?,
+            })
+        }
+        Value::Map(MapValue { keys, values }) => {
+            Value::Map(MapValue { keys: keys.clone(), values: Box::new(on_host(values, to_host)?) })
+        }
+        Value::Sparse(SparseTensor { values, indices, shape }) => Value::Sparse(SparseTensor {
+            values: tensor(values)?,
+            indices: tensor(indices)?,
+            shape: shape.clone(),
+        }),
+    })
+}
+
+/// A value as runs read it: aligned, and on the host what is inside of something that is not a tensor.
+pub(super) fn readable(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
+    match value {
+        Value::Tensor(_) => value.to_aligned(),
+        _ => value_on_host(value, transfers)?.to_aligned(),
+    }
+}
+
+/// The same value in memory of the host.
+pub(super) fn value_on_host(value: &Value, transfers: Transfers<'_>) -> Result<Value> {
+    on_host(value, &|tensor| {
+        let bytes = byte_count(tensor.dtype(), tensor.shape())?;
+        let host = &**HostAllocator::global();
+        let memory = allocate_in(transfers.budget, Category::Output, host, bytes, 64)?;
+        transfers.copied(tensor.view(), memory)
+    })
+}
+
+fn no_host_memory() -> crate::Error {
+    error!(Fail, "host memory is not the host's")
+}
+
+impl Session {
+    /// The devices that it runs on, in the order of its providers. [`Device::memory`] names the memory of each, for [`Self::upload`] and
+    /// [`IoBinding::bind_output`](super::IoBinding::bind_output).
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.compiled.devices
+    }
+
+    /// A copy of a tensor in the memory of one of the session's devices, or of the host; ONNX Runtime's `OrtValue.ortvalue_from_numpy`. It
+    /// counts in the session's budget as an output until it is dropped.
+    ///
+    /// ```no_run
+    /// use ort_core::session::{Model, RunOptions, Session};
+    /// use ort_core::tensor::{Tensor, Value};
+    ///
+    /// let session = Session::builder(&Model::load("step.onnx")?).provider("wgpu").provider("cpu").build()?;
+    /// let gpu = session.devices()[0].memory();
+    /// let mut state = session.upload(&Tensor::from_slice(&[1, 64], &[0.0f32; 64])?, gpu)?;
+    /// let mut binding = session.io_binding();
+    /// binding.bind_output("next", gpu)?;
+    /// for _ in 0..5 {
+    ///     binding.bind_input("state", state)?;
+    ///     session.run_with_binding(&mut binding, &RunOptions::default())?;
+    ///     // It stays on the device, which nobody waits for.
+    ///     state = binding.get_outputs()?[0].1.tensor()?.clone();
+    /// }
+    /// println!("{:?}", session.to_host(&Value::Tensor(state))?.tensor()?.to_vec::<f32>()?);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The tensor is of strings, either memory is none of the session's, or there is not enough of it.
+    pub fn upload(&self, tensor: &Tensor, device: DeviceId) -> Result<Tensor> {
+        check_reachable(self.devices(), ValueView::Tensor(tensor.view()))?;
+        let memory = self.output_memory(device, byte_count(tensor.dtype(), tensor.shape())?)?;
+        self.transfers().copied(tensor.view(), memory)
+    }
+
+    /// The value in memory of the host: what is there already is shared, what is in memory of one of the session's devices waited for and
+    /// copied.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is in memory of another device, or there is not enough memory.
+    pub fn to_host(&self, value: &Value) -> Result<Value> {
+        on_host(value, &|tensor| self.upload(tensor, DeviceId::HOST))
+    }
+
+    /// Memory of one of the session's devices, or of the host, for a tensor that runs write: an output, or a cache that is input and output.
+    /// What it holds at first is unspecified. ONNX Runtime's `OrtValue.ortvalue_from_shape_and_type`. It counts in the session's budget as an
+    /// output until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The type has no fixed size, the device is none of the session's, or has not enough memory.
+    pub fn buffer_on(&self, device: DeviceId, dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
+        TensorBuffer::from_buffer(dtype, shape, self.output_memory(device, byte_count(dtype, shape)?)?)
+    }
+
+    /// Writes a tensor into a buffer of its type and shape, wherever the two are; ONNX Runtime's `OrtValue.update_inplace`.
+    ///
+    /// # Errors
+    ///
+    /// Type or shape differ, either memory is none of the session's, or a tensor still holds the buffer's.
+    pub fn update_inplace(&self, buffer: &mut TensorBuffer, tensor: &Tensor) -> Result<()> {
+        self.transfers().copy(tensor.view(), buffer.view_mut()?)
+    }
+
+    pub(super) fn transfers(&self) -> Transfers<'_> {
+        Transfers { devices: &self.compiled.devices, budget: &self.budget }
+    }
+
+    /// Memory for an output.
+    pub(super) fn output_memory(&self, device: DeviceId, bytes: usize) -> Result<Buffer> {
+        if device == DeviceId::HOST {
+            let budget = &self.budget;
+            let allocate = || allocate_in(budget, Category::Output, self.output_allocator(), bytes, 64);
+            return self.kept.dynamic.reserve_for(allocate);
+        }
+        find(self.devices(), device)?;
+        self.kept.dynamic.allocate_outside(&self.budget, device, Category::Output, bytes)
+    }
+}
+
+impl Frame<'_> {
+    fn transfers(&self) -> Transfers<'_> {
+        Transfers { devices: self.env.devices, budget: &self.env.control.budget }
+    }
+
+    /// Copies to the host what is given in memory of a device and read elsewhere, too.
+    pub(super) fn copy_given(&mut self) -> Result<()> {
+        for &slot in &self.program.given {
+            let (Some(planned), Some(known)) =
+                (self.plan.slots.get(slot.index()), self.program.slots.get(slot.index()))
+            else {
+                continue;
+            };
+            let (Place::Own | Place::Dynamic, Origin::Given(index)) = (&planned.place, &known.origin) else {
+                continue;
+            };
+            let name = || format!("input '{}'", self.program.graph.value(known.value).name);
+            let buffer = self.bound.get(*index).and_then(Option::as_ref);
+            let value = self.given.get(*index).or(buffer.map(|buffer| ValueView::Tensor(buffer.view())));
+            let from = value.ok_or_else(|| error!(Fail, "{} is not given", name()))?.tensor()?;
+            let category = match self.plan.outputs.contains(&slot) {
+                true => Category::Output,
+                false => Category::Slab,
+            };
+            let memory = self.value_memory(DeviceId::HOST, category, from)?;
+            let copy = self.transfers().copied(from, memory).within(name)?;
+            if let Some(owned) = self.owned.get_mut(slot.index()) {
+                *owned = Some(Value::Tensor(copy));
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for a copy of a tensor, out of what is set aside for the run.
+    fn value_memory(&self, device: DeviceId, category: Category, of: TensorView<'_>) -> Result<Buffer> {
+        let bytes = byte_count(of.dtype(), of.shape())?;
+        let (budget, memory) = (&self.env.control.budget, self.env.memory);
+        if (device, category) == (DeviceId::HOST, Category::Output) {
+            return memory.reserve_for(|| allocate_in(budget, category, self.env.outputs, bytes, 64));
+        }
+        memory.allocate_outside(budget, device, category, bytes)
+    }
+
+    /// Puts an output into its buffer unless it was computed there; without a buffer the value itself is returned, in the memory `wanted`.
+    pub(super) fn deliver(&mut self, output: usize, place: usize, wanted: DeviceId) -> Result<Option<Value>> {
+        let (program, plan) = (self.program, self.plan);
+        let slot = *plan.outputs.get(output).ok_or_else(|| error!(Fail, "there is no output {output}"))?;
+        let planned = plan.slots.get(slot.index()).map(|planned| &planned.place);
+        if matches!(planned, Some(Place::Bound(bound)) if *bound == place) {
+            return Ok(None);
+        }
+        let Some(mut buffer) = self.bound.get_mut(place).and_then(Option::take) else {
+            let memory = program.slots.get(slot.index()).map(|slot| slot.memory);
+            let is_computed = self.owned.get(slot.index()).is_some_and(Option::is_some);
+            if memory == Some(wanted) && (is_computed || wanted == DeviceId::HOST) {
+                return self.take_output(slot).and_then(|value| self.detach(value)).map(Some);
+            }
+            let from = self.output_view(slot)?.tensor()?;
+            let memory = self.value_memory(wanted, Category::Output, from)?;
+            return Ok(Some(Value::Tensor(self.transfers().copied(from, memory)?)));
+        };
+        let copied = self
+            .output_view(slot)
+            .and_then(|value| self.transfers().copy(value.tensor()?, buffer.view_mut()?));
+        if let Some(home) = self.bound.get_mut(place) {
+            *home = Some(buffer);
+        }
+        copied.map(|()| None)
+    }
+}

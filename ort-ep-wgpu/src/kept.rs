@@ -1,0 +1,256 @@
+//! What a folder keeps of a device's work for later processes: the programs that nodes took, and the driver's own cache.
+//!
+//! Which programs a node takes follows from its shapes, which only runs know. So each run tells them, by node, and a later process compiles those of its
+//! nodes before its first run. A node is known by what it computes, not by its model or name: equal layers of one model, and of others, are one.
+//! Of a file that is damaged or of other code nothing is taken, and it is written anew.
+//!
+//! The file's first blob is numbers of 64 bits, little-endian: for each node its hash, how many programs follow, and their places among the other
+//! blobs. Those are programs: the number of bindings in 32 bits, and the text. A text is only ever compiled, and used where a kernel writes the same one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ort_core::Result;
+use ort_core::ep::{DeviceCache, Fingerprint};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::driver_cache::DriverCache;
+use crate::gpu::Gpu;
+use crate::pipelines::Program;
+
+/// The kind of the files of programs.
+const KIND: &str = "programs";
+/// The most programs that are kept of one node: those of several shapes.
+const MOST_OF_A_NODE: usize = 64;
+/// The most nodes that a file is about. Of more only those of this process stay.
+const MOST_NODES: usize = 1 << 14;
+
+/// The programs of nodes, by the hash of what the node computes.
+type Lists = BTreeMap<u64, Vec<Program>>;
+
+/// What one folder keeps for one device.
+pub(crate) struct Kept {
+    files: DeviceCache,
+    made_for: Fingerprint,
+    driver: Option<DriverCache>,
+    /// What the file has, and what runs of this process took.
+    lists: Mutex<(Lists, Lists)>,
+    /// Whether runs took something that the file of programs does not have.
+    is_new: AtomicBool,
+    /// Whether the driver learns programs of the list that its file does not have.
+    driver_is_new: AtomicBool,
+}
+
+impl Kept {
+    /// Opens a folder, which is made where there is none.
+    pub(crate) fn open(gpu: &Gpu, folder: &Path) -> Result<Kept> {
+        let files = DeviceCache::open(folder)?;
+        let made_for = made_for(gpu);
+        let found = read(&files, &made_for).unwrap_or_else(|refusal| {
+            tracing::info!("the list of programs is written anew: {refusal}");
+            Lists::new()
+        });
+        let driver = DriverCache::open(gpu, &files);
+        // A new driver has to learn the programs of the list again.
+        let learns = driver.as_ref().is_some_and(|driver| !driver.is_loaded()) && !found.is_empty();
+        Ok(Kept {
+            files,
+            made_for,
+            driver,
+            lists: Mutex::new((found, Lists::new())),
+            is_new: AtomicBool::new(false),
+            driver_is_new: AtomicBool::new(learns),
+        })
+    }
+
+    /// The folder.
+    pub(crate) fn folder(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// What the driver makes pipelines with.
+    pub(crate) fn driver(&self) -> Option<&wgpu::PipelineCache> {
+        self.driver.as_ref().map(DriverCache::cache)
+    }
+
+    /// The programs that a node like this one took.
+    pub(crate) fn programs(&self, node: u64) -> Vec<Program> {
+        let lists = self.lists.lock();
+        let mut programs = lists.1.get(&node).cloned().unwrap_or_default();
+        add(&mut programs, lists.0.get(&node).into_iter().flatten());
+        programs
+    }
+
+    /// A node took these programs.
+    pub(crate) fn took<'a>(&self, node: u64, programs: impl Iterator<Item = &'a Program>) {
+        let mut lists = self.lists.lock();
+        let (found, taken) = &mut *lists;
+        let known = found.get(&node);
+        let own = taken.entry(node).or_default();
+        for program in programs {
+            if own.len() >= MOST_OF_A_NODE || own.contains(program) {
+                continue;
+            }
+            own.push(program.clone());
+            if !known.is_some_and(|known| known.contains(program)) {
+                self.is_new.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Writes the files where they lack something. What cannot be written is compiled again by the next process.
+    pub(crate) fn save(&self) {
+        let is_new = self.is_new.swap(false, Ordering::Relaxed);
+        let driver_is_new = self.driver_is_new.swap(false, Ordering::Relaxed) || is_new;
+        let lists = if is_new { self.write_lists() } else { Ok(()) };
+        let driver = self.driver.as_ref().filter(|_| driver_is_new);
+        let written = lists.and_then(|()| driver.map_or(Ok(()), |driver| driver.save(&self.files)));
+        if let Err(problem) = written {
+            let folder = self.folder().display();
+            tracing::warn!("pipelines will be compiled again, as '{folder}' cannot keep them: {problem}");
+        }
+    }
+
+    /// The programs of this process, with those that others have written meanwhile.
+    fn write_lists(&self) -> std::io::Result<()> {
+        let mut lists = self.lists.lock();
+        let (found, taken) = &mut *lists;
+        let mut all = taken.clone();
+        // Of what another process writes right now only one stays: the other's is taken and told again.
+        let others = read(&self.files, &self.made_for).unwrap_or_default();
+        for (node, programs) in found.iter().chain(&others) {
+            if all.len() < MOST_NODES || all.contains_key(node) {
+                add(all.entry(*node).or_default(), programs);
+            }
+        }
+        let blobs = to_blobs(&all);
+        let blobs: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).collect();
+        self.files.write(KIND, &self.made_for, &blobs)?;
+        *found = all;
+        Ok(())
+    }
+}
+
+/// Adds the programs that are not there yet, as far as there is room.
+fn add<'a>(to: &mut Vec<Program>, programs: impl IntoIterator<Item = &'a Program>) {
+    for program in programs {
+        if to.len() < MOST_OF_A_NODE && !to.contains(program) {
+            to.push(program.clone());
+        }
+    }
+}
+
+/// What programs depend on besides the node: the code that writes them, and the limits of the device.
+fn made_for(gpu: &Gpu) -> Fingerprint {
+    let wgpu::AdapterInfo { name, backend, .. } = &gpu.adapter;
+    Fingerprint {
+        code: env!("ORT_CODE_HASH").to_owned(),
+        hardware: format!("{backend} {name} {:?}", gpu.limits),
+    }
+}
+
+/// The lists of a file, none where there is no file.
+fn read(files: &DeviceCache, made_for: &Fingerprint) -> Result<Lists, String> {
+    let Some(blobs) = files.read(KIND, made_for)? else { return Ok(Lists::new()) };
+    of_blobs(&blobs).ok_or_else(|| "its lists are not about its programs".to_owned())
+}
+
+fn of_blobs(blobs: &[impl AsRef<[u8]>]) -> Option<Lists> {
+    let (index, programs) = blobs.split_first()?;
+    let program = |blob: &[u8]| {
+        let (bindings, text) = blob.split_first_chunk()?;
+        Some(Program {
+            text: std::str::from_utf8(text).ok()?.into(),
+            bindings: u32::from_le_bytes(*bindings) as usize,
+        })
+    };
+    let programs: Vec<Program> = programs.iter().map(|blob| program(blob.as_ref())).collect::<Option<_>>()?;
+    let (words, rest) = index.as_ref().as_chunks();
+    let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let mut lists = Lists::new();
+    while let Some(node) = words.next() {
+        let count = words.next().filter(|count| *count <= MOST_OF_A_NODE as u64)?;
+        let place = |_| programs.get(usize::try_from(words.next()?).ok()?).cloned();
+        lists.insert(node, (0..count).map(place).collect::<Option<_>>()?);
+    }
+    rest.is_empty().then_some(lists)
+}
+
+fn to_blobs(lists: &Lists) -> Vec<Vec<u8>> {
+    let (mut index, mut blobs) = (Vec::new(), vec![Vec::new()]);
+    let mut places = FxHashMap::<&Program, u64>::default();
+    for (node, programs) in lists {
+        index.extend([*node, programs.len() as u64]);
+        for program in programs {
+            let place = *places.entry(program).or_insert_with(|| {
+                let bindings = u32::try_from(program.bindings).unwrap_or(u32::MAX).to_le_bytes();
+                blobs.push([&bindings[..], program.text.as_bytes()].concat());
+                blobs.len() as u64 - 2
+            });
+            index.push(place);
+        }
+    }
+    let index = index.into_iter().flat_map(u64::to_le_bytes).collect();
+    blobs.splice(..1, [index]);
+    blobs
+}
+
+/// The folders of one device.
+#[derive(Default)]
+pub(crate) struct Folders(Mutex<Vec<Arc<Kept>>>);
+
+impl Folders {
+    /// What a folder keeps, opened the first time.
+    pub(crate) fn get(&self, gpu: &Gpu, folder: &Path) -> Result<Arc<Kept>> {
+        let mut open = self.0.lock();
+        if let Some(kept) = open.iter().find(|kept| kept.folder() == folder) {
+            return Ok(kept.clone());
+        }
+        let kept = Arc::new(Kept::open(gpu, folder)?);
+        open.push(kept.clone());
+        Ok(kept)
+    }
+
+    /// Writes the files that lack something.
+    pub(crate) fn save(&self) {
+        self.0.lock().iter().for_each(|kept| kept.save());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(text: &str, bindings: usize) -> Program {
+        Program { text: text.into(), bindings }
+    }
+
+    #[test]
+    fn lists_come_back_and_share_programs() {
+        let (one, two) = (program("one", 1), program("two", 3));
+        let lists = Lists::from([(7, vec![one.clone(), two.clone()]), (9, vec![two]), (1, Vec::new())]);
+        let blobs = to_blobs(&lists);
+        assert_eq!((blobs.len(), of_blobs(&blobs)), (3, Some(lists)));
+        assert_eq!(of_blobs(&to_blobs(&Lists::new())), Some(Lists::new()));
+    }
+
+    #[test]
+    fn lists_that_are_not_about_the_programs_are_refused() {
+        let words = |words: &[u64]| words.iter().copied().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+        let text = [&[1, 0, 0, 0][..], b"text"].concat();
+        assert_eq!(of_blobs(&[words(&[5, 1, 0]), text.clone()]).map(|lists| lists.len()), Some(1));
+        let most = MOST_OF_A_NODE as u64 + 1;
+        let wrong_lists: [&[u64]; 5] = [&[5], &[5, 1], &[5, 1, 1], &[5, u64::MAX, 0], &[5, most]];
+        for list in wrong_lists {
+            assert_eq!(of_blobs(&[words(list), text.clone()]), None, "{list:?}");
+        }
+        assert_eq!(of_blobs(&[vec![0; 7], text]), None, "half a number");
+        for blob in [vec![1, 0, 0], vec![1, 0, 0, 0, 0xff]] {
+            assert_eq!(of_blobs(&[words(&[5, 1, 0]), blob]), None);
+        }
+        assert_eq!(of_blobs(&[] as &[Vec<u8>]), None);
+    }
+}
