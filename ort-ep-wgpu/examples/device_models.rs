@@ -2,17 +2,18 @@
 //!
 //! Each run has other inputs, and the next of the sizes that are given: integers are below 100 (but 1 for masks, and
 //! positions that count up), other inputs are from -1 to 1. A line for each model tells the largest difference as a part of the largest
-//! value of its output, the operators on the host, milliseconds of building the session, of the first run and the median of the others on the device and
+//! value of its output, the nodes on the host, milliseconds of building the session, of the first run and the median of the others on the device and
 //! on the CPU, the pipelines that were ready before the first run and those that it made, and what the last run made on the device.
 //! `ORT_WGPU_LIMITS=minimum` as for the example `device_cases`; `ORT_WGPU_PIPELINE_CACHE` names a folder for pipelines of later processes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
 use ort_core::dim::{Bindings, Symbol};
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{Device, ProviderOptions, provider};
+use ort_core::ep::{Device, ProviderOptions, Reason, provider};
 use ort_core::session::{Model, Session, ValueSpec};
 use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, ensure, error};
@@ -31,6 +32,9 @@ struct Options {
     /// How far apart the results may be, as a part of the largest value of an output.
     #[arg(long, default_value_t = 1e-3)]
     tolerance: f64,
+    /// Whether the host may run shape arithmetic alone.
+    #[arg(long)]
+    only_shapes_on_host: bool,
     /// Models, each followed by what is given for it: SYMBOL=SIZE,SIZE... for a size of its inputs, INPUT=3x16,4x16... for the shape of one, or
     /// INPUT=@VALUE for one that has this value.
     #[arg(required = true, value_name = "MODEL [NAME=...]...")]
@@ -96,11 +100,14 @@ fn check(path: &str, given: &Given, device: &Arc<WgpuDevice>, options: &Options)
         .build()?;
     let built = start.elapsed().as_secs_f64() * 1e3;
     let ready = device.counters();
-    let mut operators: Vec<String> =
-        session.steps().into_iter().filter(|step| step.2 != "wgpu").map(|step| step.1).collect();
-    operators.sort();
-    operators.dedup();
-    let (mut worst, mut on_device, mut on_host) = (0.0f64, Vec::new(), Vec::new());
+    let on_host = OnHost::of(&session);
+    ensure!(
+        on_host.others.is_empty() || !options.only_shapes_on_host,
+        Fail,
+        "{path}: the host runs {}",
+        on_host.others.join("; ")
+    );
+    let (mut worst, mut device_times, mut host_times) = (0.0f64, Vec::new(), Vec::new());
     let (mut before, mut first) = (ready, ready);
     for run in 0..options.runs {
         let inputs = inputs(&model, given, run)?;
@@ -109,13 +116,13 @@ fn check(path: &str, given: &Given, device: &Arc<WgpuDevice>, options: &Options)
         before = device.counters();
         let start = Instant::now();
         let actual = session.run(&inputs)?;
-        on_device.push(start.elapsed().as_secs_f64() * 1e3);
+        device_times.push(start.elapsed().as_secs_f64() * 1e3);
         if run == 0 {
             first = device.counters();
         }
         let start = Instant::now();
         let expected = host.run(&inputs)?;
-        on_host.push(start.elapsed().as_secs_f64() * 1e3);
+        host_times.push(start.elapsed().as_secs_f64() * 1e3);
         for ((_, actual), (_, expected)) in actual.iter().zip(&expected) {
             let difference = difference(actual, expected)?;
             worst = if worst >= difference { worst } else { difference };
@@ -129,10 +136,10 @@ fn check(path: &str, given: &Given, device: &Arc<WgpuDevice>, options: &Options)
     };
     println!(
         "{path}: {worst:.1e} apart; on the host: {}; built in {built:.0} ms, first {:.0} ms, then {:.1} ms, the CPU {:.1} ms; {} pipelines before the first run, {} of them listed, {} more in it; the last run made {} buffers, {} pipelines, {} submissions, {} dispatches",
-        if operators.is_empty() { "nothing".to_owned() } else { operators.join(" ") },
-        on_device.first().copied().unwrap_or(f64::NAN),
-        median(&on_device),
-        median(&on_host),
+        on_host.text(),
+        device_times.first().copied().unwrap_or(f64::NAN),
+        median(&device_times),
+        median(&host_times),
         ready.pipelines,
         ready.pipelines_listed,
         first.pipelines - ready.pipelines,
@@ -142,6 +149,36 @@ fn check(path: &str, given: &Given, device: &Arc<WgpuDevice>, options: &Options)
         after.dispatches - before.dispatches
     );
     Ok(worst)
+}
+
+/// What the host runs of a session.
+struct OnHost {
+    /// How many nodes compute shapes.
+    shapes: usize,
+    /// The other nodes by operator and reason.
+    others: Vec<String>,
+}
+
+impl OnHost {
+    fn of(session: &Session) -> OnHost {
+        let placement = session.placement();
+        let placed: Vec<_> = placement.iter().filter(|placed| placed.provider != "wgpu").collect();
+        let (shapes, others): (Vec<_>, Vec<_>) =
+            placed.into_iter().partition(|placed| placed.reason == Reason::Shapes);
+        let mut counted = BTreeMap::<String, usize>::new();
+        for placed in others {
+            let why = placed.refusals.first().map_or("", |(_, why)| why.as_str());
+            *counted.entry(format!("{} ({why})", placed.operator)).or_default() += 1;
+        }
+        let others = counted.into_iter().map(|(what, count)| format!("{count} {what}")).collect();
+        OnHost { shapes: shapes.len(), others }
+    }
+
+    fn text(&self) -> String {
+        let shapes = (self.shapes > 0).then(|| format!("{} for shapes", self.shapes));
+        let all: Vec<String> = shapes.into_iter().chain(self.others.iter().cloned()).collect();
+        if all.is_empty() { "nothing".to_owned() } else { all.join("; ") }
+    }
 }
 
 fn difference(actual: &Value, expected: &Value) -> Result<f64> {

@@ -9,6 +9,7 @@ mod allocators;
 mod bench;
 mod compare;
 mod conformance;
+mod device_runs;
 mod features;
 mod fuzz;
 mod header;
@@ -58,6 +59,8 @@ enum Command {
     Memory(memory::Options),
     /// Run the onnx package's test cases and hold the failures against conformance.ignore.
     Conformance(conformance::Options),
+    /// Run each model many times on a GPU, with other inputs and shapes each time, and compare with the CPU.
+    DeviceRuns(device_runs::Options),
     /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime, the onnx package, NumPy or
     /// scikit-learn.
     Reference(reference::Options),
@@ -91,6 +94,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Compare(options) => compare::run(&workspace, &options).map(drop),
         Command::Memory(options) => memory::run(&workspace, &options).map(drop),
         Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
+        Command::DeviceRuns(options) => device_runs::run(&workspace, &options),
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),
         Command::Header(options) => header::run(&workspace, &options),

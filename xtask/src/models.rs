@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -58,4 +58,36 @@ pub(crate) fn make(workspace: &Workspace, python: &Python, names: &[String]) -> 
             .arg(folder(workspace))
             .args(names),
     )
+}
+
+/// A model that ONNX Runtime's tools make of another; how is the script's business.
+#[derive(Deserialize)]
+struct Converted {
+    name: String,
+    from: String,
+}
+
+#[derive(Deserialize)]
+struct Conversions {
+    models: Vec<Converted>,
+}
+
+/// Converts the models of a table that are wanted, into `to`; those that they are made from are made first.
+pub(crate) fn convert(
+    workspace: &Workspace,
+    python: &Python,
+    table: &Path,
+    to: &Path,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<()> {
+    let text = fs::read_to_string(table).with_context(|| format!("cannot read {}", table.display()))?;
+    let conversions: Conversions =
+        serde_json::from_str(&text).with_context(|| format!("cannot read {}", table.display()))?;
+    let chosen = conversions.models.into_iter().filter(|model| wanted(&model.name));
+    let (names, sources): (Vec<_>, Vec<_>) = chosen.map(|model| (model.name, model.from)).unzip();
+    if names.is_empty() {
+        return Ok(());
+    }
+    make(workspace, python, &sources)?;
+    prepare_with(python.script("convert_models.py").arg(table).arg(folder(workspace)).arg(to).args(names))
 }

@@ -8,7 +8,7 @@ const ISAS: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
 
 /// The precisions that this CPU has instructions for.
 pub(crate) fn precisions() -> impl Iterator<Item = Precision> {
-    let bf16 = Isa::widest().has_bf16_products();
+    let bf16 = Isa::current().has_bf16_products();
     if !bf16 {
         eprintln!("without AVX512-BF16 products in bfloat16 are not tested");
     }

@@ -8,16 +8,13 @@ mod runtime;
 mod tables;
 mod train;
 
-use std::fs;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
-use serde::Deserialize;
 
-use crate::compare::{Case, Cases, chosen_cases, make_inputs, prepare};
+use crate::compare::{Cases, chosen_cases, make_inputs, prepare};
 use crate::models;
 use crate::python::Python;
-use crate::workspace::{Workspace, prepare_with};
+use crate::workspace::Workspace;
 
 pub(crate) use runtime::{Report, Runtime, Side, Timing, Tools, check, parse};
 pub(crate) use tables::{decimals, mebibytes, milliseconds};
@@ -130,7 +127,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         chosen.retain(|case| case.bench);
     }
     if options.quantized {
-        make_quantized(workspace, &python, &cases, &chosen)?;
+        let wanted = |name: &str| chosen.iter().any(|case| case.model == name);
+        models::convert(workspace, &python, &cases.table, &cases.models, wanted)?;
         make_inputs(&python, &cases, &chosen)?;
     } else {
         prepare(workspace, &python, &cases, &chosen)?;
@@ -172,18 +170,6 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     tables::print(&rows, &limits, options.style())
 }
 
-/// The table of quantized models; how each is made is the script's business.
-#[derive(Deserialize)]
-struct Quantized {
-    models: Vec<QuantizedModel>,
-}
-
-#[derive(Deserialize)]
-struct QuantizedModel {
-    name: String,
-    from: String,
-}
-
 /// The cases whose models are quantized.
 fn quantized_cases(workspace: &Workspace) -> Cases {
     Cases {
@@ -191,19 +177,4 @@ fn quantized_cases(workspace: &Workspace) -> Cases {
         models: models::folder(workspace).join("quantized"),
         folder: workspace.target.join("compare"),
     }
-}
-
-/// Quantizes the models of the chosen cases, which are made first from what the table says.
-fn make_quantized(workspace: &Workspace, python: &Python, cases: &Cases, chosen: &[Case]) -> Result<()> {
-    let text =
-        fs::read_to_string(&cases.table).with_context(|| format!("cannot read {}", cases.table.display()))?;
-    let table: Quantized =
-        serde_json::from_str(&text).with_context(|| format!("cannot read {}", cases.table.display()))?;
-    let wanted = |model: &&QuantizedModel| chosen.iter().any(|case| case.model == model.name);
-    let (names, sources): (Vec<_>, Vec<_>) =
-        table.models.iter().filter(wanted).map(|model| (&model.name, model.from.clone())).unzip();
-    models::make(workspace, python, &sources)?;
-    let mut command = python.script("quantize_models.py");
-    command.arg(&cases.table).arg(models::folder(workspace)).arg(&cases.models).args(names);
-    prepare_with(&mut command)
 }

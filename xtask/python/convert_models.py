@@ -1,9 +1,9 @@
-"""Quantizes models with ONNX Runtime's own tools.
+"""Converts models with ONNX Runtime's own tools.
 
-usage: python quantize_models.py TABLE.json MODELS OUT [NAME...]
+usage: python convert_models.py TABLE.json MODELS OUT [NAME...]
 
 TABLE.json lists under `models` {name, from, method}: static (Q/DQ around float operators, 8-bit activations, 8-bit weights by channel),
-dynamic (8-bit weights, activations quantized as they come) or nbits (4-bit weights in blocks). Writes OUT/NAME.onnx. A model that is there and
+dynamic (8-bit weights, activations quantized as they come), nbits (4-bit weights in blocks) or float16 (all but inputs and outputs in float16). Writes OUT/NAME.onnx. A model that is there and
 was made from the same source in the same way is left alone.
 """
 
@@ -21,6 +21,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 CALIBRATION_PICTURES = 8
 
@@ -68,7 +69,11 @@ def nbits(source: Path, out: Path, options: dict) -> None:
     onnx.save(quantizer.model.model, out)
 
 
-METHODS = {"static": static, "dynamic": dynamic, "nbits": nbits}
+def float16(source: Path, out: Path, options: dict) -> None:
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True, **options), out)
+
+
+METHODS = {"static": static, "dynamic": dynamic, "nbits": nbits, "float16": float16}
 
 
 def main() -> None:

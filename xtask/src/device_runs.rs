@@ -1,0 +1,80 @@
+//! `cargo xtask device-runs`: each model many times on a GPU, with other inputs and other shapes each time, held against the CPU.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::models;
+use crate::python::Python;
+use crate::workspace::{Workspace, run as run_command};
+
+const TABLE: &str = "data/device_runs.json";
+
+/// What to run.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only these models.
+    #[arg(long = "only", value_name = "NAME")]
+    only: Vec<String>,
+    /// Runs of each model.
+    #[arg(long, default_value_t = 100)]
+    runs: usize,
+    /// Within the limits that every implementation of WebGPU has.
+    #[arg(long)]
+    minimum_limits: bool,
+}
+
+#[derive(Deserialize)]
+struct Table {
+    runs: Vec<Row>,
+}
+
+/// A model with what its runs take in turn.
+#[derive(Deserialize)]
+struct Row {
+    model: String,
+    given: Vec<String>,
+    /// How far apart the results may be, as a part of the largest value; the example's own bound where absent.
+    tolerance: Option<f64>,
+    /// Whether the host may run shape arithmetic alone.
+    #[serde(default)]
+    only_shapes_on_host: bool,
+}
+
+/// Runs the chosen models, a line for each; an error names those that differ.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let path = workspace.own(TABLE);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let table: Table =
+        serde_json::from_str(&text).with_context(|| format!("cannot read {}", path.display()))?;
+    let is_wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|only| only == name);
+    let rows: Vec<&Row> = table.runs.iter().filter(|row| is_wanted(&row.model)).collect();
+    if let Some(unknown) = options.only.iter().find(|only| !rows.iter().any(|row| row.model == **only)) {
+        bail!("no model in {} is named `{unknown}`", path.display());
+    }
+    let converted = models::folder(workspace).join("converted");
+    let python = Python::open_for_bench(workspace)?;
+    models::make(workspace, &python, &[])?;
+    models::convert(workspace, &python, &path, &converted, is_wanted)?;
+    let mut wrong = Vec::new();
+    for row in rows {
+        let own = models::folder(workspace).join(format!("{}.onnx", row.model));
+        let model = if own.exists() { own } else { converted.join(format!("{}.onnx", row.model)) };
+        let mut command = workspace.cargo();
+        command.args(["run", "--quiet", "--package", "ort-ep-wgpu", "--example", "device_models", "--"]);
+        command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
+        command.arg("--runs").arg(options.runs.to_string());
+        command.args(row.only_shapes_on_host.then_some("--only-shapes-on-host"));
+        if let Some(tolerance) = row.tolerance {
+            command.arg("--tolerance").arg(tolerance.to_string());
+        }
+        if let Err(problem) = run_command(command.arg(model).args(&row.given)) {
+            wrong.push(format!("{}: {problem:#}", row.model));
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("not the CPU's answers:\n{}", wrong.join("\n"));
+    }
+    Ok(())
+}
