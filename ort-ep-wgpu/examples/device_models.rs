@@ -153,7 +153,7 @@ fn check(path: &str, given: &Given, device: &Arc<WgpuDevice>, options: &Options)
 
 /// What the host runs of a session.
 struct OnHost {
-    /// How many nodes compute shapes.
+    /// How many nodes compute shapes, or what follows from them.
     shapes: usize,
     /// The other nodes by operator and reason.
     others: Vec<String>,
@@ -164,7 +164,7 @@ impl OnHost {
         let placement = session.placement();
         let placed: Vec<_> = placement.iter().filter(|placed| placed.provider != "wgpu").collect();
         let (shapes, others): (Vec<_>, Vec<_>) =
-            placed.into_iter().partition(|placed| placed.reason == Reason::Shapes);
+            placed.into_iter().partition(|placed| placed.of_shapes || placed.reason == Reason::Shapes);
         let mut counted = BTreeMap::<String, usize>::new();
         for placed in others {
             let why = placed.refusals.first().map_or("", |(_, why)| why.as_str());

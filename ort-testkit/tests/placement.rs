@@ -3,7 +3,9 @@
 mod support;
 
 use ort_core::Result;
+use ort_core::dtype::DType;
 use ort_core::ep::Reason;
+use ort_core::ir::{Attribute, GraphBuilder};
 use ort_core::session::Model;
 use ort_testkit::{OpaqueDevice, Target, Transfers};
 use support::{floats, layer, placed, round_trip, run_one};
@@ -42,6 +44,23 @@ fn placement_tells_why_a_node_runs_on_a_later_device() -> Result<()> {
     assert_eq!(told, [("MatMul", "opaque", 0), ("Sqrt", "cpu", 1), ("MatMul", "opaque", 0)]);
     assert!(placement.iter().all(|placed| placed.reason == Reason::FirstClaim));
     assert_eq!(placement[1].refusals, [("opaque", "it has no kernel for this operator".to_owned())]);
+    Ok(())
+}
+
+#[test]
+fn placement_tells_what_follows_from_shapes() -> Result<()> {
+    let mut builder = GraphBuilder::new("shapes");
+    let x = builder.input("x", DType::F32, &["rows", "2"]);
+    let shape = builder.node("Shape", &[x], &[])?;
+    let sizes = builder.node("Cast", &[shape], &[("to", Attribute::Int(DType::F32 as i64))])?;
+    let root = builder.node("Sqrt", &[sizes], &[])?;
+    let scaled = builder.node("Mul", &[x, root], &[])?;
+    let session = Target::cpu()?.session(&Model::from_graph(builder.finish(&[root, scaled])?))?;
+    let placement = session.placement();
+    let mut told: Vec<_> =
+        placement.iter().map(|placed| (placed.operator.as_str(), placed.of_shapes)).collect();
+    told.sort_unstable();
+    assert_eq!(told, [("Cast", true), ("Mul", false), ("Shape", true), ("Sqrt", true)]);
     Ok(())
 }
 

@@ -1,8 +1,11 @@
 //! Which provider runs each node of a session, and why.
 
+use rustc_hash::FxHashSet;
+
 use super::program::Step;
 use super::{Program, Session};
 use crate::ep::{NodeView, Reason};
+use crate::ir::ValueId;
 
 /// Where a node runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +20,8 @@ pub struct NodePlacement {
     pub reason: Reason,
     /// The providers that the session prefers to that one, each with the reason why it does not run the node.
     pub refusals: Vec<(&'static str, String)>,
+    /// Whether it reads nothing but the shapes of the session's inputs, and constants: its result follows from the sizes.
+    pub of_shapes: bool,
 }
 
 impl Session {
@@ -34,10 +39,12 @@ impl Session {
     /// }
     /// ```
     pub fn placement(&self) -> Vec<NodePlacement> {
-        self.compiled.program.steps.iter().filter_map(|step| self.placement_of(step)).collect()
+        let mut shapes = FxHashSet::default();
+        self.compiled.program.steps.iter().filter_map(|step| self.placement_of(step, &mut shapes)).collect()
     }
 
-    fn placement_of(&self, step: &Step) -> Option<NodePlacement> {
+    /// Adds the node's outputs to `shapes`, the values that follow from sizes, where they do.
+    fn placement_of(&self, step: &Step, shapes: &mut FxHashSet<ValueId>) -> Option<NodePlacement> {
         let Program { graph, reasons, .. } = &self.compiled.program;
         let node = graph.nodes.get(step.node?)?;
         let reason = reasons.get(step.node?).copied().unwrap_or_default();
@@ -47,6 +54,12 @@ impl Session {
             let why = device.claim(&view).err().unwrap_or_else(|| reason.to_string());
             (device.info().provider, why)
         });
+        let is_known = |value: ValueId| graph.constants.contains_key(&value) || shapes.contains(&value);
+        let looks_at_shape = matches!((node.spec.domain, node.spec.name), ("", "Shape" | "Size"));
+        let of_shapes = looks_at_shape || (node.subgraphs.is_empty() && node.reads().all(is_known));
+        if of_shapes {
+            shapes.extend(node.outputs.iter().flatten());
+        }
         let domain = node.spec.domain;
         let separator = if domain.is_empty() { "" } else { "." };
         Some(NodePlacement {
@@ -55,6 +68,7 @@ impl Session {
             provider: self.compiled.devices.get(step.device)?.info().provider,
             reason,
             refusals: refusals.collect(),
+            of_shapes,
         })
     }
 

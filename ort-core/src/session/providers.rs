@@ -45,11 +45,16 @@ impl Devices {
                 Err(problem) => return Err(problem),
             }
         }
-        if devices.all.is_empty() {
-            devices.all.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
-            devices.optional.push(false);
-        }
+        devices.at_least_the_cpu()?;
         Ok(devices)
+    }
+
+    fn at_least_the_cpu(&mut self) -> Result<()> {
+        if self.all.is_empty() {
+            self.all.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
+            self.optional.push(false);
+        }
+        Ok(())
     }
 
     /// Does some work with the devices; where it fails and an optional device turns out to be broken, once more without that.
@@ -67,10 +72,10 @@ impl Devices {
     fn leave_out_broken(&mut self, problem: Error) -> Result<()> {
         let mut candidates = self.all.iter().zip(&self.optional);
         let broken = candidates.position(|(device, optional)| *optional && device.check().is_err());
-        let Some(place) = broken.filter(|_| self.all.len() > 1) else { return Err(problem) };
+        let Some(place) = broken else { return Err(problem) };
         self.optional.remove(place);
         let device = self.all.remove(place);
         tracing::warn!("running without provider {}: {problem}", device.info().provider);
-        Ok(())
+        self.at_least_the_cpu()
     }
 }

@@ -98,6 +98,16 @@ fn a_fault_in_c_is_an_error_and_no_more() {
 }
 
 #[test]
+fn the_cpu_takes_the_place_of_an_only_provider_that_breaks() {
+    let source = "ort-runtime/tests/provider_libraries/misbehaving.c";
+    let library =
+        compiled(source, "CLAIM_FAILS_ALONE", &["-DFAULT=CLAIM_FAILS".to_owned()]).display().to_string();
+    let session = builder().optional_provider(&library, ProviderOptions::new()).build();
+    let session = session.expect("the session does without it");
+    assert!(session.placement().iter().all(|claim| claim.provider == "cpu"));
+}
+
+#[test]
 fn more_devices_than_can_be_are_not_listed() {
     let source = "ort-runtime/tests/provider_libraries/misbehaving.c";
     let library = compiled(source, "MANY_DEVICES", &["-DFAULT=MANY_DEVICES".to_owned()]);
