@@ -1,17 +1,18 @@
 //! The flags that every command taking a model shares.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use ort_runtime::ep::{Device, Precision, ProviderOptions, provider};
+use ort_runtime::ep::Precision;
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::{
     BatchSplit, ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value,
 };
+
+use crate::providers::ProviderArgs;
 
 /// Which model, on what, within which bounds.
 #[derive(Args, Clone)]
@@ -34,10 +35,8 @@ pub(crate) struct ModelArgs {
     /// The whole shape of one made-up input.
     #[arg(long = "shape", value_name = "INPUT=1x3x224x224", value_parser = shaped)]
     pub(crate) shapes: Vec<(String, Vec<usize>)>,
-    /// An execution provider, by name or as the path of a provider library; the first is preferred [default: cpu]. optional:NAME
-    /// does without it, with a warning, where it cannot be used.
-    #[arg(long = "ep", value_name = "NAME")]
-    pub(crate) providers: Vec<String>,
+    #[command(flatten)]
+    pub(crate) providers: ProviderArgs,
     /// Threads inside one operator [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
@@ -137,24 +136,18 @@ impl ModelArgs {
     }
 
     pub(crate) fn session(&self, model: &Model) -> Result<Session> {
-        Ok(self.builder(model).build()?)
+        Ok(self.builder(model)?.build()?)
     }
 
     /// The session as these arguments ask for it.
-    pub(crate) fn builder(&self, model: &Model) -> SessionBuilder {
+    pub(crate) fn builder(&self, model: &Model) -> Result<SessionBuilder> {
         let mut builder = Session::builder(model).options(&self.options());
         builder = builder.precision(self.precision.into()).optimizer(self.optimizer());
         builder = builder.batch_split(!self.no_batch_split);
-        for name in &self.providers {
-            builder = match name.strip_prefix(OPTIONAL) {
-                Some(name) => builder.optional_provider(name, ProviderOptions::new()),
-                None => builder.provider(name),
-            };
-        }
         if let Some(folder) = &self.cache {
             builder = builder.cache_dir(folder);
         }
-        builder
+        self.providers.request(builder)
     }
 
     /// Says on standard error where a run on these inputs will be split.
@@ -185,32 +178,11 @@ impl ModelArgs {
         options
     }
 
-    /// The providers' devices, opened; those that can be done without may be missing.
-    pub(crate) fn devices(&self) -> Result<Vec<Arc<dyn Device>>> {
-        let mut devices = Vec::new();
-        for name in self.provider_names() {
-            let open = |name: &str| provider(name)?.open(0, &ProviderOptions::new());
-            match name.strip_prefix(OPTIONAL) {
-                Some(name) => devices.extend(open(name)),
-                None => devices.push(open(&name)?),
-            }
-        }
-        Ok(devices)
-    }
-
     /// The name of the model without folder and ending.
     pub(crate) fn name(&self) -> String {
         self.model.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
     }
-
-    /// The providers in order.
-    pub(crate) fn provider_names(&self) -> Vec<String> {
-        if self.providers.is_empty() { vec!["cpu".to_string()] } else { self.providers.clone() }
-    }
 }
-
-/// What stands before the name of a provider that can be done without.
-const OPTIONAL: &str = "optional:";
 
 /// More threads than this in one operator are a slip of the keyboard.
 const MOST_THREADS: usize = 4096;

@@ -133,4 +133,5 @@ Examples:
   ORT_PROVIDER_PATH=/opt/npu ort providers    # with those of the libraries in this folder
 
 A provider library runs what it claims: --ep ./libnpu.so --ep cpu; by its name where ORT_PROVIDER_PATH has its folder.
---ep optional:NAME does without a provider that cannot be used, with a warning.";
+--ep optional:NAME does without a provider that cannot be used, with a warning. --ep-option NAME.OPTION=VALUE says
+something to one: --ep wgpu --ep-option wgpu.memory_limit=1073741824.";

@@ -23,6 +23,7 @@ mod inputs;
 mod operations;
 mod output;
 mod processor;
+mod providers;
 mod resident;
 
 use std::any::Any;

@@ -36,7 +36,7 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let lines: [&[&str]; 24] = [
+    let lines: [&[&str]; 25] = [
         &["run", "m.onnx", "--opt-level", "most"],
         &["optimize", "m.onnx"],
         &["compile", "m.onnx"],
@@ -60,6 +60,7 @@ fn a_wrong_command_line_is_exit_code_2() {
         &["run", "m.onnx", "-q", "-v"],
         &["run", "a.onnx", "b.onnx"],
         &["run", "m.onnx", "--arena-strategy", "doubling"],
+        &["run", "m.onnx", "--ep-option", "limits=minimum"],
         &["run", "m.onnx", "--arena-strategy", "power-of-two", "--no-arena"],
     ];
     for line in lines {

@@ -81,3 +81,15 @@ fn a_provider_that_cannot_be_used_is_left_out_only_where_that_is_asked_for() {
         assert!(ran.stderr.contains("running without provider"), "{}", ran.stderr);
     }
 }
+
+#[test]
+fn options_reach_the_provider_that_they_name() {
+    let models = Folder::new();
+    let (model, path) = (models.model("small.onnx", &small()), template().display().to_string());
+    let with = |option: &str| run(&["run", &model, "--ep", &path, "--ep", "cpu", "--ep-option", option]);
+    assert_fails("an unknown option", &with(&format!("{path}.speed=2")), &["speed"]);
+    assert_fails("for nobody", &with("npu.speed=2"), &["npu.speed", "--ep npu", "cpu"]);
+    let twice = format!("{path}.speed=2");
+    let line = ["run", &model, "--ep", &path, "--ep-option", &twice, "--ep-option", &twice];
+    assert_fails("twice", &run(&line), &["given twice"]);
+}

@@ -190,7 +190,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let at = |share: f64| times.get((last * share).round() as usize).copied().unwrap_or_default();
     let report = Report {
         model: args.model.name(),
-        providers: args.model.provider_names(),
+        providers: args.model.providers.names(),
         threads: session.threads(),
         opt_level: args.model.opt_level.name(),
         load_ms: milliseconds(load),

@@ -91,7 +91,7 @@ fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
         Ok(model) => model,
         Err(problem) => return Ok(vec![broken(&problem)]),
     };
-    for unclaimed in ort_runtime::ep::unclaimed(model.graph(), &args.model.devices()?)? {
+    for unclaimed in ort_runtime::ep::unclaimed(model.graph(), &args.model.providers.devices()?)? {
         findings.push(Finding {
             operator: Some(unclaimed.operator),
             problem: unclaimed.reason,

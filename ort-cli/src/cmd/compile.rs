@@ -11,6 +11,7 @@ use ort_runtime::{Model, Session};
 
 use crate::args::{PrecisionArg, human_bytes, level, threads};
 use crate::output::say;
+use crate::providers::ProviderArgs;
 
 /// Writes the model with its packed weights and folded constants into one file, which is mapped when it is loaded.
 #[derive(Args)]
@@ -19,9 +20,8 @@ pub(crate) struct CompileArgs {
     input: PathBuf,
     /// The file to write; it appears whole or not at all.
     output: PathBuf,
-    /// An execution provider; the first is preferred [default: cpu].
-    #[arg(long = "ep", value_name = "NAME")]
-    providers: Vec<String>,
+    #[command(flatten)]
+    providers: ProviderArgs,
     /// Threads that pack [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
@@ -44,9 +44,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
     let optimizer =
         Optimizer { level: args.opt_level, disabled: args.without_rules.clone(), ..Optimizer::default() };
     let mut builder = Session::builder(&model).precision(args.precision.into()).optimizer(optimizer);
-    for name in &args.providers {
-        builder = builder.provider(name);
-    }
+    builder = args.providers.request(builder)?;
     if let Some(threads) = args.threads {
         builder = builder.threads(threads);
     }

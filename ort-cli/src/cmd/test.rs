@@ -7,6 +7,7 @@ use crate::args::threads;
 use crate::distribution::Bernoulli;
 use crate::guard;
 use crate::output::say;
+use crate::providers::ProviderArgs;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ort_runtime::tensor::{Tolerance, compare};
@@ -27,9 +28,8 @@ pub(crate) struct TestArgs {
     /// Absolute tolerance, instead of the case's own.
     #[arg(long, value_name = "X", value_parser = bound)]
     atol: Option<f64>,
-    /// Execution providers in order of preference.
-    #[arg(long = "ep", value_name = "NAME")]
-    providers: Vec<String>,
+    #[command(flatten)]
+    providers: ProviderArgs,
     /// Threads inside one operator.
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
@@ -119,10 +119,7 @@ fn run_case(args: &TestArgs, case: &Path) -> Result<Outcome> {
     }
     let tolerance = tolerance(args, case)?;
     let model = Model::load(case.join("model.onnx"))?;
-    let mut builder = Session::builder(&model);
-    for name in &args.providers {
-        builder = builder.provider(name);
-    }
+    let mut builder = args.providers.request(Session::builder(&model))?;
     if let Some(threads) = args.threads {
         builder = builder.threads(threads);
     }

@@ -112,7 +112,7 @@ impl Trial<'_> {
     fn attempt(&self, limit: usize) -> Result<Outcome> {
         let before = resident::measure().anonymous;
         let budget = Budget::new(Some(limit));
-        let session = match self.args.model.builder(self.model).budget(&budget).build() {
+        let session = match self.args.model.builder(self.model)?.budget(&budget).build() {
             Ok(session) => session,
             Err(problem) => return Ok(Outcome::Refused { session: true, problem }),
         };
