@@ -64,7 +64,7 @@ enum Command {
     /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime, the onnx package, NumPy or
     /// scikit-learn.
     Reference(reference::Options),
-    /// Check and test each combination of the facade's cargo features, and each crate alone.
+    /// Check each combination of the facade's cargo features, test some of them, and check each crate alone.
     Features,
     /// Write docs/OPS.md: operator by type by provider, from the registry.
     Ops(ops::Options),
