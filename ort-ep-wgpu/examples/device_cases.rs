@@ -1,14 +1,14 @@
 //! Runs cases in ONNX's layout on a wgpu device, with the CPU for what it does not claim, and says how many ran on the device alone.
 //!
 //! The arguments are folders of cases; `--only TEXT` takes those whose names contain it, `--library` runs them on the provider library. `ORT_WGPU_LIMITS=minimum` runs within the limits that
-//! every implementation of WebGPU has. Each line is `PASS name: device`, `PASS name: host OPERATORS`, which are those that the CPU had a part
-//! in, or `FAIL name: why`; `NONE why` where there is no adapter.
+//! every implementation of WebGPU has. Each line is `PASS name: device`; `PASS name: moved OPERATORS`, which are those that the CPU had a part
+//! in because that is cheaper, or `host OPERATORS` where the device does not claim some of them; or `FAIL name: why`; `NONE why` where there is no adapter.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, load_provider, provider};
+use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, Reason, load_provider, provider};
 use ort_core::rewrite::Level;
 use ort_core::session::Session;
 use ort_core::{Result, error};
@@ -43,14 +43,15 @@ fn main() -> Result<()> {
                 continue;
             }
             let verdict = match check(&case, &devices) {
-                Ok(operators) if operators.is_empty() => {
+                Ok(OnHost { operators, .. }) if operators.is_empty() => {
                     println!("PASS {name}: device");
                     "device"
                 }
-                Ok(operators) => {
-                    println!("PASS {name}: host {}", operators.join(" "));
+                Ok(OnHost { operators, are_moved }) => {
+                    let place = if are_moved { "moved" } else { "host" };
+                    println!("PASS {name}: {place} {}", operators.join(" "));
                     operators.into_iter().for_each(|op| *helped.entry(op).or_insert(0) += 1);
-                    "host"
+                    place
                 }
                 Err(problem) => {
                     println!("FAIL {name}: {}", problem.to_string().replace('\n', " "));
@@ -88,21 +89,26 @@ fn cases(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(cases)
 }
 
-/// Runs a case twice and returns the operators that the host ran.
-fn check(folder: &Path, devices: &[Arc<dyn Device>]) -> Result<Vec<String>> {
+/// What the host ran of a case.
+struct OnHost {
+    operators: Vec<String>,
+    /// Whether all of it could run on the device, and went to the host because that is cheaper.
+    are_moved: bool,
+}
+
+/// Runs a case twice.
+fn check(folder: &Path, devices: &[Arc<dyn Device>]) -> Result<OnHost> {
     let case = read_case(folder)?;
     let builder = Session::builder(&case.model).threads(1).opt_level(Level::All);
     let session = devices.iter().fold(builder, |builder, device| builder.device(device.clone())).build()?;
     case.check(&session)?;
     // What was prepared for the first run must do for the second.
     case.check(&session)?;
-    let mut operators: Vec<String> = session
-        .steps()
-        .into_iter()
-        .filter(|(.., provider)| provider != "wgpu")
-        .map(|(_, op, _)| op)
-        .collect();
+    let mut placement = session.placement();
+    placement.retain(|placed| placed.provider != "wgpu");
+    let are_moved = placement.iter().all(|placed| matches!(placed.reason, Reason::Island(_)));
+    let mut operators: Vec<String> = placement.into_iter().map(|placed| placed.operator).collect();
     operators.sort();
     operators.dedup();
-    Ok(operators)
+    Ok(OnHost { operators, are_moved })
 }
