@@ -33,6 +33,12 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             "warnings",
         ]))
     })?;
+    stage("documentation", || {
+        let mut command = workspace.cargo();
+        run_command(
+            command.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings"),
+        )
+    })?;
     summary += stage("unit tests", || unit_tests(workspace, None))?;
     if has_avx512() {
         // What holds for the widest vectors alone would fail where others have narrower ones.
