@@ -162,6 +162,17 @@ impl<T> LineBlock<'_, T> {
         // SAFETY: lines do not overlap, as `Lines::new` found, no two blocks share one, and this borrows the block.
         unsafe { self.pieces.range(start, if is_inside { self.len } else { 0 }) }
     }
+
+    /// All lines of the block at one place along the last axis; nothing where they do not lie one behind the other, or the place is not in the
+    /// block.
+    pub fn adjacent_lines(&mut self, place: usize) -> &mut [T] {
+        let [first, second, third] = self.strides;
+        let lines = self.ranges[0].clone();
+        let is_one = self.ranges[1].contains(&place) && (second == self.len || lines.len() == 1);
+        let start = self.outer * first + lines.start * second + place * third;
+        // SAFETY: as above; nothing lies between these lines.
+        unsafe { self.pieces.range(start, if is_one { lines.len() * self.len } else { 0 }) }
+    }
 }
 
 /// A mutable slice that several threads cut pieces from.
@@ -262,6 +273,14 @@ mod tests {
                 lines.for_each_block(threads, block, (&mut vec![0_u8; threads], 1), |mut block, _| {
                     assert!(block.line([extents[1], 0]).is_empty());
                     let [seconds, thirds] = block.ranges.clone();
+                    for k in thirds.clone() {
+                        let together = if strides[1] == len { seconds.len() * len } else { 0 };
+                        let together = if seconds.len() == 1 { len } else { together };
+                        assert_eq!(block.adjacent_lines(k).len(), together);
+                        let first = block.line([seconds.start, k]).as_ptr();
+                        assert!(together == 0 || block.adjacent_lines(k).as_ptr() == first);
+                    }
+                    assert!(block.adjacent_lines(extents[2]).is_empty());
                     for (j, k) in seconds.flat_map(|j| thirds.clone().map(move |k| (j, k))) {
                         let name = 1 + (block.outer * extents[1] + j) * extents[2] + k;
                         block.line([j, k]).iter_mut().for_each(|value| *value += name);

@@ -78,6 +78,24 @@ const CASES: &[Case] = &[
     Case { image: [2, 8, 300, 1], filters: 40, strides: [2, 2], ..BASE },
     Case { image: [1, 8, 1, 1], filters: 40, kernel: [5, 5], pads: [2, 2, 2, 2], ..BASE },
     Case { image: [1, 64, 7, 7], filters: 320, ..BASE },
+    // Images that several threads cut across, their windows reaching into each other's rows.
+    Case {
+        image: [1, 6, 111, 100],
+        filters: 20,
+        kernel: [5, 5],
+        strides: [2, 2],
+        pads: [3, 2, 0, 1],
+        activations: [CLIP, ("HardSwish", &[])],
+        ..BASE
+    },
+    Case {
+        image: [1, 3, 90, 81],
+        filters: 9,
+        dilations: [9, 2],
+        pads: [9, 2, 9, 2],
+        biases: [false, true],
+        ..BASE
+    },
     // Columns of a product that lie a power of two apart.
     Case { image: [1, 20, 64, 64], filters: 40, ..BASE },
 ];
@@ -179,6 +197,12 @@ fn one_operator_gives_the_bits_of_two() -> Result<()> {
                 assert!(
                     case.bits(&session)? == expected,
                     "{case:?} differs on {threads} threads in {precision:?}"
+                );
+                let apart =
+                    as_it_is(&model).device(parts.clone()).precision(precision).threads(threads).build()?;
+                assert!(
+                    case.bits(&apart)? == expected,
+                    "{case:?} as two differs on {threads} threads in {precision:?}"
                 );
             }
         }

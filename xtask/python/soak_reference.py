@@ -1,7 +1,7 @@
 """Loads, runs and drops a model in ONNX Runtime the way `ort soak` does in ours, and measures what stays.
 
 usage: python soak_reference.py MODEL [--inputs FILE.npz] [--cycles N] [--runs N] [--random-dim NAME=LOW..HIGH]...
-       [--dim NAME=N]... [--sessions N]
+       [--dim NAME=N]... [--sessions N] [--callers N]
 
 Inputs that are not given are made up: floats from the standard normal distribution, integers 0 or 1. Memory is counted
 from after the imports. There is no trim: the arena's shrinkage is asked for with the last run instead.
@@ -12,6 +12,7 @@ Prints one JSON object as `ort soak --json` does.
 import argparse
 import gc
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,19 @@ def one_cycle(given: argparse.Namespace, feeds: dict | None) -> tuple[dict, int]
     dims = given.dim + given.random_dim
     first = feeds_of(session, feeds, dims, rng)
     session.run(None, first)
+
+    def runs(count: int) -> None:
+        for _ in range(count):
+            session.run(None, feeds_of(session, feeds, dims, rng))
+
     parts = min(given.runs, 10)
     for part in range(parts):
-        for _ in range(given.runs * part // parts, given.runs * (part + 1) // parts):
-            session.run(None, feeds_of(session, feeds, dims, rng))
+        count = given.runs * (part + 1) // parts - given.runs * part // parts
+        callers = [threading.Thread(target=runs, args=(count,)) for _ in range(given.callers)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
         cycle["ran"].append(status("RssAnon"))
     most = peak()
     options = onnxruntime.RunOptions()
@@ -67,6 +77,7 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=1)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--sessions", type=int, default=1)
+    parser.add_argument("--callers", type=int, default=1)
     parser.add_argument("--dim", type=ranged, action="append", default=[])
     parser.add_argument("--random-dim", type=ranged, action="append", default=[])
     given = parser.parse_args()

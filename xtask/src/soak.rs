@@ -283,14 +283,14 @@ impl Soak<'_> {
         const CALLERS: u64 = 64;
         let callers = CALLERS.to_string();
         let arguments = ["--callers", &callers, "--runs", self.options.of("2", "20")];
-        let (ours, _) = self.both("minilm_l6_b1_s128", true, &arguments)?;
+        let (ours, reference) = self.both("minilm_l6_b1_s128", true, &arguments)?;
         Ok(vec![
             Finding {
                 scenario: format!("minilm_l6: growth with {CALLERS} callers"),
                 ours: ours.growth(),
                 // Each caller has its own inputs and a stack; the first runs read a part of the file.
                 bound: ours.packed + ours.activations_peak + CALLERS * MIB / 4 + 24 * MIB,
-                reference: None,
+                reference: reference.as_ref().and_then(Report::growth),
                 same_bits: ours.same_bits,
             },
             Finding {
@@ -299,7 +299,7 @@ impl Soak<'_> {
                 // glibc gives each caller's thread a heap of its own, and a trim leaves the upper ends of those: with one heap
                 // (MALLOC_ARENA_MAX=1) nearly nothing stays.
                 bound: ours.packed + 8 * MIB + CALLERS * MIB / 4,
-                reference: None,
+                reference: reference.and_then(|report| report.trimmed()),
                 same_bits: ours.same_bits,
             },
         ])

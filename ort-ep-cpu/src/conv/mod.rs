@@ -36,7 +36,7 @@ pub use transpose::{
 
 pub use crate::vector::winograd::Tile;
 
-use crate::gemm::{GemmError, Window};
+use crate::gemm::{GemmError, Window, by_columns};
 
 /// The attributes of ONNX's Conv and ConvTranspose, with automatic padding already worked out. An
 /// empty list stands for the default: strides and dilations of 1, no padding.
@@ -243,4 +243,11 @@ fn extent(kernel: usize, dilation: usize) -> Result<usize, GemmError> {
 fn part<'a>(what: &'static str, values: &'a [f32], first: usize, len: usize) -> Result<&'a [f32], GemmError> {
     let needed = first + len;
     values.get(first..needed).ok_or(GemmError::TooShort { what, needed, len: values.len() })
+}
+
+/// How many parts of its rows several threads cut a result of `height` by `width` pixels into. Where there are images for all threads, or rows
+/// are few, it is not cut.
+pub(crate) fn parts_of_image(threads: usize, batch: usize, [height, width]: [usize; 2]) -> usize {
+    let is_cut = threads > 1 && batch < threads && by_columns(threads, height * width);
+    if is_cut { threads.min(height).max(1) } else { 1 }
 }

@@ -1,14 +1,15 @@
 //! A pointwise convolution and the depthwise one that reads it, as one: what lies between is never whole in memory.
 //!
-//! A task has some channels of one image and goes down it in bands of rows. For a band the product makes the rows between that
-//! its windows reach first, behind those that stay from the band before; then the filter of each channel reads them.
-//! Threads share nothing but the image, and nothing is computed twice.
+//! A task has some channels of one image, or of a part of its rows, and goes down it in bands of rows. For a band the product makes the rows
+//! between that its windows reach first, behind those that stay from the band before; then the filter of each channel reads them.
+//! Several threads cut an image across, as those of the products before and behind do: what a core has written is then in its own cache for
+//! what comes next. The few rows between that windows of two parts reach are computed for both.
 
 use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use super::part;
+use super::{part, parts_of_image};
 use crate::gemm::{
     AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Pairing, Step, Strided, check_steps,
     workspace_len_beside_ready,
@@ -81,7 +82,7 @@ pub(crate) struct SeparableInput<'a> {
 struct Band {
     rows: Range<usize>,
     between: Range<usize>,
-    /// Of those between, the ones that the band before did not reach.
+    /// Of those between, the ones that the band before did not reach; all for the first band of a task.
     fresh: Range<usize>,
     /// How many rows the others move up.
     moved: usize,
@@ -95,8 +96,9 @@ struct Cut {
     geometry: SeparableGeometry,
     /// What a task computes with.
     cpu: Cpu,
-    /// Rows of a band.
+    /// Rows of a band, and of the part of an image that a task has.
     rows: usize,
+    part: usize,
     /// From one channel between to the next, for the rows of a band.
     plane: usize,
     /// Panels of weights, and as many channels, of a task.
@@ -117,20 +119,22 @@ impl Cut {
         let rows = sizes.columns / (window.input[1] * window.strides[0]).max(1);
         let rows = (rows / ROWS * ROWS).max(ROWS).max(window.output[0].div_ceil(MOST_BANDS));
         let rows = rows.min(window.output[0].max(1));
-        let mut cut =
-            Cut { geometry, cpu: one, rows, plane: 0, panels: 1, channels: 0, threads: 1, slot: [0; 3] };
-        let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
-        // A distance of whole lines, and not of a power of two: that would put all channels in the same sets of a cache.
-        cut.plane = (tallest * window.input[1]).next_multiple_of(16) + 16;
         let steps = channels + STEPS_IN_A_TAP * window.kernel[0] * window.kernel[1];
         let work = [batch, window.input[0], window.input[1], filters, steps];
         let work = work.iter().fold(1_usize, |work, size| work.saturating_mul(*size));
         let threads = cpu.threads.min(work / WORTH_A_THREAD).max(1);
-        let tasks = if threads > 1 { (threads * sizes.tasks).div_ceil(batch.max(1)) } else { 1 };
+        let parts = parts_of_image(threads, batch, window.output);
+        let part = window.output[0].div_ceil(parts).max(1);
+        let mut cut =
+            Cut { geometry, cpu: one, rows, part, plane: 0, panels: 1, channels: 0, threads, slot: [0; 3] };
+        let tallest = cut.bands().map(|band| band.between.len()).max().unwrap_or(0);
+        // A distance of whole lines, and not of a power of two: that would put all channels in the same sets of a cache.
+        cut.plane = (tallest * window.input[1]).next_multiple_of(16) + 16;
+        let tasks = if threads > 1 { (threads * sizes.tasks).div_ceil(batch.max(1) * parts) } else { 1 };
         let fair = filters.div_ceil(height).div_ceil(tasks);
         cut.panels = fair.min(sizes.values / (height * cut.plane)).max(1);
         cut.channels = cut.panels * height;
-        cut.threads = threads.min(batch * filters.div_ceil(cut.channels)).max(1);
+        cut.threads = threads.min(batch * parts * filters.div_ceil(cut.channels)).max(1);
         cut.slot = cut.slot_lens();
         cut
     }
@@ -156,30 +160,32 @@ impl Cut {
         self.slot.iter().fold(16, |sum: usize, len| sum.saturating_add(*len))
     }
 
+    /// The bands of all parts of an image.
     fn bands(&self) -> impl Iterator<Item = Band> + use<> {
-        let (window, rows) = (self.geometry.window, self.rows);
-        (0..window.output[0]).step_by(rows).map(move |first| Band::new(window, first, rows))
+        let (cut, height) = (*self, self.geometry.window.output[0]);
+        (0..height)
+            .step_by(self.part)
+            .flat_map(move |first| cut.bands_of(first..(first + cut.part).min(height)))
+    }
+
+    /// The bands of one part: these rows of the result.
+    fn bands_of(&self, part: Range<usize>) -> impl Iterator<Item = Band> + use<> {
+        let (window, count, end) = (self.geometry.window, self.rows, part.end);
+        part.clone().step_by(count).map(move |first| {
+            let before = first.saturating_sub(count).max(part.start)..first;
+            Band::new(window, before, first..(first + count).min(end))
+        })
     }
 }
 
 impl Band {
-    /// The band from row `first` on, of those of `count` rows.
-    fn new(window: Window, first: usize, count: usize) -> Band {
-        let rows = first..(first + count).min(window.output[0]);
-        let reach = (window.kernel[0] - 1) * window.dilations[0] + 1;
-        let place = |padded: usize| padded.saturating_sub(window.pads[0]).min(window.input[0]);
-        let start = |row: usize| place(row * window.strides[0]);
-        // Behind the last place that the rows before `row` reach.
-        let end = |row: usize| if row == 0 { 0 } else { place((row - 1) * window.strides[0] + reach) };
-        let between = start(first)..end(rows.end);
-        let own = Window {
-            input: [between.len(), window.input[1]],
-            output: [rows.len(), window.output[1]],
-            pads: [window.pads[0].saturating_sub(first * window.strides[0]), window.pads[1]],
-            ..window
+    /// The band of these rows, behind that of the rows `before`.
+    fn new(window: Window, before: Range<usize>, rows: Range<usize>) -> Band {
+        let ((there, _), (between, own)) = (window.band(before.clone()), window.band(rows.clone()));
+        let (fresh, moved) = match before.is_empty() {
+            true => (between.clone(), 0),
+            false => (between.start.max(there.end)..between.end, between.start - there.start),
         };
-        let fresh = between.start.max(end(first))..between.end;
-        let moved = between.start - start(first.saturating_sub(count));
         Band { rows, between, fresh, moved, window: own }
     }
 }
@@ -218,17 +224,23 @@ pub(crate) fn forward(
         needed,
         len,
     })?;
-    let lines = Lines::new(output, [batch, filters, 1], [filters * plane, plane, plane], plane);
+    let [height, width] = window.output;
+    let lines = Lines::new(output, [batch, height, filters], [filters * plane, width, plane], width);
     let lines = lines.ok_or(GemmError::Shape("a convolution's result is too short"))?;
     if batch * filters * plane == 0 {
         return Ok(());
     }
     let failure = Mutex::new(None);
-    lines.for_each_block(cut.threads, [cut.channels, 1], (workspace, cut.slot_len()), |lines, slot| {
-        if let Err(error) = cut.run(&input, lines, slot) {
-            *failure.lock() = Some(error);
-        }
-    });
+    lines.for_each_block(
+        cut.threads,
+        [cut.part, cut.channels],
+        (workspace, cut.slot_len()),
+        |lines, slot| {
+            if let Err(error) = cut.run(&input, lines, slot) {
+                *failure.lock() = Some(error);
+            }
+        },
+    );
     failure.into_inner().map_or(Ok(()), Err)
 }
 
@@ -245,16 +257,17 @@ impl Cut {
         let (product, scratch) = rest.split_at_mut(self.slot[1]);
         let (taps, image) = (kernel[0] * kernel[1], self.geometry.channels * height * width);
         let image = &input.image[lines.outer * image..][..image];
-        let channels = lines.ranges[0].clone();
+        let [part, channels] = lines.ranges.clone();
         let planes = &mut planes[..channels.len() * self.plane];
-        for band in self.bands() {
+        for band in self.bands_of(part.clone()) {
             self.fill(input, (image, &band), (channels.start, planes), product)?;
             let plan = DepthwisePlan::new(self.cpu.isa, band.window);
             for (channel, plane) in channels.clone().zip(planes.chunks(self.plane)) {
                 let from = &plane[..band.between.len() * width];
                 let filter = &input.depthwise[channel * taps..][..taps];
                 let bias = input.bias.map_or(0.0, |bias| bias[channel]);
-                let to = &mut lines.line([channel, 0])[band.rows.start * columns..band.rows.end * columns];
+                let rows = band.rows.start - part.start..band.rows.end - part.start;
+                let to = &mut lines.adjacent_lines(channel)[rows.start * columns..rows.end * columns];
                 plan.run(from, filter, bias, input.activation, to, scratch);
             }
         }

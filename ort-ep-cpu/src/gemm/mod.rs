@@ -53,9 +53,9 @@ pub(crate) mod tests;
 
 use std::fmt;
 
-pub(crate) use blocking::STEPS;
 pub use blocking::workspace_len;
 pub(crate) use blocking::workspace_len_beside_ready;
+pub(crate) use blocking::{STEPS, by_columns};
 pub use blocks::{Blocks, Numbers, Zeros};
 pub use epilogue::{Activation, Step};
 pub(crate) use epilogue::{apply as apply_steps, check as check_steps};

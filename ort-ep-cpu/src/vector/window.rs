@@ -1,5 +1,7 @@
 //! The geometry of a window that slides over a plane.
 
+use std::ops::Range;
+
 /// The geometry of a convolution or pooling of one plane; each pair is height, width (in 1-D the height is 1).
 ///
 /// Padding after the input is implied: places beyond the input count as padding as far as `output` reaches.
@@ -24,5 +26,20 @@ impl Window {
     pub fn extent(&self, axis: usize) -> usize {
         let last = self.output[axis].saturating_sub(1) * self.strides[axis];
         last + self.kernel[axis].saturating_sub(1) * self.dilations[axis] + 1
+    }
+
+    /// These rows of the output as those of a plane of their own: the input rows that their windows reach, and the windows over these.
+    pub fn band(&self, rows: Range<usize>) -> (Range<usize>, Window) {
+        let reach = self.kernel[0].saturating_sub(1) * self.dilations[0] + 1;
+        let place = |padded: usize| padded.saturating_sub(self.pads[0]).min(self.input[0]);
+        let end = if rows.is_empty() { 0 } else { place((rows.end - 1) * self.strides[0] + reach) };
+        let start = place(rows.start * self.strides[0]).min(end);
+        let window = Window {
+            input: [end - start, self.input[1]],
+            output: [rows.len(), self.output[1]],
+            pads: [self.pads[0].saturating_sub(rows.start * self.strides[0]), self.pads[1]],
+            ..*self
+        };
+        (start..end, window)
     }
 }

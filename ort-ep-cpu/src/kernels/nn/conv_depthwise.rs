@@ -1,18 +1,23 @@
 //! `Conv` and `FusedConv` where each channel has filters of its own: planes without a product, weights read where they are.
 
+use std::ops::Range;
+
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
+use smallvec::SmallVec;
 
 use super::conv::groups_of;
-use super::{for_each_unit, part_count, windows_of};
+use super::windows_of;
+use crate::conv::parts_of_image;
 use crate::cpu_kernels;
 use crate::kernels::elementwise::activation::activation_of;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch};
+use crate::parallel::Lines;
 use crate::simd::Isa;
 use crate::vector::activation::Activation;
 use crate::vector::depthwise::DepthwisePlan;
@@ -69,8 +74,28 @@ pub(super) fn plane_window(axes: &[WindowAxis]) -> Result<Window> {
     })
 }
 
+/// A part of each image: rows of the result.
+struct Part {
+    /// The rows of the image that its windows reach.
+    input: Range<usize>,
+    plan: DepthwisePlan,
+}
+
+/// How the images of a batch are cut.
+struct Cut {
+    window: Window,
+    /// Rows of the result that a part has, and the parts.
+    rows: usize,
+    parts: SmallVec<[Part; 2]>,
+    /// Channels of a task.
+    channels: usize,
+}
+
+/// Tasks for each thread, to even out unequal speeds.
+const TASKS_PER_THREAD: usize = 4;
+
 impl Depthwise {
-    fn plan(&self, image: &[usize]) -> Result<(DepthwisePlan, Window)> {
+    fn cut(&self, threads: usize, image: &[usize]) -> Result<Cut> {
         ensure!(
             image.len() == self.weight.len() && image[1] == self.groups,
             InvalidArgument,
@@ -78,21 +103,38 @@ impl Depthwise {
             self.weight
         );
         let window = plane_window(&self.windows.on(&image[2..])?)?;
-        Ok((DepthwisePlan::new(Isa::current(), window), window))
+        let count = parts_of_image(threads, image[0], window.output);
+        let rows = window.output[0].div_ceil(count).max(1);
+        let part = |first: usize| {
+            let (input, window) = window.band(first..(first + rows).min(window.output[0]));
+            Part { input, plan: DepthwisePlan::new(Isa::current(), window) }
+        };
+        let parts: SmallVec<[Part; 2]> = (0..window.output[0]).step_by(rows).map(part).collect();
+        let tasks =
+            if threads > 1 { (threads * TASKS_PER_THREAD).div_ceil(image[0].max(1) * count) } else { 1 };
+        Ok(Cut { window, rows, parts, channels: self.weight[0].div_ceil(tasks).max(1) })
+    }
+}
+
+impl Cut {
+    /// Values of scratch for each thread.
+    fn scratch_len(&self) -> usize {
+        let len = self.parts.iter().map(|part| part.plan.scratch_len()).max().unwrap_or(0);
+        len.max(1).next_multiple_of(16)
     }
 }
 
 impl Executable for Depthwise {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
-        let image = shapes.input(0);
-        let scratch = self.plan(image)?.0.scratch_len().next_multiple_of(16);
-        bytes_of::<f32>(scratch.saturating_mul(part_count(shapes.threads, image[0] * self.weight[0])))
+        let cut = self.cut(shapes.threads, shapes.input(0))?;
+        bytes_of::<f32>(cut.scratch_len().saturating_mul(shapes.threads.max(1)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (threads, workspace) = (cx.threads(), scratch::<f32>(cx.workspace()?)?);
         let image = cx.input(0)?;
-        let (plan, window) = self.plan(image.shape())?;
+        let batch = image.shape()[0];
+        let cut = self.cut(threads, image.shape())?;
         let image = image.as_slice::<f32>()?;
         let weights = cx.input(1)?.as_slice::<f32>()?;
         let bias = cx.find_input(2).map(|bias| bias.as_slice::<f32>()).transpose()?;
@@ -103,8 +145,8 @@ impl Executable for Depthwise {
             InvalidArgument,
             "the bias does not have {filters} values"
         );
-        let [input, output] = [window.input, window.output].map(|[height, width]| height * width);
-        let taps = window.kernel[0] * window.kernel[1];
+        let Window { input, output: [height, width], kernel, .. } = cut.window;
+        let (plane, taps) = (height * width, kernel[0] * kernel[1]);
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         ensure!(
             addend.is_none_or(|addend| addend.len() == result.len()),
@@ -114,20 +156,31 @@ impl Executable for Depthwise {
         let activation = self.activation.map_or(Activation::None, Activation::Unary);
         // Behind an addend, the activation waits for it.
         let first = if addend.is_some() { Activation::None } else { activation };
-        let scratch_len = plan.scratch_len().next_multiple_of(16);
-        for_each_unit(threads, (result, output), (workspace, scratch_len), |unit, plane, scratch| {
-            let (batch, filter) = (unit / filters, unit % filters);
-            let channel = batch * groups + filter / (filters / groups);
-            let bias = bias.map_or(0.0, |bias| bias[filter]);
-            let from = &image[channel * input..][..input];
-            plan.run(from, &weights[filter * taps..][..taps], bias, first, plane, scratch);
-            if let Some(addend) = addend {
-                let isa = Isa::current();
-                let addend = Operand::Slice(&addend[unit * output..][..output]);
-                binary_in_place(isa, Binary::Add, plane, addend);
-                activation.apply_in_place(isa, plane);
-            }
-        });
+        let lines = Lines::new(result, [batch, height, filters], [filters * plane, width, plane], width);
+        let lines = lines.ok_or_else(|| error!(Fail, "the result is too short"))?;
+        lines.for_each_block(
+            threads,
+            [cut.rows, cut.channels],
+            (workspace, cut.scratch_len()),
+            |mut block, scratch| {
+                let (batch, [rows, channels]) = (block.outer, block.ranges.clone());
+                let Some(part) = cut.parts.get(rows.start / cut.rows) else { return };
+                for filter in channels {
+                    let channel = batch * groups + filter / (filters / groups);
+                    let from = &image[channel * input[0] * input[1]..]
+                        [part.input.start * input[1]..part.input.end * input[1]];
+                    let bias = bias.map_or(0.0, |bias| bias[filter]);
+                    let to = block.adjacent_lines(filter);
+                    part.plan.run(from, &weights[filter * taps..][..taps], bias, first, to, scratch);
+                    if let Some(addend) = addend {
+                        let isa = Isa::current();
+                        let start = (batch * filters + filter) * plane + rows.start * width;
+                        binary_in_place(isa, Binary::Add, to, Operand::Slice(&addend[start..][..to.len()]));
+                        activation.apply_in_place(isa, to);
+                    }
+                }
+            },
+        );
         Ok(())
     }
 }
