@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use ort_core::dim::{Bindings, Dim};
 use ort_core::dtype::DType;
+use ort_core::ep::operand::{Arg, Given, Key};
 use ort_core::ep::{Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::{Attributes, ValueType};
-use ort_core::tensor::{DeviceRange, Shape, Tensor, TensorView};
+use ort_core::tensor::{Shape, Tensor};
 use ort_core::{Result, Within, ensure, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -17,7 +18,7 @@ use crate::bindings::Window;
 use crate::device::Parts;
 use crate::kept::Kept;
 use crate::kernels::WgpuKernel;
-use crate::launch::{Arg, Dispatch, OpCx, Operand, TensorArg};
+use crate::launch::{Dispatch, OpCx, Operand, TensorArg};
 use crate::memory::Region;
 use crate::pipelines::{Program, When};
 
@@ -51,25 +52,6 @@ struct Step {
     dispatch: Dispatch,
 }
 
-/// What dispatches follow from: types, shapes, what is in place, and what the host holds.
-#[derive(PartialEq, Eq)]
-struct Key {
-    words: SmallVec<[u64; 48]>,
-    host: Vec<u8>,
-}
-
-type Operands<const N: usize> = SmallVec<[Option<Operand>; N]>;
-
-/// What a run gives a node.
-struct Given<'a> {
-    inputs: Operands<8>,
-    outputs: Operands<4>,
-    host: SmallVec<[Option<TensorView<'a>>; 8]>,
-    input_ranges: SmallVec<[Option<DeviceRange<'a>>; 8]>,
-    output_ranges: SmallVec<[Option<DeviceRange<'a>>; 4]>,
-    workspace: Option<DeviceRange<'a>>,
-}
-
 impl Executable for Node {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let Some(workspace) = self.kernel.workspace else { return Ok(0) };
@@ -89,7 +71,7 @@ impl Executable for Node {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let given = self.given(cx)?;
+        let given = Given::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
         let steps = self.steps(&given)?;
         for step in &*steps {
             self.record(step, &given)?;
@@ -136,58 +118,9 @@ impl Node {
         dispatches.into_iter().map(|dispatch| dispatch.program).collect()
     }
 
-    /// The tensors of a run. An input in place of an output is that output.
-    fn given<'a>(&self, cx: &mut RunCx<'a>) -> Result<Given<'a>> {
-        let (mut outputs, mut output_ranges, mut taken) =
-            (SmallVec::new(), SmallVec::new(), SmallVec::<[_; 4]>::new());
-        for index in 0..cx.output_count() {
-            if !cx.wants(index) {
-                outputs.push(None);
-                output_ranges.push(None);
-                continue;
-            }
-            let in_place = cx.in_place(index);
-            let tensor = cx.output(index)?;
-            let range = tensor.device_range();
-            let range = range.ok_or_else(|| error!(Fail, "output {index} is not in the device's memory"))?;
-            let operand =
-                Operand { arg: Arg::Output(index), dtype: tensor.dtype(), shape: tensor.shape().into() };
-            taken.extend(in_place.map(|input| (input, operand.clone())));
-            outputs.push(Some(operand));
-            output_ranges.push(Some(range));
-        }
-        let (mut inputs, mut input_ranges, mut host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
-        for index in 0..cx.input_count() {
-            let view = cx.find_input(index);
-            let range = view.and_then(|view| view.device_range());
-            let on_host = self.kernel.def.host_inputs.contains(&index);
-            ensure!(
-                view.is_none() || on_host || range.is_some(),
-                Fail,
-                "input {index} is not in the device's memory"
-            );
-            host.push(view.filter(|_| on_host));
-            let operand = view.filter(|_| !on_host).map(|view| Operand {
-                arg: Arg::Input(index),
-                dtype: view.dtype(),
-                shape: view.shape().into(),
-            });
-            let in_place = taken.iter().find(|(input, _)| *input == index);
-            let own_type = self.input_types.get(index).copied().flatten();
-            let shared = in_place.map(|(_, output): &(usize, Operand)| Operand {
-                dtype: own_type.unwrap_or(output.dtype),
-                ..output.clone()
-            });
-            inputs.push(operand.or(shared));
-            input_ranges.push(range);
-        }
-        let workspace = cx.device_workspace();
-        Ok(Given { inputs, outputs, host, input_ranges, output_ranges, workspace })
-    }
-
     /// The dispatches for what is given, as they were for the same shapes before.
     fn steps(&self, given: &Given<'_>) -> Result<Arc<[Step]>> {
-        let key = key(given)?;
+        let key = given.key()?;
         if let Some(steps) = self.find(&key) {
             return Ok(steps);
         }
@@ -231,26 +164,14 @@ impl Node {
         let mut windows: SmallVec<[Window; 8]> = SmallVec::new();
         let mut numbers: SmallVec<[u32; 128]> = SmallVec::from_slice(&step.dispatch.numbers);
         for tensor in &step.dispatch.tensors {
-            let region = self.region(tensor.arg, given).within(|| format!("{:?}", tensor.arg))?;
+            let range =
+                given.range(tensor.arg).ok_or_else(|| error!(Fail, "{:?} has no memory", tensor.arg))?;
+            let region = self.parts.memory.resolve(range).within(|| format!("{:?}", tensor.arg))?;
             let base = self.parts.windows(region, tensor, &mut windows)?;
             numbers.iter_mut().skip(tensor.base).take(1).for_each(|number| *number = base);
         }
         let group = self.parts.groups.get(&windows)?;
         self.parts.recorder.dispatch(step.pipeline.clone(), group, &numbers, step.dispatch.workgroups)
-    }
-
-    /// The memory of a tensor; none where it has no elements.
-    fn region(&self, arg: Arg, given: &Given<'_>) -> Result<Option<Region>> {
-        let range = match arg {
-            Arg::Input(index) => given.input_ranges.get(index).copied().flatten(),
-            Arg::Output(index) => given.output_ranges.get(index).copied().flatten(),
-            Arg::Workspace { offset, bytes } => {
-                let part = |range: DeviceRange<'_>| offset + bytes <= range.len;
-                let all = given.workspace.filter(|range| part(*range));
-                all.map(|range| DeviceRange { offset: range.offset + offset, len: bytes, ..range })
-            }
-        };
-        self.parts.memory.resolve(range.ok_or_else(|| error!(Fail, "a tensor has no memory"))?)
     }
 }
 
@@ -323,27 +244,4 @@ impl Parts {
         ensure!(bits.is_multiple_of(tensor.bits as usize), Fail, "a tensor begins inside of an element");
         Ok((bits / tensor.bits as usize) as u32)
     }
-}
-
-fn key(given: &Given<'_>) -> Result<Key> {
-    let mut key = Key { words: SmallVec::new(), host: Vec::new() };
-    for operand in given.inputs.iter().chain(&given.outputs) {
-        let Some(operand) = operand else {
-            key.words.push(u64::MAX);
-            continue;
-        };
-        let place = match operand.arg {
-            Arg::Input(index) => index as u64,
-            Arg::Output(index) => 1 << 32 | index as u64,
-            Arg::Workspace { .. } => u64::MAX - 1,
-        };
-        key.words.extend([place, operand.dtype as u64, operand.rank() as u64]);
-        key.words.extend(operand.shape.iter().map(|size| *size as u64));
-    }
-    for view in given.host.iter().flatten() {
-        key.words.extend([view.dtype() as u64, view.rank() as u64]);
-        key.words.extend(view.shape().iter().map(|size| *size as u64));
-        key.host.extend_from_slice(view.bytes()?);
-    }
-    Ok(key)
 }

@@ -7,12 +7,13 @@
 use std::fmt::Write as _;
 
 use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::operand::Arg;
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use crate::common;
 use crate::gpu::{Limits, NUMBERS};
-use crate::launch::{Arg, Dispatch, OpCx, Operand, TensorArg, Walk};
+use crate::launch::{Dispatch, OpCx, Operand, TensorArg, Walk};
 use crate::pipelines::Program;
 
 /// The invocations of a workgroup of [`Shader::each`].

@@ -12,6 +12,7 @@ mod cost;
 #[allow(unsafe_code, reason = "functions of another library are called")]
 mod dylib;
 mod kernel;
+pub mod operand;
 mod packed;
 mod reason;
 mod regions;

@@ -2,6 +2,7 @@
 //! share.
 
 use ort_core::dtype::DType;
+use ort_core::ep::operand::Arg;
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
@@ -11,7 +12,7 @@ use super::elementwise::FLOATS;
 use super::heads::{Placing, Rotation, Rows};
 use super::multi_head::{bias_of, scale_of};
 use super::{WgpuKernel, wgpu_kernels};
-use crate::launch::{Arg, Dispatch, OpCx, Operand};
+use crate::launch::{Dispatch, OpCx, Operand};
 
 wgpu_kernels![WgpuKernel {
     def: KernelDef {

@@ -1,5 +1,6 @@
 //! `MultiHeadAttention`.
 
+use ort_core::ep::operand::Arg;
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
@@ -9,7 +10,7 @@ use super::elementwise::FLOATS;
 use super::heads::{Placing, Rows};
 use super::lines::product;
 use super::{WgpuKernel, wgpu_kernels};
-use crate::launch::{Arg, Dispatch, OpCx, Operand};
+use crate::launch::{Dispatch, OpCx, Operand};
 
 wgpu_kernels![WgpuKernel {
     def: KernelDef {

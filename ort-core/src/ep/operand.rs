@@ -1,0 +1,332 @@
+//! What kernels of devices with memory of their own see of a node: operands with shapes and places, walks over them.
+//!
+//! Such a kernel answers for the shapes of a run with what its device is to do; a provider keeps the answers by [`Key`].
+
+use smallvec::SmallVec;
+
+use super::RunCx;
+use crate::dtype::DType;
+use crate::ir::Attributes;
+use crate::tensor::{DeviceRange, Shape, TensorView};
+use crate::{Result, ensure, error};
+
+/// Where a tensor of a dispatch is found at a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arg {
+    /// The node's input at this position.
+    Input(usize),
+    /// The node's output at this position.
+    Output(usize),
+    /// So many bytes of the node's workspace from a byte on.
+    Workspace {
+        /// Where it begins.
+        offset: usize,
+        /// How long it is.
+        bytes: usize,
+    },
+}
+
+/// A tensor as kernels see it.
+#[derive(Clone, Debug)]
+pub struct Operand {
+    /// Where it is.
+    pub arg: Arg,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Shape,
+}
+
+impl Operand {
+    /// The number of elements.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// The bytes of all elements.
+    pub fn bytes(&self) -> usize {
+        self.dtype.byte_len(self.count()).unwrap_or(usize::MAX / 2)
+    }
+
+    /// The size of a dimension; 1 beyond the last.
+    pub fn size(&self, axis: usize) -> usize {
+        self.shape.get(axis).copied().unwrap_or(1)
+    }
+
+    /// The same tensor under another shape of as many elements.
+    pub fn with_shape(&self, shape: &[usize]) -> Operand {
+        Operand { shape: shape.into(), ..self.clone() }
+    }
+}
+
+/// A node with the shapes of a run, and what bounds the device's answers: `limits`.
+pub struct OpCx<'a, L> {
+    /// The operator.
+    pub op: &'static str,
+    /// The attributes.
+    pub attrs: &'a Attributes,
+    /// What the device bounds.
+    pub limits: L,
+    /// The inputs on the device.
+    pub inputs: SmallVec<[Option<Operand>; 8]>,
+    /// The outputs that somebody reads.
+    pub outputs: SmallVec<[Option<Operand>; 4]>,
+    /// The inputs in the host's memory.
+    pub host: SmallVec<[Option<TensorView<'a>>; 8]>,
+}
+
+impl<L> OpCx<'_, L> {
+    /// An input on the device that must be given.
+    pub fn input(&self, index: usize) -> Result<&Operand> {
+        self.find_input(index).ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
+    }
+
+    /// An input on the device that may be left out.
+    pub fn find_input(&self, index: usize) -> Option<&Operand> {
+        self.inputs.get(index)?.as_ref()
+    }
+
+    /// An output that must be there.
+    pub fn output(&self, index: usize) -> Result<&Operand> {
+        self.find_output(index).ok_or_else(|| error!(Fail, "output {index} has no memory ready"))
+    }
+
+    /// An output, where somebody reads it.
+    pub fn find_output(&self, index: usize) -> Option<&Operand> {
+        self.outputs.get(index)?.as_ref()
+    }
+
+    /// An input in the host's memory, where it is given.
+    pub fn find_host(&self, index: usize) -> Option<TensorView<'_>> {
+        self.host.get(index).copied().flatten()
+    }
+
+    /// The integers of an input in the host's memory, where it is given.
+    pub fn find_ints(&self, index: usize) -> Result<Option<Vec<i64>>> {
+        self.find_host(index).map(|view| view.to_ints()).transpose()
+    }
+
+    /// The integers of an input in the host's memory.
+    pub fn ints(&self, index: usize) -> Result<Vec<i64>> {
+        self.find_ints(index)?.ok_or_else(|| error!(InvalidArgument, "input {index} is missing"))
+    }
+
+    /// An axis of an input, counted from the end where it is negative.
+    pub fn axis(&self, axis: i64, rank: usize) -> Result<usize> {
+        let counted = if axis < 0 { axis.saturating_add_unsigned(rank as u64) } else { axis };
+        let counted = usize::try_from(counted).ok().filter(|axis| *axis < rank.max(1));
+        counted.ok_or_else(|| error!(InvalidArgument, "axis {axis} is not one of a tensor of rank {rank}"))
+    }
+
+    /// A tensor in the workspace, behind what was `taken` before.
+    pub fn workspace(&self, taken: &mut usize, dtype: DType, shape: &[usize]) -> Operand {
+        let mut operand =
+            Operand { arg: Arg::Workspace { offset: *taken, bytes: 0 }, dtype, shape: shape.into() };
+        let (offset, bytes) = (*taken, operand.bytes());
+        operand.arg = Arg::Workspace { offset, bytes };
+        *taken = offset.saturating_add(bytes).next_multiple_of(256);
+        operand
+    }
+}
+
+/// Row-major strides of a shape, in elements.
+pub fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    let mut stride = 1usize;
+    for (place, size) in strides.iter_mut().zip(shape).rev() {
+        *place = stride;
+        stride = stride.saturating_mul(*size);
+    }
+    strides
+}
+
+/// A walk over a shape with, for each tensor, the step along each axis; adjacent axes that all tensors walk as one are one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walk {
+    /// The sizes of the axes.
+    pub sizes: Vec<usize>,
+    /// By tensor: the step along each axis, in elements.
+    pub steps: Vec<Vec<i64>>,
+}
+
+impl Walk {
+    /// The walk over `sizes` with these steps, of as few axes as it takes.
+    pub fn new(sizes: &[usize], steps: &[Vec<i64>]) -> Walk {
+        let mut walk = Walk { sizes: Vec::new(), steps: vec![Vec::new(); steps.len()] };
+        for (axis, size) in sizes.iter().copied().enumerate() {
+            let step = |all: &Vec<i64>| all.get(axis).copied().unwrap_or(0);
+            let own: Vec<i64> = steps.iter().map(step).collect();
+            let joins =
+                |(last, own): (&Vec<i64>, &i64)| last.last() == Some(&own.saturating_mul(size as i64));
+            match walk.sizes.last_mut() {
+                _ if size == 1 => continue,
+                Some(last) if walk.steps.iter().zip(&own).all(joins) => {
+                    *last *= size;
+                    for (steps, own) in walk.steps.iter_mut().zip(own) {
+                        steps.last_mut().into_iter().for_each(|step| *step = own);
+                    }
+                }
+                _ => {
+                    walk.sizes.push(size);
+                    walk.steps.iter_mut().zip(own).for_each(|(steps, own)| steps.push(own));
+                }
+            }
+        }
+        walk
+    }
+
+    /// The walk over an output whose inputs of these shapes broadcast.
+    pub fn broadcast(output: &[usize], inputs: &[&[usize]]) -> Result<Walk> {
+        let mut all = Vec::with_capacity(inputs.len());
+        for shape in inputs {
+            let skipped = output.len().checked_sub(shape.len());
+            let skipped =
+                skipped.ok_or_else(|| error!(Fail, "{shape:?} does not broadcast to {output:?}"))?;
+            let mut steps = vec![0; skipped];
+            for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(output.iter().skip(skipped)) {
+                ensure!(size == whole || *size == 1, Fail, "{shape:?} does not broadcast to {output:?}");
+                steps.push(if *size == 1 { 0 } else { stride as i64 });
+            }
+            all.push(steps);
+        }
+        Ok(Walk::new(output, &all))
+    }
+}
+
+/// What the answers of a kernel follow from: types, shapes, what is in place, and what the host holds.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Key {
+    words: SmallVec<[u64; 48]>,
+    host: Vec<u8>,
+}
+
+type Operands<const N: usize> = SmallVec<[Option<Operand>; N]>;
+
+/// What a run gives a node.
+pub struct Given<'a> {
+    /// The inputs in the device's memory, by position.
+    pub inputs: Operands<8>,
+    /// The outputs that somebody reads, by position.
+    pub outputs: Operands<4>,
+    /// The inputs in the host's memory, by position.
+    pub host: SmallVec<[Option<TensorView<'a>>; 8]>,
+    /// The memory of inputs.
+    pub input_ranges: SmallVec<[Option<DeviceRange<'a>>; 8]>,
+    /// The memory of outputs.
+    pub output_ranges: SmallVec<[Option<DeviceRange<'a>>; 4]>,
+    /// The scratch memory.
+    pub workspace: Option<DeviceRange<'a>>,
+}
+
+impl<'a> Given<'a> {
+    /// The tensors of a run. An input in place of an output is that output. `host_inputs` are the positions of inputs in the host's memory,
+    /// `input_types` the types of all.
+    pub fn new(
+        cx: &mut RunCx<'a>,
+        host_inputs: &[usize],
+        input_types: &[Option<DType>],
+    ) -> Result<Given<'a>> {
+        let (mut outputs, mut output_ranges, mut taken) =
+            (SmallVec::new(), SmallVec::new(), SmallVec::<[_; 4]>::new());
+        for index in 0..cx.output_count() {
+            if !cx.wants(index) {
+                outputs.push(None);
+                output_ranges.push(None);
+                continue;
+            }
+            let in_place = cx.in_place(index);
+            let tensor = cx.output(index)?;
+            let range = tensor.device_range();
+            let range = range.ok_or_else(|| error!(Fail, "output {index} is not in the device's memory"))?;
+            let operand =
+                Operand { arg: Arg::Output(index), dtype: tensor.dtype(), shape: tensor.shape().into() };
+            taken.extend(in_place.map(|input| (input, operand.clone())));
+            outputs.push(Some(operand));
+            output_ranges.push(Some(range));
+        }
+        let (mut inputs, mut input_ranges, mut host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
+        for index in 0..cx.input_count() {
+            let view = cx.find_input(index);
+            let range = view.and_then(|view| view.device_range());
+            let on_host = host_inputs.contains(&index);
+            ensure!(
+                view.is_none() || on_host || range.is_some(),
+                Fail,
+                "input {index} is not in the device's memory"
+            );
+            host.push(view.filter(|_| on_host));
+            let operand = view.filter(|_| !on_host).map(|view| Operand {
+                arg: Arg::Input(index),
+                dtype: view.dtype(),
+                shape: view.shape().into(),
+            });
+            let in_place = taken.iter().find(|(input, _)| *input == index);
+            let own_type = input_types.get(index).copied().flatten();
+            let shared = in_place.map(|(_, output): &(usize, Operand)| Operand {
+                dtype: own_type.unwrap_or(output.dtype),
+                ..output.clone()
+            });
+            inputs.push(operand.or(shared));
+            input_ranges.push(range);
+        }
+        let workspace = cx.device_workspace();
+        Ok(Given { inputs, outputs, host, input_ranges, output_ranges, workspace })
+    }
+
+    /// What the answers for these tensors are kept by.
+    pub fn key(&self) -> Result<Key> {
+        let mut key = Key { words: SmallVec::new(), host: Vec::new() };
+        for operand in self.inputs.iter().chain(&self.outputs) {
+            let Some(operand) = operand else {
+                key.words.push(u64::MAX);
+                continue;
+            };
+            let place = match operand.arg {
+                Arg::Input(index) => index as u64,
+                Arg::Output(index) => 1 << 32 | index as u64,
+                Arg::Workspace { .. } => u64::MAX - 1,
+            };
+            key.words.extend([place, operand.dtype as u64, operand.rank() as u64]);
+            key.words.extend(operand.shape.iter().map(|size| *size as u64));
+        }
+        for view in self.host.iter().flatten() {
+            key.words.extend([view.dtype() as u64, view.rank() as u64]);
+            key.words.extend(view.shape().iter().map(|size| *size as u64));
+            key.host.extend_from_slice(view.bytes()?);
+        }
+        Ok(key)
+    }
+
+    /// The memory of a tensor; none where it has no elements.
+    pub fn range(&self, arg: Arg) -> Option<DeviceRange<'a>> {
+        match arg {
+            Arg::Input(index) => self.input_ranges.get(index).copied().flatten(),
+            Arg::Output(index) => self.output_ranges.get(index).copied().flatten(),
+            Arg::Workspace { offset, bytes } => {
+                let all = self.workspace.filter(|range| offset + bytes <= range.len);
+                all.map(|range| DeviceRange { offset: range.offset + offset, len: bytes, ..range })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_that_all_walk_as_one_are_one() {
+        let walk = Walk::broadcast(&[2, 3, 4], &[&[2, 3, 4], &[3, 4]]).unwrap();
+        assert_eq!(walk, Walk { sizes: vec![2, 12], steps: vec![vec![12, 1], vec![0, 1]] });
+        let walk = Walk::broadcast(&[2, 3, 4], &[&[2, 3, 4], &[]]).unwrap();
+        assert_eq!(walk, Walk { sizes: vec![24], steps: vec![vec![1], vec![0]] });
+        let walk = Walk::broadcast(&[2, 3, 4], &[&[2, 1, 4]]).unwrap();
+        assert_eq!(walk, Walk { sizes: vec![2, 3, 4], steps: vec![vec![4, 0, 1]] });
+        assert!(Walk::broadcast(&[2, 3], &[&[2]]).is_err());
+    }
+}

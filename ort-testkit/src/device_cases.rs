@@ -1,0 +1,100 @@
+//! Cases in ONNX's layout on a device, with the CPU for what it does not claim: which ran on the device alone.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, Reason, provider};
+use ort_core::rewrite::Level;
+use ort_core::session::Session;
+use ort_core::{Result, error};
+
+use crate::read_case;
+
+/// Runs the cases of folders, those whose names contain `only`, on a provider's first device and the CPU, and prints a line for each.
+///
+/// Each line is `PASS name: device`; `PASS name: moved OPERATORS`, which are those that the CPU had a part in because that is cheaper, or
+/// `host OPERATORS` where the device does not claim some of them; or `FAIL name: why`; `NONE why` where there is no device.
+///
+/// # Errors
+///
+/// The device cannot be opened, there is no CPU provider in the program, or a folder cannot be read.
+pub fn run_device_cases(
+    on: &dyn ExecutionProvider,
+    options: &ProviderOptions,
+    folders: &[PathBuf],
+    only: Option<&str>,
+) -> Result<()> {
+    if let Err(problem) = on.devices() {
+        println!("NONE {problem}");
+        return Ok(());
+    }
+    let host = provider("cpu")?.open(0, &ProviderOptions::new())?;
+    let devices = [on.open(0, options)?, host];
+    let (mut counts, mut helped) = (BTreeMap::new(), BTreeMap::new());
+    for folder in folders {
+        for case in cases(folder)? {
+            let name = case.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            if only.is_some_and(|only| !name.contains(only)) {
+                continue;
+            }
+            let verdict = match check(&case, on.name(), &devices) {
+                Ok(OnHost { operators, .. }) if operators.is_empty() => {
+                    println!("PASS {name}: device");
+                    "device"
+                }
+                Ok(OnHost { operators, are_moved }) => {
+                    let place = if are_moved { "moved" } else { "host" };
+                    println!("PASS {name}: {place} {}", operators.join(" "));
+                    operators.into_iter().for_each(|op| *helped.entry(op).or_insert(0) += 1);
+                    place
+                }
+                Err(problem) => {
+                    println!("FAIL {name}: {}", problem.to_string().replace('\n', " "));
+                    "failed"
+                }
+            };
+            *counts.entry(verdict).or_insert(0) += 1;
+        }
+    }
+    let mut helped: Vec<(String, usize)> = helped.into_iter().collect();
+    helped.sort_by_key(|(op, count)| (std::cmp::Reverse(*count), op.clone()));
+    let helped: Vec<String> = helped.iter().map(|(op, count)| format!("{op} {count}")).collect();
+    println!("operators on the host: {}", helped.join(", "));
+    println!("{counts:?}");
+    Ok(())
+}
+
+fn cases(folder: &Path) -> Result<Vec<PathBuf>> {
+    let problem = |problem: std::io::Error| error!(NoSuchFile, "{}: {problem}", folder.display());
+    let entries = std::fs::read_dir(folder).map_err(problem)?;
+    let mut cases: Vec<PathBuf> =
+        entries.map(|entry| Ok(entry.map_err(problem)?.path())).collect::<Result<_>>()?;
+    cases.retain(|case| case.join("model.onnx").is_file());
+    cases.sort();
+    Ok(cases)
+}
+
+/// What the host ran of a case.
+struct OnHost {
+    operators: Vec<String>,
+    /// Whether all of it could run on the device, and went to the host because that is cheaper.
+    are_moved: bool,
+}
+
+/// Runs a case twice.
+fn check(folder: &Path, name: &str, devices: &[Arc<dyn Device>]) -> Result<OnHost> {
+    let case = read_case(folder)?;
+    let builder = Session::builder(&case.model).threads(1).opt_level(Level::All);
+    let session = devices.iter().fold(builder, |builder, device| builder.device(device.clone())).build()?;
+    case.check(&session)?;
+    // What was prepared for the first run must do for the second.
+    case.check(&session)?;
+    let mut placement = session.placement();
+    placement.retain(|placed| placed.provider != name);
+    let are_moved = placement.iter().all(|placed| matches!(placed.reason, Reason::Island(_)));
+    let mut operators: Vec<String> = placement.into_iter().map(|placed| placed.operator).collect();
+    operators.sort();
+    operators.dedup();
+    Ok(OnHost { operators, are_moved })
+}

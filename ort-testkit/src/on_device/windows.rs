@@ -1,0 +1,198 @@
+//! Convolutions and pools, over windows of all kinds.
+
+use std::sync::Arc;
+
+use ort_core::Result;
+use ort_core::dtype::DType;
+use ort_core::ep::Device;
+use ort_core::ir::{Attribute, GraphBuilder};
+use ort_core::session::Model;
+use ort_core::spec::MICROSOFT;
+use ort_core::tensor::{Tensor, Value};
+
+use super::{assert_close, cpu, numbers, outputs};
+
+const ONNX: &str = "";
+
+/// A convolution or a pool; lists that are empty are the operator's defaults.
+#[derive(Clone, Copy, Debug)]
+struct Windows {
+    image: &'static [usize],
+    /// The filters' shape, or a pool's kernel.
+    kernel: &'static [usize],
+    strides: &'static [i64],
+    pads: &'static [i64],
+    dilations: &'static [i64],
+    group: i64,
+}
+
+const fn of(image: &'static [usize], kernel: &'static [usize]) -> Windows {
+    Windows { image, kernel, strides: &[], pads: &[], dilations: &[], group: 1 }
+}
+
+const CONVS: &[Windows] = &[
+    // 3x3 and 7x7, with strides, of odd sizes and padding that differs by side.
+    Windows { pads: &[1; 4], ..of(&[2, 10, 13, 11], &[18, 10, 3, 3]) },
+    Windows { strides: &[2, 2], pads: &[0, 1, 2, 1], ..of(&[1, 7, 23, 19], &[9, 7, 3, 3]) },
+    Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[1, 3, 45, 37], &[16, 3, 7, 7]) },
+    Windows {
+        strides: &[2, 1],
+        pads: &[1, 0, 0, 2],
+        dilations: &[2, 3],
+        ..of(&[1, 12, 9, 9], &[20, 12, 3, 3])
+    },
+    // Pointwise: few positions and many, at one place and with a stride.
+    of(&[2, 40, 7, 7], &[24, 40, 1, 1]),
+    of(&[1, 4, 64, 64], &[96, 4, 1, 1]),
+    of(&[1, 3, 50, 50], &[80, 3, 2, 2]),
+    Windows { strides: &[2, 2], ..of(&[1, 16, 15, 15], &[33, 16, 1, 1]) },
+    // Results of one position or a few, and filters of two.
+    of(&[1, 150, 1, 1], &[70, 150, 1, 1]),
+    of(&[2, 20, 7, 7], &[9, 20, 7, 7]),
+    Windows { pads: &[1; 4], ..of(&[1, 70, 12, 12], &[2, 70, 3, 3]) },
+    // Many products for few positions.
+    Windows { pads: &[1; 4], ..of(&[1, 64, 5, 5], &[20, 64, 3, 3]) },
+    Windows { strides: &[2, 1], pads: &[1, 0, 1, 1], ..of(&[2, 51, 4, 5], &[6, 51, 3, 3]) },
+    of(&[1, 300, 3, 4], &[10, 300, 1, 1]),
+    // Groups and depthwise, with a multiplier too.
+    Windows { group: 2, pads: &[1; 4], ..of(&[1, 8, 9, 9], &[12, 4, 3, 3]) },
+    Windows { group: 8, strides: &[2, 2], pads: &[1; 4], ..of(&[2, 8, 15, 9], &[8, 1, 3, 3]) },
+    Windows { group: 6, pads: &[2; 4], ..of(&[2, 6, 14, 14], &[12, 1, 5, 5]) },
+    // One and three spatial axes.
+    Windows { strides: &[3], pads: &[2, 0], dilations: &[2], ..of(&[2, 5, 31], &[7, 5, 4]) },
+    Windows { group: 6, pads: &[1, 1], ..of(&[1, 6, 40], &[6, 1, 3]) },
+    Windows {
+        strides: &[1, 2, 1],
+        pads: &[1, 0, 1, 1, 1, 0],
+        group: 3,
+        ..of(&[2, 3, 5, 6, 7], &[6, 1, 3, 2, 3])
+    },
+    Windows { strides: &[2, 1, 1], pads: &[0, 1, 1, 0, 1, 1], ..of(&[1, 4, 6, 5, 7], &[10, 4, 2, 3, 3]) },
+];
+
+const TRANSPOSED: &[Windows] = &[
+    Windows { strides: &[2, 2], pads: &[1; 4], ..of(&[1, 130, 5, 4], &[130, 6, 4, 4]) },
+    Windows { strides: &[2, 2], pads: &[1; 4], ..of(&[1, 6, 7, 5], &[6, 8, 4, 4]) },
+    Windows { strides: &[3, 2], pads: &[0, 1, 1, 0], group: 2, ..of(&[2, 6, 7, 5], &[6, 4, 3, 3]) },
+    Windows {
+        strides: &[2, 2],
+        pads: &[1, 2, 0, 1],
+        dilations: &[2, 2],
+        ..of(&[1, 4, 6, 6], &[4, 20, 3, 3])
+    },
+    Windows { strides: &[4, 3], pads: &[1, 2, 0, 1], dilations: &[2, 3], ..of(&[1, 4, 6, 6], &[4, 5, 5, 3]) },
+    Windows { strides: &[2], pads: &[1, 0], dilations: &[3], group: 2, ..of(&[1, 4, 9], &[4, 5, 4]) },
+    Windows { strides: &[2, 1, 2], pads: &[1, 0, 1, 0, 1, 1], ..of(&[1, 3, 4, 3, 5], &[3, 4, 3, 2, 3]) },
+];
+
+const POOLS: &[Windows] = &[
+    Windows { strides: &[2, 2], pads: &[1; 4], ..of(&[2, 3, 15, 12], &[3, 3]) },
+    Windows { strides: &[2, 3], pads: &[0, 1, 1, 0], dilations: &[2, 1], ..of(&[1, 4, 11, 13], &[2, 3]) },
+    Windows { strides: &[3], ..of(&[2, 3, 31], &[4]) },
+    Windows { strides: &[2, 2, 2], pads: &[1, 0, 1, 0, 1, 1], ..of(&[1, 2, 6, 7, 5], &[2, 3, 2]) },
+];
+
+impl Windows {
+    fn attributes(&self) -> Vec<(&'static str, Attribute)> {
+        let lists = [("strides", self.strides), ("pads", self.pads), ("dilations", self.dilations)];
+        let given = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        given.map(|(name, list)| (name, Attribute::Ints(list.to_vec()))).collect()
+    }
+}
+
+/// Runs one node on both devices; its inputs have these shapes.
+fn check(
+    device: &Arc<dyn Device>,
+    (domain, op): (&str, &str),
+    shapes: &[&[usize]],
+    attrs: &[(&str, Attribute)],
+    results: usize,
+) -> Result<()> {
+    let mut builder = GraphBuilder::new("windows");
+    let (mut ids, mut inputs) = (Vec::new(), Vec::<(String, Value)>::new());
+    for (index, shape) in shapes.iter().enumerate() {
+        let sizes: Vec<String> = shape.iter().map(usize::to_string).collect();
+        let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+        let name = format!("x{index}");
+        ids.push(Some(builder.input(&name, DType::F32, &sizes)));
+        let values = numbers(shape.iter().product(), index);
+        inputs.push((name, Tensor::from_slice(shape, &values)?.into()));
+    }
+    let found = builder.add((domain, op), &ids, attrs, results, Vec::new())?;
+    let model = Model::from_graph(builder.finish(&found)?);
+    let (actual, expected) = (outputs(&model, device.clone(), &inputs)?, outputs(&model, cpu()?, &inputs)?);
+    let what = format!("{op} of {shapes:?} with {attrs:?}");
+    assert_close(&actual[0], &expected[0], 1e-4, &what)?;
+    if let (Some(actual), Some(expected)) = (actual.get(1), expected.get(1)) {
+        let indices = |value: &Value| value.tensor()?.to_vec::<i64>();
+        assert_eq!(indices(actual)?, indices(expected)?, "{what}");
+    }
+    Ok(())
+}
+
+/// `Conv` and `FusedConv`.
+///
+/// # Errors
+///
+/// The device does not run one of them, or there is no CPU provider in the program.
+pub fn convolutions(device: &Arc<dyn Device>) -> Result<()> {
+    for case in CONVS {
+        let mut attrs = case.attributes();
+        attrs.push(("group", Attribute::Int(case.group)));
+        let bias = [case.kernel[0]];
+        check(device, (ONNX, "Conv"), &[case.image, case.kernel], &attrs, 1)?;
+        attrs.push(("activation", Attribute::String("LeakyRelu".to_owned())));
+        attrs.push(("activation_params", Attribute::Floats(vec![0.25])));
+        check(device, (MICROSOFT, "FusedConv"), &[case.image, case.kernel, &bias], &attrs, 1)?;
+    }
+    Ok(())
+}
+
+/// `ConvTranspose`.
+///
+/// # Errors
+///
+/// The device does not run one of them, or there is no CPU provider in the program.
+pub fn transposed_convolutions(device: &Arc<dyn Device>) -> Result<()> {
+    for case in TRANSPOSED {
+        let mut attrs = case.attributes();
+        attrs.push(("group", Attribute::Int(case.group)));
+        let bias = [case.kernel[1] * case.group as usize];
+        check(device, (ONNX, "ConvTranspose"), &[case.image, case.kernel, &bias], &attrs, 1)?;
+    }
+    Ok(())
+}
+
+/// Pools.
+///
+/// # Errors
+///
+/// The device does not run one of them, or there is no CPU provider in the program.
+pub fn pools(device: &Arc<dyn Device>) -> Result<()> {
+    for case in POOLS {
+        let mut attrs = case.attributes();
+        let kernel = case.kernel.iter().map(|size| *size as i64).collect();
+        attrs.push(("kernel_shape", Attribute::Ints(kernel)));
+        for ceil in [0, 1] {
+            attrs.push(("ceil_mode", Attribute::Int(ceil)));
+            for flag in [0, 1] {
+                attrs.push(("storage_order", Attribute::Int(flag)));
+                check(device, (ONNX, "MaxPool"), &[case.image], &attrs, 2)?;
+                attrs.pop();
+                attrs.push(("count_include_pad", Attribute::Int(flag)));
+                check(device, (ONNX, "AveragePool"), &[case.image], &attrs, 1)?;
+                attrs.pop();
+            }
+            for power in [1, 2, 3] {
+                attrs.push(("p", Attribute::Int(power)));
+                check(device, (ONNX, "LpPool"), &[case.image], &attrs, 1)?;
+                attrs.pop();
+            }
+            attrs.pop();
+        }
+        for op in ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"] {
+            check(device, (ONNX, op), &[case.image], &[], 1)?;
+        }
+    }
+    Ok(())
+}
