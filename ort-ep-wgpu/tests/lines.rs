@@ -13,7 +13,7 @@ use support::open;
 fn reductions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::reductions(&device);
+    lines::reductions(&device, &[]);
     Ok(())
 }
 
@@ -21,7 +21,7 @@ fn reductions_are_those_of_the_cpu() -> Result<()> {
 fn softmax_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::softmax(&device);
+    lines::softmax(&device, &[]);
     Ok(())
 }
 
@@ -29,7 +29,7 @@ fn softmax_is_that_of_the_cpu() -> Result<()> {
 fn norms_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::norms(&device);
+    lines::norms(&device, &[]);
     Ok(())
 }
 
@@ -37,7 +37,7 @@ fn norms_are_those_of_the_cpu() -> Result<()> {
 fn attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::attention(&device);
+    lines::attention(&device, &[]);
     Ok(())
 }
 
@@ -45,7 +45,7 @@ fn attention_is_that_of_the_cpu() -> Result<()> {
 fn multi_head_attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::multi_head_attention(&device);
+    lines::multi_head_attention(&device, &[]);
     Ok(())
 }
 
@@ -53,6 +53,6 @@ fn multi_head_attention_is_that_of_the_cpu() -> Result<()> {
 fn group_query_attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = open(&[]) else { return Ok(()) };
     let device: Arc<dyn Device> = device;
-    lines::group_query_attention(&device);
+    lines::group_query_attention(&device, &[]);
     Ok(())
 }

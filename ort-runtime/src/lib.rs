@@ -14,7 +14,7 @@
 //! # Ok::<(), ort_runtime::Error>(())
 //! ```
 //!
-//! Each execution provider is a cargo feature: `cpu`, which is on by default, and `wgpu`. With the feature `train`, the module `train` trains models.
+//! Each execution provider is a cargo feature: `cpu`, which is on by default, `cuda` and `wgpu`. With the feature `train`, the module `train` trains models.
 //!
 //! With the feature `mimalloc` or `jemalloc`, `Heap` is that allocator, and a trim gives back its free pages, too. A program takes it with
 //! `#[global_allocator] static HEAP: ort_runtime::Heap = ort_runtime::Heap;`; a library leaves that to the program.
@@ -32,6 +32,8 @@
 
 #[cfg(feature = "cpu")]
 use ort_ep_cpu as _;
+#[cfg(feature = "cuda")]
+use ort_ep_cuda as _;
 #[cfg(feature = "wgpu")]
 use ort_ep_wgpu as _;
 

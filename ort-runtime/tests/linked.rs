@@ -3,7 +3,8 @@
 use ort_runtime::ep;
 
 /// The provider that each feature brings.
-const PROVIDERS: &[(&str, bool)] = &[("cpu", cfg!(feature = "cpu")), ("wgpu", cfg!(feature = "wgpu"))];
+const PROVIDERS: &[(&str, bool)] =
+    &[("cpu", cfg!(feature = "cpu")), ("cuda", cfg!(feature = "cuda")), ("wgpu", cfg!(feature = "wgpu"))];
 
 #[test]
 fn the_providers_are_those_of_the_features() {

@@ -3,7 +3,7 @@
 //! The list must be exactly right: a case that fails and is not in it fails the run, and so does one that is in it
 //! and passes.
 
-mod wgpu;
+mod device;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -47,6 +47,10 @@ pub(crate) struct Options {
     /// Run the node suite on a GPU that wgpu reaches, with the CPU for what it does not claim, against conformance_wgpu.ignore.
     #[arg(long, conflicts_with_all = ["poisoned", "suites"])]
     pub(crate) wgpu: bool,
+    /// Run the node suite on CUDA, with the CPU for what it does not claim, against conformance_cuda.ignore: on an emulator of the NVIDIA driver,
+    /// or on the driver's library that ORT_CUDA_DRIVER names.
+    #[arg(long, conflicts_with_all = ["poisoned", "suites", "wgpu"])]
+    pub(crate) cuda: bool,
     /// With the provider loaded as a library.
     #[arg(long, requires = "wgpu")]
     pub(crate) library: bool,
@@ -80,7 +84,10 @@ pub(crate) struct Outcome {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let cases = dump(workspace)?;
     if options.wgpu {
-        return wgpu::run(workspace, &cases, options);
+        return device::run(workspace, &device::WGPU, &cases, options);
+    }
+    if options.cuda {
+        return device::run(workspace, &device::CUDA, &cases, options);
     }
     let ort = workspace.build_ort()?;
     let chosen = |suite: &&str| options.suites.is_empty() || options.suites.iter().any(|name| name == suite);

@@ -9,6 +9,7 @@ mod allocators;
 mod bench;
 mod compare;
 mod conformance;
+mod cuda_kernels;
 mod device_runs;
 mod features;
 mod fuzz;
@@ -59,6 +60,8 @@ enum Command {
     Memory(memory::Options),
     /// Run the onnx package's test cases and hold the failures against conformance.ignore.
     Conformance(conformance::Options),
+    /// Compile the CUDA kernels of ort-ep-cuda to PTX, or hold the PTX to their sources.
+    CudaKernels(cuda_kernels::Options),
     /// Run each model many times on a GPU, with other inputs and shapes each time, and compare with the CPU.
     DeviceRuns(device_runs::Options),
     /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime, the onnx package, NumPy or
@@ -94,6 +97,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Compare(options) => compare::run(&workspace, &options).map(drop),
         Command::Memory(options) => memory::run(&workspace, &options).map(drop),
         Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
+        Command::CudaKernels(options) => cuda_kernels::run(&workspace, &options),
         Command::DeviceRuns(options) => device_runs::run(&workspace, &options),
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),

@@ -30,6 +30,11 @@ impl Python {
         Self::open_in(workspace.target.join("python_train"), workspace, "python/train_requirements.txt")
     }
 
+    /// Opens the environment with NVIDIA's compiler and assembler, which need no GPU.
+    pub(crate) fn open_for_cuda(workspace: &Workspace) -> Result<Self> {
+        Self::open_in(workspace.target.join("python_cuda"), workspace, "python/cuda_requirements.txt")
+    }
+
     /// The same with what ORTModule needs to run at all: extensions that are compiled for the installed PyTorch, once, in minutes.
     pub(crate) fn open_for_train_bench(workspace: &Workspace) -> Result<Self> {
         let python = Self::open_for_training(workspace)?;

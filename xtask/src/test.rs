@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, describe, run as run_command};
-use crate::{compare, conformance, header, memory, models, ops, reference, soak, tidy};
+use crate::{compare, conformance, cuda_kernels, header, memory, models, ops, reference, soak, tidy};
 
 /// A suite that needs Python, and how many tests it has.
 struct PythonSuite {
@@ -46,6 +46,12 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     }
     stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
     stage("header", || header::run(workspace, &header::Options { check: true }))?;
+    stage("CUDA kernels", || {
+        cuda_kernels::run(
+            workspace,
+            &cuda_kernels::Options { check: true, ..cuda_kernels::Options::default() },
+        )
+    })?;
     stage("build", || workspace.build_ort())?;
     match Python::open(workspace) {
         Ok(_) => {
@@ -61,6 +67,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("conformance, wgpu as a library", || conformance::run(workspace, &as_library))?;
             let minimum = conformance::Options { minimum_limits: true, ..on_wgpu };
             summary += stage("conformance, wgpu, minimum limits", || conformance::run(workspace, &minimum))?;
+            let on_cuda = conformance::Options { cuda: true, ..conformance::Options::default() };
+            summary += stage("conformance, cuda", || conformance::run(workspace, &on_cuda))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("compare, wgpu", || compare::run(workspace, &compare::Options::on_wgpu()))?;
@@ -91,6 +99,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "conformance, wgpu", tests: conformance::NODE_CASES },
         PythonSuite { name: "conformance, wgpu as a library", tests: conformance::NODE_CASES },
         PythonSuite { name: "conformance, wgpu, minimum limits", tests: conformance::NODE_CASES },
+        PythonSuite { name: "conformance, cuda", tests: conformance::NODE_CASES },
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "compare, wgpu", tests: on_wgpu },

@@ -32,9 +32,9 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-ep-cpu/src/parallel.rs",
     "ort-ep-cpu/src/pool.rs",
     "ort-ep-cpu/src/simd/",
-    "ort-ep-cuda/src/launch.rs",
-    "ort-ep-cuda/src/memory.rs",
+    "ort-ep-cuda/src/driver.rs",
     "ort-ep-wgpu/src/driver_cache.rs",
+    "ort-testkit/cuda-emulator/",
     "ort-capi/",
     // It includes files of the others.
     "ort-loom/src/lib.rs",

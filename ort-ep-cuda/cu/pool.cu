@@ -1,0 +1,174 @@
+// Pools: windows over up to three axes, where those in front that the image does not have are of size 1, and whole planes.
+
+#include "common.cuh"
+
+struct Windows {
+    int input[3], output[3], kernel[3], strides[3], dilations[3], pads[3], pads_behind[3];
+    int include_pad, column_major;
+};
+
+// What a pool folds values into.
+enum Fold { AVERAGE, MAXIMUM, ABSOLUTES, SQUARES, POWERS };
+
+__device__ inline int volume(const int (&sizes)[3]) { return sizes[0] * sizes[1] * sizes[2]; }
+
+// The window of a result: where it begins, and its taps along each axis that meet the image.
+struct Window { int origin[3], first[3], end[3]; };
+
+__device__ inline Window window_of(const Windows& p, uint place) {
+    Window window;
+    window.origin[2] = place % p.output[2];
+    place /= p.output[2];
+    window.origin[1] = place % p.output[1];
+    window.origin[0] = place / p.output[1];
+#pragma unroll
+    for (int axis = 0; axis < 3; axis++) {
+        int origin = window.origin[axis] * p.strides[axis] - p.pads[axis], step = p.dilations[axis];
+        window.origin[axis] = origin;
+        window.first[axis] = origin < 0 ? (-origin + step - 1) / step : 0;
+        int meets = p.input[axis] > origin ? (p.input[axis] - origin + step - 1) / step : 0;
+        window.end[axis] = min(p.kernel[axis], meets);
+    }
+    return window;
+}
+
+// The taps that an average counts: those inside of the image, or also those in the padding.
+__device__ inline int counted(const Windows& p, const Window& window) {
+    int count = 1;
+#pragma unroll
+    for (int axis = 0; axis < 3; axis++) {
+        int inside = max(window.end[axis] - window.first[axis], 0);
+        int room = p.input[axis] + p.pads_behind[axis] - window.origin[axis];
+        int padded = room > 0 ? min((room + p.dilations[axis] - 1) / p.dilations[axis], p.kernel[axis]) : 0;
+        count *= p.include_pad ? padded : inside;
+    }
+    return count;
+}
+
+// The greater one; what is not a number is greatest.
+__device__ inline float greater(float a, float b) { return b > a || b != b ? b : a; }
+
+__device__ inline float fold(int kind, float sum, float value, float power) {
+    switch (kind) {
+    case MAXIMUM: return greater(sum, value);
+    case AVERAGE: return sum + value;
+    case ABSOLUTES: return sum + fabsf(value);
+    case SQUARES: return sum + value * value;
+    default: return sum + powf(fabsf(value), power);
+    }
+}
+
+__device__ inline float folded(int kind, float sum, float count, float power) {
+    switch (kind) {
+    case AVERAGE: return sum / count;
+    case SQUARES: return sqrtf(sum);
+    case POWERS: return powf(sum, 1.0f / power);
+    default: return sum;
+    }
+}
+
+__device__ inline float beginning(int kind) { return kind == MAXIMUM ? -__int_as_float(0x7f800000) : 0.0f; }
+
+template <typename T> __device__ inline void pool(const T* x, T* y, const Windows& p, int kind, float power, uint count) {
+    uint index = thread_index();
+    if (index >= count) return;
+    uint plane = volume(p.output);
+    Window window = window_of(p, index % plane);
+    const T* image = x + (int64)(index / plane) * volume(p.input);
+    float sum = beginning(kind);
+    for (int i = window.first[0]; i < window.end[0]; i++) {
+        for (int j = window.first[1]; j < window.end[1]; j++) {
+            int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
+            for (int k = window.first[2]; k < window.end[2]; k++) {
+                sum = fold(kind, sum, as_float(image[row + window.origin[2] + k * p.dilations[2]]), power);
+            }
+        }
+    }
+    y[index] = from_float<T>(folded(kind, sum, counted(p, window), power));
+}
+
+// Whether a value takes the place of the best one: the first of equal ones stays, and what is not a number is greatest.
+__device__ inline bool replaces(int value, int best) { return value > best; }
+__device__ inline bool replaces(float value, float best) { return value > best || (value != value && best == best); }
+__device__ inline bool replaces(double value, double best) { return value > best || (value != value && best == best); }
+__device__ inline int compared(int8 x) { return x; }
+__device__ inline int compared(uint8 x) { return x; }
+__device__ inline double compared(double x) { return x; }
+__device__ inline float compared(float x) { return x; }
+__device__ inline float compared(__half x) { return as_float(x); }
+__device__ inline float compared(__nv_bfloat16 x) { return as_float(x); }
+
+// `least` is what a window outside of the image has. y or indices may be null pointers.
+template <typename T>
+__device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows& p, T least, uint count) {
+    uint index = thread_index();
+    if (index >= count) return;
+    uint plane = volume(p.output);
+    Window window = window_of(p, index % plane);
+    int64 first = (int64)(index / plane) * volume(p.input);
+    const T* image = x + first;
+    T best = least;
+    int place = -1;
+    for (int i = window.first[0]; i < window.end[0]; i++) {
+        for (int j = window.first[1]; j < window.end[1]; j++) {
+            int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
+            for (int k = window.first[2]; k < window.end[2]; k++) {
+                int at = row + window.origin[2] + k * p.dilations[2];
+                T value = image[at];
+                if (place < 0 || replaces(compared(value), compared(best))) {
+                    best = value;
+                    place = at;
+                }
+            }
+        }
+    }
+    if (y) y[index] = best;
+    if (!indices) return;
+    place = max(place, 0);
+    if (p.column_major) {
+        int row = place / p.input[2];
+        place = (place % p.input[2] * p.input[1] + row % p.input[1]) * p.input[0] + row / p.input[1];
+    }
+    indices[index] = first + place;
+}
+
+// A whole plane by a block.
+template <typename T> __device__ inline void pool_plane(const T* x, T* y, int kind, float power, uint plane) {
+    __shared__ float parts[8];
+    const T* from = x + (int64)blockIdx.x * plane;
+    float sum = beginning(kind);
+    for (uint i = threadIdx.x; i < plane; i += blockDim.x) sum = fold(kind, sum, as_float(from[i]), power);
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(0xffffffffu, sum, step);
+        sum = kind == MAXIMUM ? greater(sum, other) : sum + other;
+    }
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int warp = 1; warp < blockDim.x / 32; warp++) {
+        sum = kind == MAXIMUM ? greater(sum, parts[warp]) : sum + parts[warp];
+    }
+    y[blockIdx.x] = from_float<T>(folded(kind, sum, plane, power));
+}
+
+#define MAXIMA(suffix, type, least)                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        max_pool_##suffix(const type* x, type* y, int64* indices, Windows p, uint count) {                     \
+        max_pool<type>(x, y, indices, p, least, count);                                                        \
+    }
+#define POOLS(suffix, type)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        pool_##suffix(const type* x, type* y, Windows p, int kind, float power, uint count) {                  \
+        pool(x, y, p, kind, power, count);                                                                     \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        pool_plane_##suffix(const type* x, type* y, int kind, float power, uint plane) {                       \
+        pool_plane(x, y, kind, power, plane);                                                                  \
+    }                                                                                                          \
+    MAXIMA(suffix, type, from_float<type>(beginning(MAXIMUM)))
+
+POOLS(f32, float)
+POOLS(f16, __half)
+POOLS(bf16, __nv_bfloat16)
+MAXIMA(i8, int8, -128)
+MAXIMA(u8, uint8, 0)

@@ -1,0 +1,417 @@
+//! Scalar formulas as PTX: a whole module with one entry, so that the driver compiles it without any compiler of CUDA.
+//!
+//! A thread computes one element of the result, or four side by side. Simple functions are instructions; the others are calls of what
+//! `cu/math.cu` was compiled to.
+
+mod functions;
+mod math;
+mod storage;
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use ort_core::dtype::DType;
+use ort_core::spec::{BinaryFn, ScalarExpr, UnaryFn};
+use ort_core::{Result, ensure, error};
+use rustc_hash::FxHashMap;
+
+pub(crate) use storage::is_short_float;
+
+/// What a formula computes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Number {
+    F32,
+    F64,
+    S32,
+    U32,
+    S64,
+    U64,
+}
+
+impl Number {
+    /// What elements of a type are computed in.
+    pub(crate) fn of(dtype: DType) -> Result<Number> {
+        Ok(match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => Number::F32,
+            DType::F64 => Number::F64,
+            DType::I8 | DType::I16 | DType::I32 | DType::I4 | DType::I2 => Number::S32,
+            DType::U8 | DType::U16 | DType::U32 | DType::Bool | DType::U4 | DType::U2 => Number::U32,
+            DType::I64 => Number::S64,
+            DType::U64 => Number::U64,
+            other => return Err(error!(NotImplemented, "formulas of the type {}", other.name())),
+        })
+    }
+
+    /// The type of instructions.
+    fn name(self) -> &'static str {
+        match self {
+            Number::F32 => "f32",
+            Number::F64 => "f64",
+            Number::S32 => "s32",
+            Number::U32 => "u32",
+            Number::S64 => "s64",
+            Number::U64 => "u64",
+        }
+    }
+
+    /// The class of its registers.
+    fn class(self) -> char {
+        match self {
+            Number::F32 => 'f',
+            Number::F64 => 'd',
+            Number::S32 | Number::U32 => 'r',
+            Number::S64 | Number::U64 => 'l',
+        }
+    }
+
+    /// The type of instructions that take it as bits.
+    fn bits(self) -> &'static str {
+        match self.class() {
+            'f' | 'r' => "b32",
+            _ => "b64",
+        }
+    }
+
+    fn is_float(self) -> bool {
+        matches!(self, Number::F32 | Number::F64)
+    }
+
+    fn is_unsigned(self) -> bool {
+        matches!(self, Number::U32 | Number::U64)
+    }
+}
+
+/// Where the element of an input is that belongs to one of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At the same place.
+    Same,
+    /// It is one for all.
+    One,
+    /// By steps along the axes of the walk, which are parameters; along the last one by one place, or by none.
+    Steps { last: bool },
+}
+
+/// An input of a formula.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) dtype: DType,
+    pub(crate) place: Place,
+    /// The element at which it begins.
+    pub(crate) start: usize,
+}
+
+/// An entry `elementwise`: its parameters are the tensors of the inputs, that of the result, the count of its elements, and where an
+/// input has steps the sizes of the axes and those steps, in structures of eight numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) formula: &'a ScalarExpr,
+    pub(crate) number: Number,
+    pub(crate) inputs: &'a [Source],
+    pub(crate) output: DType,
+    /// The axes of the walk.
+    pub(crate) rank: usize,
+    /// Whether a thread computes four elements, along the last axis.
+    pub(crate) four: bool,
+}
+
+/// The module with an entry.
+pub(crate) fn render(entry: &Entry<'_>) -> Result<String> {
+    let mut writer = Writer::default();
+    body(entry, &mut writer)?;
+    let mut params: Vec<String> =
+        (0..entry.inputs.len()).map(|index| format!(".param .u64 x{index}")).collect();
+    params.extend([".param .u64 y".to_owned(), ".param .u32 count".to_owned()]);
+    let stepped = |source: &Source| matches!(source.place, Place::Steps { .. });
+    if entry.inputs.iter().any(stepped) {
+        params.push(".param .align 4 .b8 sizes[32]".to_owned());
+    }
+    for (index, _) in entry.inputs.iter().enumerate().filter(|(_, source)| stepped(source)) {
+        params.push(format!(".param .align 4 .b8 steps{index}[32]"));
+    }
+    let called: Vec<String> = writer.called.iter().cloned().collect();
+    Ok(format!(
+        ".version 8.1\n.target sm_75\n.address_size 64\n{}\n.visible .entry elementwise({})\n{{\n{}{}ret;\n}}\n",
+        math::functions(&called)?,
+        params.join(", "),
+        writer.declarations(),
+        writer.text
+    ))
+}
+
+fn body(entry: &Entry<'_>, writer: &mut Writer) -> Result<()> {
+    let block = writer.emit('r', "mov.u32 $, %ctaid.x;");
+    let threads = writer.emit('r', "mov.u32 $, %ntid.x;");
+    let thread = writer.emit('r', "mov.u32 $, %tid.x;");
+    let mut at = writer.emit('r', &format!("mad.lo.u32 $, {block}, {threads}, {thread};"));
+    if entry.four {
+        at = writer.emit('r', &format!("shl.b32 $, {at}, 2;"));
+    }
+    let count = writer.emit('r', "ld.param.u32 $, [count];");
+    let beyond = writer.emit('p', &format!("setp.ge.u32 $, {at}, {count};"));
+    writer.line(&format!("@{beyond} ret;"));
+    let places = places(entry, writer, &at)?;
+    let lanes = if entry.four { 4 } else { 1 };
+    let mut values = vec![Vec::new(); lanes];
+    for (index, (source, place)) in entry.inputs.iter().zip(&places).enumerate() {
+        let natural = Number::of(source.dtype)?;
+        let address = storage::address(writer, &format!("x{index}"), source.dtype, place.as_deref())?;
+        let side_by_side = !matches!(source.place, Place::One | Place::Steps { last: false });
+        let loaded = if entry.four && side_by_side {
+            storage::load_four(writer, source.dtype, &address)?.to_vec()
+        } else {
+            vec![storage::load(writer, source.dtype, &address, place.as_deref())?; lanes]
+        };
+        for (values, loaded) in values.iter_mut().zip(&loaded) {
+            values.push(storage::convert(writer, loaded, natural, entry.number));
+        }
+    }
+    let mut results = Vec::with_capacity(lanes);
+    for values in &values {
+        results.push(writer.number(entry.formula, entry.number, values)?);
+    }
+    let address = storage::address(writer, "y", entry.output, Some(&at))?;
+    storage::store(writer, (&results, entry.number), entry.output, &address)
+}
+
+/// The register with the place of each input's element; none where that is the first of all.
+fn places(entry: &Entry<'_>, writer: &mut Writer, at: &str) -> Result<Vec<Option<String>>> {
+    let mut along = Vec::new();
+    if entry.inputs.iter().any(|source| matches!(source.place, Place::Steps { .. })) {
+        ensure!((1..=8).contains(&entry.rank), Fail, "a walk over {} axes", entry.rank);
+        let mut rest = at.to_owned();
+        for axis in (1..entry.rank).rev() {
+            let size = writer.emit('r', &format!("ld.param.u32 $, [sizes+{}];", 4 * axis));
+            let whole = writer.emit('r', &format!("div.u32 $, {rest}, {size};"));
+            let used = writer.emit('r', &format!("mul.lo.u32 $, {whole}, {size};"));
+            along.push((axis, writer.emit('r', &format!("sub.u32 $, {rest}, {used};"))));
+            rest = whole;
+        }
+        along.push((0, rest));
+    }
+    let mut places = Vec::with_capacity(entry.inputs.len());
+    for (index, source) in entry.inputs.iter().enumerate() {
+        let mut place = match source.place {
+            Place::Same => Some(at.to_owned()),
+            Place::One => None,
+            Place::Steps { last } => Some(stepped(writer, (index, last, entry.rank), &along)),
+        };
+        if source.start > 0 {
+            let place_of_all = place.take().unwrap_or_else(|| writer.emit('r', "mov.u32 $, 0;"));
+            place = Some(writer.emit('r', &format!("add.u32 $, {place_of_all}, {};", source.start)));
+        }
+        places.push(place);
+    }
+    Ok(places)
+}
+
+/// The place that the steps of an input give.
+fn stepped(
+    writer: &mut Writer,
+    (index, last, rank): (usize, bool, usize),
+    along: &[(usize, String)],
+) -> String {
+    let mut place = writer.emit('r', "mov.u32 $, 0;");
+    for (axis, along) in along {
+        if axis + 1 < rank {
+            let step = writer.emit('r', &format!("ld.param.u32 $, [steps{index}+{}];", 4 * axis));
+            place = writer.emit('r', &format!("mad.lo.u32 $, {along}, {step}, {place};"));
+        } else if last {
+            place = writer.emit('r', &format!("add.u32 $, {along}, {place};"));
+        }
+    }
+    place
+}
+
+/// Instructions and their registers. What was computed once is known: equal parts of a formula are computed once.
+#[derive(Debug, Default)]
+struct Writer {
+    text: String,
+    counts: FxHashMap<char, usize>,
+    known: FxHashMap<(char, String), String>,
+    called: BTreeSet<String>,
+}
+
+impl Writer {
+    /// A new register of a class.
+    fn register(&mut self, class: char) -> String {
+        let count = self.counts.entry(class).or_default();
+        *count += 1;
+        format!("%{class}{count}")
+    }
+
+    /// The declarations of all registers.
+    fn declarations(&self) -> String {
+        const TYPES: [(char, &str); 6] =
+            [('f', ".f32"), ('d', ".f64"), ('r', ".b32"), ('l', ".b64"), ('h', ".b16"), ('p', ".pred")];
+        let mut text = String::new();
+        for (class, ty) in TYPES {
+            if let Some(count) = self.counts.get(&class) {
+                text += &format!(".reg {ty} %{class}<{}>;\n", count + 1);
+            }
+        }
+        text
+    }
+
+    fn line(&mut self, line: &str) {
+        self.text.push_str(line);
+        self.text.push('\n');
+    }
+
+    /// The register with the result of an instruction, in which `$` stands for it.
+    fn emit(&mut self, class: char, instruction: &str) -> String {
+        let key = (class, instruction.to_owned());
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        let register = self.register(class);
+        self.line(&instruction.replacen('$', &register, 1));
+        self.known.insert(key, register.clone());
+        register
+    }
+
+    /// The result of a function of `cu/math.cu`.
+    fn call(&mut self, name: &str, arguments: &[(&str, Number)], result: Number) -> String {
+        let key = (result.class(), format!("{name} {arguments:?}"));
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        let register = self.register(result.class());
+        let (mut before, mut names) = (String::new(), Vec::new());
+        for (index, (argument, number)) in arguments.iter().enumerate() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(before, ".param .{} a{index};", number.bits());
+            let _ = writeln!(before, "st.param.{} [a{index}], {argument};", number.name());
+            names.push(format!("a{index}"));
+        }
+        self.line(&format!(
+            "{{\n{before}.param .{} result;\ncall.uni (result), {name}, ({});\nld.param.{} {register}, [result];\n}}",
+            result.bits(),
+            names.join(", "),
+            result.name()
+        ));
+        self.called.insert(name.to_owned());
+        self.known.insert(key, register.clone());
+        register
+    }
+
+    fn constant(&mut self, value: f64, number: Number) -> String {
+        let text = match number {
+            Number::F32 => format!("mov.f32 $, 0f{:08X};", (value as f32).to_bits()),
+            Number::F64 => format!("mov.f64 $, 0d{:016X};", value.to_bits()),
+            Number::S32 => format!("mov.b32 $, {};", value as i32),
+            Number::U32 => format!("mov.b32 $, {};", value as u32),
+            Number::S64 => format!("mov.b64 $, {};", value as i64),
+            Number::U64 => format!("mov.b64 $, {};", value as u64),
+        };
+        self.emit(number.class(), &text)
+    }
+
+    /// Whether a number is not zero; what is no number is not.
+    fn truth(&mut self, value: &str, number: Number) -> String {
+        let zero = self.constant(0.0, number);
+        let differs = if number.is_float() { "neu" } else { "ne" };
+        self.emit('p', &format!("setp.{differs}.{} $, {value}, {zero};", number.name()))
+    }
+
+    /// The register with the value of a formula.
+    fn number(&mut self, formula: &ScalarExpr, number: Number, inputs: &[String]) -> Result<String> {
+        match formula {
+            ScalarExpr::Input(index) => {
+                let input = inputs.get(*index).cloned();
+                input.ok_or_else(|| {
+                    error!(InvalidGraph, "the formula reads input {index} of {}", inputs.len())
+                })
+            }
+            ScalarExpr::Constant(value) => Ok(self.constant(*value, number)),
+            _ if is_truth(formula) => {
+                let truth = self.condition(formula, number, inputs)?;
+                let (one, zero) = (self.constant(1.0, number), self.constant(0.0, number));
+                Ok(self.chosen(number, &one, &zero, &truth))
+            }
+            ScalarExpr::Unary(function, x) => {
+                let x = self.number(x, number, inputs)?;
+                functions::unary(self, *function, number, x)
+            }
+            ScalarExpr::Binary(function, a, b) => {
+                let (a, b) = (self.number(a, number, inputs)?, self.number(b, number, inputs)?);
+                functions::binary(self, *function, number, &a, &b)
+            }
+            ScalarExpr::Select(condition, then, otherwise) => {
+                let truth = self.condition(condition, number, inputs)?;
+                let then = self.number(then, number, inputs)?;
+                let otherwise = self.number(otherwise, number, inputs)?;
+                Ok(self.chosen(number, &then, &otherwise, &truth))
+            }
+        }
+    }
+
+    /// The predicate that a formula is not zero.
+    fn condition(&mut self, formula: &ScalarExpr, number: Number, inputs: &[String]) -> Result<String> {
+        match formula {
+            ScalarExpr::Unary(UnaryFn::Not, x) => {
+                let x = self.condition(x, number, inputs)?;
+                Ok(self.emit('p', &format!("not.pred $, {x};")))
+            }
+            ScalarExpr::Unary(function @ (UnaryFn::IsNan | UnaryFn::IsInf), x) if number.is_float() => {
+                let (x, name) = (self.number(x, number, inputs)?, number.name());
+                if *function == UnaryFn::IsNan {
+                    return Ok(self.emit('p', &format!("setp.nan.{name} $, {x}, {x};")));
+                }
+                let size = self.emit(number.class(), &format!("abs.{name} $, {x};"));
+                let infinite = self.constant(f64::INFINITY, number);
+                Ok(self.emit('p', &format!("setp.eq.{name} $, {size}, {infinite};")))
+            }
+            ScalarExpr::Unary(UnaryFn::IsNan | UnaryFn::IsInf, _) => {
+                let never = self.constant(0.0, number);
+                Ok(self.truth(&never, number))
+            }
+            ScalarExpr::Binary(function, a, b) => {
+                let (comparison, logic) = match function {
+                    BinaryFn::Less => ("lt", ""),
+                    BinaryFn::LessOrEqual => ("le", ""),
+                    BinaryFn::Equal => ("eq", ""),
+                    BinaryFn::And => ("", "and"),
+                    BinaryFn::Or => ("", "or"),
+                    BinaryFn::Xor => ("", "xor"),
+                    _ => {
+                        let value = self.number(formula, number, inputs)?;
+                        return Ok(self.truth(&value, number));
+                    }
+                };
+                if logic.is_empty() {
+                    let (a, b) = (self.number(a, number, inputs)?, self.number(b, number, inputs)?);
+                    return Ok(self.emit('p', &format!("setp.{comparison}.{} $, {a}, {b};", number.name())));
+                }
+                let (a, b) = (self.condition(a, number, inputs)?, self.condition(b, number, inputs)?);
+                Ok(self.emit('p', &format!("{logic}.pred $, {a}, {b};")))
+            }
+            _ => {
+                let value = self.number(formula, number, inputs)?;
+                Ok(self.truth(&value, number))
+            }
+        }
+    }
+
+    fn chosen(&mut self, number: Number, then: &str, otherwise: &str, truth: &str) -> String {
+        let ty = if number.is_float() { number.name() } else { number.bits() };
+        self.emit(number.class(), &format!("selp.{ty} $, {then}, {otherwise}, {truth};"))
+    }
+}
+
+/// Whether the value of a formula is a truth.
+fn is_truth(formula: &ScalarExpr) -> bool {
+    use BinaryFn::{And, Equal, Less, LessOrEqual, Or, Xor};
+    match formula {
+        ScalarExpr::Unary(function, _) => {
+            matches!(function, UnaryFn::Not | UnaryFn::IsNan | UnaryFn::IsInf)
+        }
+        ScalarExpr::Binary(function, ..) => {
+            matches!(function, Less | LessOrEqual | Equal | And | Or | Xor)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never unfolded. Convolutions that are matrix
+//! products as they lie become such products.
+
+use ort_core::dim::Dim;
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::fused::activation::Activation;
+use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, ensure, error};
+
+use super::gemm::{Product, Side, finish};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+
+const CONV: KernelDef =
+    KernelDef { op: "Conv", types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE };
+
+cuda_kernels![
+    CudaKernel::new(CONV, conv),
+    CudaKernel::new(KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV }, conv),
+    CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
+];
+
+/// Filters and positions of a block, as in `cu/conv.cu`.
+const BLOCK: usize = 64;
+/// The filters of a group up to which each result has a thread: tiles would be all but empty.
+const FEW_FILTERS: usize = 2;
+
+/// Windows over three axes, those in front that the image does not have being of size 1.
+pub(super) type Axes = [WindowAxis; 3];
+
+const NO_AXIS: WindowAxis =
+    WindowAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pads: [0; 2] };
+
+/// Whether the image is known to have one to three spatial axes, or nothing is known of it.
+pub(super) fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
+    matches!(node.rank(0).or_else(|| node.output_type(0).shape().map(<[_]>::len)), None | Some(3..=5))
+}
+
+/// Windows as three axes, of places that kernels can count.
+pub(super) fn three(axes: &[WindowAxis]) -> Result<Axes> {
+    for axis in axes {
+        let last = axis.output.saturating_mul(axis.stride).saturating_add(axis.input);
+        let extent = axis.kernel.saturating_mul(axis.dilation).saturating_add(axis.pads.iter().sum());
+        let fits = last.saturating_add(extent) < 1 << 31;
+        ensure!(fits, NotImplemented, "windows as large as {axis:?} are beyond 32 bits");
+    }
+    match axes {
+        [x] => Ok([NO_AXIS, NO_AXIS, *x]),
+        [y, x] => Ok([NO_AXIS, *y, *x]),
+        [z, y, x] => Ok([*z, *y, *x]),
+        _ => Err(error!(NotImplemented, "windows over {} axes", axes.len())),
+    }
+}
+
+/// The sizes of windows in the order of the kernels' structures: of images, results, kernels, strides, dilations, paddings before.
+pub(super) fn window_sizes(axes: &Axes) -> Vec<usize> {
+    let of: [fn(&WindowAxis) -> usize; 6] = [
+        |axis| axis.input,
+        |axis| axis.output,
+        |axis| axis.kernel,
+        |axis| axis.stride,
+        |axis| axis.dilation,
+        |axis| axis.pads[0],
+    ];
+    of.iter().flat_map(|of| axes.iter().map(of)).collect()
+}
+
+/// The name of a float type in entries.
+pub(super) fn suffix_of(dtype: DType) -> Result<&'static str> {
+    match dtype {
+        DType::F32 => Ok("f32"),
+        DType::F16 => Ok("f16"),
+        DType::BF16 => Ok("bf16"),
+        other => Err(error!(NotImplemented, "windows over an image of {other}")),
+    }
+}
+
+fn volume(axes: &Axes, of: fn(&WindowAxis) -> usize) -> usize {
+    axes.iter().map(of).fold(1, usize::saturating_mul)
+}
+
+/// The sizes of a convolution.
+struct Conv {
+    /// Of a transposed convolution, the windows lie on the result.
+    transposed: bool,
+    axes: Axes,
+    batch: usize,
+    groups: usize,
+    /// Channels and filters of a group.
+    channels: usize,
+    filters: usize,
+}
+
+impl Conv {
+    /// Of an image and filters of these shapes.
+    fn new(cx: &OpCx<'_>, transposed: bool) -> Result<Conv> {
+        let (image, weight) = (&cx.input(0)?.shape, &cx.input(1)?.shape);
+        let ([batch, channels, sizes @ ..], [first, second, kernel @ ..]) = (&**image, &**weight) else {
+            return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
+        };
+        let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
+        let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
+        let fits = match transposed {
+            false => second.checked_mul(groups) == Some(*channels) && first.is_multiple_of(groups),
+            true => channels == first && channels.is_multiple_of(groups),
+        };
+        ensure!(fits, InvalidArgument, "shapes {image:?} and {weight:?} do not fit {groups} groups");
+        let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
+        let windows = Windows::new(cx.attrs, &kernel)?;
+        let axes = match transposed {
+            false => three(&windows.on(sizes)?)?,
+            true => {
+                let mut axes = three(&windows.transposed_on(cx.attrs, sizes)?)?;
+                // From here on the image is the input again.
+                axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
+                axes
+            }
+        };
+        let filters = if transposed { *second } else { first / groups };
+        Ok(Conv { transposed, axes, batch: *batch, groups, channels: channels / groups, filters })
+    }
+
+    /// The launches that compute it: a matrix product, tiles, or a thread for each result.
+    fn launches(
+        &self,
+        cx: &OpCx<'_>,
+        bias: Option<&Operand>,
+        addend: Option<&Operand>,
+    ) -> Result<Vec<Launch>> {
+        let y = cx.output(0)?;
+        let fits = bias.is_none_or(|bias| bias.count() == y.size(1))
+            && addend.is_none_or(|addend| addend.shape == y.shape);
+        ensure!(fits, InvalidArgument, "bias or addend do not fit a result of shape {:?}", y.shape);
+        if y.count() == 0 {
+            return Ok(Vec::new());
+        }
+        if let Some(product) = self.product(cx, bias, addend)? {
+            return product.launches(cx);
+        }
+        let positions = self.batch.saturating_mul(volume(&self.axes, |axis| axis.output));
+        let (down, across) = (self.filters.div_ceil(BLOCK), positions.div_ceil(BLOCK));
+        let suffix = suffix_of(y.dtype)?;
+        let launch = if self.transposed || self.filters > FEW_FILTERS {
+            let name = if self.transposed { "transposed" } else { "tiles" };
+            let blocks = self.groups.saturating_mul(down).saturating_mul(across);
+            Launch::new("conv", format!("conv_{name}_{suffix}")).grid([blocks, 1, 1])?
+        } else {
+            Launch::new("conv", format!("conv_planes_{suffix}")).threads(y.count())?
+        };
+        let mut sizes = vec![self.batch, self.groups, self.channels, self.filters];
+        sizes.extend(window_sizes(&self.axes));
+        sizes.extend([down, across]);
+        let launch = launch
+            .tensor(cx.input(0)?)
+            .tensor(cx.input(1)?)
+            .find_tensor(bias)
+            .find_tensor(addend)
+            .tensor(y)
+            .uints::<24>(&sizes)?
+            .bytes(&finish(Activation::of_attributes(cx.attrs)?.as_ref(), 1.0, 1.0))
+            .uint(y.count())?;
+        Ok(vec![launch])
+    }
+
+    /// The convolution as a matrix product: with filters of one tap at each pixel, or with one window, which is the whole image.
+    fn product(
+        &self,
+        cx: &OpCx<'_>,
+        bias: Option<&Operand>,
+        addend: Option<&Operand>,
+    ) -> Result<Option<Product>> {
+        let (x, w, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+        let is_plain = |axis: &WindowAxis| axis.pads == [0; 2] && axis.dilation == 1;
+        if self.transposed || !self.axes.iter().all(is_plain) {
+            return Ok(None);
+        }
+        let at_pixels = self.axes.iter().all(|axis| axis.kernel == 1 && axis.stride == 1);
+        let on_all = self.groups == 1 && self.axes.iter().all(|axis| axis.kernel == axis.input);
+        let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
+        let (filters, groups) = (self.filters, self.groups);
+        let (mut product, of_bias, shape) = if on_all {
+            let images = Side { sizes: vec![self.batch, depth], steps: vec![depth, 1] };
+            let weights = Side { sizes: vec![depth, filters], steps: vec![1, depth] };
+            (Product::new([x, w], [images, weights], y)?, vec![filters], vec![self.batch, filters])
+        } else if at_pixels && filters > FEW_FILTERS {
+            let places = volume(&self.axes, |axis| axis.output);
+            let weights =
+                Side { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
+            let images = Side {
+                sizes: vec![self.batch, groups, depth, places],
+                steps: vec![groups * depth * places, depth * places, places, 1],
+            };
+            let product = Product::new([w, x], [weights, images], y)?;
+            (product, vec![groups, filters, 1], vec![self.batch, groups, filters, places])
+        } else {
+            return Ok(None);
+        };
+        for (tensor, shape) in [(bias, of_bias), (addend, shape)] {
+            if let Some(tensor) = tensor {
+                product.add(tensor, Some(&shape))?;
+            }
+        }
+        product.activation = Activation::of_attributes(cx.attrs)?;
+        Ok(Some(product))
+    }
+}
+
+fn conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    Conv::new(cx, false)?.launches(cx, cx.find_input(2), cx.find_input(3))
+}
+
+fn conv_transpose(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    Conv::new(cx, true)?.launches(cx, cx.find_input(2), None)
+}

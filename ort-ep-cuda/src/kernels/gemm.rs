@@ -1,0 +1,322 @@
+//! Matrix products of any strides and batches on the device, with what follows them in the same launch, and activations as kernels know
+//! them.
+
+use ort_core::dtype::DType;
+use ort_core::ops::fused::activation::Activation;
+use ort_core::{Result, ensure, error};
+
+use crate::launch::{Launch, OpCx, Operand, Walk, strides};
+
+/// The axes of a batch that kernels walk, of which `cu/gemm.cu` knows, too.
+const MOST_BATCHES: usize = 6;
+/// The rows up to which a product is one of vectors.
+const FEW_ROWS: usize = 4;
+/// Columns of a block of such a product: a warp for each, or a lane.
+const COLUMNS_NEAR: usize = 8;
+const COLUMNS_FAR: usize = 32;
+/// The compute capability from which on halves are multiplied by tensor cores.
+const TENSOR_CORES: u32 = 80;
+
+/// A tensor of a product with its steps, in elements.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    tensor: Operand,
+    /// The step along each axis of the batch.
+    batch: Vec<usize>,
+    row: usize,
+    column: usize,
+    /// The step along the sums.
+    depth: usize,
+}
+
+/// `y = activation(alpha * a * b + beta * c + d)` for each matrix of a batch.
+#[derive(Clone, Debug)]
+pub(super) struct Product {
+    batch: Vec<usize>,
+    rows: usize,
+    columns: usize,
+    depth: usize,
+    a: Part,
+    b: Part,
+    y: Part,
+    /// The addends, in their order: the first one is multiplied by `beta`.
+    addends: Vec<Part>,
+    pub(super) alpha: f32,
+    pub(super) beta: f32,
+    pub(super) activation: Option<Activation>,
+}
+
+/// A side of a product: its sizes and steps, the last two those of its matrix.
+#[derive(Debug)]
+pub(super) struct Side {
+    pub(super) sizes: Vec<usize>,
+    pub(super) steps: Vec<usize>,
+}
+
+impl Side {
+    /// A tensor whose axes come in an order. A single axis is a row on the left and a column on the right.
+    pub(super) fn new(tensor: &Operand, order: &[usize], is_left: bool) -> Result<Side> {
+        let own = strides(&tensor.shape);
+        let mut sizes: Vec<usize> = order.iter().map(|axis| tensor.size(*axis)).collect();
+        let mut steps: Vec<usize> = order.iter().filter_map(|axis| own.get(*axis)).copied().collect();
+        if sizes.len() == 1 {
+            let place = if is_left { 0 } else { 1 };
+            sizes.insert(place, 1);
+            steps.insert(place, 0);
+        }
+        ensure!(sizes.len() >= 2, InvalidArgument, "a side of a product has rank {}", tensor.rank());
+        Ok(Side { sizes, steps })
+    }
+
+    fn split(&self) -> Result<(&[usize], [usize; 2], [usize; 2])> {
+        match (&*self.sizes, &*self.steps) {
+            ([batch @ .., rows, columns], [.., row, column]) => {
+                Ok((batch, [*rows, *columns], [*row, *column]))
+            }
+            _ => Err(error!(Fail, "a side of a product is no matrix")),
+        }
+    }
+
+    /// The steps along a batch that the side broadcasts to.
+    fn batch_steps(&self, batch: &[usize]) -> Result<Vec<usize>> {
+        let own = self.sizes.len().saturating_sub(2);
+        let missing = batch.len().checked_sub(own);
+        let missing = missing.ok_or_else(|| error!(Fail, "a side has more batches than the product"))?;
+        let mut steps = vec![0; missing];
+        let sizes_and_steps = self.sizes.iter().zip(&self.steps).take(own);
+        steps.extend(sizes_and_steps.map(|(size, step)| if *size == 1 { 0 } else { *step }));
+        Ok(steps)
+    }
+}
+
+impl Part {
+    /// A tensor of `shape` (its own, or with axes of size 1 added) that broadcasts to `whole`, batch and matrices of a product.
+    fn broadcast(tensor: &Operand, shape: &[usize], whole: &[usize]) -> Result<Part> {
+        let missing = whole.len().checked_sub(shape.len());
+        let missing = missing.ok_or_else(|| error!(InvalidArgument, "an addend has rank {}", shape.len()))?;
+        let mut steps = vec![0; missing];
+        for ((size, stride), whole) in shape.iter().zip(strides(shape)).zip(whole.iter().skip(missing)) {
+            ensure!(
+                size == whole || *size == 1,
+                InvalidArgument,
+                "an addend of shape {shape:?} has {size} where the product has {whole}"
+            );
+            steps.push(if *size == 1 { 0 } else { stride });
+        }
+        let column = steps.pop().unwrap_or(0);
+        let row = steps.pop().unwrap_or(0);
+        Ok(Part { tensor: tensor.clone(), batch: steps, row, column, depth: 0 })
+    }
+
+    /// Whether the elements along a side can be read several at a time: the nearer of `line` and step is 1, and all the other steps and
+    /// the size along it are multiples of so many.
+    fn in_vectors(&self, line: (usize, usize), depth: usize, batch: &[i64], many: usize) -> bool {
+        let (lines, line) = line;
+        let (size, near, far) =
+            if self.depth <= line { (depth, self.depth, line) } else { (lines, line, self.depth) };
+        let whole = |step: usize| step.is_multiple_of(many);
+        near == 1 && whole(size) && whole(far) && batch.iter().all(|step| whole(step.unsigned_abs() as usize))
+    }
+}
+
+impl Product {
+    /// The product of two sides, as it is.
+    pub(super) fn new([a, b]: [&Operand; 2], [left, right]: [Side; 2], y: &Operand) -> Result<Product> {
+        let ((a_batch, [rows, depth], a_steps), (b_batch, [steps, columns], b_steps)) =
+            (left.split()?, right.split()?);
+        ensure!(depth == steps, InvalidArgument, "the sums of the product differ: {depth} and {steps}");
+        let batch = ort_core::spec::broadcast::shapes(&[a_batch, b_batch])?.to_vec();
+        let [a_row, a_depth] = a_steps;
+        let [b_depth, b_column] = b_steps;
+        let a_batch = left.batch_steps(&batch)?;
+        let b_batch = right.batch_steps(&batch)?;
+        let a = Part { tensor: a.clone(), batch: a_batch, row: a_row, column: 0, depth: a_depth };
+        let b = Part { tensor: b.clone(), batch: b_batch, row: 0, column: b_column, depth: b_depth };
+        let whole: Vec<usize> = batch.iter().copied().chain([rows, columns]).collect();
+        let y = Part::broadcast(y, &whole, &whole)?;
+        let (addends, activation) = (Vec::new(), None);
+        let (alpha, beta) = (1.0, 1.0);
+        Ok(Product { batch, rows, columns, depth, a, b, y, addends, alpha, beta, activation })
+    }
+
+    /// With a further tensor, which broadcasts to the result; under another shape of as many elements where one is given.
+    pub(super) fn add(&mut self, tensor: &Operand, shape: Option<&[usize]>) -> Result<()> {
+        let whole: Vec<usize> = self.batch.iter().copied().chain([self.rows, self.columns]).collect();
+        ensure!(self.addends.len() < 2, Fail, "a product has two addends at most");
+        self.addends.push(Part::broadcast(tensor, shape.unwrap_or(&tensor.shape), &whole)?);
+        Ok(())
+    }
+
+    /// The launches that compute it.
+    pub(super) fn launches(mut self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+        if self.batch.contains(&0) || self.rows == 0 || self.columns == 0 {
+            return Ok(Vec::new());
+        }
+        let mut walk = self.fold();
+        if self.columns <= FEW_ROWS && self.columns < self.rows {
+            self.transpose();
+            // The steps of the sides along the batch are the first two.
+            walk.steps.swap(0, 1);
+        }
+        let matrices = walk.sizes.iter().product::<usize>();
+        Ok(vec![self.launch(cx, &walk, matrices)?])
+    }
+
+    fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+        [&mut self.a, &mut self.b, &mut self.y].into_iter().chain(&mut self.addends)
+    }
+
+    /// The walk over the batch. Its last axis becomes rows where one matrix on the right is there for all of it.
+    fn fold(&mut self) -> Walk {
+        let sizes: Vec<usize> = self.batch.iter().copied().chain([self.rows]).collect();
+        let steps = |part: &mut Part| part.batch.iter().chain([&part.row]).map(|step| *step as i64).collect();
+        let steps: Vec<Vec<i64>> = self.parts().map(steps).collect();
+        let mut walk = Walk::new(&sizes, &steps);
+        let folds = matches!(walk.steps.get(1).map(|steps| steps.last()), Some(Some(0)));
+        self.rows = if folds { walk.sizes.pop().unwrap_or(1) } else { 1 };
+        for (part, steps) in self.parts().zip(&mut walk.steps) {
+            part.row = if folds { steps.pop().unwrap_or(0) as usize } else { 0 };
+        }
+        walk
+    }
+
+    /// The same product with both sides exchanged.
+    fn transpose(&mut self) {
+        std::mem::swap(&mut self.rows, &mut self.columns);
+        std::mem::swap(&mut self.a, &mut self.b);
+        self.parts().for_each(|part| std::mem::swap(&mut part.row, &mut part.column));
+    }
+
+    /// The entry, how many rows and columns a block of it has, and its threads.
+    fn entry(&self, cx: &OpCx<'_>, matrices: usize) -> Result<(String, [usize; 2], u32)> {
+        let suffix = suffix_of(self.y.tensor.dtype)?;
+        let a_near = self.a.depth <= self.a.row;
+        let b_near = self.b.depth <= self.b.column;
+        if self.rows <= FEW_ROWS {
+            let (name, columns) = if b_near { ("near", COLUMNS_NEAR) } else { ("far", COLUMNS_FAR) };
+            return Ok((format!("gemv_{name}_{suffix}"), [FEW_ROWS, columns], 256));
+        }
+        let tiles = |block: usize| {
+            [self.rows, self.columns].map(|size| size.div_ceil(block)).iter().product::<usize>()
+        };
+        // A tile that is half empty, or too few of them for the device's processors, are slower than four smaller ones.
+        let busy = tiles(128).saturating_mul(matrices) >= cx.limits.processors as usize;
+        let is_large = busy && self.rows > 64 && self.columns > 64;
+        let has_large = matches!(suffix, "f32" | "f16" | "bf16" | "i32");
+        let size = if is_large && has_large { ("large", 128) } else { ("small", 64) };
+        let (name, block) = size;
+        if matches!(suffix, "f16" | "bf16") && cx.limits.capability >= TENSOR_CORES {
+            let sides = [(a_near, "n", "t"), (!b_near, "n", "t")];
+            let sides = sides.map(|(plain, is, is_not)| if plain { is } else { is_not }).concat();
+            let threads = if block == 128 { 256 } else { 128 };
+            return Ok((format!("gemm_cores_{name}_{sides}_{suffix}"), [block, block], threads));
+        }
+        Ok((format!("gemm_{name}_{suffix}"), [block, block], 256))
+    }
+
+    fn launch(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Launch> {
+        ensure!(
+            walk.sizes.len() <= MOST_BATCHES,
+            NotImplemented,
+            "a batch of {} axes where a kernel has {MOST_BATCHES}",
+            walk.sizes.len()
+        );
+        let (entry, [rows, columns], threads) = self.entry(cx, matrices)?;
+        let many = if entry.starts_with("gemm_cores") { 8 } else { 4 };
+        let (down, across) = (self.rows.div_ceil(rows), self.columns.div_ceil(columns));
+        let steps = |index: usize| walk.steps.get(index).map_or(&[][..], Vec::as_slice);
+        let in_vectors = [
+            self.a.in_vectors((self.rows, self.a.row), self.depth, steps(0), many),
+            self.b.in_vectors((self.columns, self.b.column), self.depth, steps(1), many),
+        ];
+        let (c, d) = (self.addends.first(), self.addends.get(1));
+        let of = |part: Option<&Part>| part.map_or([0, 0], |part| [part.row, part.column]);
+        let [c_row, c_column] = of(c);
+        let [d_row, d_column] = of(d);
+        let blocks = matrices.saturating_mul(down).saturating_mul(across);
+        let mut product = vec![self.rows, self.columns, self.depth, down, across];
+        product.extend([self.a.row, self.a.depth, self.b.depth, self.b.column]);
+        product.extend([c_row, c_column, d_row, d_column, self.y.row, self.y.column]);
+        product.extend(in_vectors.map(usize::from));
+        product.push(walk.sizes.len());
+        let padded = |numbers: &mut dyn Iterator<Item = usize>| {
+            numbers.chain(std::iter::repeat(0)).take(MOST_BATCHES).collect::<Vec<usize>>()
+        };
+        product.extend(padded(&mut walk.sizes.iter().copied()));
+        for index in [0, 1, 3, 4] {
+            product.extend(padded(&mut steps(index).iter().map(|step| *step as usize)));
+        }
+        let launch = Launch::new("gemm", entry)
+            .grid([blocks, 1, 1])?
+            .block([threads, 1, 1])
+            .tensor(&self.a.tensor)
+            .tensor(&self.b.tensor)
+            .find_tensor(c.map(|part| &part.tensor))
+            .find_tensor(d.map(|part| &part.tensor))
+            .tensor(&self.y.tensor)
+            .uints::<{ 18 + 5 * MOST_BATCHES }>(&product)?;
+        Ok(launch.bytes(&finish(self.activation.as_ref(), self.alpha, self.beta)))
+    }
+}
+
+/// The name of an element type in entries of products. Integers without sign are multiplied as those with one.
+fn suffix_of(dtype: DType) -> Result<&'static str> {
+    Ok(match dtype {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F64 => "f64",
+        DType::I32 | DType::U32 => "i32",
+        DType::I64 | DType::U64 => "i64",
+        other => return Err(error!(NotImplemented, "a product of {other}")),
+    })
+}
+
+/// The structure `Finish` of `cu/gemm.cuh`.
+pub(super) fn finish(activation: Option<&Activation>, alpha: f32, beta: f32) -> Vec<u8> {
+    let (number, parameters) = activation.map_or((0, [0.0; 2]), number_of);
+    let floats = [alpha, beta].into_iter().chain(parameters);
+    let words = std::iter::once(number).chain(floats.map(f32::to_bits));
+    words.flat_map(u32::to_ne_bytes).collect()
+}
+
+/// The number of an activation in `cu/gemm.cuh`, and its parameters.
+fn number_of(activation: &Activation) -> (u32, [f32; 2]) {
+    const NAMES: [&str; 17] = [
+        "Relu",
+        "Clip",
+        "LeakyRelu",
+        "ThresholdedRelu",
+        "HardSigmoid",
+        "HardSwish",
+        "Softsign",
+        "Celu",
+        "Elu",
+        "FastGelu",
+        "Gelu",
+        "Mish",
+        "Selu",
+        "Sigmoid",
+        "Softplus",
+        "Swish",
+        "Tanh",
+    ];
+    let number = NAMES.iter().position(|name| *name == activation.name).map_or(0, |place| place as u32 + 1);
+    let given = |names: [&str; 2]| names.into_iter().find_map(|name| activation.parameter(name).ok());
+    let [first, second] = [given(["alpha", "min"]), given(["beta", "gamma"]).or(given(["max", "max"]))];
+    (number, [first.unwrap_or(0.0), second.unwrap_or(0.0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_activation_has_a_number_and_its_parameters() {
+        let clip = Activation::new("Clip", &[0.5, 6.0]).unwrap();
+        assert_eq!(number_of(&clip), (2, [0.5, 6.0]));
+        let selu = Activation::new("Selu", &[1.5, 1.25]).unwrap();
+        assert_eq!(number_of(&selu), (13, [1.5, 1.25]));
+        assert_eq!(number_of(&Activation::new("Tanh", &[]).unwrap()), (17, [0.0; 2]));
+    }
+}

@@ -1,0 +1,118 @@
+//! `MatMul`, `Gemm` and their fused forms: products with transposed sides, a factor, addends and an activation.
+
+use ort_core::Result;
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::fused::activation::Activation;
+use ort_core::spec::{MICROSOFT, RUNTIME};
+
+use super::gemm::{Product, Side};
+use super::{CudaKernel, MOST_AXES, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+/// What fused operators multiply.
+const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+/// Sums of integers wrap, as on the host.
+const PRODUCTS: TypeSet =
+    FLOATS.union(TypeSet::of(&[DType::F64, DType::I32, DType::U32, DType::I64, DType::U64]));
+
+const MATMUL: KernelDef =
+    KernelDef { op: "MatMul", types: &[("T", PRODUCTS)], when: has_few_axes, ..KernelDef::BASE };
+const FUSED_MATMUL: KernelDef = KernelDef { op: "FusedMatMul", types: &[("T", FLOATS)], ..MATMUL };
+
+cuda_kernels![
+    CudaKernel::new(MATMUL, matmul),
+    CudaKernel::new(KernelDef { domain: MICROSOFT, ..FUSED_MATMUL }, fused_matmul),
+    CudaKernel::new(KernelDef { domain: RUNTIME, in_place: &[(3, 0)], ..FUSED_MATMUL }, with_addends),
+    CudaKernel::new(
+        KernelDef { op: "Gemm", types: &[("T", PRODUCTS)], when: has_plain_factors, ..KernelDef::BASE },
+        gemm,
+    ),
+    CudaKernel::new(
+        KernelDef { domain: MICROSOFT, op: "FusedGemm", types: &[("T", FLOATS)], ..KernelDef::BASE },
+        gemm,
+    ),
+];
+
+/// Whether the ranks of both sides are known, and few enough.
+fn has_few_axes(node: &NodeView<'_>) -> bool {
+    [0, 1].into_iter().all(|side| node.rank(side).is_some_and(|rank| rank <= MOST_AXES))
+}
+
+/// Whether integers are not multiplied by fractions, nor doubles by factors that float32 does not have.
+fn has_plain_factors(node: &NodeView<'_>) -> bool {
+    let plain = |name| matches!(node.attrs().float(name), Ok(1.0));
+    let is_float = node.dtype(0).is_some_and(|dtype| FLOATS.contains(dtype) || dtype == DType::F64);
+    is_float || (plain("alpha") && plain("beta"))
+}
+
+/// Which axis of a side comes to each place of the product: with `batch` the first one behind the others of the batch, with `matrix` the
+/// last two exchanged.
+fn order(rank: usize, matrix: bool, batch: bool) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..rank).collect();
+    if batch && rank > 2 {
+        order.get_mut(..rank - 1).into_iter().for_each(|axes| axes.rotate_left(1));
+    }
+    if matrix && rank > 1 {
+        order.swap(rank - 1, rank - 2);
+    }
+    order
+}
+
+/// The product of the first two inputs, which may be transposed as the attributes of these names say; without names they are not.
+fn product(cx: &OpCx<'_>, matrix: Option<[&str; 2]>, batch: Option<[&str; 2]>) -> Result<Product> {
+    let (a, b) = (cx.input(0)?, cx.input(1)?);
+    let flags = |names: Option<[&str; 2]>| -> Result<[bool; 2]> {
+        match names {
+            Some([left, right]) => Ok([cx.attrs.flag(left)?, cx.attrs.flag(right)?]),
+            None => Ok([false; 2]),
+        }
+    };
+    let ([a_matrix, b_matrix], [a_batch, b_batch]) = (flags(matrix)?, flags(batch)?);
+    let side = |tensor: &Operand, matrix, batch, is_left| {
+        Side::new(tensor, &order(tensor.rank(), matrix, batch), is_left)
+    };
+    Product::new(
+        [a, b],
+        [side(a, a_matrix, a_batch, true)?, side(b, b_matrix, b_batch, false)?],
+        cx.output(0)?,
+    )
+}
+
+const TRANSPOSED: [&str; 2] = ["transA", "transB"];
+
+fn matmul(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    product(cx, None, None)?.launches(cx)
+}
+
+/// `FusedMatMul` of `com.microsoft`.
+fn fused_matmul(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let mut product = product(cx, Some(TRANSPOSED), Some(["transBatchA", "transBatchB"]))?;
+    product.alpha = cx.attrs.float("alpha")?;
+    product.launches(cx)
+}
+
+/// `FusedMatMul` of the runtime's domain, with a bias, a residual and an activation.
+fn with_addends(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let mut product = product(cx, Some(TRANSPOSED), None)?;
+    for addend in [2, 3].into_iter().filter_map(|index| cx.find_input(index)) {
+        product.add(addend, None)?;
+    }
+    product.alpha = cx.attrs.float("alpha")?;
+    product.activation = Activation::of_attributes(cx.attrs)?;
+    product.launches(cx)
+}
+
+/// `Gemm` and `FusedGemm`.
+fn gemm(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (mut product, beta) = (product(cx, Some(TRANSPOSED), None)?, cx.attrs.float("beta")?);
+    if let Some(c) = cx.find_input(2).filter(|_| beta != 0.0) {
+        product.add(c, None)?;
+        product.beta = beta;
+    }
+    product.alpha = cx.attrs.float("alpha")?;
+    if cx.attrs.find_string("activation").is_some() {
+        product.activation = Some(Activation::of_gemm(cx.attrs)?);
+    }
+    product.launches(cx)
+}

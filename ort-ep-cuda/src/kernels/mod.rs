@@ -1,0 +1,53 @@
+//! The kernels by family. A kernel answers for the shapes of a run with the launches that compute its outputs.
+
+mod conv;
+mod elementwise;
+mod gather;
+mod gemm;
+mod lines;
+mod matmul;
+mod movement;
+mod norm;
+mod pad;
+mod pool;
+mod reduce;
+
+use ort_core::Result;
+use ort_core::ep::KernelDef;
+
+use crate::launch::{Launch, OpCx};
+
+/// The most axes of a tensor that kernels walk.
+pub(crate) const MOST_AXES: usize = 8;
+
+/// A kernel of the device: what the session knows of it, and what it launches.
+pub struct CudaKernel {
+    pub(crate) def: KernelDef,
+    /// The launches for some shapes, in the order in which they run.
+    pub(crate) launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
+    /// The bytes of its workspace, which may only follow from types, shapes and attributes; none where it takes none.
+    pub(crate) workspace: Option<fn(&OpCx<'_>) -> Result<usize>>,
+}
+
+impl CudaKernel {
+    /// A kernel without workspace.
+    pub(crate) const fn new(def: KernelDef, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> CudaKernel {
+        CudaKernel { def, launches, workspace: None }
+    }
+}
+
+inventory::collect!(CudaKernel);
+
+/// Every kernel of this build.
+pub(crate) fn all() -> impl Iterator<Item = &'static CudaKernel> {
+    inventory::iter::<CudaKernel>.into_iter()
+}
+
+/// Registers kernels with the provider: each is a [`CudaKernel`].
+macro_rules! cuda_kernels {
+    ($($kernel:expr),* $(,)?) => {
+        $(inventory::submit! { $kernel })*
+    };
+}
+
+use cuda_kernels;

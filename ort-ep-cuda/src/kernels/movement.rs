@@ -1,0 +1,393 @@
+//! Operators that move elements without changing them: in another order, in part, joined, or as they are under another shape.
+//! Copies go by the size of an element, and by several elements at once where they stay neighbours.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ir::ValueType;
+use ort_core::ops::tensor::geometry::{
+    SliceArguments, SliceAxis, Strided, contiguous_strides, normalize_axis, permutation,
+};
+use ort_core::{Result, ensure, error};
+
+use super::pad::filled;
+use super::{CudaKernel, MOST_AXES, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand, Walk};
+
+/// Types whose elements are of 1, 2, 4 or 8 bytes.
+pub(super) const MOVED: TypeSet =
+    TypeSet::NUMERIC.union(TypeSet::FLOAT8).union(TypeSet::of(&[DType::Bool, DType::F8E8M0, DType::C64]));
+
+/// The most bytes that a thread moves at once.
+const WIDEST: usize = 16;
+/// Rows and columns of the squares in which planes are transposed, and the rows of threads that a block has for one.
+const TILE: usize = 32;
+const TILE_ROWS: u32 = 8;
+/// Shorter rows and columns are not worth a square.
+const LEAST_TILED: usize = 16;
+
+const T: &[(&str, TypeSet)] = &[("T", MOVED)];
+
+const fn movement(
+    op: &'static str,
+    host_inputs: &'static [usize],
+    launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
+) -> CudaKernel {
+    CudaKernel::new(KernelDef { op, types: T, host_inputs, when: few_axes, ..KernelDef::BASE }, launches)
+}
+
+const fn reshape(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> CudaKernel {
+    let def = KernelDef { op, types, in_place: &[(0, 0)], host_inputs: &[1], ..KernelDef::BASE };
+    CudaKernel::new(def, same_elements)
+}
+
+cuda_kernels![
+    movement("Transpose", &[], transpose),
+    movement("Expand", &[1], expand),
+    movement("Slice", &[1, 2, 3, 4], slice),
+    movement("Concat", &[], concat),
+    movement("Split", &[1], split),
+    movement("DepthToSpace", &[], depth_to_space),
+    movement("SpaceToDepth", &[], space_to_depth),
+    reshape("Reshape", T),
+    reshape("Flatten", T),
+    reshape("Squeeze", T),
+    reshape("Unsqueeze", T),
+    reshape("BitCast", &[("T1", MOVED), ("T2", MOVED)]),
+    CudaKernel::new(
+        KernelDef {
+            op: "Identity",
+            types: &[("V", MOVED)],
+            in_place: &[(0, 0)],
+            when: |node| matches!(node.input_type(0), ValueType::Tensor(_)),
+            ..KernelDef::BASE
+        },
+        same_elements,
+    ),
+    CudaKernel::new(
+        KernelDef {
+            op: "Dropout",
+            types: &[("T", TypeSet::FLOATS)],
+            in_place: &[(0, 0)],
+            host_inputs: &[1, 2],
+            when: is_inference,
+            ..KernelDef::BASE
+        },
+        dropout,
+    ),
+];
+
+/// Whether no tensor has more axes than are walked, as far as the ranks are known.
+pub(super) fn few_axes(node: &NodeView<'_>) -> bool {
+    let result = node.output_type(0);
+    let result = result.as_tensor().and_then(|tensor| Some(tensor.shape.as_ref()?.len()));
+    let given = (0..node.node.inputs.len()).filter_map(|index| node.rank(index));
+    given.chain(result).all(|rank| rank <= MOST_AXES)
+}
+
+/// The bytes of an element.
+pub(super) fn element_bytes(dtype: DType) -> Result<usize> {
+    let bytes = dtype.byte_size().filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
+    bytes.ok_or_else(|| error!(NotImplemented, "elements of type {} are not moved", dtype.name()))
+}
+
+/// How many elements are moved at once where all of these numbers of elements are multiples of it.
+pub(super) fn unit(bytes: usize, numbers: impl IntoIterator<Item = usize>) -> usize {
+    let widest = (WIDEST / bytes.max(1)).max(1);
+    numbers.into_iter().fold(widest, |unit, number| {
+        // Both are counted in powers of two: the least bit of a number is the largest of which it is a multiple.
+        if number == 0 { unit } else { unit.min(1 << number.trailing_zeros().min(8)) }
+    })
+}
+
+/// The launch of the entry for units of so many bytes.
+pub(super) fn by_bytes(family: &'static str, entry: &str, bytes: usize) -> Launch {
+    Launch::new(family, format!("{entry}_b{bytes}"))
+}
+
+/// All elements of a tensor of this shape in order.
+fn in_order(shape: &[usize]) -> Strided {
+    Strided { sizes: shape.into(), strides: contiguous_strides(shape), offset: 0 }
+}
+
+/// Sets all elements of `y` to those of `x` in an order.
+fn gather(x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Launch>> {
+    ensure!(order.count() == y.count(), Fail, "{} elements moved to {}", order.count(), y.count());
+    copy((x, order), (y, &in_order(&order.sizes)))
+}
+
+/// Launches that put all of `x` into `y`: none where it already is.
+pub(super) fn copied(x: &Operand, y: &Operand) -> Result<Vec<Launch>> {
+    let (from, to) = (&x.shape, &y.shape);
+    ensure!(x.count() == y.count(), InvalidArgument, "a tensor of shape {from:?} cannot be read as {to:?}");
+    // The output is the input where they share memory.
+    if x.arg == y.arg { Ok(Vec::new()) } else { gather(x, &in_order(from), y) }
+}
+
+/// Sets the elements of `y` in one order to those of `x` in another of the same sizes. The order of `y` visits no element twice.
+fn copy((x, from): (&Operand, &Strided), (y, to): (&Operand, &Strided)) -> Result<Vec<Launch>> {
+    ensure!(from.sizes == to.sizes, Fail, "{:?} is copied to {:?}", from.sizes, to.sizes);
+    ensure!(from.fits(x.count()) && to.fits(y.count()), Fail, "a copy leaves its tensors");
+    if from.sizes.contains(&0) {
+        return Ok(Vec::new());
+    }
+    let steps = |order: &Strided| order.strides.iter().map(|step| *step as i64).collect::<Vec<i64>>();
+    let moved = Moved {
+        x,
+        y,
+        bytes: element_bytes(x.dtype)?,
+        starts: [from.offset, to.offset],
+        walk: Walk::new(&from.sizes, &[steps(from), steps(to)]),
+    };
+    let launch = match (moved.walk.sizes.as_slice(), moved.plane()) {
+        (&[], _) => moved.in_order(1)?,
+        (&[count], _) if moved.axis(0).is_some_and(|axis| axis.steps == [1, 1]) => moved.in_order(count)?,
+        (_, Some(plane)) => moved.transposed(plane)?,
+        (_, None) => moved.by_units()?,
+    };
+    Ok(vec![launch])
+}
+
+/// A copy over a common walk.
+struct Moved<'a> {
+    x: &'a Operand,
+    y: &'a Operand,
+    /// Those of an element.
+    bytes: usize,
+    starts: [usize; 2],
+    walk: Walk,
+}
+
+/// An axis of a walk, with its steps in `x` and `y`.
+#[derive(Clone, Copy)]
+struct Axis {
+    size: usize,
+    steps: [i64; 2],
+}
+
+/// Two axes of a walk, by number: along the rows neighbours are neighbours in `x`, along the columns in `y`.
+#[derive(Clone, Copy)]
+struct Plane {
+    rows: (usize, Axis),
+    columns: (usize, Axis),
+}
+
+impl Moved<'_> {
+    fn axis(&self, axis: usize) -> Option<Axis> {
+        let step = |tensor: usize| self.walk.steps.get(tensor)?.get(axis).copied();
+        Some(Axis { size: *self.walk.sizes.get(axis)?, steps: [step(0)?, step(1)?] })
+    }
+
+    fn axes(&self) -> impl Iterator<Item = (usize, Axis)> + '_ {
+        (0..self.walk.sizes.len()).filter_map(|axis| Some((axis, self.axis(axis)?)))
+    }
+
+    /// The axes that are transposed, where squares of them are worth it.
+    fn plane(&self) -> Option<Plane> {
+        let mut large =
+            self.axes().filter(|(_, axis)| axis.size >= LEAST_TILED).collect::<Vec<_>>().into_iter();
+        let rows = large.clone().find(|(_, axis)| axis.steps[0] == 1 && axis.steps[1] != 1)?;
+        let columns =
+            large.find(|(_, axis)| axis.steps[1] == 1 && axis.steps[0] != 1 && axis.steps[0] != 0)?;
+        Some(Plane { rows, columns })
+    }
+
+    /// With an order of axes as parameters: how many, their sizes, and the steps and the first place of each tensor.
+    fn walked(&self, launch: Launch, axes: &[Axis], unit: usize) -> Result<Launch> {
+        let sizes: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
+        let steps = |of: fn(&Axis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
+        let [x_start, y_start] = self.starts;
+        launch
+            .uint(axes.len())?
+            .uints::<MOST_AXES>(&sizes)?
+            .ints::<MOST_AXES>(&steps(|axis| axis.steps[0]))?
+            .uint(x_start / unit)?
+            .ints::<MOST_AXES>(&steps(|axis| axis.steps[1]))?
+            .uint(y_start / unit)
+    }
+
+    /// So many bytes in order.
+    fn in_order(&self, count: usize) -> Result<Launch> {
+        let bytes = count.saturating_mul(self.bytes);
+        let (units, rest) = (bytes / WIDEST, bytes % WIDEST);
+        let launch = Launch::new("movement", "copy_bytes").threads(units + rest)?;
+        let launch = launch.tensor(self.x).tensor(self.y).uint(units)?.uint(rest)?;
+        let start = |start: usize| (start.saturating_mul(self.bytes) as u64).to_ne_bytes();
+        let [x_start, y_start] = self.starts;
+        Ok(launch.bytes(&start(x_start)).bytes(&start(y_start)))
+    }
+
+    /// Element for element, or as many at once as stay neighbours all over the walk.
+    fn by_units(&self) -> Result<Launch> {
+        let mut axes: Vec<Axis> = self.axes().map(|(_, axis)| axis).collect();
+        let mut unit = 1;
+        if let Some((last, others)) = axes.split_last_mut().filter(|(last, _)| last.steps == [1, 1]) {
+            let steps = others.iter().flat_map(|axis| axis.steps).map(|step| step.unsigned_abs() as usize);
+            unit = self::unit(self.bytes, steps.chain(self.starts).chain([last.size]));
+            last.size /= unit;
+            others.iter_mut().flat_map(|axis| &mut axis.steps).for_each(|step| *step /= unit as i64);
+        }
+        let count = axes.iter().map(|axis| axis.size).product();
+        let launch = by_bytes("movement", "copy_strided", self.bytes * unit).threads(count)?;
+        self.walked(launch.tensor(self.x).tensor(self.y).uint(count)?, &axes, unit)
+    }
+
+    /// Squares go through shared memory, so that neighbours read and write neighbours.
+    fn transposed(&self, plane: Plane) -> Result<Launch> {
+        let ((row_axis, rows), (column_axis, columns)) = (plane.rows, plane.columns);
+        let kept = |axis: usize| axis != row_axis && axis != column_axis;
+        let batch: Vec<Axis> = self.axes().filter(|(axis, _)| kept(*axis)).map(|(_, axis)| axis).collect();
+        let squares = rows.size.div_ceil(TILE).saturating_mul(columns.size.div_ceil(TILE));
+        let count = batch.iter().fold(squares, |count, axis| count.saturating_mul(axis.size));
+        let launch = by_bytes("movement", "transpose", self.bytes);
+        let launch = launch.grid([count, 1, 1])?.block([TILE as u32, TILE_ROWS, 1]);
+        let launch = launch.tensor(self.x).tensor(self.y).uint(rows.size)?.uint(columns.size)?;
+        self.walked(launch.int(columns.steps[0])?.int(rows.steps[1])?, &batch, 1)
+    }
+}
+
+fn transpose(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let x = cx.input(0)?;
+    let order = permutation(cx.attrs, x.rank())?;
+    gather(x, &Strided::transpose(&x.shape, &order), cx.output(0)?)
+}
+
+fn expand(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    gather(x, &Strided::expand(&x.shape, &y.shape)?, y)
+}
+
+fn slice(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let x = cx.input(0)?;
+    let (starts, ends) = (cx.ints(1)?, cx.ints(2)?);
+    let (axes, steps) = (cx.find_ints(3)?, cx.find_ints(4)?);
+    let arguments =
+        SliceArguments { starts: &starts, ends: &ends, axes: axes.as_deref(), steps: steps.as_deref() };
+    gather(x, &Strided::slice(&x.shape, &arguments.resolve(&x.shape)?), cx.output(0)?)
+}
+
+fn concat(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let y = cx.output(0)?;
+    let axis = normalize_axis(cx.attrs.int("axis")?, y.rank())?;
+    let whole = in_order(&y.shape);
+    let stride = whole.strides.get(axis).copied().unwrap_or(1).unsigned_abs();
+    let (mut launches, mut start) = (Vec::new(), 0usize);
+    for index in 0..cx.inputs.len() {
+        let x = cx.input(index)?;
+        let fits = x.rank() == y.rank() && (0..y.rank()).all(|at| at == axis || x.size(at) == y.size(at));
+        ensure!(fits, InvalidArgument, "input {index} of shape {:?} joined to {:?}", x.shape, y.shape);
+        let offset = start.saturating_mul(stride);
+        let part = Strided { sizes: x.shape.iter().copied().collect(), offset, ..whole.clone() };
+        launches.extend(copy((x, &in_order(&x.shape)), (y, &part))?);
+        start = start.saturating_add(x.size(axis));
+    }
+    ensure!(start == y.size(axis), InvalidArgument, "{start} elements joined to shape {:?}", y.shape);
+    Ok(launches)
+}
+
+fn split(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let x = cx.input(0)?;
+    let axis = normalize_axis(cx.attrs.int("axis")?, x.rank())?;
+    let size = x.size(axis);
+    let (mut launches, mut start) = (Vec::new(), 0usize);
+    for (index, count) in parts(cx, size)?.into_iter().enumerate() {
+        ensure!(count <= size.saturating_sub(start), InvalidArgument, "the parts exceed {:?}", x.shape);
+        if let Some(y) = cx.find_output(index) {
+            let mut slices: Vec<SliceAxis> = x.shape.iter().map(|size| SliceAxis::all(*size)).collect();
+            slices.get_mut(axis).into_iter().for_each(|slice| *slice = SliceAxis { start, step: 1, count });
+            launches.extend(gather(x, &Strided::slice(&x.shape, &slices), y)?);
+        }
+        start += count;
+    }
+    Ok(launches)
+}
+
+/// The sizes of the parts of `Split`: those given, or equal ones.
+fn parts(cx: &OpCx<'_>, size: usize) -> Result<Vec<usize>> {
+    let count = cx.outputs.len();
+    let Some(given) = cx.find_ints(1)? else {
+        let part = size.div_ceil(count.max(1));
+        let part_at = |index: usize| part.min(size.saturating_sub(index.saturating_mul(part)));
+        return Ok((0..count).map(part_at).collect());
+    };
+    ensure!(given.len() == count, InvalidArgument, "{} parts for {count} outputs", given.len());
+    let invalid = || error!(InvalidArgument, "size {size} split into {given:?}");
+    given.iter().map(|part| usize::try_from(*part).map_err(|_| invalid())).collect()
+}
+
+fn depth_to_space(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, [batch, channels, height, width], block) = blocks(cx)?;
+    let left = channels / block.saturating_mul(block).max(1);
+    let order = match cx.attrs.string("mode")? {
+        "CRD" => Strided::transpose(&[batch, left, block, block, height, width], &[0, 1, 4, 2, 5, 3]),
+        _ => Strided::transpose(&[batch, block, block, left, height, width], &[0, 3, 4, 1, 5, 2]),
+    };
+    gather(x, &order, cx.output(0)?)
+}
+
+fn space_to_depth(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, [batch, channels, height, width], block) = blocks(cx)?;
+    let parts = [batch, channels, height / block, block, width / block, block];
+    let order = match cx.attrs.string("mode")? {
+        "CRD" => [0, 1, 3, 5, 2, 4],
+        _ => [0, 3, 5, 1, 2, 4],
+    };
+    gather(x, &Strided::transpose(&parts, &order), cx.output(0)?)
+}
+
+/// The image, its four sizes, and the size of a block.
+fn blocks<'a>(cx: &'a OpCx<'_>) -> Result<(&'a Operand, [usize; 4], usize)> {
+    let x = cx.input(0)?;
+    let sizes = <[usize; 4]>::try_from(&*x.shape);
+    let sizes =
+        sizes.map_err(|_| error!(InvalidArgument, "an image of rank 4 is needed, got {:?}", x.shape))?;
+    let block = usize::try_from(cx.attrs.int("blocksize")?).ok().filter(|block| *block > 0);
+    Ok((x, sizes, block.ok_or_else(|| error!(InvalidGraph, "the block size is not positive"))?))
+}
+
+fn same_elements(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    copied(cx.input(0)?, cx.output(0)?)
+}
+
+/// Whether it is certain that nothing is dropped.
+fn is_inference(node: &NodeView<'_>) -> bool {
+    let constant = || node.constant(2).and_then(|training| training.view().to_ints().ok());
+    node.input(2).is_none() || constant().is_some_and(|training| training == [0])
+}
+
+fn dropout(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let mut launches = match cx.find_output(0) {
+        Some(_) => same_elements(cx)?,
+        None => Vec::new(),
+    };
+    if let Some(mask) = cx.find_output(1) {
+        launches.extend(filled(mask, &[1])?);
+    }
+    Ok(launches)
+}
+
+#[cfg(test)]
+mod tests {
+    use ort_core::ep::operand::Arg;
+
+    use super::*;
+
+    fn entry(shape: &[usize], order: &Strided) -> Result<String> {
+        let x = Operand { arg: Arg::Input(0), dtype: DType::F32, shape: shape.into() };
+        let y = Operand { arg: Arg::Output(0), shape: order.sizes.iter().copied().collect(), ..x.clone() };
+        Ok(gather(&x, order, &y)?.into_iter().map(|launch| launch.entry).collect())
+    }
+
+    #[test]
+    fn neighbours_move_together() -> Result<()> {
+        let transposed = |shape: &[usize], order: &[usize]| entry(shape, &Strided::transpose(shape, order));
+        assert_eq!(transposed(&[2, 5, 3, 64], &[0, 2, 1, 3])?, "copy_strided_b16");
+        assert_eq!(transposed(&[2, 5, 3, 6], &[0, 2, 1, 3])?, "copy_strided_b8");
+        assert_eq!(transposed(&[2, 5, 3, 7], &[0, 2, 1, 3])?, "copy_strided_b4");
+        assert_eq!(transposed(&[2, 64, 48], &[0, 2, 1])?, "transpose_b4");
+        assert_eq!(transposed(&[2, 64, 3], &[0, 2, 1])?, "copy_strided_b4");
+        assert_eq!(transposed(&[1, 64, 3], &[1, 0, 2])?, "copy_bytes");
+        let back = [SliceAxis { start: 3, step: -1, count: 4 }, SliceAxis::all(8)];
+        assert_eq!(entry(&[4, 8], &Strided::slice(&[4, 8], &back))?, "copy_strided_b16");
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! Normalizations: of rows (`LayerNormalization`, `RMSNormalization`, those of a sum), of groups of channels, and by given statistics.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ir::SymShape;
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, ensure};
+
+use super::lines::{SHORT_FLOATS, few_axes, suffix, team_of};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+const FLOAT: TypeSet = TypeSet::of(&[DType::F32]);
+
+const LAYER: KernelDef = KernelDef {
+    op: "LayerNormalization",
+    types: &[("T", SHORT_FLOATS), ("U", FLOAT)],
+    in_place: &[(0, 0)],
+    when: has_rows_of_parameters,
+    ..KernelDef::BASE
+};
+const RMS: KernelDef =
+    KernelDef { types: &[("T", SHORT_FLOATS), ("U", FLOAT), ("V", SHORT_FLOATS)], ..LAYER };
+const SKIP: KernelDef = KernelDef {
+    domain: MICROSOFT,
+    op: "SkipLayerNormalization",
+    types: &[("T", SHORT_FLOATS), ("U", FLOAT)],
+    in_place: &[(0, 0), (1, 0), (0, 3), (1, 3)],
+    ..KernelDef::BASE
+};
+const GROUPS: KernelDef = KernelDef {
+    op: "GroupNormalization",
+    types: &[("T", SHORT_FLOATS)],
+    in_place: &[(0, 0)],
+    ..KernelDef::BASE
+};
+const BATCH: KernelDef = KernelDef {
+    op: "BatchNormalization",
+    types: &[("T", SHORT_FLOATS), ("T1", SHORT_FLOATS), ("T2", SHORT_FLOATS)],
+    in_place: &[(0, 0)],
+    when: |node| {
+        let same = (1..5).all(|index| node.dtype(index) == node.dtype(0));
+        same && node.attrs().flag("training_mode").is_ok_and(|training| !training)
+    },
+    ..KernelDef::BASE
+};
+
+cuda_kernels![
+    CudaKernel::new(LAYER, layer),
+    CudaKernel::new(KernelDef { op: "RMSNormalization", ..RMS }, layer),
+    CudaKernel::new(KernelDef { op: "SimplifiedLayerNormalization", ..RMS }, layer),
+    CudaKernel::new(SKIP, skip),
+    CudaKernel::new(KernelDef { op: "SkipSimplifiedLayerNormalization", ..SKIP }, skip),
+    CudaKernel::new(GROUPS, groups),
+    CudaKernel::new(KernelDef { op: "InstanceNormalization", ..GROUPS }, groups),
+    CudaKernel::new(BATCH, batch),
+];
+
+/// Whether scale and bias are of the input's type, and have an element for each place in a row along its first axes, or for each element.
+fn has_rows_of_parameters(node: &NodeView<'_>) -> bool {
+    let (Some(shape), Ok(axis)) = (node.shape(0), node.attrs().int("axis")) else { return false };
+    let axis = if axis < 0 { axis.saturating_add_unsigned(shape.len() as u64) } else { axis };
+    let row = usize::try_from(axis).ok().and_then(|axis| shape.get(axis..));
+    let is_of_row = |shape: &SymShape| {
+        let whole = shape.iter().rposition(|size| size.as_constant() != Some(1)).map_or(0, |last| last + 1);
+        row.is_some_and(|row| row.len() == shape.len() && row.get(..whole) == shape.get(..whole))
+    };
+    let fits =
+        |index| node.dtype(index) == node.dtype(0) && node.shape(index).as_ref().is_some_and(is_of_row);
+    let same = || node.input(2).is_none() || fits(2) && node.shape(1) == node.shape(2);
+    few_axes(node) && fits(1) && same()
+}
+
+/// What a normalization of lines in a row reads and writes.
+struct Norm<'a> {
+    epsilon: f32,
+    x: &'a Operand,
+    skip: Option<&'a Operand>,
+    bias: Option<&'a Operand>,
+    scale: &'a Operand,
+    shift: Option<&'a Operand>,
+    /// The result, the mean, the factor, and the sum.
+    outputs: [Option<&'a Operand>; 4],
+    count: usize,
+    len: usize,
+    centers: bool,
+    /// Groups of lines, the parameters of a group, and the elements of a parameter.
+    channels: [usize; 3],
+}
+
+impl Norm<'_> {
+    fn launches(&self) -> Result<Vec<Launch>> {
+        const LONG: usize = 1024;
+        if self.count == 0 || self.len == 0 {
+            return Ok(Vec::new());
+        }
+        let team = team_of(self.len, LONG);
+        let entry = format!("norm_{}_{team}", suffix(self.x.dtype)?);
+        let launch = Launch::new("norm", entry).threads(self.count.saturating_mul(team))?;
+        let launch = launch.tensor(self.x).find_tensor(self.skip).find_tensor(self.bias);
+        let launch = launch.tensor(self.scale).find_tensor(self.shift);
+        let launch = self.outputs.iter().fold(launch, |launch, output| launch.find_tensor(*output));
+        let skips = self.skip.map_or(1, Operand::count);
+        let launch = launch.uints::<4>(&[self.count, self.len, skips, usize::from(self.centers)])?;
+        let launch = self.channels.iter().try_fold(launch, |launch, number| launch.uint(*number))?;
+        Ok(vec![launch.float(self.epsilon)])
+    }
+}
+
+fn product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |all: usize, size| all.saturating_mul(*size))
+}
+
+fn layer(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let axis = cx.axis(cx.attrs.int("axis")?, y.rank())?;
+    let (front, row) = y.shape.split_at_checked(axis).unwrap_or((&y.shape, &[]));
+    let centers = cx.op == "LayerNormalization";
+    let (mean, factor) = match centers {
+        true => (cx.find_output(1), cx.find_output(2)),
+        false => (None, cx.find_output(1)),
+    };
+    let len = product(row);
+    let (scale, shift) = (cx.input(1)?, cx.find_input(2));
+    let (count, outputs) = (product(front), [Some(y), mean, factor, None]);
+    let each = scale.count();
+    ensure!(len.is_multiple_of(each), InvalidArgument, "{each} factors for rows of {len}");
+    let (skip, bias, channels) = (None, None, [1, each, len.checked_div(each).unwrap_or(1).max(1)]);
+    let epsilon = cx.attrs.float("epsilon")?;
+    Norm { epsilon, x, skip, bias, scale, shift, outputs, count, len, centers, channels }.launches()
+}
+
+fn skip(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, skip, scale) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let len = x.shape.last().copied().unwrap_or(0);
+    let centers = cx.op == "SkipLayerNormalization";
+    let (shift, bias) = match centers {
+        true => (cx.find_input(3), cx.find_input(4)),
+        false => (None, cx.find_input(3)),
+    };
+    for parameter in [Some(scale), shift, bias].into_iter().flatten() {
+        let count = parameter.count();
+        ensure!(count == len, InvalidArgument, "gamma, beta or bias has {count} values, expected {len}");
+    }
+    let (count, own) = (x.count(), skip.count());
+    ensure!(count == 0 || own > 0 && count % own == 0, InvalidArgument, "a skip of {own} values for {count}");
+    let outputs = [0, 1, 2, 3].map(|index| cx.find_output(index));
+    let (count, channels) = (count.checked_div(len).unwrap_or(0), [1, len, 1]);
+    let epsilon = cx.attrs.float("epsilon")?;
+    Norm { epsilon, x, skip: Some(skip), bias, scale, shift, outputs, count, len, centers, channels }
+        .launches()
+}
+
+fn groups(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let (channels, spatial) = (y.size(1), product(y.shape.get(2..).unwrap_or_default()));
+    // An instance normalization has a group for each channel.
+    let groups = match cx.attrs.find_int("num_groups") {
+        Some(groups) => usize::try_from(groups).unwrap_or(0),
+        None => channels,
+    };
+    let each = channels.checked_div(groups).unwrap_or(0);
+    let even = each.checked_mul(groups) == Some(channels);
+    ensure!(even, InvalidArgument, "{channels} channels do not part into {groups} groups");
+    let (scale, shift) = (cx.input(1)?, cx.input(2)?);
+    for parameter in [scale, shift] {
+        let count = parameter.count();
+        ensure!(count == channels, InvalidArgument, "{count} parameters for {channels} channels");
+    }
+    let (count, len) = (y.size(0).saturating_mul(groups), each.saturating_mul(spatial));
+    let outputs = [Some(y), None, None, None];
+    let channels = [groups.max(1), each, spatial.max(1)];
+    let (skip, bias, shift, centers) = (None, None, Some(shift), true);
+    let epsilon = cx.attrs.float("epsilon")?;
+    Norm { epsilon, x, skip, bias, scale, shift, outputs, count, len, centers, channels }.launches()
+}
+
+fn batch(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let (channels, spatial) = (y.size(1), product(y.shape.get(2..).unwrap_or_default()));
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let mut launch =
+        Launch::new("norm", format!("batch_norm_{}", suffix(x.dtype)?)).threads(y.count())?.tensor(x);
+    for index in 1..5 {
+        let parameter = cx.input(index)?;
+        let count = parameter.count();
+        ensure!(count == channels, InvalidArgument, "{count} parameters for {channels} channels");
+        launch = launch.tensor(parameter);
+    }
+    let launch = launch.tensor(y).uint(y.count())?.uint(channels)?.uint(spatial)?;
+    Ok(vec![launch.float(cx.attrs.float("epsilon")?)])
+}

@@ -1,0 +1,95 @@
+//! `MaxPool`, `AveragePool`, `LpPool` and the pools over whole images.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::ops::nn::geometry::Windows;
+use ort_core::{Result, ensure, error};
+
+use super::conv::{FLOATS, has_up_to_three_axes, suffix_of, three, window_sizes};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx};
+
+const OF_MAX: TypeSet = FLOATS.union(TypeSet::of(&[DType::I8, DType::U8]));
+
+const fn windowed(op: &'static str) -> KernelDef {
+    KernelDef { op, types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE }
+}
+
+const fn global(op: &'static str) -> KernelDef {
+    KernelDef { op, types: &[("T", FLOATS)], ..KernelDef::BASE }
+}
+
+cuda_kernels![
+    CudaKernel::new(KernelDef { types: &[("T", OF_MAX)], left_out: &[0], ..windowed("MaxPool") }, max_pool),
+    CudaKernel::new(windowed("AveragePool"), pool),
+    CudaKernel::new(windowed("LpPool"), pool),
+    CudaKernel::new(global("GlobalAveragePool"), global_pool),
+    CudaKernel::new(global("GlobalMaxPool"), global_pool),
+    CudaKernel::new(global("GlobalLpPool"), global_pool),
+];
+
+/// The structure `Windows` of `cu/pool.cu`.
+fn windows_of(cx: &OpCx<'_>) -> Result<Vec<usize>> {
+    let shape = &cx.input(0)?.shape;
+    let spatial = shape.get(2..).ok_or_else(|| error!(InvalidArgument, "an image of shape {shape:?}"))?;
+    let axes = three(&Windows::of_pool(cx.attrs, shape.len())?.on(spatial)?)?;
+    let mut sizes = window_sizes(&axes);
+    sizes.extend(axes.map(|axis| axis.pads[1]));
+    for flag in ["count_include_pad", "storage_order"] {
+        sizes.push(usize::from(cx.attrs.find_int(flag).unwrap_or(0) != 0));
+    }
+    Ok(sizes)
+}
+
+/// What a pool folds values into, by the number in `cu/pool.cu`, and its power.
+fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
+    let power = cx.attrs.find_int("p").unwrap_or(1);
+    ensure!(power != 0 && i32::try_from(power).is_ok(), InvalidGraph, "a norm with p = {power}");
+    let kind = match (cx.op, power) {
+        ("AveragePool" | "GlobalAveragePool", _) => 0,
+        ("GlobalMaxPool", _) => 1,
+        (_, 1) => 2,
+        (_, 2) => 3,
+        _ => 4,
+    };
+    Ok((kind, power as f32))
+}
+
+fn pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y, (kind, power)) = (cx.input(0)?, cx.output(0)?, fold_of(cx)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let launch = Launch::new("pool", format!("pool_{}", suffix_of(x.dtype)?)).threads(y.count())?;
+    let launch = launch.tensor(x).tensor(y).uints::<23>(&windows_of(cx)?)?;
+    Ok(vec![launch.uint(kind)?.float(power).uint(y.count())?])
+}
+
+fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y, indices) = (cx.input(0)?, cx.find_output(0), cx.find_output(1));
+    let count = y.or(indices).map_or(0, |output| output.count());
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let suffix = match x.dtype {
+        DType::I8 => "i8",
+        DType::U8 => "u8",
+        float => suffix_of(float)?,
+    };
+    let launch = Launch::new("pool", format!("max_pool_{suffix}")).threads(count)?;
+    let launch = launch.tensor(x).find_tensor(y).find_tensor(indices).uints::<23>(&windows_of(cx)?)?;
+    Ok(vec![launch.uint(count)?])
+}
+
+fn global_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y, (kind, power)) = (cx.input(0)?, cx.output(0)?, fold_of(cx)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let plane = x.shape.iter().skip(2).fold(1, |plane: usize, size| plane.saturating_mul(*size));
+    // Where planes are small, fewer threads stay without elements.
+    let threads = if plane > 1024 { 256 } else { 64 };
+    let launch = Launch::new("pool", format!("pool_plane_{}", suffix_of(x.dtype)?));
+    let launch = launch.grid([y.count(), 1, 1])?.block([threads, 1, 1]).tensor(x).tensor(y);
+    Ok(vec![launch.uint(kind)?.float(power).uint(plane)?])
+}

@@ -1,0 +1,82 @@
+//! The `Reduce` operators, and `SumTo`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::spec::RUNTIME;
+use ort_core::{Result, ensure, error};
+
+use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx};
+
+const NUMBERS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]));
+
+const fn reduction(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> CudaKernel {
+    let def = KernelDef { op, types, host_inputs: &[1], when: few_axes, ..KernelDef::BASE };
+    CudaKernel::new(def, launches)
+}
+
+cuda_kernels![
+    reduction("ReduceSum", &[("T", NUMBERS)]),
+    reduction("ReduceMean", &[("T", SHORT_FLOATS)]),
+    reduction("ReduceMax", &[("T", NUMBERS)]),
+    reduction("ReduceMin", &[("T", NUMBERS)]),
+    reduction("ReduceProd", &[("T", NUMBERS)]),
+    reduction("ReduceL1", &[("T", NUMBERS)]),
+    reduction("ReduceL2", &[("T", SHORT_FLOATS)]),
+    reduction("ReduceLogSum", &[("T", SHORT_FLOATS)]),
+    reduction("ReduceLogSumExp", &[("T", SHORT_FLOATS)]),
+    reduction("ReduceSumSquare", &[("T", NUMBERS)]),
+    {
+        let sum = reduction("SumTo", &[("T", SHORT_FLOATS)]);
+        CudaKernel { def: KernelDef { domain: RUNTIME, ..sum.def }, ..sum }
+    },
+];
+
+/// The number of a fold in cu/reduce.cu.
+fn fold_of(op: &str) -> Result<usize> {
+    Ok(match op {
+        "ReduceSum" | "SumTo" => 0,
+        "ReduceMean" => 1,
+        "ReduceMax" => 2,
+        "ReduceMin" => 3,
+        "ReduceProd" => 4,
+        "ReduceL1" => 5,
+        "ReduceL2" => 6,
+        "ReduceLogSum" => 7,
+        "ReduceSumSquare" => 8,
+        "ReduceLogSumExp" => 9,
+        _ => return Err(error!(Fail, "{op} is no reduction")),
+    })
+}
+
+/// Which axes of the input are combined.
+fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
+    let shape = &cx.input(0)?.shape;
+    let given = cx.find_ints(1)?.unwrap_or_default();
+    if cx.op == "SumTo" {
+        let lead = shape.len().checked_sub(given.len());
+        let lead = lead.ok_or_else(|| error!(InvalidArgument, "{shape:?} is summed to {given:?}"))?;
+        let differs = |(from, to): (&usize, &i64)| i64::try_from(*from) != Ok(*to);
+        let rest = shape.iter().skip(lead).zip(&given);
+        return Ok((0..lead).map(|_| true).chain(rest.map(differs)).collect());
+    }
+    let all = given.is_empty() && !cx.attrs.flag("noop_with_empty_axes")?;
+    let mut mask = vec![all; shape.len()];
+    for axis in given {
+        let axis = cx.axis(axis, shape.len())?;
+        mask.get_mut(axis).into_iter().for_each(|along| *along = true);
+    }
+    Ok(mask)
+}
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let lines = Lines::new(&x.shape, &mask(cx)?);
+    ensure!(lines.count == y.count(), Fail, "{} outputs for {} reductions", y.count(), lines.count);
+    let launch = lines.launch("reduce", &format!("reduce_{}", suffix(x.dtype)?))?;
+    Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(fold_of(cx.op)?)?])
+}

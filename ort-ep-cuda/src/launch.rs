@@ -1,0 +1,159 @@
+//! What a kernel answers with: launches.
+
+use std::sync::Arc;
+
+use ort_core::ep::operand::{self, Arg};
+use ort_core::{Result, error};
+use smallvec::SmallVec;
+
+pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
+
+use crate::driver::Limits;
+
+/// A node with the shapes of a run. Kernels answer with launches, which are kept for runs of the same shapes.
+pub(crate) type OpCx<'a> = operand::OpCx<'a, Limits>;
+
+/// Where the code of a launch is.
+#[derive(Clone, Debug)]
+pub(crate) enum Code {
+    /// An entry of the family of kernels of that name, `cu/<family>.cu`.
+    Family(&'static str),
+    /// PTX that was rendered for the node.
+    Text(Arc<str>),
+}
+
+/// A parameter of an entry.
+#[derive(Clone, Debug)]
+pub(crate) enum Param {
+    /// The address of a tensor; that of nothing where it is left out.
+    Tensor(Option<Arg>),
+    /// A number or a structure, as it lies in memory.
+    Bytes(SmallVec<[u8; 8]>),
+}
+
+/// One launch of an entry: its code, blocks, threads of a block, and parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    pub(crate) code: Code,
+    pub(crate) entry: String,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) params: Vec<Param>,
+}
+
+/// The threads of a block of kernels that give each element a thread.
+pub(crate) const THREADS: u32 = 256;
+
+impl Launch {
+    /// A launch of an entry of a family, of one block of [`THREADS`] threads at first.
+    pub(crate) fn new(family: &'static str, entry: impl Into<String>) -> Launch {
+        Launch::of_code(Code::Family(family), entry)
+    }
+
+    /// A launch of an entry of rendered PTX.
+    pub(crate) fn rendered(text: impl Into<Arc<str>>, entry: impl Into<String>) -> Launch {
+        Launch::of_code(Code::Text(text.into()), entry)
+    }
+
+    fn of_code(code: Code, entry: impl Into<String>) -> Launch {
+        let (grid, block) = ([1; 3], [THREADS, 1, 1]);
+        Launch { code, entry: entry.into(), grid, block, params: Vec::new() }
+    }
+
+    /// With so many threads at least, [`THREADS`] to a block: one for each element.
+    pub(crate) fn threads(self, count: usize) -> Result<Launch> {
+        let blocks = count.div_ceil(THREADS as usize).max(1);
+        Ok(self.grid([blocks, 1, 1])?.block([THREADS, 1, 1]))
+    }
+
+    /// With these numbers of blocks.
+    pub(crate) fn grid(self, blocks: [usize; 3]) -> Result<Launch> {
+        // CUDA C++ Programming Guide, "Compute Capabilities": 2^31 - 1 blocks along x, 65535 along y and z.
+        const MOST: [usize; 3] = [i32::MAX as usize, 65535, 65535];
+        let mut grid = [1; 3];
+        for ((to, blocks), most) in grid.iter_mut().zip(blocks).zip(MOST) {
+            let fits = u32::try_from(blocks).ok().filter(|_| (1..=most).contains(&blocks));
+            *to = fits.ok_or_else(|| {
+                error!(NotImplemented, "a launch of {blocks} blocks where the device takes 1 to {most}")
+                    .help("split the batch, or run the model on another provider")
+            })?;
+        }
+        Ok(Launch { grid, ..self })
+    }
+
+    /// With blocks of these numbers of threads.
+    pub(crate) fn block(self, block: [u32; 3]) -> Launch {
+        Launch { block, ..self }
+    }
+
+    /// With a tensor as the next parameter.
+    pub(crate) fn tensor(self, operand: &Operand) -> Launch {
+        self.find_tensor(Some(operand))
+    }
+
+    /// With a tensor that may be left out as the next parameter.
+    pub(crate) fn find_tensor(mut self, operand: Option<&Operand>) -> Launch {
+        let present = operand.filter(|operand| operand.count() > 0);
+        self.params.push(Param::Tensor(present.map(|operand| operand.arg)));
+        self
+    }
+
+    /// With a number as the next parameter: one of 32 bits.
+    pub(crate) fn uint(self, number: usize) -> Result<Launch> {
+        let number = u32::try_from(number).ok().filter(|number| *number <= i32::MAX as u32);
+        let number = number.ok_or_else(|| {
+            error!(NotImplemented, "a tensor of more than 2^31 - 1 elements along what a kernel counts")
+                .help("split the batch, or run the model on another provider")
+        })?;
+        Ok(self.bytes(&number.to_ne_bytes()))
+    }
+
+    /// With a signed number of 32 bits as the next parameter.
+    pub(crate) fn int(self, number: i64) -> Result<Launch> {
+        let number = i32::try_from(number);
+        let number = number.map_err(|_| error!(NotImplemented, "a number beyond 32 bits in a kernel"))?;
+        Ok(self.bytes(&number.to_ne_bytes()))
+    }
+
+    /// With a `float` as the next parameter.
+    pub(crate) fn float(self, number: f32) -> Launch {
+        self.bytes(&number.to_ne_bytes())
+    }
+
+    /// With some bytes as the next parameter: a structure of the kernel's.
+    pub(crate) fn bytes(mut self, bytes: &[u8]) -> Launch {
+        self.params.push(Param::Bytes(SmallVec::from_slice(bytes)));
+        self
+    }
+
+    /// With an array of numbers of 32 bits, `LEN` of them, as the next parameter: a structure with one array. What is missing is zero.
+    pub(crate) fn uints<const LEN: usize>(self, numbers: &[usize]) -> Result<Launch> {
+        let mut words = [0i32; LEN];
+        if numbers.len() > LEN {
+            return Err(error!(NotImplemented, "{} axes where a kernel has {LEN}", numbers.len()));
+        }
+        for (word, number) in words.iter_mut().zip(numbers) {
+            *word = i32::try_from(*number)
+                .map_err(|_| error!(NotImplemented, "a size or stride of more than 2^31 - 1 elements"))?;
+        }
+        Ok(self.words(&words))
+    }
+
+    /// The same with signed numbers.
+    pub(crate) fn ints<const LEN: usize>(self, numbers: &[i64]) -> Result<Launch> {
+        let mut words = [0i32; LEN];
+        if numbers.len() > LEN {
+            return Err(error!(NotImplemented, "{} axes where a kernel has {LEN}", numbers.len()));
+        }
+        for (word, number) in words.iter_mut().zip(numbers) {
+            *word = i32::try_from(*number)
+                .map_err(|_| error!(NotImplemented, "a size or stride of more than 2^31 - 1 elements"))?;
+        }
+        Ok(self.words(&words))
+    }
+
+    fn words(self, words: &[i32]) -> Launch {
+        let bytes: SmallVec<[u8; 64]> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.bytes(&bytes)
+    }
+}

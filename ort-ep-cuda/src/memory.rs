@@ -1,0 +1,84 @@
+//! The device's memory: regions of the driver's, and where a tensor lies in them. The arena over it is that of `ort-alloc`.
+
+use std::sync::Arc;
+
+use ort_alloc::{AllocError, Allocator, Arena, ArenaConfig, Buffer, DeviceId, Stats};
+use ort_core::tensor::DeviceRange;
+use ort_core::{ErrorKind, Result, ensure, error};
+use parking_lot::Mutex;
+
+use crate::driver::Context;
+
+/// What the driver's memory begins at multiples of (CUDA C++ Programming Guide, "Device Memory Accesses": 256 bytes at least).
+const ALIGNMENT: usize = 256;
+
+/// The memory of one device: an arena over regions of the driver's.
+pub(crate) fn arena(id: DeviceId, context: &Arc<Context>, config: ArenaConfig) -> Arena {
+    let regions = Regions { id, context: context.clone(), stats: Arc::default() };
+    Arena::new(Arc::new(regions), config)
+}
+
+/// The address of a range of a tensor; none for a range of no bytes.
+pub(crate) fn address(id: DeviceId, range: DeviceRange<'_>) -> Result<Option<u64>> {
+    let owner = range.buffer.device();
+    ensure!(owner == id, Fail, "memory of {owner} was handed to {id}");
+    if range.len == 0 {
+        return Ok(None);
+    }
+    ensure!(range.offset + range.len <= range.buffer.len(), Fail, "a range ends beyond its buffer");
+    let handle = range.buffer.handle().ok_or_else(|| error!(Fail, "a device buffer has no address"))?;
+    Ok(Some(handle + (range.buffer.offset() + range.offset) as u64))
+}
+
+/// Memory straight from the driver.
+struct Regions {
+    id: DeviceId,
+    context: Arc<Context>,
+    stats: Arc<Mutex<Stats>>,
+}
+
+impl Allocator for Regions {
+    fn device(&self) -> DeviceId {
+        self.id
+    }
+
+    fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
+        if !alignment.is_power_of_two() || alignment > ALIGNMENT {
+            let reason = format!("an alignment of {alignment} bytes");
+            return Err(AllocError::Unsupported { device: self.id, reason });
+        }
+        if bytes == 0 {
+            return Ok(Buffer::empty(self.id));
+        }
+        let address = self.context.allocate(bytes).map_err(|problem| match problem.kind() {
+            ErrorKind::OutOfMemory => AllocError::OutOfMemory {
+                requested: bytes,
+                available: self.context.memory().ok().map(|(free, _)| free),
+                device: self.id,
+            },
+            _ => AllocError::Unsupported { device: self.id, reason: problem.to_string() },
+        })?;
+        let mut stats = self.stats.lock();
+        stats.num_allocs += 1;
+        stats.in_use += bytes;
+        stats.total_allocated = stats.in_use;
+        stats.max_in_use = stats.max_in_use.max(stats.in_use);
+        stats.max_alloc_size = stats.max_alloc_size.max(bytes);
+        let (context, counted) = (self.context.clone(), self.stats.clone());
+        let release = move |address| {
+            context.free(address);
+            let mut stats = counted.lock();
+            stats.in_use -= bytes;
+            stats.total_allocated = stats.in_use;
+        };
+        Ok(Buffer::opaque(self.id, bytes, address, Box::new(release)))
+    }
+
+    fn stats(&self) -> Stats {
+        *self.stats.lock()
+    }
+
+    fn trim(&self) -> usize {
+        0
+    }
+}

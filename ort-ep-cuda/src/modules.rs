@@ -1,0 +1,124 @@
+//! Code on the device: the families of kernels, which are compiled by the driver when one of them is first launched, and what was rendered
+//! for a node, compiled once for each text.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use flate2::read::GzDecoder;
+use ort_core::{Result, Within, error};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::driver::{Context, Function, Module};
+use crate::launch::{Code, Launch};
+
+/// The families: compressed PTX for compute capabilities 7.5, 8.0 and 9.0, each for its own and newer devices.
+macro_rules! families {
+    ($($name:literal),*) => {
+        &[$((
+            $name,
+            [
+                (90, include_bytes!(concat!("../ptx/", $name, "_90.ptx.gz"))),
+                (80, include_bytes!(concat!("../ptx/", $name, "_80.ptx.gz"))),
+                (75, include_bytes!(concat!("../ptx/", $name, "_75.ptx.gz"))),
+            ],
+        )),*]
+    };
+}
+
+type Family = (&'static str, [(u32, &'static [u8]); 3]);
+
+const FAMILIES: &[Family] =
+    families!["conv", "gather", "gemm", "lines", "movement", "norm", "pool", "reduce"];
+
+/// The oldest compute capability that kernels are compiled for.
+pub(crate) const OLDEST: u32 = 75;
+
+/// The modules that are loaded on a device.
+pub(crate) struct Modules {
+    context: Arc<Context>,
+    capability: u32,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    families: FxHashMap<&'static str, Arc<Module>>,
+    texts: FxHashMap<Arc<str>, Arc<Module>>,
+}
+
+/// An entry, with the module that it is of.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) function: Function,
+    _module: Arc<Module>,
+}
+
+impl Modules {
+    pub(crate) fn new(context: Arc<Context>, capability: u32) -> Modules {
+        Modules { context, capability, loaded: Mutex::default() }
+    }
+
+    /// The entry of a launch.
+    pub(crate) fn entry(&self, launch: &Launch) -> Result<Entry> {
+        let module = match &launch.code {
+            Code::Family(name) => self.family(name)?,
+            Code::Text(text) => self.text(text)?,
+        };
+        let function = module.function(&launch.entry)?;
+        Ok(Entry { function, _module: module })
+    }
+
+    /// How many modules are loaded.
+    pub(crate) fn count(&self) -> usize {
+        let loaded = self.loaded.lock();
+        loaded.families.len() + loaded.texts.len()
+    }
+
+    fn family(&self, name: &'static str) -> Result<Arc<Module>> {
+        // Of two threads that want the same one, the second waits.
+        let mut loaded = self.loaded.lock();
+        if let Some(module) = loaded.families.get(name) {
+            return Ok(module.clone());
+        }
+        let versions = FAMILIES.iter().find(|(family, _)| *family == name).map(|(_, versions)| versions);
+        let versions = versions.ok_or_else(|| error!(Fail, "there is no family of kernels '{name}'"))?;
+        let fitting = versions.iter().find(|(capability, _)| *capability <= self.capability);
+        let (_, text) = fitting.ok_or_else(|| too_old(self.capability))?;
+        let module = self.context.load(&unpacked(text)?).within(|| format!("kernels '{name}'"))?;
+        let module = Arc::new(module);
+        loaded.families.insert(name, module.clone());
+        Ok(module)
+    }
+
+    fn text(&self, text: &Arc<str>) -> Result<Arc<Module>> {
+        let mut loaded = self.loaded.lock();
+        if let Some(module) = loaded.texts.get(text) {
+            return Ok(module.clone());
+        }
+        let module = Arc::new(self.context.load(text).within(|| "a rendered kernel".to_owned())?);
+        loaded.texts.insert(text.clone(), module.clone());
+        Ok(module)
+    }
+}
+
+/// The text of compressed PTX.
+pub(crate) fn unpacked(bytes: &[u8]) -> Result<String> {
+    let mut text = String::new();
+    let read = GzDecoder::new(bytes).read_to_string(&mut text);
+    read.map_err(|problem| error!(Fail, "the PTX of this build is damaged: {problem}"))?;
+    Ok(text)
+}
+
+/// The error of a device that no kernel is compiled for.
+pub(crate) fn too_old(capability: u32) -> ort_core::Error {
+    error!(
+        EpFail,
+        "the device has compute capability {}.{}, and kernels need {}.{}",
+        capability / 10,
+        capability % 10,
+        OLDEST / 10,
+        OLDEST % 10
+    )
+    .help("run on a GPU of the Turing generation or newer, or on another provider")
+}

@@ -1,0 +1,48 @@
+//! What the tests of this crate share: the driver, which is an emulator of PTX where `ORT_CUDA_DRIVER` names no other, and a device.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use ort_core::Result;
+use ort_core::ep::{Device, ProviderOptions};
+use ort_ep_cpu as _;
+use ort_ep_cuda::CudaDevice;
+
+/// The variable that names the driver's library.
+pub(crate) const DRIVER: &str = "ORT_CUDA_DRIVER";
+
+/// The emulator, which cargo built beside the tests.
+pub(crate) fn emulator() -> PathBuf {
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let own = std::env::current_exe().unwrap_or_default();
+    own.with_file_name(format!("{prefix}ort_cuda_emulator{suffix}"))
+}
+
+/// Runs the test of this name in a process of its own that finds a driver: that of the variable, else the emulator. The library of a driver
+/// is looked for once in a process, and a test cannot change what its own process is told. In that process, a device.
+pub(crate) fn with_device(test: &str) -> Result<Option<Arc<dyn Device>>> {
+    if std::env::var_os(DRIVER).is_some() {
+        let device: Arc<dyn Device> = CudaDevice::open(0, &ProviderOptions::new())?;
+        return Ok(Some(device));
+    }
+    let (said, is_fine) = run(test, &[(DRIVER, &emulator().to_string_lossy())]);
+    assert!(is_fine, "{said}");
+    Ok(None)
+}
+
+/// What a test of this program says in a process with these variables, and whether it ended well.
+pub(crate) fn run(test: &str, variables: &[(&str, &str)]) -> (String, bool) {
+    let Ok(own) = std::env::current_exe() else { return ("no path of this program".to_owned(), false) };
+    let mut command = Command::new(own);
+    command.args(["--exact", test, "--nocapture"]).envs(variables.iter().copied());
+    match command.output() {
+        Ok(output) => {
+            let text = [output.stdout, output.stderr].concat();
+            (String::from_utf8_lossy(&text).into_owned(), output.status.success())
+        }
+        Err(problem) => (problem.to_string(), false),
+    }
+}

@@ -1,0 +1,121 @@
+//! Conversions between all types (NVIDIA, "PTX ISA", `cvt`).
+
+use half::{bf16, f16};
+
+use crate::decode::Ty;
+use crate::number::{Float, Reg, odd, round32};
+
+fn canonical(x: f32) -> f32 {
+    if x.is_nan() { f32::from_bits(0x7FFF_FFFF) } else { x }
+}
+
+/// What `cvt` turns into what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cvt {
+    pub(crate) to: Ty,
+    pub(crate) from: Ty,
+    /// 0 nearest, 1 to zero, 2 down, 3 up; 4 more where to an integer; 8: nearest, ties away.
+    pub(crate) round: u8,
+    pub(crate) saturate: bool,
+    pub(crate) relu: bool,
+    /// Bits of the destination.
+    pub(crate) width: u8,
+}
+
+/// `cvt`.
+pub(crate) fn convert(how: Cvt, x: u64) -> u64 {
+    let signed = |bits: u32| (x << (64 - bits)) as i64 >> (64 - bits);
+    let out = if how.from.is_int() {
+        let bits = how.from.bits();
+        let value: i128 = if how.from.is_signed() {
+            i128::from(signed(bits))
+        } else {
+            i128::from(x << (64 - bits) >> (64 - bits))
+        };
+        if how.to.is_int() {
+            integer(how, value)
+        } else {
+            match (how.to, how.round & 3) {
+                (Ty::F32, 0) => (value as f32).put(),
+                (Ty::F64, _) => (value as f64).put(),
+                (to, mode) => from_wide(to, value as f64, mode, how),
+            }
+        }
+    } else {
+        let value = match how.from {
+            Ty::F16 => f16::get(x).wide(),
+            Ty::Bf16 => bf16::get(x).wide(),
+            Ty::F32 => f32::get(x).wide(),
+            _ => f64::get(x),
+        };
+        let whole = |v: f64| match how.round & 3 {
+            0 => v.round_ties_even(),
+            1 => v.trunc(),
+            2 => v.floor(),
+            _ => v.ceil(),
+        };
+        if how.to.is_int() {
+            integer(how, whole(value) as i128)
+        } else {
+            let (value, mode) = if how.round & 4 != 0 { (whole(value), 0) } else { (value, how.round & 11) };
+            from_wide(how.to, value, mode, how)
+        }
+    };
+    if how.width >= 64 { out } else { out & ((1 << how.width) - 1) }
+}
+
+fn integer(how: Cvt, value: i128) -> u64 {
+    let bits = how.to.bits();
+    let (low, high) = if how.to.is_signed() {
+        (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
+    } else {
+        (0, (1i128 << bits) - 1)
+    };
+    if how.saturate || !how.from.is_int() {
+        return value.clamp(low, high) as u64;
+    }
+    if how.to.is_signed() {
+        ((value << (128 - bits)) >> (128 - bits)) as u64
+    } else {
+        (value & ((1i128 << bits) - 1)) as u64
+    }
+}
+
+fn from_wide(to: Ty, value: f64, mode: u8, how: Cvt) -> u64 {
+    let mut value = value;
+    if how.relu && value <= 0.0 {
+        value = 0.0;
+    }
+    if how.saturate {
+        value = if value > 0.0 { value.min(1.0) } else { 0.0 };
+    }
+    match to {
+        Ty::F16 if value.is_nan() => 0x7FFF,
+        Ty::Bf16 if value.is_nan() => 0x7FFF,
+        Ty::F16 if mode == 0 => f16::narrow(value).put(),
+        Ty::Bf16 if mode == 0 => bf16::narrow(value).put(),
+        Ty::F16 => toward(value, f16::narrow(value).wide(), f16::narrow(value).put(), mode, 0x8000),
+        Ty::Bf16 => toward(value, bf16::narrow(value).wide(), bf16::narrow(value).put(), mode, 0x8000),
+        Ty::F32 => canonical(round32(value, mode)).put(),
+        Ty::Tf32 if mode == 0 => {
+            let bits = odd(value).to_bits();
+            u64::from(bits.wrapping_add(0xFFF + (bits >> 13 & 1)) & !0x1FFF)
+        }
+        Ty::Tf32 => u64::from((value as f32).to_bits().wrapping_add(0x1000) & !0x1FFF),
+        _ => value.put(),
+    }
+}
+
+/// The neighbour of `bits`, which is `near`, the nearest to `value`, as the rounding asks.
+fn toward(value: f64, near: f64, bits: u64, mode: u8, sign: u64) -> u64 {
+    let (smaller, larger) = (near.abs() > value.abs(), near.abs() < value.abs());
+    let negative = value.is_sign_negative();
+    match mode {
+        1 if smaller => bits - 1,
+        2 if negative && larger => bits + 1,
+        3 if !negative && larger => bits + 1,
+        2 if !negative && smaller => bits - 1,
+        3 if negative && smaller => bits - 1,
+        _ => (bits & !sign) | (bits & sign),
+    }
+}

@@ -1,0 +1,528 @@
+//! The functions of the driver's library that a provider calls.
+
+#![allow(non_snake_case, reason = "the names are the driver's")]
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::code;
+use crate::memory::Memory;
+use crate::parse::Module;
+
+mod launch;
+use launch::{error_text, load, start};
+
+/// A context, stream, event, module or function as programs hold it.
+pub type Handle = *mut c_void;
+
+type Done = Result<(), u32>;
+
+struct Loaded {
+    module: Arc<(Module, String)>,
+    /// Names and numbers of the kernels.
+    kernels: Vec<u64>,
+}
+
+struct Kernel {
+    module: u64,
+    number: usize,
+    dynamic: usize,
+}
+
+struct Driver {
+    ready: bool,
+    sticky: u32,
+    memory: Memory,
+    next: u64,
+    streams: BTreeSet<u64>,
+    events: BTreeMap<u64, Option<Instant>>,
+    modules: BTreeMap<u64, Loaded>,
+    kernels: BTreeMap<u64, Kernel>,
+}
+
+static DRIVER: Mutex<Driver> = Mutex::new(Driver {
+    ready: false,
+    sticky: 0,
+    memory: Memory::new(),
+    next: 0x1_0000,
+    streams: BTreeSet::new(),
+    events: BTreeMap::new(),
+    modules: BTreeMap::new(),
+    kernels: BTreeMap::new(),
+});
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+static STEPS: AtomicU64 = AtomicU64::new(0);
+const CONTEXT: u64 = 0xC000;
+const SHARED_DEFAULT: usize = 48 << 10;
+const SHARED_MOST: usize = 166_912;
+
+thread_local! {
+    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Launches so far, and the instructions of all their threads.
+pub fn counters() -> (u64, u64) {
+    (LAUNCHES.load(Relaxed), STEPS.load(Relaxed))
+}
+
+fn setting<T: std::str::FromStr>(name: &str, otherwise: T) -> T {
+    std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(otherwise)
+}
+
+fn devices() -> i32 {
+    setting("ORT_CUDA_EMULATOR_DEVICES", 1)
+}
+
+fn limit() -> u64 {
+    setting("ORT_CUDA_EMULATOR_MEMORY", 8 << 30)
+}
+
+fn capability() -> (i32, i32) {
+    let text = setting("ORT_CUDA_EMULATOR_CAPABILITY", "8.0".to_owned());
+    let (major, minor) = text.split_once('.').unwrap_or((&text, "0"));
+    (major.parse().unwrap_or(8), minor.parse().unwrap_or(0))
+}
+
+/// The driver after `cuInit`, unless a kernel failed.
+fn ready() -> Result<parking_lot::MutexGuard<'static, Driver>, u32> {
+    let driver = DRIVER.lock();
+    match (driver.ready, driver.sticky) {
+        (false, _) => Err(code::NOT_INITIALIZED),
+        (true, 0) => Ok(driver),
+        (true, sticky) => Err(sticky),
+    }
+}
+
+/// The same with a context.
+fn current() -> Result<parking_lot::MutexGuard<'static, Driver>, u32> {
+    let driver = ready()?;
+    let some = CONTEXTS.with_borrow(|stack| stack.last().is_some_and(|context| *context != 0));
+    if some { Ok(driver) } else { Err(code::INVALID_CONTEXT) }
+}
+
+impl Driver {
+    fn handle(&mut self) -> u64 {
+        self.next += 16;
+        self.next
+    }
+
+    fn stream(&self, stream: Handle) -> Done {
+        // The first three stand for the default streams.
+        let known = (stream as u64) < 3 || self.streams.contains(&(stream as u64));
+        if known { Ok(()) } else { Err(code::INVALID_HANDLE) }
+    }
+
+    fn within(&self, address: u64, size: usize) -> Done {
+        if size == 0 || self.memory.holds(address, size as u64) { Ok(()) } else { Err(code::INVALID_VALUE) }
+    }
+}
+
+fn put<T>(to: *mut T, value: T) -> Done {
+    if to.is_null() {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: the caller of the driver gives a place for the result.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+fn device(number: i32) -> Done {
+    if (0..devices()).contains(&number) { Ok(()) } else { Err(code::INVALID_DEVICE) }
+}
+
+fn copy(to: u64, from: u64, size: usize) -> Done {
+    if size > 0 && (to == 0 || from == 0) {
+        return Err(code::INVALID_VALUE);
+    }
+    if size > 0 {
+        // SAFETY: device sides were looked up, and for the host's the caller of the driver answers.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
+    }
+    Ok(())
+}
+
+macro_rules! api {
+    ($(fn $name:ident($($argument:ident: $ty:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[doc = concat!("The driver's `", stringify!($name), "`.")]
+            ///
+            /// # Safety
+            ///
+            /// As for the driver's function: pointers are valid or null where that is allowed.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $ty),*) -> u32 {
+                let call = || -> Done { $body };
+                match call() {
+                    Ok(()) => 0,
+                    Err(code) => code,
+                }
+            }
+        )*
+    };
+}
+
+api! {
+    fn cuInit(flags: u32) {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        if devices() <= 0 {
+            return Err(code::NO_DEVICE);
+        }
+        DRIVER.lock().ready = true;
+        Ok(())
+    }
+    fn cuDriverGetVersion(version: *mut i32) { put(version, 12080) }
+    fn cuDeviceGetCount(count: *mut i32) { drop(ready()?); put(count, devices()) }
+    fn cuDeviceGet(to: *mut i32, ordinal: i32) { drop(ready()?); device(ordinal)?; put(to, ordinal) }
+    fn cuDeviceGetName(name: *mut c_char, length: i32, number: i32) {
+        drop(ready()?);
+        device(number)?;
+        if name.is_null() || length <= 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let bytes = b"PTX emulator";
+        let count = bytes.len().min(length as usize - 1);
+        copy(name as u64, bytes.as_ptr() as u64, count)?;
+        put(name.wrapping_add(count), 0)
+    }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, number: i32) {
+        drop(ready()?);
+        device(number)?;
+        put(bytes, limit() as usize)
+    }
+    fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, number: i32) {
+        drop(ready()?);
+        device(number)?;
+        let (major, minor) = capability();
+        put(value, match attribute {
+            1..=3 => 1024,
+            4 => 64,
+            5 => i32::MAX,
+            6 | 7 => 65535,
+            8 => SHARED_DEFAULT as i32,
+            10 => 32,
+            12 => 65536,
+            13 => 1_000_000,
+            16 => 4,
+            39 => 2048,
+            41 => 1,
+            75 => major,
+            76 => minor,
+            81 => SHARED_MOST as i32 + 1024,
+            97 => SHARED_MOST as i32,
+            _ => 0,
+        })
+    }
+    fn cuDeviceGetUuid(uuid: *mut [u8; 16], number: i32) {
+        drop(ready()?);
+        device(number)?;
+        put(uuid, *b"PTX emulator\0\0\0\0")
+    }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], number: i32) {
+        drop(ready()?);
+        device(number)?;
+        put(uuid, *b"PTX emulator\0\0\0\0")
+    }
+    fn cuDevicePrimaryCtxRetain(context: *mut Handle, number: i32) {
+        drop(ready()?);
+        device(number)?;
+        put(context, (CONTEXT + number as u64 * 16) as Handle)
+    }
+    fn cuDevicePrimaryCtxRelease_v2(number: i32) { drop(ready()?); device(number) }
+    fn cuDevicePrimaryCtxSetFlags_v2(number: i32, _flags: u32) { drop(ready()?); device(number) }
+    fn cuCtxSetCurrent(context: Handle) {
+        drop(ready()?);
+        CONTEXTS.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.push(context as u64);
+        });
+        Ok(())
+    }
+    fn cuCtxGetCurrent(context: *mut Handle) {
+        drop(ready()?);
+        put(context, CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(0)) as Handle)
+    }
+    fn cuCtxPushCurrent_v2(context: Handle) {
+        drop(ready()?);
+        CONTEXTS.with_borrow_mut(|stack| stack.push(context as u64));
+        Ok(())
+    }
+    fn cuCtxPopCurrent_v2(context: *mut Handle) {
+        drop(ready()?);
+        let Some(top) = CONTEXTS.with_borrow_mut(Vec::pop) else { return Err(code::INVALID_CONTEXT) };
+        if context.is_null() { Ok(()) } else { put(context, top as Handle) }
+    }
+    fn cuCtxGetDevice(number: *mut i32) {
+        drop(current()?);
+        let context = CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(CONTEXT));
+        put(number, (context.saturating_sub(CONTEXT) / 16) as i32)
+    }
+    fn cuCtxSynchronize() { current().map(drop) }
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let driver = current()?;
+        put(free, limit().saturating_sub(driver.memory.used()) as usize)?;
+        put(total, limit() as usize)
+    }
+    fn cuMemAlloc_v2(address: *mut u64, size: usize) {
+        let mut driver = current()?;
+        if size == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        put(address, driver.memory.allocate(size as u64, true, limit()).ok_or(code::OUT_OF_MEMORY)?)
+    }
+    fn cuMemFree_v2(address: u64) {
+        let mut driver = current()?;
+        if address == 0 || driver.memory.free(address, true) { Ok(()) } else { Err(code::INVALID_VALUE) }
+    }
+    fn cuMemAllocHost_v2(pointer: *mut Handle, size: usize) {
+        let mut driver = current()?;
+        let address = driver.memory.allocate(size as u64, false, 0).ok_or(code::OUT_OF_MEMORY)?;
+        put(pointer, address as Handle)
+    }
+    fn cuMemHostAlloc(pointer: *mut Handle, size: usize, _flags: u32) {
+        let mut driver = current()?;
+        let address = driver.memory.allocate(size as u64, false, 0).ok_or(code::OUT_OF_MEMORY)?;
+        put(pointer, address as Handle)
+    }
+    fn cuMemFreeHost(pointer: Handle) {
+        if current()?.memory.free(pointer as u64, false) { Ok(()) } else { Err(code::INVALID_VALUE) }
+    }
+    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize) {
+        current()?.within(to, size)?;
+        copy(to, from as u64, size)
+    }
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize) {
+        current()?.within(from, size)?;
+        copy(to as u64, from, size)
+    }
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize) {
+        let driver = current()?;
+        driver.within(from, size)?;
+        driver.within(to, size)?;
+        copy(to, from, size)
+    }
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) {
+        let driver = current()?;
+        driver.stream(stream)?;
+        driver.within(to, size)?;
+        copy(to, from as u64, size)
+    }
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) {
+        let driver = current()?;
+        driver.stream(stream)?;
+        driver.within(from, size)?;
+        copy(to as u64, from, size)
+    }
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: Handle) {
+        let driver = current()?;
+        driver.stream(stream)?;
+        driver.within(from, size)?;
+        driver.within(to, size)?;
+        copy(to, from, size)
+    }
+    fn cuMemsetD8_v2(to: u64, value: u8, size: usize) { fill(to, value, size, std::ptr::null_mut()) }
+    fn cuMemsetD8Async(to: u64, value: u8, size: usize, stream: Handle) { fill(to, value, size, stream) }
+    fn cuStreamCreate(stream: *mut Handle, _flags: u32) {
+        let mut driver = current()?;
+        let handle = driver.handle();
+        driver.streams.insert(handle);
+        put(stream, handle as Handle)
+    }
+    fn cuStreamDestroy_v2(stream: Handle) {
+        if current()?.streams.remove(&(stream as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
+    }
+    fn cuStreamSynchronize(stream: Handle) { current()?.stream(stream) }
+    fn cuStreamQuery(stream: Handle) { current()?.stream(stream) }
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) {
+        let driver = current()?;
+        driver.stream(stream)?;
+        if driver.events.contains_key(&(event as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
+    }
+    fn cuEventCreate(event: *mut Handle, _flags: u32) {
+        let mut driver = current()?;
+        let handle = driver.handle();
+        driver.events.insert(handle, None);
+        put(event, handle as Handle)
+    }
+    fn cuEventDestroy_v2(event: Handle) {
+        current()?.events.remove(&(event as u64)).map(drop).ok_or(code::INVALID_HANDLE)
+    }
+    fn cuEventRecord(event: Handle, stream: Handle) {
+        let mut driver = current()?;
+        driver.stream(stream)?;
+        let slot = driver.events.get_mut(&(event as u64)).ok_or(code::INVALID_HANDLE)?;
+        *slot = Some(Instant::now());
+        Ok(())
+    }
+    fn cuEventSynchronize(event: Handle) {
+        if current()?.events.contains_key(&(event as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
+    }
+    fn cuEventQuery(event: Handle) {
+        if current()?.events.contains_key(&(event as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
+    }
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
+        put(milliseconds, elapsed(start, end)?)
+    }
+    fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: Handle, end: Handle) {
+        put(milliseconds, elapsed(start, end)?)
+    }
+    fn cuModuleLoadData(module: *mut Handle, image: *const c_void) {
+        load(module, image).map_err(|fault| {
+            eprintln!("CUDA emulator: {}", fault.message);
+            fault.code
+        })
+    }
+    fn cuModuleLoadDataEx(
+        module: *mut Handle,
+        image: *const c_void,
+        count: u32,
+        options: *const u32,
+        values: *const *mut c_void,
+    ) {
+        load(module, image).map_err(|fault| {
+            let (mut log, mut size, mut size_at) = (0, 0, None);
+            for at in 0..if options.is_null() || values.is_null() { 0 } else { count as usize } {
+                // SAFETY: the caller of the driver gives as many options and values.
+                let (option, value) = unsafe { (*options.add(at), *values.add(at)) };
+                match option {
+                    5 => log = value as u64,
+                    6 => (size, size_at) = (value as u64 as u32 as usize, Some(at)),
+                    _ => {}
+                }
+            }
+            if log != 0 && size > 0 {
+                let kept = fault.message.len().min(size - 1);
+                // Both places are the caller's.
+                let _ = copy(log, fault.message.as_ptr() as u64, kept);
+                let _ = put((log as *mut u8).wrapping_add(kept), 0);
+                if let Some(at) = size_at {
+                    // The size filled goes where the size was.
+                    let _ = put(values.wrapping_add(at).cast_mut().cast::<u32>(), kept as u32 + 1);
+                }
+            } else {
+                eprintln!("CUDA emulator: {}", fault.message);
+            }
+            fault.code
+        })
+    }
+    fn cuModuleUnload(module: Handle) {
+        let mut driver = current()?;
+        let loaded = driver.modules.remove(&(module as u64)).ok_or(code::INVALID_HANDLE)?;
+        for kernel in loaded.kernels {
+            driver.kernels.remove(&kernel);
+        }
+        for global in &loaded.module.0.globals {
+            driver.memory.free(global.address, true);
+        }
+        Ok(())
+    }
+    fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) {
+        let mut driver = current()?;
+        let key = module as u64;
+        let name = text(name).ok_or(code::INVALID_VALUE)?;
+        let loaded = driver.modules.get(&key).ok_or(code::INVALID_HANDLE)?;
+        let found = loaded.module.0.functions.iter().position(|f| f.entry && f.name == name);
+        let number = found.ok_or(code::NOT_FOUND)?;
+        let handle = driver.handle();
+        driver.kernels.insert(handle, Kernel { module: key, number, dynamic: SHARED_DEFAULT });
+        if let Some(loaded) = driver.modules.get_mut(&key) {
+            loaded.kernels.push(handle);
+        }
+        put(function, handle as Handle)
+    }
+    fn cuModuleGetGlobal_v2(address: *mut u64, size: *mut usize, module: Handle, name: *const c_char) {
+        let driver = current()?;
+        let name = text(name).ok_or(code::INVALID_VALUE)?;
+        let loaded = driver.modules.get(&(module as u64)).ok_or(code::INVALID_HANDLE)?;
+        let found = loaded.module.0.globals.iter().find(|g| g.name == name).ok_or(code::NOT_FOUND)?;
+        if !address.is_null() {
+            put(address, found.address)?;
+        }
+        if size.is_null() { Ok(()) } else { put(size, found.data.len()) }
+    }
+    fn cuFuncSetAttribute(function: Handle, attribute: i32, value: i32) {
+        let mut driver = current()?;
+        let kernel = driver.kernels.get_mut(&(function as u64)).ok_or(code::INVALID_HANDLE)?;
+        if attribute == 8 {
+            if value < 0 || value as usize > SHARED_MOST {
+                return Err(code::INVALID_VALUE);
+            }
+            kernel.dynamic = (value as usize).max(SHARED_DEFAULT);
+        }
+        Ok(())
+    }
+    fn cuFuncGetAttribute(value: *mut i32, attribute: i32, function: Handle) {
+        let driver = current()?;
+        let kernel = driver.kernels.get(&(function as u64)).ok_or(code::INVALID_HANDLE)?;
+        let loaded = driver.modules.get(&kernel.module).ok_or(code::INVALID_HANDLE)?;
+        let function = &loaded.module.0.functions[kernel.number];
+        put(value, match attribute {
+            0 => 1024,
+            1 => function.shared as i32,
+            3 => function.local as i32,
+            4 => 32,
+            5 | 6 => capability().0 * 10 + capability().1,
+            8 => kernel.dynamic as i32,
+            _ => 0,
+        })
+    }
+    fn cuLaunchKernel(
+        function: Handle,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        shared: u32,
+        stream: Handle,
+        parameters: *const *const c_void,
+        extra: *const *const c_void,
+    ) {
+        let grid = [grid_x, grid_y, grid_z];
+        start(function, (grid, [block_x, block_y, block_z], shared as usize), stream, parameters, extra)
+    }
+    fn cuGetErrorName(error: u32, name: *mut *const c_char) {
+        let (found, _) = error_text(error);
+        put(name, found.map_or(std::ptr::null(), CStr::as_ptr))?;
+        if found.is_some() { Ok(()) } else { Err(code::INVALID_VALUE) }
+    }
+    fn cuGetErrorString(error: u32, text: *mut *const c_char) {
+        let (name, found) = error_text(error);
+        put(text, if name.is_some() { found.as_ptr() } else { std::ptr::null() })?;
+        if name.is_some() { Ok(()) } else { Err(code::INVALID_VALUE) }
+    }
+}
+
+fn fill(to: u64, value: u8, size: usize, stream: Handle) -> Done {
+    let driver = current()?;
+    driver.stream(stream)?;
+    driver.within(to, size)?;
+    if size > 0 {
+        // SAFETY: the place was looked up.
+        unsafe { (to as *mut u8).write_bytes(value, size) };
+    }
+    Ok(())
+}
+
+fn elapsed(start: Handle, end: Handle) -> Result<f32, u32> {
+    let driver = current()?;
+    let find = |event: Handle| driver.events.get(&(event as u64)).copied().flatten();
+    let (Some(start), Some(end)) = (find(start), find(end)) else { return Err(code::INVALID_HANDLE) };
+    Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3)
+}
+
+fn text(name: *const c_char) -> Option<String> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: the caller of the driver gives a string that ends with a zero.
+    unsafe { CStr::from_ptr(name) }.to_str().ok().map(str::to_owned)
+}

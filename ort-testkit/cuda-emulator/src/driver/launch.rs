@@ -1,0 +1,131 @@
+//! Loading modules and launching kernels, and the names of errors.
+
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::{
+    DRIVER, Done, Handle, LAUNCHES, Loaded, STEPS, capability, copy, current, limit, put, setting, text,
+};
+use crate::decode::Place;
+use crate::exec::{Launch, launch};
+use crate::parse::parse;
+use crate::{Fault, code};
+
+pub(super) fn load(handle: *mut Handle, image: *const c_void) -> Result<(), Fault> {
+    let plain = |code| Fault::new(code, format!("error {code}"));
+    let mut driver = current().map_err(plain)?;
+    let Some(text) = text(image.cast()) else {
+        return Err(Fault::new(code::INVALID_IMAGE, "the image is no text"));
+    };
+    if !text.contains(".version") {
+        return Err(Fault::new(code::INVALID_IMAGE, "the image is no PTX"));
+    }
+    let (major, minor) = capability();
+    let memory = &mut driver.memory;
+    let mut placed = Vec::new();
+    let parsed = parse(&text, (major * 10 + minor) as u32, &mut |global| {
+        let address = memory.allocate(global.data.len().max(1) as u64, true, limit())?;
+        placed.push(address);
+        Some(address)
+    });
+    let module = match parsed {
+        Ok(module) => module,
+        Err(fault) => {
+            for address in placed {
+                memory.free(address, true);
+            }
+            return Err(fault);
+        }
+    };
+    for global in &module.globals {
+        copy(global.address, global.data.as_ptr() as u64, global.data.len()).map_err(plain)?;
+    }
+    let key = driver.handle();
+    driver.modules.insert(key, Loaded { module: Arc::new((module, text)), kernels: Vec::new() });
+    put(handle, key as Handle).map_err(plain)
+}
+
+pub(super) fn start(
+    function: Handle,
+    (grid, block, dynamic): ([u32; 3], [u32; 3], usize),
+    stream: Handle,
+    parameters: *const *const c_void,
+    extra: *const *const c_void,
+) -> Done {
+    let driver = current()?;
+    driver.stream(stream)?;
+    let kernel = driver.kernels.get(&(function as u64)).ok_or(code::INVALID_HANDLE)?;
+    let loaded = driver.modules.get(&kernel.module).ok_or(code::INVALID_HANDLE)?;
+    let module = Arc::clone(&loaded.module);
+    let (entry, most) = (kernel.number, kernel.dynamic);
+    let kernel = &module.0.functions[entry];
+    let threads = block.iter().map(|n| u64::from(*n)).product::<u64>();
+    let fits = grid.iter().chain(&block).all(|n| *n > 0)
+        && grid[0] <= i32::MAX as u32
+        && grid[1..].iter().all(|n| *n <= 65535)
+        && threads <= 1024
+        && block[2] <= 64
+        && (kernel.max_threads == 0 || threads <= u64::from(kernel.max_threads))
+        && kernel.shared + dynamic <= most
+        && extra.is_null();
+    if !fits || parameters.is_null() && !kernel.formals.is_empty() {
+        return Err(code::INVALID_VALUE);
+    }
+    let mut bytes = Vec::new();
+    for (at, (place, size)) in kernel.formals.iter().enumerate() {
+        let Place::Local(offset) = place else { return Err(code::INVALID_VALUE) };
+        bytes.resize(bytes.len().max(*offset as usize + size), 0u8);
+        // SAFETY: the caller of the driver gives a pointer for every parameter.
+        let from = unsafe { *parameters.add(at) };
+        copy(bytes[*offset as usize..].as_mut_ptr() as u64, from as u64, *size)?;
+    }
+    let table = driver.memory.table();
+    drop(driver);
+    let job = Launch {
+        functions: &module.0.functions,
+        entry,
+        text: &module.1,
+        grid,
+        block,
+        dynamic,
+        parameters: bytes,
+        table,
+        budget: setting("ORT_CUDA_EMULATOR_STEPS", 200e9) as u64,
+        steps: AtomicU64::new(0),
+    };
+    let result = launch(&job);
+    LAUNCHES.fetch_add(1, Relaxed);
+    STEPS.fetch_add(job.steps.load(Relaxed), Relaxed);
+    result.map_err(|fault| {
+        eprintln!("CUDA emulator: error {}: {}", fault.code, fault.message);
+        DRIVER.lock().sticky = fault.code;
+        fault.code
+    })
+}
+
+pub(super) fn error_text(error: u32) -> (Option<&'static CStr>, &'static CStr) {
+    let (name, text) = match error {
+        0 => (c"CUDA_SUCCESS", c"no error"),
+        code::INVALID_VALUE => (c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+        code::OUT_OF_MEMORY => (c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+        code::NOT_INITIALIZED => (c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+        code::NO_DEVICE => (c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
+        code::INVALID_DEVICE => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+        code::INVALID_IMAGE => (c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
+        code::INVALID_CONTEXT => (c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+        code::INVALID_PTX => (c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
+        code::UNSUPPORTED_PTX_VERSION => (
+            c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+            c"the provided PTX was compiled with an unsupported toolchain.",
+        ),
+        code::INVALID_HANDLE => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+        code::NOT_FOUND => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+        code::ILLEGAL_ADDRESS => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+        code::LAUNCH_TIMEOUT => (c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
+        code::MISALIGNED_ADDRESS => (c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
+        code::LAUNCH_FAILED => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+        _ => return (None, c""),
+    };
+    (Some(name), text)
+}

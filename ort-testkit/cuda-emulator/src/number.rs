@@ -1,0 +1,126 @@
+//! The values that registers hold, and how they are rounded.
+
+use half::{bf16, f16};
+
+/// A value of a register.
+pub(crate) trait Reg: Copy {
+    fn get(x: u64) -> Self;
+    fn put(self) -> u64;
+}
+
+macro_rules! reg {
+    ($($t:ty, $x:ident => $get:expr, $v:ident => $put:expr;)*) => {
+        $(impl Reg for $t {
+            #[inline(always)]
+            fn get($x: u64) -> Self { $get }
+            #[inline(always)]
+            fn put(self) -> u64 { let $v = self; $put }
+        })*
+    };
+}
+
+/// Two halves of a register.
+#[derive(Clone, Copy)]
+pub(crate) struct Two<T>(pub(crate) T, pub(crate) T);
+
+impl<T: Reg> Reg for Two<T> {
+    #[inline(always)]
+    fn get(x: u64) -> Self {
+        Two(T::get(x & 0xFFFF), T::get((x >> 16) & 0xFFFF))
+    }
+    #[inline(always)]
+    fn put(self) -> u64 {
+        self.0.put() | self.1.put() << 16
+    }
+}
+
+reg! {
+    u16, x => x as u16, v => u64::from(v);
+    u32, x => x as u32, v => u64::from(v);
+    u64, x => x, v => v;
+    i16, x => x as i16, v => u64::from(v as u16);
+    i32, x => x as i32, v => u64::from(v as u32);
+    i64, x => x as i64, v => v as u64;
+    f32, x => f32::from_bits(x as u32), v => u64::from(v.to_bits());
+    f64, x => f64::from_bits(x), v => v.to_bits();
+    f16, x => f16::from_bits(x as u16), v => u64::from(v.to_bits());
+    bf16, x => bf16::from_bits(x as u16), v => u64::from(v.to_bits());
+    bool, x => x & 1 != 0, v => u64::from(v);
+}
+
+/// Arithmetic of the types with a fraction.
+pub(crate) trait Float: Copy {
+    fn wide(self) -> f64;
+    fn narrow(x: f64) -> Self;
+}
+
+/// `x` as f32 such that rounding it again is as rounding `x`: inexact results are odd.
+pub(crate) fn odd(x: f64) -> f32 {
+    let near = x as f32;
+    if f64::from(near) == x || !near.is_finite() && x.is_infinite() || x.is_nan() {
+        return near;
+    }
+    let bits = near.to_bits();
+    let below = if f64::from(near).abs() > x.abs() { bits - 1 } else { bits };
+    f32::from_bits(below | 1)
+}
+
+impl Float for f32 {
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    fn narrow(x: f64) -> Self {
+        x as f32
+    }
+}
+impl Float for f64 {
+    fn wide(self) -> f64 {
+        self
+    }
+    fn narrow(x: f64) -> Self {
+        x
+    }
+}
+impl Float for f16 {
+    fn wide(self) -> f64 {
+        f64::from(self.to_f32())
+    }
+    fn narrow(x: f64) -> Self {
+        f16::from_f32(odd(x))
+    }
+}
+impl Float for bf16 {
+    fn wide(self) -> f64 {
+        f64::from(self.to_f32())
+    }
+    fn narrow(x: f64) -> Self {
+        bf16::from_f32(odd(x))
+    }
+}
+
+/// Rounds to f32; 0 nearest, 1 to zero, 2 down, 3 up.
+pub(crate) fn round32(x: f64, mode: u8) -> f32 {
+    let near = x as f32;
+    if f64::from(near) == x || x.is_nan() {
+        return near;
+    }
+    let up = f64::from(near) > x;
+    match mode {
+        1 if (x > 0.0) == up => toward_zero(near),
+        2 if up => next(near, false),
+        3 if !up => next(near, true),
+        _ => near,
+    }
+}
+
+fn toward_zero(x: f32) -> f32 {
+    if x == 0.0 { x } else { f32::from_bits(x.to_bits() - 1) }
+}
+
+fn next(x: f32, up: bool) -> f32 {
+    match (x == 0.0, (x > 0.0) == up) {
+        (true, _) => f32::from_bits(if up { 1 } else { 0x8000_0001 }),
+        (false, true) => f32::from_bits(x.to_bits() + 1),
+        (false, false) => f32::from_bits(x.to_bits() - 1),
+    }
+}

@@ -1,0 +1,642 @@
+//! The front end: reads the text of a PTX module (NVIDIA, "PTX ISA") and builds its functions and variables.
+
+use std::collections::HashMap;
+
+use crate::decode::{Builder, Function, Kind, Name, Ty};
+use crate::{Fault, Result, code};
+
+mod lex;
+pub(crate) use lex::Num;
+use lex::{Tok, lex};
+
+/// An operand as written.
+#[derive(Clone, Debug)]
+pub(crate) enum Opd {
+    /// A register, a variable, a label, `_`.
+    Name(String),
+    /// A literal.
+    Num(Num),
+    /// `{a, b}`.
+    Vector(Vec<Opd>),
+    /// `[base + offset]`.
+    Address(Box<Opd>, i64),
+    /// `p|q`.
+    Pair(String, String),
+    /// `!p`.
+    Not(String),
+    /// `(a, b)`.
+    Group(Vec<Opd>),
+}
+
+/// An instruction as written.
+pub(crate) struct Raw {
+    /// Executed only where the register is not the flag.
+    pub(crate) guard: Option<(String, bool)>,
+    /// The words of its name.
+    pub(crate) words: Vec<String>,
+    /// Its operands.
+    pub(crate) operands: Vec<Opd>,
+    /// Its line.
+    pub(crate) line: u32,
+}
+
+/// A variable of the module in global or constant memory.
+pub(crate) struct Global {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its bytes; `None` where they have no initial value.
+    pub(crate) data: Vec<u8>,
+    /// Where the addresses of other variables are put: offset, name.
+    pub(crate) links: Vec<(usize, String)>,
+    /// Its address, given before functions are built.
+    pub(crate) address: u64,
+}
+
+/// A module.
+pub(crate) struct Module {
+    /// Kernels and functions.
+    pub(crate) functions: Vec<Function>,
+    /// Variables.
+    pub(crate) globals: Vec<Global>,
+}
+
+fn bad<T>(line: u32, what: impl std::fmt::Display) -> Result<T> {
+    Err(Fault::new(code::INVALID_PTX, format!("line {line}: {what}")))
+}
+
+/// A variable's declaration: bytes, alignment, whether it has no length of its own.
+struct Declared {
+    name: String,
+    ty: Ty,
+    count: Option<usize>,
+    align: usize,
+    open: bool,
+    repeat: Option<u64>,
+}
+
+impl Declared {
+    fn size(&self) -> usize {
+        self.ty.bytes() * self.count.unwrap_or(1)
+    }
+}
+
+struct Parser {
+    tokens: Vec<(Tok, u32)>,
+    at: usize,
+    globals: Vec<Global>,
+    /// Names of the module.
+    names: HashMap<String, Name>,
+    shared: usize,
+    capability: u32,
+    functions: Vec<Function>,
+}
+
+const STATE_SPACES: [&str; 6] = [".reg", ".local", ".shared", ".param", ".global", ".const"];
+
+impl Parser {
+    fn line(&self) -> u32 {
+        self.tokens.get(self.at).or(self.tokens.last()).map_or(0, |t| t.1)
+    }
+
+    fn peek(&self) -> Option<&Tok> {
+        self.tokens.get(self.at).map(|t| &t.0)
+    }
+
+    fn word(&self) -> &str {
+        match self.peek() {
+            Some(Tok::Word(word)) => word,
+            _ => "",
+        }
+    }
+
+    fn is(&self, sign: char) -> bool {
+        self.peek() == Some(&Tok::Sign(sign))
+    }
+
+    fn take(&mut self, sign: char) -> bool {
+        let found = self.is(sign);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn need(&mut self, sign: char) -> Result<()> {
+        if self.take(sign) {
+            return Ok(());
+        }
+        bad(self.line(), format_args!("expected {sign}, found {:?}", self.peek()))
+    }
+
+    fn name(&mut self) -> Result<String> {
+        let word = self.word().to_owned();
+        if word.is_empty() {
+            return bad(self.line(), format_args!("expected a name, found {:?}", self.peek()));
+        }
+        self.at += 1;
+        Ok(word)
+    }
+
+    fn int(&mut self) -> Result<u64> {
+        let negative = self.take('-');
+        match self.peek() {
+            Some(Tok::Num(Num::Int(value))) => {
+                let value = *value;
+                self.at += 1;
+                Ok(if negative { value.wrapping_neg() } else { value })
+            }
+            other => bad(self.line(), format_args!("expected an integer, found {other:?}")),
+        }
+    }
+
+    fn skip_line(&mut self) {
+        let line = self.line();
+        while self.at < self.tokens.len() && self.line() == line {
+            self.at += 1;
+        }
+    }
+
+    /// After a state space: `.align 8 .b8 name[4][4]`.
+    fn declaration(&mut self) -> Result<Declared> {
+        let (mut align, mut ty, mut lanes) = (0, None, 1);
+        while self.word().starts_with('.') {
+            let word = self.name()?;
+            match word.as_str() {
+                ".align" => align = self.int()? as usize,
+                ".v2" => lanes = 2,
+                ".v4" => lanes = 4,
+                ".ptr" => {
+                    while [".global", ".shared", ".local", ".const"].contains(&self.word()) {
+                        self.at += 1;
+                    }
+                    if self.word() == ".align" {
+                        self.at += 1;
+                        self.int()?;
+                    }
+                }
+                other => match Ty::parse(&other[1..]) {
+                    Some(found) => ty = Some(found),
+                    None => return bad(self.line(), format_args!("unknown in a declaration: {other}")),
+                },
+            }
+        }
+        let Some(ty) = ty else { return bad(self.line(), "a declaration without a type") };
+        let name = self.name()?;
+        let mut found = Declared { name, ty, count: None, align, open: false, repeat: None };
+        self.dimensions(&mut found)?;
+        if lanes > 1 {
+            found.count = Some(found.count.unwrap_or(1) * lanes);
+        }
+        let natural = ty.bytes() * lanes;
+        found.align = if align == 0 { natural.max(1) } else { align };
+        Ok(found)
+    }
+
+    fn dimensions(&mut self, found: &mut Declared) -> Result<()> {
+        if self.take('<') {
+            found.repeat = Some(self.int()?);
+            self.need('>')?;
+        }
+        while self.take('[') {
+            if self.take(']') {
+                found.open = true;
+                found.count = Some(found.count.unwrap_or(1));
+            } else {
+                found.count = Some(found.count.unwrap_or(1) * self.int()? as usize);
+                self.need(']')?;
+            }
+        }
+        Ok(())
+    }
+
+    fn initial(&mut self, ty: Ty, global: &mut Global, at: &mut usize) -> Result<()> {
+        if self.take('{') {
+            while !self.take('}') {
+                self.initial(ty, global, at)?;
+                self.take(',');
+            }
+            return Ok(());
+        }
+        let size = ty.bytes();
+        if global.data.len() < *at + size {
+            global.data.resize(*at + size, 0);
+        }
+        let value = if let Tok::Word(word) = self.peek().cloned().unwrap_or(Tok::Str) {
+            self.at += 1;
+            let mut target = word;
+            if target == "generic" {
+                self.need('(')?;
+                target = self.name()?;
+                self.need(')')?;
+            }
+            let offset = if self.take('+') { self.int()? } else { 0 };
+            global.links.push((*at, target));
+            offset
+        } else {
+            let negative = self.take('-');
+            let Some(Tok::Num(number)) = self.peek().cloned() else {
+                return bad(self.line(), "an initial value expected");
+            };
+            self.at += 1;
+            let bits = ty.literal(number);
+            match (negative, ty.kind()) {
+                (false, _) => bits,
+                (true, Kind::Float) => bits ^ (1 << (ty.bits() - 1)),
+                (true, _) => bits.wrapping_neg(),
+            }
+        };
+        global.data[*at..*at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+        *at += size;
+        Ok(())
+    }
+
+    fn module_variable(&mut self, space: &str) -> Result<()> {
+        loop {
+            let found = self.declaration()?;
+            if space == ".shared" {
+                let name = self.shared_name(&found);
+                self.names.insert(found.name, name);
+            } else {
+                let data = if found.open { Vec::new() } else { vec![0; found.size()] };
+                let mut global = Global { name: found.name.clone(), data, links: Vec::new(), address: 0 };
+                if self.take('=') {
+                    self.initial(found.ty, &mut global, &mut 0)?;
+                }
+                // Every variable gets a place of its own, aligned beyond what can be asked for.
+                self.names.insert(found.name, Name::Global(self.globals.len()));
+                self.globals.push(global);
+            }
+            if !self.take(',') {
+                return self.need(';');
+            }
+        }
+    }
+
+    fn shared_name(&mut self, found: &Declared) -> Name {
+        if found.open {
+            return Name::Dynamic;
+        }
+        self.shared = self.shared.next_multiple_of(found.align);
+        let offset = self.shared;
+        self.shared += found.size();
+        Name::Shared(offset as u64)
+    }
+
+    fn module(&mut self) -> Result<()> {
+        while self.at < self.tokens.len() {
+            let line = self.line();
+            let word = self.name()?;
+            match word.as_str() {
+                ".version" => {
+                    let Some(Tok::Num(number)) = self.peek().cloned() else { return bad(line, "a version") };
+                    self.at += 1;
+                    let version = f64::from_bits(Ty::F64.literal(number));
+                    if version > 8.75 {
+                        let text = format!("line {line}: PTX {version} is later than 8.7");
+                        return Err(Fault::new(code::UNSUPPORTED_PTX_VERSION, text));
+                    }
+                }
+                ".target" => {
+                    let target = self.name()?;
+                    let digits: String = target.chars().filter(char::is_ascii_digit).collect();
+                    if digits.parse::<u32>().unwrap_or(0) > self.capability {
+                        return bad(line, format_args!("the device is older than .target {target}"));
+                    }
+                    self.skip_line();
+                }
+                ".address_size" => match self.int()? {
+                    64 => {}
+                    _ => return bad(line, "addresses must have 64 bits"),
+                },
+                ".visible" | ".extern" | ".weak" | ".common" => {}
+                ".file" | ".loc" | ".pragma" => {
+                    self.at -= 1;
+                    self.skip_line();
+                }
+                ".section" => {
+                    while !self.take('}') {
+                        if self.at >= self.tokens.len() {
+                            return bad(line, "a section without end");
+                        }
+                        self.at += 1;
+                    }
+                }
+                ".global" | ".const" | ".shared" => self.module_variable(&word)?,
+                ".entry" => self.function(true)?,
+                ".func" => self.function(false)?,
+                other => return bad(line, format_args!("unknown: {other}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// `(.param .b32 a, .reg .b32 b)` of a function's head.
+    fn formals(&mut self, builder: &mut Builder) -> Result<Vec<(Name, Ty, usize)>> {
+        let mut out = Vec::new();
+        while !self.take(')') {
+            let space = self.name()?;
+            let found = self.declaration()?;
+            let name = if space == ".reg" {
+                Name::Reg(builder.register(found.ty), found.ty)
+            } else {
+                Name::Local(builder.local(found.size(), found.align))
+            };
+            builder.bind(&found.name, name.clone());
+            out.push((name, found.ty, found.size()));
+            self.take(',');
+        }
+        Ok(out)
+    }
+
+    fn function(&mut self, entry: bool) -> Result<()> {
+        let line = self.line();
+        let mut builder = Builder::new(self.names.clone(), self.globals.iter().map(|g| g.address).collect());
+        let shared = self.shared;
+        let mut returns = Vec::new();
+        if !entry && self.take('(') {
+            returns = self.formals(&mut builder)?;
+        }
+        let name = self.name()?;
+        let formals = if self.take('(') { self.formals(&mut builder)? } else { Vec::new() };
+        // `.maxntid 256, 1, 1` and the like.
+        let mut threads = [0u32; 3];
+        while !self.is('{') {
+            if self.take(';') {
+                return Ok(());
+            }
+            let directive = self.word().to_owned();
+            self.at += 1;
+            let mut values = Vec::new();
+            while let Some(Tok::Num(Num::Int(value))) = self.peek() {
+                values.push(*value as u32);
+                self.at += 1;
+                self.take(',');
+            }
+            if directive == ".reqntid" || directive == ".maxntid" {
+                threads = std::array::from_fn(|k| values.get(k).copied().unwrap_or(1));
+            }
+            if self.at >= self.tokens.len() {
+                return bad(line, "a function without a body");
+            }
+        }
+        self.at += 1;
+        self.body(&mut builder)?;
+        let mut function = builder.finish(name, entry, returns, formals)?;
+        function.shared = self.shared;
+        function.max_threads = threads.iter().product();
+        self.functions.push(function);
+        // What a kernel declares is its own.
+        if entry {
+            self.shared = shared;
+        }
+        Ok(())
+    }
+
+    fn body(&mut self, builder: &mut Builder) -> Result<()> {
+        let mut depth = 1;
+        while depth > 0 {
+            let line = self.line();
+            if self.take('{') {
+                builder.open();
+                depth += 1;
+                continue;
+            }
+            if self.take('}') {
+                builder.close();
+                depth -= 1;
+                continue;
+            }
+            if self.take(';') {
+                continue;
+            }
+            if self.is('@') {
+                self.instruction(builder)?;
+                continue;
+            }
+            let word = self.name()?;
+            if self.is(':') {
+                self.at += 1;
+                if self.word() == ".branchtargets" {
+                    self.at += 1;
+                    let mut labels = vec![self.name()?];
+                    while self.take(',') {
+                        labels.push(self.name()?);
+                    }
+                    self.need(';')?;
+                    builder.targets(&word, labels);
+                } else if !builder.label(&word) {
+                    return bad(line, format_args!("the label {word} is there twice"));
+                }
+                continue;
+            }
+            match word.as_str() {
+                ".loc" | ".file" => {
+                    self.at -= 1;
+                    self.skip_line();
+                }
+                ".pragma" => {
+                    while !self.take(';') {
+                        self.at += 1;
+                    }
+                }
+                ".extern" | ".visible" => {}
+                space if STATE_SPACES.contains(&space) => self.variables(&word, builder)?,
+                directive if directive.starts_with('.') => {
+                    return bad(line, format_args!("unknown: {directive}"));
+                }
+                _ => {
+                    self.at -= 1;
+                    self.instruction(builder)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn variables(&mut self, space: &str, builder: &mut Builder) -> Result<()> {
+        if space == ".global" || space == ".const" {
+            return bad(self.line(), "a variable in global memory within a function");
+        }
+        let mut found = self.declaration()?;
+        loop {
+            let make = |builder: &mut Builder| Name::Reg(builder.register(found.ty), found.ty);
+            match (space, found.repeat) {
+                (".reg", Some(count)) => {
+                    for number in 0..count {
+                        let name = make(builder);
+                        builder.bind(&format!("{}{number}", found.name), name);
+                    }
+                }
+                (".reg", None) => {
+                    let name = make(builder);
+                    builder.bind(&found.name, name);
+                }
+                (".shared", _) => {
+                    let name = self.shared_name(&found);
+                    builder.bind(&found.name, name);
+                }
+                _ => {
+                    let name = Name::Local(builder.local(found.size(), found.align));
+                    builder.bind(&found.name, name);
+                }
+            }
+            if !self.take(',') {
+                return self.need(';');
+            }
+            found = Declared { name: self.name()?, count: None, open: false, repeat: None, ..found };
+            self.dimensions(&mut found)?;
+        }
+    }
+
+    fn operand(&mut self) -> Result<Opd> {
+        let line = self.line();
+        if self.take('{') {
+            return Ok(Opd::Vector(self.list('}')?));
+        }
+        if self.take('(') {
+            return Ok(Opd::Group(self.list(')')?));
+        }
+        if self.take('!') {
+            return Ok(Opd::Not(self.name()?));
+        }
+        if self.take('[') {
+            let base = self.operand()?;
+            let mut offset = 0i64;
+            while !self.take(']') {
+                let minus = self.take('-');
+                if !minus {
+                    self.need('+')?;
+                }
+                let value = self.int()? as i64;
+                offset = offset.wrapping_add(if minus { value.wrapping_neg() } else { value });
+            }
+            return Ok(Opd::Address(Box::new(base), offset));
+        }
+        let minus = self.take('-');
+        match self.peek().cloned() {
+            Some(Tok::Num(number)) => {
+                self.at += 1;
+                Ok(Opd::Num(match (minus, number) {
+                    (false, number) => number,
+                    (true, Num::Int(v)) => Num::Int(v.wrapping_neg()),
+                    (true, Num::F32(v)) => Num::F32(v ^ (1 << 31)),
+                    (true, Num::F64(v)) => Num::F64(v ^ (1 << 63)),
+                }))
+            }
+            Some(Tok::Word(name)) => {
+                self.at += 1;
+                if self.take('|') {
+                    return Ok(Opd::Pair(name, self.name()?));
+                }
+                Ok(Opd::Name(name))
+            }
+            other => bad(line, format_args!("an operand expected, found {other:?}")),
+        }
+    }
+
+    fn list(&mut self, end: char) -> Result<Vec<Opd>> {
+        let mut out = Vec::new();
+        while !self.take(end) {
+            out.push(self.operand()?);
+            if !self.is(end) {
+                self.need(',')?;
+            }
+        }
+        Ok(out)
+    }
+
+    fn instruction(&mut self, builder: &mut Builder) -> Result<()> {
+        let line = self.line();
+        let guard = if self.take('@') {
+            let not = self.take('!');
+            Some((self.name()?, not))
+        } else {
+            None
+        };
+        let words: Vec<String> = self.name()?.split('.').map(str::to_owned).collect();
+        let operands = self.list(';')?;
+        let text = words.join(".");
+        let raw = Raw { guard, words, operands, line };
+        builder.instruction(&raw).map_err(|fault| {
+            let message = format!("line {line}: {text}: {}", fault.message);
+            Fault { message, ..fault }
+        })
+    }
+}
+
+/// Reads a module; `place` gives every variable its address by its size.
+pub(crate) fn parse(
+    text: &str,
+    capability: u32,
+    place: &mut dyn FnMut(&Global) -> Option<u64>,
+) -> Result<Module> {
+    let mut parser = Parser {
+        tokens: lex(text)?,
+        at: 0,
+        globals: Vec::new(),
+        names: HashMap::new(),
+        shared: 0,
+        capability,
+        functions: Vec::new(),
+    };
+    // Addresses are constants of the instructions, so variables are placed while functions are read.
+    parser.module_with(place)?;
+    let mut module = Module { functions: parser.functions, globals: parser.globals };
+    crate::decode::link(&mut module.functions)?;
+    for at in 0..module.globals.len() {
+        for (offset, name) in std::mem::take(&mut module.globals[at].links) {
+            let Some(target) = module.globals.iter().find(|g| g.name == name).map(|g| g.address) else {
+                return bad(0, format_args!("the address of {name} is not known"));
+            };
+            let data = &mut module.globals[at].data;
+            let mut word = [0; 8];
+            let end = (offset + 8).min(data.len());
+            word[..end - offset].copy_from_slice(&data[offset..end]);
+            let value = u64::from_le_bytes(word).wrapping_add(target);
+            data[offset..end].copy_from_slice(&value.to_le_bytes()[..end - offset]);
+        }
+    }
+    Ok(module)
+}
+
+impl Parser {
+    fn module_with(&mut self, place: &mut dyn FnMut(&Global) -> Option<u64>) -> Result<()> {
+        // Pass over the tokens once for the variables alone, then again for the functions.
+        let all = self.tokens.len();
+        let (mut at, mut depth) = (0, 0);
+        let mut variables = Vec::new();
+        while at < all {
+            match &self.tokens[at].0 {
+                Tok::Sign('{') => depth += 1,
+                Tok::Sign('}') => depth -= 1,
+                Tok::Sign('(') => depth += 1,
+                Tok::Sign(')') => depth -= 1,
+                Tok::Word(word)
+                    if depth == 0 && [".global", ".const", ".shared"].contains(&word.as_str()) =>
+                {
+                    variables.push((at, word.clone()));
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+        for (at, space) in &variables {
+            self.at = at + 1;
+            self.module_variable(space)?;
+        }
+        for global in &mut self.globals {
+            match place(global) {
+                Some(address) => global.address = address,
+                None => return Err(Fault::new(code::OUT_OF_MEMORY, "no memory for a variable")),
+            }
+        }
+        // They are declared already: what stands there is taken out.
+        for (at, _) in variables.iter().rev() {
+            let mut end = *at;
+            while end < self.tokens.len() && self.tokens[end].0 != Tok::Sign(';') {
+                end += 1;
+            }
+            self.tokens.drain(*at..(end + 1).min(self.tokens.len()));
+        }
+        self.at = 0;
+        self.module()
+    }
+}

@@ -1,0 +1,300 @@
+//! What a warp's threads do together, and atomic operations (NVIDIA, "PTX ISA").
+
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use half::{bf16, f16};
+
+use crate::alu::F2;
+use crate::code;
+use crate::decode::{NONE, Space};
+use crate::exec::{Mem, Thread};
+use crate::number::Float;
+
+/// Where `shfl` reads.
+#[derive(Clone, Copy)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+/// The elements of a product.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Element {
+    F16,
+    Bf16,
+    Tf32,
+    S8,
+    U8,
+}
+
+/// A kind of `mma`.
+#[derive(Clone, Copy)]
+pub(crate) struct Mma {
+    depth: usize,
+    a: Element,
+    b: Element,
+    /// The sum in halves.
+    half: bool,
+}
+
+impl Mma {
+    /// By the shape and the types of c, b, a, d.
+    pub(crate) fn find(shape: &str, formats: &[&str]) -> Option<Self> {
+        let &[c, b, a, d] = formats else { return None };
+        let depth = match shape {
+            "m16n8k32" => 32,
+            "m16n8k16" => 16,
+            "m16n8k8" => 8,
+            "m16n8k4" => 4,
+            _ => return None,
+        };
+        let element = |name: &str| match name {
+            "f16" => Some(Element::F16),
+            "bf16" => Some(Element::Bf16),
+            "tf32" => Some(Element::Tf32),
+            "s8" => Some(Element::S8),
+            "u8" => Some(Element::U8),
+            _ => None,
+        };
+        let (a, b) = (element(a)?, element(b)?);
+        let fits = match (a, b) {
+            (Element::F16, Element::F16) => [8, 16].contains(&depth) && ["f16", "f32"].contains(&d) && c == d,
+            (Element::Bf16, Element::Bf16) => [8, 16].contains(&depth) && d == "f32" && c == d,
+            (Element::Tf32, Element::Tf32) => [4, 8].contains(&depth) && d == "f32" && c == d,
+            (Element::S8 | Element::U8, Element::S8 | Element::U8) => {
+                [16, 32].contains(&depth) && d == "s32" && c == d
+            }
+            _ => false,
+        };
+        fits.then_some(Mma { depth, a, b, half: d == "f16" })
+    }
+}
+
+/// An operation of a warp.
+pub(crate) enum WarpOp {
+    Sync { mask: u32 },
+    Shuffle { how: Shuffle, d: u32, p: u32, a: u32, lane: u32, clamp: u32, mask: u32 },
+    Vote { how: u8, d: u32, a: u32, mask: u32 },
+    Reduce { f: F2, d: u32, a: u32, mask: u32 },
+    Matrix { d: Vec<u32>, transpose: bool, base: u32, offset: i32, generic: bool },
+    Multiply { kind: Mma, d: Vec<u32>, a: Vec<u32>, b: Vec<u32>, c: Vec<u32> },
+}
+
+impl WarpOp {
+    /// The slot that says who takes part; all where there is none.
+    pub(crate) fn mask(&self) -> u32 {
+        match self {
+            WarpOp::Sync { mask }
+            | WarpOp::Shuffle { mask, .. }
+            | WarpOp::Vote { mask, .. }
+            | WarpOp::Reduce { mask, .. } => *mask,
+            _ => NONE,
+        }
+    }
+
+    /// Runs it for the threads of `active`.
+    pub(crate) fn run(&self, lanes: &mut [Thread], active: u32, mem: &mut Mem) -> Result<(), u32> {
+        let on = |lane: usize| active >> lane & 1 != 0;
+        match self {
+            WarpOp::Sync { .. } => {}
+            WarpOp::Shuffle { how, d, p, a, lane, clamp, .. } => {
+                let values: [u64; 32] = std::array::from_fn(|k| {
+                    if k < lanes.len() && on(k) { lanes[k].get(*a) } else { 0xFFFF_FFFF }
+                });
+                for k in (0..lanes.len()).filter(|k| on(*k)) {
+                    let (by, c) = (lanes[k].get(*lane) as i64 & 31, lanes[k].get(*clamp));
+                    let (segment, limit) = ((c >> 8 & 31) as i64, (c & 31) as i64);
+                    let at = k as i64;
+                    let last = (at & segment) | (limit & !segment & 31);
+                    let (from, inside) = match how {
+                        Shuffle::Up => (at - by, at - by >= last),
+                        Shuffle::Down => (at + by, at + by <= last),
+                        Shuffle::Butterfly => (at ^ by, at ^ by <= last),
+                        Shuffle::Index => {
+                            let from = (at & segment) | (by & !segment & 31);
+                            (from, from <= last)
+                        }
+                    };
+                    let from = if inside { from } else { at };
+                    lanes[k].set(*d, values.get(from as usize).copied().unwrap_or(0xFFFF_FFFF));
+                    if *p != NONE {
+                        lanes[k].set(*p, u64::from(inside));
+                    }
+                }
+            }
+            WarpOp::Vote { how, d, a, .. } => {
+                let mut ballot = 0u32;
+                for k in (0..lanes.len()).filter(|k| on(*k)) {
+                    ballot |= ((lanes[k].get(*a) & 1) as u32) << k;
+                }
+                let out = match how {
+                    0 => u32::from(ballot == active),
+                    1 => u32::from(ballot != 0),
+                    2 => u32::from(ballot == active || ballot == 0),
+                    _ => ballot,
+                };
+                for k in (0..lanes.len()).filter(|k| on(*k)) {
+                    lanes[k].set(*d, u64::from(out));
+                }
+            }
+            WarpOp::Reduce { f, d, a, .. } => {
+                let values = (0..lanes.len()).filter(|k| on(*k)).map(|k| lanes[k].get(*a));
+                let out = values.reduce(f).unwrap_or(0);
+                for k in (0..lanes.len()).filter(|k| on(*k)) {
+                    lanes[k].set(*d, out);
+                }
+            }
+            WarpOp::Matrix { d, transpose, base, offset, generic } => {
+                if active != !0 || lanes.len() != 32 {
+                    return Err(code::LAUNCH_FAILED);
+                }
+                let space = if *generic { Space::Generic } else { Space::Shared };
+                for (matrix, d) in d.iter().enumerate() {
+                    let mut rows = [[0u16; 8]; 8];
+                    for (row, values) in rows.iter_mut().enumerate() {
+                        let thread = &mut lanes[8 * matrix + row];
+                        let mut address = thread.get(*base).wrapping_add(i64::from(*offset) as u64);
+                        if !generic {
+                            address &= 0xFFFF_FFFF;
+                        }
+                        let pc = thread.pc;
+                        let from = mem.resolve(&mut thread.local, space, address, 16, pc)?;
+                        for (k, value) in values.iter_mut().enumerate() {
+                            // SAFETY: `resolve` says that 16 aligned bytes lie there.
+                            *value = unsafe { from.cast::<u16>().add(k).read() };
+                        }
+                    }
+                    for (k, thread) in lanes.iter_mut().enumerate() {
+                        let (row, column) = (k / 4, 2 * (k % 4));
+                        let (x, y) = if *transpose {
+                            (rows[column][row], rows[column + 1][row])
+                        } else {
+                            (rows[row][column], rows[row][column + 1])
+                        };
+                        thread.set(*d, u64::from(x) | u64::from(y) << 16);
+                    }
+                }
+            }
+            WarpOp::Multiply { kind, d, a, b, c } => {
+                if active != !0 || lanes.len() != 32 {
+                    return Err(code::LAUNCH_FAILED);
+                }
+                multiply(*kind, lanes, [d, a, b, c])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn value(element: Element, bits: u64) -> f64 {
+    match element {
+        Element::F16 => f16::from_bits(bits as u16).wide(),
+        Element::Bf16 => bf16::from_bits(bits as u16).wide(),
+        // The low bits are not looked at.
+        Element::Tf32 => f64::from(f32::from_bits(bits as u32 & !0x1FFF)),
+        Element::S8 => f64::from(bits as i8),
+        Element::U8 => f64::from(bits as u8),
+    }
+}
+
+fn multiply(kind: Mma, lanes: &mut [Thread], slots: [&[u32]; 4]) -> Result<(), u32> {
+    let [d, a, b, c] = slots;
+    let per = match kind.a {
+        Element::F16 | Element::Bf16 => 2,
+        Element::Tf32 => 1,
+        Element::S8 | Element::U8 => 4,
+    };
+    let sums = if kind.half { 2 } else { 4 };
+    let steps = kind.depth / (4 * per);
+    if a.len() != 2 * steps || b.len() != steps || c.len() != sums || d.len() != sums {
+        return Err(code::LAUNCH_FAILED);
+    }
+    let (mut left, mut right) = ([[0f64; 32]; 16], [[0f64; 8]; 32]);
+    for (lane, thread) in lanes.iter().enumerate() {
+        let (group, inner) = (lane / 4, lane % 4);
+        for e in 0..per {
+            let shift = 32 / per * e;
+            for (k, slot) in a.iter().enumerate() {
+                let bits = thread.get(*slot) >> shift;
+                left[group + 8 * (k & 1)][inner * per + e + (k >> 1) * 4 * per] = value(kind.a, bits);
+            }
+            for (k, slot) in b.iter().enumerate() {
+                right[inner * per + e + k * 4 * per][group] = value(kind.b, thread.get(*slot) >> shift);
+            }
+        }
+    }
+    let integer = matches!(kind.a, Element::S8 | Element::U8);
+    for (lane, thread) in lanes.iter_mut().enumerate() {
+        let (group, inner) = (lane / 4, lane % 4);
+        let mut out = [0u64; 4];
+        for (k, out) in out.iter_mut().enumerate() {
+            let (row, column) = (group + 8 * (k >> 1), 2 * inner + (k & 1));
+            let sum: f64 = (0..kind.depth).map(|at| left[row][at] * right[at][column]).sum();
+            *out = if kind.half {
+                let bits = (thread.get(c[k >> 1]) >> (16 * (k & 1))) as u16;
+                u64::from(f16::narrow(f16::from_bits(bits).wide() + sum).to_bits())
+            } else if integer {
+                u64::from((thread.get(c[k]) as i32).wrapping_add(sum as i64 as i32) as u32)
+            } else {
+                u64::from(((f64::from(f32::from_bits(thread.get(c[k]) as u32)) + sum) as f32).to_bits())
+            };
+        }
+        if kind.half {
+            thread.set(d[0], out[0] | out[1] << 16);
+            thread.set(d[1], out[2] | out[3] << 16);
+        } else {
+            for (slot, out) in d.iter().zip(out) {
+                thread.set(*slot, out);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An atomic operation: `f` of what is there and `value` is written.
+pub(crate) struct Atom {
+    pub(crate) f: F2,
+    pub(crate) log: u8,
+    pub(crate) space: Space,
+    pub(crate) d: u32,
+    pub(crate) base: u32,
+    pub(crate) offset: i32,
+    pub(crate) value: u32,
+    /// `cas` writes only where this is there.
+    pub(crate) compare: u32,
+}
+
+impl Atom {
+    /// What was there before.
+    ///
+    /// # Safety
+    ///
+    /// `at` points to as many aligned bytes as the operation has, which live meanwhile.
+    pub(crate) unsafe fn run(&self, at: *mut u8, value: u64, compare: u64) -> u64 {
+        macro_rules! update {
+            ($atomic:ty, $t:ty) => {{
+                // SAFETY: the caller says so.
+                let cell = unsafe { <$atomic>::from_ptr(at.cast()) };
+                if self.compare != NONE {
+                    let (Ok(old) | Err(old)) =
+                        cell.compare_exchange(compare as $t, value as $t, SeqCst, SeqCst);
+                    return u64::from(old);
+                }
+                let mut old = cell.load(SeqCst);
+                loop {
+                    match cell.compare_exchange(old, (self.f)(u64::from(old), value) as $t, SeqCst, SeqCst) {
+                        Ok(old) => return u64::from(old),
+                        Err(now) => old = now,
+                    }
+                }
+            }};
+        }
+        match self.log {
+            1 => update!(AtomicU16, u16),
+            2 => update!(AtomicU32, u32),
+            _ => update!(AtomicU64, u64),
+        }
+    }
+}

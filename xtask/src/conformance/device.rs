@@ -1,0 +1,123 @@
+//! `cargo xtask conformance --wgpu` and `--cuda`: the node suite on a GPU, against a list of the cases known to fail there.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+
+use super::{NODE_CASES, Options, Outcome, Verdict, bless, check_list, count, parse_line, read_list};
+use crate::summary::Summary;
+use crate::workspace::{Workspace, describe, run as run_command};
+
+const SUITE: &str = "node";
+
+/// A provider whose device runs the suite.
+pub(super) struct OnDevice {
+    name: &'static str,
+    package: &'static str,
+    list: &'static str,
+    /// How many cases the device claims whole, at least: a kernel that claims nothing any more would go unseen. Those of which a part is cheaper on
+    /// the host count, too.
+    claimed: usize,
+    /// What the suite needs in CI.
+    needs: &'static str,
+}
+
+pub(super) const WGPU: OnDevice = OnDevice {
+    name: "wgpu",
+    package: "ort-ep-wgpu",
+    list: "conformance_wgpu.ignore",
+    claimed: 1380,
+    needs: "install a GPU's driver or Mesa's software Vulkan",
+};
+
+pub(super) const CUDA: OnDevice = OnDevice {
+    name: "cuda",
+    package: "ort-ep-cuda",
+    list: "conformance_cuda.ignore",
+    claimed: 1069,
+    needs: "the emulator of the driver has to be built and found",
+};
+
+/// Runs the suite; without an adapter it is skipped, but in CI.
+pub(super) fn run(
+    workspace: &Workspace,
+    device: &OnDevice,
+    cases: &Path,
+    options: &Options,
+) -> Result<Summary> {
+    let OnDevice { name, list, .. } = device;
+    let lines = lines(workspace, device, &cases.join(SUITE), options)?;
+    if let Some(why) = lines.lines().find_map(|line| line.strip_prefix("NONE ")) {
+        println!("skipped: {why}");
+        if std::env::var("CI").is_ok_and(|value| value == "true") {
+            bail!("the suites of the provider {name} must run in CI: {}", device.needs);
+        }
+        return Ok(Summary { skipped: NODE_CASES, ..Summary::default() });
+    }
+    let place = format!("{}/", cases.display());
+    let found = lines.lines().filter_map(parse_line).map(|(name, verdict, why)| {
+        let why = why.replace(&place, "");
+        Outcome { name: format!("{SUITE}/{name}"), verdict, why }
+    });
+    let outcomes: Vec<Outcome> = found.collect();
+    if outcomes.len() != NODE_CASES {
+        bail!("{} cases ran instead of {NODE_CASES}", outcomes.len());
+    }
+    let passed = outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Pass);
+    let (mut alone, mut moved) = (0, 0);
+    for outcome in passed {
+        alone += usize::from(outcome.why == "device");
+        moved += usize::from(outcome.why.starts_with("moved "));
+    }
+    let summary = count(&outcomes);
+    println!(
+        "{SUITE} on {name}: {summary}, {alone} on the device alone, {moved} claimed whole and cheaper in part on the host"
+    );
+    for line in lines.lines().filter(|line| line.starts_with("operators on the host")) {
+        println!("{line}");
+    }
+    let path = workspace.own(list);
+    let listed = read_list(&path)?;
+    if options.bless {
+        return bless(&path, &listed, &outcomes, &[SUITE]).map(|()| summary);
+    }
+    check_list(list, &listed, &outcomes, &[SUITE])?;
+    if alone + moved < device.claimed {
+        bail!("the device claims {} cases whole, expected {} at least", alone + moved, device.claimed);
+    }
+    Ok(Summary { passed: summary.passed, failed: 0, skipped: summary.failed })
+}
+
+/// What the example prints.
+fn lines(workspace: &Workspace, device: &OnDevice, folder: &Path, options: &Options) -> Result<String> {
+    let mut command = workspace.cargo();
+    command.args(["run", "--quiet", "--package", device.package]);
+    if device.name == CUDA.name {
+        // Two thousand cases, whose kernels an interpreter runs.
+        command.arg("--release");
+        if std::env::var_os(DRIVER_VARIABLE).is_none() {
+            command.env(DRIVER_VARIABLE, emulator(workspace)?);
+        }
+    }
+    command.args(["--example", "device_cases", "--"]);
+    command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
+    command.args(options.library.then_some("--library"));
+    command.arg(folder).stderr(Stdio::inherit());
+    eprintln!("$ {}", describe(&command));
+    let output = command.output().context("cannot run the example device_cases")?;
+    if !output.status.success() {
+        bail!("device_cases ended with {}", output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The variable that names the library of the NVIDIA driver: that of a machine with a GPU has the suite run there.
+const DRIVER_VARIABLE: &str = "ORT_CUDA_DRIVER";
+
+/// Builds the library that stands in for the NVIDIA driver where there is none, and says where it is.
+fn emulator(workspace: &Workspace) -> Result<PathBuf> {
+    run_command(workspace.cargo().args(["build", "--release", "--quiet", "--package", "ort-cuda-emulator"]))?;
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    Ok(workspace.target.join("release").join(format!("{prefix}ort_cuda_emulator{suffix}")))
+}

@@ -1,0 +1,390 @@
+//! `cargo xtask cuda-kernels`: compiles the CUDA C of `ort-ep-cuda/cu` to the PTX of `ort-ep-cuda/ptx`, and holds one to the other.
+//!
+//! The PTX is committed, so that a build needs nothing of CUDA; the file `SOURCES` beside it has the hashes of what each was made from, so
+//! that every test run sees what is stale. The compiler is an old one on purpose: newer drivers take its PTX, older ones not that of a new one.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use flate2::read::GzDecoder;
+
+use crate::python::Python;
+use crate::table;
+use crate::workspace::{Workspace, run as run_command};
+
+/// The compute capabilities that kernels are compiled for.
+const COMPUTE: [&str; 3] = ["75", "80", "90"];
+/// What a source says first where it is not for all of them: `// compute: 80 90`.
+const CHOICE: &str = "// compute:";
+/// The capabilities of the table in docs/cuda.md.
+const DOCUMENTED: [&str; 2] = ["80", "90"];
+/// Families whose kernels must keep everything in registers: a spill there is a large part of the time.
+const WITHOUT_SPILLS: [&str; 3] = ["gemm", "conv", "attention"];
+/// The hashes, beside the PTX.
+const SOURCES: &str = "SOURCES";
+/// What compiles, and how: a change makes all of it stale.
+const COMPILER: [&str; 2] = ["python/compile_cuda.py", "python/cuda_requirements.txt"];
+
+/// What to do.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Write nothing and compile nothing; fail where a hash is not that of what is there.
+    #[arg(long, conflicts_with_all = ["all", "verify", "markdown"])]
+    pub(crate) check: bool,
+    /// Compile all families, not only those that are stale.
+    #[arg(long, conflicts_with_all = ["verify", "markdown"])]
+    pub(crate) all: bool,
+    /// Compile all again and fail where the PTX differs; assemble it, and fail where a kernel that must not spills registers.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Assemble, and print the table of docs/cuda.md: only what must not spill, on sm_80 and sm_90.
+    #[arg(long)]
+    pub(crate) markdown: bool,
+}
+
+/// A family: its source and what it compiles to.
+struct Family {
+    name: String,
+    source: PathBuf,
+    hash: String,
+    compute: Vec<&'static str>,
+}
+
+impl Family {
+    /// The name of its PTX for a compute capability.
+    fn file(&self, compute: &str) -> String {
+        format!("{}_{compute}.ptx.gz", self.name)
+    }
+
+    /// The names of all its PTX.
+    fn files(&self) -> impl Iterator<Item = String> {
+        self.compute.iter().map(|compute| self.file(compute))
+    }
+
+    /// Whether its kernels must not spill.
+    fn is_without_spills(&self) -> bool {
+        WITHOUT_SPILLS.iter().any(|name| self.name.starts_with(name))
+    }
+}
+
+/// Compiles what is stale; with `check` fails where something is, with `verify` where PTX is not what its source compiles to.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let folder = workspace.root.join("ort-ep-cuda/ptx");
+    let families = families(workspace)?;
+    if options.check {
+        return check(&families, &folder);
+    }
+    if !options.verify && !options.markdown {
+        return compile_stale(workspace, &families, &folder, options.all);
+    }
+    check(&families, &folder)?;
+    let python = Python::open_for_cuda(workspace)?;
+    if options.verify {
+        compile_again(workspace, &python, &families, &folder)?;
+    }
+    assemble(&python, &families, &folder, options.markdown)
+}
+
+/// Compiles the families that are stale, or all. The hashes are written after each: where a later one does not compile, it alone is stale.
+fn compile_stale(workspace: &Workspace, families: &[Family], folder: &Path, all: bool) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut known = read_sources(folder);
+    known.retain(|name, _| families.iter().any(|family| family.name == *name));
+    let stale: Vec<&Family> =
+        families.iter().filter(|family| all || !is_fresh(family, &known, folder)).collect();
+    if !stale.is_empty() {
+        let python = Python::open_for_cuda(workspace)?;
+        for (at, family) in stale.iter().enumerate() {
+            println!("{} ({} of {})", family.name, at + 1, stale.len());
+            compile(workspace, &python, family, folder)?;
+            known.insert(family.name.clone(), entry(family, folder)?);
+            write_sources(&known, folder)?;
+        }
+    }
+    write_sources(&known, folder)?;
+    println!("{} of {} families compiled", stale.len(), families.len());
+    Ok(())
+}
+
+/// Fails where PTX is not what its source compiles to.
+fn compile_again(workspace: &Workspace, python: &Python, families: &[Family], folder: &Path) -> Result<()> {
+    let again = tempfile::tempdir().context("no temporary folder")?;
+    let mut count = 0;
+    for family in families {
+        compile(workspace, python, family, again.path())?;
+        for name in family.files() {
+            if read(folder.join(&name))? != read(again.path().join(&name))? {
+                bail!("{name} is not what its source compiles to: run `cargo xtask cuda-kernels --all`");
+            }
+            count += 1;
+        }
+    }
+    eprintln!("{count} files of PTX are what their sources compile to");
+    Ok(())
+}
+
+/// The text of compressed PTX: what compresses may differ from machine to machine.
+fn read(path: PathBuf) -> Result<String> {
+    let cannot = || format!("cannot read {}", path.display());
+    let mut text = String::new();
+    GzDecoder::new(File::open(&path).with_context(cannot)?).read_to_string(&mut text).with_context(cannot)?;
+    Ok(text)
+}
+
+/// The families in the order of their names, each with the hash of all that its PTX follows from.
+fn families(workspace: &Workspace) -> Result<Vec<Family>> {
+    let folder = workspace.root.join("ort-ep-cuda/cu");
+    let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    paths.sort();
+    let is_of = |path: &PathBuf, ending: &str| path.extension().is_some_and(|own| own == ending);
+    let headers = paths.iter().filter(|path| is_of(path, "cuh")).cloned();
+    let headers: Vec<PathBuf> = headers.chain(COMPILER.iter().map(|path| workspace.own(path))).collect();
+    let sources = paths.iter().filter(|path| is_of(path, "cu"));
+    sources
+        .map(|source| {
+            let mut hash = blake3::Hasher::new();
+            for path in headers.iter().chain([source]) {
+                let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+                hash.update(&(bytes.len() as u64).to_le_bytes()).update(&bytes);
+            }
+            let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let compute =
+                chosen(&fs::read_to_string(source)?).with_context(|| source.display().to_string())?;
+            let hash = hash.finalize().to_hex().to_string();
+            Ok(Family { name, source: source.clone(), hash, compute })
+        })
+        .collect()
+}
+
+/// The compute capabilities that a source is for: those of its first lines, or all.
+fn chosen(source: &str) -> Result<Vec<&'static str>> {
+    let mut comments = source.lines().take_while(|line| line.starts_with("//"));
+    let Some(choice) = comments.find_map(|line| line.strip_prefix(CHOICE)) else {
+        return Ok(COMPUTE.to_vec());
+    };
+    let known = |word| COMPUTE.into_iter().find(|compute| *compute == word);
+    let compute: Option<Vec<&str>> = choice.split_whitespace().map(known).collect();
+    match compute {
+        Some(compute) if !compute.is_empty() => Ok(compute),
+        _ => bail!("`{CHOICE}{choice}` must name some of {}", COMPUTE.join(" ")),
+    }
+}
+
+fn compile(workspace: &Workspace, python: &Python, family: &Family, to: &Path) -> Result<()> {
+    let mut command = python.script("compile_cuda.py");
+    command.arg("ptx").arg(workspace.root.join("ort-ep-cuda/cu"));
+    for compute in &family.compute {
+        command.arg(&family.source).arg(compute).arg(to.join(family.file(compute)));
+    }
+    run_command(&mut command)
+}
+
+/// A family's line of hashes: that of its source, and those of its PTX.
+fn entry(family: &Family, folder: &Path) -> Result<String> {
+    let mut entry = family.hash.clone();
+    for name in family.files() {
+        let path = folder.join(name);
+        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        entry = format!("{entry} {}", blake3::hash(&bytes).to_hex());
+    }
+    Ok(entry)
+}
+
+/// Whether the hashes say what is there now; not where there is nothing yet.
+fn is_fresh(family: &Family, known: &BTreeMap<String, String>, folder: &Path) -> bool {
+    entry(family, folder).is_ok_and(|entry| known.get(&family.name) == Some(&entry))
+}
+
+fn read_sources(folder: &Path) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(folder.join(SOURCES)).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.map(|(name, hashes)| (name.to_owned(), hashes.to_owned())).collect()
+}
+
+fn write_sources(known: &BTreeMap<String, String>, folder: &Path) -> Result<()> {
+    let lines = known.iter().map(|(name, hashes)| format!("{name} {hashes}\n"));
+    fs::write(folder.join(SOURCES), lines.collect::<String>()).context("cannot write the hashes of sources")
+}
+
+/// Fails unless the PTX is that of the sources, and nothing else lies there.
+fn check(families: &[Family], folder: &Path) -> Result<()> {
+    const HELP: &str = "run `cargo xtask cuda-kernels`";
+    let known = read_sources(folder);
+    for family in families {
+        if !is_fresh(family, &known, folder) {
+            bail!("the PTX of {} is stale: {HELP}", family.name);
+        }
+    }
+    if let Some(name) = known.keys().find(|name| families.iter().all(|family| family.name != **name)) {
+        bail!("{SOURCES} has {name}, which has no source: {HELP}");
+    }
+    let mut expected: Vec<String> = families.iter().flat_map(Family::files).collect();
+    expected.push(SOURCES.to_owned());
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !expected.contains(&name) {
+            bail!("{} has no source: remove it", folder.join(name).display());
+        }
+    }
+    Ok(())
+}
+
+/// What the assembler says of a kernel, and of the functions that it calls.
+#[derive(Default)]
+struct Resources {
+    kernel: String,
+    sm: String,
+    registers: u64,
+    shared: u64,
+    spill_stores: u64,
+    spill_loads: u64,
+    stack: u64,
+}
+
+impl Resources {
+    fn spills(&self) -> bool {
+        self.spill_stores + self.spill_loads > 0
+    }
+
+    fn row(&self) -> [String; 7] {
+        let numbers = [self.registers, self.shared, self.spill_stores, self.spill_loads, self.stack];
+        let [registers, shared, stores, loads, stack] = numbers.map(|number| number.to_string());
+        [self.kernel.clone(), self.sm.clone(), registers, shared, stores, loads, stack]
+    }
+}
+
+/// Assembles all PTX for the devices that it is for, and prints what kernels take: all of them, or those of the documentation. Fails where one
+/// spills that must not.
+fn assemble(python: &Python, families: &[Family], folder: &Path, documented: bool) -> Result<()> {
+    let mut rows =
+        table::new(&["kernel", "sm", "registers", "shared bytes", "spill stores", "spill loads", "stack"]);
+    let (mut count, mut spilling) = (0, Vec::new());
+    for family in families {
+        for resources in resources(&assembled(python, family, folder)?) {
+            count += 1;
+            if family.is_without_spills() && resources.spills() {
+                spilling.push(format!("{} on sm_{}", resources.kernel, resources.sm));
+            }
+            let is_documented = family.is_without_spills() && DOCUMENTED.contains(&resources.sm.as_str());
+            if is_documented || !documented {
+                rows.add_row(resources.row());
+            }
+        }
+    }
+    println!("{rows}");
+    eprintln!("{count} kernels assemble");
+    if !spilling.is_empty() {
+        bail!("these kernels spill registers, give each thread less to hold: {}", spilling.join(", "));
+    }
+    Ok(())
+}
+
+/// What `ptxas -v` says of a family.
+fn assembled(python: &Python, family: &Family, folder: &Path) -> Result<String> {
+    let mut command = python.script("compile_cuda.py");
+    command.arg("assemble");
+    for compute in &family.compute {
+        command.arg(folder.join(family.file(compute))).arg(compute);
+    }
+    let output = command.output().context("cannot run compile_cuda.py")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!("{} does not assemble:\n{said}{}", family.name, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(said)
+}
+
+/// Reads the lines of `ptxas -v`. The functions that a kernel calls stand below it with lines of their own, and count with it.
+fn resources(said: &str) -> Vec<Resources> {
+    let (mut all, mut sm) = (Vec::<Resources>::new(), String::new());
+    for line in said.lines() {
+        if let Some(file) = line.strip_prefix("file ") {
+            sm = file.split_whitespace().last().unwrap_or_default().to_owned();
+        } else if line.contains("Compiling entry function") {
+            let kernel = line.split('\'').nth(1).unwrap_or_default().to_owned();
+            all.push(Resources { kernel, sm: sm.clone(), ..Resources::default() });
+        } else if let Some(current) = all.last_mut() {
+            current.registers = current.registers.max(number(line, "registers"));
+            current.shared += number(line, "bytes smem");
+            current.spill_stores += number(line, "bytes spill stores");
+            current.spill_loads += number(line, "bytes spill loads");
+            current.stack += number(line, "bytes stack frame");
+        }
+    }
+    all
+}
+
+/// The number before these words in a line, or 0.
+fn number(line: &str, words: &str) -> u64 {
+    let part = line.split(',').find_map(|part| part.trim_end().strip_suffix(words));
+    part.and_then(|part| part.split_whitespace().last()?.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_assemblers_lines_are_read() {
+        let said = "file gemm_80 80
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'gemm_f32' for 'sm_80'
+ptxas info    : Function properties for gemm_f32
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 128 registers, 16384 bytes smem, 416 bytes cmem[0]
+ptxas info    : Compiling entry function 'calls' for 'sm_80'
+ptxas info    : Function properties for calls
+    416 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 255 registers
+ptxas info    : Function properties for _Z5heavyPf
+    0 bytes stack frame, 416 bytes spill stores, 572 bytes spill loads
+";
+        let all = resources(said);
+        let rows: Vec<[String; 7]> = all.iter().map(Resources::row).collect();
+        assert_eq!(rows[0], ["gemm_f32", "80", "128", "16384", "4", "12", "8"]);
+        assert_eq!(rows[1], ["calls", "80", "255", "0", "416", "572", "416"]);
+        assert_eq!(rows.len(), 2);
+    }
+
+    #[test]
+    fn a_source_chooses_what_it_is_for() {
+        assert_eq!(chosen("// Products.\n\nint x;").unwrap(), COMPUTE);
+        assert_eq!(chosen("// Products.\n// compute: 80 90\n").unwrap(), ["80", "90"]);
+        assert_eq!(chosen("int x;\n// compute: 80\n").unwrap(), COMPUTE);
+        let error = chosen("// compute: 60\n").unwrap_err().to_string();
+        assert_eq!(error, "`// compute: 60` must name some of 75 80 90");
+    }
+
+    #[test]
+    fn what_is_stale_changed_or_stray_is_found() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path();
+        let family = Family {
+            name: "gemm".to_owned(),
+            source: PathBuf::new(),
+            hash: "12".to_owned(),
+            compute: vec!["80"],
+        };
+        let families = [family];
+        let why = || check(&families, folder).unwrap_err().to_string();
+        // Never compiled: no hash, and no PTX either.
+        assert_eq!(why(), "the PTX of gemm is stale: run `cargo xtask cuda-kernels`");
+        fs::write(folder.join("gemm_80.ptx.gz"), "mov").unwrap();
+        let mut known = BTreeMap::from([("gemm".to_owned(), entry(&families[0], folder).unwrap())]);
+        write_sources(&known, folder).unwrap();
+        check(&families, folder).unwrap();
+        fs::write(folder.join("gemm_75.ptx.gz"), "mov").unwrap();
+        assert!(why().ends_with("gemm_75.ptx.gz has no source: remove it"));
+        fs::remove_file(folder.join("gemm_75.ptx.gz")).unwrap();
+        fs::write(folder.join("gemm_80.ptx.gz"), "add").unwrap();
+        assert_eq!(why(), "the PTX of gemm is stale: run `cargo xtask cuda-kernels`");
+        fs::write(folder.join("gemm_80.ptx.gz"), "mov").unwrap();
+        known.insert("conv".to_owned(), "34".to_owned());
+        write_sources(&known, folder).unwrap();
+        assert_eq!(why(), "SOURCES has conv, which has no source: run `cargo xtask cuda-kernels`");
+    }
+}
