@@ -1,5 +1,5 @@
-// Lines: what a tensor holds along some of its axes. A team of 1, 32 or 256 threads takes a line: one thread where lines lie side by side
-// in memory, a warp or a block where their own elements do.
+// Lines: what a tensor holds along some of its axes. A team of 1, 8, 32 or 256 threads takes a line: a warp or a block where the line's own
+// elements lie side by side in memory, one thread or 8 where those of neighbouring lines do, so that a warp reads side by side either way.
 #pragma once
 
 #include "common.cuh"
@@ -27,14 +27,27 @@ __device__ inline uint along(const Lines& lines, uint r) {
     return walk(lines.along_rank, lines.along_sizes, lines.along_steps, r);
 }
 
-// The line of the calling thread's team, and the thread's place in the team.
-template <int TEAM> __device__ inline uint line_of_team() { return thread_index() / TEAM; }
-template <int TEAM> __device__ inline uint lane_of_team() { return threadIdx.x % TEAM; }
+// Threads of a block, which are those of 256 / TEAM lines. Numbers of threads in a launch may be beyond 32 bits, those of lines are not.
+constexpr uint BLOCK = 256;
 
-// What the values of a team's threads are together, in all of them; `Join` joins two. All threads of the team must come here.
+// The line of the calling thread's team, and the thread's place in the team. The 8 threads of a line are in 8 warps.
+template <int TEAM> __device__ inline uint line_of_team() {
+    uint own = TEAM == 8 ? threadIdx.x % 32 : threadIdx.x / TEAM;
+    return blockIdx.x * (BLOCK / TEAM) + own;
+}
+template <int TEAM> __device__ inline uint lane_of_team() {
+    return TEAM == 8 ? threadIdx.x / 32 : threadIdx.x % TEAM;
+}
+
+// The value of the thread of the warp whose number differs by these bits. Structures have their own.
+template <typename V> __device__ inline V swapped(V value, int bits) {
+    return __shfl_xor_sync(0xffffffffu, value, bits);
+}
+
+// What the values of a team's threads are together, in all of them; `Join` joins two. All threads of the block must come here.
 template <int TEAM, typename V, typename Join> __device__ inline V joined(V value, Join join) {
-    if constexpr (TEAM > 1) {
-        for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(0xffffffffu, value, step));
+    if constexpr (TEAM >= 32) {
+        for (int bits = 16; bits > 0; bits /= 2) value = join(value, swapped(value, bits));
     }
     if constexpr (TEAM == 256) {
         __shared__ V cells[8];
@@ -43,6 +56,14 @@ template <int TEAM, typename V, typename Join> __device__ inline V joined(V valu
         __syncthreads();
         value = cells[0];
         for (int warp = 1; warp < 8; warp++) value = join(value, cells[warp]);
+    }
+    if constexpr (TEAM == 8) {
+        __shared__ V cells[BLOCK];
+        __syncthreads();
+        cells[threadIdx.x] = value;
+        __syncthreads();
+        value = cells[threadIdx.x % 32];
+        for (int warp = 1; warp < 8; warp++) value = join(value, cells[threadIdx.x % 32 + 32 * warp]);
     }
     return value;
 }

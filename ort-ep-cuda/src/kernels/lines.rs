@@ -1,9 +1,8 @@
 //! Functions of each line along an axis: `Softmax`, `LogSoftmax`, `Hardmax` and `LpNormalization`; and what kernels of lines share.
 
-use ort_core::Result;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
-use ort_core::error;
+use ort_core::{Result, ensure, error};
 
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, THREADS, Walk, strides};
@@ -58,7 +57,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         _ if cx.attrs.int("p")? == 1 => 3,
         _ => 4,
     };
-    let launch = lines.launch("lines", &format!("lines_{}", suffix(x.dtype)?))?;
+    let launch = lines.launch("lines", &format!("lines_{}", suffix(x.dtype)?), 1)?;
     Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(function)?])
 }
 
@@ -88,18 +87,40 @@ impl Lines {
         }
     }
 
-    /// Threads for a line: one where neighbouring lines lie side by side, so that threads read side by side.
-    fn team(&self) -> usize {
-        const LONG: usize = 1024;
+    /// Whether neighbouring lines lie side by side in memory, and are many enough for the threads of a warp.
+    pub(super) fn in_columns(&self) -> bool {
         let last = |walk: &Walk| walk.steps.first().and_then(|steps| steps.last().copied());
-        let in_columns = last(&self.begins) == Some(1) && last(&self.along) != Some(1);
-        if in_columns && self.count >= 32 || self.len <= 4 { 1 } else { team_of(self.len, LONG) }
+        last(&self.begins) == Some(1) && last(&self.along) != Some(1) && self.count >= WARP
     }
 
-    /// A launch of the entry for the team of these lines.
-    pub(super) fn launch(&self, family: &'static str, entry: &str) -> Result<Launch> {
+    /// Threads for a line, as cu/lines.cuh has them.
+    fn team(&self) -> usize {
+        const LONG: usize = 1024;
+        const SHORT_COLUMN: usize = 16;
+        match self.in_columns() {
+            _ if self.len <= 4 => 1,
+            true if self.len <= SHORT_COLUMN => 1,
+            true => 8,
+            false => team_of(self.len, LONG),
+        }
+    }
+
+    /// A launch of the entry for the team of these lines, which are cut in so many pieces.
+    pub(super) fn launch(&self, family: &'static str, entry: &str, splits: usize) -> Result<Launch> {
+        self.launch_by(self.team(), family, entry, splits)
+    }
+
+    /// A launch where a warp or a block takes what is in a row, and a thread each column.
+    pub(super) fn launch_in_order(&self, family: &'static str, entry: &str) -> Result<Launch> {
         let team = self.team();
-        Launch::new(family, format!("{entry}_{team}")).threads(self.count.saturating_mul(team))
+        self.launch_by(if team == 8 { 1 } else { team }, family, entry, 1)
+    }
+
+    fn launch_by(&self, team: usize, family: &'static str, entry: &str, splits: usize) -> Result<Launch> {
+        // Places are counted in 32 bits.
+        let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
+        ensure!(fits, NotImplemented, "{} lines of {}: more than 2^31 - 1 elements", self.count, self.len);
+        teams(Launch::new(family, format!("{entry}_{team}")), self.count, team, splits)
     }
 
     /// The lines as the next parameter: the structure `Lines` of cu/lines.cuh.
@@ -126,7 +147,16 @@ impl Lines {
     }
 }
 
+/// The threads of a warp.
+const WARP: usize = 32;
+
+/// With a team for each of so many lines, and as many again for each of the pieces that they are cut in.
+pub(super) fn teams(launch: Launch, count: usize, team: usize, splits: usize) -> Result<Launch> {
+    let lines_of_block = THREADS as usize / team.max(1);
+    launch.grid([count.div_ceil(lines_of_block.max(1)).max(1), splits, 1])
+}
+
 /// A warp for a line, or a block for one longer than that.
 pub(super) fn team_of(len: usize, long: usize) -> usize {
-    if len <= long { 32 } else { THREADS as usize }
+    if len <= long { WARP } else { THREADS as usize }
 }

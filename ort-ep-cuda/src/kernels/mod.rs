@@ -1,6 +1,8 @@
 //! The kernels by family. A kernel answers for the shapes of a run with the launches that compute its outputs.
 
+mod arg;
 mod conv;
+mod cumulative;
 mod elementwise;
 mod gather;
 mod gemm;

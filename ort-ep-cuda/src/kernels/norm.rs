@@ -6,7 +6,7 @@ use ort_core::ir::SymShape;
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure};
 
-use super::lines::{SHORT_FLOATS, few_axes, suffix, team_of};
+use super::lines::{SHORT_FLOATS, few_axes, suffix, team_of, teams};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -91,12 +91,15 @@ struct Norm<'a> {
 impl Norm<'_> {
     fn launches(&self) -> Result<Vec<Launch>> {
         const LONG: usize = 1024;
-        if self.count == 0 || self.len == 0 {
+        if self.count == 0 {
             return Ok(Vec::new());
         }
+        // Places are counted in 32 bits. Rows without elements still have statistics, which are not numbers.
+        let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
+        ensure!(fits, NotImplemented, "{} rows of {}: more than 2^31 - 1 elements", self.count, self.len);
         let team = team_of(self.len, LONG);
         let entry = format!("norm_{}_{team}", suffix(self.x.dtype)?);
-        let launch = Launch::new("norm", entry).threads(self.count.saturating_mul(team))?;
+        let launch = teams(Launch::new("norm", entry), self.count, team, 1)?;
         let launch = launch.tensor(self.x).find_tensor(self.skip).find_tensor(self.bias);
         let launch = launch.tensor(self.scale).find_tensor(self.shift);
         let launch = self.outputs.iter().fold(launch, |launch, output| launch.find_tensor(*output));

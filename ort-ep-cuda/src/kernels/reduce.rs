@@ -5,15 +5,15 @@ use ort_core::ep::KernelDef;
 use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error};
 
-use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
+use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix, teams};
 use super::{CudaKernel, cuda_kernels};
-use crate::launch::{Launch, OpCx};
+use crate::launch::{Launch, OpCx, Operand};
 
 const NUMBERS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]));
 
 const fn reduction(op: &'static str, types: &'static [(&'static str, TypeSet)]) -> CudaKernel {
     let def = KernelDef { op, types, host_inputs: &[1], when: few_axes, ..KernelDef::BASE };
-    CudaKernel::new(def, launches)
+    CudaKernel { workspace: Some(workspace), ..CudaKernel::new(def, launches) }
 }
 
 cuda_kernels![
@@ -32,6 +32,15 @@ cuda_kernels![
         CudaKernel { def: KernelDef { domain: RUNTIME, ..sum.def }, ..sum }
     },
 ];
+
+/// Lines at least so long are cut into pieces where there are few of them.
+const LONG: usize = 4096;
+/// A piece of a long line.
+const PIECE: usize = 1024;
+/// Blocks that keep a device busy.
+const BLOCKS: usize = 1024;
+/// Lines side by side that a block takes.
+const ABREAST: usize = 32;
 
 /// The number of a fold in cu/reduce.cu.
 fn fold_of(op: &str) -> Result<usize> {
@@ -70,6 +79,33 @@ fn mask(cx: &OpCx<'_>) -> Result<Vec<bool>> {
     Ok(mask)
 }
 
+/// The pieces that each line is cut into where so many blocks take them all.
+fn splits(op: &str, blocks: usize, len: usize) -> usize {
+    let cuts = op != "ReduceLogSumExp" && len >= LONG;
+    if cuts { (len / PIECE).min(BLOCKS / blocks.max(1)).max(1) } else { 1 }
+}
+
+/// The pieces of all lines, in the workspace.
+fn pieces(cx: &OpCx<'_>, taken: &mut usize, lines: usize, splits: usize) -> Result<Operand> {
+    let dtype = match cx.input(0)?.dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    };
+    Ok(cx.workspace(taken, dtype, &[lines, splits]))
+}
+
+/// Room for as many pieces as lines in columns are cut into; those in rows are no more. The axes are not known yet.
+fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let (lines, len) = (y.count(), x.count().checked_div(y.count()).unwrap_or(0));
+    let mut taken = 0;
+    match splits(cx.op, lines.div_ceil(ABREAST), len) {
+        1 => {}
+        splits => drop(pieces(cx, &mut taken, lines, splits)?),
+    }
+    Ok(taken)
+}
+
 fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     if y.count() == 0 {
@@ -77,6 +113,20 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let lines = Lines::new(&x.shape, &mask(cx)?);
     ensure!(lines.count == y.count(), Fail, "{} outputs for {} reductions", y.count(), lines.count);
-    let launch = lines.launch("reduce", &format!("reduce_{}", suffix(x.dtype)?))?;
-    Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(fold_of(cx.op)?)?])
+    let (fold, suffix) = (fold_of(cx.op)?, suffix(x.dtype)?);
+    let blocks = if lines.in_columns() { lines.count.div_ceil(ABREAST) } else { lines.count };
+    let splits = splits(cx.op, blocks, lines.len);
+    let pieces = match splits {
+        1 => None,
+        splits => Some(pieces(cx, &mut 0, lines.count, splits)?),
+    };
+    let launch = lines.launch("reduce", &format!("reduce_{suffix}"), splits)?;
+    let launch = launch.tensor(x).tensor(y).find_tensor(pieces.as_ref());
+    let mut launches = vec![lines.param(launch)?.uint(fold)?];
+    if let Some(pieces) = &pieces {
+        let join = teams(Launch::new("reduce", format!("join_pieces_{suffix}")), lines.count, 32, 1)?;
+        let join = join.tensor(pieces).tensor(y).uint(lines.count)?.uint(splits)?;
+        launches.push(join.uint(lines.len)?.uint(fold)?);
+    }
+    Ok(launches)
 }

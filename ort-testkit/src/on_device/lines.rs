@@ -190,12 +190,72 @@ fn reductions_cases() -> Vec<Case> {
     cases
 }
 
+/// Ties and what is no number, of which the first or the last counts.
+fn arg_cases() -> Vec<Case> {
+    let value = |at: usize| [1.0, 3.0, 3.0, -2.0, -2.0, f32::NAN, 0.0].get(at % 7).copied().unwrap_or(0.0);
+    let mut cases = Vec::new();
+    for (shape, ends) in [([2, 5, 1], 5), ([1, 70, 40], 7), ([2, 3000, 1], 5)] {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|at| value(at % ends)).collect();
+        let x = Is(Tensor::from_slice(&shape, &values).unwrap());
+        for (op, last) in [("ArgMax", 0), ("ArgMax", 1), ("ArgMin", 0), ("ArgMin", 1)] {
+            cases.push(case(op, vec![x.clone()], &[("axis", 1), ("select_last_index", last)]));
+        }
+    }
+    cases
+}
+
+/// Wide integers in rows and in columns, with sums beyond 32 bits; and columns that are cut into pieces.
+fn integer_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // Floats in columns that are cut into pieces.
+    for op in ["ReduceMean", "ReduceL2", "ReduceMax"] {
+        cases.push(case(op, vec![Run(vec![5000, 70]), ints(&[0])], &[]));
+    }
+    for shape in [vec![3, 5000], vec![3000, 40], vec![2, 7, 5], vec![6, 0]] {
+        let count = shape.iter().product::<usize>();
+        let wide: Vec<i64> = (0..count as i64).map(|at| (at * 7919 % 1013 - 500) << 30).collect();
+        let x = Is(Tensor::from_slice(&shape, &wide).unwrap());
+        for op in ["ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"] {
+            cases.push(case(op, vec![x.clone(), ints(&[0])], &[]));
+            cases.push(case(op, vec![x.clone(), ints(&[1])], &[("keepdims", 0)]));
+        }
+        cases.push(case("ReduceSum", vec![x], &[("noop_with_empty_axes", 1)]));
+    }
+    cases
+}
+
 fn softmaxes_cases() -> Vec<Case> {
     let of_shape = |shape: Vec<usize>| {
         let along = |op| case(op, vec![Run(shape.clone())], &[("axis", 1)]);
         ["Softmax", "LogSoftmax", "Hardmax", "LpNormalization"].map(along)
     };
     shapes().flat_map(of_shape).collect()
+}
+
+/// Lines with what is infinite or no number, and with what is far apart.
+fn softmax_edges() -> Vec<Case> {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let lines = [
+        [-inf, 0.0, 1.0, -inf, 2.0],
+        [-inf; 5],
+        [0.0, inf, 1.0, 2.0, 3.0],
+        [0.0, 1.0, nan, 2.0, 3.0],
+        [-3e38, 3e38, 0.0, 1.0, 2.0],
+    ];
+    let x = Is(Tensor::from_slice(&[5, 5], lines.as_flattened()).unwrap());
+    Vec::from(["Softmax", "LogSoftmax"].map(|op| case(op, vec![x.clone()], &[("axis", 1)])))
+}
+
+fn cumulative_cases() -> Vec<Case> {
+    let flags = |exclusive, reverse| [("exclusive", exclusive), ("reverse", reverse)];
+    let mut cases = Vec::new();
+    for shape in shapes() {
+        for (exclusive, reverse) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+            let inputs = vec![Run(shape.clone()), Constant(Tensor::from_slice(&[], &[1i64]).unwrap())];
+            cases.push(case("CumSum", inputs, &flags(exclusive, reverse)));
+        }
+    }
+    cases
 }
 
 fn norms_cases() -> Vec<Case> {
@@ -332,6 +392,18 @@ fn group_query_cases() -> Vec<Case> {
 /// Reductions. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
 pub fn reductions(device: &Arc<dyn Device>, on_host: &[&str]) {
     check_all(device, on_host, &reductions_cases());
+}
+
+/// Running sums. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.
+pub fn cumulative(device: &Arc<dyn Device>, on_host: &[&str]) {
+    check_all(device, on_host, &cumulative_cases());
+}
+
+/// Ties, what is infinite or no number, and wide integers. Panics with what differs, and unless the device leaves just the operators `on_host` to
+/// the host.
+pub fn edges(device: &Arc<dyn Device>, on_host: &[&str]) {
+    let cases = [arg_cases(), integer_cases(), softmax_edges()];
+    cases.iter().for_each(|cases| check_all(device, on_host, cases));
 }
 
 /// `Softmax` and its like. Panics with what differs, and unless the device leaves just the operators `on_host` to the host.

@@ -35,7 +35,7 @@ pub(super) const CUDA: OnDevice = OnDevice {
     name: "cuda",
     package: "ort-ep-cuda",
     list: "conformance_cuda.ignore",
-    claimed: 1069,
+    claimed: 1105,
     needs: "the emulator of the driver has to be built and found",
 };
 

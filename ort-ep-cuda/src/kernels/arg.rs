@@ -1,0 +1,32 @@
+//! `ArgMax` and `ArgMin`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::{Result, ensure};
+
+use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx};
+
+const COMPARED: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]));
+
+const fn arg(op: &'static str) -> CudaKernel {
+    CudaKernel::new(KernelDef { op, types: &[("T", COMPARED)], when: few_axes, ..KernelDef::BASE }, launches)
+}
+
+cuda_kernels![arg("ArgMax"), arg("ArgMin")];
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
+    let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
+    let lines = Lines::new(&x.shape, &mask);
+    ensure!(lines.len > 0, InvalidArgument, "axis {axis} has no element to choose");
+    ensure!(lines.count == y.count(), Fail, "{} outputs for {} lines", y.count(), lines.count);
+    let launch = lines.launch("reduce", &format!("arg_{}", suffix(x.dtype)?), 1)?;
+    let launch = lines.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "ArgMax"))?;
+    Ok(vec![launch.uint(usize::from(cx.attrs.flag("select_last_index")?))?])
+}

@@ -1,0 +1,45 @@
+//! `CumSum` and `CumProd`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::{Result, error};
+
+use super::lines::{Lines, SHORT_FLOATS, few_axes, suffix};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx};
+
+const NUMBERS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::I32, DType::I64]));
+
+const fn cumulative(op: &'static str) -> CudaKernel {
+    // A thread writes just the elements that it reads, after it read them.
+    let def = KernelDef {
+        op,
+        types: &[("T", NUMBERS)],
+        host_inputs: &[1],
+        in_place: &[(0, 0)],
+        when: few_axes,
+        ..KernelDef::BASE
+    };
+    CudaKernel::new(def, launches)
+}
+
+cuda_kernels![cumulative("CumSum"), cumulative("CumProd")];
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let axis = match cx.ints(1)?.as_slice() {
+        // A scalar has the axis 0, counted from the end -1.
+        [0 | -1] if x.rank() == 0 => 0,
+        [axis] => cx.axis(*axis, x.rank())?,
+        other => return Err(error!(InvalidArgument, "the axis must be one number, got {}", other.len())),
+    };
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
+    let lines = Lines::new(&x.shape, &mask);
+    let launch = lines.launch_in_order("lines", &format!("scan_{}", suffix(x.dtype)?))?;
+    let launch = lines.param(launch.tensor(x).tensor(y))?.uint(usize::from(cx.op == "CumProd"))?;
+    let launch = launch.uint(usize::from(cx.attrs.flag("exclusive")?))?;
+    Ok(vec![launch.uint(usize::from(cx.attrs.flag("reverse")?))?])
+}
