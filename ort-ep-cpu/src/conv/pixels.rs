@@ -4,7 +4,8 @@
 //! meets its windows directly. Filters have no zero points here, and are constant.
 
 use crate::gemm::integer::{
-    Factors, IntegerGemm, PackedBytes, PixelWindows, Target, Terms, pack_filters_last, packed_right_len,
+    Factors, IntegerGemm, PackedBytes, PixelWindows, Target, Terms, are_small, pack_filters_last,
+    packed_right_len,
 };
 use crate::gemm::{Cpu, GemmError, Window};
 use crate::parallel::for_each_row_chunk_mut;
@@ -91,6 +92,88 @@ impl FilterShape {
         blocks.pack(codes, if unsigned { 0x80 } else { 0 }, self.kernel, weights, sums);
         Ok(())
     }
+
+    /// Bytes of what turns the sums of all filters into codes.
+    pub(crate) fn requantization_len(&self, cpu: Cpu) -> usize {
+        self.padded(cpu).saturating_mul(8)
+    }
+
+    /// Writes, for each filter that [`pack`](Self::pack) packed, what is added to its sums and what multiplies them then.
+    ///
+    /// # Errors
+    ///
+    /// When a slice is too short or not aligned.
+    pub(crate) fn requantize(
+        &self,
+        cpu: Cpu,
+        packed: &[u8],
+        by: &Requantize<'_>,
+        to: &mut [u8],
+    ) -> Result<(), GemmError> {
+        if !by.bias.is_empty() && by.bias.len() != self.filters {
+            return Err(GemmError::Shape("a bias is not there for each filter"));
+        }
+        let (padded, len) = (self.padded(cpu), to.len());
+        let needed = self.requantization_len(cpu);
+        let to =
+            to.get_mut(..needed).ok_or(GemmError::TooShort { what: "terms and factors", needed, len })?;
+        // What fills the last tile is read, too.
+        to.fill(0);
+        let (terms, factors) = ints_mut(to)?.split_at_mut(padded);
+        let factors: &mut [f32] = bytemuck::cast_slice_mut(factors);
+        let mut write = |filter: usize, place: usize, sum: i32| {
+            let bias = by.bias.get(filter).copied().unwrap_or(0);
+            terms[place] = bias.wrapping_sub(by.image_zero.wrapping_mul(sum));
+            factors[place] = (by.factor)(filter);
+        };
+        if self.is_depthwise() {
+            let blocks = ChannelBlocks::new(cpu.isa, self.filters);
+            let (_, sums) = self.depthwise(blocks, packed)?;
+            (0..self.filters).map(|filter| (filter, blocks.place(filter))).for_each(|(filter, place)| {
+                write(filter, place, sums[place]);
+            });
+        } else {
+            let filters = self.columns(cpu, packed)?;
+            let sums = filters.sums().iter().take(self.filters);
+            sums.enumerate().for_each(|(filter, sum)| write(filter, filter, *sum));
+        }
+        Ok(())
+    }
+
+    /// Packed filters as the columns of a product.
+    fn columns<'a>(&self, cpu: Cpu, packed: &'a [u8]) -> Result<PackedBytes<'a>, GemmError> {
+        PackedBytes::new(cpu, (packed, false), [self.steps(), self.filters])
+    }
+
+    /// The weights of packed filters of one channel each, and their sums.
+    fn depthwise<'a>(
+        &self,
+        blocks: ChannelBlocks,
+        packed: &'a [u8],
+    ) -> Result<(&'a [i32], &'a [i32]), GemmError> {
+        let weights = blocks.weights_len(self.kernel);
+        let (needed, len) = (weights.saturating_add(blocks.padded()).saturating_mul(4), packed.len());
+        let packed = packed.get(..needed);
+        let packed = packed.ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
+        let packed: &[i32] = bytemuck::try_cast_slice(packed)
+            .map_err(|_| GemmError::Shape("memory of a convolution of codes is not aligned"))?;
+        Ok(packed.split_at(weights))
+    }
+}
+
+/// What makes codes of sums.
+pub(crate) struct Requantize<'a> {
+    /// The zero point of the image's bytes, which are made unsigned.
+    pub(crate) image_zero: i32,
+    /// One for each filter, or none.
+    pub(crate) bias: &'a [i32],
+    /// What multiplies the sums of a filter.
+    pub(crate) factor: &'a dyn Fn(usize) -> f32,
+}
+
+/// The zero point of codes, which may have a sign, once they are made unsigned.
+pub(crate) fn unsigned_zero(zero: i32, signed: bool) -> i32 {
+    zero + if signed { 128 } else { 0 }
 }
 
 fn ints_mut(bytes: &mut [u8]) -> Result<&mut [i32], GemmError> {
@@ -108,10 +191,10 @@ pub(crate) struct PixelConv<'a> {
     pub(crate) batch: usize,
     pub(crate) window: Window,
     pub(crate) shape: FilterShape,
-    /// What [`FilterShape::pack`] made, and whether the codes were unsigned.
-    pub(crate) filters: (&'a [u8], bool),
-    /// One for each filter, or none.
-    pub(crate) bias: &'a [i32],
+    /// What [`FilterShape::pack`] made.
+    pub(crate) filters: &'a [u8],
+    /// What [`FilterShape::requantize`] made.
+    pub(crate) requantization: &'a [u8],
     /// The zero point of the result, and whether its codes have a sign.
     pub(crate) zero: i32,
     pub(crate) signed: bool,
@@ -128,37 +211,24 @@ pub(crate) fn pixel_conv_workspace_len(
     shape: FilterShape,
     signed: bool,
 ) -> Result<usize, GemmError> {
-    let copy = match shape.is_depthwise() {
-        true => 0,
-        false => PixelWindows::new(cpu, window, (shape.channels, signed), shape.filters)?.len(),
-    };
-    Ok(shape.padded(cpu).saturating_mul(8).saturating_add(copy))
+    match shape.is_depthwise() {
+        true => Ok(0),
+        false => Ok(PixelWindows::new(cpu, window, (shape.channels, signed), shape.filters)?.len()),
+    }
 }
 
 impl PixelConv<'_> {
-    /// Computes all images. `factor` says what turns the sums of a filter into codes.
+    /// Computes all images.
     ///
     /// # Errors
     ///
     /// When shapes do not go together or a slice is too short.
-    pub(crate) fn run(
-        &self,
-        cpu: Cpu,
-        factor: impl Fn(usize) -> f32,
-        codes: &mut [u8],
-        workspace: &mut [u8],
-    ) -> Result<(), GemmError> {
+    pub(crate) fn run(&self, cpu: Cpu, codes: &mut [u8], workspace: &mut [u8]) -> Result<(), GemmError> {
         let (shape, window) = (self.shape, self.window);
-        let needed = pixel_conv_workspace_len(cpu, window, shape, self.image.1)?;
-        let len = workspace.len();
-        if len < needed {
-            return Err(GemmError::TooShort { what: "a convolution's workspace", needed, len });
-        }
         let image = shape.groups * shape.channels * window.input_len();
         let result = shape.filters * window.output_len();
         let shapes_fit = shape.fits()
             && shape.kernel == window.kernel
-            && (self.bias.is_empty() || self.bias.len() == shape.filters)
             && self.image.0.len() >= self.batch * image
             && codes.len() >= self.batch * result;
         if !shapes_fit {
@@ -167,42 +237,30 @@ impl PixelConv<'_> {
         if image == 0 || result == 0 {
             return Ok(());
         }
-        let padded = shape.padded(cpu);
-        let (terms, copy) = workspace.split_at_mut(8 * padded);
-        let (terms, factors) = ints_mut(terms)?.split_at_mut(padded);
-        let factors: &mut [f32] = bytemuck::cast_slice_mut(factors);
-        let filters = (terms, factors, &factor as &dyn Fn(usize) -> f32);
+        let (needed, len) = (shape.requantization_len(cpu), self.requantization.len());
+        let terms = self.requantization.get(..needed);
+        let terms = terms.ok_or(GemmError::TooShort { what: "terms and factors", needed, len })?;
+        let terms: &[i32] = bytemuck::try_cast_slice(terms)
+            .map_err(|_| GemmError::Shape("terms and factors of a convolution are not aligned"))?;
+        let (terms, factors) = terms.split_at(terms.len() / 2);
+        let of_filters = (terms, bytemuck::cast_slice(factors));
         match shape.is_depthwise() {
-            true => self.run_depthwise(cpu, filters, (image, result), codes),
-            false => self.run_products(cpu, filters, (image, result), (codes, copy)),
+            true => self.run_depthwise(cpu, of_filters, (image, result), codes),
+            false => self.run_products(cpu, of_filters, (image, result), (codes, workspace)),
         }
-    }
-
-    /// The zero point of the image's bytes, which are made unsigned.
-    fn zero_of_image(&self) -> i32 {
-        self.image_zero + if self.image.1 { 128 } else { 0 }
-    }
-
-    /// What is added to the sums of a filter whose weights have this sum.
-    fn term(&self, filter: usize, sum: i32) -> i32 {
-        let bias = self.bias.get(filter).copied().unwrap_or(0);
-        bias.wrapping_sub(self.zero_of_image().wrapping_mul(sum))
     }
 
     fn run_products(
         &self,
         cpu: Cpu,
-        (terms, factors, factor): (&mut [i32], &mut [f32], &dyn Fn(usize) -> f32),
+        (terms, factors): (&[i32], &[f32]),
         (image_len, result_len): (usize, usize),
         (codes, copy): (&mut [u8], &mut [u8]),
     ) -> Result<(), GemmError> {
-        let shape = self.shape;
-        let filters = PackedBytes::new(cpu, self.filters, [shape.steps(), shape.filters])?;
-        for (filter, sum) in filters.sums().iter().take(shape.filters).enumerate() {
-            (terms[filter], factors[filter]) = (self.term(filter, *sum), factor(filter));
-        }
-        let windows = PixelWindows::new(cpu, self.window, (shape.channels, self.image.1), shape.filters)?;
-        let of_image = [if self.image.1 { 0x80 } else { 0 }, self.zero_of_image() as u8];
+        let (shape, signed) = (self.shape, self.image.1);
+        let filters = shape.columns(cpu, self.filters)?;
+        let windows = PixelWindows::new(cpu, self.window, (shape.channels, signed), shape.filters)?;
+        let of_image = [if signed { 0x80 } else { 0 }, unsigned_zero(self.image_zero, signed) as u8];
         let images = self.image.0.chunks_exact(image_len);
         for (image, codes) in images.zip(codes.chunks_exact_mut(result_len)).take(self.batch) {
             let gemm = IntegerGemm {
@@ -222,23 +280,13 @@ impl PixelConv<'_> {
     fn run_depthwise(
         &self,
         cpu: Cpu,
-        (terms, factors, factor): (&mut [i32], &mut [f32], &dyn Fn(usize) -> f32),
+        (terms, factors): (&[i32], &[f32]),
         (image_len, result_len): (usize, usize),
         codes: &mut [u8],
     ) -> Result<(), GemmError> {
         let blocks = ChannelBlocks::new(cpu.isa, self.shape.filters);
-        let (weights, needed) = (blocks.weights_len(self.shape.kernel), self.shape.packed_len(cpu));
-        let len = self.filters.0.len();
-        let packed = self.filters.0.get(..needed);
-        let packed = packed.ok_or(GemmError::TooShort { what: "packed filters", needed, len })?;
-        let packed: &[i32] = bytemuck::try_cast_slice(packed)
-            .map_err(|_| GemmError::Shape("memory for packed filters is not aligned"))?;
-        let (weights, sums) = packed.split_at(weights);
-        for filter in 0..self.shape.filters {
-            let place = blocks.place(filter);
-            (terms[place], factors[place]) = (self.term(filter, sums[place]), factor(filter));
-        }
-        let is_small = (0..self.shape.filters).all(|filter| factor(filter).abs() < 1.0);
+        let (weights, _) = self.shape.depthwise(blocks, self.filters)?;
+        let is_small = are_small(factors);
         let images = self.image.0.chunks_exact(image_len);
         for (image, codes) in images.zip(codes.chunks_exact_mut(result_len)).take(self.batch) {
             let conv = DepthwisePixels {

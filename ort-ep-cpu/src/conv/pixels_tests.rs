@@ -1,7 +1,7 @@
 //! Convolutions of codes with the channels last against sums in `i64`, on every instruction set.
 
 use super::bytes_tests::{Case, PLAIN, codes, expect_codes};
-use super::pixels::{FilterShape, PixelConv, pixel_conv_workspace_len};
+use super::pixels::{FilterShape, PixelConv, Requantize, pixel_conv_workspace_len, unsigned_zero};
 use crate::gemm::Cpu;
 use crate::simd::Isa;
 
@@ -35,6 +35,11 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
             let mut workspace = vec![0xA5A5_A5A5_u32; len.div_ceil(4)];
             let workspace: &mut [u8] = bytemuck::cast_slice_mut(&mut workspace);
             let factor = |filter: usize| factor / (1 + filter) as f32;
+            let mut terms = vec![0x5A5A_5A5A_u32; shape.requantization_len(cpu).div_ceil(4)];
+            let terms: &mut [u8] = bytemuck::cast_slice_mut(&mut terms);
+            let by =
+                Requantize { image_zero: unsigned_zero(image_zero, signed[0]), bias: &bias, factor: &factor };
+            shape.requantize(cpu, packed, &by, terms).unwrap();
             for (zero, of_result) in [(7, false), (0, false), (-3, true)] {
                 let conv = PixelConv {
                     image: (&image, signed[0]),
@@ -42,13 +47,13 @@ fn check(case: &Case, signed: [bool; 2], image_zero: i32, factor: f32) {
                     batch,
                     window,
                     shape,
-                    filters: (packed, !signed[1]),
-                    bias: &bias,
+                    filters: packed,
+                    requantization: terms,
                     zero,
                     signed: of_result,
                 };
                 let mut found = vec![1; sums.len()];
-                conv.run(cpu, factor, &mut found, workspace).unwrap();
+                conv.run(cpu, &mut found, workspace).unwrap();
                 expect_codes(&found, (&sums, |at: usize| factor(at % filters)), (zero, of_result), &what);
             }
         }

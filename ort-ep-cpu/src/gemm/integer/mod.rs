@@ -158,6 +158,11 @@ pub(crate) enum Target<'a> {
     Codes { codes: &'a mut [u8], factors: Factors<'a>, zero: i32, signed: bool },
 }
 
+/// Whether all factors are less than 1, so that what they make of sums are integers of 32 bits in any case.
+pub(crate) fn are_small(factors: &[f32]) -> bool {
+    factors.iter().fold(true, |small, factor| small & (factor.abs() < 1.0))
+}
+
 /// What is added to the sums; an empty slice is nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms<'a> {

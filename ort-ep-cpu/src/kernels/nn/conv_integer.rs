@@ -184,7 +184,7 @@ impl Executable for QLinearPlanes {
         let factors = &mut scratch::<f32>(factors)?[..filters];
         let zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0) as i32;
         let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
-        Scales::new(cx, filters)?.factors(factors);
+        Scales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?.factors(factors);
         let (signed, zeros) = (output.dtype().is_signed(), [cx.find_input(2), cx.find_input(5)]);
         let target = ConvTarget::Codes { codes: output.bytes_mut()?, factors, zero, signed };
         self.0.run(cx, zeros, &bias, target, workspace)
@@ -199,15 +199,16 @@ pub(super) struct Scales<'a> {
 }
 
 impl<'a> Scales<'a> {
-    pub(super) fn new(cx: &RunCx<'a>, filters: usize) -> Result<Scales<'a>> {
-        let w = cx.input(4)?.to_cow::<f32>()?;
+    /// Of the scales of the image, of the filters, of which there are so many, and of the result.
+    pub(super) fn new([x, w, y]: [TensorView<'a>; 3], filters: usize) -> Result<Scales<'a>> {
+        let w = w.to_cow::<f32>()?;
         ensure!(
             w.len() == 1 || w.len() == filters,
             InvalidArgument,
             "w_scale has {} values for {filters} filters",
             w.len()
         );
-        Ok(Scales { x: cx.input(1)?.to_scalar()?, w, y: cx.input(6)?.to_scalar()? })
+        Ok(Scales { x: x.to_scalar()?, w, y: y.to_scalar()? })
     }
 
     /// What turns the sums of a filter into codes.
@@ -329,7 +330,7 @@ impl Executable for PlainQLinear {
         let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?;
         let y_zero = read_floats(cx.input(7)?)?.first().copied().unwrap_or(0.0);
         let filters = w.codes.shape().first().copied().unwrap_or(0);
-        let scales = Scales::new(cx, filters)?;
+        let scales = Scales::new([cx.input(1)?, cx.input(4)?, cx.input(6)?], filters)?;
         let mut factors = vec![0.0; filters];
         scales.factors(&mut factors);
         let (threads, output) = (cx.threads(), cx.output(0)?);

@@ -7,14 +7,15 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::ops::nn::geometry::Windows;
 use ort_core::spec::MICROSOFT;
+use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use super::conv_integer::Scales;
 use super::window_of;
-use crate::conv::pixels::{FilterShape, PixelConv, pixel_conv_workspace_len};
+use crate::conv::pixels::{FilterShape, PixelConv, Requantize, pixel_conv_workspace_len, unsigned_zero};
 use crate::cpu_kernels;
 use crate::gemm::{Cpu, Window};
-use crate::kernels::linalg::{Packed, refused};
+use crate::kernels::linalg::{Packed, refused, take};
 use crate::kernels::quant::codes::read_floats;
 
 cpu_kernels![KernelDef {
@@ -26,9 +27,15 @@ cpu_kernels![KernelDef {
     ..KernelDef::BASE
 }];
 
-/// Which input the filters are, and which their zero points.
+// The inputs of a `QLinearConv`.
+const X_SCALE: usize = 1;
+const X_ZERO: usize = 2;
 const FILTERS: usize = 3;
+const W_SCALE: usize = 4;
 const ZEROS: usize = 5;
+const Y_SCALE: usize = 6;
+const Y_ZERO: usize = 7;
+const BIAS: usize = 8;
 
 fn is_here(node: &NodeView<'_>) -> bool {
     let (Some(weight), Some(zeros)) = (node.constant(FILTERS), node.constant(ZEROS)) else { return false };
@@ -53,8 +60,9 @@ fn filter_shape(weight: &[usize], groups: usize) -> Result<FilterShape> {
 struct Pixels {
     attrs: Attributes,
     shape: FilterShape,
+    /// The filters, and what makes codes of their sums where scales and the bias are constant; else each run works that out.
     packed: Packed<u8>,
-    unsigned: bool,
+    is_requantized: bool,
     /// Whether the image's codes have a sign.
     signed: bool,
 }
@@ -64,13 +72,54 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let groups = usize::try_from(group).map_err(|_| error!(InvalidGraph, "{group} groups of channels"))?;
     let weight = cx.constant(FILTERS).ok_or_else(|| error!(Fail, "the filters are not constant"))?;
     let (shape, unsigned) = (filter_shape(weight.shape(), groups)?, weight.dtype() == DType::U8);
-    let cpu = Cpu::with_threads(cx.threads);
-    let packed = Packed::new(cx, shape.packed_len(cpu), |packed| {
-        shape.pack(cpu, (weight.bytes()?, unsigned), packed).map_err(refused)
+    let (cpu, node) = (Cpu::with_threads(cx.threads), cx.node);
+    let has_bias = node.node.inputs.get(BIAS).is_some_and(Option::is_some);
+    let read = [X_SCALE, X_ZERO, W_SCALE, Y_SCALE].into_iter().chain(has_bias.then_some(BIAS));
+    let is_requantized = read.clone().all(|input| node.constant(input).is_some());
+    let signed = node.dtype(0) == Some(DType::I8);
+    let filters_len = shape.packed_len(cpu);
+    let terms_len = if is_requantized { shape.requantization_len(cpu) } else { 0 };
+    let packed = Packed::new(cx, filters_len.saturating_add(terms_len), |packed| {
+        let (filters, terms) = packed.split_at_mut(filters_len);
+        shape.pack(cpu, (weight.bytes()?, unsigned), filters).map_err(refused)?;
+        match is_requantized {
+            true => {
+                requantize(cpu, (shape, signed), filters, |input| Some(node.constant(input)?.view()), terms)
+            }
+            false => Ok(()),
+        }
     })?;
     cx.consume(FILTERS);
-    let signed = cx.node.dtype(0) == Some(DType::I8);
-    Ok(Box::new(Pixels { attrs: cx.attrs().clone(), shape, packed, unsigned, signed }))
+    if is_requantized {
+        // The zero point of the image is what padding is filled with.
+        read.filter(|input| *input != X_ZERO).for_each(|input| cx.consume(input));
+    }
+    Ok(Box::new(Pixels { attrs: cx.attrs().clone(), shape, packed, is_requantized, signed }))
+}
+
+/// Writes what makes codes of the sums of packed filters.
+fn requantize<'a>(
+    cpu: Cpu,
+    (shape, signed): (FilterShape, bool),
+    filters: &[u8],
+    input: impl Fn(usize) -> Option<TensorView<'a>>,
+    to: &mut [u8],
+) -> Result<()> {
+    let required = |index| input(index).ok_or_else(|| error!(Fail, "input {index} is missing"));
+    let bias = input(BIAS).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
+    let [x, w, y] = [required(X_SCALE)?, required(W_SCALE)?, required(Y_SCALE)?];
+    let scales = Scales::new([x, w, y], shape.filters)?;
+    let by = Requantize {
+        image_zero: unsigned_zero(zero_of(required(X_ZERO)?)?, signed),
+        bias: &bias,
+        factor: &|filter| scales.factor(filter),
+    };
+    shape.requantize(cpu, filters, &by, to).map_err(refused)
+}
+
+/// A zero point.
+fn zero_of(view: TensorView<'_>) -> Result<i32> {
+    Ok(read_floats(view)?.first().copied().unwrap_or(0.0) as i32)
 }
 
 impl Pixels {
@@ -94,29 +143,35 @@ impl Executable for Pixels {
     fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
         let (_, window) = self.windows(shapes.input(0))?;
         let cpu = Cpu::with_threads(shapes.threads);
-        pixel_conv_workspace_len(cpu, window, self.shape, self.signed).map_err(refused)
+        let copy = pixel_conv_workspace_len(cpu, window, self.shape, self.signed).map_err(refused)?;
+        let terms = if self.is_requantized { 0 } else { self.shape.requantization_len(cpu) };
+        Ok(terms.saturating_add(copy))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let (workspace, output, image) = (cx.workspace()?, cx.output(0)?, cx.input(0)?);
+        let (mut workspace, output, image) = (cx.workspace()?, cx.output(0)?, cx.input(0)?);
         let (batch, window) = self.windows(image.shape())?;
-        let zero_of = |index: usize| -> Result<i32> {
-            Ok(read_floats(cx.input(index)?)?.first().copied().unwrap_or(0.0) as i32)
+        let cpu = Cpu::with_threads(cx.threads());
+        let (filters, terms) = self.packed.values().split_at(self.shape.packed_len(cpu));
+        let requantization = match self.is_requantized {
+            true => terms,
+            false => {
+                let terms = take(&mut workspace, self.shape.requantization_len(cpu))?;
+                requantize(cpu, (self.shape, self.signed), filters, |input| cx.find_input(input), terms)?;
+                terms
+            }
         };
-        let bias = cx.find_input(8).map(|bias| bias.to_cow::<i32>()).transpose()?.unwrap_or_default();
-        let scales = Scales::new(cx, self.shape.filters)?;
         let conv = PixelConv {
             image: (image.bytes()?, self.signed),
-            image_zero: zero_of(2)?,
+            image_zero: zero_of(cx.input(X_ZERO)?)?,
             batch,
             window,
             shape: self.shape,
-            filters: (self.packed.values(), self.unsigned),
-            bias: &bias,
-            zero: zero_of(7)?,
+            filters,
+            requantization,
+            zero: zero_of(cx.input(Y_ZERO)?)?,
             signed: output.dtype().is_signed(),
         };
-        let cpu = Cpu::with_threads(cx.threads());
-        conv.run(cpu, |filter| scales.factor(filter), output.bytes_mut()?, workspace).map_err(refused)
+        conv.run(cpu, output.bytes_mut()?, workspace).map_err(refused)
     }
 }

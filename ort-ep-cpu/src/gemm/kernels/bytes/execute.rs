@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::finish::{Factors as TileFactors, Finish, Output, Run};
 use super::tile::{Coding, Tile};
 use super::{ByteKernel, MAX_LANES, MAX_ROWS, MAX_WIDTH};
-use crate::gemm::integer::{ByteColumns, ByteRows, Factors, IntegerGemm, Target};
+use crate::gemm::integer::{ByteColumns, ByteRows, Factors, IntegerGemm, Target, are_small};
 use crate::parallel::Pool;
 
 /// Multiplications worth a thread of their own: waking one costs some microseconds.
@@ -61,9 +61,9 @@ pub(in crate::gemm) fn execute(
     };
     let panels = columns.div_ceil(gemm.right.width);
     let is_small = match factors {
-        Factors::One(factor) => factor.abs() < 1.0,
-        Factors::Rows(factors) => factors.iter().take(rows).all(|factor| factor.abs() < 1.0),
-        Factors::Columns(factors) => factors.iter().take(columns).all(|factor| factor.abs() < 1.0),
+        Factors::One(factor) => are_small(&[factor]),
+        Factors::Rows(factors) => are_small(&factors[..rows]),
+        Factors::Columns(factors) => are_small(&factors[..columns]),
     };
     let mut job = Job { kernel, gemm, factors, bias, start, panels, is_small };
     job.panels -= usize::from(job.has_wide_end());
@@ -73,11 +73,7 @@ pub(in crate::gemm) fn execute(
     let threads = threads.min(work / WORTH_A_THREAD + 1).max(1);
     let [row_parts, column_parts] = match threads {
         1 => [1, 1],
-        _ => {
-            let wanted = threads * TASKS_PER_THREAD;
-            let columns = wanted.min(panels);
-            [wanted.div_ceil(columns).min(tiles), columns]
-        }
+        _ => parts(threads * TASKS_PER_THREAD, [tiles, panels], gemm),
     };
     let part = |index: usize, parts: usize, count: usize| index * count / parts..(index + 1) * count / parts;
     Pool::global().run(threads, row_parts * column_parts, &|task| {
@@ -87,6 +83,18 @@ pub(in crate::gemm) fn execute(
         // that all lie inside the slices.
         unsafe { job.run(tiles.start * height..(tiles.end * height).min(rows), panels) };
     });
+}
+
+/// Into how many parts the tiles of rows and the panels of columns are cut for so many tasks. Where the right side is the smaller one, all
+/// of it is read by each thread, which then has rows of the left side and of the result to itself: no line of either is shared.
+fn parts(wanted: usize, [tiles, panels]: [usize; 2], gemm: &IntegerGemm<'_>) -> [usize; 2] {
+    let (rows, columns, steps) = (gemm.left.rows, gemm.right.columns, 4 * gemm.left.groups);
+    let is_right_smaller = columns.saturating_mul(steps) <= rows.saturating_mul(steps + columns);
+    if !gemm.signed_left && is_right_smaller && tiles >= wanted {
+        return [wanted, 1];
+    }
+    let columns = wanted.min(panels);
+    [wanted.div_ceil(columns).min(tiles), columns]
 }
 
 /// The sums of the first `count` columns of `right`, whose bytes are signed, over all steps for which `ones` has a one.
