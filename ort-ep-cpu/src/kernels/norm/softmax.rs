@@ -54,8 +54,13 @@ impl LineFn for Function {
             Line::Softmax => softmax_row_in_place(isa, Softmax::Linear, line),
             Line::LogSoftmax => softmax_row_in_place(isa, Softmax::Log, line),
             Line::Hardmax => hardmax(line, f32::is_nan, 1.0),
-            Line::L1 => divide_f32(isa, line, rows::combine(isa, Magnitude(), Plus, line)),
-            Line::L2 => divide_f32(isa, line, rows::combine(isa, Square(), Plus, line).sqrt()),
+            Line::L1 => {
+                divide_f32(isa, line, sum(line, rows::combine(isa, Magnitude(), Plus, line), f64::abs))
+            }
+            Line::L2 => {
+                let squares = sum(line, rows::combine(isa, Square(), Plus, line), |x| x * x);
+                divide_f32(isa, line, squares.sqrt());
+            }
         }
     }
 
@@ -89,10 +94,22 @@ impl LineFn for Function {
     }
 }
 
+/// A sum whose terms are of float32, again in float64 where some of them may have had no room there.
+fn sum(line: &[f32], found: f64, term: fn(f64) -> f64) -> f64 {
+    match (1e-30..1e38).contains(&found) {
+        true => found,
+        false => line.iter().map(|x| term(f64::from(*x))).sum(),
+    }
+}
+
 /// A line without length stays zero, as the standard's reference has it.
 fn divide_f32(isa: Isa, line: &mut [f32], norm: f64) {
-    if norm != 0.0 {
-        map_in_place(isa, Scale((1.0 / norm) as f32), line);
+    let scale = (1.0 / norm) as f32;
+    if scale.is_normal() {
+        map_in_place(isa, Scale(scale), line);
+    } else if norm != 0.0 {
+        // A norm near the ends of the range has no reciprocal there.
+        line.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
     }
 }
 
