@@ -11,20 +11,27 @@ use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
-use crate::driver::{Context, Driver, Limits, NO_DEVICE};
+use crate::driver::{Call, Context, Counters, Driver, Limits, NO_DEVICE};
 use crate::kernels::{self, CudaKernel};
 use crate::memory::{address, arena};
 use crate::modules::{Modules, OLDEST, too_old};
 use crate::node::Node;
 use crate::provider::{Options, describe};
+use crate::queue::Queue;
 
 /// What a device and its nodes share.
 pub(crate) struct Parts {
     pub(crate) id: DeviceId,
     pub(crate) limits: Limits,
-    // Fields drop in this order: modules and memory before the context that they are of.
     pub(crate) modules: Modules,
-    pub(crate) context: Arc<Context>,
+    pub(crate) queue: Arc<Queue>,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        // Memory that somebody holds still keeps the queue, while the modules go now.
+        self.queue.close();
+    }
 }
 
 /// An opened GPU as a device of ort-runtime.
@@ -56,15 +63,21 @@ impl CudaDevice {
             return Err(too_old(limits.capability));
         }
         let (id, context) = (new_device_id(), Context::open(physical)?);
-        let arena = arena(id, &context, options.arena);
-        let modules = Modules::new(context.clone(), limits.capability);
-        let parts = Arc::new(Parts { id, limits, modules, context });
+        let queue = Arc::new(Queue::open(&context, &options)?);
+        let arena = arena(id, &queue, options.arena);
+        let modules = Modules::new(context, limits.capability);
+        let parts = Arc::new(Parts { id, limits, modules, queue });
         Ok(Arc::new(CudaDevice { info, arena, parts, table: kernel_table() }))
     }
 
     /// Allocated and peak bytes, and how the arena grew, by ONNX Runtime's names.
     pub fn stats(&self) -> Stats {
         self.arena.stats()
+    }
+
+    /// What was asked of the device so far, and the pinned memory that it holds.
+    pub fn counters(&self) -> Counters {
+        self.parts.queue.counters()
     }
 
     /// How many modules the driver has compiled: a run like one before adds none.
@@ -118,32 +131,36 @@ impl Device for CudaDevice {
     }
 
     fn check(&self) -> Result<()> {
-        self.parts.context.check_present()
+        self.parts.queue.context().check_present()
+    }
+
+    fn end_of_run(&self) {
+        self.parts.queue.end_of_run();
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.parts.context.synchronize()
+        self.parts.queue.synchronize()
     }
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let same = from.dtype() == to.dtype() && from.shape() == to.shape();
         ensure!(same, Fail, "a copy between tensors of two types or shapes");
-        let (context, id) = (&self.parts.context, self.parts.id);
+        let (queue, id) = (&self.parts.queue, self.parts.id);
         match (from.device_range(), to.device_range()) {
             (None, Some(range)) => {
                 let bytes = from.bytes()?;
                 ensure!(bytes.len() == range.len, Fail, "a copy of {} bytes into {}", bytes.len(), range.len);
-                address(id, range)?.map_or(Ok(()), |to| context.upload(bytes, to))
+                address(id, range)?.map_or(Ok(()), |to| queue.upload(bytes, to))
             }
             (Some(range), None) => {
                 let bytes = to.bytes_mut()?;
                 ensure!(bytes.len() == range.len, Fail, "a copy of {} bytes into {}", range.len, bytes.len());
-                address(id, range)?.map_or(Ok(()), |from| context.download(from, bytes))
+                address(id, range)?.map_or(Ok(()), |from| queue.download(from, bytes))
             }
             (Some(source), Some(target)) => {
                 ensure!(source.len == target.len, Fail, "a copy of {} bytes into {}", source.len, target.len);
                 match (address(id, source)?, address(id, target)?) {
-                    (Some(from), Some(to)) => context.copy(from, to, source.len),
+                    (Some(from), Some(to)) => queue.ask(Call::Copy { from, to, bytes: source.len as u64 }),
                     _ => Ok(()),
                 }
             }

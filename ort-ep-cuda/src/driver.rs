@@ -4,14 +4,24 @@
 //! instead of a process that does not start. `cudarc` has the declarations; it panics where it does not find the library or a function of
 //! it, so both are looked for here before.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+mod context;
+mod graph;
+mod staged;
+mod stream;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, CUresult};
 use libloading::Library;
 use ort_core::{Error, Result, ensure, error};
-use parking_lot::Mutex;
+
+pub use context::Counters;
+pub(crate) use context::{Context, Counts, Function, Module};
+pub(crate) use graph::Graph;
+pub(crate) use staged::Staged;
+pub(crate) use stream::{Call, Event, Launched, Stream};
 
 /// The variable with the path of the driver's library, where that of the system is not to be taken.
 pub(crate) const DRIVER_VARIABLE: &str = "ORT_CUDA_DRIVER";
@@ -21,7 +31,7 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// The functions that are called.
-const FUNCTIONS: [&str; 25] = [
+const FUNCTIONS: [&str; 39] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -35,12 +45,26 @@ const FUNCTIONS: [&str; 25] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamGetCtx",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
     "cuModuleLoadDataEx",
     "cuModuleUnload",
     "cuModuleGetFunction",
@@ -150,13 +174,18 @@ fn find() -> Result<(String, Library)> {
         // SAFETY: loading the driver's library runs its initialisers, which may run anywhere.
         match unsafe { Library::new(&name) } {
             Ok(library) => return Ok((name, library)),
-            Err(problem) => tried.push(format!("{name}: {problem}")),
+            Err(problem) => tried.push(named(&name, &problem.to_string())),
         }
     }
     Err(error!(EpFail, "there is no NVIDIA driver: {}", tried.join("; ")).help(format!(
         "{}, or name its library in the variable {DRIVER_VARIABLE}; the other providers need none",
         new_driver()
     )))
+}
+
+/// What the loader said of a library, with the library's name once.
+fn named(name: &str, said: &str) -> String {
+    if said.contains(name) { said.to_owned() } else { format!("{name}: {said}") }
 }
 
 /// An error for anything but success.
@@ -221,259 +250,3 @@ impl PhysicalDevice {
         Ok(Limits { capability: 10 * major + minor, processors })
     }
 }
-
-/// A device's primary context with a stream: everything that is asked of it is done in the order of the calls.
-#[derive(Debug)]
-pub(crate) struct Context {
-    device: PhysicalDevice,
-    context: sys::CUcontext,
-    stream: sys::CUstream,
-    /// What broke the context, once something did.
-    lost: Mutex<Option<Error>>,
-}
-
-// SAFETY: the driver's handles may be used from any thread; every call sets the context of its thread first.
-unsafe impl Send for Context {}
-// SAFETY: as above; the driver serialises calls of several threads.
-unsafe impl Sync for Context {}
-
-impl Context {
-    /// The primary context of a device, which all users of the device in this process share.
-    pub(crate) fn open(device: PhysicalDevice) -> Result<Arc<Context>> {
-        let mut context = ptr::null_mut();
-        // SAFETY: writes one handle, which is released when the context is dropped.
-        check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device.0) }, "cuDevicePrimaryCtxRetain")?;
-        let mut opened = Context { device, context, stream: ptr::null_mut(), lost: Mutex::default() };
-        opened.enter()?;
-        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: writes one handle, which is destroyed when the context is dropped.
-        check(unsafe { sys::cuStreamCreate(&mut opened.stream, flags) }, "cuStreamCreate")?;
-        Ok(Arc::new(opened))
-    }
-
-    /// The error that broke the context: nothing can run in it any more.
-    pub(crate) fn check_present(&self) -> Result<()> {
-        self.lost.lock().clone().map_or(Ok(()), Err)
-    }
-
-    /// Makes this the context of the calling thread.
-    fn enter(&self) -> Result<()> {
-        self.check_present()?;
-        // SAFETY: the context was retained and not released yet.
-        self.check(unsafe { sys::cuCtxSetCurrent(self.context) }, "cuCtxSetCurrent")
-    }
-
-    /// An error for anything but success. What no later call gets over is remembered.
-    fn check(&self, code: CUresult, what: &str) -> Result<()> {
-        let result = check(code, what);
-        if let Err(problem) = &result
-            && is_sticky(code)
-        {
-            let problem = problem.clone().help(
-                "the device's context is broken for this process: start a new one; compute-sanitizer finds the access",
-            );
-            self.lost.lock().get_or_insert(problem);
-        }
-        result
-    }
-
-    /// Free and total bytes of the device's memory.
-    pub(crate) fn memory(&self) -> Result<(usize, usize)> {
-        self.enter()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two numbers.
-        self.check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "cuMemGetInfo")?;
-        Ok((free, total))
-    }
-
-    /// The address of new memory.
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.enter()?;
-        let mut address = 0;
-        // SAFETY: writes one address, which is freed by `free`.
-        self.check(unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }, "cuMemAlloc")?;
-        Ok(address)
-    }
-
-    /// Gives memory back, once what uses it is done. A context that broke has given it back itself.
-    pub(crate) fn free(&self, address: u64) {
-        if self.enter().is_ok() {
-            // SAFETY: the address came from `allocate`, whose caller frees it once; the driver waits for what uses it.
-            let code = unsafe { sys::cuMemFree_v2(address) };
-            if let Err(problem) = self.check(code, "cuMemFree") {
-                tracing::debug!("{problem}");
-            }
-        }
-    }
-
-    /// Copies bytes to the device. They may be changed when it returns.
-    pub(crate) fn upload(&self, from: &[u8], to: u64) -> Result<()> {
-        self.enter()?;
-        // SAFETY: the source is readable for so many bytes, and pageable: the driver has read it when the call returns. The target
-        // lies in live memory of this context, which the driver checks.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.stream) };
-        self.check(code, "cuMemcpyHtoD")?;
-        // A buffer that the system has pinned for itself is read later.
-        self.synchronize()
-    }
-
-    /// Copies bytes from the device, after all that was asked for before.
-    pub(crate) fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        self.enter()?;
-        // SAFETY: the target is writable for so many bytes and stays borrowed until the stream is done, below.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.stream) };
-        self.check(code, "cuMemcpyDtoH")?;
-        self.synchronize()
-    }
-
-    /// Copies bytes within the device.
-    pub(crate) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
-        self.enter()?;
-        // SAFETY: both lie in live memory of this context, which the driver checks.
-        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) };
-        self.check(code, "cuMemcpyDtoD")
-    }
-
-    /// Waits for all that was asked for.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        self.enter()?;
-        // SAFETY: the stream is live.
-        self.check(unsafe { sys::cuStreamSynchronize(self.stream) }, "cuStreamSynchronize")
-    }
-
-    /// Compiles PTX for the device.
-    pub(crate) fn load(self: &Arc<Context>, ptx: &str) -> Result<Module> {
-        self.enter()?;
-        let text = CString::new(ptx).map_err(|_| error!(Fail, "a zero in the text of a kernel"))?;
-        let mut log = vec![0u8; 4096];
-        let mut options = [
-            sys::CUjit_option_enum::CU_JIT_ERROR_LOG_BUFFER,
-            sys::CUjit_option_enum::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        ];
-        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
-        let mut module = ptr::null_mut();
-        // SAFETY: the text ends with a zero; there are two options with a value each, as the driver wants them: the address of a buffer and
-        // its size in the place of an address.
-        let code = unsafe {
-            sys::cuModuleLoadDataEx(
-                &mut module,
-                text.as_ptr().cast(),
-                options.len() as u32,
-                options.as_mut_ptr(),
-                values.as_mut_ptr(),
-            )
-        };
-        self.check(code, "cuModuleLoadData").map_err(|problem| {
-            let said = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy).unwrap_or_default();
-            problem.help(format!("the driver's compiler says: {said}"))
-        })?;
-        Ok(Module { context: self.clone(), module })
-    }
-
-    /// Launches a function with parameters that lie at these addresses.
-    pub(crate) fn launch(
-        &self,
-        function: Function,
-        [grid, block]: [[u32; 3]; 2],
-        params: &[Vec<u64>],
-    ) -> Result<()> {
-        self.enter()?;
-        let mut addresses: Vec<*mut c_void> =
-            params.iter().map(|param| param.as_ptr().cast_mut().cast()).collect();
-        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
-        // SAFETY: the function is of a module that its caller keeps loaded, and takes these parameters, which the driver copies before it
-        // returns. That the kernel stays within its tensors follows from its code.
-        let code = unsafe {
-            sys::cuLaunchKernel(
-                function.0,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                0,
-                self.stream,
-                addresses.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        };
-        self.check(code, "cuLaunchKernel")
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // At the end of a process the driver may be gone already, and answers so: nothing is left to do then.
-        if self.enter().is_ok() && !self.stream.is_null() {
-            // SAFETY: the stream is live, and nobody uses it any more.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
-        }
-        // SAFETY: it was retained once.
-        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device.0) };
-    }
-}
-
-/// Whether a context that reported this can do nothing any more (CUDA Driver API, "CUresult": errors that leave the process in an
-/// inconsistent state).
-fn is_sticky(code: CUresult) -> bool {
-    use CUresult::*;
-    matches!(
-        code,
-        CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUDA_ERROR_LAUNCH_FAILED
-            | CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUDA_ERROR_INVALID_PC
-            | CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUDA_ERROR_ASSERT
-            | CUDA_ERROR_CONTEXT_IS_DESTROYED
-            | CUDA_ERROR_DEINITIALIZED
-    )
-}
-
-/// Compiled code.
-#[derive(Debug)]
-pub(crate) struct Module {
-    context: Arc<Context>,
-    module: sys::CUmodule,
-}
-
-// SAFETY: as for the context.
-unsafe impl Send for Module {}
-// SAFETY: as for the context.
-unsafe impl Sync for Module {}
-
-impl Module {
-    /// An entry.
-    pub(crate) fn function(&self, entry: &str) -> Result<Function> {
-        self.context.enter()?;
-        let name = CString::new(entry).map_err(|_| error!(Fail, "a zero in the name of a kernel"))?;
-        let mut function = ptr::null_mut();
-        // SAFETY: writes one handle, which lives as long as the module.
-        let code = unsafe { sys::cuModuleGetFunction(&mut function, self.module, name.as_ptr()) };
-        self.context.check(code, &format!("cuModuleGetFunction of '{entry}'"))?;
-        Ok(Function(function))
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // SAFETY: the module is live, and what was launched of it is waited for by the driver.
-            let _ = unsafe { sys::cuModuleUnload(self.module) };
-        }
-    }
-}
-
-/// An entry of a module.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Function(sys::CUfunction);
-
-// SAFETY: as for the context.
-unsafe impl Send for Function {}
-// SAFETY: as for the context.
-unsafe impl Sync for Function {}

@@ -1,6 +1,7 @@
 //! The CUDA provider of ort-runtime: NVIDIA's GPUs, with nothing on the machine but their driver.
 //!
 //! - `driver` has the calls of the driver's library, which is looked for when it is first asked for; it is the one module with unsafe code.
+//! - `queue` has the order of what a device is asked for: its streams, `staging` between host and device, and `graphs` of what comes again.
 //! - `memory` is the device's memory, `modules` its code: PTX of the families in `cu/`, and what `formula` renders of scalar formulas.
 //! - `launch` is what a kernel sees of its node and answers with, `node` runs it; `kernels` has the operators by family.
 //!
@@ -35,16 +36,20 @@ mod device;
 #[allow(unsafe_code, reason = "functions of the driver's library are called")]
 mod driver;
 mod formula;
+mod graphs;
 pub mod kernels;
 mod launch;
 mod memory;
 mod modules;
 mod node;
 mod provider;
+mod queue;
+mod staging;
+mod uses;
 
 #[doc(hidden)]
 pub use inventory;
 
 pub use device::{CudaDevice, kernel_table};
-pub use driver::Limits;
+pub use driver::{Counters, Limits};
 pub use provider::CudaProvider;

@@ -7,14 +7,14 @@ use ort_core::tensor::DeviceRange;
 use ort_core::{ErrorKind, Result, ensure, error};
 use parking_lot::Mutex;
 
-use crate::driver::Context;
+use crate::queue::Queue;
 
 /// What the driver's memory begins at multiples of (CUDA C++ Programming Guide, "Device Memory Accesses": 256 bytes at least).
 const ALIGNMENT: usize = 256;
 
 /// The memory of one device: an arena over regions of the driver's.
-pub(crate) fn arena(id: DeviceId, context: &Arc<Context>, config: ArenaConfig) -> Arena {
-    let regions = Regions { id, context: context.clone(), stats: Arc::default() };
+pub(crate) fn arena(id: DeviceId, queue: &Arc<Queue>, config: ArenaConfig) -> Arena {
+    let regions = Regions { id, queue: queue.clone(), stats: Arc::default() };
     Arena::new(Arc::new(regions), config)
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn address(id: DeviceId, range: DeviceRange<'_>) -> Result<Option<u64
 /// Memory straight from the driver.
 struct Regions {
     id: DeviceId,
-    context: Arc<Context>,
+    queue: Arc<Queue>,
     stats: Arc<Mutex<Stats>>,
 }
 
@@ -50,10 +50,10 @@ impl Allocator for Regions {
         if bytes == 0 {
             return Ok(Buffer::empty(self.id));
         }
-        let address = self.context.allocate(bytes).map_err(|problem| match problem.kind() {
+        let address = self.queue.allocate(bytes).map_err(|problem| match problem.kind() {
             ErrorKind::OutOfMemory => AllocError::OutOfMemory {
                 requested: bytes,
-                available: self.context.memory().ok().map(|(free, _)| free),
+                available: self.queue.context().memory().ok().map(|(free, _)| free),
                 device: self.id,
             },
             _ => AllocError::Unsupported { device: self.id, reason: problem.to_string() },
@@ -64,9 +64,9 @@ impl Allocator for Regions {
         stats.total_allocated = stats.in_use;
         stats.max_in_use = stats.max_in_use.max(stats.in_use);
         stats.max_alloc_size = stats.max_alloc_size.max(bytes);
-        let (context, counted) = (self.context.clone(), self.stats.clone());
+        let (queue, counted) = (self.queue.clone(), self.stats.clone());
         let release = move |address| {
-            context.free(address);
+            queue.free(address);
             let mut stats = counted.lock();
             stats.in_use -= bytes;
             stats.total_allocated = stats.in_use;

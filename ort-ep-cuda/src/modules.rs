@@ -28,8 +28,29 @@ macro_rules! families {
 
 type Family = (&'static str, [(u32, &'static [u8]); 3]);
 
-const FAMILIES: &[Family] =
-    families!["conv", "gather", "gemm", "lines", "movement", "norm", "pool", "reduce"];
+const FAMILIES: &[Family] = families![
+    "attention",
+    "bits",
+    "conv",
+    "conv_integer",
+    "einsum",
+    "gather",
+    "gemm",
+    "heads",
+    "integer",
+    "lines",
+    "local",
+    "movement",
+    "nbits",
+    "norm",
+    "pool",
+    "quant",
+    "recurrent",
+    "reduce",
+    "resize",
+    "sample",
+    "sort"
+];
 
 /// The oldest compute capability that kernels are compiled for.
 pub(crate) const OLDEST: u32 = 75;

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::device::Parts;
+use crate::driver::{Call, Launched};
 use crate::kernels::CudaKernel;
 use crate::launch::{Launch, OpCx, Operand, Param};
 use crate::memory::address;
@@ -102,27 +103,17 @@ impl Node {
 
     fn launch(&self, step: &Step, given: &Given<'_>) -> Result<()> {
         let launch = &step.launch;
-        let mut params = Vec::with_capacity(launch.params.len());
+        let mut launched = Box::new(Launched::new(step.entry.function, [launch.grid, launch.block]));
         for param in &launch.params {
-            params.push(match param {
-                Param::Tensor(None) => vec![0],
+            match param {
+                Param::Tensor(None) => launched.bytes(&[0; 8]),
                 Param::Tensor(Some(arg)) => {
                     let range = given.range(*arg).ok_or_else(|| error!(Fail, "{arg:?} has no memory"))?;
-                    vec![address(self.parts.id, range)?.unwrap_or(0)]
+                    launched.tensor(address(self.parts.id, range)?.unwrap_or(0), range.len);
                 }
-                // In words, so that whatever is in it begins where the device expects it.
-                Param::Bytes(bytes) => bytes.chunks(8).map(word).collect(),
-            });
+                Param::Bytes(bytes) => launched.bytes(bytes),
+            }
         }
-        self.parts
-            .context
-            .launch(step.entry.function, [launch.grid, launch.block], &params)
-            .within(|| format!("kernel '{}'", launch.entry))
+        self.parts.queue.ask(Call::Launch(launched)).within(|| format!("kernel '{}'", launch.entry))
     }
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-    u64::from_ne_bytes(word)
 }

@@ -22,6 +22,9 @@ const NAME: &str = "cuda";
 /// | `device_id` | the device's number, as `nvidia-smi` counts; without it the one that is opened |
 /// | `gpu_mem_limit` | bytes of device memory that the arena holds at most; none without it |
 /// | `arena_extend_strategy` | `kNextPowerOfTwo` (the default) or `kSameAsRequested` |
+/// | `do_copy_in_default_stream` | `1` (the default): copies go through the compute stream; `0`: through streams of their own |
+/// | `user_compute_stream` | the address of the stream that computes; without it, or where it is 0, one of the provider's own |
+/// | `enable_cuda_graph` | `1`: what runs of the same shapes ask for is captured once and replayed; `0` (the default) |
 #[derive(Debug)]
 pub struct CudaProvider;
 
@@ -55,44 +58,112 @@ impl ExecutionProvider for CudaProvider {
     }
 }
 
+/// ONNX Runtime's options of its CUDA provider that have no counterpart here yet.
+const NOT_YET: &[&str] = &[
+    "arena.cuda_mempool_bytes_to_keep_on_shrink",
+    "arena.cuda_mempool_release_threshold",
+    "arena.use_cuda_mempool",
+    "cudnn_conv1d_pad_to_nc1d",
+    "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace",
+    "default_memory_arena_cfg",
+    "enable_skip_layer_norm_strict_mode",
+    "fuse_conv_bias",
+    "gpu_external_alloc",
+    "gpu_external_empty_cache",
+    "gpu_external_free",
+    "has_user_compute_stream",
+    "min_num_runs_before_cuda_graph_capture",
+    "prefer_nhwc",
+    "sdpa_kernel",
+    "tunable_op_enable",
+    "tunable_op_max_tuning_duration_ms",
+    "tunable_op_tuning_enable",
+    "use_ep_level_unified_stream",
+    "use_tf32",
+];
+
+/// The options that there are.
+const KNOWN: &[&str] = &[
+    "arena_extend_strategy",
+    "device_id",
+    "do_copy_in_default_stream",
+    "enable_cuda_graph",
+    "gpu_mem_limit",
+    "user_compute_stream",
+];
+
 /// The options, as they are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) device_id: usize,
     pub(crate) arena: ArenaConfig,
+    /// Whether copies between host and device go through streams of their own.
+    pub(crate) separate_copies: bool,
+    /// The address of the stream that computes, where it is the caller's.
+    pub(crate) user_stream: Option<usize>,
+    /// Whether sequences of launches that come again are CUDA graphs.
+    pub(crate) graphs: bool,
 }
 
 impl Options {
     pub(crate) fn parse(index: usize, options: &ProviderOptions) -> Result<Options> {
-        check_options(NAME, options, &["device_id", "gpu_mem_limit", "arena_extend_strategy"])?;
+        if let Some(name) = options.keys().find(|name| NOT_YET.contains(&name.as_str())) {
+            return Err(error!(NotImplemented, "the {NAME} provider has no option '{name}' yet")
+                .help(format!("leave this option of ONNX Runtime's out; there are {}", KNOWN.join(", "))));
+        }
+        check_options(NAME, options, KNOWN)?;
         // What no request fits is given back before there is more: shapes that grow from run to run hold what the last one takes.
         let arena = ArenaConfig { replace_free_regions: true, ..ArenaConfig::default() };
-        let mut parsed = Options { device_id: index, arena };
+        let mut parsed =
+            Options { device_id: index, arena, separate_copies: false, user_stream: None, graphs: false };
         for (name, value) in options {
-            let wrong = |expected| {
+            parsed.set(name, value).map_err(|expected| {
                 error!(
                     InvalidArgument,
                     "option {name} of the {NAME} provider is '{value}', expected {expected}"
                 )
-            };
-            match name.as_str() {
-                "device_id" => {
-                    parsed.device_id = value.parse().map_err(|_| wrong("the number of a device"))?
-                }
-                "gpu_mem_limit" => {
-                    parsed.arena.limit = Some(value.parse().map_err(|_| wrong("a number of bytes"))?);
-                }
-                _ => {
-                    parsed.arena.extend = match value.as_str() {
-                        "kNextPowerOfTwo" => ExtendStrategy::PowerOfTwo,
-                        "kSameAsRequested" => ExtendStrategy::SameAsRequested,
-                        _ => return Err(wrong("'kNextPowerOfTwo' or 'kSameAsRequested'")),
-                    }
-                }
-            }
+            })?;
         }
         Ok(parsed)
     }
+
+    /// Sets a known option; the error says what was expected.
+    fn set(&mut self, name: &str, value: &str) -> Result<(), &'static str> {
+        match name {
+            "device_id" => self.device_id = value.parse().map_err(|_| "the number of a device")?,
+            "gpu_mem_limit" => {
+                self.arena.limit = Some(value.parse().map_err(|_| "a number of bytes")?);
+            }
+            "do_copy_in_default_stream" => self.separate_copies = !switch(value)?,
+            "enable_cuda_graph" => self.graphs = switch(value)?,
+            "user_compute_stream" => self.user_stream = Some(pointer(value)?).filter(|address| *address != 0),
+            _ => {
+                self.arena.extend = match value {
+                    "kNextPowerOfTwo" => ExtendStrategy::PowerOfTwo,
+                    "kSameAsRequested" => ExtendStrategy::SameAsRequested,
+                    _ => return Err("'kNextPowerOfTwo' or 'kSameAsRequested'"),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether something is on, in the words of ONNX Runtime.
+fn switch(value: &str) -> Result<bool, &'static str> {
+    match value {
+        "1" | "true" | "True" => Ok(true),
+        "0" | "false" | "False" => Ok(false),
+        _ => Err("0 or 1"),
+    }
+}
+
+/// An address, decimal or with 0x before it.
+fn pointer(value: &str) -> Result<usize, &'static str> {
+    let hexadecimal = value.strip_prefix("0x").or_else(|| value.strip_prefix("0X"));
+    let parsed = hexadecimal.map_or_else(|| value.parse(), |digits| usize::from_str_radix(digits, 16));
+    parsed.map_err(|_| "the address of a stream, decimal or with 0x before it")
 }
 
 /// What is told of a device.

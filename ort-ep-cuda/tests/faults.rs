@@ -46,6 +46,12 @@ fn a_driver_that_cannot_be_used_is_an_error_that_says_why() {
 }
 
 #[test]
+fn the_name_of_a_library_is_said_once() {
+    let (said, _) = run("opens_a_device", &[(DRIVER, "/nowhere/libcuda.so")]);
+    assert_eq!(said.matches("/nowhere/libcuda.so").count(), 1, "{said}");
+}
+
+#[test]
 fn options_that_are_none_are_refused_before_a_driver_is_looked_for() {
     let cases = [
         ("gpu_memory_limit", "1", "has no option 'gpu_memory_limit'"),
@@ -56,9 +62,19 @@ fn options_that_are_none_are_refused_before_a_driver_is_looked_for() {
         ),
         ("arena_extend_strategy", "Some", "expected 'kNextPowerOfTwo' or 'kSameAsRequested'"),
         ("device_id", "-1", "expected the number of a device"),
+        ("enable_cuda_graph", "yes", "expected 0 or 1"),
+        ("do_copy_in_default_stream", "2", "expected 0 or 1"),
+        ("user_compute_stream", "0xg", "expected the address of a stream"),
+        (
+            "cudnn_conv_algo_search",
+            "HEURISTIC",
+            "has no option 'cudnn_conv_algo_search' yet; leave this option",
+        ),
+        ("use_tf32", "1", "has no option 'use_tf32' yet"),
+        ("prefer_nhcw", "1", "has no option 'prefer_nhcw'; "),
     ];
     for (name, value, expected) in cases {
-        let options = ProviderOptions::from([(name.to_owned(), value.to_owned())]);
+        let options = support::options(&[(name, value)]);
         let problem = CudaProvider.open(0, &options).err();
         let said = problem.map(|problem| problem.to_string()).unwrap_or_default();
         assert!(said.contains(expected), "{said}");
@@ -71,9 +87,8 @@ fn the_limit_of_memory_holds() -> Result<()> {
     if support::with_device("the_limit_of_memory_holds")?.is_none() {
         return Ok(());
     }
-    let option = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    let limit = option("gpu_mem_limit", "8388608");
-    let options = ProviderOptions::from([limit, option("arena_extend_strategy", "kSameAsRequested")]);
+    let options =
+        support::options(&[("gpu_mem_limit", "8388608"), ("arena_extend_strategy", "kSameAsRequested")]);
     let device = CudaProvider.open(0, &options)?;
     let memory = device.allocator();
     let half = memory.allocate(4 << 20, 256)?;

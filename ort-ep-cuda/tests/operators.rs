@@ -3,7 +3,7 @@
 mod support;
 
 use ort_core::Result;
-use ort_testkit::on_device::{lines, products, windows};
+use ort_testkit::on_device::{attention, lines, products, quant, recurrent, sums, vision, windows};
 use support::with_device;
 
 #[test]
@@ -41,7 +41,7 @@ fn softmax_is_that_of_the_cpu() -> Result<()> {
 #[test]
 fn norms_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("norms_are_those_of_the_cpu")? else { return Ok(()) };
-    lines::norms(&device, &["LRN", "MeanVarianceNormalization"]);
+    lines::norms(&device, &[]);
     Ok(())
 }
 
@@ -57,4 +57,128 @@ fn edges_of_lines_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("edges_of_lines_are_those_of_the_cpu")? else { return Ok(()) };
     lines::edges(&device, &[]);
     Ok(())
+}
+
+#[test]
+fn resizes_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("resizes_are_those_of_the_cpu")? else { return Ok(()) };
+    vision::resizes(&device);
+    Ok(())
+}
+
+#[test]
+fn grids_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("grids_are_those_of_the_cpu")? else { return Ok(()) };
+    vision::grids(&device);
+    Ok(())
+}
+
+#[test]
+fn regions_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("regions_are_those_of_the_cpu")? else { return Ok(()) };
+    vision::regions(&device);
+    Ok(())
+}
+
+#[test]
+fn moved_windows_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("moved_windows_are_those_of_the_cpu")? else { return Ok(()) };
+    vision::moved_windows(&device);
+    Ok(())
+}
+
+#[test]
+fn sorts_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("sorts_are_those_of_the_cpu")? else { return Ok(()) };
+    sums::sorts(&device);
+    Ok(())
+}
+
+#[test]
+fn bits_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("bits_are_those_of_the_cpu")? else { return Ok(()) };
+    sums::bits(&device);
+    Ok(())
+}
+
+#[test]
+fn einsums_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("einsums_are_those_of_the_cpu")? else { return Ok(()) };
+    sums::einsums(&device);
+    Ok(())
+}
+
+#[test]
+fn norms_of_sums_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("norms_of_sums_are_those_of_the_cpu")? else { return Ok(()) };
+    sums::norms(&device);
+    Ok(())
+}
+
+#[test]
+fn recurrent_layers_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("recurrent_layers_are_those_of_the_cpu")? else { return Ok(()) };
+    recurrent::recurrent(&device);
+    Ok(())
+}
+
+#[test]
+fn attention_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("attention_is_that_of_the_cpu")? else { return Ok(()) };
+    lines::attention(&device, &[]);
+    attention::attention(&device);
+    Ok(())
+}
+
+#[test]
+fn multi_head_attention_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("multi_head_attention_is_that_of_the_cpu")? else { return Ok(()) };
+    lines::multi_head_attention(&device, &[]);
+    attention::multi_head_attention(&device);
+    Ok(())
+}
+
+#[test]
+fn group_query_attention_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("group_query_attention_is_that_of_the_cpu")? else { return Ok(()) };
+    lines::group_query_attention(&device, &[]);
+    attention::group_query_attention(&device);
+    Ok(())
+}
+
+#[test]
+fn rotary_embeddings_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("rotary_embeddings_are_those_of_the_cpu")? else { return Ok(()) };
+    attention::rotary_embedding(&device);
+    Ok(())
+}
+
+#[test]
+fn codes_of_numbers_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("codes_of_numbers_are_those_of_the_cpu")? else { return Ok(()) };
+    quant::codes_of_numbers(&device)
+}
+
+#[test]
+fn products_of_codes_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("products_of_codes_are_those_of_the_cpu")? else { return Ok(()) };
+    quant::products_of_codes(&device)
+}
+
+#[test]
+fn convolutions_of_codes_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("convolutions_of_codes_are_those_of_the_cpu")? else { return Ok(()) };
+    quant::convolutions_of_codes(&device)
+}
+
+#[test]
+fn functions_of_codes_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("functions_of_codes_are_those_of_the_cpu")? else { return Ok(()) };
+    quant::functions_of_codes(&device)
+}
+
+#[test]
+fn blocks_of_codes_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("blocks_of_codes_are_those_of_the_cpu")? else { return Ok(()) };
+    quant::blocks_of_codes(&device)
 }

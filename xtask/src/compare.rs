@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::cuda_driver::cuda_driver;
 use crate::models;
 use crate::python::Python;
 use crate::summary::Summary;
@@ -22,6 +23,10 @@ const TOLERANCE: f64 = 1e-3;
 const REWRITE_TOLERANCE: f64 = 1e-4;
 /// Each case runs once with each of these; all runs must give the same bits.
 const THREADS: [usize; 2] = [1, 2];
+
+/// Cases that an emulator runs in seconds, of models of several kinds.
+const ON_CUDA: [&str; 5] =
+    ["minilm_l6_b1_s7", "mobilenet_v2_b1", "ocr_cls_b1", "silero_vad_b1", "ddddocr_w96"];
 
 /// Which cases to run.
 #[derive(clap::Args, Default)]
@@ -172,6 +177,13 @@ impl Options {
         let providers = ["wgpu", "cpu"].map(str::to_owned).into();
         Options { cases: Chosen::default(), providers, quick: true }
     }
+
+    /// Some cases on the provider cuda, with the CPU for what it does not claim. Without a GPU, kernels run on an emulator.
+    pub(crate) fn on_cuda() -> Options {
+        let providers = ["cuda", "cpu"].map(str::to_owned).into();
+        let cases = Chosen { only: ON_CUDA.map(str::to_owned).into() };
+        Options { cases, providers, quick: false }
+    }
 }
 
 /// The cases that the options choose.
@@ -191,9 +203,12 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let python = Python::open(workspace)?;
     prepare(workspace, &python, &set, &cases)?;
     let ort = workspace.build_ort_with(&options.providers)?;
-    if let Some(why) =
-        options.providers.iter().find_map(|name| missing(&ort, name).transpose()).transpose()?
-    {
+    let driver = match options.providers.iter().any(|name| name == "cuda") {
+        true => cuda_driver(workspace)?,
+        false => None,
+    };
+    let on = On { ort: &ort, providers: &options.providers, driver: driver.as_ref() };
+    if let Some(why) = options.providers.iter().find_map(|name| on.missing(name).transpose()).transpose()? {
         println!("skipped {} cases: {why}", cases.len());
         if std::env::var("CI").is_ok_and(|value| value == "true") {
             bail!("every provider must be there in CI");
@@ -206,7 +221,6 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     let mut models = BTreeSet::new();
     for case in &cases {
         let is_first = models.insert(case.model.as_str());
-        let on = On { ort: &ort, providers: &options.providers };
         match run_case(on, &python, &set, case, is_first) {
             Ok(measurement) => measurements.push(measurement),
             Err(error) => broken.push((case.name.as_str(), format!("{error:#}"))),
@@ -221,19 +235,6 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
     }
     println!("{summary}");
     Ok(summary)
-}
-
-/// Why an execution provider has no device here; none where it has one.
-fn missing(ort: &Path, provider: &str) -> Result<Option<String>> {
-    let output = Command::new(ort).args(["providers", "--json"]).output();
-    let output = output.with_context(|| format!("cannot run {}", ort.display()))?;
-    let list: Providers =
-        serde_json::from_slice(&output.stdout).context("cannot read the list of providers")?;
-    let mut own = list.providers.into_iter().filter(|found| found.provider == provider);
-    match own.next() {
-        None => bail!("the binary has no provider {provider}"),
-        Some(found) => Ok(found.error),
-    }
 }
 
 /// What `ort providers --json` prints.
@@ -253,6 +254,29 @@ struct FoundProvider {
 struct On<'a> {
     ort: &'a Path,
     providers: &'a [String],
+    /// The variable of its environment that names a driver, where there is to be one.
+    driver: Option<&'a (&'static str, PathBuf)>,
+}
+
+impl On<'_> {
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.ort);
+        command.envs(self.driver.map(|(variable, library)| (variable, library)));
+        command
+    }
+
+    /// Why an execution provider has no device here; none where it has one.
+    fn missing(&self, provider: &str) -> Result<Option<String>> {
+        let output = self.command().args(["providers", "--json"]).output();
+        let output = output.with_context(|| format!("cannot run {}", self.ort.display()))?;
+        let list: Providers =
+            serde_json::from_slice(&output.stdout).context("cannot read the list of providers")?;
+        let mut own = list.providers.into_iter().filter(|found| found.provider == provider);
+        match own.next() {
+            None => bail!("the binary has no provider {provider}"),
+            Some(found) => Ok(found.error),
+        }
+    }
 }
 
 /// Runs our binary once per number of threads, and once without rewrites. The optimized model of the first case of each
@@ -267,7 +291,7 @@ fn run_case<'a>(
     let (model, folder) = (set.model(case), set.folder.join(&case.name));
     let run = |name: &str, options: &[&str]| {
         let file = folder.join(name);
-        let mut command = Command::new(on.ort);
+        let mut command = on.command();
         command.arg("run").arg(&model).arg("--inputs").arg(folder.join("inputs.npz"));
         command.arg("--outputs").arg(&file).arg("-q").args(options);
         command.args(on.providers.iter().flat_map(|name| ["--ep", name]));

@@ -122,7 +122,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
 }
 
 /// Writes the cases to target/conformance unless they are there, made by the same script and packages.
-fn dump(workspace: &Workspace) -> Result<PathBuf> {
+pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target.join("conformance");
     let made_by = fs::read_to_string(workspace.own("python/dump_cases.py"))?
         + &fs::read_to_string(workspace.own("python/requirements.txt"))?;

@@ -9,10 +9,12 @@ mod allocators;
 mod bench;
 mod compare;
 mod conformance;
+mod cuda_driver;
 mod cuda_kernels;
 mod device_runs;
 mod features;
 mod fuzz;
+mod gpu;
 mod header;
 mod memory;
 mod models;
@@ -62,6 +64,8 @@ enum Command {
     Conformance(conformance::Options),
     /// Compile the CUDA kernels of ort-ep-cuda to PTX, or hold the PTX to their sources.
     CudaKernels(cuda_kernels::Options),
+    /// Pack what runs on a machine with an NVIDIA GPU and nothing else, tests and measurements, into one folder.
+    Gpu(gpu::Options),
     /// Run each model many times on a GPU, with other inputs and shapes each time, and compare with the CPU.
     DeviceRuns(device_runs::Options),
     /// Run operators on our own cases, and models of scikit-learn, and compare with ONNX Runtime, the onnx package, NumPy or
@@ -98,6 +102,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Memory(options) => memory::run(&workspace, &options).map(drop),
         Command::Conformance(options) => conformance::run(&workspace, &options).map(drop),
         Command::CudaKernels(options) => cuda_kernels::run(&workspace, &options),
+        Command::Gpu(options) => gpu::run(&workspace, &options),
         Command::DeviceRuns(options) => device_runs::run(&workspace, &options),
         Command::Reference(options) => reference::run(&workspace, &options).map(drop),
         Command::Features => features::run(&workspace),

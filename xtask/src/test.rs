@@ -72,6 +72,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("compare, wgpu", || compare::run(workspace, &compare::Options::on_wgpu()))?;
+            summary += stage("compare, cuda", || compare::run(workspace, &compare::Options::on_cuda()))?;
             summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
             summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
         }
@@ -93,6 +94,7 @@ fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summary> {
     let cases = compare::chosen_cases(&compare::Cases::standard(workspace), &[])?.len();
     let on_wgpu = compare::cases_of(workspace, &compare::Options::on_wgpu())?.len();
+    let on_cuda = compare::cases_of(workspace, &compare::Options::on_cuda())?.len();
     let suites = [
         PythonSuite { name: "conformance", tests: conformance::CASES },
         PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
@@ -103,6 +105,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "compare, wgpu", tests: on_wgpu },
+        PythonSuite { name: "compare, cuda", tests: on_cuda },
         PythonSuite { name: "memory", tests: cases },
         PythonSuite { name: "soak", tests: soak::SCENARIOS },
     ];

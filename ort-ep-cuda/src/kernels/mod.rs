@@ -1,18 +1,44 @@
 //! The kernels by family. A kernel answers for the shapes of a run with the launches that compute its outputs.
 
 mod arg;
+mod attend;
+mod attention;
+mod bits;
+mod codes;
+mod col2im;
 mod conv;
+mod conv_integer;
 mod cumulative;
+mod deform_conv;
+mod einsum;
 mod elementwise;
+mod embed;
 mod gather;
+mod gather_blocks;
 mod gemm;
+mod grid_sample;
+mod group_query;
+mod heads;
+mod integer;
 mod lines;
+mod local;
 mod matmul;
+mod matmul_integer;
+mod matmul_nbits;
+mod max_unpool;
 mod movement;
+mod multi_head;
 mod norm;
 mod pad;
 mod pool;
+mod qlinear;
+mod quantize;
+mod recurrent;
 mod reduce;
+mod resize;
+mod roi;
+mod rotary;
+mod top_k;
 
 use ort_core::Result;
 use ort_core::ep::KernelDef;

@@ -14,6 +14,11 @@ use ort_ep_cuda::CudaDevice;
 /// The variable that names the driver's library.
 pub(crate) const DRIVER: &str = "ORT_CUDA_DRIVER";
 
+/// Options as they are given.
+pub(crate) fn options(options: &[(&str, &str)]) -> ProviderOptions {
+    options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
 /// The emulator, which cargo built beside the tests.
 pub(crate) fn emulator() -> PathBuf {
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);

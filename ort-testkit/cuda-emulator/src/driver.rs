@@ -3,11 +3,9 @@
 #![allow(non_snake_case, reason = "the names are the driver's")]
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -16,7 +14,9 @@ use crate::memory::Memory;
 use crate::parse::Module;
 
 mod launch;
+mod queue;
 use launch::{error_text, load, start};
+use queue::{Event, From, Op, Stream, ask, finish_streams};
 
 /// A context, stream, event, module or function as programs hold it.
 pub type Handle = *mut c_void;
@@ -40,8 +40,10 @@ struct Driver {
     sticky: u32,
     memory: Memory,
     next: u64,
-    streams: BTreeSet<u64>,
-    events: BTreeMap<u64, Option<Instant>>,
+    streams: BTreeMap<u64, Stream>,
+    events: BTreeMap<u64, Event>,
+    graphs: BTreeMap<u64, Arc<Vec<Op>>>,
+    executables: BTreeMap<u64, Arc<Vec<Op>>>,
     modules: BTreeMap<u64, Loaded>,
     kernels: BTreeMap<u64, Kernel>,
 }
@@ -51,24 +53,19 @@ static DRIVER: Mutex<Driver> = Mutex::new(Driver {
     sticky: 0,
     memory: Memory::new(),
     next: 0x1_0000,
-    streams: BTreeSet::new(),
+    streams: BTreeMap::new(),
     events: BTreeMap::new(),
+    graphs: BTreeMap::new(),
+    executables: BTreeMap::new(),
     modules: BTreeMap::new(),
     kernels: BTreeMap::new(),
 });
-static LAUNCHES: AtomicU64 = AtomicU64::new(0);
-static STEPS: AtomicU64 = AtomicU64::new(0);
 const CONTEXT: u64 = 0xC000;
 const SHARED_DEFAULT: usize = 48 << 10;
 const SHARED_MOST: usize = 166_912;
 
 thread_local! {
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Launches so far, and the instructions of all their threads.
-pub fn counters() -> (u64, u64) {
-    (LAUNCHES.load(Relaxed), STEPS.load(Relaxed))
 }
 
 fn setting<T: std::str::FromStr>(name: &str, otherwise: T) -> T {
@@ -89,8 +86,11 @@ fn capability() -> (i32, i32) {
     (major.parse().unwrap_or(8), minor.parse().unwrap_or(0))
 }
 
+/// The driver while it is looked at.
+type Guard = parking_lot::MutexGuard<'static, Driver>;
+
 /// The driver after `cuInit`, unless a kernel failed.
-fn ready() -> Result<parking_lot::MutexGuard<'static, Driver>, u32> {
+fn ready() -> Result<Guard, u32> {
     let driver = DRIVER.lock();
     match (driver.ready, driver.sticky) {
         (false, _) => Err(code::NOT_INITIALIZED),
@@ -100,7 +100,7 @@ fn ready() -> Result<parking_lot::MutexGuard<'static, Driver>, u32> {
 }
 
 /// The same with a context.
-fn current() -> Result<parking_lot::MutexGuard<'static, Driver>, u32> {
+fn current() -> Result<Guard, u32> {
     let driver = ready()?;
     let some = CONTEXTS.with_borrow(|stack| stack.last().is_some_and(|context| *context != 0));
     if some { Ok(driver) } else { Err(code::INVALID_CONTEXT) }
@@ -114,7 +114,7 @@ impl Driver {
 
     fn stream(&self, stream: Handle) -> Done {
         // The first three stand for the default streams.
-        let known = (stream as u64) < 3 || self.streams.contains(&(stream as u64));
+        let known = (stream as u64) < 3 || self.streams.contains_key(&(stream as u64));
         if known { Ok(()) } else { Err(code::INVALID_HANDLE) }
     }
 
@@ -166,6 +166,9 @@ macro_rules! api {
         )*
     };
 }
+
+mod streams;
+pub use streams::*;
 
 api! {
     fn cuInit(flags: u32) {
@@ -264,7 +267,10 @@ api! {
         let context = CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(CONTEXT));
         put(number, (context.saturating_sub(CONTEXT) / 16) as i32)
     }
-    fn cuCtxSynchronize() { current().map(drop) }
+    fn cuCtxSynchronize() {
+        current()?.uncaptured()?;
+        finish_streams(|_| true)
+    }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let driver = current()?;
         put(free, limit().saturating_sub(driver.memory.used()) as usize)?;
@@ -272,106 +278,56 @@ api! {
     }
     fn cuMemAlloc_v2(address: *mut u64, size: usize) {
         let mut driver = current()?;
+        driver.uncaptured()?;
         if size == 0 {
             return Err(code::INVALID_VALUE);
         }
         put(address, driver.memory.allocate(size as u64, true, limit()).ok_or(code::OUT_OF_MEMORY)?)
     }
     fn cuMemFree_v2(address: u64) {
+        current()?.uncaptured()?;
+        // It waits for all that may use the memory.
+        finish_streams(|_| true)?;
         let mut driver = current()?;
         if address == 0 || driver.memory.free(address, true) { Ok(()) } else { Err(code::INVALID_VALUE) }
     }
-    fn cuMemAllocHost_v2(pointer: *mut Handle, size: usize) {
-        let mut driver = current()?;
-        let address = driver.memory.allocate(size as u64, false, 0).ok_or(code::OUT_OF_MEMORY)?;
-        put(pointer, address as Handle)
-    }
-    fn cuMemHostAlloc(pointer: *mut Handle, size: usize, _flags: u32) {
-        let mut driver = current()?;
-        let address = driver.memory.allocate(size as u64, false, 0).ok_or(code::OUT_OF_MEMORY)?;
-        put(pointer, address as Handle)
-    }
+    fn cuMemAllocHost_v2(pointer: *mut Handle, size: usize) { pinned(pointer, size) }
+    fn cuMemHostAlloc(pointer: *mut Handle, size: usize, _flags: u32) { pinned(pointer, size) }
     fn cuMemFreeHost(pointer: Handle) {
-        if current()?.memory.free(pointer as u64, false) { Ok(()) } else { Err(code::INVALID_VALUE) }
+        let mut driver = current()?;
+        driver.uncaptured()?;
+        let piece = driver.memory.piece(pointer as u64).ok_or(code::INVALID_VALUE)?;
+        if driver.is_used(pointer as u64, piece) {
+            eprintln!("CUDA emulator: pinned memory is freed while a copy uses it");
+            return Err(code::INVALID_VALUE);
+        }
+        if driver.memory.free(pointer as u64, false) { Ok(()) } else { Err(code::INVALID_VALUE) }
     }
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize) {
-        current()?.within(to, size)?;
-        copy(to, from as u64, size)
+        let driver = current()?;
+        driver.within(to, size)?;
+        let mut bytes = vec![0u8; size];
+        copy(bytes.as_mut_ptr() as u64, from as u64, size)?;
+        let from = From::Bytes(bytes.into());
+        ask(driver, std::ptr::null_mut(), Op::Copy { to, from, size, pageable: false })
     }
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize) {
-        current()?.within(from, size)?;
-        copy(to as u64, from, size)
+        let driver = current()?;
+        driver.within(from, size)?;
+        let (to, from) = (to as u64, From::Address(from));
+        ask(driver, std::ptr::null_mut(), Op::Copy { to, from, size, pageable: true })
     }
     fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize) {
         let driver = current()?;
         driver.within(from, size)?;
         driver.within(to, size)?;
-        copy(to, from, size)
+        let from = From::Address(from);
+        ask(driver, std::ptr::null_mut(), Op::Copy { to, from, size, pageable: false })
     }
-    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) {
+    fn cuMemsetD8_v2(to: u64, value: u8, size: usize) {
         let driver = current()?;
-        driver.stream(stream)?;
         driver.within(to, size)?;
-        copy(to, from as u64, size)
-    }
-    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) {
-        let driver = current()?;
-        driver.stream(stream)?;
-        driver.within(from, size)?;
-        copy(to as u64, from, size)
-    }
-    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: Handle) {
-        let driver = current()?;
-        driver.stream(stream)?;
-        driver.within(from, size)?;
-        driver.within(to, size)?;
-        copy(to, from, size)
-    }
-    fn cuMemsetD8_v2(to: u64, value: u8, size: usize) { fill(to, value, size, std::ptr::null_mut()) }
-    fn cuMemsetD8Async(to: u64, value: u8, size: usize, stream: Handle) { fill(to, value, size, stream) }
-    fn cuStreamCreate(stream: *mut Handle, _flags: u32) {
-        let mut driver = current()?;
-        let handle = driver.handle();
-        driver.streams.insert(handle);
-        put(stream, handle as Handle)
-    }
-    fn cuStreamDestroy_v2(stream: Handle) {
-        if current()?.streams.remove(&(stream as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
-    }
-    fn cuStreamSynchronize(stream: Handle) { current()?.stream(stream) }
-    fn cuStreamQuery(stream: Handle) { current()?.stream(stream) }
-    fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) {
-        let driver = current()?;
-        driver.stream(stream)?;
-        if driver.events.contains_key(&(event as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
-    }
-    fn cuEventCreate(event: *mut Handle, _flags: u32) {
-        let mut driver = current()?;
-        let handle = driver.handle();
-        driver.events.insert(handle, None);
-        put(event, handle as Handle)
-    }
-    fn cuEventDestroy_v2(event: Handle) {
-        current()?.events.remove(&(event as u64)).map(drop).ok_or(code::INVALID_HANDLE)
-    }
-    fn cuEventRecord(event: Handle, stream: Handle) {
-        let mut driver = current()?;
-        driver.stream(stream)?;
-        let slot = driver.events.get_mut(&(event as u64)).ok_or(code::INVALID_HANDLE)?;
-        *slot = Some(Instant::now());
-        Ok(())
-    }
-    fn cuEventSynchronize(event: Handle) {
-        if current()?.events.contains_key(&(event as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
-    }
-    fn cuEventQuery(event: Handle) {
-        if current()?.events.contains_key(&(event as u64)) { Ok(()) } else { Err(code::INVALID_HANDLE) }
-    }
-    fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
-        put(milliseconds, elapsed(start, end)?)
-    }
-    fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: Handle, end: Handle) {
-        put(milliseconds, elapsed(start, end)?)
+        ask(driver, std::ptr::null_mut(), Op::Fill { to, value, size })
     }
     fn cuModuleLoadData(module: *mut Handle, image: *const c_void) {
         load(module, image).map_err(|fault| {
@@ -413,6 +369,8 @@ api! {
         })
     }
     fn cuModuleUnload(module: Handle) {
+        current()?.uncaptured()?;
+        finish_streams(|_| true)?;
         let mut driver = current()?;
         let loaded = driver.modules.remove(&(module as u64)).ok_or(code::INVALID_HANDLE)?;
         for kernel in loaded.kernels {
@@ -430,6 +388,10 @@ api! {
         let loaded = driver.modules.get(&key).ok_or(code::INVALID_HANDLE)?;
         let found = loaded.module.0.functions.iter().position(|f| f.entry && f.name == name);
         let number = found.ok_or(code::NOT_FOUND)?;
+        let is_it = |handle: &&u64| driver.kernels.get(handle).is_some_and(|kernel| kernel.number == number);
+        if let Some(known) = loaded.kernels.iter().find(is_it) {
+            return put(function, *known as Handle);
+        }
         let handle = driver.handle();
         driver.kernels.insert(handle, Kernel { module: key, number, dynamic: SHARED_DEFAULT });
         if let Some(loaded) = driver.modules.get_mut(&key) {
@@ -501,22 +463,12 @@ api! {
     }
 }
 
-fn fill(to: u64, value: u8, size: usize, stream: Handle) -> Done {
-    let driver = current()?;
-    driver.stream(stream)?;
-    driver.within(to, size)?;
-    if size > 0 {
-        // SAFETY: the place was looked up.
-        unsafe { (to as *mut u8).write_bytes(value, size) };
-    }
-    Ok(())
-}
-
-fn elapsed(start: Handle, end: Handle) -> Result<f32, u32> {
-    let driver = current()?;
-    let find = |event: Handle| driver.events.get(&(event as u64)).copied().flatten();
-    let (Some(start), Some(end)) = (find(start), find(end)) else { return Err(code::INVALID_HANDLE) };
-    Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3)
+/// New pinned memory.
+fn pinned(pointer: *mut Handle, size: usize) -> Done {
+    let mut driver = current()?;
+    driver.uncaptured()?;
+    let address = driver.memory.allocate(size as u64, false, 0).ok_or(code::OUT_OF_MEMORY)?;
+    put(pointer, address as Handle)
 }
 
 fn text(name: *const c_char) -> Option<String> {

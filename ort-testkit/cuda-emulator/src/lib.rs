@@ -1,9 +1,9 @@
 //! A stand-in for NVIDIA's driver library `libcuda.so.1`: it interprets PTX on the CPU, for tests without a GPU.
 //!
-//! What the instructions mean is taken from NVIDIA's document "PTX ISA"; the code is our own. Everything happens at
-//! once: streams and events are plain handles. Environment variables: `ORT_CUDA_EMULATOR_DEVICES` (1),
-//! `ORT_CUDA_EMULATOR_MEMORY` (bytes, 8 GiB), `ORT_CUDA_EMULATOR_CAPABILITY` (`8.0`) and `ORT_CUDA_EMULATOR_STEPS`
-//! (instructions of one launch, 200e9).
+//! What the instructions mean is taken from NVIDIA's document "PTX ISA"; the code is our own. A stream that
+//! a program makes does nothing until something waits for it (`driver/queue.rs`). Environment variables:
+//! `ORT_CUDA_EMULATOR_DEVICES` (1), `ORT_CUDA_EMULATOR_MEMORY` (bytes, 8 GiB), `ORT_CUDA_EMULATOR_CAPABILITY` (`8.0`) and
+//! `ORT_CUDA_EMULATOR_STEPS` (instructions of one launch, 200e9).
 
 mod alu;
 mod convert;
@@ -37,6 +37,8 @@ pub mod code {
     pub const UNSUPPORTED_PTX_VERSION: u32 = 222;
     /// There is no such handle.
     pub const INVALID_HANDLE: u32 = 400;
+    /// Not as things are.
+    pub const ILLEGAL_STATE: u32 = 401;
     /// The module has no such name.
     pub const NOT_FOUND: u32 = 500;
     /// A kernel touched memory that is not allocated.
@@ -47,6 +49,14 @@ pub mod code {
     pub const MISALIGNED_ADDRESS: u32 = 716;
     /// A kernel failed.
     pub const LAUNCH_FAILED: u32 = 719;
+    /// A capture does not allow the call.
+    pub const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
+    /// Something was called that the capture did not allow.
+    pub const STREAM_CAPTURE_INVALIDATED: u32 = 901;
+    /// A capture would wait for what is not captured.
+    pub const STREAM_CAPTURE_ISOLATION: u32 = 905;
+    /// Another thread began the capture.
+    pub const STREAM_CAPTURE_WRONG_THREAD: u32 = 908;
 }
 
 /// Why a module cannot be loaded or a launch failed.

@@ -60,6 +60,11 @@ impl Memory {
         address.checked_add(size).is_some_and(|end| end <= start + length)
     }
 
+    /// The end of the piece of the host that begins there.
+    pub(crate) fn piece(&self, address: u64) -> Option<u64> {
+        self.pieces.get(&address).filter(|(_, device)| !device).map(|(size, _)| address + size)
+    }
+
     /// Start and end of all pieces, in order.
     pub(crate) fn table(&self) -> Vec<(u64, u64)> {
         self.pieces.iter().map(|(start, (size, _))| (*start, start + size)).collect()

@@ -7,8 +7,14 @@
     reason = "what differs fails the test"
 )]
 
+pub mod attention;
 pub mod lines;
 pub mod products;
+pub mod quant;
+pub mod recurrent;
+pub mod sums;
+mod typed;
+pub mod vision;
 pub mod windows;
 
 use std::sync::Arc;

@@ -1,13 +1,14 @@
 //! `cargo xtask conformance --wgpu` and `--cuda`: the node suite on a GPU, against a list of the cases known to fail there.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 
 use super::{NODE_CASES, Options, Outcome, Verdict, bless, check_list, count, parse_line, read_list};
+use crate::cuda_driver::cuda_driver;
 use crate::summary::Summary;
-use crate::workspace::{Workspace, describe, run as run_command};
+use crate::workspace::{Workspace, describe};
 
 const SUITE: &str = "node";
 
@@ -15,6 +16,8 @@ const SUITE: &str = "node";
 pub(super) struct OnDevice {
     name: &'static str,
     package: &'static str,
+    /// The package's example that runs cases.
+    example: &'static str,
     list: &'static str,
     /// How many cases the device claims whole, at least: a kernel that claims nothing any more would go unseen. Those of which a part is cheaper on
     /// the host count, too.
@@ -26,6 +29,7 @@ pub(super) struct OnDevice {
 pub(super) const WGPU: OnDevice = OnDevice {
     name: "wgpu",
     package: "ort-ep-wgpu",
+    example: "device_cases",
     list: "conformance_wgpu.ignore",
     claimed: 1380,
     needs: "install a GPU's driver or Mesa's software Vulkan",
@@ -34,8 +38,9 @@ pub(super) const WGPU: OnDevice = OnDevice {
 pub(super) const CUDA: OnDevice = OnDevice {
     name: "cuda",
     package: "ort-ep-cuda",
+    example: "cuda_cases",
     list: "conformance_cuda.ignore",
-    claimed: 1105,
+    claimed: 1398,
     needs: "the emulator of the driver has to be built and found",
 };
 
@@ -96,28 +101,16 @@ fn lines(workspace: &Workspace, device: &OnDevice, folder: &Path, options: &Opti
     if device.name == CUDA.name {
         // Two thousand cases, whose kernels an interpreter runs.
         command.arg("--release");
-        if std::env::var_os(DRIVER_VARIABLE).is_none() {
-            command.env(DRIVER_VARIABLE, emulator(workspace)?);
-        }
+        command.envs(cuda_driver(workspace)?);
     }
-    command.args(["--example", "device_cases", "--"]);
+    command.args(["--example", device.example, "--"]);
     command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
     command.args(options.library.then_some("--library"));
     command.arg(folder).stderr(Stdio::inherit());
     eprintln!("$ {}", describe(&command));
-    let output = command.output().context("cannot run the example device_cases")?;
+    let output = command.output().with_context(|| format!("cannot run the example {}", device.example))?;
     if !output.status.success() {
-        bail!("device_cases ended with {}", output.status);
+        bail!("{} ended with {}", device.example, output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// The variable that names the library of the NVIDIA driver: that of a machine with a GPU has the suite run there.
-const DRIVER_VARIABLE: &str = "ORT_CUDA_DRIVER";
-
-/// Builds the library that stands in for the NVIDIA driver where there is none, and says where it is.
-fn emulator(workspace: &Workspace) -> Result<PathBuf> {
-    run_command(workspace.cargo().args(["build", "--release", "--quiet", "--package", "ort-cuda-emulator"]))?;
-    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    Ok(workspace.target.join("release").join(format!("{prefix}ort_cuda_emulator{suffix}")))
 }

@@ -2,11 +2,10 @@
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
-use super::{
-    DRIVER, Done, Handle, LAUNCHES, Loaded, STEPS, capability, copy, current, limit, put, setting, text,
-};
+use super::queue::{Op, ask};
+use super::{Done, Handle, Loaded, capability, copy, current, limit, put, setting, text};
 use crate::decode::Place;
 use crate::exec::{Launch, launch};
 use crate::parse::parse;
@@ -46,6 +45,18 @@ pub(super) fn load(handle: *mut Handle, image: *const c_void) -> Result<(), Faul
     put(handle, key as Handle).map_err(plain)
 }
 
+/// A launch that was asked for.
+pub(super) struct Job {
+    pub(super) module: u64,
+    code: Arc<(crate::parse::Module, String)>,
+    entry: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic: usize,
+    /// As they were when it was asked for.
+    parameters: Vec<u8>,
+}
+
 pub(super) fn start(
     function: Handle,
     (grid, block, dynamic): ([u32; 3], [u32; 3], usize),
@@ -57,9 +68,9 @@ pub(super) fn start(
     driver.stream(stream)?;
     let kernel = driver.kernels.get(&(function as u64)).ok_or(code::INVALID_HANDLE)?;
     let loaded = driver.modules.get(&kernel.module).ok_or(code::INVALID_HANDLE)?;
-    let module = Arc::clone(&loaded.module);
-    let (entry, most) = (kernel.number, kernel.dynamic);
-    let kernel = &module.0.functions[entry];
+    let code = Arc::clone(&loaded.module);
+    let (module, entry, most) = (kernel.module, kernel.number, kernel.dynamic);
+    let kernel = &code.0.functions[entry];
     let threads = block.iter().map(|n| u64::from(*n)).product::<u64>();
     let fits = grid.iter().chain(&block).all(|n| *n > 0)
         && grid[0] <= i32::MAX as u32
@@ -80,27 +91,23 @@ pub(super) fn start(
         let from = unsafe { *parameters.add(at) };
         copy(bytes[*offset as usize..].as_mut_ptr() as u64, from as u64, *size)?;
     }
-    let table = driver.memory.table();
-    drop(driver);
-    let job = Launch {
-        functions: &module.0.functions,
-        entry,
-        text: &module.1,
-        grid,
-        block,
-        dynamic,
-        parameters: bytes,
+    let job = Job { module, code, entry, grid, block, dynamic, parameters: bytes };
+    ask(driver, stream, Op::Launch(Arc::new(job)))
+}
+
+/// Runs a launch over the memory that there is: start and end of each piece.
+pub(super) fn execute(job: &Job, table: Vec<(u64, u64)>) -> Result<(), Fault> {
+    launch(&Launch {
+        functions: &job.code.0.functions,
+        entry: job.entry,
+        text: &job.code.1,
+        grid: job.grid,
+        block: job.block,
+        dynamic: job.dynamic,
+        parameters: job.parameters.clone(),
         table,
         budget: setting("ORT_CUDA_EMULATOR_STEPS", 200e9) as u64,
         steps: AtomicU64::new(0),
-    };
-    let result = launch(&job);
-    LAUNCHES.fetch_add(1, Relaxed);
-    STEPS.fetch_add(job.steps.load(Relaxed), Relaxed);
-    result.map_err(|fault| {
-        eprintln!("CUDA emulator: error {}: {}", fault.code, fault.message);
-        DRIVER.lock().sticky = fault.code;
-        fault.code
     })
 }
 
@@ -120,11 +127,29 @@ pub(super) fn error_text(error: u32) -> (Option<&'static CStr>, &'static CStr) {
             c"the provided PTX was compiled with an unsupported toolchain.",
         ),
         code::INVALID_HANDLE => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+        code::ILLEGAL_STATE => {
+            (c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state")
+        }
         code::NOT_FOUND => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
         code::ILLEGAL_ADDRESS => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
         code::LAUNCH_TIMEOUT => (c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
         code::MISALIGNED_ADDRESS => (c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
         code::LAUNCH_FAILED => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+        code::STREAM_CAPTURE_UNSUPPORTED => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing")
+        }
+        code::STREAM_CAPTURE_INVALIDATED => (
+            c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+            c"operation failed due to a previous error during capture",
+        ),
+        code::STREAM_CAPTURE_ISOLATION => (
+            c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+            c"dependency created on uncaptured work in another stream",
+        ),
+        code::STREAM_CAPTURE_WRONG_THREAD => (
+            c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+            c"attempt to terminate a thread-local capture sequence from another thread",
+        ),
         _ => return (None, c""),
     };
     (Some(name), text)

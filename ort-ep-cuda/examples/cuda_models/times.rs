@@ -1,0 +1,70 @@
+//! How long a run takes on the device.
+
+use std::time::{Duration, Instant};
+
+use ort_core::Result;
+use ort_core::ep::Device;
+use ort_core::session::{IoBinding, Model, RunOptions, Session};
+use ort_core::tensor::Value;
+use ort_ep_cuda::CudaDevice;
+
+use crate::{Arguments, inputs, number};
+
+/// Runs before anything is timed: the first ones compile, and capture graphs where these are asked for.
+const WARM_UP: usize = 5;
+/// A sample is so many runs as take this long, so that waiting for the device is a small part of it.
+const SAMPLE: Duration = Duration::from_millis(10);
+
+/// Prints the median of the samples, and what the host has of the model.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let model = Model::load(&arguments.model)?;
+    let sizes: Vec<(&str, usize)> = arguments
+        .sizes
+        .iter()
+        .map(|(name, size)| Ok((name.as_str(), number(size)?)))
+        .collect::<Result<_>>()?;
+    let given = inputs::make(&model, &sizes, 0)?;
+    let device = arguments.open()?;
+    let start = Instant::now();
+    let session = arguments.session(&model, &device)?;
+    let built = start.elapsed();
+    let mut binding = session.io_binding();
+    for (name, tensor) in given {
+        binding.bind_input(&name, Value::Tensor(session.upload(&tensor, device.memory())?))?;
+    }
+    for output in session.outputs() {
+        binding.bind_output(&output.name, device.memory())?;
+    }
+    let first = time(&session, &device, &mut binding, 1)?;
+    time(&session, &device, &mut binding, WARM_UP)?;
+    let one = time(&session, &device, &mut binding, 1)?;
+    let runs = (SAMPLE.as_secs_f64() / one.as_secs_f64().max(1e-6)).ceil().max(1.0) as usize;
+    let (begin, mut samples) = (Instant::now(), Vec::new());
+    while samples.is_empty() || begin.elapsed().as_secs_f64() < arguments.seconds {
+        samples.push(time(&session, &device, &mut binding, runs)?.as_secs_f64() * 1e3 / runs as f64);
+    }
+    samples.sort_by(f64::total_cmp);
+    let at = |index: usize| samples.get(index).copied().unwrap_or_default();
+    let on_host = session.placement().iter().filter(|placed| placed.provider == "cpu").count();
+    println!(
+        r#"{{"median_ms": {:.6}, "min_ms": {:.6}, "samples": {}, "runs": {runs}, "built_ms": {:.3}, "first_ms": {:.3}, "nodes_on_host": {on_host}, "device_bytes": {}}}"#,
+        at(samples.len() / 2),
+        at(0),
+        samples.len(),
+        built.as_secs_f64() * 1e3,
+        first.as_secs_f64() * 1e3,
+        device.stats().total_allocated,
+    );
+    Ok(())
+}
+
+/// What so many runs take until the device is done with the last.
+fn time(session: &Session, device: &CudaDevice, binding: &mut IoBinding, runs: usize) -> Result<Duration> {
+    let options = RunOptions::default();
+    let start = Instant::now();
+    for _ in 0..runs {
+        session.run_with_binding(binding, &options)?;
+    }
+    device.synchronize()?;
+    Ok(start.elapsed())
+}

@@ -1,0 +1,302 @@
+//! Scaled dot-product attention over heads that lie anywhere, which all attention operators come down to: `cu/attention.cu`.
+
+use ort_core::dtype::DType;
+use ort_core::{Result, ensure, error};
+
+use super::heads::{Rows, kind_of, word};
+use super::lines::suffix;
+use crate::driver::Limits;
+use crate::launch::{Launch, OpCx, Operand};
+
+/// The compute capability from which on halves are multiplied by tensor cores.
+const TENSOR_CORES: u32 = 80;
+/// The largest heads that tensor cores take, and that kernels of few rows take.
+const MOST_OF_CORES: usize = 128;
+const MOST_OF_ROWS: usize = 256;
+/// The rows that share keys up to which these are few.
+const FEW_ROWS: usize = 8;
+/// Keys that are worth a block.
+const PART: usize = 256;
+/// A window that is longer than all keys and queries is none.
+const NO_WINDOW: i64 = 1 << 29;
+
+/// The sizes of an attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    /// Heads of keys and values; each serves as many consecutive heads of queries.
+    pub(super) key_heads: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+    pub(super) size: usize,
+    pub(super) value_size: usize,
+}
+
+/// Which keys queries see by their places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Causal {
+    No,
+    Yes,
+    /// The last query sees all keys, as in ONNX Runtime.
+    ButTheLast,
+}
+
+/// How many keys there are in each batch, and how many precede the first query.
+#[derive(Clone, Copy)]
+pub(super) struct Lengths<'a> {
+    /// As many as the tensor says and `more`, or all.
+    pub(super) of: Option<&'a Operand>,
+    pub(super) more: usize,
+    /// Whether the queries stand at the end; else so many keys are before them.
+    pub(super) at_end: bool,
+    pub(super) before: usize,
+}
+
+impl<'a> Lengths<'a> {
+    /// All keys, so many before.
+    pub(super) fn all(before: usize) -> Lengths<'a> {
+        Lengths { of: None, more: 0, at_end: false, before }
+    }
+}
+
+/// What is added to scores, broadcast to them; where it is of truth values, what is false hides.
+#[derive(Clone, Copy)]
+pub(super) struct Mask<'a> {
+    pub(super) operand: &'a Operand,
+    /// From one batch, head and query to the next.
+    pub(super) steps: [usize; 3],
+    /// Keys beyond are hidden.
+    pub(super) keys: usize,
+}
+
+impl<'a> Mask<'a> {
+    /// A mask of a shape (batches, heads, queries, keys), of which the first three may be 1.
+    pub(super) fn new(operand: &'a Operand, [batch, heads, queries, keys]: [usize; 4]) -> Mask<'a> {
+        let step = |size: usize, step: usize| if size == 1 { 0 } else { step };
+        let (of_head, of_batch) = (queries.saturating_mul(keys), heads.saturating_mul(queries));
+        let steps = [step(batch, of_batch.saturating_mul(keys)), step(heads, of_head), step(queries, keys)];
+        Mask { operand, steps, keys }
+    }
+}
+
+/// Keys that are padding, to whose scores a number is added.
+#[derive(Clone, Copy)]
+pub(super) struct Padding<'a> {
+    pub(super) operand: &'a Operand,
+    pub(super) kind: Padded,
+    pub(super) added: f32,
+}
+
+/// Which keys are padding.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Padded {
+    /// Those from a number for each batch on.
+    From,
+    /// Those, and those before another number for each batch, which stands behind all of the first kind.
+    FromAndBefore,
+    /// Those whose element is not above 0: the first element, and the steps of batches and queries.
+    Elements([usize; 3]),
+}
+
+/// What else takes part in the softmax of each head.
+#[derive(Clone, Copy)]
+pub(super) enum Sinks<'a> {
+    None,
+    /// A score of zero.
+    Zero,
+    /// A score for each head.
+    Each(&'a Operand),
+}
+
+/// One attention.
+pub(super) struct Attend<'a> {
+    pub(super) sizes: Sizes,
+    pub(super) q: Rows,
+    /// Keys and values are of one type.
+    pub(super) k: Rows,
+    pub(super) v: Rows,
+    pub(super) y: Rows,
+    /// What is added to the queries of all heads.
+    pub(super) q_bias: Option<&'a Operand>,
+    pub(super) scale: f32,
+    /// Where above 0, scores become `softcap * tanh(score / softcap)`.
+    pub(super) softcap: f32,
+    pub(super) causal: Causal,
+    /// The keys before and after its own that a query sees; negative where all.
+    pub(super) windows: [i64; 2],
+    pub(super) lengths: Lengths<'a>,
+    pub(super) mask: Option<Mask<'a>>,
+    pub(super) padding: Option<Padding<'a>>,
+    pub(super) sinks: Sinks<'a>,
+    /// Scores that are written out, and at which stage: scaled, capped, masked, or as weights.
+    pub(super) scores: Option<(&'a Operand, i64)>,
+}
+
+/// How the work is cut into blocks.
+struct Cut {
+    entry: String,
+    threads: u32,
+    /// Blocks of the rows that share keys, and of columns of values.
+    blocks: usize,
+    across: usize,
+    /// The parts of all keys.
+    splits: usize,
+    /// Threads that read a row of values where rows are few: a power of 2.
+    lanes: usize,
+}
+
+impl Sizes {
+    /// Queries of all heads that share keys.
+    fn rows(&self) -> usize {
+        self.heads.checked_div(self.key_heads).unwrap_or(0).saturating_mul(self.queries)
+    }
+
+    fn pairs(&self) -> usize {
+        self.batch.saturating_mul(self.key_heads)
+    }
+
+    /// How the work is cut for queries of a type, and keys and values of one. More keys have no fewer parts.
+    fn cut(&self, limits: Limits, [query, key]: [DType; 2], has_scores: bool) -> Result<Cut> {
+        let (rows, widest, suffix) = (self.rows(), self.size.max(self.value_size), suffix(key)?);
+        let mut kept = vector_of(key)?;
+        let has_cores = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
+        let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
+        let (name, [down, columns], threads) = if has_scores {
+            (format!("scores_{suffix}"), [64, 64], 256)
+        } else if rows <= FEW_ROWS && widest <= MOST_OF_ROWS {
+            let many = if rows == 1 { 1 } else { rows.next_power_of_two().max(4) };
+            kept = if many == FEW_ROWS { 4 } else { kept };
+            (format!("rows_{many}_{suffix}"), [many, MOST_OF_ROWS], 128)
+        } else if has_cores && widest <= MOST_OF_CORES {
+            (format!("cores_{}_{suffix}", narrow(widest)), [64, MOST_OF_CORES], 128)
+        } else {
+            let columns = narrow(self.value_size);
+            (format!("tiles_{columns}_{suffix}"), [64, columns], 256)
+        };
+        let (blocks, across) = (rows.div_ceil(down), self.value_size.div_ceil(columns));
+        // Where blocks do not keep all processors busy, each has a part of the keys. Scores are written for all keys at once.
+        let busy = (limits.processors as usize).saturating_mul(if threads == 128 { 4 } else { 2 });
+        let others = self.pairs().saturating_mul(blocks).saturating_mul(across);
+        let splits = (self.keys / PART).min(busy.checked_div(others).unwrap_or(1)).max(1);
+        let splits = if has_scores { 1 } else { splits };
+        let lanes = self.value_size.div_ceil(kept).next_power_of_two();
+        Ok(Cut { entry: format!("attend_{name}"), threads, blocks, across, splits, lanes })
+    }
+
+    /// The results of parts, in the workspace; none where there is one part.
+    pub(super) fn parts(
+        &self,
+        cx: &OpCx<'_>,
+        types: [DType; 2],
+        has_scores: bool,
+        taken: &mut usize,
+    ) -> Result<Option<Operand>> {
+        let splits = self.cut(cx.limits, types, has_scores)?.splits;
+        let lines = self.pairs().saturating_mul(splits).saturating_mul(self.rows());
+        let shape = [lines, self.value_size.saturating_add(2)];
+        Ok((splits > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
+    }
+}
+
+impl Attend<'_> {
+    /// The launches of the attention. The workspace has the parts behind what is `taken`.
+    pub(super) fn launches(&self, cx: &OpCx<'_>, mut taken: usize) -> Result<Vec<Launch>> {
+        let Sizes { heads, key_heads, value_size, .. } = self.sizes;
+        let divides = heads.checked_rem(key_heads) == Some(0);
+        ensure!(divides, InvalidArgument, "{heads} heads do not divide among {key_heads}");
+        ensure!(self.k.operand.dtype == self.v.operand.dtype, Fail, "keys and values of two types");
+        let rows = self.sizes.pairs().saturating_mul(self.sizes.rows());
+        if rows == 0 || value_size == 0 {
+            return Ok(Vec::new());
+        }
+        let types = [self.q.operand.dtype, self.k.operand.dtype];
+        let cut = self.sizes.cut(cx.limits, types, self.scores.is_some())?;
+        let parts = self.sizes.parts(cx, types, self.scores.is_some(), &mut taken)?;
+        let words = self.words(&cut)?;
+        let blocks = self.sizes.pairs().saturating_mul(cut.blocks).saturating_mul(cut.splits);
+        let sinks = match self.sinks {
+            Sinks::Each(sinks) => Some(sinks),
+            _ => None,
+        };
+        let attend = Launch::new("attention", cut.entry)
+            .grid([blocks, cut.across, 1])?
+            .block([cut.threads, 1, 1])
+            .tensor(&self.q.operand)
+            .tensor(&self.k.operand)
+            .tensor(&self.v.operand)
+            .find_tensor(self.q_bias)
+            .find_tensor(self.lengths.of)
+            .find_tensor(self.mask.map(|mask| mask.operand))
+            .find_tensor(self.padding.map(|padding| padding.operand))
+            .find_tensor(sinks)
+            .find_tensor(self.scores.map(|(scores, _)| scores))
+            .tensor(&self.y.operand)
+            .find_tensor(parts.as_ref())
+            .ints::<WORDS>(&words)?;
+        let Some(parts) = parts else { return Ok(vec![attend]) };
+        let results = rows.saturating_mul(value_size);
+        let join = Launch::new("attention", "attend_join").threads(results)?;
+        let join = join.tensor(&parts).tensor(&self.y.operand).ints::<WORDS>(&words)?;
+        Ok(vec![attend, join.uint(results)?])
+    }
+
+    /// The structure `Attend` of the kernels.
+    fn words(&self, cut: &Cut) -> Result<Vec<i64>> {
+        let Sizes { batch, heads, key_heads, queries, keys, size, value_size } = self.sizes;
+        let sharing = heads.checked_div(key_heads).unwrap_or(0);
+        let own = [heads, key_heads, queries, keys, size, value_size, sharing, self.sizes.rows()];
+        let mut words: Vec<i64> = own.into_iter().chain([cut.blocks, cut.splits]).map(word).collect();
+        for rows in [&self.q, &self.k, &self.v, &self.y] {
+            words.extend(rows.words());
+        }
+        words.extend([kind_of(self.q.operand.dtype)?, kind_of(self.y.operand.dtype)?]);
+        let Lengths { of, more, at_end, before } = self.lengths;
+        words.extend([word(before), word(more), i64::from(at_end)]);
+        words.push(of.map_or(Ok(0), |lengths| kind_of(lengths.dtype))?);
+        words.push(match self.causal {
+            Causal::No => 0,
+            Causal::Yes => 1,
+            Causal::ButTheLast => 2,
+        });
+        words.extend(self.windows.map(|size| size.clamp(-1, NO_WINDOW)));
+        let (kind, steps, limit) = match self.mask {
+            Some(mask) => (kind_of(mask.operand.dtype)?, mask.steps, mask.keys),
+            None => (0, [0; 3], 0),
+        };
+        words.push(kind);
+        words.extend(steps.into_iter().chain([limit]).map(word));
+        let (padding, places) = match self.padding.map(|padding| padding.kind) {
+            None => (0, [0; 3]),
+            Some(Padded::From) => (1, [0; 3]),
+            Some(Padded::FromAndBefore) => (2, [0; 3]),
+            Some(Padded::Elements(places)) => (3, places),
+        };
+        words.push(padding);
+        words.extend(places.into_iter().chain([batch]).map(word));
+        words.push(match self.sinks {
+            Sinks::None => 0,
+            Sinks::Zero => 1,
+            Sinks::Each(_) => 2,
+        });
+        words.push(self.scores.map_or(-1, |(_, stage)| stage));
+        for (rows, size) in [(&self.q, size), (&self.k, size), (&self.v, value_size), (&self.y, value_size)] {
+            words.push(i64::from(rows.in_vectors(size, vector_of(rows.operand.dtype)?)));
+        }
+        words.push(word(cut.lanes));
+        let padded = self.padding.map_or(0.0, |padding| padding.added);
+        words.extend(
+            [self.scale, self.softcap, padded].map(|number| i64::from(number.to_bits().cast_signed())),
+        );
+        Ok(words)
+    }
+}
+
+/// The words of the structure `Attend`.
+const WORDS: usize = 55;
+
+/// Elements of 16 bytes.
+fn vector_of(dtype: DType) -> Result<usize> {
+    let bytes = dtype.byte_len(1).filter(|bytes| *bytes > 0);
+    bytes.map(|bytes| 16 / bytes).ok_or_else(|| error!(NotImplemented, "attention of {dtype}"))
+}

@@ -1,0 +1,198 @@
+//! `Attention`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::{Result, ensure, error};
+
+use super::attend::{Attend, Causal, Lengths, Mask, Sinks, Sizes};
+use super::heads::{Placing, Rows};
+use super::lines::SHORT_FLOATS;
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+/// Masks: what is added, or truth values.
+const MASKS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::Bool, DType::I32, DType::I64]));
+
+cuda_kernels![CudaKernel {
+    def: KernelDef {
+        op: "Attention",
+        types: &[("T1", SHORT_FLOATS), ("T2", SHORT_FLOATS), ("U", MASKS)],
+        when,
+        ..KernelDef::BASE
+    },
+    launches,
+    workspace: Some(workspace),
+}];
+
+/// The stage of `qk_matmul_output_mode` that is after the softmax.
+const WEIGHTS: i64 = 3;
+
+fn when(node: &NodeView<'_>) -> bool {
+    let attrs = node.attrs();
+    let in_double = attrs.find_int("softmax_precision") == Some(i64::from(DType::F64.onnx_code()));
+    let has_scores = node.node.outputs.get(3).is_some_and(Option::is_some);
+    let wants_weights = has_scores && attrs.find_int("qk_matmul_output_mode").unwrap_or(0) >= WEIGHTS;
+    // Weights are made of scores where those lie, which narrower types would round in between.
+    !in_double && (!wants_weights || node.dtype(0) == Some(DType::F32))
+}
+
+/// Queries, keys or values: heads of rows.
+#[derive(Clone, Copy)]
+struct Heads {
+    /// Batches, heads, rows and the size of a row.
+    sizes: [usize; 4],
+    by_token: bool,
+}
+
+impl Heads {
+    fn new(cx: &OpCx<'_>, input: usize, heads: &str) -> Result<Heads> {
+        let heads = usize::try_from(cx.attrs.find_int(heads).unwrap_or(0)).unwrap_or(0);
+        match *cx.input(input)?.shape {
+            [batch, heads, rows, size] => Ok(Heads { sizes: [batch, heads, rows, size], by_token: false }),
+            [batch, rows, width] if width.checked_rem(heads) == Some(0) => {
+                Ok(Heads { sizes: [batch, heads, rows, width / heads], by_token: true })
+            }
+            ref shape => Err(error!(InvalidArgument, "shape {shape:?} is no {heads} heads")),
+        }
+    }
+
+    /// The rows of a tensor that lies as this does, with rows of another size.
+    fn rows_of(&self, operand: &Operand, size: usize) -> Rows {
+        let [_, heads, rows, _] = self.sizes;
+        match self.by_token {
+            true => Rows::by_token(operand, [heads, rows, size], (0, 1)),
+            false => Rows::by_head(operand, [heads, rows, size]),
+        }
+    }
+}
+
+/// What a node computes for some shapes.
+struct Plan {
+    q: Heads,
+    /// Keys and values.
+    kv: [Heads; 2],
+    past: usize,
+    sizes: Sizes,
+    /// In the workspace: keys and values with those of a past where no output has them, and as float32 where they are of two types.
+    joined: [Option<Operand>; 2],
+    widened: [Option<Operand>; 2],
+    taken: usize,
+}
+
+impl Plan {
+    fn new(cx: &OpCx<'_>) -> Result<Plan> {
+        let q = Heads::new(cx, 0, "q_num_heads")?;
+        let kv = [Heads::new(cx, 1, "kv_num_heads")?, Heads::new(cx, 2, "kv_num_heads")?];
+        let ([batch, heads, queries, size], [k, v]) = (q.sizes, kv.map(|heads| heads.sizes));
+        let ([_, key_heads, fresh, _], [.., value_size]) = (k, v);
+        let fits = k == [batch, key_heads, fresh, size] && v == [batch, key_heads, fresh, value_size];
+        let divides = heads.checked_rem(key_heads) == Some(0);
+        ensure!(fits && divides, InvalidArgument, "{:?}, {k:?} and {v:?} do not go together", q.sizes);
+        let past = cx.find_input(4).map_or(0, |past| past.size(2));
+        for (index, size) in [size, value_size].into_iter().enumerate() {
+            let given = cx.find_input(4 + index);
+            let fits = given.is_none_or(|given| *given.shape == [batch, key_heads, past, size]);
+            ensure!(fits, InvalidArgument, "a past has shape {:?}", given.map(|given| &given.shape));
+        }
+        let keys = past.saturating_add(fresh);
+        let sizes = Sizes { batch, heads, key_heads, queries, keys, size, value_size };
+        let mut plan = Plan { q, kv, past, sizes, joined: [None, None], widened: [None, None], taken: 0 };
+        let types = [cx.input(1)?.dtype, cx.input(2)?.dtype];
+        for (which, (size, dtype)) in [size, value_size].into_iter().zip(types).enumerate() {
+            let shape = [batch, key_heads, keys, size];
+            let joins = past > 0 && cx.find_output(1 + which).is_none();
+            let widens = types != [dtype; 2] && dtype != DType::F32;
+            let mut room = |dtype| Some(cx.workspace(&mut plan.taken, dtype, &shape));
+            let (joined, widened) =
+                (if joins { room(dtype) } else { None }, if widens { room(DType::F32) } else { None });
+            plan.joined.get_mut(which).into_iter().for_each(|place| place.clone_from(&joined));
+            plan.widened.get_mut(which).into_iter().for_each(|place| place.clone_from(&widened));
+        }
+        Ok(plan)
+    }
+
+    /// The type in which keys and values come together.
+    fn key_type(&self, cx: &OpCx<'_>) -> Result<DType> {
+        let own = cx.input(1)?.dtype;
+        Ok(if own == cx.input(2)?.dtype { own } else { DType::F32 })
+    }
+
+    /// Keys (0) or values (1), past and new ones put together where that is needed or wanted.
+    fn cache(&self, cx: &OpCx<'_>, which: usize, launches: &mut Vec<Launch>) -> Result<Rows> {
+        let [k, v] = self.kv;
+        let own = if which == 0 { k } else { v };
+        let [batch, heads, fresh, size] = own.sizes;
+        let keys = self.sizes.keys;
+        let mut rows = own.rows_of(cx.input(1 + which)?, size);
+        let to = cx.find_output(1 + which).or(self.joined.get(which).and_then(Option::as_ref));
+        if let Some(to) = to {
+            let to = Rows::by_head(to, [heads, keys, size]);
+            let lengths = Lengths::all(self.past);
+            let placing =
+                Placing { past: cx.find_input(4 + which), lengths, ..Placing::new(own.sizes, &rows) };
+            launches.extend(placing.launches(&to, keys)?);
+            // Without a past the new rows do as well.
+            rows = if self.past == 0 { rows } else { to };
+        }
+        let Some(wide) = self.widened.get(which).and_then(Option::as_ref) else { return Ok(rows) };
+        let (wide, many) = (Rows::by_head(wide, [heads, keys, size]), self.past.saturating_add(fresh));
+        launches.extend(Placing::new([batch, heads, many, size], &rows).launches(&wide, keys)?);
+        Ok(wide)
+    }
+}
+
+fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+    let plan = Plan::new(cx)?;
+    let (mut taken, types) = (plan.taken, [cx.input(0)?.dtype, plan.key_type(cx)?]);
+    plan.sizes.parts(cx, types, cx.find_output(3).is_some(), &mut taken)?;
+    Ok(taken)
+}
+
+/// The mask broadcast to (batch, heads, queries, keys); it may have fewer keys.
+fn mask_of<'a>(operand: &'a Operand, sizes: &Sizes) -> Result<Mask<'a>> {
+    let shape = &operand.shape;
+    let mut full = [1; 4];
+    ensure!((1..=4).contains(&shape.len()), InvalidArgument, "a mask of shape {shape:?}");
+    full.iter_mut().rev().zip(shape.iter().rev()).for_each(|(full, size)| *full = *size);
+    let whole = [sizes.batch, sizes.heads, sizes.queries];
+    let fits = full.iter().zip(whole).all(|(size, whole)| *size == 1 || *size == whole);
+    let [.., keys] = full;
+    ensure!(fits && keys <= sizes.keys, InvalidArgument, "a mask of shape {shape:?} does not fit {sizes:?}");
+    Ok(Mask::new(operand, full))
+}
+
+fn lengths_of<'a>(cx: &'a OpCx<'_>, plan: &Plan) -> Result<Lengths<'a>> {
+    let Some(of) = cx.find_input(6) else { return Ok(Lengths::all(plan.past)) };
+    let enough = of.count() == plan.sizes.batch;
+    ensure!(enough, InvalidArgument, "nonpad_kv_seqlen does not have a value for each batch");
+    Ok(Lengths { of: Some(of), more: 0, at_end: plan.past == 0, before: plan.past })
+}
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let plan = Plan::new(cx)?;
+    let sizes = plan.sizes;
+    let mut launches = Vec::new();
+    let k = plan.cache(cx, 0, &mut launches)?;
+    let v = plan.cache(cx, 1, &mut launches)?;
+    let mode = cx.attrs.int("qk_matmul_output_mode")?;
+    ensure!((0..=WEIGHTS).contains(&mode), InvalidGraph, "qk_matmul_output_mode is {mode}");
+    let attend = Attend {
+        sizes,
+        q: plan.q.rows_of(cx.input(0)?, sizes.size),
+        k,
+        v,
+        y: plan.q.rows_of(cx.output(0)?, sizes.value_size),
+        q_bias: None,
+        scale: cx.attrs.find_float("scale").unwrap_or(1.0 / (sizes.size as f32).sqrt()),
+        softcap: cx.attrs.float("softcap")?,
+        causal: if cx.attrs.flag("is_causal")? { Causal::Yes } else { Causal::No },
+        windows: [cx.attrs.int("left_window_size")?, cx.attrs.int("right_window_size")?],
+        lengths: lengths_of(cx, &plan)?,
+        mask: cx.find_input(3).map(|mask| mask_of(mask, &sizes)).transpose()?,
+        padding: None,
+        sinks: Sinks::None,
+        scores: cx.find_output(3).map(|scores| (scores, mode)),
+    };
+    launches.extend(attend.launches(cx, plan.taken)?);
+    Ok(launches)
+}

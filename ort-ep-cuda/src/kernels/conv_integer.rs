@@ -1,0 +1,125 @@
+//! `ConvInteger` and `QLinearConv`: sums of products of 8-bit codes less their zero points, in 32 bits.
+
+use ort_core::dim::Dim;
+use ort_core::ep::KernelDef;
+use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::{Result, ensure, error};
+
+use super::conv::{Axes, has_up_to_three_axes, three, window_sizes};
+use super::gemm::Side;
+use super::integer::{CodeProduct, Ending, Place, TENSOR_CORES};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+cuda_kernels![
+    CudaKernel::new(
+        KernelDef { op: "ConvInteger", when: has_up_to_three_axes, ..KernelDef::BASE },
+        conv_integer
+    ),
+    CudaKernel::new(
+        KernelDef { op: "QLinearConv", when: has_up_to_three_axes, ..KernelDef::BASE },
+        qlinear_conv
+    ),
+];
+
+/// Filters and positions of a block, as in `cu/conv_integer.cu`.
+const BLOCK: usize = 64;
+/// The filters of a group up to which each result has a thread: tiles would be all but empty.
+const FEW_FILTERS: usize = 2;
+
+/// A tensor of a convolution, whether there is one number for each filter, and what it is to the product.
+type Parts<'a> = [(Place, Option<&'a Operand>)];
+
+fn conv_integer(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let parts = [(Place::LeftZero, cx.find_input(3)), (Place::RightZero, cx.find_input(2))];
+    launches(cx, [cx.input(0)?, cx.input(1)?], Ending::Sums, &parts)
+}
+
+fn qlinear_conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let parts = [
+        (Place::LeftZero, Some(cx.input(5)?)),
+        (Place::RightZero, Some(cx.input(2)?)),
+        (Place::LeftScale, Some(cx.input(4)?)),
+        (Place::RightScale, Some(cx.input(1)?)),
+        (Place::Scale, Some(cx.input(6)?)),
+        (Place::Zero, Some(cx.input(7)?)),
+        (Place::Addend, cx.find_input(8)),
+    ];
+    launches(cx, [cx.input(0)?, cx.input(3)?], Ending::Codes, &parts)
+}
+
+/// The sizes of a convolution; channels and filters are those of a group.
+struct Conv {
+    axes: Axes,
+    batch: usize,
+    groups: usize,
+    channels: usize,
+    filters: usize,
+}
+
+impl Conv {
+    fn new(cx: &OpCx<'_>, x: &Operand, w: &Operand) -> Result<Conv> {
+        let ([batch, of_all, sizes @ ..], [filters, channels, kernel @ ..]) = (&*x.shape, &*w.shape) else {
+            return Err(error!(InvalidArgument, "a convolution of {:?} and {:?}", x.shape, w.shape));
+        };
+        let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
+        let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
+        let fits = channels.checked_mul(groups) == Some(*of_all) && filters.is_multiple_of(groups);
+        ensure!(fits, InvalidArgument, "{:?} and {:?} do not fit {groups} groups", x.shape, w.shape);
+        let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
+        let axes = three(&Windows::new(cx.attrs, &kernel)?.on(sizes)?)?;
+        Ok(Conv { axes, batch: *batch, groups, channels: *channels, filters: filters / groups })
+    }
+
+    fn volume(&self, of: fn(&WindowAxis) -> usize) -> usize {
+        self.axes.iter().map(of).fold(1, usize::saturating_mul)
+    }
+
+    /// Whether it is a matrix product of the filters with the image as it lies.
+    fn is_pointwise(&self) -> bool {
+        let is = |axis: &WindowAxis| axis.kernel == 1 && axis.stride == 1 && axis.pads == [0; 2];
+        self.axes.iter().all(is) && self.filters > FEW_FILTERS
+    }
+
+    /// The product of the filters with all windows, where the right side's elements are found by their place.
+    fn product(&self, [x, w]: [&Operand; 2], y: &Operand) -> Result<CodeProduct> {
+        let (groups, filters) = (self.groups, self.filters);
+        let depth = self.channels.saturating_mul(self.volume(|axis| axis.kernel));
+        let places = self.volume(|axis| axis.output);
+        let weights = Side { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
+        let (sizes, steps) = if self.is_pointwise() {
+            let plane = depth * places;
+            (vec![self.batch, groups, depth, places], vec![groups * plane, plane, places, 1])
+        } else {
+            (vec![groups, depth, self.batch.saturating_mul(places)], vec![0; 3])
+        };
+        CodeProduct::new([w, x], [weights, Side { sizes, steps }], y)
+    }
+}
+
+fn launches(cx: &OpCx<'_>, [x, w]: [&Operand; 2], ending: Ending, parts: &Parts<'_>) -> Result<Vec<Launch>> {
+    let (y, conv) = (cx.output(0)?, Conv::new(cx, x, w)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let mut product = conv.product([x, w], y)?.ending(ending);
+    for (place, tensor) in parts {
+        // What is not single is there for each filter.
+        let count = tensor.map_or(1, Operand::count);
+        let fits = count == 1 || count == conv.groups.saturating_mul(conv.filters);
+        ensure!(fits, InvalidArgument, "{count} scales, zero points or biases for {} filters", w.size(0));
+        product.add(*place, *tensor, &[conv.groups, conv.filters, 1])?;
+    }
+    if conv.is_pointwise() {
+        return product.launches(cx);
+    }
+    let mut sizes = vec![conv.groups, conv.channels, conv.filters];
+    sizes.extend(window_sizes(&conv.axes));
+    let blocks = [product.rows.div_ceil(BLOCK), product.columns.div_ceil(BLOCK)];
+    if conv.filters <= FEW_FILTERS {
+        let launch = product.launch_of("conv_integer", "conv_planes", [1, 1])?.threads(y.count())?;
+        return Ok(vec![launch.uints::<21>(&sizes)?.uint(y.count())?]);
+    }
+    let entry = if cx.limits.capability >= TENSOR_CORES { "conv_cores" } else { "conv_dots" };
+    Ok(vec![product.launch_of("conv_integer", entry, blocks)?.uints::<21>(&sizes)?])
+}

@@ -1,0 +1,209 @@
+//! `Einsum`: two operands as a batch of matrix products where subscripts allow, others as one sum for each element of the result.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::{Equation, Label};
+use ort_core::{Result, ensure, error};
+
+use super::gemm::{Product, Side};
+use super::lines::SHORT_FLOATS;
+use super::{CudaKernel, MOST_AXES, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand, Walk, strides};
+
+/// What is multiplied, as by `MatMul`: sums of integers wrap.
+const PRODUCTS: TypeSet =
+    SHORT_FLOATS.union(TypeSet::of(&[DType::F64, DType::I32, DType::U32, DType::I64, DType::U64]));
+/// The most operands, as in cu/einsum.cu.
+const MOST_OPERANDS: usize = 4;
+/// The most axes of a batch of products.
+const MOST_BATCHES: usize = 6;
+/// Sums of so many terms are taken by a block each, where there are not enough of them for a thread each.
+const LONG: usize = 256;
+const FEW: usize = 1 << 14;
+
+cuda_kernels![CudaKernel {
+    workspace: Some(workspace),
+    ..CudaKernel::new(
+        KernelDef { op: "Einsum", types: &[("T", PRODUCTS)], when: has_few_subscripts, ..KernelDef::BASE },
+        launches,
+    )
+}];
+
+fn has_few_subscripts(node: &NodeView<'_>) -> bool {
+    let count = node.node.inputs.len();
+    let ranks: Option<Vec<usize>> = (0..count).map(|index| node.rank(index)).collect();
+    let (Some(ranks), Ok(text)) = (ranks, node.attrs().string("equation")) else { return false };
+    let few = |equation: Equation| equation.output.len() + equation.summed().len() <= MOST_AXES;
+    count <= MOST_OPERANDS && Equation::parse(text, &ranks).is_ok_and(few)
+}
+
+/// The sizes of some subscripts, and the steps of each operand along them.
+struct Axes {
+    sizes: Vec<usize>,
+    steps: Vec<Vec<i64>>,
+}
+
+impl Axes {
+    fn walk(&self) -> Walk {
+        Walk::new(&self.sizes, &self.steps)
+    }
+}
+
+/// An equation for concrete shapes: what is in the result, and what is summed.
+struct Sum<'a> {
+    operands: Vec<&'a Operand>,
+    kept: Axes,
+    summed: Axes,
+}
+
+impl<'a> Sum<'a> {
+    fn new(cx: &'a OpCx<'_>) -> Result<Sum<'a>> {
+        let operands = (0..cx.inputs.len()).map(|index| cx.input(index)).collect::<Result<Vec<_>>>()?;
+        let ranks: Vec<usize> = operands.iter().map(|operand| operand.rank()).collect();
+        let equation = Equation::parse(cx.attrs.string("equation")?, &ranks)?;
+        let axes = |labels: &[Label]| -> Result<Axes> {
+            let mut axes = Axes { sizes: vec![1; labels.len()], steps: Vec::new() };
+            for (own, operand) in equation.inputs.iter().zip(&operands) {
+                let mut steps = vec![0; labels.len()];
+                // A subscript that is there twice walks along a diagonal.
+                for ((label, size), stride) in own.iter().zip(&operand.shape).zip(strides(&operand.shape)) {
+                    let place = labels.iter().position(|known| known == label).unwrap_or(usize::MAX);
+                    let axis = axes.sizes.get_mut(place).zip(steps.get_mut(place));
+                    let Some((known, step)) = axis.filter(|_| *size != 1) else { continue };
+                    let fits = *known == 1 || known == size;
+                    ensure!(fits, InvalidArgument, "a subscript has sizes {known} and {size}");
+                    (*known, *step) = (*size, *step + stride as i64);
+                }
+                axes.steps.push(steps);
+            }
+            Ok(axes)
+        };
+        let (kept, summed) = (axes(&equation.output)?, axes(&equation.summed())?);
+        Ok(Sum { operands, kept, summed })
+    }
+
+    /// The same as a batch of matrix products, where there are two operands and one step along the sums.
+    fn product(&self) -> Option<Matrices> {
+        let (kept, summed) = (self.kept.walk(), self.summed.walk());
+        let ([depth], [a_depth, b_depth]) = (&*summed.sizes, &*summed.steps) else { return None };
+        let ([a_depth], [b_depth], [a, b]) = (&**a_depth, &**b_depth, &*kept.steps) else { return None };
+        let axes: Vec<[i64; 2]> = a.iter().zip(b).map(|(a, b)| [*a, *b]).collect();
+        // The last axis along which just one of the operands walks.
+        let rows = axes.iter().rposition(|[a, b]| *a != 0 && *b == 0);
+        let columns = axes.iter().rposition(|[a, b]| *a == 0 && *b != 0);
+        let exchanged = rows.zip(columns).is_some_and(|(rows, columns)| columns < rows);
+        let sides = if exchanged { [columns, rows] } else { [rows, columns] };
+        let batch = (0..axes.len()).filter(|axis| ![rows, columns].contains(&Some(*axis)));
+        let order: Vec<usize> = batch.chain(sides.into_iter().flatten()).collect();
+        let batches = order.len() - sides.iter().flatten().count();
+        let possible = *depth > 0 && batches < order.len() && batches <= MOST_BATCHES;
+        let size = |axis: &usize| kept.sizes.get(*axis).copied().unwrap_or(1);
+        let side = |first: bool| {
+            let own = usize::from(first == exchanged);
+            let step = |axis: &usize| {
+                axes.get(*axis).and_then(|steps| steps.get(own)).map_or(0, |step| *step as usize)
+            };
+            let along = [*a_depth, *b_depth].get(own).map_or(0, |step| *step as usize);
+            let line = sides.get(usize::from(!first)).copied().flatten();
+            let (line, line_step) = (line.as_ref().map_or(1, size), line.as_ref().map_or(0, step));
+            let matrix = if first {
+                [(line, line_step), (*depth, along)]
+            } else {
+                [(*depth, along), (line, line_step)]
+            };
+            let of_batch = order.iter().take(batches).map(|axis| (size(axis), step(axis)));
+            let (sizes, steps) = of_batch.chain(matrix).unzip();
+            Side { sizes, steps }
+        };
+        let (sides, sizes) = ([side(true), side(false)], order.iter().map(size).collect());
+        possible.then_some(Matrices { sides, exchanged, order, sizes })
+    }
+
+    /// A sum for each element of the result.
+    fn launch(&self, y: &Operand) -> Result<Launch> {
+        let terms = self.summed.sizes.iter().copied().fold(1, usize::saturating_mul);
+        let mut words = Vec::new();
+        for walk in [self.kept.walk(), self.summed.walk()] {
+            words.push(walk.sizes.len() as i64);
+            let sizes: Vec<i64> = walk.sizes.iter().map(|size| *size as i64).collect();
+            let none = std::iter::repeat_n(&[][..], MOST_OPERANDS - walk.steps.len().min(MOST_OPERANDS));
+            for numbers in std::iter::once(&*sizes).chain(walk.steps.iter().map(Vec::as_slice)).chain(none) {
+                words.extend(numbers.iter().copied().chain(std::iter::repeat(0)).take(MOST_AXES));
+            }
+        }
+        words.push(terms as i64);
+        let suffix = match y.dtype {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F64 => "f64",
+            DType::I32 | DType::U32 => "i32",
+            DType::I64 | DType::U64 => "i64",
+            other => return Err(error!(NotImplemented, "sums of {}", other.name())),
+        };
+        let long = terms >= LONG && y.count() < FEW;
+        let launch =
+            Launch::new("einsum", format!("einsum_{}_{suffix}", if long { "blocks" } else { "each" }));
+        let launch = if long { launch.grid([y.count(), 1, 1])? } else { launch.threads(y.count())? };
+        let operands = (0..MOST_OPERANDS).map(|index| self.operands.get(index).copied());
+        let launch = operands.fold(launch, |launch, operand| launch.find_tensor(operand)).tensor(y);
+        let launch = launch.ints::<{ 2 * (1 + MOST_AXES + MOST_OPERANDS * MOST_AXES) + 1 }>(&words)?;
+        if long { Ok(launch) } else { launch.uint(y.count()) }
+    }
+}
+
+/// A batch of matrix products: the axes of the result come in an order, rows and columns last.
+struct Matrices {
+    sides: [Side; 2],
+    /// Whether the second operand is on the left.
+    exchanged: bool,
+    order: Vec<usize>,
+    sizes: Vec<usize>,
+}
+
+impl Matrices {
+    /// The products as they are computed, where the result has its axes in another order.
+    fn unordered(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<Option<Operand>> {
+        let dtype = cx.output(0)?.dtype;
+        Ok((!self.order.is_sorted()).then(|| cx.workspace(taken, dtype, &self.sizes)))
+    }
+
+    fn launches(self, cx: &OpCx<'_>, operands: &[&Operand], y: &Operand) -> Result<Vec<Launch>> {
+        let [a, b] = operands else { return Err(error!(Fail, "a product of {} operands", operands.len())) };
+        let unordered = self.unordered(cx, &mut 0)?;
+        let operands = if self.exchanged { [*b, *a] } else { [*a, *b] };
+        let product = Product::new(operands, self.sides, unordered.as_ref().unwrap_or(y))?;
+        let mut launches = product.launches(cx)?;
+        if let Some(unordered) = &unordered {
+            let mut axes: Vec<(usize, usize, i64)> = Vec::new();
+            for ((axis, size), step) in self.order.iter().zip(&self.sizes).zip(strides(&self.sizes)) {
+                axes.push((*axis, *size, step as i64));
+            }
+            axes.sort_unstable();
+            let (sizes, steps) = axes.into_iter().map(|(_, size, step)| (size, step)).unzip();
+            let kept = Axes { sizes, steps: vec![steps] };
+            let summed = Axes { sizes: Vec::new(), steps: vec![Vec::new()] };
+            launches.push(Sum { operands: vec![unordered], kept, summed }.launch(y)?);
+        }
+        Ok(launches)
+    }
+}
+
+fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+    let mut taken = 0;
+    if let Some(product) = Sum::new(cx)?.product() {
+        product.unordered(cx, &mut taken)?;
+    }
+    Ok(taken)
+}
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (sum, y) = (Sum::new(cx)?, cx.output(0)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    match sum.product() {
+        Some(product) => product.launches(cx, &sum.operands, y),
+        None => Ok(vec![sum.launch(y)?]),
+    }
+}

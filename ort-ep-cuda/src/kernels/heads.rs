@@ -1,0 +1,190 @@
+//! Where the rows of heads are, and how new rows come behind those of a past: `cu/heads.cu`.
+
+use ort_core::dtype::DType;
+use ort_core::{Result, ensure, error};
+
+use super::attend::Lengths;
+use crate::launch::{Launch, Operand};
+
+/// Threads of a warp, and warps of a block.
+const WARP: usize = 32;
+const WARPS: usize = 8;
+/// Elements of a vector.
+const VECTOR: usize = 4;
+
+/// Rows of heads in a tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    pub(super) operand: Operand,
+    /// The first element.
+    pub(super) first: usize,
+    /// From one batch, head and row to the next.
+    pub(super) steps: [usize; 3],
+}
+
+impl Rows {
+    /// Heads of one token one after the other, each with several parts of which this is one: (batch, rows, heads, parts, size).
+    pub(super) fn by_token(
+        operand: &Operand,
+        [heads, rows, size]: [usize; 3],
+        (part, parts): (usize, usize),
+    ) -> Rows {
+        let head = parts.saturating_mul(size);
+        let row = head.saturating_mul(heads);
+        let steps = [row.saturating_mul(rows), head, row];
+        Rows { operand: operand.clone(), first: part.saturating_mul(size), steps }
+    }
+
+    /// Rows of one head one after the other: (batch, heads, rows, size).
+    pub(super) fn by_head(operand: &Operand, [heads, rows, size]: [usize; 3]) -> Rows {
+        let head = rows.saturating_mul(size);
+        Rows { operand: operand.clone(), first: 0, steps: [heads.saturating_mul(head), head, size] }
+    }
+
+    /// The structure `Rows` of the kernels.
+    pub(super) fn words(&self) -> [i64; 4] {
+        let [batch, head, row] = self.steps;
+        [self.first, batch, head, row].map(word)
+    }
+
+    /// Whether rows of so many elements are whole vectors.
+    pub(super) fn in_vectors(&self, size: usize, vector: usize) -> bool {
+        let whole = |number: &usize| number.is_multiple_of(vector);
+        whole(&size) && whole(&self.first) && self.steps.iter().all(whole)
+    }
+}
+
+/// A number as a kernel's; launches refuse what is too large.
+pub(super) fn word(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// What kernels of heads call an element type.
+pub(super) fn kind_of(dtype: DType) -> Result<i64> {
+    Ok(match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::Bool => 3,
+        DType::I32 => 4,
+        DType::I64 => 5,
+        other => return Err(error!(NotImplemented, "attention with elements of {other}")),
+    })
+}
+
+/// How the position of a new row is found.
+#[derive(Clone, Copy)]
+pub(super) enum Positions<'a> {
+    /// It is its place among all rows.
+    ByPlace,
+    /// A number for each token.
+    ByToken(&'a Operand),
+    /// That of the first row is given.
+    BehindFirst(&'a Operand),
+    /// Tokens are numbered through all batches.
+    ByNumber,
+}
+
+/// Turns pairs of elements of a row by the angles of its position.
+#[derive(Clone, Copy)]
+pub(super) struct Rotation<'a> {
+    /// Rows of cosines and sines, each for half the turned elements.
+    pub(super) angles: [&'a Operand; 2],
+    pub(super) half: usize,
+    pub(super) positions: Positions<'a>,
+    /// Whether the elements of a pair are neighbours.
+    pub(super) interleaved: bool,
+}
+
+/// New rows of heads on their way behind those of a past.
+#[derive(Clone, Copy)]
+pub(super) struct Placing<'a> {
+    /// Batches, heads, new rows and the size of a row.
+    pub(super) sizes: [usize; 4],
+    pub(super) fresh: &'a Rows,
+    /// What is added to new rows of all heads, from an element on.
+    pub(super) bias: Option<(&'a Operand, usize)>,
+    pub(super) rotation: Option<Rotation<'a>>,
+    /// (batch, heads, rows, size) of the type of what is written; none where it is where the rows are placed.
+    pub(super) past: Option<&'a Operand>,
+    /// How many rows precede the new ones.
+    pub(super) lengths: Lengths<'a>,
+    /// Whether new rows are placed at the front, whatever precedes them elsewhere.
+    pub(super) at_front: bool,
+    /// Whether other rows stay as they are.
+    pub(super) keeps: bool,
+}
+
+impl<'a> Placing<'a> {
+    /// New rows alone, as they are.
+    pub(super) fn new(sizes: [usize; 4], fresh: &'a Rows) -> Placing<'a> {
+        let lengths = Lengths::all(0);
+        Placing {
+            sizes,
+            fresh,
+            bias: None,
+            rotation: None,
+            past: None,
+            lengths,
+            at_front: false,
+            keeps: false,
+        }
+    }
+
+    /// Places the rows in `to`, which has so many of each head.
+    pub(super) fn launches(&self, to: &Rows, capacity: usize) -> Result<Vec<Launch>> {
+        let [batch, heads, many, size] = self.sizes;
+        let rows = if self.keeps { many } else { capacity };
+        let lines = batch.saturating_mul(heads).saturating_mul(rows);
+        if lines == 0 || size == 0 {
+            return Ok(Vec::new());
+        }
+        let lengths = self.lengths.of.filter(|_| self.lengths.at_end);
+        let before = if lengths.is_some() { self.lengths.more } else { self.lengths.before };
+        let (bias, bias_first) = self.bias.unzip();
+        let mut words = [heads, size, many, rows, capacity].map(word).to_vec();
+        words.extend(self.fresh.words());
+        words.extend(to.words());
+        words.extend([kind_of(self.fresh.operand.dtype)?, kind_of(to.operand.dtype)?]);
+        words.extend([self.past.map_or(0, |past| past.size(2)), before].map(word));
+        words.push(lengths.map_or(Ok(0), |lengths| kind_of(lengths.dtype))?);
+        words.extend([i64::from(self.at_front), i64::from(self.keeps), word(bias_first.unwrap_or(0))]);
+        let (positions, turned) = self.turned()?;
+        words.extend(turned);
+        let same = self.fresh.operand.dtype == to.operand.dtype;
+        let moves = same && self.fresh.in_vectors(size, VECTOR) && to.in_vectors(size, VECTOR);
+        words.push(i64::from(moves));
+        let [cos, sin] = self.rotation.map_or([None; 2], |rotation| rotation.angles.map(Some));
+        let launch = Launch::new("heads", "place_rows").grid([lines.div_ceil(WARPS), 1, 1])?;
+        let launch = launch
+            .block([(WARP * WARPS) as u32, 1, 1])
+            .tensor(&self.fresh.operand)
+            .find_tensor(self.past)
+            .find_tensor(bias)
+            .find_tensor(lengths)
+            .find_tensor(cos)
+            .find_tensor(sin)
+            .find_tensor(positions)
+            .tensor(&to.operand);
+        Ok(vec![launch.ints::<27>(&words)?.uint(lines)?])
+    }
+
+    /// The positions, and the numbers of the rotation.
+    fn turned(&self) -> Result<(Option<&'a Operand>, [i64; 5])> {
+        let Some(rotation) = self.rotation.filter(|rotation| rotation.half > 0) else {
+            return Ok((None, [0; 5]));
+        };
+        let (positions, how) = match rotation.positions {
+            Positions::ByPlace => (None, 0),
+            Positions::ByToken(positions) => (Some(positions), 1),
+            Positions::BehindFirst(positions) => (Some(positions), 2),
+            Positions::ByNumber => (None, 3),
+        };
+        let [cos, _] = rotation.angles;
+        let rows = cos.count().checked_div(rotation.half).unwrap_or(0);
+        ensure!(rows > 0, InvalidArgument, "the caches of angles are empty");
+        let interleaved = i64::from(rotation.interleaved);
+        let kind = kind_of(cos.dtype)?;
+        Ok((positions, [word(rotation.half), word(rows), how, interleaved, kind]))
+    }
+}

@@ -1,0 +1,115 @@
+//! `MatMulNBits`: the product with weights of 2, 4 or 8 bits, straight from their packed blocks.
+
+use ort_core::dtype::DType;
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::spec::MICROSOFT;
+use ort_core::{Result, ensure, error};
+
+use super::codes::float_kind;
+use super::integer::TENSOR_CORES;
+use super::lines::{SHORT_FLOATS, suffix};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+cuda_kernels![CudaKernel::new(
+    KernelDef {
+        domain: MICROSOFT,
+        op: "MatMulNBits",
+        types: &[("T1", SHORT_FLOATS)],
+        when: is_covered,
+        ..KernelDef::BASE
+    },
+    launches
+)];
+
+/// The most rows that are multiplied as vectors, and how many of them at once.
+const FEW_ROWS: usize = 8;
+const ROWS: usize = 4;
+/// The warps of a block of such a product, each of which has one column or four.
+const WARPS: usize = 8;
+const COLUMNS: usize = 4;
+
+/// Not with groups, or weights that were packed ahead for another device.
+fn is_covered(node: &NodeView<'_>) -> bool {
+    node.input(4).is_none() && node.attrs().find_int("weight_prepacked").unwrap_or(0) == 0
+}
+
+/// What a node multiplies.
+struct Product {
+    rows: usize,
+    columns: usize,
+    depth: usize,
+    bits: usize,
+    block: usize,
+}
+
+impl Product {
+    fn new(cx: &OpCx<'_>) -> Result<Product> {
+        let size = |name: &str| -> Result<usize> {
+            let value = cx.attrs.int(name)?;
+            let size = usize::try_from(value).ok().filter(|size| (1..1 << 31).contains(size));
+            size.ok_or_else(|| error!(InvalidGraph, "{name} is {value}, expected a size"))
+        };
+        let (a, depth) = (cx.input(0)?, size("K")?);
+        ensure!(a.shape.last() == Some(&depth), InvalidArgument, "A has shape {:?}, K is {depth}", a.shape);
+        let (columns, bits, block) = (size("N")?, size("bits")?, size("block_size")?);
+        let fits = matches!(bits, 2 | 4 | 8) && block >= 16 && block.is_power_of_two();
+        ensure!(fits, InvalidGraph, "blocks of {block} codes of {bits} bits");
+        Ok(Product { rows: a.count() / depth, columns, depth, bits, block })
+    }
+
+    fn blocks(&self) -> usize {
+        self.depth.div_ceil(self.block)
+    }
+
+    /// The entry, its blocks across and down.
+    fn entry(&self, cx: &OpCx<'_>, dtype: DType) -> Result<(String, [usize; 2])> {
+        let (suffix, processors) = (suffix(dtype)?, cx.limits.processors as usize);
+        if self.rows <= FEW_ROWS {
+            let wide = self.columns.div_ceil(WARPS * COLUMNS) >= processors;
+            let columns = if wide { COLUMNS } else { 1 };
+            let blocks = [self.columns.div_ceil(WARPS * columns), self.rows.div_ceil(ROWS)];
+            return Ok((format!("nbits_vectors_{}_{columns}_{suffix}", self.bits), blocks));
+        }
+        let blocks = |lines: usize| [self.columns.div_ceil(lines), self.rows.div_ceil(lines)];
+        if dtype == DType::F32 || cx.limits.capability < TENSOR_CORES {
+            return Ok((format!("nbits_tiles_{suffix}"), blocks(64)));
+        }
+        let is_large = self.rows > 64 && blocks(128).iter().product::<usize>() >= processors;
+        let (name, lines) = if is_large { ("large", 128) } else { ("small", 64) };
+        Ok((format!("nbits_cores_{name}_{suffix}"), blocks(lines)))
+    }
+}
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let product = Product::new(cx)?;
+    let (a, codes, scales, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let (columns, blocks) = (product.columns, product.blocks());
+    let has = |operand: &Operand, each: usize| operand.count() == columns.saturating_mul(each);
+    let of_column = blocks.saturating_mul(product.block).saturating_mul(product.bits) / 8;
+    ensure!(has(codes, of_column) && has(scales, blocks), InvalidArgument, "the weights do not fit N and K");
+    let (zeros, bias) = (cx.find_input(3), cx.find_input(5));
+    // Zero points are codes of as many bits, each column's beginning with a byte, or of a type of floats.
+    let packed = blocks.saturating_mul(product.bits).div_ceil(8);
+    let (zero_row, zero_kind) = match zeros {
+        Some(zeros) if zeros.dtype != DType::U8 => (0, float_kind(zeros.dtype)?),
+        _ => (packed, 0),
+    };
+    let each = if zero_row == 0 { blocks } else { packed };
+    ensure!(
+        zeros.is_none_or(|zeros| has(zeros, each)),
+        InvalidArgument,
+        "the zero points do not fit N and K"
+    );
+    ensure!(bias.is_none_or(|bias| has(bias, 1)), InvalidArgument, "the biases do not fit N");
+    let (entry, [across, down]) = product.entry(cx, y.dtype)?;
+    let launch = Launch::new("nbits", entry).grid([across, down, 1])?.tensor(a).tensor(codes);
+    let launch = launch.tensor(scales).find_tensor(zeros).find_tensor(bias).tensor(y);
+    let log_block = product.block.trailing_zeros() as usize;
+    let sizes = [product.rows, columns, product.depth, product.bits, log_block, blocks];
+    let kinds = [float_kind(scales.dtype)?, zero_row, zero_kind];
+    Ok(vec![launch.uints::<9>(&[&sizes[..], &kinds].concat())?])
+}

@@ -1,0 +1,139 @@
+//! `QuantizeLinear` and `DequantizeLinear`, with a scale for all, each place of an axis or each block, and `DynamicQuantizeLinear`.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::{Result, ensure, error};
+
+use super::codes::{code_kind, float_kind};
+use super::lines::{SHORT_FLOATS, suffix};
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand, THREADS};
+
+/// What numbers are quantized to.
+const CODES: TypeSet =
+    TypeSet::SUB_BYTE_INTEGERS.union(TypeSet::of(&[DType::I8, DType::U8, DType::I16, DType::U16]));
+const INT32: TypeSet = TypeSet::of(&[DType::I32]);
+
+/// Elements that a thread takes at a time.
+const TOGETHER: usize = 4;
+/// Elements of a block of kernels whose threads take four times as many.
+pub(super) const OF_BLOCK: usize = 4 * TOGETHER * THREADS as usize;
+/// The most parts whose ranges are kept: a block of the next kernel has a thread for each.
+const MOST_PARTS: usize = THREADS as usize;
+
+cuda_kernels![
+    CudaKernel::new(
+        KernelDef {
+            op: "QuantizeLinear",
+            types: &[("T1", SHORT_FLOATS.union(INT32)), ("T2", SHORT_FLOATS), ("T3", CODES)],
+            ..KernelDef::BASE
+        },
+        quantize
+    ),
+    CudaKernel::new(
+        KernelDef {
+            op: "DequantizeLinear",
+            types: &[("T1", CODES.union(INT32)), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
+            ..KernelDef::BASE
+        },
+        dequantize
+    ),
+    CudaKernel {
+        workspace: Some(|cx| {
+            let mut taken = 0;
+            ranges(cx, &mut taken)?;
+            Ok(taken)
+        }),
+        ..CudaKernel::new(KernelDef { op: "DynamicQuantizeLinear", ..KernelDef::BASE }, |cx| {
+            let results = [cx.find_output(0), cx.find_output(1), cx.find_output(2)];
+            dynamic(cx.input(0)?, &ranges(cx, &mut 0)?, results)
+        })
+    },
+];
+
+/// Which scale belongs to an element, as the structure `Scales` of `cu/quant.cu`.
+fn granularity(cx: &OpCx<'_>) -> Result<Vec<usize>> {
+    let (x, scale, zero) = (cx.input(0)?, cx.input(1)?, cx.find_input(2));
+    let zeros = zero.map_or(scale.count(), Operand::count);
+    ensure!(
+        zeros == scale.count(),
+        InvalidArgument,
+        "there are {zeros} zero points for {} scales",
+        scale.count()
+    );
+    let kinds = [float_kind(scale.dtype)?, zero.map_or(Ok(0), |zero| code_kind(zero.dtype))?];
+    let block = cx.attrs.int("block_size")?;
+    if scale.count() == 1 && (scale.rank() < 2 || block == 0) {
+        let all = x.count().max(1);
+        return Ok([all, 1, 1, 0, 0, 0].into_iter().chain(kinds).collect());
+    }
+    let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
+    let inner = x.shape.iter().skip(axis + 1).product::<usize>();
+    let size = x.size(axis);
+    if block == 0 {
+        let fits = scale.rank() == 1 && scale.size(0) == size;
+        ensure!(fits, InvalidArgument, "scales of shape {:?} do not fit axis {axis}", scale.shape);
+        return Ok([inner, size, 1, 0, 1, 0].into_iter().chain(kinds).collect());
+    }
+    let block = usize::try_from(block).map_err(|_| error!(InvalidArgument, "a block size below 0"))?;
+    let blocks = size.div_ceil(block);
+    let mut shape = x.shape.clone();
+    shape.iter_mut().skip(axis).take(1).for_each(|size| *size = blocks);
+    ensure!(scale.shape == shape, InvalidArgument, "scales of shape {:?} fit no blocks", scale.shape);
+    Ok([inner, size, block.min(size), 1, inner, blocks * inner].into_iter().chain(kinds).collect())
+}
+
+/// A launch for each four elements, with what both directions read and write.
+fn of_elements(cx: &OpCx<'_>, entry: &str, kind: usize) -> Result<Launch> {
+    let y = cx.output(0)?;
+    let launch = Launch::new("quant", entry).threads(y.count().div_ceil(TOGETHER))?;
+    let launch = launch.tensor(cx.input(0)?).tensor(cx.input(1)?).find_tensor(cx.find_input(2)).tensor(y);
+    launch.uints::<8>(&granularity(cx)?)?.uint(kind)
+}
+
+fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let y = cx.output(0)?;
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let entry = format!("dequantize_{}", suffix(y.dtype)?);
+    Ok(vec![of_elements(cx, &entry, code_kind(cx.input(0)?.dtype)?)?.uint(y.count())?])
+}
+
+/// The type that the division is done in, and whether it is given.
+fn precision(cx: &OpCx<'_>) -> Result<(DType, bool)> {
+    let precision = cx.attrs.int("precision")?;
+    match i32::try_from(precision).ok().and_then(DType::from_onnx) {
+        None if precision == 0 => Ok((cx.input(1)?.dtype, false)),
+        Some(dtype) if SHORT_FLOATS.contains(dtype) => Ok((dtype, true)),
+        _ => Err(error!(InvalidGraph, "precision {precision} is no type to divide in")),
+    }
+}
+
+fn quantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let (precision, is_given) = precision(cx)?;
+    let launch = of_elements(cx, &format!("quantize_{}", suffix(x.dtype)?), code_kind(y.dtype)?)?;
+    let launch = launch.uint(float_kind(precision)?)?.uint((!is_given).into())?;
+    Ok(vec![launch.uint(y.count())?])
+}
+
+/// The least and the greatest of each part of the first input, in the workspace.
+pub(super) fn ranges(cx: &OpCx<'_>, taken: &mut usize) -> Result<Operand> {
+    let parts = cx.input(0)?.count().div_ceil(OF_BLOCK).clamp(1, MOST_PARTS);
+    Ok(cx.workspace(taken, DType::F32, &[parts, 2]))
+}
+
+/// Codes that cover the range of `x`, their scale and their zero point, of which some may be left out.
+pub(super) fn dynamic(x: &Operand, ranges: &Operand, results: [Option<&Operand>; 3]) -> Result<Vec<Launch>> {
+    let [y, scale, zero] = results;
+    let (parts, count) = (ranges.size(0), x.count());
+    let range = Launch::new("quant", "dynamic_range").grid([parts, 1, 1])?;
+    let blocks = y.map_or(1, |y| y.count().div_ceil(OF_BLOCK).max(1));
+    let codes = Launch::new("quant", "dynamic_codes").grid([blocks, 1, 1])?.tensor(x).tensor(ranges);
+    let codes = codes.find_tensor(y).find_tensor(scale).find_tensor(zero);
+    Ok(vec![range.tensor(x).tensor(ranges).uint(count)?, codes.uint(parts)?.uint(count)?])
+}

@@ -1,0 +1,68 @@
+//! `RoiAlign` and `MaxRoiPool`: regions of feature maps pooled to one size, each element of the result by one thread. A region of an image that
+//! there is none of reads the nearest.
+
+use ort_core::ep::KernelDef;
+use ort_core::{Result, ensure, error};
+
+use super::lines::{SHORT_FLOATS, suffix};
+use super::resize::bits;
+use super::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx};
+
+/// Samples of one bin along one axis that no sensible region needs.
+const MOST_SAMPLES: i64 = 4096;
+
+cuda_kernels![
+    CudaKernel::new(
+        KernelDef {
+            op: "RoiAlign",
+            types: &[("T1", SHORT_FLOATS)],
+            when: |node| node.attrs().find_int("sampling_ratio").unwrap_or(0) <= MOST_SAMPLES,
+            ..KernelDef::BASE
+        },
+        align
+    ),
+    CudaKernel::new(
+        KernelDef { op: "MaxRoiPool", types: &[("T", SHORT_FLOATS)], ..KernelDef::BASE },
+        max_pool
+    ),
+];
+
+/// The structure `Regions` of cu/sample.cu; regions have so many numbers each.
+fn regions(cx: &OpCx<'_>, numbers: usize, flags: [i64; 3]) -> Result<Vec<i64>> {
+    let (x, rois, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+    let (&[images, channels, height, width], &[count, _, rows, columns]) = (&*x.shape, &*y.shape) else {
+        return Err(error!(InvalidArgument, "feature maps of shape {:?}", x.shape));
+    };
+    let fits = rois.count() == count.saturating_mul(numbers) && (y.count() == 0 || x.count() > 0);
+    ensure!(fits, InvalidArgument, "regions {:?} of feature maps {:?}", rois.shape, x.shape);
+    let sizes = [images, channels, height, width, rows, columns].map(|size| size as i64);
+    let scale = bits(cx.attrs.float("spatial_scale")?);
+    Ok([&sizes[..], &flags, &[scale]].concat())
+}
+
+fn align(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, rois, images, y) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.output(0)?);
+    let half_pixel = cx.attrs.string("coordinate_transformation_mode")? == "half_pixel";
+    let greatest = cx.attrs.string("mode")? == "max";
+    let samples = cx.attrs.int("sampling_ratio")?.max(0);
+    let words = regions(cx, 4, [samples, half_pixel.into(), greatest.into()])?;
+    let (given, expected) = (images.count(), y.size(0));
+    ensure!(given == expected, InvalidArgument, "{given} images for {expected} regions");
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let launch = Launch::new("sample", format!("roi_align_{}", suffix(x.dtype)?)).threads(y.count())?;
+    let launch = launch.tensor(x).tensor(rois).tensor(images).tensor(y);
+    Ok(vec![launch.ints::<10>(&words)?.uint(y.count())?])
+}
+
+fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (x, rois, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+    let words = regions(cx, 5, [0, 0, 1])?;
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let launch = Launch::new("sample", format!("max_roi_pool_{}", suffix(x.dtype)?)).threads(y.count())?;
+    Ok(vec![launch.tensor(x).tensor(rois).tensor(y).ints::<10>(&words)?.uint(y.count())?])
+}

@@ -1,0 +1,114 @@
+//! Copies between the host and the device through pinned memory, so that the host waits for nothing but memory to be free again, or for what
+//! it reads.
+
+use std::sync::Arc;
+
+use ort_core::{Result, Within, error};
+use parking_lot::Mutex;
+
+use crate::driver::{Context, Staged, Stream};
+
+/// Bytes of a piece of pinned memory; what is longer goes in parts.
+const PIECE: usize = 4 << 20;
+/// Pieces of uploads.
+const UPLOADS: usize = 4;
+/// Pieces of downloads that wait for use: more are dropped.
+const DOWNLOADS: usize = 2;
+/// Less room than this at the end of a piece is left to uploads that fit into it.
+const LEAST_PART: usize = 64 << 10;
+
+/// The pinned memory of one device, allocated as it is first used.
+pub(crate) struct Staging {
+    context: Arc<Context>,
+    ring: Mutex<Ring>,
+    downloads: Mutex<Vec<Staged>>,
+}
+
+/// Pieces in the order in which they are filled.
+#[derive(Default)]
+struct Ring {
+    pieces: Vec<Staged>,
+    /// The one that is filled now.
+    current: usize,
+}
+
+impl Staging {
+    pub(crate) fn new(context: Arc<Context>) -> Staging {
+        Staging { context, ring: Mutex::default(), downloads: Mutex::default() }
+    }
+
+    /// Asks for a copy to the device. The bytes may be changed when it returns.
+    pub(crate) fn upload(&self, bytes: &[u8], to: u64, stream: &Stream) -> Result<()> {
+        let (mut rest, mut to) = (bytes, to);
+        let mut ring = self.ring.lock();
+        while !rest.is_empty() {
+            let piece = ring.piece_for(rest.len(), &self.context)?;
+            let (part, later) = rest.split_at(rest.len().min(piece.room()));
+            piece.send(part, to, stream)?;
+            to += part.len() as u64;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Copies from the device, once what the stream was asked for before is done. While one part is read the next one comes.
+    pub(crate) fn download(&self, from: u64, to: &mut [u8], stream: &Stream) -> Result<()> {
+        let mut coming: Option<(Staged, &mut [u8])> = None;
+        let mut from = from;
+        for part in to.chunks_mut(PIECE) {
+            let mut piece = self.free_piece()?;
+            piece.receive(from, part.len(), stream)?;
+            from += part.len() as u64;
+            if let Some((piece, part)) = coming.replace((piece, part)) {
+                self.read(piece, part)?;
+            }
+        }
+        coming.map_or(Ok(()), |(piece, part)| self.read(piece, part))
+    }
+
+    fn free_piece(&self) -> Result<Staged> {
+        let waiting = self.downloads.lock().pop();
+        waiting.map_or_else(|| pinned(&self.context), Ok)
+    }
+
+    fn read(&self, mut piece: Staged, to: &mut [u8]) -> Result<()> {
+        piece.take(to)?;
+        let mut downloads = self.downloads.lock();
+        if downloads.len() < DOWNLOADS {
+            downloads.push(piece);
+        }
+        Ok(())
+    }
+}
+
+impl Ring {
+    /// A piece with room for some of so many bytes: where all are full, the one that was filled first, once the device has read it.
+    fn piece_for(&mut self, bytes: usize, context: &Arc<Context>) -> Result<&mut Staged> {
+        let fits = |piece: &Staged| piece.room() >= bytes.min(LEAST_PART);
+        if !self.pieces.get(self.current).is_some_and(fits) {
+            self.advance(context)?;
+        }
+        self.pieces.get_mut(self.current).ok_or_else(|| error!(Fail, "there is no pinned memory"))
+    }
+
+    fn advance(&mut self, context: &Arc<Context>) -> Result<()> {
+        if self.pieces.len() < UPLOADS {
+            match pinned(context) {
+                Ok(piece) => {
+                    self.pieces.push(piece);
+                    self.current = self.pieces.len() - 1;
+                    return Ok(());
+                }
+                // Fewer pieces do as well, and are waited for earlier.
+                Err(problem) if self.pieces.is_empty() => return Err(problem),
+                Err(problem) => tracing::debug!("{problem}"),
+            }
+        }
+        self.current = (self.current + 1) % self.pieces.len().max(1);
+        self.pieces.get_mut(self.current).map_or(Ok(()), Staged::clear)
+    }
+}
+
+fn pinned(context: &Arc<Context>) -> Result<Staged> {
+    Staged::new(context, PIECE).within(|| format!("{PIECE} bytes of pinned memory"))
+}

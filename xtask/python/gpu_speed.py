@@ -1,0 +1,144 @@
+"""The parts of gpu_run.py that measure time: models beside PyTorch's, single operators beside what the card can do.
+
+Ours is timed with inputs and outputs on the device (`cuda_models times`), each sample several runs up to the moment when the device is
+done, as PyTorch is timed with CUDA events: with and without `enable_cuda_graph`, of which the faster counts. What `ort bench` takes,
+which copies from the host and back in each run, stands beside it.
+"""
+
+from gpu_machine import Failed, Machine, Report, Skipped
+from gpu_torch import Torch
+
+# Ours may take so many times as long as the fastest of PyTorch's.
+MOST_RATIO = 1.0
+LEAST_OF_MATMUL = 0.80
+LEAST_OF_COPY = 0.85
+# The mode with CUDA graphs is the fastest where launches take long, and takes no longer to compile than the default one.
+COMPILE_MODES = ["reduce-overhead"]
+
+SPEED = [
+    ("resnet50", {"batch": 1}),
+    ("resnet50", {"batch": 32}),
+    ("bert_base", {"batch": 1, "seq": 128}),
+    ("bert_base", {"batch": 8, "seq": 128}),
+    ("bert_base", {"batch": 32, "seq": 128}),
+    ("gpt2_small_kv", {"batch": 1, "seq": 128, "past": 0, "total": 128}),
+    ("gpt2_small_kv", {"batch": 1, "seq": 1, "past": 128, "total": 129}),
+]
+QUICK_SPEED = [("tiny", {"batch": 2, "seq": 5})]
+
+# Operators that memory bounds: sizes, and how many times the bytes of the first input they read and write at least.
+MOVED = {"op_add": 3, "op_layernorm": 2, "op_softmax": 2}
+# Many times what a cache holds.
+ROWS, COLUMNS = 32768, 4096
+PRODUCT = 4096
+
+
+def ours(machine: Machine, name: str, dims: dict) -> dict:
+    """What `cuda_models times` says of the faster way, with and without CUDA graphs."""
+    command = [machine.program("cuda_models"), "times", machine.model(name), "--seconds", machine.seconds]
+    command += [f"{dim}={size}" for dim, size in dims.items()]
+    ways = [machine.json([*command, "--option", f"enable_cuda_graph={graphs}"]) for graphs in (0, 1)]
+    best = min(ways, key=lambda way: way["median_ms"])
+    return {**best, "without_graphs_ms": ways[0]["median_ms"], "with_graphs_ms": ways[1]["median_ms"]}
+
+
+def bench(machine: Machine, name: str, dims: dict) -> float:
+    """The median that `ort bench` says, in milliseconds."""
+    command = [machine.program("ort"), "bench", machine.model(name), "--ep", "cuda", "--ep", "cpu", "--json"]
+    command += ["--seconds", machine.seconds]
+    command += [word for dim, size in dims.items() for word in ("--dim", f"{dim}={size}")]
+    return machine.json(command)["median_ms"]
+
+
+def opened(machine: Machine):
+    """PyTorch, or why there is none to compare with."""
+    try:
+        return Torch(machine.seconds), ""
+    except Skipped as why:
+        return None, str(why)
+
+
+def speed(machine: Machine, report: Report) -> None:
+    torch, why = opened(machine)
+    for name, dims in QUICK_SPEED if machine.quick else SPEED:
+        what = f"speed {name} {' '.join(f'{dim} {size}' for dim, size in dims.items() if dim != 'total')}"
+        case = (what, name, dims)
+        report.attempt(f"{what} float16", lambda case=case: beside(machine, report, *case, torch, why))
+        report.attempt(f"{what} float32", lambda case=case: alone(machine, report, *case))
+
+
+def in_words(found: dict) -> str:
+    host = f", {found['nodes_on_host']} nodes on the host" if found["nodes_on_host"] else ""
+    graphs = "with graphs" if found["with_graphs_ms"] <= found["without_graphs_ms"] else "without graphs"
+    return f"{found['median_ms']:.3f} ms {graphs} ({found['bench_ms']:.3f} from host to host{host})"
+
+
+def alone(machine: Machine, report: Report, what: str, name: str, dims: dict) -> None:
+    found = {**ours(machine, name, dims), "bench_ms": bench(machine, name, dims)}
+    report.add(f"{what} float32", in_words(found), **found)
+
+
+def beside(machine: Machine, report: Report, what: str, name: str, dims: dict, torch, why: str) -> None:
+    half = f"{name}_f16"
+    found = {**ours(machine, half, dims), "bench_ms": bench(machine, half, dims)}
+    what, bound = f"{what} float16", f"<= {MOST_RATIO:.1f} of the best"
+    if torch is None:
+        report.add(what, in_words(found), bound, f"skipped: {why}", **found)
+        return
+    try:
+        others = torch.times(name, dims, COMPILE_MODES)
+    except Skipped as missing:
+        report.add(what, in_words(found), bound, f"skipped: {missing}", **found)
+        return
+    known = {way: time for way, time in others.items() if isinstance(time, float)}
+    for way, problem in others.items():
+        if way not in known:
+            print(f"  PyTorch {way}: {problem}", flush=True)
+    if not known:
+        raise Failed(f"PyTorch runs nothing: {others}")
+    ratio = found["median_ms"] / min(known.values())
+    beside = ", ".join(f"{way} {time:.3f}" for way, time in known.items())
+    result = f"{in_words(found)}; {beside}: {ratio:.2f}"
+    report.judge(what, result, bound, ratio <= MOST_RATIO, ratio=ratio, torch=others, **found)
+
+
+def ceilings(machine: Machine, report: Report) -> None:
+    torch, why = opened(machine)
+    report.attempt("product", lambda: product(machine, report, torch, why))
+    rows, columns = (4, 4096) if machine.quick else (ROWS, COLUMNS)
+    size = 2 * rows * columns
+    bandwidth = torch.copy_bandwidth(size) if torch else None
+    for name, times in MOVED.items():
+        case = (name, rows, columns, times * size)
+        report.attempt(name, lambda case=case: moved(machine, report, *case, bandwidth, why))
+
+
+def product(machine: Machine, report: Report, torch, why: str) -> None:
+    size = 64 if machine.quick else PRODUCT
+    found = ours(machine, "op_matmul_f16", {"m": size, "n": size, "k": size})
+    rate = 2 * size**3 / found["median_ms"] / 1e9
+    what, bound = f"product of {size} x {size} x {size} float16", f">= {LEAST_OF_MATMUL:.0%} of torch.matmul"
+    if torch is None:
+        report.add(what, f"{rate:.3g} TFLOP/s", bound, f"skipped: {why}", tflops=rate)
+        return
+    other = 2 * size**3 / torch.matmul(size, size, size) / 1e9
+    share = rate / other
+    result = f"{rate:.1f} of {other:.1f} TFLOP/s: {share:.0%}"
+    report.judge(what, result, bound, share >= LEAST_OF_MATMUL, tflops=rate, torch_tflops=other)
+
+
+def moved(
+    machine: Machine, report: Report, name: str, rows: int, columns: int, size: int, bandwidth: float | None, why: str
+) -> None:
+    # The columns of the normalization are its weights', and not to be chosen.
+    dims = {"rows": rows} if name == "op_layernorm" else {"rows": rows, "columns": columns}
+    found = ours(machine, f"{name}_f16", dims)
+    rate = size / found["median_ms"] * 1e3
+    what = f"{name.removeprefix('op_')} of {rows} x {columns} float16"
+    bound = f">= {LEAST_OF_COPY:.0%} of a copy"
+    if bandwidth is None:
+        report.add(what, f"{rate / 1e9:.3g} GB/s", bound, f"skipped: {why}", bytes_per_second=rate)
+        return
+    share = rate / bandwidth
+    result = f"{rate / 1e9:.0f} of {bandwidth / 1e9:.0f} GB/s: {share:.0%}"
+    report.judge(what, result, bound, share >= LEAST_OF_COPY, bytes_per_second=rate, copy_bytes_per_second=bandwidth)

@@ -1,0 +1,274 @@
+//! `cargo xtask gpu`: packs what is carried to a machine that has an NVIDIA GPU, and neither network, nor Rust, nor this repository.
+//!
+//! The folder has programs, cases, models without their weights, and `run.py`, which unpacks, fills and runs them there and prints a
+//! table of results and bounds. What is run, and how long, is that script's business: `xtask/python/gpu_run.py`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::conformance;
+use crate::python::Python;
+use crate::table;
+use crate::workspace::{Workspace, capture, prepare_with, run as run_command};
+
+const PACKAGE: &str = "ort-ep-cuda";
+/// The tests load it where they are about errors of the driver.
+const EMULATOR: &str = "ort_cuda_emulator";
+/// The scripts, with their names in the folder.
+const SCRIPTS: [(&str, &str); 6] = [
+    ("gpu_run.py", "run.py"),
+    ("gpu_machine.py", "gpu_machine.py"),
+    ("gpu_parts.py", "gpu_parts.py"),
+    ("gpu_speed.py", "gpu_speed.py"),
+    ("gpu_torch.py", "gpu_torch.py"),
+    ("gpu_fill.py", "gpu_fill.py"),
+];
+const KNOWN_FAILURES: &str = "conformance_cuda.ignore";
+/// How many of the largest files an error names.
+const NAMED: usize = 5;
+
+/// Where to, and how large at most.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The folder, which is replaced [default: target/gpu].
+    #[arg(long, value_name = "FOLDER")]
+    to: Option<PathBuf>,
+    /// The most that the folder may take, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 60.0)]
+    limit: f64,
+}
+
+/// A program of the folder: its name there, and what cargo built.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    name: String,
+    built: PathBuf,
+}
+
+/// Builds and packs, and puts the folder in its place whole or not at all.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let to = options.to.clone().unwrap_or_else(|| workspace.target.join("gpu"));
+    let Some(parent) = to.parent().filter(|_| to.file_name().is_some()) else {
+        bail!("--to {} is no folder of its own", to.display());
+    };
+    let python = Python::open(workspace)?;
+    let cases = conformance::dump(workspace)?;
+    let programs = build(workspace)?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    // Beside the folder, so that it can be moved there.
+    let temporary = tempfile::tempdir_in(parent).context("no temporary folder")?;
+    let (stripped, new) = (temporary.path().join("bin"), temporary.path().join("gpu"));
+    for folder in [&stripped, &new] {
+        fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    strip(&programs, &stripped)?;
+    let mut script = python.script("gpu_bundle.py");
+    script.arg(&new).arg(workspace.root.join("models")).arg(&stripped).arg(cases.join("node"));
+    prepare_with(&mut script)?;
+    for (from, name) in SCRIPTS {
+        copy(&workspace.own("python").join(from), &new.join(name))?;
+    }
+    copy(&workspace.own(KNOWN_FAILURES), &new.join(KNOWN_FAILURES))?;
+    let files = files(&new)?;
+    check_size(&files, options.limit)?;
+    if to.exists() {
+        fs::rename(&to, temporary.path().join("old"))
+            .with_context(|| format!("cannot replace {}", to.display()))?;
+    }
+    fs::rename(&new, &to).with_context(|| format!("cannot write {}", to.display()))?;
+    print(&files, &to);
+    Ok(())
+}
+
+/// Builds `ort` with the provider, the provider's tests and examples, and the emulator.
+fn build(workspace: &Workspace) -> Result<Vec<Program>> {
+    let ort = workspace.build_ort_with(&["cuda".to_owned()])?;
+    let mut command = workspace.cargo();
+    command.args(["test", "--release", "--quiet", "--no-run", "--message-format=json", "--package", PACKAGE]);
+    let mut programs = programs(&capture(&mut command)?)?;
+    programs.push(Program { name: format!("ort{}", std::env::consts::EXE_SUFFIX), built: ort });
+    Ok(programs)
+}
+
+/// A line of what cargo says of a build.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    target: Option<Target>,
+    profile: Option<Profile>,
+    executable: Option<PathBuf>,
+    #[serde(default)]
+    filenames: Vec<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// The tests and examples that a build made, and the emulator's library, which tests look for beside them.
+fn programs(messages: &str) -> Result<Vec<Program>> {
+    let mut found = Vec::new();
+    for line in messages.lines() {
+        let message: Message = serde_json::from_str(line).context("cannot read what cargo printed")?;
+        let (Some(target), Some(profile)) = (message.target, message.profile) else { continue };
+        if message.reason != "compiler-artifact" {
+            continue;
+        }
+        if let Some(built) = message.executable {
+            let is_example = target.kind.iter().any(|kind| kind == "example");
+            if is_example || profile.test {
+                let name = if is_example { target.name } else { format!("test_{}", target.name) };
+                found.push(Program { name, built });
+            }
+        } else if target.name == EMULATOR {
+            let is_library = |path: &PathBuf| {
+                path.extension().is_some_and(|own| own.to_str() == Some(std::env::consts::DLL_EXTENSION))
+            };
+            for built in message.filenames.into_iter().filter(is_library) {
+                let name = built.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                found.push(Program { name, built });
+            }
+        }
+    }
+    let has = |start: &str| found.iter().any(|program| program.name.starts_with(start));
+    if !has("test_") || !has("cuda_cases") || !found.iter().any(|program| program.name.contains(EMULATOR)) {
+        bail!("the build made no tests, no example cuda_cases or no {EMULATOR}");
+    }
+    Ok(found)
+}
+
+/// Writes the programs without symbols and line tables, which are most of them.
+fn strip(programs: &[Program], to: &Path) -> Result<()> {
+    for program in programs {
+        let mut command = Command::new("strip");
+        command.arg("-o").arg(to.join(&program.name)).arg(&program.built);
+        run_command(&mut command).context("programs are stripped with `strip` of binutils")?;
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display())).map(drop)
+}
+
+/// The files of a folder and of those in it, with their sizes, the largest first.
+fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
+    let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).with_context(|| format!("cannot read {}", next.display()))? {
+            let entry = entry?;
+            let kind = entry.metadata()?;
+            if kind.is_dir() {
+                folders.push(entry.path());
+            } else {
+                let name = entry.path().strip_prefix(folder).map(Path::to_owned).unwrap_or_default();
+                found.push((name, kind.len()));
+            }
+        }
+    }
+    found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    Ok(found)
+}
+
+/// Fails where files, the largest of which come first, are larger than `limit` MiB together.
+fn check_size(files: &[(PathBuf, u64)], limit: f64) -> Result<()> {
+    let total = mebibytes(files.iter().map(|(_, bytes)| bytes).sum());
+    if total <= limit {
+        return Ok(());
+    }
+    let largest: Vec<String> = files
+        .iter()
+        .take(NAMED)
+        .map(|(name, bytes)| format!("{} {:.1} MiB", name.display(), mebibytes(*bytes)))
+        .collect();
+    bail!(
+        "the folder would take {total:.1} MiB, more than --limit {limit} allows; the largest are {}",
+        largest.join(", ")
+    )
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn print(files: &[(PathBuf, u64)], to: &Path) {
+    let mut rows = table::new(&["file", "bytes"]);
+    for (name, bytes) in files {
+        rows.add_row([name.display().to_string(), bytes.to_string()]);
+    }
+    println!("{rows}");
+    let total = mebibytes(files.iter().map(|(_, bytes)| bytes).sum());
+    println!(
+        "{} is {total:.1} MiB; on the machine with the GPU: python3 {}/run.py --help",
+        to.display(),
+        to.file_name().unwrap_or_default().to_string_lossy()
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn artifact(name: &str, kind: &str, test: bool, executable: &str, filenames: &str) -> String {
+        format!(
+            r#"{{"reason":"compiler-artifact","target":{{"name":"{name}","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{executable},"filenames":[{filenames}]}}"#
+        )
+    }
+
+    #[test]
+    fn programs_are_tests_examples_and_the_emulator() {
+        let library =
+            format!("/t/{}{EMULATOR}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+        let lines = [
+            artifact("ort_core", "lib", false, "null", r#""/t/libort_core.rlib""#),
+            artifact(EMULATOR, "cdylib", false, "null", &format!(r#""{library}","/t/{EMULATOR}.rlib""#)),
+            artifact("ort_ep_cuda", "lib", true, r#""/t/ort_ep_cuda-1""#, ""),
+            artifact("faults", "test", true, r#""/t/faults-2""#, ""),
+            artifact("cuda_cases", "example", false, r#""/t/cuda_cases""#, ""),
+            artifact("build-script-build", "custom-build", false, r#""/t/build""#, ""),
+            r#"{"reason":"build-finished","success":true}"#.to_owned(),
+        ];
+        let found = programs(&lines.join("\n")).unwrap();
+        let found: Vec<(&str, &Path)> =
+            found.iter().map(|program| (program.name.as_str(), program.built.as_path())).collect();
+        let emulator = Path::new(&library).file_name().unwrap().to_str().unwrap();
+        let expected = [
+            (emulator, library.as_str()),
+            ("test_ort_ep_cuda", "/t/ort_ep_cuda-1"),
+            ("test_faults", "/t/faults-2"),
+            ("cuda_cases", "/t/cuda_cases"),
+        ];
+        assert_eq!(found, expected.map(|(name, built)| (name, Path::new(built))));
+        // Without one of them the folder would say nothing about what it is for.
+        for left_out in [1, 4] {
+            let others = lines.iter().enumerate().filter(|(at, _)| *at != left_out).map(|(_, line)| line);
+            assert!(programs(&others.cloned().collect::<Vec<_>>().join("\n")).is_err());
+        }
+        assert!(programs("error: no json").is_err());
+    }
+
+    #[test]
+    fn a_folder_that_is_too_large_names_its_largest_files() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("models")).unwrap();
+        for (name, bytes) in [("models/a", 3 << 19), ("b", 1 << 20), ("c", 1 << 19)] {
+            fs::write(folder.path().join(name), vec![0; bytes]).unwrap();
+        }
+        let found = files(folder.path()).unwrap();
+        assert_eq!(found.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>(), [3 << 19, 1 << 20, 1 << 19]);
+        assert!(check_size(&found, 3.0).is_ok());
+        let message = check_size(&found, 2.9).unwrap_err().to_string();
+        assert!(message.contains("3.0 MiB") && message.contains("models/a 1.5 MiB, b 1.0 MiB"), "{message}");
+    }
+}
