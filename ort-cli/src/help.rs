@@ -105,6 +105,7 @@ Examples:
 
   ort train model.onnx --data train.npz --memory-opt-level 1      activations between layers are computed again
   ort train model.onnx --data train.npz --mixed-precision bf16     activations of 16 bits, weights and states in float32
+  ort train model.onnx --data train.npz --ep cuda --ep cpu         on a GPU, and the CPU for what it does not claim
   ort train model.onnx --check --loss mse          can this model be trained, and what does it take?
   ort train student.onnx --data with_teacher.npz --loss kl --temperature 2      `target` has the teacher's scores
 

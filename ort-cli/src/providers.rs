@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use ort_runtime::SessionBuilder;
-use ort_runtime::ep::{Device, ProviderOptions, provider};
+use ort_runtime::ep::Device;
+use ort_runtime::{ProviderRequest, SessionBuilder, open_devices};
 
 /// What stands before the name of a provider that can be done without.
 const OPTIONAL: &str = "optional:";
@@ -30,13 +30,6 @@ struct ProviderOption {
     value: String,
 }
 
-/// A provider as it is asked for.
-struct Requested<'a> {
-    name: &'a str,
-    is_optional: bool,
-    options: ProviderOptions,
-}
-
 impl ProviderArgs {
     /// The names as they were given, in order.
     pub(crate) fn names(&self) -> Vec<String> {
@@ -44,41 +37,28 @@ impl ProviderArgs {
     }
 
     /// The session that is built, on these providers.
-    pub(crate) fn request(&self, mut builder: SessionBuilder) -> Result<SessionBuilder> {
-        for Requested { name, is_optional, options } in self.requested()? {
-            builder = match is_optional {
-                true => builder.optional_provider(name, options),
-                false => builder.provider_with(name, options),
-            };
-        }
-        Ok(builder)
+    pub(crate) fn request(&self, builder: SessionBuilder) -> Result<SessionBuilder> {
+        Ok(self.requests()?.into_iter().fold(builder, SessionBuilder::provider_request))
     }
 
     /// Their devices, opened; those that can be done without may be missing.
     pub(crate) fn devices(&self) -> Result<Vec<Arc<dyn Device>>> {
-        let mut devices = Vec::new();
-        for Requested { name, is_optional, options } in self.requested()? {
-            match provider(name).and_then(|provider| provider.open(0, &options)) {
-                Ok(device) => devices.push(device),
-                Err(problem) if is_optional => tracing::warn!("without provider {name}: {problem}"),
-                Err(problem) => return Err(problem.into()),
-            }
-        }
-        Ok(devices)
+        Ok(open_devices(&self.requests()?)?)
     }
 
-    fn requested(&self) -> Result<Vec<Requested<'_>>> {
-        let default = self.providers.is_empty().then_some("cpu");
-        let names = default.into_iter().chain(self.providers.iter().map(String::as_str));
-        let mut requested: Vec<Requested<'_>> = names
-            .map(|given| {
-                let name = given.strip_prefix(OPTIONAL).unwrap_or(given);
-                Requested { name, is_optional: name != given, options: ProviderOptions::new() }
+    /// The providers as they are asked for; the CPU where none is.
+    pub(crate) fn requests(&self) -> Result<Vec<ProviderRequest>> {
+        let mut requests: Vec<ProviderRequest> = self
+            .names()
+            .iter()
+            .map(|given| match given.strip_prefix(OPTIONAL) {
+                Some(name) => ProviderRequest::new(name).optional(),
+                None => ProviderRequest::new(given),
             })
             .collect();
         for ProviderOption { provider, name, value } in &self.options {
-            let Some(own) = requested.iter_mut().find(|requested| requested.name == provider) else {
-                let known: Vec<&str> = requested.iter().map(|requested| requested.name).collect();
+            let Some(own) = requests.iter_mut().find(|request| request.name == *provider) else {
+                let known: Vec<&str> = requests.iter().map(|request| request.name.as_str()).collect();
                 bail!(
                     "--ep-option {provider}.{name} is for none of the providers {}; name it with --ep {provider}",
                     known.join(", ")
@@ -88,7 +68,7 @@ impl ProviderArgs {
                 bail!("--ep-option {provider}.{name} is given twice; give it once");
             }
         }
-        Ok(requested)
+        Ok(requests)
     }
 }
 

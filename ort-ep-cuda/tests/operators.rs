@@ -3,7 +3,7 @@
 mod support;
 
 use ort_core::Result;
-use ort_testkit::on_device::{attention, lines, products, quant, recurrent, sums, vision, windows};
+use ort_testkit::on_device::{attention, lines, products, quant, recurrent, sums, updates, vision, windows};
 use support::with_device;
 
 #[test]
@@ -181,4 +181,11 @@ fn functions_of_codes_are_those_of_the_cpu() -> Result<()> {
 fn blocks_of_codes_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("blocks_of_codes_are_those_of_the_cpu")? else { return Ok(()) };
     quant::blocks_of_codes(&device)
+}
+
+#[test]
+fn updates_are_in_place() -> Result<()> {
+    let Some(device) = with_device("updates_are_in_place")? else { return Ok(()) };
+    updates::in_place(&device)?;
+    updates::elsewhere(&device)
 }

@@ -11,6 +11,7 @@ use ort_core::ir::{Attribute, Graph, GraphBuilder};
 use ort_core::session::{IoBinding, Model, OutputTarget, RunOptions, Session};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{Tensor, Value};
+use ort_testkit::on_device::updates;
 use support::{assert_close, cpu, numbers, open};
 
 const ROUNDS: usize = 5;
@@ -154,4 +155,12 @@ fn caches_stay_in_one_buffer_of_the_device() -> Result<()> {
         assert_close(actual, expected, 1e-4, &format!("value {index}"))?;
     }
     Ok(())
+}
+
+#[test]
+fn updates_are_in_place() -> Result<()> {
+    let Some(device) = open(&[]) else { return Ok(()) };
+    let device: Arc<dyn Device> = device;
+    updates::in_place(&device)?;
+    updates::elsewhere(&device)
 }

@@ -44,8 +44,8 @@ pub use ort_alloc::{
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
     ArenaDevice, BatchSplit, EventMemory, ExecutionMode, IdleMemory, InputSource, IoBinding, MemoryUse,
-    Model, NodePlacement, OutputTarget, Profile, ProfileEvent, RunOptions, Session, SessionBuilder,
-    SessionOptions, ValueSpec, release_idle_memory,
+    Model, NodePlacement, OutputTarget, Profile, ProfileEvent, ProviderRequest, RunOptions, Session,
+    SessionBuilder, SessionOptions, SharedMemory, ValueSpec, open_devices, release_idle_memory,
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{

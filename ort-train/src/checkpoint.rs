@@ -4,6 +4,7 @@
 //! the folder holds one whole checkpoint, the old or the new one.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::fs;
 use std::io::{ErrorKind as IoErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use serde_json::{Map, Value as Json};
 use tempfile::NamedTempFile;
 
 use crate::mixed::LossScaler;
+use crate::state::State;
 use crate::{MixedPrecision, Optimizer, Schedule, Trainer};
 
 /// The file that makes a folder a checkpoint.
@@ -122,12 +124,19 @@ impl Trainer {
         let name = |index: u64| format!("tensors-{index}.safetensors");
         let index =
             (self.batches..).find(|index| before != Some(name(*index).as_str())).unwrap_or(self.batches);
-        let views = self.state.iter().map(|(name, buffer)| Ok((name.to_string(), Stored::of(buffer)?)));
-        let views = views.collect::<Result<Vec<(String, Stored<'_>)>>>()?;
+        let (state, lost) = (&self.state, RefCell::new(None));
+        let views = state.iter().map(|(name, buffer)| {
+            let dtype = stored_dtype(buffer.dtype())?;
+            Ok((name.to_string(), Kept { dtype, buffer, state, lost: &lost }))
+        });
+        let views = views.collect::<Result<Vec<_>>>()?;
         let file =
             NamedTempFile::new_in(folder).map_err(|problem| system("no file can be made", &problem))?;
         safetensors::serialize_to_file(views, None, file.path())
             .map_err(|problem| error!(Fail, "the tensors cannot be written: {problem}"))?;
+        if let Some(problem) = lost.take() {
+            return Err(problem);
+        }
         file.as_file().sync_all().map_err(|problem| system("the tensors cannot be written", &problem))?;
         let path = folder.join(name(index));
         file.persist(path).map_err(|problem| system("the tensors cannot be put in place", &problem.error))?;
@@ -170,8 +179,11 @@ impl Trainer {
         self.check_tensors(&tensors)?;
         let names: Vec<String> = self.state.iter().map(|(name, _)| name.to_string()).collect();
         for name in names {
-            let Ok(tensor) = tensors.tensor(&name) else { continue };
-            self.state.get_mut(&name)?.bytes_mut()?.copy_from_slice(tensor.data());
+            let Ok(stored) = tensors.tensor(&name) else { continue };
+            let there = self.state.get(&name)?;
+            let mut tensor = TensorBuffer::new(there.dtype(), there.shape())?;
+            tensor.bytes_mut()?.copy_from_slice(stored.data());
+            self.state.write(&name, &tensor.tensor()?)?;
         }
         self.updates = manifest.updates;
         self.batches = manifest.batches;
@@ -246,13 +258,6 @@ pub(crate) struct Stored<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-impl<'a> Stored<'a> {
-    fn of(buffer: &'a TensorBuffer) -> Result<Stored<'a>> {
-        let bytes = buffer.view().bytes()?;
-        Ok(Stored { dtype: stored_dtype(buffer.dtype())?, shape: buffer.shape(), bytes })
-    }
-}
-
 impl View for Stored<'_> {
     fn dtype(&self) -> Dtype {
         self.dtype
@@ -268,6 +273,46 @@ impl View for Stored<'_> {
 
     fn data_len(&self) -> usize {
         self.bytes.len()
+    }
+}
+
+/// A tensor of the training, which comes from its device when it is written: the host has one at a time.
+struct Kept<'a> {
+    dtype: Dtype,
+    buffer: &'a TensorBuffer,
+    state: &'a State,
+    /// Why a tensor could not be had; what is written instead is of no use.
+    lost: &'a RefCell<Option<Error>>,
+}
+
+impl Kept<'_> {
+    fn copied(&self) -> Result<Vec<u8>> {
+        Ok(self.state.on_host(self.buffer)?.view().bytes()?.to_vec())
+    }
+}
+
+impl View for Kept<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.buffer.shape()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        if let Ok(bytes) = self.buffer.view().bytes() {
+            return bytes.into();
+        }
+        let copied = self.copied().unwrap_or_else(|problem| {
+            self.lost.replace(Some(problem));
+            vec![0; self.data_len()]
+        });
+        copied.into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.buffer.byte_count()
     }
 }
 

@@ -3,6 +3,7 @@
 use ort_core::Result;
 use ort_core::ensure;
 use ort_core::ep::Precision;
+use ort_core::session::ProviderRequest;
 use wildmatch::WildMatch;
 
 use crate::{Loss, LossScale, MixedPrecision, Optimizer, Recompute, Schedule};
@@ -38,6 +39,9 @@ pub struct TrainingOptions {
     pub memory_limit: Option<usize>,
     /// What is computed again in the backward pass instead of being kept.
     pub recompute: Recompute,
+    /// The execution providers that steps run on, in order of preference; by default the CPU. A tensor of the training lies in the memory of the device that
+    /// updates it.
+    pub providers: Vec<ProviderRequest>,
     /// The threads inside one operator; by default the cores that this process may use.
     pub threads: Option<usize>,
     /// How the CPU provider multiplies matrices.
@@ -68,6 +72,7 @@ impl Default for TrainingOptions {
             seed: 0,
             memory_limit: None,
             recompute: Recompute::default(),
+            providers: Vec::new(),
             threads: None,
             precision: Precision::Fp32,
             mixed_precision: None,

@@ -1,12 +1,12 @@
 //! A part of a training that runs as one graph: a whole step, a batch whose gradients are added up, an update, an evaluation.
 
 use ort_alloc::DeviceId;
+use ort_core::Result;
 use ort_core::ir::Graph;
 use ort_core::plan::PlanReport;
 use ort_core::rewrite::Level;
 use ort_core::session::{IoBinding, Model, OutputTarget, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::Value;
-use ort_core::{Result, error};
 
 use crate::mixed::recast;
 use crate::recompute::{ActivationPattern, PlanRow, Planned, RecomputeReport, Request, planned};
@@ -128,15 +128,27 @@ impl Stage {
 
     /// Takes over the tensors that it needs.
     pub(crate) fn enter(&mut self, state: &mut State) -> Result<()> {
+        let memories = self.session.input_memories();
+        let inputs = self.session.inputs();
+        let memory_of = |name: &str| {
+            let place = inputs.iter().position(|input| input.name == name);
+            place.and_then(|place| memories.get(place).copied()).unwrap_or(DeviceId::HOST)
+        };
         let updates = self.updates.iter().map(|(name, _)| name);
         let replaced = self.replaces.iter().map(|(name, _)| name);
-        for name in self.reads.iter().chain(updates).chain(replaced) {
+        // All are brought before the first is taken, so that none is lost where there is no room for another.
+        let needed = || self.reads.iter().chain(updates.clone()).chain(replaced.clone());
+        needed().try_for_each(|name| state.bring(name, memory_of(name)))?;
+        for name in needed() {
             self.binding.bind_input(name, state.take(name)?)?;
         }
         for (input, output) in &self.updates {
             self.binding.bind_output(output, OutputTarget::Input(input.clone()))?;
         }
-        for output in self.outputs.iter().chain(self.replaces.iter().map(|(_, output)| output)) {
+        for (input, output) in &self.replaces {
+            self.binding.bind_output(output, memory_of(input))?;
+        }
+        for output in &self.outputs {
             self.binding.bind_output(output, DeviceId::HOST)?;
         }
         Ok(())
@@ -155,14 +167,9 @@ impl Stage {
             self.binding.bind_input(name, value.clone())?;
         }
         self.session.run_with_binding(&mut self.binding, options)?;
-        for (name, output) in &self.replaces {
-            let value = self.binding.output(output)?;
-            let bytes = value.tensor()?.bytes()?.to_vec();
-            let buffer = self.binding.input_mut(name)?.bytes_mut()?;
-            if buffer.len() != bytes.len() {
-                return Err(error!(Fail, "'{output}' is not as long as '{name}'"));
-            }
-            buffer.copy_from_slice(&bytes);
+        for (input, output) in &self.replaces {
+            let value = self.binding.shared_output(output)?;
+            self.session.update_inplace(self.binding.input_mut(input)?, value.tensor()?)?;
         }
         Ok(())
     }

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ort_core::dtype::DType;
+use ort_core::ep::Device;
 use ort_core::ir::Graph;
 use ort_core::onnx::{Weights, save};
 use ort_core::plan::PlanReport;
-use ort_core::session::{Model, Profile, RunOptions, Session, SessionBuilder};
+use ort_core::session::{Model, NodePlacement, Profile, RunOptions, Session, SessionBuilder, open_devices};
 use ort_core::tensor::{Tensor, TensorBuffer, Value};
 use ort_core::{Result, advise, ensure, error};
 
@@ -103,7 +104,8 @@ impl Trainer {
         let training = TrainingGraph::new(model, &options)?;
         let (updates, batches, pending) = (0, 0, 0);
         let scaler = options.scaling().map(LossScaler::new);
-        let (state, stages) = (State::default(), Stages::default());
+        let state = State::new(&open_devices(&options.providers)?);
+        let stages = Stages::default();
         let mut trainer = Trainer {
             model: model.clone(),
             options,
@@ -301,14 +303,15 @@ impl Trainer {
     /// The model's outputs with the parameters as they are, as [`Self::eval_step`] computes them.
     pub fn predict(&mut self, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
         self.leave();
-        let session = Session::builder(&Model::from_graph(self.trained_graph()?)).build()?;
-        session.run(inputs)
+        let model = Model::from_graph(self.trained_graph()?);
+        let devices = self.state.devices().iter().cloned();
+        devices.fold(Session::builder(&model), SessionBuilder::device).build()?.run(inputs)
     }
 
     /// A trained parameter as it is now.
     pub fn parameter(&mut self, name: &str) -> Result<Tensor> {
         self.leave();
-        copy(self.state.get(name)?)
+        self.state.tensor(name)
     }
 
     /// The mean of each parameter's gradients over the batches since the last update.
@@ -323,7 +326,7 @@ impl Trainer {
         let scale = 1.0 / (self.pending as f64 * f64::from(self.loss_scale().unwrap_or(1.0)));
         let mut found = Vec::with_capacity(self.training.parameters.len());
         for Parameter { name, .. } in &self.training.parameters {
-            let mut sum = TensorBuffer::copy_of(&self.state.get(&gradient_name(name))?.tensor()?)?;
+            let mut sum = self.state.on_host(self.state.get(&gradient_name(name))?)?;
             match sum.dtype() {
                 DType::F64 => sum.as_mut_slice::<f64>()?.iter_mut().for_each(|each| *each *= scale),
                 _ => sum.as_mut_slice::<f32>()?.iter_mut().for_each(|each| *each *= scale as f32),
@@ -366,6 +369,12 @@ impl Trainer {
         self.ready_at(kind, dims)?.plan(dims)
     }
 
+    /// Where each node of a step runs; nothing before the step is compiled, which a plan of it or the first batch does.
+    pub fn placement(&mut self) -> Vec<NodePlacement> {
+        let kind = self.main_kind();
+        self.stages.get(kind).as_ref().map_or_else(Vec::new, |stage| stage.session().placement())
+    }
+
     /// The largest size of the dimension `dim`, as of a batch, whose step keeps to `bytes`; computed from plans, not tried. None where 1 does not fit.
     /// Before recomputation is chosen for a size it is the largest without any.
     pub fn largest_batch(&mut self, dim: &str, others: &[(&str, i64)], bytes: usize) -> Result<Option<i64>> {
@@ -398,7 +407,7 @@ impl Trainer {
             trained.chain(self.training.statistics.iter().map(|it| &it.name)).cloned().collect();
         for name in names {
             let value = graph.find_value(&name).ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
-            let tensor = copy(self.state.get(&name)?)?;
+            let tensor = self.state.tensor(&name)?;
             match graph.input_defaults.get_mut(&value) {
                 Some(default) => *default = tensor,
                 None => drop(graph.constants.insert(value, tensor)),
@@ -490,7 +499,8 @@ impl Trainer {
         let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
         let request = Request { recompute, tabulate, room, limit: limit.unwrap_or(usize::MAX), dims };
         let options = TrainingOptions { memory_limit: limit, ..self.options.clone() };
-        Stage::recomputing(graph, &|builder| settings(builder, &options, kept), &request)
+        let devices = self.state.devices();
+        Stage::recomputing(graph, &|builder| settings(builder, devices, &options, kept), &request)
     }
 
     /// The sizes of symbolic dimensions that inputs have.
@@ -603,7 +613,8 @@ impl Trainer {
             };
             let kept = self.kept_bytes();
             let options = &self.options;
-            let settings = |builder| settings(builder, options, kept);
+            let devices = self.state.devices();
+            let settings = |builder| settings(builder, devices, options, kept);
             let stage = match options.mixed_precision {
                 Some(_) if matches!(kind, Kind::Step | Kind::Accumulate) => {
                     Stage::recasting(graph, &settings)?
@@ -695,7 +706,14 @@ pub(crate) fn gradient_name(parameter: &str) -> String {
     format!("{parameter}.gradient")
 }
 
-fn settings(mut builder: SessionBuilder, options: &TrainingOptions, kept: usize) -> SessionBuilder {
+/// What a stage is built with: the devices, and what the limit leaves beside the bytes that are kept.
+fn settings(
+    builder: SessionBuilder,
+    devices: &[Arc<dyn Device>],
+    options: &TrainingOptions,
+    kept: usize,
+) -> SessionBuilder {
+    let mut builder = devices.iter().cloned().fold(builder, SessionBuilder::device);
     if let Some(threads) = options.threads {
         builder = builder.threads(threads);
     }
@@ -703,8 +721,4 @@ fn settings(mut builder: SessionBuilder, options: &TrainingOptions, kept: usize)
         builder = builder.memory_limit(limit.saturating_sub(kept));
     }
     builder.precision(options.precision)
-}
-
-pub(crate) fn copy(buffer: &TensorBuffer) -> Result<Tensor> {
-    TensorBuffer::copy_of(&buffer.tensor()?)?.tensor()
 }

@@ -190,7 +190,7 @@ impl Planner<'_> {
         let is_in_buffer =
             |slot: SlotId| matches!(self.drafts[slot.index()], Draft::Bound(buffer) if buffer == input);
         let Some((place, from)) = sources.find(|(_, slot)| is_in_buffer(*slot)) else {
-            return Err(refuse(format!("node '{}' ({}) does not compute it in place", step.name, step.op)));
+            return Err(refuse(self.not_in_place(step, input)));
         };
         let is_like = |slot: SlotId| {
             let (dtype, shape) = (self.dtypes[slot.index()]?, self.shapes[slot.index()].clone()?);
@@ -219,6 +219,19 @@ impl Planner<'_> {
         }
         plan.in_place.push((position as u32, place as u32));
         Ok(())
+    }
+
+    /// Why a step does not compute an output in the place of the bound input.
+    fn not_in_place(&self, step: &Step, input: usize) -> String {
+        let computed = step.inputs.first().copied().flatten().filter(|_| step.node.is_none());
+        match computed {
+            Some(slot) => format!(
+                "it is computed in the memory of {}, the input is in that of {}, see `Session::input_memories`",
+                self.program.slots[slot.index()].memory,
+                self.bound.input(input).memory
+            ),
+            None => format!("node '{}' ({}) does not compute it in place", step.name, step.op),
+        }
     }
 
     /// What is bound to an input but not computed in its place.

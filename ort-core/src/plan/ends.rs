@@ -17,15 +17,15 @@ use crate::session::{Program, SlotId};
 use crate::tensor::byte_count;
 
 /// The slots at both ends of a run.
-pub(super) struct Ends {
+pub(crate) struct Ends {
     /// For each given value its slot in the memory that it lies in; that of the host where no step reads it there.
-    pub(super) given: Vec<SlotId>,
+    pub(crate) given: Vec<SlotId>,
     /// For each output its slot in the memory that it is to be in; that of the host where no step computes it there.
-    pub(super) outputs: Vec<SlotId>,
+    pub(crate) outputs: Vec<SlotId>,
 }
 
 impl Ends {
-    pub(super) fn of(program: &Program, bound: &BoundValues) -> Ends {
+    pub(crate) fn of(program: &Program, bound: &BoundValues) -> Ends {
         let given = |index| bound.input(index).memory;
         let output = |index| bound.memory_of_output(index);
         let is_on_device = |memory: DeviceId| memory != DeviceId::HOST;

@@ -31,6 +31,7 @@ use crate::tensor::{Shape, Tensor};
 
 pub use batch::{BatchProof, BatchRefusal, batch_parallel, prove};
 pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning};
+pub(crate) use ends::Ends;
 pub use kinds::{KindBytes, MemoryKind};
 pub use order::{LiveBlock, LiveStep};
 pub(crate) use order::{better_order, live_steps, order_of_updates};

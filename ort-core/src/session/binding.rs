@@ -333,10 +333,22 @@ impl IoBinding {
     ///
     /// Nothing was run since an output was bound.
     pub fn get_outputs(&self) -> Result<Vec<(String, Value)>> {
-        self.each_output(IoBinding::shared_output)
+        self.each_output(IoBinding::shared)
     }
 
-    fn shared_output(&self, index: usize, bound: Bound) -> Result<Value> {
+    /// One of [`Self::get_outputs`].
+    ///
+    /// # Errors
+    ///
+    /// There is no such output, it is not bound, or nothing was run since it was bound.
+    pub fn shared_output(&self, name: &str) -> Result<Value> {
+        let index = position("output", &self.signature.outputs, name)?;
+        self.output_at(index)?;
+        let bound = self.outputs.get(index).copied().flatten();
+        bound.map_or_else(|| Err(error!(Fail, "output '{name}' is gone")), |bound| self.shared(index, bound))
+    }
+
+    fn shared(&self, index: usize, bound: Bound) -> Result<Value> {
         if let Some(Some(value)) = self.results.get(index) {
             return Ok(value.clone());
         }
@@ -355,7 +367,7 @@ impl IoBinding {
         self.each_output(|binding, index, bound| {
             let view = binding.output_at(index)?;
             match is_on_device(&view) {
-                true => value_on_host(&binding.shared_output(index, bound)?, transfers),
+                true => value_on_host(&binding.shared(index, bound)?, transfers),
                 false => view.to_value(),
             }
         })

@@ -12,7 +12,7 @@ use super::dynamic::DynamicMemory;
 use super::kept::{IdleMemory, Kept};
 use super::poison;
 use super::program::BuildCx;
-use super::providers::{Devices, Requested};
+use super::providers::{Devices, ProviderRequest};
 use super::streamed::Streams;
 use super::updates;
 use super::{Model, Program, Session, SessionOptions};
@@ -30,7 +30,7 @@ use crate::{Error, ErrorKind, Limits, MemoryShortage, Result, Within, ensure};
 #[derive(Clone)]
 pub struct SessionBuilder {
     pub(super) model: Model,
-    pub(super) providers: Vec<Requested>,
+    pub(super) providers: Vec<ProviderRequest>,
     devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
     load_threads: Option<usize>,
@@ -90,8 +90,14 @@ impl SessionBuilder {
 
     /// Adds an execution provider with options.
     #[must_use]
-    pub fn provider_with(mut self, name: &str, options: ProviderOptions) -> SessionBuilder {
-        self.providers.push(Requested { name: name.to_string(), options, is_optional: false });
+    pub fn provider_with(self, name: &str, options: ProviderOptions) -> SessionBuilder {
+        self.provider_request(ProviderRequest { options, ..ProviderRequest::new(name) })
+    }
+
+    /// Adds an execution provider as it is asked for.
+    #[must_use]
+    pub fn provider_request(mut self, request: ProviderRequest) -> SessionBuilder {
+        self.providers.push(request);
         self
     }
 
@@ -107,9 +113,8 @@ impl SessionBuilder {
     /// # Ok::<(), ort_core::Error>(())
     /// ```
     #[must_use]
-    pub fn optional_provider(mut self, name: &str, options: ProviderOptions) -> SessionBuilder {
-        self.providers.push(Requested { name: name.to_string(), options, is_optional: true });
-        self
+    pub fn optional_provider(self, name: &str, options: ProviderOptions) -> SessionBuilder {
+        self.provider_request(ProviderRequest { options, ..ProviderRequest::new(name).optional() })
     }
 
     /// Adds an opened device, preferred over providers by name.

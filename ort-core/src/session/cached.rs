@@ -7,7 +7,7 @@ use std::time::Instant;
 use ort_alloc::{Budget, MappedFile};
 
 use super::builder::{Built, SessionBuilder};
-use super::providers::Requested;
+use super::providers::ProviderRequest;
 use crate::cache::{Entry, Folder, Key, Reading, Store, begin, cannot_write};
 use crate::ep::{Device, Fingerprint, Packing};
 use crate::{ErrorKind, Result, error};
@@ -178,7 +178,7 @@ impl SessionBuilder {
             lasting.push_str(&format!("device {:?} {:?} {hardware:?}\n", info.provider, info.name));
             code.push_str(&format!("device {version:?}\n"));
         }
-        for Requested { name, options, .. } in &self.providers {
+        for ProviderRequest { name, options, .. } in &self.providers {
             lasting.push_str(&format!("provider {name:?} {options:?}\n"));
         }
         Ok(Key { lasting, code })

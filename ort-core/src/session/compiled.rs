@@ -7,7 +7,7 @@ use ort_alloc::{Budget, TrimOnDrop};
 use parking_lot::Mutex;
 
 use super::Program;
-use super::providers::Requested;
+use super::providers::ProviderRequest;
 use super::streamed::Streams;
 use crate::Result;
 use crate::cache::Entry;
@@ -62,7 +62,7 @@ pub(crate) struct CacheUse {
 
 /// What compiling depends on besides the model.
 pub(super) struct CompileKey {
-    pub(super) providers: Vec<Requested>,
+    pub(super) providers: Vec<ProviderRequest>,
     /// The devices that the caller opened.
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) threads: usize,

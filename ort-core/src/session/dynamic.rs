@@ -24,7 +24,7 @@ const KEPT: usize = 4 << 20;
 
 /// Alignment of values of the host, and of devices.
 const HOST_ALIGNMENT: usize = 64;
-const DEVICE_ALIGNMENT: usize = 256;
+pub(super) const DEVICE_ALIGNMENT: usize = 256;
 
 /// The memory of one session for what cannot be planned.
 pub(crate) struct DynamicMemory {

@@ -55,7 +55,9 @@ pub use options::{ArenaDevice, ExecutionMode, SessionOptions};
 pub use placement::NodePlacement;
 pub use profile::{EventMemory, Profile, ProfileEvent};
 pub(crate) use program::{Origin, Program, Slot, SlotId, Step};
+pub use providers::{ProviderRequest, open_devices};
 pub use split::BatchSplit;
+pub use transfer::SharedMemory;
 
 use crate::dim::{Bindings, Symbol};
 use crate::ep::CancelToken;

@@ -5,13 +5,52 @@ use std::sync::Arc;
 use crate::ep::{Device, ProviderOptions, provider};
 use crate::{Error, Result, Within};
 
-/// A provider as the session was asked for it.
+/// A provider as it is asked for: by name, with its options.
+///
+/// ```
+/// use ort_core::session::ProviderRequest;
+///
+/// let gpu = ProviderRequest::new("cuda").option("gpu_mem_limit", "2147483648").optional();
+/// assert!(gpu.is_optional);
+/// ```
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Requested {
-    pub(super) name: String,
-    pub(super) options: ProviderOptions,
-    /// Whether the session does without it where it cannot be used.
-    pub(super) is_optional: bool,
+pub struct ProviderRequest {
+    /// The provider's name, or the path of a provider library.
+    pub name: String,
+    /// What is said to it.
+    pub options: ProviderOptions,
+    /// Whether it is done without, with a warning, where it cannot be used.
+    pub is_optional: bool,
+}
+
+impl ProviderRequest {
+    /// A provider without options that must be there.
+    pub fn new(name: &str) -> ProviderRequest {
+        ProviderRequest { name: name.to_string(), options: ProviderOptions::new(), is_optional: false }
+    }
+
+    /// The same with an option.
+    #[must_use]
+    pub fn option(mut self, name: &str, value: &str) -> ProviderRequest {
+        self.options.insert(name.to_string(), value.to_string());
+        self
+    }
+
+    /// The same, done without where it cannot be used.
+    #[must_use]
+    pub fn optional(mut self) -> ProviderRequest {
+        self.is_optional = true;
+        self
+    }
+}
+
+/// Opens the first device of each provider, for several sessions that share tensors in the devices' memories; the CPU where no provider is asked for.
+///
+/// # Errors
+///
+/// A provider that is not optional is not there, or has no device that can be opened.
+pub fn open_devices(requests: &[ProviderRequest]) -> Result<Vec<Arc<dyn Device>>> {
+    Ok(Devices::open(&[], requests)?.all)
 }
 
 /// Open devices in the session's order.
@@ -27,9 +66,9 @@ impl Devices {
     /// # Errors
     ///
     /// A provider that is not optional is not there, or has no device that can be opened.
-    pub(super) fn open(opened: &[Arc<dyn Device>], requested: &[Requested]) -> Result<Devices> {
+    pub(super) fn open(opened: &[Arc<dyn Device>], requested: &[ProviderRequest]) -> Result<Devices> {
         let mut devices = Devices { all: opened.to_vec(), optional: vec![false; opened.len()] };
-        for Requested { name, options, is_optional } in requested {
+        for ProviderRequest { name, options, is_optional } in requested {
             let device = provider(name).and_then(|provider| {
                 provider.open(0, options).within(|| format!("provider {name}")).map_err(|problem| {
                     problem

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in};
 
 use super::Session;
+use super::dynamic::DEVICE_ALIGNMENT;
 use super::frame::Frame;
 use super::program::Origin;
 use crate::dtype::DType;
@@ -62,6 +63,61 @@ impl Transfers<'_> {
         let mut copy = TensorBuffer::from_buffer(from.dtype(), from.shape(), memory)?;
         self.copy(from, copy.view_mut()?)?;
         copy.tensor()
+    }
+}
+
+/// Tensors in the memories of several devices and the host's, for what several sessions on these devices use in turn ([`open_devices`](super::open_devices)).
+/// They count in no session's budget.
+pub struct SharedMemory {
+    devices: Vec<Arc<dyn Device>>,
+    budget: Arc<Budget>,
+}
+
+impl SharedMemory {
+    /// The memories of these devices, and the host's.
+    pub fn of(devices: &[Arc<dyn Device>]) -> SharedMemory {
+        SharedMemory { devices: devices.to_vec(), budget: Budget::new(None) }
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.devices
+    }
+
+    /// Memory for a tensor. What it holds at first is unspecified, on the host it is zeros.
+    ///
+    /// # Errors
+    ///
+    /// The type has no fixed size, the memory is of another device, or there is not enough of it.
+    pub fn buffer(&self, memory: DeviceId, dtype: DType, shape: &[usize]) -> Result<TensorBuffer> {
+        if memory == DeviceId::HOST {
+            return TensorBuffer::new(dtype, shape);
+        }
+        let allocator = find(&self.devices, memory)?.allocator();
+        let bytes = byte_count(dtype, shape)?;
+        let buffer = allocate_in(&self.budget, Category::Output, &*allocator, bytes, DEVICE_ALIGNMENT)?;
+        TensorBuffer::from_buffer(dtype, shape, buffer)
+    }
+
+    /// Writes a tensor into a buffer of its type and shape, wherever the two are.
+    ///
+    /// # Errors
+    ///
+    /// Type or shape differ, either memory is of another device, or a tensor still holds the buffer's.
+    pub fn copy(&self, from: &Tensor, to: &mut TensorBuffer) -> Result<()> {
+        let transfers = Transfers { devices: &self.devices, budget: &self.budget };
+        transfers.copy(from.view(), to.view_mut()?)
+    }
+
+    /// A copy of what a buffer holds, in this memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::buffer`] and [`Self::copy`].
+    pub fn copy_in(&self, memory: DeviceId, from: &TensorBuffer) -> Result<TensorBuffer> {
+        let mut copy = self.buffer(memory, from.dtype(), from.shape())?;
+        self.copy(&from.tensor()?, &mut copy)?;
+        Ok(copy)
     }
 }
 

@@ -1,12 +1,14 @@
 //! Outputs that are the new values of inputs, as a training step has them for parameters and states: they are computed in the memory
 //! that a binding has for the input, so whoever else reads the old value runs before.
 
+use ort_alloc::DeviceId;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{Program, SlotId};
-use crate::ir::Graph;
-use crate::plan::{BoundValues, GivenMemory, OutputMemory, Planning};
+use super::program::Work;
+use super::{Program, Session, SlotId, Step};
+use crate::ir::{Graph, ValueId};
+use crate::plan::{BoundValues, Ends, GivenMemory, OutputMemory, Planning};
 use crate::{Result, advise, error};
 
 /// An output in the memory of an input, by their positions in the graph.
@@ -46,12 +48,40 @@ impl Program {
         }
         bound.inputs = vec![GivenMemory::HOST; self.given.len()];
         bound.outputs = vec![OutputMemory::Own; self.outputs.len()];
-        for update in &self.updates {
-            bound.inputs.get_mut(update.input).into_iter().for_each(|input| input.in_buffer = true);
+        for (update, memory) in self.updates.iter().zip(self.memories_of_updates()) {
+            let place = bound.inputs.get_mut(update.input);
+            place.into_iter().for_each(|input| *input = GivenMemory { memory, in_buffer: true });
             let output = bound.outputs.get_mut(update.output);
             output.into_iter().for_each(|output| *output = OutputMemory::Input(update.input));
         }
         bound
+    }
+
+    /// For each update the memory in which its new value is computed.
+    fn memories_of_updates(&self) -> Vec<DeviceId> {
+        let computed = self.steps.iter().filter(|step| !matches!(step.work, Work::Copy));
+        let slots = computed.flat_map(|step| step.outputs.iter().flatten());
+        let slots = slots.filter_map(|slot| self.slots.get(slot.index()));
+        let memories: FxHashMap<ValueId, DeviceId> = slots.map(|slot| (slot.value, slot.memory)).collect();
+        let memory = |update: &Update| {
+            let output = self.slots.get(self.outputs.get(update.output)?.index())?;
+            memories.get(&output.value).copied()
+        };
+        self.updates.iter().map(|update| memory(update).unwrap_or(DeviceId::HOST)).collect()
+    }
+
+    /// The only memory in which steps read a given value; the host's where there are several, or none.
+    fn memory_of_reads(&self, given: SlotId) -> DeviceId {
+        let readers = self.steps.iter().filter(|step| step.reads().any(|slot| slot == given));
+        let memory = |step: &Step| match step.work {
+            Work::Copy => {
+                self.slots.get(step.outputs.first().copied().flatten()?.index()).map(|slot| slot.memory)
+            }
+            _ => None,
+        };
+        let mut memories = readers.map(|step| memory(step).unwrap_or(DeviceId::HOST));
+        let first = memories.next().unwrap_or(DeviceId::HOST);
+        if memories.all(|memory| memory == first) { first } else { DeviceId::HOST }
     }
 
     /// For each value that is overwritten, the step that does it and, ascending, all others that read the value, views of it included.
@@ -97,8 +127,10 @@ impl Program {
     /// The values that each update goes through, from its input to its output.
     fn ways_of_updates(&self) -> impl Iterator<Item = Vec<SlotId>> {
         let makers = self.makers();
+        let bound = self.bound_values(Planning::Shared);
+        let ends = Ends::of(self, &bound);
         self.updates.iter().filter_map(move |update| {
-            let (input, output) = (*self.given.get(update.input)?, *self.outputs.get(update.output)?);
+            let (input, output) = (*ends.given.get(update.input)?, *ends.outputs.get(update.output)?);
             let mut way = vec![input];
             way.extend(self.between(&makers, input, output));
             way.push(output);
@@ -123,6 +155,8 @@ impl Program {
         input: SlotId,
         output: SlotId,
     ) -> Vec<SlotId> {
+        let value_of = |slot: SlotId| self.slots.get(slot.index()).map(|slot| slot.value);
+        let is_output = |slot: SlotId| self.outputs.iter().any(|output| value_of(*output) == value_of(slot));
         let mut way = Vec::new();
         let mut at = output;
         while let Some(&(index, position)) = makers.get(&at) {
@@ -135,12 +169,27 @@ impl Program {
                 return way;
             }
             let [source] = sources.as_slice() else { break };
-            if self.outputs.contains(source) {
+            if is_output(*source) {
                 break;
             }
             way.push(*source);
             at = *source;
         }
         Vec::new()
+    }
+}
+
+impl Session {
+    /// By input, in the model's order, the memory from which runs read it without a copy; the host's where they read it there, too. ONNX Runtime's
+    /// `get_input_memory_infos`. An input that the session updates ([`SessionBuilder::update`](super::SessionBuilder::update)) is to be bound to a buffer in
+    /// this memory, in which its new value is computed.
+    pub fn input_memories(&self) -> Vec<DeviceId> {
+        let program = &self.compiled.program;
+        let mut memories: Vec<DeviceId> =
+            program.given.iter().map(|given| program.memory_of_reads(*given)).collect();
+        for (update, memory) in program.updates.iter().zip(program.memories_of_updates()) {
+            memories.get_mut(update.input).into_iter().for_each(|place| *place = memory);
+        }
+        memories
     }
 }

@@ -14,6 +14,7 @@ pub mod quant;
 pub mod recurrent;
 pub mod sums;
 mod typed;
+pub mod updates;
 pub mod vision;
 pub mod windows;
 

@@ -5,14 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ort_core::dtype::DType;
-use ort_core::tensor::{Tensor, TensorBuffer};
+use ort_core::tensor::Tensor;
 use ort_core::{Result, Within, advise, ensure, error};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::Trainer;
-use crate::trainer::{copy, gradient_name};
+use crate::state::State;
+use crate::trainer::gradient_name;
 
 /// The state of a training. Clones share it, and so do the [`Module`](super::Module) and the [`Optimizer`](super::Optimizer) that are made of it.
 #[derive(Clone)]
@@ -222,11 +223,11 @@ impl Shared {
         self.trainer.as_mut().ok_or_else(|| error!(Fail, "the state has no module"))
     }
 
-    /// The tensor of the training that a parameter is.
-    fn changing(&mut self, name: &str) -> Option<&mut TensorBuffer> {
+    /// The tensors of the training, where it has one of this name.
+    fn changing(&mut self, name: &str) -> Option<&mut State> {
         let trainer = self.trainer.as_mut()?;
         trainer.leave();
-        trainer.state.get_mut(name).ok()
+        Some(&mut trainer.state).filter(|state| state.get(name).is_ok())
     }
 
     /// The value of a parameter.
@@ -236,7 +237,7 @@ impl Shared {
             return Err(incomplete(name));
         }
         match self.changing(name) {
-            Some(buffer) => copy(buffer),
+            Some(state) => state.tensor(name),
             None => kept.ok_or_else(|| incomplete(name)),
         }
     }
@@ -245,7 +246,8 @@ impl Shared {
         if self.trainer.as_ref().is_none_or(|trainer| trainer.pending == 0) {
             return Ok(None);
         }
-        self.changing(&gradient_name(name)).map(|buffer| copy(buffer)).transpose()
+        let name = gradient_name(name);
+        self.changing(&name).map(|state| state.tensor(&name)).transpose()
     }
 
     /// Refuses a tensor that a parameter cannot become.
@@ -272,9 +274,9 @@ impl Shared {
 
     pub(super) fn set_value(&mut self, name: &str, data: &Tensor) -> Result<()> {
         self.check_value(name, data)?;
-        let bytes = data.bytes().ok_or_else(|| error!(InvalidArgument, "'{name}' is not in host memory"))?;
-        if let Some(buffer) = self.changing(name) {
-            buffer.bytes_mut()?.copy_from_slice(bytes);
+        ensure!(data.bytes().is_some(), InvalidArgument, "'{name}' is not in host memory");
+        if let Some(state) = self.changing(name) {
+            state.write(name, data)?;
         }
         let is_nominal = self.kept(name)?.tensor.is_none();
         // The training has the values of what changes: here it only says that there is one.

@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 
 use super::checkpoint::{Kept, OptimizerState, Property, Shared};
 use crate::checkpoint::{Stored, damaged, stored_dtype, system};
-use crate::trainer::{copy, state_name};
+use crate::trainer::state_name;
 
 /// The metadata that the description is under.
 const KEY: &str = "ort-runtime.checkpoint";
@@ -100,7 +100,7 @@ fn states(shared: &mut Shared) -> Result<OptimizerState> {
     for parameter in &trainer.training.parameters {
         for state in optimizer.states(parameter.tensor.dtype(), parameter.tensor.shape()) {
             let name = state_name(&parameter.name, state.kind);
-            let tensor = copy(trainer.state.get(&name)?)?;
+            let tensor = trainer.state.tensor(&name)?;
             tensors.insert(name, tensor);
         }
     }

@@ -7,7 +7,7 @@ use ort_core::dtype::DType;
 use ort_core::ep::Precision;
 use ort_core::ir::{Graph, ValueId};
 use ort_core::onnx::{ModelInfo, Weights, save};
-use ort_core::session::Model;
+use ort_core::session::{Model, ProviderRequest};
 use ort_core::tensor::{Tensor, TensorBuffer, Value, element_count};
 use ort_core::{Result, Within, advise, ensure, error};
 
@@ -24,6 +24,8 @@ pub struct ModuleOptions {
     pub memory_limit: Option<usize>,
     /// What is computed again in the backward pass instead of being kept.
     pub recompute: Recompute,
+    /// The execution providers that it runs on, in order of preference; by default the CPU. ONNX Runtime's `device`.
+    pub providers: Vec<ProviderRequest>,
     /// The threads inside one operator; by default the cores that this process may use.
     pub threads: Option<usize>,
     /// How the CPU provider multiplies matrices.
@@ -34,9 +36,9 @@ pub struct ModuleOptions {
 
 impl Default for ModuleOptions {
     fn default() -> ModuleOptions {
-        let TrainingOptions { memory_limit, recompute, threads, precision, seed, .. } =
+        let TrainingOptions { memory_limit, recompute, providers, threads, precision, seed, .. } =
             TrainingOptions::default();
-        ModuleOptions { memory_limit, recompute, threads, precision, seed }
+        ModuleOptions { memory_limit, recompute, providers, threads, precision, seed }
     }
 }
 
@@ -319,7 +321,7 @@ fn trainer(
     for name in description.all() {
         put_parameter(&mut graph, shared, &name)?;
     }
-    let ModuleOptions { memory_limit, recompute, threads, precision, seed } = options;
+    let ModuleOptions { memory_limit, recompute, providers, threads, precision, seed } = options;
     let options = TrainingOptions {
         loss: description.loss.clone(),
         output: Some(description.output.clone()),
@@ -331,6 +333,7 @@ fn trainer(
         accumulate: usize::MAX,
         memory_limit,
         recompute,
+        providers,
         threads,
         precision,
         seed,

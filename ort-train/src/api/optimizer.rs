@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ort_core::{Result, Within, ensure, error};
+use ort_core::{Result, Within, ensure};
 
 use super::checkpoint::{OptimizerState, Shared};
 use super::module::{is_another, load};
@@ -95,13 +95,7 @@ fn restore(shared: &mut Shared) -> Result<()> {
     let trainer: &mut Trainer = shared.trainer()?;
     trainer.leave();
     for (name, tensor) in &tensors {
-        let buffer = trainer.state.get_mut(name)?;
-        let bytes =
-            tensor.bytes().filter(|_| buffer.dtype() == tensor.dtype() && buffer.shape() == tensor.shape());
-        let bytes = bytes.ok_or_else(|| {
-            error!(InvalidArgument, "state '{name}' has another type or shape than the parameter asks for")
-        })?;
-        buffer.bytes_mut()?.copy_from_slice(bytes);
+        trainer.state.write(name, tensor).within(|| format!("state '{name}'"))?;
     }
     trainer.updates = updates;
     trainer.set_learning_rate(learning_rate)

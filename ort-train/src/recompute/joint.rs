@@ -10,7 +10,6 @@ use std::collections::HashSet;
 use ort_core::ir::{Graph, Node, ValueId};
 use ort_core::plan::LiveStep;
 use ort_core::spec::Traits;
-use ort_core::{Result, error};
 
 use super::seconds::seconds_of;
 
@@ -50,22 +49,21 @@ impl<'g> Joint<'g> {
         steps: Vec<LiveStep>,
         loss: ValueId,
         size_of: &dyn Fn(ValueId) -> Option<Vec<usize>>,
-    ) -> Result<Joint<'g>> {
+    ) -> Joint<'g> {
         let forward = ancestors(graph, loss);
         let node_of = |step: &LiveStep| step.node.and_then(|node| graph.nodes.get(node));
-        if steps.iter().any(|step| node_of(step).is_none()) {
-            return Err(error!(
-                NotImplemented,
-                "values move between memories: recomputation is for one memory"
-            ));
-        }
         let count = steps.iter().flat_map(|step| step.outputs.iter().flatten().chain(&step.reads)).max();
         let count = count.map_or(0, |most| most + 1);
-        let is_forward: Vec<bool> =
-            steps.iter().map(|step| step.node.is_some_and(|node| forward.contains(&node))).collect();
+        let mut is_forward = Vec::with_capacity(steps.len());
         let (mut maker, mut bytes) = (vec![None; count], vec![0; count]);
         let mut droppable = vec![false; count];
         for (index, step) in steps.iter().enumerate() {
+            // A copy to another memory is part of what makes the value.
+            let of_forward = |block: &usize| maker[*block].is_none_or(|maker: usize| is_forward[maker]);
+            is_forward.push(match step.node {
+                Some(node) => forward.contains(&node),
+                None => step.reads.iter().all(of_forward),
+            });
             let repeats = node_of(step).is_some_and(is_repeatable);
             for made in &step.makes {
                 maker[made.block] = Some(index);
@@ -81,7 +79,7 @@ impl<'g> Joint<'g> {
         let stashed = (0..count).filter(|block| is_stashed[*block]).collect();
         let seconds =
             steps.iter().map(|step| node_of(step).map_or(0.0, |node| seconds_of(node, size_of))).collect();
-        Ok(Joint { graph, steps, is_forward, maker, bytes, seconds, droppable, stashed })
+        Joint { graph, steps, is_forward, maker, bytes, seconds, droppable, stashed }
     }
 
     /// The steps of an edited graph in order: forward, then each backward step behind the clones it needs. Clones are marked.

@@ -146,7 +146,7 @@ fn chosen(
     let loss = graph.outputs.first().copied().ok_or_else(|| error!(Fail, "the graph has no loss"))?;
     let bindings = session.bindings(request.dims)?;
     let size_of = |id: ValueId| sizes(graph, &bindings, id);
-    let joint = Joint::new(graph, session.live_steps(request.dims)?, loss, &size_of)?;
+    let joint = Joint::new(graph, session.live_steps(request.dims)?, loss, &size_of);
     let table = |dropped: &[bool]| match request.tabulate {
         true => (rows(&joint, dropped), patterns(&joint, dropped)),
         false => (Vec::new(), Vec::new()),

@@ -30,7 +30,7 @@ pub(crate) struct Recording {
 }
 
 pub(crate) fn data(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../ort-train/tests/data").join(path)
 }
 
 pub(crate) fn json(path: &str) -> Json {

@@ -9,6 +9,7 @@ use ort_runtime::train::{
 };
 
 use crate::args::{PrecisionArg, size, threads};
+use crate::providers::ProviderArgs;
 
 /// Trains a model.
 #[derive(Args)]
@@ -29,6 +30,8 @@ pub(crate) struct TrainArgs {
     pub(super) weights: WeightArgs,
     #[command(flatten, next_help_heading = "Run")]
     pub(super) run: RunArgs,
+    #[command(flatten, next_help_heading = "Execution providers")]
+    pub(super) providers: ProviderArgs,
     #[command(flatten, next_help_heading = "Results")]
     pub(super) results: ResultArgs,
 }
@@ -260,6 +263,7 @@ impl TrainArgs {
             seed: run.seed,
             memory_limit: run.memory_limit,
             recompute: run.recompute()?,
+            providers: self.providers.requests()?,
             threads: run.threads,
             precision: run.precision.into(),
             mixed_precision: run.mixed_precision.map(|precision| match precision {

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let mut trainer = Trainer::new(&model, args.options(pace.updates())?)?;
     let dims = check_data(args, &trainer, &data, validation.as_ref(), pace)?;
     let predicted = predict(&mut trainer, &model, &dims, (pace, args.run.memory_opt_config.as_deref()))?;
-    let facts = Facts::new(&model, &trainer, predicted, baseline);
+    let facts = Facts::new(&model, &mut trainer, predicted, baseline);
     let mut training = Training {
         args,
         trainer,

@@ -1,11 +1,12 @@
 //! What `ort train` says before, during and after a training.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::CellAlignment;
-use ort_runtime::Model;
 use ort_runtime::train::{OperatorPrecision, RecomputeReport, StepMemory, Trainer, TrainingGraph};
+use ort_runtime::{Model, NodePlacement};
 use serde_json::{Value as Json, json};
 
 use super::super::plan::largest;
@@ -30,13 +31,54 @@ pub(super) struct Facts {
     frozen: Weights,
     /// None where sizes depend on data.
     predicted: Option<Prediction>,
+    placement: Placement,
     baseline: Resident,
+}
+
+/// The nodes of a step by the provider that runs them.
+struct Placement(BTreeMap<&'static str, Nodes>);
+
+/// The nodes that one provider runs.
+#[derive(Default)]
+struct Nodes {
+    count: usize,
+    operators: BTreeSet<String>,
+}
+
+impl Placement {
+    fn of(nodes: Vec<NodePlacement>) -> Placement {
+        let mut by_provider: BTreeMap<&'static str, Nodes> = BTreeMap::new();
+        for node in nodes {
+            let of = by_provider.entry(node.provider).or_default();
+            of.count += 1;
+            of.operators.insert(node.operator);
+        }
+        Placement(by_provider)
+    }
+
+    /// The provider of most nodes first; of the others, what they run.
+    fn words(&self) -> String {
+        let mut providers: Vec<_> = self.0.iter().collect();
+        providers.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.count));
+        let words = providers.iter().enumerate().map(|(place, (provider, nodes))| {
+            let operators: Vec<&str> = nodes.operators.iter().map(String::as_str).collect();
+            match place {
+                0 => format!("{} nodes on {provider}", nodes.count),
+                _ => format!("{} on {provider} ({})", nodes.count, operators.join(", ")),
+            }
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
+
+    fn json(&self) -> Json {
+        self.0.iter().map(|(provider, nodes)| (provider.to_string(), Json::from(nodes.count))).collect()
+    }
 }
 
 impl Facts {
     pub(super) fn new(
         model: &Model,
-        trainer: &Trainer,
+        trainer: &mut Trainer,
         predicted: Option<Prediction>,
         baseline: Resident,
     ) -> Facts {
@@ -54,7 +96,8 @@ impl Facts {
                 frozen.add(tensor.element_count(), tensor.byte_count());
             }
         }
-        Facts { trained, frozen, predicted, baseline }
+        let placement = Placement::of(trainer.placement());
+        Facts { trained, frozen, predicted, placement, baseline }
     }
 }
 
@@ -90,6 +133,9 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
         pace.epochs
     )?;
     mixed_precision(training)?;
+    if facts.placement.0.len() > 1 {
+        say!("runs         {}", facts.placement.words())?;
+    }
     match &facts.predicted {
         Some(Prediction { memory, .. }) => say!(
             "a step takes {}: parameters {}, states {}, gradients {}, activations {}",
@@ -304,6 +350,7 @@ pub(super) fn json(facts: &Facts, training: &mut Training<'_>) -> Result<Json> {
         "step_median_ms": times.median,
         "step_min_ms": times.least,
         "samples_per_second": times.samples_per_second,
+        "nodes": facts.placement.json(),
         "memory_predicted": facts.predicted.as_ref().map(|it| memory_json(&it.memory)),
         "recompute": facts.predicted.as_ref().and_then(|it| it.recompute.as_ref()).map(recompute_json),
         "memory_measured": memory_json(&measured),
