@@ -6,6 +6,7 @@
 #pragma once
 
 #include "codes.cuh"
+#include "cores.cuh"
 
 // As in integer.rs.
 constexpr int MOST_BATCHES = 6;
@@ -257,15 +258,7 @@ __device__ inline void finish(const Parts& parts, void* y, int64 to, int row, in
     }
 }
 
-// d += a * b, of 16 rows by 32 steps and 32 steps by 8 columns.
-__device__ inline void multiply(int (&d)[4], const uint (&a)[4], const uint (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-
 // A thread's part of a tile of results, in the registers of a warp's products on tensor cores: 2 by 4 warps.
 template <int LINES> struct Cores {
     static constexpr int DOWN = LINES / 32, ACROSS = LINES / 32, SUMS_EACH = 4 * DOWN * ACROSS;
@@ -291,7 +284,7 @@ template <int LINES> struct Cores {
                 const uint* at = a + 16 * m * PITCH + step;
                 uint left[4] = {at[0], at[8 * PITCH], at[4], at[8 * PITCH + 4]};
 #pragma unroll
-                for (int n = 0; n < ACROSS; n++) multiply(sums[m][n], left, right[n]);
+                for (int n = 0; n < ACROSS; n++) multiply(int8(), sums[m][n], left, right[n][0], right[n][1]);
             }
         }
     }
@@ -321,8 +314,9 @@ template <int LINES> struct Cores {
         }
     }
 };
+#endif
 
-// The same with products of four bytes at a time: each 16th row and column.
+// The same with products of four bytes at a time: each 16th row and column of a tile of results.
 template <int LINES> struct Dots {
     static constexpr int EACH = LINES / 16;
     int sums[EACH][EACH];

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
 
 use crate::driver::Limits;
+use crate::modules;
 
 /// A node with the shapes of a run. Kernels answer with launches, which are kept for runs of the same shapes.
 pub(crate) type OpCx<'a> = operand::OpCx<'a, Limits>;
@@ -48,6 +49,11 @@ impl Launch {
     /// A launch of an entry of a family, of one block of [`THREADS`] threads at first.
     pub(crate) fn new(family: &'static str, entry: impl Into<String>) -> Launch {
         Launch::of_code(Code::Family(family), entry)
+    }
+
+    /// The same of a family that there is for each type of elements.
+    pub(crate) fn of_type(family: &str, suffix: &str, entry: impl Into<String>) -> Result<Launch> {
+        Ok(Launch::new(modules::of_type(family, suffix)?, entry))
     }
 
     /// A launch of an entry of rendered PTX.

@@ -12,44 +12,73 @@ use rustc_hash::FxHashMap;
 use crate::driver::{Context, Function, Module};
 use crate::launch::{Code, Launch};
 
-/// The families: compressed PTX for compute capabilities 7.5, 8.0 and 9.0, each for its own and newer devices.
+/// The families: compressed PTX for compute capabilities 7.5, 8.0 and 9.0, each for its own and newer devices; of those that need tensor
+/// cores for floats, from 8.0 on.
 macro_rules! families {
-    ($($name:literal),*) => {
-        &[$((
-            $name,
-            [
-                (90, include_bytes!(concat!("../ptx/", $name, "_90.ptx.gz"))),
-                (80, include_bytes!(concat!("../ptx/", $name, "_80.ptx.gz"))),
-                (75, include_bytes!(concat!("../ptx/", $name, "_75.ptx.gz"))),
-            ],
-        )),*]
+    (all: [$($all:literal),* $(,)?], cores: [$($cores:literal),* $(,)?]) => {
+        &[
+            $(($all, &[of!($all, 90), of!($all, 80), of!($all, 75)]),)*
+            $(($cores, &[of!($cores, 90), of!($cores, 80)]),)*
+        ]
+    };
+}
+macro_rules! of {
+    ($name:literal, $capability:literal) => {
+        ($capability, include_bytes!(concat!("../ptx/", $name, "_", $capability, ".ptx.gz")))
     };
 }
 
-type Family = (&'static str, [(u32, &'static [u8]); 3]);
+type Family = (&'static str, &'static [(u32, &'static [u8])]);
 
 const FAMILIES: &[Family] = families![
-    "attention",
-    "bits",
-    "conv",
-    "conv_integer",
-    "einsum",
-    "gather",
-    "gemm",
-    "heads",
-    "integer",
-    "lines",
-    "local",
-    "movement",
-    "nbits",
-    "norm",
-    "pool",
-    "quant",
-    "recurrent",
-    "reduce",
-    "resize",
-    "sample",
-    "sort"
+    all: [
+        "attention_join",
+        "attention_rows_bf16",
+        "attention_rows_f16",
+        "attention_rows_f32",
+        "attention_tiles_bf16",
+        "attention_tiles_f16",
+        "attention_tiles_f32",
+        "bits",
+        "conv_bf16",
+        "conv_f16",
+        "conv_f32",
+        "conv_integer",
+        "einsum",
+        "gather",
+        "gemm_bf16",
+        "gemm_f16",
+        "gemm_f32",
+        "gemm_f64",
+        "gemm_i32",
+        "gemm_i64",
+        "heads",
+        "integer",
+        "lines",
+        "local",
+        "movement",
+        "nbits_2_bf16",
+        "nbits_2_f16",
+        "nbits_2_f32",
+        "nbits_4_bf16",
+        "nbits_4_f16",
+        "nbits_4_f32",
+        "nbits_8_bf16",
+        "nbits_8_f16",
+        "nbits_8_f32",
+        "nbits_tiles_bf16",
+        "nbits_tiles_f16",
+        "nbits_tiles_f32",
+        "norm",
+        "pool",
+        "quant",
+        "recurrent",
+        "reduce",
+        "resize",
+        "sample",
+        "sort",
+    ],
+    cores: ["attention_cores_bf16", "attention_cores_f16"]
 ];
 
 /// The oldest compute capability that kernels are compiled for.
@@ -102,8 +131,7 @@ impl Modules {
         if let Some(module) = loaded.families.get(name) {
             return Ok(module.clone());
         }
-        let versions = FAMILIES.iter().find(|(family, _)| *family == name).map(|(_, versions)| versions);
-        let versions = versions.ok_or_else(|| error!(Fail, "there is no family of kernels '{name}'"))?;
+        let (_, versions) = find(name)?;
         let fitting = versions.iter().find(|(capability, _)| *capability <= self.capability);
         let (_, text) = fitting.ok_or_else(|| too_old(self.capability))?;
         let module = self.context.load(&unpacked(text)?).within(|| format!("kernels '{name}'"))?;
@@ -121,6 +149,16 @@ impl Modules {
         loaded.texts.insert(text.clone(), module.clone());
         Ok(module)
     }
+}
+
+fn find(name: &str) -> Result<&'static Family> {
+    let found = FAMILIES.iter().find(|(family, _)| *family == name);
+    found.ok_or_else(|| error!(Fail, "there is no family of kernels '{name}'"))
+}
+
+/// A family of one type of elements: what there is for all types is many families, so that only what is used is compiled.
+pub(crate) fn of_type(name: &str, suffix: &str) -> Result<&'static str> {
+    Ok(find(&format!("{name}_{suffix}"))?.0)
 }
 
 /// The text of compressed PTX.

@@ -3,7 +3,7 @@
 //! The PTX is committed, so that a build needs nothing of CUDA; the file `SOURCES` beside it has the hashes of what each was made from, so
 //! that every test run sees what is stale. The compiler is an old one on purpose: newer drivers take its PTX, older ones not that of a new one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -139,25 +139,36 @@ fn families(workspace: &Workspace) -> Result<Vec<Family>> {
     let folder = workspace.root.join("ort-ep-cuda/cu");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    paths.retain(|path| path.extension().is_some_and(|own| own == "cu"));
     paths.sort();
-    let is_of = |path: &PathBuf, ending: &str| path.extension().is_some_and(|own| own == ending);
-    let headers = paths.iter().filter(|path| is_of(path, "cuh")).cloned();
-    let headers: Vec<PathBuf> = headers.chain(COMPILER.iter().map(|path| workspace.own(path))).collect();
-    let sources = paths.iter().filter(|path| is_of(path, "cu"));
-    sources
+    let compiler = COMPILER.map(|path| workspace.own(path));
+    paths
+        .into_iter()
         .map(|source| {
             let mut hash = blake3::Hasher::new();
-            for path in headers.iter().chain([source]) {
+            for path in with_headers(&source)?.iter().chain(&compiler) {
                 let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
                 hash.update(&(bytes.len() as u64).to_le_bytes()).update(&bytes);
             }
             let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let compute =
-                chosen(&fs::read_to_string(source)?).with_context(|| source.display().to_string())?;
+                chosen(&fs::read_to_string(&source)?).with_context(|| source.display().to_string())?;
             let hash = hash.finalize().to_hex().to_string();
-            Ok(Family { name, source: source.clone(), hash, compute })
+            Ok(Family { name, source, hash, compute })
         })
         .collect()
+}
+
+/// A source and the headers of its folder that it includes, and those that they include: so that a new header makes nothing stale.
+fn with_headers(source: &Path) -> Result<BTreeSet<PathBuf>> {
+    let (mut found, mut waiting) = (BTreeSet::new(), vec![source.to_owned()]);
+    while let Some(path) = waiting.pop() {
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+        waiting.extend(included.map(|name| path.with_file_name(name)).filter(|own| !found.contains(own)));
+        found.insert(path);
+    }
+    Ok(found)
 }
 
 /// The compute capabilities that a source is for: those of its first lines, or all.
@@ -386,5 +397,22 @@ ptxas info    : Function properties for _Z5heavyPf
         known.insert("conv".to_owned(), "34".to_owned());
         write_sources(&known, folder).unwrap();
         assert_eq!(why(), "SOURCES has conv, which has no source: run `cargo xtask cuda-kernels`");
+    }
+
+    #[test]
+    fn a_source_follows_from_what_it_includes_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        fs::write(place("gemm.cu"), "// Products.\n#include \"tiles.cuh\"\n#include <cuda_fp16.h>\n")
+            .unwrap();
+        fs::write(place("tiles.cuh"), "#pragma once\n#include \"common.cuh\"\n").unwrap();
+        // Each includes the other, which `#pragma once` ends.
+        fs::write(place("common.cuh"), "#pragma once\n#include \"tiles.cuh\"\n").unwrap();
+        fs::write(place("codes.cuh"), "").unwrap();
+        let own = ["common.cuh", "gemm.cu", "tiles.cuh"].map(place);
+        assert_eq!(with_headers(&place("gemm.cu")).unwrap(), BTreeSet::from(own));
+        fs::write(place("common.cuh"), "#include \"missing.cuh\"\n").unwrap();
+        let why = with_headers(&place("gemm.cu")).unwrap_err().to_string();
+        assert!(why.ends_with("missing.cuh"), "{why}");
     }
 }

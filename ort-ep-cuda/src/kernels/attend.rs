@@ -1,4 +1,4 @@
-//! Scaled dot-product attention over heads that lie anywhere, which all attention operators come down to: `cu/attention.cu`.
+//! Scaled dot-product attention over heads that lie anywhere, which all attention operators come down to: `cu/attention.cuh`.
 
 use ort_core::dtype::DType;
 use ort_core::{Result, ensure, error};
@@ -135,6 +135,8 @@ pub(super) struct Attend<'a> {
 
 /// How the work is cut into blocks.
 struct Cut {
+    /// The kind of kernel, of which there is a family for each type, and its entry.
+    kind: &'static str,
     entry: String,
     threads: u32,
     /// Blocks of the rows that share keys, and of columns of values.
@@ -162,17 +164,17 @@ impl Sizes {
         let mut kept = vector_of(key)?;
         let has_cores = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
         let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
-        let (name, [down, columns], threads) = if has_scores {
-            (format!("scores_{suffix}"), [64, 64], 256)
+        let (kind, name, [down, columns], threads) = if has_scores {
+            ("tiles", "scores".to_owned(), [64, 64], 256)
         } else if rows <= FEW_ROWS && widest <= MOST_OF_ROWS {
             let many = if rows == 1 { 1 } else { rows.next_power_of_two().max(4) };
             kept = if many == FEW_ROWS { 4 } else { kept };
-            (format!("rows_{many}_{suffix}"), [many, MOST_OF_ROWS], 128)
+            ("rows", format!("rows_{many}"), [many, MOST_OF_ROWS], 128)
         } else if has_cores && widest <= MOST_OF_CORES {
-            (format!("cores_{}_{suffix}", narrow(widest)), [64, MOST_OF_CORES], 128)
+            ("cores", format!("cores_{}", narrow(widest)), [64, MOST_OF_CORES], 128)
         } else {
             let columns = narrow(self.value_size);
-            (format!("tiles_{columns}_{suffix}"), [64, columns], 256)
+            ("tiles", format!("tiles_{columns}"), [64, columns], 256)
         };
         let (blocks, across) = (rows.div_ceil(down), self.value_size.div_ceil(columns));
         // Where blocks do not keep all processors busy, each has a part of the keys. Scores are written for all keys at once.
@@ -181,7 +183,7 @@ impl Sizes {
         let splits = (self.keys / PART).min(busy.checked_div(others).unwrap_or(1)).max(1);
         let splits = if has_scores { 1 } else { splits };
         let lanes = self.value_size.div_ceil(kept).next_power_of_two();
-        Ok(Cut { entry: format!("attend_{name}"), threads, blocks, across, splits, lanes })
+        Ok(Cut { kind, entry: format!("attend_{name}_{suffix}"), threads, blocks, across, splits, lanes })
     }
 
     /// The results of parts, in the workspace; none where there is one part.
@@ -219,24 +221,25 @@ impl Attend<'_> {
             Sinks::Each(sinks) => Some(sinks),
             _ => None,
         };
-        let attend = Launch::new("attention", cut.entry)
-            .grid([blocks, cut.across, 1])?
-            .block([cut.threads, 1, 1])
-            .tensor(&self.q.operand)
-            .tensor(&self.k.operand)
-            .tensor(&self.v.operand)
-            .find_tensor(self.q_bias)
-            .find_tensor(self.lengths.of)
-            .find_tensor(self.mask.map(|mask| mask.operand))
-            .find_tensor(self.padding.map(|padding| padding.operand))
-            .find_tensor(sinks)
-            .find_tensor(self.scores.map(|(scores, _)| scores))
-            .tensor(&self.y.operand)
-            .find_tensor(parts.as_ref())
-            .ints::<WORDS>(&words)?;
+        let attend =
+            Launch::of_type(&format!("attention_{}", cut.kind), suffix(self.k.operand.dtype)?, cut.entry)?
+                .grid([blocks, cut.across, 1])?
+                .block([cut.threads, 1, 1])
+                .tensor(&self.q.operand)
+                .tensor(&self.k.operand)
+                .tensor(&self.v.operand)
+                .find_tensor(self.q_bias)
+                .find_tensor(self.lengths.of)
+                .find_tensor(self.mask.map(|mask| mask.operand))
+                .find_tensor(self.padding.map(|padding| padding.operand))
+                .find_tensor(sinks)
+                .find_tensor(self.scores.map(|(scores, _)| scores))
+                .tensor(&self.y.operand)
+                .find_tensor(parts.as_ref())
+                .ints::<WORDS>(&words)?;
         let Some(parts) = parts else { return Ok(vec![attend]) };
         let results = rows.saturating_mul(value_size);
-        let join = Launch::new("attention", "attend_join").threads(results)?;
+        let join = Launch::new("attention_join", "attend_join").threads(results)?;
         let join = join.tensor(&parts).tensor(&self.y.operand).ints::<WORDS>(&words)?;
         Ok(vec![attend, join.uint(results)?])
     }

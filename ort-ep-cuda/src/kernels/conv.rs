@@ -24,7 +24,7 @@ cuda_kernels![
     CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
 ];
 
-/// Filters and positions of a block, as in `cu/conv.cu`.
+/// Filters and positions of a block, as in `cu/conv.cuh`.
 const BLOCK: usize = 64;
 /// The filters of a group up to which each result has a thread: tiles would be all but empty.
 const FEW_FILTERS: usize = 2;
@@ -147,9 +147,9 @@ impl Conv {
         let launch = if self.transposed || self.filters > FEW_FILTERS {
             let name = if self.transposed { "transposed" } else { "tiles" };
             let blocks = self.groups.saturating_mul(down).saturating_mul(across);
-            Launch::new("conv", format!("conv_{name}_{suffix}")).grid([blocks, 1, 1])?
+            Launch::of_type("conv", suffix, format!("conv_{name}_{suffix}"))?.grid([blocks, 1, 1])?
         } else {
-            Launch::new("conv", format!("conv_planes_{suffix}")).threads(y.count())?
+            Launch::of_type("conv", suffix, format!("conv_planes_{suffix}"))?.threads(y.count())?
         };
         let mut sizes = vec![self.batch, self.groups, self.channels, self.filters];
         sizes.extend(window_sizes(&self.axes));

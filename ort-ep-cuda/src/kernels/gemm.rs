@@ -7,7 +7,7 @@ use ort_core::{Result, ensure, error};
 
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 
-/// The axes of a batch that kernels walk, of which `cu/gemm.cu` knows, too.
+/// The axes of a batch that kernels walk, of which `cu/gemm_tiles.cuh` knows, too.
 const MOST_BATCHES: usize = 6;
 /// The rows up to which a product is one of vectors.
 const FEW_ROWS: usize = 4;
@@ -246,7 +246,7 @@ impl Product {
         for index in [0, 1, 3, 4] {
             product.extend(padded(&mut steps(index).iter().map(|step| *step as usize)));
         }
-        let launch = Launch::new("gemm", entry)
+        let launch = Launch::of_type("gemm", suffix_of(self.y.tensor.dtype)?, entry)?
             .grid([blocks, 1, 1])?
             .block([threads, 1, 1])
             .tensor(&self.a.tensor)

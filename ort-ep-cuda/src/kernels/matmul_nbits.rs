@@ -62,6 +62,14 @@ impl Product {
         self.depth.div_ceil(self.block)
     }
 
+    /// The launch, with its blocks across and down.
+    fn launch(&self, cx: &OpCx<'_>, dtype: DType) -> Result<Launch> {
+        let (entry, [across, down]) = self.entry(cx, dtype)?;
+        let family =
+            if self.rows <= FEW_ROWS { format!("nbits_{}", self.bits) } else { "nbits_tiles".to_owned() };
+        Launch::of_type(&family, suffix(dtype)?, entry)?.grid([across, down, 1])
+    }
+
     /// The entry, its blocks across and down.
     fn entry(&self, cx: &OpCx<'_>, dtype: DType) -> Result<(String, [usize; 2])> {
         let (suffix, processors) = (suffix(dtype)?, cx.limits.processors as usize);
@@ -105,8 +113,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         "the zero points do not fit N and K"
     );
     ensure!(bias.is_none_or(|bias| has(bias, 1)), InvalidArgument, "the biases do not fit N");
-    let (entry, [across, down]) = product.entry(cx, y.dtype)?;
-    let launch = Launch::new("nbits", entry).grid([across, down, 1])?.tensor(a).tensor(codes);
+    let launch = product.launch(cx, y.dtype)?.tensor(a).tensor(codes);
     let launch = launch.tensor(scales).find_tensor(zeros).find_tensor(bias).tensor(y);
     let log_block = product.block.trailing_zeros() as usize;
     let sizes = [product.rows, columns, product.depth, product.bits, log_block, blocks];

@@ -1,0 +1,5 @@
+// Attention of float16 on tensor cores.
+// compute: 80 90
+#include "attention_cores.cuh"
+
+CORES(f16, __half)

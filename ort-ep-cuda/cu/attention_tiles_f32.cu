@@ -1,0 +1,4 @@
+// Attention over keys and values of float32, with many rows of any size.
+#include "attention_tiles.cuh"
+
+TILES(f32, float)

@@ -1,0 +1,4 @@
+// Convolutions of float16.
+#include "conv.cuh"
+
+CONVOLUTIONS(f16, __half)

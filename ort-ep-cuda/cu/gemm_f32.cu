@@ -1,0 +1,6 @@
+// Products of float32.
+#include "gemm_tiles.cuh"
+
+PRODUCTS_OF_FEW(f32, float)
+SMALL_PRODUCTS(f32, float)
+LARGE_PRODUCTS(f32, float, LARGE_BLOCKS)

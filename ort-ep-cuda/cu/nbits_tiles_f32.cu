@@ -1,0 +1,4 @@
+// Many rows of float32 by weights of few bits.
+#include "nbits_tiles.cuh"
+
+TILES(f32, float)
