@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 
 use crate::driver::{Call, Context, Counters, Driver, Limits, NO_DEVICE};
 use crate::kernels::{self, CudaKernel};
+use crate::launch::Bounds;
+use crate::libraries::{Libraries, LibraryReport};
 use crate::memory::{address, arena};
 use crate::modules::{Modules, OLDEST, too_old};
 use crate::node::Node;
@@ -24,7 +26,27 @@ pub(crate) struct Parts {
     pub(crate) id: DeviceId,
     pub(crate) limits: Limits,
     pub(crate) modules: Modules,
+    pub(crate) libraries: Libraries,
+    pub(crate) arena: Arena,
     pub(crate) queue: Arc<Queue>,
+}
+
+impl Parts {
+    /// What bounds kernels, with the libraries where they may have so much workspace.
+    pub(crate) fn bounds(&self, room: Option<usize>) -> Bounds<'_> {
+        let libraries = room.map(|_| &self.libraries);
+        Bounds { limits: self.limits, libraries, room: room.unwrap_or(0) }
+    }
+
+    /// The bytes that the arena has left: of its limit, else of the device. None where no library asks for them.
+    pub(crate) fn left(&self) -> Option<usize> {
+        if !self.libraries.any() {
+            return None;
+        }
+        let stats = self.arena.stats();
+        let free = || self.queue.context().memory().map_or(0, |(free, _)| free);
+        Some(stats.limit.map_or_else(free, |limit| limit.saturating_sub(stats.in_use)))
+    }
 }
 
 impl Drop for Parts {
@@ -37,7 +59,6 @@ impl Drop for Parts {
 /// An opened GPU as a device of ort-runtime.
 pub struct CudaDevice {
     info: DeviceInfo,
-    arena: Arena,
     parts: Arc<Parts>,
     table: KernelTable,
 }
@@ -58,21 +79,28 @@ impl CudaDevice {
             );
         }
         let physical = driver.device(index)?;
-        let (info, limits) = (describe(driver, physical)?, physical.limits()?);
+        let limits = physical.limits()?;
         if limits.capability < OLDEST {
             return Err(too_old(limits.capability));
         }
         let (id, context) = (new_device_id(), Context::open(physical)?);
         let queue = Arc::new(Queue::open(&context, &options)?);
         let arena = arena(id, &queue, options.arena);
+        let libraries = Libraries::open(&context, &options.libraries)?;
+        let info = describe(driver, physical, &libraries.reports)?;
         let modules = Modules::new(context, limits.capability);
-        let parts = Arc::new(Parts { id, limits, modules, queue });
-        Ok(Arc::new(CudaDevice { info, arena, parts, table: kernel_table() }))
+        let parts = Arc::new(Parts { id, limits, modules, libraries, arena, queue });
+        Ok(Arc::new(CudaDevice { info, parts, table: kernel_table() }))
     }
 
     /// Allocated and peak bytes, and how the arena grew, by ONNX Runtime's names.
     pub fn stats(&self) -> Stats {
-        self.arena.stats()
+        self.parts.arena.stats()
+    }
+
+    /// NVIDIA's libraries that were looked for, and what serves in their place.
+    pub fn libraries(&self) -> &[LibraryReport] {
+        &self.parts.libraries.reports
     }
 
     /// What was asked of the device so far, and the pinned memory that it holds.
@@ -101,7 +129,7 @@ impl Device for CudaDevice {
     }
 
     fn allocator(&self) -> Arc<dyn Allocator> {
-        Arc::new(self.arena.clone())
+        Arc::new(self.parts.arena.clone())
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {

@@ -10,6 +10,7 @@ mod staged;
 mod stream;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -21,7 +22,7 @@ pub use context::Counters;
 pub(crate) use context::{Context, Counts, Function, Module};
 pub(crate) use graph::Graph;
 pub(crate) use staged::Staged;
-pub(crate) use stream::{Call, Event, Launched, Stream};
+pub(crate) use stream::{Call, Event, Launched, RawStream, Routed, Routine, Stream};
 
 /// The variable with the path of the driver's library, where that of the system is not to be taken.
 pub(crate) const DRIVER_VARIABLE: &str = "ORT_CUDA_DRIVER";
@@ -181,6 +182,13 @@ fn find() -> Result<(String, Library)> {
         "{}, or name its library in the variable {DRIVER_VARIABLE}; the other providers need none",
         new_driver()
     )))
+}
+
+/// Whether the variable leaves the driver to be that of the system, or names it: NVIDIA's other libraries work with no other one.
+pub(crate) fn takes_the_systems_driver() -> bool {
+    let own = std::env::var(DRIVER_VARIABLE).unwrap_or_default();
+    let file = Path::new(&own).file_name().unwrap_or_default().to_string_lossy();
+    file.is_empty() || NAMES.iter().any(|name| file.starts_with(name))
 }
 
 /// What the loader said of a library, with the library's name once.

@@ -1,5 +1,6 @@
 //! What a kernel answers with: launches.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use ort_core::ep::operand::{self, Arg};
@@ -8,15 +9,36 @@ use smallvec::SmallVec;
 
 pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
 
-use crate::driver::Limits;
+use crate::driver::{Limits, Routine};
+use crate::libraries::Libraries;
 use crate::modules;
 
 /// A node with the shapes of a run. Kernels answer with launches, which are kept for runs of the same shapes.
-pub(crate) type OpCx<'a> = operand::OpCx<'a, Limits>;
+pub(crate) type OpCx<'a> = operand::OpCx<'a, Bounds<'a>>;
+
+/// What bounds a kernel's answers: the device's limits, and the libraries that it may take.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds<'a> {
+    pub(crate) limits: Limits,
+    /// None where the tensors do not lie as libraries want them.
+    pub(crate) libraries: Option<&'a Libraries>,
+    /// The bytes of workspace that a library may have, from the first on.
+    pub(crate) room: usize,
+}
+
+impl Deref for Bounds<'_> {
+    type Target = Limits;
+
+    fn deref(&self) -> &Limits {
+        &self.limits
+    }
+}
 
 /// Where the code of a launch is.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
+    /// In a library, which is called with tensors alone.
+    Library(Arc<dyn Routine>),
     /// An entry of the family of kernels of that name, `cu/<family>.cu`.
     Family(&'static str),
     /// PTX that was rendered for the node.
@@ -42,6 +64,20 @@ pub(crate) struct Launch {
     pub(crate) params: Vec<Param>,
 }
 
+/// The bytes of workspace that a kernel's launches take, where a library may have some of it.
+pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> Result<usize> {
+    if !cx.limits.libraries.is_some_and(Libraries::any) {
+        return Ok(0);
+    }
+    let launches = launches(cx)?;
+    let params = launches.iter().flat_map(|launch| &launch.params);
+    let ends = params.map(|param| match param {
+        Param::Tensor(Some(Arg::Workspace { offset, bytes })) => offset + bytes,
+        _ => 0,
+    });
+    Ok(ends.max().unwrap_or(0))
+}
+
 /// The threads of a block of kernels that give each element a thread.
 pub(crate) const THREADS: u32 = 256;
 
@@ -59,6 +95,12 @@ impl Launch {
     /// A launch of an entry of rendered PTX.
     pub(crate) fn rendered(text: impl Into<Arc<str>>, entry: impl Into<String>) -> Launch {
         Launch::of_code(Code::Text(text.into()), entry)
+    }
+
+    /// A call of a library.
+    pub(crate) fn library(routine: Arc<dyn Routine>) -> Launch {
+        let name = routine.name();
+        Launch::of_code(Code::Library(routine), name)
     }
 
     fn of_code(code: Code, entry: impl Into<String>) -> Launch {
@@ -101,6 +143,13 @@ impl Launch {
     pub(crate) fn find_tensor(mut self, operand: Option<&Operand>) -> Launch {
         let present = operand.filter(|operand| operand.count() > 0);
         self.params.push(Param::Tensor(present.map(|operand| operand.arg)));
+        self
+    }
+
+    /// With so many bytes of the workspace, from its first on, as the next parameter.
+    pub(crate) fn workspace(mut self, bytes: usize) -> Launch {
+        let arg = (bytes > 0).then_some(Arg::Workspace { offset: 0, bytes });
+        self.params.push(Param::Tensor(arg));
         self
     }
 

@@ -1,6 +1,7 @@
 //! The CUDA provider of ort-runtime: NVIDIA's GPUs, with nothing on the machine but their driver.
 //!
-//! - `driver` has the calls of the driver's library, which is looked for when it is first asked for; it is the one module with unsafe code.
+//! - `driver` has the calls of the driver's library, which is looked for when it is first asked for.
+//! - `libraries` has NVIDIA's libraries over the driver, where they are found; with `driver` it is what has unsafe code.
 //! - `queue` has the order of what a device is asked for: its streams, `staging` between host and device, and `graphs` of what comes again.
 //! - `memory` is the device's memory, `modules` its code: PTX of the families in `cu/`, and what `formula` renders of scalar formulas.
 //! - `launch` is what a kernel sees of its node and answers with, `node` runs it; `kernels` has the operators by family.
@@ -20,7 +21,7 @@
 //! # Ok::<(), ort_core::Error>(())
 //! ```
 
-// One module has some, and says why: `driver`.
+// Two modules have some, and say why: `driver` and `libraries`.
 #![deny(unsafe_code)]
 // In tests such a panic is a failure like any other; here it would be a defect.
 #![warn(
@@ -39,6 +40,8 @@ mod formula;
 mod graphs;
 pub mod kernels;
 mod launch;
+#[allow(unsafe_code, reason = "functions of NVIDIA's libraries are called")]
+mod libraries;
 mod memory;
 mod modules;
 mod node;
@@ -52,4 +55,5 @@ pub use inventory;
 
 pub use device::{CudaDevice, kernel_table};
 pub use driver::{Counters, Limits};
+pub use libraries::{FoundLibrary, LibraryReport};
 pub use provider::CudaProvider;

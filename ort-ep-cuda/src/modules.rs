@@ -109,14 +109,15 @@ impl Modules {
         Modules { context, capability, loaded: Mutex::default() }
     }
 
-    /// The entry of a launch.
-    pub(crate) fn entry(&self, launch: &Launch) -> Result<Entry> {
+    /// The entry of a launch; none of a library's call.
+    pub(crate) fn entry(&self, launch: &Launch) -> Result<Option<Entry>> {
         let module = match &launch.code {
+            Code::Library(_) => return Ok(None),
             Code::Family(name) => self.family(name)?,
             Code::Text(text) => self.text(text)?,
         };
         let function = module.function(&launch.entry)?;
-        Ok(Entry { function, _module: module })
+        Ok(Some(Entry { function, _module: module }))
     }
 
     /// How many modules are loaded.

@@ -13,9 +13,10 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::device::Parts;
-use crate::driver::{Call, Launched};
+use crate::driver::{Call, Launched, Routed, Routine};
 use crate::kernels::CudaKernel;
-use crate::launch::{Launch, OpCx, Operand, Param};
+use crate::launch::{Code, Launch, OpCx, Operand, Param};
+use crate::libraries::ALIGNMENT;
 use crate::memory::address;
 use crate::modules::Entry;
 
@@ -32,12 +33,20 @@ pub(crate) struct Node {
     pub(crate) output_types: SmallVec<[Option<DType>; 4]>,
     pub(crate) parts: Arc<Parts>,
     /// The last used first.
-    pub(crate) kept: Mutex<VecDeque<(Key, Arc<[Step]>)>>,
+    pub(crate) kept: Mutex<VecDeque<(Met, Arc<[Step]>)>>,
 }
 
-/// A launch with its entry.
+/// What launches follow from.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Met {
+    key: Key,
+    /// The workspace that is there, where libraries may have it; none where they may not be called.
+    room: Option<usize>,
+}
+
+/// A launch with its entry, unless it is a library's call.
 pub(crate) struct Step {
-    entry: Entry,
+    entry: Option<Entry>,
     launch: Launch,
 }
 
@@ -52,7 +61,7 @@ impl Executable for Node {
         workspace(&OpCx {
             op: self.op,
             attrs: &self.attrs,
-            limits: self.parts.limits,
+            limits: self.parts.bounds(Some(self.room(shapes))),
             inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
             outputs: outputs.map(|(index, (ty, shape))| operand(Arg::Output(index), ty, shape)).collect(),
             host: SmallVec::new(),
@@ -64,19 +73,61 @@ impl Executable for Node {
         let steps = self.steps(&given)?;
         steps.iter().try_for_each(|step| self.launch(step, &given))
     }
+
+    fn kernels(&self) -> Option<String> {
+        let kept = self.kept.lock();
+        let (_, steps) = kept.front()?;
+        let mut names: Vec<String> = Vec::new();
+        for step in steps.iter() {
+            let name = match &step.launch.code {
+                Code::Library(routine) => routine.name(),
+                Code::Family(_) | Code::Text(_) => step.launch.entry.clone(),
+            };
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        (!names.is_empty()).then(|| names.join(", "))
+    }
 }
 
 impl Node {
+    /// The bytes of workspace that a library may have at most, so that there is room for what is alive beside it. What other nodes keep
+    /// then is not known here: it may have half of what is left without this one's tensors.
+    fn room(&self, shapes: &IoShapes<'_>) -> usize {
+        let Some(left) = self.parts.left() else { return usize::MAX };
+        let all = self.input_types.iter().zip(shapes.inputs);
+        let all = all.chain(self.output_types.iter().zip(shapes.outputs));
+        let bytes = |(dtype, shape): (&Option<DType>, &Option<Shape>)| match (dtype, shape) {
+            (Some(dtype), Some(shape)) => dtype.byte_len(shape.iter().product()).unwrap_or(usize::MAX),
+            _ => 0,
+        };
+        left.saturating_sub(all.map(bytes).fold(0, usize::saturating_add)) / 2
+    }
+
+    /// The workspace that libraries may have in a run; none where they cannot read its tensors as they lie.
+    fn room_of(&self, given: &Given<'_>) -> Result<Option<usize>> {
+        if !self.parts.libraries.any() || self.kernel.workspace.is_none() {
+            return Ok(None);
+        }
+        for range in given.input_ranges.iter().chain(&given.output_ranges).flatten() {
+            if address(self.parts.id, *range)?.is_some_and(|address| !address.is_multiple_of(ALIGNMENT)) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(given.workspace.map_or(0, |range| range.len)))
+    }
+
     /// The launches for what is given, as they were for the same shapes before.
     fn steps(&self, given: &Given<'_>) -> Result<Arc<[Step]>> {
-        let key = given.key()?;
-        if let Some(steps) = self.find(&key) {
+        let met = Met { key: given.key()?, room: self.room_of(given)? };
+        if let Some(steps) = self.find(&met) {
             return Ok(steps);
         }
         let cx = OpCx {
             op: self.op,
             attrs: &self.attrs,
-            limits: self.parts.limits,
+            limits: self.parts.bounds(met.room),
             inputs: given.inputs.clone(),
             outputs: given.outputs.clone(),
             host: given.host.iter().copied().collect(),
@@ -87,14 +138,14 @@ impl Node {
         }
         let steps: Arc<[Step]> = steps.into();
         let mut kept = self.kept.lock();
-        kept.push_front((key, steps.clone()));
+        kept.push_front((met, steps.clone()));
         kept.truncate(MOST_KEPT);
         Ok(steps)
     }
 
-    fn find(&self, key: &Key) -> Option<Arc<[Step]>> {
+    fn find(&self, met: &Met) -> Option<Arc<[Step]>> {
         let mut kept = self.kept.lock();
-        let place = kept.iter().position(|(kept, _)| kept == key)?;
+        let place = kept.iter().position(|(kept, _)| kept == met)?;
         let found = kept.remove(place)?;
         let steps = found.1.clone();
         kept.push_front(found);
@@ -103,17 +154,43 @@ impl Node {
 
     fn launch(&self, step: &Step, given: &Given<'_>) -> Result<()> {
         let launch = &step.launch;
-        let mut launched = Box::new(Launched::new(step.entry.function, [launch.grid, launch.block]));
+        let call = match (&step.entry, &launch.code) {
+            (Some(entry), _) => Call::Launch(Box::new(self.launched(entry, launch, given)?)),
+            (None, Code::Library(routine)) => Call::Routine(Box::new(self.routed(routine, launch, given)?)),
+            _ => return Err(error!(Fail, "kernel '{}' has no code", launch.entry)),
+        };
+        self.parts.queue.ask(call).within(|| format!("kernel '{}'", launch.entry))
+    }
+
+    fn launched(&self, entry: &Entry, launch: &Launch, given: &Given<'_>) -> Result<Launched> {
+        let mut launched = Launched::new(entry.function, [launch.grid, launch.block]);
         for param in &launch.params {
             match param {
                 Param::Tensor(None) => launched.bytes(&[0; 8]),
                 Param::Tensor(Some(arg)) => {
-                    let range = given.range(*arg).ok_or_else(|| error!(Fail, "{arg:?} has no memory"))?;
-                    launched.tensor(address(self.parts.id, range)?.unwrap_or(0), range.len);
+                    let (address, bytes) = self.place(*arg, given)?;
+                    launched.tensor(address, bytes as usize);
                 }
                 Param::Bytes(bytes) => launched.bytes(bytes),
             }
         }
-        self.parts.queue.ask(Call::Launch(launched)).within(|| format!("kernel '{}'", launch.entry))
+        Ok(launched)
+    }
+
+    fn routed(&self, routine: &Arc<dyn Routine>, launch: &Launch, given: &Given<'_>) -> Result<Routed> {
+        let mut tensors = SmallVec::new();
+        for param in &launch.params {
+            tensors.push(match param {
+                Param::Tensor(Some(arg)) => self.place(*arg, given)?,
+                _ => (0, 0),
+            });
+        }
+        Ok(Routed { routine: routine.clone(), tensors })
+    }
+
+    /// Address and bytes of a tensor.
+    fn place(&self, arg: Arg, given: &Given<'_>) -> Result<(u64, u64)> {
+        let range = given.range(arg).ok_or_else(|| error!(Fail, "{arg:?} has no memory"))?;
+        Ok((address(self.parts.id, range)?.unwrap_or(0), range.len as u64))
     }
 }

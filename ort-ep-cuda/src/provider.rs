@@ -1,5 +1,6 @@
 //! The factory of devices, its options, and the GPUs that it finds.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use ort_alloc::{ArenaConfig, ExtendStrategy};
@@ -9,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::device::CudaDevice;
 use crate::driver::{Driver, NO_DEVICE, PhysicalDevice};
+use crate::libraries::{LibraryReport, reports};
 
 /// The name of the provider.
 const NAME: &str = "cuda";
@@ -24,6 +26,8 @@ const NAME: &str = "cuda";
 /// | `arena_extend_strategy` | `kNextPowerOfTwo` (the default) or `kSameAsRequested` |
 /// | `do_copy_in_default_stream` | `1` (the default): copies go through the compute stream; `0`: through streams of their own |
 /// | `user_compute_stream` | the address of the stream that computes; without it, or where it is 0, one of the provider's own |
+/// | `library_path` | the folder that has NVIDIA's libraries; without it they are looked for |
+/// | `use_cublas` | `1` (the default): cuBLASLt computes products, where it is found; `0` |
 /// | `enable_cuda_graph` | `1`: what runs of the same shapes ask for is captured once and replayed; `0` (the default) |
 #[derive(Debug)]
 pub struct CudaProvider;
@@ -39,7 +43,8 @@ impl ExecutionProvider for CudaProvider {
         let driver = Driver::get()?;
         let count = driver.count()?;
         ensure!(count > 0, EpFail, help = NO_DEVICE, "the NVIDIA driver shows no device");
-        (0..count).map(|index| describe(driver, driver.device(index)?)).collect()
+        let libraries = reports();
+        (0..count).map(|index| describe(driver, driver.device(index)?, &libraries)).collect()
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
@@ -90,8 +95,24 @@ const KNOWN: &[&str] = &[
     "do_copy_in_default_stream",
     "enable_cuda_graph",
     "gpu_mem_limit",
+    "library_path",
+    "use_cublas",
     "user_compute_stream",
 ];
+
+/// What options say of NVIDIA's libraries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LibraryOptions {
+    /// The folder to take them from, and from nowhere else.
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) cublas: bool,
+}
+
+impl Default for LibraryOptions {
+    fn default() -> LibraryOptions {
+        LibraryOptions { path: None, cublas: true }
+    }
+}
 
 /// The options, as they are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +125,7 @@ pub(crate) struct Options {
     pub(crate) user_stream: Option<usize>,
     /// Whether sequences of launches that come again are CUDA graphs.
     pub(crate) graphs: bool,
+    pub(crate) libraries: LibraryOptions,
 }
 
 impl Options {
@@ -115,8 +137,14 @@ impl Options {
         check_options(NAME, options, KNOWN)?;
         // What no request fits is given back before there is more: shapes that grow from run to run hold what the last one takes.
         let arena = ArenaConfig { replace_free_regions: true, ..ArenaConfig::default() };
-        let mut parsed =
-            Options { device_id: index, arena, separate_copies: false, user_stream: None, graphs: false };
+        let mut parsed = Options {
+            device_id: index,
+            arena,
+            separate_copies: false,
+            user_stream: None,
+            graphs: false,
+            libraries: LibraryOptions::default(),
+        };
         for (name, value) in options {
             parsed.set(name, value).map_err(|expected| {
                 error!(
@@ -136,6 +164,9 @@ impl Options {
                 self.arena.limit = Some(value.parse().map_err(|_| "a number of bytes")?);
             }
             "do_copy_in_default_stream" => self.separate_copies = !switch(value)?,
+            "library_path" if value.is_empty() => return Err("a folder"),
+            "library_path" => self.libraries.path = Some(PathBuf::from(value)),
+            "use_cublas" => self.libraries.cublas = switch(value)?,
             "enable_cuda_graph" => self.graphs = switch(value)?,
             "user_compute_stream" => self.user_stream = Some(pointer(value)?).filter(|address| *address != 0),
             _ => {
@@ -167,17 +198,22 @@ fn pointer(value: &str) -> Result<usize, &'static str> {
 }
 
 /// What is told of a device.
-pub(crate) fn describe(driver: &Driver, device: PhysicalDevice) -> Result<DeviceInfo> {
+pub(crate) fn describe(
+    driver: &Driver,
+    device: PhysicalDevice,
+    libraries: &[LibraryReport],
+) -> Result<DeviceInfo> {
     let limits = device.limits()?;
-    let facts = [
+    let own = [
         ("compute capability", format!("{}.{}", limits.capability / 10, limits.capability % 10)),
         ("multiprocessors", limits.processors.to_string()),
         ("driver for CUDA", driver.version()),
     ];
+    let facts = own.into_iter().chain(libraries.iter().map(|report| (report.name, report.to_text())));
     Ok(DeviceInfo {
         provider: NAME,
         name: device.name()?,
         memory_bytes: Some(device.memory()? as u64),
-        facts: facts.map(|(name, value)| (name.to_owned(), value)).to_vec(),
+        facts: facts.map(|(name, value)| (name.to_owned(), value)).collect(),
     })
 }

@@ -205,8 +205,10 @@ impl Queue {
     }
 
     fn issue(&self, call: &Call) -> Result<()> {
-        if matches!(call, Call::Launch(_)) {
-            Counts::add(&self.context.counts.launches);
+        match call {
+            Call::Launch(_) => Counts::add(&self.context.counts.launches),
+            Call::Routine(_) => Counts::add(&self.context.counts.routines),
+            Call::Copy { .. } => {}
         }
         self.compute.ask(call)
     }

@@ -70,7 +70,7 @@ fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
         "tid": 1,
         "ts": microseconds,
         "dur": event.duration.as_secs_f64() * 1e6,
-        "args": { "allocated": allocated, "freed": freed, "live": live },
+        "args": { "allocated": allocated, "freed": freed, "live": live, "kernels": event.kernels },
     })];
     // What is in a subgraph is part of what its node holds.
     if event.depth == 0 {
@@ -84,14 +84,14 @@ fn trace_events(event: &ProfileEvent) -> Vec<serde_json::Value> {
 /// Times by operator, then those of the slowest nodes, each as the mean of `runs`.
 pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -> Result<()> {
     let mut by_op: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
-    let mut by_node: BTreeMap<(&str, &str), (f64, EventMemory)> = BTreeMap::new();
+    let mut by_node: BTreeMap<(&str, &str), (f64, &ProfileEvent)> = BTreeMap::new();
     for event in events {
         let milliseconds = event.duration.as_secs_f64() * 1e3 / runs as f64;
         let entry = by_op.entry(event.op).or_default();
         entry.0 += 1;
         entry.1 += milliseconds;
-        let (time, memory) = by_node.entry((&event.node, event.op)).or_default();
-        (*time, *memory) = (*time + milliseconds, event.memory);
+        let (time, last) = by_node.entry((&event.node, event.op)).or_insert((0.0, event));
+        (*time, *last) = (*time + milliseconds, event);
     }
     let total: f64 = by_op.values().map(|(_, time)| time).sum();
     let mut sorted: Vec<_> = by_op.into_iter().collect();
@@ -109,11 +109,17 @@ pub(super) fn print_tables(events: &[ProfileEvent], runs: usize, nodes: usize) -
     say!("{rows}\n")?;
     let mut sorted: Vec<_> = by_node.into_iter().collect();
     sorted.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
-    let mut rows = table(&["node", "operator", "ms", "allocated", "freed", "alive"]);
-    for ((node, op), (time, memory)) in sorted.into_iter().take(nodes) {
-        let EventMemory { allocated, freed, live } = memory;
+    // Providers that have no choice tell none.
+    let has_kernels = events.iter().any(|event| event.kernels.is_some());
+    let headings = ["node", "operator", "ms", "allocated", "freed", "alive", "kernels"];
+    let shown = headings.len() - usize::from(!has_kernels);
+    let mut rows = table(headings.get(..shown).unwrap_or(&headings));
+    for ((node, op), (time, event)) in sorted.into_iter().take(nodes) {
+        let EventMemory { allocated, freed, live } = event.memory;
         let [allocated, freed, live] = [allocated, freed, live].map(human_bytes);
-        rows.add_row([node.to_string(), op.to_string(), format!("{time:.3}"), allocated, freed, live]);
+        let kernels = event.kernels.clone().unwrap_or_default();
+        let row = [node.to_string(), op.to_string(), format!("{time:.3}"), allocated, freed, live, kernels];
+        rows.add_row(row.into_iter().take(shown));
     }
     say!("{rows}")
 }

@@ -16,6 +16,11 @@ pub trait Executable: Send + Sync {
 
     /// Computes the outputs. May be called from several threads at once.
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()>;
+
+    /// What computed the outputs in a recent run, for profiles: kernels, or a library and its algorithm. None where there is no choice to tell.
+    fn kernels(&self) -> Option<String> {
+        None
+    }
 }
 
 impl<F> Executable for F

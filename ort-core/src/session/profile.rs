@@ -21,6 +21,8 @@ pub struct ProfileEvent {
     pub memory: EventMemory,
     /// How many subgraphs it is in; what those hold is in a part of the memory of the node that they belong to.
     pub depth: usize,
+    /// What computed it, where its provider tells: kernels, or a library and its algorithm.
+    pub kernels: Option<String>,
 }
 
 /// Bytes of values, workspaces and outputs: of the graph that the node is in.
@@ -61,6 +63,7 @@ impl Profile {
             duration: start.elapsed(),
             memory,
             depth,
+            kernels: step.work.kernel().and_then(|kernel| kernel.kernels()),
         };
         self.events.lock().push(event);
     }

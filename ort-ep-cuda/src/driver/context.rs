@@ -26,6 +26,8 @@ pub(crate) struct Context {
 pub struct Counters {
     /// Kernels that were launched one by one.
     pub launches: u64,
+    /// Calls of NVIDIA's libraries, one by one.
+    pub routines: u64,
     /// CUDA graphs that were captured.
     pub captures: u64,
     /// CUDA graphs that were launched.
@@ -39,6 +41,7 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) launches: AtomicU64,
+    pub(crate) routines: AtomicU64,
     pub(crate) captures: AtomicU64,
     pub(crate) replays: AtomicU64,
     pub(crate) waits: AtomicU64,
@@ -71,6 +74,7 @@ impl Context {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
             launches: count(&self.counts.launches),
+            routines: count(&self.counts.routines),
             captures: count(&self.counts.captures),
             replays: count(&self.counts.replays),
             waits: count(&self.counts.waits),
@@ -89,7 +93,7 @@ impl Context {
     }
 
     /// Makes this the context of the calling thread.
-    pub(super) fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         self.check_present()?;
         // SAFETY: the context was retained and not released yet.
         self.check(unsafe { sys::cuCtxSetCurrent(self.context) }, "cuCtxSetCurrent")

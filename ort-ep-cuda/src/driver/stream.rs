@@ -1,6 +1,8 @@
 //! Streams, what is asked of them, and the events by which one waits for another.
 
 use std::ffi::c_void;
+use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ptr;
 use std::sync::Arc;
 
@@ -50,11 +52,60 @@ impl Launched {
     }
 }
 
+/// A stream as NVIDIA's libraries take it.
+pub(crate) type RawStream = *mut c_void;
+
+/// Something that a library over the driver does with tensors on the device.
+pub(crate) trait Routine: Send + Sync {
+    /// What it is called in profiles.
+    fn name(&self) -> String;
+
+    /// Asks a stream for it, whose context is current, with the address and the bytes of each of its tensors; zeros for one that is left out.
+    fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()>;
+}
+
+impl fmt::Debug for dyn Routine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// A routine with its tensors.
+#[derive(Clone, Debug)]
+pub(crate) struct Routed {
+    pub(crate) routine: Arc<dyn Routine>,
+    pub(crate) tensors: SmallVec<[(u64, u64); 6]>,
+}
+
+impl Routed {
+    /// What tells routines apart: each is made for one node and its shapes, and kept as long as somebody compares with it.
+    fn identity(&self) -> *const () {
+        Arc::as_ptr(&self.routine).cast()
+    }
+}
+
+impl PartialEq for Routed {
+    fn eq(&self, other: &Routed) -> bool {
+        self.identity() == other.identity() && self.tensors == other.tensors
+    }
+}
+
+impl Eq for Routed {}
+
+impl Hash for Routed {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.identity().hash(state);
+        self.tensors.hash(state);
+    }
+}
+
 /// What is asked of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Call {
     /// A kernel is launched.
     Launch(Box<Launched>),
+    /// A library is called.
+    Routine(Box<Routed>),
     /// Bytes are copied within the device's memory.
     Copy { from: u64, to: u64, bytes: u64 },
 }
@@ -64,6 +115,7 @@ impl Call {
     pub(crate) fn memory(&self) -> SmallVec<[(u64, u64); 4]> {
         match self {
             Call::Launch(launched) => launched.tensors.clone(),
+            Call::Routine(routed) => routed.tensors.iter().copied().collect(),
             Call::Copy { from, to, bytes } => SmallVec::from_slice(&[(*from, *bytes), (*to, *bytes)]),
         }
     }
@@ -116,6 +168,10 @@ impl Stream {
     pub(crate) fn ask(&self, call: &Call) -> Result<()> {
         match call {
             Call::Launch(launched) => self.launch(launched),
+            Call::Routine(routed) => {
+                self.context.enter()?;
+                routed.routine.ask(self.stream.cast(), &routed.tensors)
+            }
             Call::Copy { from, to, bytes } => {
                 self.context.enter()?;
                 // SAFETY: both lie in live memory of this context, which the driver checks.

@@ -194,7 +194,7 @@ impl Sizes {
         has_scores: bool,
         taken: &mut usize,
     ) -> Result<Option<Operand>> {
-        let splits = self.cut(cx.limits, types, has_scores)?.splits;
+        let splits = self.cut(*cx.limits, types, has_scores)?.splits;
         let lines = self.pairs().saturating_mul(splits).saturating_mul(self.rows());
         let shape = [lines, self.value_size.saturating_add(2)];
         Ok((splits > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
@@ -213,7 +213,7 @@ impl Attend<'_> {
             return Ok(Vec::new());
         }
         let types = [self.q.operand.dtype, self.k.operand.dtype];
-        let cut = self.sizes.cut(cx.limits, types, self.scores.is_some())?;
+        let cut = self.sizes.cut(*cx.limits, types, self.scores.is_some())?;
         let parts = self.sizes.parts(cx, types, self.scores.is_some(), &mut taken)?;
         let words = self.words(&cut)?;
         let blocks = self.sizes.pairs().saturating_mul(cut.blocks).saturating_mul(cut.splits);

@@ -185,7 +185,7 @@ fn gelu(approximate: &str) -> Result<ScalarExpr> {
 }
 
 /// A formula of one input, of a formula.
-fn replaced(formula: &ScalarExpr, by: &ScalarExpr) -> ScalarExpr {
+pub(super) fn replaced(formula: &ScalarExpr, by: &ScalarExpr) -> ScalarExpr {
     let inner = |formula: &ScalarExpr| replaced(formula, by);
     match formula {
         ScalarExpr::Input(_) => by.clone(),
@@ -280,7 +280,7 @@ fn bias_split_gelu(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 /// The launch of a formula over a walk of the result; inputs begin at an element.
-fn computed(
+pub(super) fn computed(
     formula: &ScalarExpr,
     number: Number,
     (walk, inputs): (&Walk, &[(&Operand, usize)]),

@@ -1,6 +1,8 @@
 //! Matrix products of any strides and batches on the device, with what follows them in the same launch, and activations as kernels know
 //! them.
 
+mod lt;
+
 use ort_core::dtype::DType;
 use ort_core::ops::fused::activation::Activation;
 use ort_core::{Result, ensure, error};
@@ -44,6 +46,8 @@ pub(super) struct Product {
     pub(super) alpha: f32,
     pub(super) beta: f32,
     pub(super) activation: Option<Activation>,
+    /// Whether the node's workspace is there for it alone.
+    pub(super) has_workspace: bool,
 }
 
 /// A side of a product: its sizes and steps, the last two those of its matrix.
@@ -136,7 +140,8 @@ impl Product {
         let y = Part::broadcast(y, &whole, &whole)?;
         let (addends, activation) = (Vec::new(), None);
         let (alpha, beta) = (1.0, 1.0);
-        Ok(Product { batch, rows, columns, depth, a, b, y, addends, alpha, beta, activation })
+        let has_workspace = false;
+        Ok(Product { batch, rows, columns, depth, a, b, y, addends, alpha, beta, activation, has_workspace })
     }
 
     /// With a further tensor, which broadcasts to the result; under another shape of as many elements where one is given.
@@ -153,6 +158,9 @@ impl Product {
             return Ok(Vec::new());
         }
         let mut walk = self.fold();
+        if let Some(launches) = lt::launches(&self, cx, &walk)? {
+            return Ok(launches);
+        }
         if self.columns <= FEW_ROWS && self.columns < self.rows {
             self.transpose();
             // The steps of the sides along the batch are the first two.

@@ -8,7 +8,7 @@ use ort_core::spec::{MICROSOFT, RUNTIME};
 
 use super::gemm::{Product, Side};
 use super::{CudaKernel, MOST_AXES, cuda_kernels};
-use crate::launch::{Launch, OpCx, Operand};
+use crate::launch::{Launch, OpCx, Operand, scratch};
 
 /// What fused operators multiply.
 const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -21,17 +21,21 @@ const MATMUL: KernelDef =
 const FUSED_MATMUL: KernelDef = KernelDef { op: "FusedMatMul", types: &[("T", FLOATS)], ..MATMUL };
 
 cuda_kernels![
-    CudaKernel::new(MATMUL, matmul),
-    CudaKernel::new(KernelDef { domain: MICROSOFT, ..FUSED_MATMUL }, fused_matmul),
-    CudaKernel::new(KernelDef { domain: RUNTIME, in_place: &[(3, 0)], ..FUSED_MATMUL }, with_addends),
+    CudaKernel::new(MATMUL, matmul).with_workspace(|cx| scratch(cx, matmul)),
+    CudaKernel::new(KernelDef { domain: MICROSOFT, ..FUSED_MATMUL }, fused_matmul)
+        .with_workspace(|cx| scratch(cx, fused_matmul)),
+    CudaKernel::new(KernelDef { domain: RUNTIME, in_place: &[(3, 0)], ..FUSED_MATMUL }, with_addends)
+        .with_workspace(|cx| scratch(cx, with_addends)),
     CudaKernel::new(
         KernelDef { op: "Gemm", types: &[("T", PRODUCTS)], when: has_plain_factors, ..KernelDef::BASE },
         gemm,
-    ),
+    )
+    .with_workspace(|cx| scratch(cx, gemm)),
     CudaKernel::new(
         KernelDef { domain: MICROSOFT, op: "FusedGemm", types: &[("T", FLOATS)], ..KernelDef::BASE },
         gemm,
-    ),
+    )
+    .with_workspace(|cx| scratch(cx, gemm)),
 ];
 
 /// Whether the ranks of both sides are known, and few enough.
@@ -72,11 +76,10 @@ fn product(cx: &OpCx<'_>, matrix: Option<[&str; 2]>, batch: Option<[&str; 2]>) -
     let side = |tensor: &Operand, matrix, batch, is_left| {
         Side::new(tensor, &order(tensor.rank(), matrix, batch), is_left)
     };
-    Product::new(
-        [a, b],
-        [side(a, a_matrix, a_batch, true)?, side(b, b_matrix, b_batch, false)?],
-        cx.output(0)?,
-    )
+    let sides = [side(a, a_matrix, a_batch, true)?, side(b, b_matrix, b_batch, false)?];
+    let mut product = Product::new([a, b], sides, cx.output(0)?)?;
+    product.has_workspace = true;
+    Ok(product)
 }
 
 const TRANSPOSED: [&str; 2] = ["transA", "transB"];

@@ -13,6 +13,7 @@ mod deform_conv;
 mod einsum;
 mod elementwise;
 mod embed;
+mod finish;
 mod gather;
 mod gather_blocks;
 mod gemm;
@@ -61,6 +62,11 @@ impl CudaKernel {
     /// A kernel without workspace.
     pub(crate) const fn new(def: KernelDef, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> CudaKernel {
         CudaKernel { def, launches, workspace: None }
+    }
+
+    /// The same with a workspace, which is that of the libraries that compute it.
+    pub(crate) const fn with_workspace(self, workspace: fn(&OpCx<'_>) -> Result<usize>) -> CudaKernel {
+        CudaKernel { workspace: Some(workspace), ..self }
     }
 }
 

@@ -6,17 +6,21 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use ort_core::Result;
 use ort_core::ep::{Device, ProviderOptions};
+use ort_core::{Result, error};
 use ort_ep_cpu as _;
 use ort_ep_cuda::CudaDevice;
 
 /// The variable that names the driver's library.
 pub(crate) const DRIVER: &str = "ORT_CUDA_DRIVER";
 
-/// Options as they are given.
+/// Without NVIDIA's libraries, which a machine may have: what is tested are kernels of our own.
+pub(crate) const OWN_KERNELS: &[(&str, &str)] = &[("use_cublas", "0")];
+
+/// Options as they are given, with kernels of our own where they do not say otherwise.
 pub(crate) fn options(options: &[(&str, &str)]) -> ProviderOptions {
-    options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    let all = OWN_KERNELS.iter().chain(options);
+    all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
 /// The emulator, which cargo built beside the tests.
@@ -26,11 +30,26 @@ pub(crate) fn emulator() -> PathBuf {
     own.with_file_name(format!("{prefix}ort_cuda_emulator{suffix}"))
 }
 
+/// A folder with links to the emulator, which stands in for NVIDIA's libraries under their names, too.
+pub(crate) fn libraries(names: &[&str]) -> Result<tempfile::TempDir> {
+    let folder = tempfile::tempdir().map_err(|problem| error!(Fail, "{problem}"))?;
+    for name in names {
+        let linked = std::os::unix::fs::symlink(emulator(), folder.path().join(name));
+        linked.map_err(|problem| error!(Fail, "a link {name}: {problem}"))?;
+    }
+    Ok(folder)
+}
+
+/// Whether the driver is the emulator.
+pub(crate) fn is_emulated() -> bool {
+    std::env::var(DRIVER).is_ok_and(|driver| driver.contains("ort_cuda_emulator"))
+}
+
 /// Runs the test of this name in a process of its own that finds a driver: that of the variable, else the emulator. The library of a driver
 /// is looked for once in a process, and a test cannot change what its own process is told. In that process, a device.
 pub(crate) fn with_device(test: &str) -> Result<Option<Arc<dyn Device>>> {
     if std::env::var_os(DRIVER).is_some() {
-        let device: Arc<dyn Device> = CudaDevice::open(0, &ProviderOptions::new())?;
+        let device: Arc<dyn Device> = CudaDevice::open(0, &options(&[]))?;
         return Ok(Some(device));
     }
     let (said, is_fine) = run(test, &[(DRIVER, &emulator().to_string_lossy())]);

@@ -14,7 +14,9 @@ use crate::memory::Memory;
 use crate::parse::Module;
 
 mod launch;
+mod lt;
 mod queue;
+mod routine;
 use launch::{error_text, load, start};
 use queue::{Event, From, Op, Stream, ask, finish_streams};
 
@@ -168,6 +170,7 @@ macro_rules! api {
 }
 
 mod streams;
+pub use lt::*;
 pub use streams::*;
 
 api! {

@@ -79,7 +79,8 @@ pub(super) fn run(
     println!(
         "{SUITE} on {name}: {summary}, {alone} on the device alone, {moved} claimed whole and cheaper in part on the host"
     );
-    for line in lines.lines().filter(|line| line.starts_with("operators on the host")) {
+    let told = ["operators on the host", "library "];
+    for line in lines.lines().filter(|line| told.iter().any(|start| line.starts_with(start))) {
         println!("{line}");
     }
     let path = workspace.own(list);

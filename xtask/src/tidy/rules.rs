@@ -34,6 +34,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-ep-cpu/src/simd/",
     "ort-ep-cuda/src/driver.rs",
     "ort-ep-cuda/src/driver/",
+    "ort-ep-cuda/src/libraries/",
     // It makes a stream as a user of the driver's would.
     "ort-ep-cuda/tests/streams.rs",
     "ort-ep-wgpu/src/driver_cache.rs",

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::ir::{Attribute, Attributes, ValueId};
 use crate::ops::microsoft::number;
-use crate::spec::Draft;
+use crate::spec::{Draft, Registry, ScalarExpr};
 use crate::{Result, ensure, error, not_one_of};
 
 /// One activation: how fused operators name it, and the operator that it is.
@@ -164,6 +164,26 @@ impl Activation {
         value.ok_or_else(|| error!(InvalidGraph, "activation '{}' has no parameter '{name}'", self.name))
     }
 
+    /// The formula of it, of the first input.
+    ///
+    /// # Errors
+    /// The operator of the standard that it is has none.
+    pub fn formula(&self) -> Result<ScalarExpr> {
+        let row = find(self.name)?;
+        if row.op == "Clip" {
+            let [min, max] = ["min", "max"].map(|name| self.parameter(name));
+            return Ok(ScalarExpr::Input(0).max(f64::from(min?)).min(f64::from(max?)));
+        }
+        let spec = Registry::global()?.find("", row.op);
+        let spec = spec.ok_or_else(|| error!(Fail, "there is no operator {}", row.op))?;
+        let named = row.parameters.iter().zip(&self.values);
+        let mut given: Vec<(String, Attribute)> =
+            named.map(|(name, value)| (name.to_string(), Attribute::Float(*value))).collect();
+        given.extend(row.fixed.iter().map(|(n, v)| (n.to_string(), Attribute::String(v.to_string()))));
+        let scalar = spec.scalar.ok_or_else(|| error!(Fail, "{} has no formula", row.op))?;
+        scalar(&Attributes::new(spec, given)?)
+    }
+
     /// Makes a draft the operator that applies it to a value.
     pub(in crate::ops) fn become_of(&self, draft: &mut Draft<'_>, value: ValueId) -> Result<()> {
         let row = find(self.name)?;
@@ -200,7 +220,6 @@ pub(in crate::ops) fn end_with(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Registry;
 
     /// Each row names an operator of the standard and its attributes, and is found again from that operator.
     #[test]
@@ -216,6 +235,7 @@ mod tests {
             given.extend(row.fixed.iter().map(|(n, v)| (n.to_string(), Attribute::String(v.to_string()))));
             let found = Activation::of_operator(row.op, &Attributes::new(spec, given)?);
             let expected = Activation::new(row.name, &vec![0.25; row.parameters.len()])?;
+            assert!(expected.formula()?.input_count() == 1, "{}", row.name);
             assert_eq!(found, Some(expected), "{}", row.name);
         }
         Ok(())

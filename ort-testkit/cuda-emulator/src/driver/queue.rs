@@ -11,6 +11,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::launch::{Job, execute};
+use super::routine::{Routine, perform as perform_routine};
 use super::{DRIVER, Done, Driver, Guard, Handle, copy};
 use crate::{Fault, code};
 
@@ -53,12 +54,30 @@ pub(super) enum From {
 
 #[derive(Clone)]
 pub(super) enum Op {
-    Copy { to: u64, from: From, size: usize, pageable: bool },
-    Fill { to: u64, value: u8, size: usize },
+    Copy {
+        to: u64,
+        from: From,
+        size: usize,
+        pageable: bool,
+    },
+    Fill {
+        to: u64,
+        value: u8,
+        size: usize,
+    },
     Launch(Arc<Job>),
-    Record { event: u64, turn: u64 },
-    Wait { event: u64, turn: u64, stream: u64 },
+    Record {
+        event: u64,
+        turn: u64,
+    },
+    Wait {
+        event: u64,
+        turn: u64,
+        stream: u64,
+    },
     Graph(Arc<Vec<Op>>),
+    /// A call of a library over the driver.
+    Routine(Arc<Routine>),
 }
 
 /// One thing is done at a time.
@@ -101,6 +120,7 @@ impl Driver {
         let uses = |op: &Op| match op {
             Op::Copy { to, from: From::Address(from), .. } => within(*to) || within(*from),
             Op::Copy { to, .. } => within(*to),
+            Op::Routine(routine) => routine.memory.iter().any(|(address, _)| within(*address)),
             _ => false,
         };
         self.streams.values().flat_map(|stream| &stream.queue).any(uses)
@@ -171,15 +191,22 @@ fn drain(stream: u64, until: Option<(u64, u64)>) -> Done {
     }
 }
 
+/// A fault unless so much memory is there.
+pub(super) fn held(address: u64, size: usize, what: &str) -> Done {
+    let mut driver = DRIVER.lock();
+    if driver.within(address, size).is_ok() {
+        return Ok(());
+    }
+    let fault = Fault::new(code::ILLEGAL_ADDRESS, format!("{what} of {size} bytes at {address:#x}"));
+    Err(driver.fails(&fault))
+}
+
+/// Breaks the context with a fault.
+pub(super) fn fails(fault: &Fault) -> u32 {
+    DRIVER.lock().fails(fault)
+}
+
 fn perform(op: Op) -> Done {
-    let held = |address: u64, size: usize, what: &str| {
-        let mut driver = DRIVER.lock();
-        if driver.within(address, size).is_ok() {
-            return Ok(());
-        }
-        let fault = Fault::new(code::ILLEGAL_ADDRESS, format!("{what} of {size} bytes at {address:#x}"));
-        Err(driver.fails(&fault))
-    };
     match op {
         Op::Copy { to, from, size, pageable } => {
             if !pageable {
@@ -216,5 +243,6 @@ fn perform(op: Op) -> Done {
         }
         Op::Wait { event, turn, stream } => drain(stream, Some((event, turn))),
         Op::Graph(ops) => ops.iter().cloned().try_for_each(perform),
+        Op::Routine(routine) => perform_routine(&routine),
     }
 }
