@@ -3,7 +3,9 @@
 mod support;
 
 use ort_core::Result;
-use ort_testkit::on_device::{attention, lines, products, quant, recurrent, sums, updates, vision, windows};
+use ort_testkit::on_device::{
+    attention, gradients, lines, optimizers, products, quant, recurrent, sums, updates, vision, windows,
+};
 use support::with_device;
 
 #[test]
@@ -188,4 +190,60 @@ fn updates_are_in_place() -> Result<()> {
     let Some(device) = with_device("updates_are_in_place")? else { return Ok(()) };
     updates::in_place(&device)?;
     updates::elsewhere(&device)
+}
+
+#[test]
+fn optimizers_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("optimizers_are_those_of_the_cpu")? else { return Ok(()) };
+    optimizers::optimizers(&device);
+    Ok(())
+}
+
+#[test]
+fn numbers_of_gradients_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("numbers_of_gradients_are_those_of_the_cpu")? else { return Ok(()) };
+    optimizers::numbers_of_gradients(&device);
+    Ok(())
+}
+
+#[test]
+fn batch_norms_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("batch_norms_are_those_of_the_cpu")? else { return Ok(()) };
+    gradients::batch_norms(&device);
+    Ok(())
+}
+
+#[test]
+fn dropouts_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("dropouts_are_those_of_the_cpu")? else { return Ok(()) };
+    gradients::dropouts(&device);
+    Ok(())
+}
+
+#[test]
+fn attention_in_training_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("attention_in_training_is_that_of_the_cpu")? else { return Ok(()) };
+    gradients::attention(&device);
+    Ok(())
+}
+
+#[test]
+fn losses_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("losses_are_those_of_the_cpu")? else { return Ok(()) };
+    gradients::losses(&device);
+    Ok(())
+}
+
+#[test]
+fn updates_that_are_added_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("updates_that_are_added_are_those_of_the_cpu")? else { return Ok(()) };
+    gradients::scatters(&device);
+    Ok(())
+}
+
+#[test]
+fn gradients_of_convolutions_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("gradients_of_convolutions_are_those_of_the_cpu")? else { return Ok(()) };
+    gradients::convolutions(&device);
+    Ok(())
 }

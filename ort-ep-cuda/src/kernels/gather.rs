@@ -50,7 +50,7 @@ cuda_kernels![
     ),
 ];
 
-fn reduces(node: &NodeView<'_>) -> bool {
+pub(super) fn reduces(node: &NodeView<'_>) -> bool {
     node.attrs().find_string("reduction").unwrap_or("none") != "none"
 }
 
@@ -194,9 +194,9 @@ fn one_hot(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 /// Where updates go: `tuples` of them, each of `run` elements, to one of the `slots` of the data.
-struct Target {
-    tuples: usize,
-    run: usize,
+pub(super) struct Target {
+    pub(super) tuples: usize,
+    pub(super) run: usize,
     slots: usize,
     /// The numbers of the kernels' structure in its order: whether indices are wide, whether each is one along an axis, that axis's size
     /// and step, how many axes are walked or named; their sizes, and their steps.
@@ -204,7 +204,7 @@ struct Target {
 }
 
 impl Target {
-    fn new(cx: &OpCx<'_>) -> Result<Target> {
+    pub(super) fn new(cx: &OpCx<'_>) -> Result<Target> {
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
         let (count, wide) = (data.count(), wide(indices)?);
         ensure!(count <= i32::MAX as usize, NotImplemented, "data {:?} are beyond 31 bits", data.shape);
@@ -223,7 +223,7 @@ impl Target {
         Ok(Target { tuples: outer, run: tuples.run, slots: tuples.slots(), words })
     }
 
-    fn pass(&self, launch: Launch) -> Result<Launch> {
+    pub(super) fn pass(&self, launch: Launch) -> Result<Launch> {
         launch.ints::<{ 5 + 2 * MOST_AXES }>(&self.words)
     }
 }

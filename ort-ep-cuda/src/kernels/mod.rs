@@ -40,6 +40,7 @@ mod resize;
 mod roi;
 mod rotary;
 mod top_k;
+mod training;
 
 use ort_core::Result;
 use ort_core::ep::KernelDef;

@@ -8,7 +8,9 @@
 )]
 
 pub mod attention;
+pub mod gradients;
 pub mod lines;
+pub mod optimizers;
 pub mod products;
 pub mod quant;
 pub mod recurrent;

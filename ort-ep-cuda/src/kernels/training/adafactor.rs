@@ -1,0 +1,186 @@
+//! `Adafactor`: the new moments, then the update, which is computed twice: for its norm, and to change the parameter.
+
+use ort_core::Result;
+use ort_core::dtype::DType;
+use ort_core::ep::KernelDef;
+use ort_core::ops::training::adafactor_epsilon;
+use ort_core::spec::RUNTIME;
+
+use super::step::{Call, FAMILY, Stream, kept, kept_or_spare, rule, spread, suffix, sums, sums_of};
+use crate::kernels::lines::teams;
+use crate::kernels::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+const ROW: usize = 6;
+const COLUMN: usize = 7;
+const SECOND: usize = 8;
+
+/// Lines up to so long have one thread each, and those up to the other a warp.
+const SHORT: usize = 16;
+const LONG: usize = 1024;
+/// The rows of a piece of a column, and the blocks that keep a device busy.
+const PIECE: usize = 64;
+const BLOCKS: usize = 1024;
+/// Columns that a block takes side by side.
+const ABREAST: usize = 32;
+
+cuda_kernels![CudaKernel {
+    workspace: Some(|cx| Space::of(cx).map(|space| space.bytes)),
+    ..CudaKernel::new(
+        KernelDef {
+            domain: RUNTIME,
+            op: "Adafactor",
+            in_place: &[(0, 0), (ROW, 1), (COLUMN, 2), (SECOND, 3)],
+            ..KernelDef::BASE
+        },
+        launches
+    )
+}];
+
+/// The last two sizes of a parameter, and how many such matrices it has; one row of none below rank 2.
+#[derive(Clone, Copy)]
+struct Layout {
+    matrices: usize,
+    rows: usize,
+    columns: usize,
+    factored: bool,
+}
+
+impl Layout {
+    fn of(shape: &[usize]) -> Layout {
+        match shape {
+            [outer @ .., rows, columns] => {
+                Layout { matrices: outer.iter().product(), rows: *rows, columns: *columns, factored: true }
+            }
+            _ => Layout { matrices: 1, rows: 1, columns: shape.iter().product(), factored: false },
+        }
+    }
+
+    /// The threads of a column, and the pieces of its rows.
+    fn of_columns(&self) -> (usize, usize) {
+        let lines = self.matrices.saturating_mul(self.columns);
+        if self.rows <= SHORT {
+            return (1, 1);
+        }
+        let blocks = lines.div_ceil(ABREAST).max(1);
+        (8, (self.rows / PIECE).min(BLOCKS / blocks).max(1))
+    }
+
+    fn pass(&self, launch: Launch) -> Result<Launch> {
+        launch.uints::<4>(&[self.matrices, self.rows, self.columns, self.factored.into()])
+    }
+}
+
+/// What the passes of a node leave for each other.
+struct Space {
+    layout: Layout,
+    /// Moments of rows, or of elements.
+    moments: Operand,
+    /// Moments of columns, the means of those of rows, and the pieces of the sums of columns.
+    of_columns: Option<[Operand; 3]>,
+    parts: Operand,
+    bytes: usize,
+}
+
+impl Space {
+    fn of(cx: &OpCx<'_>) -> Result<Space> {
+        let own = cx.input(0)?;
+        let (layout, mut bytes) = (Layout::of(&own.shape), 0);
+        let parts = sums(cx, &mut bytes, &[2, sums_of(own.count())]);
+        if !layout.factored {
+            let moments = kept_or_spare(cx, Stream::of(cx, SECOND, 3)?, &mut bytes);
+            return Ok(Space { layout, moments, of_columns: None, parts, bytes });
+        }
+        let [moments, columns] = [Stream::of(cx, ROW, 1)?, Stream::of(cx, COLUMN, 2)?]
+            .map(|state| kept_or_spare(cx, state, &mut bytes));
+        let means = cx.workspace(&mut bytes, own.dtype, &[layout.matrices]);
+        let (_, splits) = layout.of_columns();
+        let pieces = sums(cx, &mut bytes, &[splits, layout.matrices, layout.columns]);
+        Ok(Space { layout, moments, of_columns: Some([columns, means, pieces]), parts, bytes })
+    }
+}
+
+fn factor_rule(cx: &OpCx<'_>, dtype: DType) -> Result<Vec<u8>> {
+    let attr = |name: &str| cx.attrs.decimal(name);
+    let least = adafactor_epsilon(cx.attrs, dtype)?;
+    Ok(rule(
+        &[attr("beta2_decay")?, least, attr("epsilon2")?, attr("clip_threshold")?, attr("weight_decay")?],
+        &[],
+    ))
+}
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (call, space) = (Call::of(cx)?, Space::of(cx)?);
+    let parameter = Stream::of(cx, 0, 0)?;
+    let count = call.gradient.count();
+    if count == 0 {
+        let states = if space.layout.factored { &[(ROW, 1), (COLUMN, 2)][..] } else { &[(SECOND, 3)] };
+        let states = states.iter().map(|(input, output)| Stream::of(cx, *input, *output));
+        let streams: Vec<Stream<'_>> = std::iter::once(Ok(parameter)).chain(states).collect::<Result<_>>()?;
+        return kept(cx, &streams);
+    }
+    let rule = factor_rule(cx, parameter.from.dtype)?;
+    let mut launches = moments(cx, &call, &space, &rule)?;
+    let blocks = sums_of(count);
+    let [columns, means] = match &space.of_columns {
+        Some([columns, means, _]) => [Some(columns), Some(means)],
+        None => [None, None],
+    };
+    let estimated = |launch: Launch| {
+        let launch = launch.tensor(&space.moments).find_tensor(columns).find_tensor(means);
+        launch.tensor(call.gradient)
+    };
+    let norms = estimated(call.launch("factor_norms")?.tensor(parameter.from));
+    let norms = call.update(call.scale(norms)).tensor(&space.parts).uint(count)?;
+    launches.push(space.layout.pass(norms)?.bytes(&rule).grid([blocks, 1, 1])?);
+    if let Some(target) = parameter.to {
+        let apply = estimated(call.launch("factor_apply")?.tensor(parameter.from).tensor(target));
+        let apply = call.step(call.update(call.scale(call.rate(apply))));
+        let apply = apply.tensor(&space.parts).uint(count)?.uint(blocks)?;
+        launches.push(spread(cx, space.layout.pass(apply)?.bytes(&rule), count)?);
+    }
+    Ok(launches)
+}
+
+/// The launches for the new moments.
+fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Result<Vec<Launch>> {
+    let (layout, count) = (space.layout, call.gradient.count());
+    let told = |launch: Launch| call.step(call.update(call.scale(launch)));
+    let Some([columns, means, pieces]) = &space.of_columns else {
+        let old = Stream::of(cx, SECOND, 3)?;
+        old.check_len(count)?;
+        let launch =
+            told(call.launch("factor_each")?.tensor(old.from).tensor(&space.moments).tensor(call.gradient));
+        return Ok(vec![spread(cx, launch.uint(count)?.bytes(rule), count)?]);
+    };
+    let (old_rows, old_columns) = (Stream::of(cx, ROW, 1)?, Stream::of(cx, COLUMN, 2)?);
+    let (row_count, lines) = (layout.matrices * layout.rows, layout.matrices * layout.columns);
+    old_rows.check_len(row_count)?;
+    old_columns.check_len(lines)?;
+    let team = team_of(layout.columns);
+    let with_team =
+        |launch: Launch, team: usize| Launch { entry: format!("{}_{team}", launch.entry), ..launch };
+    let rows = with_team(call.launch("factor_rows")?, team);
+    let rows = told(rows.tensor(old_rows.from).tensor(&space.moments).tensor(call.gradient));
+    let rows = teams(layout.pass(rows)?.bytes(rule), row_count, team, 1)?;
+    let (team, splits) = layout.of_columns();
+    let sums = with_team(call.launch("factor_columns")?, team).tensor(call.gradient);
+    let sums = teams(layout.pass(call.update(sums).tensor(pieces))?, lines, team, splits)?;
+    let suffix = suffix(columns.dtype)?;
+    let join = Launch::new(FAMILY, format!("factor_join_{suffix}")).tensor(pieces).uint(splits)?;
+    let join = told(join.tensor(old_columns.from).tensor(columns));
+    let join = spread(cx, layout.pass(join)?.bytes(rule), lines)?;
+    let team = team_of(layout.rows);
+    let of_rows = Launch::new(FAMILY, format!("factor_means_{suffix}_{team}")).tensor(&space.moments);
+    let of_rows = layout.pass(call.update(of_rows.tensor(means)))?.bytes(rule);
+    Ok(vec![rows, sums, join, teams(of_rows, layout.matrices, team, 1)?])
+}
+
+/// The threads of a line.
+fn team_of(len: usize) -> usize {
+    match len {
+        0..=SHORT => 1,
+        _ if len <= LONG => 32,
+        _ => 256,
+    }
+}

@@ -1,0 +1,220 @@
+//! `TrainingAttention` and its gradient: one launch for the former, for the latter one for what the softmax of each query is and one for each
+//! gradient, none of which keeps scores.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::spec::RUNTIME;
+use ort_core::{Result, ensure, error};
+
+use super::step::suffix;
+use crate::kernels::lines::SHORT_FLOATS;
+use crate::kernels::{CudaKernel, MOST_AXES, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand, strides};
+
+/// The family of the kernels.
+pub(super) const FAMILY: &str = "training_attention";
+const MASKS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::Bool]));
+
+const FORWARD: KernelDef = KernelDef {
+    domain: RUNTIME,
+    op: "TrainingAttention",
+    types: &[("T", SHORT_FLOATS), ("M", MASKS)],
+    when: |node| has_few_axes(node, 0),
+    ..KernelDef::BASE
+};
+
+cuda_kernels![
+    CudaKernel::new(FORWARD, |cx| Attention::new(cx, 0)?.forward(cx)),
+    CudaKernel {
+        workspace: Some(|cx| {
+            let mut taken = 0;
+            Attention::new(cx, 1)?.lines(cx, &mut taken);
+            Ok(taken)
+        }),
+        ..CudaKernel::new(
+            KernelDef { op: "TrainingAttentionGrad", when: |node| has_few_axes(node, 1), ..FORWARD },
+            |cx| Attention::new(cx, 1)?.backward(cx)
+        )
+    },
+];
+
+/// Whether a mask has few enough axes to be found by a head's number.
+fn has_few_axes(node: &NodeView<'_>, first: usize) -> bool {
+    node.rank(first).is_some_and(|rank| rank <= MOST_AXES)
+}
+
+/// Rows of a block, as the kernels have them.
+const ROWS: usize = 64;
+/// The words of the structure `Attention` of the kernels.
+const WORDS: usize = 13 + 2 * MOST_AXES;
+/// Numbers that are kept of each query.
+const NUMBERS: usize = 3;
+
+/// What a launch makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Forward,
+    Statistics,
+    ByQueries,
+    ByKeys,
+    ByValues,
+}
+
+/// One attention: its sizes, and where its inputs are.
+struct Attention<'a> {
+    /// The place of the queries among the inputs.
+    first: usize,
+    q: &'a Operand,
+    k: &'a Operand,
+    v: &'a Operand,
+    heads: usize,
+    queries: usize,
+    keys: usize,
+    size: usize,
+    value_size: usize,
+}
+
+impl<'a> Attention<'a> {
+    fn new(cx: &'a OpCx<'_>, first: usize) -> Result<Attention<'a>> {
+        let [q, k, v] = [cx.input(first)?, cx.input(first + 1)?, cx.input(first + 2)?];
+        match (q.shape.as_slice(), k.shape.as_slice(), v.shape.as_slice()) {
+            (
+                [heads @ .., queries, size],
+                [key_heads @ .., keys, key_size],
+                [value_heads @ .., rows, value_size],
+            ) if heads == key_heads && heads == value_heads && size == key_size && keys == rows => {
+                let heads = heads.iter().copied().fold(1, usize::saturating_mul);
+                let [queries, keys, size, value_size] = [*queries, *keys, *size, *value_size];
+                Ok(Attention { first, q, k, v, heads, queries, keys, size, value_size })
+            }
+            (q, k, v) => {
+                Err(error!(InvalidArgument, "queries {q:?}, keys {k:?} and values {v:?} do not go together"))
+            }
+        }
+    }
+
+    /// What is kept of each query between the launches.
+    fn lines(&self, cx: &OpCx<'_>, taken: &mut usize) -> Operand {
+        cx.workspace(taken, DType::F32, &[NUMBERS, self.heads, self.queries])
+    }
+
+    fn forward(&self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+        self.launch(cx, Mode::Forward, cx.find_output(0), None).map(|launch| launch.into_iter().collect())
+    }
+
+    fn backward(&self, cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+        let upstream = cx.input(0)?;
+        ensure!(
+            upstream.count() == self.heads * self.queries * self.value_size,
+            InvalidArgument,
+            "the upstream gradient has shape {:?}, which is not that of the output",
+            upstream.shape
+        );
+        let lines = self.lines(cx, &mut 0);
+        let mut launches = Vec::new();
+        launches.extend(self.launch(cx, Mode::Statistics, None, Some(&lines))?);
+        for (index, mode) in [Mode::ByQueries, Mode::ByKeys, Mode::ByValues].into_iter().enumerate() {
+            if let Some(y) = cx.find_output(index) {
+                launches.extend(self.launch(cx, mode, Some(y), Some(&lines))?);
+            }
+        }
+        Ok(launches)
+    }
+
+    /// The launch of a mode; none where it would make nothing.
+    fn launch(
+        &self,
+        cx: &OpCx<'_>,
+        mode: Mode,
+        y: Option<&Operand>,
+        lines: Option<&Operand>,
+    ) -> Result<Option<Launch>> {
+        let rows = if matches!(mode, Mode::ByKeys | Mode::ByValues) { self.keys } else { self.queries };
+        let width = match mode {
+            Mode::Forward | Mode::ByValues => self.value_size,
+            Mode::ByQueries | Mode::ByKeys => self.size,
+            Mode::Statistics => 1,
+        };
+        if self.heads == 0 || rows == 0 || width == 0 {
+            return Ok(None);
+        }
+        let columns = if width <= 64 { 64 } else { 128 };
+        let suffix = suffix(self.q.dtype)?;
+        let entry = match mode {
+            Mode::Forward => format!("attend_tiles_{columns}_{suffix}"),
+            Mode::Statistics => format!("statistics_tiles_{suffix}"),
+            Mode::ByQueries => format!("by_queries_tiles_{columns}_{suffix}"),
+            Mode::ByKeys => format!("by_keys_tiles_{columns}_{suffix}"),
+            Mode::ByValues => format!("by_values_tiles_{columns}_{suffix}"),
+        };
+        let input = |index: usize| cx.find_input(self.first + index);
+        let upstream = if self.first == 0 { None } else { cx.find_input(0) };
+        let launch = Launch::new(FAMILY, entry)
+            .grid([self.heads.saturating_mul(rows.div_ceil(ROWS)), width.div_ceil(columns), 1])?
+            .tensor(self.q)
+            .tensor(self.k)
+            .tensor(self.v)
+            .find_tensor(upstream)
+            .find_tensor(input(3))
+            .find_tensor(input(4))
+            .find_tensor(input(5))
+            .find_tensor(input(6))
+            .find_tensor(lines)
+            .find_tensor(y)
+            .ints::<WORDS>(&self.words(cx)?)?;
+        Ok(Some(launch))
+    }
+
+    /// The structure `Attention` of the kernels.
+    fn words(&self, cx: &OpCx<'_>) -> Result<Vec<i64>> {
+        let mask = cx.find_input(self.first + 3);
+        let (sizes, steps) = match mask {
+            Some(mask) => self.mask_steps(mask)?,
+            None => (Vec::new(), vec![0; 2]),
+        };
+        let kind = match mask.map(|mask| mask.dtype) {
+            None => -1,
+            Some(DType::F32) => 0,
+            Some(DType::F16) => 1,
+            Some(DType::BF16) => 2,
+            Some(DType::Bool) => 3,
+            Some(other) => return Err(error!(NotImplemented, "a mask of {other}")),
+        };
+        let word = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        let own = [self.heads, self.queries, self.keys, self.size, self.value_size];
+        let mut words: Vec<i64> = own.into_iter().map(word).collect();
+        let [outer @ .., of_query, of_key] = steps.as_slice() else {
+            return Err(error!(Fail, "a mask without axes of queries and keys"));
+        };
+        words.extend([kind, word(outer.len()), word(*of_query), word(*of_key)]);
+        words.push(i64::from(cx.find_input(self.first + 4).is_some()));
+        let stream = cx.attrs.int("stream")?;
+        words.push(i64::from(cx.attrs.float("fill")?.to_bits().cast_signed()));
+        words.extend([i64::from(stream as i32), stream >> 32]);
+        for list in [sizes.as_slice(), outer] {
+            words.extend((0..MOST_AXES).map(|axis| list.get(axis).copied().map_or(0, word)));
+        }
+        Ok(words)
+    }
+
+    /// The sizes of the leading axes, and the mask's steps along all; 0 where it has one element for all.
+    fn mask_steps(&self, mask: &Operand) -> Result<(Vec<usize>, Vec<usize>)> {
+        let mut full = self.q.shape.to_vec();
+        full.pop();
+        full.push(self.keys);
+        let fits = mask.rank() <= full.len()
+            && mask.shape.iter().rev().zip(full.iter().rev()).all(|(size, to)| *size == 1 || size == to);
+        ensure!(
+            fits,
+            InvalidArgument,
+            "a mask of shape {:?} does not fit scores of shape {full:?}",
+            mask.shape
+        );
+        let missing = full.len() - mask.rank();
+        let own = mask.shape.iter().zip(strides(&mask.shape));
+        let own = own.map(|(size, step)| if *size == 1 { 0 } else { step });
+        let steps: Vec<usize> = std::iter::repeat_n(0, missing).chain(own).collect();
+        full.truncate(full.len() - 2);
+        Ok((full, steps))
+    }
+}

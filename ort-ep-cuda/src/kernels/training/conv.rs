@@ -1,0 +1,189 @@
+//! `ConvGradInput` and `ConvGradWeights`: products over windows that are never unfolded, or a thread or block for each result where groups are small.
+
+use ort_core::dtype::DType;
+use ort_core::ep::{KernelDef, NodeView};
+use ort_core::ops::nn::geometry::WindowAxis;
+use ort_core::spec::RUNTIME;
+use ort_core::{Result, ensure, error};
+
+use super::step::spread;
+use crate::kernels::conv::{Axes, FLOATS, suffix_of, three, window_sizes};
+use crate::kernels::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+const FAMILY: &str = "training_conv";
+
+const INPUT: KernelDef = KernelDef {
+    domain: RUNTIME,
+    op: "ConvGradInput",
+    types: &[("T", FLOATS)],
+    host_inputs: &[2],
+    when: has_up_to_three_axes,
+    ..KernelDef::BASE
+};
+
+cuda_kernels![
+    CudaKernel::new(INPUT, by_input),
+    CudaKernel {
+        workspace: Some(workspace),
+        ..CudaKernel::new(KernelDef { op: "ConvGradWeights", ..INPUT }, by_weights)
+    },
+];
+
+/// Of a tile, as in cu/training_conv.cu.
+const BLOCK: usize = 64;
+/// The filters, and the channels or the channels and taps, of a group up to which tiles would be all but empty.
+const FEW_FILTERS: usize = 2;
+const FEW_COLUMNS: usize = 8;
+/// The windows of a piece, where all are cut in pieces, and the blocks that keep a device busy.
+const PIECE: usize = 512;
+const BLOCKS: usize = 512;
+/// The words of the structure `Convolution`.
+const WORDS: usize = 25;
+
+fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
+    matches!(node.rank(0).or_else(|| node.rank(1)), Some(3..=5))
+}
+
+/// The sizes of the convolution that a gradient is of.
+struct Sizes {
+    axes: Axes,
+    batch: usize,
+    groups: usize,
+    /// Channels and filters of a group.
+    channels: usize,
+    filters: usize,
+}
+
+impl Sizes {
+    /// Of an image, filters and results of these shapes.
+    fn new(cx: &OpCx<'_>, [image, weight, result]: [&Operand; 3]) -> Result<Sizes> {
+        let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
+        let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
+        let rank = image.rank();
+        let fits = rank >= 3
+            && weight.rank() == rank
+            && result.rank() == rank
+            && (result.size(0), result.size(1)) == (image.size(0), weight.size(0))
+            && weight.size(1).checked_mul(groups) == Some(image.size(1))
+            && weight.size(0).is_multiple_of(groups);
+        ensure!(
+            fits,
+            InvalidArgument,
+            help = "they are those of a convolution: [N, C, ...], [M, C/group, ...] and [N, M, ...]",
+            "an image of shape {:?}, weights of shape {:?} and results of shape {:?} in {groups} groups",
+            image.shape,
+            weight.shape,
+            result.shape
+        );
+        let axes: Vec<WindowAxis> = (0..rank - 2)
+            .map(|axis| {
+                let number = |name: &str, default: usize| {
+                    let given = cx.attrs.find_ints(name).and_then(|values| values.get(axis).copied());
+                    given.and_then(|value| usize::try_from(value).ok()).unwrap_or(default)
+                };
+                WindowAxis {
+                    input: image.size(axis + 2),
+                    output: result.size(axis + 2),
+                    kernel: weight.size(axis + 2),
+                    stride: number("strides", 1),
+                    dilation: number("dilations", 1),
+                    pads: [number("pads", 0); 2],
+                }
+            })
+            .collect();
+        let (channels, filters) = (weight.size(1), weight.size(0) / groups);
+        Ok(Sizes { axes: three(&axes)?, batch: image.size(0), groups, channels, filters })
+    }
+
+    fn volume(&self, of: fn(&WindowAxis) -> usize) -> usize {
+        self.axes.iter().map(of).fold(1, usize::saturating_mul)
+    }
+
+    /// Channels and taps of a group's filters.
+    fn columns(&self) -> usize {
+        self.channels.saturating_mul(self.volume(|axis| axis.kernel))
+    }
+
+    fn windows(&self) -> usize {
+        self.batch.saturating_mul(self.volume(|axis| axis.output))
+    }
+
+    /// Whether a tile of the gradient by filters would be all but empty.
+    fn has_few_columns(&self) -> bool {
+        self.filters <= FEW_FILTERS || self.columns() <= FEW_COLUMNS
+    }
+
+    /// The tiles of the gradient by filters, down and across, and the pieces that windows are cut in.
+    fn cut(&self) -> [usize; 3] {
+        let (down, across) = (self.filters.div_ceil(BLOCK), self.columns().div_ceil(BLOCK));
+        let blocks = self.groups.saturating_mul(down).saturating_mul(across).max(1);
+        [down, across, (self.windows() / PIECE).min(BLOCKS / blocks).max(1)]
+    }
+
+    fn pass(&self, launch: Launch, [down, across, splits]: [usize; 3]) -> Result<Launch> {
+        let mut words = vec![self.batch, self.groups, self.channels, self.filters];
+        words.extend(window_sizes(&self.axes));
+        words.extend([down, across, splits]);
+        launch.uints::<WORDS>(&words)
+    }
+}
+
+fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (upstream, weight, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+    let sizes = Sizes::new(cx, [y, weight, upstream])?;
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    let suffix = suffix_of(y.dtype)?;
+    if sizes.channels <= FEW_FILTERS {
+        let launch = Launch::new(FAMILY, format!("by_input_planes_{suffix}"));
+        let launch = launch.tensor(upstream).tensor(weight).tensor(y);
+        return Ok(vec![spread(cx, sizes.pass(launch, [0; 3])?.uint(y.count())?, y.count())?]);
+    }
+    let positions = sizes.batch.saturating_mul(sizes.volume(|axis| axis.input));
+    let (down, across) = (sizes.channels.div_ceil(BLOCK), positions.div_ceil(BLOCK));
+    let launch = Launch::new(FAMILY, format!("by_input_{suffix}")).tensor(upstream).tensor(weight).tensor(y);
+    let blocks = sizes.groups.saturating_mul(down).saturating_mul(across);
+    Ok(vec![sizes.pass(launch, [down, across, 1])?.grid([blocks, 1, 1])?])
+}
+
+/// The sums of pieces of all windows, where these are cut.
+fn parts(cx: &OpCx<'_>, sizes: &Sizes, taken: &mut usize) -> Result<Option<Operand>> {
+    let [_, _, splits] = sizes.cut();
+    let cuts = splits > 1 && !sizes.has_few_columns();
+    let count = cx.output(0)?.count();
+    Ok(cuts.then(|| cx.workspace(taken, DType::F32, &[splits, count])))
+}
+
+fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+    let (image, upstream) = (cx.input(0)?, cx.input(1)?);
+    let mut taken = 0;
+    parts(cx, &Sizes::new(cx, [image, cx.output(0)?, upstream])?, &mut taken)?;
+    Ok(taken)
+}
+
+fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (image, upstream, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+    let sizes = Sizes::new(cx, [image, y, upstream])?;
+    let count = y.count();
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let suffix = suffix_of(y.dtype)?;
+    let given = |entry: &str| Launch::new(FAMILY, format!("{entry}_{suffix}")).tensor(image).tensor(upstream);
+    if sizes.has_few_columns() {
+        let launch = sizes.pass(given("by_weights_planes").tensor(y), [0; 3])?;
+        return Ok(vec![launch.grid([count, 1, 1])?]);
+    }
+    let (cut, parts) = (sizes.cut(), parts(cx, &sizes, &mut 0)?);
+    let [down, across, splits] = cut;
+    let blocks = sizes.groups.saturating_mul(down).saturating_mul(across);
+    let launch = sizes.pass(given("by_weights").tensor(y).find_tensor(parts.as_ref()), cut)?;
+    let mut launches = vec![launch.grid([blocks, splits, 1])?];
+    if let Some(parts) = &parts {
+        let join = Launch::new(FAMILY, format!("by_weights_join_{suffix}")).tensor(parts).tensor(y);
+        launches.push(spread(cx, join.uint(count)?.uint(splits)?, count)?);
+    }
+    Ok(launches)
+}

@@ -1,0 +1,118 @@
+//! `ScatterElements` and `ScatterND` with a reduction, which the gradients of gathering and pooling are: updates are sorted by where they go, so that
+//! each element has its own in their order, and runs have the same bits.
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::KernelDef;
+use ort_core::{Result, ensure, error, not_one_of};
+
+use super::step::spread;
+use crate::kernels::gather::{Target, reduces};
+use crate::kernels::movement::{copied, few_axes};
+use crate::kernels::{CudaKernel, cuda_kernels};
+use crate::launch::{Launch, OpCx, Operand};
+
+const FAMILY: &str = "scatter";
+const TYPES: TypeSet =
+    TypeSet::of(&[DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64]);
+
+const fn combining(op: &'static str) -> CudaKernel {
+    let def = KernelDef {
+        op,
+        types: &[("T", TYPES)],
+        in_place: &[(0, 0)],
+        when: |node| reduces(node) && few_axes(node),
+        ..KernelDef::BASE
+    };
+    CudaKernel { workspace: Some(workspace), ..CudaKernel::new(def, launches) }
+}
+
+cuda_kernels![combining("ScatterElements"), combining("ScatterND")];
+
+/// Keys that a block sorts, as cu/scatter.cu has them.
+const MOST_KEYS: usize = 2048;
+/// Keys of a window that a thread goes through: few where an update is of few elements, so that there are enough threads.
+const WINDOW: usize = 64;
+const SHORT_WINDOW: usize = 8;
+const FEW: usize = 32;
+
+/// What the passes leave for each other: keys as they are, and as they are merged, and parts of slots.
+struct Space {
+    keys: [Operand; 2],
+    parts: Operand,
+    window: usize,
+    bytes: usize,
+}
+
+impl Space {
+    fn of(cx: &OpCx<'_>, target: &Target) -> Result<Space> {
+        let (dtype, mut bytes) = (cx.input(0)?.dtype, 0);
+        let sum = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
+        let keys = [(); 2].map(|()| cx.workspace(&mut bytes, DType::U64, &[target.tuples]));
+        let window = if target.run < FEW { SHORT_WINDOW } else { WINDOW };
+        let parts = cx.workspace(&mut bytes, sum, &[target.tuples.div_ceil(window), 2, target.run]);
+        Ok(Space { keys, parts, window, bytes })
+    }
+}
+
+fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+    Ok(Space::of(cx, &Target::new(cx)?)?.bytes)
+}
+
+/// The launches that sort the keys, and where they are then.
+fn sorted(cx: &OpCx<'_>, target: &Target, space: &Space) -> Result<(Vec<Launch>, Operand)> {
+    let [mut from, mut to] = space.keys.clone();
+    let tuples = target.tuples;
+    let size = tuples.next_power_of_two().clamp(2, MOST_KEYS);
+    let sort = Launch::new(FAMILY, "scatter_sort").grid([tuples.div_ceil(size), 1, 1])?;
+    let sort = sort.tensor(cx.input(1)?).tensor(&from).uint(tuples)?.uint(size)?;
+    let mut launches = vec![target.pass(sort)?];
+    let mut width = size;
+    while width < tuples {
+        let merge = Launch::new(FAMILY, "scatter_merge").threads(tuples)?.tensor(&from).tensor(&to);
+        launches.push(merge.uint(tuples)?.uint(width)?);
+        std::mem::swap(&mut from, &mut to);
+        width = width.saturating_mul(2);
+    }
+    Ok((launches, from))
+}
+
+fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    let (data, updates, y) = (cx.input(0)?, cx.input(2)?, cx.output(0)?);
+    let target = Target::new(cx)?;
+    let count = target.tuples.saturating_mul(target.run);
+    ensure!(updates.count() == count, InvalidArgument, "{} updates, expected {count}", updates.count());
+    let mut launches = copied(data, y)?;
+    if count == 0 || y.count() == 0 {
+        return Ok(launches);
+    }
+    let fold = match cx.attrs.string("reduction")? {
+        "add" => 0,
+        "mul" => 1,
+        "min" => 2,
+        "max" => 3,
+        other => return Err(not_one_of("reduction", other, &["none", "add", "mul", "min", "max"])),
+    };
+    let suffix = match y.dtype {
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::I32 => "i32",
+        DType::I64 => "i64",
+        other => return Err(error!(NotImplemented, "updates of {other} that are combined")),
+    };
+    let space = Space::of(cx, &target)?;
+    let (sorts, keys) = sorted(cx, &target, &space)?;
+    launches.extend(sorts);
+    let threads = target.tuples.div_ceil(space.window).saturating_mul(target.run);
+    let sizes = |launch: Launch| launch.uint(target.tuples)?.uint(target.run)?.uint(space.window)?.uint(fold);
+    let windows = Launch::new(FAMILY, format!("scatter_windows_{suffix}"));
+    let windows = windows.tensor(&keys).tensor(updates).tensor(y).tensor(&space.parts);
+    launches.push(spread(cx, sizes(windows)?, threads)?);
+    if target.tuples > space.window {
+        let join = Launch::new(FAMILY, format!("scatter_join_{suffix}"));
+        let join = join.tensor(&keys).tensor(y).tensor(&space.parts);
+        launches.push(spread(cx, sizes(join)?, threads)?);
+    }
+    Ok(launches)
+}
