@@ -267,6 +267,7 @@ pub(crate) fn parts(memory: &MemoryUse) -> String {
         ("mapped weights", memory.weights_mapped),
         ("other weights", memory.weights_copied),
         ("packed weights", memory.packed),
+        ("constants on devices", memory.device_constants),
         ("slabs", memory.slabs),
         ("workspaces", memory.workspace),
         ("outputs", memory.outputs + memory.outputs_waiting),

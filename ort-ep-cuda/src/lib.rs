@@ -48,6 +48,7 @@ mod node;
 mod provider;
 mod queue;
 mod staging;
+mod uploads;
 mod uses;
 
 #[doc(hidden)]

@@ -10,6 +10,7 @@ use crate::driver::{Call, Context, Counters, Counts, Event, Stream};
 use crate::graphs::Graphs;
 use crate::provider::Options;
 use crate::staging::Staging;
+use crate::uploads::Uploads;
 use crate::uses::Uses;
 
 /// Calls that one graph has at most.
@@ -25,11 +26,10 @@ pub(crate) struct Queue {
     context: Arc<Context>,
 }
 
-/// The streams of copies between host and device, and what they and the compute stream wait for.
+/// The streams of copies between host and device, and what they wait for.
 struct Copies {
     up: Stream,
     down: Stream,
-    uploaded: Event,
     computed: Event,
 }
 
@@ -38,8 +38,8 @@ struct Order {
     /// Where they are asked for: calls wait in `recorded` then, until somebody waits for them or the host writes to their memory.
     graphs: Option<Graphs>,
     recorded: Vec<Call>,
-    /// Whether there are uploads that the compute stream does not wait for yet.
-    has_uploads: bool,
+    /// What the compute stream does not wait for yet.
+    uploads: Uploads<Event>,
     uses: Uses,
     /// What nobody was told yet.
     failed: Option<Error>,
@@ -55,7 +55,6 @@ impl Queue {
             true => Some(Copies {
                 up: Stream::new(context)?,
                 down: Stream::new(context)?,
-                uploaded: Event::new(context)?,
                 computed: Event::new(context)?,
             }),
             false => None,
@@ -63,7 +62,7 @@ impl Queue {
         let order = Order {
             graphs: options.graphs.then(|| Graphs::new(context)).transpose()?,
             recorded: Vec::new(),
-            has_uploads: false,
+            uploads: Uploads::default(),
             uses: Uses::default(),
             failed: None,
         };
@@ -86,7 +85,7 @@ impl Queue {
             order.uses.call(&call.memory());
         }
         if order.graphs.is_none() {
-            self.compute_after_uploads(&mut order)?;
+            self.compute_after_uploads(&mut order, |address, bytes| call.touches(address, bytes))?;
             return self.issue(&call);
         }
         self.context.check_present()?;
@@ -98,9 +97,14 @@ impl Queue {
     pub(crate) fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         let stream = self.stream_for_upload(to, from.len())?;
         let sent = self.staging.upload(from, to, stream);
-        if self.copies.is_some() {
-            self.order.lock().has_uploads = true;
+        let Some(copies) = &self.copies else { return sent };
+        let mut order = self.order.lock();
+        if order.uploads.is_full() {
+            self.compute_after_uploads(&mut order, |_, _| true)?;
         }
+        let done = order.uploads.free_event().map_or_else(|| Event::new(&self.context), Ok)?;
+        done.record(&copies.up)?;
+        order.uploads.add(to, from.len() as u64, done);
         sent
     }
 
@@ -129,7 +133,7 @@ impl Queue {
     fn stream_for_download(&self) -> Result<(&Stream, u64)> {
         let mut order = self.order.lock();
         self.flush(&mut order)?;
-        self.compute_after_uploads(&mut order)?;
+        self.compute_after_uploads(&mut order, |_, _| true)?;
         let last = order.uses.last();
         let Some(copies) = &self.copies else { return Ok((&self.compute, last)) };
         copies.computed.record(&self.compute)?;
@@ -142,7 +146,7 @@ impl Queue {
         let last = {
             let mut order = self.order.lock();
             self.flush(&mut order)?;
-            self.compute_after_uploads(&mut order)?;
+            self.compute_after_uploads(&mut order, |_, _| true)?;
             order.uses.last()
         };
         self.compute.synchronize()?;
@@ -192,7 +196,8 @@ impl Queue {
             return Ok(());
         }
         let mut calls = std::mem::take(&mut order.recorded);
-        let done = self.compute_after_uploads(order).and_then(|()| {
+        let touched = |address, bytes| calls.iter().any(|call| call.touches(address, bytes));
+        let done = self.compute_after_uploads(order, touched).and_then(|()| {
             match order.graphs.as_mut().and_then(|graphs| graphs.find(&calls)) {
                 Some(graph) => graph.launch(&self.compute),
                 None => calls.iter().try_for_each(|call| self.issue(call)),
@@ -213,13 +218,8 @@ impl Queue {
         self.compute.ask(call)
     }
 
-    /// Lets the compute stream wait for uploads.
-    fn compute_after_uploads(&self, order: &mut Order) -> Result<()> {
-        if let Some(copies) = self.copies.as_ref().filter(|_| order.has_uploads) {
-            copies.uploaded.record(&copies.up)?;
-            self.compute.wait_for(&copies.uploaded)?;
-            order.has_uploads = false;
-        }
-        Ok(())
+    /// Lets the compute stream wait for the uploads to the memory that is told, and for no later ones.
+    fn compute_after_uploads(&self, order: &mut Order, of: impl Fn(u64, u64) -> bool) -> Result<()> {
+        order.uploads.take(of, |event| self.compute.wait_for(event))
     }
 }

@@ -32,6 +32,12 @@ pub enum MemoryKind {
     WeightsCached,
     /// Weights that are packed for their step and go after it: a memory limit cannot hold them.
     WeightsStreamed,
+    /// Constants that stay in the memory of devices.
+    DeviceConstants,
+    /// The windows there that the other constants pass through.
+    DeviceWindow,
+    /// What each run uploads into these windows.
+    DeviceStreamed,
 }
 
 impl MemoryKind {
@@ -46,6 +52,9 @@ impl MemoryKind {
             MemoryKind::WeightsPacked => "weights_packed",
             MemoryKind::WeightsCached => "weights_cached",
             MemoryKind::WeightsStreamed => "weights_streamed",
+            MemoryKind::DeviceConstants => "device_constants",
+            MemoryKind::DeviceWindow => "device_window",
+            MemoryKind::DeviceStreamed => "device_streamed",
         }
     }
 }

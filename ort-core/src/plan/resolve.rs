@@ -252,7 +252,7 @@ impl<'a> Planner<'a> {
                     self.drafts[index] = Draft::Bound(*given);
                 }
                 Origin::Given(_) | Origin::Consumed => self.drafts[index] = Draft::Outside,
-                Origin::Constant(tensor) => {
+                Origin::Constant(tensor) | Origin::Streamed(tensor) => {
                     self.drafts[index] = Draft::Outside;
                     self.shapes[index] = Some(tensor.shape().into());
                 }
@@ -394,7 +394,7 @@ impl<'a> Planner<'a> {
     pub(super) fn ints_of(&self, slot: Option<SlotId>) -> Option<Vec<i64>> {
         let slot = slot?;
         let tensor = match (&self.drafts[slot.index()], &self.program.slots[slot.index()].origin) {
-            (Draft::Folded(tensor), _) | (_, Origin::Constant(tensor)) => tensor,
+            (Draft::Folded(tensor), _) | (_, Origin::Constant(tensor) | Origin::Streamed(tensor)) => tensor,
             _ => return None,
         };
         crate::spec::known_ints(Some(tensor.view()))

@@ -11,10 +11,11 @@ use super::compiled::{CacheUse, CompileKey, Compiled};
 use super::dynamic::DynamicMemory;
 use super::kept::{IdleMemory, Kept};
 use super::poison;
-use super::program::BuildCx;
+use super::program::{BuildCx, Windowing};
 use super::providers::{Devices, ProviderRequest};
 use super::streamed::Streams;
 use super::updates;
+use super::windows::Windows;
 use super::{Model, Program, Session, SessionOptions};
 use crate::ep::{
     Device, NodeView, Owner, Packing, Precision, ProviderOptions, Scope, lower_all_but, partition,
@@ -453,7 +454,8 @@ impl SessionBuilder {
             milliseconds = start.elapsed().as_millis() as u64,
             "compiled"
         );
-        let streams = Streams::of(&program, self.precision, &owner);
+        let windows = Windows::of(&program, &devices);
+        let streams = Streams::of(&program, (self.precision, &owner), windows);
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
         let batch = OnceLock::new();
@@ -484,6 +486,7 @@ impl SessionBuilder {
             is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
             // Without a limit all packed weights stay, and those in the cache count against none.
             streams: is_bounded && !matches!(packing, Packing::Cached(_)),
+            windows: if is_bounded { Windowing::Always } else { Windowing::OfBounded },
             packing,
             cache_dir: self.cache_dir.as_deref(),
             updates: updates::find(self.model.graph(), &self.updates)?,

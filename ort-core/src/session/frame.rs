@@ -19,6 +19,7 @@ use super::poison::poison;
 use super::profile::{EventMemory, Profile};
 use super::program::{Origin, Program, SlotId, Step, Work};
 use super::streamed::Streaming;
+use super::windows::Passing;
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
 use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx};
@@ -58,6 +59,8 @@ pub(crate) struct Slabs<'a> {
 /// All memory of a run.
 pub(crate) struct Memory<'a> {
     pub(crate) slabs: Slabs<'a>,
+    /// The constants of devices that come and go; none in subgraphs.
+    pub(crate) windows: Passing<'a>,
     /// The buffers of a binding.
     pub(crate) bound: &'a mut [Option<TensorBuffer>],
     pub(crate) tables: &'a mut Tables,
@@ -136,6 +139,7 @@ pub(crate) struct Frame<'a> {
     targets: &'a mut Vec<Target>,
     shapes: &'a mut KnownShapes,
     slabs: Slabs<'a>,
+    windows: Passing<'a>,
     /// Buffers of outputs that hold other values until the outputs are computed, in the order of the plan.
     homes: Vec<Option<Buffer>>,
     pub(super) bound: &'a mut [Option<TensorBuffer>],
@@ -174,13 +178,16 @@ impl<'a> Frame<'a> {
         (program, plan, bindings): (&'a Program, &'a RunPlan, &'a Bindings),
         env: RunEnv<'a>,
         given: Given<'a>,
-        Memory { slabs, bound, tables }: Memory<'a>,
+        Memory { slabs, windows, bound, tables }: Memory<'a>,
     ) -> Frame<'a> {
         let Tables { owned, targets, shapes } = tables;
         owned.clear();
         owned.resize(program.slots.len(), None);
+        for (slot, tensor) in windows.residents() {
+            owned[slot.index()] = Some(Value::Tensor(tensor.clone()));
+        }
         let homes = Vec::new();
-        Frame { program, plan, bindings, env, given, owned, targets, shapes, slabs, homes, bound }
+        Frame { program, plan, bindings, env, given, owned, targets, shapes, slabs, windows, homes, bound }
     }
 
     /// Runs every step and returns the outputs.
@@ -206,7 +213,7 @@ impl<'a> Frame<'a> {
             if self.plan.steps[index].action == Action::Run {
                 self.env.control.check()?;
                 let start = self.env.profile.map(|_| std::time::Instant::now());
-                self.step(index)
+                self.step_with_constants(index)
                     .map_err(|problem| match problem.kind() {
                         // Its inputs are not to blame.
                         ErrorKind::Cancelled | ErrorKind::OutOfMemory => problem,
@@ -313,6 +320,22 @@ impl<'a> Frame<'a> {
         let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         to.copy_from_slice(bytes);
         Ok(Value::Tensor(Tensor::from_buffer(view.dtype(), view.shape(), buffer)?))
+    }
+
+    /// Runs a step with the constants that come for it.
+    fn step_with_constants(&mut self, index: usize) -> Result<()> {
+        if self.windows.is_empty() {
+            return self.step(index);
+        }
+        let plan = self.plan;
+        let arrived = self.windows.arrive(index, &|step| plan.steps[step].action == Action::Run)?;
+        let slots: SmallVec<[SlotId; 2]> = arrived.iter().map(|(slot, _)| *slot).collect();
+        for (slot, tensor) in arrived {
+            self.owned[slot.index()] = Some(Value::Tensor(tensor));
+        }
+        let done = self.step(index);
+        slots.iter().for_each(|slot| self.owned[slot.index()] = None);
+        done
     }
 
     fn step(&mut self, index: usize) -> Result<()> {

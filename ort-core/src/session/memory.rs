@@ -3,6 +3,7 @@
 use ort_alloc::{Allocator, Category, HostAllocator};
 
 use super::Session;
+use crate::tensor::Tensor;
 
 /// The memory of a session, by what it is for, in bytes. What sessions share that were built alike on one model is in each of theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct MemoryUse {
     pub packed: usize,
     /// Of those, what sessions on other models, or built otherwise, hold as well: equal bytes are in this process once, and each session counts them.
     pub packed_shared: usize,
+    /// Constants in the memory of devices; where not all of them stay there, those of the last run.
+    pub device_constants: usize,
     /// Packed weights and folded constants in the mapped file of a compiled cache, which processes share.
     pub cached: usize,
     /// Planned activations: the slabs of runs, those that wait for the next ones included.
@@ -46,7 +49,8 @@ impl MemoryUse {
     ///
     /// The process holds a few MiB more, for its code, the graph and the threads' stacks.
     pub fn total(&self) -> usize {
-        let weights = self.weights_mapped + self.weights_copied + self.packed + self.cached;
+        let weights =
+            self.weights_mapped + self.weights_copied + self.packed + self.device_constants + self.cached;
         weights + self.slabs + self.workspace + self.outputs + self.dynamic + self.outputs_waiting
     }
 }
@@ -71,6 +75,7 @@ impl Session {
             weights_copied,
             packed: self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program),
             packed_shared: self.compiled.streams.shared_bytes(),
+            device_constants: self.fixed_device_constants() + self.compiled.streams.windows.resident_bytes(),
             cached: cached + cache.map_or(0, |cache| cache.packed_bytes),
             slabs: held(Category::Slab),
             workspace: held(Category::Workspace),
@@ -83,6 +88,12 @@ impl Session {
             activations: self.budget.activation_in_use(),
             activations_peak: self.budget.activation_peak(),
         }
+    }
+
+    /// The bytes of constants that always stay in the memory of devices.
+    pub(super) fn fixed_device_constants(&self) -> usize {
+        let constants = self.compiled.program.constants().into_iter();
+        constants.filter(|tensor| !tensor.view().is_host()).map(Tensor::byte_count).sum()
     }
 
     /// The bytes of constants that runs read. Of a model that is not mapped all weights stay in memory.

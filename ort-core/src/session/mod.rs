@@ -38,6 +38,8 @@ mod split;
 mod streamed;
 mod transfer;
 mod updates;
+mod window_choice;
+mod windows;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -71,8 +73,11 @@ use crate::{Error, Limits, Result, Within, advise, ensure, error};
 use compiled::Compiled;
 use frame::{bind, fits};
 use kept::Kept;
+use run::Need;
 use split::Asked;
+use streamed::Free;
 use transfer::{check_reachable, is_on_device};
+use windows::OnDevices;
 
 /// A model compiled for its devices. Cheap beside its [`Model`], and usable from any number of threads.
 pub struct Session {
@@ -312,13 +317,21 @@ impl Session {
         report.batch_split = self.would_split(Asked { plan: &plan, bindings }, available);
         report.unsplit = self.why_whole(Asked { plan: &plan, bindings });
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
-        let streamed = streams.streamed_bytes(available.saturating_sub(peak));
-        let packed = self.compiled.packed_bytes + streams.total_bytes() - streamed;
+        // A run that a device's own limit refuses is planned as if it had none.
+        let on_devices = Need::of(&self.compiled.program, &plan).on_devices;
+        let free = |on_devices| Free { bytes: available.saturating_sub(peak), on_devices, eighths: 8 };
+        let shares = streams.shares(&free(on_devices)).or_else(|_| streams.shares(&free(OnDevices::new())));
+        let (shares, left) = shares.unwrap_or_default();
+        let streamed = streams.streamed_bytes(left);
+        let packed = self.compiled.packed_bytes + streams.packed_bytes() - streamed;
         let weights = [
             (MemoryKind::WeightsMapped, memory.weights_mapped),
             (MemoryKind::WeightsPacked, packed),
             (MemoryKind::WeightsCached, memory.cached),
             (MemoryKind::WeightsStreamed, streamed),
+            (MemoryKind::DeviceConstants, self.fixed_device_constants() + shares.kept_bytes()),
+            (MemoryKind::DeviceWindow, shares.window_bytes()),
+            (MemoryKind::DeviceStreamed, shares.streamed_bytes()),
         ];
         report.kinds.extend(weights.map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None }));
         report.available_bytes = available.saturating_sub(streams.least_bytes());

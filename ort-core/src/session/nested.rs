@@ -7,6 +7,7 @@ use ort_alloc::{Category, DeviceId};
 use super::dynamic::{Source, ValueMemory};
 use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use super::program::{Nested, Program};
+use super::windows::Passing;
 use crate::dim::{Bindings, Dim};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
@@ -115,7 +116,8 @@ impl NestedRun for NestedFrames<'_> {
         };
         let devices = device_slabs(&plan, self.env)?;
         let slabs = Slabs { host, devices: &devices };
-        let memory = Memory { slabs, bound: &mut [], tables: &mut Tables::default() };
+        let windows = Passing::default();
+        let memory = Memory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };
         Frame::new((program, &plan, &bindings), self.env, Given::Views(&given), memory).run()
     }
 }

@@ -55,6 +55,8 @@ pub(super) fn view_of<'v>(
         Place::Outside => match &program.slots[slot.index()].origin {
             Origin::Given(index) => given.get(*index).map(Ok),
             Origin::Constant(value) => tensor(value.view()),
+            // On a device for as long as a step reads it.
+            Origin::Streamed(_) => owned[slot.index()].as_ref().map(|value| Ok(value.view())),
             Origin::Consumed | Origin::Step => None,
         },
         _ => owned[slot.index()].as_ref().map(|value| Ok(value.view())),

@@ -42,6 +42,8 @@ pub(crate) enum Origin {
     Given(usize),
     /// A weight that runs read.
     Constant(Tensor),
+    /// A weight of the host that is brought to a device for runs: it stays there, or comes for the steps that read it.
+    Streamed(Tensor),
     /// A weight that kernels packed: runs do not read it.
     Consumed,
     /// A step computes it.
@@ -151,6 +153,8 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) is_mapped: &'a dyn Fn(&Tensor) -> bool,
     /// Whether packed weights may come and go.
     pub(crate) streams: bool,
+    /// Whether constants in the memory of devices may: of all devices where a limit bounds the session, else of those with a limit of their own.
+    pub(crate) windows: Windowing,
     pub(crate) packing: Packing<'a>,
     /// The folder of the compiled cache, for what devices keep there themselves.
     pub(crate) cache_dir: Option<&'a Path>,
@@ -158,6 +162,14 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) updates: Vec<Update>,
     /// When building gives up.
     pub(crate) until: Option<Instant>,
+}
+
+/// Which devices have constants that come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Windowing {
+    Never,
+    OfBounded,
+    Always,
 }
 
 impl Program {
@@ -177,6 +189,11 @@ impl Program {
             steps: Vec::with_capacity(graph.nodes.len()),
             by_value: FxHashMap::with_capacity_and_hasher(count, FxBuildHasher),
             unread: count_reads(&graph),
+            stays: if cx.windows == Windowing::Never {
+                FxHashSet::default()
+            } else {
+                constants_that_stay(&graph)
+            },
         };
         let given: Vec<ValueId> = graph.inputs.iter().copied().chain(captured.iter().copied()).collect();
         let given = given
@@ -276,6 +293,18 @@ struct Builder {
     by_value: FxHashMap<(ValueId, DeviceId), SlotId>,
     /// How often each value is still read as it is, by value index.
     unread: Vec<usize>,
+    /// Constants that stay on devices: more than kernels read them.
+    stays: FxHashSet<ValueId>,
+}
+
+/// Smaller constants stay on devices: a copy of their own in each run would cost more than they take.
+const LEAST_STREAMED: usize = 4 << 10;
+
+/// What is an output, or read by a node that may hand on its memory or has subgraphs.
+fn constants_that_stay(graph: &Graph) -> FxHashSet<ValueId> {
+    let hands_on = |node: &&Node| node.spec.view.is_some() || !node.subgraphs.is_empty();
+    let read = graph.nodes.iter().filter(hands_on).flat_map(Node::reads);
+    read.chain(graph.outputs.iter().copied()).filter(|value| graph.constants.contains_key(value)).collect()
 }
 
 fn count_reads(graph: &Graph) -> Vec<usize> {
@@ -333,8 +362,12 @@ impl Builder {
         let device = cx.devices.iter().position(|device| device.memory() == foreign);
         let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of '{name}'"))?;
         if let Origin::Constant(tensor) = &self.slot_at(from)?.origin {
-            let copy = upload(tensor, &**device_at(cx.devices, device)?, cx.budget)?;
-            return Ok(self.add(value, to, Origin::Constant(copy)));
+            let device = device_at(cx.devices, device)?;
+            let origin = match self.streams(value, tensor, &**device, cx) {
+                true => Origin::Streamed(tensor.clone()),
+                false => Origin::Constant(upload(tensor, &**device, cx.budget)?),
+            };
+            return Ok(self.add(value, to, origin));
         }
         let slot = self.add(value, to, Origin::Step);
         self.steps.push(Step {
@@ -454,6 +487,17 @@ impl Builder {
         streams.then(|| (StreamedKernel::new(counted, packed_bytes), consumed))
     }
 
+    /// Whether a constant is brought to a device by runs.
+    fn streams(&self, value: ValueId, tensor: &Tensor, device: &dyn Device, cx: &BuildCx<'_>) -> bool {
+        let may = match cx.windows {
+            Windowing::Never => false,
+            Windowing::OfBounded => device.allocator().stats().limit.is_some(),
+            Windowing::Always => true,
+        };
+        may && tensor.bytes().is_some_and(|bytes| bytes.len() >= LEAST_STREAMED)
+            && !self.stays.contains(&value)
+    }
+
     /// Counts a read of a value less; returns how many are left.
     fn read_once_less(&mut self, value: ValueId) -> usize {
         let Some(reads) = self.unread.get_mut(value.index()) else { return 0 };
@@ -483,8 +527,9 @@ impl Builder {
             }
         }
         let streams = std::mem::replace(&mut cx.streams, false);
+        let windows = std::mem::replace(&mut cx.windows, Windowing::Never);
         let program = Program::build(Arc::new(inner), Some(&captured), cx);
-        cx.streams = streams;
+        (cx.streams, cx.windows) = (streams, windows);
         Ok(Nested { program: program?, captures })
     }
 

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::{Advance, Budget, Buffer, Category, HostAllocator, allocate_in};
+use ort_alloc::{Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in};
 
 use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, device_slabs};
-use super::streamed::{Room, Streaming, Turn};
-use super::{RunOptions, Session};
+use super::streamed::{Free, Room, Streaming, Turn};
+use super::windows::{OnDevices, RunWindows};
+use super::{Program, RunOptions, Session};
 use crate::dim::Bindings;
 use crate::ep::RunControl;
-use crate::plan::{Planning, RunPlan, largest_at_peak};
-use crate::tensor::{Tensor, TensorBuffer};
-use crate::{Error, MemoryShortage, Result, error};
+use crate::plan::{Place, Planning, RunPlan, largest_at_peak};
+use crate::tensor::{Tensor, TensorBuffer, byte_count};
+use crate::{Error, ErrorKind, MemoryShortage, Result, error};
 
 /// What one run of the program computes.
 pub(super) struct RunWork<'a> {
@@ -22,21 +23,48 @@ pub(super) struct RunWork<'a> {
 }
 
 /// The bytes that a run takes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Need {
     /// Of the host's slab.
     pub(super) slab: usize,
     /// Of all that it allocates besides.
     pub(super) rest: usize,
+    /// Of that, on each device: slabs, and values with buffers of their own.
+    pub(super) on_devices: OnDevices,
 }
 
 impl Need {
-    pub(super) fn of(plan: &RunPlan) -> Need {
-        Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab() }
+    pub(super) fn of(program: &Program, plan: &RunPlan) -> Need {
+        let slabs = plan.slabs.iter().filter(|(memory, _)| *memory != DeviceId::HOST);
+        let mut on_devices: OnDevices = slabs.copied().collect();
+        for (memory, bytes) in &mut on_devices {
+            let slots = program.slots.iter().zip(&plan.slots);
+            let own =
+                slots.filter(|(slot, planned)| slot.memory == *memory && matches!(planned.place, Place::Own));
+            for (_, planned) in own {
+                let size = planned.dtype.zip(planned.shape.as_deref());
+                *bytes = bytes.saturating_add(
+                    size.and_then(|(dtype, shape)| byte_count(dtype, shape).ok()).unwrap_or(0),
+                );
+            }
+        }
+        Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab(), on_devices }
     }
 
-    pub(super) fn total(self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.slab.saturating_add(self.rest)
+    }
+
+    /// The larger of each.
+    pub(super) fn or(self, other: Need) -> Need {
+        let mut on_devices = self.on_devices;
+        for (memory, bytes) in other.on_devices {
+            match on_devices.iter_mut().find(|(known, _)| *known == memory) {
+                Some((_, known)) => *known = bytes.max(*known),
+                None => on_devices.push((memory, bytes)),
+            }
+        }
+        Need { slab: self.slab.max(other.slab), rest: self.rest.max(other.rest), on_devices }
     }
 }
 
@@ -44,6 +72,7 @@ impl Need {
 pub(super) struct Grant<'s> {
     room: Room,
     slab: Buffer,
+    windows: RunWindows,
     advance: Option<Advance>,
     deadline: Option<Instant>,
     /// Last: the next run finds what this one gave back.
@@ -54,6 +83,11 @@ impl Grant<'_> {
     /// Whether weights are packed anew each time they are needed.
     pub(super) fn streams(&self) -> bool {
         self.room.window > 0
+    }
+
+    /// Whether what runs read of the file is only in passing.
+    fn reads_in_passing(&self) -> bool {
+        self.room.window > 0 || self.room.shares.window_bytes() > 0
     }
 }
 
@@ -67,8 +101,8 @@ impl Session {
         run: impl FnOnce(Frame<'_>) -> Result<T>,
     ) -> Result<T> {
         let whole = |available: usize| {
-            let need = Need::of(work.plan);
-            self.check_fits(work.plan, need, available)?;
+            let need = Need::of(&self.compiled.program, work.plan);
+            self.check_fits(work.plan, &need, available)?;
             Ok((need, ()))
         };
         let (mut grant, ()) = self.grant(options, whole)?;
@@ -86,20 +120,44 @@ impl Session {
     ) -> Result<(Grant<'_>, C)> {
         self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
         let deadline = options.deadline.or_else(|| self.limits.until());
+        let windows = &self.compiled.streams.windows;
+        for eighths in (0..=8).rev() {
+            match self.try_grant(deadline, &choose, eighths) {
+                // A device's memory may be in pieces, so that less of it is had than its limit leaves.
+                Err(problem) if is_in_pieces(&problem) && eighths > 0 && windows.have_limits() => {
+                    windows.let_all_go();
+                }
+                granted => return granted,
+            }
+        }
+        Err(error!(Fail, "a run was granted nothing"))
+    }
+
+    /// The same where so many eighths may be taken of what the limits of devices leave beyond the least.
+    fn try_grant<C>(
+        &self,
+        deadline: Option<Instant>,
+        choose: &impl Fn(usize) -> Result<(Need, C)>,
+        eighths: usize,
+    ) -> Result<(Grant<'_>, C)> {
         let (streams, program) = (&self.compiled.streams, &self.compiled.program);
         let free = || {
             let available = self.free_bytes();
             let (need, chosen) = choose(available)?;
-            Ok((available.saturating_sub(need.total()), (need, chosen)))
+            let bytes = available.saturating_sub(need.total());
+            Ok((Free { bytes, on_devices: need.on_devices.clone(), eighths }, (need, chosen)))
         };
         let (room, (need, chosen), turn) = streams.turn(program, free, deadline)?;
-        let slab = self.take_slab(need, room.to_pack)?;
+        let slab = self.take_slab(&need, room.to_pack)?;
         // Where a limit counts every byte, what the run takes besides is its own from here on: other runs cannot make it fail midway.
         let advance = match self.kept.outputs {
             None => Some(self.budget.advance(need.rest.saturating_add(room.to_pack))?),
             Some(_) => None,
         };
-        Ok((Grant { room, _turn: turn, slab, advance, deadline }, chosen))
+        let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
+        let release = |tensor: &Tensor| self.model.release(tensor);
+        let windows = streams.windows.open(&room.shares, &need.on_devices, budget, &release)?;
+        Ok((Grant { room, _turn: turn, slab, windows, advance, deadline }, chosen))
     }
 
     /// What a granted run allocates from.
@@ -117,7 +175,7 @@ impl Session {
         run: impl FnOnce(Frame<'_>) -> Result<T>,
     ) -> Result<T> {
         let RunWork { plan, bindings, given } = work;
-        let Grant { room, slab, advance, deadline, .. } = grant;
+        let Grant { room, slab, windows, advance, deadline, .. } = grant;
         let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
         let control = RunControl {
             cancel: options.cancel.clone(),
@@ -147,7 +205,8 @@ impl Session {
         };
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
         let devices = device_slabs(plan, env)?;
-        let memory = Memory { slabs: Slabs { host, devices: &devices }, bound, tables };
+        let windows = windows.pass(&release);
+        let memory = Memory { slabs: Slabs { host, devices: &devices }, windows, bound, tables };
         let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);
         // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(frame)));
@@ -156,7 +215,7 @@ impl Session {
 
     /// Leaves what the run held to the next one.
     pub(super) fn end(&self, grant: Grant<'_>, options: &RunOptions<'_>) {
-        if grant.room.window > 0 {
+        if grant.reads_in_passing() {
             // What runs read of the file in passing would add up to all of it.
             self.model.release_all();
         }
@@ -167,13 +226,15 @@ impl Session {
 
     /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
     pub(super) fn free_bytes(&self) -> usize {
-        let packed = self.compiled.streams.resident_bytes(&self.compiled.program);
+        let streams = &self.compiled.streams;
+        let packed =
+            streams.resident_bytes(&self.compiled.program).saturating_add(streams.windows.resident_bytes());
         let idle = self.kept.slab_bytes().saturating_add(self.kept.dynamic.idle_bytes());
         self.budget.available().saturating_add(idle).saturating_add(packed)
     }
 
     /// Refuses a run that is not split and that so many bytes cannot hold.
-    fn check_fits(&self, plan: &RunPlan, need: Need, available: usize) -> Result<()> {
+    fn check_fits(&self, plan: &RunPlan, need: &Need, available: usize) -> Result<()> {
         let needed = need.total().saturating_add(self.compiled.streams.least_bytes());
         if needed <= available {
             return Ok(());
@@ -203,7 +264,7 @@ impl Session {
 
     /// A slab for a run: an idle one that fits and is not more than twice too large, or a new one.
     /// `to_pack` bytes are left for weights.
-    fn take_slab(&self, need: Need, to_pack: usize) -> Result<Buffer> {
+    fn take_slab(&self, need: &Need, to_pack: usize) -> Result<Buffer> {
         const SLACK: usize = 1 << 20;
         let bytes = need.slab;
         // What the run takes beside its slab.
@@ -230,6 +291,11 @@ impl Session {
         drop(idle);
         Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
     }
+}
+
+/// Whether an allocator refused what a run was granted, rather than a limit the run.
+fn is_in_pieces(problem: &Error) -> bool {
+    problem.kind() == ErrorKind::OutOfMemory && problem.shortage().is_none()
 }
 
 fn panic_error(panic: &(dyn std::any::Any + Send)) -> Error {

@@ -173,7 +173,7 @@ impl Session {
             outputs: layout.outputs.iter().map(memory).collect(),
         };
         let largest = sizes.first().copied().unwrap_or(0);
-        let mut split = Split { layout, sizes, parts: SmallVec::new(), need: Need { slab: 0, rest: 0 } };
+        let mut split = Split { layout, sizes, parts: SmallVec::new(), need: Need::default() };
         for size in [largest, layout.count / parts.max(1)] {
             if split.part(size).is_some() {
                 continue;
@@ -181,10 +181,10 @@ impl Session {
             let mut bindings = asked.bindings.clone();
             bindings.insert(layout.symbol.clone(), size as i64);
             let plan = self.plan_bound(&bindings, &bound)?;
-            let need = Need::of(&plan);
-            split.need.slab = split.need.slab.max(need.slab);
+            let mut need = Need::of(&self.compiled.program, &plan);
             // What no plan knows could fail midway.
-            split.need.rest = split.need.rest.max(if plan.has_dynamic { usize::MAX } else { need.rest });
+            need.rest = if plan.has_dynamic { usize::MAX } else { need.rest };
+            split.need = std::mem::take(&mut split.need).or(need);
             split.parts.push(Part { size, plan, bindings });
         }
         let kept = layout.outputs.iter().map(|items| items.part_bytes(layout.count));
@@ -198,15 +198,15 @@ impl Session {
     /// a whole with weights that are streamed; in the fewest parts so.
     fn way<'a>(&self, asked: Asked<'_>, layout: Option<&'a Layout<'a>>, available: usize) -> Result<Way<'a>> {
         let (all, window) = (self.compiled.streams.total_bytes(), self.compiled.streams.least_bytes());
-        let whole = Need::of(asked.plan);
-        let fits = |need: Need, packed: usize| need.total().saturating_add(packed) <= available;
-        if fits(whole, all) {
+        let whole = Need::of(&self.compiled.program, asked.plan);
+        let fits = |need: &Need, packed: usize| need.total().saturating_add(packed) <= available;
+        if fits(&whole, all) {
             return Ok(Way::Whole(whole));
         }
-        let mut least = (whole, largest_at_peak(asked.plan, &self.compiled.program));
+        let mut least = (whole.total(), largest_at_peak(asked.plan, &self.compiled.program));
         let rounds = if all == window { &[window][..] } else { &[all, window] };
         for &packed in rounds {
-            if fits(whole, packed) {
+            if fits(&whole, packed) {
                 return Ok(Way::Whole(whole));
             }
             let Some(layout) = layout else { continue };
@@ -218,15 +218,15 @@ impl Session {
             }
             for parts in part_counts(layout.count, layout.least) {
                 let split = self.split(layout, asked, parts)?;
-                if fits(split.need, packed) {
+                if fits(&split.need, packed) {
                     return Ok(Way::Split(split));
                 }
-                if split.need.total() < least.0.total() {
-                    least = (split.need, self.largest_of(&split));
+                if split.need.total() < least.0 {
+                    least = (split.need.total(), self.largest_of(&split));
                 }
             }
         }
-        let needed = least.0.total().saturating_add(window);
+        let needed = least.0.saturating_add(window);
         Err(self.shortage((needed, available), least.1, self.why_whole(asked)))
     }
 
@@ -278,7 +278,9 @@ impl Session {
         // The host takes no parts out of what is in the memory of a device.
         let can_split = !given.iter().any(is_on_device);
         let fits_whole = |available: usize| {
-            let needed = Need::of(asked.plan).total().saturating_add(self.compiled.streams.total_bytes());
+            let needed = Need::of(&self.compiled.program, asked.plan)
+                .total()
+                .saturating_add(self.compiled.streams.total_bytes());
             needed <= available
         };
         let choose = |available: usize| {
@@ -289,7 +291,7 @@ impl Session {
             };
             Ok(match self.way(asked, layout, available)? {
                 Way::Whole(need) => (need, None),
-                Way::Split(split) => (split.need, Some(split)),
+                Way::Split(split) => (split.need.clone(), Some(split)),
             })
         };
         let (mut grant, split) = self.grant(options, choose)?;

@@ -1,4 +1,5 @@
-//! Kernels whose packed weights come and go, for sessions whose memory limit cannot hold all of them at once.
+//! Kernels whose packed weights come and go, for sessions whose memory limit cannot hold all of them at once, and the turns of runs at them and at the
+//! constants of devices that do ([`windows`](super::windows)).
 //!
 //! Each run decides which weights stay packed: the largest first, as far as they fit beside its activations. The others pass through a
 //! window, one at a time: packed from the model's file right before their step, and gone after it. Results have the same bits either way.
@@ -10,6 +11,7 @@ use ort_alloc::Budget;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::program::{Program, Step, Work};
+use super::windows::{OnDevices, Shares, Windows};
 use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, RunCx};
 use crate::tensor::Tensor;
 use crate::{Result, error};
@@ -36,6 +38,7 @@ pub(crate) struct Streaming<'a> {
 }
 
 /// What a run leaves packed.
+#[derive(Default)]
 pub(super) struct Room {
     /// By step: whether its weights stay packed.
     pub(super) keep: Vec<bool>,
@@ -45,6 +48,18 @@ pub(super) struct Room {
     pub(super) to_pack: usize,
     /// Weights that are packed and have to go.
     lets_go: bool,
+    /// What stays of the constants of devices, and their windows.
+    pub(super) shares: Shares,
+}
+
+/// What is free for weights in a run.
+pub(super) struct Free {
+    /// Bytes of the session's beside the run's activations.
+    pub(super) bytes: usize,
+    /// What the run takes on devices.
+    pub(super) on_devices: OnDevices,
+    /// How much of what devices' own limits leave may be taken.
+    pub(super) eighths: usize,
 }
 
 /// A run's turn at the packed weights: beside others where all that it needs stays packed, else alone.
@@ -61,6 +76,8 @@ pub(crate) struct Streams {
     owner: Arc<Owner>,
     /// Held for as long as a run: a run that packs weights or lets go of some is alone.
     turns: RwLock<()>,
+    /// The constants of devices that come and go.
+    pub(super) windows: Windows,
 }
 
 impl StreamedKernel {
@@ -112,12 +129,16 @@ impl Streaming<'_> {
 }
 
 impl Streams {
-    pub(super) fn of(program: &Program, precision: Precision, owner: &Arc<Owner>) -> Streams {
+    pub(super) fn of(
+        program: &Program,
+        (precision, owner): (Precision, &Arc<Owner>),
+        windows: Windows,
+    ) -> Streams {
         let steps = program.steps.iter().enumerate();
         let mut steps: Vec<_> =
             steps.filter_map(|(index, step)| Some((index, streamed(step)?.packed_bytes))).collect();
         steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-        Streams { steps, precision, owner: owner.clone(), turns: RwLock::new(()) }
+        Streams { steps, precision, owner: owner.clone(), turns: RwLock::new(()), windows }
     }
 
     /// Of all packed weights of the program, the bytes that others have as well.
@@ -130,16 +151,26 @@ impl Streams {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.steps.is_empty()
+        self.steps.is_empty() && self.windows.is_empty()
     }
 
-    /// The fewest bytes that a run takes beside its activations: the window.
+    /// The fewest bytes that a run takes beside its activations: the windows.
     pub(super) fn least_bytes(&self) -> usize {
+        self.least_packed_bytes().saturating_add(self.windows.least_bytes())
+    }
+
+    /// The bytes of all weights that may come and go.
+    pub(super) fn total_bytes(&self) -> usize {
+        self.packed_bytes().saturating_add(self.windows.total_bytes())
+    }
+
+    /// The bytes of the window that packed weights pass through.
+    fn least_packed_bytes(&self) -> usize {
         self.steps.first().map_or(0, |(_, bytes)| *bytes)
     }
 
     /// The bytes of all packed weights that may come and go.
-    pub(super) fn total_bytes(&self) -> usize {
+    pub(super) fn packed_bytes(&self) -> usize {
         self.steps.iter().map(|(_, bytes)| bytes).sum()
     }
 
@@ -148,6 +179,14 @@ impl Streams {
         let keep = self.choose(free);
         let streamed = self.steps.iter().filter(|(step, _)| keep.get(*step) != Some(&true));
         streamed.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The shares of devices' constants, and what is left for packed weights.
+    pub(super) fn shares(&self, free: &Free) -> Result<(Shares, usize)> {
+        let bytes = free.bytes.saturating_sub(self.least_packed_bytes());
+        let shares = self.windows.choose(bytes, &free.on_devices, free.eighths)?;
+        let left = free.bytes.saturating_sub(shares.kept_bytes().saturating_add(shares.window_bytes()));
+        Ok((shares, left))
     }
 
     /// The bytes that are packed now.
@@ -177,28 +216,29 @@ impl Streams {
         keep
     }
 
-    /// Waits for the run's turn. `free` tells how many bytes there are beside its activations and what was decided for that, or refuses
+    /// Waits for the run's turn. `free` tells what there is beside its activations and what was decided for that, or refuses
     /// it; weights that there is no room for go. Nothing of `free` is known before the turn: other runs may pack meanwhile.
     pub(super) fn turn<'s, C>(
         &'s self,
         program: &Program,
-        free: impl Fn() -> Result<(usize, C)>,
+        free: impl Fn() -> Result<(Free, C)>,
         until: Option<Instant>,
     ) -> Result<(Room, C, Option<Turn<'s>>)> {
         if self.is_empty() {
             let (_, chosen) = free()?;
-            return Ok((Room { keep: Vec::new(), window: 0, to_pack: 0, lets_go: false }, chosen, None));
+            return Ok((Room::default(), chosen, None));
         }
         let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
-        let (bytes, chosen) = free()?;
-        let room = self.room(program, bytes);
+        let (there, chosen) = free()?;
+        let room = self.room(program, &there)?;
         if room.to_pack == 0 && !room.lets_go {
             return Ok((room, chosen, Some(Turn::Shared { _guard: guard })));
         }
         drop(guard);
         let guard = in_time(until, || self.turns.write(), |until| self.turns.try_write_until(until))?;
-        let (bytes, chosen) = free()?;
-        let room = self.room(program, bytes);
+        let (there, chosen) = free()?;
+        let room = self.room(program, &there)?;
+        self.windows.let_go(&room.shares);
         let goes = self
             .kernels(program)
             .zip(&self.steps)
@@ -207,10 +247,12 @@ impl Streams {
         Ok((room, chosen, Some(Turn::Alone { _guard: guard })))
     }
 
-    /// What would stay packed in `free` bytes.
-    fn room(&self, program: &Program, free: usize) -> Room {
-        let keep = self.choose(free);
-        let mut room = Room { keep: Vec::new(), window: 0, to_pack: 0, lets_go: false };
+    /// What would stay in what is free.
+    fn room(&self, program: &Program, free: &Free) -> Result<Room> {
+        let (shares, left) = self.shares(free)?;
+        let keep = self.choose(left);
+        let mut room = Room::default();
+        (room.to_pack, room.lets_go) = self.windows.to_bring(&shares);
         for (kernel, &(step, bytes)) in self.kernels(program).zip(&self.steps) {
             let is_resident = kernel.resident.lock().is_some();
             match keep.get(step) {
@@ -223,13 +265,15 @@ impl Streams {
             }
         }
         room.to_pack += room.window;
-        Room { keep, ..room }
+        Ok(Room { keep, shares, ..room })
     }
 
-    /// The step that packs the most, in words, with its bytes.
-    pub(super) fn largest(&self, program: &Program) -> Option<(String, usize)> {
-        let &(step, bytes) = self.steps.first()?;
-        Some((format!("weights of {}", program.steps.get(step)?.name), bytes))
+    /// The step that packs the most, and the largest constant of each device, in words, with their bytes.
+    pub(super) fn largest(&self, program: &Program) -> Vec<(String, usize)> {
+        let first = self.steps.first().and_then(|&(step, bytes)| {
+            Some((format!("weights of {}", program.steps.get(step)?.name), bytes))
+        });
+        first.into_iter().chain(self.windows.largest()).collect()
     }
 
     fn kernels<'p>(&'p self, program: &'p Program) -> impl Iterator<Item = &'p StreamedKernel> {
@@ -271,7 +315,7 @@ mod tests {
         fn what_stays_fits_beside_the_window(sizes in prop::collection::vec(1usize..100, 1..20), free in 0usize..1500) {
             let mut steps: Vec<_> = sizes.into_iter().enumerate().collect();
             steps.sort_by_key(|&(index, bytes)| (std::cmp::Reverse(bytes), index));
-            let streams = Streams { steps, precision: Precision::Fp32, owner: Arc::default(), turns: RwLock::new(()) };
+            let streams = Streams { steps, precision: Precision::Fp32, owner: Arc::default(), turns: RwLock::new(()), windows: Windows::default() };
             let keep = streams.choose(free);
             let of = |stays: bool| {
                 let chosen = streams.steps.iter().filter(|(step, _)| keep[*step] == stays);

@@ -174,7 +174,7 @@ impl TensorBuffer {
             Some(bytes) => Data::Host(bytes.slice(self.range())),
             None => {
                 ensure!(self.start == 0, Fail, "a device tensor is not sliced in the middle");
-                Data::Device(self.memory.clone())
+                Data::Device(self.memory.clone(), 0)
             }
         };
         Ok(Tensor { dtype: self.dtype, shape: self.shape.clone(), data })

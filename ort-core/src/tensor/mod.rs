@@ -79,7 +79,8 @@ pub struct Tensor {
 pub(crate) enum Data {
     Host(Bytes),
     Strings(Arc<[String]>),
-    Device(SharedBuffer),
+    /// Memory of a device, and the byte of it at which the elements begin.
+    Device(SharedBuffer, usize),
 }
 
 impl Tensor {
@@ -102,7 +103,7 @@ impl Tensor {
         let expected = byte_count(dtype, shape)?;
         if buffer.bytes().is_none() {
             ensure!(buffer.len() >= expected, InvalidArgument, "a device buffer is smaller than its tensor");
-            return Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer.freeze()) });
+            return Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer.freeze(), 0) });
         }
         let bytes = buffer.freeze().bytes().ok_or_else(|| error!(Fail, "a host buffer is not the host's"))?;
         ensure!(bytes.len() >= expected, InvalidArgument, "a buffer is smaller than its tensor");
@@ -111,12 +112,22 @@ impl Tensor {
 
     /// A tensor over memory of a device that the host cannot read.
     pub(crate) fn from_device(dtype: DType, shape: &[usize], buffer: SharedBuffer) -> Result<Tensor> {
+        Tensor::from_device_at(dtype, shape, (buffer, 0))
+    }
+
+    /// The same from a byte of the memory on.
+    pub(crate) fn from_device_at(
+        dtype: DType,
+        shape: &[usize],
+        (buffer, offset): (SharedBuffer, usize),
+    ) -> Result<Tensor> {
+        let end = offset.checked_add(byte_count(dtype, shape)?);
         ensure!(
-            buffer.len() >= byte_count(dtype, shape)?,
+            end.is_some_and(|end| end <= buffer.len()),
             InvalidArgument,
             "a device buffer is smaller than its tensor"
         );
-        Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer) })
+        Ok(Tensor { dtype, shape: shape.into(), data: Data::Device(buffer, offset) })
     }
 
     /// A tensor with a copy of `elements`.
@@ -178,7 +189,7 @@ impl Tensor {
         match &self.data {
             Data::Host(bytes) => bytes.len(),
             Data::Strings(strings) => strings.iter().map(|s| s.len() + size_of::<String>()).sum(),
-            Data::Device(_) => self.dtype.byte_len(self.element_count()).unwrap_or(0),
+            Data::Device(..) => self.dtype.byte_len(self.element_count()).unwrap_or(0),
         }
     }
 
@@ -260,9 +271,9 @@ impl Tensor {
                 let part = part.ok_or_else(|| error!(Fail, "a view reaches past its tensor"))?;
                 Data::Strings(part.into())
             }
-            Data::Device(buffer) => {
+            Data::Device(buffer, offset) => {
                 ensure!(element_offset == 0, Fail, "a device tensor is not sliced in the middle");
-                Data::Device(buffer.clone())
+                Data::Device(buffer.clone(), *offset)
             }
         };
         Ok(Tensor { dtype: self.dtype, shape: shape.into(), data })

@@ -56,10 +56,11 @@ impl<'a> TensorView<'a> {
         let data = match data {
             Data::Host(bytes) => ViewData::Host(bytes),
             Data::Strings(strings) => ViewData::Strings(strings),
-            Data::Device(buffer) => {
+            Data::Device(buffer, offset) => {
                 // The buffer may be longer than what this tensor takes of it.
                 let bytes = dtype.byte_len(shape.iter().product()).unwrap_or(buffer.len());
-                ViewData::Device(DeviceRange { buffer, offset: 0, len: bytes.min(buffer.len()) })
+                let len = bytes.min(buffer.len().saturating_sub(*offset));
+                ViewData::Device(DeviceRange { buffer, offset: *offset, len })
             }
         };
         TensorView { dtype, shape, data }

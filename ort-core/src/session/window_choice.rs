@@ -1,0 +1,284 @@
+//! Which constants stay in a device's memory and which pass through its window: numbers alone, so that the choice is the same wherever it is made.
+//!
+//! What passes through is uploaded for each step that reads it. So those stay first that cost most for their bytes: what several steps read, and
+//! what is so small that a copy of its own costs more than its bytes.
+
+use std::cmp::Reverse;
+
+/// What a copy costs beside its bytes, in bytes.
+const COPY: usize = 64 << 10;
+
+/// The most sizes of half a window that are tried.
+const MOST_HALVES: usize = 64;
+
+/// The constants of one device.
+pub(super) struct Costs {
+    /// The bytes of each, rounded up to those of the device's allocator.
+    sizes: Vec<usize>,
+    /// For each the steps that read it, by their places in `sums`.
+    readers: Vec<Vec<usize>>,
+    /// By step: the bytes of all constants that it reads.
+    sums: Vec<usize>,
+    /// The constants, those first that cost most to upload each time for the bytes that they take.
+    order: Vec<usize>,
+    /// Bytes of half a window that are tried, the largest first.
+    halves: Vec<usize>,
+}
+
+/// What stays, and the window for the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Chosen {
+    /// By constant: whether it stays.
+    pub(super) keep: Vec<bool>,
+    /// The bytes of those that stay.
+    pub(super) kept: usize,
+    /// The bytes of half the window: what one step reads at most of those that do not stay.
+    pub(super) half: usize,
+    /// One half where a single step reads such constants; none where no step does.
+    pub(super) halves: usize,
+    /// The bytes that each run uploads.
+    pub(super) streamed: usize,
+}
+
+impl Chosen {
+    /// The bytes of the window.
+    pub(super) fn window(&self) -> usize {
+        self.half.saturating_mul(self.halves)
+    }
+
+    /// All bytes on the device.
+    pub(super) fn total(&self) -> usize {
+        self.kept.saturating_add(self.window())
+    }
+}
+
+/// A choice that is being made.
+struct Trial<'a> {
+    costs: &'a Costs,
+    chosen: Chosen,
+    /// By step: the bytes that it reads of constants that do not stay.
+    left: Vec<usize>,
+}
+
+impl Costs {
+    /// Of constants with their bytes and the steps that read them, out of so many.
+    pub(super) fn new(sizes: Vec<usize>, readers: Vec<Vec<usize>>, steps: usize) -> Costs {
+        let mut sums = vec![0usize; steps];
+        for (size, readers) in sizes.iter().zip(&readers) {
+            for step in readers {
+                sums.get_mut(*step).into_iter().for_each(|sum| *sum = sum.saturating_add(*size));
+            }
+        }
+        // What a step reads in all, or of it one constant alone.
+        let mut halves: Vec<usize> = sums.iter().chain(&sizes).copied().chain([0]).collect();
+        halves.sort_unstable_by_key(|bytes| Reverse(*bytes));
+        halves.dedup();
+        if halves.len() > MOST_HALVES {
+            let last = halves.len() - 1;
+            let spread = (0..MOST_HALVES).map(|index| index * last / (MOST_HALVES - 1));
+            halves = spread.filter_map(|index| halves.get(index).copied()).collect();
+        }
+        let mut costs = Costs { sizes, readers, sums, order: Vec::new(), halves };
+        let mut order: Vec<usize> = (0..costs.sizes.len()).collect();
+        order.sort_by(|one, other| {
+            // By cost for each byte, without a division.
+            let weight = |a: usize, b: usize| costs.cost(a) as u128 * costs.size(b) as u128;
+            weight(*other, *one).cmp(&weight(*one, *other)).then(one.cmp(other))
+        });
+        costs.order = order;
+        costs
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.sizes.is_empty()
+    }
+
+    /// The bytes of all.
+    pub(super) fn total(&self) -> usize {
+        self.sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
+    }
+
+    /// The fewest bytes with which there is a choice.
+    pub(super) fn least(&self) -> usize {
+        let trials = self.halves.iter().map(|half| Trial::new(self, *half).chosen.total());
+        trials.min().unwrap_or(0)
+    }
+
+    /// What stays where all that stays and the window may take so many bytes. Below the [least](Self::least) it is what the least takes.
+    pub(super) fn choose(&self, free: usize) -> Chosen {
+        let mut best: Option<(u128, Chosen)> = None;
+        let mut smallest: Option<Chosen> = None;
+        for half in &self.halves {
+            let mut trial = Trial::new(self, *half);
+            if smallest.as_ref().is_none_or(|least| trial.chosen.total() < least.total()) {
+                smallest = Some(trial.chosen.clone());
+            }
+            if trial.chosen.total() > free {
+                continue;
+            }
+            trial.keep_within(free);
+            let cost = trial.cost();
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, trial.chosen));
+            }
+        }
+        best.map(|(_, chosen)| chosen).or(smallest).unwrap_or_default()
+    }
+
+    fn size(&self, constant: usize) -> usize {
+        self.sizes.get(constant).copied().unwrap_or(0)
+    }
+
+    fn readers_of(&self, constant: usize) -> &[usize] {
+        self.readers.get(constant).map_or(&[], Vec::as_slice)
+    }
+
+    /// What it costs a run if a constant does not stay.
+    fn cost(&self, constant: usize) -> usize {
+        self.size(constant).saturating_add(COPY).saturating_mul(self.readers_of(constant).len())
+    }
+}
+
+impl<'a> Trial<'a> {
+    /// The choice with the fewest bytes that stay so that no step reads more than `half` of the others.
+    fn new(costs: &'a Costs, half: usize) -> Trial<'a> {
+        let chosen = Chosen { keep: vec![false; costs.sizes.len()], ..Chosen::default() };
+        let mut trial = Trial { costs, chosen, left: costs.sums.clone() };
+        for constant in &costs.order {
+            let readers = costs.readers_of(*constant);
+            if readers.iter().any(|step| trial.left.get(*step).is_some_and(|left| *left > half)) {
+                trial.keep(*constant);
+            }
+        }
+        trial.measure();
+        trial
+    }
+
+    /// Keeps as many more as fit beside the window.
+    fn keep_within(&mut self, free: usize) {
+        let mut room = free.saturating_sub(self.chosen.total());
+        for constant in &self.costs.order {
+            let size = self.costs.size(*constant);
+            if size <= room && self.chosen.keep.get(*constant) == Some(&false) {
+                room -= size;
+                self.keep(*constant);
+            }
+        }
+        self.measure();
+    }
+
+    fn keep(&mut self, constant: usize) {
+        let size = self.costs.size(constant);
+        self.chosen.keep.get_mut(constant).into_iter().for_each(|keep| *keep = true);
+        self.chosen.kept = self.chosen.kept.saturating_add(size);
+        for step in self.costs.readers_of(constant) {
+            self.left.get_mut(*step).into_iter().for_each(|left| *left = left.saturating_sub(size));
+        }
+    }
+
+    /// The window for what does not stay.
+    fn measure(&mut self) {
+        self.chosen.half = self.left.iter().copied().max().unwrap_or(0);
+        self.chosen.halves = self.left.iter().filter(|left| **left > 0).count().min(2);
+        self.chosen.streamed = self.left.iter().fold(0, |sum, left| sum.saturating_add(*left));
+    }
+
+    fn cost(&self) -> u128 {
+        let left = self.chosen.keep.iter().enumerate().filter(|(_, keep)| !**keep);
+        left.map(|(constant, _)| self.costs.cost(constant) as u128).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KIB: usize = 1 << 10;
+
+    fn costs(constants: &[(usize, &[usize])]) -> Costs {
+        let steps = constants.iter().flat_map(|(_, readers)| readers.iter()).max().map_or(0, |step| step + 1);
+        let sizes = constants.iter().map(|(size, _)| *size).collect();
+        Costs::new(sizes, constants.iter().map(|(_, readers)| readers.to_vec()).collect(), steps)
+    }
+
+    /// What stays, and the bytes of half the window, by the bytes that there are.
+    #[test]
+    fn what_costs_most_to_upload_stays_first() {
+        let many: &[usize] = &[0, 1, 2];
+        // constants with their readers; bytes; what stays; half the window
+        let cases: [(&[(usize, &[usize])], usize, &[bool], usize); 6] = [
+            // Two of a size: the window alone is as large as both.
+            (&[(100 * KIB, &[0]), (100 * KIB, &[1])], 200 * KIB, &[true, true], 0),
+            (
+                &[(100 * KIB, &[0]), (100 * KIB, &[1]), (100 * KIB, &[2])],
+                299 * KIB,
+                &[false, false, false],
+                100 * KIB,
+            ),
+            // What several steps read comes before what one reads.
+            (
+                &[(90 * KIB, &[0]), (90 * KIB, &[1]), (90 * KIB, &[2]), (90 * KIB, many)],
+                270 * KIB,
+                &[false, false, false, true],
+                90 * KIB,
+            ),
+            // Small ones come before large ones.
+            (
+                &[(8000 * KIB, &[0]), (8000 * KIB, &[1]), (8000 * KIB, &[2]), (KIB, &[3])],
+                16_001 * KIB,
+                &[false, false, false, true],
+                8000 * KIB,
+            ),
+            // A single large one stays where the window would be as large as two of it.
+            (
+                &[(1000 * KIB, &[0]), (300 * KIB, &[1]), (300 * KIB, &[2]), (300 * KIB, &[3])],
+                1600 * KIB,
+                &[true, false, false, false],
+                300 * KIB,
+            ),
+            // Less than the least is refused by others.
+            (&[(5 * KIB, &[0])], 0, &[false], 5 * KIB),
+        ];
+        for (constants, free, keep, half) in cases {
+            let chosen = costs(constants).choose(free);
+            assert_eq!((chosen.keep.as_slice(), chosen.half), (keep, half), "{constants:?} in {free}");
+        }
+    }
+
+    fn constants() -> impl Strategy<Value = Vec<(usize, Vec<usize>)>> {
+        let readers = prop::collection::btree_set(0usize..12, 1..4);
+        let constant = (1usize..4000, readers)
+            .prop_map(|(units, readers)| (units * 256, readers.into_iter().collect::<Vec<usize>>()));
+        prop::collection::vec(constant, 1..30)
+    }
+
+    proptest! {
+        /// Where the least fits, everything fits; all stay where all fit; the window holds what each step reads.
+        #[test]
+        fn what_stays_and_the_window_fit(constants in constants(), part in 0usize..1100) {
+            let (sizes, readers): (Vec<usize>, Vec<Vec<usize>>) = constants.iter().cloned().unzip();
+            let costs = Costs::new(sizes.clone(), readers.clone(), 12);
+            let (least, total) = (costs.least(), costs.total());
+            prop_assert!(least <= total);
+            let free = total / 1000 * part;
+            let chosen = costs.choose(free);
+            prop_assert_eq!(&chosen, &costs.choose(free));
+            prop_assert!(chosen.total() <= free.max(least), "{} in {} of at least {}", chosen.total(), free, least);
+            prop_assert_eq!(free >= total, chosen.keep.iter().all(|keep| *keep) && chosen.total() <= free);
+            let at_least = costs.choose(least);
+            prop_assert!(at_least.total() <= least);
+            let left = |step: usize| -> usize {
+                let read = sizes.iter().zip(&readers).zip(&chosen.keep);
+                read.filter(|((_, readers), keep)| !**keep && readers.contains(&step)).map(|((size, _), _)| size).sum()
+            };
+            let uploads: Vec<usize> = (0..12).map(left).filter(|bytes| *bytes > 0).collect();
+            prop_assert_eq!(uploads.iter().max().copied().unwrap_or(0), chosen.half);
+            prop_assert_eq!(uploads.len().min(2), chosen.halves);
+            prop_assert_eq!(uploads.iter().sum::<usize>(), chosen.streamed);
+            let kept = sizes.iter().zip(&chosen.keep).filter(|(_, keep)| **keep).map(|(size, _)| size).sum::<usize>();
+            prop_assert_eq!(kept, chosen.kept);
+        }
+    }
+}

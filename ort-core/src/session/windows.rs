@@ -1,0 +1,416 @@
+//! Constants in the memory of devices, for sessions whose limit, or whose device's limit, may not hold all of them at once.
+//!
+//! Each run decides which stay ([`window_choice`](super::window_choice)). The others stay in the model's file, and each is uploaded into a window of the
+//! run before a step that reads it. The window has two halves in turn: what the next step reads is asked for before the step that reads the other
+//! half, so that a device that copies beside what it computes does both. What is asked for in which order is the device's to keep.
+
+use std::sync::Arc;
+
+use ort_alloc::{Allocator, Budget, Category, DeviceId, SharedBuffer, allocate_in, arena};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::program::{Origin, Program, SlotId};
+use super::window_choice::{Chosen, Costs};
+use crate::ep::Device;
+use crate::tensor::{DeviceRange, Tensor, TensorMut};
+use crate::{Error, MemoryShortage, Result, error};
+
+/// What constants and halves of windows begin at multiples of.
+const ALIGNMENT: usize = 256;
+
+/// Bytes of a run on each device with memory of its own.
+pub(super) type OnDevices = SmallVec<[(DeviceId, usize); 1]>;
+
+/// The constants of a program that may come and go, by device.
+#[derive(Default)]
+pub(crate) struct Windows {
+    lanes: Vec<Lane>,
+}
+
+/// Those of one device.
+struct Lane {
+    device: Arc<dyn Device>,
+    memory: Arc<dyn Allocator>,
+    constants: Vec<Constant>,
+    /// The steps that read some, in their order, each with these.
+    uploads: Vec<(usize, Vec<usize>)>,
+    costs: Costs,
+}
+
+struct Constant {
+    slot: SlotId,
+    name: Arc<str>,
+    host: Tensor,
+    bytes: usize,
+    resident: Mutex<Option<Tensor>>,
+}
+
+/// What a run has of them: by lane what stays, and the window for the rest.
+#[derive(Default)]
+pub(super) struct Shares(Vec<Chosen>);
+
+/// The constants of a run.
+#[derive(Default)]
+pub(crate) struct RunWindows {
+    /// What stays, with its slots.
+    residents: Vec<(SlotId, Tensor)>,
+    lanes: Vec<RunLane>,
+}
+
+/// What passes through the window of one device.
+struct RunLane {
+    device: Arc<dyn Device>,
+    halves: Vec<SharedBuffer>,
+    /// By step, in their order.
+    uploads: Vec<(usize, Vec<Streamed>)>,
+}
+
+/// A constant at its place in half a window.
+struct Streamed {
+    slot: SlotId,
+    host: Tensor,
+    offset: usize,
+}
+
+/// How far a frame has come.
+#[derive(Default)]
+pub(crate) struct Passing<'a> {
+    residents: &'a [(SlotId, Tensor)],
+    lanes: SmallVec<[PassingLane<'a>; 1]>,
+}
+
+struct PassingLane<'a> {
+    lane: &'a RunLane,
+    /// Called with a constant whose pages of the file are not needed any more.
+    release: &'a (dyn Fn(&Tensor) + Sync),
+    /// The place of the next upload.
+    next: usize,
+    /// How many were made.
+    made: usize,
+    /// What was uploaded ahead: its step and the tensors.
+    ahead: Option<(usize, Arrived)>,
+}
+
+/// What is on the device now, with its slots.
+type Arrived = SmallVec<[(SlotId, Tensor); 2]>;
+
+fn rounded(bytes: usize) -> usize {
+    bytes.checked_next_multiple_of(arena::GRANULE).unwrap_or(usize::MAX)
+}
+
+impl Windows {
+    pub(super) fn of(program: &Program, devices: &[Arc<dyn Device>]) -> Windows {
+        let mut lanes: Vec<Lane> = Vec::new();
+        for device in devices {
+            let memory = device.memory();
+            if lanes.iter().all(|lane| lane.memory.device() != memory) {
+                lanes.extend(Lane::of(program, device));
+            }
+        }
+        Windows { lanes }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// The fewest bytes that a run takes beside its activations.
+    pub(super) fn least_bytes(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.costs.least()).sum()
+    }
+
+    /// The bytes of all of them.
+    pub(super) fn total_bytes(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.costs.total()).sum()
+    }
+
+    /// The bytes that are on devices now.
+    pub(super) fn resident_bytes(&self) -> usize {
+        self.lanes.iter().map(Lane::resident_bytes).sum()
+    }
+
+    /// What stays in so many bytes of the session's, beside what a run takes on each device. Of what a device has beyond the least, `eighths` are taken.
+    ///
+    /// # Errors
+    ///
+    /// A device's own limit does not hold the least beside the run.
+    pub(super) fn choose(&self, free: usize, run: &OnDevices, eighths: usize) -> Result<Shares> {
+        let mut left = free;
+        let mut others = self.least_bytes();
+        let mut chosen = Vec::with_capacity(self.lanes.len());
+        for lane in &self.lanes {
+            let least = lane.costs.least();
+            others = others.saturating_sub(least);
+            let of_run = run.iter().filter(|(memory, _)| *memory == lane.memory.device());
+            let there = lane.available(of_run.map(|(_, bytes)| *bytes).sum(), least)?;
+            let there = match eighths {
+                8.. => there,
+                _ => least.saturating_add(there.saturating_sub(least) / 8 * eighths),
+            };
+            let own = lane.costs.choose(there.min(left.saturating_sub(others)));
+            left = left.saturating_sub(own.total());
+            chosen.push(own);
+        }
+        Ok(Shares(chosen))
+    }
+
+    /// The most that a run allocates of its share beside what is there already, and whether something has to go.
+    pub(super) fn to_bring(&self, shares: &Shares) -> (usize, bool) {
+        let (mut bytes, mut lets_go) = (0usize, false);
+        for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
+            bytes = bytes.saturating_add(chosen.window());
+            for (constant, keep) in lane.constants.iter().zip(&chosen.keep) {
+                match (constant.resident.lock().is_some(), keep) {
+                    (false, true) => bytes = bytes.saturating_add(constant.bytes),
+                    (true, false) => lets_go = true,
+                    _ => {}
+                }
+            }
+        }
+        (bytes, lets_go)
+    }
+
+    /// Lets go of what does not stay.
+    pub(super) fn let_go(&self, shares: &Shares) {
+        for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
+            let goes = lane.constants.iter().zip(&chosen.keep).filter(|(_, keep)| !**keep);
+            goes.for_each(|(constant, _)| *constant.resident.lock() = None);
+        }
+    }
+
+    /// Lets go of all; what the devices' memory keeps for later goes, too.
+    pub(super) fn let_all_go(&self) {
+        for lane in &self.lanes {
+            lane.constants.iter().for_each(|constant| *constant.resident.lock() = None);
+            lane.memory.trim();
+        }
+    }
+
+    /// Whether a device has a limit of its own: its memory may be in pieces then, so that less fits than there is.
+    pub(super) fn have_limits(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.memory.stats().limit.is_some())
+    }
+
+    /// Brings what stays to the devices, and takes the windows. Where a device has a limit, what the run takes on it is tried, too.
+    pub(super) fn open(
+        &self,
+        shares: &Shares,
+        run: &OnDevices,
+        budget: &Arc<Budget>,
+        release: &dyn Fn(&Tensor),
+    ) -> Result<RunWindows> {
+        let mut opened = RunWindows::default();
+        for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
+            let mut tried = Vec::new();
+            if lane.memory.stats().limit.is_some() {
+                let of_run = run.iter().filter(|(memory, _)| *memory == lane.memory.device());
+                for (_, bytes) in of_run {
+                    tried.push(lane.memory.allocate(*bytes, ALIGNMENT)?);
+                }
+            }
+            let window = RunLane::open(lane, chosen, budget)?;
+            for (constant, _) in lane.constants.iter().zip(&chosen.keep).filter(|(_, keep)| **keep) {
+                opened.residents.push((constant.slot, lane.resident(constant, budget, release)?));
+            }
+            opened.lanes.extend(window);
+        }
+        Ok(opened)
+    }
+
+    /// The constants of which a step reads the most, in words, with their bytes; of each device.
+    pub(super) fn largest(&self) -> impl Iterator<Item = (String, usize)> {
+        self.lanes.iter().filter_map(|lane| {
+            let largest = lane.constants.iter().max_by_key(|constant| constant.bytes)?;
+            Some((format!("constant {} on {}", largest.name, lane.device.info().name), largest.bytes))
+        })
+    }
+}
+
+impl Shares {
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.0.iter().map(|chosen| chosen.kept).sum()
+    }
+
+    pub(super) fn window_bytes(&self) -> usize {
+        self.0.iter().map(Chosen::window).sum()
+    }
+
+    pub(super) fn streamed_bytes(&self) -> usize {
+        self.0.iter().map(|chosen| chosen.streamed).sum()
+    }
+}
+
+impl Lane {
+    /// None where the device has no constants that may come and go.
+    fn of(program: &Program, device: &Arc<dyn Device>) -> Option<Lane> {
+        let mut constants = Vec::new();
+        let mut places = vec![None; program.slots.len()];
+        for (index, (slot, place)) in program.slots.iter().zip(&mut places).enumerate() {
+            let Origin::Streamed(host) = &slot.origin else { continue };
+            if slot.memory == device.memory() {
+                *place = Some(constants.len());
+                let name = program.graph.value(slot.value).name.clone();
+                let (slot, bytes) = (SlotId(index as u32), rounded(host.byte_count()));
+                constants.push(Constant {
+                    slot,
+                    name,
+                    host: host.clone(),
+                    bytes,
+                    resident: Mutex::default(),
+                });
+            }
+        }
+        let mut readers = vec![Vec::new(); constants.len()];
+        let mut uploads: Vec<(usize, Vec<usize>)> = Vec::new();
+        for (index, step) in program.steps.iter().enumerate() {
+            let mut read: Vec<usize> =
+                step.reads().filter_map(|slot| places.get(slot.index()).copied().flatten()).collect();
+            read.sort_unstable();
+            read.dedup();
+            for constant in &read {
+                readers.get_mut(*constant).into_iter().for_each(|readers| readers.push(uploads.len()));
+            }
+            if !read.is_empty() {
+                uploads.push((index, read));
+            }
+        }
+        let sizes = constants.iter().map(|constant| constant.bytes).collect();
+        let costs = Costs::new(sizes, readers, uploads.len());
+        let (device, memory) = (device.clone(), device.allocator());
+        (!costs.is_empty()).then_some(Lane { device, memory, constants, uploads, costs })
+    }
+
+    fn resident_bytes(&self) -> usize {
+        let resident = self.constants.iter().filter(|constant| constant.resident.lock().is_some());
+        resident.map(|constant| constant.bytes).sum()
+    }
+
+    /// The bytes that the device's own limit leaves for constants and window beside those of a run; refuses fewer than the least.
+    fn available(&self, of_run: usize, least: usize) -> Result<usize> {
+        let stats = self.memory.stats();
+        let Some(limit) = stats.limit else { return Ok(usize::MAX) };
+        let others = stats.in_use.saturating_sub(self.resident_bytes());
+        let available = limit.saturating_sub(others);
+        let of_run = rounded(of_run);
+        if let Some(there) = available.checked_sub(of_run).filter(|there| *there >= least) {
+            return Ok(there);
+        }
+        let (name, needed) = (&self.device.info().name, of_run.saturating_add(least));
+        let shortage = MemoryShortage { needed, available, limit, largest: Vec::new() };
+        let advice = format!("raise the device's memory limit to {} bytes", shortage.sufficient_limit());
+        Err(Error::out_of_memory(&format!("the run on {name}"), shortage).help(advice))
+    }
+
+    /// A constant that stays, uploaded where it is not there yet. The pages of the file that it came from go.
+    fn resident(
+        &self,
+        constant: &Constant,
+        budget: &Arc<Budget>,
+        release: &dyn Fn(&Tensor),
+    ) -> Result<Tensor> {
+        let mut resident = constant.resident.lock();
+        if let Some(tensor) = &*resident {
+            return Ok(tensor.clone());
+        }
+        let host = &constant.host;
+        let memory = allocate_in(budget, Category::Weights, &*self.memory, constant.bytes, ALIGNMENT)?;
+        let tensor = upload(&*self.device, host, &memory.freeze(), 0)?;
+        release(host);
+        *resident = Some(tensor.clone());
+        Ok(tensor)
+    }
+}
+
+impl RunLane {
+    /// None where everything stays.
+    fn open(lane: &Lane, chosen: &Chosen, budget: &Arc<Budget>) -> Result<Option<RunLane>> {
+        if chosen.halves == 0 {
+            return Ok(None);
+        }
+        let mut uploads = Vec::new();
+        for (step, read) in &lane.uploads {
+            let mut offset = 0;
+            let mut streamed = Vec::new();
+            let passes = |constant: &&usize| chosen.keep.get(**constant) == Some(&false);
+            for constant in read.iter().filter(passes).filter_map(|constant| lane.constants.get(*constant)) {
+                streamed.push(Streamed { slot: constant.slot, host: constant.host.clone(), offset });
+                offset += constant.bytes;
+            }
+            if !streamed.is_empty() {
+                uploads.push((*step, streamed));
+            }
+        }
+        let half = || {
+            allocate_in(budget, Category::Weights, &*lane.memory, chosen.half, ALIGNMENT)
+                .map(SharedBuffer::from)
+        };
+        let halves = (0..chosen.halves).map(|_| half()).collect::<Result<_, _>>()?;
+        Ok(Some(RunLane { device: lane.device.clone(), halves, uploads }))
+    }
+}
+
+impl RunWindows {
+    /// A frame that begins.
+    pub(super) fn pass<'a>(&'a self, release: &'a (dyn Fn(&Tensor) + Sync)) -> Passing<'a> {
+        let lanes = self.lanes.iter();
+        let lanes = lanes.map(|lane| PassingLane { lane, release, next: 0, made: 0, ahead: None });
+        Passing { residents: &self.residents, lanes: lanes.collect() }
+    }
+}
+
+impl<'a> Passing<'a> {
+    /// Whether nothing comes for steps.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// What stays, with its slots.
+    pub(super) fn residents(&self) -> &'a [(SlotId, Tensor)] {
+        self.residents
+    }
+
+    /// Uploads what a step reads, where that was not done ahead, and then what the next one reads of those that `runs` says of.
+    pub(super) fn arrive(&mut self, step: usize, runs: &dyn Fn(usize) -> bool) -> Result<Arrived> {
+        let mut arrived = Arrived::new();
+        for passing in &mut self.lanes {
+            if passing.ahead.as_ref().is_none_or(|(ahead, _)| *ahead != step) {
+                let Some(own) = passing.upload(&|reader| reader == step)? else { continue };
+                passing.ahead = Some(own);
+            }
+            arrived.extend(passing.ahead.take().into_iter().flat_map(|(_, tensors)| tensors));
+            // Ahead of the step, whose half is the other one.
+            if passing.lane.halves.len() > 1 {
+                passing.ahead = passing.upload(&|reader| reader > step && runs(reader))?;
+            }
+        }
+        Ok(arrived)
+    }
+}
+
+impl PassingLane<'_> {
+    /// Uploads what the next step reads, if it is the one: steps before it that do not run are passed over.
+    fn upload(&mut self, is_next: &dyn Fn(usize) -> bool) -> Result<Option<(usize, Arrived)>> {
+        let rest = self.lane.uploads.get(self.next..).unwrap_or_default();
+        let Some(place) = rest.iter().position(|(reader, _)| is_next(*reader)) else { return Ok(None) };
+        let Some((step, streamed)) = rest.get(place) else { return Ok(None) };
+        let half = self.lane.halves.get(self.made % self.lane.halves.len().max(1));
+        let half = half.ok_or_else(|| error!(Fail, "a window without halves"))?;
+        let mut arrived = Arrived::new();
+        for Streamed { slot, host, offset } in streamed {
+            arrived.push((*slot, upload(&*self.lane.device, host, half, *offset)?));
+            (self.release)(host);
+        }
+        self.next += place + 1;
+        self.made += 1;
+        Ok(Some((*step, arrived)))
+    }
+}
+
+/// A copy of a tensor of the host, so many bytes into a buffer of the device.
+fn upload(device: &dyn Device, host: &Tensor, buffer: &SharedBuffer, offset: usize) -> Result<Tensor> {
+    let (dtype, shape) = (host.dtype(), host.shape());
+    let range = DeviceRange { buffer, offset, len: host.byte_count() };
+    device.copy(host.view(), TensorMut::device(dtype, shape, range))?;
+    Tensor::from_device_at(dtype, shape, (buffer.clone(), offset))
+}
