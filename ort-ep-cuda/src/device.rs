@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Arena, DeviceId, Stats};
+use ort_alloc::{Allocator, DeviceId, Stats};
 use ort_core::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, KernelTable, NodeView, ProviderOptions,
     new_device_id,
@@ -18,6 +18,7 @@ use crate::libraries::{Libraries, LibraryReport};
 use crate::memory::{address, arena};
 use crate::modules::{Modules, OLDEST, too_old};
 use crate::node::Node;
+use crate::pool::PoolMemory;
 use crate::provider::{Options, describe};
 use crate::queue::Queue;
 
@@ -27,7 +28,7 @@ pub(crate) struct Parts {
     pub(crate) limits: Limits,
     pub(crate) modules: Modules,
     pub(crate) libraries: Libraries,
-    pub(crate) arena: Arena,
+    pub(crate) memory: Arc<dyn Allocator>,
     pub(crate) queue: Arc<Queue>,
 }
 
@@ -38,12 +39,12 @@ impl Parts {
         Bounds { limits: self.limits, libraries, room: room.unwrap_or(0) }
     }
 
-    /// The bytes that the arena has left: of its limit, else of the device. None where no library asks for them.
+    /// The bytes that are left: of the limit, else of the device. None where no library asks for them.
     pub(crate) fn left(&self) -> Option<usize> {
         if !self.libraries.any() {
             return None;
         }
-        let stats = self.arena.stats();
+        let stats = self.memory.stats();
         let free = || self.queue.context().memory().map_or(0, |(free, _)| free);
         Some(stats.limit.map_or_else(free, |limit| limit.saturating_sub(stats.in_use)))
     }
@@ -85,17 +86,29 @@ impl CudaDevice {
         }
         let (id, context) = (new_device_id(), Context::open(physical)?);
         let queue = Arc::new(Queue::open(&context, &options)?);
-        let arena = arena(id, &queue, options.arena);
+        let memory: Arc<dyn Allocator> = match options.pool {
+            Some(config) => {
+                ensure!(
+                    physical.has_pools()?,
+                    EpFail,
+                    help = "leave the option out: memory then comes from the provider's arena",
+                    "arena.use_cuda_mempool is asked for, but {} has no pools of memory",
+                    physical.name()?
+                );
+                Arc::new(PoolMemory::new(id, &queue, config, options.arena.limit)?)
+            }
+            None => Arc::new(arena(id, &queue, options.arena)),
+        };
         let libraries = Libraries::open(&context, &options.libraries)?;
         let info = describe(driver, physical, &libraries.reports)?;
         let modules = Modules::new(context, limits.capability);
-        let parts = Arc::new(Parts { id, limits, modules, libraries, arena, queue });
+        let parts = Arc::new(Parts { id, limits, modules, libraries, memory, queue });
         Ok(Arc::new(CudaDevice { info, parts, table: kernel_table() }))
     }
 
     /// Allocated and peak bytes, and how the arena grew, by ONNX Runtime's names.
     pub fn stats(&self) -> Stats {
-        self.parts.arena.stats()
+        self.parts.memory.stats()
     }
 
     /// NVIDIA's libraries that were looked for, and what serves in their place.
@@ -129,7 +142,7 @@ impl Device for CudaDevice {
     }
 
     fn allocator(&self) -> Arc<dyn Allocator> {
-        Arc::new(self.parts.arena.clone())
+        self.parts.memory.clone()
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {

@@ -6,6 +6,7 @@
 
 mod context;
 mod graph;
+mod pool;
 mod staged;
 mod stream;
 
@@ -14,13 +15,14 @@ use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use libloading::Library;
 use ort_core::{Error, Result, ensure, error};
 
 pub use context::Counters;
 pub(crate) use context::{Context, Counts, Function, Module};
 pub(crate) use graph::Graph;
+pub(crate) use pool::Pool;
 pub(crate) use staged::Staged;
 pub(crate) use stream::{Call, Event, Launched, RawStream, Routed, Routine, Stream};
 
@@ -32,7 +34,7 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// The functions that are called.
-const FUNCTIONS: [&str; 39] = [
+const FUNCTIONS: [&str; 46] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -46,6 +48,13 @@ const FUNCTIONS: [&str; 39] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemGetInfo_v2",
+    "cuMemPoolCreate",
+    "cuMemPoolDestroy",
+    "cuMemPoolSetAttribute",
+    "cuMemPoolGetAttribute",
+    "cuMemPoolTrimTo",
+    "cuMemAllocFromPoolAsync",
+    "cuMemFreeAsync",
     "cuMemHostAlloc",
     "cuMemFreeHost",
     "cuMemcpyHtoDAsync_v2",
@@ -245,16 +254,21 @@ impl PhysicalDevice {
 
     /// What bounds it.
     pub(crate) fn limits(self) -> Result<Limits> {
-        use sys::CUdevice_attribute_enum as Attribute;
-        let attribute = |which| {
-            let mut value = 0;
-            // SAFETY: writes one integer.
-            check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, self.0) }, "cuDeviceGetAttribute")?;
-            Ok::<u32, Error>(u32::try_from(value).unwrap_or(0))
-        };
-        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         Ok(Limits { capability: 10 * major + minor, processors })
+    }
+
+    /// Whether streams can allocate and free memory of it.
+    pub(crate) fn has_pools(self) -> Result<bool> {
+        Ok(self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0)
+    }
+
+    fn attribute(self, which: Attribute) -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: writes one integer.
+        check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, self.0) }, "cuDeviceGetAttribute")?;
+        Ok(u32::try_from(value).unwrap_or(0))
     }
 }

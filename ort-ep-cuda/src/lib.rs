@@ -45,6 +45,7 @@ mod libraries;
 mod memory;
 mod modules;
 mod node;
+mod pool;
 mod provider;
 mod queue;
 mod staging;

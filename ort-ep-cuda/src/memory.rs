@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::queue::Queue;
 
 /// What the driver's memory begins at multiples of (CUDA C++ Programming Guide, "Device Memory Accesses": 256 bytes at least).
-const ALIGNMENT: usize = 256;
+pub(crate) const ALIGNMENT: usize = 256;
 
 /// The memory of one device: an arena over regions of the driver's.
 pub(crate) fn arena(id: DeviceId, queue: &Arc<Queue>, config: ArenaConfig) -> Arena {

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::device::CudaDevice;
 use crate::driver::{Driver, NO_DEVICE, PhysicalDevice};
 use crate::libraries::{LibraryReport, reports};
+use crate::pool::PoolConfig;
 
 /// The name of the provider.
 const NAME: &str = "cuda";
@@ -28,6 +29,9 @@ const NAME: &str = "cuda";
 /// | `user_compute_stream` | the address of the stream that computes; without it, or where it is 0, one of the provider's own |
 /// | `library_path` | the folder that has NVIDIA's libraries; without it they are looked for |
 /// | `use_cublas` | `1` (the default): cuBLASLt computes products, where it is found; `0` |
+/// | `arena.use_cuda_mempool` | `1`: memory comes from a pool of the driver's in the order of the compute stream, instead of the arena; `0` (the default) |
+/// | `arena.cuda_mempool_release_threshold` | bytes that such a pool may hold that are free when somebody waits for the device; 0 (the default): none |
+/// | `arena.cuda_mempool_bytes_to_keep_on_shrink` | bytes that a trim leaves of such a pool; 0 (the default): only what is in use |
 /// | `enable_cuda_graph` | `1`: what runs of the same shapes ask for is captured once and replayed; `0` (the default) |
 #[derive(Debug)]
 pub struct CudaProvider;
@@ -65,9 +69,6 @@ impl ExecutionProvider for CudaProvider {
 
 /// ONNX Runtime's options of its CUDA provider that have no counterpart here yet.
 const NOT_YET: &[&str] = &[
-    "arena.cuda_mempool_bytes_to_keep_on_shrink",
-    "arena.cuda_mempool_release_threshold",
-    "arena.use_cuda_mempool",
     "cudnn_conv1d_pad_to_nc1d",
     "cudnn_conv_algo_search",
     "cudnn_conv_use_max_workspace",
@@ -90,6 +91,9 @@ const NOT_YET: &[&str] = &[
 
 /// The options that there are.
 const KNOWN: &[&str] = &[
+    "arena.cuda_mempool_bytes_to_keep_on_shrink",
+    "arena.cuda_mempool_release_threshold",
+    "arena.use_cuda_mempool",
     "arena_extend_strategy",
     "device_id",
     "do_copy_in_default_stream",
@@ -119,6 +123,8 @@ impl Default for LibraryOptions {
 pub(crate) struct Options {
     pub(crate) device_id: usize,
     pub(crate) arena: ArenaConfig,
+    /// The pool that takes the place of the arena.
+    pub(crate) pool: Option<PoolConfig>,
     /// Whether copies between host and device go through streams of their own.
     pub(crate) separate_copies: bool,
     /// The address of the stream that computes, where it is the caller's.
@@ -140,19 +146,32 @@ impl Options {
         let mut parsed = Options {
             device_id: index,
             arena,
+            pool: None,
             separate_copies: false,
             user_stream: None,
             graphs: false,
             libraries: LibraryOptions::default(),
         };
+        let (mut uses_pool, mut pool) = (false, PoolConfig::default());
         for (name, value) in options {
-            parsed.set(name, value).map_err(|expected| {
+            let set = match name.as_str() {
+                "arena.use_cuda_mempool" => switch(value).map(|is_on| uses_pool = is_on),
+                "arena.cuda_mempool_release_threshold" => {
+                    bytes(value).map(|bytes| pool.release_threshold = bytes)
+                }
+                "arena.cuda_mempool_bytes_to_keep_on_shrink" => {
+                    bytes(value).map(|bytes| pool.keep_on_shrink = bytes)
+                }
+                _ => parsed.set(name, value),
+            };
+            set.map_err(|expected| {
                 error!(
                     InvalidArgument,
                     "option {name} of the {NAME} provider is '{value}', expected {expected}"
                 )
             })?;
         }
+        parsed.pool = uses_pool.then_some(pool);
         Ok(parsed)
     }
 
@@ -161,7 +180,7 @@ impl Options {
         match name {
             "device_id" => self.device_id = value.parse().map_err(|_| "the number of a device")?,
             "gpu_mem_limit" => {
-                self.arena.limit = Some(value.parse().map_err(|_| "a number of bytes")?);
+                self.arena.limit = Some(bytes(value)?);
             }
             "do_copy_in_default_stream" => self.separate_copies = !switch(value)?,
             "library_path" if value.is_empty() => return Err("a folder"),
@@ -179,6 +198,10 @@ impl Options {
         }
         Ok(())
     }
+}
+
+fn bytes<T: std::str::FromStr>(value: &str) -> Result<T, &'static str> {
+    value.parse().map_err(|_| "a number of bytes")
 }
 
 /// Whether something is on, in the words of ONNX Runtime.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ort_core::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::driver::{Call, Context, Counters, Counts, Event, Stream};
+use crate::driver::{Call, Context, Counters, Counts, Event, Pool, Stream};
 use crate::graphs::Graphs;
 use crate::provider::Options;
 use crate::staging::Staging;
@@ -162,6 +162,14 @@ impl Queue {
         }
     }
 
+    /// Waits for all that was asked for. The next call tells what went wrong.
+    pub(crate) fn settle(&self) {
+        self.end_of_run();
+        if let Err(problem) = self.synchronize() {
+            self.order.lock().failed.get_or_insert(problem);
+        }
+    }
+
     /// Sees to it that nothing refers to modules any more but what the device was given already.
     pub(crate) fn close(&self) {
         self.end_of_run();
@@ -182,6 +190,30 @@ impl Queue {
         self.end_of_run();
         self.order.lock().uses.remove(address);
         self.context.free(address);
+    }
+
+    /// The address of new memory of a pool, which is there for what is asked for from here on.
+    pub(crate) fn allocate_in(&self, pool: &Pool, bytes: usize) -> Result<u64> {
+        let mut order = self.order.lock();
+        let address = pool.allocate(bytes, &self.compute)?;
+        if self.copies.is_some() {
+            // An upload on a stream of its own waits until the compute stream has got there.
+            order.uses.add(address, bytes);
+            order.uses.call(&[(address, bytes as u64)]);
+        }
+        Ok(address)
+    }
+
+    /// Gives memory of a pool back, after all that was asked for.
+    pub(crate) fn free_in(&self, pool: &Pool, address: u64, bytes: usize) {
+        self.end_of_run();
+        let mut order = self.order.lock();
+        let is_its = |start: u64, len: u64| start < address + bytes as u64 && address < start + len;
+        if let Err(problem) = self.compute_after_uploads(&mut order, is_its) {
+            order.failed.get_or_insert(problem);
+        }
+        order.uses.remove(address);
+        pool.free(address, &self.compute);
     }
 
     /// Gives the recorded calls to the compute stream, unless there is something to tell.

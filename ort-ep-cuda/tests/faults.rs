@@ -70,6 +70,8 @@ fn options_that_are_none_are_refused_before_a_driver_is_looked_for() {
             "HEURISTIC",
             "has no option 'cudnn_conv_algo_search' yet; leave this option",
         ),
+        ("arena.use_cuda_mempool", "yes", "expected 0 or 1"),
+        ("arena.cuda_mempool_release_threshold", "-1", "expected a number of bytes"),
         ("use_tf32", "1", "has no option 'use_tf32' yet"),
         ("prefer_nhcw", "1", "has no option 'prefer_nhcw'; "),
     ];

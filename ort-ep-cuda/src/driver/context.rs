@@ -92,6 +92,11 @@ impl Context {
         self.context == context
     }
 
+    /// The device's number.
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.device.0
+    }
+
     /// Makes this the context of the calling thread.
     pub(crate) fn enter(&self) -> Result<()> {
         self.check_present()?;

@@ -46,6 +46,7 @@ struct Driver {
     events: BTreeMap<u64, Event>,
     graphs: BTreeMap<u64, Arc<Vec<Op>>>,
     executables: BTreeMap<u64, Arc<Vec<Op>>>,
+    pools: BTreeMap<u64, pools::Pool>,
     modules: BTreeMap<u64, Loaded>,
     kernels: BTreeMap<u64, Kernel>,
 }
@@ -59,6 +60,7 @@ static DRIVER: Mutex<Driver> = Mutex::new(Driver {
     events: BTreeMap::new(),
     graphs: BTreeMap::new(),
     executables: BTreeMap::new(),
+    pools: BTreeMap::new(),
     modules: BTreeMap::new(),
     kernels: BTreeMap::new(),
 });
@@ -80,6 +82,11 @@ fn devices() -> i32 {
 
 fn limit() -> u64 {
     setting("ORT_CUDA_EMULATOR_MEMORY", 8 << 30)
+}
+
+/// Whether there are pools of memory.
+fn has_pools() -> i32 {
+    setting("ORT_CUDA_EMULATOR_POOLS", 1)
 }
 
 fn capability() -> (i32, i32) {
@@ -169,6 +176,9 @@ macro_rules! api {
     };
 }
 
+mod pools;
+pub use pools::*;
+
 mod streams;
 pub use lt::*;
 pub use streams::*;
@@ -223,6 +233,7 @@ api! {
             76 => minor,
             81 => SHARED_MOST as i32 + 1024,
             97 => SHARED_MOST as i32,
+            115 => has_pools(),
             _ => 0,
         })
     }
@@ -272,7 +283,7 @@ api! {
     }
     fn cuCtxSynchronize() {
         current()?.uncaptured()?;
-        finish_streams(|_| true)
+        pools::waited(finish_streams(|_| true))
     }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let driver = current()?;

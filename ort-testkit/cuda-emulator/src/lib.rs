@@ -3,7 +3,7 @@
 //!
 //! What the instructions mean is taken from NVIDIA's document "PTX ISA"; the code is our own. A stream that
 //! a program makes does nothing until something waits for it (`driver/queue.rs`). Environment variables:
-//! `ORT_CUDA_EMULATOR_DEVICES` (1), `ORT_CUDA_EMULATOR_MEMORY` (bytes, 8 GiB), `ORT_CUDA_EMULATOR_CAPABILITY` (`8.0`) and
+//! `ORT_CUDA_EMULATOR_DEVICES` (1), `ORT_CUDA_EMULATOR_MEMORY` (bytes, 8 GiB), `ORT_CUDA_EMULATOR_CAPABILITY` (`8.0`), `ORT_CUDA_EMULATOR_POOLS` (1: there are pools of memory) and
 //! `ORT_CUDA_EMULATOR_STEPS` (instructions of one launch, 200e9).
 
 mod alu;
@@ -50,6 +50,8 @@ pub mod code {
     pub const MISALIGNED_ADDRESS: u32 = 716;
     /// A kernel failed.
     pub const LAUNCH_FAILED: u32 = 719;
+    /// The device cannot do it.
+    pub const NOT_SUPPORTED: u32 = 801;
     /// A capture does not allow the call.
     pub const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
     /// Something was called that the capture did not allow.

@@ -78,6 +78,11 @@ pub(super) enum Op {
     Graph(Arc<Vec<Op>>),
     /// A call of a library over the driver.
     Routine(Arc<Routine>),
+    /// The stream comes to where a piece of a pool begins to be there, or ends.
+    Reach {
+        address: u64,
+        live: bool,
+    },
 }
 
 /// One thing is done at a time.
@@ -194,7 +199,7 @@ fn drain(stream: u64, until: Option<(u64, u64)>) -> Done {
 /// A fault unless so much memory is there.
 pub(super) fn held(address: u64, size: usize, what: &str) -> Done {
     let mut driver = DRIVER.lock();
-    if driver.within(address, size).is_ok() {
+    if size == 0 || driver.memory.is_live(address, size as u64) {
         return Ok(());
     }
     let fault = Fault::new(code::ILLEGAL_ADDRESS, format!("{what} of {size} bytes at {address:#x}"));
@@ -242,6 +247,10 @@ fn perform(op: Op) -> Done {
             Ok(())
         }
         Op::Wait { event, turn, stream } => drain(stream, Some((event, turn))),
+        Op::Reach { address, live } => {
+            DRIVER.lock().memory.reach(address, live);
+            Ok(())
+        }
         Op::Graph(ops) => ops.iter().cloned().try_for_each(perform),
         Op::Routine(routine) => perform_routine(&routine),
     }

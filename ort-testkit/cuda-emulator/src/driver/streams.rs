@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::thread;
 
+use super::pools::waited;
 use super::queue::{Capture, Event, From, Op, Stream, ask, finish, finish_event};
 use super::{CONTEXTS, Done, Driver, Handle, copy, current, put};
 use crate::code;
@@ -63,7 +64,7 @@ api! {
     }
     fn cuStreamSynchronize(stream: Handle) {
         current()?.uncaptured_stream(stream)?;
-        finish(stream as u64)
+        waited(finish(stream as u64))
     }
     fn cuStreamQuery(stream: Handle) {
         // It is done as soon as somebody asks.
@@ -142,7 +143,7 @@ api! {
     }
     fn cuEventSynchronize(event: Handle) {
         let Event { stream, recorded, .. } = *current()?.event(event)?;
-        finish_event(stream, event as u64, recorded)
+        waited(finish_event(stream, event as u64, recorded))
     }
     fn cuEventQuery(event: Handle) {
         // It is done as soon as somebody asks.

@@ -1,0 +1,98 @@
+//! Memory out of a pool of the driver's instead of the arena: the same bits in every way, within the same limits, by the same names.
+
+mod support;
+
+use std::sync::Arc;
+
+use ort_core::ep::Device;
+use ort_core::session::Model;
+use ort_core::{Error, ErrorKind, Result};
+use ort_ep_cuda::CudaDevice;
+use ort_testkit::device_limits::{
+    constants_come_and_go, device_keeps_to_limits, products, session_keeps_to_limits,
+};
+use support::{options, with_device};
+
+const POOL: (&str, &str) = ("arena.use_cuda_mempool", "1");
+const THRESHOLD: &str = "arena.cuda_mempool_release_threshold";
+const KEEP: &str = "arena.cuda_mempool_bytes_to_keep_on_shrink";
+
+const WAYS: [&[(&str, &str)]; 4] = [
+    &[POOL],
+    &[POOL, ("do_copy_in_default_stream", "0")],
+    &[POOL, ("enable_cuda_graph", "1"), (THRESHOLD, "1048576")],
+    &[POOL, ("do_copy_in_default_stream", "0"), ("enable_cuda_graph", "1"), (KEEP, "4096")],
+];
+
+fn open(way: &[(&str, &str)], limit: Option<usize>) -> Result<Arc<dyn Device>> {
+    let limit = limit.map(|bytes| bytes.to_string());
+    let mut all = way.to_vec();
+    all.extend(limit.as_deref().map(|limit| ("gpu_mem_limit", limit)));
+    let device: Arc<dyn Device> = CudaDevice::open(0, &options(&all))?;
+    Ok(device)
+}
+
+#[test]
+fn runs_have_the_same_bits_within_limits() -> Result<()> {
+    if with_device("runs_have_the_same_bits_within_limits")?.is_none() {
+        return Ok(());
+    }
+    let model = Model::from_graph(products()?);
+    for way in WAYS {
+        session_keeps_to_limits(&model, &|limit| open(way, limit))?;
+        device_keeps_to_limits(&model, &|limit| open(way, limit))?;
+        constants_come_and_go(&model, &|limit| open(way, limit))?;
+    }
+    Ok(())
+}
+
+/// Beyond the limit is an error, after which less is had; what is free goes back as the options say.
+#[test]
+fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
+    if with_device("the_limit_holds_and_what_is_free_goes_back")?.is_none() {
+        return Ok(());
+    }
+    // options, what the pool holds once all is free: at once, when somebody has waited, and after a trim
+    let cases: [(&[(&str, &str)], [usize; 3]); 3] = [
+        (&[POOL], [8 << 20, 0, 0]),
+        (&[POOL, (THRESHOLD, "67108864")], [8 << 20, 8 << 20, 0]),
+        (&[POOL, (THRESHOLD, "67108864"), (KEEP, "4194304")], [8 << 20, 8 << 20, 4 << 20]),
+    ];
+    for (way, held) in cases {
+        let device = open(way, Some(8 << 20))?;
+        let memory = device.allocator();
+        let half = memory.allocate(4 << 20, 256)?;
+        let problem = memory.allocate(5 << 20, 256).map_err(Error::from);
+        assert_eq!(problem.err().map(|problem| problem.kind()), Some(ErrorKind::OutOfMemory));
+        let other = memory.allocate((4 << 20) - 100, 256)?;
+        let stats = memory.stats();
+        assert_eq!((stats.limit, stats.in_use, stats.num_allocs), (Some(8 << 20), 8 << 20, 2));
+        drop((half, other));
+        let now = || memory.stats().total_allocated;
+        let freed = now();
+        device.synchronize()?;
+        let waited = now();
+        memory.trim();
+        assert_eq!([freed, waited, now()], held, "{way:?}");
+        let stats = memory.stats();
+        assert_eq!((stats.in_use, stats.max_in_use, stats.max_alloc_size), (0, 8 << 20, 4 << 20));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_device_without_pools_says_so() {
+    const NONE: &str = "ORT_CUDA_EMULATOR_POOLS";
+    if std::env::var_os(NONE).is_none() {
+        let emulator = support::emulator().to_string_lossy().into_owned();
+        let variables = [(support::DRIVER, emulator.as_str()), (NONE, "0")];
+        let (said, is_fine) = support::run("a_device_without_pools_says_so", &variables);
+        assert!(is_fine && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let problem = CudaDevice::open(0, &options(&[POOL])).err();
+    let said = problem.as_ref().map(ToString::to_string).unwrap_or_default();
+    assert_eq!(problem.map(|problem| problem.kind()), Some(ErrorKind::EpFail), "{said}");
+    assert!(said.contains("has no pools of memory; leave the option out"), "{said}");
+    assert!(CudaDevice::open(0, &options(&[("arena.use_cuda_mempool", "0")])).is_ok());
+}
