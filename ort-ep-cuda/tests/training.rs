@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use ort_core::Result;
@@ -19,8 +18,25 @@ use ort_train::{
 };
 use support::with_device;
 
-/// The models with a recorded training.
-const MODELS: [&str; 6] = ["bert", "gpt", "lstm", "mobilenet_v3", "resnet18", "unet"];
+/// A model, and what its recorded training was. Tests run where there is no repository, so that they hold what they read.
+struct Recording {
+    name: &'static str,
+    model: &'static [u8],
+    reference: &'static str,
+}
+
+macro_rules! recordings {
+    ($($name:literal),*) => {
+        [$(Recording {
+            name: $name,
+            model: include_bytes!(concat!("../../ort-train/tests/data/", $name, "/model.onnx")),
+            reference: include_str!(concat!("../../ort-train/tests/data/", $name, "/reference.json")),
+        }),*]
+    };
+}
+
+const RECORDINGS: [Recording; 6] = recordings!["bert", "gpt", "lstm", "mobilenet_v3", "resnet18", "unet"];
+const DIGITS: &[u8] = include_bytes!("../../ort-train/tests/data/digits.onnx");
 /// The model whose recurrent layers have control flow as their backward pass, which no kernel of the device is for; what lies around it may go with it.
 const WITH_CONTROL_FLOW: &str = "lstm";
 const CONTROL_FLOW: &str = "Scan";
@@ -30,23 +46,20 @@ const NEAR: f64 = 1e-3;
 /// Below this part of the largest of all gradients a tensor's are what is left where terms cancel out, as of a bias before a normalization.
 const NOTHING: f64 = 1e-5;
 
-fn data(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../ort-train/tests/data").join(path)
-}
-
-fn options(name: &str) -> TrainingOptions {
-    let text = std::fs::read_to_string(data(&format!("{name}/reference.json"))).unwrap();
-    let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let loss = match reference["loss"]["kind"].as_str().unwrap() {
-        "cross_entropy" => Loss::CrossEntropy {
-            label_smoothing: 0.0,
-            ignore_index: reference["loss"]["ignore_index"].as_i64(),
-            class_axis: None,
-        },
-        _ => Loss::BceWithLogits,
-    };
-    let output = reference["output"].as_str().map(str::to_owned);
-    TrainingOptions { loss, output, ..TrainingOptions::default() }
+impl Recording {
+    fn options(&self) -> TrainingOptions {
+        let reference: serde_json::Value = serde_json::from_str(self.reference).unwrap();
+        let loss = match reference["loss"]["kind"].as_str().unwrap() {
+            "cross_entropy" => Loss::CrossEntropy {
+                label_smoothing: 0.0,
+                ignore_index: reference["loss"]["ignore_index"].as_i64(),
+                class_axis: None,
+            },
+            _ => Loss::BceWithLogits,
+        };
+        let output = reference["output"].as_str().map(str::to_owned);
+        TrainingOptions { loss, output, ..TrainingOptions::default() }
+    }
 }
 
 /// The graph of a step up to its gradients, which are outputs: what no node reads.
@@ -134,10 +147,12 @@ fn largest(values: &[f64]) -> f64 {
 fn all_of_a_step_is_the_devices() -> Result<()> {
     let Some(device) = with_device("all_of_a_step_is_the_devices")? else { return Ok(()) };
     let mut problems = Vec::new();
-    for name in MODELS {
+    for recording in &RECORDINGS {
+        let name = recording.name;
         for mixed_precision in [None, Some(MixedPrecision::Fp16), Some(MixedPrecision::Bf16)] {
-            let model = Model::load(data(&format!("{name}/model.onnx")))?;
-            let training = TrainingGraph::new(&model, &TrainingOptions { mixed_precision, ..options(name) })?;
+            let model = Model::from_bytes(recording.model)?;
+            let training =
+                TrainingGraph::new(&model, &TrainingOptions { mixed_precision, ..recording.options() })?;
             let model = Model::from_graph(with_gradients(&training));
             let mut others = elsewhere(&session(&model, Some(&device))?);
             if name == WITH_CONTROL_FLOW {
@@ -159,7 +174,7 @@ fn all_of_a_step_is_the_devices() -> Result<()> {
 #[test]
 fn all_of_an_update_is_the_devices() -> Result<()> {
     let Some(device) = with_device("all_of_an_update_is_the_devices")? else { return Ok(()) };
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("update-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("ort-cuda-update-{}", std::process::id()));
     let sgd = Optimizer::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.1 };
     let all = [
         sgd,
@@ -169,7 +184,7 @@ fn all_of_an_update_is_the_devices() -> Result<()> {
         Optimizer::Adafactor { beta2_decay: -0.8, clip_threshold: 1.0, weight_decay: 0.0 },
     ];
     let mut problems = Vec::new();
-    let model = Model::load(data("digits.onnx"))?;
+    let model = Model::from_bytes(DIGITS)?;
     let parameters = TrainingGraph::new(&model, &TrainingOptions::default())?;
     for optimizer in all {
         let written = generate_artifacts(
@@ -202,10 +217,11 @@ fn all_of_an_update_is_the_devices() -> Result<()> {
 fn gradients_of_models_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("gradients_of_models_are_those_of_the_cpu")? else { return Ok(()) };
     let mut problems = Vec::new();
-    for name in MODELS {
+    for recording in &RECORDINGS {
+        let name = recording.name;
         let begin = std::time::Instant::now();
-        let model = Model::load(data(&format!("{name}/model.onnx")))?;
-        let training = TrainingGraph::new(&model, &options(name))?;
+        let model = Model::from_bytes(recording.model)?;
+        let training = TrainingGraph::new(&model, &recording.options())?;
         let model = Model::from_graph(with_gradients(&training));
         let (own, cpu) = (session(&model, Some(&device))?, session(&model, None)?);
         let values = inputs(&cpu, &training)?;

@@ -92,12 +92,15 @@ const HEADS: [(&[usize], [usize; 4]); 9] = [
     (&[2, 3], [5, 7, 4, 3]),
     (&[2], [64, 64, 64, 64]),
     (&[1, 2], [65, 130, 40, 24]),
-    (&[2, 1, 2], [33, 70, 17, 19]),
-    (&[2], [70, 66, 128, 72]),
+    (&[2, 1, 2], [9, 70, 17, 19]),
+    (&[1], [70, 66, 128, 72]),
     (&[1], [20, 12, 200, 130]),
     (&[2], [3, 0, 4, 4]),
     (&[2], [0, 3, 4, 4]),
 ];
+
+/// Scores of a head that are many.
+const LARGE: usize = 2000;
 
 /// Truth values, of which those of the first query are all false where rows may be filled.
 fn mask(shape: &[usize], fills_rows: bool) -> Given {
@@ -137,6 +140,16 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         if let Some((first, rest)) = all.split_first() {
             let shape: Vec<usize> = std::iter::once(*first).chain(rest.iter().map(|_| 1)).collect();
             given.push((with(&run(DType::F32, &shape), &[]), Vec::new()));
+        }
+        // What interprets the kernels takes its time over many tiles: of the masks there, those that differ most.
+        if queries * keys > LARGE {
+            let chosen: &[usize] = if dtype == DType::F32 { &[0, 2, 5] } else { &[1, 2, 4] };
+            given = given
+                .into_iter()
+                .enumerate()
+                .filter(|(at, _)| chosen.contains(at))
+                .map(|(_, one)| one)
+                .collect();
         }
         for (inputs, attrs) in given {
             let gradients = [std::slice::from_ref(&upstream), &inputs].concat();
