@@ -126,8 +126,9 @@ struct Head {
 
     __device__ Head(const Attention& p, int head) : head(head), mask_first(0) {
         int rest = head;
-#pragma unroll 1
-        for (int axis = p.mask_rank - 1; axis >= 0; axis--) {
+#pragma unroll
+        for (int axis = MOST_AXES - 1; axis >= 0; axis--) {
+            if (axis >= p.mask_rank) continue;
             mask_first += (int64)(rest % p.mask_sizes.of[axis]) * p.mask_steps.of[axis];
             rest /= p.mask_sizes.of[axis];
         }
@@ -490,3 +491,332 @@ __device__ inline void tiles(const T* q, const T* k, const T* v, const T* upstre
 TILES(f32, float)
 TILES(f16, __half)
 TILES(bf16, __nv_bfloat16)
+
+// Tensor cores: 64 rows by four warps, each with 16, and as many columns at a time as shared memory has room for.
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+__device__ inline uint shared_address(const void* at) { return (uint)__cvta_generic_to_shared(at); }
+
+// Four matrices of eight times eight halves: the row at `at` of each lane, and the elements that an operand of the lane takes.
+template <bool TRANSPOSED> __device__ inline void load_matrices(uint (&to)[4], const void* at) {
+    if (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
+    }
+}
+
+#define MULTIPLY(type, name)                                                                                           \
+    __device__ inline void multiply(type, float (&sums)[4], const uint (&a)[4], uint b0, uint b1) {                    \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, "                  \
+                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                   \
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                  \
+    }
+MULTIPLY(__half, "f16")
+MULTIPLY(__nv_bfloat16, "bf16")
+
+__device__ inline uint bits_of(__half x) { return static_cast<__half_raw>(x).x; }
+__device__ inline uint bits_of(__nv_bfloat16 x) { return static_cast<__nv_bfloat16_raw>(x).x; }
+template <typename T> __device__ inline uint packed(float low, float high) {
+    return bits_of(from_float<T>(low)) | bits_of(from_float<T>(high)) << 16;
+}
+
+// e to a power.
+__device__ inline float fast_power(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+    return result;
+}
+
+// Begins to copy eight halves, or writes zeros where there is nothing.
+template <typename T> __device__ inline void copy_eight(T* to, const T* from, int count, bool vectors) {
+    if (vectors) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     : : "r"(shared_address(to)), "l"(from), "r"(count > 0 ? 16 : 0) : "memory");
+        return;
+    }
+    Pack<T, 8> pack;
+#pragma unroll
+    for (int i = 0; i < 8; i++) pack.of[i] = i < count ? from[i] : from_float<T>(0.0f);
+    *(Pack<T, 8>*)to = pack;
+}
+__device__ inline void commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int PENDING> __device__ inline void wait() { asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory"); }
+
+// Begins to copy rows of `width` elements into a tile; zeros for those that are not there.
+template <int MANY, int SIZE, typename T>
+__device__ inline void copy_rows(T (*tile)[SIZE + 8], const T* from, int width, int first, int count, bool vectors) {
+    constexpr int CHUNKS = SIZE / 8, LANES = 128;
+    int line = threadIdx.x / CHUNKS, c = threadIdx.x % CHUNKS * 8;
+#pragma unroll
+    for (int turn = 0; turn < MANY * CHUNKS / LANES; turn++, line += LANES / CHUNKS) {
+        int there = first + line < count ? width - c : 0;
+        copy_eight(&tile[line][c], there > 0 ? from + (int64)(first + line) * width + c : from, there, vectors);
+    }
+    commit();
+}
+
+// Of the four elements that a lane has of eight columns, the ones that are kept: words of four keys are computed by one lane and handed to the others.
+template <bool ARE_KEYS>
+__device__ inline uint kept_of(const Dropout& dropout, const Head& head, int row, int column, int lane, bool in_fours, const Attention& p) {
+    uint bits = 0;
+    if (!in_fours) {
+#pragma unroll 1
+        for (int i = 0; i < 4; i++) {
+            int of_row = row + lane / 4 + i / 2 * 8, of_column = column + lane % 4 * 2 + i % 2;
+            uint64 at = ARE_KEYS ? head.place(of_column, of_row, p) : head.place(of_row, of_column, p);
+            bits |= (dropout.kept(at / 4) >> at % 4 & 1) << i;
+        }
+        return bits;
+    }
+    if (ARE_KEYS) {
+        int own = lane / 4 % 4;
+        uint four = dropout.kept(head.place(column + lane % 4 * 2 + own % 2, row + own / 2 * 8 + lane / 16 * 4, p) / 4);
+#pragma unroll
+        for (int i = 0; i < 4; i++) bits |= (__shfl_sync(0xffffffffu, four, lane / 16 * 16 + 4 * i + lane % 4) >> own & 1) << i;
+        return bits;
+    }
+    uint four = dropout.kept(head.place(row + lane / 4 + lane % 2 * 8, column + lane % 4 / 2 * 4, p) / 4);
+    uint other = __shfl_xor_sync(0xffffffffu, four, 1);
+    uint low = lane % 2 ? other : four, high = lane % 2 ? four : other;
+    return (low >> lane % 2 * 2 & 3) | (high >> lane % 2 * 2 & 3) << 2;
+}
+
+template <typename T, int SIZE, int MODE>
+__device__ inline void cores(const T* q, const T* k, const T* v, const T* upstream, T* y, const Attention& p, const Given& g) {
+    constexpr bool ARE_KEYS = MODE == BY_KEYS || MODE == BY_VALUES, IS_ONLINE = MODE == FORWARD || MODE == STATISTICS;
+    constexpr bool HAS_SECOND = MODE == STATISTICS || MODE == BY_QUERIES || MODE == BY_KEYS;
+    constexpr bool IS_SECOND = MODE == FORWARD || MODE == BY_VALUES;
+    constexpr int HALF_PITCH = SIZE + 8, MANY = SIZE == 64 ? 64 : 32, RESULTS = MODE == STATISTICS ? 1 : SIZE / 8;
+    __shared__ __align__(16) T tiles[2 * MANY][HALF_PITCH];
+    __shared__ __align__(16) T second_rows[HAS_SECOND ? ROWS : 1][HALF_PITCH];
+    __shared__ Line lines[MANY];
+    int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16, own = lane % 4 * 2;
+    int blocks = ((ARE_KEYS ? p.keys : p.queries) + ROWS - 1) / ROWS, first = blockIdx.x % blocks * ROWS;
+    Head head(p, blockIdx.x / blocks);
+    Sides<T> sides(MODE, q, k, v, upstream, head.head, p);
+    int64 all = (int64)p.heads * p.queries, lines_at = (int64)head.head * p.queries;
+    bool vectors[2] = {in_packs<T, 8>(sides.rows, p.size) && in_packs<T, 8>(sides.columns, p.size),
+                       in_packs<T, 8>(sides.second_rows, p.value_size) && in_packs<T, 8>(sides.second_columns, p.value_size)};
+    // Rows pass through the tiles of columns on their way into registers.
+    copy_rows<ROWS, SIZE>(tiles, sides.rows, p.size, first, sides.row_count, vectors[0]);
+    if constexpr (HAS_SECOND) copy_rows<ROWS, SIZE>(second_rows, sides.second_rows, p.value_size, first, sides.row_count, vectors[1]);
+    wait<0>();
+    __syncthreads();
+    uint left[SIZE / 16][4];
+#pragma unroll
+    for (int at = 0; at < SIZE / 16; at++) load_matrices<false>(left[at], &tiles[warp_row + lane % 16][16 * at + lane / 16 * 8]);
+    // A lane has two rows, which are eight apart, and of each eight columns two.
+    Line of_rows[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        of_rows[half] = {IS_ONLINE ? -infinity() : 0.0f, 0.0f, 0.0f};
+        int query = first + warp_row + lane / 4 + 8 * half;
+        if (MODE == BY_QUERIES && query < p.queries) {
+            const float* at = g.lines + lines_at + query;
+            of_rows[half] = {at[0], at[all], at[2 * all]};
+        }
+    }
+    float results[RESULTS][4];
+#pragma unroll
+    for (int j = 0; j < RESULTS; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) results[j][i] = 0.0f;
+    }
+    bool in_fours = p.keys % 4 == 0;
+#pragma unroll 1
+    for (int start = 0; start < sides.column_count; start += MANY) {
+        // All warps are done with the tiles before.
+        __syncthreads();
+        copy_rows<MANY, SIZE>(tiles, sides.columns, p.size, start, sides.column_count, vectors[0]);
+        copy_rows<MANY, SIZE>(tiles + MANY, sides.second_columns, p.value_size, start, sides.column_count, vectors[1]);
+        if (ARE_KEYS && thread < MANY) {
+            const float* at = g.lines + lines_at + start + thread;
+            lines[thread] = start + thread < p.queries ? Line{at[0], at[all], HAS_SECOND ? at[2 * all] : 0.0f} : Line{0.0f, 0.0f, 0.0f};
+        }
+        wait<1>();
+        __syncthreads();
+        float scores[MANY / 8][4], seconds[HAS_SECOND ? MANY / 8 : 1][4];
+#pragma unroll
+        for (int j = 0; j < MANY / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                scores[j][i] = 0.0f;
+                if (HAS_SECOND) seconds[j][i] = 0.0f;
+            }
+        }
+#pragma unroll
+        for (int at = 0; at < SIZE / 16; at++) {
+            if (16 * at >= p.size) break;
+#pragma unroll
+            for (int j = 0; j < MANY / 8; j += 2) {
+                uint right[4];
+                load_matrices<false>(right, &tiles[8 * j + lane / 16 * 8 + lane % 8][16 * at + lane / 8 % 2 * 8]);
+                multiply(T(), scores[j], left[at], right[0], right[1]);
+                multiply(T(), scores[j + 1], left[at], right[2], right[3]);
+            }
+        }
+        wait<0>();
+        __syncthreads();
+        if constexpr (HAS_SECOND) {
+#pragma unroll
+            for (int at = 0; at < SIZE / 16; at++) {
+                if (16 * at >= p.value_size) break;
+                uint own_left[4];
+                load_matrices<false>(own_left, &second_rows[warp_row + lane % 16][16 * at + lane / 16 * 8]);
+#pragma unroll
+                for (int j = 0; j < MANY / 8; j += 2) {
+                    uint right[4];
+                    load_matrices<false>(right, &tiles[MANY + 8 * j + lane / 16 * 8 + lane % 8][16 * at + lane / 8 % 2 * 8]);
+                    multiply(T(), seconds[j], own_left, right[0], right[1]);
+                    multiply(T(), seconds[j + 1], own_left, right[2], right[3]);
+                }
+            }
+        }
+        // Of all elements of the lane a bit: whether it is kept, and whether it weighs nothing.
+        uint kept = ~0u, zero = 0;
+        if (p.drops) {
+            kept = 0;
+            Dropout dropout = dropout_of(p, g);
+#pragma unroll 1
+            for (int j = 0; j < MANY / 8; j++) {
+                kept |= kept_of<ARE_KEYS>(dropout, head, first + warp_row, start + 8 * j, lane, in_fours, p) << 4 * j;
+            }
+        }
+        if (p.mask_kind != NO_MASK || start + MANY > sides.column_count || first + ROWS > sides.row_count) {
+            // Scores take turns in the first place, so that their code is there once.
+#pragma unroll 1
+            for (int j = 0; j < MANY / 8; j++) {
+                float four[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int row = first + warp_row + lane / 4 + i / 2 * 8, column = start + 8 * j + own + i % 2;
+                    int query = ARE_KEYS ? column : row, key = ARE_KEYS ? row : column;
+                    bool there = query < p.queries && key < p.keys;
+                    four[i] = scores[0][i];
+                    bool filled = there && head.mask(four[i], query, key, p, g);
+                    if (!there) four[i] = -infinity();
+                    zero |= (uint)(!there || (HAS_SECOND && filled)) << (4 * j + i);
+                }
+                next_row(scores);
+#pragma unroll
+                for (int i = 0; i < 4; i++) scores[MANY / 8 - 1][i] = four[i];
+            }
+        }
+        float factor = factor_of(p, g);
+        if constexpr (IS_ONLINE) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float most = -infinity();
+#pragma unroll
+                for (int j = 0; j < MANY / 8; j++) most = fmaxf(most, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
+#pragma unroll
+                for (int bits = 2; bits > 0; bits /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, bits));
+                Line& line = of_rows[half];
+                float top = fmaxf(line.top, most), base = base_of(top), decay = fast_power(line.top - base);
+                line = {top, line.total * decay, line.along * decay};
+#pragma unroll
+                for (int j = 0; j < MANY / 8; j++) {
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; i++) {
+                        float weight = fast_power(scores[j][i] - base), share = kept >> (4 * j + i) & 1 ? weight * factor : 0.0f;
+                        line.total += weight;
+                        if (MODE == STATISTICS) line.along += share * seconds[HAS_SECOND ? j : 0][i];
+                        scores[j][i] = share;
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < RESULTS; j++) results[j][2 * half] *= decay, results[j][2 * half + 1] *= decay;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < MANY / 8; j++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    Line line = ARE_KEYS ? lines[8 * j + own + i % 2] : of_rows[i / 2];
+                    float weight = fast_power(scores[j][i] - line.top) * line.total, share = kept >> (4 * j + i) & 1 ? weight * factor : 0.0f;
+                    float value = HAS_SECOND ? share * seconds[HAS_SECOND ? j : 0][i] - weight * line.along : share;
+                    scores[j][i] = zero >> (4 * j + i) & 1 ? 0.0f : value;
+                }
+            }
+        }
+        if constexpr (MODE != STATISTICS) {
+            int width = IS_SECOND ? p.value_size : p.size;
+#pragma unroll
+            for (int at = 0; at < MANY / 16; at++) {
+                uint weights[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) weights[i] = packed<T>(scores[2 * at + i / 2][i % 2 * 2], scores[2 * at + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+                for (int j = 0; j < SIZE / 8; j += 2) {
+                    if (8 * j >= width) break;
+                    uint right[4];
+                    load_matrices<true>(right, &tiles[(IS_SECOND ? MANY : 0) + 16 * at + lane % 16][8 * j + lane / 16 * 8]);
+                    multiply(T(), results[j], weights, right[0], right[1]);
+                    multiply(T(), results[j + 1], weights, right[2], right[3]);
+                }
+            }
+        }
+    }
+    int width = IS_SECOND ? p.value_size : p.size;
+    bool in_pairs = in_packs<T, 2>(y, width);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = first + warp_row + lane / 4 + 8 * half;
+        Line line = of_rows[half];
+        if (IS_ONLINE) {
+#pragma unroll
+            for (int bits = 2; bits > 0; bits /= 2) {
+                line.total += __shfl_xor_sync(0xffffffffu, line.total, bits);
+                line.along += __shfl_xor_sync(0xffffffffu, line.along, bits);
+            }
+        }
+        if (row >= sides.row_count) continue;
+        if constexpr (MODE == STATISTICS) {
+            float* at = g.lines + lines_at + row;
+            if (own == 0) at[0] = base_of(line.top), at[all] = 1.0f / line.total, at[2 * all] = line.along / line.total;
+        } else {
+            float factor = MODE == FORWARD ? 1.0f / (p.keys == 0 ? 1.0f : line.total) : 1.0f;
+            T* to = y + ((int64)head.head * sides.row_count + row) * width;
+#pragma unroll
+            for (int j = 0; j < SIZE / 8; j++) {
+                int column = 8 * j + own;
+                T low = from_float<T>(results[j][2 * half] * factor), high = from_float<T>(results[j][2 * half + 1] * factor);
+                if (in_pairs && column + 2 <= width) {
+                    *(Pack<T, 2>*)(to + column) = {low, high};
+                    continue;
+                }
+                if (column < width) to[column] = low;
+                if (column + 1 < width) to[column + 1] = high;
+            }
+        }
+    }
+}
+#define ON_TENSOR_CORES(...) __VA_ARGS__
+#else
+#define ON_TENSOR_CORES(...)
+#endif
+
+// The host takes these where the device has them: from compute capability 8.0 on.
+#define CORE(name, suffix, type, size, blocks, mode)                                                                   \
+    extern "C" __global__ void __launch_bounds__(128, blocks)                                                          \
+        name##_cores_##size##_##suffix(const type* q, const type* k, const type* v, const type* upstream, const void* mask,       \
+                            const float* ratio, const int64* seed, const int64* step, float* lines, type* y,           \
+                            Attention p) {                                                                             \
+        ON_TENSOR_CORES(Given g = {mask, ratio, seed, step, lines};                                                    \
+                        (cores<type, size, mode>(q, k, v, upstream, y, p, g));)                                        \
+    }
+#define CORES(suffix, type, size, blocks)                                                                              \
+    CORE(attend, suffix, type, size, blocks, FORWARD)                                                                  \
+    CORE(statistics, suffix, type, size, blocks, STATISTICS)                                                           \
+    CORE(by_queries, suffix, type, size, blocks, BY_QUERIES)                                                           \
+    CORE(by_keys, suffix, type, size, blocks, BY_KEYS)                                                                 \
+    CORE(by_values, suffix, type, size, blocks, BY_VALUES)
+
+CORES(f16, __half, 64, 3)
+CORES(f16, __half, 128, 2)
+CORES(bf16, __nv_bfloat16, 64, 3)
+CORES(bf16, __nv_bfloat16, 128, 2)

@@ -9,7 +9,7 @@ use ort_core::{Result, ensure, error};
 use super::step::suffix;
 use crate::kernels::lines::SHORT_FLOATS;
 use crate::kernels::{CudaKernel, MOST_AXES, cuda_kernels};
-use crate::launch::{Launch, OpCx, Operand, strides};
+use crate::launch::{Launch, OpCx, Operand, THREADS, strides};
 
 /// The family of the kernels.
 pub(super) const FAMILY: &str = "training_attention";
@@ -47,6 +47,9 @@ fn has_few_axes(node: &NodeView<'_>, first: usize) -> bool {
 const ROWS: usize = 64;
 /// The words of the structure `Attention` of the kernels.
 const WORDS: usize = 13 + 2 * MOST_AXES;
+/// The compute capability from which on halves are multiplied by tensor cores, and the largest heads that they take.
+const TENSOR_CORES: u32 = 80;
+const MOST_OF_CORES: usize = 128;
 /// Numbers that are kept of each query.
 const NUMBERS: usize = 3;
 
@@ -138,19 +141,12 @@ impl<'a> Attention<'a> {
         if self.heads == 0 || rows == 0 || width == 0 {
             return Ok(None);
         }
-        let columns = if width <= 64 { 64 } else { 128 };
-        let suffix = suffix(self.q.dtype)?;
-        let entry = match mode {
-            Mode::Forward => format!("attend_tiles_{columns}_{suffix}"),
-            Mode::Statistics => format!("statistics_tiles_{suffix}"),
-            Mode::ByQueries => format!("by_queries_tiles_{columns}_{suffix}"),
-            Mode::ByKeys => format!("by_keys_tiles_{columns}_{suffix}"),
-            Mode::ByValues => format!("by_values_tiles_{columns}_{suffix}"),
-        };
+        let (entry, columns, threads) = self.entry(cx, mode, width)?;
         let input = |index: usize| cx.find_input(self.first + index);
         let upstream = if self.first == 0 { None } else { cx.find_input(0) };
         let launch = Launch::new(FAMILY, entry)
             .grid([self.heads.saturating_mul(rows.div_ceil(ROWS)), width.div_ceil(columns), 1])?
+            .block([threads, 1, 1])
             .tensor(self.q)
             .tensor(self.k)
             .tensor(self.v)
@@ -163,6 +159,28 @@ impl<'a> Attention<'a> {
             .find_tensor(y)
             .ints::<WORDS>(&self.words(cx)?)?;
         Ok(Some(launch))
+    }
+
+    /// The entry of a mode, the columns of results of a block, and its threads.
+    fn entry(&self, cx: &OpCx<'_>, mode: Mode, width: usize) -> Result<(String, usize, u32)> {
+        let (dtype, suffix) = (self.q.dtype, suffix(self.q.dtype)?);
+        let name = match mode {
+            Mode::Forward => "attend",
+            Mode::Statistics => "statistics",
+            Mode::ByQueries => "by_queries",
+            Mode::ByKeys => "by_keys",
+            Mode::ByValues => "by_values",
+        };
+        let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
+        let widest = self.size.max(self.value_size);
+        if dtype != DType::F32 && cx.limits.capability >= TENSOR_CORES && widest <= MOST_OF_CORES {
+            return Ok((format!("{name}_cores_{}_{suffix}", narrow(widest)), MOST_OF_CORES, 128));
+        }
+        let columns = narrow(width);
+        Ok(match mode {
+            Mode::Statistics => (format!("{name}_tiles_{suffix}"), columns, THREADS),
+            _ => (format!("{name}_tiles_{columns}_{suffix}"), columns, THREADS),
+        })
     }
 
     /// The structure `Attention` of the kernels.
