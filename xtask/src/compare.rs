@@ -24,10 +24,6 @@ const REWRITE_TOLERANCE: f64 = 1e-4;
 /// Each case runs once with each of these; all runs must give the same bits.
 const THREADS: [usize; 2] = [1, 2];
 
-/// Cases that an emulator runs in seconds, of models of several kinds.
-const ON_CUDA: [&str; 5] =
-    ["minilm_l6_b1_s7", "mobilenet_v2_b1", "ocr_cls_b1", "silero_vad_b1", "ddddocr_w96"];
-
 /// Which cases to run.
 #[derive(clap::Args, Default)]
 pub(crate) struct Chosen {
@@ -47,6 +43,9 @@ pub(crate) struct Options {
     /// One case of each model.
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Only cases that an emulator of a GPU runs in seconds.
+    #[arg(long)]
+    pub(crate) emulated: bool,
 }
 
 /// A model with the shapes and values of its inputs; the fields for those are the scripts' business.
@@ -59,6 +58,9 @@ pub(crate) struct Case {
     /// Whether `bench` times it.
     #[serde(default)]
     pub(crate) bench: bool,
+    /// Whether an emulator of a GPU runs it in seconds: some models of several kinds.
+    #[serde(default)]
+    pub(crate) emulated: bool,
     /// How far the process may grow, as a multiple of weights and planned activations; no bound where absent.
     pub(crate) most_growth: Option<f64>,
 }
@@ -175,20 +177,20 @@ impl Options {
     /// One case of each model on the provider wgpu, with the CPU for what it does not claim.
     pub(crate) fn on_wgpu() -> Options {
         let providers = ["wgpu", "cpu"].map(str::to_owned).into();
-        Options { cases: Chosen::default(), providers, quick: true }
+        Options { providers, quick: true, ..Options::default() }
     }
 
     /// Some cases on the provider cuda, with the CPU for what it does not claim. Without a GPU, kernels run on an emulator.
     pub(crate) fn on_cuda() -> Options {
         let providers = ["cuda", "cpu"].map(str::to_owned).into();
-        let cases = Chosen { only: ON_CUDA.map(str::to_owned).into() };
-        Options { cases, providers, quick: false }
+        Options { providers, emulated: true, ..Options::default() }
     }
 }
 
 /// The cases that the options choose.
 pub(crate) fn cases_of(workspace: &Workspace, options: &Options) -> Result<Vec<Case>> {
     let mut cases = chosen_cases(&Cases::standard(workspace), &options.cases.only)?;
+    cases.retain(|case| case.emulated || !options.emulated);
     if options.quick {
         let mut models = BTreeSet::new();
         cases.retain(|case| models.insert(case.model.clone()));

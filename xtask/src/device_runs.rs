@@ -5,6 +5,7 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::cuda_driver::cuda_driver;
 use crate::models;
 use crate::python::Python;
 use crate::workspace::{Workspace, run as run_command};
@@ -23,6 +24,9 @@ pub(crate) struct Options {
     /// Within the limits that every implementation of WebGPU has.
     #[arg(long)]
     minimum_limits: bool,
+    /// On the provider cuda instead of wgpu; without a GPU its kernels run on an emulator, which takes long.
+    #[arg(long, conflicts_with = "minimum_limits")]
+    cuda: bool,
 }
 
 #[derive(Deserialize)]
@@ -57,13 +61,20 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let python = Python::open_for_bench(workspace)?;
     models::make(workspace, &python, &[])?;
     models::convert(workspace, &python, &path, &converted, is_wanted)?;
+    let driver = if options.cuda { cuda_driver(workspace)? } else { None };
     let mut wrong = Vec::new();
     for row in rows {
         let own = models::folder(workspace).join(format!("{}.onnx", row.model));
         let model = if own.exists() { own } else { converted.join(format!("{}.onnx", row.model)) };
         let mut command = workspace.cargo();
-        command.args(["run", "--quiet", "--package", "ort-ep-wgpu", "--example", "device_models", "--"]);
-        command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
+        command.args(["run", "--quiet"]);
+        if options.cuda {
+            command.args(["--package", "ort-ep-cuda", "--example", "cuda_models", "--", "runs"]);
+            command.envs(driver.clone());
+        } else {
+            command.args(["--package", "ort-ep-wgpu", "--example", "device_models", "--"]);
+            command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
+        }
         command.arg("--runs").arg(options.runs.to_string());
         command.args(row.only_shapes_on_host.then_some("--only-shapes-on-host"));
         if let Some(tolerance) = row.tolerance {

@@ -137,8 +137,13 @@ mod tests {
 
     #[test]
     fn plans_must_be_right_and_growth_accounted_for() {
-        let case =
-            Case { name: "c".to_owned(), model: "m".to_owned(), bench: false, most_growth: Some(1.25) };
+        let case = Case {
+            name: "c".to_owned(),
+            model: "m".to_owned(),
+            bench: false,
+            emulated: false,
+            most_growth: Some(1.25),
+        };
         let table = [
             ((Some(1000), Some(1000), 2500), true),
             ((Some(1010), Some(1000), 2500), true),

@@ -1,7 +1,8 @@
-//! Times a model on a CUDA device, or runs it in many shapes within a limit of device memory. `cargo xtask gpu` packs it.
+//! Times a model on a CUDA device, runs it in many shapes within a limit of device memory, or holds it against the CPU. `cargo xtask gpu` packs it.
 //!
 //!     cuda_models times MODEL [NAME=SIZE]... [--seconds S] [--option NAME=VALUE]...
 //!     cuda_models shapes MODEL NAME=LOW..HIGH... [--runs N] [--option gpu_mem_limit=BYTES] [--wait]
+//!     cuda_models runs MODEL [NAME=VALUE,VALUE...]... [--runs N] [--tolerance T] [--only-shapes-on-host]
 //!
 //! `NAME` is a symbolic size of the model's inputs, 1 where it is not given. Options are the provider's. What is found is one JSON object on the
 //! last line of the output.
@@ -9,9 +10,10 @@
 //! `times` has inputs and outputs stay on the device, and waits for it once for each sample of several runs: what is timed is the device, or the
 //! host where that is slower, without copies between the two. `shapes` runs from the host to the host, in shapes drawn at random; a run
 //! that the limit has no room for is counted, and the next one goes on. With `--wait` it waits for a line on its standard input once the device is
-//! open, so that whoever starts it can ask the driver what is free before anything is allocated.
+//! open, so that whoever starts it can ask the driver what is free before anything is allocated. `runs` has the next of the values in each run, as
+//! `ort_testkit::made_up` reads them, and prints a line in words.
 
-mod inputs;
+mod runs;
 mod shapes;
 mod times;
 
@@ -32,6 +34,8 @@ struct Arguments {
     seconds: f64,
     runs: usize,
     is_waiting: bool,
+    tolerance: f64,
+    only_shapes_on_host: bool,
 }
 
 impl Arguments {
@@ -41,26 +45,30 @@ impl Arguments {
             Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
             None => Err(error!(InvalidArgument, "'{word}' is not NAME=VALUE")),
         };
-        let model = words.next().ok_or_else(|| missing("the model"))?;
         let mut parsed = Arguments {
-            model,
+            model: String::new(),
             sizes: Vec::new(),
             options: ProviderOptions::new(),
             seconds: 1.0,
             runs: 1000,
             is_waiting: false,
+            tolerance: 1e-3,
+            only_shapes_on_host: false,
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| missing(&format!("the value of {word}")));
             match word.as_str() {
                 "--seconds" => parsed.seconds = number(&value()?)?,
                 "--runs" => parsed.runs = number(&value()?)?,
+                "--tolerance" => parsed.tolerance = number(&value()?)?,
+                "--only-shapes-on-host" => parsed.only_shapes_on_host = true,
                 "--wait" => parsed.is_waiting = true,
                 "--option" => parsed.options.extend([pair(value()?)?]),
+                _ if parsed.model.is_empty() && !word.contains('=') => parsed.model = word,
                 _ => parsed.sizes.push(pair(word)?),
             }
         }
-        Ok(parsed)
+        if parsed.model.is_empty() { Err(missing("the model")) } else { Ok(parsed) }
     }
 
     /// The device with the options.
@@ -76,7 +84,8 @@ impl Arguments {
 }
 
 const USAGE: &str = "cuda_models times MODEL [NAME=SIZE]... [--seconds S] [--option NAME=VALUE]..., or \
-    cuda_models shapes MODEL NAME=LOW..HIGH... [--runs N] [--option NAME=VALUE]... [--wait]";
+    cuda_models shapes MODEL NAME=LOW..HIGH... [--runs N] [--option NAME=VALUE]... [--wait], or \
+    cuda_models runs MODEL [NAME=VALUE,VALUE...]... [--runs N] [--tolerance T] [--only-shapes-on-host]";
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
     text.parse().map_err(|_| error!(InvalidArgument, "'{text}' is no number"))
@@ -88,6 +97,7 @@ fn main() -> Result<()> {
     match command.as_str() {
         "times" => times::run(&Arguments::parse(words)?),
         "shapes" => shapes::run(&Arguments::parse(words)?),
-        _ => Err(error!(InvalidArgument, "'{command}' is not 'times' or 'shapes': {USAGE}")),
+        "runs" => runs::run(&Arguments::parse(words)?),
+        _ => Err(error!(InvalidArgument, "'{command}' is not 'times', 'shapes' or 'runs': {USAGE}")),
     }
 }

@@ -10,7 +10,9 @@ use ort_core::tensor::Value;
 use ort_core::{ErrorKind, Result, error};
 use ort_ep_cuda::CudaDevice;
 
-use crate::{Arguments, inputs, number};
+use ort_testkit::made_up::{Given, inputs};
+
+use crate::{Arguments, number};
 
 /// How often the arena is asked what it holds while runs are under way.
 const PERIOD: Duration = Duration::from_micros(200);
@@ -90,11 +92,11 @@ fn run_all(session: &Session, model: &Model, ranges: &[Range], runs: usize) -> R
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             range.low + (state >> 33) as usize % (range.high - range.low + 1)
         };
-        let sizes: Vec<(&str, usize)> =
-            ranges.iter().map(|range| (range.name.as_str(), draw(range))).collect();
-        let given = inputs::make(model, &sizes, run)?;
+        let sizes: Given =
+            ranges.iter().map(|range| (range.name.clone(), vec![draw(range).to_string()])).collect();
+        let given = inputs(model, &sizes, run)?;
         let given: Vec<(&str, Value)> =
-            given.iter().map(|(name, tensor)| (name.as_str(), tensor.clone().into())).collect();
+            given.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         match session.run(&given) {
             Ok(_) => outcome.ran += 1,
             Err(problem) if problem.kind() == ErrorKind::OutOfMemory => outcome.refused += 1,

@@ -8,7 +8,9 @@ use ort_core::session::{IoBinding, Model, RunOptions, Session};
 use ort_core::tensor::Value;
 use ort_ep_cuda::CudaDevice;
 
-use crate::{Arguments, inputs, number};
+use ort_testkit::made_up::{Given, inputs};
+
+use crate::Arguments;
 
 /// Runs before anything is timed: the first ones compile, and capture graphs where these are asked for.
 const WARM_UP: usize = 5;
@@ -18,19 +20,17 @@ const SAMPLE: Duration = Duration::from_millis(10);
 /// Prints the median of the samples, and what the host has of the model.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let model = Model::load(&arguments.model)?;
-    let sizes: Vec<(&str, usize)> = arguments
-        .sizes
-        .iter()
-        .map(|(name, size)| Ok((name.as_str(), number(size)?)))
-        .collect::<Result<_>>()?;
-    let given = inputs::make(&model, &sizes, 0)?;
+    let sizes: Given =
+        arguments.sizes.iter().map(|(name, size)| (name.clone(), vec![size.clone()])).collect();
+    let given = inputs(&model, &sizes, 0)?;
     let device = arguments.open()?;
     let start = Instant::now();
     let session = arguments.session(&model, &device)?;
     let built = start.elapsed();
     let mut binding = session.io_binding();
-    for (name, tensor) in given {
-        binding.bind_input(&name, Value::Tensor(session.upload(&tensor, device.memory())?))?;
+    for (name, value) in given {
+        let tensor = session.upload(value.tensor()?, device.memory())?;
+        binding.bind_input(&name, Value::Tensor(tensor))?;
     }
     for output in session.outputs() {
         binding.bind_output(&output.name, device.memory())?;

@@ -1,0 +1,173 @@
+//! Models on a device, with the CPU for what it does not claim, held against the CPU alone: run after run with other inputs and other sizes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ep::{Device, ProviderOptions, Reason, provider};
+use ort_core::session::{Model, Session};
+use ort_core::tensor::Value;
+use ort_core::{Result, ensure};
+
+use crate::made_up::{Given, inputs};
+
+/// How models are run.
+#[derive(Clone, Copy, Debug)]
+pub struct Runs {
+    /// Runs of each model.
+    pub count: usize,
+    /// Threads of the host.
+    pub threads: usize,
+    /// Whether the host may run shape arithmetic alone.
+    pub only_shapes_on_host: bool,
+}
+
+/// What was found of a model.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The largest difference as a part of the largest value of its output.
+    pub worst: f64,
+    /// The nodes on the host, in words.
+    pub on_host: String,
+    /// Milliseconds of building the session.
+    pub built: f64,
+    /// Milliseconds of each run on the device.
+    pub device_times: Vec<f64>,
+    /// Milliseconds of each run on the CPU.
+    pub host_times: Vec<f64>,
+}
+
+impl Found {
+    /// Whether results are so far apart at most; not a number is not.
+    pub fn is_within(&self, tolerance: f64) -> bool {
+        self.worst <= tolerance
+    }
+}
+
+/// Where a model is on its way, for those who count what the device does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// The session is built.
+    Built,
+    /// A run on the device begins.
+    Before(usize),
+    /// It has ended.
+    After(usize),
+}
+
+impl std::fmt::Display for Found {
+    /// The beginning of a line: all but what one kind of device counts.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Found { worst, on_host, built, device_times, host_times } = self;
+        let first = device_times.first().copied().unwrap_or(f64::NAN);
+        let (device, host) = (median(device_times), median(host_times));
+        write!(
+            f,
+            "{worst:.1e} apart; on the host: {on_host}; built in {built:.0} ms, first {first:.0} ms, then {device:.1} ms, the CPU {host:.1} ms"
+        )
+    }
+}
+
+/// The median of all but the first.
+fn median(times: &[f64]) -> f64 {
+    let mut times = times.get(1..).unwrap_or(&[]).to_vec();
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Runs a model on a device and on the CPU.
+pub fn run_on_device(
+    path: &str,
+    given: &Given,
+    device: &Arc<dyn Device>,
+    runs: Runs,
+    mut at: impl FnMut(At),
+) -> Result<Found> {
+    let model = Model::load(path)?;
+    let cpu = provider("cpu")?.open(0, &ProviderOptions::new())?;
+    let builder = || Session::builder(&model).threads(runs.threads);
+    let host = builder().device(cpu.clone()).build()?;
+    let start = Instant::now();
+    let session = builder().device(device.clone()).device(cpu).build()?;
+    let built = milliseconds(start);
+    at(At::Built);
+    let on_host = OnHost::of(&session, device.info().provider);
+    ensure!(
+        on_host.others.is_empty() || !runs.only_shapes_on_host,
+        Fail,
+        "{path}: the host runs {}",
+        on_host.others.join("; ")
+    );
+    let (device_times, host_times) = (Vec::new(), Vec::new());
+    let mut found = Found { worst: 0.0, on_host: on_host.text(), built, device_times, host_times };
+    for run in 0..runs.count {
+        let inputs = inputs(&model, given, run)?;
+        let inputs: Vec<(&str, Value)> =
+            inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        at(At::Before(run));
+        let start = Instant::now();
+        let actual = session.run(&inputs)?;
+        found.device_times.push(milliseconds(start));
+        at(At::After(run));
+        let start = Instant::now();
+        let expected = host.run(&inputs)?;
+        found.host_times.push(milliseconds(start));
+        for ((_, actual), (_, expected)) in actual.iter().zip(&expected) {
+            let difference = difference(actual, expected)?;
+            // A NaN stays.
+            found.worst = if found.worst >= difference { found.worst } else { difference };
+        }
+    }
+    Ok(found)
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// What the host runs of a session.
+struct OnHost {
+    /// How many nodes compute shapes, or what follows from them.
+    shapes: usize,
+    /// The other nodes by operator and reason.
+    others: Vec<String>,
+}
+
+impl OnHost {
+    fn of(session: &Session, provider: &str) -> OnHost {
+        let placement = session.placement();
+        let placed: Vec<_> = placement.iter().filter(|placed| placed.provider != provider).collect();
+        let (shapes, others): (Vec<_>, Vec<_>) =
+            placed.into_iter().partition(|placed| placed.of_shapes || placed.reason == Reason::Shapes);
+        let mut counted = BTreeMap::<String, usize>::new();
+        for placed in others {
+            let why = placed.refusals.first().map_or("", |(_, why)| why.as_str());
+            *counted.entry(format!("{} ({why})", placed.operator)).or_default() += 1;
+        }
+        let others = counted.into_iter().map(|(what, count)| format!("{count} {what}")).collect();
+        OnHost { shapes: shapes.len(), others }
+    }
+
+    fn text(&self) -> String {
+        let shapes = (self.shapes > 0).then(|| format!("{} for shapes", self.shapes));
+        let all: Vec<String> = shapes.into_iter().chain(self.others.iter().cloned()).collect();
+        if all.is_empty() { "nothing".to_owned() } else { all.join("; ") }
+    }
+}
+
+fn difference(actual: &Value, expected: &Value) -> Result<f64> {
+    let (actual, expected) = (actual.tensor()?, expected.tensor()?);
+    ensure!(
+        actual.shape() == expected.shape() && actual.dtype() == expected.dtype(),
+        Fail,
+        "outputs of another shape or type"
+    );
+    if expected.dtype() != DType::BF16 && !TypeSet::IEEE_FLOATS.contains(expected.dtype()) {
+        return Ok(if actual.bytes() == expected.bytes() { 0.0 } else { f64::INFINITY });
+    }
+    let (actual, expected) = (actual.to_doubles()?, expected.to_doubles()?);
+    let largest = expected.iter().fold(1e-30f64, |largest, value| largest.max(value.abs()));
+    let apart = actual.iter().zip(&expected).map(|(actual, expected)| (actual - expected).abs() / largest);
+    Ok(apart.fold(0.0, |most, one| if most >= one { most } else { one }))
+}
