@@ -1,24 +1,27 @@
 //! Runs cases in ONNX's layout on a CUDA device, with the CPU for what it does not claim, and says how many ran on the device alone.
 //!
-//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it. Kernels are the provider's
-//! own, whatever the machine has; `--libraries` takes NVIDIA's libraries where they are found, `--library-path FOLDER` those of a folder. A first line
-//! says which they are. The other lines are those of [`run_device_cases`].
+//! The arguments are folders of cases; `--only TEXT` takes those whose names contain it, `--library` the provider in the library that cargo built beside
+//! this example. Kernels are the provider's own, whatever the machine has; `--libraries` takes NVIDIA's libraries where they are found,
+//! `--library-path FOLDER` those of a folder. A first line says which they are. The other lines are those of [`run_device_cases`].
 
 use std::path::PathBuf;
 
 use ort_core::Result;
-use ort_core::ep::ProviderOptions;
+use ort_core::ep::{ExecutionProvider, ProviderOptions};
 use ort_ep_cpu as _;
 use ort_ep_cuda::{CudaDevice, CudaProvider, LibraryReport};
-use ort_testkit::run_device_cases;
+use ort_testkit::{built_provider, run_device_cases};
 
 fn main() -> Result<()> {
     let (mut folders, mut only) = (Vec::new(), None);
-    let mut options: ProviderOptions = [("use_cublas".to_owned(), "0".to_owned())].into();
+    let mut on: &'static dyn ExecutionProvider = &CudaProvider;
+    let mut options: ProviderOptions =
+        ["use_cublas", "use_cudnn"].map(|name| (name.to_owned(), "0".to_owned())).into();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--only" => only = arguments.next(),
+            "--library" => on = built_provider("ort_cuda_provider")?,
             "--libraries" => options.clear(),
             "--library-path" => {
                 options =
@@ -35,5 +38,5 @@ fn main() -> Result<()> {
             }
         }
     }
-    run_device_cases(&CudaProvider, &options, &folders, only.as_deref())
+    run_device_cases(on, &options, &folders, only.as_deref())
 }

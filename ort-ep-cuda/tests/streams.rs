@@ -1,5 +1,12 @@
-//! The host's side: pinned copies that wait for nothing, streams of their own, the caller's stream, CUDA graphs, and the end in any order.
+//! The host's side: pinned copies that wait for nothing, streams of their own, the caller's stream, CUDA graphs, and the end in any order; memory
+//! within limits and out of pools, and the provider as a library.
 
+#[path = "streams/library.rs"]
+mod library;
+#[path = "streams/limits.rs"]
+mod limits;
+#[path = "streams/pools.rs"]
+mod pools;
 mod support;
 
 use std::cell::RefCell;

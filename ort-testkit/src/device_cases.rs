@@ -4,12 +4,54 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, Reason, provider};
+use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, Reason, load_provider, provider};
 use ort_core::rewrite::Level;
 use ort_core::session::Session;
 use ort_core::{Result, error};
 
 use crate::read_case;
+
+/// Runs cases as the arguments of this example say: folders, `--only TEXT` for those whose names contain it, and `--library` for the provider in the
+/// library of this name, which cargo built beside the example, instead of the one in the program. The lines are those of [`run_device_cases`].
+///
+/// # Errors
+///
+/// There is no such library, or those of [`run_device_cases`].
+pub fn device_cases_as_told(
+    on: &'static dyn ExecutionProvider,
+    library: &str,
+    options: &ProviderOptions,
+) -> Result<()> {
+    let (mut folders, mut only, mut as_library) = (Vec::new(), None, false);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--only" => only = arguments.next(),
+            "--library" => as_library = true,
+            _ => folders.push(PathBuf::from(argument)),
+        }
+    }
+    let on = if as_library { built_provider(library)? } else { on };
+    run_device_cases(on, options, &folders, only.as_deref())
+}
+
+/// The provider in the library of this name, which cargo built beside the example.
+///
+/// # Errors
+///
+/// There is no such library, or it cannot be used.
+pub fn built_provider(library: &str) -> Result<&'static dyn ExecutionProvider> {
+    load_provider(&built_library(library)?)
+}
+
+fn built_library(name: &str) -> Result<PathBuf> {
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let own =
+        std::env::current_exe().map_err(|problem| error!(Fail, "no path of this program: {problem}"))?;
+    let built = own.ancestors().nth(2).map(|folder| folder.join("deps"));
+    let built = built.ok_or_else(|| error!(Fail, "{} is in no folder of builds", own.display()))?;
+    Ok(built.join(format!("{prefix}{name}{suffix}")))
+}
 
 /// Runs the cases of folders, those whose names contain `only`, on a provider's first device and the CPU, and prints a line for each.
 ///

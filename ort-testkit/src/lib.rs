@@ -21,6 +21,6 @@ mod suite;
 
 pub use claiming::ClaimingDevice;
 pub use decomposing::DecomposingDevice;
-pub use device_cases::run_device_cases;
+pub use device_cases::{built_provider, device_cases_as_told, run_device_cases};
 pub use opaque::{OpaqueDevice, OpaqueProvider, Transfers};
 pub use suite::{Case, Report, Suite, Target, read_case};

@@ -51,8 +51,8 @@ pub(crate) struct Options {
     /// or on the driver's library that ORT_CUDA_DRIVER names.
     #[arg(long, conflicts_with_all = ["poisoned", "suites", "wgpu"])]
     pub(crate) cuda: bool,
-    /// With the provider loaded as a library.
-    #[arg(long, requires = "wgpu")]
+    /// With the provider of `--wgpu` or `--cuda` loaded as a library.
+    #[arg(long)]
     pub(crate) library: bool,
     /// Within the limits that every implementation of WebGPU has.
     #[arg(long, requires = "wgpu")]
@@ -82,6 +82,9 @@ pub(crate) struct Outcome {
 
 /// Runs the suites; an error where the list of known failures is not exactly right.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
+    if options.library && !options.wgpu && !options.cuda {
+        bail!("--library is of --wgpu and --cuda: the CPU's provider is in every program");
+    }
     let cases = dump(workspace)?;
     if options.wgpu {
         return device::run(workspace, &device::WGPU, &cases, options);

@@ -16,8 +16,9 @@ use crate::table;
 use crate::workspace::{Workspace, capture, prepare_with, run as run_command};
 
 const PACKAGE: &str = "ort-ep-cuda";
-/// The tests load it where they are about errors of the driver.
+/// The tests load it where they are about errors of the driver, and the provider as a library.
 const EMULATOR: &str = "ort_cuda_emulator";
+const LIBRARY: &str = "ort_cuda_provider";
 /// The scripts, with their names in the folder.
 const SCRIPTS: [(&str, &str); 6] = [
     ("gpu_run.py", "run.py"),
@@ -116,7 +117,7 @@ struct Profile {
     test: bool,
 }
 
-/// The tests and examples that a build made, and the emulator's library, which tests look for beside them.
+/// The tests and examples that a build made, and the libraries that tests look for beside them.
 fn programs(messages: &str) -> Result<Vec<Program>> {
     let mut found = Vec::new();
     for line in messages.lines() {
@@ -131,7 +132,7 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
                 let name = if is_example { target.name } else { format!("test_{}", target.name) };
                 found.push(Program { name, built });
             }
-        } else if target.name == EMULATOR {
+        } else if [EMULATOR, LIBRARY].contains(&target.name.as_str()) {
             let is_library = |path: &PathBuf| {
                 path.extension().is_some_and(|own| own.to_str() == Some(std::env::consts::DLL_EXTENSION))
             };
@@ -142,8 +143,9 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
         }
     }
     let has = |start: &str| found.iter().any(|program| program.name.starts_with(start));
-    if !has("test_") || !has("cuda_cases") || !found.iter().any(|program| program.name.contains(EMULATOR)) {
-        bail!("the build made no tests, no example cuda_cases or no {EMULATOR}");
+    let has_library = |name: &str| found.iter().any(|program| program.name.contains(name));
+    if !has("test_") || !has("cuda_cases") || !has_library(EMULATOR) || !has_library(LIBRARY) {
+        bail!("the build made no tests, no example cuda_cases, no {EMULATOR} or no {LIBRARY}");
     }
     Ok(found)
 }
@@ -228,11 +230,13 @@ mod tests {
 
     #[test]
     fn programs_are_tests_examples_and_the_emulator() {
-        let library =
-            format!("/t/{}{EMULATOR}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+        let built =
+            |name: &str| format!("/t/{}{name}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+        let (library, provider) = (built(EMULATOR), built(LIBRARY));
         let lines = [
             artifact("ort_core", "lib", false, "null", r#""/t/libort_core.rlib""#),
             artifact(EMULATOR, "cdylib", false, "null", &format!(r#""{library}","/t/{EMULATOR}.rlib""#)),
+            artifact(LIBRARY, "cdylib", false, "null", &format!(r#""{provider}""#)),
             artifact("ort_ep_cuda", "lib", true, r#""/t/ort_ep_cuda-1""#, ""),
             artifact("faults", "test", true, r#""/t/faults-2""#, ""),
             artifact("cuda_cases", "example", false, r#""/t/cuda_cases""#, ""),
@@ -242,16 +246,17 @@ mod tests {
         let found = programs(&lines.join("\n")).unwrap();
         let found: Vec<(&str, &Path)> =
             found.iter().map(|program| (program.name.as_str(), program.built.as_path())).collect();
-        let emulator = Path::new(&library).file_name().unwrap().to_str().unwrap();
+        let named = |library| Path::new(library).file_name().unwrap().to_str().unwrap();
         let expected = [
-            (emulator, library.as_str()),
+            (named(&library), library.as_str()),
+            (named(&provider), provider.as_str()),
             ("test_ort_ep_cuda", "/t/ort_ep_cuda-1"),
             ("test_faults", "/t/faults-2"),
             ("cuda_cases", "/t/cuda_cases"),
         ];
         assert_eq!(found, expected.map(|(name, built)| (name, Path::new(built))));
         // Without one of them the folder would say nothing about what it is for.
-        for left_out in [1, 4] {
+        for left_out in [1, 2, 5] {
             let others = lines.iter().enumerate().filter(|(at, _)| *at != left_out).map(|(_, line)| line);
             assert!(programs(&others.cloned().collect::<Vec<_>>().join("\n")).is_err());
         }

@@ -69,6 +69,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("conformance, wgpu, minimum limits", || conformance::run(workspace, &minimum))?;
             let on_cuda = conformance::Options { cuda: true, ..conformance::Options::default() };
             summary += stage("conformance, cuda", || conformance::run(workspace, &on_cuda))?;
+            let as_library = conformance::Options { library: true, ..on_cuda };
+            summary += stage("conformance, cuda as a library", || conformance::run(workspace, &as_library))?;
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("compare, wgpu", || compare::run(workspace, &compare::Options::on_wgpu()))?;
@@ -102,6 +104,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "conformance, wgpu as a library", tests: conformance::NODE_CASES },
         PythonSuite { name: "conformance, wgpu, minimum limits", tests: conformance::NODE_CASES },
         PythonSuite { name: "conformance, cuda", tests: conformance::NODE_CASES },
+        PythonSuite { name: "conformance, cuda as a library", tests: conformance::NODE_CASES },
         PythonSuite { name: "reference", tests: reference::count(workspace)? },
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "compare, wgpu", tests: on_wgpu },

@@ -1,9 +1,8 @@
 //! Memory out of a pool of the driver's instead of the arena: the same bits in every way, within the same limits, by the same names.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{options, with_device};
 use ort_core::ep::Device;
 use ort_core::session::Model;
 use ort_core::{Error, ErrorKind, Result};
@@ -11,7 +10,6 @@ use ort_ep_cuda::CudaDevice;
 use ort_testkit::device_limits::{
     constants_come_and_go, device_keeps_to_limits, products, session_keeps_to_limits,
 };
-use support::{options, with_device};
 
 const POOL: (&str, &str) = ("arena.use_cuda_mempool", "1");
 const THRESHOLD: &str = "arena.cuda_mempool_release_threshold";
@@ -34,7 +32,7 @@ fn open(way: &[(&str, &str)], limit: Option<usize>) -> Result<Arc<dyn Device>> {
 
 #[test]
 fn runs_have_the_same_bits_within_limits() -> Result<()> {
-    if with_device("runs_have_the_same_bits_within_limits")?.is_none() {
+    if with_device("pools::runs_have_the_same_bits_within_limits")?.is_none() {
         return Ok(());
     }
     let model = Model::from_graph(products()?);
@@ -49,7 +47,7 @@ fn runs_have_the_same_bits_within_limits() -> Result<()> {
 /// Beyond the limit is an error, after which less is had; what is free goes back as the options say.
 #[test]
 fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
-    if with_device("the_limit_holds_and_what_is_free_goes_back")?.is_none() {
+    if with_device("pools::the_limit_holds_and_what_is_free_goes_back")?.is_none() {
         return Ok(());
     }
     // options, what the pool holds once all is free: at once, when somebody has waited, and after a trim
@@ -84,9 +82,9 @@ fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
 fn a_device_without_pools_says_so() {
     const NONE: &str = "ORT_CUDA_EMULATOR_POOLS";
     if std::env::var_os(NONE).is_none() {
-        let emulator = support::emulator().to_string_lossy().into_owned();
-        let variables = [(support::DRIVER, emulator.as_str()), (NONE, "0")];
-        let (said, is_fine) = support::run("a_device_without_pools_says_so", &variables);
+        let emulator = crate::support::emulator().to_string_lossy().into_owned();
+        let variables = [(crate::support::DRIVER, emulator.as_str()), (NONE, "0")];
+        let (said, is_fine) = crate::support::run("pools::a_device_without_pools_says_so", &variables);
         assert!(is_fine && said.contains("1 passed"), "{said}");
         return;
     }

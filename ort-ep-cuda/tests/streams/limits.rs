@@ -1,9 +1,8 @@
 //! Constants that do not fit pass through a window in the device's memory: in every way of copying and launching, with the same bits.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{options, with_device};
 use ort_core::Result;
 use ort_core::ep::Device;
 use ort_core::session::Model;
@@ -11,7 +10,6 @@ use ort_ep_cuda::CudaDevice;
 use ort_testkit::device_limits::{
     constants_come_and_go, device_keeps_to_limits, products, session_keeps_to_limits,
 };
-use support::{options, with_device};
 
 const WAYS: [&[(&str, &str)]; 4] = [
     &[],
@@ -31,7 +29,7 @@ fn open(way: &[(&str, &str)], limit: Option<usize>) -> Result<Arc<dyn Device>> {
 
 #[test]
 fn a_session_keeps_to_its_limit() -> Result<()> {
-    if with_device("a_session_keeps_to_its_limit")?.is_none() {
+    if with_device("limits::a_session_keeps_to_its_limit")?.is_none() {
         return Ok(());
     }
     let model = Model::from_graph(products()?);
@@ -40,7 +38,7 @@ fn a_session_keeps_to_its_limit() -> Result<()> {
 
 #[test]
 fn a_device_keeps_to_its_limit() -> Result<()> {
-    if with_device("a_device_keeps_to_its_limit")?.is_none() {
+    if with_device("limits::a_device_keeps_to_its_limit")?.is_none() {
         return Ok(());
     }
     let model = Model::from_graph(products()?);
@@ -49,7 +47,7 @@ fn a_device_keeps_to_its_limit() -> Result<()> {
 
 #[test]
 fn what_a_larger_run_takes_comes_again() -> Result<()> {
-    if with_device("what_a_larger_run_takes_comes_again")?.is_none() {
+    if with_device("limits::what_a_larger_run_takes_comes_again")?.is_none() {
         return Ok(());
     }
     let model = Model::from_graph(products()?);

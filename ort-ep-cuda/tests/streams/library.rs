@@ -1,0 +1,81 @@
+//! The provider as a library: the same bits as the same code inside this program, within the same limits, in memory that comes back.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::support::{options, with_device};
+use ort_core::Result;
+use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, load_provider};
+use ort_core::session::Model;
+use ort_ep_cuda::CudaProvider;
+use ort_testkit::device_limits::{constants_come_and_go, products, session_keeps_to_limits};
+use ort_testkit::made_up::{Given, inputs};
+use ort_testkit::on_device::outputs;
+
+/// The library that cargo built beside the tests.
+fn library() -> PathBuf {
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let own = std::env::current_exe().unwrap_or_default();
+    own.with_file_name(format!("{prefix}ort_cuda_provider{suffix}"))
+}
+
+fn loaded(of_device: &ProviderOptions) -> Result<Arc<dyn Device>> {
+    load_provider(&library())?.open(0, of_device)
+}
+
+#[test]
+fn it_computes_the_same_bits() -> Result<()> {
+    if with_device("library::it_computes_the_same_bits")?.is_none() {
+        return Ok(());
+    }
+    let model = Model::from_graph(products()?);
+    for way in [&[][..], &[("do_copy_in_default_stream", "0"), ("enable_cuda_graph", "1")]] {
+        let (inside, outside) = (CudaProvider.open(0, &options(way))?, loaded(&options(way))?);
+        assert_eq!(outside.info().name, inside.info().name);
+        let given: Given = vec![("rows".to_owned(), ["1", "33", "7"].map(str::to_owned).to_vec())];
+        for run in 0..6 {
+            let inputs = inputs(&model, &given, run)?;
+            let ours = outputs(&model, outside.clone(), &inputs)?;
+            for (ours, expected) in ours.iter().zip(&outputs(&model, inside.clone(), &inputs)?) {
+                assert_eq!(ours.tensor()?.to_vec::<f32>()?, expected.tensor()?.to_vec::<f32>()?, "run {run}");
+            }
+        }
+        let stats = outside.allocator().stats();
+        assert!(stats.num_allocs > 0 && stats.in_use == 0, "{stats:?}");
+    }
+    Ok(())
+}
+
+/// Constants stream into its memory as into that of a provider of the program's.
+#[test]
+fn it_keeps_to_the_limits_of_sessions() -> Result<()> {
+    if with_device("library::it_keeps_to_the_limits_of_sessions")?.is_none() {
+        return Ok(());
+    }
+    let model = Model::from_graph(products()?);
+    let open = |_: Option<usize>| loaded(&options(&[("arena_extend_strategy", "kSameAsRequested")]));
+    session_keeps_to_limits(&model, &open)?;
+    constants_come_and_go(&model, &open)
+}
+
+#[test]
+fn its_options_and_its_errors_cross_the_border() -> Result<()> {
+    if with_device("library::its_options_and_its_errors_cross_the_border")?.is_none() {
+        return Ok(());
+    }
+    for (option, expected) in [
+        (("arena_extend_strategy", "most"), "'kNextPowerOfTwo' or 'kSameAsRequested'"),
+        (("use_tf32", "1"), "has no option 'use_tf32' yet"),
+        (("device_id", "7"), "there is no device 7"),
+    ] {
+        let problem =
+            loaded(&options(&[option])).err().map(|problem| problem.to_string()).unwrap_or_default();
+        assert!(problem.contains(expected), "{problem}");
+    }
+    let small = loaded(&options(&[("gpu_mem_limit", "20000")]))?;
+    let model = Model::from_graph(products()?);
+    let given: Given = vec![("rows".to_owned(), vec!["500".to_owned()])];
+    let problem = outputs(&model, small, &inputs(&model, &given, 0)?).err();
+    assert_eq!(problem.map(|problem| problem.kind()), Some(ort_core::ErrorKind::OutOfMemory));
+    Ok(())
+}
