@@ -1,9 +1,10 @@
-//! NVIDIA's libraries over the driver, where they are found: cuBLASLt for products. Nothing needs them, and a build needs nothing of them.
+//! NVIDIA's libraries over the driver, where they are found: cuBLASLt for products, cuDNN for convolutions. Nothing needs them, and a build needs nothing of them.
 //!
 //! They are looked for when a device is opened (`search`). What is found and cannot be used, because it is too old, broken or for another
 //! driver, is a warning with the reason, and the provider's own kernels serve. Their declarations are here and not those of `cudarc`, which
 //! panics where a library or a function is missing, and whose enumerations a later library may go beyond.
 
+mod dnn;
 mod load;
 mod lt;
 mod search;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use ort_core::{Result, error};
 
+pub(crate) use dnn::{ConvOptions, Convolution, Dnn, DnnElement, Form, Search};
 use load::{Kind, Loaded};
 pub(crate) use lt::{ALIGNMENT, Compute, Element, Epilogue, Layout, Lt, Matmul};
 
@@ -50,6 +52,7 @@ impl LibraryReport {
 /// The libraries of one device.
 pub(crate) struct Libraries {
     pub(crate) lt: Option<Arc<Lt>>,
+    pub(crate) dnn: Option<Arc<Dnn>>,
     pub(crate) reports: Vec<LibraryReport>,
 }
 
@@ -57,22 +60,27 @@ impl Libraries {
     /// Those that options ask for and that work with the device of a context. A folder that was named and has one not is an error.
     pub(crate) fn open(context: &Arc<Context>, options: &LibraryOptions) -> Result<Libraries> {
         let (lt, report) = open(&lt::KIND, options.cublas, options, &|loaded| Lt::open(loaded, context))?;
-        Ok(Libraries { lt: lt.map(Arc::new), reports: vec![report] })
+        // cuDNN needs cuBLASLt itself: one that is loaded before is the one that it takes.
+        let (dnn, of_dnn) = open(&dnn::KIND, options.cudnn, options, &|loaded| {
+            Dnn::open(loaded, context, options.convolutions)
+        })?;
+        Ok(Libraries { lt: lt.map(Arc::new), dnn: dnn.map(Arc::new), reports: vec![report, of_dnn] })
     }
 }
 
 impl Libraries {
     /// Whether there are any.
     pub(crate) fn any(&self) -> bool {
-        self.lt.is_some()
+        self.lt.is_some() || self.dnn.is_some()
     }
 }
 
 /// What would be found without options, as far as that shows without a device.
 pub(crate) fn reports() -> Vec<LibraryReport> {
     let options = LibraryOptions::default();
-    let found = open::<lt::LtFunctions, ()>(&lt::KIND, true, &options, &|_| Ok(()));
-    found.map(|(_, report)| report).into_iter().collect()
+    let lt = open::<lt::LtFunctions, ()>(&lt::KIND, true, &options, &|_| Ok(()));
+    let dnn = open::<dnn::DnnFunctions, ()>(&dnn::KIND, true, &options, &|_| Ok(()));
+    [lt, dnn].into_iter().flatten().map(|(_, report)| report).collect()
 }
 
 /// The first library of a kind that `start` takes.
@@ -124,6 +132,20 @@ fn open<F: load::Functions, T>(
     }
     let reason = if refused.is_empty() { "not found".to_owned() } else { refused.join("; ") };
     Ok((None, none(reason)))
+}
+
+/// What a workspace has to begin at a multiple of (cuBLAS, "cublasLtMatmul").
+const WORKSPACE_ALIGNMENT: u64 = 256;
+
+/// The bytes of a workspace that begins anywhere.
+fn with_alignment(workspace: usize) -> usize {
+    if workspace == 0 { 0 } else { workspace + WORKSPACE_ALIGNMENT as usize }
+}
+
+/// Address and bytes of a workspace in memory that begins anywhere.
+fn workspace_of((address, bytes): (u64, u64)) -> (u64, usize) {
+    let start = address.next_multiple_of(WORKSPACE_ALIGNMENT);
+    (start, bytes.saturating_sub(start - address) as usize)
 }
 
 /// Whether products of float32 may be computed with shorter fractions on tensor cores, where the library knows how.

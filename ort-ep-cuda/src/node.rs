@@ -156,7 +156,13 @@ impl Node {
         let launch = &step.launch;
         let call = match (&step.entry, &launch.code) {
             (Some(entry), _) => Call::Launch(Box::new(self.launched(entry, launch, given)?)),
-            (None, Code::Library(routine)) => Call::Routine(Box::new(self.routed(routine, launch, given)?)),
+            (None, Code::Library(routine)) => {
+                let routed = self.routed(routine, launch, given)?;
+                if !routine.is_ready() {
+                    self.parts.queue.prepare(&routed).within(|| format!("kernel '{}'", launch.entry))?;
+                }
+                Call::Routine(Box::new(routed))
+            }
             _ => return Err(error!(Fail, "kernel '{}' has no code", launch.entry)),
         };
         self.parts.queue.ask(call).within(|| format!("kernel '{}'", launch.entry))

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::device::CudaDevice;
 use crate::driver::{Driver, NO_DEVICE, PhysicalDevice};
-use crate::libraries::{LibraryReport, reports};
+use crate::libraries::{ConvOptions, LibraryReport, Search, reports};
 use crate::pool::PoolConfig;
 
 /// The name of the provider.
@@ -32,6 +32,10 @@ const NAME: &str = "cuda";
 /// | `arena.use_cuda_mempool` | `1`: memory comes from a pool of the driver's in the order of the compute stream, instead of the arena; `0` (the default) |
 /// | `arena.cuda_mempool_release_threshold` | bytes that such a pool may hold that are free when somebody waits for the device; 0 (the default): none |
 /// | `arena.cuda_mempool_bytes_to_keep_on_shrink` | bytes that a trim leaves of such a pool; 0 (the default): only what is in use |
+/// | `use_cudnn` | `1` (the default): cuDNN computes convolutions, where it is found; `0` |
+/// | `cudnn_conv_algo_search` | `EXHAUSTIVE` (the default), `HEURISTIC` or `DEFAULT` |
+/// | `cudnn_conv_use_max_workspace` | `1` (the default): a workspace may be as large as there is memory; `0`: 32 MiB |
+/// | `cudnn_conv1d_pad_to_nc1d` | `1`: a signal is an image of one line; `0` (the default): of one column |
 /// | `enable_cuda_graph` | `1`: what runs of the same shapes ask for is captured once and replayed; `0` (the default) |
 #[derive(Debug)]
 pub struct CudaProvider;
@@ -69,9 +73,6 @@ impl ExecutionProvider for CudaProvider {
 
 /// ONNX Runtime's options of its CUDA provider that have no counterpart here yet.
 const NOT_YET: &[&str] = &[
-    "cudnn_conv1d_pad_to_nc1d",
-    "cudnn_conv_algo_search",
-    "cudnn_conv_use_max_workspace",
     "default_memory_arena_cfg",
     "enable_skip_layer_norm_strict_mode",
     "fuse_conv_bias",
@@ -95,12 +96,16 @@ const KNOWN: &[&str] = &[
     "arena.cuda_mempool_release_threshold",
     "arena.use_cuda_mempool",
     "arena_extend_strategy",
+    "cudnn_conv1d_pad_to_nc1d",
+    "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace",
     "device_id",
     "do_copy_in_default_stream",
     "enable_cuda_graph",
     "gpu_mem_limit",
     "library_path",
     "use_cublas",
+    "use_cudnn",
     "user_compute_stream",
 ];
 
@@ -110,11 +115,13 @@ pub(crate) struct LibraryOptions {
     /// The folder to take them from, and from nowhere else.
     pub(crate) path: Option<PathBuf>,
     pub(crate) cublas: bool,
+    pub(crate) cudnn: bool,
+    pub(crate) convolutions: ConvOptions,
 }
 
 impl Default for LibraryOptions {
     fn default() -> LibraryOptions {
-        LibraryOptions { path: None, cublas: true }
+        LibraryOptions { path: None, cublas: true, cudnn: true, convolutions: ConvOptions::default() }
     }
 }
 
@@ -186,6 +193,17 @@ impl Options {
             "library_path" if value.is_empty() => return Err("a folder"),
             "library_path" => self.libraries.path = Some(PathBuf::from(value)),
             "use_cublas" => self.libraries.cublas = switch(value)?,
+            "use_cudnn" => self.libraries.cudnn = switch(value)?,
+            "cudnn_conv_algo_search" => {
+                self.libraries.convolutions.search = match value {
+                    "EXHAUSTIVE" => Search::Exhaustive,
+                    "HEURISTIC" => Search::Heuristic,
+                    "DEFAULT" => Search::Default,
+                    _ => return Err("'EXHAUSTIVE', 'HEURISTIC' or 'DEFAULT'"),
+                }
+            }
+            "cudnn_conv_use_max_workspace" => self.libraries.convolutions.max_workspace = switch(value)?,
+            "cudnn_conv1d_pad_to_nc1d" => self.libraries.convolutions.pads_to_nc1d = switch(value)?,
             "enable_cuda_graph" => self.graphs = switch(value)?,
             "user_compute_stream" => self.user_stream = Some(pointer(value)?).filter(|address| *address != 0),
             _ => {

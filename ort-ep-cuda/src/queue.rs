@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ort_core::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::driver::{Call, Context, Counters, Counts, Event, Pool, Stream};
+use crate::driver::{Call, Context, Counters, Counts, Event, Pool, Routed, Stream};
 use crate::graphs::Graphs;
 use crate::provider::Options;
 use crate::staging::Staging;
@@ -91,6 +91,17 @@ impl Queue {
         self.context.check_present()?;
         order.recorded.push(call);
         if order.recorded.len() >= MOST_RECORDED { self.flush(&mut order) } else { Ok(()) }
+    }
+
+    /// Lets a routine find out how to do its work best, after all that was asked for before.
+    pub(crate) fn prepare(&self, routed: &Routed) -> Result<()> {
+        let mut order = self.order.lock();
+        self.flush(&mut order)?;
+        self.compute_after_uploads(&mut order, |_, _| true)?;
+        if self.copies.is_some() {
+            order.uses.call(&routed.tensors);
+        }
+        self.compute.prepare(routed)
     }
 
     /// Copies bytes to the device after all that was asked for before. They may be changed when it returns.

@@ -65,11 +65,7 @@ fn options_that_are_none_are_refused_before_a_driver_is_looked_for() {
         ("enable_cuda_graph", "yes", "expected 0 or 1"),
         ("do_copy_in_default_stream", "2", "expected 0 or 1"),
         ("user_compute_stream", "0xg", "expected the address of a stream"),
-        (
-            "cudnn_conv_algo_search",
-            "HEURISTIC",
-            "has no option 'cudnn_conv_algo_search' yet; leave this option",
-        ),
+        ("prefer_nhwc", "1", "has no option 'prefer_nhwc' yet; leave this option"),
         ("arena.use_cuda_mempool", "yes", "expected 0 or 1"),
         ("arena.cuda_mempool_release_threshold", "-1", "expected a number of bytes"),
         ("use_tf32", "1", "has no option 'use_tf32' yet"),

@@ -60,6 +60,16 @@ pub(crate) trait Routine: Send + Sync {
     /// What it is called in profiles.
     fn name(&self) -> String;
 
+    /// Whether it can be asked for. It is asked what to prepare before, else.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    /// Finds out how to do it best, with tensors whose results may be overwritten by that, on a stream that captures nothing and may be waited for.
+    fn prepare(&self, _stream: RawStream, _tensors: &[(u64, u64)]) -> Result<()> {
+        Ok(())
+    }
+
     /// Asks a stream for it, whose context is current, with the address and the bytes of each of its tensors; zeros for one that is left out.
     fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()>;
 }
@@ -179,6 +189,12 @@ impl Stream {
                 self.context.check(code, "cuMemcpyDtoD")
             }
         }
+    }
+
+    /// Lets a routine find out how to do its work best, behind all that was asked for.
+    pub(crate) fn prepare(&self, routed: &Routed) -> Result<()> {
+        self.context.enter()?;
+        routed.routine.prepare(self.stream.cast(), &routed.tensors)
     }
 
     fn launch(&self, launched: &Launched) -> Result<()> {

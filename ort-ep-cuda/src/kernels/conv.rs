@@ -1,6 +1,8 @@
 //! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never unfolded. Convolutions that are matrix
 //! products as they lie become such products.
 
+mod dnn;
+
 use ort_core::dim::Dim;
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
@@ -11,7 +13,7 @@ use ort_core::{Result, ensure, error};
 
 use super::gemm::{Product, Side, finish};
 use super::{CudaKernel, cuda_kernels};
-use crate::launch::{Launch, OpCx, Operand};
+use crate::launch::{Launch, OpCx, Operand, scratch};
 
 pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
@@ -19,8 +21,9 @@ const CONV: KernelDef =
     KernelDef { op: "Conv", types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE };
 
 cuda_kernels![
-    CudaKernel::new(CONV, conv),
-    CudaKernel::new(KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV }, conv),
+    CudaKernel::new(CONV, conv).with_workspace(|cx| scratch(cx, conv)),
+    CudaKernel::new(KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV }, conv)
+        .with_workspace(|cx| scratch(cx, conv)),
     CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
 ];
 
@@ -138,6 +141,9 @@ impl Conv {
         if y.count() == 0 {
             return Ok(Vec::new());
         }
+        if let Some(launches) = dnn::launches(self, cx, bias, addend)? {
+            return Ok(launches);
+        }
         if let Some(product) = self.product(cx, bias, addend)? {
             return product.launches(cx);
         }
@@ -205,6 +211,7 @@ impl Conv {
             }
         }
         product.activation = Activation::of_attributes(cx.attrs)?;
+        product.has_workspace = true;
         Ok(Some(product))
     }
 }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::load::{Kind, Loaded};
+use super::{with_alignment, workspace_of};
 use crate::driver::{Context, RawStream, Routine};
 use descriptors::{
     DESC_BIAS_POINTER, Descriptor, Descriptors, PREF_MAX_WORKSPACE_BYTES, PREF_MIN_ALIGNMENT_A_BYTES,
@@ -39,8 +40,6 @@ type Handle = *mut c_void;
 
 /// What matrices and a bias begin at multiples of, which callers see to.
 pub(crate) const ALIGNMENT: u64 = 16;
-/// What a workspace has to begin at a multiple of (cuBLAS, "cublasLtMatmul").
-const WORKSPACE_ALIGNMENT: u64 = 256;
 /// The most bytes of workspace that an algorithm may ask for.
 const MOST_WORKSPACE: usize = 32 << 20;
 /// Algorithms that are asked for.
@@ -161,13 +160,21 @@ impl Lt {
         if let Some(ways) = self.known.lock().get(matmul) {
             return Ok(ways.clone());
         }
-        let descriptors = Descriptors::new(self.clone(), matmul)?;
-        let mut ways = self.ask_heuristic(&descriptors, MOST_WORKSPACE)?;
-        // There may be no room for any of them.
-        if ways.iter().all(|way| way.workspace > 0) {
-            ways.extend(self.ask_heuristic(&descriptors, 0)?.into_iter().take(1));
-        }
-        let ways: Arc<[Way]> = ways.into();
+        let ways: Arc<[Way]> = match Descriptors::new(self.clone(), matmul) {
+            Ok(descriptors) => {
+                let mut ways = self.ask_heuristic(&descriptors, MOST_WORKSPACE)?;
+                // There may be no room for any of them.
+                if ways.iter().all(|way| way.workspace > 0) {
+                    ways.extend(self.ask_heuristic(&descriptors, 0)?.into_iter().take(1));
+                }
+                ways.into()
+            }
+            Err(problem) => {
+                // Such a product is computed by kernels of our own.
+                tracing::debug!("not by cuBLASLt: {problem}");
+                [].into()
+            }
+        };
         let mut known = self.known.lock();
         if known.len() >= MOST_KEPT {
             known.clear();
@@ -231,11 +238,6 @@ impl Drop for Lt {
     }
 }
 
-/// The bytes of a workspace that begins anywhere.
-fn with_alignment(workspace: usize) -> usize {
-    if workspace == 0 { 0 } else { workspace + WORKSPACE_ALIGNMENT as usize }
-}
-
 /// A factor in both types that the library reads it in.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
@@ -266,11 +268,10 @@ impl Routine for LtProduct {
     }
 
     fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()> {
-        let [(a, _), (b, _), (c, _), (d, _), (bias, _), (scratch, bytes)] = *tensors else {
+        let [(a, _), (b, _), (c, _), (d, _), (bias, _), scratch] = *tensors else {
             return Err(error!(Fail, "a product of {} tensors", tensors.len()));
         };
-        let workspace = scratch.next_multiple_of(WORKSPACE_ALIGNMENT);
-        let bytes = bytes.saturating_sub(workspace - scratch) as usize;
+        let (workspace, bytes) = workspace_of(scratch);
         let [alpha, beta] = self.scales.each_ref().map(|scale| scale.address(self.matmul.compute));
         let at = |address: u64| ptr::with_exposed_provenance_mut::<c_void>(address as usize);
         // The bias is a part of the description: two threads must not exchange theirs.

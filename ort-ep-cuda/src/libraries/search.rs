@@ -93,17 +93,15 @@ mod tests {
         oldest: 0,
     };
 
-    fn file(folder: &Path, path: &str) -> PathBuf {
-        let path = folder.join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, "").unwrap();
-        path
-    }
-
     #[test]
     fn places_come_in_their_order() {
         let folder = tempfile::tempdir().unwrap();
-        let file = |path: &str| file(folder.path(), path);
+        let file = |path: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+            path
+        };
         let venv = file("venv/lib/python3.11/site-packages/nvidia/cublas/lib/libcublasLt.so.12");
         let newer = file("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcublasLt.so.13");
         let conda = file("conda/lib/python3.10/site-packages/nvidia/cublas/lib/libcublasLt.so.12");

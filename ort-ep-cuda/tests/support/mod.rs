@@ -15,7 +15,7 @@ use ort_ep_cuda::CudaDevice;
 pub(crate) const DRIVER: &str = "ORT_CUDA_DRIVER";
 
 /// Without NVIDIA's libraries, which a machine may have: what is tested are kernels of our own.
-pub(crate) const OWN_KERNELS: &[(&str, &str)] = &[("use_cublas", "0")];
+pub(crate) const OWN_KERNELS: &[(&str, &str)] = &[("use_cublas", "0"), ("use_cudnn", "0")];
 
 /// Options as they are given, with kernels of our own where they do not say otherwise.
 pub(crate) fn options(options: &[(&str, &str)]) -> ProviderOptions {

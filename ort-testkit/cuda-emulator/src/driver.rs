@@ -13,6 +13,7 @@ use crate::code;
 use crate::memory::Memory;
 use crate::parse::Module;
 
+mod dnn;
 mod launch;
 mod lt;
 mod queue;
@@ -180,6 +181,7 @@ mod pools;
 pub use pools::*;
 
 mod streams;
+pub use dnn::*;
 pub use lt::*;
 pub use streams::*;
 

@@ -1,5 +1,5 @@
 //! A stand-in for NVIDIA's driver library `libcuda.so.1`: it interprets PTX on the CPU, for tests without a GPU. Under the name of a link to
-//! it, it stands in for `libcublasLt.so.12` as well (`driver/lt.rs`), which so shares its streams.
+//! it, it stands in for `libcublasLt.so.12` or `libcudnn.so.9` as well (`driver/lt.rs`, `driver/dnn.rs`), which so share its streams.
 //!
 //! What the instructions mean is taken from NVIDIA's document "PTX ISA"; the code is our own. A stream that
 //! a program makes does nothing until something waits for it (`driver/queue.rs`). Environment variables:

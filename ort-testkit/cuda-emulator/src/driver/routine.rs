@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::queue::{Op, ask, fails, held};
-use super::{Done, Handle, current};
+use super::{Done, Handle, current, queue};
 use crate::{Fault, code};
 
 /// What a library does with the device's memory, once its turn in the stream comes.
@@ -18,6 +18,12 @@ pub(super) struct Routine {
 /// Asks a stream for some work.
 pub(super) fn ask_routine(stream: Handle, routine: Routine) -> Done {
     ask(current()?, stream, Op::Routine(Arc::new(routine)))
+}
+
+/// Waits for a stream, which captures nothing.
+pub(super) fn wait_for(stream: Handle) -> Done {
+    current()?.uncaptured_stream(stream)?;
+    queue::finish(stream as u64)
 }
 
 /// Does some work now that its turn has come.

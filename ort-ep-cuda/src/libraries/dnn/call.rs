@@ -1,0 +1,256 @@
+//! The calls of a convolution, and the search for its algorithm.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use ort_core::{Result, error};
+
+use super::super::workspace_of;
+use super::descriptors::Descriptors;
+use super::functions::{Performance, is_unsupported};
+use super::{Convolution, Dnn, Form, MOST_KEPT, NAMES, Owned, Way, working};
+use crate::driver::{RawStream, Routine};
+
+/// A convolution, to be asked for once its algorithm is chosen. Its tensors are image, filters, bias, addend, result and workspace.
+pub(crate) struct DnnConvolution {
+    dnn: Arc<Dnn>,
+    convolution: Convolution,
+    descriptors: Descriptors,
+    form: Form,
+    chosen: OnceLock<Way>,
+    /// What is taken where nothing is found.
+    otherwise: Way,
+    /// Of the workspace that algorithms may take.
+    bytes: usize,
+    /// Whether the library has no code for bias and ReLU in the same call.
+    refused: AtomicBool,
+}
+
+/// The addresses of a call.
+struct Places {
+    x: *mut c_void,
+    w: *mut c_void,
+    bias: *mut c_void,
+    z: *mut c_void,
+    y: *mut c_void,
+    scratch: *mut c_void,
+    bytes: usize,
+}
+
+impl Places {
+    fn new(tensors: &[(u64, u64)]) -> Result<Places> {
+        let [(x, _), (w, _), (bias, _), (z, _), (y, _), scratch] = *tensors else {
+            return Err(error!(Fail, "a convolution of {} tensors", tensors.len()));
+        };
+        let [x, w, bias, z, y] =
+            [x, w, bias, z, y].map(|address| ptr::with_exposed_provenance_mut(address as usize));
+        let (scratch, bytes) = workspace_of(scratch);
+        let scratch = ptr::with_exposed_provenance_mut(scratch as usize);
+        Ok(Places { x, w, bias, z, y, scratch, bytes })
+    }
+}
+
+const ONE: f32 = 1.0;
+const ZERO: f32 = 0.0;
+
+impl DnnConvolution {
+    /// With an algorithm that is chosen already, or that a search is to choose.
+    pub(super) fn new(
+        dnn: Arc<Dnn>,
+        (convolution, descriptors): (Convolution, Descriptors),
+        form: Form,
+        (chosen, otherwise): (OnceLock<Way>, Way),
+        bytes: usize,
+    ) -> DnnConvolution {
+        let refused = AtomicBool::new(false);
+        DnnConvolution { dnn, convolution, descriptors, form, chosen, otherwise, bytes, refused }
+    }
+
+    /// The sums alone, added to what is in the result's memory where `beta` is 1.
+    fn forward(&self, handle: &Owned, at: &Places, beta: &f32) -> Result<()> {
+        let (algorithm, _) = self.chosen()?;
+        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
+        // SAFETY: handle and descriptors are live; the tensors lie in live memory of the context as they say, and the workspace has as many
+        // bytes. The context is current.
+        let status = unsafe {
+            (functions.cudnnConvolutionForward)(
+                handle.0,
+                &ONE,
+                of.x,
+                at.x,
+                of.w,
+                at.w,
+                of.convolution,
+                algorithm,
+                at.scratch,
+                at.bytes.min(self.bytes),
+                beta,
+                of.y,
+                at.y,
+            )
+        };
+        functions.check(status, "cudnnConvolutionForward")
+    }
+
+    /// All of it in one call; whether the library has code for that.
+    fn fused(&self, handle: &Owned, at: &Places) -> Result<bool> {
+        let (algorithm, _) = self.chosen()?;
+        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
+        // An addend must be given also where it is multiplied by nothing.
+        let (z, factor) = if at.z.is_null() { (at.y, &ZERO) } else { (at.z, &ONE) };
+        // SAFETY: as above.
+        let status = unsafe {
+            (functions.cudnnConvolutionBiasActivationForward)(
+                handle.0,
+                &ONE,
+                of.x,
+                at.x,
+                of.w,
+                at.w,
+                of.convolution,
+                algorithm,
+                at.scratch,
+                at.bytes.min(self.bytes),
+                factor,
+                of.y,
+                z,
+                of.bias,
+                at.bias,
+                of.activation,
+                of.y,
+                at.y,
+            )
+        };
+        if is_unsupported(status) {
+            return Ok(false);
+        }
+        functions.check(status, "cudnnConvolutionBiasActivationForward").map(|()| true)
+    }
+
+    /// The same in several calls.
+    fn in_steps(&self, handle: &Owned, at: &Places) -> Result<()> {
+        self.forward(handle, at, &ZERO)?;
+        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
+        for (tensor, address) in [(of.bias, at.bias), (of.y, at.z)] {
+            if !address.is_null() {
+                // SAFETY: as above.
+                let status =
+                    unsafe { (functions.cudnnAddTensor)(handle.0, &ONE, tensor, address, &ONE, of.y, at.y) };
+                functions.check(status, "cudnnAddTensor")?;
+            }
+        }
+        // SAFETY: as above; the result may be in the place of what it is of.
+        let status = unsafe {
+            (functions.cudnnActivationForward)(handle.0, of.activation, &ONE, of.y, at.y, &ZERO, of.y, at.y)
+        };
+        functions.check(status, "cudnnActivationForward")
+    }
+
+    /// What a search on the tensors of a run finds, whose result is written by it.
+    fn search(&self, handle: &Owned, at: &Places) -> Result<Option<Way>> {
+        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
+        let (mut all, mut count) = ([Performance::default(); NAMES.len()], 0);
+        // SAFETY: as above; there is room for as many algorithms as are asked for.
+        let status = unsafe {
+            (functions.cudnnFindConvolutionForwardAlgorithmEx)(
+                handle.0,
+                of.x,
+                at.x,
+                of.w,
+                at.w,
+                of.convolution,
+                of.y,
+                at.y,
+                all.len() as c_int,
+                &mut count,
+                all.as_mut_ptr(),
+                at.scratch,
+                at.bytes.min(self.bytes),
+            )
+        };
+        functions.check(status, "cudnnFindConvolutionForwardAlgorithmEx")?;
+        Ok(working(&all, count).into_iter().find(|(_, bytes)| *bytes <= self.bytes))
+    }
+
+    fn chosen(&self) -> Result<Way> {
+        self.chosen.get().copied().ok_or_else(|| error!(Fail, "no algorithm of cuDNN is chosen"))
+    }
+
+    /// The library's handle, whose calls go to a stream.
+    fn set_stream(&self, handle: &Owned, stream: RawStream) -> Result<()> {
+        let functions = &self.dnn.loaded.functions;
+        // SAFETY: both are live.
+        functions.check(unsafe { (functions.cudnnSetStream)(handle.0, stream) }, "cudnnSetStream")
+    }
+}
+
+impl Routine for DnnConvolution {
+    fn name(&self) -> String {
+        let Some((algorithm, bytes)) = self.chosen.get() else { return "cuDNN".to_owned() };
+        let known = usize::try_from(*algorithm).ok().and_then(|number| NAMES.get(number).copied());
+        let form = match self.form {
+            Form::Relu if !self.refused.load(Ordering::Relaxed) => " with bias and Relu",
+            _ => "",
+        };
+        format!("cuDNN {}{form}, {bytes} bytes", known.unwrap_or("?"))
+    }
+
+    fn is_ready(&self) -> bool {
+        self.chosen.get().is_some()
+    }
+
+    fn prepare(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()> {
+        let key = (self.convolution.clone(), self.bytes);
+        // The lock is held while it is searched: who comes second finds what the first one found.
+        let handle = self.dnn.handle.lock();
+        let known = self.dnn.found.lock().get(&key).copied();
+        let way = match (known, self.form) {
+            (Some(way), _) => Some(way),
+            // What is added is in the result's memory, which a search would write over.
+            (None, Form::Onto) => None,
+            (None, Form::Plain | Form::Relu) => {
+                let at = Places::new(tensors)?;
+                self.set_stream(&handle, stream)?;
+                let found = self.search(&handle, &at);
+                let found = found.inspect_err(|problem| tracing::warn!("a search by cuDNN: {problem}"));
+                found.ok().flatten().inspect(|way| {
+                    let mut found = self.dnn.found.lock();
+                    if found.len() >= MOST_KEPT {
+                        found.clear();
+                    }
+                    found.insert(key, *way);
+                })
+            }
+        };
+        drop(handle);
+        let estimated = || {
+            let mut all = self.dnn.estimated(&self.descriptors).into_iter();
+            all.find(|(_, bytes)| *bytes <= self.bytes).unwrap_or(self.otherwise)
+        };
+        let way = way.unwrap_or_else(estimated);
+        // Of two threads both found the same.
+        let _ = self.chosen.set(way);
+        Ok(())
+    }
+
+    fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()> {
+        let at = Places::new(tensors)?;
+        let handle = self.dnn.handle.lock();
+        self.set_stream(&handle, stream)?;
+        match self.form {
+            Form::Plain => self.forward(&handle, &at, &ZERO),
+            Form::Onto => self.forward(&handle, &at, &ONE),
+            Form::Relu => {
+                if !self.refused.load(Ordering::Relaxed) {
+                    if self.fused(&handle, &at)? {
+                        return Ok(());
+                    }
+                    self.refused.store(true, Ordering::Relaxed);
+                }
+                self.in_steps(&handle, &at)
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The structures by which cuDNN is told what to convolve. They are of the host's memory.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use ort_core::{Result, error};
+use smallvec::SmallVec;
+
+use super::{Convolution, DnnElement, DnnFunctions, Handle, Loaded};
+use crate::launch::strides;
+
+const NCHW: c_int = 0;
+const CROSS_CORRELATION: c_int = 1;
+const TENSOR_OP_MATH: c_int = 1;
+const DEFAULT_MATH: c_int = 0;
+const FMA_MATH: c_int = 3;
+const ACTIVATION_RELU: c_int = 1;
+const PROPAGATE_NAN: c_int = 1;
+
+type Create = unsafe extern "C" fn(*mut Handle) -> c_int;
+type Destroy = unsafe extern "C" fn(Handle) -> c_int;
+
+/// An opaque structure of the library's.
+struct Descriptor {
+    handle: Handle,
+    destroy: Destroy,
+}
+
+// SAFETY: it is of no thread; whoever shares it locks it.
+unsafe impl Send for Descriptor {}
+// SAFETY: what is shared of it is read only, by calls that the lock of the library's handle orders.
+unsafe impl Sync for Descriptor {}
+
+impl Descriptor {
+    fn new(functions: &DnnFunctions, create: Create, destroy: Destroy) -> Result<Descriptor> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: writes one handle, which is destroyed when this is dropped.
+        functions.check(unsafe { create(&mut handle) }, "creating a descriptor")?;
+        Ok(Descriptor { handle, destroy })
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: it is live, and nothing that was asked for reads it any more.
+        let _ = unsafe { (self.destroy)(self.handle) };
+    }
+}
+
+/// All that describes a convolution.
+pub(super) struct Descriptors {
+    x: Descriptor,
+    w: Descriptor,
+    y: Descriptor,
+    bias: Descriptor,
+    convolution: Descriptor,
+    activation: Descriptor,
+    /// Its code destroys them.
+    _loaded: Arc<Loaded<DnnFunctions>>,
+}
+
+/// The handles of [`Descriptors`].
+#[derive(Clone, Copy)]
+pub(super) struct Handles {
+    pub(super) x: Handle,
+    pub(super) w: Handle,
+    pub(super) y: Handle,
+    pub(super) bias: Handle,
+    pub(super) convolution: Handle,
+    pub(super) activation: Handle,
+}
+
+fn ints(sizes: &[usize]) -> Result<SmallVec<[c_int; 5]>> {
+    let int = |size: &usize| {
+        c_int::try_from(*size)
+            .map_err(|_| error!(NotImplemented, "a size of {size} in a convolution of cuDNN"))
+    };
+    sizes.iter().map(int).collect()
+}
+
+impl Descriptors {
+    pub(super) fn new(loaded: &Arc<Loaded<DnnFunctions>>, of: &Convolution) -> Result<Descriptors> {
+        let f = &loaded.functions;
+        let tensor = |sizes: &[usize]| tensor(f, of.element, sizes);
+        let channels: Vec<usize> =
+            of.y.iter().enumerate().map(|(axis, size)| if axis == 1 { *size } else { 1 }).collect();
+        let (x, y, bias) = (tensor(&of.x)?, tensor(&of.y)?, tensor(&channels)?);
+        let w = Descriptor::new(f, f.cudnnCreateFilterDescriptor, f.cudnnDestroyFilterDescriptor)?;
+        let sizes = ints(&of.w)?;
+        let (ty, rank) = (type_of(of.element), sizes.len() as c_int);
+        // SAFETY: the descriptor is live; there are as many sizes as the rank says.
+        let status = unsafe { (f.cudnnSetFilterNdDescriptor)(w.handle, ty, NCHW, rank, sizes.as_ptr()) };
+        f.check(status, "cudnnSetFilterNdDescriptor")?;
+        let convolution = windows(f, of)?;
+        let activation =
+            Descriptor::new(f, f.cudnnCreateActivationDescriptor, f.cudnnDestroyActivationDescriptor)?;
+        // SAFETY: the descriptor is live.
+        let status = unsafe {
+            (f.cudnnSetActivationDescriptor)(activation.handle, ACTIVATION_RELU, PROPAGATE_NAN, 0.0)
+        };
+        f.check(status, "cudnnSetActivationDescriptor")?;
+        Ok(Descriptors { x, w, y, bias, convolution, activation, _loaded: loaded.clone() })
+    }
+
+    pub(super) fn handles(&self) -> Handles {
+        Handles {
+            x: self.x.handle,
+            w: self.w.handle,
+            y: self.y.handle,
+            bias: self.bias.handle,
+            convolution: self.convolution.handle,
+            activation: self.activation.handle,
+        }
+    }
+}
+
+fn tensor(f: &DnnFunctions, element: DnnElement, sizes: &[usize]) -> Result<Descriptor> {
+    let made = Descriptor::new(f, f.cudnnCreateTensorDescriptor, f.cudnnDestroyTensorDescriptor)?;
+    let (steps, sizes) = (ints(&strides(sizes))?, ints(sizes)?);
+    let (ty, rank) = (type_of(element), sizes.len() as c_int);
+    // SAFETY: the descriptor is live; there are as many sizes and steps as the rank says.
+    let status =
+        unsafe { (f.cudnnSetTensorNdDescriptor)(made.handle, ty, rank, sizes.as_ptr(), steps.as_ptr()) };
+    f.check(status, "cudnnSetTensorNdDescriptor")?;
+    Ok(made)
+}
+
+fn windows(f: &DnnFunctions, of: &Convolution) -> Result<Descriptor> {
+    let made = Descriptor::new(f, f.cudnnCreateConvolutionDescriptor, f.cudnnDestroyConvolutionDescriptor)?;
+    let (pads, strides, dilations) = (ints(&of.pads)?, ints(&of.strides)?, ints(&of.dilations)?);
+    // SAFETY: the descriptor is live; each list has a number for each axis.
+    let status = unsafe {
+        (f.cudnnSetConvolutionNdDescriptor)(
+            made.handle,
+            pads.len() as c_int,
+            pads.as_ptr(),
+            strides.as_ptr(),
+            dilations.as_ptr(),
+            CROSS_CORRELATION,
+            type_of(DnnElement::F32),
+        )
+    };
+    f.check(status, "cudnnSetConvolutionNdDescriptor")?;
+    let groups = c_int::try_from(of.groups).map_err(|_| error!(NotImplemented, "{} groups", of.groups))?;
+    // SAFETY: the descriptor is live.
+    let status = unsafe { (f.cudnnSetConvolutionGroupCount)(made.handle, groups) };
+    f.check(status, "cudnnSetConvolutionGroupCount")?;
+    // What the library chooses itself for float32 is shortened to TensorFloat-32.
+    let math = match of.element {
+        DnnElement::F32 if of.tf32 => DEFAULT_MATH,
+        DnnElement::F32 => FMA_MATH,
+        DnnElement::F16 | DnnElement::Bf16 => TENSOR_OP_MATH,
+    };
+    // SAFETY: the descriptor is live.
+    let status = unsafe { (f.cudnnSetConvolutionMathType)(made.handle, math) };
+    f.check(status, "cudnnSetConvolutionMathType")?;
+    Ok(made)
+}
+
+/// `cudnnDataType_t`.
+fn type_of(element: DnnElement) -> c_int {
+    match element {
+        DnnElement::F32 => 0,
+        DnnElement::F16 => 2,
+        DnnElement::Bf16 => 9,
+    }
+}

@@ -1,0 +1,242 @@
+//! Convolutions by cuDNN.
+
+use std::sync::Arc;
+
+use ort_core::Result;
+use ort_core::dtype::DType;
+use ort_core::ep::Device;
+use ort_core::ir::{Attribute, GraphBuilder};
+use ort_core::session::Model;
+use ort_core::spec::MICROSOFT;
+use ort_core::tensor::Value;
+use ort_ep_cuda::CudaDevice;
+use ort_testkit::on_device::windows;
+
+use super::support::{DRIVER, emulator, is_emulated, options, run, with_device};
+use super::{DNN, check_close, doubles, find, profiled, session, tensor};
+
+#[test]
+fn convolutions_of_cudnn_are_those_of_the_cpu() -> Result<()> {
+    if with_device("convolutions::convolutions_of_cudnn_are_those_of_the_cpu")?.is_none() {
+        return Ok(());
+    }
+    for search in ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] {
+        for nc1d in ["0", "1"] {
+            let given = [("cudnn_conv_algo_search", search), ("cudnn_conv1d_pad_to_nc1d", nc1d)];
+            let Some(found) = find(&[DNN], &given)? else { return Ok(()) };
+            let device: Arc<dyn Device> = found.device.clone();
+            windows::convolutions(&device)?;
+            let counters = found.device.counters();
+            assert!(counters.routines >= 20, "{search}: {counters:?}");
+        }
+    }
+    Ok(())
+}
+
+/// `FusedConv` of x [2, 6, 9, 8] and w [9, 6, 3, 3] or [9, 6, 5, 5], whose addend is of no more use behind it where it is to be in the result's place.
+struct Fused {
+    dtype: DType,
+    kernel: usize,
+    has_bias: bool,
+    has_addend: bool,
+    in_place: bool,
+    activation: &'static str,
+}
+
+impl Fused {
+    fn model(&self) -> Result<Model> {
+        let mut builder = GraphBuilder::new("fused");
+        let side = self.kernel.to_string();
+        let x = builder.input("x", self.dtype, &["2", "6", "9", "8"]);
+        let w = builder.input("w", self.dtype, &["9", "6", &side, &side]);
+        let bias = builder.input("b", self.dtype, &["9"]);
+        let mut addend = builder.input("z", self.dtype, &["2", "9", "9", "8"]);
+        if self.in_place {
+            addend = builder.node("Neg", &[addend], &[])?;
+        }
+        let given = |value, is_given: bool| is_given.then_some(value);
+        let inputs = [Some(x), Some(w), given(bias, self.has_bias), given(addend, self.has_addend)];
+        let attrs = [
+            ("pads", Attribute::Ints(vec![(self.kernel / 2) as i64; 4])),
+            ("activation", Attribute::String(self.activation.to_owned())),
+        ];
+        let results = builder.add((MICROSOFT, "FusedConv"), &inputs, &attrs, 1, Vec::new())?;
+        // What is read behind it keeps its place.
+        let last = match self.has_addend && !self.in_place {
+            true => builder.node("Add", &[results[0], addend], &[])?,
+            false => builder.node("Neg", &[results[0]], &[])?,
+        };
+        Ok(Model::from_graph(builder.finish(&[last])?))
+    }
+
+    fn inputs(&self) -> Result<[(&'static str, Value); 4]> {
+        let filters = [9, 6, self.kernel, self.kernel];
+        Ok([
+            ("x", tensor(self.dtype, &[2, 6, 9, 8], 0)?.into()),
+            ("w", tensor(self.dtype, &filters, 1)?.into()),
+            ("b", tensor(self.dtype, &[9], 2)?.into()),
+            ("z", tensor(self.dtype, &[2, 9, 9, 8], 3)?.into()),
+        ])
+    }
+}
+
+/// What follows a convolution is in its call where that is exactly what is needed; also where the library has no code for it.
+#[test]
+fn what_follows_a_convolution_is_in_its_call_or_behind_it() -> Result<()> {
+    const NAME: &str = "convolutions::what_follows_a_convolution_is_in_its_call_or_behind_it";
+    const IN_CALL: &str = "ORT_CUDA_EMULATOR_CUDNN_FUSED";
+    if std::env::var_os(DRIVER).is_none() {
+        let emulator = emulator().to_string_lossy().into_owned();
+        let (said, is_fine) = run(NAME, &[(DRIVER, &emulator), (IN_CALL, "0")]);
+        assert!(is_fine && said.contains("1 passed"), "{said}");
+    }
+    if with_device(NAME)?.is_none() {
+        return Ok(());
+    }
+    let refuses = std::env::var(IN_CALL).is_ok_and(|value| value == "0");
+    let own = CudaDevice::open(0, &options(&[]))?;
+    let Some(found) = find(&[DNN], &[])? else { return Ok(()) };
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 3e-3)] {
+        for (has_bias, has_addend, in_place) in [
+            (false, false, false),
+            (true, false, false),
+            (true, true, false),
+            (true, true, true),
+            (false, true, false),
+        ] {
+            for activation in ["Relu", "Tanh", ""] {
+                let fused = Fused { dtype, kernel: 3, has_bias, has_addend, in_place, activation };
+                let what =
+                    format!("{dtype:?} bias {has_bias} addend {has_addend} in place {in_place} {activation}");
+                let (model, inputs) = (fused.model()?, fused.inputs()?);
+                // The first run searches, and must have the right result, too.
+                let of_library = session(&found.device, &model)?;
+                let (_, first) = profiled(&of_library, &inputs, 0)?;
+                let (kernels, results) = profiled(&of_library, &inputs, 0)?;
+                let (_, expected) = profiled(&session(&own, &model)?, &inputs, 0)?;
+                let kernels = kernels.into_iter().find(|kernel| kernel.contains("cuDNN")).unwrap_or_default();
+                let is_fused = has_bias && !in_place && activation == "Relu";
+                let in_call = kernels.contains("with bias and Relu");
+                assert!(
+                    kernels.starts_with("cuDNN ") && in_call == (is_fused && !refuses),
+                    "{what}: {kernels}"
+                );
+                let has_pass = !is_fused && (has_bias || has_addend && !in_place || !activation.is_empty());
+                assert_eq!(kernels.contains("elementwise"), has_pass, "{what}: {kernels}");
+                for results in [first, results] {
+                    check_close(&doubles(&results[0])?, &doubles(&expected[0])?, tolerance, &what);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The workspace of convolutions: as much as there is, 32 MiB at most, and less where the budget has less.
+#[test]
+fn a_convolution_has_the_workspace_that_there_is() -> Result<()> {
+    if with_device("convolutions::a_convolution_has_the_workspace_that_there_is")?.is_none() || !is_emulated()
+    {
+        return Ok(());
+    }
+    // By the emulator, the faster an algorithm the more memory it takes: 48 MiB, 4 MiB, 64 KiB, nothing.
+    let cases: [(&str, &str, &str, &str); 6] = [
+        ("EXHAUSTIVE", "1", "200000000", "cuDNN FFT, 50331648 bytes"),
+        ("EXHAUSTIVE", "0", "200000000", "cuDNN GEMM, 4194304 bytes"),
+        ("EXHAUSTIVE", "1", "2000000", "cuDNN IMPLICIT_PRECOMP_GEMM, 65536 bytes"),
+        ("EXHAUSTIVE", "1", "100000", "cuDNN IMPLICIT_GEMM, 0 bytes"),
+        ("HEURISTIC", "1", "200000000", "cuDNN FFT, 50331648 bytes"),
+        ("DEFAULT", "1", "200000000", "cuDNN IMPLICIT_PRECOMP_GEMM, 65536 bytes"),
+    ];
+    for (search, most, limit, expected) in cases {
+        let given = [
+            ("cudnn_conv_algo_search", search),
+            ("cudnn_conv_use_max_workspace", most),
+            ("gpu_mem_limit", limit),
+            ("arena_extend_strategy", "kSameAsRequested"),
+        ];
+        let Some(found) = find(&[DNN], &given)? else { return Ok(()) };
+        let fused = Fused {
+            dtype: DType::F32,
+            kernel: 5,
+            has_bias: false,
+            has_addend: false,
+            in_place: false,
+            activation: "",
+        };
+        let of_library = session(&found.device, &fused.model()?)?;
+        let (kernels, _) = profiled(&of_library, &fused.inputs()?, 1)?;
+        assert!(kernels.iter().any(|kernel| kernel == expected), "{given:?}: {kernels:?}");
+        let stats = found.device.stats();
+        assert!(stats.max_in_use <= limit.parse().unwrap_or(0), "{given:?}: {stats}");
+    }
+    Ok(())
+}
+
+/// A convolution is searched once, by what is asked for first, and never while a graph is captured.
+#[test]
+fn convolutions_are_captured_behind_their_search() -> Result<()> {
+    if with_device("convolutions::convolutions_are_captured_behind_their_search")?.is_none() {
+        return Ok(());
+    }
+    let fused = |in_place| Fused {
+        dtype: DType::F32,
+        kernel: 3,
+        has_bias: true,
+        has_addend: true,
+        in_place,
+        activation: "Relu",
+    };
+    let own = CudaDevice::open(0, &options(&[]))?;
+    let ways: [&[(&str, &str)]; 3] = [
+        &[("do_copy_in_default_stream", "0")],
+        &[("enable_cuda_graph", "1")],
+        &[("enable_cuda_graph", "1"), ("do_copy_in_default_stream", "0")],
+    ];
+    for way in ways {
+        let Some(found) = find(&[DNN], way)? else { return Ok(()) };
+        for in_place in [false, true] {
+            let (fused, has_graphs) = (fused(in_place), way[0].0 == "enable_cuda_graph");
+            let of_library = session(&found.device, &fused.model()?)?;
+            let expected = doubles(&session(&own, &fused.model()?)?.run(&fused.inputs()?)?[0].1)?;
+            for turn in 0..5 {
+                let before = found.device.counters();
+                let actual = doubles(&of_library.run(&fused.inputs()?)?[0].1)?;
+                check_close(&actual, &expected, 1e-5, &format!("run {turn}, {way:?}"));
+                let after = found.device.counters();
+                let replayed = (after.routines == before.routines, after.replays > before.replays);
+                let comes_again = has_graphs && turn > 2;
+                if turn > 2 {
+                    assert_eq!(replayed, (comes_again, comes_again), "run {turn}, {way:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// ONNX's own `Conv` has bfloat16.
+#[test]
+fn convolutions_of_bfloat16_are_those_of_our_kernels() -> Result<()> {
+    if with_device("convolutions::convolutions_of_bfloat16_are_those_of_our_kernels")?.is_none() {
+        return Ok(());
+    }
+    let Some(found) = find(&[DNN], &[])? else { return Ok(()) };
+    let mut builder = GraphBuilder::new("conv");
+    let x = builder.input("x", DType::BF16, &["2", "6", "9", "8"]);
+    let w = builder.input("w", DType::BF16, &["9", "6", "3", "3"]);
+    let b = builder.input("b", DType::BF16, &["9"]);
+    let y = builder.node("Conv", &[x, w, b], &[])?;
+    let model = Model::from_graph(builder.finish(&[y])?);
+    let inputs: [(&str, Value); 3] = [
+        ("x", tensor(DType::BF16, &[2, 6, 9, 8], 0)?.into()),
+        ("w", tensor(DType::BF16, &[9, 6, 3, 3], 1)?.into()),
+        ("b", tensor(DType::BF16, &[9], 2)?.into()),
+    ];
+    let (kernels, results) = profiled(&session(&found.device, &model)?, &inputs, 0)?;
+    assert!(kernels.iter().any(|kernel| kernel.starts_with("cuDNN ")), "{kernels:?}");
+    let own = CudaDevice::open(0, &options(&[]))?;
+    let (_, expected) = profiled(&session(&own, &model)?, &inputs, 0)?;
+    check_close(&doubles(&results[0])?, &doubles(&expected[0])?, 2e-2, "Conv");
+    Ok(())
+}
