@@ -12,6 +12,8 @@ from gpu_fill import fill
 # A program that is silent for longer hangs.
 PATIENCE = 900
 EMULATOR = "libort_cuda_emulator.so"
+# What is tested and timed are kernels of our own, also where the machine has NVIDIA's libraries.
+OWN_KERNELS = ["use_cublas=0", "use_cudnn=0"]
 
 
 class Skipped(Exception):
@@ -40,6 +42,18 @@ class Machine:
         # Programs run in a folder of their own, so that a path must be a whole one; a bare name is looked for by the loader.
         path = self.program(EMULATOR) if given.driver == "emulator" else Path(given.driver)
         self.driver = str(path.resolve()) if path.exists() else given.driver
+        # NVIDIA's libraries are looked for, but beside the emulator, which stands in for them under their names.
+        self.libraries = self.linked(path) if given.driver == "emulator" else None
+
+    def linked(self, emulator: Path) -> Path:
+        """A folder with links to the emulator by the names of NVIDIA's libraries."""
+        folder = self.work / "libraries"
+        folder.mkdir(exist_ok=True)
+        for name in ["libcublasLt.so.12", "libcudnn.so.9"]:
+            link = folder / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(emulator.resolve())
+        return folder
 
     def unpacked(self, name: str) -> Path:
         """The folder that an archive is unpacked to, anew where the archive is another one."""

@@ -9,7 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_machine import Failed, Machine, Report, needs
+from gpu_machine import OWN_KERNELS, Failed, Machine, Report, needs
 
 # Node cases that run on the device alone, at least.
 LEAST_ALONE = 1300
@@ -143,6 +143,8 @@ def compare(machine: Machine, report: Report, name: str, dims: dict, tolerance: 
         command = [machine.program("ort"), "run", model, "--outputs", files / f"{place}.npz"]
         command += ["--inputs", inputs] if made else []
         command += [word for provider in providers for word in ("--ep", provider)]
+        if "cuda" in providers:
+            command += [word for option in OWN_KERNELS for word in ("--ep-option", f"cuda.{option}")]
         command += [word for dim, size in dims.items() for word in ("--dim", f"{dim}={size}")]
         machine.run(command)
         outputs[place] = dict(np.load(files / f"{place}.npz"))
@@ -239,7 +241,7 @@ def memory(machine: Machine, report: Report) -> None:
 
 def shapes(machine: Machine, report: Report, name: str, limit: int, runs: int, dims: list) -> None:
     command = [machine.program("cuda_models"), "shapes", machine.model(name), *dims, "--runs", runs, "--wait"]
-    command += ["--option", f"gpu_mem_limit={limit}"]
+    command += [word for option in [f"gpu_mem_limit={limit}", *OWN_KERNELS] for word in ("--option", option)]
     driver = DriverMemory(machine)
     words, pipe = [str(word) for word in command], subprocess.PIPE
     child = subprocess.Popen(words, env=machine.environment(), text=True, stdin=pipe, stdout=pipe, stderr=pipe)

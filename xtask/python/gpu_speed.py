@@ -5,7 +5,7 @@ done, as PyTorch is timed with CUDA events: with and without `enable_cuda_graph`
 which copies from the host and back in each run, stands beside it.
 """
 
-from gpu_machine import Failed, Machine, Report, Skipped
+from gpu_machine import OWN_KERNELS, Failed, Machine, Report, Skipped
 from gpu_torch import Torch
 
 # Ours may take so many times as long as the fastest of PyTorch's.
@@ -33,10 +33,11 @@ ROWS, COLUMNS = 32768, 4096
 PRODUCT = 4096
 
 
-def ours(machine: Machine, name: str, dims: dict) -> dict:
+def ours(machine: Machine, name: str, dims: dict, options: list = OWN_KERNELS) -> dict:
     """What `cuda_models times` says of the faster way, with and without CUDA graphs."""
     command = [machine.program("cuda_models"), "times", machine.model(name), "--seconds", machine.seconds]
     command += [f"{dim}={size}" for dim, size in dims.items()]
+    command += [word for option in options for word in ("--option", option)]
     ways = [machine.json([*command, "--option", f"enable_cuda_graph={graphs}"]) for graphs in (0, 1)]
     best = min(ways, key=lambda way: way["median_ms"])
     return {**best, "without_graphs_ms": ways[0]["median_ms"], "with_graphs_ms": ways[1]["median_ms"]}
@@ -46,6 +47,7 @@ def bench(machine: Machine, name: str, dims: dict) -> float:
     """The median that `ort bench` says, in milliseconds."""
     command = [machine.program("ort"), "bench", machine.model(name), "--ep", "cuda", "--ep", "cpu", "--json"]
     command += ["--seconds", machine.seconds]
+    command += [word for option in OWN_KERNELS for word in ("--ep-option", f"cuda.{option}")]
     command += [word for dim, size in dims.items() for word in ("--dim", f"{dim}={size}")]
     return machine.json(command)["median_ms"]
 
@@ -65,6 +67,22 @@ def speed(machine: Machine, report: Report) -> None:
         case = (what, name, dims)
         report.attempt(f"{what} float16", lambda case=case: beside(machine, report, *case, torch, why))
         report.attempt(f"{what} float32", lambda case=case: alone(machine, report, *case))
+        for kind, half in (("float16", f"{name}_f16"), ("float32", name)):
+            case = (f"{what} {kind}, libraries", half, dims)
+            report.attempt(case[0], lambda case=case: with_libraries(machine, report, *case))
+
+
+def with_libraries(machine: Machine, report: Report, what: str, name: str, dims: dict) -> None:
+    """The same with NVIDIA's libraries, where the machine has them; which they are is in the row."""
+    options = [f"library_path={machine.libraries}"] if machine.libraries else []
+    found = ours(machine, name, dims, options)
+    present = {library: where for library, where in found["libraries"].items() if not where.startswith("none")}
+    if not present:
+        why = "; ".join(f"{library}: {where}" for library, where in found["libraries"].items())
+        raise Skipped(f"no library: {why}")
+    graphs = "with graphs" if found["with_graphs_ms"] <= found["without_graphs_ms"] else "without graphs"
+    beside = ", ".join(f"{library} {where}" for library, where in found["libraries"].items())
+    report.add(what, f"{found['median_ms']:.3f} ms {graphs}; {beside}", **found)
 
 
 def in_words(found: dict) -> str:

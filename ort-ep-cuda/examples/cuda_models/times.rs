@@ -6,7 +6,7 @@ use ort_core::Result;
 use ort_core::ep::Device;
 use ort_core::session::{IoBinding, Model, RunOptions, Session};
 use ort_core::tensor::Value;
-use ort_ep_cuda::CudaDevice;
+use ort_ep_cuda::{CudaDevice, LibraryReport};
 
 use ort_testkit::made_up::{Given, inputs};
 
@@ -46,16 +46,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     samples.sort_by(f64::total_cmp);
     let at = |index: usize| samples.get(index).copied().unwrap_or_default();
     let on_host = session.placement().iter().filter(|placed| placed.provider == "cpu").count();
+    let libraries: Vec<String> =
+        device.libraries().iter().map(|report| format!("{:?}: {:?}", report.name, found(report))).collect();
     println!(
-        r#"{{"median_ms": {:.6}, "min_ms": {:.6}, "samples": {}, "runs": {runs}, "built_ms": {:.3}, "first_ms": {:.3}, "nodes_on_host": {on_host}, "device_bytes": {}}}"#,
+        r#"{{"median_ms": {:.6}, "min_ms": {:.6}, "samples": {}, "runs": {runs}, "built_ms": {:.3}, "first_ms": {:.3}, "nodes_on_host": {on_host}, "device_bytes": {}, "libraries": {{{}}}}}"#,
         at(samples.len() / 2),
         at(0),
         samples.len(),
         built.as_secs_f64() * 1e3,
         first.as_secs_f64() * 1e3,
         device.stats().total_allocated,
+        libraries.join(", "),
     );
     Ok(())
+}
+
+/// A library of NVIDIA's that is in use, or that there is none.
+fn found(report: &LibraryReport) -> String {
+    match &report.found {
+        Ok(found) => format!("{} at {}", found.version, found.path.display()),
+        Err(reason) => format!("none: {reason}"),
+    }
 }
 
 /// What so many runs take until the device is done with the last.
