@@ -8,7 +8,8 @@
 struct Convolution {
     int batch, groups, channels, filters;  // channels and filters of a group
     int input[3], output[3], kernel[3], strides[3], dilations[3], pads[3];
-    int tiles_down, tiles_across;
+    // Tiles of filters and positions, and parts that sums are computed in.
+    int tiles_down, tiles_across, parts;
 };
 
 __device__ inline int volume(const int (&sizes)[3]) { return sizes[0] * sizes[1] * sizes[2]; }

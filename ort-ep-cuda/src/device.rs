@@ -16,7 +16,7 @@ use crate::kernels::{self, CudaKernel};
 use crate::launch::Bounds;
 use crate::libraries::{Libraries, LibraryReport};
 use crate::memory::{address, arena};
-use crate::modules::{Modules, OLDEST, too_old};
+use crate::modules::{Modules, OLDEST, TENSOR_CORES, too_old};
 use crate::node::Node;
 use crate::pool::PoolMemory;
 use crate::provider::{Options, describe};
@@ -80,10 +80,11 @@ impl CudaDevice {
             );
         }
         let physical = driver.device(index)?;
-        let limits = physical.limits()?;
+        let mut limits = physical.limits()?;
         if limits.capability < OLDEST {
             return Err(too_old(limits.capability));
         }
+        limits.tf32 = options.tf32 && limits.capability >= TENSOR_CORES;
         let (id, context) = (new_device_id(), Context::open(physical)?);
         let queue = Arc::new(Queue::open(&context, &options)?);
         let memory: Arc<dyn Allocator> = match options.pool {

@@ -92,6 +92,8 @@ pub struct Limits {
     pub capability: u32,
     /// The streaming multiprocessors.
     pub processors: u32,
+    /// Whether products of float32 may be of TF32, on tensor cores.
+    pub tf32: bool,
 }
 
 /// The driver, loaded and ready.
@@ -257,7 +259,7 @@ impl PhysicalDevice {
         let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let processors = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        Ok(Limits { capability: 10 * major + minor, processors })
+        Ok(Limits { capability: 10 * major + minor, processors, tf32: false })
     }
 
     /// Whether streams can allocate and free memory of it.

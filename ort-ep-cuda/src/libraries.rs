@@ -149,6 +149,6 @@ fn workspace_of((address, bytes): (u64, u64)) -> (u64, usize) {
 }
 
 /// Whether products of float32 may be computed with shorter fractions on tensor cores, where the library knows how.
-pub(crate) fn allows_tf32(_limits: &Limits) -> bool {
-    false
+pub(crate) fn allows_tf32(limits: &Limits) -> bool {
+    limits.tf32
 }

@@ -84,11 +84,20 @@ const FAMILIES: &[Family] = families![
         "training_conv",
         "training_norm",
     ],
-    cores: ["attention_cores_bf16", "attention_cores_f16"]
+    cores: [
+        "attention_cores_bf16",
+        "attention_cores_f16",
+        "conv_cores_bf16",
+        "conv_cores_f16",
+        "conv_cores_tf32",
+        "gemm_tf32"
+    ]
 ];
 
 /// The oldest compute capability that kernels are compiled for.
 pub(crate) const OLDEST: u32 = 75;
+/// The compute capability from which on tensor cores take the types that kernels multiply with them.
+pub(crate) const TENSOR_CORES: u32 = 80;
 
 /// The modules that are loaded on a device.
 pub(crate) struct Modules {

@@ -37,6 +37,7 @@ const NAME: &str = "cuda";
 /// | `cudnn_conv_use_max_workspace` | `1` (the default): a workspace may be as large as there is memory; `0`: 32 MiB |
 /// | `cudnn_conv1d_pad_to_nc1d` | `1`: a signal is an image of one line; `0` (the default): of one column |
 /// | `enable_cuda_graph` | `1`: what runs of the same shapes ask for is captured once and replayed; `0` (the default) |
+/// | `use_tf32` | `1` (the default): products and convolutions of float32 are of TF32 where the device has tensor cores for it; `0`: of float32 |
 #[derive(Debug)]
 pub struct CudaProvider;
 
@@ -87,7 +88,6 @@ const NOT_YET: &[&str] = &[
     "tunable_op_max_tuning_duration_ms",
     "tunable_op_tuning_enable",
     "use_ep_level_unified_stream",
-    "use_tf32",
 ];
 
 /// The options that there are.
@@ -106,6 +106,7 @@ const KNOWN: &[&str] = &[
     "library_path",
     "use_cublas",
     "use_cudnn",
+    "use_tf32",
     "user_compute_stream",
 ];
 
@@ -139,6 +140,8 @@ pub(crate) struct Options {
     /// Whether sequences of launches that come again are CUDA graphs.
     pub(crate) graphs: bool,
     pub(crate) libraries: LibraryOptions,
+    /// Whether products of float32 may be of TF32.
+    pub(crate) tf32: bool,
 }
 
 impl Options {
@@ -157,6 +160,7 @@ impl Options {
             separate_copies: false,
             user_stream: None,
             graphs: false,
+            tf32: true,
             libraries: LibraryOptions::default(),
         };
         let (mut uses_pool, mut pool) = (false, PoolConfig::default());
@@ -205,6 +209,7 @@ impl Options {
             "cudnn_conv_use_max_workspace" => self.libraries.convolutions.max_workspace = switch(value)?,
             "cudnn_conv1d_pad_to_nc1d" => self.libraries.convolutions.pads_to_nc1d = switch(value)?,
             "enable_cuda_graph" => self.graphs = switch(value)?,
+            "use_tf32" => self.tf32 = switch(value)?,
             "user_compute_stream" => self.user_stream = Some(pointer(value)?).filter(|address| *address != 0),
             _ => {
                 self.arena.extend = match value {

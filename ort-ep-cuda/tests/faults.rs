@@ -68,7 +68,8 @@ fn options_that_are_none_are_refused_before_a_driver_is_looked_for() {
         ("prefer_nhwc", "1", "has no option 'prefer_nhwc' yet; leave this option"),
         ("arena.use_cuda_mempool", "yes", "expected 0 or 1"),
         ("arena.cuda_mempool_release_threshold", "-1", "expected a number of bytes"),
-        ("use_tf32", "1", "has no option 'use_tf32' yet"),
+        ("tunable_op_enable", "1", "has no option 'tunable_op_enable' yet"),
+        ("use_tf32", "2", "option use_tf32 of the cuda provider is '2', expected 0 or 1"),
         ("prefer_nhcw", "1", "has no option 'prefer_nhcw'; "),
     ];
     for (name, value, expected) in cases {

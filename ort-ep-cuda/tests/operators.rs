@@ -4,9 +4,10 @@ mod support;
 
 use ort_core::Result;
 use ort_testkit::on_device::{
-    attention, gradients, lines, optimizers, products, quant, recurrent, sums, updates, vision, windows,
+    attention, cores, gradients, lines, optimizers, products, quant, recurrent, sums, updates, vision,
+    windows,
 };
-use support::with_device;
+use support::{with_device, with_options};
 
 #[test]
 fn products_are_those_of_the_cpu() -> Result<()> {
@@ -18,6 +19,27 @@ fn products_are_those_of_the_cpu() -> Result<()> {
 fn convolutions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("convolutions_are_those_of_the_cpu")? else { return Ok(()) };
     windows::convolutions(&device)
+}
+
+#[test]
+fn tensor_cores_multiply_halves_as_the_cpu_does() -> Result<()> {
+    let Some(device) = with_device("tensor_cores_multiply_halves_as_the_cpu_does")? else { return Ok(()) };
+    cores::halves(&device);
+    Ok(())
+}
+
+#[test]
+fn products_of_tf32_are_as_near_as_their_factors() -> Result<()> {
+    let Some(device) = with_options("products_of_tf32_are_as_near_as_their_factors", &[])? else {
+        return Ok(());
+    };
+    cores::floats(&device, true)
+}
+
+#[test]
+fn products_of_float32_are_exact_without_tf32() -> Result<()> {
+    let Some(device) = with_device("products_of_float32_are_exact_without_tf32")? else { return Ok(()) };
+    cores::floats(&device, false)
 }
 
 #[test]

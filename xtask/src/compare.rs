@@ -297,6 +297,10 @@ fn run_case<'a>(
         command.arg("run").arg(&model).arg("--inputs").arg(folder.join("inputs.npz"));
         command.arg("--outputs").arg(&file).arg("-q").args(options);
         command.args(on.providers.iter().flat_map(|name| ["--ep", name]));
+        if on.providers.iter().any(|name| name == "cuda") {
+            // Tolerances are those of float32.
+            command.args(["--ep-option", "cuda.use_tf32=0"]);
+        }
         output_of(&mut command).map(|_| file)
     };
     let ours = THREADS

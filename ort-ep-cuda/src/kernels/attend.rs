@@ -7,9 +7,8 @@ use super::heads::{Rows, kind_of, word};
 use super::lines::suffix;
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand};
+use crate::modules::TENSOR_CORES;
 
-/// The compute capability from which on halves are multiplied by tensor cores.
-const TENSOR_CORES: u32 = 80;
 /// The largest heads that tensor cores take, and that kernels of few rows take.
 const MOST_OF_CORES: usize = 128;
 const MOST_OF_ROWS: usize = 256;

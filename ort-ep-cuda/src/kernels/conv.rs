@@ -11,8 +11,9 @@ use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
 
-use super::gemm::{Product, Side, finish};
+use super::gemm::{Product, Side, finish, of_cores};
 use super::{CudaKernel, cuda_kernels};
+use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, scratch};
 
 pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
@@ -21,9 +22,9 @@ const CONV: KernelDef =
     KernelDef { op: "Conv", types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE };
 
 cuda_kernels![
-    CudaKernel::new(CONV, conv).with_workspace(|cx| scratch(cx, conv)),
+    CudaKernel::new(CONV, conv).with_workspace(workspace),
     CudaKernel::new(KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV }, conv)
-        .with_workspace(|cx| scratch(cx, conv)),
+        .with_workspace(workspace),
     CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
 ];
 
@@ -31,6 +32,12 @@ cuda_kernels![
 const BLOCK: usize = 64;
 /// The filters of a group up to which each result has a thread: tiles would be all but empty.
 const FEW_FILTERS: usize = 2;
+
+/// The taps of all axes that kernels on tensor cores have bits for.
+const MOST_TAPS: usize = 31;
+/// The bytes of steps that such a kernel multiplies in a turn, and the turns that are worth a block.
+const OF_TURN: usize = 64;
+const TURNS: usize = 8;
 
 /// Windows over three axes, those in front that the image does not have being of size 1.
 pub(super) type Axes = [WindowAxis; 3];
@@ -85,6 +92,29 @@ pub(super) fn suffix_of(dtype: DType) -> Result<&'static str> {
 fn volume(axes: &Axes, of: fn(&WindowAxis) -> usize) -> usize {
     axes.iter().map(of).fold(1, usize::saturating_mul)
 }
+
+/// How the work is cut for tensor cores.
+struct Cut {
+    /// The type in names of entries, and what a block has.
+    suffix: &'static str,
+    tile: &'static Tile,
+    /// The blocks of filters and of positions, and the parts that sums are computed in.
+    down: usize,
+    across: usize,
+    parts: usize,
+}
+
+/// What a block computes, as in `cu/conv_cores.cuh`.
+struct Tile {
+    name: &'static str,
+    filters: usize,
+    positions: usize,
+    threads: u32,
+}
+
+const LARGE: Tile = Tile { name: "large", filters: 128, positions: 128, threads: 256 };
+const SMALL: Tile = Tile { name: "small", filters: 64, positions: 64, threads: 128 };
+const FEW: Tile = Tile { name: "few", filters: 32, positions: 128, threads: 128 };
 
 /// The sizes of a convolution.
 struct Conv {
@@ -147,8 +177,10 @@ impl Conv {
         if let Some(product) = self.product(cx, bias, addend)? {
             return product.launches(cx);
         }
-        let positions = self.batch.saturating_mul(volume(&self.axes, |axis| axis.output));
-        let (down, across) = (self.filters.div_ceil(BLOCK), positions.div_ceil(BLOCK));
+        if let Some(cut) = self.cut(cx.limits.limits, y.dtype)? {
+            return self.on_cores(cx, &cut, [bias, addend]);
+        }
+        let (down, across) = (self.filters.div_ceil(BLOCK), self.positions().div_ceil(BLOCK));
         let suffix = suffix_of(y.dtype)?;
         let launch = if self.transposed || self.filters > FEW_FILTERS {
             let name = if self.transposed { "transposed" } else { "tiles" };
@@ -157,19 +189,84 @@ impl Conv {
         } else {
             Launch::of_type("conv", suffix, format!("conv_planes_{suffix}"))?.threads(y.count())?
         };
+        let launch = launch.tensor(cx.input(0)?).tensor(cx.input(1)?).find_tensor(bias).find_tensor(addend);
+        let launch = self.ending(launch.tensor(y), cx, [down, across, 1])?;
+        Ok(vec![launch.uint(y.count())?])
+    }
+
+    /// A launch with the structures `Convolution` and `Finish` of the kernels as its next parameters.
+    fn ending(&self, launch: Launch, cx: &OpCx<'_>, cut: [usize; 3]) -> Result<Launch> {
         let mut sizes = vec![self.batch, self.groups, self.channels, self.filters];
         sizes.extend(window_sizes(&self.axes));
-        sizes.extend([down, across]);
-        let launch = launch
+        sizes.extend(cut);
+        let finish = finish(Activation::of_attributes(cx.attrs)?.as_ref(), 1.0, 1.0);
+        Ok(launch.uints::<25>(&sizes)?.bytes(&finish))
+    }
+
+    /// The positions of windows in all images.
+    fn positions(&self) -> usize {
+        self.batch.saturating_mul(volume(&self.axes, |axis| axis.output))
+    }
+
+    /// How tensor cores compute it, where they do.
+    fn cut(&self, limits: Limits, dtype: DType) -> Result<Option<Cut>> {
+        let Some(suffix) = of_cores(limits, dtype)? else { return Ok(None) };
+        let taps = self.axes.iter().map(|axis| axis.kernel).fold(0, usize::saturating_add);
+        if self.transposed || self.filters <= FEW_FILTERS || taps > MOST_TAPS {
+            return Ok(None);
+        }
+        let blocks =
+            |tile: &Tile| [self.filters.div_ceil(tile.filters), self.positions().div_ceil(tile.positions)];
+        let count = |tile: &Tile| blocks(tile).into_iter().fold(self.groups, usize::saturating_mul);
+        let processors = limits.processors as usize;
+        let tile = match self.filters {
+            ..=32 => &FEW,
+            65.. if count(&LARGE) >= processors => &LARGE,
+            _ => &SMALL,
+        };
+        let [down, across] = blocks(tile);
+        // Where blocks do not keep all processors busy, each computes a part of the sums.
+        let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
+        let turns = depth.saturating_mul(dtype.byte_len(1).unwrap_or(0)).div_ceil(OF_TURN);
+        let wanted = processors.saturating_mul(2).checked_div(count(tile)).unwrap_or(1);
+        let parts = wanted.min(turns / TURNS).max(1);
+        Ok(Some(Cut { suffix, tile, down, across, parts }))
+    }
+
+    /// The parts of all sums, in the workspace, where there are several.
+    fn parts(cx: &OpCx<'_>, cut: &Cut, taken: &mut usize) -> Result<Option<Operand>> {
+        let shape = [cut.parts, cx.output(0)?.count()];
+        Ok((cut.parts > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
+    }
+
+    /// The launches on tensor cores.
+    fn on_cores(
+        &self,
+        cx: &OpCx<'_>,
+        cut: &Cut,
+        [bias, addend]: [Option<&Operand>; 2],
+    ) -> Result<Vec<Launch>> {
+        let (y, Cut { suffix, tile, .. }) = (cx.output(0)?, cut);
+        let parts = Conv::parts(cx, cut, &mut 0)?;
+        let words = [cut.down, cut.across, cut.parts];
+        let blocks = self.groups.saturating_mul(cut.down).saturating_mul(cut.across);
+        let launch = Launch::of_type("conv_cores", suffix, format!("conv_cores_{}_{suffix}", tile.name))?
+            .grid([blocks, cut.parts, 1])?
+            .block([tile.threads, 1, 1])
             .tensor(cx.input(0)?)
             .tensor(cx.input(1)?)
             .find_tensor(bias)
             .find_tensor(addend)
             .tensor(y)
-            .uints::<24>(&sizes)?
-            .bytes(&finish(Activation::of_attributes(cx.attrs)?.as_ref(), 1.0, 1.0))
-            .uint(y.count())?;
-        Ok(vec![launch])
+            .find_tensor(parts.as_ref());
+        let mut launches = vec![self.ending(launch, cx, words)?];
+        if let Some(parts) = &parts {
+            let join =
+                Launch::of_type("conv_cores", suffix, format!("conv_join_{suffix}"))?.threads(y.count())?;
+            let join = join.tensor(parts).find_tensor(bias).find_tensor(addend).tensor(y);
+            launches.push(self.ending(join, cx, words)?.uint(y.count())?);
+        }
+        Ok(launches)
     }
 
     /// The convolution as a matrix product: with filters of one tap at each pixel, or with one window, which is the whole image.
@@ -214,6 +311,23 @@ impl Conv {
         product.has_workspace = true;
         Ok(Some(product))
     }
+}
+
+/// What a library or the kernels here take: which of the two shows where the tensors of a run lie.
+fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+    Ok(scratch(cx, conv)?.max(workspace_of_parts(cx)?))
+}
+
+/// Room for the parts of sums where tensor cores compute several.
+fn workspace_of_parts(cx: &OpCx<'_>) -> Result<usize> {
+    let (conv, mut taken) = (Conv::new(cx, false)?, 0);
+    if cx.output(0)?.count() > 0
+        && conv.product(cx, None, None)?.is_none()
+        && let Some(cut) = conv.cut(cx.limits.limits, cx.output(0)?.dtype)?
+    {
+        Conv::parts(cx, &cut, &mut taken)?;
+    }
+    Ok(taken)
 }
 
 fn conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {

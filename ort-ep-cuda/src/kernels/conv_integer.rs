@@ -7,9 +7,10 @@ use ort_core::{Result, ensure, error};
 
 use super::conv::{Axes, has_up_to_three_axes, three, window_sizes};
 use super::gemm::Side;
-use super::integer::{CodeProduct, Ending, Place, TENSOR_CORES};
+use super::integer::{CodeProduct, Ending, Place};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
+use crate::modules::TENSOR_CORES;
 
 cuda_kernels![
     CudaKernel::new(

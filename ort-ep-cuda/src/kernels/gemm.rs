@@ -7,7 +7,9 @@ use ort_core::dtype::DType;
 use ort_core::ops::fused::activation::Activation;
 use ort_core::{Result, ensure, error};
 
+use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
+use crate::modules::TENSOR_CORES;
 
 /// The axes of a batch that kernels walk, of which `cu/gemm_tiles.cuh` knows, too.
 const MOST_BATCHES: usize = 6;
@@ -16,8 +18,6 @@ const FEW_ROWS: usize = 4;
 /// Columns of a block of such a product: a warp for each, or a lane.
 const COLUMNS_NEAR: usize = 8;
 const COLUMNS_FAR: usize = 32;
-/// The compute capability from which on halves are multiplied by tensor cores.
-const TENSOR_CORES: u32 = 80;
 
 /// A tensor of a product with its steps, in elements.
 #[derive(Clone, Debug)]
@@ -195,14 +195,14 @@ impl Product {
         self.parts().for_each(|part| std::mem::swap(&mut part.row, &mut part.column));
     }
 
-    /// The entry, how many rows and columns a block of it has, and its threads.
-    fn entry(&self, cx: &OpCx<'_>, matrices: usize) -> Result<(String, [usize; 2], u32)> {
+    /// The type in names, the entry, how many rows and columns a block of it has, and its threads.
+    fn entry(&self, cx: &OpCx<'_>, matrices: usize) -> Result<(&'static str, String, [usize; 2], u32)> {
         let suffix = suffix_of(self.y.tensor.dtype)?;
         let a_near = self.a.depth <= self.a.row;
         let b_near = self.b.depth <= self.b.column;
         if self.rows <= FEW_ROWS {
             let (name, columns) = if b_near { ("near", COLUMNS_NEAR) } else { ("far", COLUMNS_FAR) };
-            return Ok((format!("gemv_{name}_{suffix}"), [FEW_ROWS, columns], 256));
+            return Ok((suffix, format!("gemv_{name}_{suffix}"), [FEW_ROWS, columns], 256));
         }
         let tiles = |block: usize| {
             [self.rows, self.columns].map(|size| size.div_ceil(block)).iter().product::<usize>()
@@ -213,13 +213,13 @@ impl Product {
         let has_large = matches!(suffix, "f32" | "f16" | "bf16" | "i32");
         let size = if is_large && has_large { ("large", 128) } else { ("small", 64) };
         let (name, block) = size;
-        if matches!(suffix, "f16" | "bf16") && cx.limits.capability >= TENSOR_CORES {
+        if let Some(suffix) = of_cores(cx.limits.limits, self.y.tensor.dtype)? {
             let sides = [(a_near, "n", "t"), (!b_near, "n", "t")];
             let sides = sides.map(|(plain, is, is_not)| if plain { is } else { is_not }).concat();
             let threads = if block == 128 { 256 } else { 128 };
-            return Ok((format!("gemm_cores_{name}_{sides}_{suffix}"), [block, block], threads));
+            return Ok((suffix, format!("gemm_cores_{name}_{sides}_{suffix}"), [block, block], threads));
         }
-        Ok((format!("gemm_{name}_{suffix}"), [block, block], 256))
+        Ok((suffix, format!("gemm_{name}_{suffix}"), [block, block], 256))
     }
 
     fn launch(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Launch> {
@@ -229,8 +229,9 @@ impl Product {
             "a batch of {} axes where a kernel has {MOST_BATCHES}",
             walk.sizes.len()
         );
-        let (entry, [rows, columns], threads) = self.entry(cx, matrices)?;
-        let many = if entry.starts_with("gemm_cores") { 8 } else { 4 };
+        let (suffix, entry, [rows, columns], threads) = self.entry(cx, matrices)?;
+        // Tensor cores are read for by 16 bytes, other kernels read four elements.
+        let many = if entry.starts_with("gemm_cores") && suffix != "tf32" { 8 } else { 4 };
         let (down, across) = (self.rows.div_ceil(rows), self.columns.div_ceil(columns));
         let steps = |index: usize| walk.steps.get(index).map_or(&[][..], Vec::as_slice);
         let in_vectors = [
@@ -254,7 +255,7 @@ impl Product {
         for index in [0, 1, 3, 4] {
             product.extend(padded(&mut steps(index).iter().map(|step| *step as usize)));
         }
-        let launch = Launch::of_type("gemm", suffix_of(self.y.tensor.dtype)?, entry)?
+        let launch = Launch::of_type("gemm", suffix, entry)?
             .grid([blocks, 1, 1])?
             .block([threads, 1, 1])
             .tensor(&self.a.tensor)
@@ -277,6 +278,15 @@ fn suffix_of(dtype: DType) -> Result<&'static str> {
         DType::I32 | DType::U32 => "i32",
         DType::I64 | DType::U64 => "i64",
         other => return Err(error!(NotImplemented, "a product of {other}")),
+    })
+}
+
+/// The name of a type in entries of tensor cores, where the device has them for it.
+pub(super) fn of_cores(limits: Limits, dtype: DType) -> Result<Option<&'static str>> {
+    Ok(match dtype {
+        DType::F16 | DType::BF16 if limits.capability >= TENSOR_CORES => Some(suffix_of(dtype)?),
+        DType::F32 if limits.tf32 => Some("tf32"),
+        _ => None,
     })
 }
 

@@ -8,14 +8,13 @@ use ort_core::{Result, ensure, error};
 use super::codes::{code_kind, float_kind};
 use super::gemm::Side;
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
+use crate::modules::TENSOR_CORES;
 
 /// The axes of a batch that kernels walk, of which `cu/integer.cuh` knows, too.
 const MOST_BATCHES: usize = 6;
 /// The rows up to which a product is one of vectors, and the columns of a block of such a product.
 const FEW_ROWS: usize = 4;
 const COLUMNS: usize = 32;
-/// The compute capability from which on codes are multiplied by tensor cores.
-pub(super) const TENSOR_CORES: u32 = 80;
 
 /// What a result is made of besides the two sides, in the order of `cu/integer.cuh`.
 #[derive(Clone, Copy, Debug)]

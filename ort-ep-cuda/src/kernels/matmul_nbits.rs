@@ -6,10 +6,10 @@ use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
 
 use super::codes::float_kind;
-use super::integer::TENSOR_CORES;
 use super::lines::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
+use crate::modules::TENSOR_CORES;
 
 cuda_kernels![CudaKernel::new(
     KernelDef {

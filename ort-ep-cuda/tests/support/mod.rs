@@ -46,13 +46,34 @@ pub(crate) fn is_emulated() -> bool {
 }
 
 /// Runs the test of this name in a process of its own that finds a driver: that of the variable, else the emulator. The library of a driver
-/// is looked for once in a process, and a test cannot change what its own process is told. In that process, a device.
+/// is looked for once in a process, and a test cannot change what its own process is told. In that process, a device that computes float32 as
+/// the CPU does.
 pub(crate) fn with_device(test: &str) -> Result<Option<Arc<dyn Device>>> {
+    with_options(test, &[("use_tf32", "0")])
+}
+
+/// The same with a device of these options.
+pub(crate) fn with_options(test: &str, given: &[(&str, &str)]) -> Result<Option<Arc<dyn Device>>> {
+    with_variables(test, given, &[])
+}
+
+/// The same with a device of the oldest compute capability, where it is the emulator's.
+pub(crate) fn with_oldest(test: &str) -> Result<Option<Arc<dyn Device>>> {
+    with_variables(test, &[], &[("ORT_CUDA_EMULATOR_CAPABILITY", "7.5")])
+}
+
+fn with_variables(
+    test: &str,
+    given: &[(&str, &str)],
+    variables: &[(&str, &str)],
+) -> Result<Option<Arc<dyn Device>>> {
     if std::env::var_os(DRIVER).is_some() {
-        let device: Arc<dyn Device> = CudaDevice::open(0, &options(&[]))?;
+        let device: Arc<dyn Device> = CudaDevice::open(0, &options(given))?;
         return Ok(Some(device));
     }
-    let (said, is_fine) = run(test, &[(DRIVER, &emulator().to_string_lossy())]);
+    let emulator = emulator();
+    let driver = emulator.to_string_lossy();
+    let (said, is_fine) = run(test, &[variables, &[(DRIVER, &*driver)]].concat());
     // A name that no test has would run none, and end well.
     assert!(is_fine && said.contains("1 passed"), "{test}: {said}");
     Ok(None)

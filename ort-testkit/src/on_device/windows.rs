@@ -16,21 +16,21 @@ const ONNX: &str = "";
 
 /// A convolution or a pool; lists that are empty are the operator's defaults.
 #[derive(Clone, Copy, Debug)]
-struct Windows {
-    image: &'static [usize],
+pub(super) struct Windows {
+    pub(super) image: &'static [usize],
     /// The filters' shape, or a pool's kernel.
-    kernel: &'static [usize],
-    strides: &'static [i64],
-    pads: &'static [i64],
-    dilations: &'static [i64],
-    group: i64,
+    pub(super) kernel: &'static [usize],
+    pub(super) strides: &'static [i64],
+    pub(super) pads: &'static [i64],
+    pub(super) dilations: &'static [i64],
+    pub(super) group: i64,
 }
 
-const fn of(image: &'static [usize], kernel: &'static [usize]) -> Windows {
+pub(super) const fn of(image: &'static [usize], kernel: &'static [usize]) -> Windows {
     Windows { image, kernel, strides: &[], pads: &[], dilations: &[], group: 1 }
 }
 
-const CONVS: &[Windows] = &[
+pub(super) const CONVS: &[Windows] = &[
     // 3x3 and 7x7, with strides, of odd sizes and padding that differs by side.
     Windows { pads: &[1; 4], ..of(&[2, 10, 13, 11], &[18, 10, 3, 3]) },
     Windows { strides: &[2, 2], pads: &[0, 1, 2, 1], ..of(&[1, 7, 23, 19], &[9, 7, 3, 3]) },
@@ -98,6 +98,18 @@ impl Windows {
         let given = lists.into_iter().filter(|(_, list)| !list.is_empty());
         given.map(|(name, list)| (name, Attribute::Ints(list.to_vec()))).collect()
     }
+
+    /// The attributes of a convolution.
+    pub(super) fn with_group(&self) -> Vec<(&'static str, Attribute)> {
+        let mut attrs = self.attributes();
+        attrs.push(("group", Attribute::Int(self.group)));
+        attrs
+    }
+
+    /// Whether the filters are as large as the images, of which there are few.
+    pub(super) fn has_one_place(&self) -> bool {
+        self.image[0] <= 4 && self.image[2..] == self.kernel[2..] && self.pads.is_empty()
+    }
 }
 
 /// Runs one node on both devices; its inputs have these shapes.
@@ -137,8 +149,7 @@ fn check(
 /// The device does not run one of them, or there is no CPU provider in the program.
 pub fn convolutions(device: &Arc<dyn Device>) -> Result<()> {
     for case in CONVS {
-        let mut attrs = case.attributes();
-        attrs.push(("group", Attribute::Int(case.group)));
+        let mut attrs = case.with_group();
         let bias = [case.kernel[0]];
         check(device, (ONNX, "Conv"), &[case.image, case.kernel], &attrs, 1)?;
         attrs.push(("activation", Attribute::String("LeakyRelu".to_owned())));
@@ -155,8 +166,7 @@ pub fn convolutions(device: &Arc<dyn Device>) -> Result<()> {
 /// The device does not run one of them, or there is no CPU provider in the program.
 pub fn transposed_convolutions(device: &Arc<dyn Device>) -> Result<()> {
     for case in TRANSPOSED {
-        let mut attrs = case.attributes();
-        attrs.push(("group", Attribute::Int(case.group)));
+        let attrs = case.with_group();
         let bias = [case.kernel[1] * case.group as usize];
         check(device, (ONNX, "ConvTranspose"), &[case.image, case.kernel, &bias], &attrs, 1)?;
     }
