@@ -113,15 +113,16 @@ __device__ inline void convolution(const uint8* filters, const uint8* x, const T
     tiles<64, Sums>(left, right, parts, y, row0, column0, [&](int row, int column) { return result_place(w, group, row, column); });
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    conv_dots(const uint8* filters, const uint8* x, TENSORS, void* y, Product p, Windows w) {
-    convolution<Dots<64>>(filters, x, ALL_TENSORS, y, p, w);
-}
-
+// The host takes tensor cores where the device has them.
 #if __CUDA_ARCH__ >= 800
 extern "C" __global__ void __launch_bounds__(256)
     conv_cores(const uint8* filters, const uint8* x, TENSORS, void* y, Product p, Windows w) {
     convolution<Cores<64>>(filters, x, ALL_TENSORS, y, p, w);
+}
+#else
+extern "C" __global__ void __launch_bounds__(256)
+    conv_dots(const uint8* filters, const uint8* x, TENSORS, void* y, Product p, Windows w) {
+    convolution<Dots<64>>(filters, x, ALL_TENSORS, y, p, w);
 }
 #endif
 

@@ -15,24 +15,19 @@ __device__ inline void product(const uint8* a, const uint8* b, const Tensors& te
                        [&](int row, int column) { return first + (int64)row * p.columns + column; });
 }
 
-#define PRODUCT(NAME, LINES)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
-        product_dots_##NAME(const uint8* a, const uint8* b, TENSORS, void* y, Product p) {                     \
-        product<LINES, Dots<LINES>>(a, b, ALL_TENSORS, y, p);                                                  \
+#define PRODUCT(name, lines, sums, blocks)                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, blocks)                                                  \
+        name(const uint8* a, const uint8* b, TENSORS, void* y, Product p) {                                    \
+        product<lines, sums<lines>>(a, b, ALL_TENSORS, y, p);                                                  \
     }
 
-PRODUCT(small, 64)
-PRODUCT(large, 128)
-
+// The host takes tensor cores where the device has them.
 #if __CUDA_ARCH__ >= 800
-#define PRODUCT_ON_CORES(NAME, LINES)                                                                          \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
-        product_cores_##NAME(const uint8* a, const uint8* b, TENSORS, void* y, Product p) {                    \
-        product<LINES, Cores<LINES>>(a, b, ALL_TENSORS, y, p);                                                 \
-    }
-
-PRODUCT_ON_CORES(small, 64)
-PRODUCT_ON_CORES(large, 128)
+PRODUCT(product_cores_small, 64, Cores, 2)
+PRODUCT(product_cores_large, 128, Cores, 1)
+#else
+PRODUCT(product_dots_small, 64, Dots, 2)
+PRODUCT(product_dots_large, 128, Dots, 1)
 #endif
 
 // Up to four rows by 32 columns of a right side that lies row by row: each thread has four columns at every 32nd four of steps.

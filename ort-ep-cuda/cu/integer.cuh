@@ -324,7 +324,8 @@ template <int LINES> struct Dots {
     __device__ void add(const uint* a, const uint* b) {
         a += threadIdx.x / 16 * PITCH;
         b += threadIdx.x % 16 * PITCH;
-#pragma unroll
+        // Two words at a time: with more of them in registers, some of these would be in memory.
+#pragma unroll 2
         for (int word = 0; word < WORDS; word += 4) {
             uint4 rows[EACH];
 #pragma unroll

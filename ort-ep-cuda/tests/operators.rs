@@ -7,7 +7,7 @@ use ort_testkit::on_device::{
     attention, cores, gradients, lines, optimizers, products, quant, recurrent, sums, updates, vision,
     windows,
 };
-use support::{with_device, with_options};
+use support::{with_device, with_oldest, with_options};
 
 #[test]
 fn products_are_those_of_the_cpu() -> Result<()> {
@@ -26,6 +26,15 @@ fn tensor_cores_multiply_halves_as_the_cpu_does() -> Result<()> {
     let Some(device) = with_device("tensor_cores_multiply_halves_as_the_cpu_does")? else { return Ok(()) };
     cores::halves(&device);
     Ok(())
+}
+
+#[test]
+fn the_oldest_devices_do_without_tensor_cores() -> Result<()> {
+    let Some(device) = with_oldest("the_oldest_devices_do_without_tensor_cores")? else { return Ok(()) };
+    cores::halves(&device);
+    quant::products_of_codes(&device)?;
+    quant::convolutions_of_codes(&device)?;
+    quant::blocks_of_codes(&device)
 }
 
 #[test]
