@@ -1,103 +1,12 @@
-// Numbers to codes and back, functions of codes, and rows of quantized tables.
-#include "codes.cuh"
+// Numbers to integers and back, functions of codes, and rows of quantized tables.
 #include "lines.cuh"
+#include "quantize.cuh"
 
-// Which scale belongs to an element: a tensor has so many places of an axis, each of `inner` elements, which blocks divide. The steps are those
-// of scales from one element to the next, from block to block, and from one such axis to the next.
-struct Scales {
-    uint inner, axis, block, inner_step, block_step, axis_step;
-    int scale_kind, zero_kind;
+struct Integers {
+    static __device__ int nearest(float quotient, float zero, int kind) { return nearest_code(rintf(quotient) + zero, kind); }
+    static __device__ float number(uint code, int kind) { return (float)with_sign(code, kind); }
+    static __device__ float number_at(const void* from, int kind, uint i) { return (float)code_at(from, kind, i); }
 };
-
-// The scale and zero point of one element after the other.
-struct ScaleWalk {
-    const Scales& p;
-    const void *scales, *zeros;
-    uint outer, place, inside;
-    float scale, zero;
-
-    __device__ ScaleWalk(const Scales& p, const void* scales, const void* zeros, uint first)
-        : p(p), scales(scales), zeros(zeros), outer(first / p.inner / p.axis), place(first / p.inner % p.axis),
-          inside(first % p.inner) {}
-
-    __device__ void next() {
-        uint at = outer * p.axis_step + place / p.block * p.block_step + inside * p.inner_step;
-        scale = float_at(scales, p.scale_kind, at);
-        zero = 0.0f;
-        if (opaque(zeros != nullptr)) zero = (float)code_at(zeros, p.zero_kind, at);
-        inside++;
-        place += inside == p.inner;
-        inside = inside == p.inner ? 0 : inside;
-        outer += place == p.axis;
-        place = place == p.axis ? 0 : place;
-    }
-};
-
-// Four codes from a place that is a multiple of four.
-__device__ inline void write_codes(uint8* y, int kind, uint first, uint used, const int (&codes)[4]) {
-    int bits = bits_of(kind);
-    if (bits < 8) {
-        uint all = 0;
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            if (n < used) all |= (codes[n] & ((1u << bits) - 1)) << n * bits;
-        }
-        uint8* to = y + first / (8 / bits);
-        to[0] = all;
-        if (used * bits > 8) to[1] = all >> 8;
-        return;
-    }
-    if (bits == 8) {
-        uint8* to = y + first;
-        if (used == 4 && is_multiple(to, 4)) {
-            uint all = (codes[0] & 255) | (codes[1] & 255) << 8 | (codes[2] & 255) << 16 | (uint)codes[3] << 24;
-            *(uint*)to = all;
-            return;
-        }
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            if (n < used) to[n] = codes[n];
-        }
-        return;
-    }
-    uint16* to = (uint16*)y + first;
-    if (used == 4 && is_multiple(to, 8)) {
-        *(uint2*)to = make_uint2((codes[0] & 0xffff) | (uint)codes[1] << 16, (codes[2] & 0xffff) | (uint)codes[3] << 16);
-        return;
-    }
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        if (n < used) to[n] = codes[n];
-    }
-}
-
-// The type that numbers are rounded to around a division.
-__device__ inline float narrow(float x, int precision) {
-    if (precision == IS_HALF) return as_float(from_float<__half>(x));
-    if (precision == IS_BFLOAT) return as_float(from_float<__nv_bfloat16>(x));
-    return x;
-}
-
-template <typename T>
-__device__ inline void quantize(const T* x, const void* scales, const void* zeros, uint8* y, const Scales& p, int kind,
-                                int precision, uint count) {
-    uint first = 4 * thread_index();
-    if (first >= count) return;
-    uint used = min(4u, count - first);
-    float values[4];
-    read_four(x + first, used, values);
-    ScaleWalk walk(p, scales, zeros, first);
-    int codes[4];
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        codes[n] = 0;
-        if (opaque(n >= used)) continue;
-        walk.next();
-        float quotient = narrow(narrow(values[n], precision) / walk.scale, precision);
-        codes[n] = nearest_code(rintf(quotient) + walk.zero, kind);
-    }
-    write_codes(y, kind, first, used, codes);
-}
 
 // Whole numbers are divided in double precision, which holds them, but where the division has a type of its own.
 __device__ inline void quantize_ints(const int* x, const void* scales, const void* zeros, uint8* y, const Scales& p,
@@ -105,7 +14,7 @@ __device__ inline void quantize_ints(const int* x, const void* scales, const voi
     uint first = 4 * thread_index();
     if (first >= count) return;
     uint used = min(4u, count - first);
-    ScaleWalk walk(p, scales, zeros, first);
+    ScaleWalk<Integers> walk(p, scales, zeros, first);
     int codes[4];
 #pragma unroll
     for (int n = 0; n < 4; n++) {
@@ -119,46 +28,9 @@ __device__ inline void quantize_ints(const int* x, const void* scales, const voi
     write_codes(y, kind, first, used, codes);
 }
 
-template <typename T>
-__device__ inline void dequantize(const uint8* x, const void* scales, const void* zeros, T* y, const Scales& p,
-                                  int kind, uint count) {
-    uint first = 4 * thread_index();
-    if (first >= count) return;
-    uint used = min(4u, count - first);
-    float codes[4];
-    if (bits_of(kind) == 8 && used == 4 && is_multiple(x, 4)) {
-        uint all = *(const uint*)(x + first);
-#pragma unroll
-        for (int n = 0; n < 4; n++) codes[n] = with_sign(all >> 8 * n & 255, kind);
-    } else {
-#pragma unroll
-        for (int n = 0; n < 4; n++) codes[n] = n < used ? code_at(x, kind, first + n) : 0;
-    }
-    ScaleWalk walk(p, scales, zeros, first);
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        if (opaque(n >= used)) continue;
-        walk.next();
-        codes[n] = (codes[n] - walk.zero) * walk.scale;
-    }
-    write_four(y + first, used, codes);
-}
-
-#define QUANTIZE(NAME, T)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
-        quantize_##NAME(const T* x, const void* scales, const void* zeros, uint8* y, Scales p, int kind,       \
-                        int precision, uint exact, uint count) {                                               \
-        quantize(x, scales, zeros, y, p, kind, precision, count);                                              \
-    }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
-        dequantize_##NAME(const uint8* x, const void* scales, const void* zeros, T* y, Scales p, int kind,     \
-                          uint count) {                                                                        \
-        dequantize(x, scales, zeros, y, p, kind, count);                                                       \
-    }
-
-QUANTIZE(f32, float)
-QUANTIZE(f16, __half)
-QUANTIZE(bf16, __nv_bfloat16)
+QUANTIZE(, f32, float, Integers)
+QUANTIZE(, f16, __half, Integers)
+QUANTIZE(, bf16, __nv_bfloat16, Integers)
 
 extern "C" __global__ void __launch_bounds__(256)
     quantize_i32(const int* x, const void* scales, const void* zeros, uint8* y, Scales p, int kind, int precision,

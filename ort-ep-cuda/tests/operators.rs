@@ -4,8 +4,8 @@ mod support;
 
 use ort_core::Result;
 use ort_testkit::on_device::{
-    attention, cores, gradients, lines, optimizers, products, quant, recurrent, sums, updates, vision,
-    windows,
+    attention, cores, gradients, lines, narrow, optimizers, products, quant, recurrent, sums, updates,
+    vision, windows,
 };
 use support::{with_device, with_oldest, with_options};
 
@@ -276,5 +276,19 @@ fn updates_that_are_added_are_those_of_the_cpu() -> Result<()> {
 fn gradients_of_convolutions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("gradients_of_convolutions_are_those_of_the_cpu")? else { return Ok(()) };
     gradients::convolutions(&device);
+    Ok(())
+}
+
+#[test]
+fn narrow_types_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("narrow_types_are_those_of_the_cpu")? else { return Ok(()) };
+    narrow::narrow(&device);
+    Ok(())
+}
+
+#[test]
+fn linear_attention_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("linear_attention_is_that_of_the_cpu")? else { return Ok(()) };
+    attention::linear_attention(&device);
     Ok(())
 }

@@ -4,7 +4,7 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error};
 
-use super::codes::{code_kind, float_kind};
+use super::codes::{BEYOND, NARROW, code_kind, float_kind};
 use super::lines::{SHORT_FLOATS, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, THREADS};
@@ -34,6 +34,22 @@ cuda_kernels![
         KernelDef {
             op: "DequantizeLinear",
             types: &[("T1", CODES.union(INT32)), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
+            ..KernelDef::BASE
+        },
+        dequantize
+    ),
+    CudaKernel::new(
+        KernelDef {
+            op: "QuantizeLinear",
+            types: &[("T1", SHORT_FLOATS), ("T2", SHORT_FLOATS), ("T3", NARROW)],
+            ..KernelDef::BASE
+        },
+        quantize
+    ),
+    CudaKernel::new(
+        KernelDef {
+            op: "DequantizeLinear",
+            types: &[("T1", NARROW), ("T2", SHORT_FLOATS), ("T3", SHORT_FLOATS)],
             ..KernelDef::BASE
         },
         dequantize
@@ -83,10 +99,14 @@ fn granularity(cx: &OpCx<'_>) -> Result<Vec<usize>> {
     Ok([inner, size, block.min(size), 1, inner, blocks * inner].into_iter().chain(kinds).collect())
 }
 
-/// A launch for each four elements, with what both directions read and write.
-fn of_elements(cx: &OpCx<'_>, entry: &str, kind: usize) -> Result<Launch> {
+/// A launch for each four elements, with what both directions read and write: of integers, or of narrow floats.
+fn of_elements(cx: &OpCx<'_>, entry: &str, codes: DType, kind: usize) -> Result<Launch> {
     let y = cx.output(0)?;
-    let launch = Launch::new("quant", entry).threads(y.count().div_ceil(TOGETHER))?;
+    let launch = match NARROW.contains(codes) {
+        true => Launch::new("narrow", format!("narrow_{entry}")),
+        false => Launch::new("quant", entry),
+    };
+    let launch = launch.threads(y.count().div_ceil(TOGETHER))?;
     let launch = launch.tensor(cx.input(0)?).tensor(cx.input(1)?).find_tensor(cx.find_input(2)).tensor(y);
     launch.uints::<8>(&granularity(cx)?)?.uint(kind)
 }
@@ -97,7 +117,8 @@ fn dequantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let entry = format!("dequantize_{}", suffix(y.dtype)?);
-    Ok(vec![of_elements(cx, &entry, code_kind(cx.input(0)?.dtype)?)?.uint(y.count())?])
+    let codes = cx.input(0)?.dtype;
+    Ok(vec![of_elements(cx, &entry, codes, code_kind(codes)?)?.uint(y.count())?])
 }
 
 /// The type that the division is done in, and whether it is given.
@@ -116,7 +137,9 @@ fn quantize(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let (precision, is_given) = precision(cx)?;
-    let launch = of_elements(cx, &format!("quantize_{}", suffix(x.dtype)?), code_kind(y.dtype)?)?;
+    let beyond = if NARROW.contains(y.dtype) && !cx.attrs.flag("saturate")? { BEYOND } else { 0 };
+    let kind = code_kind(y.dtype)? + beyond;
+    let launch = of_elements(cx, &format!("quantize_{}", suffix(x.dtype)?), y.dtype, kind)?;
     let launch = launch.uint(float_kind(precision)?)?.uint((!is_given).into())?;
     Ok(vec![launch.uint(y.count())?])
 }

@@ -220,3 +220,48 @@ pub fn group_query_attention(device: &Arc<dyn Device>) {
 pub fn rotary_embedding(device: &Arc<dyn Device>) {
     check_all(device, rotary_cases);
 }
+
+/// `LinearAttention`: all rules, heads that share keys, and sizes around those of kernels.
+///
+/// # Panics
+///
+/// Where results differ from those of the CPU, or the device does not run one of them.
+pub fn linear_attention(device: &Arc<dyn Device>) {
+    // Batch, times, heads, queries for each, and sizes of keys and values.
+    const LAYERS: [[usize; 6]; 7] = [
+        [1, 1, 1, 1, 1, 1],
+        [2, 5, 3, 1, 8, 17],
+        [1, 4, 2, 2, 64, 16],
+        [1, 3, 1, 3, 65, 5],
+        [2, 2, 2, 1, 256, 3],
+        [1, 2, 1, 1, 257, 6],
+        [1, 0, 2, 1, 4, 4],
+    ];
+    let mut cases = Vec::new();
+    for (index, [batch, times, heads, group, keys, values]) in LAYERS.into_iter().enumerate() {
+        for (at, rule) in ["linear", "gated", "delta", "gated_delta"].into_iter().enumerate() {
+            let dtype = TYPES[(index + at) % 3];
+            let of_times = |width: usize| run(dtype, &[batch, times, width]);
+            let given = |is_given: bool, width: usize| if is_given { of_times(width) } else { Given::None };
+            let past = match (index + at) % 2 {
+                0 => run(if index == 2 { DType::F32 } else { dtype }, &[batch, heads, keys, values]),
+                _ => Given::None,
+            };
+            let inputs = vec![
+                of_times(heads * group * keys),
+                of_times(heads * keys),
+                of_times(heads * values),
+                past,
+                given(at % 2 == 1, if index % 2 == 0 { heads } else { heads * keys }),
+                given(at >= 2, if index % 3 == 0 { 1 } else { heads }),
+            ];
+            let attrs = [("q_num_heads", (heads * group) as i64), ("kv_num_heads", heads as i64)];
+            let mut case = case(("", "LinearAttention"), inputs, &attrs).writes(2);
+            case.attrs.push(("update_rule", Attribute::String(rule.to_owned())));
+            // With a delta, errors of a state grow from time to time.
+            case.tolerance *= 4.0;
+            cases.push(if index % 2 == 0 { case } else { case.with("scale", 0.5) });
+        }
+    }
+    typed::check_all(device, &cases);
+}

@@ -11,6 +11,7 @@ pub mod attention;
 pub mod cores;
 pub mod gradients;
 pub mod lines;
+pub mod narrow;
 pub mod optimizers;
 pub mod products;
 pub mod quant;
