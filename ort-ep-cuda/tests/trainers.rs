@@ -13,9 +13,9 @@ use recordings::{Recording, given};
 use serde_json::Map;
 use support::with_device;
 
-/// The device first, the CPU for what it does not claim.
+/// The device first, with products of float32 as the CPU has them, and the CPU for what it does not claim.
 fn on_device(options: TrainingOptions) -> TrainingOptions {
-    let providers = vec![ProviderRequest::new("cuda"), ProviderRequest::new("cpu")];
+    let providers = vec![ProviderRequest::new("cuda").option("use_tf32", "0"), ProviderRequest::new("cpu")];
     TrainingOptions { providers, ..options }
 }
 
@@ -107,7 +107,8 @@ fn recomputation_keeps_the_bits_and_the_limit() -> Result<()> {
     let options = TrainingOptions { recompute: Recompute::Layers, ..on_device(recording.options()) };
     let mut layers = Trainer::new(&recording.model, options)?;
     let report = layers.optimize_memory(&sizes)?;
-    assert!(report.peak < report.peak_before, "{report:?}");
+    // About half, as on the CPU: copies between memories hide no boundary of layers.
+    assert!(report.peak < report.peak_before / 10 * 6, "{report:?}");
     assert_eq!(losses(&mut layers, &recording, 0..2)?, expected);
     // What that takes suffices as a limit, too.
     let limit = memory.total() - report.peak_before + report.peak;

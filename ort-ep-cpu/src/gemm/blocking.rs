@@ -12,6 +12,11 @@ pub(crate) const STEPS: usize = 384;
 const BLOCK_A: usize = 64 << 10;
 const BLOCK_B: usize = 96 << 10;
 
+/// The same of B where A has at most as many values as `FEW_WEIGHTS`: such a product waits for memory in any case, and the block may be most of what a small
+/// convolution takes. It is a multiple of the widths of all kernels.
+const BLOCK_B_OF_FEW_WEIGHTS: usize = 36 << 10;
+const FEW_WEIGHTS: usize = 8 << 10;
+
 /// Columns done before going on to the next steps, so that C is still in the cache then.
 const COLUMNS: usize = 768;
 
@@ -66,7 +71,8 @@ pub(super) fn grid(cpu: Cpu, count: usize, shape: [usize; 3], (is_ready, source)
         BSource::Rows => m > DIRECT_ROWS && n > 1,
         BSource::Strided | BSource::Im2col | BSource::Blocks => true,
     };
-    let at_once = (BLOCK_B / (elements * kernel.width())).max(2);
+    let block = if packs && m.saturating_mul(k) <= FEW_WEIGHTS { BLOCK_B_OF_FEW_WEIGHTS } else { BLOCK_B };
+    let at_once = (block / (elements * kernel.width())).max(2);
     let panels_at_once = match packs {
         true => panels.div_ceil(panels.div_ceil(at_once)),
         false if k > steps => COLUMNS.div_ceil(kernel.width()),

@@ -82,6 +82,7 @@ fn sites(prefix: &Path) -> Vec<PathBuf> {
 }
 
 #[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 mod tests {
     use super::*;
 

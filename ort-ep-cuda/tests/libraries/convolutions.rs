@@ -94,7 +94,7 @@ fn what_follows_a_convolution_is_in_its_call_or_behind_it() -> Result<()> {
         return Ok(());
     }
     let refuses = std::env::var(IN_CALL).is_ok_and(|value| value == "0");
-    let own = CudaDevice::open(0, &options(&[]))?;
+    let own = CudaDevice::open(0, &options(&[("use_tf32", "0")]))?;
     let Some(found) = find(&[DNN], &[])? else { return Ok(()) };
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 3e-3)] {
         for (has_bias, has_addend, in_place) in [
@@ -187,7 +187,7 @@ fn convolutions_are_captured_behind_their_search() -> Result<()> {
         in_place,
         activation: "Relu",
     };
-    let own = CudaDevice::open(0, &options(&[]))?;
+    let own = CudaDevice::open(0, &options(&[("use_tf32", "0")]))?;
     let ways: [&[(&str, &str)]; 3] = [
         &[("do_copy_in_default_stream", "0")],
         &[("enable_cuda_graph", "1")],
@@ -235,7 +235,7 @@ fn convolutions_of_bfloat16_are_those_of_our_kernels() -> Result<()> {
     ];
     let (kernels, results) = profiled(&session(&found.device, &model)?, &inputs, 0)?;
     assert!(kernels.iter().any(|kernel| kernel.starts_with("cuDNN ")), "{kernels:?}");
-    let own = CudaDevice::open(0, &options(&[]))?;
+    let own = CudaDevice::open(0, &options(&[("use_tf32", "0")]))?;
     let (_, expected) = profiled(&session(&own, &model)?, &inputs, 0)?;
     check_close(&doubles(&results[0])?, &doubles(&expected[0])?, 2e-2, "Conv");
     Ok(())

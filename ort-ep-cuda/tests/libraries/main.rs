@@ -33,6 +33,8 @@ struct Found {
 
 fn find(names: &[&str], given: &[(&str, &str)]) -> Result<Option<Found>> {
     let mut all = options(given);
+    // Products of float32 as the CPU has them.
+    all.entry("use_tf32".to_owned()).or_insert("0".to_owned());
     let is_asked = |name: &str| names.contains(if name == "use_cublas" { &LT } else { &DNN });
     OWN_KERNELS.iter().filter(|(name, _)| is_asked(name)).for_each(|(name, _)| drop(all.remove(*name)));
     let folder = if is_emulated() { Some(libraries(names)?) } else { None };

@@ -61,7 +61,7 @@ fn what_follows_a_product_is_in_its_call_or_behind_it() -> Result<()> {
         return Ok(());
     }
     let Some(found) = find(&[LT], &[])? else { return Ok(()) };
-    let own = CudaDevice::open(0, &options(&[]))?;
+    let own = CudaDevice::open(0, &options(&[("use_tf32", "0")]))?;
     let types = [(DType::F32, 1e-5), (DType::F16, 3e-3), (DType::BF16, 2e-2), (DType::F64, 1e-12)];
     // The addend, the activation, the factor of the addend, and whether a pass is needed.
     type Case = (&'static [usize], Option<&'static str>, f32, bool);
@@ -111,7 +111,7 @@ fn a_small_budget_has_an_algorithm_that_needs_less() -> Result<()> {
         return Ok(());
     }
     // The emulator's algorithms take 8 MiB, 64 KiB and nothing.
-    for (limit, workspace) in [("64000000", 8 << 20), ("4000000", 64 << 10), ("650000", 0)] {
+    for (limit, workspace) in [("64000000", 8 << 20), ("4000000", 64 << 10), ("500000", 0)] {
         let given = [("gpu_mem_limit", limit), ("arena_extend_strategy", "kSameAsRequested")];
         let Some(found) = find(&[LT], &given)? else { return Ok(()) };
         let session = session(&found.device, &chain()?)?;

@@ -65,7 +65,7 @@ fn its_options_and_its_errors_cross_the_border() -> Result<()> {
     }
     for (option, expected) in [
         (("arena_extend_strategy", "most"), "'kNextPowerOfTwo' or 'kSameAsRequested'"),
-        (("use_tf32", "1"), "has no option 'use_tf32' yet"),
+        (("prefer_nhwc", "1"), "has no option 'prefer_nhwc' yet"),
         (("device_id", "7"), "there is no device 7"),
     ] {
         let problem =

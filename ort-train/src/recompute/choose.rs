@@ -76,7 +76,9 @@ fn beginnings(joint: &Joint<'_>) -> Vec<Vec<bool>> {
 /// The places in the forward pass, by step, before which few bytes cross that later forward steps read.
 pub(super) fn cuts(joint: &Joint<'_>) -> Vec<usize> {
     let crossing = crossing(joint);
-    let steps: Vec<usize> = (0..joint.steps.len()).filter(|step| joint.is_forward[*step]).collect();
+    // Copies between memories are many and take nothing: what is usual is what is usual of nodes.
+    let is_node = |step: &usize| joint.is_forward[*step] && joint.steps[*step].node.is_some();
+    let steps: Vec<usize> = (0..joint.steps.len()).filter(is_node).collect();
     let at: Vec<u64> = steps.iter().map(|step| crossing[*step]).collect();
     let mut sorted = at.clone();
     sorted.sort_unstable();
