@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gpu_machine import OWN_KERNELS, Failed, Machine, Report, needs
 
 # Node cases that run on the device alone, at least.
-LEAST_ALONE = 1400
+LEAST_ALONE = 1600
 # A broken context is the fault of one case; those after it run again in a process of their own, so often at most.
 MOST_PROCESSES = 40
 # |device - CPU| as a part of the largest |CPU| of an output.

@@ -177,7 +177,7 @@ impl Conv {
         if let Some(product) = self.product(cx, bias, addend)? {
             return product.launches(cx);
         }
-        if let Some(cut) = self.cut(cx.limits.limits, y.dtype)? {
+        if let Some(cut) = self.cut(&cx.limits, y.dtype)? {
             return self.on_cores(cx, &cut, [bias, addend]);
         }
         let (down, across) = (self.filters.div_ceil(BLOCK), self.positions().div_ceil(BLOCK));
@@ -209,7 +209,7 @@ impl Conv {
     }
 
     /// How tensor cores compute it, where they do.
-    fn cut(&self, limits: Limits, dtype: DType) -> Result<Option<Cut>> {
+    fn cut(&self, limits: &Limits, dtype: DType) -> Result<Option<Cut>> {
         let Some(suffix) = of_cores(limits, dtype)? else { return Ok(None) };
         let taps = self.axes.iter().map(|axis| axis.kernel).fold(0, usize::saturating_add);
         if self.transposed || self.filters <= FEW_FILTERS || taps > MOST_TAPS {
@@ -323,7 +323,7 @@ fn workspace_of_parts(cx: &OpCx<'_>) -> Result<usize> {
     let (conv, mut taken) = (Conv::new(cx, false)?, 0);
     if cx.output(0)?.count() > 0
         && conv.product(cx, None, None)?.is_none()
-        && let Some(cut) = conv.cut(cx.limits.limits, cx.output(0)?.dtype)?
+        && let Some(cut) = conv.cut(&cx.limits, cx.output(0)?.dtype)?
     {
         Conv::parts(cx, &cut, &mut taken)?;
     }

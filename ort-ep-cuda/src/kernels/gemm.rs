@@ -213,7 +213,7 @@ impl Product {
         let has_large = matches!(suffix, "f32" | "f16" | "bf16" | "i32");
         let size = if is_large && has_large { ("large", 128) } else { ("small", 64) };
         let (name, block) = size;
-        if let Some(suffix) = of_cores(cx.limits.limits, self.y.tensor.dtype)? {
+        if let Some(suffix) = of_cores(&cx.limits, self.y.tensor.dtype)? {
             let sides = [(a_near, "n", "t"), (!b_near, "n", "t")];
             let sides = sides.map(|(plain, is, is_not)| if plain { is } else { is_not }).concat();
             let threads = if block == 128 { 256 } else { 128 };
@@ -282,7 +282,7 @@ fn suffix_of(dtype: DType) -> Result<&'static str> {
 }
 
 /// The name of a type in entries of tensor cores, where the device has them for it.
-pub(super) fn of_cores(limits: Limits, dtype: DType) -> Result<Option<&'static str>> {
+pub(super) fn of_cores(limits: &Limits, dtype: DType) -> Result<Option<&'static str>> {
     Ok(match dtype {
         DType::F16 | DType::BF16 if limits.capability >= TENSOR_CORES => Some(suffix_of(dtype)?),
         DType::F32 if limits.tf32 => Some("tf32"),

@@ -40,7 +40,7 @@ pub(super) const CUDA: OnDevice = OnDevice {
     package: "ort-ep-cuda",
     example: "cuda_cases",
     list: "conformance_cuda.ignore",
-    claimed: 1532,
+    claimed: 1637,
     needs: "the emulator of the driver has to be built and found",
 };
 
