@@ -7,6 +7,7 @@
 )]
 
 use std::collections::BTreeMap;
+use std::io::{Cursor, Read, Seek};
 use std::path::PathBuf;
 
 use ndarray::{ArrayD, IxDyn, ShapeBuilder};
@@ -29,8 +30,31 @@ pub(crate) struct Recording {
     pub(crate) arrays: BTreeMap<String, Tensor>,
 }
 
+/// The files of a recording. Programs hold them, as those of some crates also run where there is no repository.
+struct Files {
+    model: &'static [u8],
+    arrays: &'static [u8],
+    reference: &'static str,
+}
+
+fn files(of: &str) -> Files {
+    macro_rules! held {
+        ($($name:literal),*) => {
+            match of {
+                $($name => Files {
+                    model: include_bytes!(concat!("../data/", $name, "/model.onnx")),
+                    arrays: include_bytes!(concat!("../data/", $name, "/data.npz")),
+                    reference: include_str!(concat!("../data/", $name, "/reference.json")),
+                },)*
+                other => panic!("no recording {other}"),
+            }
+        };
+    }
+    held!["bert", "gpt", "lstm", "mobilenet_v3", "resnet18", "unet"]
+}
+
 pub(crate) fn data(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../ort-train/tests/data").join(path)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(path)
 }
 
 pub(crate) fn json(path: &str) -> Json {
@@ -38,7 +62,10 @@ pub(crate) fn json(path: &str) -> Json {
 }
 
 pub(crate) fn read_npz(path: &str) -> BTreeMap<String, Tensor> {
-    let mut archive = NpzArchive::open(data(path)).unwrap();
+    arrays_of(NpzArchive::open(data(path)).unwrap())
+}
+
+fn arrays_of<R: Read + Seek>(mut archive: NpzArchive<R>) -> BTreeMap<String, Tensor> {
     let names: Vec<String> = archive.array_names().map(str::to_string).collect();
     let mut arrays = BTreeMap::new();
     for name in names {
@@ -68,9 +95,10 @@ fn rows_first<T: Clone>(shape: &[usize], order: Order, elements: Vec<T>) -> Vec<
 
 impl Recording {
     pub(crate) fn load(name: &'static str) -> Recording {
-        let model = Model::load(data(&format!("{name}/model.onnx"))).unwrap();
-        let arrays = read_npz(&format!("{name}/data.npz"));
-        Recording { name, model, reference: json(&format!("{name}/reference.json")), arrays }
+        let files = files(name);
+        let model = Model::from_bytes(files.model).unwrap();
+        let arrays = arrays_of(NpzArchive::new(Cursor::new(files.arrays)).unwrap());
+        Recording { name, model, reference: serde_json::from_str(files.reference).unwrap(), arrays }
     }
 
     /// The sizes of a batch, by name.
