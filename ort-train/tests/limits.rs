@@ -44,32 +44,49 @@ fn step(recording: &Recording, limit: Option<usize>) -> Result<std::result::Resu
     Ok(Ok(bits))
 }
 
-#[test]
-fn any_limit_is_kept_to_or_refused_with_one_that_is() {
-    for name in MODELS {
-        let recording = Recording::load(name);
-        let expected = step(&recording, None).unwrap().unwrap();
-        let whole = Trainer::new(&recording.model, recording.options()).unwrap();
-        let whole = { whole }.memory(&recording.sizes()).unwrap();
-        // From what is held from step to step to a little more than all of it.
-        let bounds = whole.total() - whole.activations..whole.total() + whole.activations / 8;
-        let mut runner = TestRunner::new(Config { cases: LIMITS, ..Config::default() });
-        let check = |limit: usize| {
-            let taken = match step(&recording, Some(limit)).map_err(fail)? {
-                Ok(bits) => bits,
-                Err(needed) => {
-                    prop_assert!(needed > limit, "{limit} is refused, and {needed} would do");
-                    let taken = step(&recording, Some(needed)).map_err(fail)?;
-                    taken.map_err(|more| TestCaseError::fail(format!("{needed} is refused for {more}")))?
-                }
-            };
-            prop_assert!(taken == expected, "other bits within {limit}");
-            Ok(())
+/// Tries limits of one model.
+fn any_limit_is_kept_to_or_refused_with_one_that_is(name: &'static str) {
+    let recording = Recording::load(name);
+    let expected = step(&recording, None).unwrap().unwrap();
+    let whole = Trainer::new(&recording.model, recording.options()).unwrap();
+    let whole = { whole }.memory(&recording.sizes()).unwrap();
+    // From what is held from step to step to a little more than all of it.
+    let bounds = whole.total() - whole.activations..whole.total() + whole.activations / 8;
+    let mut runner = TestRunner::new(Config { cases: LIMITS, ..Config::default() });
+    let check = |limit: usize| {
+        let taken = match step(&recording, Some(limit)).map_err(fail)? {
+            Ok(bits) => bits,
+            Err(needed) => {
+                prop_assert!(needed > limit, "{limit} is refused, and {needed} would do");
+                let taken = step(&recording, Some(needed)).map_err(fail)?;
+                taken.map_err(|more| TestCaseError::fail(format!("{needed} is refused for {more}")))?
+            }
         };
-        check(bounds.start).unwrap_or_else(|problem| panic!("{name}, no room for activations: {problem}"));
-        runner.run(&bounds, check).unwrap_or_else(|problem| panic!("{name}: {problem}"));
-    }
+        prop_assert!(taken == expected, "other bits within {limit}");
+        Ok(())
+    };
+    check(bounds.start).unwrap_or_else(|problem| panic!("{name}, no room for activations: {problem}"));
+    runner.run(&bounds, check).unwrap_or_else(|problem| panic!("{name}: {problem}"));
 }
+
+/// A test for each model: they run side by side.
+macro_rules! any_limit {
+    ($($name:ident),*) => {
+        mod any_limit {
+            $(#[test]
+            fn $name() {
+                super::any_limit_is_kept_to_or_refused_with_one_that_is(stringify!($name));
+            })*
+
+            #[test]
+            fn of_each_model() {
+                assert_eq!([$(stringify!($name)),*], super::MODELS);
+            }
+        }
+    };
+}
+
+any_limit!(bert, gpt, lstm, mobilenet_v3, resnet18, unet);
 
 fn fail(problem: ort_core::Error) -> TestCaseError {
     TestCaseError::fail(problem.to_string())

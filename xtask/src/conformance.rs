@@ -143,18 +143,7 @@ pub(crate) fn dump(workspace: &Workspace) -> Result<PathBuf> {
 
 /// Runs the cases in these folders again whose operators have both a kernel and a decomposition, decomposed.
 pub(crate) fn check_decompositions(workspace: &Workspace, folders: &[PathBuf]) -> Result<()> {
-    let mut command = workspace.cargo();
-    command.args([
-        "run",
-        "--release",
-        "--quiet",
-        "--package",
-        "ort-testkit",
-        "--example",
-        "decomposed_cases",
-        "--",
-    ]);
-    run_command(command.args(folders))
+    run_command(Command::new(workspace.build_example("decomposed_cases")?).args(folders))
 }
 
 /// Runs a suite in one process, or where a case kills it, in as many as it takes: each goes on with the cases

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::workspace::{Workspace, run};
+use crate::workspace::Workspace;
 
 /// The variable that names the driver's library.
 const VARIABLE: &str = "ORT_CUDA_DRIVER";
@@ -14,8 +14,9 @@ pub(crate) fn cuda_driver(workspace: &Workspace) -> Result<Option<(&'static str,
     if std::env::var_os(VARIABLE).is_some() {
         return Ok(None);
     }
-    run(workspace.cargo().args(["build", "--release", "--quiet", "--package", "ort-cuda-emulator"]))?;
+    // The example is tried on the emulator, which so is built with it.
+    workspace.build_example("cuda_cases")?;
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    let library = workspace.target.join("release").join(format!("{prefix}ort_cuda_emulator{suffix}"));
+    let library = workspace.target.join("debug/deps").join(format!("{prefix}ort_cuda_emulator{suffix}"));
     Ok(Some((VARIABLE, library)))
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask device-runs`: each model many times on a GPU, with other inputs and other shapes each time, held against the CPU.
 
 use std::fs;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -62,17 +63,15 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     models::make(workspace, &python, &[])?;
     models::convert(workspace, &python, &path, &converted, is_wanted)?;
     let driver = if options.cuda { cuda_driver(workspace)? } else { None };
+    let example = workspace.build_example(if options.cuda { "cuda_models" } else { "device_models" })?;
     let mut wrong = Vec::new();
     for row in rows {
         let own = models::folder(workspace).join(format!("{}.onnx", row.model));
         let model = if own.exists() { own } else { converted.join(format!("{}.onnx", row.model)) };
-        let mut command = workspace.cargo();
-        command.args(["run", "--quiet"]);
+        let mut command = Command::new(&example);
         if options.cuda {
-            command.args(["--package", "ort-ep-cuda", "--example", "cuda_models", "--", "runs"]);
-            command.envs(driver.clone());
+            command.arg("runs").envs(driver.clone());
         } else {
-            command.args(["--package", "ort-ep-wgpu", "--example", "device_models", "--"]);
             command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
         }
         command.arg("--runs").arg(options.runs.to_string());

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 
+use crate::artifacts::artifacts;
 use crate::conformance;
 use crate::python::Python;
 use crate::table;
@@ -95,48 +95,21 @@ fn build(workspace: &Workspace) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// A line of what cargo says of a build.
-#[derive(Deserialize)]
-struct Message {
-    reason: String,
-    target: Option<Target>,
-    profile: Option<Profile>,
-    executable: Option<PathBuf>,
-    #[serde(default)]
-    filenames: Vec<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-    kind: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct Profile {
-    test: bool,
-}
-
 /// The tests and examples that a build made, and the libraries that tests look for beside them.
 fn programs(messages: &str) -> Result<Vec<Program>> {
     let mut found = Vec::new();
-    for line in messages.lines() {
-        let message: Message = serde_json::from_str(line).context("cannot read what cargo printed")?;
-        let (Some(target), Some(profile)) = (message.target, message.profile) else { continue };
-        if message.reason != "compiler-artifact" {
-            continue;
-        }
-        if let Some(built) = message.executable {
-            let is_example = target.kind.iter().any(|kind| kind == "example");
-            if is_example || profile.test {
-                let name = if is_example { target.name } else { format!("test_{}", target.name) };
-                found.push(Program { name, built });
+    for artifact in artifacts(messages)? {
+        if let Some(built) = &artifact.executable {
+            let is_example = artifact.is_example();
+            if is_example || artifact.is_test {
+                let name = if is_example { artifact.name } else { format!("test_{}", artifact.name) };
+                found.push(Program { name, built: built.clone() });
             }
-        } else if [EMULATOR, LIBRARY].contains(&target.name.as_str()) {
+        } else if [EMULATOR, LIBRARY].contains(&artifact.name.as_str()) {
             let is_library = |path: &PathBuf| {
                 path.extension().is_some_and(|own| own.to_str() == Some(std::env::consts::DLL_EXTENSION))
             };
-            for built in message.filenames.into_iter().filter(is_library) {
+            for built in artifact.files.into_iter().filter(is_library) {
                 let name = built.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 found.push(Program { name, built });
             }
@@ -224,7 +197,7 @@ mod tests {
 
     fn artifact(name: &str, kind: &str, test: bool, executable: &str, filenames: &str) -> String {
         format!(
-            r#"{{"reason":"compiler-artifact","target":{{"name":"{name}","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{executable},"filenames":[{filenames}]}}"#
+            r#"{{"reason":"compiler-artifact","manifest_path":"/w/Cargo.toml","target":{{"name":"{name}","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":{executable},"filenames":[{filenames}]}}"#
         )
     }
 

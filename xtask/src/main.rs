@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod allocators;
+mod artifacts;
 mod bench;
 mod compare;
 mod conformance;

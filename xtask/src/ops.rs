@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -62,9 +63,9 @@ type ByOperator<T> = BTreeMap<(String, String), BTreeSet<T>>;
 
 /// Writes the page, or with `check` fails where it is stale.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    let arguments = ["run", "--quiet", "--package", "ort-testkit", "--example", "operators"];
-    let operators: Vec<Operator> = serde_json::from_str(&capture(workspace.cargo().args(arguments))?)
-        .context("cannot read what the example printed")?;
+    let printed = capture(&mut Command::new(workspace.build_example("operators")?))?;
+    let operators: Vec<Operator> =
+        serde_json::from_str(&printed).context("cannot read what the example printed")?;
     let page = page(&operators, &versions(workspace)?, &cases(workspace)?);
     let path = workspace.root.join(PAGE);
     if options.check {
@@ -179,7 +180,7 @@ const COUNTED: &str = "cpu";
 const HEAD: &str = "# Operators
 
 Which operators run, in which versions, and with which types on each provider. Made by `cargo xtask ops` from the
-registry of operators and the answers of the providers; `cargo xtask ops --check` fails when it is stale.
+registry of operators and the answers of the providers, built with all their features; `cargo xtask ops --check` fails when it is stale.
 ";
 
 const LEGEND: &str = "

@@ -1,15 +1,20 @@
 //! `cargo xtask test`: everything that must hold, what fails early first.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::artifacts::artifacts;
 use crate::python::Python;
 use crate::summary::Summary;
-use crate::workspace::{Workspace, describe, run as run_command};
+use crate::workspace::{Workspace, capture, describe, run as run_command};
 use crate::{compare, conformance, cuda_kernels, header, memory, models, ops, reference, soak, tidy};
+
+/// The folders of the crates whose tests see results of the CPU's kernels.
+const ON_CPU_KERNELS: [&str; 6] =
+    ["ort-core", "ort-ep-cpu", "ort-runtime", "ort-train", "ort-testkit", "ort-cli"];
 
 /// A suite that needs Python, and how many tests it has.
 struct PythonSuite {
@@ -39,10 +44,10 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             command.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings"),
         )
     })?;
-    summary += stage("unit tests", || unit_tests(workspace, None))?;
+    summary += stage("unit tests", || unit_tests(workspace))?;
     if has_avx512() {
         // What holds for the widest vectors alone would fail where others have narrower ones.
-        summary += stage("unit tests, AVX2", || unit_tests(workspace, Some("avx2")))?;
+        summary += stage("unit tests, AVX2", || unit_tests_on_avx2(workspace))?;
     }
     stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
     stage("header", || header::run(workspace, &header::Options { check: true }))?;
@@ -132,16 +137,42 @@ fn has_avx512() -> bool {
     false
 }
 
-/// Runs cargo's tests, passing on their output and adding up their counts; with vectors no wider than those of `isa`, without
-/// the examples in documentation.
-fn unit_tests(workspace: &Workspace, isa: Option<&str>) -> Result<Summary> {
+/// Runs cargo's tests, the examples in documentation among them.
+fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     let mut command = workspace.cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).stdout(Stdio::piped());
-    if let Some(isa) = isa {
-        command.args(["--lib", "--bins", "--tests"]).env("ORT_ISA", isa);
+    let summary = run_tests(command.args(["test", "--workspace", "--no-fail-fast"]))?;
+    if summary.passed == 0 {
+        bail!("no test ran");
     }
-    eprintln!("$ {}", describe(&command));
-    let mut child = command.spawn().context("cannot run cargo test")?;
+    Ok(summary)
+}
+
+/// Runs the tests of the crates whose results come from the CPU's kernels, with vectors of AVX2. The programs are those of all tests: cargo would
+/// build others for some of the crates alone.
+fn unit_tests_on_avx2(workspace: &Workspace) -> Result<Summary> {
+    let mut build = workspace.cargo();
+    build.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json"]);
+    let mut summary = Summary::default();
+    for artifact in artifacts(&capture(&mut build)?)? {
+        let is_chosen = ON_CPU_KERNELS.iter().any(|name| artifact.package == workspace.root.join(name));
+        let Some(program) = artifact.executable.filter(|_| artifact.is_test && is_chosen) else { continue };
+        let counts = run_tests(Command::new(program).current_dir(&artifact.package).env("ORT_ISA", "avx2"))
+            .with_context(|| format!("{} of {}", artifact.name, artifact.package.display()))?;
+        summary += counts;
+    }
+    if summary.passed == 0 {
+        bail!("no test ran");
+    }
+    Ok(summary)
+}
+
+/// Runs a command that runs tests, passing on its output and adding up the counts in it.
+fn run_tests(command: &mut Command) -> Result<Summary> {
+    eprintln!("$ {}", describe(command));
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", describe(command)))?;
     let mut summary = Summary::default();
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
@@ -155,9 +186,6 @@ fn unit_tests(workspace: &Workspace, isa: Option<&str>) -> Result<Summary> {
     let status = child.wait()?;
     if !status.success() {
         bail!("{summary} ({status})");
-    }
-    if summary.passed == 0 {
-        bail!("no test ran");
     }
     Ok(summary)
 }

@@ -56,6 +56,13 @@ impl Workspace {
         command
     }
 
+    /// Builds an example of a member for development and returns its path. The whole workspace chooses the features of what it is built from, as it
+    /// does for the tests: of these nothing is built a second time.
+    pub(crate) fn build_example(&self, name: &str) -> Result<PathBuf> {
+        run(self.cargo().args(["build", "--quiet", "--workspace", "--example", name]))?;
+        Ok(self.target.join("debug/examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
+    }
+
     /// Builds the release binary `ort` and returns its path.
     pub(crate) fn build_ort(&self) -> Result<PathBuf> {
         if let Some(given) = &self.ort {
@@ -65,20 +72,18 @@ impl Workspace {
         Ok(self.target.join("release").join(format!("ort{}", std::env::consts::EXE_SUFFIX)))
     }
 
-    /// The same with execution providers that it is not built with otherwise.
+    /// The same, with the execution providers of devices that it is not built with otherwise where one of these is asked for: with all of them, so
+    /// that there are two builds and no more.
     pub(crate) fn build_ort_with(&self, providers: &[String]) -> Result<PathBuf> {
-        let others: Vec<&str> =
-            providers.iter().map(String::as_str).filter(|provider| *provider != "cpu").collect();
-        if others.is_empty() || self.ort.is_some() {
+        if self.ort.is_some() || providers.iter().all(|provider| provider == "cpu") {
             return self.build_ort();
         }
-        let features = others.join(",");
         let mut command = self.cargo();
-        command.args(["build", "--release", "--quiet", "--package", "ort-cli", "--features"]);
-        run(command.arg(&features))?;
+        command.args(["build", "--release", "--quiet", "--package", "ort-cli", "--features", "cuda,wgpu"]);
+        run(&mut command)?;
         // The next build without them takes the place of this one.
         let release = self.target.join("release");
-        let own = release.join(format!("ort_{features}{}", std::env::consts::EXE_SUFFIX));
+        let own = release.join(format!("ort_devices{}", std::env::consts::EXE_SUFFIX));
         std::fs::copy(release.join(format!("ort{}", std::env::consts::EXE_SUFFIX)), &own)
             .with_context(|| format!("cannot write {}", own.display()))?;
         Ok(own)

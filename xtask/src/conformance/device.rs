@@ -1,7 +1,7 @@
 //! `cargo xtask conformance --wgpu` and `--cuda`: the node suite on a GPU, against a list of the cases known to fail there.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -15,8 +15,7 @@ const SUITE: &str = "node";
 /// A provider whose device runs the suite.
 pub(super) struct OnDevice {
     name: &'static str,
-    package: &'static str,
-    /// The package's example that runs cases.
+    /// The example that runs cases.
     example: &'static str,
     list: &'static str,
     /// How many cases the device claims whole, at least: a kernel that claims nothing any more would go unseen. Those of which a part is cheaper on
@@ -28,7 +27,6 @@ pub(super) struct OnDevice {
 
 pub(super) const WGPU: OnDevice = OnDevice {
     name: "wgpu",
-    package: "ort-ep-wgpu",
     example: "device_cases",
     list: "conformance_wgpu.ignore",
     claimed: 1380,
@@ -37,7 +35,6 @@ pub(super) const WGPU: OnDevice = OnDevice {
 
 pub(super) const CUDA: OnDevice = OnDevice {
     name: "cuda",
-    package: "ort-ep-cuda",
     example: "cuda_cases",
     list: "conformance_cuda.ignore",
     claimed: 1637,
@@ -97,14 +94,10 @@ pub(super) fn run(
 
 /// What the example prints.
 fn lines(workspace: &Workspace, device: &OnDevice, folder: &Path, options: &Options) -> Result<String> {
-    let mut command = workspace.cargo();
-    command.args(["run", "--quiet", "--package", device.package]);
+    let mut command = Command::new(workspace.build_example(device.example)?);
     if device.name == CUDA.name {
-        // Two thousand cases, whose kernels an interpreter runs.
-        command.arg("--release");
         command.envs(cuda_driver(workspace)?);
     }
-    command.args(["--example", device.example, "--"]);
     command.env("ORT_WGPU_LIMITS", if options.minimum_limits { "minimum" } else { "adapter" });
     command.args(options.library.then_some("--library"));
     command.arg(folder).stderr(Stdio::inherit());
