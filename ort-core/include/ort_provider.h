@@ -412,6 +412,10 @@ typedef struct OrtProviderRun {
    * The threads that may be used.
    */
   uint32_t threads;
+  /**
+   * In a question for the workspace the bytes that it is to have at most where the kernel has ways to do with less.
+   */
+  uint64_t room;
 } OrtProviderRun;
 
 /**

@@ -39,15 +39,23 @@ impl Parts {
         Bounds { limits: self.limits, libraries, room: room.unwrap_or(0) }
     }
 
-    /// The bytes that are left: of the limit, else of the device. None where no library asks for them.
-    pub(crate) fn left(&self) -> Option<usize> {
+    /// The bytes that are left. None where no library asks for them.
+    pub(crate) fn left(&self) -> Option<Left> {
         if !self.libraries.any() {
             return None;
         }
         let stats = self.memory.stats();
         let free = || self.queue.context().memory().map_or(0, |(free, _)| free);
-        Some(stats.limit.map_or_else(free, |limit| limit.saturating_sub(stats.in_use)))
+        let bytes = stats.limit.map_or_else(free, |limit| limit.saturating_sub(stats.in_use));
+        Some(Left { bytes, is_of_limit: stats.limit.is_some() })
     }
+}
+
+/// What of a device's memory is left.
+pub(crate) struct Left {
+    pub(crate) bytes: usize,
+    /// Of `gpu_mem_limit`, rather than of what the driver has.
+    pub(crate) is_of_limit: bool,
 }
 
 impl Drop for Parts {

@@ -12,7 +12,7 @@ use ort_core::{Result, Within, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::device::Parts;
+use crate::device::{Left, Parts};
 use crate::driver::{Call, Launched, Routed, Routine};
 use crate::kernels::CudaKernel;
 use crate::launch::{Code, Launch, OpCx, Operand, Param};
@@ -92,17 +92,18 @@ impl Executable for Node {
 }
 
 impl Node {
-    /// The bytes of workspace that a library may have at most, so that there is room for what is alive beside it. What other nodes keep
-    /// then is not known here: it may have half of what is left without this one's tensors.
+    /// The bytes of workspace that a library may have at most: what the plan leaves, and the device. What other nodes keep on a device that has no
+    /// limit, the plan does not hold against what is free: there it may have half of what is left without this one's tensors.
     fn room(&self, shapes: &IoShapes<'_>) -> usize {
-        let Some(left) = self.parts.left() else { return usize::MAX };
+        let Some(Left { bytes: left, is_of_limit }) = self.parts.left() else { return shapes.room };
         let all = self.input_types.iter().zip(shapes.inputs);
         let all = all.chain(self.output_types.iter().zip(shapes.outputs));
         let bytes = |(dtype, shape): (&Option<DType>, &Option<Shape>)| match (dtype, shape) {
             (Some(dtype), Some(shape)) => dtype.byte_len(shape.iter().product()).unwrap_or(usize::MAX),
             _ => 0,
         };
-        left.saturating_sub(all.map(bytes).fold(0, usize::saturating_add)) / 2
+        let left = left.saturating_sub(all.map(bytes).fold(0, usize::saturating_add));
+        shapes.room.min(if is_of_limit { left } else { left / 2 })
     }
 
     /// The workspace that libraries may have in a run; none where they cannot read its tensors as they lie.

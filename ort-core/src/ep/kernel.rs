@@ -9,7 +9,8 @@ use crate::tensor::Shape;
 
 /// A compiled node.
 pub trait Executable: Send + Sync {
-    /// The bytes of scratch memory that a run with these shapes needs, at a 64-byte boundary.
+    /// The bytes of scratch memory that a run with these shapes needs, at a 64-byte boundary: more than [`IoShapes::room`] only where it cannot do
+    /// with less.
     fn workspace(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }
@@ -41,6 +42,9 @@ pub struct IoShapes<'a> {
     pub outputs: &'a [Option<Shape>],
     /// The threads that the run may use.
     pub threads: usize,
+    /// The bytes that a workspace is to have at most where the kernel has ways to do with less, as algorithms of libraries are: what the limits leave
+    /// beside all that is alive then. `usize::MAX` where nothing bounds it.
+    pub room: usize,
 }
 
 impl IoShapes<'_> {

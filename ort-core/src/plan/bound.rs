@@ -64,6 +64,33 @@ pub(crate) enum Planning {
     Off,
 }
 
+/// How large the slabs of memories may be with workspaces whose kernels have ways to do with less.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WorkspaceRoom {
+    pub(crate) slabs: Vec<(DeviceId, usize)>,
+    /// The same for all other memories.
+    pub(crate) others: usize,
+}
+
+impl WorkspaceRoom {
+    /// No more than kernels cannot do without.
+    pub(crate) const LEAST: WorkspaceRoom = WorkspaceRoom { slabs: Vec::new(), others: 0 };
+    /// As much as kernels want.
+    pub(crate) const ANY: WorkspaceRoom = WorkspaceRoom { slabs: Vec::new(), others: usize::MAX };
+
+    /// The bytes of the slab of a memory.
+    pub(super) fn of(&self, memory: DeviceId) -> usize {
+        let slab = self.slabs.iter().find(|(own, _)| *own == memory);
+        slab.map_or(self.others, |(_, bytes)| *bytes)
+    }
+}
+
+impl Default for WorkspaceRoom {
+    fn default() -> Self {
+        WorkspaceRoom::ANY
+    }
+}
+
 /// The bound values of a program. Without a binding both lists are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BoundValues {
@@ -72,6 +99,8 @@ pub(crate) struct BoundValues {
     pub(crate) inputs: Vec<GivenMemory>,
     /// The memory of each output.
     pub(crate) outputs: Vec<OutputMemory>,
+    /// What limits leave to workspaces.
+    pub(crate) room: WorkspaceRoom,
 }
 
 impl BoundValues {

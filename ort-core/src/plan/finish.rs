@@ -61,6 +61,7 @@ impl Planner<'_> {
             left,
             outputs: self.ends.outputs,
             has_dynamic,
+            can_shrink: self.can_shrink,
         })
     }
 

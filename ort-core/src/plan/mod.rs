@@ -30,7 +30,7 @@ use crate::session::SlotId;
 use crate::tensor::{Shape, Tensor};
 
 pub use batch::{BatchProof, BatchRefusal, batch_parallel, prove};
-pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning};
+pub(crate) use bound::{BoundValues, GivenMemory, OutputMemory, Planning, WorkspaceRoom};
 pub(crate) use ends::Ends;
 pub use kinds::{KindBytes, MemoryKind};
 pub use order::{LiveBlock, LiveStep};
@@ -122,6 +122,8 @@ pub(crate) struct RunPlan {
     pub(crate) outputs: Vec<SlotId>,
     /// Whether some value is dynamic.
     pub(crate) has_dynamic: bool,
+    /// Whether some workspace is larger than its kernel cannot do without.
+    pub(crate) can_shrink: bool,
 }
 
 impl StepPlan {

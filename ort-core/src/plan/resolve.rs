@@ -8,7 +8,7 @@
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
-use super::bound::{BoundValues, OutputMemory, Planning};
+use super::bound::{BoundValues, OutputMemory, Planning, WorkspaceRoom};
 use super::ends::Ends;
 use super::specialize::{Known, specialize};
 use super::{Action, RunPlan, StepPlan, ValueKind};
@@ -47,8 +47,12 @@ pub(super) struct Surroundings<'a> {
 
 impl Default for Surroundings<'_> {
     fn default() -> Self {
-        static NOTHING: BoundValues =
-            BoundValues { planning: Planning::Shared, inputs: Vec::new(), outputs: Vec::new() };
+        static NOTHING: BoundValues = BoundValues {
+            planning: Planning::Shared,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            room: WorkspaceRoom::ANY,
+        };
         Surroundings { known: &[], bound: &NOTHING }
     }
 }
@@ -169,6 +173,8 @@ pub(super) struct Planner<'a> {
     pub(super) nested_own: Vec<usize>,
     /// Whether some subgraph has values whose size only the run tells.
     pub(super) nested_dynamic: bool,
+    /// Whether some workspace is larger than its kernel cannot do without.
+    pub(super) can_shrink: bool,
 }
 
 impl<'a> Planner<'a> {
@@ -216,6 +222,7 @@ impl<'a> Planner<'a> {
             workspaces: vec![None; program.steps.len()],
             nested_own: vec![0; program.steps.len()],
             nested_dynamic: false,
+            can_shrink: false,
         }
     }
 

@@ -7,6 +7,9 @@
 
 use std::sync::Arc;
 
+use ort_alloc::DeviceId;
+
+use super::bound::WorkspaceRoom;
 use super::resolve::{Group, Planner, Surroundings, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
@@ -39,6 +42,18 @@ impl Planner<'_> {
         self.slabs.iter().position(|slab| Some(*slab) == memory).unwrap_or(0)
     }
 
+    /// The bytes that the step's workspace may have beside all that is alive in its slab then.
+    fn room_of(&self, step: &Step, index: usize) -> usize {
+        let slab = self.slab_of_step(step);
+        let alive = |group: &&Group| group.slab == slab && group.first <= index && index <= group.last;
+        match self.bound.room.of(self.slabs[slab]) {
+            usize::MAX => usize::MAX,
+            room => {
+                self.groups.iter().filter(alive).fold(room, |room, group| room.saturating_sub(group.bytes))
+            }
+        }
+    }
+
     /// The bytes of scratch memory: what the kernel declares, or the slab of the largest subgraph.
     pub(super) fn scratch_of(
         &mut self,
@@ -49,10 +64,15 @@ impl Planner<'_> {
         let mut bytes = 0;
         for (position, nested) in step.nested.iter().enumerate() {
             let given = self.known_to(step, position);
-            let around = Surroundings { known: &given, bound: &BoundValues::unbound(self.bound.planning) };
+            let mut bound = BoundValues::unbound(self.bound.planning);
+            if self.bound.room != WorkspaceRoom::ANY {
+                bound.room = WorkspaceRoom::LEAST;
+            }
+            let around = Surroundings { known: &given, bound: &bound };
             let plan = resolve_given(&nested.program, self.bindings, self.threads, around)?;
             let plan = Arc::new(plan);
             plan_nested.push(plan.clone());
+            self.can_shrink |= plan.can_shrink;
             if self.is_broken(step, position) {
                 // Under these bindings it cannot be taken.
                 continue;
@@ -74,8 +94,13 @@ impl Planner<'_> {
             };
             if !missing(&step.inputs, &inputs) && !missing(&step.outputs, &outputs) && step.nested.is_empty()
             {
-                let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads };
-                bytes = bytes.max(kernel.workspace(&shapes)?);
+                let room = self.room_of(step, index);
+                let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads, room };
+                let wanted = kernel.workspace(&shapes)?;
+                if wanted > 0 && !self.can_shrink && self.slabs[self.slab_of_step(step)] != DeviceId::HOST {
+                    self.can_shrink = kernel.workspace(&IoShapes { room: 0, ..shapes })? < wanted;
+                }
+                bytes = bytes.max(wanted);
             }
         }
         Ok(bytes)

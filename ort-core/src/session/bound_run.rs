@@ -11,7 +11,9 @@ use super::run::RunWork;
 use super::{RunOptions, Session};
 use crate::dim::Bindings;
 use crate::dtype::DType;
-use crate::plan::{BoundValues, GivenMemory, OutputMemory, Place, Planning, RunPlan, SlotPlan};
+use crate::plan::{
+    BoundValues, GivenMemory, OutputMemory, Place, Planning, RunPlan, SlotPlan, WorkspaceRoom,
+};
 use crate::tensor::{TensorBuffer, Value, ValueView, byte_count};
 use crate::{Result, Within, ensure, error};
 
@@ -179,6 +181,7 @@ fn bound_values(binding: &IoBinding) -> BoundValues {
         planning: Planning::Shared,
         inputs: binding.inputs.iter().zip(&binding.buffers).map(given).collect(),
         outputs: binding.outputs.iter().zip(own).map(memory).collect(),
+        room: WorkspaceRoom::ANY,
     }
 }
 

@@ -771,7 +771,9 @@ impl<'a> Frame<'a> {
         let outputs: Vec<Option<Shape>> =
             outputs.iter().map(|known| known.as_ref().map(|(_, shape)| shape.clone())).collect();
         let threads = self.env.control.threads;
-        let bytes = kernel.workspace(&IoShapes { inputs: &inputs, outputs: &outputs, threads })?;
+        // What no plan knows is to be as little as can be where every byte counts.
+        let room = if self.env.control.budget.limit().is_some() { 0 } else { usize::MAX };
+        let bytes = kernel.workspace(&IoShapes { inputs: &inputs, outputs: &outputs, threads, room })?;
         if bytes == 0 {
             return Ok((None, None));
         }

@@ -33,6 +33,7 @@ mod poison;
 mod profile;
 mod program;
 mod providers;
+mod room;
 mod run;
 mod split;
 mod streamed;
@@ -271,12 +272,8 @@ impl Session {
         values
     }
 
-    fn plan_for(&self, bindings: &Bindings) -> Result<Arc<RunPlan>> {
-        self.plan_bound(bindings, &self.compiled.program.bound_values(self.planning))
-    }
-
-    /// The plan where some inputs and outputs lie in buffers of a binding.
-    fn plan_bound(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
+    /// The plan for what is bound, as it was made before.
+    fn plan_kept(&self, bindings: &Bindings, bound: &BoundValues) -> Result<Arc<RunPlan>> {
         self.compiled.program.plans.get(bindings, bound, || {
             let start = Instant::now();
             let plan = resolve_bound(&self.compiled.program, bindings, self.threads, bound)?;

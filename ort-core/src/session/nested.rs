@@ -11,7 +11,7 @@ use super::windows::Passing;
 use crate::dim::{Bindings, Dim};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
-use crate::plan::{BoundValues, RunPlan, resolve_bound};
+use crate::plan::{BoundValues, RunPlan, WorkspaceRoom, resolve_bound};
 use crate::tensor::{Value, ValueView};
 use crate::{Result, ensure, error};
 
@@ -36,7 +36,10 @@ impl NestedFrames<'_> {
         given: &[ValueView<'_>],
     ) -> Result<(Bindings, Arc<RunPlan>)> {
         let threads = self.env.control.threads;
-        let unbound = BoundValues::unbound(self.env.planning);
+        // What no plan knows is to be as little as can be where every byte counts.
+        let is_limited = self.env.control.budget.limit().is_some();
+        let room = if is_limited { WorkspaceRoom::LEAST } else { WorkspaceRoom::ANY };
+        let unbound = BoundValues { room, ..BoundValues::unbound(self.env.planning) };
         let resolve = |program: &Program, bindings: &Bindings, threads| {
             resolve_bound(program, bindings, threads, &unbound)
         };

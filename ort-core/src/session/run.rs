@@ -55,6 +55,11 @@ impl Need {
         self.slab.saturating_add(self.rest)
     }
 
+    /// The bytes on a device.
+    pub(super) fn on(&self, memory: DeviceId) -> usize {
+        self.on_devices.iter().filter(|(device, _)| *device == memory).map(|(_, bytes)| *bytes).sum()
+    }
+
     /// The larger of each.
     pub(super) fn or(self, other: Need) -> Need {
         let mut on_devices = self.on_devices;

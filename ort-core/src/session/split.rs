@@ -15,7 +15,8 @@ use super::{RunOptions, Session};
 use crate::dim::{Bindings, Symbol};
 use crate::dtype::DType;
 use crate::plan::{
-    BatchProof, BatchRefusal, BoundValues, GivenMemory, OutputMemory, RunPlan, SlotPlan, largest_at_peak,
+    BatchProof, BatchRefusal, BoundValues, GivenMemory, OutputMemory, RunPlan, SlotPlan, WorkspaceRoom,
+    largest_at_peak,
 };
 use crate::tensor::{Shape, TensorBuffer, TensorView, Value, ValueView, byte_count};
 use crate::{Error, Result, ensure, error};
@@ -171,6 +172,7 @@ impl Session {
             planning: self.planning,
             inputs: vec![GivenMemory::HOST; layout.inputs.len()],
             outputs: layout.outputs.iter().map(memory).collect(),
+            room: WorkspaceRoom::ANY,
         };
         let largest = sizes.first().copied().unwrap_or(0);
         let mut split = Split { layout, sizes, parts: SmallVec::new(), need: Need::default() };

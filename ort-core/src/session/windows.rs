@@ -125,6 +125,12 @@ impl Windows {
         self.lanes.iter().map(|lane| lane.costs.total()).sum()
     }
 
+    /// The bytes of all of them on a device.
+    pub(super) fn total_bytes_on(&self, memory: DeviceId) -> usize {
+        let lanes = self.lanes.iter().filter(|lane| lane.memory.device() == memory);
+        lanes.map(|lane| lane.costs.total()).sum()
+    }
+
     /// The bytes that are on devices now.
     pub(super) fn resident_bytes(&self) -> usize {
         self.lanes.iter().map(Lane::resident_bytes).sum()

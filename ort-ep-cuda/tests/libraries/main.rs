@@ -4,6 +4,7 @@
 #![cfg(unix)]
 
 mod convolutions;
+mod limits;
 mod products;
 #[path = "../support/mod.rs"]
 mod support;

@@ -111,7 +111,7 @@ fn a_small_budget_has_an_algorithm_that_needs_less() -> Result<()> {
         return Ok(());
     }
     // The emulator's algorithms take 8 MiB, 64 KiB and nothing.
-    for (limit, workspace) in [("64000000", 8 << 20), ("4000000", 64 << 10), ("500000", 0)] {
+    for (limit, workspace) in [("64000000", 8 << 20), ("4000000", 64 << 10), ("450000", 0)] {
         let given = [("gpu_mem_limit", limit), ("arena_extend_strategy", "kSameAsRequested")];
         let Some(found) = find(&[LT], &given)? else { return Ok(()) };
         let session = session(&found.device, &chain()?)?;

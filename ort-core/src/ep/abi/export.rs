@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::ffi::{CStr, CString};
+use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -489,7 +490,10 @@ unsafe extern "C" fn workspace(
         let (inputs, outputs) = unsafe {
             (shapes(list(run.inputs, run.input_count))?, shapes(list(run.outputs, run.output_count))?)
         };
-        let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: run.threads as usize };
+        // An older host knows nothing of it.
+        let knows_room = run.size >= offset_of!(OrtProviderRun, room) + size_of::<u64>();
+        let room = if knows_room { usize::try_from(run.room).unwrap_or(usize::MAX) } else { usize::MAX };
+        let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: run.threads as usize, room };
         let needed = kernel.executable.workspace(&shapes)?;
         // SAFETY: the host's place for the answer.
         unsafe { put(bytes, needed as u64) }

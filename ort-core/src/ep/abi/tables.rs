@@ -218,6 +218,8 @@ pub struct OrtProviderRun {
     pub workspace: *const OrtProviderTensor,
     /// The threads that may be used.
     pub threads: u32,
+    /// In a question for the workspace the bytes that it is to have at most where the kernel has ways to do with less.
+    pub room: u64,
 }
 
 /// What a device is.

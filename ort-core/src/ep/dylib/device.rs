@@ -334,7 +334,7 @@ impl Executable for Kernel {
             list.iter().map(record).collect()
         };
         let (inputs, outputs) = (records(&inputs), records(&outputs));
-        let run = run_of(&inputs, &outputs, None, shapes.threads);
+        let run = run_of(&inputs, &outputs, None, shapes.threads, shapes.room);
         let mut bytes = 0;
         // SAFETY: the records and the place for the answer live during the call.
         call(|report| Some(unsafe { workspace(self.raw.as_ptr(), &run, &mut bytes, report) }))?;
@@ -380,7 +380,7 @@ impl Executable for Kernel {
         }
         let scratch = self.workspace_of(cx)?;
         let scratch = scratch.as_ref().map(|(record, _)| record);
-        let run = run_of(&inputs, &outputs, scratch, cx.threads());
+        let run = run_of(&inputs, &outputs, scratch, cx.threads(), usize::MAX);
         // SAFETY: the memory of all tensors is lent during the call, that of outputs and the workspace to be written.
         call(|report| unsafe { Some((self.device.table.run?)(self.raw.as_ptr(), &run, report)) })
     }
@@ -471,6 +471,7 @@ fn run_of(
     outputs: &Tensors,
     workspace: Option<&OrtProviderTensor>,
     threads: usize,
+    room: usize,
 ) -> OrtProviderRun {
     OrtProviderRun {
         size: size_of::<OrtProviderRun>(),
@@ -480,5 +481,6 @@ fn run_of(
         output_count: outputs.len(),
         workspace: workspace.map_or(null(), |scratch| &raw const *scratch),
         threads: threads as u32,
+        room: room as u64,
     }
 }
