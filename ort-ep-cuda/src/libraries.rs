@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ort_core::{Result, error};
 
-pub(crate) use dnn::{ConvOptions, Convolution, Dnn, DnnElement, Form, Search};
+pub(crate) use dnn::{ConvOptions, Convolution, Dnn, DnnElement, Form, Pass, Search};
 use load::{Kind, Loaded};
 pub(crate) use lt::{ALIGNMENT, Compute, Element, Epilogue, Layout, Lt, Matmul};
 

@@ -1,7 +1,7 @@
 //! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never unfolded. Convolutions that are matrix
 //! products as they lie become such products.
 
-mod dnn;
+pub(super) mod dnn;
 
 use ort_core::dim::Dim;
 use ort_core::dtype::{DType, TypeSet};
@@ -25,7 +25,8 @@ cuda_kernels![
     CudaKernel::new(CONV, conv).with_workspace(workspace),
     CudaKernel::new(KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV }, conv)
         .with_workspace(workspace),
-    CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose),
+    CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose)
+        .with_workspace(|cx| scratch(cx, conv_transpose)),
 ];
 
 /// Filters and positions of a block, as in `cu/conv.cuh`.

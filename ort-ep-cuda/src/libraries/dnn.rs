@@ -1,4 +1,4 @@
-//! cuDNN: convolutions, with a bias, an addend and a ReLU in the same call where that is what is needed.
+//! cuDNN: convolutions, with a bias, an addend and a ReLU in the same call where that is what is needed, transposed ones, and gradients.
 //!
 //! Which algorithms can compute a convolution is asked once for each convolution of a device and kept; with an exhaustive search the first run
 //! of a convolution tries those whose workspace fits, on the tensors and in the workspace of that run. The workspace is the caller's.
@@ -38,19 +38,69 @@ pub(super) const KIND: Kind = Kind {
 /// A handle or descriptor of the library's.
 type Handle = *mut c_void;
 
-/// What the algorithms are called, by number.
-const NAMES: [&str; 8] = [
-    "IMPLICIT_GEMM",
-    "IMPLICIT_PRECOMP_GEMM",
-    "GEMM",
-    "DIRECT",
-    "FFT",
-    "FFT_TILING",
-    "WINOGRAD",
-    "WINOGRAD_NONFUSED",
-];
+/// What is computed of image, filters and results; the other two are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Pass {
+    /// The results.
+    Forward,
+    /// The image: the gradient by it, which is also a transposed convolution.
+    Data,
+    /// The gradient by the filters.
+    Filter,
+}
+
+impl Pass {
+    /// What the algorithms are called, by number.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Pass::Forward => &[
+                "IMPLICIT_GEMM",
+                "IMPLICIT_PRECOMP_GEMM",
+                "GEMM",
+                "DIRECT",
+                "FFT",
+                "FFT_TILING",
+                "WINOGRAD",
+                "WINOGRAD_NONFUSED",
+            ],
+            Pass::Data => &["ALGO_0", "ALGO_1", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED"],
+            Pass::Filter => {
+                &["ALGO_0", "ALGO_1", "FFT", "ALGO_3", "WINOGRAD", "WINOGRAD_NONFUSED", "FFT_TILING"]
+            }
+        }
+    }
+
+    /// The algorithms whose results have the same bits in each run: `ALGO_0` and `ALGO_3` of gradients add up in any order (cuDNN, "API Reference",
+    /// `cudnnConvolutionBwdDataAlgo_t`, `cudnnConvolutionBwdFilterAlgo_t`).
+    fn algorithms(self) -> &'static [c_int] {
+        match self {
+            Pass::Forward => &[0, 1, 2, 3, 4, 5, 6, 7],
+            Pass::Data => &[1, 2, 3, 4, 5],
+            Pass::Filter => &[1, 2, 5, 6],
+        }
+    }
+
+    /// Those of [`Search::Default`], in the order in which they are tried.
+    fn standard(self) -> &'static [c_int] {
+        match self {
+            Pass::Forward => &[IMPLICIT_PRECOMP_GEMM, IMPLICIT_GEMM],
+            Pass::Data | Pass::Filter => &[ALGO_1],
+        }
+    }
+
+    /// Those of the first `count` algorithms that can be had.
+    fn working(self, all: &[Performance], count: c_int) -> Vec<Way> {
+        let all = all.iter().take(usize::try_from(count).unwrap_or(0));
+        let all = all.filter(|one| one.status == 0 && self.algorithms().contains(&one.algorithm));
+        all.map(|one| (one.algorithm, one.memory)).collect()
+    }
+}
+
 const IMPLICIT_GEMM: c_int = 0;
 const IMPLICIT_PRECOMP_GEMM: c_int = 1;
+const ALGO_1: c_int = 1;
+/// The most algorithms of a pass.
+const MOST_ALGORITHMS: usize = 8;
 /// The most bytes of workspace where not as many as there are may be taken, as in ONNX Runtime.
 const SMALL_WORKSPACE: usize = 32 << 20;
 /// Convolutions whose algorithms are kept.
@@ -63,7 +113,7 @@ pub(crate) enum Search {
     Exhaustive,
     /// By the library's own estimate.
     Heuristic,
-    /// `IMPLICIT_PRECOMP_GEMM`.
+    /// `IMPLICIT_PRECOMP_GEMM`; of gradients `ALGO_1`.
     Default,
 }
 
@@ -94,6 +144,7 @@ pub(crate) enum DnnElement {
 /// A convolution over at least two axes, with the same padding on both sides: what follows from types and shapes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Convolution {
+    pub(crate) pass: Pass,
     pub(crate) element: DnnElement,
     /// Whether float32 may be shortened to TensorFloat-32.
     pub(crate) tf32: bool,
@@ -172,7 +223,7 @@ impl Dnn {
                 return Ok(None);
             }
         };
-        let all = self.ways(convolution, &descriptors)?;
+        let all = self.ways(convolution, &descriptors);
         let room = if self.options.max_workspace { room } else { room.min(SMALL_WORKSPACE) };
         let fitting = all.iter().copied().filter(|(_, bytes)| with_alignment(*bytes) <= room);
         let fitting: Vec<Way> = fitting.collect();
@@ -189,71 +240,60 @@ impl Dnn {
     }
 
     /// The ways to compute a convolution, as they were asked for before.
-    fn ways(&self, convolution: &Convolution, descriptors: &Descriptors) -> Result<Arc<[Way]>> {
+    fn ways(&self, convolution: &Convolution, descriptors: &Descriptors) -> Arc<[Way]> {
         if let Some(ways) = self.known.lock().get(convolution) {
-            return Ok(ways.clone());
+            return ways.clone();
         }
+        let pass = convolution.pass;
         let sized = |algorithms: &[c_int]| -> Vec<Way> {
-            algorithms.iter().filter_map(|algorithm| self.workspace(descriptors, *algorithm)).collect()
+            algorithms.iter().filter_map(|algorithm| self.workspace(pass, descriptors, *algorithm)).collect()
         };
         let ways: Arc<[Way]> = match self.options.search {
-            Search::Exhaustive => sized(&[0, 1, 2, 3, 4, 5, 6, 7]).into(),
-            Search::Heuristic => self.estimated(descriptors).into(),
-            Search::Default => sized(&[IMPLICIT_PRECOMP_GEMM, IMPLICIT_GEMM]).into(),
+            Search::Exhaustive => sized(pass.algorithms()).into(),
+            Search::Heuristic => self.estimated(pass, descriptors).into(),
+            Search::Default => sized(pass.standard()).into(),
         };
         let mut known = self.known.lock();
         if known.len() >= MOST_KEPT {
             known.clear();
         }
         known.insert(convolution.clone(), ways.clone());
-        Ok(ways)
+        ways
     }
 
     /// An algorithm with its workspace, where it can compute the convolution.
-    fn workspace(&self, descriptors: &Descriptors, algorithm: c_int) -> Option<Way> {
-        let (of, mut bytes) = (descriptors.handles(), 0);
+    fn workspace(&self, pass: Pass, descriptors: &Descriptors, algorithm: c_int) -> Option<Way> {
+        let (of, mut bytes) = (descriptors.handles(pass), 0);
         let handle = self.handle.lock();
+        let workspace = self.loaded.functions.calls(pass).workspace;
         // SAFETY: handle and descriptors are live; writes one number.
         let status = unsafe {
-            (self.loaded.functions.cudnnGetConvolutionForwardWorkspaceSize)(
-                handle.0,
-                of.x,
-                of.w,
-                of.convolution,
-                of.y,
-                algorithm,
-                &mut bytes,
-            )
+            workspace(handle.0, of.first, of.second, of.convolution, of.result, algorithm, &mut bytes)
         };
         (status == 0).then_some((algorithm, bytes))
     }
 
     /// The algorithms in the order in which the library thinks that they are fast.
-    fn estimated(&self, descriptors: &Descriptors) -> Vec<Way> {
-        let (of, mut count) = (descriptors.handles(), 0);
-        let mut all = [Performance::default(); NAMES.len()];
+    fn estimated(&self, pass: Pass, descriptors: &Descriptors) -> Vec<Way> {
+        let (of, mut count) = (descriptors.handles(pass), 0);
+        let mut all = [Performance::default(); MOST_ALGORITHMS];
         let handle = self.handle.lock();
+        let estimate = self.loaded.functions.calls(pass).estimate;
         // SAFETY: handle and descriptors are live; there is room for as many as are asked for.
         let status = unsafe {
-            (self.loaded.functions.cudnnGetConvolutionForwardAlgorithm_v7)(
+            estimate(
                 handle.0,
-                of.x,
-                of.w,
+                of.first,
+                of.second,
                 of.convolution,
-                of.y,
+                of.result,
                 all.len() as c_int,
                 &mut count,
                 all.as_mut_ptr(),
             )
         };
-        if status == 0 { working(&all, count) } else { Vec::new() }
+        if status == 0 { pass.working(&all, count) } else { Vec::new() }
     }
-}
-
-/// Those of the first `count` algorithms that can be had.
-fn working(all: &[Performance], count: c_int) -> Vec<Way> {
-    let all = all.iter().take(usize::try_from(count).unwrap_or(0)).filter(|one| one.status == 0);
-    all.map(|one| (one.algorithm, one.memory)).collect()
 }
 
 impl Drop for Dnn {

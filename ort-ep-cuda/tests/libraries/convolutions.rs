@@ -10,7 +10,7 @@ use ort_core::session::Model;
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::Value;
 use ort_ep_cuda::CudaDevice;
-use ort_testkit::on_device::windows;
+use ort_testkit::on_device::{gradients, windows};
 
 use super::support::{DRIVER, emulator, is_emulated, options, run, with_device};
 use super::{DNN, check_close, doubles, find, profiled, session, tensor};
@@ -29,6 +29,57 @@ fn convolutions_of_cudnn_are_those_of_the_cpu() -> Result<()> {
             let counters = found.device.counters();
             assert!(counters.routines >= 20, "{search}: {counters:?}");
         }
+    }
+    Ok(())
+}
+
+/// Transposed convolutions and both gradients. Algorithms that add up in any order, which the emulator says are the fastest, are never taken.
+#[test]
+fn transposed_convolutions_and_gradients_of_cudnn_are_those_of_the_cpu() -> Result<()> {
+    if with_device("convolutions::transposed_convolutions_and_gradients_of_cudnn_are_those_of_the_cpu")?
+        .is_none()
+    {
+        return Ok(());
+    }
+    for search in ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] {
+        for nc1d in ["0", "1"] {
+            let given = [("cudnn_conv_algo_search", search), ("cudnn_conv1d_pad_to_nc1d", nc1d)];
+            let Some(found) = find(&[DNN], &given)? else { return Ok(()) };
+            let device: Arc<dyn Device> = found.device.clone();
+            windows::transposed_convolutions(&device)?;
+            let transposed = found.device.counters().routines;
+            gradients::convolutions(&device);
+            let all = found.device.counters().routines;
+            assert!(transposed >= 5 && all >= transposed + 10, "{search}: {transposed}, {all}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_have_the_same_bits_in_each_run() -> Result<()> {
+    if with_device("convolutions::gradients_have_the_same_bits_in_each_run")?.is_none() {
+        return Ok(());
+    }
+    for (search, expected) in [("EXHAUSTIVE", "WINOGRAD"), ("HEURISTIC", "WINOGRAD"), ("DEFAULT", "ALGO_1")] {
+        let Some(found) = find(&[DNN], &[("cudnn_conv_algo_search", search)])? else { return Ok(()) };
+        let mut builder = GraphBuilder::new("transposed");
+        let x = builder.input("x", DType::F32, &["2", "6", "9", "8"]);
+        let w = builder.input("w", DType::F32, &["6", "9", "3", "3"]);
+        let y = builder.node("ConvTranspose", &[x, w], &[("pads", Attribute::Ints(vec![1; 4]))])?;
+        let model = Model::from_graph(builder.finish(&[y])?);
+        let inputs: [(&str, Value); 2] = [
+            ("x", tensor(DType::F32, &[2, 6, 9, 8], 0)?.into()),
+            ("w", tensor(DType::F32, &[6, 9, 3, 3], 1)?.into()),
+        ];
+        let session = session(&found.device, &model)?;
+        let (_, first) = profiled(&session, &inputs, 0)?;
+        let (kernels, again) = profiled(&session, &inputs, 3)?;
+        assert!(doubles(&first[0])? == doubles(&again[0])?, "{search}");
+        let kernels = kernels.join(";");
+        assert!(kernels.starts_with("cuDNN BackwardData "), "{search}: {kernels}");
+        assert!(!kernels.contains("ALGO_0"), "{search}: {kernels}");
+        assert!(!is_emulated() || kernels.contains(expected), "{search}: {kernels}");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Convolutions by cuDNN, where it is found.
+//! Convolutions and their gradients by cuDNN, where it is found.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use ort_core::ops::fused::activation::Activation;
 use ort_core::ops::nn::geometry::WindowAxis;
 
 use super::super::finish::{Addend, finish};
-use super::{Conv, FEW_FILTERS};
+use super::{Axes, Conv, FEW_FILTERS};
 use crate::launch::{Launch, OpCx, Operand};
-use crate::libraries::{Convolution, DnnElement, Form, allows_tf32};
+use crate::libraries::{Convolution, DnnElement, Form, Pass, allows_tf32};
 
 /// The launches of a convolution by the library; none where our own kernels compute it.
 pub(super) fn launches(
@@ -20,30 +20,37 @@ pub(super) fn launches(
     bias: Option<&Operand>,
     addend: Option<&Operand>,
 ) -> Result<Option<Vec<Launch>>> {
-    let Some(dnn) = cx.limits.libraries.and_then(|libraries| libraries.dnn.as_ref()) else { return Ok(None) };
-    let Some(convolution) = convolution(conv, cx, dnn.options.pads_to_nc1d)? else { return Ok(None) };
     let (x, w, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+    // Windows that are the whole image are products of matrices; of few filters each result has a thread of ours.
+    let on_all =
+        conv.groups == 1 && conv.axes.iter().all(|axis| axis.kernel == axis.input && axis.pads == [0; 2]);
+    let is_thin = conv.groups > 1 && conv.filters <= FEW_FILTERS;
+    if !conv.transposed && (on_all || is_thin) {
+        return Ok(None);
+    }
+    let (pass, image, result, given) = match conv.transposed {
+        false => (Pass::Forward, x, y, [x, w]),
+        // The gradient by the image of a convolution, of which the input here is the result.
+        true => (Pass::Data, y, x, [w, x]),
+    };
+    let mut axes = conv.axes;
+    if conv.transposed {
+        axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
+    }
+    let windows = Windows { axes: &axes, groups: conv.groups };
+    let Some(convolution) = windows.convolution(cx, pass, [image, w, result])? else { return Ok(None) };
     let activation = Activation::of_attributes(cx.attrs)?;
     let in_place = addend.is_some_and(|addend| addend.arg == y.arg);
     let is_relu = activation.as_ref().is_some_and(|activation| activation.name == "Relu");
     let form = match (in_place, bias) {
         (true, _) => Form::Onto,
-        (false, Some(_)) if is_relu => Form::Relu,
+        (false, Some(_)) if is_relu && pass == Pass::Forward => Form::Relu,
         (false, _) => Form::Plain,
     };
-    let Some((routine, workspace)) = dnn.convolution(&convolution, form, cx.limits.room)? else {
-        return Ok(None);
-    };
-    let is_fused = form == Form::Relu;
-    let launch = Launch::library(Arc::new(routine))
-        .tensor(x)
-        .tensor(w)
-        .find_tensor(bias.filter(|_| is_fused))
-        .find_tensor(addend.filter(|_| is_fused))
-        .tensor(y)
-        .workspace(workspace);
+    let fused = if form == Form::Relu { [bias, addend] } else { [None; 2] };
+    let Some(launch) = call(cx, &convolution, form, (given, fused, y))? else { return Ok(None) };
     let mut launches = vec![launch];
-    if is_fused {
+    if form == Form::Relu {
         return Ok(Some(launches));
     }
     let [batch, filters, positions @ ..] = &*y.shape else { return Ok(None) };
@@ -59,49 +66,88 @@ pub(super) fn launches(
     Ok(Some(launches))
 }
 
-/// What the library is to compute; none where it cannot, or should not.
-fn convolution(conv: &Conv, cx: &OpCx<'_>, pads_to_nc1d: bool) -> Result<Option<Convolution>> {
-    let (x, w, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
-    // Windows that are the whole image are products of matrices; of few filters each result has a thread of ours.
-    let on_all =
-        conv.groups == 1 && conv.axes.iter().all(|axis| axis.kernel == axis.input && axis.pads == [0; 2]);
-    let is_thin = conv.groups > 1 && conv.filters <= FEW_FILTERS;
-    if conv.transposed || on_all || is_thin || x.count() == 0 || w.count() == 0 {
+/// A gradient of a convolution by the library, of image, filters and results; none where our own kernels compute it.
+pub(in crate::kernels) fn gradient(
+    cx: &OpCx<'_>,
+    pass: Pass,
+    windows: &Windows<'_>,
+    tensors: [&Operand; 3],
+) -> Result<Option<Launch>> {
+    let Some(convolution) = windows.convolution(cx, pass, tensors)? else { return Ok(None) };
+    let given = [cx.input(usize::from(pass == Pass::Data))?, cx.input(usize::from(pass == Pass::Filter))?];
+    call(cx, &convolution, Form::Plain, (given, [None; 2], cx.output(0)?))
+}
+
+/// The call with what is given, bias and addend, and the result.
+fn call(
+    cx: &OpCx<'_>,
+    convolution: &Convolution,
+    form: Form,
+    ([first, second], [bias, addend], result): ([&Operand; 2], [Option<&Operand>; 2], &Operand),
+) -> Result<Option<Launch>> {
+    let Some(dnn) = cx.limits.libraries.and_then(|libraries| libraries.dnn.as_ref()) else { return Ok(None) };
+    let Some((routine, workspace)) = dnn.convolution(convolution, form, cx.limits.room)? else {
         return Ok(None);
-    }
-    let element = match y.dtype {
-        dtype if x.dtype != dtype || w.dtype != dtype => return Ok(None),
-        DType::F32 => DnnElement::F32,
-        DType::F16 => DnnElement::F16,
-        DType::BF16 => DnnElement::Bf16,
-        _ => return Ok(None),
     };
-    // The library takes images of two axes and of three.
-    let given = x.rank().saturating_sub(2);
-    let mut axes: Vec<WindowAxis> = conv.axes.iter().skip(3 - given.min(3)).copied().collect();
-    if given == 1 {
-        let place = if pads_to_nc1d { 0 } else { 1 };
-        axes.insert(place, super::NO_AXIS);
+    let launch = Launch::library(Arc::new(routine)).tensor(first).tensor(second);
+    let launch = launch.find_tensor(bias).find_tensor(addend).tensor(result);
+    Ok(Some(launch.workspace(workspace)))
+}
+
+/// Windows on an image, whose groups have filters of their own.
+pub(in crate::kernels) struct Windows<'a> {
+    pub(in crate::kernels) axes: &'a Axes,
+    pub(in crate::kernels) groups: usize,
+}
+
+impl Windows<'_> {
+    /// What the library is to compute of image, filters and results; none where it cannot.
+    fn convolution(
+        &self,
+        cx: &OpCx<'_>,
+        pass: Pass,
+        [x, w, y]: [&Operand; 3],
+    ) -> Result<Option<Convolution>> {
+        let Some(dnn) = cx.limits.libraries.and_then(|libraries| libraries.dnn.as_ref()) else {
+            return Ok(None);
+        };
+        if [x, w, y].iter().any(|tensor| tensor.count() == 0) {
+            return Ok(None);
+        }
+        let element = match y.dtype {
+            dtype if x.dtype != dtype || w.dtype != dtype => return Ok(None),
+            DType::F32 => DnnElement::F32,
+            DType::F16 => DnnElement::F16,
+            DType::BF16 => DnnElement::Bf16,
+            _ => return Ok(None),
+        };
+        // The library takes images of two axes and of three.
+        let given = x.rank().saturating_sub(2);
+        let mut axes: Vec<WindowAxis> = self.axes.iter().skip(3 - given.min(3)).copied().collect();
+        if given == 1 {
+            let place = if dnn.options.pads_to_nc1d { 0 } else { 1 };
+            axes.insert(place, super::NO_AXIS);
+        }
+        if !axes.iter().all(is_symmetric) {
+            return Ok(None);
+        }
+        let shape = |tensor: &Operand, of: fn(&WindowAxis) -> usize| {
+            [tensor.size(0), tensor.size(1)].into_iter().chain(axes.iter().map(of)).collect::<Vec<usize>>()
+        };
+        let all = |of: fn(&WindowAxis) -> usize| axes.iter().map(of).collect::<Vec<usize>>();
+        Ok(Some(Convolution {
+            pass,
+            element,
+            tf32: element == DnnElement::F32 && allows_tf32(&cx.limits),
+            groups: self.groups,
+            x: shape(x, |axis| axis.input),
+            w: shape(w, |axis| axis.kernel),
+            y: shape(y, |axis| axis.output),
+            pads: all(|axis| axis.pads[0]),
+            strides: all(|axis| axis.stride),
+            dilations: all(|axis| axis.dilation),
+        }))
     }
-    if !axes.iter().all(is_symmetric) {
-        return Ok(None);
-    }
-    let shape = |first: usize, second: usize, of: fn(&WindowAxis) -> usize| {
-        [first, second].into_iter().chain(axes.iter().map(of)).collect::<Vec<usize>>()
-    };
-    let all = |of: fn(&WindowAxis) -> usize| axes.iter().map(of).collect::<Vec<usize>>();
-    let (channels, filters) = (conv.channels * conv.groups, conv.filters * conv.groups);
-    Ok(Some(Convolution {
-        element,
-        tf32: element == DnnElement::F32 && allows_tf32(&cx.limits),
-        groups: conv.groups,
-        x: shape(conv.batch, channels, |axis| axis.input),
-        w: shape(filters, conv.channels, |axis| axis.kernel),
-        y: shape(conv.batch, filters, |axis| axis.output),
-        pads: all(|axis| axis.pads[0]),
-        strides: all(|axis| axis.stride),
-        dilations: all(|axis| axis.dilation),
-    }))
 }
 
 /// Whether an axis has as many results with the padding before it on both sides, of which there is one for each stride.

@@ -7,9 +7,11 @@ use ort_core::spec::RUNTIME;
 use ort_core::{Result, ensure, error};
 
 use super::step::spread;
+use crate::kernels::conv::dnn::{Windows, gradient};
 use crate::kernels::conv::{Axes, FLOATS, suffix_of, three, window_sizes};
 use crate::kernels::{CudaKernel, cuda_kernels};
-use crate::launch::{Launch, OpCx, Operand};
+use crate::launch::{Launch, OpCx, Operand, scratch};
+use crate::libraries::Pass;
 
 const FAMILY: &str = "training_conv";
 
@@ -23,11 +25,8 @@ const INPUT: KernelDef = KernelDef {
 };
 
 cuda_kernels![
-    CudaKernel::new(INPUT, by_input),
-    CudaKernel {
-        workspace: Some(workspace),
-        ..CudaKernel::new(KernelDef { op: "ConvGradWeights", ..INPUT }, by_weights)
-    },
+    CudaKernel::new(INPUT, by_input).with_workspace(|cx| scratch(cx, by_input)),
+    CudaKernel::new(KernelDef { op: "ConvGradWeights", ..INPUT }, by_weights).with_workspace(workspace),
 ];
 
 /// Of a tile, as in cu/training_conv.cu.
@@ -109,6 +108,14 @@ impl Sizes {
         self.batch.saturating_mul(self.volume(|axis| axis.output))
     }
 
+    /// The same by a library, of image, filters and results. Groups of few filters have kernels of ours, which read each number once.
+    fn by_library(&self, cx: &OpCx<'_>, pass: Pass, tensors: [&Operand; 3]) -> Result<Option<Launch>> {
+        if self.groups > 1 && self.filters.min(self.channels) <= FEW_FILTERS {
+            return Ok(None);
+        }
+        gradient(cx, pass, &Windows { axes: &self.axes, groups: self.groups }, tensors)
+    }
+
     /// Whether a tile of the gradient by filters would be all but empty.
     fn has_few_columns(&self) -> bool {
         self.filters <= FEW_FILTERS || self.columns() <= FEW_COLUMNS
@@ -135,6 +142,9 @@ fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if y.count() == 0 {
         return Ok(Vec::new());
     }
+    if let Some(launch) = sizes.by_library(cx, Pass::Data, [y, weight, upstream])? {
+        return Ok(vec![launch]);
+    }
     let suffix = suffix_of(y.dtype)?;
     if sizes.channels <= FEW_FILTERS {
         let launch = Launch::new(FAMILY, format!("by_input_planes_{suffix}"));
@@ -160,7 +170,8 @@ fn workspace(cx: &OpCx<'_>) -> Result<usize> {
     let (image, upstream) = (cx.input(0)?, cx.input(1)?);
     let mut taken = 0;
     parts(cx, &Sizes::new(cx, [image, cx.output(0)?, upstream])?, &mut taken)?;
-    Ok(taken)
+    // What a library or the kernels here take: which of the two shows where the tensors of a run lie.
+    Ok(scratch(cx, by_weights)?.max(taken))
 }
 
 fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -169,6 +180,9 @@ fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let count = y.count();
     if count == 0 {
         return Ok(Vec::new());
+    }
+    if let Some(launch) = sizes.by_library(cx, Pass::Filter, [image, y, upstream])? {
+        return Ok(vec![launch]);
     }
     let suffix = suffix_of(y.dtype)?;
     let given = |entry: &str| Launch::new(FAMILY, format!("{entry}_{suffix}")).tensor(image).tensor(upstream);

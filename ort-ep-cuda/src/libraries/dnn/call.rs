@@ -10,10 +10,11 @@ use ort_core::{Result, error};
 use super::super::workspace_of;
 use super::descriptors::Descriptors;
 use super::functions::{Performance, is_unsupported};
-use super::{Convolution, Dnn, Form, MOST_KEPT, NAMES, Owned, Way, working};
+use super::{Convolution, Dnn, Form, MOST_ALGORITHMS, MOST_KEPT, Owned, Pass, Way};
 use crate::driver::{RawStream, Routine};
 
-/// A convolution, to be asked for once its algorithm is chosen. Its tensors are image, filters, bias, addend, result and workspace.
+/// A convolution, to be asked for once its algorithm is chosen. Its tensors are the two that are given, in the order of its pass, bias, addend, result
+/// and workspace. Forms with a bias are of the forward pass.
 pub(crate) struct DnnConvolution {
     dnn: Arc<Dnn>,
     convolution: Convolution,
@@ -30,25 +31,25 @@ pub(crate) struct DnnConvolution {
 
 /// The addresses of a call.
 struct Places {
-    x: *mut c_void,
-    w: *mut c_void,
+    first: *mut c_void,
+    second: *mut c_void,
     bias: *mut c_void,
     z: *mut c_void,
-    y: *mut c_void,
+    result: *mut c_void,
     scratch: *mut c_void,
     bytes: usize,
 }
 
 impl Places {
     fn new(tensors: &[(u64, u64)]) -> Result<Places> {
-        let [(x, _), (w, _), (bias, _), (z, _), (y, _), scratch] = *tensors else {
+        let [(first, _), (second, _), (bias, _), (z, _), (result, _), scratch] = *tensors else {
             return Err(error!(Fail, "a convolution of {} tensors", tensors.len()));
         };
-        let [x, w, bias, z, y] =
-            [x, w, bias, z, y].map(|address| ptr::with_exposed_provenance_mut(address as usize));
+        let [first, second, bias, z, result] = [first, second, bias, z, result]
+            .map(|address| ptr::with_exposed_provenance_mut(address as usize));
         let (scratch, bytes) = workspace_of(scratch);
         let scratch = ptr::with_exposed_provenance_mut(scratch as usize);
-        Ok(Places { x, w, bias, z, y, scratch, bytes })
+        Ok(Places { first, second, bias, z, result, scratch, bytes })
     }
 }
 
@@ -69,58 +70,59 @@ impl DnnConvolution {
     }
 
     /// The sums alone, added to what is in the result's memory where `beta` is 1.
-    fn forward(&self, handle: &Owned, at: &Places, beta: &f32) -> Result<()> {
+    fn sums(&self, handle: &Owned, at: &Places, beta: &f32) -> Result<()> {
         let (algorithm, _) = self.chosen()?;
-        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
+        let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
+        let calls = functions.calls(self.convolution.pass);
         // SAFETY: handle and descriptors are live; the tensors lie in live memory of the context as they say, and the workspace has as many
         // bytes. The context is current.
         let status = unsafe {
-            (functions.cudnnConvolutionForward)(
+            (calls.compute)(
                 handle.0,
                 &ONE,
-                of.x,
-                at.x,
-                of.w,
-                at.w,
+                of.first,
+                at.first,
+                of.second,
+                at.second,
                 of.convolution,
                 algorithm,
                 at.scratch,
                 at.bytes.min(self.bytes),
                 beta,
-                of.y,
-                at.y,
+                of.result,
+                at.result,
             )
         };
-        functions.check(status, "cudnnConvolutionForward")
+        functions.check(status, calls.name)
     }
 
     /// All of it in one call; whether the library has code for that.
     fn fused(&self, handle: &Owned, at: &Places) -> Result<bool> {
         let (algorithm, _) = self.chosen()?;
-        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
+        let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         // An addend must be given also where it is multiplied by nothing.
-        let (z, factor) = if at.z.is_null() { (at.y, &ZERO) } else { (at.z, &ONE) };
+        let (z, factor) = if at.z.is_null() { (at.result, &ZERO) } else { (at.z, &ONE) };
         // SAFETY: as above.
         let status = unsafe {
             (functions.cudnnConvolutionBiasActivationForward)(
                 handle.0,
                 &ONE,
-                of.x,
-                at.x,
-                of.w,
-                at.w,
+                of.first,
+                at.first,
+                of.second,
+                at.second,
                 of.convolution,
                 algorithm,
                 at.scratch,
                 at.bytes.min(self.bytes),
                 factor,
-                of.y,
+                of.result,
                 z,
                 of.bias,
                 at.bias,
                 of.activation,
-                of.y,
-                at.y,
+                of.result,
+                at.result,
             )
         };
         if is_unsupported(status) {
@@ -131,38 +133,49 @@ impl DnnConvolution {
 
     /// The same in several calls.
     fn in_steps(&self, handle: &Owned, at: &Places) -> Result<()> {
-        self.forward(handle, at, &ZERO)?;
-        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
-        for (tensor, address) in [(of.bias, at.bias), (of.y, at.z)] {
+        self.sums(handle, at, &ZERO)?;
+        let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
+        for (tensor, address) in [(of.bias, at.bias), (of.result, at.z)] {
             if !address.is_null() {
                 // SAFETY: as above.
-                let status =
-                    unsafe { (functions.cudnnAddTensor)(handle.0, &ONE, tensor, address, &ONE, of.y, at.y) };
+                let status = unsafe {
+                    (functions.cudnnAddTensor)(handle.0, &ONE, tensor, address, &ONE, of.result, at.result)
+                };
                 functions.check(status, "cudnnAddTensor")?;
             }
         }
         // SAFETY: as above; the result may be in the place of what it is of.
         let status = unsafe {
-            (functions.cudnnActivationForward)(handle.0, of.activation, &ONE, of.y, at.y, &ZERO, of.y, at.y)
+            (functions.cudnnActivationForward)(
+                handle.0,
+                of.activation,
+                &ONE,
+                of.result,
+                at.result,
+                &ZERO,
+                of.result,
+                at.result,
+            )
         };
         functions.check(status, "cudnnActivationForward")
     }
 
     /// What a search on the tensors of a run finds, whose result is written by it.
     fn search(&self, handle: &Owned, at: &Places) -> Result<Option<Way>> {
-        let (of, functions) = (self.descriptors.handles(), &self.dnn.loaded.functions);
-        let (mut all, mut count) = ([Performance::default(); NAMES.len()], 0);
+        let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
+        let (mut all, mut count) = ([Performance::default(); MOST_ALGORITHMS], 0);
+        let calls = functions.calls(self.convolution.pass);
         // SAFETY: as above; there is room for as many algorithms as are asked for.
         let status = unsafe {
-            (functions.cudnnFindConvolutionForwardAlgorithmEx)(
+            (calls.find)(
                 handle.0,
-                of.x,
-                at.x,
-                of.w,
-                at.w,
+                of.first,
+                at.first,
+                of.second,
+                at.second,
                 of.convolution,
-                of.y,
-                at.y,
+                of.result,
+                at.result,
                 all.len() as c_int,
                 &mut count,
                 all.as_mut_ptr(),
@@ -170,8 +183,8 @@ impl DnnConvolution {
                 at.bytes.min(self.bytes),
             )
         };
-        functions.check(status, "cudnnFindConvolutionForwardAlgorithmEx")?;
-        Ok(working(&all, count).into_iter().find(|(_, bytes)| *bytes <= self.bytes))
+        functions.check(status, "a search of algorithms")?;
+        Ok(self.convolution.pass.working(&all, count).into_iter().find(|(_, bytes)| *bytes <= self.bytes))
     }
 
     fn chosen(&self) -> Result<Way> {
@@ -189,12 +202,19 @@ impl DnnConvolution {
 impl Routine for DnnConvolution {
     fn name(&self) -> String {
         let Some((algorithm, bytes)) = self.chosen.get() else { return "cuDNN".to_owned() };
-        let known = usize::try_from(*algorithm).ok().and_then(|number| NAMES.get(number).copied());
+        let known = usize::try_from(*algorithm)
+            .ok()
+            .and_then(|number| self.convolution.pass.names().get(number).copied());
         let form = match self.form {
             Form::Relu if !self.refused.load(Ordering::Relaxed) => " with bias and Relu",
             _ => "",
         };
-        format!("cuDNN {}{form}, {bytes} bytes", known.unwrap_or("?"))
+        let pass = match self.convolution.pass {
+            Pass::Forward => "",
+            Pass::Data => "BackwardData ",
+            Pass::Filter => "BackwardFilter ",
+        };
+        format!("cuDNN {pass}{}{form}, {bytes} bytes", known.unwrap_or("?"))
     }
 
     fn is_ready(&self) -> bool {
@@ -226,7 +246,7 @@ impl Routine for DnnConvolution {
         };
         drop(handle);
         let estimated = || {
-            let mut all = self.dnn.estimated(&self.descriptors).into_iter();
+            let mut all = self.dnn.estimated(self.convolution.pass, &self.descriptors).into_iter();
             all.find(|(_, bytes)| *bytes <= self.bytes).unwrap_or(self.otherwise)
         };
         let way = way.unwrap_or_else(estimated);
@@ -240,8 +260,8 @@ impl Routine for DnnConvolution {
         let handle = self.dnn.handle.lock();
         self.set_stream(&handle, stream)?;
         match self.form {
-            Form::Plain => self.forward(&handle, &at, &ZERO),
-            Form::Onto => self.forward(&handle, &at, &ONE),
+            Form::Plain => self.sums(&handle, &at, &ZERO),
+            Form::Onto => self.sums(&handle, &at, &ONE),
             Form::Relu => {
                 if !self.refused.load(Ordering::Relaxed) {
                     if self.fused(&handle, &at)? {

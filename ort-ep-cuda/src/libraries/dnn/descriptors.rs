@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ort_core::{Result, error};
 use smallvec::SmallVec;
 
-use super::{Convolution, DnnElement, DnnFunctions, Handle, Loaded};
+use super::{Convolution, DnnElement, DnnFunctions, Handle, Loaded, Pass};
 use crate::launch::strides;
 
 const NCHW: c_int = 0;
@@ -63,9 +63,11 @@ pub(super) struct Descriptors {
 /// The handles of [`Descriptors`].
 #[derive(Clone, Copy)]
 pub(super) struct Handles {
-    pub(super) x: Handle,
-    pub(super) w: Handle,
-    pub(super) y: Handle,
+    /// Of what is given.
+    pub(super) first: Handle,
+    pub(super) second: Handle,
+    /// Of what is computed.
+    pub(super) result: Handle,
     pub(super) bias: Handle,
     pub(super) convolution: Handle,
     pub(super) activation: Handle,
@@ -103,11 +105,17 @@ impl Descriptors {
         Ok(Descriptors { x, w, y, bias, convolution, activation, _loaded: loaded.clone() })
     }
 
-    pub(super) fn handles(&self) -> Handles {
+    pub(super) fn handles(&self, pass: Pass) -> Handles {
+        let [x, w, y] = [&self.x, &self.w, &self.y].map(|descriptor| descriptor.handle);
+        let (first, second, result) = match pass {
+            Pass::Forward => (x, w, y),
+            Pass::Data => (w, y, x),
+            Pass::Filter => (x, y, w),
+        };
         Handles {
-            x: self.x.handle,
-            w: self.w.handle,
-            y: self.y.handle,
+            first,
+            second,
+            result,
             bias: self.bias.handle,
             convolution: self.convolution.handle,
             activation: self.activation.handle,

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use ort_core::{Result, error};
 
 use super::super::load::functions;
-use super::Handle;
+use super::{Handle, Pass};
 use crate::driver::RawStream;
 
 type Numbers = *const c_int;
@@ -51,6 +51,36 @@ functions! {
         handle: Handle, alpha: Factor, x_of: Handle, x: Address, w_of: Handle, w: Address, convolution: Handle,
         algorithm: c_int, workspace: Address, bytes: usize, beta: Factor, y_of: Handle, y: Address,
     ) -> c_int;
+    fn cudnnGetConvolutionBackwardDataWorkspaceSize(
+        handle: Handle, w: Handle, dy: Handle, convolution: Handle, dx: Handle, algorithm: c_int, bytes: *mut usize,
+    ) -> c_int;
+    fn cudnnGetConvolutionBackwardDataAlgorithm_v7(
+        handle: Handle, w: Handle, dy: Handle, convolution: Handle, dx: Handle, requested: c_int, count: *mut c_int,
+        found: *mut Performance,
+    ) -> c_int;
+    fn cudnnFindConvolutionBackwardDataAlgorithmEx(
+        handle: Handle, w_of: Handle, w: Address, dy_of: Handle, dy: Address, convolution: Handle, dx_of: Handle, dx: Address,
+        requested: c_int, count: *mut c_int, found: *mut Performance, workspace: Address, bytes: usize,
+    ) -> c_int;
+    fn cudnnConvolutionBackwardData(
+        handle: Handle, alpha: Factor, w_of: Handle, w: Address, dy_of: Handle, dy: Address, convolution: Handle,
+        algorithm: c_int, workspace: Address, bytes: usize, beta: Factor, dx_of: Handle, dx: Address,
+    ) -> c_int;
+    fn cudnnGetConvolutionBackwardFilterWorkspaceSize(
+        handle: Handle, x: Handle, dy: Handle, convolution: Handle, dw: Handle, algorithm: c_int, bytes: *mut usize,
+    ) -> c_int;
+    fn cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+        handle: Handle, x: Handle, dy: Handle, convolution: Handle, dw: Handle, requested: c_int, count: *mut c_int,
+        found: *mut Performance,
+    ) -> c_int;
+    fn cudnnFindConvolutionBackwardFilterAlgorithmEx(
+        handle: Handle, x_of: Handle, x: Address, dy_of: Handle, dy: Address, convolution: Handle, dw_of: Handle, dw: Address,
+        requested: c_int, count: *mut c_int, found: *mut Performance, workspace: Address, bytes: usize,
+    ) -> c_int;
+    fn cudnnConvolutionBackwardFilter(
+        handle: Handle, alpha: Factor, x_of: Handle, x: Address, dy_of: Handle, dy: Address, convolution: Handle,
+        algorithm: c_int, workspace: Address, bytes: usize, beta: Factor, dw_of: Handle, dw: Address,
+    ) -> c_int;
     fn cudnnConvolutionBiasActivationForward(
         handle: Handle, alpha: Factor, x_of: Handle, x: Address, w_of: Handle, w: Address, convolution: Handle,
         algorithm: c_int, workspace: Address, bytes: usize, factor: Factor, z_of: Handle, z: Address, bias_of: Handle,
@@ -85,7 +115,81 @@ pub(super) fn is_unsupported(status: c_int) -> bool {
     status == OLD_NOT_SUPPORTED || (3000..4000).contains(&status)
 }
 
+/// The functions of one [`Pass`]: each takes two tensors, of which a third one is computed, in this order.
+pub(super) struct Calls {
+    pub(super) workspace:
+        unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, c_int, *mut usize) -> c_int,
+    pub(super) estimate: unsafe extern "C" fn(
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        c_int,
+        *mut c_int,
+        *mut Performance,
+    ) -> c_int,
+    pub(super) find: unsafe extern "C" fn(
+        Handle,
+        Handle,
+        Address,
+        Handle,
+        Address,
+        Handle,
+        Handle,
+        Address,
+        c_int,
+        *mut c_int,
+        *mut Performance,
+        Address,
+        usize,
+    ) -> c_int,
+    pub(super) compute: unsafe extern "C" fn(
+        Handle,
+        Factor,
+        Handle,
+        Address,
+        Handle,
+        Address,
+        Handle,
+        c_int,
+        Address,
+        usize,
+        Factor,
+        Handle,
+        Address,
+    ) -> c_int,
+    /// What the last one is called.
+    pub(super) name: &'static str,
+}
+
 impl DnnFunctions {
+    pub(super) fn calls(&self, pass: Pass) -> Calls {
+        match pass {
+            Pass::Forward => Calls {
+                workspace: self.cudnnGetConvolutionForwardWorkspaceSize,
+                estimate: self.cudnnGetConvolutionForwardAlgorithm_v7,
+                find: self.cudnnFindConvolutionForwardAlgorithmEx,
+                compute: self.cudnnConvolutionForward,
+                name: "cudnnConvolutionForward",
+            },
+            Pass::Data => Calls {
+                workspace: self.cudnnGetConvolutionBackwardDataWorkspaceSize,
+                estimate: self.cudnnGetConvolutionBackwardDataAlgorithm_v7,
+                find: self.cudnnFindConvolutionBackwardDataAlgorithmEx,
+                compute: self.cudnnConvolutionBackwardData,
+                name: "cudnnConvolutionBackwardData",
+            },
+            Pass::Filter => Calls {
+                workspace: self.cudnnGetConvolutionBackwardFilterWorkspaceSize,
+                estimate: self.cudnnGetConvolutionBackwardFilterAlgorithm_v7,
+                find: self.cudnnFindConvolutionBackwardFilterAlgorithmEx,
+                compute: self.cudnnConvolutionBackwardFilter,
+                name: "cudnnConvolutionBackwardFilter",
+            },
+        }
+    }
+
     /// The library's own words for a status.
     pub(super) fn describe(&self, status: c_int) -> String {
         // SAFETY: the library answers with a string that lives as long as it does.

@@ -49,20 +49,87 @@ pub struct Performance {
     reserved: [c_int; 3],
 }
 
-/// The algorithms, the fastest first where they can be had.
-const ALGORITHMS: [c_int; 5] = [4, 6, 2, 1, 0];
+/// What is computed of image, filters and results; the other two are given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Data,
+    Filter,
+}
 
-/// The scratch memory of an algorithm; none where it cannot compute a convolution.
-fn workspace(algorithm: c_int, sizes: &Sizes) -> Option<usize> {
-    let has_small_steps = sizes.axes.iter().all(|axis| axis.stride == 1 && axis.dilation == 1);
-    let is = |size: usize| sizes.axes.iter().all(|axis| axis.kernel == size);
-    match algorithm {
-        0 => Some(0),
-        1 => Some(64 << 10),
-        2 => (sizes.groups == 1).then_some(4 << 20),
-        4 => (has_small_steps && sizes.axes.iter().all(|axis| axis.kernel > 3)).then_some(48 << 20),
-        6 => (has_small_steps && sizes.groups == 1 && is(3) && sizes.axes.len() == 2).then_some(1 << 20),
-        _ => None,
+impl Pass {
+    /// The algorithms, the fastest first where they can be had.
+    fn algorithms(self) -> &'static [c_int] {
+        match self {
+            Pass::Forward => &[4, 6, 2, 1, 0],
+            Pass::Data => &[0, 2, 4, 1],
+            Pass::Filter => &[3, 0, 2, 1],
+        }
+    }
+
+    /// Whether an algorithm adds up in the same order each time.
+    fn is_deterministic(self, algorithm: c_int) -> bool {
+        match self {
+            Pass::Forward => true,
+            Pass::Data => algorithm != 0,
+            Pass::Filter => algorithm != 0 && algorithm != 3,
+        }
+    }
+
+    /// The scratch memory of an algorithm; none where it cannot compute a convolution.
+    fn workspace(self, algorithm: c_int, sizes: &Sizes) -> Option<usize> {
+        let has_small_steps = sizes.axes.iter().all(|axis| axis.stride == 1 && axis.dilation == 1);
+        let is = |size: usize| sizes.axes.iter().all(|axis| axis.kernel == size);
+        let is_large = sizes.axes.iter().all(|axis| axis.kernel > 3);
+        let is_of_winograd = has_small_steps && sizes.groups == 1 && is(3) && sizes.axes.len() == 2;
+        match (self, algorithm) {
+            (_, 0) => Some(0),
+            (_, 1) => Some(64 << 10),
+            (Pass::Forward, 2) => (sizes.groups == 1).then_some(4 << 20),
+            (Pass::Forward, 4) | (Pass::Data | Pass::Filter, 2) => {
+                (has_small_steps && is_large).then_some(48 << 20)
+            }
+            (Pass::Forward, 6) | (Pass::Data, 4) => is_of_winograd.then_some(1 << 20),
+            (Pass::Filter, 3) => Some(0),
+            _ => None,
+        }
+    }
+
+    /// Of image, filters and results what is computed.
+    fn of<T: Copy>(self, [x, w, y]: [T; 3]) -> T {
+        match self {
+            Pass::Forward => y,
+            Pass::Data => x,
+            Pass::Filter => w,
+        }
+    }
+
+    /// Image, filters and results, of the two that are given, in the order of the functions, and the third.
+    fn sorted<T>(self, first: T, second: T, result: T) -> [T; 3] {
+        match self {
+            Pass::Forward => [first, second, result],
+            Pass::Data => [result, first, second],
+            Pass::Filter => [first, result, second],
+        }
+    }
+
+    /// The sizes of a convolution of these descriptors.
+    fn sizes(self, first: Handle, second: Handle, conv: Handle, result: Handle) -> Result<Sizes, c_int> {
+        let [x, w, y] = self.sorted(first, second, result);
+        let Object::Filter(Some(filter)) = find(w)? else { return Err(BAD_PARAM) };
+        check(tensor(x)?, filter, convolution(conv)?, tensor(y)?)
+    }
+
+    /// Whether an algorithm can be had with so much scratch memory.
+    fn check_workspace(
+        self,
+        algorithm: c_int,
+        sizes: &Sizes,
+        (address, bytes): (u64, usize),
+    ) -> Result<usize, c_int> {
+        let needed = self.workspace(algorithm, sizes).ok_or(NOT_SUPPORTED)?;
+        let fits = bytes >= needed && (needed == 0 || address != 0 && address.is_multiple_of(16));
+        if fits { Ok(needed) } else { Err(BAD_PARAM) }
     }
 }
 
@@ -119,12 +186,6 @@ fn convolution(handle: Handle) -> Result<Convolution, c_int> {
     if let Object::Convolution(Some(convolution)) = find(handle)? { Ok(convolution) } else { Err(BAD_PARAM) }
 }
 
-/// The sizes of a convolution of these descriptors.
-fn sizes(x: Handle, w: Handle, conv: Handle, y: Handle) -> Result<Sizes, c_int> {
-    let Object::Filter(Some(filter)) = find(w)? else { return Err(BAD_PARAM) };
-    check(tensor(x)?, filter, convolution(conv)?, tensor(y)?)
-}
-
 fn ints(from: *const c_int, count: c_int) -> Result<Vec<c_int>, c_int> {
     if from.is_null() || !(1..=8).contains(&count) {
         return Err(BAD_PARAM);
@@ -139,13 +200,6 @@ fn scale(from: *const c_void) -> Result<f64, c_int> {
     }
     // SAFETY: the caller gives a factor in float32, as it is for the types that there are.
     Ok(f64::from(unsafe { from.cast::<f32>().read() }))
-}
-
-/// Whether an algorithm can be had with so much scratch memory.
-fn check_workspace(algorithm: c_int, sizes: &Sizes, (address, bytes): (u64, usize)) -> Result<usize, c_int> {
-    let needed = workspace(algorithm, sizes).ok_or(NOT_SUPPORTED)?;
-    let fits = bytes >= needed && (needed == 0 || address != 0 && address.is_multiple_of(16));
-    if fits { Ok(needed) } else { Err(BAD_PARAM) }
 }
 
 fn ask(stream: Handle, memory: Vec<(u64, usize)>, work: impl Fn() + Send + Sync + 'static) -> Status {
@@ -241,79 +295,6 @@ dnn_api! {
     fn cudnnSetActivationDescriptor(handle: Handle, mode: c_int, nan: c_int, _coefficient: f64) {
         set(handle, Object::Activation { mode, propagates: nan == 1 })
     }
-    fn cudnnGetConvolutionForwardWorkspaceSize(
-        handle: Handle,
-        x: Handle,
-        w: Handle,
-        conv: Handle,
-        y: Handle,
-        algorithm: c_int,
-        bytes: *mut usize,
-    ) {
-        stream(handle)?;
-        write(bytes, workspace(algorithm, &sizes(x, w, conv, y)?).ok_or(NOT_SUPPORTED)?)
-    }
-    fn cudnnGetConvolutionForwardAlgorithm_v7(
-        handle: Handle,
-        x: Handle,
-        w: Handle,
-        conv: Handle,
-        y: Handle,
-        requested: c_int,
-        count: *mut c_int,
-        found: *mut Performance,
-    ) {
-        stream(handle)?;
-        performances(&sizes(x, w, conv, y)?, usize::MAX, requested, count, found)
-    }
-    fn cudnnFindConvolutionForwardAlgorithmEx(
-        handle: Handle,
-        x_of: Handle,
-        x: u64,
-        w_of: Handle,
-        w: u64,
-        conv: Handle,
-        y_of: Handle,
-        y: u64,
-        requested: c_int,
-        count: *mut c_int,
-        found: *mut Performance,
-        scratch: u64,
-        scratch_bytes: usize,
-    ) {
-        let stream = stream(handle)?;
-        let sizes = sizes(x_of, w_of, conv, y_of)?;
-        let memory = sizes.memory(x, w, y).into_iter().chain([(scratch, scratch_bytes)]).collect();
-        let bytes = sizes.memory(x, w, y)[2].1;
-        // What is tried is written to the result and the scratch memory.
-        ask(stream, memory, move || [(y, bytes), (scratch, scratch_bytes)].map(|(at, bytes)| scribble(at, bytes)).into_iter().collect())?;
-        wait_for(stream).map_err(|_| EXECUTION_FAILED)?;
-        performances(&sizes, scratch_bytes, requested, count, found)
-    }
-    fn cudnnConvolutionForward(
-        handle: Handle,
-        alpha: *const c_void,
-        x_of: Handle,
-        x: u64,
-        w_of: Handle,
-        w: u64,
-        conv: Handle,
-        algorithm: c_int,
-        scratch: u64,
-        scratch_bytes: usize,
-        beta: *const c_void,
-        y_of: Handle,
-        y: u64,
-    ) {
-        let stream = stream(handle)?;
-        let (sizes, alpha, beta) = (sizes(x_of, w_of, conv, y_of)?, scale(alpha)?, scale(beta)?);
-        let needed = check_workspace(algorithm, &sizes, (scratch, scratch_bytes))?;
-        let memory = sizes.memory(x, w, y).into_iter().chain([(scratch, needed)]).collect();
-        ask(stream, memory, move || {
-            scribble(scratch, needed);
-            convolve(&sizes, [x, w, y], &Finish { alpha, addend: (beta != 0.0).then_some((y, beta)), ..Finish::default() });
-        })
-    }
     fn cudnnConvolutionBiasActivationForward(
         handle: Handle,
         alpha: *const c_void,
@@ -335,7 +316,8 @@ dnn_api! {
         y: u64,
     ) {
         let stream = stream(handle)?;
-        let (sizes, alpha, factor) = (sizes(x_of, w_of, conv, y_of)?, scale(alpha)?, scale(alpha2)?);
+        let sizes = Pass::Forward.sizes(x_of, w_of, conv, y_of)?;
+        let (alpha, factor) = (scale(alpha)?, scale(alpha2)?);
         let Object::Activation { mode, propagates } = find(activation)? else { return Err(BAD_PARAM) };
         let (of_y, of_z, of_bias) = (tensor(y_of)?, tensor(z_of)?, tensor(bias_of)?);
         if of_z.sizes != of_y.sizes || !of_bias.is_vector(&of_y) || bias == 0 || z == 0 {
@@ -346,13 +328,13 @@ dnn_api! {
         if !is_fused || !(mode == 1 || mode == 5 && algorithm == 1) {
             return Err(NOT_SUPPORTED);
         }
-        let needed = check_workspace(algorithm, &sizes, (scratch, scratch_bytes))?;
+        let needed = Pass::Forward.check_workspace(algorithm, &sizes, (scratch, scratch_bytes))?;
         let mut memory = sizes.memory(x, w, y).to_vec();
         memory.extend([(scratch, needed), (bias, of_bias.bytes()), (z, of_z.bytes())]);
         ask(stream, memory, move || {
             scribble(scratch, needed);
             let addend = (factor != 0.0).then_some((z, factor));
-            convolve(&sizes, [x, w, y], &Finish { alpha, addend, bias: Some(bias), has_relu: mode == 1, propagates });
+            convolve(&sizes, Pass::Forward, [x, w, y], &Finish { alpha, addend, bias: Some(bias), has_relu: mode == 1, propagates });
         })
     }
     fn cudnnAddTensor(handle: Handle, alpha: *const c_void, a_of: Handle, a: u64, beta: *const c_void, y_of: Handle, y: u64) {
@@ -386,8 +368,119 @@ dnn_api! {
     }
 }
 
+macro_rules! pass_api {
+    ($pass:expr, $workspace:ident, $estimate:ident, $find:ident, $compute:ident) => {
+        dnn_api! {
+            fn $workspace(
+                handle: Handle,
+                first: Handle,
+                second: Handle,
+                conv: Handle,
+                result: Handle,
+                algorithm: c_int,
+                bytes: *mut usize,
+            ) {
+                stream(handle)?;
+                let sizes = $pass.sizes(first, second, conv, result)?;
+                write(bytes, $pass.workspace(algorithm, &sizes).ok_or(NOT_SUPPORTED)?)
+            }
+            fn $estimate(
+                handle: Handle,
+                first: Handle,
+                second: Handle,
+                conv: Handle,
+                result: Handle,
+                requested: c_int,
+                count: *mut c_int,
+                found: *mut Performance,
+            ) {
+                stream(handle)?;
+                performances($pass, &$pass.sizes(first, second, conv, result)?, usize::MAX, requested, count, found)
+            }
+            fn $find(
+                handle: Handle,
+                first_of: Handle,
+                first: u64,
+                second_of: Handle,
+                second: u64,
+                conv: Handle,
+                result_of: Handle,
+                result: u64,
+                requested: c_int,
+                count: *mut c_int,
+                found: *mut Performance,
+                scratch: u64,
+                scratch_bytes: usize,
+            ) {
+                let stream = stream(handle)?;
+                let sizes = $pass.sizes(first_of, second_of, conv, result_of)?;
+                let [x, w, y] = $pass.sorted(first, second, result);
+                let memory = sizes.memory(x, w, y);
+                let (_, bytes) = $pass.of(memory);
+                // What is tried is written to the result and the scratch memory.
+                ask(stream, memory.into_iter().chain([(scratch, scratch_bytes)]).collect(), move || {
+                    scribble(result, bytes);
+                    scribble(scratch, scratch_bytes);
+                })?;
+                wait_for(stream).map_err(|_| EXECUTION_FAILED)?;
+                performances($pass, &sizes, scratch_bytes, requested, count, found)
+            }
+            fn $compute(
+                handle: Handle,
+                alpha: *const c_void,
+                first_of: Handle,
+                first: u64,
+                second_of: Handle,
+                second: u64,
+                conv: Handle,
+                algorithm: c_int,
+                scratch: u64,
+                scratch_bytes: usize,
+                beta: *const c_void,
+                result_of: Handle,
+                result: u64,
+            ) {
+                let stream = stream(handle)?;
+                let sizes = $pass.sizes(first_of, second_of, conv, result_of)?;
+                let (alpha, beta) = (scale(alpha)?, scale(beta)?);
+                let needed = $pass.check_workspace(algorithm, &sizes, (scratch, scratch_bytes))?;
+                let [x, w, y] = $pass.sorted(first, second, result);
+                let memory = sizes.memory(x, w, y).into_iter().chain([(scratch, needed)]).collect();
+                ask(stream, memory, move || {
+                    scribble(scratch, needed);
+                    let addend = (beta != 0.0).then_some((result, beta));
+                    convolve(&sizes, $pass, [x, w, y], &Finish { alpha, addend, ..Finish::default() });
+                })
+            }
+        }
+    };
+}
+
+pass_api!(
+    Pass::Forward,
+    cudnnGetConvolutionForwardWorkspaceSize,
+    cudnnGetConvolutionForwardAlgorithm_v7,
+    cudnnFindConvolutionForwardAlgorithmEx,
+    cudnnConvolutionForward
+);
+pass_api!(
+    Pass::Data,
+    cudnnGetConvolutionBackwardDataWorkspaceSize,
+    cudnnGetConvolutionBackwardDataAlgorithm_v7,
+    cudnnFindConvolutionBackwardDataAlgorithmEx,
+    cudnnConvolutionBackwardData
+);
+pass_api!(
+    Pass::Filter,
+    cudnnGetConvolutionBackwardFilterWorkspaceSize,
+    cudnnGetConvolutionBackwardFilterAlgorithm_v7,
+    cudnnFindConvolutionBackwardFilterAlgorithmEx,
+    cudnnConvolutionBackwardFilter
+);
+
 /// Tells which algorithms there are, those that have not enough scratch memory behind the others.
 fn performances(
+    pass: Pass,
     sizes: &Sizes,
     room: usize,
     requested: c_int,
@@ -398,7 +491,7 @@ fn performances(
         return Err(BAD_PARAM);
     }
     let one = |(place, algorithm): (usize, &c_int)| {
-        let memory = workspace(*algorithm, sizes);
+        let memory = pass.workspace(*algorithm, sizes);
         let status = if memory.is_some_and(|memory| memory <= room) { 0 } else { NOT_SUPPORTED };
         let (memory, time) = (memory.unwrap_or(0), place as f32 + 1.0);
         Performance {
@@ -407,10 +500,11 @@ fn performances(
             time,
             memory,
             math: sizes.math,
+            determinism: c_int::from(pass.is_deterministic(*algorithm)),
             ..Performance::default()
         }
     };
-    let mut all: Vec<Performance> = ALGORITHMS.iter().enumerate().map(one).collect();
+    let mut all: Vec<Performance> = pass.algorithms().iter().enumerate().map(one).collect();
     all.sort_by_key(|one| one.status != 0);
     all.truncate(requested as usize);
     for (place, one) in all.iter().enumerate() {

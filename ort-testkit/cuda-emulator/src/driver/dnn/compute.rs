@@ -1,6 +1,7 @@
 //! Convolutions and what follows them, computed one product at a time.
 
 use super::super::routine::{Element, short};
+use super::Pass;
 use super::descriptors::{Axis, Sizes, Tensor};
 
 /// What follows the sums: `y = relu(alpha * sum + factor * addend + bias)`.
@@ -30,54 +31,86 @@ fn places(mut index: usize, axes: &[Axis], of: fn(&Axis) -> usize) -> Vec<usize>
     places
 }
 
-pub(super) fn convolve(sizes: &Sizes, [x, w, y]: [u64; 3], finish: &Finish) {
-    let volume = |of: fn(&Axis) -> usize| sizes.axes.iter().map(of).product::<usize>();
-    let (positions, taps, pixels) =
-        (volume(|axis| axis.output), volume(|axis| axis.kernel), volume(|axis| axis.input));
-    // With the library's own choice of arithmetic, float32 may be shortened on tensor cores.
-    let shortens = sizes.element == Element::F32 && sizes.math != 3;
-    let read = |at: u64, index: usize| {
-        let value = sizes.element.read(at, index);
-        if shortens { short(value) } else { value }
-    };
-    // For each position and tap, the pixel; none in the padding.
-    let pixel = |position: usize, tap: usize| {
-        let (out, kernel) =
-            (places(position, &sizes.axes, |axis| axis.output), places(tap, &sizes.axes, |axis| axis.kernel));
-        let mut pixel = 0;
-        for ((axis, out), kernel) in sizes.axes.iter().zip(out).zip(kernel) {
-            let at = (out * axis.stride + kernel * axis.dilation).checked_sub(axis.pad)?;
-            pixel = if at < axis.input { pixel * axis.input + at } else { return None };
-        }
-        Some(pixel)
-    };
-    let map: Vec<Option<usize>> =
-        (0..positions * taps).map(|index| pixel(index / taps, index % taps)).collect();
-    let filters = sizes.groups * sizes.filters;
-    for image in 0..sizes.batch {
-        for filter in 0..filters {
-            let first = filter / sizes.filters * sizes.channels;
-            for position in 0..positions {
-                let mut sum = 0.0;
-                for channel in 0..sizes.channels {
-                    let from = (image * sizes.groups * sizes.channels + first + channel) * pixels;
-                    let weights = (filter * sizes.channels + channel) * taps;
-                    for (tap, pixel) in map[position * taps..(position + 1) * taps].iter().enumerate() {
-                        sum += pixel.map_or(0.0, |pixel| read(x, from + pixel) * read(w, weights + tap));
+/// A convolution's tensors in memory, and which pixel each tap of each window falls on.
+struct Windows<'a> {
+    sizes: &'a Sizes,
+    positions: usize,
+    taps: usize,
+    pixels: usize,
+    /// By position and tap; none in the padding.
+    map: Vec<Option<usize>>,
+}
+
+impl Windows<'_> {
+    fn of(sizes: &Sizes) -> Windows<'_> {
+        let volume = |of: fn(&Axis) -> usize| sizes.axes.iter().map(of).product::<usize>();
+        let (positions, taps, pixels) =
+            (volume(|axis| axis.output), volume(|axis| axis.kernel), volume(|axis| axis.input));
+        let pixel = |position: usize, tap: usize| {
+            let out = places(position, &sizes.axes, |axis| axis.output);
+            let kernel = places(tap, &sizes.axes, |axis| axis.kernel);
+            let mut pixel = 0;
+            for ((axis, out), kernel) in sizes.axes.iter().zip(out).zip(kernel) {
+                let at = (out * axis.stride + kernel * axis.dilation).checked_sub(axis.pad)?;
+                pixel = if at < axis.input { pixel * axis.input + at } else { return None };
+            }
+            Some(pixel)
+        };
+        let map = (0..positions * taps).map(|index| pixel(index / taps, index % taps)).collect();
+        Windows { sizes, positions, taps, pixels, map }
+    }
+
+    /// A factor. With the library's own choice of arithmetic, float32 may be shortened on tensor cores.
+    fn read(&self, at: u64, index: usize) -> f64 {
+        let value = self.sizes.element.read(at, index);
+        if self.sizes.element == Element::F32 && self.sizes.math != 3 { short(value) } else { value }
+    }
+
+    /// Calls with the places in image, filters and results of each product.
+    fn products(&self, mut call: impl FnMut(usize, usize, usize)) {
+        let Sizes { batch, groups, channels, filters, .. } = *self.sizes;
+        for (image, filter) in
+            (0..batch).flat_map(|image| (0..groups * filters).map(move |filter| (image, filter)))
+        {
+            for position in 0..self.positions {
+                let result = (image * groups * filters + filter) * self.positions + position;
+                for channel in 0..channels {
+                    let from =
+                        (image * groups * channels + filter / filters * channels + channel) * self.pixels;
+                    let weights = (filter * channels + channel) * self.taps;
+                    let taps = &self.map[position * self.taps..(position + 1) * self.taps];
+                    for (tap, pixel) in taps.iter().enumerate() {
+                        if let Some(pixel) = pixel {
+                            call(from + pixel, weights + tap, result);
+                        }
                     }
                 }
-                let to = (image * filters + filter) * positions + position;
-                let mut value = finish.alpha * sum;
-                if let Some((addend, factor)) = finish.addend {
-                    value += factor * sizes.element.read(addend, to);
-                }
-                if let Some(bias) = finish.bias {
-                    value += sizes.element.read(bias, filter);
-                }
-                let value = if finish.has_relu { relu(value, finish.propagates) } else { value };
-                sizes.element.write(y, to, value);
             }
         }
+    }
+}
+
+/// What is computed of image, filters and results.
+pub(super) fn convolve(sizes: &Sizes, pass: Pass, [x, w, y]: [u64; 3], finish: &Finish) {
+    let windows = Windows::of(sizes);
+    let [(_, of_x), (_, of_w), (_, of_y)] = sizes.memory(x, w, y);
+    let (to, bytes) = pass.of([(x, of_x), (w, of_w), (y, of_y)]);
+    let mut sums = vec![0.0; bytes / sizes.element.bytes()];
+    windows.products(|pixel, weight, result| match pass {
+        Pass::Forward => sums[result] += windows.read(x, pixel) * windows.read(w, weight),
+        Pass::Data => sums[pixel] += windows.read(w, weight) * windows.read(y, result),
+        Pass::Filter => sums[weight] += windows.read(x, pixel) * windows.read(y, result),
+    });
+    for (index, sum) in sums.into_iter().enumerate() {
+        let mut value = finish.alpha * sum;
+        if let Some((addend, factor)) = finish.addend {
+            value += factor * sizes.element.read(addend, index);
+        }
+        if let Some(bias) = finish.bias {
+            value += sizes.element.read(bias, index / windows.positions % (sizes.groups * sizes.filters));
+        }
+        let value = if finish.has_relu { relu(value, finish.propagates) } else { value };
+        sizes.element.write(to, index, value);
     }
 }
 
