@@ -6,10 +6,8 @@
 
 #pragma once
 
-#include "common.cuh"
+#include "attention_blocks.cuh"
 
-// How elements of a type that is known at a launch are stored; attend.rs has the same numbers.
-enum Kind { FLOAT, HALF, BFLOAT, BOOL, INT, LONG };
 // Scores that are written out, and which keys are padding.
 enum Stage { NO_SCORES = -1, SCALED, CAPPED, MASKED, WEIGHTS };
 enum Padding { NO_PADDING, FROM, FROM_AND_BEFORE, ELEMENTS };
@@ -46,24 +44,6 @@ struct Given {
     float* parts;
 };
 
-template <typename T, int COUNT> struct alignas(sizeof(T) * COUNT) Pack { T of[COUNT]; };
-
-// Elements that lie next to each other, of which so many are there; zeros for the others.
-template <int COUNT, typename T> __device__ inline void read_pack(const T* at, int count, bool vectors, Pack<T, COUNT>& to) {
-    if (vectors && count >= COUNT) {
-        to = *(const Pack<T, COUNT>*)at;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) to.of[i] = i < count ? at[i] : from_float<T>(0.0f);
-}
-template <typename T> __device__ inline void read_four(const T* at, int count, bool vectors, float (&to)[4]) {
-    Pack<T, 4> pack;
-    read_pack(at, count, vectors, pack);
-#pragma unroll
-    for (int i = 0; i < 4; i++) to[i] = as_float(pack.of[i]);
-}
-
 __device__ inline float read_as(const void* from, int kind, int64 at) {
     switch (kind) {
     case FLOAT: return ((const float*)from)[at];
@@ -79,9 +59,6 @@ __device__ inline void write_as(void* to, int kind, int64 at, float value) {
     else if (kind == HALF) ((__half*)to)[at] = from_float<__half>(value);
     else ((__nv_bfloat16*)to)[at] = from_float<__nv_bfloat16>(value);
 }
-
-__device__ inline uint16 bits_of(__half x) { return static_cast<__half_raw>(x).x; }
-__device__ inline uint16 bits_of(__nv_bfloat16 x) { return static_cast<__nv_bfloat16_raw>(x).x; }
 
 __device__ inline bool is_aligned(const void* at) { return (uint64)at % 16 == 0; }
 
@@ -184,18 +161,6 @@ __device__ inline float score_of(float product, const int4& place, int batch, in
     return score;
 }
 
-// The next rows of numbers move up, so that a loop over rows has its code once.
-template <int MANY, int COUNT> __device__ inline void next_row(float (&rows)[MANY][COUNT]) {
-#pragma unroll
-    for (int row = 1; row < MANY; row++) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) rows[row - 1][i] = rows[row][i];
-    }
-}
-
-// What scores are relative to: the greatest, where there is one.
-__device__ inline float base_of(float top) { return top == -infinity() ? 0.0f : top; }
-
 // A query that sees no key has no result.
 __device__ inline float quotient(float result, float sum) { return sum == 0.0f ? 0.0f : result / sum; }
 
@@ -254,8 +219,8 @@ __device__ inline void read_queries(const void* q, int64 at, int count, bool vec
     else read_four(((const __nv_bfloat16*)q) + at, count, vectors, to);
 }
 
-// Rows and keys of a block where rows are many.
-constexpr int ROWS = 64, KEYS = 64;
+// Keys at once where rows are many.
+constexpr int KEYS = 64;
 
 #define ENTRY(name, type, threads, blocks, body)                                                                       \
     extern "C" __global__ void __launch_bounds__(threads, blocks)                                                      \

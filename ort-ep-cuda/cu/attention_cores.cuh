@@ -1,30 +1,8 @@
-// On tensor cores: 64 rows and 64 keys at a time by four warps, each with 16 rows.
+// On tensor cores: 64 rows and 64 keys at a time.
 #pragma once
 
 #include "attention.cuh"
-#include "cores.cuh"
-
-template <typename T> __device__ inline uint packed(float low, float high) {
-    return (uint)bits_of(from_float<T>(low)) | (uint)bits_of(from_float<T>(high)) << 16;
-}
-
-// e to a power that is not above 0.
-__device__ inline float fast_power(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
-    return result;
-}
-
-// Begins to copy eight halves, or writes zeros where there is nothing.
-template <typename T> __device__ inline void copy_eight(T* to, const T* from, int count, bool vectors) {
-    if (vectors) {
-        copy_later(to, from, count > 0);
-        return;
-    }
-    Pack<T, 8> pack;
-    read_pack(from, count, false, pack);
-    *(Pack<T, 8>*)to = pack;
-}
+#include "attention_warps.cuh"
 
 template <typename T, int SIZE>
 __device__ inline void cores(const void* queries, const T* k, const T* v, const Attend& p, const Given& g) {
@@ -40,17 +18,6 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
     k += place_of(p.k, block.batch, block.key_head, 0);
     v += place_of(p.v, block.batch, block.key_head, 0);
     bool q_vectors = p.q_vectors && is_aligned(q), k_vectors = p.k_vectors && is_aligned(k), v_vectors = p.v_vectors && is_aligned(v);
-    auto read = [&](T (*tile)[HALF_PITCH], const T* side, int step, int size, int start, bool vectors) {
-        // Of the lines of its turns a thread reads the same columns.
-        int line = thread / CHUNKS, c = thread % CHUNKS * 8;
-        const T* from = side + (int64)(start + line) * step + c;
-#pragma unroll
-        for (int turn = 0; turn < KEYS * CHUNKS / LANES; turn++, line += LANES / CHUNKS, from += LANES / CHUNKS * (int64)step) {
-            int count = start + line < block.end ? size - c : 0;
-            copy_eight(&tile[line][c], count > 0 ? from : side, count, vectors);
-        }
-        commit_copies();
-    };
     // Queries pass through the tile of values on their way into registers.
 #pragma unroll 1
     for (int chunk = thread; chunk < ROWS * CHUNKS; chunk += LANES) {
@@ -71,8 +38,7 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
     __syncthreads();
     uint left[SIZE / 16][4];
 #pragma unroll
-    for (int at = 0; at < SIZE / 16; at++) load_matrices<false>(left[at], &v_tile[warp_row + lane % 16][16 * at + lane / 16 * 8]);
-    // A lane has two rows, which are eight apart, and of each eight keys or columns two.
+    for (int at = 0; at < SIZE / 16; at++) left_of<SIZE>(left[at], v_tile, warp_row, 16 * at);
     int own = lane % 4 * 2;
     float tops[2], totals[2], results[SIZE / 8][4];
 #pragma unroll
@@ -87,30 +53,25 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
         for (int i = 0; i < 4; i++) results[j][i] = 0.0f;
     }
     bool is_plain = !g.mask && p.padding == NO_PADDING && p.softcap <= 0.0f;
-    read(k_tile, k, p.k.row, p.size, block.begin, k_vectors);
+    auto of_keys = [&](int start) { copy_lines<KEYS, SIZE>(k_tile, k, p.k.row, p.size, start, block.end, k_vectors); };
+    of_keys(block.begin);
 #pragma unroll 1
     for (int start = block.begin; start < block.end; start += KEYS) {
         wait_for_copies<0>();
         __syncthreads();
         // All warps are done with the values before.
-        read(v_tile, v, p.v.row, p.value_size, start, v_vectors);
+        copy_lines<KEYS, SIZE>(v_tile, v, p.v.row, p.value_size, start, block.end, v_vectors);
         float scores[KEYS / 8][4];
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[j][i] = 0.0f;
         }
+        auto of_queries = [&](int at, uint (&to)[4]) {
 #pragma unroll
-        for (int at = 0; at < SIZE / 16; at++) {
-            if (16 * at >= p.size) break;
-#pragma unroll
-            for (int j = 0; j < KEYS / 8; j += 2) {
-                uint right[4];
-                load_matrices<false>(right, &k_tile[8 * j + lane / 16 * 8 + lane % 8][16 * at + lane / 8 % 2 * 8]);
-                multiply(T(), scores[j], left[at], right[0], right[1]);
-                multiply(T(), scores[j + 1], left[at], right[2], right[3]);
-            }
-        }
+            for (int i = 0; i < 4; i++) to[i] = left[at][i];
+        };
+        multiply_lines<KEYS, SIZE>(scores, of_queries, k_tile, p.size);
         if (is_plain && start >= block.all_begin && start + KEYS <= min(block.all_end, block.end)) {
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
@@ -139,8 +100,7 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
             float most = -infinity();
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
-#pragma unroll
-            for (int bits = 2; bits > 0; bits /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, bits));
+            most = most_of_lanes<4>(most);
             float top = fmaxf(tops[half], most), base = base_of(top);
             decays[half] = fast_power(tops[half] - base);
             tops[half] = top;
@@ -164,31 +124,14 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
         wait_for_copies<0>();
         __syncthreads();
         // All warps are done with the keys.
-        if (start + KEYS < block.end) read(k_tile, k, p.k.row, p.size, start + KEYS, k_vectors);
-#pragma unroll
-        for (int at = 0; at < KEYS / 16; at++) {
-            uint weights[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                weights[i] = packed<T>(scores[2 * at + i / 2][i % 2 * 2], scores[2 * at + i / 2][i % 2 * 2 + 1]);
-            }
-#pragma unroll
-            for (int j = 0; j < SIZE / 8; j += 2) {
-                if (8 * j >= p.value_size) break;
-                uint right[4];
-                load_matrices<true>(right, &v_tile[16 * at + lane % 16][8 * j + lane / 16 * 8]);
-                multiply(T(), results[j], weights, right[0], right[1]);
-                multiply(T(), results[j + 1], weights, right[2], right[3]);
-            }
-        }
+        if (start + KEYS < block.end) of_keys(start + KEYS);
+        combine_lines<KEYS, SIZE>(results, scores, v_tile, p.value_size);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = warp_row + lane / 4 + 8 * half;
         int4 place = places[row];
-        float total = totals[half];
-#pragma unroll
-        for (int bits = 2; bits > 0; bits /= 2) total += __shfl_xor_sync(0xffffffffu, total, bits);
+        float total = sum_of_lanes<4>(totals[half]);
         if (place.x >= p.heads) continue;
         if (own == 0) put_line(block, row, tops[half], total, p, g);
 #pragma unroll

@@ -1,5 +1,5 @@
 // Sums of products over subscripts that are no batch of matrix products, and transposition of the results of those that are.
-#include "common.cuh"
+#include "wide.cuh"
 
 constexpr int MOST_OPERANDS = 4;
 
@@ -33,17 +33,6 @@ __device__ inline Places places_at(const Walk& walk, uint index, Places places) 
     }
     return places;
 }
-
-// Elements are summed as what they are read as; integers wrap.
-__device__ inline float wide(float x) { return x; }
-__device__ inline float wide(__half x) { return as_float(x); }
-__device__ inline float wide(__nv_bfloat16 x) { return as_float(x); }
-__device__ inline double wide(double x) { return x; }
-__device__ inline uint wide(int x) { return uint(x); }
-__device__ inline uint64 wide(int64 x) { return uint64(x); }
-template <typename T, typename V> __device__ inline T narrow(V v) { return T(v); }
-template <> __device__ inline __half narrow<__half, float>(float v) { return from_float<__half>(v); }
-template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16, float>(float v) { return from_float<__nv_bfloat16>(v); }
 
 // Operands that there are not are null pointers.
 template <typename T> __device__ inline decltype(wide(T())) term(const Operands<T>& x, const Sum& p, uint k, const Places& begin) {

@@ -1,5 +1,6 @@
 // Softmax and its like, and running sums: functions of each line along an axis.
 #include "lines.cuh"
+#include "wide.cuh"
 
 enum Function { SOFTMAX, LOG_SOFTMAX, HARDMAX, L1, L2 };
 
@@ -68,19 +69,6 @@ __device__ void function_of_lines(const T* x, T* y, const Lines& lines, uint fun
     if (function == HARDMAX) return hardmax<TEAM>(x, y, lines, begin, lane, end);
     if (function >= L1) return lp<TEAM>(x, y, lines, begin, lane, end, function == L2);
     softmax<TEAM>(x, y, lines, begin, lane, end, function == LOG_SOFTMAX);
-}
-
-// Elements are summed or multiplied as what they are read as.
-__device__ inline float wide(float x) { return x; }
-__device__ inline float wide(__half x) { return as_float(x); }
-__device__ inline float wide(__nv_bfloat16 x) { return as_float(x); }
-__device__ inline uint wide(int x) { return uint(x); }
-__device__ inline uint64 wide(int64 x) { return uint64(x); }
-
-template <typename T, typename V> __device__ inline T narrow(V v) { return T(v); }
-template <> __device__ inline __half narrow<__half, float>(float v) { return from_float<__half>(v); }
-template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16, float>(float v) {
-    return from_float<__nv_bfloat16>(v);
 }
 
 // The sums, or products, of the elements up to each one, itself included or not, in one direction or the other. A team of more than one thread

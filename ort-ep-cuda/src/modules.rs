@@ -44,6 +44,7 @@ const FAMILIES: &[Family] = families![
         "conv_f16",
         "conv_f32",
         "conv_integer",
+        "dropout",
         "einsum",
         "gather",
         "gemm_bf16",
@@ -82,7 +83,9 @@ const FAMILIES: &[Family] = families![
         "sample",
         "scatter",
         "sort",
-        "training_attention",
+        "training_attention_tiles_bf16",
+        "training_attention_tiles_f16",
+        "training_attention_tiles_f32",
         "training_conv",
         "training_norm",
     ],
@@ -92,7 +95,9 @@ const FAMILIES: &[Family] = families![
         "conv_cores_bf16",
         "conv_cores_f16",
         "conv_cores_tf32",
-        "gemm_tf32"
+        "gemm_tf32",
+        "training_attention_cores_bf16",
+        "training_attention_cores_f16"
     ]
 ];
 

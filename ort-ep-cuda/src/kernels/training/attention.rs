@@ -10,9 +10,8 @@ use super::step::suffix;
 use crate::kernels::lines::SHORT_FLOATS;
 use crate::kernels::{CudaKernel, MOST_AXES, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, THREADS, strides};
+use crate::modules::TENSOR_CORES;
 
-/// The family of the kernels.
-pub(super) const FAMILY: &str = "training_attention";
 const MASKS: TypeSet = SHORT_FLOATS.union(TypeSet::of(&[DType::Bool]));
 
 const FORWARD: KernelDef = KernelDef {
@@ -47,8 +46,7 @@ fn has_few_axes(node: &NodeView<'_>, first: usize) -> bool {
 const ROWS: usize = 64;
 /// The words of the structure `Attention` of the kernels.
 const WORDS: usize = 13 + 2 * MOST_AXES;
-/// The compute capability from which on halves are multiplied by tensor cores, and the largest heads that they take.
-const TENSOR_CORES: u32 = 80;
+/// The largest heads that tensor cores take.
 const MOST_OF_CORES: usize = 128;
 /// Numbers that are kept of each query.
 const NUMBERS: usize = 3;
@@ -61,6 +59,14 @@ enum Mode {
     ByQueries,
     ByKeys,
     ByValues,
+}
+
+/// How a launch computes: on tensor cores or in tiles of registers, its entry, and the columns of results and the threads of a block.
+struct Cut {
+    kind: &'static str,
+    entry: String,
+    columns: usize,
+    threads: u32,
 }
 
 /// One attention: its sizes, and where its inputs are.
@@ -141,10 +147,11 @@ impl<'a> Attention<'a> {
         if self.heads == 0 || rows == 0 || width == 0 {
             return Ok(None);
         }
-        let (entry, columns, threads) = self.entry(cx, mode, width)?;
+        let Cut { kind, entry, columns, threads } = self.cut(cx, mode, width)?;
         let input = |index: usize| cx.find_input(self.first + index);
         let upstream = if self.first == 0 { None } else { cx.find_input(0) };
-        let launch = Launch::new(FAMILY, entry)
+        let family = format!("training_attention_{kind}");
+        let launch = Launch::of_type(&family, suffix(self.q.dtype)?, entry)?
             .grid([self.heads.saturating_mul(rows.div_ceil(ROWS)), width.div_ceil(columns), 1])?
             .block([threads, 1, 1])
             .tensor(self.q)
@@ -161,8 +168,8 @@ impl<'a> Attention<'a> {
         Ok(Some(launch))
     }
 
-    /// The entry of a mode, the columns of results of a block, and its threads.
-    fn entry(&self, cx: &OpCx<'_>, mode: Mode, width: usize) -> Result<(String, usize, u32)> {
+    /// How a mode computes results of this width.
+    fn cut(&self, cx: &OpCx<'_>, mode: Mode, width: usize) -> Result<Cut> {
         let (dtype, suffix) = (self.q.dtype, suffix(self.q.dtype)?);
         let name = match mode {
             Mode::Forward => "attend",
@@ -174,13 +181,15 @@ impl<'a> Attention<'a> {
         let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
         let widest = self.size.max(self.value_size);
         if dtype != DType::F32 && cx.limits.capability >= TENSOR_CORES && widest <= MOST_OF_CORES {
-            return Ok((format!("{name}_cores_{}_{suffix}", narrow(widest)), MOST_OF_CORES, 128));
+            let entry = format!("{name}_cores_{}_{suffix}", narrow(widest));
+            return Ok(Cut { kind: "cores", entry, columns: MOST_OF_CORES, threads: 128 });
         }
         let columns = narrow(width);
-        Ok(match mode {
-            Mode::Statistics => (format!("{name}_tiles_{suffix}"), columns, THREADS),
-            _ => (format!("{name}_tiles_{columns}_{suffix}"), columns, THREADS),
-        })
+        let entry = match mode {
+            Mode::Statistics => format!("{name}_tiles_{suffix}"),
+            _ => format!("{name}_tiles_{columns}_{suffix}"),
+        };
+        Ok(Cut { kind: "tiles", entry, columns, threads: THREADS })
     }
 
     /// The structure `Attention` of the kernels.

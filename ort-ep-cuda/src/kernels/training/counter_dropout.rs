@@ -4,7 +4,6 @@ use ort_core::Result;
 use ort_core::ep::KernelDef;
 use ort_core::spec::RUNTIME;
 
-use super::attention::FAMILY;
 use super::step::{spread, suffix};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
@@ -20,7 +19,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    let launch = Launch::new(FAMILY, format!("counter_dropout_{}", suffix(x.dtype)?)).tensor(x).tensor(y);
+    let launch = Launch::new("dropout", format!("counter_dropout_{}", suffix(x.dtype)?)).tensor(x).tensor(y);
     let launch = launch.tensor(cx.input(1)?).tensor(cx.input(2)?).tensor(cx.input(3)?).uint(count)?;
     let launch = launch.bytes(&cx.attrs.int("stream")?.to_ne_bytes());
     Ok(vec![spread(cx, launch, count.div_ceil(4))?])
