@@ -17,7 +17,7 @@ template <int COUNT, typename T> __device__ inline void read_pack(const T* at, i
         return;
     }
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) to.of[i] = i < count ? at[i] : from_float<T>(0.0f);
+    for (int i = 0; i < COUNT; i++) to.of[i] = i < count ? at[i] : T(0.0f);
 }
 template <typename T> __device__ inline void read_four(const T* at, int count, bool vectors, float (&to)[4]) {
     Pack<T, 4> pack;

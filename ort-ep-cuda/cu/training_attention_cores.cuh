@@ -4,7 +4,8 @@
 #include "attention_warps.cuh"
 #include "training_attention.cuh"
 
-// Of the four elements that a lane has of eight columns, the ones that are kept: words of four keys are computed by one lane and handed to the others.
+// Of the four elements that a lane has of eight columns, the ones that are kept: words of four keys are computed by one lane and handed to
+// the others.
 template <bool ARE_KEYS>
 __device__ inline uint kept_of(const Dropout& dropout, const Head& head, int row, int column, int lane, bool in_fours, const Attention& p) {
     uint bits = 0;

@@ -5,7 +5,7 @@ use ort_core::ensure;
 use ort_core::ep::KernelDef;
 use ort_core::spec::RUNTIME;
 
-use super::step::{FAMILY, spread, suffix};
+use super::step::{spread, suffix};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -22,7 +22,8 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    let entry = format!("accumulate_{}_{}", suffix(sum.dtype)?, suffix(value.dtype)?);
-    let launch = Launch::new(FAMILY, entry).tensor(sum).tensor(y).tensor(value).tensor(cx.input(2)?);
+    let (own, other) = (suffix(sum.dtype)?, suffix(value.dtype)?);
+    let launch = Launch::of_type("accumulate", own, format!("accumulate_{own}_{other}"))?;
+    let launch = launch.tensor(sum).tensor(y).tensor(value).tensor(cx.input(2)?);
     Ok(vec![spread(cx, launch, count.div_ceil(4))?.uints::<4>(&[0, count, 0, count])?])
 }

@@ -6,11 +6,13 @@ use ort_core::ep::KernelDef;
 use ort_core::ops::training::adafactor_epsilon;
 use ort_core::spec::RUNTIME;
 
-use super::step::{Call, FAMILY, Stream, kept, kept_or_spare, rule, spread, suffix, sums, sums_of};
+use super::step::{Call, Stream, kept, kept_or_spare, rule, spread, suffix, sums, sums_of};
 use crate::kernels::lines::teams;
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
+/// The family of the kernels.
+const FAMILY: &str = "adafactor";
 const ROW: usize = 6;
 const COLUMN: usize = 7;
 const SECOND: usize = 8;
@@ -130,11 +132,11 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let launch = launch.tensor(&space.moments).find_tensor(columns).find_tensor(means);
         launch.tensor(call.gradient)
     };
-    let norms = estimated(call.launch("factor_norms")?.tensor(parameter.from));
+    let norms = estimated(call.launch(FAMILY, "factor_norms")?.tensor(parameter.from));
     let norms = call.update(call.scale(norms)).tensor(&space.parts).uint(count)?;
     launches.push(space.layout.pass(norms)?.bytes(&rule).grid([blocks, 1, 1])?);
     if let Some(target) = parameter.to {
-        let apply = estimated(call.launch("factor_apply")?.tensor(parameter.from).tensor(target));
+        let apply = estimated(call.launch(FAMILY, "factor_apply")?.tensor(parameter.from).tensor(target));
         let apply = call.step(call.update(call.scale(call.rate(apply))));
         let apply = apply.tensor(&space.parts).uint(count)?.uint(blocks)?;
         launches.push(spread(cx, space.layout.pass(apply)?.bytes(&rule), count)?);
@@ -149,8 +151,9 @@ fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Re
     let Some([columns, means, pieces]) = &space.of_columns else {
         let old = Stream::of(cx, SECOND, 3)?;
         old.check_len(count)?;
-        let launch =
-            told(call.launch("factor_each")?.tensor(old.from).tensor(&space.moments).tensor(call.gradient));
+        let launch = told(
+            call.launch(FAMILY, "factor_each")?.tensor(old.from).tensor(&space.moments).tensor(call.gradient),
+        );
         return Ok(vec![spread(cx, launch.uint(count)?.bytes(rule), count)?]);
     };
     let (old_rows, old_columns) = (Stream::of(cx, ROW, 1)?, Stream::of(cx, COLUMN, 2)?);
@@ -160,18 +163,20 @@ fn moments(cx: &OpCx<'_>, call: &Call<'_, '_>, space: &Space, rule: &[u8]) -> Re
     let team = team_of(layout.columns);
     let with_team =
         |launch: Launch, team: usize| Launch { entry: format!("{}_{team}", launch.entry), ..launch };
-    let rows = with_team(call.launch("factor_rows")?, team);
+    let rows = with_team(call.launch(FAMILY, "factor_rows")?, team);
     let rows = told(rows.tensor(old_rows.from).tensor(&space.moments).tensor(call.gradient));
     let rows = teams(layout.pass(rows)?.bytes(rule), row_count, team, 1)?;
     let (team, splits) = layout.of_columns();
-    let sums = with_team(call.launch("factor_columns")?, team).tensor(call.gradient);
+    let sums = with_team(call.launch(FAMILY, "factor_columns")?, team).tensor(call.gradient);
     let sums = teams(layout.pass(call.update(sums).tensor(pieces))?, lines, team, splits)?;
     let suffix = suffix(columns.dtype)?;
-    let join = Launch::new(FAMILY, format!("factor_join_{suffix}")).tensor(pieces).uint(splits)?;
+    let join =
+        Launch::of_type(FAMILY, suffix, format!("factor_join_{suffix}"))?.tensor(pieces).uint(splits)?;
     let join = told(join.tensor(old_columns.from).tensor(columns));
     let join = spread(cx, layout.pass(join)?.bytes(rule), lines)?;
     let team = team_of(layout.rows);
-    let of_rows = Launch::new(FAMILY, format!("factor_means_{suffix}_{team}")).tensor(&space.moments);
+    let of_rows =
+        Launch::of_type(FAMILY, suffix, format!("factor_means_{suffix}_{team}"))?.tensor(&space.moments);
     let of_rows = layout.pass(call.update(of_rows.tensor(means)))?.bytes(rule);
     Ok(vec![rows, sums, join, teams(of_rows, layout.matrices, team, 1)?])
 }

@@ -5,9 +5,7 @@ use ort_core::ep::KernelDef;
 use ort_core::ops::training::{ADAM_8BIT_BLOCK, AdamMode};
 use ort_core::spec::RUNTIME;
 
-use super::step::{
-    Call, FAMILY, Stream, kept, kept_or_spare, rule, sources, spread, suffix, sums, sums_of, targets,
-};
+use super::step::{Call, Stream, kept, kept_or_spare, rule, sources, spread, suffix, sums, sums_of, targets};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -48,7 +46,7 @@ fn adam_rule(cx: &OpCx<'_>, mode: AdamMode) -> Result<Vec<u8>> {
 fn adam(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let call = Call::of(cx)?;
     let streams = [Stream::of(cx, 0, 0)?, Stream::of(cx, FIRST, 1)?, Stream::of(cx, SECOND, 2)?];
-    let launch = targets(sources(call.launch("adam")?, &streams), &streams).tensor(call.gradient);
+    let launch = targets(sources(call.launch("adam", "adam")?, &streams), &streams).tensor(call.gradient);
     let launch = call.step(call.update(call.scale(call.rate(launch))));
     let rule = adam_rule(cx, AdamMode::of(cx.attrs)?)?;
     let launch = call.over(launch, &streams)?;
@@ -69,7 +67,7 @@ fn adam_8bit(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    let launch = call.launch("adam_8bit")?.tensor(parameter.from).find_tensor(parameter.to);
+    let launch = call.launch("adam_8bit", "adam_8bit")?.tensor(parameter.from).find_tensor(parameter.to);
     let launch = targets(sources(launch, &states), &states).tensor(call.gradient);
     let launch = call.step(call.update(call.scale(call.rate(launch))));
     let launch = spread(cx, launch, count)?.uint(count)?;
@@ -103,12 +101,13 @@ fn lamb(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     }
     let (blocks, rule) = (sums_of(count), adam_rule(cx, AdamMode::Torch)?);
     let [first, second] = &space.moments;
-    let moments = sources(call.launch("lamb_moments")?, &streams).tensor(first).tensor(second);
+    let moments = sources(call.launch("lamb", "lamb_moments")?, &streams).tensor(first).tensor(second);
     let moments = call.step(call.update(call.scale(moments.tensor(call.gradient))));
     let moments = moments.tensor(&space.parts).uint(count)?.bytes(&rule).grid([blocks, 1, 1])?;
     let Some(target) = cx.find_output(0) else { return Ok(vec![moments]) };
     let own = cx.input(0)?;
-    let apply = Launch::new(FAMILY, format!("lamb_apply_{}", suffix(own.dtype)?));
+    let suffix = suffix(own.dtype)?;
+    let apply = Launch::of_type("lamb", suffix, format!("lamb_apply_{suffix}"))?;
     let apply = call.rate(apply.tensor(own).tensor(target).tensor(first).tensor(second));
     let apply = call.step(call.update(apply)).tensor(&space.parts).uint(count)?.uint(blocks)?;
     let most = cx.attrs.decimal("max_trust_ratio")?;

@@ -5,7 +5,7 @@ use ort_core::ep::KernelDef;
 use ort_core::spec::RUNTIME;
 use ort_core::{Result, error};
 
-use super::step::{FAMILY, part_of, sums};
+use super::step::{part_of, sums};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -16,13 +16,15 @@ const fn of_all(op: &'static str) -> CudaKernel {
 
 cuda_kernels![of_all("GlobalNorm"), of_all("AllFinite")];
 
-/// The gradients of a launch, as cu/optimizer.cu has them.
+/// The family of the kernels.
+const FAMILY: &str = "gradients";
+/// The gradients of a launch, as cu/gradients.cu has them.
 const GROUP: usize = 8;
 /// Elements that a block has at least, where there are as many, and the most blocks for a gradient.
 const LEAST: usize = 4096;
 const MOST_BLOCKS: usize = 128;
 
-/// The number of a type in cu/optimizer.cu.
+/// The number of a type in cu/gradients.cu.
 fn kind_of(dtype: DType) -> Result<usize> {
     Ok(match dtype {
         DType::F32 => 0,

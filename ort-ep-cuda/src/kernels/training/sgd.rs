@@ -22,7 +22,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     if has_velocity {
         streams.push(Stream::of(cx, VELOCITY, 1)?);
     }
-    let launch = sources(call.launch("sgd")?, &streams);
+    let launch = sources(call.launch("sgd", "sgd")?, &streams);
     let launch = if has_velocity { launch } else { launch.find_tensor(None) };
     let launch = targets(launch, &streams);
     let launch = if has_velocity { launch } else { launch.find_tensor(None) };

@@ -4,7 +4,7 @@ use ort_core::dtype::DType;
 use ort_core::ep::KernelDef;
 use ort_core::{Result, ensure, error, not_one_of};
 
-use super::step::{FAMILY, rule, spread, suffix};
+use super::step::{rule, spread, suffix};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -14,7 +14,7 @@ const fn optimizer(op: &'static str) -> CudaKernel {
 
 cuda_kernels![optimizer("Adagrad"), optimizer("Adam"), optimizer("Momentum")];
 
-/// The number of an optimizer in cu/optimizer.cu, its states, and the structure `StandardRule`.
+/// The number of an optimizer in cu/standard.cuh, its states, and the structure `StandardRule`.
 fn rule_of(cx: &OpCx<'_>) -> Result<(usize, usize, Vec<u8>)> {
     let attr = |name: &str| cx.attrs.float(name).map(f64::from);
     let norm = attr("norm_coefficient")?;
@@ -49,7 +49,8 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let mut launches = Vec::with_capacity(tensors);
     for index in 0..tensors {
         let own = cx.input(2 + index)?;
-        let mut launch = Launch::new(FAMILY, format!("standard_{}", suffix(own.dtype)?));
+        let suffix = suffix(own.dtype)?;
+        let mut launch = Launch::of_type("standard", suffix, format!("standard_{suffix}"))?;
         for group in 0..groups {
             let tensor = cx.input(2 + index + group * tensors)?;
             ensure!(

@@ -6,8 +6,6 @@ use ort_core::{Result, ensure, error};
 
 use crate::launch::{Launch, OpCx, Operand, THREADS};
 
-/// The family of the kernels.
-pub(super) const FAMILY: &str = "optimizer";
 /// The input with the number of the update, from 1 on.
 pub(super) const STEP: usize = 5;
 /// Blocks for each processor: what they have more to do they do in turns, so that the factors of a step are not computed more often.
@@ -89,10 +87,10 @@ impl<'a, 'c> Call<'a, 'c> {
         Ok(Call { cx, gradient, first: first.map(|first| first * row) })
     }
 
-    /// A launch of the entry for these types of a parameter and of its gradient.
-    pub(super) fn launch(&self, entry: &str) -> Result<Launch> {
-        let [own, gradient] = [self.cx.input(0)?.dtype, self.gradient.dtype];
-        Ok(Launch::new(FAMILY, format!("{entry}_{}_{}", suffix(own)?, suffix(gradient)?)))
+    /// A launch of a family's entry for these types of a parameter and of its gradient.
+    pub(super) fn launch(&self, family: &str, entry: &str) -> Result<Launch> {
+        let [own, gradient] = [suffix(self.cx.input(0)?.dtype)?, suffix(self.gradient.dtype)?];
+        Launch::of_type(family, own, format!("{entry}_{own}_{gradient}"))
     }
 
     /// With the learning rate as the next parameter.
@@ -154,7 +152,7 @@ pub(super) fn kept(cx: &OpCx<'_>, streams: &[Stream<'_>]) -> Result<Vec<Launch>>
     let mut launches = Vec::new();
     for stream in streams.iter().filter(|stream| !stream.stays() && stream.from.count() > 0) {
         let (count, suffix) = (stream.from.count(), suffix(stream.from.dtype)?);
-        let launch = Launch::new(FAMILY, format!("keep_{suffix}"));
+        let launch = Launch::of_type("accumulate", suffix, format!("keep_{suffix}"))?;
         let launch = launch.tensor(stream.from).find_tensor(stream.to);
         launches.push(spread(cx, launch, count)?.uint(count)?);
     }

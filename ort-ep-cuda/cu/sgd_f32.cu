@@ -1,0 +1,4 @@
+// Stochastic gradient descent for parameters of float32.
+#include "sgd.cuh"
+
+SGD(f32, float)
