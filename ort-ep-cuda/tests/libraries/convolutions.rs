@@ -15,22 +15,30 @@ use ort_testkit::on_device::{gradients, windows};
 use super::support::{DRIVER, emulator, is_emulated, options, run, with_device};
 use super::{DNN, check_close, doubles, find, profiled, session, tensor};
 
-#[test]
-fn convolutions_of_cudnn_are_those_of_the_cpu() -> Result<()> {
-    if with_device("convolutions::convolutions_of_cudnn_are_those_of_the_cpu")?.is_none() {
-        return Ok(());
-    }
+/// Calls with a device that has cuDNN, for each way to find an algorithm and to see a signal as an image.
+fn in_each_way(check: impl Fn(&CudaDevice, &Arc<dyn Device>) -> Result<()>) -> Result<()> {
     for search in ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] {
         for nc1d in ["0", "1"] {
             let given = [("cudnn_conv_algo_search", search), ("cudnn_conv1d_pad_to_nc1d", nc1d)];
             let Some(found) = find(&[DNN], &given)? else { return Ok(()) };
             let device: Arc<dyn Device> = found.device.clone();
-            windows::convolutions(&device)?;
-            let counters = found.device.counters();
-            assert!(counters.routines >= 20, "{search}: {counters:?}");
+            check(&found.device, &device)?;
         }
     }
     Ok(())
+}
+
+#[test]
+fn convolutions_of_cudnn_are_those_of_the_cpu() -> Result<()> {
+    if with_device("convolutions::convolutions_of_cudnn_are_those_of_the_cpu")?.is_none() {
+        return Ok(());
+    }
+    in_each_way(|cuda, device| {
+        windows::convolutions(device)?;
+        let counters = cuda.counters();
+        assert!(counters.routines >= 20, "{counters:?}");
+        Ok(())
+    })
 }
 
 /// Transposed convolutions and both gradients. Algorithms that add up in any order, which the emulator says are the fastest, are never taken.
@@ -41,19 +49,14 @@ fn transposed_convolutions_and_gradients_of_cudnn_are_those_of_the_cpu() -> Resu
     {
         return Ok(());
     }
-    for search in ["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] {
-        for nc1d in ["0", "1"] {
-            let given = [("cudnn_conv_algo_search", search), ("cudnn_conv1d_pad_to_nc1d", nc1d)];
-            let Some(found) = find(&[DNN], &given)? else { return Ok(()) };
-            let device: Arc<dyn Device> = found.device.clone();
-            windows::transposed_convolutions(&device)?;
-            let transposed = found.device.counters().routines;
-            gradients::convolutions(&device);
-            let all = found.device.counters().routines;
-            assert!(transposed >= 5 && all >= transposed + 10, "{search}: {transposed}, {all}");
-        }
-    }
-    Ok(())
+    in_each_way(|cuda, device| {
+        windows::transposed_convolutions(device)?;
+        let transposed = cuda.counters().routines;
+        gradients::convolutions(device);
+        let all = cuda.counters().routines;
+        assert!(transposed >= 5 && all >= transposed + 10, "{transposed}, {all}");
+        Ok(())
+    })
 }
 
 #[test]
