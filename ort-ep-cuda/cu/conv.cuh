@@ -1,26 +1,10 @@
-// Convolutions over up to three axes: products of filters with windows that are never unfolded. Axes in front that the image does not
-// have are of size 1. Of a transposed convolution, the windows lie on the result.
+// Convolutions over up to three axes: products of filters with windows that are never unfolded. Of a transposed convolution, the windows lie
+// on the result.
 
 #pragma once
 
 #include "gemm.cuh"
-
-struct Convolution {
-    int batch, groups, channels, filters;  // channels and filters of a group
-    int input[3], output[3], kernel[3], strides[3], dilations[3], pads[3];
-    // Tiles of filters and positions, and parts that sums are computed in.
-    int tiles_down, tiles_across, parts;
-};
-
-__device__ inline int volume(const int (&sizes)[3]) { return sizes[0] * sizes[1] * sizes[2]; }
-
-// The coordinates of a place, the last axis fastest.
-__device__ inline void unflat(int place, const int (&sizes)[3], int (&to)[3]) {
-    to[2] = place % sizes[2];
-    place /= sizes[2];
-    to[1] = place % sizes[1];
-    to[0] = place / sizes[1];
-}
+#include "window_tiles.cuh"
 
 // A sum with bias and addend, activated and written.
 template <typename T>
@@ -34,9 +18,6 @@ __device__ inline void finish_at(T* y, int64 at, int filter, float sum, const T*
 
 // What a step of the sums is: a channel and a tap of the window.
 struct Tap { int channel, weight, at[3]; };
-
-// Of a tile, which 256 threads compute.
-constexpr int BLOCK = 64, DEPTH = 16;
 
 // Where the place of a tap is in a channel of the image, or -1 outside of it.
 template <bool TRANSPOSED>
@@ -60,8 +41,7 @@ __device__ inline int place_of(const Convolution& p, const int (&origin)[3], con
 // 64 filters at 64 positions by a block; each thread has four of both. Of each tile of 16 steps it reads four of one position.
 template <typename T, bool TRANSPOSED>
 __device__ inline void tiles(const T* x, const T* w, const T* bias, const T* addend, T* y, const Convolution& p, const Finish& finish) {
-    __shared__ __align__(16) float w_tiles[2][DEPTH][BLOCK + 4];
-    __shared__ __align__(16) float x_tiles[2][DEPTH][BLOCK + 4];
+    __shared__ __align__(16) Tiles memory;
     __shared__ Tap taps[2][DEPTH];
     int thread = threadIdx.x;
     int position0 = blockIdx.x % p.tiles_across * BLOCK;
@@ -114,45 +94,15 @@ __device__ inline void tiles(const T* x, const T* w, const T* bias, const T* add
             }
         }
     };
-    auto write = [&](int to) {
+    auto write = [&](Tiles& to, int stage) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) x_tiles[to][thread / BLOCK + 4 * i][thread % BLOCK] = x_next[i];
+        for (int i = 0; i < 4; i++) to.columns[stage][thread / BLOCK + 4 * i][thread % BLOCK] = x_next[i];
 #pragma unroll
-        for (int i = 0; i < 4; i++) w_tiles[to][thread % DEPTH][thread / DEPTH + 16 * i] = w_next[i];
+        for (int i = 0; i < 4; i++) to.rows[stage][thread % DEPTH][thread / DEPTH + 16 * i] = w_next[i];
     };
-    float sums[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
-    }
+    float sums[4][4] = {};
+    multiply_windows(memory, 0, depth, sums, describe, read, write);
     int own_position = thread % 16 * 4, own_filter = thread / 16 * 4;
-    describe(0);
-    describe(DEPTH);
-    __syncthreads();
-    read(0);
-    write(0);
-    __syncthreads();
-    int now = 0;
-    for (int k0 = 0; k0 < depth; k0 += DEPTH) {
-        bool more = k0 + DEPTH < depth;
-        if (more) read(k0 + DEPTH);
-        // The taps of this tile were read before the last barrier, those of the next one just now.
-        describe(k0 + 2 * DEPTH);
-#pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
-            Four<float> rows = *(const Four<float>*)&w_tiles[now][k][own_filter];
-            Four<float> columns = *(const Four<float>*)&x_tiles[now][k][own_position];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) sums[i][j] += rows.of[i] * columns.of[j];
-            }
-        }
-        if (more) write(now ^ 1);
-        __syncthreads();
-        now ^= 1;
-    }
 #pragma unroll 1
     for (int i = 0; i < 4; i++, next_row(sums)) {
         int filter = filter0 + own_filter + i;
@@ -170,13 +120,6 @@ __device__ inline void tiles(const T* x, const T* w, const T* bias, const T* add
             sums[0][2] = sums[0][3];
         }
     }
-}
-
-// The taps of a window along an axis that meet the image.
-__device__ inline void taps_inside(const Convolution& p, int axis, int origin, int& first, int& end) {
-    int step = p.dilations[axis];
-    first = origin < 0 ? (-origin + step - 1) / step : 0;
-    end = min(p.kernel[axis], p.input[axis] > origin ? (p.input[axis] - origin + step - 1) / step : 0);
 }
 
 // Filters of few channels, such as depthwise ones: each result by a thread.

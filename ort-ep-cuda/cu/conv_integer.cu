@@ -1,20 +1,11 @@
 // Convolutions of 8-bit codes: products of filters with windows that are never unfolded, over up to three axes.
 #include "integer.cuh"
+#include "windows.cuh"
 
 struct Windows {
     int groups, channels, filters;  // channels and filters of a group
     int input[3], output[3], kernel[3], strides[3], dilations[3], pads[3];
 };
-
-__device__ inline int volume(const int (&sizes)[3]) { return sizes[0] * sizes[1] * sizes[2]; }
-
-// The coordinates of a place, the last axis fastest.
-__device__ inline void unflat(int place, const int (&sizes)[3], int (&to)[3]) {
-    to[2] = place % sizes[2];
-    place /= sizes[2];
-    to[1] = place % sizes[1];
-    to[0] = place / sizes[1];
-}
 
 struct Tap { int channel, at[3]; };
 
@@ -125,13 +116,6 @@ extern "C" __global__ void __launch_bounds__(256)
     convolution<Dots<64>>(filters, x, ALL_TENSORS, y, p, w);
 }
 #endif
-
-// The taps of a window along an axis that meet the image.
-__device__ inline void taps_inside(const Windows& w, int axis, int origin, int& first, int& end) {
-    int step = w.dilations[axis];
-    first = origin < 0 ? (-origin + step - 1) / step : 0;
-    end = min(w.kernel[axis], w.input[axis] > origin ? (w.input[axis] - origin + step - 1) / step : 0);
-}
 
 // Groups of few filters, such as depthwise ones: each result by a thread, of codes less their zero points.
 extern "C" __global__ void __launch_bounds__(256)

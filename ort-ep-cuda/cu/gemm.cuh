@@ -1,7 +1,7 @@
 // What products and convolutions share: four elements at a time, and what becomes of sums before they are written.
 #pragma once
 
-#include "common.cuh"
+#include "packs.cuh"
 
 // The activations of fused operators; gemm.rs has the same numbers.
 enum Activation {
@@ -28,13 +28,6 @@ template <> __device__ inline float to_sum<__nv_bfloat16>(__nv_bfloat16 x) { ret
 template <typename T> __device__ inline T of_sum(typename SumOf<T>::Type x) { return x; }
 template <> __device__ inline __half of_sum<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 of_sum<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
-
-// Four elements that lie next to each other, read and written at once.
-template <typename T> struct alignas(sizeof(T) > 4 ? 16 : 4 * sizeof(T)) Four { T of[4]; };
-
-template <typename T> __device__ inline bool is_aligned(const T* at) {
-    return ((uint64)at) % alignof(Four<T>) == 0;
-}
 
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }

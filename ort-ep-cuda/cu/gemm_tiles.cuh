@@ -69,7 +69,7 @@ template <typename T, int BLOCK, int DEPTH> struct Reader {
         from = side + (int64)(line0 + line) * line_step + (int64)k * depth_step;
         step = near ? depth_step : line_step;
         advance = depth_step;
-        this->vectors = vectors && is_aligned(side);
+        this->vectors = vectors && in_packs<T, 4>(side, 4);
     }
 
     __device__ void read(int k0, Sum (&to)[4]) const {
@@ -77,7 +77,7 @@ template <typename T, int BLOCK, int DEPTH> struct Reader {
         int rest = depth - k0 - k;
         int count = near ? (valid > 0 ? rest : 0) : (rest > 0 ? valid : 0);
         if (vectors && count >= 4) {
-            Four<T> four = *(const Four<T>*)at;
+            Pack<T, 4> four = *(const Pack<T, 4>*)at;
 #pragma unroll
             for (int i = 0; i < 4; i++) to[i] = to_sum(four.of[i]);
             return;
@@ -91,10 +91,10 @@ template <typename T, int BLOCK, int DEPTH> struct Reader {
 #pragma unroll
             for (int i = 0; i < 4; i++) tile[k + i][line] = of[i];
         } else {
-            Four<Sum> four;
+            Pack<Sum, 4> four;
 #pragma unroll
             for (int i = 0; i < 4; i++) four.of[i] = of[i];
-            *(Four<Sum>*)&tile[k][line] = four;
+            *(Pack<Sum, 4>*)&tile[k][line] = four;
         }
     }
 };
@@ -134,11 +134,11 @@ __device__ inline void tiles(const T* a, const T* b, const T* c, const T* d, T* 
         }
 #pragma unroll
         for (int k = 0; k < DEPTH; k++) {
-            Four<Sum> rows[QUADS], columns[QUADS];
+            Pack<Sum, 4> rows[QUADS], columns[QUADS];
 #pragma unroll
             for (int quad = 0; quad < QUADS; quad++) {
-                rows[quad] = *(const Four<Sum>*)&a_tiles[now][k][own_row + 64 * quad];
-                columns[quad] = *(const Four<Sum>*)&b_tiles[now][k][own_column + 64 * quad];
+                rows[quad] = *(const Pack<Sum, 4>*)&a_tiles[now][k][own_row + 64 * quad];
+                columns[quad] = *(const Pack<Sum, 4>*)&b_tiles[now][k][own_column + 64 * quad];
             }
 #pragma unroll
             for (int i = 0; i < 4 * QUADS; i++) {
@@ -153,7 +153,7 @@ __device__ inline void tiles(const T* a, const T* b, const T* c, const T* d, T* 
             now ^= 1;
         }
     }
-    bool whole = p.y_column == 1 && p.columns % 4 == 0 && is_aligned(y + at.y);
+    bool whole = p.y_column == 1 && in_packs<T, 4>(y + at.y, p.columns);
 #pragma unroll 1
     for (int i = 0; i < 4 * QUADS; i++, next_row(sums)) {
         int row = row0 + own_row + i / 4 * 64 + i % 4;
@@ -169,11 +169,11 @@ __device__ inline void tiles(const T* a, const T* b, const T* c, const T* d, T* 
         for (int quad = 0; quad < QUADS; quad++) {
             int column = column0 + own_column + quad * 64;
             T* to = y + at.y + (int64)row * p.y_row + (int64)column * p.y_column;
-            Four<T> four;
+            Pack<T, 4> four;
 #pragma unroll
             for (int j = 0; j < 4; j++) four.of[j] = of_sum<T>(own[4 * quad + j]);
             if (whole && column < p.columns) {
-                *(Four<T>*)to = four;
+                *(Pack<T, 4>*)to = four;
                 continue;
             }
 #pragma unroll
@@ -202,13 +202,13 @@ __device__ inline void few_rows_near(const T* a, const T* b, const T* c, const T
     const T* of_column = b + at.b + (int64)column * p.b_column;
     const T* of_rows = a + at.a;
     Sum sums[FEW_ROWS] = {};
-    if (p.a_vectors && p.b_vectors && p.a_depth == 1 && p.b_depth == 1 && is_aligned(of_rows) && is_aligned(of_column)) {
+    if (p.a_vectors && p.b_vectors && p.a_depth == 1 && p.b_depth == 1 && in_packs<T, 4>(of_rows, 4) && in_packs<T, 4>(of_column, 4)) {
         for (int k = lane * 4; k < p.depth; k += 128) {
-            Four<T> right = *(const Four<T>*)(of_column + k);
+            Pack<T, 4> right = *(const Pack<T, 4>*)(of_column + k);
 #pragma unroll
             for (int row = 0; row < FEW_ROWS; row++) {
                 if (row >= p.rows) break;
-                Four<T> left = *(const Four<T>*)(of_rows + (int64)row * p.a_row + k);
+                Pack<T, 4> left = *(const Pack<T, 4>*)(of_rows + (int64)row * p.a_row + k);
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[row] += to_sum(left.of[i]) * to_sum(right.of[i]);
             }

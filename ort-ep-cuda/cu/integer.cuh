@@ -6,7 +6,7 @@
 #pragma once
 
 #include "codes.cuh"
-#include "cores.cuh"
+#include "core_sums.cuh"
 
 // As in integer.rs.
 constexpr int MOST_BATCHES = 6;
@@ -87,9 +87,8 @@ __device__ inline void transpose_bytes(uint (&w)[4]) {
     w[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-constexpr int THREADS = 256;
-// Words of four steps in a tile, and from a line of it to the next: so that those of eight lines are in different banks.
-constexpr int WORDS = 16, PITCH = WORDS + 4, STEPS = 4 * WORDS;
+// Steps of a tile, whose words are four of them.
+constexpr int STEPS = 4 * WORDS;
 constexpr uint ONES = 0x01010101u;
 
 // A side that is a matrix, in tiles of so many lines: rows of the left side, columns of the right one. Lines whose number is the same modulo
@@ -259,73 +258,19 @@ __device__ inline void finish(const Parts& parts, void* y, int64 to, int row, in
 }
 
 #if __CUDA_ARCH__ >= 800
-// A thread's part of a tile of results, in the registers of a warp's products on tensor cores: 2 by 4 warps.
-template <int LINES> struct Cores {
-    static constexpr int DOWN = LINES / 32, ACROSS = LINES / 32, SUMS_EACH = 4 * DOWN * ACROSS;
-    int sums[DOWN][ACROSS][4];
-
-    static __device__ int row0() { return threadIdx.x / 128 * (LINES / 2) + threadIdx.x % 32 / 4; }
-    static __device__ int column0() { return threadIdx.x / 32 % 4 * (LINES / 4); }
-
-    __device__ void add(const uint* a, const uint* b) {
-        int inner = threadIdx.x % 4;
-        a += row0() * PITCH + inner;
-        b += (column0() + threadIdx.x % 32 / 4) * PITCH + inner;
-#pragma unroll
-        for (int step = 0; step < WORDS; step += 8) {
-            uint right[ACROSS][2];
-#pragma unroll
-            for (int n = 0; n < ACROSS; n++) {
-                right[n][0] = b[8 * n * PITCH + step];
-                right[n][1] = b[8 * n * PITCH + step + 4];
-            }
-#pragma unroll
-            for (int m = 0; m < DOWN; m++) {
-                const uint* at = a + 16 * m * PITCH + step;
-                uint left[4] = {at[0], at[8 * PITCH], at[4], at[8 * PITCH + 4]};
-#pragma unroll
-                for (int n = 0; n < ACROSS; n++) multiply(int8(), sums[m][n], left, right[n][0], right[n][1]);
-            }
-        }
-    }
-
-    __device__ void clear() {
-#pragma unroll
-        for (int m = 0; m < DOWN; m++) {
-#pragma unroll
-            for (int n = 0; n < ACROSS; n++) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) sums[m][n][k] = 0;
-            }
-        }
-    }
-
-    // Calls `to(row, column, sum)` for each place of the tile that the thread has.
-    template <typename To> __device__ void each(To to) const {
-#pragma unroll
-        for (int m = 0; m < DOWN; m++) {
-#pragma unroll
-            for (int n = 0; n < ACROSS; n++) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    to(row0() + 16 * m + 8 * (k >> 1), column0() + 8 * n + threadIdx.x % 4 * 2 + (k & 1), sums[m][n][k]);
-                }
-            }
-        }
-    }
-};
+template <int LINES> using Cores = CoreSums<int8, int, LINES, 2>;
 #endif
 
-// The same with products of four bytes at a time: each 16th row and column of a tile of results.
+// Sums by products of four bytes at a time: each 16th row and column of a tile of results.
 template <int LINES> struct Dots {
-    static constexpr int EACH = LINES / 16;
+    static constexpr int EACH = LINES / 16, ABREAST = LINES == 128 ? 1 : 2;
     int sums[EACH][EACH];
 
     __device__ void add(const uint* a, const uint* b) {
         a += threadIdx.x / 16 * PITCH;
         b += threadIdx.x % 16 * PITCH;
-        // Two words at a time: with more of them in registers, some of these would be in memory.
-#pragma unroll 2
+        // Few words at a time: with more of them in registers, some of these would be in memory.
+#pragma unroll ABREAST
         for (int word = 0; word < WORDS; word += 4) {
             uint4 rows[EACH];
 #pragma unroll
@@ -406,22 +351,12 @@ __device__ inline void tiles(Matrix<LINES>& left, Right& right, const Parts& par
     left.total(row_sums);
     right.total(column_sums);
     __syncthreads();
-    int* staged = reinterpret_cast<int*>(memory);
-#pragma unroll 1
-    for (int first = 0; first < LINES; first += 64) {
-        sums.each([&](int i, int j, int sum) {
-            int row = Matrix<LINES>::line_of(i) - first;
-            if ((uint)row < 64) staged[row * (LINES + 4) + Right::line_of(j)] = sum;
-        });
-        __syncthreads();
-#pragma unroll 1
-        for (int at = threadIdx.x; at < 64 * LINES; at += THREADS) {
-            int i = at / LINES, j = at % LINES, row = row0 + first + i, column = column0 + j;
-            if (row >= p.rows || column >= p.columns) continue;
-            int of_row = Matrix<LINES>::position_of(first + i), of_column = Right::position_of(j);
-            finish(parts, y, place(row, column), row, column, row_terms[of_row], column_terms[of_column],
-                   staged[i * (LINES + 4) + j], row_sums[of_row], column_sums[of_column]);
-        }
-        __syncthreads();
-    }
+    auto write = [&](int i, int j, int sum) {
+        int row = row0 + i, column = column0 + j;
+        if (row >= p.rows || column >= p.columns) return;
+        int of_row = Matrix<LINES>::position_of(i), of_column = Right::position_of(j);
+        finish(parts, y, place(row, column), row, column, row_terms[of_row], column_terms[of_column], sum, row_sums[of_row],
+               column_sums[of_column]);
+    };
+    write_tile<LINES>(reinterpret_cast<int*>(memory), sums, Matrix<LINES>::line_of, Right::line_of, write);
 }

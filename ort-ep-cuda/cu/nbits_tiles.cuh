@@ -1,7 +1,7 @@
 // Products of many rows with weights of few bits.
 #pragma once
 
-#include "cores.cuh"
+#include "core_sums.cuh"
 #include "nbits.cuh"
 
 // Eight codes of a column from step `k` on, which is a multiple of 8: as weights.
@@ -101,21 +101,14 @@ template <typename T> __device__ inline void tiles(const T* a, const uint8* b, c
 // columns.
 template <typename T, int LINES>
 __device__ inline void cores(const T* a, const uint8* b, const Inputs& in, T* y, const Weights& p) {
-    // Words of two steps in a tile, and from a line to the next: those of eight lines are in different banks.
-    constexpr int WORDS = 16, PITCH = WORDS + 4, STEPS = 2 * WORDS, UNITS = LINES / 64, DOWN = LINES / 32, ACROSS = LINES / 32;
+    constexpr int STEPS = 2 * WORDS, UNITS = LINES / 64;
     // Two tiles of either side, and then the sums of 64 rows.
     __shared__ __align__(16) uint memory[4][LINES * PITCH];
     static_assert(sizeof(memory) >= 64 * (LINES + 4) * sizeof(float), "sums of 64 rows fit");
     int row0 = blockIdx.y * LINES, column0 = blockIdx.x * LINES;
-    float sums[DOWN][ACROSS][4];
-#pragma unroll
-    for (int m = 0; m < DOWN; m++) {
-#pragma unroll
-        for (int n = 0; n < ACROSS; n++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) sums[m][n][k] = 0.0f;
-        }
-    }
+    // With both steps of a large tile in registers, a thread would have others of its numbers in memory.
+    CoreSums<T, float, LINES, LINES == 128 ? 1 : 2> sums;
+    sums.clear();
     // A line of the tile and eight steps of it, of both sides.
     Vector<T> of_rows[UNITS], of_columns[UNITS];
     auto read = [&](int k0) {
@@ -144,7 +137,6 @@ __device__ inline void cores(const T* a, const uint8* b, const Inputs& in, T* y,
             *(Vector<T>*)&memory[2 + to][place] = of_columns[u];
         }
     };
-    int lane = threadIdx.x % 32, own_row = threadIdx.x / 128 * (LINES / 2), own_column = threadIdx.x / 32 % 4 * (LINES / 4);
     read(0);
     write(0);
     __syncthreads();
@@ -152,52 +144,15 @@ __device__ inline void cores(const T* a, const uint8* b, const Inputs& in, T* y,
     for (int k0 = 0; k0 < p.depth; k0 += STEPS, now ^= 1) {
         bool more = k0 + STEPS < p.depth;
         if (more) read(k0 + STEPS);
-        const uint* left = memory[now] + (own_row + lane / 4) * PITCH + lane % 4;
-        const uint* right = memory[2 + now] + (own_column + lane / 4) * PITCH + lane % 4;
-#pragma unroll
-        for (int step = 0; step < WORDS; step += 8) {
-            uint of_right[ACROSS][2];
-#pragma unroll
-            for (int n = 0; n < ACROSS; n++) {
-                of_right[n][0] = right[8 * n * PITCH + step];
-                of_right[n][1] = right[8 * n * PITCH + step + 4];
-            }
-#pragma unroll
-            for (int m = 0; m < DOWN; m++) {
-                const uint* at = left + 16 * m * PITCH + step;
-                uint of_left[4] = {at[0], at[8 * PITCH], at[4], at[8 * PITCH + 4]};
-#pragma unroll
-                for (int n = 0; n < ACROSS; n++) multiply(T(), sums[m][n], of_left, of_right[n][0], of_right[n][1]);
-            }
-        }
+        sums.add(memory[now], memory[2 + now]);
         if (more) write(now ^ 1);
         __syncthreads();
     }
-    // Sums of 64 rows at a time, side by side.
-    float* staged = reinterpret_cast<float*>(memory);
-#pragma unroll 1
-    for (int first = 0; first < LINES; first += 64) {
-#pragma unroll
-        for (int m = 0; m < DOWN; m++) {
-#pragma unroll
-            for (int n = 0; n < ACROSS; n++) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    int row = own_row + 16 * m + 8 * (k >> 1) + lane / 4 - first;
-                    int column = own_column + 8 * n + lane % 4 * 2 + (k & 1);
-                    if ((uint)row < 64) staged[row * (LINES + 4) + column] = sums[m][n][k];
-                }
-            }
-        }
-        __syncthreads();
-#pragma unroll 1
-        for (int at = threadIdx.x; at < 64 * LINES; at += 256) {
-            int row = row0 + first + at / LINES, column = column0 + at % LINES;
-            if (row >= p.rows || column >= p.columns) continue;
-            write_sum(y, p, in.bias, row, column, staged[at / LINES * (LINES + 4) + at % LINES]);
-        }
-        __syncthreads();
-    }
+    auto finish = [&](int i, int j, float sum) {
+        if (row0 + i < p.rows && column0 + j < p.columns) write_sum(y, p, in.bias, row0 + i, column0 + j, sum);
+    };
+    auto same = [](int line) { return line; };
+    write_tile<LINES>(reinterpret_cast<float*>(memory), sums, same, same, finish);
 }
 #endif
 

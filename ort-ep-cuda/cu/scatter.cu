@@ -1,41 +1,6 @@
 // Updates that are combined with what is there, and with each other, in the order in which they are given: they are sorted by the elements that
 // they go to, so that each element has its updates in a row, and no run has other bits than the one before.
-#include "common.cuh"
-
-constexpr uint NONE = 0xffffffffu;
-
-// Where updates go, as cu/gather.cu has it: of elements, each index is one along an axis of this size and step, from a place that a walk over the
-// indices gives; else each tuple has an index for each axis.
-struct Target {
-    uint wide, elements, size, step, axes;
-    Axes sizes, steps;
-};
-
-__device__ inline bool index_of(const void* indices, uint at, uint wide, uint size, uint& to) {
-    int64 index = wide ? ((const int64*)indices)[at] : (int64)((const int*)indices)[at];
-    if (index < 0) index += size;
-    to = (uint)index;
-    return index >= 0 && index < size;
-}
-
-__device__ inline uint slot_of(const void* indices, uint t, const Target& to) {
-    uint index;
-    if (to.elements) {
-        if (!index_of(indices, t, to.wide, to.size, index)) return NONE;
-        uint place = index * to.step, rest = t;
-        for (int axis = (int)to.axes - 1; axis >= 0; axis--) {
-            place += rest % to.sizes.of[axis] * to.steps.of[axis];
-            rest /= to.sizes.of[axis];
-        }
-        return place;
-    }
-    uint slot = 0;
-    for (uint axis = 0; axis < to.axes; axis++) {
-        if (!index_of(indices, t * to.axes + axis, to.wide, to.sizes.of[axis], index)) return NONE;
-        slot += index * to.steps.of[axis];
-    }
-    return slot;
-}
+#include "indices.cuh"
 
 // A key is the slot of an update, then its number: no two are alike. A block sorts as many as it has room for, a power of two.
 constexpr int MOST_KEYS = 2048;

@@ -1,56 +1,6 @@
-// The gradients of convolutions over up to three axes, by the image and by the filters: products of what is read where it lies. Axes in front that
-// the image does not have are of size 1. Places that no window reached count for nothing, windows beyond the image meet padding.
-#include "common.cuh"
-
-struct Convolution {
-    int batch, groups, channels, filters;  // channels and filters of a group
-    int input[3], output[3], kernel[3], strides[3], dilations[3], pads[3];
-    int tiles_down, tiles_across, splits;
-};
-
-__device__ inline int volume(const int (&sizes)[3]) { return sizes[0] * sizes[1] * sizes[2]; }
-
-// The coordinates of a place, the last axis fastest.
-__device__ inline void unflat(int place, const int (&sizes)[3], int (&to)[3]) {
-    to[2] = place % sizes[2];
-    place /= sizes[2];
-    to[1] = place % sizes[1];
-    to[0] = place / sizes[1];
-}
-
-struct alignas(16) Four { float of[4]; };
-
-// Of a tile, which 256 threads compute: each has four rows and four columns, and of each step four elements of both sides on their way.
-constexpr int BLOCK = 64, DEPTH = 16;
-struct Tiles { float rows[2][DEPTH][BLOCK + 4], columns[2][DEPTH][BLOCK + 4]; };
-
-// The sums of a tile over the steps from `first` to before `end`. What `describe` says of a step is read two calls later, by all threads.
-template <typename Describe, typename Read, typename Write>
-__device__ inline void multiply(Tiles& tiles, int first, int end, float (&sums)[4][4], const Describe& describe, const Read& read, const Write& write) {
-    int own_row = threadIdx.x / 16 * 4, own_column = threadIdx.x % 16 * 4;
-    describe(first);
-    describe(first + DEPTH);
-    __syncthreads();
-    read(first);
-    write(tiles, 0);
-    __syncthreads();
-    for (int k0 = first, now = 0; k0 < end; k0 += DEPTH, now ^= 1) {
-        bool more = k0 + DEPTH < end;
-        if (more) read(k0 + DEPTH);
-        describe(k0 + 2 * DEPTH);
-#pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
-            Four left = *(const Four*)&tiles.rows[now][k][own_row], right = *(const Four*)&tiles.columns[now][k][own_column];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) sums[i][j] += left.of[i] * right.of[j];
-            }
-        }
-        if (more) write(tiles, now ^ 1);
-        __syncthreads();
-    }
-}
+// The gradients of convolutions over up to three axes, by the image and by the filters: products of what is read where it lies. Places that
+// no window reached count for nothing, windows beyond the image meet padding.
+#include "window_tiles.cuh"
 
 // Where the result of a convolution is that a tap carries to a place of the image; -1 where there is none.
 __device__ inline int result_at(const Convolution& p, const int (&place)[3], const int (&tap)[3]) {
@@ -130,7 +80,7 @@ template <typename T> __device__ inline void by_input(const T* upstream, const T
         }
     };
     float sums[4][4] = {};
-    multiply(tiles, 0, depth, sums, describe, read, write);
+    multiply_windows(tiles, 0, depth, sums, describe, read, write);
     int own_channel = channel0 + thread / 16 * 4, own_position = position0 + thread % 16 * 4;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -152,7 +102,7 @@ template <typename T> __device__ inline void by_weights(const T* x, const T* ups
     int column0 = blockIdx.x % p.tiles_across * BLOCK, filter0 = blockIdx.x / p.tiles_across % p.tiles_down * BLOCK;
     int group = blockIdx.x / p.tiles_across / p.tiles_down;
     int columns = p.channels * of_kernel, windows = p.batch * of_output;
-    int each = ((windows + p.splits - 1) / p.splits + DEPTH - 1) / DEPTH * DEPTH;
+    int each = ((windows + p.parts - 1) / p.parts + DEPTH - 1) / DEPTH * DEPTH;
     int first = min((int)blockIdx.y * each, windows), end = min(first + each, windows);
     // The columns that the thread reads: where their channels begin, and their taps.
     int channel_at[4], taps[4][3];
@@ -184,7 +134,7 @@ template <typename T> __device__ inline void by_weights(const T* x, const T* ups
         }
     };
     float sums[4][4] = {};
-    multiply(tiles, first, end, sums, [](int) {}, read, write);
+    multiply_windows(tiles, first, end, sums, [](int) {}, read, write);
     int64 all = (int64)p.groups * p.filters * columns;
     int own_filter = filter0 + thread / 16 * 4, own_column = column0 + thread % 16 * 4;
 #pragma unroll
