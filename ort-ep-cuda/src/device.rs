@@ -217,4 +217,8 @@ impl Device for CudaDevice {
             (None, None) => Err(error!(Fail, "neither side of a copy is in the device's memory")),
         }
     }
+
+    fn copy_alignment(&self) -> usize {
+        1
+    }
 }

@@ -2,12 +2,16 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use ort_core::Result;
+use ort_core::ep::Device;
+use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
-    attention, cores, gradients, lines, narrow, optimizers, products, quant, recurrent, sums, updates,
-    vision, windows,
+    attention, control, cores, gradients, lines, narrow, optimizers, products, quant, recurrent, sums,
+    updates, vision, windows,
 };
-use support::{with_device, with_oldest, with_options};
+use support::{options, with_device, with_oldest, with_options};
 
 #[test]
 fn products_are_those_of_the_cpu() -> Result<()> {
@@ -290,5 +294,28 @@ fn narrow_types_are_those_of_the_cpu() -> Result<()> {
 fn linear_attention_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("linear_attention_is_that_of_the_cpu")? else { return Ok(()) };
     attention::linear_attention(&device);
+    Ok(())
+}
+
+#[test]
+fn control_flow_on_the_device_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("control_flow_on_the_device_is_that_of_the_cpu")? else { return Ok(()) };
+    control::results(&device)?;
+    control::bits(&device)
+}
+
+#[test]
+fn iterations_wait_for_nothing_but_their_condition() -> Result<()> {
+    if with_device("iterations_wait_for_nothing_but_their_condition")?.is_none() {
+        return Ok(());
+    }
+    let device = CudaDevice::open(0, &options(&[]))?;
+    let shared: Arc<dyn Device> = device.clone();
+    for (op, runs) in control::counts(&shared, || device.counters())? {
+        let [few, many] =
+            runs.map(|(before, after)| (after.waits - before.waits, after.launches - before.launches));
+        assert_eq!(few.0, many.0, "{op}: waits of 2 and of 9 iterations");
+        assert!(few.1 < many.1, "{op}: launches of 2 and of 9 iterations");
+    }
     Ok(())
 }

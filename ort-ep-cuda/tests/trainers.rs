@@ -33,7 +33,7 @@ fn losses(trainer: &mut Trainer, recording: &Recording, steps: std::ops::Range<u
 #[test]
 fn losses_are_those_of_the_cpu() -> Result<()> {
     let Some(_device) = with_device("losses_are_those_of_the_cpu")? else { return Ok(()) };
-    for name in ["bert", "gpt", "resnet18"] {
+    for name in ["bert", "gpt", "lstm", "resnet18"] {
         let recording = Recording::load(name);
         let expected = losses(&mut Trainer::new(&recording.model, recording.options())?, &recording, 0..3)?;
         let mut trainer = Trainer::new(&recording.model, on_device(recording.options()))?;

@@ -1,4 +1,4 @@
-//! Trainings on the device: every node of a step is the device's, but for those that are named here, and its gradients are those of the CPU.
+//! Trainings on the device: every node of a step is the device's, and its gradients are those of the CPU.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what is not as it should be fails the test")]
 
@@ -12,11 +12,12 @@ use ort_core::ep::{Device, ProviderOptions, provider};
 use ort_core::ir::Graph;
 use ort_core::session::{Model, NodePlacement, Session};
 use ort_core::tensor::{Tensor, Value};
+use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::numbers;
 use ort_train::{
     ArtifactOptions, Loss, MixedPrecision, Optimizer, TrainingGraph, TrainingOptions, generate_artifacts,
 };
-use support::with_device;
+use support::{options, with_device};
 
 /// A model, and what its recorded training was. Tests run where there is no repository, so that they hold what they read.
 struct Recording {
@@ -37,7 +38,7 @@ macro_rules! recordings {
 
 const RECORDINGS: [Recording; 6] = recordings!["bert", "gpt", "lstm", "mobilenet_v3", "resnet18", "unet"];
 const DIGITS: &[u8] = include_bytes!("../../ort-train/tests/data/digits.onnx");
-/// The model whose recurrent layers have control flow as their backward pass, which no kernel of the device is for; what lies around it may go with it.
+/// The model whose recurrent layers have control flow as their backward pass, which the host conducts.
 const WITH_CONTROL_FLOW: &str = "lstm";
 const CONTROL_FLOW: &str = "Scan";
 /// How far gradients of float32 may be from the CPU's, as a part of the largest of a tensor: sums of some thousands of terms in another order,
@@ -88,19 +89,13 @@ fn elsewhere(session: &Session) -> Vec<NodePlacement> {
     placed.filter(|placed| placed.provider != "cuda" && !placed.of_shapes).collect()
 }
 
-/// Whether it is control flow, or claimed by the device and with control flow on the host to save copies.
-fn follows_control_flow(placed: &NodePlacement) -> bool {
-    let moved = placed.refusals.iter().all(|(_, why)| *why == placed.reason.to_string());
-    placed.operator == CONTROL_FLOW || moved
-}
-
 fn described(others: &[NodePlacement]) -> String {
     let others = others.iter();
     others.map(|placed| format!("\n    {} {}: {:?}", placed.node, placed.operator, placed.refusals)).collect()
 }
 
-/// What a run is given: parameters as they are, and numbers without a pattern.
-fn inputs(session: &Session, training: &TrainingGraph) -> Result<Vec<(String, Value)>> {
+/// What a run is given: parameters as they are, and numbers without a pattern; sequences are so long.
+fn inputs(session: &Session, training: &TrainingGraph, length: usize) -> Result<Vec<(String, Value)>> {
     let mut values: Vec<(String, Value)> = Vec::new();
     for (index, input) in session.inputs().iter().enumerate() {
         let known = training.parameters().iter().find(|parameter| parameter.name == input.name);
@@ -110,7 +105,7 @@ fn inputs(session: &Session, training: &TrainingGraph) -> Result<Vec<(String, Va
         }
         let size = |dim: &ort_core::dim::Dim| {
             dim.as_constant()
-                .map_or(if dim.to_string().contains("seq") { 7 } else { 2 }, |size| size as usize)
+                .map_or(if dim.to_string().contains("seq") { length } else { 2 }, |size| size as usize)
         };
         let shape: Vec<usize> = input.ty.shape().unwrap_or_default().iter().map(size).collect();
         let count = shape.iter().product();
@@ -154,14 +149,10 @@ fn all_of_a_step_is_the_devices() -> Result<()> {
             let training =
                 TrainingGraph::new(&model, &TrainingOptions { mixed_precision, ..recording.options() })?;
             let model = Model::from_graph(with_gradients(&training));
-            let mut others = elsewhere(&session(&model, Some(&device))?);
-            if name == WITH_CONTROL_FLOW {
-                assert!(
-                    others.iter().any(|placed| placed.operator == CONTROL_FLOW),
-                    "{name} needs no exception"
-                );
-                others.retain(|placed| !follows_control_flow(placed));
-            }
+            let session = session(&model, Some(&device))?;
+            let others = elsewhere(&session);
+            let has_control_flow = session.placement().iter().any(|placed| placed.operator == CONTROL_FLOW);
+            assert_eq!(has_control_flow, name == WITH_CONTROL_FLOW, "{name}");
             if !others.is_empty() {
                 problems.push(format!("{name} {mixed_precision:?}:{}", described(&others)));
             }
@@ -214,6 +205,34 @@ fn all_of_an_update_is_the_devices() -> Result<()> {
 }
 
 #[test]
+fn a_backward_pass_through_time_waits_no_longer_for_long_sequences() -> Result<()> {
+    let test = "a_backward_pass_through_time_waits_no_longer_for_long_sequences";
+    if with_device(test)?.is_none() {
+        return Ok(());
+    }
+    let device = CudaDevice::open(0, &options(&[("use_tf32", "0")]))?;
+    let recording = RECORDINGS.iter().find(|recording| recording.name == WITH_CONTROL_FLOW).unwrap();
+    let model = Model::from_bytes(recording.model)?;
+    let training = TrainingGraph::new(&model, &recording.options())?;
+    let shared: Arc<dyn Device> = device.clone();
+    let session = session(&Model::from_graph(with_gradients(&training)), Some(&shared))?;
+    let mut counted = Vec::new();
+    for length in [3, 7] {
+        let values = inputs(&session, &training, length)?;
+        run(&session, &values)?;
+        let before = device.counters();
+        run(&session, &values)?;
+        let after = device.counters();
+        counted.push((after.waits - before.waits, after.launches - before.launches));
+    }
+    let [short, long] = [counted[0], counted[1]];
+    assert_eq!(short.0, long.0, "waits: {counted:?}");
+    // Each step of the sequence is launched.
+    assert!(short.1 < long.1, "launches: {counted:?}");
+    Ok(())
+}
+
+#[test]
 fn gradients_of_models_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("gradients_of_models_are_those_of_the_cpu")? else { return Ok(()) };
     let mut problems = Vec::new();
@@ -224,7 +243,7 @@ fn gradients_of_models_are_those_of_the_cpu() -> Result<()> {
         let training = TrainingGraph::new(&model, &recording.options())?;
         let model = Model::from_graph(with_gradients(&training));
         let (own, cpu) = (session(&model, Some(&device))?, session(&model, None)?);
-        let values = inputs(&cpu, &training)?;
+        let values = inputs(&cpu, &training, 7)?;
         let (found, expected) = (run(&own, &values)?, run(&cpu, &values)?);
         let most = expected.iter().map(|(_, values)| largest(values)).fold(0.0, f64::max);
         for ((output, found), (_, expected)) in found.iter().zip(&expected) {

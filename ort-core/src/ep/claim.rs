@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::regions::settle;
+use super::bodies::Flowing;
+use super::regions::{is_mixed, settle};
 use super::{Claim, Device, Reason, Scope};
 use crate::dim::Dim;
 use crate::dtype::DType;
@@ -90,12 +91,14 @@ impl<'a> NodeView<'a> {
 }
 
 /// Which device runs each node, and what it claimed.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Partition {
     /// By node: the index of the device, and its claim.
     pub nodes: Vec<(usize, Claim)>,
     /// By node: why it runs there.
     pub reasons: Vec<Reason>,
+    /// By node: where the values of control flow are, and its bodies; none for other nodes.
+    pub(crate) flows: Vec<Option<Arc<Flowing>>>,
 }
 
 /// Gives every node of an inferred graph to a device: the first that claims it, but for shapes, which the host computes, and for
@@ -103,12 +106,21 @@ pub struct Partition {
 /// parts are offered again; what is left after that is one error that lists every such operator. A shared graph is
 /// copied only where something is decomposed.
 pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Scope) -> Result<Partition> {
+    let claimed = claim_all(graph, devices)?;
+    settle(graph, devices, scope, claimed)
+}
+
+/// The first claim for each node of a graph in which all that nobody claims is decomposed.
+pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
+    if is_mixed(devices) {
+        bring_slices_to_front(graph)?;
+    }
     let claims = lower_unclaimed(graph, devices);
     // A device that broke while it was asked has refused for no reason.
     devices
         .iter()
         .try_for_each(|device| device.check().within(|| format!("provider {}", device.info().provider)))?;
-    Ok(settle(graph, devices, scope, claims?))
+    claims
 }
 
 /// Whether a node is arithmetic on shapes. It stays on the host: the host needs the numbers, and they are few.
@@ -168,6 +180,26 @@ pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Resul
         infer_graph(graph)?;
     }
     Ok(())
+}
+
+/// Has what control flow scans along other axes lie so that each slice is one piece, of which a device can take a part.
+fn bring_slices_to_front(graph: &mut Arc<Graph>) -> Result<()> {
+    let is_across = |node: &Node| node.spec.flow.is_some_and(|flow| !(flow.in_front)(&node.attrs));
+    if !graph.nodes.iter().any(is_across) {
+        return Ok(());
+    }
+    let graph = Arc::make_mut(graph);
+    for node in std::mem::take(&mut graph.nodes) {
+        match node.spec.flow.filter(|_| is_across(&node)) {
+            Some(flow) => {
+                let place = node.place();
+                let nodes = (flow.to_front)(graph, node).within(|| place)?;
+                graph.nodes.extend(nodes);
+            }
+            None => graph.nodes.push(node),
+        }
+    }
+    infer_graph(graph)
 }
 
 /// Puts the parts of these nodes, which are in the order of the graph, in their place.

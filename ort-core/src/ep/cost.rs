@@ -5,7 +5,7 @@
 
 use crate::dim::{Bindings, Dim, EvaluateError};
 use crate::ir::{Graph, Node, ValueId};
-use crate::spec::{Cost, SymTensor, ViewCx, known_ints};
+use crate::spec::{Cost, Rounds, SymTensor, ViewCx, known_ints};
 use crate::tensor::Shape;
 
 /// A copy between two memories, however small it is: the call, and the wait until the device has come so far. About 20 µs.
@@ -21,6 +21,8 @@ const ITEMS: i64 = 1;
 const LENGTH: i64 = 64;
 /// The most bytes that a value is taken for, so that no sum overflows.
 const MOST_BYTES: u64 = 1 << 36;
+/// No loop is taken to run more often.
+const MOST_ROUNDS: u64 = 1 << 16;
 /// The bytes of a string.
 const STRING_BYTES: usize = 8;
 
@@ -63,6 +65,23 @@ impl<'a> Estimates<'a> {
         let values = values.chain(node.outputs.iter().flatten().copied());
         let bytes = values.map(|value| self.bytes(value)).fold(0u64, u64::saturating_add);
         NODE + bytes.min(MOST_BYTES)
+    }
+
+    /// How often a control-flow node runs a subgraph.
+    pub(super) fn rounds(&mut self, node: &Node, rounds: Rounds) -> u64 {
+        let counted = match rounds {
+            Rounds::Once => Some(1),
+            Rounds::Counted => node.inputs.first().copied().flatten().and_then(|count| {
+                let count = self.ints(count)?.first().copied()?;
+                // A loop that only its condition ends may be told any number.
+                u64::try_from(count).ok().filter(|count| *count < MOST_ROUNDS)
+            }),
+            Rounds::Slices => {
+                let scanned = node.inputs.last().copied().flatten();
+                scanned.and_then(|value| self.shape(value)?.first().copied()).map(|size| size as u64)
+            }
+        };
+        counted.unwrap_or(LENGTH as u64)
     }
 
     fn is_view(&mut self, node: &Node) -> bool {

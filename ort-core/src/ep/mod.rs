@@ -5,6 +5,7 @@
 
 #[allow(unsafe_code, reason = "records of another library are read through their pointers")]
 pub mod abi;
+mod bodies;
 mod claim;
 mod compile;
 mod cost;
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ort_alloc::{Allocator, DeviceId};
 
+pub(crate) use bodies::{Body, Captured, Flowing};
 pub(crate) use claim::lower_all_but;
 pub use claim::{NodeView, Partition, Unclaimed, partition, unclaimed};
 pub(crate) use compile::{Account, Packing};
@@ -115,6 +117,11 @@ pub trait Device: Send + Sync {
     }
     /// Copies a tensor between this device's memory and the host's, in either direction, or within this device's memory.
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()>;
+    /// Copies within this device's memory begin and end at multiples of so many bytes. Slices of element types that such a copy would cut are not
+    /// put together there.
+    fn copy_alignment(&self) -> usize {
+        4
+    }
 }
 
 /// A provider as its crate submits it.

@@ -10,6 +10,8 @@ pub enum Reason {
     FirstClaim,
     /// It computes shapes, which the host does.
     Shapes,
+    /// It is control flow that the host conducts, whose bodies run there, with their values in the memory of its device.
+    Bodies,
     /// It went where its neighbours are, as copies are saved.
     Island(Island),
 }
@@ -30,6 +32,7 @@ impl fmt::Display for Reason {
         match self {
             Reason::FirstClaim => f.write_str("it is the first provider that claims it"),
             Reason::Shapes => f.write_str("it computes shapes, whose numbers the host needs"),
+            Reason::Bodies => f.write_str("its bodies run there"),
             Reason::Island(island) => island.fmt(f),
         }
     }

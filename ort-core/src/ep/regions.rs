@@ -4,11 +4,12 @@
 //! shapes. A placement costs the work of the nodes that are not where they are preferred, and the copies of values that
 //! nodes of one memory make and nodes of another read; a value is copied once into each memory. What the caller gives and gets does not
 //! count: it comes from the host and goes there wherever the nodes are, so that a device keeps a model that it can run alone. Constants are
-//! uploaded once, when the session is built. What a subgraph gets and gives does count: other nodes make and read it, in each round of a loop.
+//! uploaded once, when the session is built. What a subgraph gets and gives does count: other nodes make and read it, in each round of a loop. What
+//! it captures is brought once to each memory in which it is read, before the node runs.
 //!
 //! An island is what hangs together of the nodes on one device that may move. Islands are tried on the other
-//! devices that claim all of their nodes, small ones first, until none gets cheaper. Products and convolutions never move, nor does control
-//! flow: a device is there for them.
+//! devices that claim all of their nodes, small ones first, until none gets cheaper. Products and convolutions never move: a device is there for
+//! them. Control flow is on a device where the values of its bodies lie there (`bodies.rs`).
 
 #![allow(
     clippy::indexing_slicing,
@@ -20,12 +21,13 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 use smallvec::SmallVec;
 
+use super::bodies::{Flowing, ways};
 use super::claim::on_shapes;
 use super::cost::{COPIED_BYTE, COPY, Estimates};
 use super::{Claim, Device, Island, NodeView, Partition, Reason};
-use crate::ir::{Graph, NodeId, ValueId};
+use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::spec::Cost;
-use crate::{Result, error};
+use crate::{Result, Within, error};
 
 /// Whose a graph is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,29 +38,102 @@ pub enum Scope {
     Subgraph,
 }
 
+/// Where what a graph is given, and what it gives, lies.
+#[derive(Clone, Copy)]
+pub(super) enum Ends<'a> {
+    /// With the caller: it does not count as copied.
+    Open,
+    /// In these memories: inputs, and outputs.
+    At(&'a [DeviceId], &'a [DeviceId]),
+    /// All of it in memory of the host, captured values included.
+    Host,
+}
+
+impl From<Scope> for Ends<'_> {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::Model => Ends::Open,
+            Scope::Subgraph => Ends::Host,
+        }
+    }
+}
+
+/// A way to run a node.
+#[derive(Clone)]
+pub(super) struct Choice {
+    /// The place of its device.
+    pub(super) device: usize,
+    pub(super) claim: Claim,
+    /// Where the values of control flow are.
+    pub(super) flow: Option<Arc<Flowing>>,
+}
+
+/// The ways to run one node, in the session's order of devices.
+pub(super) type Choices = SmallVec<[Choice; 2]>;
+
 /// Chooses the device of each node; `claimed` is the first that claims it.
 pub(super) fn settle(
     graph: &Graph,
     devices: &[Arc<dyn Device>],
     scope: Scope,
     claimed: Vec<(usize, Claim)>,
-) -> Partition {
+) -> Result<Partition> {
+    let choices = choices(graph, devices, claimed)?;
+    Ok(match is_mixed(devices) {
+        true => place(graph, devices, scope.into(), choices).partition(),
+        false => first_choices(choices),
+    })
+}
+
+/// Each node where it is claimed first, as where nothing is ever copied.
+pub(super) fn first_choices(choices: Vec<Choices>) -> Partition {
+    let mut partition = Partition::default();
+    for Choice { device, claim, flow } in choices.into_iter().filter_map(|own| own.into_iter().next()) {
+        partition.nodes.push((device, claim));
+        partition.reasons.push(Reason::FirstClaim);
+        partition.flows.push(flow);
+    }
+    partition
+}
+
+/// The ways to run each node.
+pub(super) fn choices(
+    graph: &Graph,
+    devices: &[Arc<dyn Device>],
+    claimed: Vec<(usize, Claim)>,
+) -> Result<Vec<Choices>> {
+    let is_mixed = is_mixed(devices);
+    let nodes = graph.nodes.iter().zip(claimed);
+    let of_node = nodes.map(|(node, first)| {
+        let view = NodeView { graph, node };
+        let later = devices.iter().enumerate().skip(first.0 + 1).filter(|_| is_mixed);
+        let later = later.filter_map(|(index, device)| Some((index, device.claim(&view).ok()?)));
+        let claims = std::iter::once(first).chain(later);
+        match node.subgraphs.is_empty() {
+            true => Ok(claims.map(|(device, claim)| Choice { device, claim, flow: None }).collect()),
+            false => ways(view, devices, &claims.collect::<SmallVec<[_; 2]>>()).within(|| node.place()),
+        }
+    });
+    of_node.collect()
+}
+
+/// Whether the devices have several memories: else nothing is ever copied.
+pub(super) fn is_mixed(devices: &[Arc<dyn Device>]) -> bool {
     let mut memories = devices.iter().map(|device| device.memory());
     let first = memories.next();
-    if memories.all(|memory| Some(memory) == first) {
-        // Nothing is ever copied.
-        let reasons = vec![Reason::FirstClaim; claimed.len()];
-        return Partition { nodes: claimed, reasons };
-    }
-    let claims = graph.nodes.iter().zip(claimed).map(|(node, first)| {
-        let view = NodeView { graph, node };
-        let later = devices.iter().enumerate().skip(first.0 + 1);
-        let later = later.filter_map(|(index, device)| Some((index, device.claim(&view).ok()?)));
-        std::iter::once(first).chain(later).collect()
-    });
-    let mut board = Board::new(graph, devices, scope, claims.collect());
+    !memories.all(|memory| Some(memory) == first)
+}
+
+/// Places the nodes of a graph whose ends lie where they are said to.
+pub(super) fn place<'a>(
+    graph: &'a Graph,
+    devices: &[Arc<dyn Device>],
+    ends: Ends<'_>,
+    choices: Vec<Choices>,
+) -> Board<'a> {
+    let mut board = Board::new(graph, devices, ends, choices);
     board.improve();
-    board.partition()
+    board
 }
 
 /// What it costs to run each node on the device at its place in `places`, in the bytes that the host could read or write meanwhile: what a
@@ -90,32 +165,32 @@ pub fn placement_cost(
         };
         problem.help("name a device for each node that claims it")
     };
-    let mut claims = Vec::with_capacity(graph.nodes.len());
+    let mut claimed = Vec::with_capacity(graph.nodes.len());
     for (index, node) in graph.nodes.iter().enumerate() {
         let view = NodeView { graph, node };
-        let own = devices.iter().enumerate();
-        let own: Claims =
-            own.filter_map(|(device, opened)| Some((device, opened.claim(&view).ok()?))).collect();
+        let mut own = devices.iter().enumerate();
+        let first = own.find_map(|(device, opened)| Some((device, opened.claim(&view).ok()?)));
         let device = places.get(index).copied();
-        if !own.iter().any(|(claiming, _)| Some(*claiming) == device) {
+        claimed.push(first.ok_or_else(|| unclaimed(device, node.place()))?);
+    }
+    let choices = choices(graph, devices, claimed)?;
+    for (index, (node, own)) in graph.nodes.iter().zip(&choices).enumerate() {
+        let device = places.get(index).copied();
+        if !own.iter().any(|choice| Some(choice.device) == device) {
             return Err(unclaimed(device, node.place()));
         }
-        claims.push(own);
     }
-    let mut board = Board::new(graph, devices, scope, claims);
+    let mut board = Board::new(graph, devices, scope.into(), choices);
     for (node, &device) in (0..graph.nodes.len()).zip(places) {
         board.put_all(&[node], device);
     }
     Ok(board.totals.score())
 }
 
-/// The claims for one node: each with the place of its device, in the session's order.
-type Claims = SmallVec<[(usize, Claim); 2]>;
-
 /// A node on the board.
 struct Piece {
-    claims: Claims,
-    /// The claim that the session prefers, and the one that is taken so far: their places in `claims`.
+    choices: Choices,
+    /// The choice that the session prefers, and the one that is taken so far: their places in `choices`.
     preferred: usize,
     at: usize,
     /// What it costs anywhere but where it is preferred.
@@ -129,23 +204,30 @@ struct Piece {
 }
 
 impl Piece {
-    fn new(graph: &Graph, node: NodeId, devices: &[Arc<dyn Device>], claims: Claims) -> Piece {
+    fn new(graph: &Graph, node: NodeId, devices: &[Arc<dyn Device>], choices: Choices) -> Piece {
         let node = &graph.nodes[node.index()];
-        let on_host = |(device, _): &(usize, Claim)| devices[*device].memory() == DeviceId::HOST;
+        let on_host = |choice: &Choice| devices[choice.device].memory() == DeviceId::HOST;
         let on_shapes = on_shapes(graph, node);
-        let host = claims.iter().position(on_host).filter(|_| on_shapes);
-        let preferred = host.unwrap_or(0);
+        let host = choices.iter().position(on_host).filter(|_| on_shapes);
+        let costs =
+            choices.iter().enumerate().filter_map(|(at, choice)| Some((choice.flow.as_ref()?.cost, at)));
+        let cheapest = costs.min().map_or(0, |(_, at)| at);
+        let preferred = host.unwrap_or(cheapest);
         let known = |id: &ValueId| {
             let elements = graph.value(*id).symbolic.as_ref().map(|symbolic| symbolic.elements.iter());
             elements.is_some_and(|mut elements| !elements.any(|element| element.has_unknown()))
         };
         let mut outputs = node.outputs.iter().flatten();
         let is_planned = host.is_some() && !node.outputs.is_empty() && outputs.all(known);
-        let is_heavy = node.spec.cost == Cost::Compute || !node.subgraphs.is_empty();
-        let preference = if preferred == 0 { Reason::FirstClaim } else { Reason::Shapes };
+        let is_heavy = node.spec.cost == Cost::Compute;
+        let preference = match (preferred, &choices[preferred].flow) {
+            (_, Some(flow)) if flow.is_conducted => Reason::Bodies,
+            (0, _) => Reason::FirstClaim,
+            _ => Reason::Shapes,
+        };
         Piece {
-            stays: is_planned || is_heavy || claims.len() < 2,
-            claims,
+            stays: is_planned || is_heavy || choices.len() < 2,
+            choices,
             preferred,
             at: preferred,
             work: 0,
@@ -156,11 +238,11 @@ impl Piece {
     }
 
     fn device(&self) -> usize {
-        self.claims[self.at].0
+        self.choices[self.at].device
     }
 
     fn place_of(&self, device: usize) -> Option<usize> {
-        self.claims.iter().position(|(index, _)| *index == device)
+        self.choices.iter().position(|choice| choice.device == device)
     }
 }
 
@@ -206,10 +288,12 @@ impl Held {
 const HOST: usize = 0;
 
 /// A placement, and what it costs.
-struct Board<'a> {
+pub(super) struct Board<'a> {
     graph: &'a Graph,
     pieces: Vec<Piece>,
     values: Vec<Held>,
+    /// The memories, the host's first.
+    known: Vec<DeviceId>,
     /// By device: the place of its memory.
     memories: Vec<usize>,
     producers: Vec<Option<NodeId>>,
@@ -218,7 +302,12 @@ struct Board<'a> {
 
 impl<'a> Board<'a> {
     /// Each node where it is preferred.
-    fn new(graph: &'a Graph, devices: &[Arc<dyn Device>], scope: Scope, claims: Vec<Claims>) -> Board<'a> {
+    fn new(
+        graph: &'a Graph,
+        devices: &[Arc<dyn Device>],
+        ends: Ends<'_>,
+        choices: Vec<Choices>,
+    ) -> Board<'a> {
         let mut known = vec![DeviceId::HOST];
         let mut memories = Vec::with_capacity(devices.len());
         for device in devices {
@@ -229,57 +318,110 @@ impl<'a> Board<'a> {
             });
             memories.push(place);
         }
-        let nodes = (0u32..).map(NodeId).zip(claims);
-        let pieces = nodes.map(|(node, claims)| Piece::new(graph, node, devices, claims)).collect();
+        let nodes = (0u32..).map(NodeId).zip(choices);
+        let pieces = nodes.map(|(node, choices)| Piece::new(graph, node, devices, choices)).collect();
         let unread = Held { readers: SmallVec::from_elem(0, known.len()), ..Held::default() };
         let values = vec![unread; graph.value_count()];
         let (producers, totals) = (graph.producers(), Totals::default());
-        let mut board = Board { graph, pieces, values, memories, producers, totals };
-        board.set_up(scope);
+        let mut board = Board { graph, pieces, values, known, memories, producers, totals };
+        board.set_up(ends);
         board
     }
 
-    fn set_up(&mut self, scope: Scope) {
+    fn set_up(&mut self, ends: Ends<'_>) {
         let graph = self.graph;
         let mut estimates = Estimates::new(graph);
         for (index, node) in graph.nodes.iter().enumerate() {
-            let memory = self.memories[self.pieces[index].device()];
-            for output in node.outputs.iter().flatten() {
+            let at = self.pieces[index].at;
+            for (position, output) in outputs(node) {
+                let memory = self.made_in(index, at, position);
                 let held = &mut self.values[output.index()];
-                (held.memory, held.bytes) = (Some(memory), estimates.bytes(*output));
+                (held.memory, held.bytes) = (Some(memory), estimates.bytes(output));
             }
-            if self.pieces[index].claims.len() > 1 {
-                self.pieces[index].work = estimates.work(node);
+            let piece = &mut self.pieces[index];
+            if piece.choices.len() > 1 {
+                let costs = piece.choices.iter().filter_map(|choice| Some(choice.flow.as_ref()?.cost));
+                piece.work = match costs.clone().max().zip(costs.min()) {
+                    Some((most, least)) => most - least,
+                    None => estimates.work(node),
+                };
             }
             if self.pieces[index].is_planned {
                 continue;
             }
-            let captured = node.subgraphs.iter().flat_map(|subgraph| &subgraph.captures);
-            for capture in captured {
-                self.values[capture.outer.index()].readers[HOST] += 1;
-            }
-            for (position, value) in self.inputs(index) {
-                let memory = self.read_in(index, self.pieces[index].at, position);
+            for (value, memory) in self.reads(index, at) {
                 self.values[value.index()].readers[memory] += 1;
             }
         }
-        for output in &graph.outputs {
-            let held = &mut self.values[output.index()];
-            match scope {
-                Scope::Model => held.is_output = true,
-                Scope::Subgraph => held.readers[HOST] += 1,
-            }
-        }
-        for value in graph.value_ids().filter(|_| scope == Scope::Subgraph) {
-            if self.producers[value.index()].is_none() && !graph.constants.contains_key(&value) {
-                let held = &mut self.values[value.index()];
-                (held.memory, held.bytes) = (Some(HOST), estimates.bytes(value));
-            }
-        }
+        self.set_up_ends(ends, &mut estimates);
         for held in &self.values {
             self.totals.copies += held.copies();
             self.totals.bytes += held.copies() * held.bytes;
         }
+    }
+
+    /// Where what the graph is given lies, and where what it gives is read.
+    fn set_up_ends(&mut self, ends: Ends<'_>, estimates: &mut Estimates<'_>) {
+        let graph = self.graph;
+        let host = DeviceId::HOST;
+        for (position, output) in graph.outputs.iter().enumerate() {
+            let memory = match ends {
+                Ends::Open => {
+                    self.values[output.index()].is_output = true;
+                    continue;
+                }
+                Ends::At(_, outputs) => self.index_of(outputs.get(position).copied().unwrap_or(host)),
+                Ends::Host => HOST,
+            };
+            self.values[output.index()].readers[memory] += 1;
+        }
+        let given: Vec<(ValueId, usize)> = match ends {
+            Ends::Open => Vec::new(),
+            Ends::At(inputs, _) => {
+                let inputs = graph.inputs.iter().zip(inputs);
+                inputs.map(|(input, memory)| (*input, self.index_of(*memory))).collect()
+            }
+            Ends::Host => {
+                let is_given = |value: &ValueId| {
+                    self.producers[value.index()].is_none() && !graph.constants.contains_key(value)
+                };
+                graph.value_ids().filter(is_given).map(|value| (value, HOST)).collect()
+            }
+        };
+        for (value, memory) in given {
+            let held = &mut self.values[value.index()];
+            (held.memory, held.bytes) = (Some(memory), estimates.bytes(value));
+        }
+    }
+
+    /// The place of a memory among those of the devices.
+    fn index_of(&self, memory: DeviceId) -> usize {
+        self.known.iter().position(|known| *known == memory).unwrap_or(HOST)
+    }
+
+    /// What the placement costs.
+    pub(super) fn score(&self) -> u64 {
+        self.totals.score()
+    }
+
+    /// The first device with memory of its own that a node is on.
+    pub(super) fn first_device(&self) -> Option<usize> {
+        let devices = self.pieces.iter().map(Piece::device);
+        devices.filter(|device| self.memories[*device] != HOST).min()
+    }
+
+    /// Whether a value is computed in a memory; one that no node computes, whether it is read there.
+    pub(super) fn is_made_in(&self, value: ValueId, memory: DeviceId) -> bool {
+        let held = &self.values[value.index()];
+        let memory = self.index_of(memory);
+        held.memory.map_or(held.readers[memory] > 0, |home| home == memory)
+    }
+
+    /// The memories in which a value is read.
+    pub(super) fn read_memories(&self, value: ValueId) -> SmallVec<[DeviceId; 2]> {
+        let readers = self.values[value.index()].readers.iter();
+        let read = readers.zip(&self.known).filter(|(readers, _)| **readers > 0);
+        read.map(|(_, memory)| *memory).collect()
     }
 
     fn inputs(&self, node: usize) -> impl Iterator<Item = (usize, ValueId)> + use<'a> {
@@ -287,10 +429,32 @@ impl<'a> Board<'a> {
         inputs.filter_map(|(position, value)| Some((position, (*value)?)))
     }
 
-    /// The memory in which a node reads an input, by one of its claims.
+    /// The memory in which a node reads an input, by one of its choices.
     fn read_in(&self, node: usize, at: usize, position: usize) -> usize {
-        let (device, claim) = &self.pieces[node].claims[at];
-        if claim.host_inputs.contains(&position) { HOST } else { self.memories[*device] }
+        let Choice { device, claim, flow } = &self.pieces[node].choices[at];
+        match flow.as_ref().and_then(|flow| flow.inputs.get(position)) {
+            Some(memory) => self.index_of(*memory),
+            None if claim.host_inputs.contains(&position) => HOST,
+            None => self.memories[*device],
+        }
+    }
+
+    /// The memory in which a node makes an output.
+    fn made_in(&self, node: usize, at: usize, position: usize) -> usize {
+        let Choice { device, flow, .. } = &self.pieces[node].choices[at];
+        let memory = flow.as_ref().and_then(|flow| flow.outputs.get(position));
+        memory.map_or(self.memories[*device], |memory| self.index_of(*memory))
+    }
+
+    /// What a node reads, and in which memory: its inputs, and what its subgraphs capture.
+    fn reads(&self, node: usize, at: usize) -> SmallVec<[(ValueId, usize); 4]> {
+        let inputs = self.inputs(node).map(|(position, value)| (value, self.read_in(node, at, position)));
+        let flow = self.pieces[node].choices[at].flow.iter();
+        let captures = flow.flat_map(|flow| &flow.bodies).flat_map(|body| &body.captures);
+        let captured = captures.flat_map(|capture| {
+            capture.memories.iter().map(|memory| (capture.outer, self.index_of(*memory)))
+        });
+        inputs.chain(captured).collect()
     }
 
     /// Changes what is known of a value, and the totals with it.
@@ -309,18 +473,17 @@ impl<'a> Board<'a> {
         let (old, work) = (piece.at, |at| if at == piece.preferred { 0 } else { piece.work });
         self.totals.work = self.totals.work + work(at) - work(old);
         if !piece.is_planned {
-            for (position, value) in self.inputs(node) {
-                let (from, to) = (self.read_in(node, old, position), self.read_in(node, at, position));
-                self.change(value, |held| {
-                    held.readers[from] -= 1;
-                    held.readers[to] += 1;
-                });
+            for (value, memory) in self.reads(node, old) {
+                self.change(value, |held| held.readers[memory] -= 1);
+            }
+            for (value, memory) in self.reads(node, at) {
+                self.change(value, |held| held.readers[memory] += 1);
             }
         }
-        let memory = self.memories[self.pieces[node].claims[at].0];
         let graph = self.graph;
-        for output in graph.nodes[node].outputs.iter().flatten() {
-            self.change(*output, |held| held.memory = Some(memory));
+        for (position, output) in outputs(&graph.nodes[node]) {
+            let memory = self.made_in(node, at, position);
+            self.change(output, |held| held.memory = Some(memory));
         }
         self.pieces[node].at = at;
     }
@@ -432,11 +595,21 @@ impl<'a> Board<'a> {
         islands
     }
 
-    fn partition(self) -> Partition {
-        let reasons = self.pieces.iter().map(|piece| piece.reason).collect();
-        let nodes = self.pieces.iter().map(|piece| piece.claims[piece.at]).collect();
-        Partition { nodes, reasons }
+    pub(super) fn partition(self) -> Partition {
+        let mut partition = Partition::default();
+        for mut piece in self.pieces {
+            let Choice { device, claim, flow } = piece.choices.swap_remove(piece.at);
+            partition.nodes.push((device, claim));
+            partition.reasons.push(piece.reason);
+            partition.flows.push(flow);
+        }
+        partition
     }
+}
+
+/// The outputs of a node that somebody may read, with their positions.
+fn outputs(node: &Node) -> impl Iterator<Item = (usize, ValueId)> + use<'_> {
+    node.outputs.iter().enumerate().filter_map(|(position, value)| Some((position, (*value)?)))
 }
 
 /// Where to in the session's order of devices.

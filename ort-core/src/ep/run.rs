@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, allocate_in};
+use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
+use super::Device;
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
 use crate::session::{Source, ValueMemory};
@@ -97,6 +98,8 @@ pub struct RunCx<'a> {
     pub(crate) nested: Option<&'a mut (dyn NestedRun + 'a)>,
     /// Where values of unknown size go; none where it was made by hand.
     pub(crate) memory: Option<ValueMemory<'a>>,
+    /// The devices that copy within their memories.
+    pub(crate) devices: &'a [Arc<dyn Device>],
 }
 
 impl<'a> RunCx<'a> {
@@ -115,6 +118,7 @@ impl<'a> RunCx<'a> {
             control,
             nested: None,
             memory: None,
+            devices: &[],
         }
     }
 
@@ -223,7 +227,37 @@ impl<'a> RunCx<'a> {
                 allocate_in(budget, Category::Dynamic, &**host, bytes, 64)?
             }
         };
-        Ok(NewTensor { dtype, shape: shape.into(), buffer, len })
+        Ok(NewTensor { dtype, shape: shape.into(), memory: NewMemory::Host(buffer), len })
+    }
+
+    /// The same in a memory, which on a device holds nothing certain at first.
+    pub fn allocate_in(&self, device: DeviceId, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
+        let memory = self.memory.filter(|_| device != DeviceId::HOST);
+        let Some(memory) = memory else { return self.allocate(dtype, shape) };
+        let len = byte_count(dtype, shape)?;
+        let buffer = memory.allocate(device, Category::Dynamic, len)?.freeze();
+        Ok(NewTensor { dtype, shape: shape.into(), memory: NewMemory::Device(buffer), len })
+    }
+
+    /// Copies a tensor to a byte of a new one in the same memory, where its elements lie from there on.
+    pub fn write(&self, from: &TensorView<'_>, to: &mut NewTensor, start: usize) -> Result<()> {
+        let len = byte_count(from.dtype(), from.shape())?;
+        let end = start.checked_add(len).filter(|end| *end <= to.len);
+        let end =
+            end.ok_or_else(|| error!(Fail, "{len} bytes from {start} on are beyond a tensor of {}", to.len))?;
+        let buffer = match &mut to.memory {
+            NewMemory::Host(buffer) => {
+                let bytes = host_bytes(buffer, to.len)?.get_mut(start..end);
+                bytes.ok_or_else(|| error!(Fail, "a tensor is too short"))?.copy_from_slice(from.bytes()?);
+                return Ok(());
+            }
+            NewMemory::Device(buffer) => buffer,
+        };
+        let device = self.devices.iter().find(|device| device.memory() == buffer.device());
+        let device =
+            device.ok_or_else(|| error!(Fail, "no device of the session owns {}", buffer.device()))?;
+        let range = DeviceRange { buffer, offset: start, len };
+        device.copy(*from, TensorMut::device(from.dtype(), from.shape(), range))
     }
 
     /// Counts bytes that the kernel takes besides its outputs, as long as the result lives.
@@ -241,14 +275,14 @@ impl<'a> RunCx<'a> {
         self.reserve(count.saturating_mul(each))
     }
 
-    /// An input as a value with memory of its own, which the budget counts.
+    /// An input as a value with memory of its own, where the input is, which the budget counts.
     pub fn own_input(&self, index: usize) -> Result<Value> {
         let view = match self.input_value(index)? {
             ValueView::Tensor(view) if view.dtype() != DType::String => view,
             other => return other.to_value(),
         };
-        let mut copy = self.allocate(view.dtype(), view.shape())?;
-        copy.bytes_mut()?.copy_from_slice(view.bytes()?);
+        let mut copy = self.allocate_in(view.memory(), view.dtype(), view.shape())?;
+        self.write(&view, &mut copy, 0)?;
         Ok(Value::Tensor(copy.finish()?))
     }
 
@@ -285,30 +319,76 @@ impl<'a> RunCx<'a> {
     }
 }
 
-/// A tensor being written, in host memory of its own.
+/// A tensor being written, in memory of its own.
 #[derive(Debug)]
 pub struct NewTensor {
     dtype: DType,
     shape: Shape,
-    buffer: Buffer,
+    memory: NewMemory,
     len: usize,
 }
 
+#[derive(Debug)]
+enum NewMemory {
+    Host(Buffer),
+    Device(SharedBuffer),
+}
+
 impl NewTensor {
-    /// The elements to write, zero at first.
+    /// The elements to write, zero at first. An error on a device.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
-        let tensor = TensorMut::host(self.dtype, &self.shape, host_bytes(&mut self.buffer, self.len)?);
-        tensor.as_mut_slice()
+        let NewTensor { dtype, shape, memory, len } = self;
+        TensorMut::host(*dtype, shape, memory.bytes_mut(*len)?).as_mut_slice()
     }
 
-    /// The bytes to write, zero at first.
+    /// The bytes to write, zero at first. An error on a device.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        host_bytes(&mut self.buffer, self.len)
+        self.memory.bytes_mut(self.len)
+    }
+
+    /// Its first elements, as a tensor of this shape.
+    pub fn first<'t>(&'t self, shape: &'t [usize]) -> Result<TensorView<'t>> {
+        let len = byte_count(self.dtype, shape)?;
+        let too_short = || error!(Fail, "a tensor is too short");
+        ensure!(len <= self.len, Fail, "{len} bytes of a tensor of {}", self.len);
+        Ok(match &self.memory {
+            NewMemory::Host(buffer) => {
+                let bytes = buffer.bytes().and_then(|bytes| bytes.get(..len));
+                TensorView::host(self.dtype, shape, bytes.ok_or_else(too_short)?)
+            }
+            NewMemory::Device(buffer) => {
+                TensorView::device(self.dtype, shape, DeviceRange { buffer, offset: 0, len })
+            }
+        })
+    }
+
+    /// The memory that it is in.
+    pub fn memory(&self) -> DeviceId {
+        match &self.memory {
+            NewMemory::Host(_) => DeviceId::HOST,
+            NewMemory::Device(buffer) => buffer.device(),
+        }
     }
 
     /// The finished tensor.
     pub fn finish(self) -> Result<Tensor> {
-        Tensor::from_buffer(self.dtype, &self.shape, self.buffer)
+        match self.memory {
+            NewMemory::Host(buffer) => Tensor::from_buffer(self.dtype, &self.shape, buffer),
+            NewMemory::Device(buffer) => Tensor::from_device(self.dtype, &self.shape, buffer),
+        }
+    }
+}
+
+impl NewMemory {
+    fn bytes_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+        match self {
+            NewMemory::Host(buffer) => host_bytes(buffer, len),
+            NewMemory::Device(buffer) => Err(error!(
+                Fail,
+                "the tensor is in the memory of {}, which the host does not write",
+                buffer.device()
+            )),
+        }
     }
 }
 

@@ -40,6 +40,11 @@ impl Planner<'_> {
                 step.workspace = layout.offsets[group]..layout.offsets[group] + self.groups[group].bytes;
             }
         }
+        for &(step, group) in &self.nested_slabs {
+            let Group { bytes, slab, .. } = self.groups[group];
+            let start = layout.offsets[group];
+            self.steps[step].nested_slabs.push((slab, start..start + bytes));
+        }
         self.find_releases();
         let (copied, unknown) = self.copied_outputs();
         let has_dynamic =

@@ -97,7 +97,7 @@ pub(super) fn kinds(program: &Program, plan: &RunPlan, bindings: &Bindings) -> V
             activations.add(program, slot, planned, bindings);
         }
     }
-    let workspace = plan.steps.get(peak).map_or(0, |step| step.workspace.len());
+    let workspace = plan.steps.get(peak).map_or(0, |step| step.scratch_bytes());
     let known = activations.bytes.saturating_add(outputs.bytes).saturating_add(workspace);
     let number = |kind, bytes| KindBytes { kind, bytes, symbolic: None };
     vec![

@@ -92,6 +92,8 @@ pub(crate) struct StepPlan {
     /// Scratch memory, and the slab that it is in.
     pub(crate) workspace: Range<usize>,
     pub(crate) workspace_slab: usize,
+    /// The slabs of its subgraphs in the memories of devices, each as a part of one of this plan's.
+    pub(crate) nested_slabs: SmallVec<[(usize, Range<usize>); 1]>,
     /// Slots with memory of their own that die after this step.
     pub(crate) release: Vec<SlotId>,
     /// The plans of its subgraphs.
@@ -127,6 +129,11 @@ pub(crate) struct RunPlan {
 }
 
 impl StepPlan {
+    /// All bytes of scratch memory.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.workspace.len() + self.nested_slabs.iter().map(|(_, range)| range.len()).sum::<usize>()
+    }
+
     /// The input whose memory the output at `position` takes over.
     pub(crate) fn input_in_place_of(&self, position: usize) -> Option<usize> {
         let pair = self.in_place.iter().find(|(output, _)| *output as usize == position);

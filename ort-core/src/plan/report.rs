@@ -209,7 +209,7 @@ fn file_order_bytes(program: &Program, plan: &RunPlan, bindings: &Bindings, thre
 /// The bytes alive at the peak as an expression: the sum of the symbolic sizes of what is alive there.
 fn symbolic_peak(program: &Program, plan: &RunPlan, bindings: &Bindings) -> Option<String> {
     let peak = peak_step(plan);
-    let mut sum = Dim::constant(plan.steps.get(peak)?.workspace.len() as i64);
+    let mut sum = Dim::constant(plan.steps.get(peak)?.scratch_bytes() as i64);
     for (_, (slot, _)) in alive_at(program, plan, peak) {
         sum = sum + symbolic_bytes(program, slot, bindings)?;
     }
@@ -221,9 +221,9 @@ fn largest(program: &Program, plan: &RunPlan) -> Vec<(String, usize)> {
     let mut largest = largest_at_peak(plan, program);
     let peak = peak_step(plan);
     if let (Some(step), Some(planned)) = (program.steps.get(peak), plan.steps.get(peak))
-        && !planned.workspace.is_empty()
+        && planned.scratch_bytes() > 0
     {
-        largest.push((format!("workspace of {}", step.place()), planned.workspace.len()));
+        largest.push((format!("workspace of {}", step.place()), planned.scratch_bytes()));
         largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     }
     largest

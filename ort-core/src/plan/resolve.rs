@@ -169,7 +169,9 @@ pub(super) struct Planner<'a> {
     pub(super) heirs: Vec<Heir>,
     /// For each step, the group that is its workspace.
     pub(super) workspaces: Vec<Option<usize>>,
-    /// For each step, the bytes that its subgraphs own, device slabs included, beyond the outputs they hand over.
+    /// The groups that are the slabs of subgraphs on devices, each with its step.
+    pub(super) nested_slabs: Vec<(usize, usize)>,
+    /// For each step, the bytes that its subgraphs own, slabs not included, beyond the outputs they hand over.
     pub(super) nested_own: Vec<usize>,
     /// Whether some subgraph has values whose size only the run tells.
     pub(super) nested_dynamic: bool,
@@ -191,11 +193,7 @@ impl<'a> Planner<'a> {
             is_output[output.index()] |= bound.wants(index);
         }
         let mut slabs = vec![DeviceId::HOST];
-        for slot in &program.slots {
-            if !slabs.contains(&slot.memory) {
-                slabs.push(slot.memory);
-            }
-        }
+        find_memories(program, &mut slabs);
         Planner {
             program,
             bound,
@@ -220,6 +218,7 @@ impl<'a> Planner<'a> {
             steps: Vec::with_capacity(program.steps.len()),
             heirs: Vec::new(),
             workspaces: vec![None; program.steps.len()],
+            nested_slabs: Vec::new(),
             nested_own: vec![0; program.steps.len()],
             nested_dynamic: false,
             can_shrink: false,
@@ -322,6 +321,7 @@ impl<'a> Planner<'a> {
             in_place: SmallVec::new(),
             workspace: 0..0,
             workspace_slab: 0,
+            nested_slabs: SmallVec::new(),
             release: Vec::new(),
             nested: Vec::new(),
         };
@@ -405,6 +405,18 @@ impl<'a> Planner<'a> {
             _ => return None,
         };
         crate::spec::known_ints(Some(tensor.view()))
+    }
+}
+
+/// Adds the memories that a program and its subgraphs have values in.
+fn find_memories(program: &Program, found: &mut Vec<DeviceId>) {
+    for slot in &program.slots {
+        if !found.contains(&slot.memory) {
+            found.push(slot.memory);
+        }
+    }
+    for nested in program.steps.iter().flat_map(|step| &step.nested) {
+        find_memories(&nested.program, found);
     }
 }
 

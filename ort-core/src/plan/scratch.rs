@@ -27,6 +27,7 @@ impl Planner<'_> {
         plan_nested: &mut Vec<Arc<RunPlan>>,
     ) -> Result<()> {
         let bytes = self.scratch_of(step, index, plan_nested)?;
+        self.place_nested_slabs(step, index, plan_nested);
         if bytes > 0 {
             let slab = self.slab_of_step(step);
             self.groups.push(Group { bytes, slab, first: index, last: index });
@@ -35,8 +36,26 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The slab of the memory that the step's kernel computes in, which is that of its outputs.
+    /// Makes the subgraphs' slabs on devices parts of this plan's: as large as the largest needs it.
+    fn place_nested_slabs(&mut self, step: &Step, index: usize, plans: &[Arc<RunPlan>]) {
+        for slab in 1..self.slabs.len() {
+            let memory = self.slabs[slab];
+            let taken = plans.iter().enumerate().filter(|(position, _)| !self.is_broken(step, *position));
+            let of_plan =
+                |plan: &RunPlan| plan.slabs.iter().find(|slab| slab.0 == memory).map_or(0, |slab| slab.1);
+            let bytes = taken.map(|(_, plan)| of_plan(plan)).max().unwrap_or(0);
+            if bytes > 0 {
+                self.groups.push(Group { bytes, slab, first: index, last: index });
+                self.nested_slabs.push((index, self.groups.len() - 1));
+            }
+        }
+    }
+
+    /// The slab of the memory that the step's kernel computes in, which is that of its outputs; the host's for one that runs subgraphs.
     fn slab_of_step(&self, step: &Step) -> usize {
+        if !step.nested.is_empty() {
+            return 0;
+        }
         let output = step.outputs.iter().flatten().next();
         let memory = output.map(|slot| self.program.slots[slot.index()].memory);
         self.slabs.iter().position(|slab| Some(*slab) == memory).unwrap_or(0)
@@ -78,8 +97,7 @@ impl Planner<'_> {
                 continue;
             }
             bytes = bytes.max(plan.host_slab());
-            let devices: usize = plan.slabs.iter().skip(1).map(|slab| slab.1).sum();
-            self.nested_own[index] = self.nested_own[index].max(plan.own_peak + devices);
+            self.nested_own[index] = self.nested_own[index].max(plan.own_peak);
             self.nested_dynamic |= plan.has_dynamic;
         }
         if step.claim.outputs == OutputsFrom::Subgraph {

@@ -492,7 +492,7 @@ impl SessionBuilder {
             updates: updates::find(self.model.graph(), &self.updates)?,
             until,
         };
-        let mut program = Program::build(graph, None, &mut cx)?;
+        let mut program = Program::build(graph, &mut cx)?;
         // Kernels read inputs as typed slices, and the file may hold a default anywhere.
         if !program.graph.input_defaults.values().all(Tensor::is_aligned) {
             let defaults = Arc::make_mut(&mut program.graph).input_defaults.values_mut();

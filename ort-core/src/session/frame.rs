@@ -53,7 +53,20 @@ pub(crate) struct RunEnv<'a> {
 pub(crate) struct Slabs<'a> {
     pub(crate) host: &'a mut [u8],
     /// By slab index of the plan; the host's entry is none.
-    pub(crate) devices: &'a [Option<SharedBuffer>],
+    pub(crate) devices: &'a [Option<DeviceSlab>],
+}
+
+/// A slab in the memory of a device: a buffer, or for a subgraph the part of one that its node has.
+#[derive(Clone)]
+pub(crate) struct DeviceSlab {
+    pub(crate) buffer: SharedBuffer,
+    pub(crate) offset: usize,
+}
+
+impl DeviceSlab {
+    pub(super) fn range(&self, bytes: &Range<usize>) -> DeviceRange<'_> {
+        DeviceRange { buffer: &self.buffer, offset: self.offset + bytes.start, len: bytes.len() }
+    }
 }
 
 /// All memory of a run.
@@ -310,8 +323,11 @@ impl<'a> Frame<'a> {
 
     /// An output that is an input, a constant or folded gets memory of its own.
     fn copy_output(&self, value: ValueView<'_>) -> Result<Value> {
-        let Some((view, bytes)) = value.tensor().ok().and_then(|view| Some((view, view.bytes().ok()?)))
-        else {
+        let tensor = value.tensor().ok();
+        if let Some(view) = tensor.filter(|view| !view.is_host()) {
+            return self.copied_to(view, view.memory(), Category::Output).map(Value::Tensor);
+        }
+        let Some((view, bytes)) = tensor.and_then(|view| Some((view, view.bytes().ok()?))) else {
             return value.to_value();
         };
         let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
@@ -387,9 +403,16 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// A handed value must be what the plan took it for.
+    /// A handed value must be what the plan took it for, and where the program looks for it.
     fn check_handed(&self, slot: SlotId, value: Value) -> Result<Value> {
         let planned = &self.plan.slots[slot.index()];
+        let memory = self.program.slots[slot.index()].memory;
+        let value = match value {
+            Value::Tensor(tensor) if tensor.memory() != memory => {
+                Value::Tensor(self.copied_to(tensor.view(), memory, Category::Output)?)
+            }
+            other => other,
+        };
         if let (Place::Own, Some(shape), Value::Tensor(tensor)) = (&planned.place, &planned.shape, &value) {
             // A loop that ran no iteration does not know the sizes of what it would have handed over; the plan does.
             if tensor.element_count() == 0 && shape.contains(&0) {
@@ -694,11 +717,21 @@ impl<'a> Frame<'a> {
             bindings: self.bindings,
             env: RunEnv { outlives_run, depth: self.env.depth + 1, ..self.env },
             workspace: None,
+            slabs: planned_slabs(plan, self.slabs.devices),
         };
         let memory = Some(ValueMemory { memory: self.env.memory, source });
         let control = self.env.control;
-        let mut cx =
-            RunCx { inputs, outputs, workspace: None, device_workspace, control, nested: None, memory };
+        let devices = self.env.devices;
+        let mut cx = RunCx {
+            inputs,
+            outputs,
+            workspace: None,
+            device_workspace,
+            control,
+            nested: None,
+            memory,
+            devices,
+        };
         match &step.work {
             Work::Copy => {
                 let device = &self.env.devices[step.device];
@@ -785,13 +818,16 @@ impl<'a> Frame<'a> {
 }
 
 /// The planned scratch memory of a step on a device with memory of its own.
-fn planned_device_workspace<'a>(
-    step: &StepPlan,
-    slabs: &'a [Option<SharedBuffer>],
-) -> Option<DeviceRange<'a>> {
-    let buffer = slabs.get(step.workspace_slab)?.as_ref()?;
-    let range = step.workspace.clone();
-    (!range.is_empty()).then(|| DeviceRange { buffer, offset: range.start, len: range.len() })
+fn planned_device_workspace<'a>(step: &StepPlan, slabs: &'a [Option<DeviceSlab>]) -> Option<DeviceRange<'a>> {
+    let slab = slabs.get(step.workspace_slab)?.as_ref()?;
+    (!step.workspace.is_empty()).then(|| slab.range(&step.workspace))
+}
+
+/// The parts of the devices' slabs that are for the subgraphs of a step.
+fn planned_slabs<'a>(step: &StepPlan, slabs: &'a [Option<DeviceSlab>]) -> Vec<(DeviceId, DeviceRange<'a>)> {
+    let parts = step.nested_slabs.iter();
+    let parts = parts.filter_map(|(slab, range)| Some(slabs.get(*slab)?.as_ref()?.range(range)));
+    parts.map(|range| (range.buffer.device(), range)).collect()
 }
 
 /// The type and shape of an output for messages.
@@ -818,17 +854,24 @@ pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -
     })
 }
 
-/// The slabs of the devices that are not the host, by slab index.
-pub(crate) fn device_slabs(plan: &RunPlan, env: RunEnv<'_>) -> Result<SmallVec<[Option<SharedBuffer>; 2]>> {
+/// The slabs of the devices that are not the host, by slab index. Those that `ready` has for a memory are taken where they are long enough.
+pub(crate) fn device_slabs(
+    plan: &RunPlan,
+    env: RunEnv<'_>,
+    ready: &[(DeviceId, DeviceRange<'_>)],
+) -> Result<SmallVec<[Option<DeviceSlab>; 2]>> {
     let mut slabs = SmallVec::new();
     for (memory, bytes) in &plan.slabs {
+        let fits = |part: &&(DeviceId, DeviceRange<'_>)| part.0 == *memory && part.1.len >= *bytes;
         // A slab of no bytes is the place of values without elements.
-        slabs.push(match *memory != DeviceId::HOST {
-            true => {
+        slabs.push(match ready.iter().find(fits) {
+            _ if *memory == DeviceId::HOST => None,
+            Some((_, part)) => Some(DeviceSlab { buffer: part.buffer.clone(), offset: part.offset }),
+            None => {
                 let budget = &env.control.budget;
-                Some(env.memory.allocate_outside(budget, *memory, Category::Slab, *bytes)?.freeze())
+                let buffer = env.memory.allocate_outside(budget, *memory, Category::Slab, *bytes)?;
+                Some(DeviceSlab { buffer: buffer.freeze(), offset: 0 })
             }
-            false => None,
         });
     }
     Ok(slabs)

@@ -12,7 +12,7 @@ use crate::dim::{Bindings, Dim};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
 use crate::plan::{BoundValues, RunPlan, WorkspaceRoom, resolve_bound};
-use crate::tensor::{Value, ValueView};
+use crate::tensor::{DeviceRange, Value, ValueView};
 use crate::{Result, ensure, error};
 
 /// Runs the subgraphs of one step.
@@ -24,7 +24,10 @@ pub(super) struct NestedFrames<'a> {
     pub(super) captures: Vec<Option<ValueView<'a>>>,
     pub(super) bindings: &'a Bindings,
     pub(super) env: RunEnv<'a>,
+    /// The host's slab.
     pub(super) workspace: Option<&'a mut [u8]>,
+    /// Those of devices.
+    pub(super) slabs: Vec<(DeviceId, DeviceRange<'a>)>,
 }
 
 impl NestedFrames<'_> {
@@ -117,7 +120,7 @@ impl NestedRun for NestedFrames<'_> {
                 extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
             }
         };
-        let devices = device_slabs(&plan, self.env)?;
+        let devices = device_slabs(&plan, self.env, &self.slabs)?;
         let slabs = Slabs { host, devices: &devices };
         let windows = Passing::default();
         let memory = Memory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };

@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use ort_alloc::{Buffer, ReadSlices, SharedBuffer, WriteSlices, split_disjoint};
+use ort_alloc::{Buffer, ReadSlices, WriteSlices, split_disjoint};
 use smallvec::SmallVec;
 
-use super::frame::{Given, Target, no_shape};
+use super::frame::{DeviceSlab, Given, Target, no_shape};
 use super::program::{Origin, Program, SlotId};
 use crate::dtype::DType;
 use crate::ep::OutputSlot;
@@ -86,13 +86,12 @@ fn part<'v>(root: ValueView<'v>, shape: &'v [usize], offset: usize) -> Result<Te
 /// A slot's value in a device's slab.
 pub(super) fn device_view<'v>(
     plan: &'v RunPlan,
-    slabs: &'v [Option<SharedBuffer>],
+    slabs: &'v [Option<DeviceSlab>],
     slot: SlotId,
 ) -> Option<ValueView<'v>> {
     let planned = &plan.slots[slot.index()];
     let Place::Slab { slab, range } = &planned.place else { return None };
-    let buffer = slabs.get(*slab)?.as_ref()?;
-    let range = DeviceRange { buffer, offset: range.start, len: range.len() };
+    let range = slabs.get(*slab)?.as_ref()?.range(range);
     Some(ValueView::Tensor(TensorView::device(planned.dtype?, planned.shape.as_deref()?, range)))
 }
 
@@ -100,7 +99,7 @@ pub(super) fn output_slot<'v>(
     target: &'v mut Target,
     shape: &'v Option<(DType, Shape)>,
     writes: &mut dyn Iterator<Item = &'v mut [u8]>,
-    devices: &'v [Option<SharedBuffer>],
+    devices: &'v [Option<DeviceSlab>],
 ) -> Result<OutputSlot<'v>> {
     let known = || shape.as_ref().map(|(dtype, shape)| (*dtype, shape.as_slice())).ok_or_else(no_shape);
     let missing = || error!(Fail, "an output has no memory");
@@ -113,9 +112,8 @@ pub(super) fn output_slot<'v>(
         }
         Target::Slab { slab, range, in_place, .. } => {
             let (dtype, shape) = known()?;
-            let buffer = devices.get(*slab).and_then(Option::as_ref).ok_or_else(missing)?;
-            let range = DeviceRange { buffer, offset: range.start, len: range.len() };
-            (TensorMut::device(dtype, shape, range), *in_place)
+            let slab = devices.get(*slab).and_then(Option::as_ref).ok_or_else(missing)?;
+            (TensorMut::device(dtype, shape, slab.range(range)), *in_place)
         }
         Target::Buffer(buffer, in_place) => {
             let (dtype, shape) = known()?;

@@ -16,8 +16,8 @@ use super::streamed::StreamedKernel;
 use super::updates::Update;
 use crate::cache::{Role, Store, tag};
 use crate::ep::{
-    Account, Claim, CompileCx, Device, Executable, NodeView, OutputsFrom, Owner, Packing, Partition,
-    Precision, Reason, Scope, partition,
+    Account, Body, Captured, Claim, CompileCx, Device, Executable, Flowing, NodeView, OutputsFrom, Owner,
+    Packing, Partition, Precision, Reason, Scope, partition,
 };
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
@@ -121,7 +121,7 @@ pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
     /// Slots that are given at each run: the graph's inputs, then captures.
     pub(crate) given: Vec<SlotId>,
-    /// The slots of the graph's outputs, in host memory.
+    /// The slots of the graph's outputs: of a model in host memory.
     pub(crate) outputs: Vec<SlotId>,
     /// The steps in the order of the file; none where they stand in it.
     pub(crate) file_order: Option<Vec<usize>>,
@@ -173,16 +173,23 @@ pub(crate) enum Windowing {
 }
 
 impl Program {
-    /// Compiles an inferred graph. `captured` are the values of the enclosing graph that a subgraph reads; none for a model's.
-    pub(crate) fn build(
+    /// Compiles an inferred graph.
+    pub(crate) fn build(mut graph: Arc<Graph>, cx: &mut BuildCx<'_>) -> Result<Program> {
+        let partition = partition(&mut graph, cx.devices, Scope::Model)?;
+        let given = graph.inputs.iter().map(|&value| (value, DeviceId::HOST)).collect();
+        let outputs = vec![DeviceId::HOST; graph.outputs.len()];
+        Program::placed(graph, partition, (given, outputs), cx)
+    }
+
+    /// Compiles a graph whose nodes have their devices. `given` are the values that each run is given, with their memories, `outputs` the memories
+    /// of the outputs.
+    fn placed(
         mut graph: Arc<Graph>,
-        captured: Option<&[ValueId]>,
+        Partition { nodes: claims, reasons, flows }: Partition,
+        (given, outputs): (Vec<(ValueId, DeviceId)>, Vec<DeviceId>),
         cx: &mut BuildCx<'_>,
     ) -> Result<Program> {
         let updates = std::mem::take(&mut cx.updates);
-        let scope = if captured.is_some() { Scope::Subgraph } else { Scope::Model };
-        let captured = captured.unwrap_or_default();
-        let Partition { nodes: claims, reasons } = partition(&mut graph, cx.devices, scope)?;
         let count = graph.value_count();
         let mut builder = Builder {
             slots: Vec::with_capacity(count),
@@ -195,24 +202,22 @@ impl Program {
                 constants_that_stay(&graph)
             },
         };
-        let given: Vec<ValueId> = graph.inputs.iter().copied().chain(captured.iter().copied()).collect();
-        let given = given
-            .into_iter()
-            .enumerate()
-            .map(|(index, value)| builder.add(value, DeviceId::HOST, Origin::Given(index)))
-            .collect();
+        let given = given.into_iter().enumerate();
+        let given =
+            given.map(|(index, (value, memory))| builder.add(value, memory, Origin::Given(index))).collect();
         for (&value, tensor) in &graph.constants {
             builder.add(value, DeviceId::HOST, Origin::Constant(tensor.clone()));
         }
-        for (index, (node, claimed)) in graph.nodes.iter().zip(claims).enumerate() {
+        let claimed = claims.into_iter().zip(flows);
+        for (index, (node, (claim, flow))) in graph.nodes.iter().zip(claimed).enumerate() {
             check_deadline(cx.until, "compiling")?;
             builder
-                .node(NodeView { graph: &graph, node }, index, claimed, cx)
+                .node(NodeView { graph: &graph, node }, index, (claim, flow), cx)
                 .map_err(|problem| problem.help("check its attributes and the types of its inputs"))
                 .within(|| node.place())?;
         }
-        let outputs = graph.outputs.clone().into_iter();
-        let outputs = outputs.map(|value| builder.slot(&graph, value, DeviceId::HOST, cx));
+        let outputs = graph.outputs.clone().into_iter().zip(outputs);
+        let outputs = outputs.map(|(value, memory)| builder.slot(&graph, value, memory, cx));
         let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
         builder.align_constants(&graph, cx)?;
         builder.forget_consumed(&mut graph, cx.is_mapped);
@@ -241,8 +246,7 @@ impl Program {
     }
 
     /// A program without steps, for a branch that cannot run.
-    fn empty(graph: Graph) -> Program {
-        let graph = Arc::new(graph);
+    fn empty(graph: Arc<Graph>) -> Program {
         let (slots, steps, given, outputs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (file_order, updates, reasons, plans) = (None, Vec::new(), Vec::new(), PlanCache::default());
         Program { graph, slots, steps, given, outputs, file_order, updates, reasons, plans }
@@ -395,26 +399,34 @@ impl Builder {
         &mut self,
         view: NodeView<'_>,
         index: usize,
-        (device_index, claim): (usize, Claim),
+        ((device_index, claim), flow): ((usize, Claim), Option<Arc<Flowing>>),
         cx: &mut BuildCx<'_>,
     ) -> Result<()> {
         let NodeView { graph, node } = view;
-        let device = device_at(cx.devices, device_index)?;
-        let memory = device.memory();
+        let flow = flow.map(Arc::unwrap_or_clone);
+        let own = device_at(cx.devices, device_index)?.memory();
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for (position, value) in node.inputs.iter().enumerate() {
-            let on_host = claim.host_inputs.contains(&position);
-            let memory = if on_host { DeviceId::HOST } else { memory };
+            let memory = match flow.as_ref().and_then(|flow| flow.inputs.get(position)) {
+                Some(memory) => *memory,
+                None if claim.host_inputs.contains(&position) => DeviceId::HOST,
+                None => own,
+            };
             inputs.push(value.map(|value| self.slot(graph, value, memory, cx)).transpose()?);
         }
+        let (conductor, memories, bodies) = match flow {
+            Some(flow) => (flow.conductor, flow.outputs, flow.bodies),
+            None => (device_index, Vec::new(), Vec::new()),
+        };
         let mut nested = Vec::with_capacity(node.subgraphs.len());
-        for subgraph in &node.subgraphs {
-            nested.push(self.nested(graph, subgraph, cx).within(|| subgraph.attr)?);
+        for (subgraph, body) in node.subgraphs.iter().zip(bodies) {
+            nested.push(self.nested(graph, subgraph, body, cx).within(|| subgraph.attr)?);
         }
-        let work = self.compile(view, device, cx)?;
+        let work = self.compile(view, device_at(cx.devices, conductor)?, cx)?;
         let outputs = node.outputs.iter().enumerate().map(|(position, value)| {
             let is_read = |value: &ValueId| self.unread.get(value.index()).is_some_and(|reads| *reads > 0);
             let value = value.filter(|value| is_read(value) || !claim.left_out.contains(&position))?;
+            let memory = memories.get(position).copied().unwrap_or(own);
             Some(self.add(value, memory, Origin::Step))
         });
         let outputs = outputs.collect();
@@ -505,32 +517,47 @@ impl Builder {
         *reads
     }
 
-    /// Compiles a subgraph. Captured constants become its own, so that its kernels can pack them.
-    fn nested(&mut self, graph: &Graph, subgraph: &Subgraph, cx: &mut BuildCx<'_>) -> Result<Nested> {
-        let mut inner = subgraph.graph.clone();
+    /// Compiles a subgraph, whose captured constants are its own.
+    fn nested(
+        &mut self,
+        graph: &Graph,
+        subgraph: &Subgraph,
+        body: Body,
+        cx: &mut BuildCx<'_>,
+    ) -> Result<Nested> {
+        let Body { graph: inner, captures: captured, partition, inputs, outputs } = body;
         if inner.broken.is_some() {
             // Nothing of it runs; taking it is the error that inference found.
             return Ok(Nested { program: Program::empty(inner), captures: Vec::new() });
         }
-        let mut captured = Vec::new();
-        let mut captures = Vec::new();
         for capture in &subgraph.captures {
-            match graph.constants.get(&capture.outer) {
-                Some(tensor) => {
-                    inner.constants.insert(capture.inner, tensor.clone());
-                    self.read_once_less(capture.outer);
-                }
-                None => {
-                    captures.push(self.slot(graph, capture.outer, DeviceId::HOST, cx)?);
-                    captured.push(capture.inner);
-                }
+            if graph.constants.contains_key(&capture.outer) {
+                self.read_once_less(capture.outer);
+            }
+        }
+        let mut given: Vec<(ValueId, DeviceId)> = inner.inputs.iter().copied().zip(inputs).collect();
+        let mut captures = Vec::new();
+        for Captured { outer, inner, mut memories } in captured {
+            if memories.is_empty() {
+                memories.push(self.memory_of(outer, cx));
+            }
+            for memory in memories {
+                captures.push(self.slot(graph, outer, memory, cx)?);
+                given.push((inner, memory));
             }
         }
         let streams = std::mem::replace(&mut cx.streams, false);
         let windows = std::mem::replace(&mut cx.windows, Windowing::Never);
-        let program = Program::build(Arc::new(inner), Some(&captured), cx);
+        let program = Program::placed(inner, partition, (given, outputs), cx);
         (cx.streams, cx.windows) = (streams, windows);
         Ok(Nested { program: program?, captures })
+    }
+
+    /// A memory that a value is in.
+    fn memory_of(&self, value: ValueId, cx: &BuildCx<'_>) -> DeviceId {
+        let devices = cx.devices.iter().map(|device| device.memory());
+        let mut memories = std::iter::once(DeviceId::HOST).chain(devices);
+        memories.find(|memory| self.by_value.contains_key(&(value, *memory))).unwrap_or(DeviceId::HOST)
     }
 
     /// Lets go of weights in memory of their own that kernels packed: raw and packed would both stay resident.

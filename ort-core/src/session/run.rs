@@ -48,6 +48,7 @@ impl Need {
                 );
             }
         }
+        add_nested(program, plan, &mut on_devices);
         Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab(), on_devices }
     }
 
@@ -209,7 +210,7 @@ impl Session {
             streaming,
         };
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        let devices = device_slabs(plan, env)?;
+        let devices = device_slabs(plan, env, &[])?;
         let windows = windows.pass(&release);
         let memory = Memory { slabs: Slabs { host, devices: &devices }, windows, bound, tables };
         let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);
@@ -295,6 +296,27 @@ impl Session {
         while self.budget.available() < rest.saturating_add(bytes) && idle.pop().is_some() {}
         drop(idle);
         Ok(allocate_in(&self.budget, Category::Slab, &**HostAllocator::global(), bytes, 64)?)
+    }
+}
+
+/// Adds to what a run takes of each device the most that a step's subgraphs have there beside their slabs, which are parts of the run's.
+fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
+    if on_devices.is_empty() {
+        return;
+    }
+    let mut most: OnDevices = on_devices.iter().map(|(memory, _)| (*memory, 0)).collect();
+    for (step, planned) in program.steps.iter().zip(&plan.steps) {
+        for (nested, plan) in step.nested.iter().zip(&planned.nested) {
+            for (memory, bytes) in Need::of(&nested.program, plan).on_devices {
+                let slab = plan.slabs.iter().find(|slab| slab.0 == memory).map_or(0, |slab| slab.1);
+                if let Some((_, most)) = most.iter_mut().find(|(known, _)| *known == memory) {
+                    *most = bytes.saturating_sub(slab).max(*most);
+                }
+            }
+        }
+    }
+    for ((_, bytes), (_, more)) in on_devices.iter_mut().zip(most) {
+        *bytes = bytes.saturating_add(more);
     }
 }
 

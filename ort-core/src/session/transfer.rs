@@ -315,6 +315,16 @@ impl Frame<'_> {
         Ok(())
     }
 
+    /// A copy in a memory, out of what is set aside for the run.
+    pub(super) fn copied_to(
+        &self,
+        from: TensorView<'_>,
+        device: DeviceId,
+        category: Category,
+    ) -> Result<Tensor> {
+        self.transfers().copied(from, self.value_memory(device, category, from)?)
+    }
+
     /// Memory for a copy of a tensor, out of what is set aside for the run.
     fn value_memory(&self, device: DeviceId, category: Category, of: TensorView<'_>) -> Result<Buffer> {
         let bytes = byte_count(of.dtype(), of.shape())?;

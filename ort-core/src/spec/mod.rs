@@ -9,6 +9,7 @@ pub mod batch;
 pub mod broadcast;
 mod derivative;
 mod draft;
+mod flow;
 pub mod gradient;
 mod gradient_source;
 mod gradient_steps;
@@ -24,6 +25,7 @@ mod view;
 pub(crate) use backward::{Course, Obstacle, is_continuous, prune};
 pub use batch::{BatchCx, BatchFact, BatchResult, BatchRule};
 pub use draft::Draft;
+pub use flow::{Flow, Rounds};
 pub(crate) use gradient::Pen;
 pub use gradient::{Grad, GradCx};
 pub use gradient_source::GradSource;
@@ -93,6 +95,8 @@ pub struct OpSpec {
     pub grad: Grad,
     /// Where the items of a batch are in the outputs, for runs that are split. By default not known, but for elementwise operators.
     pub batch: BatchRule,
+    /// How its values are those of its subgraphs.
+    pub flow: Option<Flow>,
 }
 
 /// The formula of an elementwise operator over its inputs, from its node.
@@ -118,6 +122,7 @@ pub const OP: OpSpec = OpSpec {
     lower: None,
     grad: Grad::Derived,
     batch: BatchRule::FromTraits,
+    flow: None,
 };
 
 /// How many values stand at one position of an operator's inputs or outputs.

@@ -8,6 +8,7 @@
 )]
 
 pub mod attention;
+pub mod control;
 pub mod cores;
 pub mod gradients;
 pub mod lines;

@@ -5,7 +5,7 @@ use super::merge::merge;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::ValueType;
 use crate::ops;
-use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, many_mixed, one, var};
+use crate::spec::{AttrKind, Flow, Grad, InferCx, OP, OpSpec, Rounds, attr, many_mixed, one, var};
 use crate::{Error, Result, ensure, error};
 
 static IF: OpSpec = OpSpec {
@@ -17,6 +17,15 @@ static IF: OpSpec = OpSpec {
     types: &[V, var("B", TypeSet::of(&[DType::Bool]))],
     attrs: &[attr::required("then_branch", AttrKind::Graph), attr::required("else_branch", AttrKind::Graph)],
     infer,
+    flow: Some(Flow {
+        controls: 1,
+        counters: 0,
+        conditions: 0,
+        carried: |_, _| 0,
+        rounds: Rounds::Once,
+        in_front: |_| true,
+        to_front: |_, node| Ok(vec![node]),
+    }),
     ..OP
 };
 

@@ -6,7 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::{DType, TypeSet};
 use crate::ir::{Graph, SymShape, ValueId, ValueType};
 use crate::ops;
-use crate::spec::{AttrKind, Grad, InferCx, OP, OpSpec, attr, many_mixed, opt, var};
+use crate::spec::{AttrKind, Flow, Grad, InferCx, OP, OpSpec, Rounds, attr, many_mixed, opt, var};
 use crate::{Result, ensure, error};
 
 static LOOP: OpSpec = OpSpec {
@@ -18,6 +18,15 @@ static LOOP: OpSpec = OpSpec {
     types: &[V, var("I", TypeSet::of(&[DType::I64])), var("B", TypeSet::of(&[DType::Bool]))],
     attrs: &[attr::required("body", AttrKind::Graph)],
     infer,
+    flow: Some(Flow {
+        controls: 2,
+        counters: 2,
+        conditions: 1,
+        carried: |_, inputs| inputs,
+        rounds: Rounds::Counted,
+        in_front: |_| true,
+        to_front: |_, node| Ok(vec![node]),
+    }),
     ..OP
 };
 

@@ -6,9 +6,13 @@ use super::looping::settle;
 use super::merge::outside;
 use crate::dim::Dim;
 use crate::dtype::TypeSet;
-use crate::ir::{Attribute, Attributes, Capture, Graph, Node, Subgraph, SymShape, ValueId, ValueType};
+use crate::ir::{
+    Attribute, Attributes, Capture, Graph, Node, Subgraph, SymShape, ValueId, ValueIds, ValueType,
+};
 use crate::ops;
-use crate::spec::{AttrKind, Draft, Grad, InferCx, OP, OpSpec, Registry, Upgrade, attr, many_mixed, var};
+use crate::spec::{
+    AttrKind, Draft, Flow, Grad, InferCx, OP, OpSpec, Registry, Rounds, Upgrade, attr, many_mixed, var,
+};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -29,11 +33,31 @@ static SCAN: OpSpec = OpSpec {
         attr::optional("scan_output_axes", AttrKind::Ints),
     ],
     infer,
+    flow: Some(Flow {
+        controls: 0,
+        counters: 0,
+        conditions: 0,
+        carried,
+        rounds: Rounds::Slices,
+        in_front,
+        to_front,
+    }),
     upgrades: &[Upgrade { before: 9, apply: unbatch }],
     ..OP
 };
 
 ops![SCAN];
+
+/// The states: what is not scanned.
+fn carried(attrs: &Attributes, inputs: usize) -> usize {
+    let scanned = attrs.int("num_scan_inputs").ok().and_then(|count| usize::try_from(count).ok());
+    inputs.saturating_sub(scanned.unwrap_or(0))
+}
+
+fn in_front(attrs: &Attributes) -> bool {
+    let axes = ["scan_input_axes", "scan_output_axes"].into_iter().filter_map(|name| attrs.find_ints(name));
+    axes.flatten().all(|&axis| axis == 0)
+}
 
 /// The axis at `index` of an attribute that may be left out, counted from the front.
 fn axis(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize> {
@@ -41,6 +65,80 @@ fn axis(axes: Option<&[i64]>, index: usize, rank: usize) -> Result<usize> {
     let counted = if axis < 0 { axis.checked_add(rank as i64) } else { Some(axis) };
     let found = counted.and_then(|axis| usize::try_from(axis).ok()).filter(|&axis| axis < rank);
     found.ok_or_else(|| error!(InvalidGraph, "axis {axis} is outside rank {rank}"))
+}
+
+/// An input or output of a scan along an axis that is not the first.
+struct Across {
+    is_input: bool,
+    index: usize,
+    value: ValueId,
+    axis: usize,
+    rank: usize,
+}
+
+/// What is scanned along other axes than the first; none where a rank is not known.
+fn across(graph: &Graph, node: &Node) -> Result<Option<Vec<Across>>> {
+    let states = carried(&node.attrs, node.inputs.len());
+    let mut found = Vec::new();
+    for (is_input, values) in [(true, &node.inputs), (false, &node.outputs)] {
+        let axes = node.attrs.find_ints(if is_input { "scan_input_axes" } else { "scan_output_axes" });
+        for (index, value) in values.iter().enumerate().skip(states) {
+            let Some(value) = *value else { continue };
+            let Some(rank) = graph.value(value).ty.shape().map(<[Dim]>::len) else { return Ok(None) };
+            let axis = axis(axes, index - states, rank)?;
+            if axis > 0 {
+                found.push(Across { is_input, index, value, axis, rank });
+            }
+        }
+    }
+    Ok(Some(found))
+}
+
+/// Moves the scanned axes to the front before the node, and those of its outputs back behind it.
+fn to_front(graph: &mut Graph, mut node: Node) -> Result<Vec<Node>> {
+    let Some(found) = across(graph, &node)? else { return Ok(vec![node]) };
+    let (mut before, mut behind) = (Vec::new(), Vec::new());
+    for Across { is_input, index, value, axis, rank } in found {
+        let name = format!("{}.{}", graph.value(value).name, if is_input { "slices" } else { "stack" });
+        let moved = graph.add_value(name, ValueType::Unknown);
+        let mut order: Vec<usize> = (0..rank).collect();
+        let (from, to) = if is_input { (axis, 0) } else { (0, axis) };
+        let first = order.remove(from);
+        order.insert(to, first);
+        if is_input {
+            set(&mut node.inputs, index, moved);
+            before.push(transposition(graph, (value, moved), &order)?);
+        } else {
+            set(&mut node.outputs, index, moved);
+            behind.push(transposition(graph, (moved, value), &order)?);
+        }
+    }
+    let kept = node.attrs.iter().filter(|(name, _)| !name.ends_with("_axes"));
+    let kept = kept.map(|(name, value)| (name.to_string(), value.clone())).collect();
+    node.attrs = Attributes::new(node.spec, kept)?;
+    before.push(node);
+    before.extend(behind);
+    Ok(before)
+}
+
+fn set(values: &mut ValueIds, index: usize, value: ValueId) {
+    if let Some(place) = values.get_mut(index) {
+        *place = Some(value);
+    }
+}
+
+fn transposition(graph: &Graph, (from, to): (ValueId, ValueId), order: &[usize]) -> Result<Node> {
+    let spec =
+        Registry::global()?.find("", "Transpose").ok_or_else(|| error!(Fail, "Transpose is not known"))?;
+    let order = Attribute::Ints(order.iter().map(|&axis| axis as i64).collect());
+    Ok(Node {
+        name: format!("{}/Transpose", graph.value(to).name).into(),
+        spec,
+        inputs: [Some(from)].as_slice().into(),
+        outputs: [Some(to)].as_slice().into(),
+        attrs: Attributes::new(spec, vec![("perm".to_string(), order)])?,
+        subgraphs: Vec::new(),
+    })
 }
 
 fn infer(cx: &mut InferCx<'_>) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
-use ort_core::tensor::{Shape, Tensor, TensorView, Value, ValueView};
+use ort_core::tensor::{DeviceRange, Shape, Tensor, TensorView, Value, ValueView};
 use ort_core::{Result, ensure, error};
 
 use super::stack::{Stack, repacked, unpacked};
@@ -104,6 +104,10 @@ impl<'a> Scanned<'a> {
             return Ok(part.view());
         }
         let bytes = count * bits / 8;
+        if let Some(range) = whole.device_range() {
+            let range = DeviceRange { offset: range.offset + place * bytes, len: bytes, ..range };
+            return Ok(TensorView::device(whole.dtype(), &self.slice_shape, range));
+        }
         let part = whole.bytes()?.get(place * bytes..(place + 1) * bytes).ok_or_else(outside)?;
         Ok(TensorView::host(whole.dtype(), &self.slice_shape, part))
     }

@@ -60,15 +60,13 @@ impl Stack {
         if tensor.dtype().is_packed() {
             return self.push_codes(cx, tensor);
         }
-        let bytes = tensor.bytes()?;
         self.reserve(cx, tensor)?;
         let Items::Numbers { memory, capacity } = &mut self.items else {
             return Err(error!(Fail, "a stack has no memory"));
         };
         let place = if self.reversed { capacity.checked_sub(self.count + 1) } else { Some(self.count) };
-        let start = place.map(|place| place * bytes.len());
-        let to = start.and_then(|start| memory.bytes_mut().ok()?.get_mut(start..start + bytes.len()));
-        to.ok_or_else(|| error!(Fail, "a stack is full"))?.copy_from_slice(bytes);
+        let place = place.ok_or_else(|| error!(Fail, "a stack is full"))?;
+        cx.write(tensor, memory, place * byte_count(tensor.dtype(), tensor.shape())?)?;
         self.count += 1;
         Ok(())
     }
@@ -117,11 +115,10 @@ impl Stack {
             Some(expected) => expected.max(self.count + 1),
             None => (capacity * 2).max(4),
         };
-        let mut memory = cx.allocate(tensor.dtype(), &with_leading(capacity, tensor.shape()))?;
-        if let Some(mut old) = old {
-            let from = old.bytes_mut()?;
-            let to = memory.bytes_mut()?.get_mut(..from.len());
-            to.ok_or_else(|| error!(Fail, "a stack shrinks"))?.copy_from_slice(from);
+        let shape = with_leading(capacity, tensor.shape());
+        let mut memory = cx.allocate_in(tensor.memory(), tensor.dtype(), &shape)?;
+        if let Some(old) = old {
+            cx.write(&old.first(&with_leading(self.count, tensor.shape()))?, &mut memory, 0)?;
         }
         self.items = Items::Numbers { memory, capacity };
         Ok(())
@@ -135,11 +132,9 @@ impl Stack {
             Items::Strings(strings) => Tensor::from_strings(&shape, strings),
             Items::Codes(codes) => repacked(*dtype, &shape, &codes),
             Items::Numbers { memory, capacity } if capacity == self.count => memory.finish(),
-            Items::Numbers { mut memory, .. } => {
-                let mut exact = cx.allocate(*dtype, &shape)?;
-                let to = exact.bytes_mut()?;
-                let from = memory.bytes_mut()?.get(..to.len());
-                to.copy_from_slice(from.ok_or_else(|| error!(Fail, "a stack is too short"))?);
+            Items::Numbers { memory, .. } => {
+                let mut exact = cx.allocate_in(memory.memory(), *dtype, &shape)?;
+                cx.write(&memory.first(&shape)?, &mut exact, 0)?;
                 exact.finish()
             }
             Items::None if *dtype == DType::String => {

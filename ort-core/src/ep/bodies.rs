@@ -1,0 +1,280 @@
+//! Where the values of control flow lie, and where its bodies run.
+//!
+//! A node with subgraphs is claimed by a device of the host, which runs them one after the other: it reads conditions, and hands values on without
+//! looking at them. So they may lie in the memory of another device: what an iteration carries on stays there for the next one, scanned slices are
+//! parts of a tensor there, and what iterations give is put together there. That is a second way to run the node, taken for one on that device. It is
+//! there where the bodies cost less so than with all of their values on the host. The values on the device are those that bodies compute or
+//! read there; numbers of iterations, conditions, and what is no tensor of numbers, are the host's.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "bodies, and the memories of their ends, are made in step with the node's subgraphs"
+)]
+
+use std::sync::Arc;
+
+use ort_alloc::DeviceId;
+use smallvec::SmallVec;
+
+use super::claim::claim_all;
+use super::cost::Estimates;
+use super::regions::{Board, Choice, Choices, Ends, choices, first_choices, is_mixed, place};
+use super::{Claim, Device, NodeView, Partition};
+use crate::ir::{Graph, Node, Subgraph, ValueId, ValueType};
+use crate::spec::{Flow, Rounds};
+use crate::{Result, Within};
+
+/// Control flow in one of its ways.
+#[derive(Clone, Debug)]
+pub(crate) struct Flowing {
+    /// The place of the device whose kernel runs the bodies.
+    pub(crate) conductor: usize,
+    /// Whether that is another device than the one on which the node is.
+    pub(crate) is_conducted: bool,
+    /// The memory of each input and output of the node.
+    pub(crate) inputs: Vec<DeviceId>,
+    pub(crate) outputs: Vec<DeviceId>,
+    /// One for each subgraph.
+    pub(crate) bodies: Vec<Body>,
+    /// What the placement of the bodies costs in all rounds.
+    pub(super) cost: u64,
+}
+
+/// A subgraph as it is compiled.
+#[derive(Clone, Debug)]
+pub(crate) struct Body {
+    /// With the captured constants as its own, and without what no device claims.
+    pub(crate) graph: Arc<Graph>,
+    /// What else it captures.
+    pub(crate) captures: Vec<Captured>,
+    pub(crate) partition: Partition,
+    /// The memory of each input and output.
+    pub(crate) inputs: Vec<DeviceId>,
+    pub(crate) outputs: Vec<DeviceId>,
+}
+
+/// A captured value.
+#[derive(Clone, Debug)]
+pub(crate) struct Captured {
+    pub(crate) outer: ValueId,
+    pub(crate) inner: ValueId,
+    /// The memories in which the body reads it; none where that is the same everywhere, as of its shape.
+    pub(crate) memories: SmallVec<[DeviceId; 2]>,
+}
+
+/// A subgraph of which each node is claimed.
+struct Claimed {
+    graph: Arc<Graph>,
+    captured: Vec<(ValueId, ValueId)>,
+    choices: Vec<Choices>,
+}
+
+/// The memories of the ends of all bodies: of the inputs, and of the outputs.
+type Memories = Vec<(Vec<DeviceId>, Vec<DeviceId>)>;
+
+/// The ways to run a node with subgraphs that these devices claim.
+pub(super) fn ways(
+    view: NodeView<'_>,
+    devices: &[Arc<dyn Device>],
+    claims: &[(usize, Claim)],
+) -> Result<Choices> {
+    let NodeView { graph, node } = view;
+    let bodies = node.subgraphs.iter().map(|subgraph| {
+        Claimed::of(graph, subgraph, devices)
+            .map_err(|problem| problem.help("check its attributes and the types of its inputs"))
+            .within(|| subgraph.attr)
+    });
+    let bodies: Vec<Claimed> = bodies.collect::<Result<_>>()?;
+    let on_host: Memories = bodies.iter().map(Claimed::on_host).collect();
+    let (placed, cost) = placed(&bodies, devices, &on_host);
+    let is_mixed = is_mixed(devices);
+    let repeats = node.spec.flow.filter(|flow| is_mixed && flow.rounds != Rounds::Once);
+    let rounds = repeats.map_or(1, |flow| Estimates::new(graph).rounds(node, flow.rounds));
+    let mut choices = Choices::new();
+    for &(device, claim) in claims {
+        let memory = devices[device].memory();
+        let input = |index| if claim.host_inputs.contains(&index) { DeviceId::HOST } else { memory };
+        let flow = Flowing {
+            conductor: device,
+            is_conducted: false,
+            inputs: (0..node.inputs.len()).map(input).collect(),
+            outputs: vec![memory; node.outputs.len()],
+            bodies: placed.clone(),
+            cost: cost.saturating_mul(rounds),
+        };
+        choices.push(Choice { device, claim, flow: Some(Arc::new(flow)) });
+    }
+    let host = claims.iter().find(|(device, _)| devices[*device].memory() == DeviceId::HOST);
+    if let (Some(&(conductor, claim)), Some(flow), true) = (host, node.spec.flow, is_mixed)
+        && let Some((device, memories)) = on_device(node, flow, &bodies, devices)
+        && !claims.iter().any(|(claiming, _)| *claiming == device)
+    {
+        let (placed, less) = self::placed(&bodies, devices, &memories);
+        if less < cost {
+            let (inputs, outputs) = of_node(node, flow, &memories[0]);
+            let cost = less.saturating_mul(rounds);
+            let flow = Flowing { conductor, is_conducted: true, inputs, outputs, bodies: placed, cost };
+            choices.push(Choice { device, claim, flow: Some(Arc::new(flow)) });
+            choices.sort_by_key(|choice| choice.device);
+        }
+    }
+    Ok(choices)
+}
+
+/// The bodies with their ends in these memories, and what one round of them costs.
+fn placed(bodies: &[Claimed], devices: &[Arc<dyn Device>], memories: &Memories) -> (Vec<Body>, u64) {
+    let mut cost = 0u64;
+    let placed = bodies.iter().zip(memories).map(|(body, (inputs, outputs))| {
+        let Claimed { graph, captured, choices } = body;
+        let (inputs, outputs) = (inputs.clone(), outputs.clone());
+        if graph.broken.is_some() {
+            let partition = Partition::default();
+            return Body { graph: graph.clone(), captures: Vec::new(), partition, inputs, outputs };
+        }
+        if !is_mixed(devices) {
+            let captures = captured.iter();
+            let captures =
+                captures.map(|&(outer, inner)| Captured { outer, inner, memories: SmallVec::new() });
+            let (captures, partition) = (captures.collect(), first_choices(choices.clone()));
+            return Body { graph: graph.clone(), captures, partition, inputs, outputs };
+        }
+        let board = place(graph, devices, Ends::At(&inputs, &outputs), choices.clone());
+        cost = cost.saturating_add(board.score());
+        let captures = captured.iter().map(|&(outer, inner)| {
+            let memories = board.read_memories(inner);
+            Captured { outer, inner, memories }
+        });
+        let captures = captures.collect();
+        Body { graph: graph.clone(), captures, partition: board.partition(), inputs, outputs }
+    });
+    (placed.collect(), cost)
+}
+
+/// A device that bodies are on where their ends are open, and the memories of their ends if the values that they compute or read there
+/// stay there.
+fn on_device(
+    node: &Node,
+    flow: Flow,
+    bodies: &[Claimed],
+    devices: &[Arc<dyn Device>],
+) -> Option<(usize, Memories)> {
+    if !(flow.in_front)(&node.attrs) {
+        return None;
+    }
+    let whole = bodies.iter().filter(|body| body.graph.broken.is_none());
+    let open: Vec<(&Graph, Board<'_>)> =
+        whole.map(|body| (&*body.graph, self::open(body, devices))).collect();
+    let device = open.iter().filter_map(|(_, board)| board.first_device()).min()?;
+    let there = Place { memory: devices[device].memory(), alignment: devices[device].copy_alignment() };
+    let carried = (flow.carried)(&node.attrs, node.inputs.len().saturating_sub(flow.controls));
+    let mut memories: Memories = bodies.iter().map(Claimed::on_host).collect();
+    for index in 0..node.outputs.len().max(carried) {
+        let (to, from) = (flow.conditions + index, flow.counters + index);
+        let is_carried = index < carried;
+        let is_stacked = !is_carried && flow.rounds != Rounds::Once;
+        let fits = open.iter().all(|(graph, _)| {
+            there.holds(graph, graph.outputs.get(to), is_stacked)
+                && (!is_carried || there.holds(graph, graph.inputs.get(from), false))
+        });
+        let is_used = open.iter().any(|(graph, board)| {
+            there.makes(board, graph.outputs.get(to))
+                || (is_carried && there.reads(board, graph.inputs.get(from)))
+        });
+        for (inputs, outputs) in memories.iter_mut().filter(|_| fits && is_used) {
+            set(outputs, to, there.memory);
+            if is_carried {
+                set(inputs, from, there.memory);
+            }
+        }
+    }
+    for ((graph, board), (inputs, _)) in open.iter().zip(&mut memories) {
+        for (index, input) in graph.inputs.iter().enumerate().skip(flow.counters + carried) {
+            if there.holds(graph, Some(input), true) && there.reads(board, Some(input)) {
+                set(inputs, index, there.memory);
+            }
+        }
+    }
+    Some((device, memories))
+}
+
+/// A body with nothing said of its ends.
+fn open<'a>(body: &'a Claimed, devices: &[Arc<dyn Device>]) -> Board<'a> {
+    place(&body.graph, devices, Ends::Open, body.choices.clone())
+}
+
+/// The memories of the node's inputs and outputs, by those of its bodies.
+fn of_node(
+    node: &Node,
+    flow: Flow,
+    (inputs, outputs): &(Vec<DeviceId>, Vec<DeviceId>),
+) -> (Vec<DeviceId>, Vec<DeviceId>) {
+    let of = |memories: &[DeviceId], index: Option<usize>| {
+        index.and_then(|index| memories.get(index).copied()).unwrap_or(DeviceId::HOST)
+    };
+    let input =
+        |index: usize| of(inputs, index.checked_sub(flow.controls).map(|index| index + flow.counters));
+    let output = |index: usize| of(outputs, Some(index + flow.conditions));
+    ((0..node.inputs.len()).map(input).collect(), (0..node.outputs.len()).map(output).collect())
+}
+
+fn set(memories: &mut [DeviceId], index: usize, memory: DeviceId) {
+    if let Some(place) = memories.get_mut(index) {
+        *place = memory;
+    }
+}
+
+/// A memory, and where copies within it may begin.
+#[derive(Clone, Copy)]
+struct Place {
+    memory: DeviceId,
+    alignment: usize,
+}
+
+impl Place {
+    /// Whether it may hold a value, or slices of it one behind the other.
+    fn holds(self, graph: &Graph, value: Option<&ValueId>, is_sliced: bool) -> bool {
+        let bytes = value.and_then(|value| match &graph.value(*value).ty {
+            ValueType::Tensor(tensor) => tensor.dtype.byte_size(),
+            _ => None,
+        });
+        bytes.is_some_and(|bytes| !is_sliced || bytes.is_multiple_of(self.alignment))
+    }
+
+    fn makes(self, board: &Board<'_>, value: Option<&ValueId>) -> bool {
+        value.is_some_and(|value| board.is_made_in(*value, self.memory))
+    }
+
+    fn reads(self, board: &Board<'_>, value: Option<&ValueId>) -> bool {
+        value.is_some_and(|value| board.read_memories(*value).contains(&self.memory))
+    }
+}
+
+impl Claimed {
+    /// Captured constants become the subgraph's own, so that its kernels can pack them.
+    fn of(graph: &Graph, subgraph: &Subgraph, devices: &[Arc<dyn Device>]) -> Result<Claimed> {
+        let mut inner = subgraph.graph.clone();
+        let mut captured = Vec::new();
+        if inner.broken.is_some() {
+            // Nothing of it runs; taking it is the error that inference found.
+            return Ok(Claimed { graph: Arc::new(inner), captured, choices: Vec::new() });
+        }
+        for capture in &subgraph.captures {
+            match graph.constants.get(&capture.outer) {
+                Some(tensor) => {
+                    inner.constants.insert(capture.inner, tensor.clone());
+                }
+                None => captured.push((capture.outer, capture.inner)),
+            }
+        }
+        let mut graph = Arc::new(inner);
+        let claimed = claim_all(&mut graph, devices)?;
+        let choices = choices(&graph, devices, claimed)?;
+        Ok(Claimed { graph, captured, choices })
+    }
+
+    /// All of its ends in memory of the host.
+    fn on_host(&self) -> (Vec<DeviceId>, Vec<DeviceId>) {
+        let Graph { inputs, outputs, .. } = &*self.graph;
+        (vec![DeviceId::HOST; inputs.len()], vec![DeviceId::HOST; outputs.len()])
+    }
+}
