@@ -305,6 +305,21 @@ fn control_flow_on_the_device_is_that_of_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn control_flow_in_a_pool_and_as_graphs_is_that_of_the_cpu() -> Result<()> {
+    let ways =
+        [("arena.use_cuda_mempool", "1"), ("enable_cuda_graph", "1"), ("do_copy_in_default_stream", "0")];
+    let test = "control_flow_in_a_pool_and_as_graphs_is_that_of_the_cpu";
+    if with_device(test)?.is_none() {
+        return Ok(());
+    }
+    for way in ways {
+        let device: Arc<dyn Device> = CudaDevice::open(0, &options(&[way, ("use_tf32", "0")]))?;
+        control::results(&device)?;
+    }
+    Ok(())
+}
+
+#[test]
 fn iterations_wait_for_nothing_but_their_condition() -> Result<()> {
     if with_device("iterations_wait_for_nothing_but_their_condition")?.is_none() {
         return Ok(());

@@ -854,22 +854,32 @@ pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -
     })
 }
 
-/// The slabs of the devices that are not the host, by slab index. Those that `ready` has for a memory are taken where they are long enough.
+/// The slabs of the devices that are not the host, by slab index. A subgraph has those of its node, which are `ready`, where they are long enough,
+/// and else what its sizes take that were not known to the plan.
 pub(crate) fn device_slabs(
     plan: &RunPlan,
     env: RunEnv<'_>,
-    ready: &[(DeviceId, DeviceRange<'_>)],
+    ready: Option<&[(DeviceId, DeviceRange<'_>)]>,
 ) -> Result<SmallVec<[Option<DeviceSlab>; 2]>> {
     let mut slabs = SmallVec::new();
     for (memory, bytes) in &plan.slabs {
         let fits = |part: &&(DeviceId, DeviceRange<'_>)| part.0 == *memory && part.1.len >= *bytes;
+        let part = ready.and_then(|ready| ready.iter().find(fits));
         // A slab of no bytes is the place of values without elements.
-        slabs.push(match ready.iter().find(fits) {
+        slabs.push(match part {
             _ if *memory == DeviceId::HOST => None,
             Some((_, part)) => Some(DeviceSlab { buffer: part.buffer.clone(), offset: part.offset }),
             None => {
-                let budget = &env.control.budget;
-                let buffer = env.memory.allocate_outside(budget, *memory, Category::Slab, *bytes)?;
+                let buffer = match ready {
+                    Some(_) => {
+                        let values = ValueMemory { memory: env.memory, source: Source::Arena };
+                        values.allocate(*memory, Category::Dynamic, *bytes)?
+                    }
+                    None => {
+                        let budget = &env.control.budget;
+                        env.memory.allocate_outside(budget, *memory, Category::Slab, *bytes)?
+                    }
+                };
                 Some(DeviceSlab { buffer: buffer.freeze(), offset: 0 })
             }
         });

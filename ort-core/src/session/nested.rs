@@ -120,7 +120,7 @@ impl NestedRun for NestedFrames<'_> {
                 extra.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?
             }
         };
-        let devices = device_slabs(&plan, self.env, &self.slabs)?;
+        let devices = device_slabs(&plan, self.env, Some(&self.slabs))?;
         let slabs = Slabs { host, devices: &devices };
         let windows = Passing::default();
         let memory = Memory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };

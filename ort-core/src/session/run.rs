@@ -210,7 +210,7 @@ impl Session {
             streaming,
         };
         let host = slab.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        let devices = device_slabs(plan, env, &[])?;
+        let devices = device_slabs(plan, env, None)?;
         let windows = windows.pass(&release);
         let memory = Memory { slabs: Slabs { host, devices: &devices }, windows, bound, tables };
         let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);

@@ -10,7 +10,7 @@ use ort_core::session::Model;
 use ort_ep_cuda::CudaProvider;
 use ort_testkit::device_limits::{constants_come_and_go, products, session_keeps_to_limits};
 use ort_testkit::made_up::{Given, inputs};
-use ort_testkit::on_device::outputs;
+use ort_testkit::on_device::{control, outputs};
 
 /// The library that cargo built beside the tests.
 fn library() -> PathBuf {
@@ -44,6 +44,17 @@ fn it_computes_the_same_bits() -> Result<()> {
         assert!(stats.num_allocs > 0 && stats.in_use == 0, "{stats:?}");
     }
     Ok(())
+}
+
+/// Copies within its memory cross the border, too.
+#[test]
+fn it_runs_the_bodies_of_control_flow() -> Result<()> {
+    if with_device("library::it_runs_the_bodies_of_control_flow")?.is_none() {
+        return Ok(());
+    }
+    let device = loaded(&options(&[("use_tf32", "0")]))?;
+    control::results(&device)?;
+    control::bits(&device)
 }
 
 /// Constants stream into its memory as into that of a provider of the program's.

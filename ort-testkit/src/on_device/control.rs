@@ -8,7 +8,7 @@ use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Subgraph, ValueId, V
 use ort_core::rewrite::Level;
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
-use ort_core::{Result, Within, ensure};
+use ort_core::{ErrorKind, Result, Within, ensure};
 
 use super::{assert_close, cpu, numbers};
 
@@ -329,13 +329,31 @@ pub fn counts<T>(
     ])
 }
 
-/// What the plan of a scan on the device says that a run takes, what that took, and the bytes of the slab there.
+/// What the plan of a scan on the device says that a run takes, what that took, and the bytes of the slab there. A limit that leaves a run as
+/// much suffices, and one that leaves less is refused before anything runs.
 pub fn planned(device: &Arc<dyn Device>) -> Result<(Option<usize>, usize, usize)> {
     let length = 50;
     let Case { graph, inputs, .. } = scan(false, [0, 0], length)?;
-    let session = session(graph, &[device.clone(), cpu()?], Level::Disabled)?;
-    let plan = session.plan(&[("n", length as i64)])?;
-    values(&session, &inputs)?;
+    let devices = [device.clone(), cpu()?];
+    let session = session(graph.clone(), &devices, Level::Disabled)?;
+    let (plan, held) = (session.plan(&[("n", length as i64)])?, session.memory().total());
+    let expected = values(&session, &inputs)?;
+    let peak = plan.peak_bytes.unwrap_or(plan.planned_bytes);
+    let model = Model::from_graph(graph);
+    for (limit, fits) in [(held + peak, true), (peak - 1, false)] {
+        let builder = Session::builder(&model).threads(2).opt_level(Level::Disabled).memory_limit(limit);
+        let bounded =
+            devices.iter().fold(builder, |builder, device| builder.device(device.clone())).build()?;
+        match values(&bounded, &inputs) {
+            Ok(found) if fits => {
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert_eq!(found.tensor()?.bytes(), expected.tensor()?.bytes());
+                }
+            }
+            Err(problem) if !fits && problem.kind() == ErrorKind::OutOfMemory => {}
+            other => panic!("with a limit of {limit}: {:?}", other.map(|found| found.len())),
+        }
+    }
     let slab = plan.slabs.get(1).copied().unwrap_or(0);
     Ok((plan.peak_bytes, session.memory().activations_peak, slab))
 }
