@@ -184,6 +184,36 @@ fn sizes_of_the_run() -> Result<Case> {
     Ok(Case { name: "sizes that the run tells", graph, inputs, op: "Loop" })
 }
 
+/// A loop that adds to a list of whole numbers what its state says, until one of them comes up.
+fn decoding() -> Result<Case> {
+    let mut main = GraphBuilder::new("decoding");
+    let x = main.input("x", DType::F32, &["1", "8"]);
+    let first = main.input("first", DType::I64, &["1", "t"]);
+    let outer = product(&mut main, x, 1)?;
+    let mut body = Body::new();
+    let (number, _) = (body.input("number"), body.input("holds"));
+    let (state, list) = (body.input("state"), body.input("list"));
+    let captured = body.capture(outer);
+    let next = iterated(&mut body.builder, state, captured)?;
+    let builder = &mut body.builder;
+    let best = builder.node("ArgMax", &[next], &[("axis", Attribute::Int(1))])?;
+    let longer = builder.node("Concat", &[list, best], &[("axis", Attribute::Int(1))])?;
+    let most = builder.constant(Tensor::scalar(6i64)?);
+    let is_early = builder.node("Less", &[number, most], &[])?;
+    let last = builder.constant(Tensor::from_slice(&[1], &[WIDE as i64])?);
+    let is_other = builder.node("Less", &[best, last], &[])?;
+    let shape = builder.constant(Tensor::from_slice(&[0], &[0i64; 0])?);
+    let is_other = builder.node("Reshape", &[is_other, shape], &[])?;
+    let holds = builder.node("And", &[is_early, is_other], &[])?;
+    let body = body.finish("body", &[holds, next, longer]);
+    let outputs = main.add(("", "Loop"), &[None, None, Some(x), Some(first)], &[], 2, vec![body])?;
+    let list = main.node("Cast", &[outputs[1]], &[("to", Attribute::Int(1))])?;
+    let graph = main.finish(&[outputs[0], list])?;
+    let first = Tensor::from_slice(&[1, 2], &[3i64, 5])?;
+    let inputs = vec![("x", rows(1, 21)?), ("first", first.into())];
+    Ok(Case { name: "a decoding loop", graph, inputs, op: "Loop" })
+}
+
 /// A choice between a product and the captured value itself.
 fn choice(condition: bool) -> Result<Case> {
     let mut main = GraphBuilder::new("choice");
@@ -242,7 +272,7 @@ fn scan(reversed: bool, axes: [i64; 2], length: usize) -> Result<Case> {
 /// All cases.
 pub fn cases() -> Result<Vec<Case>> {
     let mut cases = vec![choice(true)?, choice(false)?, until_a_condition()?, branches_in_a_loop()?];
-    cases.push(sizes_of_the_run()?);
+    cases.extend([sizes_of_the_run()?, decoding()?]);
     for trips in [0, 1, 6] {
         cases.push(counted(trips)?);
     }
