@@ -29,7 +29,7 @@ pub(super) const WGPU: OnDevice = OnDevice {
     name: "wgpu",
     example: "device_cases",
     list: "conformance_wgpu.ignore",
-    claimed: 1380,
+    claimed: 1398,
     needs: "install a GPU's driver or Mesa's software Vulkan",
 };
 
@@ -37,7 +37,7 @@ pub(super) const CUDA: OnDevice = OnDevice {
     name: "cuda",
     example: "cuda_cases",
     list: "conformance_cuda.ignore",
-    claimed: 1637,
+    claimed: 1659,
     needs: "the emulator of the driver has to be built and found",
 };
 
