@@ -321,6 +321,32 @@ proptest! {
     }
 }
 
+/// An addend whose memory the result takes over, where the weights are the product's left side and its right side.
+#[test]
+fn addends_lie_where_the_result_goes() -> Result<()> {
+    for (batch, channels, filters, image) in
+        [(1, 1, 3, vec![2]), (2, 8, 48, vec![7, 7]), (1, 16, 8, vec![20, 20]), (2, 24, 64, vec![2, 3, 4])]
+    {
+        for bias in [None, Some((vec![filters], Source::Caller))] {
+            let shape = |channels| [&[batch, channels][..], &image].concat();
+            let weight = [&[filters, channels][..], &vec![1; image.len()]].concat();
+            let case = Case {
+                op: ("com.microsoft", "FusedConv"),
+                attrs: vec![("activation", Attribute::String("Relu".to_string()))],
+                operands: vec![
+                    Some((shape(channels), Source::Caller)),
+                    Some((weight, Source::Constant)),
+                    bias,
+                    Some((shape(filters), Source::Node)),
+                ],
+                read: &[0],
+            };
+            case.check()?;
+        }
+    }
+    Ok(())
+}
+
 /// Sums over so many steps that a left side that lies column by column is packed part by part.
 #[test]
 fn sums_in_parts_are_those_of_doubles() -> Result<()> {

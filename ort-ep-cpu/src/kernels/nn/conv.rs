@@ -179,19 +179,20 @@ impl Executable for Packed {
         let geometry = geometry(&self.windows, cx.input(0)?.shape(), &self.weight, self.groups)?;
         let weights = (self.packed.values(), self.side);
         let cpu = cpu_of(cx.threads(), self.precision, &self.weight, self.groups);
-        let addend = match cx.in_place(0) {
-            None => Addend::of_input(cx)?,
-            Some(_) if self.side == WeightSide::Left => Addend::Held,
-            Some(_) => {
+        let in_place = cx.in_place(0).is_some();
+        let output = cx.output(0)?.as_mut_slice::<f32>()?;
+        let addend = match (in_place, self.side) {
+            (false, _) => Addend::of_input(cx)?,
+            (true, WeightSide::Left) => Addend::Held,
+            (true, _) => {
                 let copy = take(&mut workspace, addend_len(&geometry))?;
-                let held = cx.output(0)?.as_mut_slice::<f32>()?;
-                copy.get_mut(..held.len())
+                copy.get_mut(..output.len())
                     .ok_or_else(|| error!(Fail, "the addend is larger than the result"))?
-                    .copy_from_slice(held);
+                    .copy_from_slice(output);
                 Addend::Apart(copy)
             }
         };
-        convolve(cx, cpu, &geometry, weights, (addend, self.activation), workspace)
+        convolve(cx, cpu, &geometry, weights, (addend, self.activation), (output, workspace))
     }
 }
 
@@ -244,17 +245,16 @@ fn epilogue<'a, 'cx: 'a>(
 
 /// Runs a convolution on packed weights.
 fn convolve(
-    cx: &mut RunCx<'_>,
+    cx: &RunCx<'_>,
     cpu: Cpu,
     geometry: &ConvGeometry,
     (weights, side): (&[f32], WeightSide),
     (addend, activation): (Addend<'_>, Option<Unary>),
-    workspace: &mut [f32],
+    (output, workspace): (&mut [f32], &mut [f32]),
 ) -> Result<()> {
     let image = cx.input(0)?.as_slice::<f32>()?;
     let epilogue = epilogue(cx, geometry, addend, activation)?;
     let input = Input { image, weights, side, epilogue: &epilogue };
-    let output = cx.output(0)?.as_mut_slice::<f32>()?;
     forward(cpu, geometry, input, output, workspace).map_err(refused)
 }
 
@@ -306,6 +306,7 @@ impl Executable for Plain {
         let side = WeightSide::Left;
         let packed = take(&mut rest, packed_weights_len(cpu, &geometry, side).next_multiple_of(16))?;
         pack_weights(cpu, &geometry, side, weight.as_slice::<f32>()?, packed).map_err(refused)?;
-        convolve(cx, cpu, &geometry, (packed, side), (addend, self.activation), rest)
+        let output = cx.output(0)?.as_mut_slice::<f32>()?;
+        convolve(cx, cpu, &geometry, (packed, side), (addend, self.activation), (output, rest))
     }
 }
