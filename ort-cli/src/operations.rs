@@ -35,6 +35,7 @@ const COUNTS: &[(&str, Count)] = &[
     ("QGemm", Count::Product(Some("transA"))),
     ("Conv", Count::Convolution(1)),
     ("FusedConv", Count::Convolution(1)),
+    ("NhwcConv", Count::Convolution(1)),
     ("FusedPointwiseDepthwise", Count::Separable),
     ("ConvInteger", Count::Convolution(1)),
     ("QLinearConv", Count::Convolution(3)),

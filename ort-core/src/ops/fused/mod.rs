@@ -4,6 +4,7 @@
 pub mod activation;
 mod elementwise;
 mod matmul;
+pub(super) mod nhwc;
 mod pointwise_depthwise;
 
 use crate::ir::Node;

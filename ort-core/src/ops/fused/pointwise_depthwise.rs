@@ -58,10 +58,9 @@ fn infer(cx: &mut InferCx<'_>) -> Result<()> {
         ensure!(one, InvalidGraph, "a filter of W2 has {each} channels, expected 1");
     }
     let between: Vec<_> = [batch, filters].into_iter().chain(sizes).cloned().collect();
-    match conv::output_shape(cx, &between, [2, 4])? {
-        Some(shape) => cx.set_shape(0, shape),
-        None => Ok(()),
-    }
+    let Some(depthwise) = cx.shape(2) else { return Ok(()) };
+    let shape = conv::output_shape(cx, [&between, depthwise], 4)?;
+    cx.set_shape(0, shape)
 }
 
 fn lower(draft: &mut Draft<'_>) -> Result<()> {

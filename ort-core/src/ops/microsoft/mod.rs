@@ -20,7 +20,7 @@ mod gelu;
 mod matrix;
 mod mixture;
 mod nhwc_max_pool;
-mod qlinear;
+pub(in crate::ops) mod qlinear;
 mod qlinear_elementwise;
 mod qlinear_movement;
 mod qlinear_reduce;

@@ -52,7 +52,7 @@ fn behind_first<T>(list: &mut [T]) -> &mut [T] {
 }
 
 /// The dimensions of an image in the order batch, channels, places, where the channels may stand last.
-pub(super) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Dim>> {
+pub(in crate::ops) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Dim>> {
     ensure!(image.len() >= 3, InvalidGraph, "an image has rank 3 or more, got rank {}", image.len());
     let mut dims = image.to_vec();
     if last {
@@ -62,7 +62,7 @@ pub(super) fn channels_first(image: &[Dim], last: bool) -> Result<Vec<Dim>> {
 }
 
 /// Sets output 0 to a shape in the order batch, channels, places, with the channels last where they shall be.
-pub(super) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last: bool) -> Result<()> {
+pub(in crate::ops) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last: bool) -> Result<()> {
     if last {
         behind_first(&mut shape).rotate_left(1);
     }
@@ -70,13 +70,13 @@ pub(super) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last: bool) -
 }
 
 /// The rank of input 0, which a decomposition needs to know.
-pub(super) fn rank(draft: &Draft<'_>) -> Result<usize> {
+pub(in crate::ops) fn rank(draft: &Draft<'_>) -> Result<usize> {
     let shape = draft.shape(0);
     shape.map(|shape| shape.len()).ok_or_else(|| error!(NotImplemented, "the rank of the data is not known"))
 }
 
 /// An image with its channels moved from behind to the second place, or back.
-pub(super) fn move_channels(
+pub(in crate::ops) fn move_channels(
     draft: &mut Draft<'_>,
     image: ValueId,
     rank: usize,

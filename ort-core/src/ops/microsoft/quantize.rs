@@ -75,12 +75,10 @@ static QLINEAR_CONV: OpSpec = OpSpec {
 ops![QUANTIZE_LINEAR, DEQUANTIZE_LINEAR, QLINEAR_CONV];
 
 fn infer_conv(cx: &mut InferCx<'_>) -> Result<()> {
-    let Some(image) = cx.shape(0) else { return Ok(()) };
+    let (Some(image), Some(weight)) = (cx.shape(0), cx.shape(3)) else { return Ok(()) };
     let last = cx.attrs.flag("channels_last")?;
-    match conv::output_shape(cx, &channels_first(image, last)?, [3, 8])? {
-        Some(shape) => set_image(cx, shape, last),
-        None => Ok(()),
-    }
+    let shape = conv::output_shape(cx, [&channels_first(image, last)?, weight], 8)?;
+    set_image(cx, shape, last)
 }
 
 fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {

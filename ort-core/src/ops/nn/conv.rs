@@ -142,22 +142,19 @@ fn group(cx: &InferCx<'_>) -> Result<i64> {
 
 /// Sets the shape of a convolution, whose weight and bias are the inputs at these places.
 pub(in crate::ops) fn infer(cx: &mut InferCx<'_>, places: [usize; 2]) -> Result<()> {
-    let Some(image) = cx.shape(0) else { return Ok(()) };
-    match output_shape(cx, image, places)? {
-        Some(shape) => cx.set_shape(0, shape),
-        None => Ok(()),
-    }
+    let [weight, bias] = places;
+    let (Some(image), Some(weight)) = (cx.shape(0), cx.shape(weight)) else { return Ok(()) };
+    let shape = output_shape(cx, [image, weight], bias)?;
+    cx.set_shape(0, shape)
 }
 
-/// The shape of a convolution of an image, where that of the weight is known: the input at the first of the places;
-/// the bias is at the second.
+/// The shape of a convolution of an image by a weight, both with the channels second, with the bias at this input.
 pub(in crate::ops) fn output_shape(
     cx: &InferCx<'_>,
-    image: &[Dim],
-    [weight, bias]: [usize; 2],
-) -> Result<Option<Vec<Dim>>> {
-    let Some(kernel) = cx.shape(weight) else { return Ok(None) };
-    let ((batch, channels, image), (filters, inner, kernel)) = image_and_kernel(image, kernel)?;
+    [image, weight]: [&[Dim]; 2],
+    bias: usize,
+) -> Result<Vec<Dim>> {
+    let ((batch, channels, image), (filters, inner, kernel)) = image_and_kernel(image, weight)?;
     let group = group(cx)?;
     agree("the weight's number of channels", channels, &(inner * group))?;
     let divides = filters.as_constant().is_none_or(|filters| filters % group == 0);
@@ -168,7 +165,7 @@ pub(in crate::ops) fn output_shape(
     let windows = Windows::new(cx.attrs, kernel)?;
     let mut shape = vec![batch.clone(), filters.clone()];
     shape.extend(windows.outputs(image));
-    Ok(Some(shape))
+    Ok(shape)
 }
 
 fn infer_transposed(cx: &mut InferCx<'_>) -> Result<()> {

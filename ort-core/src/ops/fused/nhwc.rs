@@ -1,0 +1,119 @@
+//! Operators of images with the channels of a pixel side by side: `NhwcConv` and `NhwcAveragePool`. `NhwcMaxPool` is one of ONNX Runtime's.
+
+use crate::Result;
+use crate::dim::Dim;
+use crate::dtype::TypeSet;
+use crate::ir::Attribute;
+use crate::ops;
+use crate::ops::batch;
+use crate::ops::fused::activation::{Activation, end_with};
+use crate::ops::microsoft::qlinear::{channels_first, move_channels, rank, set_image};
+use crate::ops::microsoft::{agree, check_rank, draft_attributes};
+use crate::ops::nn::conv;
+use crate::ops::nn::geometry::Windows;
+use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, OP, OpSpec, RUNTIME, attr, one, opt, var};
+
+/// `FusedConv` of `X` [N, .., C], of filters `W` [M, .., C / group] and of an addend `Z` as `Y` is: [N, .., M].
+static NHWC_CONV: OpSpec = OpSpec {
+    domain: RUNTIME,
+    name: "NhwcConv",
+    inputs: &[one("X", "T"), one("W", "T"), opt("B", "T"), opt("Z", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[
+        attr::string("auto_pad", "NOTSET"),
+        attr::optional("dilations", AttrKind::Ints),
+        attr::int("group", 1),
+        attr::optional("kernel_shape", AttrKind::Ints),
+        attr::optional("pads", AttrKind::Ints),
+        attr::optional("strides", AttrKind::Ints),
+        attr::optional("activation", AttrKind::String),
+        attr::optional("activation_params", AttrKind::Floats),
+    ],
+    cost: Cost::Compute,
+    infer: infer_conv,
+    lower: Some(lower_conv),
+    batch: BatchRule::Rule(batch::conv_with_addend),
+    ..OP
+};
+
+/// `AveragePool` of `X` [N, .., C].
+static NHWC_AVERAGE_POOL: OpSpec = OpSpec {
+    domain: RUNTIME,
+    name: "NhwcAveragePool",
+    inputs: &[one("X", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[
+        attr::string("auto_pad", "NOTSET"),
+        attr::int("ceil_mode", 0),
+        attr::int("count_include_pad", 0),
+        attr::optional("dilations", AttrKind::Ints),
+        attr::required("kernel_shape", AttrKind::Ints),
+        attr::optional("pads", AttrKind::Ints),
+        attr::optional("strides", AttrKind::Ints),
+    ],
+    infer: infer_pool,
+    lower: Some(|draft| lower_pool(draft, "AveragePool")),
+    batch: BatchRule::Rule(batch::images),
+    ..OP
+};
+
+ops![NHWC_CONV, NHWC_AVERAGE_POOL];
+
+fn infer_conv(cx: &mut InferCx<'_>) -> Result<()> {
+    Activation::of_attributes(cx.attrs)?;
+    let (Some(image), Some(weight)) = (cx.shape(0), cx.shape(1)) else { return Ok(()) };
+    let (image, weight) = (channels_first(image, true)?, channels_first(weight, true)?);
+    let shape = conv::output_shape(cx, [&image, &weight], 2)?;
+    set_image(cx, shape, true)?;
+    let (Some(shape), Some(addend)) = (cx.output_shape(0), cx.shape(3)) else { return Ok(()) };
+    check_rank(cx, 3, "Z", shape.len())?;
+    shape.iter().zip(addend).try_for_each(|(size, own)| agree("a size of Z", size, own))
+}
+
+fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
+    let activation = Activation::of_attributes(&draft_attributes(draft)?)?;
+    let rank = rank(draft)?;
+    let [image, weight] = [draft.required(0)?, draft.required(1)?];
+    let image = move_channels(draft, image, rank, true)?;
+    let weight = move_channels(draft, weight, rank, true)?;
+    let mut attrs = given(draft);
+    attrs.retain(|(name, _)| !name.starts_with("activation"));
+    let inputs = [Some(image), Some(weight), draft.input(2)];
+    let mut result = draft.emit_one("Conv", &inputs, &named(&attrs))?;
+    result = move_channels(draft, result, rank, false)?;
+    if let Some(addend) = draft.input(3) {
+        result = draft.emit("Add", &[result, addend], &[])?;
+    }
+    end_with(draft, result, activation.as_ref())
+}
+
+/// Shapes of a pool with the channels last.
+pub(in crate::ops) fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
+    let Some(image) = cx.shape(0) else { return Ok(()) };
+    let image = channels_first(image, true)?;
+    let windows = Windows::of_pool(cx.attrs, image.len())?;
+    let (outer, places) = image.split_at_checked(2).unwrap_or((&image, &[]));
+    let mut shape: Vec<Dim> = outer.to_vec();
+    shape.extend(windows.outputs(places));
+    set_image(cx, shape, true)
+}
+
+/// A pool with the channels last as the standard's between transpositions.
+pub(in crate::ops) fn lower_pool(draft: &mut Draft<'_>, op: &str) -> Result<()> {
+    let (rank, image) = (rank(draft)?, draft.required(0)?);
+    let image = move_channels(draft, image, rank, true)?;
+    let attrs = given(draft);
+    let result = draft.emit(op, &[image], &named(&attrs))?;
+    let result = move_channels(draft, result, rank, false)?;
+    draft.replace(&[result])
+}
+
+fn given(draft: &Draft<'_>) -> Vec<(String, Attribute)> {
+    draft.attrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+fn named(attrs: &[(String, Attribute)]) -> Vec<(&str, Attribute)> {
+    attrs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
+}
