@@ -525,6 +525,11 @@ typedef struct OrtProviderTable {
    * Fails where the device can run nothing any more, for example because its driver has reset it. May be null.
    */
   int32_t (*check)(struct OrtProviderDevice *device, struct OrtProviderReport *report);
+  /**
+   * Other than 0 where images are to have the channels last: `NhwcConv` of the domain `ort-runtime` and the like, where it claims these.
+   * May be null.
+   */
+  uint8_t (*prefers_channels_last)(struct OrtProviderDevice *device);
 } OrtProviderTable;
 
 /**

@@ -70,6 +70,7 @@ pub struct CudaDevice {
     info: DeviceInfo,
     parts: Arc<Parts>,
     table: KernelTable,
+    prefers_channels_last: bool,
 }
 
 impl CudaDevice {
@@ -112,7 +113,8 @@ impl CudaDevice {
         let info = describe(driver, physical, &libraries.reports)?;
         let modules = Modules::new(context, limits.capability);
         let parts = Arc::new(Parts { id, limits, modules, libraries, memory, queue });
-        Ok(Arc::new(CudaDevice { info, parts, table: kernel_table() }))
+        let prefers_channels_last = options.prefers_channels_last;
+        Ok(Arc::new(CudaDevice { info, parts, table: kernel_table(), prefers_channels_last }))
     }
 
     /// Allocated and peak bytes, and how the arena grew, by ONNX Runtime's names.
@@ -216,6 +218,10 @@ impl Device for CudaDevice {
             }
             (None, None) => Err(error!(Fail, "neither side of a copy is in the device's memory")),
         }
+    }
+
+    fn prefers_channels_last(&self) -> bool {
+        self.prefers_channels_last
     }
 
     fn copy_alignment(&self) -> usize {

@@ -36,6 +36,7 @@ const NAME: &str = "cuda";
 /// | `cudnn_conv_algo_search` | `EXHAUSTIVE` (the default), `HEURISTIC` or `DEFAULT` |
 /// | `cudnn_conv_use_max_workspace` | `1` (the default): a workspace may be as large as there is memory; `0`: 32 MiB |
 /// | `cudnn_conv1d_pad_to_nc1d` | `1`: a signal is an image of one line; `0` (the default): of one column |
+/// | `prefer_nhwc` | `1`: convolutions and what stands between them are of images with the channels last; `0` (the default) |
 /// | `enable_cuda_graph` | `1`: what runs of the same shapes ask for is captured once and replayed; `0` (the default) |
 /// | `use_tf32` | `1` (the default): products and convolutions of float32 are of TF32 where the device has tensor cores for it; `0`: of float32 |
 #[derive(Debug)]
@@ -82,7 +83,6 @@ const NOT_YET: &[&str] = &[
     "gpu_external_free",
     "has_user_compute_stream",
     "min_num_runs_before_cuda_graph_capture",
-    "prefer_nhwc",
     "sdpa_kernel",
     "tunable_op_enable",
     "tunable_op_max_tuning_duration_ms",
@@ -104,6 +104,7 @@ const KNOWN: &[&str] = &[
     "enable_cuda_graph",
     "gpu_mem_limit",
     "library_path",
+    "prefer_nhwc",
     "use_cublas",
     "use_cudnn",
     "use_tf32",
@@ -140,6 +141,8 @@ pub(crate) struct Options {
     /// Whether sequences of launches that come again are CUDA graphs.
     pub(crate) graphs: bool,
     pub(crate) libraries: LibraryOptions,
+    /// Whether images are to have the channels last.
+    pub(crate) prefers_channels_last: bool,
     /// Whether products of float32 may be of TF32.
     pub(crate) tf32: bool,
 }
@@ -162,6 +165,7 @@ impl Options {
             graphs: false,
             tf32: true,
             libraries: LibraryOptions::default(),
+            prefers_channels_last: false,
         };
         let (mut uses_pool, mut pool) = (false, PoolConfig::default());
         for (name, value) in options {
@@ -209,6 +213,7 @@ impl Options {
             "cudnn_conv_use_max_workspace" => self.libraries.convolutions.max_workspace = switch(value)?,
             "cudnn_conv1d_pad_to_nc1d" => self.libraries.convolutions.pads_to_nc1d = switch(value)?,
             "enable_cuda_graph" => self.graphs = switch(value)?,
+            "prefer_nhwc" => self.prefers_channels_last = switch(value)?,
             "use_tf32" => self.tf32 = switch(value)?,
             "user_compute_stream" => self.user_stream = Some(pointer(value)?).filter(|address| *address != 0),
             _ => {

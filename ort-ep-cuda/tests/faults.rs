@@ -65,10 +65,10 @@ fn options_that_are_none_are_refused_before_a_driver_is_looked_for() {
         ("enable_cuda_graph", "yes", "expected 0 or 1"),
         ("do_copy_in_default_stream", "2", "expected 0 or 1"),
         ("user_compute_stream", "0xg", "expected the address of a stream"),
-        ("prefer_nhwc", "1", "has no option 'prefer_nhwc' yet; leave this option"),
+        ("prefer_nhwc", "yes", "expected 0 or 1"),
         ("arena.use_cuda_mempool", "yes", "expected 0 or 1"),
         ("arena.cuda_mempool_release_threshold", "-1", "expected a number of bytes"),
-        ("tunable_op_enable", "1", "has no option 'tunable_op_enable' yet"),
+        ("tunable_op_enable", "1", "has no option 'tunable_op_enable' yet; leave this option"),
         ("use_tf32", "2", "option use_tf32 of the cuda provider is '2', expected 0 or 1"),
         ("prefer_nhcw", "1", "has no option 'prefer_nhcw'; "),
     ];

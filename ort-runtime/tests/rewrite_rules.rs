@@ -41,7 +41,7 @@ fn page() -> String {
         "# Rewrite rules\n\nWhat may replace what before a graph runs, from the tables under `ort-core/src/rules`. A name in a pattern is a value, \
          `#name` a constant, a number\nthat number, `~` nearly so, `_` anything. `ort optimize MODEL OUT` tells which rules a model hits, `--without-rule NAME` leaves one\nout. \
          Besides these, constants are folded, what is common is computed once, what nobody reads is left out, and chains of elementwise\noperators \
-         become one (`elementwise_chain`).\n",
+         become one (`elementwise_chain`), and for devices that prefer it images get their channels last (`channels_last`).\n",
     );
     for set in rule_sets() {
         page += &format!(

@@ -46,6 +46,10 @@ impl Device for DecomposingDevice {
         self.device.compile(cx)
     }
 
+    fn prefers_channels_last(&self) -> bool {
+        self.device.prefers_channels_last()
+    }
+
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         self.device.copy(from, to)
     }

@@ -117,6 +117,11 @@ pub trait Device: Send + Sync {
     }
     /// Copies a tensor between this device's memory and the host's, in either direction, or within this device's memory.
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()>;
+    /// Whether convolutions and what stands between them are to be of images with the channels last: `NhwcConv` and the like,
+    /// where it claims these.
+    fn prefers_channels_last(&self) -> bool {
+        false
+    }
     /// Copies within this device's memory begin and end at multiples of so many bytes. Slices of element types that such a copy would cut are not
     /// put together there.
     fn copy_alignment(&self) -> usize {

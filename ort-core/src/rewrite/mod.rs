@@ -7,6 +7,7 @@
 //! the pattern and runs it with and without the rule.
 
 mod chains;
+mod channels_last;
 mod common;
 mod driver;
 mod eliminate;
@@ -50,7 +51,7 @@ impl Optimizer {
     /// Refuses names of rules that do not exist.
     fn check(&self) -> Result<()> {
         let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
-        let names = || tables().chain([ELEMENTWISE_CHAIN]);
+        let names = || tables().chain([ELEMENTWISE_CHAIN, CHANNELS_LAST]);
         for name in &self.disabled {
             ensure!(
                 names().any(|known| known == name),
@@ -111,6 +112,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) evaluate: Evaluate<'a>,
     /// No rule moves work to a later device than it was on.
     pub(crate) first_claim: FirstClaim<'a>,
+    /// For each device, in a session's order, whether it prefers images with the channels last.
+    pub(crate) channels_last: &'a [bool],
     /// When rewriting gives up.
     pub(crate) until: Option<Instant>,
 }
@@ -138,6 +141,7 @@ pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
     let environment = Environment {
         evaluate: &|_| Err(error!(Fail, "rules alone compute no constants")),
         first_claim: &|_, _| None,
+        channels_last: &[],
         until: None,
     };
     let mut report = Report::default();
@@ -174,6 +178,9 @@ pub(crate) fn optimize(
 /// What the fusion of elementwise operators, which no pattern can say, is called among the rules.
 const ELEMENTWISE_CHAIN: &str = "elementwise_chain";
 
+/// What the change of layout for devices that prefer another is called among the rules.
+const CHANNELS_LAST: &str = "channels_last";
+
 /// The most rounds of folding and rewriting; each may give the other something to do.
 const MOST_ROUNDS: usize = 8;
 
@@ -199,14 +206,33 @@ impl Driver<'_> {
         self.apply_all(graph, &basic, fold::SMALL)?;
         if self.optimizer.level > Level::Basic {
             self.apply_all(graph, &self.optimizer.clone(), usize::MAX)?;
-            if !self.optimizer.disabled.iter().any(|name| name == ELEMENTWISE_CHAIN) {
+            if self.applies(ELEMENTWISE_CHAIN) {
                 chains::fuse(graph, self.environment.first_claim, self.report)?;
             }
             eliminate::unread(graph, self.report);
+            if self.optimizer.level == Level::All && self.applies(CHANNELS_LAST) {
+                self.move_channels(graph)?;
+            }
         } else {
             self.apply_all(graph, &basic, usize::MAX)?;
         }
         if *self.report == before { Ok(()) } else { graph.verify() }
+    }
+
+    /// Whether what is called this is not left out.
+    fn applies(&self, name: &str) -> bool {
+        !self.optimizer.disabled.iter().any(|disabled| disabled == name)
+    }
+
+    /// Moves channels behind where devices prefer that; filters are moved ahead.
+    fn move_channels(&mut self, graph: &mut Graph) -> Result<()> {
+        let Environment { evaluate, first_claim, channels_last, .. } = self.environment;
+        if channels_last::apply(graph, first_claim, channels_last, self.report)? {
+            common::merge(graph, self.report);
+            fold::constants(graph, evaluate, usize::MAX, &mut self.shared, self.report)?;
+            eliminate::unread(graph, self.report);
+        }
+        Ok(())
     }
 
     /// Folds constants of up to `most` bytes and applies rules, until neither finds anything.

@@ -368,7 +368,11 @@ impl SessionBuilder {
             _ => compute(graph),
         };
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
-        let environment = Environment { evaluate: &evaluate, first_claim: &first_claim, until };
+        let channels_last: Vec<bool> = devices.iter().map(|device| device.prefers_channels_last()).collect();
+        // What a session updates is read in both directions of a training, whose gradients have the channels second.
+        let channels_last = if self.updates.is_empty() { &channels_last[..] } else { &[] };
+        let environment =
+            Environment { evaluate: &evaluate, first_claim: &first_claim, channels_last, until };
         let report = optimize(&mut graph, &self.optimizer, environment)?;
         Ok((graph, report))
     }

@@ -76,7 +76,7 @@ fn its_options_and_its_errors_cross_the_border() -> Result<()> {
     }
     for (option, expected) in [
         (("arena_extend_strategy", "most"), "'kNextPowerOfTwo' or 'kSameAsRequested'"),
-        (("prefer_nhwc", "1"), "has no option 'prefer_nhwc' yet"),
+        (("sdpa_kernel", "1"), "has no option 'sdpa_kernel' yet"),
         (("device_id", "7"), "there is no device 7"),
     ] {
         let problem =

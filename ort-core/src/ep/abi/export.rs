@@ -152,6 +152,7 @@ const TABLE: OrtProviderTable = OrtProviderTable {
     run: Some(run),
     release_kernel: Some(release_kernel),
     check: Some(check),
+    prefers_channels_last: Some(prefers_channels_last),
 };
 
 fn exported() -> Result<&'static Exported> {
@@ -355,6 +356,16 @@ unsafe extern "C" fn copy(
 unsafe extern "C" fn synchronize(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32 {
     // SAFETY: the host's device.
     reporting(report, || unsafe { opened(device) }?.device.synchronize())
+}
+
+unsafe extern "C" fn prefers_channels_last(device: *mut OrtProviderDevice) -> u8 {
+    let mut prefers = false;
+    reporting(std::ptr::null_mut(), || {
+        // SAFETY: the host's device.
+        prefers = unsafe { opened(device) }?.device.prefers_channels_last();
+        Ok(())
+    });
+    u8::from(prefers)
 }
 
 unsafe extern "C" fn check(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32 {

@@ -388,6 +388,9 @@ pub struct OrtProviderTable {
     /// Fails where the device can run nothing any more, for example because its driver has reset it. May be null.
     pub check:
         Option<unsafe extern "C" fn(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32>,
+    /// Other than 0 where images are to have the channels last: `NhwcConv` of the domain `ort-runtime` and the like, where it claims these.
+    /// May be null.
+    pub prefers_channels_last: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> u8>,
 }
 
 /// The type of the function `ort_provider`: the library's table for a host of this version of the interface, which stays where it is as

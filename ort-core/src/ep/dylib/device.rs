@@ -168,6 +168,11 @@ impl Device for Opened {
         Ok(Box::new(kernel))
     }
 
+    fn prefers_channels_last(&self) -> bool {
+        // SAFETY: the device is open.
+        self.table.prefers_channels_last.is_some_and(|prefers| unsafe { prefers(self.raw.as_ptr()) } != 0)
+    }
+
     fn synchronize(&self) -> Result<()> {
         let Some(synchronize) = self.table.synchronize else { return Ok(()) };
         // SAFETY: the device is open.

@@ -1,4 +1,4 @@
-//! Operators of images with the channels of a pixel side by side: `NhwcConv` and `NhwcAveragePool`. `NhwcMaxPool` is one of ONNX Runtime's.
+//! Operators of images of floats with the channels of a pixel side by side: `NhwcConv`, `NhwcMaxPool` and `NhwcAveragePool`.
 
 use crate::Result;
 use crate::dim::Dim;
@@ -37,6 +37,27 @@ static NHWC_CONV: OpSpec = OpSpec {
     ..OP
 };
 
+/// `MaxPool` of `X` [N, .., C] without the indices. ONNX Runtime's operator of this name is of codes.
+static NHWC_MAX_POOL: OpSpec = OpSpec {
+    domain: RUNTIME,
+    name: "NhwcMaxPool",
+    inputs: &[one("X", "T")],
+    outputs: &[one("Y", "T")],
+    types: &[var("T", TypeSet::FLOATS)],
+    attrs: &[
+        attr::string("auto_pad", "NOTSET"),
+        attr::int("ceil_mode", 0),
+        attr::optional("dilations", AttrKind::Ints),
+        attr::required("kernel_shape", AttrKind::Ints),
+        attr::optional("pads", AttrKind::Ints),
+        attr::optional("strides", AttrKind::Ints),
+    ],
+    infer: infer_pool,
+    lower: Some(|draft| lower_pool(draft, "MaxPool")),
+    batch: BatchRule::Rule(batch::images),
+    ..OP
+};
+
 /// `AveragePool` of `X` [N, .., C].
 static NHWC_AVERAGE_POOL: OpSpec = OpSpec {
     domain: RUNTIME,
@@ -59,7 +80,7 @@ static NHWC_AVERAGE_POOL: OpSpec = OpSpec {
     ..OP
 };
 
-ops![NHWC_CONV, NHWC_AVERAGE_POOL];
+ops![NHWC_CONV, NHWC_MAX_POOL, NHWC_AVERAGE_POOL];
 
 fn infer_conv(cx: &mut InferCx<'_>) -> Result<()> {
     Activation::of_attributes(cx.attrs)?;

@@ -1,7 +1,6 @@
-//! `NhwcMaxPool`: the greatest elements of windows, with the channels of the image last. ONNX Runtime has it for codes alone.
+//! `NhwcMaxPool`: the greatest codes of windows, with the channels of the image last.
 
 use super::qlinear::CODES;
-use crate::dtype::TypeSet;
 use crate::ops;
 use crate::ops::batch;
 use crate::ops::fused::nhwc::{infer_pool, lower_pool};
@@ -12,7 +11,7 @@ static NHWC_MAX_POOL: OpSpec = OpSpec {
     name: "NhwcMaxPool",
     inputs: &[one("x", "T")],
     outputs: &[one("y", "T")],
-    types: &[var("T", CODES.union(TypeSet::FLOATS))],
+    types: &[var("T", CODES)],
     attrs: &[
         attr::string("auto_pad", "NOTSET"),
         attr::int("ceil_mode", 0),

@@ -1,6 +1,6 @@
 //! `NhwcMaxPool`: the greatest codes of windows where the channels of a pixel lie together.
 
-use ort_core::dtype::{DType, TypeSet};
+use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, RunCx};
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::spec::MICROSOFT;
@@ -12,14 +12,7 @@ use crate::kernels::elementwise::codes::Code;
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
-cpu_kernels![KernelDef {
-    domain: MICROSOFT,
-    op: "NhwcMaxPool",
-    types: &[("T", TypeSet::of(&[DType::I8, DType::U8]))],
-    when: is_plane,
-    make,
-    ..KernelDef::BASE
-}];
+cpu_kernels![KernelDef { domain: MICROSOFT, op: "NhwcMaxPool", when: is_plane, make, ..KernelDef::BASE }];
 
 /// Codes of a result that are worth a thread.
 const GRAIN: usize = 1 << 14;
