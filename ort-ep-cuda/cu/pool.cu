@@ -1,10 +1,13 @@
-// Pools: windows over up to three axes, where those in front that the image does not have are of size 1, and whole planes.
+// Pools: windows over up to three axes, where those in front that the image does not have are of size 1, and whole planes. With the channels
+// first each channel is an image; with the channels last those of a pixel are side by side.
 
 #include "common.cuh"
 
 struct Windows {
     int input[3], output[3], kernel[3], strides[3], dilations[3], pads[3], pads_behind[3];
     int include_pad, column_major;
+    // Those of a pixel.
+    int channels;
 };
 
 // What a pool folds values into.
@@ -12,11 +15,14 @@ enum Fold { AVERAGE, MAXIMUM, ABSOLUTES, SQUARES, POWERS };
 
 __device__ inline int volume(const int (&sizes)[3]) { return sizes[0] * sizes[1] * sizes[2]; }
 
-// The window of a result: where it begins, and its taps along each axis that meet the image.
-struct Window { int origin[3], first[3], end[3]; };
+// The window of a result: where it begins, its taps along each axis that meet the image, and the first element of its image and channel.
+struct Window { int origin[3], first[3], end[3]; int64 image; };
 
-__device__ inline Window window_of(const Windows& p, uint place) {
+__device__ inline Window window_of(const Windows& p, uint index) {
     Window window;
+    uint channel = index % p.channels, plane = volume(p.output), place = index / p.channels;
+    window.image = (int64)(place / plane) * volume(p.input) * p.channels + channel;
+    place %= plane;
     window.origin[2] = place % p.output[2];
     place /= p.output[2];
     window.origin[1] = place % p.output[1];
@@ -72,15 +78,14 @@ __device__ inline float beginning(int kind) { return kind == MAXIMUM ? -__int_as
 template <typename T> __device__ inline void pool(const T* x, T* y, const Windows& p, int kind, float power, uint count) {
     uint index = thread_index();
     if (index >= count) return;
-    uint plane = volume(p.output);
-    Window window = window_of(p, index % plane);
-    const T* image = x + (int64)(index / plane) * volume(p.input);
+    Window window = window_of(p, index);
+    const T* image = x + window.image;
     float sum = beginning(kind);
     for (int i = window.first[0]; i < window.end[0]; i++) {
         for (int j = window.first[1]; j < window.end[1]; j++) {
             int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
             for (int k = window.first[2]; k < window.end[2]; k++) {
-                sum = fold(kind, sum, as_float(image[row + window.origin[2] + k * p.dilations[2]]), power);
+                sum = fold(kind, sum, as_float(image[(int64)(row + window.origin[2] + k * p.dilations[2]) * p.channels]), power);
             }
         }
     }
@@ -98,15 +103,13 @@ __device__ inline float compared(float x) { return x; }
 __device__ inline float compared(__half x) { return as_float(x); }
 __device__ inline float compared(__nv_bfloat16 x) { return as_float(x); }
 
-// `least` is what a window outside of the image has. y or indices may be null pointers.
+// `least` is what a window outside of the image has. y or indices may be null pointers; indices are of images of one channel.
 template <typename T>
 __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows& p, T least, uint count) {
     uint index = thread_index();
     if (index >= count) return;
-    uint plane = volume(p.output);
-    Window window = window_of(p, index % plane);
-    int64 first = (int64)(index / plane) * volume(p.input);
-    const T* image = x + first;
+    Window window = window_of(p, index);
+    const T* image = x + window.image;
     T best = least;
     int place = -1;
     for (int i = window.first[0]; i < window.end[0]; i++) {
@@ -114,7 +117,7 @@ __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows&
             int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
             for (int k = window.first[2]; k < window.end[2]; k++) {
                 int at = row + window.origin[2] + k * p.dilations[2];
-                T value = image[at];
+                T value = image[(int64)at * p.channels];
                 if (place < 0 || replaces(compared(value), compared(best))) {
                     best = value;
                     place = at;
@@ -129,7 +132,7 @@ __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows&
         int row = place / p.input[2];
         place = (place % p.input[2] * p.input[1] + row % p.input[1]) * p.input[0] + row / p.input[1];
     }
-    indices[index] = first + place;
+    indices[index] = window.image + place;
 }
 
 // A whole plane by a block.

@@ -2,16 +2,17 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ort_core::Result;
 use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
-    attention, control, cores, gradients, lines, narrow, optimizers, products, quant, recurrent, sums,
-    updates, vision, windows,
+    attention, control, cores, gradients, lines, narrow, optimizers, pixels, products, quant, recurrent,
+    sums, updates, vision, windows,
 };
-use support::{options, with_device, with_oldest, with_options};
+use support::{is_emulated, options, with_device, with_oldest, with_options};
 
 #[test]
 fn products_are_those_of_the_cpu() -> Result<()> {
@@ -23,6 +24,47 @@ fn products_are_those_of_the_cpu() -> Result<()> {
 fn convolutions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("convolutions_are_those_of_the_cpu")? else { return Ok(()) };
     windows::convolutions(&device)
+}
+
+/// Fails unless each of these is the name of a kernel that ran; where that is known of the device.
+fn assert_ran(kernels: &BTreeSet<String>, expected: &[&str]) {
+    let all: BTreeSet<&str> = kernels.iter().flat_map(|kernels| kernels.split(", ")).collect();
+    let missing: Vec<&&str> = expected.iter().filter(|name| !all.contains(**name)).collect();
+    assert!(!is_emulated() || missing.is_empty(), "{missing:?} are not among {all:?}");
+}
+
+#[test]
+fn convolutions_with_channels_last_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("convolutions_with_channels_last_are_those_of_the_cpu")? else {
+        return Ok(());
+    };
+    let kernels = pixels::convolutions(&device)?;
+    assert_ran(&kernels, &["conv_pixels_planes_f32", "conv_pixels_tiles_f32", "gemm_small_f32"]);
+    Ok(())
+}
+
+#[test]
+fn tensor_cores_convolve_halves_with_channels_last_as_the_cpu_does() -> Result<()> {
+    let name = "tensor_cores_convolve_halves_with_channels_last_as_the_cpu_does";
+    let Some(device) = with_device(name)? else { return Ok(()) };
+    let kernels = pixels::convolutions_of_halves(&device)?;
+    for suffix in ["f16", "bf16"] {
+        let names = ["cores_large", "cores_small", "cores_few", "join", "planes", "tiles"];
+        let names = names.map(|name| format!("conv_pixels_{name}_{suffix}"));
+        assert_ran(&kernels, &names.each_ref().map(String::as_str));
+    }
+    assert_ran(&kernels, &["gemm_cores_small_nt_f16", "gemm_cores_small_nt_bf16"]);
+    Ok(())
+}
+
+#[test]
+fn the_oldest_devices_convolve_with_channels_last_without_tensor_cores() -> Result<()> {
+    let name = "the_oldest_devices_convolve_with_channels_last_without_tensor_cores";
+    let Some(device) = with_oldest(name)? else { return Ok(()) };
+    let kernels = pixels::convolutions_of_halves(&device)?;
+    assert!(!is_emulated() || kernels.iter().all(|name| !name.contains("cores")), "{kernels:?}");
+    assert_ran(&kernels, &["conv_pixels_tiles_f16", "conv_pixels_tiles_bf16", "gemm_small_f16"]);
+    Ok(())
 }
 
 #[test]
@@ -59,6 +101,14 @@ fn products_of_float32_are_exact_without_tf32() -> Result<()> {
 fn pools_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("pools_are_those_of_the_cpu")? else { return Ok(()) };
     windows::pools(&device)
+}
+
+#[test]
+fn pools_with_channels_last_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("pools_with_channels_last_are_those_of_the_cpu")? else { return Ok(()) };
+    let kernels = pixels::pools(&device)?;
+    assert_ran(&kernels, &["max_pool_i8", "max_pool_u8", "max_pool_f16", "pool_bf16"]);
+    Ok(())
 }
 
 #[test]

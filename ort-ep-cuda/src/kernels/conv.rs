@@ -1,5 +1,5 @@
-//! `Conv`, `FusedConv` and `ConvTranspose`: products of filters with windows, which are never unfolded. Convolutions that are matrix
-//! products as they lie become such products.
+//! `Conv`, `FusedConv`, `NhwcConv` and `ConvTranspose`: products of filters with windows, which are never unfolded. Convolutions that are
+//! matrix products as they lie become such products.
 
 pub(super) mod dnn;
 
@@ -8,7 +8,7 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::fused::activation::Activation;
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
-use ort_core::spec::MICROSOFT;
+use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::{Result, ensure, error};
 
 use super::gemm::{Product, Side, finish, of_cores};
@@ -21,10 +21,13 @@ pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::
 const CONV: KernelDef =
     KernelDef { op: "Conv", types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE };
 
+const FUSED: KernelDef = KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV };
+
 cuda_kernels![
-    CudaKernel::new(CONV, conv).with_workspace(workspace),
-    CudaKernel::new(KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV }, conv)
-        .with_workspace(workspace),
+    CudaKernel::new(CONV, conv).with_workspace(|cx| workspace(cx, conv, Layout::ChannelsFirst)),
+    CudaKernel::new(FUSED, conv).with_workspace(|cx| workspace(cx, conv, Layout::ChannelsFirst)),
+    CudaKernel::new(KernelDef { domain: RUNTIME, op: "NhwcConv", ..FUSED }, nhwc_conv)
+        .with_workspace(|cx| workspace(cx, nhwc_conv, Layout::ChannelsLast)),
     CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose)
         .with_workspace(|cx| scratch(cx, conv_transpose)),
 ];
@@ -45,6 +48,32 @@ pub(super) type Axes = [WindowAxis; 3];
 
 const NO_AXIS: WindowAxis =
     WindowAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, pads: [0; 2] };
+
+/// Where the channels of images, and of filters, lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    ChannelsFirst,
+    /// Those of a pixel, or of a tap, side by side.
+    ChannelsLast,
+}
+
+/// The sizes of images, or of filters.
+pub(super) struct Image {
+    pub(super) batch: usize,
+    pub(super) channels: usize,
+    pub(super) places: Vec<usize>,
+}
+
+impl Image {
+    pub(super) fn new(shape: &[usize], layout: Layout) -> Result<Image> {
+        let (batch, channels, places) = match (layout, shape) {
+            (Layout::ChannelsFirst, [batch, channels, places @ ..])
+            | (Layout::ChannelsLast, [batch, places @ .., channels]) => (*batch, *channels, places.to_vec()),
+            _ => return Err(error!(InvalidArgument, "an image or filters of shape {shape:?}")),
+        };
+        Ok(Image { batch, channels, places })
+    }
+}
 
 /// Whether the image is known to have one to three spatial axes, or nothing is known of it.
 pub(super) fn has_up_to_three_axes(node: &NodeView<'_>) -> bool {
@@ -121,6 +150,7 @@ const FEW: Tile = Tile { name: "few", filters: 32, positions: 128, threads: 128 
 struct Conv {
     /// Of a transposed convolution, the windows lie on the result.
     transposed: bool,
+    layout: Layout,
     axes: Axes,
     batch: usize,
     groups: usize,
@@ -131,31 +161,30 @@ struct Conv {
 
 impl Conv {
     /// Of an image and filters of these shapes.
-    fn new(cx: &OpCx<'_>, transposed: bool) -> Result<Conv> {
+    fn new(cx: &OpCx<'_>, transposed: bool, layout: Layout) -> Result<Conv> {
         let (image, weight) = (&cx.input(0)?.shape, &cx.input(1)?.shape);
-        let ([batch, channels, sizes @ ..], [first, second, kernel @ ..]) = (&**image, &**weight) else {
-            return Err(error!(InvalidArgument, "a convolution of shapes {image:?} and {weight:?}"));
-        };
+        let Image { batch, channels, places } = Image::new(image, layout)?;
+        let Image { batch: first, channels: second, places: kernel } = Image::new(weight, layout)?;
         let groups = usize::try_from(cx.attrs.int("group")?).ok().filter(|groups| *groups > 0);
         let groups = groups.ok_or_else(|| error!(InvalidGraph, "a convolution's group is not positive"))?;
         let fits = match transposed {
-            false => second.checked_mul(groups) == Some(*channels) && first.is_multiple_of(groups),
+            false => second.checked_mul(groups) == Some(channels) && first.is_multiple_of(groups),
             true => channels == first && channels.is_multiple_of(groups),
         };
         ensure!(fits, InvalidArgument, "shapes {image:?} and {weight:?} do not fit {groups} groups");
         let kernel: Vec<Dim> = kernel.iter().map(|size| Dim::constant(*size as i64)).collect();
         let windows = Windows::new(cx.attrs, &kernel)?;
         let axes = match transposed {
-            false => three(&windows.on(sizes)?)?,
+            false => three(&windows.on(&places)?)?,
             true => {
-                let mut axes = three(&windows.transposed_on(cx.attrs, sizes)?)?;
+                let mut axes = three(&windows.transposed_on(cx.attrs, &places)?)?;
                 // From here on the image is the input again.
                 axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
                 axes
             }
         };
-        let filters = if transposed { *second } else { first / groups };
-        Ok(Conv { transposed, axes, batch: *batch, groups, channels: channels / groups, filters })
+        let filters = if transposed { second } else { first / groups };
+        Ok(Conv { transposed, layout, axes, batch, groups, channels: channels / groups, filters })
     }
 
     /// The launches that compute it: a matrix product, tiles, or a thread for each result.
@@ -166,7 +195,7 @@ impl Conv {
         addend: Option<&Operand>,
     ) -> Result<Vec<Launch>> {
         let y = cx.output(0)?;
-        let fits = bias.is_none_or(|bias| bias.count() == y.size(1))
+        let fits = bias.is_none_or(|bias| bias.count() == self.groups * self.filters)
             && addend.is_none_or(|addend| addend.shape == y.shape);
         ensure!(fits, InvalidArgument, "bias or addend do not fit a result of shape {:?}", y.shape);
         if y.count() == 0 {
@@ -182,17 +211,25 @@ impl Conv {
             return self.on_cores(cx, &cut, [bias, addend]);
         }
         let (down, across) = (self.filters.div_ceil(BLOCK), self.positions().div_ceil(BLOCK));
-        let suffix = suffix_of(y.dtype)?;
+        let (family, suffix) = (self.family(), suffix_of(y.dtype)?);
         let launch = if self.transposed || self.filters > FEW_FILTERS {
             let name = if self.transposed { "transposed" } else { "tiles" };
             let blocks = self.groups.saturating_mul(down).saturating_mul(across);
-            Launch::of_type("conv", suffix, format!("conv_{name}_{suffix}"))?.grid([blocks, 1, 1])?
+            Launch::of_type(family, suffix, format!("{family}_{name}_{suffix}"))?.grid([blocks, 1, 1])?
         } else {
-            Launch::of_type("conv", suffix, format!("conv_planes_{suffix}"))?.threads(y.count())?
+            Launch::of_type(family, suffix, format!("{family}_planes_{suffix}"))?.threads(y.count())?
         };
         let launch = launch.tensor(cx.input(0)?).tensor(cx.input(1)?).find_tensor(bias).find_tensor(addend);
         let launch = self.ending(launch.tensor(y), cx, [down, across, 1])?;
         Ok(vec![launch.uint(y.count())?])
+    }
+
+    /// The family of its kernels, with which the names of all its entries begin.
+    fn family(&self) -> &'static str {
+        match self.layout {
+            Layout::ChannelsFirst => "conv",
+            Layout::ChannelsLast => "conv_pixels",
+        }
     }
 
     /// A launch with the structures `Convolution` and `Finish` of the kernels as its next parameters.
@@ -251,7 +288,9 @@ impl Conv {
         let parts = Conv::parts(cx, cut, &mut 0)?;
         let words = [cut.down, cut.across, cut.parts];
         let blocks = self.groups.saturating_mul(cut.down).saturating_mul(cut.across);
-        let launch = Launch::of_type("conv_cores", suffix, format!("conv_cores_{}_{suffix}", tile.name))?
+        let of = self.family();
+        let family = format!("{of}_cores");
+        let launch = Launch::of_type(&family, suffix, format!("{family}_{}_{suffix}", tile.name))?
             .grid([blocks, cut.parts, 1])?
             .block([tile.threads, 1, 1])
             .tensor(cx.input(0)?)
@@ -262,8 +301,7 @@ impl Conv {
             .find_tensor(parts.as_ref());
         let mut launches = vec![self.ending(launch, cx, words)?];
         if let Some(parts) = &parts {
-            let join =
-                Launch::of_type("conv_cores", suffix, format!("conv_join_{suffix}"))?.threads(y.count())?;
+            let join = Launch::of_type(&family, suffix, format!("{of}_join_{suffix}"))?.threads(y.count())?;
             let join = join.tensor(parts).find_tensor(bias).find_tensor(addend).tensor(y);
             launches.push(self.ending(join, cx, words)?.uint(y.count())?);
         }
@@ -286,11 +324,13 @@ impl Conv {
         let on_all = self.groups == 1 && self.axes.iter().all(|axis| axis.kernel == axis.input);
         let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
         let (filters, groups) = (self.filters, self.groups);
-        let (mut product, of_bias, shape) = if on_all {
-            let images = Side { sizes: vec![self.batch, depth], steps: vec![depth, 1] };
+        let is_last = self.layout == Layout::ChannelsLast;
+        let (mut product, of_bias, shape) = if on_all || at_pixels && is_last && groups == 1 {
+            let rows = self.positions();
+            let windows = Side { sizes: vec![rows, depth], steps: vec![depth, 1] };
             let weights = Side { sizes: vec![depth, filters], steps: vec![1, depth] };
-            (Product::new([x, w], [images, weights], y)?, vec![filters], vec![self.batch, filters])
-        } else if at_pixels && filters > FEW_FILTERS {
+            (Product::new([x, w], [windows, weights], y)?, vec![filters], vec![rows, filters])
+        } else if at_pixels && !is_last && filters > FEW_FILTERS {
             let places = volume(&self.axes, |axis| axis.output);
             let weights =
                 Side { sizes: vec![groups, filters, depth], steps: vec![filters * depth, depth, 1] };
@@ -315,13 +355,13 @@ impl Conv {
 }
 
 /// What a library or the kernels here take: which of the two shows where the tensors of a run lie.
-fn workspace(cx: &OpCx<'_>) -> Result<usize> {
-    Ok(scratch(cx, conv)?.max(workspace_of_parts(cx)?))
+fn workspace(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>, layout: Layout) -> Result<usize> {
+    Ok(scratch(cx, launches)?.max(workspace_of_parts(cx, layout)?))
 }
 
 /// Room for the parts of sums where tensor cores compute several.
-fn workspace_of_parts(cx: &OpCx<'_>) -> Result<usize> {
-    let (conv, mut taken) = (Conv::new(cx, false)?, 0);
+fn workspace_of_parts(cx: &OpCx<'_>, layout: Layout) -> Result<usize> {
+    let (conv, mut taken) = (Conv::new(cx, false, layout)?, 0);
     if cx.output(0)?.count() > 0
         && conv.product(cx, None, None)?.is_none()
         && let Some(cut) = conv.cut(&cx.limits, cx.output(0)?.dtype)?
@@ -332,9 +372,13 @@ fn workspace_of_parts(cx: &OpCx<'_>) -> Result<usize> {
 }
 
 fn conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    Conv::new(cx, false)?.launches(cx, cx.find_input(2), cx.find_input(3))
+    Conv::new(cx, false, Layout::ChannelsFirst)?.launches(cx, cx.find_input(2), cx.find_input(3))
+}
+
+fn nhwc_conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    Conv::new(cx, false, Layout::ChannelsLast)?.launches(cx, cx.find_input(2), cx.find_input(3))
 }
 
 fn conv_transpose(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    Conv::new(cx, true)?.launches(cx, cx.find_input(2), None)
+    Conv::new(cx, true, Layout::ChannelsFirst)?.launches(cx, cx.find_input(2), None)
 }

@@ -1,11 +1,12 @@
-//! `MaxPool`, `AveragePool`, `LpPool` and the pools over whole images.
+//! `MaxPool`, `AveragePool`, `LpPool` and the pools over whole images; `NhwcMaxPool` and `NhwcAveragePool`.
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
 use ort_core::ops::nn::geometry::Windows;
-use ort_core::{Result, ensure, error};
+use ort_core::spec::{MICROSOFT, RUNTIME};
+use ort_core::{Result, ensure};
 
-use super::conv::{FLOATS, has_up_to_three_axes, suffix_of, three, window_sizes};
+use super::conv::{FLOATS, Image, Layout, has_up_to_three_axes, suffix_of, three, window_sizes};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx};
 
@@ -23,21 +24,30 @@ cuda_kernels![
     CudaKernel::new(KernelDef { types: &[("T", OF_MAX)], left_out: &[0], ..windowed("MaxPool") }, max_pool),
     CudaKernel::new(windowed("AveragePool"), pool),
     CudaKernel::new(windowed("LpPool"), pool),
+    CudaKernel::new(
+        KernelDef { domain: MICROSOFT, types: &[("T", OF_MAX)], ..windowed("NhwcMaxPool") },
+        |cx| max_pool_of(cx, Layout::ChannelsLast),
+    ),
+    CudaKernel::new(KernelDef { domain: RUNTIME, ..windowed("NhwcAveragePool") }, |cx| pool_of(
+        cx,
+        Layout::ChannelsLast
+    ),),
     CudaKernel::new(global("GlobalAveragePool"), global_pool),
     CudaKernel::new(global("GlobalMaxPool"), global_pool),
     CudaKernel::new(global("GlobalLpPool"), global_pool),
 ];
 
 /// The structure `Windows` of `cu/pool.cu`.
-fn windows_of(cx: &OpCx<'_>) -> Result<Vec<usize>> {
+fn windows_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<usize>> {
     let shape = &cx.input(0)?.shape;
-    let spatial = shape.get(2..).ok_or_else(|| error!(InvalidArgument, "an image of shape {shape:?}"))?;
-    let axes = three(&Windows::of_pool(cx.attrs, shape.len())?.on(spatial)?)?;
+    let image = Image::new(shape, layout)?;
+    let axes = three(&Windows::of_pool(cx.attrs, shape.len())?.on(&image.places)?)?;
     let mut sizes = window_sizes(&axes);
     sizes.extend(axes.map(|axis| axis.pads[1]));
     for flag in ["count_include_pad", "storage_order"] {
         sizes.push(usize::from(cx.attrs.find_int(flag).unwrap_or(0) != 0));
     }
+    sizes.push(if layout == Layout::ChannelsLast { image.channels } else { 1 });
     Ok(sizes)
 }
 
@@ -46,7 +56,7 @@ fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
     let power = cx.attrs.find_int("p").unwrap_or(1);
     ensure!(power != 0 && i32::try_from(power).is_ok(), InvalidGraph, "a norm with p = {power}");
     let kind = match (cx.op, power) {
-        ("AveragePool" | "GlobalAveragePool", _) => 0,
+        ("AveragePool" | "NhwcAveragePool" | "GlobalAveragePool", _) => 0,
         ("GlobalMaxPool", _) => 1,
         (_, 1) => 2,
         (_, 2) => 3,
@@ -56,16 +66,24 @@ fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
 }
 
 fn pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    pool_of(cx, Layout::ChannelsFirst)
+}
+
+fn pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
     let (x, y, (kind, power)) = (cx.input(0)?, cx.output(0)?, fold_of(cx)?);
     if y.count() == 0 {
         return Ok(Vec::new());
     }
     let launch = Launch::new("pool", format!("pool_{}", suffix_of(x.dtype)?)).threads(y.count())?;
-    let launch = launch.tensor(x).tensor(y).uints::<23>(&windows_of(cx)?)?;
+    let launch = launch.tensor(x).tensor(y).uints::<24>(&windows_of(cx, layout)?)?;
     Ok(vec![launch.uint(kind)?.float(power).uint(y.count())?])
 }
 
 fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    max_pool_of(cx, Layout::ChannelsFirst)
+}
+
+fn max_pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
     let (x, y, indices) = (cx.input(0)?, cx.find_output(0), cx.find_output(1));
     let count = y.or(indices).map_or(0, |output| output.count());
     if count == 0 {
@@ -77,7 +95,8 @@ fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         float => suffix_of(float)?,
     };
     let launch = Launch::new("pool", format!("max_pool_{suffix}")).threads(count)?;
-    let launch = launch.tensor(x).find_tensor(y).find_tensor(indices).uints::<23>(&windows_of(cx)?)?;
+    let launch =
+        launch.tensor(x).find_tensor(y).find_tensor(indices).uints::<24>(&windows_of(cx, layout)?)?;
     Ok(vec![launch.uint(count)?])
 }
 

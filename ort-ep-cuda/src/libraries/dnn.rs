@@ -148,6 +148,8 @@ pub(crate) struct Convolution {
     pub(crate) element: DnnElement,
     /// Whether float32 may be shortened to TensorFloat-32.
     pub(crate) tf32: bool,
+    /// Whether the channels of a pixel, and those of a tap, lie side by side. Shapes have the channels second either way.
+    pub(crate) channels_last: bool,
     pub(crate) groups: usize,
     pub(crate) x: Vec<usize>,
     pub(crate) w: Vec<usize>,

@@ -7,10 +7,10 @@ use ort_core::dtype::DType;
 use ort_core::ep::Device;
 use ort_core::ir::{Attribute, GraphBuilder};
 use ort_core::session::Model;
-use ort_core::spec::MICROSOFT;
+use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::Value;
 use ort_ep_cuda::CudaDevice;
-use ort_testkit::on_device::{gradients, windows};
+use ort_testkit::on_device::{gradients, pixels, windows};
 
 use super::support::{DRIVER, emulator, is_emulated, options, run, with_device};
 use super::{DNN, check_close, doubles, find, profiled, session, tensor};
@@ -39,6 +39,34 @@ fn convolutions_of_cudnn_are_those_of_the_cpu() -> Result<()> {
         assert!(counters.routines >= 20, "{counters:?}");
         Ok(())
     })
+}
+
+/// With the channels last: what the library has no algorithm for, or is not asked for, is computed by kernels of ours.
+#[test]
+fn convolutions_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()> {
+    if with_device("convolutions::convolutions_of_cudnn_with_channels_last_are_those_of_the_cpu")?.is_none() {
+        return Ok(());
+    }
+    // There is one algorithm, however it is found.
+    for nc1d in ["0", "1"] {
+        let Some(found) = find(&[DNN], &[("cudnn_conv1d_pad_to_nc1d", nc1d)])? else { return Ok(()) };
+        let device: Arc<dyn Device> = found.device.clone();
+        let kernels = pixels::convolutions(&device)?;
+        let counters = found.device.counters();
+        assert!(counters.routines >= 20, "{counters:?}");
+        let has = |name: &str| kernels.iter().any(|kernels| kernels.starts_with(name));
+        for name in ["conv_pixels_tiles", "conv_pixels_planes", "gem", "cuDNN"] {
+            assert!(has(name), "{name} is not among {kernels:?}");
+        }
+    }
+    let Some(found) = find(&[DNN], &[("cudnn_conv_algo_search", "HEURISTIC")])? else { return Ok(()) };
+    let device: Arc<dyn Device> = found.device.clone();
+    let of_halves = pixels::convolutions_of_halves(&device)?;
+    // Their addend is in the place of the result, so that what follows is a pass of ours.
+    let has = |name: &str| of_halves.iter().any(|kernels| kernels.starts_with(name));
+    let expected = "cuDNN IMPLICIT_PRECOMP_GEMM, 65536 bytes, elementwise";
+    assert!(!is_emulated() || has(expected), "{expected} is not among {of_halves:?}");
+    Ok(())
 }
 
 /// Transposed convolutions and both gradients. Algorithms that add up in any order, which the emulator says are the fastest, are never taken.
@@ -87,9 +115,11 @@ fn gradients_have_the_same_bits_in_each_run() -> Result<()> {
     Ok(())
 }
 
-/// `FusedConv` of x [2, 6, 9, 8] and w [9, 6, 3, 3] or [9, 6, 5, 5], whose addend is of no more use behind it where it is to be in the result's place.
+/// `FusedConv` of x [2, 6, 9, 8] and w [9, 6, 3, 3] or [9, 6, 5, 5], or `NhwcConv` of as many pixels, whose addend is of no more use behind it where
+/// it is to be in the result's place.
 struct Fused {
     dtype: DType,
+    channels_last: bool,
     kernel: usize,
     has_bias: bool,
     has_addend: bool,
@@ -100,11 +130,11 @@ struct Fused {
 impl Fused {
     fn model(&self) -> Result<Model> {
         let mut builder = GraphBuilder::new("fused");
-        let side = self.kernel.to_string();
-        let x = builder.input("x", self.dtype, &["2", "6", "9", "8"]);
-        let w = builder.input("w", self.dtype, &["9", "6", &side, &side]);
-        let bias = builder.input("b", self.dtype, &["9"]);
-        let mut addend = builder.input("z", self.dtype, &["2", "9", "9", "8"]);
+        let mut input = |name: &str| {
+            let sizes = self.shape(name).into_iter().map(|size| size.to_string()).collect::<Vec<_>>();
+            builder.input(name, self.dtype, &sizes.iter().map(String::as_str).collect::<Vec<_>>())
+        };
+        let [x, w, bias, mut addend] = ["x", "w", "b", "z"].map(&mut input);
         if self.in_place {
             addend = builder.node("Neg", &[addend], &[])?;
         }
@@ -114,7 +144,8 @@ impl Fused {
             ("pads", Attribute::Ints(vec![(self.kernel / 2) as i64; 4])),
             ("activation", Attribute::String(self.activation.to_owned())),
         ];
-        let results = builder.add((MICROSOFT, "FusedConv"), &inputs, &attrs, 1, Vec::new())?;
+        let op = if self.channels_last { (RUNTIME, "NhwcConv") } else { (MICROSOFT, "FusedConv") };
+        let results = builder.add(op, &inputs, &attrs, 1, Vec::new())?;
         // What is read behind it keeps its place.
         let last = match self.has_addend && !self.in_place {
             true => builder.node("Add", &[results[0], addend], &[])?,
@@ -123,14 +154,23 @@ impl Fused {
         Ok(Model::from_graph(builder.finish(&[last])?))
     }
 
+    /// The shape of an input.
+    fn shape(&self, name: &str) -> Vec<usize> {
+        let mut shape = match name {
+            "x" => vec![2, 6, 9, 8],
+            "w" => vec![9, 6, self.kernel, self.kernel],
+            "b" => return vec![9],
+            _ => vec![2, 9, 9, 8],
+        };
+        if self.channels_last {
+            shape[1..].rotate_left(1);
+        }
+        shape
+    }
+
     fn inputs(&self) -> Result<[(&'static str, Value); 4]> {
-        let filters = [9, 6, self.kernel, self.kernel];
-        Ok([
-            ("x", tensor(self.dtype, &[2, 6, 9, 8], 0)?.into()),
-            ("w", tensor(self.dtype, &filters, 1)?.into()),
-            ("b", tensor(self.dtype, &[9], 2)?.into()),
-            ("z", tensor(self.dtype, &[2, 9, 9, 8], 3)?.into()),
-        ])
+        let input = |name, seed| tensor(self.dtype, &self.shape(name), seed).map(|x| (name, Value::from(x)));
+        Ok([input("x", 0)?, input("w", 1)?, input("b", 2)?, input("z", 3)?])
     }
 }
 
@@ -150,7 +190,9 @@ fn what_follows_a_convolution_is_in_its_call_or_behind_it() -> Result<()> {
     let refuses = std::env::var(IN_CALL).is_ok_and(|value| value == "0");
     let own = CudaDevice::open(0, &options(&[("use_tf32", "0")]))?;
     let Some(found) = find(&[DNN], &[])? else { return Ok(()) };
-    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 3e-3)] {
+    let types = [(DType::F32, 1e-5), (DType::F16, 3e-3)];
+    let layouts = [false, true].into_iter();
+    for (channels_last, (dtype, tolerance)) in layouts.flat_map(|last| types.map(|of| (last, of))) {
         for (has_bias, has_addend, in_place) in [
             (false, false, false),
             (true, false, false),
@@ -159,9 +201,11 @@ fn what_follows_a_convolution_is_in_its_call_or_behind_it() -> Result<()> {
             (false, true, false),
         ] {
             for activation in ["Relu", "Tanh", ""] {
-                let fused = Fused { dtype, kernel: 3, has_bias, has_addend, in_place, activation };
-                let what =
-                    format!("{dtype:?} bias {has_bias} addend {has_addend} in place {in_place} {activation}");
+                let fused =
+                    Fused { dtype, channels_last, kernel: 3, has_bias, has_addend, in_place, activation };
+                let what = format!(
+                    "{dtype:?} last {channels_last} bias {has_bias} addend {has_addend} in place {in_place} {activation}"
+                );
                 let (model, inputs) = (fused.model()?, fused.inputs()?);
                 // The first run searches, and must have the right result, too.
                 let of_library = session(&found.device, &model)?;
@@ -212,6 +256,7 @@ fn a_convolution_has_the_workspace_that_there_is() -> Result<()> {
         let Some(found) = find(&[DNN], &given)? else { return Ok(()) };
         let fused = Fused {
             dtype: DType::F32,
+            channels_last: false,
             kernel: 5,
             has_bias: false,
             has_addend: false,
@@ -235,6 +280,7 @@ fn convolutions_are_captured_behind_their_search() -> Result<()> {
     }
     let fused = |in_place| Fused {
         dtype: DType::F32,
+        channels_last: false,
         kernel: 3,
         has_bias: true,
         has_addend: true,

@@ -10,6 +10,7 @@ use ort_core::session::Model;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::{Tensor, Value};
 
+use super::pixels::pixels;
 use super::typed::{self, run};
 use super::windows::{CONVS, Windows, of};
 use super::{cpu, numbers, outputs};
@@ -58,7 +59,8 @@ fn flags([left, right]: [bool; 2]) -> Vec<(&'static str, Attribute)> {
     vec![("transA", flag(left)), ("transB", flag(right))]
 }
 
-fn convolutions() -> impl Iterator<Item = &'static Windows> {
+/// The windows of all convolutions, and those at the edges of tiles.
+pub(super) fn convolutions() -> impl Iterator<Item = &'static Windows> {
     CONVS.iter().chain(TILES)
 }
 
@@ -175,6 +177,13 @@ pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         let depth = channels * kernel.iter().product::<usize>();
         // Filters of depthwise and other small groups, and large windows, are not for tensor cores, nor are products of few rows or columns.
         let is_few = of_group <= 2 || taps > 31 || windows.has_one_place();
+        let with_channels_last = Node {
+            op: (RUNTIME, "NhwcConv"),
+            shapes: shapes.iter().map(|shape| pixels(shape)).collect(),
+            attrs: attrs.clone(),
+            depth,
+        };
+        with_channels_last.check(device, &host, is_tf32 && !is_few)?;
         let node = Node { op: (MICROSOFT, "FusedConv"), shapes, attrs, depth };
         node.check(device, &host, is_tf32 && !is_few)?;
     }

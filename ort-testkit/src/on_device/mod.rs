@@ -14,6 +14,7 @@ pub mod gradients;
 pub mod lines;
 pub mod narrow;
 pub mod optimizers;
+pub mod pixels;
 pub mod products;
 pub mod quant;
 pub mod recurrent;

@@ -85,7 +85,7 @@ const TRANSPOSED: &[Windows] = &[
     Windows { strides: &[2, 1, 2], pads: &[1, 0, 1, 0, 1, 1], ..of(&[1, 3, 4, 3, 5], &[3, 4, 3, 2, 3]) },
 ];
 
-const POOLS: &[Windows] = &[
+pub(super) const POOLS: &[Windows] = &[
     Windows { strides: &[2, 2], pads: &[1; 4], ..of(&[2, 3, 15, 12], &[3, 3]) },
     Windows { strides: &[2, 3], pads: &[0, 1, 1, 0], dilations: &[2, 1], ..of(&[1, 4, 11, 13], &[2, 3]) },
     Windows { strides: &[3], ..of(&[2, 3, 31], &[4]) },
@@ -93,7 +93,7 @@ const POOLS: &[Windows] = &[
 ];
 
 impl Windows {
-    fn attributes(&self) -> Vec<(&'static str, Attribute)> {
+    pub(super) fn attributes(&self) -> Vec<(&'static str, Attribute)> {
         let lists = [("strides", self.strides), ("pads", self.pads), ("dilations", self.dilations)];
         let given = lists.into_iter().filter(|(_, list)| !list.is_empty());
         given.map(|(name, list)| (name, Attribute::Ints(list.to_vec()))).collect()

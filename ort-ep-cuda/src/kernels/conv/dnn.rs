@@ -9,7 +9,7 @@ use ort_core::ops::fused::activation::Activation;
 use ort_core::ops::nn::geometry::WindowAxis;
 
 use super::super::finish::{Addend, finish};
-use super::{Axes, Conv, FEW_FILTERS};
+use super::{Axes, Conv, FEW_FILTERS, Image, Layout};
 use crate::launch::{Launch, OpCx, Operand};
 use crate::libraries::{Convolution, DnnElement, Form, Pass, allows_tf32};
 
@@ -37,7 +37,7 @@ pub(super) fn launches(
     if conv.transposed {
         axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
     }
-    let windows = Windows { axes: &axes, groups: conv.groups };
+    let windows = Windows { axes: &axes, groups: conv.groups, layout: conv.layout };
     let Some(convolution) = windows.convolution(cx, pass, [image, w, result])? else { return Ok(None) };
     let activation = Activation::of_attributes(cx.attrs)?;
     let in_place = addend.is_some_and(|addend| addend.arg == y.arg);
@@ -53,10 +53,14 @@ pub(super) fn launches(
     if form == Form::Relu {
         return Ok(Some(launches));
     }
-    let [batch, filters, positions @ ..] = &*y.shape else { return Ok(None) };
-    let sizes = [*batch, *filters, positions.iter().product()];
+    let Image { batch, channels, places } = Image::new(&y.shape, conv.layout)?;
+    let positions = places.iter().product();
+    let (sizes, of_bias) = match conv.layout {
+        Layout::ChannelsFirst => ([batch, channels, positions], vec![0, 1, 0]),
+        Layout::ChannelsLast => ([batch, positions, channels], vec![0, 0, 1]),
+    };
     let mut rest = Vec::new();
-    rest.extend(bias.map(|tensor| Addend { tensor, steps: vec![0, 1, 0], factor: 1.0 }));
+    rest.extend(bias.map(|tensor| Addend { tensor, steps: of_bias, factor: 1.0 }));
     let steps = || strides(&sizes).into_iter().map(|step| step as i64).collect();
     let whole = addend.filter(|_| !in_place);
     rest.extend(whole.map(|tensor| Addend { tensor, steps: steps(), factor: 1.0 }));
@@ -98,6 +102,7 @@ fn call(
 pub(in crate::kernels) struct Windows<'a> {
     pub(in crate::kernels) axes: &'a Axes,
     pub(in crate::kernels) groups: usize,
+    pub(in crate::kernels) layout: Layout,
 }
 
 impl Windows<'_> {
@@ -131,18 +136,20 @@ impl Windows<'_> {
         if !axes.iter().all(is_symmetric) {
             return Ok(None);
         }
-        let shape = |tensor: &Operand, of: fn(&WindowAxis) -> usize| {
-            [tensor.size(0), tensor.size(1)].into_iter().chain(axes.iter().map(of)).collect::<Vec<usize>>()
+        let shape = |tensor: &Operand, of: fn(&WindowAxis) -> usize| -> Result<Vec<usize>> {
+            let Image { batch, channels, .. } = Image::new(&tensor.shape, self.layout)?;
+            Ok([batch, channels].into_iter().chain(axes.iter().map(of)).collect())
         };
         let all = |of: fn(&WindowAxis) -> usize| axes.iter().map(of).collect::<Vec<usize>>();
         Ok(Some(Convolution {
             pass,
             element,
             tf32: element == DnnElement::F32 && allows_tf32(&cx.limits),
+            channels_last: self.layout == Layout::ChannelsLast,
             groups: self.groups,
-            x: shape(x, |axis| axis.input),
-            w: shape(w, |axis| axis.kernel),
-            y: shape(y, |axis| axis.output),
+            x: shape(x, |axis| axis.input)?,
+            w: shape(w, |axis| axis.kernel)?,
+            y: shape(y, |axis| axis.output)?,
             pads: all(|axis| axis.pads[0]),
             strides: all(|axis| axis.stride),
             dilations: all(|axis| axis.dilation),

@@ -8,7 +8,7 @@ use ort_core::{Result, ensure, error};
 
 use super::step::spread;
 use crate::kernels::conv::dnn::{Windows, gradient};
-use crate::kernels::conv::{Axes, FLOATS, suffix_of, three, window_sizes};
+use crate::kernels::conv::{Axes, FLOATS, Layout, suffix_of, three, window_sizes};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, scratch};
 use crate::libraries::Pass;
@@ -113,7 +113,8 @@ impl Sizes {
         if self.groups > 1 && self.filters.min(self.channels) <= FEW_FILTERS {
             return Ok(None);
         }
-        gradient(cx, pass, &Windows { axes: &self.axes, groups: self.groups }, tensors)
+        let windows = Windows { axes: &self.axes, groups: self.groups, layout: Layout::ChannelsFirst };
+        gradient(cx, pass, &windows, tensors)
     }
 
     /// Whether a tile of the gradient by filters would be all but empty.

@@ -11,6 +11,7 @@ use super::{Convolution, DnnElement, DnnFunctions, Handle, Loaded, Pass};
 use crate::launch::strides;
 
 const NCHW: c_int = 0;
+const NHWC: c_int = 1;
 const CROSS_CORRELATION: c_int = 1;
 const TENSOR_OP_MATH: c_int = 1;
 const DEFAULT_MATH: c_int = 0;
@@ -84,15 +85,16 @@ fn ints(sizes: &[usize]) -> Result<SmallVec<[c_int; 5]>> {
 impl Descriptors {
     pub(super) fn new(loaded: &Arc<Loaded<DnnFunctions>>, of: &Convolution) -> Result<Descriptors> {
         let f = &loaded.functions;
-        let tensor = |sizes: &[usize]| tensor(f, of.element, sizes);
+        let tensor = |sizes: &[usize]| tensor(f, of, sizes);
         let channels: Vec<usize> =
             of.y.iter().enumerate().map(|(axis, size)| if axis == 1 { *size } else { 1 }).collect();
         let (x, y, bias) = (tensor(&of.x)?, tensor(&of.y)?, tensor(&channels)?);
         let w = Descriptor::new(f, f.cudnnCreateFilterDescriptor, f.cudnnDestroyFilterDescriptor)?;
         let sizes = ints(&of.w)?;
         let (ty, rank) = (type_of(of.element), sizes.len() as c_int);
+        let format = if of.channels_last { NHWC } else { NCHW };
         // SAFETY: the descriptor is live; there are as many sizes as the rank says.
-        let status = unsafe { (f.cudnnSetFilterNdDescriptor)(w.handle, ty, NCHW, rank, sizes.as_ptr()) };
+        let status = unsafe { (f.cudnnSetFilterNdDescriptor)(w.handle, ty, format, rank, sizes.as_ptr()) };
         f.check(status, "cudnnSetFilterNdDescriptor")?;
         let convolution = windows(f, of)?;
         let activation =
@@ -123,10 +125,22 @@ impl Descriptors {
     }
 }
 
-fn tensor(f: &DnnFunctions, element: DnnElement, sizes: &[usize]) -> Result<Descriptor> {
+/// The steps of a tensor of these sizes, of which the channels are the second.
+fn steps_of(sizes: &[usize], channels_last: bool) -> Vec<usize> {
+    match sizes {
+        [_, channels, places @ ..] if channels_last => {
+            let pixels = places.iter().fold(1, |pixels: usize, size| pixels.saturating_mul(*size));
+            let of_places = strides(places).into_iter().map(|step| step.saturating_mul(*channels));
+            [pixels.saturating_mul(*channels), 1].into_iter().chain(of_places).collect()
+        }
+        _ => strides(sizes),
+    }
+}
+
+fn tensor(f: &DnnFunctions, of: &Convolution, sizes: &[usize]) -> Result<Descriptor> {
     let made = Descriptor::new(f, f.cudnnCreateTensorDescriptor, f.cudnnDestroyTensorDescriptor)?;
-    let (steps, sizes) = (ints(&strides(sizes))?, ints(sizes)?);
-    let (ty, rank) = (type_of(element), sizes.len() as c_int);
+    let (steps, sizes) = (ints(&steps_of(sizes, of.channels_last))?, ints(sizes)?);
+    let (ty, rank) = (type_of(of.element), sizes.len() as c_int);
     // SAFETY: the descriptor is live; there are as many sizes and steps as the rank says.
     let status =
         unsafe { (f.cudnnSetTensorNdDescriptor)(made.handle, ty, rank, sizes.as_ptr(), steps.as_ptr()) };

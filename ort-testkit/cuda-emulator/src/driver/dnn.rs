@@ -83,6 +83,9 @@ impl Pass {
         let is_large = sizes.axes.iter().all(|axis| axis.kernel > 3);
         let is_of_winograd = has_small_steps && sizes.groups == 1 && is(3) && sizes.axes.len() == 2;
         match (self, algorithm) {
+            // With the channels last there is one algorithm, of results alone.
+            (Pass::Forward, 1) if sizes.channels_last => Some(64 << 10),
+            _ if sizes.channels_last => None,
             (_, 0) => Some(0),
             (_, 1) => Some(64 << 10),
             (Pass::Forward, 2) => (sizes.groups == 1).then_some(4 << 20),
@@ -259,10 +262,7 @@ dnn_api! {
     fn cudnnCreateFilterDescriptor(handle: *mut Handle) { new(handle, Object::Filter(None)) }
     fn cudnnDestroyFilterDescriptor(handle: Handle) { destroy(handle) }
     fn cudnnSetFilterNdDescriptor(handle: Handle, ty: c_int, format: c_int, rank: c_int, sizes: *const c_int) {
-        if format != 0 {
-            return Err(NOT_SUPPORTED);
-        }
-        set(handle, Object::Filter(Some(Filter::new(ty, &ints(sizes, rank)?)?)))
+        set(handle, Object::Filter(Some(Filter::new(ty, format, &ints(sizes, rank)?)?)))
     }
     fn cudnnCreateConvolutionDescriptor(handle: *mut Handle) { new(handle, Object::Convolution(None)) }
     fn cudnnDestroyConvolutionDescriptor(handle: Handle) { destroy(handle) }
@@ -320,7 +320,7 @@ dnn_api! {
         let (alpha, factor) = (scale(alpha)?, scale(alpha2)?);
         let Object::Activation { mode, propagates } = find(activation)? else { return Err(BAD_PARAM) };
         let (of_y, of_z, of_bias) = (tensor(y_of)?, tensor(z_of)?, tensor(bias_of)?);
-        if of_z.sizes != of_y.sizes || !of_bias.is_vector(&of_y) || bias == 0 || z == 0 {
+        if of_z != of_y || !of_bias.is_vector(&of_y) || bias == 0 || z == 0 {
             return Err(BAD_PARAM);
         }
         let is_fused = setting("ORT_CUDA_EMULATOR_CUDNN_FUSED", 1) == 1;
@@ -340,7 +340,7 @@ dnn_api! {
     fn cudnnAddTensor(handle: Handle, alpha: *const c_void, a_of: Handle, a: u64, beta: *const c_void, y_of: Handle, y: u64) {
         let stream = stream(handle)?;
         let (a_of, y_of) = (tensor(a_of)?, tensor(y_of)?);
-        if a_of.sizes != y_of.sizes && !a_of.is_vector(&y_of) {
+        if a_of != y_of && !a_of.is_vector(&y_of) {
             return Err(BAD_PARAM);
         }
         let memory = vec![(a, a_of.bytes()), (y, y_of.bytes())];
@@ -360,7 +360,7 @@ dnn_api! {
         let stream = stream(handle)?;
         let Object::Activation { mode: 1, propagates } = find(activation)? else { return Err(NOT_SUPPORTED) };
         let (x_of, y_of) = (tensor(x_of)?, tensor(y_of)?);
-        if x_of.sizes != y_of.sizes || scale(alpha)? != 1.0 || scale(beta)? != 0.0 {
+        if x_of != y_of || scale(alpha)? != 1.0 || scale(beta)? != 0.0 {
             return Err(NOT_SUPPORTED);
         }
         let memory = vec![(x, x_of.bytes()), (y, y_of.bytes())];

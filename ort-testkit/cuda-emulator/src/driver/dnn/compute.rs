@@ -66,6 +66,20 @@ impl Windows<'_> {
         if self.sizes.element == Element::F32 && self.sizes.math != 3 { short(value) } else { value }
     }
 
+    /// Where an element lies: of an image or a filter, of so many channels, and of so many places.
+    fn at(&self, item: usize, (channel, channels): (usize, usize), (place, places): (usize, usize)) -> usize {
+        match self.sizes.channels_last {
+            false => (item * channels + channel) * places + place,
+            true => (item * places + place) * channels + channel,
+        }
+    }
+
+    /// The filter of a result.
+    fn filter_of(&self, result: usize) -> usize {
+        let filters = self.sizes.groups * self.sizes.filters;
+        if self.sizes.channels_last { result % filters } else { result / self.positions % filters }
+    }
+
     /// Calls with the places in image, filters and results of each product.
     fn products(&self, mut call: impl FnMut(usize, usize, usize)) {
         let Sizes { batch, groups, channels, filters, .. } = *self.sizes;
@@ -73,15 +87,15 @@ impl Windows<'_> {
             (0..batch).flat_map(|image| (0..groups * filters).map(move |filter| (image, filter)))
         {
             for position in 0..self.positions {
-                let result = (image * groups * filters + filter) * self.positions + position;
+                let result = self.at(image, (filter, groups * filters), (position, self.positions));
+                let taps = &self.map[position * self.taps..(position + 1) * self.taps];
                 for channel in 0..channels {
-                    let from =
-                        (image * groups * channels + filter / filters * channels + channel) * self.pixels;
-                    let weights = (filter * channels + channel) * self.taps;
-                    let taps = &self.map[position * self.taps..(position + 1) * self.taps];
+                    let of_all = (filter / filters * channels + channel, groups * channels);
                     for (tap, pixel) in taps.iter().enumerate() {
-                        if let Some(pixel) = pixel {
-                            call(from + pixel, weights + tap, result);
+                        if let Some(pixel) = *pixel {
+                            let from = self.at(image, of_all, (pixel, self.pixels));
+                            let weight = self.at(filter, (channel, channels), (tap, self.taps));
+                            call(from, weight, result);
                         }
                     }
                 }
@@ -107,7 +121,7 @@ pub(super) fn convolve(sizes: &Sizes, pass: Pass, [x, w, y]: [u64; 3], finish: &
             value += factor * sizes.element.read(addend, index);
         }
         if let Some(bias) = finish.bias {
-            value += sizes.element.read(bias, index / windows.positions % (sizes.groups * sizes.filters));
+            value += sizes.element.read(bias, windows.filter_of(index));
         }
         let value = if finish.has_relu { relu(value, finish.propagates) } else { value };
         sizes.element.write(to, index, value);

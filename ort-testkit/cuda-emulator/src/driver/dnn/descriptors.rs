@@ -17,6 +17,7 @@ pub(super) struct Tensor {
 pub(super) struct Filter {
     element: Element,
     sizes: Vec<usize>,
+    channels_last: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -39,11 +40,12 @@ pub(super) struct Axis {
     pub(super) pad: usize,
 }
 
-/// A convolution whose descriptors fit each other. Its tensors have no gaps.
+/// A convolution whose descriptors fit each other. Its tensors have no gaps, and all of them the channels at the same place.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub(super) element: Element,
     pub(super) math: c_int,
+    pub(super) channels_last: bool,
     pub(super) batch: usize,
     pub(super) groups: usize,
     /// Channels and filters of a group.
@@ -66,11 +68,16 @@ fn positive(sizes: &[c_int]) -> Result<Vec<usize>, c_int> {
     sizes.iter().map(size).collect()
 }
 
-/// The steps of a tensor without gaps.
-pub(super) fn dense(sizes: &[usize]) -> Vec<usize> {
-    let mut steps = vec![1; sizes.len()];
-    for axis in (1..sizes.len()).rev() {
-        steps[axis - 1] = steps[axis] * sizes[axis];
+/// The steps of a tensor without gaps, whose channels are the second axis, and may lie nearest.
+fn dense(sizes: &[usize], channels_last: bool) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    if channels_last {
+        order[1..].rotate_left(1);
+    }
+    let (mut steps, mut step) = (vec![1; sizes.len()], 1);
+    for axis in order.into_iter().rev() {
+        steps[axis] = step;
+        step *= sizes[axis];
     }
     steps
 }
@@ -98,14 +105,20 @@ impl Tensor {
             && self.element == of.element
     }
 
-    fn is_dense(&self) -> bool {
-        self.steps == dense(&self.sizes)
+    fn is_dense(&self, channels_last: bool) -> bool {
+        self.steps == dense(&self.sizes, channels_last)
     }
 }
 
 impl Filter {
-    pub(super) fn new(ty: c_int, sizes: &[c_int]) -> Result<Filter, c_int> {
-        Ok(Filter { element: element(ty)?, sizes: positive(sizes)? })
+    /// In one of the formats `CUDNN_TENSOR_NCHW` and `CUDNN_TENSOR_NHWC`, whose sizes are told in the same order.
+    pub(super) fn new(ty: c_int, format: c_int, sizes: &[c_int]) -> Result<Filter, c_int> {
+        let channels_last = match format {
+            0 => false,
+            1 => true,
+            _ => return Err(NOT_SUPPORTED),
+        };
+        Ok(Filter { element: element(ty)?, sizes: positive(sizes)?, channels_last })
     }
 }
 
@@ -142,7 +155,8 @@ pub(super) fn check(x: Tensor, w: Filter, conv: Convolution, y: Tensor) -> Resul
     {
         return Err(BAD_PARAM);
     }
-    if !x.is_dense() || !y.is_dense() || rank > 5 {
+    let channels_last = w.channels_last;
+    if !x.is_dense(channels_last) || !y.is_dense(channels_last) || rank > 5 {
         return Err(NOT_SUPPORTED);
     }
     let mut axes = Vec::new();
@@ -158,7 +172,7 @@ pub(super) fn check(x: Tensor, w: Filter, conv: Convolution, y: Tensor) -> Resul
         axes.push(Axis { input, output, kernel, stride, dilation, pad });
     }
     let (batch, groups, filters) = (x.sizes[0], conv.groups, w.sizes[0] / conv.groups);
-    Ok(Sizes { element: x.element, math: conv.math, batch, groups, channels, filters, axes })
+    Ok(Sizes { element: x.element, math: conv.math, channels_last, batch, groups, channels, filters, axes })
 }
 
 impl Sizes {

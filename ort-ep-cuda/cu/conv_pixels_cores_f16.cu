@@ -1,0 +1,5 @@
+// Convolutions of float16 with the channels last on tensor cores.
+// compute: 80 90
+#include "conv_pixels_cores.cuh"
+
+PIXEL_CORES(f16, __half)

@@ -1,0 +1,225 @@
+//! Convolutions and pools of images with the channels last. What they compute is what the standard's operators do on the CPU with the channels
+//! first. Each check tells the kernels that computed what was checked.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ort_core::dtype::DType;
+use ort_core::ep::Device;
+use ort_core::ir::{Attribute, GraphBuilder, ValueId};
+use ort_core::rewrite::Level;
+use ort_core::session::{Model, Profile, RunOptions, Session};
+use ort_core::spec::{MICROSOFT, RUNTIME};
+use ort_core::tensor::{Tensor, Value};
+use ort_core::{Result, error};
+
+use super::windows::{CONVS, POOLS, Windows, of};
+use super::{assert_close, cores, cpu, numbers, outputs};
+
+/// Beside the windows of all convolutions: large tiles of whole vectors of channels, with windows that do not lie side by side.
+const VECTORS: &[Windows] = &[
+    Windows { pads: &[1; 4], ..of(&[2, 16, 17, 19], &[130, 16, 3, 3]) },
+    Windows { pads: &[2, 0, 1, 1], dilations: &[2, 1], ..of(&[3, 24, 11, 13], &[72, 24, 3, 2]) },
+    Windows { strides: &[2, 2], group: 2, pads: &[1; 4], ..of(&[1, 32, 12, 10], &[40, 16, 3, 3]) },
+];
+
+/// A node of images with the channels last, and the standard's of the same images with the channels first.
+struct Node<'a> {
+    dtype: DType,
+    op: (&'a str, &'a str),
+    standard: (&'a str, &'a str),
+    /// Of its inputs, with the channels first; those of one axis are no images.
+    shapes: &'a [&'a [usize]],
+    attrs: &'a [(&'a str, Attribute)],
+}
+
+/// An image's shape with the channels last; what has one axis is no image.
+pub(super) fn pixels(shape: &[usize]) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    if shape.len() > 2 {
+        shape[1..].rotate_left(1);
+    }
+    shape
+}
+
+fn transposed(builder: &mut GraphBuilder, value: ValueId, rank: usize, to_front: bool) -> Result<ValueId> {
+    let mut order: Vec<i64> = (0..rank as i64).collect();
+    if to_front {
+        order[1..].rotate_right(1);
+    } else {
+        order[1..].rotate_left(1);
+    }
+    builder.node("Transpose", &[value], &[("perm", Attribute::Ints(order))])
+}
+
+fn cast(builder: &mut GraphBuilder, value: ValueId, to: DType) -> Result<ValueId> {
+    builder.node("Cast", &[value], &[("to", Attribute::Int(i64::from(to.onnx_code())))])
+}
+
+impl Node<'_> {
+    /// The node itself, or the standard's between transpositions, of inputs and with a result of float32 that are the same for both. The standard's
+    /// computes the same elements in float32.
+    fn model(&self, is_standard: bool) -> Result<Model> {
+        let mut builder = GraphBuilder::new("pixels");
+        let mut ids = Vec::new();
+        for (index, shape) in self.shapes.iter().enumerate() {
+            let sizes: Vec<String> = pixels(shape).iter().map(usize::to_string).collect();
+            let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+            let mut input = builder.input(&format!("x{index}"), DType::F32, &sizes);
+            if self.dtype != DType::F32 {
+                input = cast(&mut builder, input, self.dtype)?;
+            }
+            if is_standard {
+                input = cast(&mut builder, input, DType::F32)?;
+            }
+            if is_standard && shape.len() > 2 {
+                input = transposed(&mut builder, input, shape.len(), true)?;
+            }
+            ids.push(Some(input));
+        }
+        let op = if is_standard { self.standard } else { self.op };
+        let mut result = builder.add(op, &ids, self.attrs, 1, Vec::new())?[0];
+        result = match is_standard {
+            true => transposed(&mut builder, result, self.shapes[0].len(), false)?,
+            false => cast(&mut builder, result, DType::F32)?,
+        };
+        Ok(Model::from_graph(builder.finish(&[result])?))
+    }
+
+    /// The result on a device that has a kernel of the node, and what computed it.
+    fn run(&self, device: &Arc<dyn Device>, inputs: &[(String, Value)]) -> Result<(Value, String)> {
+        let builder = Session::builder(&self.model(false)?).opt_level(Level::Disabled);
+        let session = builder.device(device.clone()).build()?;
+        let given: Vec<(&str, Value)> =
+            inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let profile = Profile::new();
+        let results =
+            session.run_with(&given, &RunOptions { profile: Some(&profile), ..RunOptions::default() })?;
+        // Without a kernel it would be the operators that it is made of.
+        let event = profile.events().into_iter().find(|event| event.op == self.op.1);
+        let kernels = event.and_then(|event| event.kernels);
+        let kernels = kernels.ok_or_else(|| error!(Fail, "no kernel of {} ran", self.op.1))?;
+        Ok((results[0].1.clone(), kernels))
+    }
+
+    fn check(&self, device: &Arc<dyn Device>) -> Result<String> {
+        let (factor, tolerance) = match self.dtype {
+            DType::F32 => (1.0, 1e-5),
+            // Of 11 and of 8 bits, to which sums may be rounded before what follows them.
+            DType::F16 => (1.0, 1.2e-3),
+            DType::BF16 => (1.0, 9e-3),
+            // Codes of two digits, which are found as they are.
+            _ => (99.0, 0.0),
+        };
+        let mut inputs = Vec::<(String, Value)>::new();
+        for (index, shape) in self.shapes.iter().enumerate() {
+            let mut values = numbers(shape.iter().product(), index);
+            let least = if self.dtype == DType::U8 { 0.0 } else { -factor };
+            values.iter_mut().for_each(|value| *value = (*value * factor).max(least));
+            inputs.push((format!("x{index}"), Tensor::from_slice(&pixels(shape), &values)?.into()));
+        }
+        let (actual, kernels) = self.run(device, &inputs)?;
+        let expected = outputs(&self.model(true)?, cpu()?, &inputs)?;
+        let (op, shapes) = (self.op.1, self.shapes);
+        let what = format!("{op} of {}, {shapes:?} with the channels first, {:?}", self.dtype, self.attrs);
+        assert_close(&actual, &expected[0], tolerance, &what)?;
+        Ok(kernels)
+    }
+}
+
+/// Of a window's convolution: the shape of its results, with the channels first.
+fn result_of(case: &Windows) -> Vec<usize> {
+    let axes = case.image.len() - 2;
+    let number =
+        |list: &[i64], place: usize, default: usize| list.get(place).map_or(default, |x| *x as usize);
+    let size = |axis: usize| {
+        let pads = number(case.pads, axis, 0) + number(case.pads, axes + axis, 0);
+        let extent = (case.kernel[axis + 2] - 1) * number(case.dilations, axis, 1) + 1;
+        (case.image[axis + 2] + pads - extent) / number(case.strides, axis, 1) + 1
+    };
+    [case.image[0], case.kernel[0]].into_iter().chain((0..axes).map(size)).collect()
+}
+
+fn convolution(
+    device: &Arc<dyn Device>,
+    case: &Windows,
+    (dtype, inputs): (DType, usize),
+    activation: Option<(&str, &[f32])>,
+) -> Result<String> {
+    let mut attrs = case.with_group();
+    if let Some((name, parameters)) = activation {
+        attrs.push(("activation", Attribute::String(name.to_owned())));
+        attrs.push(("activation_params", Attribute::Floats(parameters.to_vec())));
+    }
+    let (bias, result) = ([case.kernel[0]], result_of(case));
+    let shapes: [&[usize]; 4] = [case.image, case.kernel, &bias, &result];
+    let (op, standard) = ((RUNTIME, "NhwcConv"), (MICROSOFT, "FusedConv"));
+    Node { dtype, op, standard, shapes: &shapes[..inputs], attrs: &attrs }.check(device)
+}
+
+/// `NhwcConv` of float32: by itself, and with bias, addend and activations.
+///
+/// # Errors
+///
+/// The device has no kernel of one of them, or there is no CPU provider in the program.
+pub fn convolutions(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
+    let mut kernels = BTreeSet::new();
+    for case in CONVS {
+        kernels.insert(convolution(device, case, (DType::F32, 2), None)?);
+        kernels.insert(convolution(device, case, (DType::F32, 4), Some(("Relu", &[])))?);
+        kernels.insert(convolution(device, case, (DType::F32, 4), Some(("LeakyRelu", &[0.25])))?);
+    }
+    Ok(kernels)
+}
+
+/// `NhwcConv` of float16 and bfloat16, with bias, addend and activation, also at the edges of tiles of tensor cores.
+///
+/// # Errors
+///
+/// The device has no kernel of one of them, or there is no CPU provider in the program.
+pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
+    let mut kernels = BTreeSet::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for case in cores::convolutions().chain(VECTORS) {
+            kernels.insert(convolution(device, case, (dtype, 4), Some(("Relu", &[])))?);
+        }
+    }
+    Ok(kernels)
+}
+
+/// `NhwcMaxPool` of floats and codes, and `NhwcAveragePool`.
+///
+/// # Errors
+///
+/// The device has no kernel of one of them, or there is no CPU provider in the program.
+pub fn pools(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
+    let mut kernels = BTreeSet::new();
+    let floats = [DType::F32, DType::F16, DType::BF16];
+    for case in POOLS {
+        let mut attrs = case.attributes();
+        let kernel = case.kernel.iter().map(|size| *size as i64).collect();
+        attrs.push(("kernel_shape", Attribute::Ints(kernel)));
+        let without_pads: Vec<_> = attrs.iter().filter(|(name, _)| *name != "pads").cloned().collect();
+        let with = |attrs: &[(&'static str, Attribute)], name, value| {
+            attrs.iter().cloned().chain([(name, value)]).collect::<Vec<_>>()
+        };
+        let mut all = vec![with(&without_pads, "auto_pad", Attribute::String("SAME_LOWER".to_owned()))];
+        all.extend([0, 1].map(|ceil| with(&attrs, "ceil_mode", Attribute::Int(ceil))));
+        for attrs in all {
+            for dtype in floats.into_iter().chain([DType::I8, DType::U8]) {
+                let (op, standard) = ((MICROSOFT, "NhwcMaxPool"), ("", "MaxPool"));
+                kernels.insert(
+                    Node { dtype, op, standard, shapes: &[case.image], attrs: &attrs }.check(device)?,
+                );
+            }
+            for (dtype, flag) in floats.into_iter().flat_map(|dtype| [(dtype, 0), (dtype, 1)]) {
+                let attrs = with(&attrs, "count_include_pad", Attribute::Int(flag));
+                let (op, standard) = ((RUNTIME, "NhwcAveragePool"), ("", "AveragePool"));
+                kernels.insert(
+                    Node { dtype, op, standard, shapes: &[case.image], attrs: &attrs }.check(device)?,
+                );
+            }
+        }
+    }
+    Ok(kernels)
+}
