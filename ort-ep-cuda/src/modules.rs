@@ -95,6 +95,7 @@ const FAMILIES: &[Family] = families![
         "resize",
         "sample",
         "scatter",
+        "select",
         "sgd_f32",
         "sgd_f64",
         "sort",
@@ -105,6 +106,7 @@ const FAMILIES: &[Family] = families![
         "training_attention_tiles_f32",
         "training_conv",
         "training_norm",
+        "unique",
     ],
     cores: [
         "attention_cores_bf16",

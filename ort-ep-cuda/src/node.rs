@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::device::{Left, Parts};
 use crate::driver::{Call, Launched, Routed, Routine};
-use crate::kernels::CudaKernel;
+use crate::kernels::{self, Counted, CudaKernel};
 use crate::launch::{Code, Launch, OpCx, Operand, Param};
 use crate::libraries::ALIGNMENT;
 use crate::memory::address;
@@ -42,6 +42,14 @@ pub(crate) struct Met {
     key: Key,
     /// The workspace that is there, where libraries may have it; none where they may not be called.
     room: Option<usize>,
+    phase: Phase,
+}
+
+/// Which launches: all that there are, or those before and behind the count where only the run tells the sizes of outputs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    First,
+    Counted(usize),
 }
 
 /// A launch with its entry, unless it is a library's call.
@@ -69,9 +77,13 @@ impl Executable for Node {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
-        let given = Given::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
-        let steps = self.steps(&given)?;
-        steps.iter().try_for_each(|step| self.launch(step, &given))
+        match &self.kernel.counted {
+            Some(counted) => self.run_counted(counted, cx),
+            None => {
+                let given = Given::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
+                self.launch_all(&given, Phase::First).map(|_| ())
+            }
+        }
     }
 
     fn kernels(&self) -> Option<String> {
@@ -119,22 +131,69 @@ impl Node {
         Ok(Some(given.workspace.map_or(0, |range| range.len)))
     }
 
-    /// The launches for what is given, as they were for the same shapes before.
-    fn steps(&self, given: &Given<'_>) -> Result<Arc<[Step]>> {
-        let met = Met { key: given.key()?, room: self.room_of(given)? };
-        if let Some(steps) = self.find(&met) {
-            return Ok(steps);
+    /// Counts, waits for the count, and writes outputs of the sizes that follow from it.
+    fn run_counted(&self, counted: &Counted, cx: &mut RunCx<'_>) -> Result<()> {
+        let given = Given::of_inputs(cx, self.kernel.def.host_inputs)?;
+        let count = match self.launch_all(&given, Phase::First)? {
+            0 => 0,
+            _ => self.read_count(&given)?,
+        };
+        let shapes = (counted.shapes)(&self.op_cx(&given, None), count)?;
+        let mut made = Vec::with_capacity(shapes.len());
+        for (index, (shape, dtype)) in shapes.iter().zip(&self.output_types).enumerate() {
+            made.push(match dtype.filter(|_| cx.wants(index)) {
+                Some(dtype) => Some(cx.allocate_in(self.parts.id, dtype, shape)?),
+                None => None,
+            });
         }
-        let cx = OpCx {
+        self.launch_all(&given.with_outputs(&made)?, Phase::Counted(count))?;
+        for (index, tensor) in made.into_iter().enumerate() {
+            tensor.map_or(Ok(()), |tensor| cx.set(index, tensor.finish()?))?;
+        }
+        Ok(())
+    }
+
+    /// What the launches have counted, once they are done. What was asked for up to here is a graph of its own.
+    fn read_count(&self, given: &Given<'_>) -> Result<usize> {
+        let count = kernels::count(&self.op_cx(given, None), &mut 0);
+        let (address, _) = self.place(count.arg, given)?;
+        let mut bytes = [0; size_of::<u64>()];
+        self.parts.queue.download(address, &mut bytes)?;
+        usize::try_from(u64::from_ne_bytes(bytes)).map_err(|_| error!(Fail, "a count is beyond memory"))
+    }
+
+    /// Asks for the launches, and tells how many there are.
+    fn launch_all(&self, given: &Given<'_>, phase: Phase) -> Result<usize> {
+        let steps = self.steps(given, phase)?;
+        steps.iter().try_for_each(|step| self.launch(step, given))?;
+        Ok(steps.len())
+    }
+
+    /// What kernels see of what is given.
+    fn op_cx<'a>(&'a self, given: &'a Given<'_>, room: Option<usize>) -> OpCx<'a> {
+        OpCx {
             op: self.op,
             attrs: &self.attrs,
-            limits: self.parts.bounds(met.room),
+            limits: self.parts.bounds(room),
             inputs: given.inputs.clone(),
             outputs: given.outputs.clone(),
             host: given.host.iter().copied().collect(),
+        }
+    }
+
+    /// The launches for what is given, as they were for the same shapes before.
+    fn steps(&self, given: &Given<'_>, phase: Phase) -> Result<Arc<[Step]>> {
+        let met = Met { key: given.key()?, room: self.room_of(given)?, phase };
+        if let Some(steps) = self.find(&met) {
+            return Ok(steps);
+        }
+        let cx = self.op_cx(given, met.room);
+        let launches = match (phase, &self.kernel.counted) {
+            (Phase::Counted(count), Some(counted)) => (counted.write)(&cx, count)?,
+            _ => (self.kernel.launches)(&cx)?,
         };
         let mut steps = Vec::new();
-        for launch in (self.kernel.launches)(&cx)? {
+        for launch in launches {
             steps.push(Step { entry: self.parts.modules.entry(&launch)?, launch });
         }
         let steps: Arc<[Step]> = steps.into();

@@ -10,7 +10,7 @@ use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
     attention, control, cores, gradients, lines, narrow, optimizers, pixels, products, quant, recurrent,
-    sums, updates, vision, windows,
+    select, sums, updates, vision, windows,
 };
 use support::{is_emulated, options, with_device, with_oldest, with_options};
 
@@ -381,6 +381,71 @@ fn iterations_wait_for_nothing_but_their_condition() -> Result<()> {
             runs.map(|(before, after)| (after.waits - before.waits, after.launches - before.launches));
         assert_eq!(few.0, many.0, "{op}: waits of 2 and of 9 iterations");
         assert!(few.1 < many.1, "{op}: launches of 2 and of 9 iterations");
+    }
+    Ok(())
+}
+
+#[test]
+fn sizes_that_the_run_tells_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("sizes_that_the_run_tells_are_those_of_the_cpu")? else { return Ok(()) };
+    select::results(&device)
+}
+
+const WAYS: [&[(&str, &str)]; 5] = [
+    &[],
+    &[("arena.use_cuda_mempool", "1")],
+    &[("enable_cuda_graph", "1")],
+    &[("do_copy_in_default_stream", "0")],
+    &[("enable_cuda_graph", "1"), ("do_copy_in_default_stream", "0")],
+];
+
+#[test]
+fn results_of_any_size_are_read_where_they_are() -> Result<()> {
+    if with_device("results_of_any_size_are_read_where_they_are")?.is_none() {
+        return Ok(());
+    }
+    for way in WAYS {
+        let device: Arc<dyn Device> = CudaDevice::open(0, &options(&[way, &[("use_tf32", "0")]].concat()))?;
+        select::chains(&device)?;
+        select::bodies(&device)?;
+        select::bound(&device)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_host_reads_a_count_and_nothing_else() -> Result<()> {
+    if with_device("the_host_reads_a_count_and_nothing_else")?.is_none() {
+        return Ok(());
+    }
+    for way in WAYS {
+        let device = CudaDevice::open(0, &options(way))?;
+        let shared: Arc<dyn Device> = device.clone();
+        let (before, after) = select::counts(&shared, || device.counters())?;
+        assert_eq!(after.waits - before.waits, 3 + 4, "three counts and four outputs, {way:?}");
+        if way.contains(&("enable_cuda_graph", "1")) {
+            assert!(
+                after.replays > before.replays && after.captures == before.captures,
+                "{before:?}, {after:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn results_that_do_not_fit_are_refused_by_name() -> Result<()> {
+    if with_device("results_that_do_not_fit_are_refused_by_name")?.is_none() {
+        return Ok(());
+    }
+    for way in WAYS {
+        select::limits(&|limit| {
+            let limit = limit.map(|bytes| bytes.to_string());
+            let mut all = [way, &[("arena_extend_strategy", "kSameAsRequested")]].concat();
+            all.extend(limit.as_deref().map(|limit| ("gpu_mem_limit", limit)));
+            let device: Arc<dyn Device> = CudaDevice::open(0, &options(&all))?;
+            Ok(device)
+        })?;
     }
     Ok(())
 }

@@ -64,7 +64,8 @@ impl IoShapes<'_> {
 pub enum OutputsFrom {
     /// The plan: the kernel writes where it is told.
     Plan,
-    /// The kernel: it hands over values, as loops, sequences and strings do.
+    /// The kernel: it hands over values, as loops, sequences, strings and sizes that only the run tells need it. What it
+    /// [allocates](RunCx::allocate_in) is best in the memory of its device, where the next node looks for it.
     Kernel,
     /// A subgraph, whose outputs the kernel hands over as they are.
     Subgraph,

@@ -4,7 +4,7 @@
 
 use smallvec::SmallVec;
 
-use super::RunCx;
+use super::{NewTensor, RunCx};
 use crate::dtype::DType;
 use crate::ir::Attributes;
 use crate::tensor::{DeviceRange, Shape, TensorView};
@@ -249,6 +249,19 @@ impl<'a> Given<'a> {
             outputs.push(Some(operand));
             output_ranges.push(Some(range));
         }
+        let mut given = Given::of_inputs(cx, host_inputs)?;
+        for (index, output) in taken {
+            let own_type = input_types.get(index).copied().flatten();
+            let shared = Operand { dtype: own_type.unwrap_or(output.dtype), ..output };
+            if let Some(input) = given.inputs.get_mut(index) {
+                input.get_or_insert(shared);
+            }
+        }
+        Ok(Given { outputs, output_ranges, ..given })
+    }
+
+    /// The tensors of a run but for its outputs, of a kernel that hands these over: it adds them [once it has them](Self::with_outputs).
+    pub fn of_inputs(cx: &RunCx<'a>, host_inputs: &[usize]) -> Result<Given<'a>> {
         let (mut inputs, mut input_ranges, mut host) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
         for index in 0..cx.input_count() {
             let view = cx.find_input(index);
@@ -260,22 +273,43 @@ impl<'a> Given<'a> {
                 "input {index} is not in the device's memory"
             );
             host.push(view.filter(|_| on_host));
-            let operand = view.filter(|_| !on_host).map(|view| Operand {
+            inputs.push(view.filter(|_| !on_host).map(|view| Operand {
                 arg: Arg::Input(index),
                 dtype: view.dtype(),
                 shape: view.shape().into(),
-            });
-            let in_place = taken.iter().find(|(input, _)| *input == index);
-            let own_type = input_types.get(index).copied().flatten();
-            let shared = in_place.map(|(_, output): &(usize, Operand)| Operand {
-                dtype: own_type.unwrap_or(output.dtype),
-                ..output.clone()
-            });
-            inputs.push(operand.or(shared));
+            }));
             input_ranges.push(range);
         }
+        let (outputs, output_ranges) = (SmallVec::new(), SmallVec::new());
         let workspace = cx.device_workspace();
         Ok(Given { inputs, outputs, host, input_ranges, output_ranges, workspace })
+    }
+
+    /// The same with outputs that the kernel allocated: none where nobody reads it.
+    pub fn with_outputs<'b>(&self, made: &'b [Option<NewTensor>]) -> Result<Given<'b>>
+    where
+        'a: 'b,
+    {
+        let mut given = Given {
+            inputs: self.inputs.clone(),
+            outputs: SmallVec::new(),
+            host: self.host.iter().copied().collect(),
+            input_ranges: self.input_ranges.iter().copied().collect(),
+            output_ranges: SmallVec::new(),
+            workspace: self.workspace,
+        };
+        for (index, tensor) in made.iter().enumerate() {
+            let view = tensor.as_ref().map(NewTensor::view).transpose()?;
+            let range = view.and_then(|view| view.device_range());
+            ensure!(range.is_some() || view.is_none(), Fail, "output {index} is not in the device's memory");
+            given.outputs.push(view.map(|view| Operand {
+                arg: Arg::Output(index),
+                dtype: view.dtype(),
+                shape: view.shape().into(),
+            }));
+            given.output_ranges.push(range);
+        }
+        Ok(given)
     }
 
     /// What the answers for these tensors are kept by.

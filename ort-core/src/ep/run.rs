@@ -346,6 +346,11 @@ impl NewTensor {
         self.memory.bytes_mut(self.len)
     }
 
+    /// All of its elements, as far as they are written.
+    pub fn view(&self) -> Result<TensorView<'_>> {
+        self.first(&self.shape)
+    }
+
     /// Its first elements, as a tensor of this shape.
     pub fn first<'t>(&'t self, shape: &'t [usize]) -> Result<TensorView<'t>> {
         let len = byte_count(self.dtype, shape)?;

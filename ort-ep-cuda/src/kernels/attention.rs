@@ -22,6 +22,7 @@ cuda_kernels![CudaKernel {
     },
     launches,
     workspace: Some(workspace),
+    counted: None,
 }];
 
 /// The stage of `qk_matmul_output_mode` that is after the softmax.

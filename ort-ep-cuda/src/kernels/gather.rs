@@ -62,7 +62,7 @@ fn wide(indices: &Operand) -> Result<usize> {
 }
 
 /// The size of an axis between the elements before and behind it; a scalar has an axis of size 1.
-fn around(shape: &[usize], axis: usize) -> [usize; 3] {
+pub(super) fn around(shape: &[usize], axis: usize) -> [usize; 3] {
     let product = |sizes: &[usize]| sizes.iter().fold(1usize, |all, size| all.saturating_mul(*size));
     let (front, back) = shape.split_at_checked(axis).unwrap_or((shape, &[]));
     match back.split_first() {
@@ -85,19 +85,29 @@ fn check_source(source: &Operand, result: &Operand) -> Result<()> {
 
 fn gather(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (data, indices, y) = (cx.input(0)?, cx.input(1)?, cx.output(0)?);
+    let extents = around(&data.shape, cx.axis(cx.attrs.int("axis")?, data.rank())?);
+    if y.count() == 0 {
+        return Ok(Vec::new());
+    }
+    Ok(vec![picked(data, extents, indices, y)?])
+}
+
+/// The launch that gathers along an axis of a size between the elements outside and inside of it; something is gathered.
+pub(super) fn picked(
+    data: &Operand,
+    [outer, size, run]: [usize; 3],
+    indices: &Operand,
+    y: &Operand,
+) -> Result<Launch> {
     check_source(data, y)?;
-    let [outer, size, run] = around(&data.shape, cx.axis(cx.attrs.int("axis")?, data.rank())?);
     let (picks, count) = (indices.count(), y.count());
     let expected = outer.saturating_mul(picks).saturating_mul(run);
     ensure!(count == expected, Fail, "{expected} elements are picked for shape {:?}", y.shape);
-    if count == 0 {
-        return Ok(Vec::new());
-    }
     let bytes = element_bytes(data.dtype)?;
     let unit = unit(bytes, [run]);
     let launch = by_bytes("gather", "gather", bytes * unit).threads(count / unit)?;
     let launch = launch.tensor(data).tensor(indices).tensor(y).uint(wide(indices)?)?.uint(count / unit)?;
-    Ok(vec![launch.uint(size)?.uint(run / unit)?.uint(picks)?])
+    launch.uint(size)?.uint(run / unit)?.uint(picks)
 }
 
 fn gather_elements(cx: &OpCx<'_>) -> Result<Vec<Launch>> {

@@ -28,6 +28,7 @@ cuda_kernels![CudaKernel {
     },
     launches,
     workspace: Some(workspace),
+    counted: None,
 }];
 
 /// Whether the cache holds all positions as they are, and neither scores nor norms of heads are asked for.

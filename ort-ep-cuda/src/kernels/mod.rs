@@ -41,13 +41,18 @@ mod reduce;
 mod resize;
 mod roi;
 mod rotary;
+mod select;
+mod sort;
 mod top_k;
 mod training;
+mod unique;
 
 use ort_core::Result;
-use ort_core::ep::KernelDef;
+use ort_core::dtype::DType;
+use ort_core::ep::{KernelDef, OutputsFrom};
+use ort_core::tensor::Shape;
 
-use crate::launch::{Launch, OpCx};
+use crate::launch::{Launch, OpCx, Operand};
 
 /// The most axes of a tensor that kernels walk.
 pub(crate) const MOST_AXES: usize = 8;
@@ -59,12 +64,38 @@ pub struct CudaKernel {
     pub(crate) launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
     /// The bytes of its workspace, which may only follow from types, shapes and attributes; none where it takes none.
     pub(crate) workspace: Option<fn(&OpCx<'_>) -> Result<usize>>,
+    /// What comes behind the launches where they only count; none where they compute the outputs.
+    pub(crate) counted: Option<Counted>,
+}
+
+/// How outputs are made whose sizes only the run tells, once the host has read the [`count`].
+pub(crate) struct Counted {
+    /// The shapes of all outputs, those that nobody reads included, for a count: 0 where there were no launches.
+    pub(crate) shapes: fn(&OpCx<'_>, usize) -> Result<Vec<Shape>>,
+    /// The launches that write the outputs, which have these shapes. They find the workspace as the first launches left it.
+    pub(crate) write: fn(&OpCx<'_>, usize) -> Result<Vec<Launch>>,
+}
+
+/// Where the launches of a kernel whose outputs are [`Counted`] leave the count: a number of 64 bits at the beginning of the workspace.
+pub(crate) fn count(cx: &OpCx<'_>, taken: &mut usize) -> Operand {
+    cx.workspace(taken, DType::I64, &[1])
 }
 
 impl CudaKernel {
     /// A kernel without workspace.
     pub(crate) const fn new(def: KernelDef, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> CudaKernel {
-        CudaKernel { def, launches, workspace: None }
+        CudaKernel { def, launches, workspace: None, counted: None }
+    }
+
+    /// A kernel that allocates its outputs: its `launches` count, in a workspace that begins with the [`count`].
+    pub(crate) const fn counting(
+        def: KernelDef,
+        launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
+        workspace: fn(&OpCx<'_>) -> Result<usize>,
+        counted: Counted,
+    ) -> CudaKernel {
+        let def = KernelDef { outputs: OutputsFrom::Kernel, ..def };
+        CudaKernel { def, launches, workspace: Some(workspace), counted: Some(counted) }
     }
 
     /// The same with a workspace, which is that of the libraries that compute it.

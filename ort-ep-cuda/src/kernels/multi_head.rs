@@ -23,6 +23,7 @@ cuda_kernels![CudaKernel {
     },
     launches,
     workspace: Some(workspace),
+    counted: None,
 }];
 
 /// What is added to the scores of padding where the node does not say.

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use crate::support::{options, with_device};
 use ort_core::Result;
+use ort_core::dtype::DType;
 use ort_core::ep::{Device, ExecutionProvider, ProviderOptions, load_provider};
-use ort_core::session::Model;
+use ort_core::ir::GraphBuilder;
+use ort_core::session::{Model, Session};
+use ort_core::tensor::{Tensor, Value};
 use ort_ep_cuda::CudaProvider;
 use ort_testkit::device_limits::{constants_come_and_go, products, session_keeps_to_limits};
 use ort_testkit::made_up::{Given, inputs};
-use ort_testkit::on_device::{control, outputs};
+use ort_testkit::on_device::{control, cpu, outputs};
 
 /// The library that cargo built beside the tests.
 fn library() -> PathBuf {
@@ -55,6 +58,29 @@ fn it_runs_the_bodies_of_control_flow() -> Result<()> {
     let device = loaded(&options(&[("use_tf32", "0")]))?;
     control::results(&device)?;
     control::bits(&device)
+}
+
+/// A kernel that allocates its outputs does not cross the border: the host says why, and runs the node.
+#[test]
+fn it_leaves_sizes_that_the_run_tells_to_the_host() -> Result<()> {
+    if with_device("library::it_leaves_sizes_that_the_run_tells_to_the_host")?.is_none() {
+        return Ok(());
+    }
+    let mut builder = GraphBuilder::new("places");
+    let x = builder.input("x", DType::F32, &["n", "4"]);
+    let found = builder.node("NonZero", &[x], &[])?;
+    let model = Model::from_graph(builder.finish(&[found])?);
+    let session = Session::builder(&model).device(loaded(&options(&[]))?).device(cpu()?).build()?;
+    let placed = session.placement();
+    let refusal = placed.iter().flat_map(|placed| &placed.refusals).map(|(_, why)| why.as_str());
+    assert_eq!(
+        refusal.collect::<Vec<_>>(),
+        ["a provider library runs no kernel that makes its outputs itself"]
+    );
+    let x: Value = Tensor::from_slice(&[2, 4], &[0.0f32, 1.0, 0.0, 2.0, -0.0, 0.0, 3.0, 0.0])?.into();
+    let outputs = session.run(&[("x", x)])?;
+    assert_eq!(outputs[0].1.tensor()?.to_vec::<i64>()?, [0, 0, 1, 1, 3, 2]);
+    Ok(())
 }
 
 /// Constants stream into its memory as into that of a provider of the program's.

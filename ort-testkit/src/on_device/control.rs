@@ -25,17 +25,17 @@ pub struct Case {
 }
 
 /// A subgraph in the making.
-struct Body {
-    builder: GraphBuilder,
+pub(super) struct Body {
+    pub(super) builder: GraphBuilder,
     captures: Vec<Capture>,
 }
 
 impl Body {
-    fn new() -> Body {
+    pub(super) fn new() -> Body {
         Body { builder: GraphBuilder::new("body"), captures: Vec::new() }
     }
 
-    fn input(&mut self, name: &str) -> ValueId {
+    pub(super) fn input(&mut self, name: &str) -> ValueId {
         self.builder.typed_input(name, ValueType::Unknown)
     }
 
@@ -46,7 +46,7 @@ impl Body {
         inner
     }
 
-    fn finish(self, attr: &'static str, outputs: &[ValueId]) -> Subgraph {
+    pub(super) fn finish(self, attr: &'static str, outputs: &[ValueId]) -> Subgraph {
         Subgraph { attr, graph: self.builder.finish_subgraph(outputs), captures: self.captures }
     }
 }

@@ -18,6 +18,7 @@ pub mod pixels;
 pub mod products;
 pub mod quant;
 pub mod recurrent;
+pub mod select;
 pub mod sums;
 mod typed;
 pub mod updates;

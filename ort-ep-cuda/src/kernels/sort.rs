@@ -1,0 +1,135 @@
+//! Sorted lines, for `TopK` and `Unique`: short ones by counting, for each element, those that come before it; longer ones sorted in parts that are
+//! merged.
+
+use ort_core::dtype::DType;
+use ort_core::{Result, ensure, error};
+
+use super::movement::element_bytes;
+use crate::launch::{Launch, OpCx, Operand};
+
+/// Up to this length the elements that come before another are counted.
+const SHORT: usize = 64;
+/// The elements that a block sorts, and the parts that are merged at once, as in cu/sort.cu.
+const BLOCK: usize = 2048;
+const WAYS: usize = 8;
+/// The most threads of a block that sorts.
+const THREADS: usize = 256;
+
+/// The number of a type in cu/keys.cuh, and the suffix of entries for keys of its length.
+pub(super) fn kind_of(dtype: DType) -> Result<(usize, &'static str)> {
+    Ok(match dtype {
+        DType::F32 => (0, "narrow"),
+        DType::F16 => (1, "narrow"),
+        DType::BF16 => (2, "narrow"),
+        DType::F64 => (3, "wide"),
+        DType::I8 => (4, "narrow"),
+        DType::I16 => (5, "narrow"),
+        DType::I32 => (6, "narrow"),
+        DType::I64 => (7, "wide"),
+        DType::U8 | DType::Bool => (8, "narrow"),
+        DType::U16 => (9, "narrow"),
+        DType::U32 => (10, "narrow"),
+        DType::U64 => (11, "wide"),
+        other => return Err(error!(NotImplemented, "sorting elements of {}", other.name())),
+    })
+}
+
+/// The lines of a tensor along an axis.
+pub(super) struct Lines {
+    pub(super) count: usize,
+    len: usize,
+    inner: usize,
+    /// The results of each.
+    pub(super) kept: usize,
+    kind: usize,
+    suffix: &'static str,
+    bytes: usize,
+}
+
+/// What is sorted, and where the elements and their places along the axis go.
+pub(super) struct Tensors<'a> {
+    pub(super) x: &'a Operand,
+    pub(super) values: Option<&'a Operand>,
+    pub(super) places: Option<&'a Operand>,
+    /// Whether the largest come first.
+    pub(super) descending: bool,
+}
+
+impl Lines {
+    /// The lines of a tensor of which so many elements each are kept.
+    pub(super) fn new(x: &Operand, axis: usize, kept: usize) -> Result<Lines> {
+        let len = x.size(axis);
+        ensure!(kept <= len, InvalidArgument, "K must be one number from 0 to the axis' size {len}");
+        let product = |sizes: &[usize]| sizes.iter().copied().fold(1, usize::saturating_mul);
+        let (outer, inner) = (x.shape.get(..axis), x.shape.get(axis + 1..));
+        let inner = product(inner.unwrap_or_default());
+        let count = if kept == 0 { 0 } else { product(outer.unwrap_or_default()).saturating_mul(inner) };
+        ensure!(x.count() <= i32::MAX as usize, NotImplemented, "{:?} is beyond 31 bits", x.shape);
+        let (kind, suffix) = kind_of(x.dtype)?;
+        Ok(Lines { count, len, inner, kept, kind, suffix, bytes: element_bytes(x.dtype)? })
+    }
+
+    /// How many sorted parts of so many elements a line has, and how many entries of each are kept.
+    fn parts(&self, size: usize) -> [usize; 2] {
+        [self.len.div_ceil(size), self.kept.min(size)]
+    }
+
+    /// The sizes of parts from pass to pass, until one is the whole line.
+    fn sizes(&self) -> impl Iterator<Item = usize> {
+        let whole = self.len;
+        std::iter::successors(Some(BLOCK), |size| size.checked_mul(WAYS))
+            .take_while(move |size| *size < whole)
+    }
+
+    /// Entries between the passes, two buffers that are used in turn: none where a block takes a whole line.
+    pub(super) fn buffers(&self, cx: &OpCx<'_>, taken: &mut usize) -> [Operand; 2] {
+        let of_line = self.sizes().map(|size| self.parts(size).into_iter().fold(1, usize::saturating_mul));
+        let words = if self.suffix == "wide" { 2 } else { 1 };
+        let shape = [self.count, of_line.max().unwrap_or(0), words];
+        [(); 2].map(|()| cx.workspace(taken, DType::U64, &shape))
+    }
+
+    /// A launch with the input, the results where they are wanted, and what else goes before the structure `Lines`.
+    fn launch(&self, entry: &str, tensors: &Tensors<'_>, entries: &[Option<&Operand>]) -> Result<Launch> {
+        let launch = Launch::new("sort", format!("{entry}_{}", self.suffix)).tensor(tensors.x);
+        let launch = launch.find_tensor(tensors.values).find_tensor(tensors.places);
+        let launch = entries.iter().fold(launch, |launch, entries| launch.find_tensor(*entries));
+        let descending = usize::from(tensors.descending);
+        launch.uints::<7>(&[self.count, self.len, self.inner, self.kept, self.kind, self.bytes, descending])
+    }
+
+    /// The launches that sort, with these [buffers](Self::buffers). Equal elements come in the order of their places.
+    pub(super) fn sort(
+        &self,
+        tensors: &Tensors<'_>,
+        [mut from, mut to]: [Operand; 2],
+    ) -> Result<Vec<Launch>> {
+        if self.count == 0 {
+            return Ok(Vec::new());
+        }
+        if self.len <= SHORT {
+            let count = self.count.saturating_mul(self.len);
+            return Ok(vec![self.launch("count_ranks", tensors, &[])?.threads(count)?.uint(count)?]);
+        }
+        let size = self.len.min(BLOCK).next_power_of_two();
+        let [parts, capacity] = self.parts(size);
+        let entries = Some(&from).filter(|_| self.len > BLOCK);
+        let sort = self.launch("sort_part", tensors, &[entries])?;
+        let sort = sort.grid([self.count.saturating_mul(parts), 1, 1])?;
+        let sort = sort.block([(size / 2).min(THREADS) as u32, 1, 1]);
+        let mut launches = vec![sort.uint(parts)?.uint(capacity)?.uint(size)?];
+        for size in self.sizes() {
+            let [parts, capacity] = self.parts(size);
+            let merged_size = size.saturating_mul(WAYS);
+            let [merged_parts, merged] = self.parts(merged_size);
+            let target = Some(&to).filter(|_| merged_parts > 1);
+            let count = self.count.saturating_mul(parts).saturating_mul(capacity);
+            let launch = self.launch("merge_parts", tensors, &[Some(&from), target])?.threads(count)?;
+            let launch = launch.uints::<3>(&[parts, capacity, size])?;
+            let sizes = [merged_parts, merged, merged_size.min(i32::MAX as usize)];
+            launches.push(launch.uints::<3>(&sizes)?.uint(count)?);
+            std::mem::swap(&mut from, &mut to);
+        }
+        Ok(launches)
+    }
+}
