@@ -4,7 +4,8 @@
 #include "conv.cuh"
 #include "cores.cuh"
 
-// What a step of the sums is: how far its element is from the first one of a window, and what the window must have inside of the image.
+// What a step of the sums is: how far its element is from the first one of a window, and what the window must have inside of the image. Of a
+// transposed convolution, the window of a position is what was multiplied into it: what lies at the strides.
 struct Step { int offset; uint needs; };
 
 // Of each axis a tap has a bit: those of the last axis first, behind them those of the axes before. The host sees to it that 31 are enough.
@@ -13,7 +14,21 @@ __device__ inline uint bit_of(const Convolution& p, int axis, int tap) {
     return 1u << (first + tap);
 }
 
-__device__ inline Step step_of(const Convolution& p, int k, int depth) {
+// The taps along an axis that meet the image, of which a window has its first element, or a transposed one its last, at `at`.
+template <bool TRANSPOSED> __device__ inline uint taps_of(const Convolution& p, int axis, int at) {
+    uint inside = 0;
+    for (int tap = 0; tap < p.kernel[axis]; tap++) {
+        int place = at + tap * (TRANSPOSED ? -p.dilations[axis] : p.dilations[axis]);
+        if (TRANSPOSED) {
+            int whole = place / p.strides[axis];
+            place = place >= 0 && whole * p.strides[axis] == place ? whole : -1;
+        }
+        if ((uint)place < (uint)p.input[axis]) inside |= bit_of(p, axis, tap);
+    }
+    return inside;
+}
+
+template <bool TRANSPOSED> __device__ inline Step step_of(const Convolution& p, int k, int depth) {
     // No window has all bits.
     if (k >= depth) return {0, ~0u};
     int of_kernel = volume(p.kernel), channel = k / of_kernel, taps[3];
@@ -21,16 +36,40 @@ __device__ inline Step step_of(const Convolution& p, int k, int depth) {
     Step step = {channel, 0};
 #pragma unroll
     for (int axis = 0; axis < 3; axis++) {
-        step.offset = step.offset * p.input[axis] + taps[axis] * p.dilations[axis];
+        int moved = taps[axis] * p.dilations[axis];
+        step.offset = step.offset * p.input[axis] + (TRANSPOSED ? -(moved / p.strides[axis]) : moved);
         step.needs |= bit_of(p, axis, taps[axis]);
     }
     return step;
 }
 
+// Sums in turns: the next tiles are on their way while those of a turn are multiplied. What the turn after that is read by is described in place of
+// what that of this turn was, which was read before the last barrier.
+template <typename Describe, typename Read, typename Write, typename Multiply>
+__device__ inline void in_turns(int begin, int end, Describe describe, Read read, Write write, Multiply multiply) {
+    describe(begin);
+    describe(begin + 1);
+    __syncthreads();
+    if (begin < end) {
+        read(begin);
+        write(begin);
+    }
+    for (int turn = begin; turn < end; turn++) {
+        wait_for_copies<0>();
+        __syncthreads();
+        bool more = turn + 1 < end;
+        // Into the tiles of the turn before, which all warps are done with.
+        if (more) read(turn + 1);
+        multiply(turn);
+        if (more) write(turn + 1);
+        describe(turn + 2);
+    }
+}
+
 // A tile of FILTERS filters at POSITIONS positions by warps of WARP_FILTERS times WARP_POSITIONS each. The next tile is on its way while one
 // is multiplied: filters straight into shared memory, windows, which lie at any places, through registers. Each thread has one position.
 // With several parts of the sums each block has one, and writes it as it is.
-template <typename T, int FILTERS, int POSITIONS, int WARP_FILTERS, int WARP_POSITIONS>
+template <typename T, bool TRANSPOSED, int FILTERS, int POSITIONS, int WARP_FILTERS, int WARP_POSITIONS>
 __device__ inline void core_tiles(const T* x, const T* w, const T* bias, const T* addend, T* y, float* parts, const Convolution& p,
                                   const Finish& finish) {
     constexpr int WARPS_ACROSS = POSITIONS / WARP_POSITIONS, LANES = FILTERS / WARP_FILTERS * WARPS_ACROSS * 32;
@@ -59,24 +98,20 @@ __device__ inline void core_tiles(const T* x, const T* w, const T* bias, const T
     uint inside = 0;
 #pragma unroll
     for (int axis = 0; axis < 3; axis++) {
-        int at = origin[axis] * p.strides[axis] - p.pads[axis];
-        first = first * p.input[axis] + at;
-        for (int tap = 0; tap < p.kernel[axis] && there; tap++, at += p.dilations[axis]) {
-            if ((uint)at < (uint)p.input[axis]) inside |= bit_of(p, axis, tap);
-        }
+        int at = TRANSPOSED ? origin[axis] + p.pads[axis] : origin[axis] * p.strides[axis] - p.pads[axis];
+        first = first * p.input[axis] + (TRANSPOSED ? at / p.strides[axis] : at);
+        if (there) inside |= taps_of<TRANSPOSED>(p, axis, at);
     }
     const T* window = x + ((int64)(there ? position / of_output : 0) * p.groups + group) * p.channels * of_input + first;
     w += (int64)group * p.filters * depth;
     bool vectors = depth % VECTOR == 0 && (uint64)w % 16 == 0;
     auto describe = [&](int turn) {
-        if (thread < STEPS) steps[turn % 2][thread] = step_of(p, turn * STEPS + thread, depth);
-    };
-    auto read_filters = [&](int turn) {
-        filters[turn % 2].template read<LANES>(w, filter0, p.filters, depth, turn * STEPS, depth, 1, vectors);
-        commit_copies();
+        if (thread < STEPS) steps[turn % 2][thread] = step_of<TRANSPOSED>(p, turn * STEPS + thread, depth);
     };
     T next[OWN][VECTOR];
-    auto read_windows = [&](int turn) {
+    auto read = [&](int turn) {
+        filters[turn % 2].template read<LANES>(w, filter0, p.filters, depth, turn * STEPS, depth, 1, vectors);
+        commit_copies();
 #pragma unroll
         for (int own = 0; own < OWN; own++) {
             const Step* at = steps[turn % 2] + (thread / POSITIONS + own * (LANES / POSITIONS)) * VECTOR;
@@ -88,7 +123,7 @@ __device__ inline void core_tiles(const T* x, const T* w, const T* bias, const T
             }
         }
     };
-    auto write_windows = [&](int turn) {
+    auto write = [&](int turn) {
 #pragma unroll
         for (int own = 0; own < OWN; own++) {
             Vector<T> vector;
@@ -105,28 +140,10 @@ __device__ inline void core_tiles(const T* x, const T* w, const T* bias, const T
         for (int j = 0; j < 4; j++) sums[i][j] = 0.0f;
     }
     int warp_filter = warp / WARPS_ACROSS * WARP_FILTERS, warp_position = warp % WARPS_ACROSS * WARP_POSITIONS;
-    describe(begin);
-    describe(begin + 1);
-    __syncthreads();
-    if (begin < end) {
-        read_filters(begin);
-        read_windows(begin);
-        write_windows(begin);
-    }
-    for (int turn = begin; turn < end; turn++) {
-        wait_for_copies<0>();
-        __syncthreads();
-        bool more = turn + 1 < end;
-        if (more) {
-            // Into the tiles of the turn before, which all warps are done with.
-            read_filters(turn + 1);
-            read_windows(turn + 1);
-        }
+    auto multiply = [&](int turn) {
         multiply_tiles<T, DOWN, ACROSS>(sums, filters[turn % 2], windows[turn % 2], warp_filter, warp_position);
-        if (more) write_windows(turn + 1);
-        // In place of the steps of this turn, which were read before the last barrier.
-        describe(turn + 2);
-    }
+    };
+    in_turns(begin, end, describe, read, write, multiply);
     // Of each product of 16 times 8, a lane has two neighbours of one filter and the two of the filter eight below.
     bool pairs = of_output % 2 == 0 && (uint64)y % sizeof(Two<T>) == 0;
     int64 part = (int64)blockIdx.y * positions * p.groups * p.filters;
@@ -186,10 +203,13 @@ __device__ inline void join(const float* parts, const T* bias, const T* addend, 
              Convolution p, Finish finish) {                                                                   \
         core_tiles<type, __VA_ARGS__>(x, w, bias, addend, y, parts, p, finish);                                \
     }
+#define TILES(name, suffix, type, transposed)                                                                  \
+    CONVOLUTION(name##_large_##suffix, type, 256, transposed, 128, 128, 64, 32)                                \
+    CONVOLUTION(name##_small_##suffix, type, 128, transposed, 64, 64, 32, 32)                                  \
+    CONVOLUTION(name##_few_##suffix, type, 128, transposed, 32, 128, 32, 32)
 #define CORES(suffix, type)                                                                                    \
-    CONVOLUTION(conv_cores_large_##suffix, type, 256, 128, 128, 64, 32)                                        \
-    CONVOLUTION(conv_cores_small_##suffix, type, 128, 64, 64, 32, 32)                                          \
-    CONVOLUTION(conv_cores_few_##suffix, type, 128, 32, 128, 32, 32)                                           \
+    TILES(conv_cores, suffix, type, false)                                                                     \
+    TILES(conv_cores_transposed, suffix, type, true)                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                          \
         conv_join_##suffix(const float* parts, const type* bias, const type* addend, type* y, Convolution p,   \
                            Finish finish, uint count) {                                                        \

@@ -33,9 +33,7 @@ __device__ inline Origin origin_of(const Convolution& p, int position, int posit
     for (int axis = 0; axis < 3; axis++) {
         int at = places[axis] * p.strides[axis] - p.pads[axis];
         origin.first = origin.first * p.input[axis] + at;
-        for (int tap = 0; tap < p.kernel[axis]; tap++, at += p.dilations[axis]) {
-            if ((uint)at < (uint)p.input[axis]) origin.inside |= bit_of(p, axis, tap);
-        }
+        origin.inside |= taps_of<false>(p, axis, at);
     }
     origin.first *= p.groups * p.channels;
     return origin;

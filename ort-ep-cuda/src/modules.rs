@@ -119,7 +119,10 @@ const FAMILIES: &[Family] = families![
         "conv_pixels_cores_tf32",
         "gemm_tf32",
         "training_attention_cores_bf16",
-        "training_attention_cores_f16"
+        "training_attention_cores_f16",
+        "training_conv_cores_bf16",
+        "training_conv_cores_f16",
+        "training_conv_cores_tf32",
     ]
 ];
 

@@ -22,7 +22,8 @@ const CHOICE: &str = "// compute:";
 /// The capabilities of the table in docs/cuda.md.
 const DOCUMENTED: [&str; 2] = ["80", "90"];
 /// Families whose kernels must keep everything in registers: a spill there is a large part of the time.
-const WITHOUT_SPILLS: [&str; 6] = ["gemm", "conv", "attention", "integer", "nbits", "training_attention"];
+const WITHOUT_SPILLS: [&str; 7] =
+    ["gemm", "conv", "attention", "integer", "nbits", "training_attention", "training_conv"];
 /// The hashes, beside the PTX.
 const SOURCES: &str = "SOURCES";
 /// What compiles, and how: a change makes all of it stale.

@@ -8,10 +8,12 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::{KernelDef, NodeView};
 use ort_core::ops::fused::activation::Activation;
 use ort_core::ops::nn::geometry::{WindowAxis, Windows};
+use ort_core::ops::tensor::geometry::Strided;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::{Result, ensure, error};
 
 use super::gemm::{Product, Side, finish, of_cores};
+use super::movement::gather;
 use super::{CudaKernel, cuda_kernels};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, scratch};
@@ -24,12 +26,12 @@ const CONV: KernelDef =
 const FUSED: KernelDef = KernelDef { domain: MICROSOFT, op: "FusedConv", in_place: &[(3, 0)], ..CONV };
 
 cuda_kernels![
-    CudaKernel::new(CONV, conv).with_workspace(|cx| workspace(cx, conv, Layout::ChannelsFirst)),
-    CudaKernel::new(FUSED, conv).with_workspace(|cx| workspace(cx, conv, Layout::ChannelsFirst)),
+    CudaKernel::new(CONV, conv).with_workspace(|cx| workspace(cx, conv, Conv::second)),
+    CudaKernel::new(FUSED, conv).with_workspace(|cx| workspace(cx, conv, Conv::second)),
     CudaKernel::new(KernelDef { domain: RUNTIME, op: "NhwcConv", ..FUSED }, nhwc_conv)
-        .with_workspace(|cx| workspace(cx, nhwc_conv, Layout::ChannelsLast)),
+        .with_workspace(|cx| workspace(cx, nhwc_conv, Conv::last)),
     CudaKernel::new(KernelDef { op: "ConvTranspose", ..CONV }, conv_transpose)
-        .with_workspace(|cx| scratch(cx, conv_transpose)),
+        .with_workspace(|cx| workspace(cx, conv_transpose, Conv::transposed)),
 ];
 
 /// Filters and positions of a block, as in `cu/conv.cuh`.
@@ -124,42 +126,100 @@ fn volume(axes: &Axes, of: fn(&WindowAxis) -> usize) -> usize {
 }
 
 /// How the work is cut for tensor cores.
-struct Cut {
+pub(super) struct Cut {
     /// The type in names of entries, and what a block has.
-    suffix: &'static str,
-    tile: &'static Tile,
-    /// The blocks of filters and of positions, and the parts that sums are computed in.
-    down: usize,
-    across: usize,
-    parts: usize,
+    pub(super) suffix: &'static str,
+    pub(super) tile: &'static Tile,
+    /// The blocks of filters and of columns in all groups, the former and the latter, and the parts that sums are computed in.
+    pub(super) blocks: usize,
+    pub(super) down: usize,
+    pub(super) across: usize,
+    pub(super) parts: usize,
 }
 
-/// What a block computes, as in `cu/conv_cores.cuh`.
-struct Tile {
-    name: &'static str,
+/// What a block computes, as in `cu/conv_cores.cuh`: of filters and of positions, or what else results are for each filter.
+pub(super) struct Tile {
+    pub(super) name: &'static str,
     filters: usize,
-    positions: usize,
-    threads: u32,
+    columns: usize,
+    pub(super) threads: u32,
 }
 
-const LARGE: Tile = Tile { name: "large", filters: 128, positions: 128, threads: 256 };
-const SMALL: Tile = Tile { name: "small", filters: 64, positions: 64, threads: 128 };
-const FEW: Tile = Tile { name: "few", filters: 32, positions: 128, threads: 128 };
+const LARGE: Tile = Tile { name: "large", filters: 128, columns: 128, threads: 256 };
+const SMALL: Tile = Tile { name: "small", filters: 64, columns: 64, threads: 128 };
+const FEW: Tile = Tile { name: "few", filters: 32, columns: 128, threads: 128 };
+
+impl Cut {
+    /// For results of so many filters and columns in each group, which are sums over this depth; none where tensor cores do not take the type.
+    pub(super) fn new(
+        limits: &Limits,
+        dtype: DType,
+        groups: usize,
+        [filters, columns, depth]: [usize; 3],
+    ) -> Result<Option<Cut>> {
+        let Some(suffix) = of_cores(limits, dtype)? else { return Ok(None) };
+        let blocks = |tile: &Tile| [filters.div_ceil(tile.filters), columns.div_ceil(tile.columns)];
+        let count = |tile: &Tile| blocks(tile).into_iter().fold(groups, usize::saturating_mul);
+        let processors = limits.processors as usize;
+        let tile = match filters {
+            ..=32 => &FEW,
+            65.. if count(&LARGE) >= processors => &LARGE,
+            _ => &SMALL,
+        };
+        let [down, across] = blocks(tile);
+        // Where blocks do not keep all processors busy, each computes a part of the sums.
+        let turns = depth.saturating_mul(dtype.byte_len(1).unwrap_or(0)).div_ceil(OF_TURN);
+        let wanted = processors.saturating_mul(2).checked_div(count(tile)).unwrap_or(1);
+        let parts = wanted.min(turns / TURNS).max(1);
+        Ok(Some(Cut { suffix, tile, blocks: count(tile), down, across, parts }))
+    }
+
+    /// The words of the structure `Convolution` that say of it.
+    pub(super) fn words(&self) -> [usize; 3] {
+        [self.down, self.across, self.parts]
+    }
+
+    /// The parts of all sums, in the workspace, where there are several.
+    pub(super) fn parts(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<Option<Operand>> {
+        let shape = [self.parts, cx.output(0)?.count()];
+        Ok((self.parts > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
+    }
+}
+
+/// Whether kernels on tensor cores have bits for all taps.
+pub(super) fn taps_fit(axes: &Axes) -> bool {
+    axes.iter().map(|axis| axis.kernel).fold(0, usize::saturating_add) <= MOST_TAPS
+}
 
 /// The sizes of a convolution.
-struct Conv {
+pub(super) struct Conv {
     /// Of a transposed convolution, the windows lie on the result.
-    transposed: bool,
-    layout: Layout,
-    axes: Axes,
-    batch: usize,
-    groups: usize,
+    pub(super) transposed: bool,
+    pub(super) layout: Layout,
+    pub(super) axes: Axes,
+    pub(super) batch: usize,
+    pub(super) groups: usize,
     /// Channels and filters of a group.
-    channels: usize,
-    filters: usize,
+    pub(super) channels: usize,
+    pub(super) filters: usize,
 }
 
 impl Conv {
+    /// That of `Conv` and `FusedConv`, with the channels second.
+    fn second(cx: &OpCx<'_>) -> Result<Conv> {
+        Conv::new(cx, false, Layout::ChannelsFirst)
+    }
+
+    /// That of `NhwcConv`.
+    fn last(cx: &OpCx<'_>) -> Result<Conv> {
+        Conv::new(cx, false, Layout::ChannelsLast)
+    }
+
+    /// That of `ConvTranspose`.
+    fn transposed(cx: &OpCx<'_>) -> Result<Conv> {
+        Conv::new(cx, true, Layout::ChannelsFirst)
+    }
+
     /// Of an image and filters of these shapes.
     fn new(cx: &OpCx<'_>, transposed: bool, layout: Layout) -> Result<Conv> {
         let (image, weight) = (&cx.input(0)?.shape, &cx.input(1)?.shape);
@@ -247,65 +307,69 @@ impl Conv {
     }
 
     /// How tensor cores compute it, where they do.
-    fn cut(&self, limits: &Limits, dtype: DType) -> Result<Option<Cut>> {
-        let Some(suffix) = of_cores(limits, dtype)? else { return Ok(None) };
-        let taps = self.axes.iter().map(|axis| axis.kernel).fold(0, usize::saturating_add);
-        if self.transposed || self.filters <= FEW_FILTERS || taps > MOST_TAPS {
+    pub(super) fn cut(&self, limits: &Limits, dtype: DType) -> Result<Option<Cut>> {
+        if self.filters <= FEW_FILTERS || !taps_fit(&self.axes) {
             return Ok(None);
         }
-        let blocks =
-            |tile: &Tile| [self.filters.div_ceil(tile.filters), self.positions().div_ceil(tile.positions)];
-        let count = |tile: &Tile| blocks(tile).into_iter().fold(self.groups, usize::saturating_mul);
-        let processors = limits.processors as usize;
-        let tile = match self.filters {
-            ..=32 => &FEW,
-            65.. if count(&LARGE) >= processors => &LARGE,
-            _ => &SMALL,
-        };
-        let [down, across] = blocks(tile);
-        // Where blocks do not keep all processors busy, each computes a part of the sums.
         let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
-        let turns = depth.saturating_mul(dtype.byte_len(1).unwrap_or(0)).div_ceil(OF_TURN);
-        let wanted = processors.saturating_mul(2).checked_div(count(tile)).unwrap_or(1);
-        let parts = wanted.min(turns / TURNS).max(1);
-        Ok(Some(Cut { suffix, tile, down, across, parts }))
+        Cut::new(limits, dtype, self.groups, [self.filters, self.positions(), depth])
     }
 
-    /// The parts of all sums, in the workspace, where there are several.
-    fn parts(cx: &OpCx<'_>, cut: &Cut, taken: &mut usize) -> Result<Option<Operand>> {
-        let shape = [cut.parts, cx.output(0)?.count()];
-        Ok((cut.parts > 1).then(|| cx.workspace(taken, DType::F32, &shape)))
+    /// The filters as tensor cores read them, channels and taps behind each other, and what brings them into that order.
+    fn filters_for_cores(&self, cx: &OpCx<'_>, taken: &mut usize) -> Result<(Operand, Vec<Launch>)> {
+        let (w, taps) = (cx.input(1)?, volume(&self.axes, |axis| axis.kernel));
+        let Conv { groups, channels, filters, .. } = *self;
+        if !self.transposed || channels == 1 || filters == 1 {
+            return Ok((w.clone(), Vec::new()));
+        }
+        let shape = [groups, channels, filters, taps];
+        let order = Strided::transpose(&shape, &[0, 2, 1, 3]);
+        let moved = cx.workspace(taken, w.dtype, &[groups, filters, channels, taps]);
+        let launches = gather(w, &order, &moved)?;
+        Ok((moved, launches))
     }
 
     /// The launches on tensor cores.
-    fn on_cores(
+    pub(super) fn on_cores(
         &self,
         cx: &OpCx<'_>,
         cut: &Cut,
         [bias, addend]: [Option<&Operand>; 2],
     ) -> Result<Vec<Launch>> {
-        let (y, Cut { suffix, tile, .. }) = (cx.output(0)?, cut);
-        let parts = Conv::parts(cx, cut, &mut 0)?;
-        let words = [cut.down, cut.across, cut.parts];
-        let blocks = self.groups.saturating_mul(cut.down).saturating_mul(cut.across);
+        let (y, Cut { suffix, tile, .. }, mut taken) = (cx.output(0)?, cut, 0);
+        let parts = cut.parts(cx, &mut taken)?;
+        let (filters, mut launches) = self.filters_for_cores(cx, &mut taken)?;
         let of = self.family();
         let family = format!("{of}_cores");
-        let launch = Launch::of_type(&family, suffix, format!("{family}_{}_{suffix}", tile.name))?
-            .grid([blocks, cut.parts, 1])?
+        let tiles = if self.transposed { "_transposed" } else { "" };
+        let launch = Launch::of_type(&family, suffix, format!("{family}{tiles}_{}_{suffix}", tile.name))?
+            .grid([cut.blocks, cut.parts, 1])?
             .block([tile.threads, 1, 1])
             .tensor(cx.input(0)?)
-            .tensor(cx.input(1)?)
+            .tensor(&filters)
             .find_tensor(bias)
             .find_tensor(addend)
             .tensor(y)
             .find_tensor(parts.as_ref());
-        let mut launches = vec![self.ending(launch, cx, words)?];
+        launches.push(self.ending(launch, cx, cut.words())?);
         if let Some(parts) = &parts {
             let join = Launch::of_type(&family, suffix, format!("{of}_join_{suffix}"))?.threads(y.count())?;
             let join = join.tensor(parts).find_tensor(bias).find_tensor(addend).tensor(y);
-            launches.push(self.ending(join, cx, words)?.uint(y.count())?);
+            launches.push(self.ending(join, cx, cut.words())?.uint(y.count())?);
         }
         Ok(launches)
+    }
+
+    /// The bytes of workspace that tensor cores take, where they compute it.
+    pub(super) fn workspace_for_cores(&self, cx: &OpCx<'_>) -> Result<usize> {
+        let (y, mut taken) = (cx.output(0)?, 0);
+        if y.count() > 0
+            && let Some(cut) = self.cut(&cx.limits, y.dtype)?
+        {
+            cut.parts(cx, &mut taken)?;
+            self.filters_for_cores(cx, &mut taken)?;
+        }
+        Ok(taken)
     }
 
     /// The convolution as a matrix product: with filters of one tap at each pixel, or with one window, which is the whole image.
@@ -355,30 +419,26 @@ impl Conv {
 }
 
 /// What a library or the kernels here take: which of the two shows where the tensors of a run lie.
-fn workspace(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>, layout: Layout) -> Result<usize> {
-    Ok(scratch(cx, launches)?.max(workspace_of_parts(cx, layout)?))
-}
-
-/// Room for the parts of sums where tensor cores compute several.
-fn workspace_of_parts(cx: &OpCx<'_>, layout: Layout) -> Result<usize> {
-    let (conv, mut taken) = (Conv::new(cx, false, layout)?, 0);
-    if cx.output(0)?.count() > 0
-        && conv.product(cx, None, None)?.is_none()
-        && let Some(cut) = conv.cut(&cx.limits, cx.output(0)?.dtype)?
-    {
-        Conv::parts(cx, &cut, &mut taken)?;
+fn workspace(
+    cx: &OpCx<'_>,
+    launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
+    conv: fn(&OpCx<'_>) -> Result<Conv>,
+) -> Result<usize> {
+    let (conv, by_library) = (conv(cx)?, scratch(cx, launches)?);
+    match conv.product(cx, None, None)? {
+        Some(_) => Ok(by_library),
+        None => Ok(by_library.max(conv.workspace_for_cores(cx)?)),
     }
-    Ok(taken)
 }
 
 fn conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    Conv::new(cx, false, Layout::ChannelsFirst)?.launches(cx, cx.find_input(2), cx.find_input(3))
+    Conv::second(cx)?.launches(cx, cx.find_input(2), cx.find_input(3))
 }
 
 fn nhwc_conv(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    Conv::new(cx, false, Layout::ChannelsLast)?.launches(cx, cx.find_input(2), cx.find_input(3))
+    Conv::last(cx)?.launches(cx, cx.find_input(2), cx.find_input(3))
 }
 
 fn conv_transpose(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
-    Conv::new(cx, true, Layout::ChannelsFirst)?.launches(cx, cx.find_input(2), None)
+    Conv::transposed(cx)?.launches(cx, cx.find_input(2), None)
 }

@@ -110,7 +110,7 @@ fn in_order(shape: &[usize]) -> Strided {
 }
 
 /// Sets all elements of `y` to those of `x` in an order.
-fn gather(x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Launch>> {
+pub(super) fn gather(x: &Operand, order: &Strided, y: &Operand) -> Result<Vec<Launch>> {
     ensure!(order.count() == y.count(), Fail, "{} elements moved to {}", order.count(), y.count());
     copy((x, order), (y, &in_order(&order.sizes)))
 }

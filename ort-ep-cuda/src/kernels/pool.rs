@@ -12,6 +12,8 @@ use crate::launch::{Launch, OpCx};
 
 const OF_MAX: TypeSet = FLOATS.union(TypeSet::of(&[DType::I8, DType::U8]));
 
+const CODES: &[(&str, TypeSet)] = &[("T", TypeSet::of(&[DType::I8, DType::U8]))];
+
 const fn windowed(op: &'static str) -> KernelDef {
     KernelDef { op, types: &[("T", FLOATS)], when: has_up_to_three_axes, ..KernelDef::BASE }
 }
@@ -24,14 +26,9 @@ cuda_kernels![
     CudaKernel::new(KernelDef { types: &[("T", OF_MAX)], left_out: &[0], ..windowed("MaxPool") }, max_pool),
     CudaKernel::new(windowed("AveragePool"), pool),
     CudaKernel::new(windowed("LpPool"), pool),
-    CudaKernel::new(
-        KernelDef { domain: MICROSOFT, types: &[("T", OF_MAX)], ..windowed("NhwcMaxPool") },
-        |cx| max_pool_of(cx, Layout::ChannelsLast),
-    ),
-    CudaKernel::new(KernelDef { domain: RUNTIME, ..windowed("NhwcAveragePool") }, |cx| pool_of(
-        cx,
-        Layout::ChannelsLast
-    ),),
+    CudaKernel::new(KernelDef { domain: RUNTIME, ..windowed("NhwcMaxPool") }, nhwc_max_pool),
+    CudaKernel::new(KernelDef { domain: MICROSOFT, types: CODES, ..windowed("NhwcMaxPool") }, nhwc_max_pool),
+    CudaKernel::new(KernelDef { domain: RUNTIME, ..windowed("NhwcAveragePool") }, nhwc_average_pool),
     CudaKernel::new(global("GlobalAveragePool"), global_pool),
     CudaKernel::new(global("GlobalMaxPool"), global_pool),
     CudaKernel::new(global("GlobalLpPool"), global_pool),
@@ -69,6 +66,10 @@ fn pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     pool_of(cx, Layout::ChannelsFirst)
 }
 
+fn nhwc_average_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    pool_of(cx, Layout::ChannelsLast)
+}
+
 fn pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
     let (x, y, (kind, power)) = (cx.input(0)?, cx.output(0)?, fold_of(cx)?);
     if y.count() == 0 {
@@ -81,6 +82,10 @@ fn pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
 
 fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     max_pool_of(cx, Layout::ChannelsFirst)
+}
+
+fn nhwc_max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    max_pool_of(cx, Layout::ChannelsLast)
 }
 
 fn max_pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {

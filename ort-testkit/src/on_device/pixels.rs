@@ -207,7 +207,8 @@ pub fn pools(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
         all.extend([0, 1].map(|ceil| with(&attrs, "ceil_mode", Attribute::Int(ceil))));
         for attrs in all {
             for dtype in floats.into_iter().chain([DType::I8, DType::U8]) {
-                let (op, standard) = ((MICROSOFT, "NhwcMaxPool"), ("", "MaxPool"));
+                let domain = if floats.contains(&dtype) { RUNTIME } else { MICROSOFT };
+                let (op, standard) = ((domain, "NhwcMaxPool"), ("", "MaxPool"));
                 kernels.insert(
                     Node { dtype, op, standard, shapes: &[case.image], attrs: &attrs }.check(device)?,
                 );

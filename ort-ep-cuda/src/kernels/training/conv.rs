@@ -8,12 +8,13 @@ use ort_core::{Result, ensure, error};
 
 use super::step::spread;
 use crate::kernels::conv::dnn::{Windows, gradient};
-use crate::kernels::conv::{Axes, FLOATS, Layout, suffix_of, three, window_sizes};
+use crate::kernels::conv::{Axes, Conv, Cut, FLOATS, Layout, suffix_of, taps_fit, three, window_sizes};
 use crate::kernels::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand, scratch};
 use crate::libraries::Pass;
 
 const FAMILY: &str = "training_conv";
+const CORES: &str = "training_conv_cores";
 
 const INPUT: KernelDef = KernelDef {
     domain: RUNTIME,
@@ -25,8 +26,9 @@ const INPUT: KernelDef = KernelDef {
 };
 
 cuda_kernels![
-    CudaKernel::new(INPUT, by_input).with_workspace(|cx| scratch(cx, by_input)),
-    CudaKernel::new(KernelDef { op: "ConvGradWeights", ..INPUT }, by_weights).with_workspace(workspace),
+    CudaKernel::new(INPUT, by_input).with_workspace(workspace_by_input),
+    CudaKernel::new(KernelDef { op: "ConvGradWeights", ..INPUT }, by_weights)
+        .with_workspace(workspace_by_weights),
 ];
 
 /// Of a tile, as in cu/training_conv.cu.
@@ -122,6 +124,24 @@ impl Sizes {
         self.filters <= FEW_FILTERS || self.columns() <= FEW_COLUMNS
     }
 
+    /// The gradient by the image as the transposed convolution that it is.
+    fn transposed(&self) -> Conv {
+        let mut axes = self.axes;
+        axes.iter_mut().for_each(|axis| std::mem::swap(&mut axis.input, &mut axis.output));
+        let (channels, filters) = (self.filters, self.channels);
+        let (layout, batch, groups) = (Layout::ChannelsFirst, self.batch, self.groups);
+        Conv { transposed: true, layout, axes, batch, groups, channels, filters }
+    }
+
+    /// How tensor cores compute the gradient by filters, where they do.
+    fn cut_for_cores(&self, cx: &OpCx<'_>) -> Result<Option<Cut>> {
+        if self.has_few_columns() || !taps_fit(&self.axes) {
+            return Ok(None);
+        }
+        let dtype = cx.output(0)?.dtype;
+        Cut::new(&cx.limits, dtype, self.groups, [self.filters, self.columns(), self.windows()])
+    }
+
     /// The tiles of the gradient by filters, down and across, and the pieces that windows are cut in.
     fn cut(&self) -> [usize; 3] {
         let (down, across) = (self.filters.div_ceil(BLOCK), self.columns().div_ceil(BLOCK));
@@ -152,6 +172,10 @@ fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let launch = launch.tensor(upstream).tensor(weight).tensor(y);
         return Ok(vec![spread(cx, sizes.pass(launch, [0; 3])?.uint(y.count())?, y.count())?]);
     }
+    let conv = sizes.transposed();
+    if let Some(cut) = conv.cut(&cx.limits, y.dtype)? {
+        return conv.on_cores(cx, &cut, [None; 2]);
+    }
     let positions = sizes.batch.saturating_mul(sizes.volume(|axis| axis.input));
     let (down, across) = (sizes.channels.div_ceil(BLOCK), positions.div_ceil(BLOCK));
     let launch = Launch::new(FAMILY, format!("by_input_{suffix}")).tensor(upstream).tensor(weight).tensor(y);
@@ -159,15 +183,23 @@ fn by_input(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     Ok(vec![sizes.pass(launch, [down, across, 1])?.grid([blocks, 1, 1])?])
 }
 
+fn workspace_by_input(cx: &OpCx<'_>) -> Result<usize> {
+    let sizes = Sizes::new(cx, [cx.output(0)?, cx.input(1)?, cx.input(0)?])?;
+    Ok(scratch(cx, by_input)?.max(sizes.transposed().workspace_for_cores(cx)?))
+}
+
 /// The sums of pieces of all windows, where these are cut.
 fn parts(cx: &OpCx<'_>, sizes: &Sizes, taken: &mut usize) -> Result<Option<Operand>> {
+    if let Some(cut) = sizes.cut_for_cores(cx)? {
+        return cut.parts(cx, taken);
+    }
     let [_, _, splits] = sizes.cut();
     let cuts = splits > 1 && !sizes.has_few_columns();
     let count = cx.output(0)?.count();
     Ok(cuts.then(|| cx.workspace(taken, DType::F32, &[splits, count])))
 }
 
-fn workspace(cx: &OpCx<'_>) -> Result<usize> {
+fn workspace_by_weights(cx: &OpCx<'_>) -> Result<usize> {
     let (image, upstream) = (cx.input(0)?, cx.input(1)?);
     let mut taken = 0;
     parts(cx, &Sizes::new(cx, [image, cx.output(0)?, upstream])?, &mut taken)?;
@@ -186,19 +218,33 @@ fn by_weights(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(vec![launch]);
     }
     let suffix = suffix_of(y.dtype)?;
-    let given = |entry: &str| Launch::new(FAMILY, format!("{entry}_{suffix}")).tensor(image).tensor(upstream);
+    let given = |launch: Launch| launch.tensor(image).tensor(upstream).tensor(y);
     if sizes.has_few_columns() {
-        let launch = sizes.pass(given("by_weights_planes").tensor(y), [0; 3])?;
-        return Ok(vec![launch.grid([count, 1, 1])?]);
+        let launch = Launch::new(FAMILY, format!("by_weights_planes_{suffix}"));
+        return Ok(vec![sizes.pass(given(launch), [0; 3])?.grid([count, 1, 1])?]);
     }
-    let (cut, parts) = (sizes.cut(), parts(cx, &sizes, &mut 0)?);
-    let [down, across, splits] = cut;
-    let blocks = sizes.groups.saturating_mul(down).saturating_mul(across);
-    let launch = sizes.pass(given("by_weights").tensor(y).find_tensor(parts.as_ref()), cut)?;
-    let mut launches = vec![launch.grid([blocks, splits, 1])?];
+    let parts = parts(cx, &sizes, &mut 0)?;
+    let (launch, cut) = match sizes.cut_for_cores(cx)? {
+        Some(cut) => (given(of_cores(&cut)?), cut.words()),
+        None => {
+            let [down, across, splits] = sizes.cut();
+            let blocks = sizes.groups.saturating_mul(down).saturating_mul(across);
+            let launch = Launch::new(FAMILY, format!("by_weights_{suffix}"));
+            (given(launch).grid([blocks, splits, 1])?, [down, across, splits])
+        }
+    };
+    let mut launches = vec![sizes.pass(launch.find_tensor(parts.as_ref()), cut)?];
     if let Some(parts) = &parts {
+        let [_, _, splits] = cut;
         let join = Launch::new(FAMILY, format!("by_weights_join_{suffix}")).tensor(parts).tensor(y);
         launches.push(spread(cx, join.uint(count)?.uint(splits)?, count)?);
     }
     Ok(launches)
+}
+
+/// The launch of the gradient by filters on tensor cores, without its parameters.
+fn of_cores(cut: &Cut) -> Result<Launch> {
+    let Cut { suffix, tile, .. } = cut;
+    let launch = Launch::of_type(CORES, suffix, format!("{CORES}_{}_{suffix}", tile.name))?;
+    Ok(launch.grid([cut.blocks, cut.parts, 1])?.block([tile.threads, 1, 1]))
 }
