@@ -10,7 +10,7 @@ use ort_core::session::Model;
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::{Tensor, Value};
 
-use super::pixels::pixels;
+use super::pixels::{pixels, result_of};
 use super::typed::{self, run};
 use super::windows::{CONVS, Windows, of};
 use super::{cpu, numbers, outputs};
@@ -28,6 +28,65 @@ const TILES: &[Windows] = &[
     Windows { pads: &[7; 4], ..of(&[1, 2, 12, 13], &[5, 2, 15, 15]) },
     Windows { pads: &[8; 4], ..of(&[1, 2, 12, 13], &[5, 2, 16, 16]) },
 ];
+
+/// Windows of which gradients and transposed convolutions are taken: in tiles of all sizes by the image and by the filters, with strides, dilations and
+/// groups, and with sums in parts.
+const BACKWARD: &[Windows] = &[
+    Windows { pads: &[1; 4], ..of(&[1, 30, 9, 10], &[130, 30, 3, 3]) },
+    Windows { strides: &[2, 2], pads: &[1, 0, 1, 0], ..of(&[1, 70, 23, 24], &[40, 70, 3, 3]) },
+    Windows { group: 2, dilations: &[2, 1], pads: &[2, 1, 2, 1], ..of(&[2, 80, 8, 9], &[70, 40, 3, 2]) },
+    Windows { strides: &[3, 2], dilations: &[2, 3], ..of(&[2, 9, 15, 16], &[12, 9, 3, 2]) },
+    Windows { pads: &[1; 4], ..of(&[1, 4, 40, 40], &[5, 4, 3, 3]) },
+    Windows { strides: &[3], pads: &[2, 0], dilations: &[2], ..of(&[2, 5, 31], &[7, 5, 4]) },
+    Windows { strides: &[1, 2, 1], pads: &[0, 1, 1, 0, 1, 1], ..of(&[1, 4, 6, 5, 7], &[10, 4, 2, 3, 3]) },
+];
+
+/// An operator of the backward pass of a convolution.
+#[derive(Clone, Copy)]
+enum Backward {
+    Input,
+    Weights,
+    Transposed,
+}
+
+impl Backward {
+    const ALL: [Backward; 3] = [Backward::Input, Backward::Weights, Backward::Transposed];
+
+    fn operator(self) -> (&'static str, &'static str) {
+        match self {
+            Backward::Input => (RUNTIME, "ConvGradInput"),
+            Backward::Weights => (RUNTIME, "ConvGradWeights"),
+            Backward::Transposed => ("", "ConvTranspose"),
+        }
+    }
+
+    /// The shapes of its two tensors, and what it is told of the sizes of its result.
+    fn inputs(self, windows: &Windows) -> ([Vec<usize>; 2], Option<&'static [usize]>) {
+        let (result, filters) = (result_of(windows), windows.kernel.to_vec());
+        match self {
+            Backward::Input => ([result, filters], Some(windows.image)),
+            Backward::Weights => ([windows.image.to_vec(), result], Some(windows.kernel)),
+            Backward::Transposed => ([result, filters], None),
+        }
+    }
+
+    /// How many products a sum has.
+    fn depth(self, windows: &Windows) -> usize {
+        let taps = windows.kernel[2..].iter().product::<usize>();
+        match self {
+            Backward::Weights => result_of(windows)
+                .iter()
+                .enumerate()
+                .map(|(axis, size)| if axis == 1 { 1 } else { *size })
+                .product(),
+            _ => windows.kernel[0] / windows.group as usize * taps,
+        }
+    }
+}
+
+fn whole(sizes: &[usize]) -> Vec<i64> {
+    sizes.iter().map(|size| *size as i64).collect()
+}
 
 /// Sizes of a product and which of its sides are transposed.
 type Matrices = ([usize; 3], [bool; 2]);
@@ -84,6 +143,15 @@ pub fn halves(device: &Arc<dyn Device>) {
             let inputs = shapes.map(|shape| run(dtype, shape)).into();
             cases.push(typed::case("Conv", inputs, &windows.with_group()));
         }
+        for windows in BACKWARD {
+            for backward in Backward::ALL {
+                let ((domain, op), (shapes, sizes)) = (backward.operator(), backward.inputs(windows));
+                let given = shapes.iter().map(|shape| run(dtype, shape));
+                let inputs = given.chain(sizes.map(|sizes| typed::ints(&whole(sizes)))).collect();
+                let case = typed::case(op, inputs, &windows.with_group());
+                cases.push(typed::Case { domain, ..case });
+            }
+        }
     }
     typed::check_all(device, &cases);
 }
@@ -95,6 +163,8 @@ const OF_FACTOR: f64 = 1.0 / 2048.0;
 struct Node {
     op: (&'static str, &'static str),
     shapes: Vec<Vec<usize>>,
+    /// Behind the tensors, what is known of the sizes of the result.
+    sizes: Option<&'static [usize]>,
     attrs: Vec<(&'static str, Attribute)>,
     /// How many products a sum has.
     depth: usize,
@@ -115,6 +185,10 @@ impl Node {
                 values.iter_mut().for_each(|value| *value = value.abs());
             }
             inputs.push((name, Tensor::from_slice(shape, &values)?.into()));
+        }
+        if let Some(sizes) = self.sizes {
+            let sizes = whole(sizes);
+            ids.push(Some(builder.constant(Tensor::from_slice(&[sizes.len()], &sizes)?)));
         }
         let found = builder.add(self.op, &ids, &self.attrs, 1, Vec::new())?;
         let model = Model::from_graph(builder.finish(&found)?);
@@ -164,7 +238,8 @@ pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         let shapes: Vec<Vec<usize>> = sides(matrices).map(Vec::from).into();
         let mut attrs = flags(transposed);
         attrs.push(("activation", Attribute::String("Relu".to_owned())));
-        Node { op: (RUNTIME, "FusedMatMul"), shapes, attrs, depth }.check(device, &host, is_tf32)?;
+        Node { op: (RUNTIME, "FusedMatMul"), shapes, sizes: None, attrs, depth }
+            .check(device, &host, is_tf32)?;
     }
     for windows in convolutions() {
         let [filters, channels, kernel @ ..] = windows.kernel else { continue };
@@ -180,12 +255,20 @@ pub fn floats(device: &Arc<dyn Device>, is_tf32: bool) -> Result<()> {
         let with_channels_last = Node {
             op: (RUNTIME, "NhwcConv"),
             shapes: shapes.iter().map(|shape| pixels(shape)).collect(),
+            sizes: None,
             attrs: attrs.clone(),
             depth,
         };
         with_channels_last.check(device, &host, is_tf32 && !is_few)?;
-        let node = Node { op: (MICROSOFT, "FusedConv"), shapes, attrs, depth };
+        let node = Node { op: (MICROSOFT, "FusedConv"), shapes, sizes: None, attrs, depth };
         node.check(device, &host, is_tf32 && !is_few)?;
+    }
+    for windows in BACKWARD {
+        for backward in Backward::ALL {
+            let (op, (shapes, sizes)) = (backward.operator(), backward.inputs(windows));
+            let (attrs, depth) = (windows.with_group(), backward.depth(windows));
+            Node { op, shapes: shapes.into(), sizes, attrs, depth }.check(device, &host, is_tf32)?;
+        }
     }
     Ok(())
 }

@@ -128,7 +128,7 @@ impl Node<'_> {
 }
 
 /// Of a window's convolution: the shape of its results, with the channels first.
-fn result_of(case: &Windows) -> Vec<usize> {
+pub(super) fn result_of(case: &Windows) -> Vec<usize> {
     let axes = case.image.len() - 2;
     let number =
         |list: &[i64], place: usize, default: usize| list.get(place).map_or(default, |x| *x as usize);
