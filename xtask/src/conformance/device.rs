@@ -37,7 +37,7 @@ pub(super) const CUDA: OnDevice = OnDevice {
     name: "cuda",
     example: "cuda_cases",
     list: "conformance_cuda.ignore",
-    claimed: 1659,
+    claimed: 1672,
     needs: "the emulator of the driver has to be built and found",
 };
 
