@@ -112,6 +112,15 @@ fn pools_with_channels_last_are_those_of_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn networks_with_channels_last_are_those_of_the_cpu() -> Result<()> {
+    let options = [("prefer_nhwc", "1"), ("use_tf32", "0")];
+    let Some(device) = with_options("networks_with_channels_last_are_those_of_the_cpu", &options)? else {
+        return Ok(());
+    };
+    pixels::networks(&device)
+}
+
+#[test]
 fn reductions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("reductions_are_those_of_the_cpu")? else { return Ok(()) };
     lines::reductions(&device, &[]);

@@ -69,6 +69,19 @@ fn convolutions_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()>
     Ok(())
 }
 
+#[test]
+fn networks_of_cudnn_with_channels_last_are_those_of_the_cpu() -> Result<()> {
+    if with_device("convolutions::networks_of_cudnn_with_channels_last_are_those_of_the_cpu")?.is_none() {
+        return Ok(());
+    }
+    let Some(found) = find(&[DNN], &[("prefer_nhwc", "1")])? else { return Ok(()) };
+    let device: Arc<dyn Device> = found.device.clone();
+    pixels::networks(&device)?;
+    let counters = found.device.counters();
+    assert!(counters.routines >= 12, "{counters:?}");
+    Ok(())
+}
+
 /// Transposed convolutions and both gradients. Algorithms that add up in any order, which the emulator says are the fastest, are never taken.
 #[test]
 fn transposed_convolutions_and_gradients_of_cudnn_are_those_of_the_cpu() -> Result<()> {

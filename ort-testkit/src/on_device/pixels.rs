@@ -224,3 +224,103 @@ pub fn pools(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     }
     Ok(kernels)
 }
+
+/// A network of this type: convolutions of all kinds with pools, a residual, squeeze and excitation, concatenation and the mean, between casts from and
+/// to float32.
+fn network(dtype: DType) -> Result<Model> {
+    let mut net = Net { builder: GraphBuilder::new("network"), dtype, weights: 0 };
+    let x = net.builder.input("x", DType::F32, &["n", "3", "20", "19"]);
+    let x = cast(&mut net.builder, x, dtype)?;
+    let stem = net.conv(x, &[16, 3, 3, 3], 2, 1)?;
+    let stem = net.builder.node("HardSwish", &[stem], &[])?;
+    let pooled = net.pool("MaxPool", stem)?;
+    let depthwise = net.conv(pooled, &[16, 1, 3, 3], 1, 16)?;
+    let depthwise = net.builder.node("Relu", &[depthwise], &[])?;
+    let mean = net.builder.node("GlobalAveragePool", &[depthwise], &[])?;
+    let squeezed = net.conv(mean, &[8, 16, 1, 1], 1, 1)?;
+    let squeezed = net.builder.node("Relu", &[squeezed], &[])?;
+    let factor = net.conv(squeezed, &[16, 8, 1, 1], 1, 1)?;
+    let factor = net.builder.node("Sigmoid", &[factor], &[])?;
+    let scaled = net.builder.node("Mul", &[depthwise, factor], &[])?;
+    let projected = net.conv(scaled, &[16, 16, 1, 1], 1, 1)?;
+    let sum = net.builder.node("Add", &[projected, pooled], &[])?;
+    let sum = net.builder.node("Relu", &[sum], &[])?;
+    let averaged = net.pool("AveragePool", sum)?;
+    let grouped = net.conv(averaged, &[40, 8, 3, 3], 1, 2)?;
+    let both = net.builder.node("Concat", &[grouped, averaged], &[("axis", Attribute::Int(1))])?;
+    let last = net.conv(both, &[72, 56, 3, 3], 1, 1)?;
+    let mean = net.builder.node("GlobalAveragePool", &[last], &[])?;
+    let flat = net.builder.node("Flatten", &[mean], &[])?;
+    let outputs = [cast(&mut net.builder, flat, DType::F32)?, cast(&mut net.builder, sum, DType::F32)?];
+    Ok(Model::from_graph(net.builder.finish(&outputs)?))
+}
+
+struct Net {
+    builder: GraphBuilder,
+    dtype: DType,
+    weights: usize,
+}
+
+impl Net {
+    /// A convolution with filters of this shape and a bias, whose results are as large as its image.
+    fn conv(&mut self, x: ValueId, filters: &[usize], stride: i64, group: i64) -> Result<ValueId> {
+        let mut inputs = vec![x];
+        for shape in [filters, &filters[..1]] {
+            self.weights += 1;
+            let terms = filters[1..].iter().product::<usize>() as f32;
+            let values = numbers(shape.iter().product(), self.weights).into_iter().map(|x| x / terms.sqrt());
+            let weight = self.builder.constant(Tensor::from_slice(shape, &values.collect::<Vec<f32>>())?);
+            inputs.push(cast(&mut self.builder, weight, self.dtype)?);
+        }
+        let pads = filters[2..].iter().map(|size| *size as i64 / 2).collect::<Vec<i64>>().repeat(2);
+        let attrs = [
+            ("pads", Attribute::Ints(pads)),
+            ("strides", Attribute::Ints(vec![stride; 2])),
+            ("group", Attribute::Int(group)),
+        ];
+        self.builder.node("Conv", &inputs, &attrs)
+    }
+
+    fn pool(&mut self, op: &str, x: ValueId) -> Result<ValueId> {
+        let attrs = [
+            ("kernel_shape", Attribute::Ints(vec![3, 2])),
+            ("strides", Attribute::Ints(vec![2, 1])),
+            ("pads", Attribute::Ints(vec![1, 0, 1, 1])),
+        ];
+        self.builder.node(op, &[x], &attrs)
+    }
+}
+
+/// A network on a device that prefers channels last, for two sizes of a batch: all of it is on the device, and the only images that are brought into another order
+/// are what the caller gives and gets.
+///
+/// # Errors
+///
+/// The device does not run it, or there is no CPU provider in the program.
+///
+/// # Panics
+///
+/// Where results differ from those of the CPU, or images are moved between nodes.
+pub fn networks(device: &Arc<dyn Device>) -> Result<()> {
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 5e-3), (DType::BF16, 4e-2)] {
+        let model = network(dtype)?;
+        let session = Session::builder(&model).device(device.clone()).device(cpu()?).build()?;
+        let steps = session.steps();
+        let elsewhere: Vec<_> = steps.iter().filter(|(.., at)| at != device.info().provider).collect();
+        assert!(elsewhere.is_empty(), "{elsewhere:?}");
+        let count = |op: &str| steps.iter().filter(|(_, other, _)| other == op).count();
+        let counts = ["NhwcConv", "NhwcMaxPool", "NhwcAveragePool", "Transpose"].map(count);
+        assert_eq!(counts, [7, 1, 1, 2], "{steps:?}");
+        for batch in [1, 3] {
+            let image = Tensor::from_slice(&[batch, 3, 20, 19], &numbers(batch * 3 * 20 * 19, batch))?;
+            let inputs = [("x".to_owned(), Value::from(image))];
+            let expected = outputs(&network(DType::F32)?, cpu()?, &inputs)?;
+            let given: Vec<(&str, Value)> =
+                inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+            for ((_, actual), expected) in session.run(&given)?.iter().zip(&expected) {
+                assert_close(actual, expected, tolerance, &format!("a network of {dtype}"))?;
+            }
+        }
+    }
+    Ok(())
+}
