@@ -14,6 +14,8 @@ PATIENCE = 900
 EMULATOR = "libort_cuda_emulator.so"
 # What is tested and timed are kernels of our own, also where the machine has NVIDIA's libraries.
 OWN_KERNELS = ["use_cublas=0", "use_cudnn=0"]
+# Networks of images, which run with the channels last, too.
+OF_IMAGES = ["resnet50", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny"]
 
 
 class Skipped(Exception):

@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_machine import OWN_KERNELS, Failed, Machine, Report, needs
+from gpu_machine import OF_IMAGES, OWN_KERNELS, Failed, Machine, Report, needs
 
 # Node cases that run on the device alone, at least.
 LEAST_ALONE = 1600
@@ -143,6 +143,8 @@ def compare(machine: Machine, report: Report, name: str, dims: dict, tolerance: 
     places = {"cpu": ["--ep", "cpu"], "device": [*on_device, "cuda.use_tf32=0"], "tf32": [*on_device, "cuda.use_tf32=1"]}
     if name.endswith("_f16"):
         del places["tf32"]
+    if name.removesuffix("_f16") in OF_IMAGES:
+        places["channels last"] = [*places["device"], "--ep-option", "cuda.prefer_nhwc=1"]
     for place, providers in places.items():
         command = [machine.program("ort"), "run", model, "--outputs", files / f"{place}.npz", *providers]
         command += ["--inputs", inputs] if made else []
@@ -158,7 +160,8 @@ def compare(machine: Machine, report: Report, name: str, dims: dict, tolerance: 
             # Factors of eleven bits: how far a model's outputs are apart says its depth, so that there is no bound.
             report.judge(f"model {name}, TF32", result, "no NaN", not math.isnan(worst), worst=worst)
         else:
-            report.judge(f"model {name}", result, f"<= {tolerance:.0e}", worst <= tolerance, worst=worst)
+            of = f", {place}" if place != "device" else ""
+            report.judge(f"model {name}{of}", result, f"<= {tolerance:.0e}", worst <= tolerance, worst=worst)
 
 
 def worst_of(actual: dict, expected: dict) -> tuple:

@@ -5,7 +5,7 @@ done, as PyTorch is timed with CUDA events: with and without `enable_cuda_graph`
 which copies from the host and back in each run, stands beside it.
 """
 
-from gpu_machine import OWN_KERNELS, Failed, Machine, Report, Skipped
+from gpu_machine import OF_IMAGES, OWN_KERNELS, Failed, Machine, Report, Skipped
 from gpu_torch import Torch
 
 # Ours may take so many times as long as the fastest of PyTorch's.
@@ -24,6 +24,8 @@ SPEED = [
     ("gpt2_small_kv", {"batch": 1, "seq": 128, "past": 0, "total": 128}),
     ("gpt2_small_kv", {"batch": 1, "seq": 1, "past": 128, "total": 129}),
 ]
+# Where the channels of images lie.
+LAYOUTS = [("", []), (", channels last", ["prefer_nhwc=1"])]
 QUICK_SPEED = [("tiny", {"batch": 2, "seq": 5})]
 
 # Operators that memory bounds: sizes, and how many times the bytes of the first input they read and write at least.
@@ -68,13 +70,26 @@ def speed(machine: Machine, report: Report) -> None:
         report.attempt(f"{what} float16", lambda case=case: beside(machine, report, *case, torch, why))
         report.attempt(f"{what} float32", lambda case=case: alone(machine, report, *case))
         for kind, half in (("float16", f"{name}_f16"), ("float32", name)):
-            case = (f"{what} {kind}, libraries", half, dims)
-            report.attempt(case[0], lambda case=case: with_libraries(machine, report, *case))
+            for layout, options in LAYOUTS if name in OF_IMAGES else LAYOUTS[:1]:
+                case = (f"{what} {kind}{layout}", half, dims, options)
+                if options:
+                    report.attempt(case[0], lambda case=case: otherwise(machine, report, *case))
+                case = (f"{what} {kind}{layout}, libraries", *case[1:])
+                report.attempt(case[0], lambda case=case: with_libraries(machine, report, *case))
 
 
-def with_libraries(machine: Machine, report: Report, what: str, name: str, dims: dict) -> None:
+def otherwise(machine: Machine, report: Report, what: str, name: str, dims: dict, options: list) -> None:
+    """The same by our own kernels with further options."""
+    found = ours(machine, name, dims, OWN_KERNELS + options)
+    graphs = "with graphs" if found["with_graphs_ms"] <= found["without_graphs_ms"] else "without graphs"
+    report.add(what, f"{found['median_ms']:.3f} ms {graphs}", **found)
+
+
+def with_libraries(
+    machine: Machine, report: Report, what: str, name: str, dims: dict, options: list
+) -> None:
     """The same with NVIDIA's libraries, where the machine has them; which they are is in the row."""
-    options = [f"library_path={machine.libraries}"] if machine.libraries else []
+    options = options + ([f"library_path={machine.libraries}"] if machine.libraries else [])
     found = ours(machine, name, dims, options)
     present = {library: where for library, where in found["libraries"].items() if not where.startswith("none")}
     if not present:

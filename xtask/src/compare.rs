@@ -40,6 +40,9 @@ pub(crate) struct Options {
     /// Run on these execution providers, the first preferred, instead of the CPU; the binary is built with them.
     #[arg(long = "ep", value_name = "NAME")]
     pub(crate) providers: Vec<String>,
+    /// An option of one of them.
+    #[arg(long = "ep-option", value_name = "NAME.OPTION=VALUE")]
+    pub(crate) provider_options: Vec<String>,
     /// One case of each model.
     #[arg(long)]
     pub(crate) quick: bool,
@@ -185,6 +188,13 @@ impl Options {
         let providers = ["cuda", "cpu"].map(str::to_owned).into();
         Options { providers, emulated: true, ..Options::default() }
     }
+
+    /// The networks of images among them with the channels last.
+    pub(crate) fn on_cuda_with_channels_last() -> Options {
+        let only = ["mobilenet_v2", "ocr_cls", "ddddocr"].map(str::to_owned).into();
+        let provider_options = vec!["cuda.prefer_nhwc=1".to_owned()];
+        Options { cases: Chosen { only }, provider_options, ..Options::on_cuda() }
+    }
 }
 
 /// The cases that the options choose.
@@ -209,7 +219,12 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         true => cuda_driver(workspace)?,
         false => None,
     };
-    let on = On { ort: &ort, providers: &options.providers, driver: driver.as_ref() };
+    let on = On {
+        ort: &ort,
+        providers: &options.providers,
+        options: &options.provider_options,
+        driver: driver.as_ref(),
+    };
     if let Some(why) = options.providers.iter().find_map(|name| on.missing(name).transpose()).transpose()? {
         println!("skipped {} cases: {why}", cases.len());
         if std::env::var("CI").is_ok_and(|value| value == "true") {
@@ -256,6 +271,7 @@ struct FoundProvider {
 struct On<'a> {
     ort: &'a Path,
     providers: &'a [String],
+    options: &'a [String],
     /// The variable of its environment that names a driver, where there is to be one.
     driver: Option<&'a (&'static str, PathBuf)>,
 }
@@ -297,6 +313,7 @@ fn run_case<'a>(
         command.arg("run").arg(&model).arg("--inputs").arg(folder.join("inputs.npz"));
         command.arg("--outputs").arg(&file).arg("-q").args(options);
         command.args(on.providers.iter().flat_map(|name| ["--ep", name]));
+        command.args(on.options.iter().flat_map(|option| ["--ep-option", option]));
         if on.providers.iter().any(|name| name == "cuda") {
             // Tolerances are those of float32.
             command.args(["--ep-option", "cuda.use_tf32=0"]);

@@ -80,6 +80,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
             summary += stage("compare, wgpu", || compare::run(workspace, &compare::Options::on_wgpu()))?;
             summary += stage("compare, cuda", || compare::run(workspace, &compare::Options::on_cuda()))?;
+            summary += stage("compare, cuda, channels last", || {
+                compare::run(workspace, &compare::Options::on_cuda_with_channels_last())
+            })?;
             summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
             summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
         }
@@ -102,6 +105,8 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
     let cases = compare::chosen_cases(&compare::Cases::standard(workspace), &[])?.len();
     let on_wgpu = compare::cases_of(workspace, &compare::Options::on_wgpu())?.len();
     let on_cuda = compare::cases_of(workspace, &compare::Options::on_cuda())?.len();
+    let channels_last = compare::Options::on_cuda_with_channels_last();
+    let with_channels_last = compare::cases_of(workspace, &channels_last)?.len();
     let suites = [
         PythonSuite { name: "conformance", tests: conformance::CASES },
         PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
@@ -114,6 +119,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "compare", tests: cases },
         PythonSuite { name: "compare, wgpu", tests: on_wgpu },
         PythonSuite { name: "compare, cuda", tests: on_cuda },
+        PythonSuite { name: "compare, cuda, channels last", tests: with_channels_last },
         PythonSuite { name: "memory", tests: cases },
         PythonSuite { name: "soak", tests: soak::SCENARIOS },
     ];
