@@ -418,6 +418,7 @@ fn results_of_any_size_are_read_where_they_are() -> Result<()> {
         select::chains(&device)?;
         select::bodies(&device)?;
         select::bound(&device)?;
+        select::planned(&device)?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::tensor::Shape;
 /// A compiled node.
 pub trait Executable: Send + Sync {
     /// The bytes of scratch memory that a run with these shapes needs, at a 64-byte boundary: more than [`IoShapes::room`] only where it cannot do
-    /// with less.
+    /// with less. Outputs that it hands over itself ([`OutputsFrom::Kernel`]) may have no shape yet.
     fn workspace(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
         Ok(0)
     }

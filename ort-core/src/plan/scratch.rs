@@ -110,8 +110,12 @@ impl Planner<'_> {
             let missing = |slots: &[Option<SlotId>], shapes: &[Option<Shape>]| {
                 slots.iter().zip(shapes).any(|(slot, shape)| slot.is_some() && shape.is_none())
             };
-            if !missing(&step.inputs, &inputs) && !missing(&step.outputs, &outputs) && step.nested.is_empty()
-            {
+            // What hands over its outputs does not know their sizes before.
+            let hands_over = step.claim.outputs != OutputsFrom::Plan;
+            let is_known = !missing(&step.inputs, &inputs)
+                && (hands_over || !missing(&step.outputs, &outputs))
+                && step.nested.is_empty();
+            if is_known {
                 let room = self.room_of(step, index);
                 let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads, room };
                 let wanted = kernel.workspace(&shapes)?;

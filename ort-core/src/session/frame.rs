@@ -788,7 +788,9 @@ impl<'a> Frame<'a> {
     ) -> Result<(Option<Buffer>, Option<SharedBuffer>)> {
         let step = &self.program.steps[index];
         let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
-        let all_planned = step.inputs.iter().chain(&step.outputs).flatten().all(planned);
+        // What hands over its outputs has a workspace that follows from the inputs.
+        let sized = if step.claim.outputs == OutputsFrom::Plan { &step.outputs[..] } else { &[] };
+        let all_planned = step.inputs.iter().chain(sized).flatten().all(planned);
         let Some(kernel) = step.work.kernel() else { return Ok((None, None)) };
         if all_planned || !step.nested.is_empty() {
             return Ok((None, None));

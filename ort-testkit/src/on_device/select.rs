@@ -506,3 +506,28 @@ pub fn limits(open: Open<'_>) -> Result<()> {
     }
     Ok(())
 }
+
+/// The workspace is planned where the inputs are, so that a run that it does not fit is refused before anything runs.
+///
+/// # Panics
+///
+/// Where the plan does not know of it.
+pub fn planned(device: &Arc<dyn Device>) -> Result<()> {
+    const COUNT: usize = 3000;
+    let mut graph = GraphBuilder::new("planned");
+    let x = graph.input("x", DType::F32, &["n"]);
+    let found = graph.add(("", "Unique"), &[Some(x)], &[], 4, Vec::new())?;
+    let graph = graph.finish(&[found[2]])?;
+    let x = ints(&[COUNT], 50, 1)?.to_vec::<i32>()?.iter().map(|x| *x as f32).collect::<Vec<_>>();
+    let values: [(&str, Value); 1] = [("x", Tensor::from_slice(&[COUNT], &x)?.into())];
+    let session = builder(graph.clone(), device)?.build()?;
+    let plan = session.plan(&[("n", COUNT as i64)])?;
+    let slab = plan.slabs.get(1).copied().unwrap_or(0);
+    // The order of the elements, and twice their keys.
+    assert!(slab >= COUNT * 8 * 3, "{:?}", plan.slabs);
+    run(&session, &values)?;
+    let problem = run(&builder(graph, device)?.memory_limit(slab).build()?, &values).err();
+    let shortage = problem.as_ref().and_then(|problem| problem.shortage());
+    assert!(shortage.is_some(), "{problem:?}");
+    Ok(())
+}
