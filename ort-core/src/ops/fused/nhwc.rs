@@ -7,11 +7,13 @@ use crate::ir::Attribute;
 use crate::ops;
 use crate::ops::batch;
 use crate::ops::fused::activation::{Activation, end_with};
+use crate::ops::microsoft::fused::CONV_ATTRS;
 use crate::ops::microsoft::qlinear::{channels_first, move_channels, rank, set_image};
 use crate::ops::microsoft::{agree, check_rank, draft_attributes};
 use crate::ops::nn::conv;
 use crate::ops::nn::geometry::Windows;
-use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, OP, OpSpec, RUNTIME, attr, one, opt, var};
+use crate::ops::nn::pool::{AVERAGE_POOL_ATTRS, NHWC_MAX_POOL_ATTRS};
+use crate::spec::{BatchRule, Cost, Draft, InferCx, OP, OpSpec, RUNTIME, one, opt, var};
 
 /// `FusedConv` of `X` [N, .., C], of filters `W` [M, .., C / group] and of an addend `Z` as `Y` is: [N, .., M].
 static NHWC_CONV: OpSpec = OpSpec {
@@ -20,16 +22,7 @@ static NHWC_CONV: OpSpec = OpSpec {
     inputs: &[one("X", "T"), one("W", "T"), opt("B", "T"), opt("Z", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],
-    attrs: &[
-        attr::string("auto_pad", "NOTSET"),
-        attr::optional("dilations", AttrKind::Ints),
-        attr::int("group", 1),
-        attr::optional("kernel_shape", AttrKind::Ints),
-        attr::optional("pads", AttrKind::Ints),
-        attr::optional("strides", AttrKind::Ints),
-        attr::optional("activation", AttrKind::String),
-        attr::optional("activation_params", AttrKind::Floats),
-    ],
+    attrs: CONV_ATTRS,
     cost: Cost::Compute,
     infer: infer_conv,
     lower: Some(lower_conv),
@@ -44,14 +37,7 @@ static NHWC_MAX_POOL: OpSpec = OpSpec {
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],
-    attrs: &[
-        attr::string("auto_pad", "NOTSET"),
-        attr::int("ceil_mode", 0),
-        attr::optional("dilations", AttrKind::Ints),
-        attr::required("kernel_shape", AttrKind::Ints),
-        attr::optional("pads", AttrKind::Ints),
-        attr::optional("strides", AttrKind::Ints),
-    ],
+    attrs: NHWC_MAX_POOL_ATTRS,
     infer: infer_pool,
     lower: Some(|draft| lower_pool(draft, "MaxPool")),
     batch: BatchRule::Rule(batch::images),
@@ -65,15 +51,7 @@ static NHWC_AVERAGE_POOL: OpSpec = OpSpec {
     inputs: &[one("X", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::FLOATS)],
-    attrs: &[
-        attr::string("auto_pad", "NOTSET"),
-        attr::int("ceil_mode", 0),
-        attr::int("count_include_pad", 0),
-        attr::optional("dilations", AttrKind::Ints),
-        attr::required("kernel_shape", AttrKind::Ints),
-        attr::optional("pads", AttrKind::Ints),
-        attr::optional("strides", AttrKind::Ints),
-    ],
+    attrs: AVERAGE_POOL_ATTRS,
     infer: infer_pool,
     lower: Some(|draft| lower_pool(draft, "AveragePool")),
     batch: BatchRule::Rule(batch::images),

@@ -9,7 +9,9 @@ use crate::ops::batch;
 use crate::ops::fused::activation::{Activation, end_with};
 use crate::ops::linalg::gemm;
 use crate::ops::nn::conv;
-use crate::spec::{AttrKind, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var};
+use crate::spec::{
+    AttrKind, AttrSpec, BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, opt, var,
+};
 
 static FUSED_GEMM: OpSpec = OpSpec {
     domain: MICROSOFT,
@@ -34,22 +36,25 @@ static FUSED_GEMM: OpSpec = OpSpec {
     ..OP
 };
 
+/// The attributes of a convolution with an activation.
+pub(in crate::ops) const CONV_ATTRS: &[AttrSpec] = &[
+    attr::string("auto_pad", "NOTSET"),
+    attr::optional("dilations", AttrKind::Ints),
+    attr::int("group", 1),
+    attr::optional("kernel_shape", AttrKind::Ints),
+    attr::optional("pads", AttrKind::Ints),
+    attr::optional("strides", AttrKind::Ints),
+    attr::optional("activation", AttrKind::String),
+    attr::optional("activation_params", AttrKind::Floats),
+];
+
 static FUSED_CONV: OpSpec = OpSpec {
     domain: MICROSOFT,
     name: "FusedConv",
     inputs: &[one("X", "T"), one("W", "T"), opt("B", "T"), opt("Z", "T")],
     outputs: &[one("Y", "T")],
     types: &[var("T", TypeSet::IEEE_FLOATS)],
-    attrs: &[
-        attr::string("auto_pad", "NOTSET"),
-        attr::optional("dilations", AttrKind::Ints),
-        attr::int("group", 1),
-        attr::optional("kernel_shape", AttrKind::Ints),
-        attr::optional("pads", AttrKind::Ints),
-        attr::optional("strides", AttrKind::Ints),
-        attr::optional("activation", AttrKind::String),
-        attr::optional("activation_params", AttrKind::Floats),
-    ],
+    attrs: CONV_ATTRS,
     cost: Cost::Compute,
     infer: infer_conv,
     lower: Some(lower_conv),

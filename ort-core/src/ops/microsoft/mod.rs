@@ -15,7 +15,7 @@ mod attention_quantized;
 mod attention_rotary;
 mod bias;
 mod embed_layer_norm;
-mod fused;
+pub(in crate::ops) mod fused;
 mod gelu;
 mod matrix;
 mod mixture;

@@ -4,7 +4,8 @@ use super::qlinear::CODES;
 use crate::ops;
 use crate::ops::batch;
 use crate::ops::fused::nhwc::{infer_pool, lower_pool};
-use crate::spec::{AttrKind, BatchRule, MICROSOFT, OP, OpSpec, attr, one, var};
+use crate::ops::nn::pool::NHWC_MAX_POOL_ATTRS;
+use crate::spec::{BatchRule, MICROSOFT, OP, OpSpec, one, var};
 
 static NHWC_MAX_POOL: OpSpec = OpSpec {
     domain: MICROSOFT,
@@ -12,14 +13,7 @@ static NHWC_MAX_POOL: OpSpec = OpSpec {
     inputs: &[one("x", "T")],
     outputs: &[one("y", "T")],
     types: &[var("T", CODES)],
-    attrs: &[
-        attr::string("auto_pad", "NOTSET"),
-        attr::int("ceil_mode", 0),
-        attr::optional("dilations", AttrKind::Ints),
-        attr::required("kernel_shape", AttrKind::Ints),
-        attr::optional("pads", AttrKind::Ints),
-        attr::optional("strides", AttrKind::Ints),
-    ],
+    attrs: NHWC_MAX_POOL_ATTRS,
     infer: infer_pool,
     lower: Some(|draft| lower_pool(draft, "MaxPool")),
     batch: BatchRule::Rule(batch::images),

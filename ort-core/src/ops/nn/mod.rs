@@ -18,7 +18,7 @@ mod norm_gradients;
 pub(super) mod norm_layer;
 mod norm_local;
 mod norm_statistics;
-mod pool;
+pub(super) mod pool;
 mod recurrent;
 mod recurrent_gradients;
 pub(super) mod recurrent_steps;

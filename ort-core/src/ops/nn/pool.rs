@@ -25,6 +25,13 @@ const KERNEL_SHAPE: AttrSpec = attr::required("kernel_shape", AttrKind::Ints);
 const PADS: AttrSpec = attr::optional("pads", AttrKind::Ints);
 const STRIDES: AttrSpec = attr::optional("strides", AttrKind::Ints);
 
+/// The attributes of `AveragePool`, whatever the order of axes.
+pub(in crate::ops) const AVERAGE_POOL_ATTRS: &[AttrSpec] =
+    &[AUTO_PAD, CEIL_MODE, attr::int("count_include_pad", 0), DILATIONS, KERNEL_SHAPE, PADS, STRIDES];
+/// Those of `NhwcMaxPool`, which has no indices.
+pub(in crate::ops) const NHWC_MAX_POOL_ATTRS: &[AttrSpec] =
+    &[AUTO_PAD, CEIL_MODE, DILATIONS, KERNEL_SHAPE, PADS, STRIDES];
+
 static MAX_POOL: OpSpec = OpSpec {
     name: "MaxPool",
     since: 22,
@@ -47,7 +54,7 @@ static AVERAGE_POOL: OpSpec = OpSpec {
     inputs: X,
     outputs: Y,
     types: FLOATS,
-    attrs: &[AUTO_PAD, CEIL_MODE, attr::int("count_include_pad", 0), DILATIONS, KERNEL_SHAPE, PADS, STRIDES],
+    attrs: AVERAGE_POOL_ATTRS,
     infer,
     grad: Grad::Rule(conv_gradients::of_average_pool),
     batch: BatchRule::Rule(batch::images),
