@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use ort_core::dim::Dim;
 use ort_core::dtype::DType;
 use ort_core::ep::Device;
-use ort_core::ir::{Attribute, Graph, GraphBuilder, ValueType};
+use ort_core::ir::{Attribute, Graph, GraphBuilder, ValueId, ValueType};
 use ort_core::rewrite::Level;
 use ort_core::session::{Model, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::{Tensor, Value};
@@ -212,6 +212,17 @@ fn unique_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
+/// The graph whose last node has outputs of which just these are wanted: the others are left out.
+fn finish(mut builder: GraphBuilder, made: &[ValueId], wanted: &[usize]) -> Result<Graph> {
+    let node = builder.graph_mut().nodes.last_mut();
+    let node = node.ok_or_else(|| error!(Fail, "a graph without nodes"))?;
+    for (index, output) in node.outputs.iter_mut().enumerate() {
+        *output = output.filter(|_| wanted.contains(&index));
+    }
+    let wanted: Vec<ValueId> = wanted.iter().map(|index| made[*index]).collect();
+    builder.finish(&wanted)
+}
+
 impl Case {
     fn graph(&self) -> Result<Graph> {
         let mut builder = GraphBuilder::new("case");
@@ -222,8 +233,7 @@ impl Case {
             ids.push(Some(builder.typed_input(&format!("x{index}"), ty)));
         }
         let made = builder.add(("", self.op), &ids, &self.attrs, self.outputs, Vec::new())?;
-        let wanted: Vec<_> = self.wanted.iter().map(|index| made[*index]).collect();
-        builder.finish(&wanted)
+        finish(builder, &made, &self.wanted)
     }
 
     fn check(&self, device: &Arc<dyn Device>) -> Result<()> {
@@ -418,13 +428,15 @@ fn constant_condition() -> Result<Graph> {
 ///
 /// Where results differ, or are not on the device.
 pub fn bound(device: &Arc<dyn Device>) -> Result<()> {
-    let places = {
-        let mut builder = GraphBuilder::new("places");
+    let only = |op: &str, outputs: usize| -> Result<Graph> {
+        let mut builder = GraphBuilder::new("only");
         let x = builder.input("x", DType::F32, &["n", "4"]);
-        let found = builder.node("NonZero", &[x], &[])?;
-        builder.finish(&[found])?
+        let found = builder.add(("", op), &[Some(x)], &[], outputs, Vec::new())?;
+        finish(builder, &found, &[outputs - 1])
     };
-    for graph in [places, constant_condition()?] {
+    // The groups of elements alone: their shape is that of the input, whatever the count is.
+    let groups = only("Unique", 3)?;
+    for graph in [only("NonZero", 1)?, groups, constant_condition()?] {
         let session = builder(graph.clone(), device)?.build()?;
         let alone = Session::builder(&Model::from_graph(graph)).device(cpu()?).build()?;
         let mut binding = session.io_binding();
@@ -517,7 +529,7 @@ pub fn planned(device: &Arc<dyn Device>) -> Result<()> {
     let mut graph = GraphBuilder::new("planned");
     let x = graph.input("x", DType::F32, &["n"]);
     let found = graph.add(("", "Unique"), &[Some(x)], &[], 4, Vec::new())?;
-    let graph = graph.finish(&[found[2]])?;
+    let graph = finish(graph, &found, &[2])?;
     let x = ints(&[COUNT], 50, 1)?.to_vec::<i32>()?.iter().map(|x| *x as f32).collect::<Vec<_>>();
     let values: [(&str, Value); 1] = [("x", Tensor::from_slice(&[COUNT], &x)?.into())];
     let session = builder(graph.clone(), device)?.build()?;
