@@ -1,5 +1,5 @@
 // Pools: windows over up to three axes, where those in front that the image does not have are of size 1, and whole planes. With the channels
-// first each channel is an image; with the channels last those of a pixel are side by side.
+// first each channel is an image; with the channels last (PIXELS) those of a pixel are side by side.
 
 #include "common.cuh"
 
@@ -18,10 +18,10 @@ __device__ inline int volume(const int (&sizes)[3]) { return sizes[0] * sizes[1]
 // The window of a result: where it begins, its taps along each axis that meet the image, and the first element of its image and channel.
 struct Window { int origin[3], first[3], end[3]; int64 image; };
 
-__device__ inline Window window_of(const Windows& p, uint index) {
+__device__ inline Window window_of(const Windows& p, uint index, int channels) {
     Window window;
-    uint channel = index % p.channels, plane = volume(p.output), place = index / p.channels;
-    window.image = (int64)(place / plane) * volume(p.input) * p.channels + channel;
+    uint channel = index % channels, plane = volume(p.output), place = index / channels;
+    window.image = (int64)(place / plane) * volume(p.input) * channels + channel;
     place %= plane;
     window.origin[2] = place % p.output[2];
     place /= p.output[2];
@@ -75,17 +75,19 @@ __device__ inline float folded(int kind, float sum, float count, float power) {
 
 __device__ inline float beginning(int kind) { return kind == MAXIMUM ? -__int_as_float(0x7f800000) : 0.0f; }
 
-template <typename T> __device__ inline void pool(const T* x, T* y, const Windows& p, int kind, float power, uint count) {
+template <typename T, bool PIXELS>
+__device__ inline void pool(const T* x, T* y, const Windows& p, int kind, float power, uint count) {
     uint index = thread_index();
     if (index >= count) return;
-    Window window = window_of(p, index);
+    int channels = PIXELS ? p.channels : 1;
+    Window window = window_of(p, index, channels);
     const T* image = x + window.image;
     float sum = beginning(kind);
     for (int i = window.first[0]; i < window.end[0]; i++) {
         for (int j = window.first[1]; j < window.end[1]; j++) {
             int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
             for (int k = window.first[2]; k < window.end[2]; k++) {
-                sum = fold(kind, sum, as_float(image[(int64)(row + window.origin[2] + k * p.dilations[2]) * p.channels]), power);
+                sum = fold(kind, sum, as_float(image[(int64)(row + window.origin[2] + k * p.dilations[2]) * channels]), power);
             }
         }
     }
@@ -104,11 +106,12 @@ __device__ inline float compared(__half x) { return as_float(x); }
 __device__ inline float compared(__nv_bfloat16 x) { return as_float(x); }
 
 // `least` is what a window outside of the image has. y or indices may be null pointers; indices are of images of one channel.
-template <typename T>
+template <typename T, bool PIXELS>
 __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows& p, T least, uint count) {
     uint index = thread_index();
     if (index >= count) return;
-    Window window = window_of(p, index);
+    int channels = PIXELS ? p.channels : 1;
+    Window window = window_of(p, index, channels);
     const T* image = x + window.image;
     T best = least;
     int place = -1;
@@ -117,7 +120,7 @@ __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows&
             int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
             for (int k = window.first[2]; k < window.end[2]; k++) {
                 int at = row + window.origin[2] + k * p.dilations[2];
-                T value = image[(int64)at * p.channels];
+                T value = image[(int64)at * channels];
                 if (place < 0 || replaces(compared(value), compared(best))) {
                     best = value;
                     place = at;
@@ -157,12 +160,20 @@ template <typename T> __device__ inline void pool_plane(const T* x, T* y, int ki
 #define MAXIMA(suffix, type, least)                                                                            \
     extern "C" __global__ void __launch_bounds__(256)                                                          \
         max_pool_##suffix(const type* x, type* y, int64* indices, Windows p, uint count) {                     \
-        max_pool<type>(x, y, indices, p, least, count);                                                        \
+        max_pool<type, false>(x, y, indices, p, least, count);                                                 \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        max_pool_pixels_##suffix(const type* x, type* y, int64* indices, Windows p, uint count) {              \
+        max_pool<type, true>(x, y, nullptr, p, least, count);                                                  \
     }
 #define POOLS(suffix, type)                                                                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                          \
         pool_##suffix(const type* x, type* y, Windows p, int kind, float power, uint count) {                  \
-        pool(x, y, p, kind, power, count);                                                                     \
+        pool<type, false>(x, y, p, kind, power, count);                                                        \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        pool_pixels_##suffix(const type* x, type* y, Windows p, int kind, float power, uint count) {           \
+        pool<type, true>(x, y, p, kind, power, count);                                                         \
     }                                                                                                          \
     extern "C" __global__ void __launch_bounds__(256)                                                          \
         pool_plane_##suffix(const type* x, type* y, int kind, float power, uint plane) {                       \

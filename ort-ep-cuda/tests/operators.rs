@@ -107,7 +107,10 @@ fn pools_are_those_of_the_cpu() -> Result<()> {
 fn pools_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("pools_with_channels_last_are_those_of_the_cpu")? else { return Ok(()) };
     let kernels = pixels::pools(&device)?;
-    assert_ran(&kernels, &["max_pool_i8", "max_pool_u8", "max_pool_f16", "pool_bf16"]);
+    assert_ran(
+        &kernels,
+        &["max_pool_pixels_i8", "max_pool_pixels_u8", "max_pool_pixels_f16", "pool_pixels_bf16"],
+    );
     Ok(())
 }
 

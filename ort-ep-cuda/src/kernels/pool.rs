@@ -62,6 +62,14 @@ fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
     Ok((kind, power as f32))
 }
 
+/// The name of a kernel.
+fn entry(name: &str, layout: Layout, suffix: &str) -> String {
+    match layout {
+        Layout::ChannelsFirst => format!("{name}_{suffix}"),
+        Layout::ChannelsLast => format!("{name}_pixels_{suffix}"),
+    }
+}
+
 fn pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     pool_of(cx, Layout::ChannelsFirst)
 }
@@ -75,7 +83,7 @@ fn pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let launch = Launch::new("pool", format!("pool_{}", suffix_of(x.dtype)?)).threads(y.count())?;
+    let launch = Launch::new("pool", entry("pool", layout, suffix_of(x.dtype)?)).threads(y.count())?;
     let launch = launch.tensor(x).tensor(y).uints::<24>(&windows_of(cx, layout)?)?;
     Ok(vec![launch.uint(kind)?.float(power).uint(y.count())?])
 }
@@ -99,7 +107,7 @@ fn max_pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
         DType::U8 => "u8",
         float => suffix_of(float)?,
     };
-    let launch = Launch::new("pool", format!("max_pool_{suffix}")).threads(count)?;
+    let launch = Launch::new("pool", entry("max_pool", layout, suffix)).threads(count)?;
     let launch =
         launch.tensor(x).find_tensor(y).find_tensor(indices).uints::<24>(&windows_of(cx, layout)?)?;
     Ok(vec![launch.uint(count)?])
