@@ -13,7 +13,7 @@ use ort_core::tensor::{Tensor, Value};
 use ort_ep_cuda::CudaProvider;
 use ort_testkit::device_limits::{constants_come_and_go, products, session_keeps_to_limits};
 use ort_testkit::made_up::{Given, inputs};
-use ort_testkit::on_device::{control, cpu, outputs};
+use ort_testkit::on_device::{control, cpu, outputs, pixels};
 
 /// The library that cargo built beside the tests.
 fn library() -> PathBuf {
@@ -58,6 +58,17 @@ fn it_runs_the_bodies_of_control_flow() -> Result<()> {
     let device = loaded(&options(&[("use_tf32", "0")]))?;
     control::results(&device)?;
     control::bits(&device)
+}
+
+/// That a device prefers channels last crosses the border as well.
+#[test]
+fn it_prefers_channels_last_where_it_is_told_to() -> Result<()> {
+    if with_device("library::it_prefers_channels_last_where_it_is_told_to")?.is_none() {
+        return Ok(());
+    }
+    let device = loaded(&options(&[("prefer_nhwc", "1"), ("use_tf32", "0")]))?;
+    assert!(device.prefers_channels_last() && !loaded(&options(&[]))?.prefers_channels_last());
+    pixels::networks(&device)
 }
 
 /// A kernel that allocates its outputs does not cross the border: the host says why, and runs the node.
