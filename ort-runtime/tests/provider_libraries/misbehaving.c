@@ -13,6 +13,7 @@ enum Fault {
   NO_FAULT,
   OTHER_VERSION,
   SHORT_TABLE,
+  EARLIER_TABLE,
   LONGER_TABLE,
   NO_TABLE,
   NO_NAME,
@@ -137,6 +138,11 @@ ORT_PROVIDER_EXPORT const OrtProviderTable *ort_provider(uint32_t abi_version, c
   case NO_FAULT: break;
   case OTHER_VERSION: table->abi_version = ORT_PROVIDER_ABI_VERSION + 1; break;
   case SHORT_TABLE: table->size = offsetof(OrtProviderTable, claim); break;
+  case EARLIER_TABLE:
+    /* What comes behind is none of the host's business. */
+    table->size = offsetof(OrtProviderTable, prefers_channels_last);
+    memset(&table->prefers_channels_last, 1, sizeof table->prefers_channels_last);
+    break;
   case LONGER_TABLE: table->size = sizeof patched; break;
   case NO_TABLE: return NULL;
   case NO_NAME: table->name = NULL; break;

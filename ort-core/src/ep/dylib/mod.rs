@@ -9,7 +9,7 @@ mod host;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -143,15 +143,21 @@ unsafe fn read_table(table: *const OrtProviderTable) -> Result<OrtProviderTable>
         help = "take a build of the library for this version",
         "its interface is of version {version}, expected {ORT_PROVIDER_ABI_VERSION}"
     );
-    let least = size_of::<OrtProviderTable>();
+    // What came after the first release of this version may be missing.
+    let least = offset_of!(OrtProviderTable, prefers_channels_last);
     ensure!(
         size >= least,
         EpFail,
         help = "the library sets `size` of its table to the bytes of OrtProviderTable",
         "its table of functions has {size} bytes, expected at least {least}"
     );
-    // SAFETY: the table is at least as long as this type, all of whose fields may have any value that the library gives.
-    Ok(unsafe { table.read() })
+    let mut known = MaybeUninit::<OrtProviderTable>::zeroed();
+    // SAFETY: so many bytes are in both; all fields may have any value that the library gives, and those that it does not know
+    // may be zero: functions that are null.
+    Ok(unsafe {
+        known.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(table.cast(), size.min(size_of_val(&known)));
+        known.assume_init()
+    })
 }
 
 /// The provider's name and version, which are kept as long as the process lives, as the library is.
