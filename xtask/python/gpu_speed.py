@@ -81,8 +81,7 @@ def speed(machine: Machine, report: Report) -> None:
 def otherwise(machine: Machine, report: Report, what: str, name: str, dims: dict, options: list) -> None:
     """The same by our own kernels with further options."""
     found = ours(machine, name, dims, OWN_KERNELS + options)
-    graphs = "with graphs" if found["with_graphs_ms"] <= found["without_graphs_ms"] else "without graphs"
-    report.add(what, f"{found['median_ms']:.3f} ms {graphs}", **found)
+    report.add(what, time_of(found), **found)
 
 
 def with_libraries(
@@ -95,15 +94,18 @@ def with_libraries(
     if not present:
         why = "; ".join(f"{library}: {where}" for library, where in found["libraries"].items())
         raise Skipped(f"no library: {why}")
-    graphs = "with graphs" if found["with_graphs_ms"] <= found["without_graphs_ms"] else "without graphs"
     beside = ", ".join(f"{library} {where}" for library, where in found["libraries"].items())
-    report.add(what, f"{found['median_ms']:.3f} ms {graphs}; {beside}", **found)
+    report.add(what, f"{time_of(found)}; {beside}", **found)
+
+
+def time_of(found: dict) -> str:
+    graphs = "with graphs" if found["with_graphs_ms"] <= found["without_graphs_ms"] else "without graphs"
+    return f"{found['median_ms']:.3f} ms {graphs}"
 
 
 def in_words(found: dict) -> str:
     host = f", {found['nodes_on_host']} nodes on the host" if found["nodes_on_host"] else ""
-    graphs = "with graphs" if found["with_graphs_ms"] <= found["without_graphs_ms"] else "without graphs"
-    return f"{found['median_ms']:.3f} ms {graphs} ({found['bench_ms']:.3f} from host to host{host})"
+    return f"{time_of(found)} ({found['bench_ms']:.3f} from host to host{host})"
 
 
 def alone(machine: Machine, report: Report, what: str, name: str, dims: dict) -> None:
