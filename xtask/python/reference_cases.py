@@ -18,9 +18,11 @@ inputs          a list of VALUEs, or null for one left out; with "constant": tru
 outputs         how many there are (1), or a list of true and false, false for one left out
 output_types    a TYPE for each output, where ONNX Runtime cannot tell them by the inputs' types or the values do not tell
 reference       "onnxruntime" (the default), {"onnxruntime": OPSET} where it refuses the model's own opset of the domain,
-                "onnx" (its ReferenceEvaluator), {"numpy": ["EXPRESSION", ...]}, one for each output over np,
-                ml_dtypes, and x, the list of inputs; or "function": the body that the standard gives the operator,
-                by the ReferenceEvaluator. That makes a second case, NAME_body, of the body itself
+                "exact" (the default for the operators of exact_products.py; "onnxruntime" is refused where what it
+                computes depends on the processor), "onnx" (its ReferenceEvaluator),
+                {"numpy": ["EXPRESSION", ...]}, one for each output over np, ml_dtypes, and x, the list of inputs; or
+                "function": the body that the standard gives the operator, by the ReferenceEvaluator. That makes a second
+                case, NAME_body, of the body itself
 tolerance       [RTOL, ATOL], by default [0.001, 0.00001]
 
 A VALUE is {"type", "shape"} with random elements (floats: standard normal; integers: "range", by default -10 to 9 or
@@ -45,6 +47,7 @@ import onnxruntime
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
+import exact_products
 from dump_cases import make_tables, write_model
 
 WORDS = ["", "a", "abc", "Zebra", "über", "x y", "1", "nan"]
@@ -205,20 +208,50 @@ def model_of(entry: dict, opset: int, values: list, rng) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
 
 
+def run_onnxruntime(model: onnx.ModelProto, feeds: dict) -> list:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    # Several threads would each quantize the range of their own sequences in DynamicQuantizeLSTM.
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def run_node(imports, node: onnx.NodeProto, values: list) -> list:
+    """A node in ONNX Runtime, without types of its outputs."""
+    feeds = {name: value for name, value in zip(node.input, values, strict=True) if value is not None}
+    inputs = [helper.make_value_info(name, type_of(value, fixed=True)) for name, value in feeds.items()]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    ir_version = helper.find_min_ir_version_for(imports, ignore_unknown=True)
+    return run_onnxruntime(helper.make_model(graph, opset_imports=imports, ir_version=ir_version), feeds)
+
+
+def is_exact(entry: dict) -> bool:
+    return (entry.get("domain", ""), entry["op"]) in exact_products.OPERATORS
+
+
+def depends_on_processor(entry: dict) -> bool:
+    """Whether ONNX Runtime multiplies in 8 bits, with the instructions that the processor has for it."""
+    return is_exact(entry) or entry["op"] == "QMoE" or entry.get("attributes", {}).get("accuracy_level") == 4
+
+
 def expected_of(entry: dict, model: onnx.ModelProto, feeds: dict, values: list) -> list:
-    reference = entry.get("reference", "onnxruntime")
+    reference = entry.get("reference", "exact" if is_exact(entry) else "onnxruntime")
+    if reference == "exact":
+        run = functools.partial(run_node, model.opset_import)
+        node = model.graph.node[0]
+        exact_products.check(node, values, entry.get("tolerance", TOLERANCE), run)
+        return exact_products.evaluate(node, values, run)
     if "onnxruntime" in reference:
+        if depends_on_processor(entry):
+            raise ValueError(f"what ONNX Runtime makes of {entry['op']} depends on the processor: it is no reference")
         if reference != "onnxruntime":
             model = onnx.ModelProto.FromString(model.SerializeToString())
             for own in model.opset_import:
                 own.version = reference["onnxruntime"] if own.domain == entry.get("domain", "") else own.version
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        # Several threads would each quantize the range of their own sequences in DynamicQuantizeLSTM.
-        options.intra_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        return session.run(None, feeds)
+        return run_onnxruntime(model, feeds)
     if reference == "onnx":
         return ReferenceEvaluator(model).run(None, feeds)
     return [eval(expression, {"np": np, "ml_dtypes": ml_dtypes, "math": math, "x": values}) for expression in reference["numpy"]]
