@@ -5,7 +5,7 @@ mod support;
 
 use support::*;
 
-/// `x * sigmoid(x + 0)`, through an identity.
+/// `x * sigmoid(x + -0)`, through an identity. Adding 0 would turn a negative zero into a positive one.
 fn silu(folder: &Folder) -> String {
     let nodes = vec![
         node("Add", &["x", "zero"], &["a"]),
@@ -13,7 +13,7 @@ fn silu(folder: &Folder) -> String {
         node("Sigmoid", &["b"], &["c"]),
         node("Mul", &["x", "c"], &["y"]),
     ];
-    let zero = floats("zero", &[], &[0.0]);
+    let zero = floats("zero", &[], &[-0.0]);
     let graph = graph(nodes, vec![value("x", 1, &["2", "3"])], vec![value("y", 1, &["2", "3"])], vec![zero]);
     folder.model("silu.onnx", &model(graph))
 }

@@ -1,10 +1,15 @@
-//! Every rewrite rule, on the samples of its table: the pattern with the rule and without it gives the same.
+//! Every rewrite rule, on the samples of its table and on variants of them: the pattern with the rule and without it gives the
+//! same.
 #![cfg(feature = "cpu")]
 
+mod rewrite_support;
+
 use ort_runtime::dtype::DType;
-use ort_runtime::rewrite::{Level, Optimizer, Rule, rule_sets, sample};
+use ort_runtime::rewrite::{Declared, Level, Optimizer, Rule, rule_sets, sample};
 use ort_runtime::tensor::{Tolerance, compare};
-use ort_runtime::{Error, ErrorKind, Model, Result, Session, Tensor, Value, Within};
+use ort_runtime::{Error, ErrorKind, Model, Result, Session, Value, Within};
+
+use rewrite_support::{Data, inputs, variants};
 
 /// All rules, with the level of their table.
 fn rules() -> impl Iterator<Item = (&'static Rule, Level)> {
@@ -39,80 +44,167 @@ fn the_page_of_rules_is_up_to_date() {
 fn page() -> String {
     let mut page = String::from(
         "# Rewrite rules\n\nWhat may replace what before a graph runs, from the tables under `ort-core/src/rules`. A name in a pattern is a value, \
-         `#name` a constant, a number\nthat number, `~` nearly so, `_` anything. `ort optimize MODEL OUT` tells which rules a model hits, `--without-rule NAME` leaves one\nout. \
+         `#name` a constant, a number\nthat number, `~` nearly so, `_` anything. A rule applies only if what it must know is known: the ranks of its values, or their\ntypes. \
+         `ort optimize MODEL OUT` tells which rules a model hits, `--without-rule NAME` leaves one\nout. \
          Besides these, constants are folded, what is common is computed once, what nobody reads is left out, and chains of elementwise\noperators \
          become one (`elementwise_chain`), and for devices that prefer it images get their channels last (`channels_last`).\n",
     );
     for set in rule_sets() {
         page += &format!(
-            "\n## {}, from level `{}`\n\n| rule | looks for | what it is |\n| --- | --- | --- |\n",
+            "\n## {}, from level `{}`\n\n| rule | looks for | must know | what it is |\n| --- | --- | --- | --- |\n",
             set.family,
             set.level.name()
         );
         for rule in set.rules {
             let pattern = rule.pattern.replace('|', "\\|");
-            page += &format!("| `{}` | `{pattern}` | {} |\n", rule.name, rule.doc.trim());
+            let known = rule.known.text();
+            page += &format!("| `{}` | `{pattern}` | {known} | {} |\n", rule.name, rule.doc.trim());
         }
     }
     page
 }
 
+/// A rule with a sample, or a variant of one, and what its inputs hold.
+struct Trial {
+    rule: &'static Rule,
+    family: &'static str,
+    level: Level,
+    text: &'static str,
+    data: Data,
+}
+
+/// All samples, each with its rule.
+fn samples() -> impl Iterator<Item = Trial> {
+    rule_sets().iter().flat_map(|set| {
+        set.rules.iter().flat_map(|rule| {
+            let trial = |text| Trial { rule, family: set.family, level: set.level, text, data: Data::Plain };
+            rule.samples.iter().copied().map(trial)
+        })
+    })
+}
+
 #[test]
-fn a_rule_changes_no_result() -> Result<()> {
+fn a_rule_changes_no_result() {
+    check(samples(), |trial| {
+        let model = Model::from_graph(sample(trial.rule, trial.text, Declared::Sizes)?);
+        let with = trial.session(&model)?;
+        if !with.rewrites().hits().iter().any(|(name, _)| *name == trial.rule.name) {
+            return Err(Error::new(ErrorKind::Fail, "the rule does not find its own pattern"));
+        }
+        trial.compare(&with, &trial.run_plainly(&model, &model)?, &model)
+    });
+}
+
+/// Sizes that only the run tells, axes of one element, other ranks, other types, constants of one element that have axes, inputs
+/// left out: where the graph runs as it is, it runs with the rule, with all rules of its level and with all rules, and gives the
+/// same.
+#[test]
+fn a_rule_changes_no_result_of_a_variant() {
+    let variants = samples().flat_map(|trial| {
+        let texts = variants(trial.rule.pattern, trial.text);
+        texts.into_iter().map(move |text| Trial { text, ..trial })
+    });
+    check(variants, |trial| trial.in_all_forms());
+}
+
+/// Numbers that are none, infinite, negative zeros, or at the ends of their type, in rules of single elements; and masks that hide
+/// all keys.
+#[test]
+fn a_rule_changes_no_result_of_special_numbers() {
+    let trials = samples().filter_map(|trial| {
+        let data = match trial.family {
+            "activation" | "algebra" | "codes" => Data::Special,
+            "attention" => Data::Masked,
+            _ => return None,
+        };
+        Some(Trial { data, ..trial })
+    });
+    check(trials, |trial| trial.in_all_forms());
+}
+
+fn check(trials: impl Iterator<Item = Trial>, of: impl Fn(&Trial) -> Result<()>) {
     let mut problems = Vec::new();
-    for (rule, level) in rules() {
-        for &text in rule.samples {
-            if let Err(problem) = try_sample(rule, level, text) {
-                problems.push(format!("{}: {text}: {problem}", rule.name));
+    let mut count = 0;
+    for trial in trials {
+        count += 1;
+        if let Err(problem) = of(&trial) {
+            problems.push(format!("{}: {}: {problem}", trial.rule.name, trial.text));
+        }
+    }
+    assert!(count > 0);
+    assert!(problems.is_empty(), "{} of {count}:\n{}", problems.len(), problems.join("\n"));
+}
+
+impl Trial {
+    /// A session with this rule alone.
+    fn session(&self, model: &Model) -> Result<Session> {
+        let others = rules().map(|(other, _)| other.name).filter(|name| *name != self.rule.name);
+        let only =
+            Optimizer { level: self.level, disabled: others.map(String::from).collect(), stop_after: None };
+        Session::builder(model).threads(1).optimizer(only).build()
+    }
+
+    /// The variant with sizes, symbols and types alone, each with the rule and with all rules, if it is one that runs.
+    fn in_all_forms(&self) -> Result<()> {
+        let Ok(concrete) = sample(self.rule, self.text, Declared::Sizes) else { return Ok(()) };
+        let concrete = Model::from_graph(concrete);
+        let Ok(expected) = self.run_plainly(&concrete, &concrete) else { return Ok(()) };
+        for declared in [Declared::Sizes, Declared::EqualSymbols, Declared::Symbols, Declared::Types] {
+            let Ok(graph) = sample(self.rule, self.text, declared) else { continue };
+            let model = Model::from_graph(graph);
+            let only = self.session(&model);
+            let all = || Session::builder(&model).threads(1).opt_level(Level::All).build();
+            let both = [("the rule alone", only), ("all rules", all())];
+            for (kind, session) in both {
+                let outcome = session.and_then(|session| self.compare(&session, &expected, &concrete));
+                // An error counts only if the graph runs without rules.
+                if outcome.is_err() && self.run_plainly(&model, &concrete).is_ok() {
+                    outcome.within(|| format!("{declared:?}, {kind}"))?;
+                }
             }
         }
+        Ok(())
     }
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
-    Ok(())
+
+    fn run_plainly(&self, model: &Model, concrete: &Model) -> Result<Vec<(String, Value)>> {
+        let without = Session::builder(model).threads(1).opt_level(Level::Disabled).build()?;
+        run(&without, &inputs(concrete, self.data)?)
+    }
+
+    /// Compares what a session gives with what the graph gives without rules, on inputs of the sizes that `concrete` has.
+    fn compare(&self, session: &Session, expected: &[(String, Value)], concrete: &Model) -> Result<()> {
+        let actual = run(session, &inputs(concrete, self.data)?)?;
+        for ((name, expected), (_, actual)) in expected.iter().zip(&actual) {
+            compare(actual, expected, self.tolerance(expected)?).within(|| name.clone())?;
+            if self.is_exact() {
+                let bits = |value: &Value| value.tensor().map(|tensor| tensor.bytes().cloned());
+                let same = bits(expected)? == bits(actual)?;
+                let different = || Error::new(ErrorKind::Fail, "the bits differ");
+                same.then_some(()).ok_or_else(different).within(|| name.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a rule only leaves nodes out, so that not even the sign of a zero may change.
+    fn is_exact(&self) -> bool {
+        self.family == "algebra" && self.rule.name != "square"
+    }
+
+    fn tolerance(&self, expected: &Value) -> Result<Tolerance> {
+        let (relative, absolute) = match expected.tensor()?.dtype() {
+            DType::F16 => (1e-2, 1e-2),
+            DType::F64 => (1e-12, 1e-12),
+            // A product may round to the next code.
+            DType::U8 | DType::I8 if self.family == "qdq" => (0.0, 1.0),
+            _ => (2e-5, 2e-5),
+        };
+        Ok(Tolerance { relative, absolute })
+    }
 }
 
-/// Runs a sample with this rule alone, and without any.
-fn try_sample(rule: &'static Rule, level: Level, text: &'static str) -> Result<()> {
-    let model = Model::from_graph(sample(rule, text)?);
-    let others = rules().map(|(other, _)| other.name).filter(|name| *name != rule.name);
-    let only = Optimizer { level, disabled: others.map(String::from).collect(), stop_after: None };
-    let with = Session::builder(&model).threads(1).optimizer(only).build()?;
-    let without = Session::builder(&model).threads(1).opt_level(Level::Disabled).build()?;
-    let hits = with.rewrites().hits().iter().find(|(name, _)| *name == rule.name);
-    if hits.is_none() {
-        return Err(Error::new(ErrorKind::Fail, "the rule does not find its own pattern"));
-    }
-    let inputs = model.inputs().into_iter().enumerate();
-    let inputs = inputs.map(|(index, input)| Ok((input.name.clone(), made_up(&input.ty, index)?)));
-    let inputs: Vec<(String, Value)> = inputs.collect::<Result<_>>()?;
+fn run(session: &Session, inputs: &[(String, Value)]) -> Result<Vec<(String, Value)>> {
     let given: Vec<(&str, Value)> =
         inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    let (expected, actual) = (without.run(&given)?, with.run(&given)?);
-    for ((name, expected), (_, actual)) in expected.iter().zip(&actual) {
-        let part = if expected.tensor()?.dtype() == DType::F16 { 4e-3 } else { 2e-5 };
-        let tolerance = Tolerance { relative: part, absolute: part };
-        compare(actual, expected, tolerance).within(|| name.clone())?;
-    }
-    Ok(())
-}
-
-/// Numbers on both sides of zero, no two alike.
-fn made_up(ty: &ort_runtime::ir::ValueType, seed: usize) -> Result<Value> {
-    let shape = ty.shape().into_iter().flatten().map(|dim| dim.as_constant().unwrap_or(3) as usize);
-    let shape: Vec<usize> = shape.collect();
-    let count = shape.iter().product();
-    let number = |index: usize| (((index * 37 + seed * 11) % 101) as f32 - 50.0) / 25.0;
-    let floats = || (0..count).map(number);
-    Ok(Value::from(match ty.dtype() {
-        Some(DType::F16) => Tensor::from_vec(&shape, floats().map(half::f16::from_f32).collect())?,
-        Some(DType::F64) => Tensor::from_vec(&shape, floats().map(f64::from).collect())?,
-        Some(DType::I64) => Tensor::from_vec(&shape, (0..count as i64).map(|v| v % 5).collect())?,
-        Some(DType::I32) => Tensor::from_vec(&shape, (0..count as i32).map(|v| v % 5).collect())?,
-        Some(DType::U8) => Tensor::from_vec(&shape, (0..count).map(|v| (v * 37 % 251) as u8).collect())?,
-        Some(DType::I8) => {
-            Tensor::from_vec(&shape, (0..count).map(|v| (v * 37 % 251) as u8 as i8).collect())?
-        }
-        Some(DType::Bool) => Tensor::from_bools(&shape, &(0..count).map(|v| v % 3 != 0).collect::<Vec<_>>())?,
-        _ => Tensor::from_vec(&shape, floats().collect())?,
-    }))
+    session.run(&given)
 }

@@ -193,6 +193,7 @@ fn chain_of(
     if given.is_empty() || given.len() > MOST_INPUTS || !given.iter().all(same_type) {
         return None;
     }
+    let rank = rank_without_constants(graph, &given);
     let functions = functions(&own);
     let mut chain = Chain { formula: own, functions, inputs: Vec::new(), nodes: Vec::new() };
     let mut parts = Vec::with_capacity(given.len());
@@ -213,7 +214,7 @@ fn chain_of(
                 && graph.value(id).ty.shape() == Some(shape)
         });
         let inner = if fits { chains.remove(&id) } else { None };
-        parts.push(match (inner, constant(graph, id, shape.len())) {
+        parts.push(match (inner, constant(graph, id, rank)) {
             (Some(inner), _) => {
                 chain.functions += inner.functions;
                 chain.nodes.extend(inner.nodes);
@@ -256,6 +257,13 @@ fn formula_of(graph: &Graph, node: &Node) -> Option<ScalarExpr> {
         });
     }
     None
+}
+
+/// The rank that a result has by its inputs of more than one element, or that are not constant.
+fn rank_without_constants(graph: &Graph, inputs: &[ValueId]) -> usize {
+    let is_number = |id: &&ValueId| constant(graph, **id, usize::MAX).is_some();
+    let others = inputs.iter().filter(|id| !is_number(id));
+    others.filter_map(|id| graph.value(*id).ty.shape()).map(<[_]>::len).max().unwrap_or(0)
 }
 
 /// The number that a constant of one element holds, where it does not add axes to a result of this rank.

@@ -2,7 +2,8 @@
 //!
 //! A sweep goes through the nodes in their order and offers each as the root of a pattern. What a rule puts in place
 //! of a match is inferred at once: it must have the types and shapes of what it replaces, or tell more of them, else
-//! the match stays and the rule is reported. Sweeps end when one changes nothing.
+//! the match stays and the rule is reported. A match of which less is known than its rule asks for stays, too. Sweeps end
+//! when one changes nothing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,14 +13,14 @@ use smallvec::SmallVec;
 
 use super::matching::{Finder, Match};
 use super::patch::Patch;
-use super::rule::{Compiled, Found, Then};
+use super::rule::{Compiled, Found, Known, Then};
 use super::term::Term;
 use super::{Environment, FirstClaim, Optimizer, Report};
+use crate::Result;
 use crate::dim::Dim;
 use crate::ir::{Graph, Node, NodeId, ValueId, ValueInfo, ValueType};
 use crate::limits::{NODES_A_LOOK, check_deadline};
 use crate::spec::{OpSpec, infer_at};
-use crate::{Result, Within};
 
 /// The most sweeps over one graph; a rule set that needs more undoes its own work.
 const MOST_SWEEPS: usize = 32;
@@ -136,7 +137,7 @@ impl<'g> Sweep<'g> {
                     return Ok(hits);
                 }
                 let before = self.graph.nodes.len();
-                if self.visit(id, rules)? {
+                if self.visit(id, rules) {
                     hits += 1;
                     visits.extend((before..self.graph.nodes.len()).rev().map(|new| NodeId(new as u32)));
                 }
@@ -146,9 +147,9 @@ impl<'g> Sweep<'g> {
     }
 
     /// Tries the rules of one root in turn; returns whether one applied.
-    fn visit(&mut self, root: NodeId, rules: &Index<'_>) -> Result<bool> {
-        let Some(node) = self.graph.nodes.get(root.index()) else { return Ok(false) };
-        let Some(candidates) = rules.get(&std::ptr::from_ref(node.spec)) else { return Ok(false) };
+    fn visit(&mut self, root: NodeId, rules: &Index<'_>) -> bool {
+        let Some(node) = self.graph.nodes.get(root.index()) else { return false };
+        let Some(candidates) = rules.get(&std::ptr::from_ref(node.spec)) else { return false };
         let producer = |id: &ValueId| self.producers.get(id.index()).copied().flatten();
         let inputs = || node.inputs.iter().flatten();
         let before = inputs().filter_map(producer).filter_map(|id| self.graph.nodes.get(id.index()));
@@ -160,20 +161,38 @@ impl<'g> Sweep<'g> {
             for orientation in 0..1u32 << compiled.swaps {
                 let finder = Finder { graph: self.graph, producers: &self.producers };
                 let Some(found) = finder.find(pattern, root, orientation) else { continue };
-                if !self.is_free(&found, compiled.rule.keep) {
+                if !self.is_known(&found, compiled.rule.known, root)
+                    || !self.is_free(&found, compiled.rule.keep)
+                {
                     continue;
                 }
                 let view = Found { graph: self.graph, found: &found };
                 if compiled.rule.when.is_some_and(|when| !when(&view)) {
                     continue;
                 }
-                let place = || format!("rule '{}'", compiled.rule.name);
-                if self.replace(compiled, &found, root).within(place)? {
-                    return Ok(true);
+                if self.replace(compiled, &found, root) {
+                    return true;
                 }
             }
         }
-        Ok(false)
+        false
+    }
+
+    /// Whether as much is known of a match as its rule asks for.
+    fn is_known(&self, found: &Match, known: Known, root: NodeId) -> bool {
+        let Some(root) = self.graph.nodes.get(root.index()) else { return false };
+        let ty = |id: ValueId| &self.graph.value(id).ty;
+        let mut outputs = root.outputs.iter().flatten();
+        let has_rank = |id: ValueId| ty(id).shape().is_some();
+        let mut named = found.values.iter().map(|(_, value)| *value);
+        match known {
+            Known::Nothing => true,
+            Known::Types => {
+                let has_type = outputs.all(|id| ty(*id).dtype().is_some());
+                has_type && (found.constant_rank == 0 || named.all(has_rank))
+            }
+            Known::Ranks => outputs.all(|id| has_rank(*id)) && named.all(has_rank),
+        }
     }
 
     /// Whether nobody outside the match reads what is inside of it.
@@ -194,32 +213,41 @@ impl<'g> Sweep<'g> {
         })
     }
 
-    /// Puts the right side of a rule in the place of a match, if it fits.
-    fn replace(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<bool> {
-        let Some(node) = self.graph.nodes.get(root.index()) else { return Ok(false) };
+    /// Puts the right side of a rule in the place of a match, if it fits. A rule that fails leaves the match as it is: the graph
+    /// runs without it as well.
+    fn replace(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> bool {
+        let Some(node) = self.graph.nodes.get(root.index()) else { return false };
         let key = (compiled.rule.name, node.name.clone());
         if self.refused.contains(&key) {
-            return Ok(false);
+            return false;
         }
         let fits = match &compiled.template {
             Some(Term::Value { name, .. }) => {
                 let value = found.value(name);
                 value.is_some_and(|value| self.alias(root, &[value]))
             }
-            _ => match self.replace_by_nodes(compiled, found, root)? {
-                Some(fits) => fits,
-                None => return Ok(false),
+            _ => match self.replace_by_nodes(compiled, found, root) {
+                Ok(Some(fits)) => fits,
+                Ok(None) => return false,
+                Err(problem) => {
+                    tracing::warn!(
+                        rule = key.0,
+                        node = &*key.1,
+                        "a rewrite rule failed and is skipped: {problem}"
+                    );
+                    false
+                }
             },
         };
         if !fits {
             self.refused.insert(key);
-            return Ok(false);
+            return false;
         }
         self.report.count(compiled.rule.name);
         let (rule, number) = (compiled.rule.name, self.report.total());
         tracing::trace!(rule, node = &*key.1, number, "rewritten");
         self.kill(root);
-        Ok(true)
+        true
     }
 
     /// Builds the right side of a rule; what it makes must take the place of the root, or values that exist stand for it. None
@@ -242,7 +270,8 @@ impl<'g> Sweep<'g> {
             let nodes = patch.draft.finish()?;
             let matched = found.nodes.iter().filter_map(|id| self.graph.nodes.get(id.index()));
             let device = matched.filter_map(|node| (self.first_claim)(self.graph, node)).min();
-            return self.accept(&node, nodes, root, device).map(Some);
+            let end = Replaced { node: &node, id: root, known: compiled.rule.known, device };
+            return Ok(Some(self.accept(end, nodes)));
         }
         let none_made = made.is_empty();
         drop(patch);
@@ -250,7 +279,8 @@ impl<'g> Sweep<'g> {
     }
 
     /// Adds the nodes that take a root's place, unless their outputs contradict it or they would not run on its device.
-    fn accept(&mut self, old: &Node, nodes: Vec<Node>, root: NodeId, device: Option<usize>) -> Result<bool> {
+    fn accept(&mut self, replaced: Replaced<'_>, nodes: Vec<Node>) -> bool {
+        let Replaced { node: old, id: root, known, device } = replaced;
         let first = self.graph.nodes.len();
         let outputs: Vec<ValueId> = old.outputs.iter().flatten().copied().collect();
         let before: Vec<ValueInfo> = outputs.iter().map(|id| self.graph.value(*id).clone()).collect();
@@ -267,13 +297,15 @@ impl<'g> Sweep<'g> {
         let added = first..self.graph.nodes.len();
         let inferred = added.clone().try_for_each(|index| infer_at(self.graph, index));
         let fits = inferred.is_ok()
-            && outputs.iter().zip(&before).all(|(id, before)| refine(self.graph.value_mut(*id), before))
+            && outputs.iter().zip(&before).all(|(id, before)| {
+                tells_enough(&self.graph.value(*id).ty, known) && refine(self.graph.value_mut(*id), before)
+            })
             && self.graph.nodes.iter().skip(first).all(|node| self.runs_on(node, device));
         if !fits {
             tracing::debug!(node = &*old.name, problem = ?inferred.err(), "a rule's result does not fit");
             self.graph.nodes.truncate(first);
             outputs.into_iter().zip(before).for_each(|(id, info)| *self.graph.value_mut(id) = info);
-            return Ok(false);
+            return false;
         }
         let place = self.places.get(root.index()).copied().unwrap_or(first);
         self.reads.resize(self.graph.value_count(), 0);
@@ -284,7 +316,7 @@ impl<'g> Sweep<'g> {
             self.dead.push(false);
             self.note_node(NodeId(index as u32));
         }
-        Ok(true)
+        true
     }
 
     /// Whether a device that comes no later claims a node. What no device claimed before, none need claim now.
@@ -410,6 +442,25 @@ impl<'g> Sweep<'g> {
             self.graph.sort()?;
         }
         Ok(())
+    }
+}
+
+/// The root of a match, whose outputs a rule's nodes are to compute.
+struct Replaced<'a> {
+    node: &'a Node,
+    id: NodeId,
+    /// What the rule asks to be known.
+    known: Known,
+    /// The first device that claims a node of the match.
+    device: Option<usize>,
+}
+
+/// Whether inference tells as much of a rule's result as the rule asks for.
+fn tells_enough(ty: &ValueType, known: Known) -> bool {
+    match known {
+        Known::Ranks => ty.shape().is_some(),
+        Known::Types => ty.dtype().is_some(),
+        Known::Nothing => *ty != ValueType::Unknown,
     }
 }
 

@@ -14,6 +14,8 @@ pub struct Match {
     pub(super) named: SmallVec<[(&'static str, NodeId); 4]>,
     /// The nodes of the match, the root first.
     pub(super) nodes: SmallVec<[NodeId; 8]>,
+    /// The greatest rank of the pattern's constants of numbers, which may add axes to what they are broadcast with.
+    pub(super) constant_rank: usize,
 }
 
 impl Match {
@@ -109,6 +111,10 @@ impl Search<'_> {
         self.found.value(name).is_some() || self.found.bind(name, value)
     }
 
+    fn note_rank(&mut self, constant: &Tensor) {
+        self.found.constant_rank = self.found.constant_rank.max(constant.shape().len());
+    }
+
     fn next_bit(&mut self) -> bool {
         let bit = self.orientation & 1 == 1;
         self.orientation >>= 1;
@@ -121,12 +127,14 @@ impl Search<'_> {
         match (term, value) {
             (Term::Any, _) | (Term::Value { optional: true, .. }, None) => true,
             (Term::Value { name, .. }, Some(value)) => self.found.bind(name, value),
-            (Term::Constant(name), Some(value)) => {
-                graph.constants.contains_key(&value) && self.found.bind(name, value)
-            }
-            (Term::Number { value: number, tolerant }, value) => {
-                constant(value).is_some_and(|tensor| is_number(tensor, *number, *tolerant))
-            }
+            (Term::Constant(name), Some(value_id)) => constant(value).is_some_and(|tensor| {
+                self.note_rank(tensor);
+                self.found.bind(name, value_id)
+            }),
+            (Term::Number { value: number, tolerant }, value) => constant(value).is_some_and(|tensor| {
+                self.note_rank(tensor);
+                is_number(tensor, *number, *tolerant)
+            }),
             (Term::Ints(ints), Some(value)) => known_ints(graph, value).is_some_and(|known| known == *ints),
             (Term::Node(term), Some(value)) => {
                 let producer = self.finder.producer(value);
@@ -160,20 +168,26 @@ fn attrs_match(term: &NodeTerm, node: &Node) -> bool {
 }
 
 /// How far from a tolerant number a constant may be, as a part of it: more than the digits that exporters write, and
-/// for half types what one rounding costs.
+/// for half types what one rounding costs. Doubles are taken at their word: a fused operator computes with the number itself.
 const TOLERANCE: f64 = 1e-4;
 const HALF_TOLERANCE: f64 = 4e-3;
+const DOUBLE_TOLERANCE: f64 = 4.0 * f64::EPSILON;
 
 fn is_number(tensor: &Tensor, number: f64, tolerant: bool) -> bool {
     let Some(value) = scalar(tensor) else { return false };
     let part = match tensor.dtype() {
         crate::dtype::DType::F16 => TOLERANCE.max(1e-3),
         crate::dtype::DType::BF16 => HALF_TOLERANCE,
+        crate::dtype::DType::F64 => DOUBLE_TOLERANCE,
         _ => TOLERANCE,
     };
     match tolerant {
         true => (value - number).abs() <= part * number.abs(),
-        false => value == number || (tensor.dtype().is_float() && value as f32 == number as f32),
+        // The number as the tensor's type would hold it.
+        false => {
+            value == number
+                || (tensor.dtype() == crate::dtype::DType::F32 && value == f64::from(number as f32))
+        }
     }
 }
 

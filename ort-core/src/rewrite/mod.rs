@@ -20,8 +20,8 @@ mod term;
 
 pub use matching::{Match, known_ints, scalar};
 pub use patch::Patch;
-pub use rule::{Found, Level, Rule, RuleSet, Then};
-pub use sample::sample;
+pub use rule::{Found, Known, Level, Rule, RuleSet, Then};
+pub use sample::{Declared, sample};
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -123,14 +123,20 @@ pub fn rule_sets() -> &'static [&'static RuleSet] {
     crate::rules::ALL
 }
 
-/// The rules, parsed once; a rule that does not parse is an error for all.
-fn compiled() -> Result<&'static [Compiled]> {
-    static COMPILED: OnceLock<Result<Vec<Compiled>>> = OnceLock::new();
-    let parse = || {
-        let rules = rule_sets().iter().flat_map(|set| set.rules.iter().map(|rule| (rule, set.level)));
-        rules.map(|(rule, level)| Compiled::new(rule, level)).collect()
+/// The rules, parsed once. One that does not parse is left out with a warning: a graph runs without it as well.
+fn compiled() -> &'static [Compiled] {
+    static COMPILED: OnceLock<Vec<Compiled>> = OnceLock::new();
+    let parse = |(rule, level)| match Compiled::new(rule, level) {
+        Ok(compiled) => Some(compiled),
+        Err(problem) => {
+            tracing::warn!("a rewrite rule is left out: {problem}");
+            None
+        }
     };
-    COMPILED.get_or_init(parse).as_ref().map(Vec::as_slice).map_err(Clone::clone)
+    COMPILED.get_or_init(|| {
+        let rules = rule_sets().iter().flat_map(|set| set.rules.iter().map(|rule| (rule, set.level)));
+        rules.filter_map(parse).collect()
+    })
 }
 
 /// Applies the rules of these families alone to an inferred graph, and computes nothing. What the graph has as outputs stays.
@@ -145,7 +151,7 @@ pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
         until: None,
     };
     let mut report = Report::default();
-    let index = driver::index(compiled()?, &optimizer);
+    let index = driver::index(compiled(), &optimizer);
     if driver::apply(graph, &index, &optimizer, environment, &mut report)? {
         graph.verify()?;
     }
@@ -237,7 +243,7 @@ impl Driver<'_> {
 
     /// Folds constants of up to `most` bytes and applies rules, until neither finds anything.
     fn apply_all(&mut self, graph: &mut Graph, optimizer: &Optimizer, most: usize) -> Result<()> {
-        let index = driver::index(compiled()?, optimizer);
+        let index = driver::index(compiled(), optimizer);
         fold::known_values(graph, self.report)?;
         for _ in 0..MOST_ROUNDS {
             let rewritten = driver::apply(graph, &index, optimizer, self.environment, self.report)?;
@@ -286,6 +292,15 @@ pub const fn first_of(guards: &[fn(&Found<'_>) -> bool]) -> Option<fn(&Found<'_>
     match guards {
         [first, ..] => Some(*first),
         [] => None,
+    }
+}
+
+/// The first of at most one, for the macro of rules.
+#[doc(hidden)]
+pub const fn first_known(known: &[Known]) -> Known {
+    match known {
+        [first, ..] => *first,
+        [] => Known::Ranks,
     }
 }
 

@@ -67,6 +67,14 @@ impl<'a> Found<'a> {
         self.shape(name).map(<[_]>::len)
     }
 
+    /// A number as a float attribute of an operator on the value called `name`, whose attributes are of single precision. None if
+    /// that operator computes in double precision and the attribute would round the number, or if there is no such number.
+    pub fn attribute(&self, name: &str, number: f64) -> Option<f32> {
+        let rounded = number as f32;
+        let is_exact = self.dtype(name)? != DType::F64 || f64::from(rounded) == number;
+        (!number.is_nan() && rounded.is_finite() == number.is_finite() && is_exact).then_some(rounded)
+    }
+
     /// The element type of the value called `name`.
     pub fn dtype(&self, name: &str) -> Option<DType> {
         self.value(name).and_then(|value| self.graph.value(value).ty.dtype())
@@ -131,6 +139,30 @@ impl<'g> Patch<'g> {
         self.draft.constant(tensor)
     }
 
+    /// Adds a constant with one number of the element type of the value called `name`; none for types other than floats.
+    pub fn number_like(&mut self, name: &str, number: f32) -> Result<Option<ValueId>> {
+        let tensor = match self.found().dtype(name) {
+            Some(DType::F32) => Tensor::scalar(number)?,
+            Some(DType::F64) => Tensor::scalar(f64::from(number))?,
+            Some(DType::F16) => Tensor::scalar(half::f16::from_f32(number))?,
+            Some(DType::BF16) => Tensor::scalar(half::bf16::from_f32(number))?,
+            _ => return Ok(None),
+        };
+        Ok(Some(self.constant(tensor)))
+    }
+
+    /// The constant called `name` without dimensions, as ONNX Runtime wants scales and zero points, if it has one element.
+    ///
+    /// Errors: as [`Patch::value`].
+    pub fn without_axes(&mut self, name: &str) -> Result<ValueId> {
+        let value = self.value(name)?;
+        let tensor = self.found().tensor(name).filter(|tensor| tensor.element_count() == 1).cloned();
+        match tensor.filter(|tensor| !tensor.shape().is_empty()) {
+            Some(tensor) => Ok(self.constant(tensor.reshape(&[])?)),
+            None => Ok(value),
+        }
+    }
+
     /// Adds a one-dimensional `int64` constant.
     pub fn constant_ints(&mut self, ints: &[i64]) -> Result<ValueId> {
         self.draft.constant_ints(ints)
@@ -144,7 +176,7 @@ impl<'g> Patch<'g> {
                 (None, false) => Err(error!(Fail, "the pattern has no value '{name}'")),
                 (value, _) => Ok(value),
             },
-            Term::Constant(name) => self.value(name).map(Some),
+            Term::Constant(name) => self.without_axes(name).map(Some),
             Term::Number { .. } => Err(error!(Fail, "a template cannot tell the type of a number")),
             Term::Ints(ints) => self.constant_ints(ints).map(Some),
             Term::Node(node) => self.build_node(node),

@@ -1,11 +1,13 @@
 //! What a rule is, and the table form rules are written in.
 
+use rustc_hash::FxHashMap;
+
 use super::matching::Match;
 use super::patch::Patch;
-use super::term::Term;
+use super::term::{NodeTerm, Term};
 use crate::ir::{Graph, ValueId};
 use crate::spec::OpSpec;
-use crate::{Result, Within, ensure};
+use crate::{Result, Within, ensure, error};
 
 /// How much of a graph may change. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -42,6 +44,30 @@ impl Level {
     }
 }
 
+/// What must be known of a match before a rule may apply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Known {
+    /// The rank of every value that the pattern names, and of what it computes.
+    #[default]
+    Ranks,
+    /// The element types. What the pattern computes has the shape of the value it starts from. If the rank of that value is
+    /// unknown, constants of the pattern must have no dimensions, because others may add axes by broadcasting.
+    Types,
+    /// Nothing: the rule holds for any shapes, because it broadcasts nothing and names no axes.
+    Nothing,
+}
+
+impl Known {
+    /// What documentation says of it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Known::Ranks => "ranks",
+            Known::Types => "types",
+            Known::Nothing => "nothing",
+        }
+    }
+}
+
 /// A rule as it is written: a row of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
@@ -51,6 +77,8 @@ pub struct Rule {
     pub doc: &'static str,
     /// What it looks for; see the module `term` for the syntax.
     pub pattern: &'static str,
+    /// What must be known of the match.
+    pub known: Known,
     /// What must hold besides.
     pub when: Option<fn(&Found<'_>) -> bool>,
     /// What stands there afterwards.
@@ -123,6 +151,7 @@ impl Compiled {
                 Then::Template(text) => Some(Term::parse(text)?),
                 Then::Build(_) => None,
             };
+            template.iter().try_for_each(|template| check_template(&pattern, template))?;
             let args = pattern.root().into_iter().flat_map(|root| &root.args).filter_map(Term::root);
             let before = args.map(|node| node.ops.clone()).collect();
             let constant = |arg: &Term| matches!(arg, Term::Number { .. } | Term::Constant(_));
@@ -139,13 +168,72 @@ impl Compiled {
     }
 }
 
-/// Writes a table of rules: documentation, name, pattern, an optional guard, and either a template or a function.
+/// Refuses a template that the pattern cannot fill in: a value that no match binds, or that some leave out while the
+/// template does not, a number, attributes of an unknown node.
+fn check_template(pattern: &Term, template: &Term) -> Result<()> {
+    let mut bound = FxHashMap::default();
+    // What the root computes is what the template takes the place of.
+    let args = pattern.root().into_iter().flat_map(|root| &root.args);
+    args.for_each(|arg| note_values(arg, &mut bound));
+    let nodes: Vec<&str> =
+        pattern.root().into_iter().flat_map(NodeTerm::nodes).filter_map(|node| node.name).collect();
+    check_term(template, &bound, &nodes)
+}
+
+fn check_term(template: &Term, bound: &FxHashMap<&str, bool>, nodes: &[&str]) -> Result<()> {
+    let check = |name: &str, may_be_missing: bool| match bound.get(name) {
+        None => Err(error!(Fail, "the template names '{name}', which the pattern does not bind")),
+        Some(true) if !may_be_missing => Err(error!(
+            Fail,
+            "the template needs '{name}', which the pattern leaves optional; write '{name}?'"
+        )),
+        Some(_) => Ok(()),
+    };
+    match template {
+        Term::Any | Term::Ints(_) => Ok(()),
+        Term::Number { .. } => Err(error!(Fail, "a template cannot tell the type of a number")),
+        Term::Value { name, optional } => check(name, *optional),
+        Term::Constant(name) => check(name, false),
+        Term::Node(node) => {
+            let unknown = node.copies.iter().find(|name| !nodes.contains(name));
+            if let Some(name) = unknown {
+                return Err(error!(
+                    Fail,
+                    "the template copies attributes of '{name}', which is no node of the pattern"
+                ));
+            }
+            node.args.iter().try_for_each(|arg| check_term(arg, bound, nodes))
+        }
+    }
+}
+
+/// Notes the values that a match of a pattern binds, and whether some matches leave them out.
+fn note_values(pattern: &Term, bound: &mut FxHashMap<&'static str, bool>) {
+    match pattern {
+        Term::Any | Term::Ints(_) | Term::Number { .. } => {}
+        Term::Constant(name) => {
+            bound.insert(*name, false);
+        }
+        // A name that stands in another place without a question mark is always there.
+        Term::Value { name, optional } => {
+            let entry = bound.entry(*name).or_insert(*optional);
+            *entry = *entry && *optional;
+        }
+        Term::Node(node) => {
+            bound.extend(node.name.map(|name| (name, false)));
+            node.args.iter().for_each(|arg| note_values(arg, bound));
+        }
+    }
+}
+
+/// Writes a table of rules: documentation, name, pattern, an optional guard, either a template or a function, and samples;
+/// then `keep true` if others may read inner values, and `known Types` or `known Nothing` if ranks need not be known.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! rules {
     ($family:literal, $level:ident; $(
         $(#[doc = $doc:literal])+
-        $name:ident: $pattern:tt $(if $when:expr)? => $then:expr, $samples:expr $(, keep $keep:literal)?;
+        $name:ident: $pattern:tt $(if $when:expr)? => $then:expr, $samples:expr $(, keep $keep:literal)? $(, known $known:ident)?;
     )*) => {
         pub(super) static RULES: $crate::rewrite::RuleSet = $crate::rewrite::RuleSet {
             family: $family,
@@ -154,6 +242,7 @@ macro_rules! rules {
                 name: stringify!($name),
                 doc: concat!($($doc),+),
                 pattern: $pattern,
+                known: $crate::rewrite::first_known(&[$($crate::rewrite::Known::$known,)?]),
                 when: $crate::rewrite::first_of(&[$($when,)?]),
                 then: $then,
                 keep: $crate::rewrite::first_flag(&[$($keep,)?]),
@@ -161,4 +250,39 @@ macro_rules! rules {
             }),*],
         };
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rule_sets;
+    use super::*;
+
+    #[test]
+    fn every_rule_parses_and_its_template_names_what_the_pattern_binds() {
+        let rules = rule_sets().iter().flat_map(|set| set.rules.iter().map(|rule| (rule, set.level)));
+        let problems: Vec<String> =
+            rules.filter_map(|(rule, level)| Some(Compiled::new(rule, level).err()?.to_string())).collect();
+        assert!(problems.is_empty(), "{}", problems.join("\n"));
+    }
+
+    #[test]
+    fn a_template_that_the_pattern_cannot_fill_in_is_refused() -> Result<()> {
+        let pattern = Term::parse("r@Relu(m@Gemm(a, #b, bias?; alpha=1))")?;
+        for good in ["Gemm(a, b, bias?; ..m)", "Relu(a)", "Gemm(a, #b; ..r)", "Add(m, a)"] {
+            check_template(&pattern, &Term::parse(good)?)?;
+        }
+        for wrong in [
+            "Gemm(a, b, bias)",
+            "Relu(x)",
+            "Relu(#c)",
+            "Gemm(a, b; ..n)",
+            "Mul(a, 2)",
+            "Relu(Relu(x))",
+            "Neg(r)",
+        ] {
+            assert!(check_template(&pattern, &Term::parse(wrong)?).is_err(), "{wrong}");
+        }
+        let pattern = Term::parse("Mul(x?, Add(x, y?))")?;
+        check_template(&pattern, &Term::parse("Add(x, y?)")?)
+    }
 }

@@ -1,10 +1,11 @@
 //! Graphs that a rule applies to, from its pattern and a sample: what the test of every rule runs.
 //!
 //! A sample is a list of `name=value` apart by spaces. For a value of the pattern it is `type[sizes]` (an input, or a
-//! constant where the pattern asks for one), `type:number` (a constant of no dimensions) or `[integers]` (a constant);
-//! `const:type[sizes]` makes a constant of any value. `node.attribute=value` gives an attribute of a named node,
-//! `node.op=Name` chooses among its operators, `node.outputs=2` gives it more outputs. Numbers of the pattern take the
-//! type that `numbers=type` says, else `f32`. The places of `_` are `_0`, `_1` and so on; left out where not given.
+//! constant where the pattern asks for one), `type:number` (a constant of no dimensions; `type[1,1]:number` has such) or
+//! `[integers]` (a constant); `const:type[sizes]` makes a constant of any value. `node.attribute=value` gives an attribute of
+//! a named node, `node.op=Name` chooses among its operators, `node.outputs=2` gives it more outputs. Numbers of the pattern
+//! take the type that `numbers=type` says, or its sizes with `numbers=type[1,1]`, else `f32`. The places of `_` are `_0`, `_1`
+//! and so on; left out where not given.
 
 use rustc_hash::FxHashMap;
 
@@ -12,22 +13,36 @@ use super::patch::attribute;
 use super::rule::Rule;
 use super::term::{Literal, NodeTerm, Term};
 use crate::dtype::DType;
-use crate::ir::{Attribute, Graph, GraphBuilder, ValueId};
+use crate::ir::{Attribute, Graph, GraphBuilder, ValueId, ValueType};
 use crate::tensor::{Tensor, element_count};
 use crate::{Result, Within, ensure, error};
 
-/// The graph of a rule's pattern over the values of a sample; its inputs are the pattern's values.
-pub fn sample(rule: &'static Rule, text: &'static str) -> Result<Graph> {
-    build(rule, text).within(|| format!("rule '{}', sample '{text}'", rule.name))
+/// How much of the shapes of its inputs a sample's graph tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Declared {
+    /// The sizes.
+    Sizes,
+    /// A symbol for each size, the same for equal sizes.
+    EqualSymbols,
+    /// A symbol for each axis.
+    Symbols,
+    /// Element types alone.
+    Types,
 }
 
-fn build(rule: &'static Rule, text: &'static str) -> Result<Graph> {
+/// The graph of a rule's pattern over the values of a sample; its inputs are the pattern's values.
+pub fn sample(rule: &'static Rule, text: &'static str, declared: Declared) -> Result<Graph> {
+    build(rule, text, declared).within(|| format!("rule '{}', sample '{text}'", rule.name))
+}
+
+fn build(rule: &'static Rule, text: &'static str, declared: Declared) -> Result<Graph> {
     let pattern = Term::parse(rule.pattern)?;
     let split =
         |entry: &'static str| entry.split_once('=').ok_or_else(|| error!(Fail, "'{entry}' has no '='"));
     let entries: FxHashMap<&str, &str> = text.split_whitespace().map(split).collect::<Result<_>>()?;
     let mut sampler = Sampler {
         builder: GraphBuilder::new(rule.name),
+        declared,
         entries,
         values: FxHashMap::default(),
         nodes: FxHashMap::default(),
@@ -45,6 +60,7 @@ fn build(rule: &'static Rule, text: &'static str) -> Result<Graph> {
 
 struct Sampler {
     builder: GraphBuilder,
+    declared: Declared,
     entries: FxHashMap<&'static str, &'static str>,
     values: FxHashMap<&'static str, Option<ValueId>>,
     nodes: FxHashMap<&'static str, Vec<ValueId>>,
@@ -64,8 +80,8 @@ impl Sampler {
             Term::Value { name, .. } => self.value(name, false),
             Term::Constant(name) => self.value(name, true),
             Term::Number { value, .. } => {
-                let dtype = self.entries.get("numbers").copied().unwrap_or("f32");
-                self.constant(number(dtype_of(dtype)?, *value)?)
+                let ty = self.entries.get("numbers").copied().unwrap_or("f32");
+                self.constant(number(ty, *value)?)
             }
             Term::Ints(ints) => self.constant(Tensor::from_slice(&[ints.len()], ints)?),
             Term::Node(node) => {
@@ -101,9 +117,9 @@ impl Sampler {
         if let Some(ints) = ints(text) {
             return Ok(self.builder.constant(Tensor::from_slice(&[ints.len()], &ints)?));
         }
-        if let Some((dtype, value)) = text.split_once(':').filter(|(dtype, _)| *dtype != "const") {
+        if let Some((ty, value)) = text.split_once(':').filter(|(ty, _)| *ty != "const") {
             let value = value.parse().map_err(|_| error!(Fail, "'{value}' is no number"))?;
-            return Ok(self.builder.constant(number(dtype_of(dtype)?, value)?));
+            return Ok(self.builder.constant(number(ty, value)?));
         }
         let (constant, text) = text.strip_prefix("const:").map_or((constant, text), |text| (true, text));
         let (dtype, sizes) = text.split_once('[').ok_or_else(|| error!(Fail, "sizes are missing"))?;
@@ -111,12 +127,22 @@ impl Sampler {
             sizes.trim_end_matches(']').split(',').filter(|size| !size.is_empty()).collect();
         let dtype = dtype_of(dtype)?;
         if !constant {
-            return Ok(self.builder.input(name, dtype, &sizes));
+            return Ok(self.input(name, dtype, &sizes));
         }
-        let size = |size: &&str| size.parse().map_err(|_| error!(Fail, "'{size}' is no size"));
-        let sizes = sizes.iter().map(size).collect::<Result<Vec<usize>>>()?;
+        let sizes = numbers(&sizes)?;
         self.seed += 1;
         Ok(self.builder.constant(weights(dtype, &sizes, self.seed)?))
+    }
+
+    fn input(&mut self, name: &str, dtype: DType, sizes: &[&str]) -> ValueId {
+        let symbols: Vec<String> = match self.declared {
+            Declared::Sizes => return self.builder.input(name, dtype, sizes),
+            Declared::Types => return self.builder.typed_input(name, ValueType::tensor(dtype, None)),
+            Declared::EqualSymbols => sizes.iter().map(|size| format!("size_{size}")).collect(),
+            Declared::Symbols => (0..sizes.len()).map(|axis| format!("{name}_{axis}")).collect(),
+        };
+        let symbols: Vec<&str> = symbols.iter().map(String::as_str).collect();
+        self.builder.input(name, dtype, &symbols)
     }
 
     /// The outputs of a node; one that has a name is made once.
@@ -180,8 +206,18 @@ fn dtype_of(name: &str) -> Result<DType> {
     short.or_else(|| DType::from_name(name)).ok_or_else(|| error!(Fail, "there is no element type '{name}'"))
 }
 
-/// A constant without dimensions.
-fn number(dtype: DType, value: f64) -> Result<Tensor> {
+fn numbers(sizes: &[&str]) -> Result<Vec<usize>> {
+    sizes.iter().map(|size| size.parse().map_err(|_| error!(Fail, "'{size}' is no size"))).collect()
+}
+
+/// A constant of one element, whose type `ty` may name sizes of 1.
+fn number(ty: &str, value: f64) -> Result<Tensor> {
+    let (dtype, sizes) = ty.split_once('[').unwrap_or((ty, ""));
+    let sizes: Vec<&str> = sizes.trim_end_matches(']').split(',').filter(|size| !size.is_empty()).collect();
+    scalar(dtype_of(dtype)?, value)?.reshape(&numbers(&sizes)?)
+}
+
+fn scalar(dtype: DType, value: f64) -> Result<Tensor> {
     match dtype {
         DType::F32 => Tensor::scalar(value as f32),
         DType::F64 => Tensor::scalar(value),

@@ -9,27 +9,29 @@ use crate::{Result, error};
 
 rules! { "algebra", Basic;
     /// An identity is the value itself.
-    identity: "Identity(x)" => Template("x"), ["x=f32[2,3]"], keep true;
+    identity: "Identity(x)" => Template("x"), ["x=f32[2,3]"], keep true, known Nothing;
     /// A dropout without training does nothing.
-    dropout: "Dropout(x, ..)" if is_not_training => Template("x"), ["x=f32[2,3]"], keep true;
+    dropout: "Dropout(x, ..)" if is_not_training => Template("x"), ["x=f32[2,3]"], keep true, known Nothing;
     /// A cast to the type that is there already.
-    cast_to_same: "c@Cast(x)" if casts_to_own_type => Template("x"), ["x=f32[2,3] c.to=1"], keep true;
-    /// Adding zero. Negative zero becomes zero no more, which no comparison tells.
-    add_zero: "Add(x, 0)" => Template("x"), ["x=f32[2,3]"], keep true;
-    /// Subtracting zero.
-    sub_zero: "Sub(x, 0)" => Template("x"), ["x=f32[2,3]"], keep true;
+    cast_to_same: "c@Cast(x)" if casts_to_own_type => Template("x"), ["x=f32[2,3] c.to=1"], keep true, known Types;
+    /// Adding zero; of floats negative zero, because `-0 + 0` is 0.
+    add_zero: "Add(x, #zero)" if adds_nothing => Template("x"), ["x=f32[2,3] zero=f32:-0", "x=i64[2,3] zero=i64:0"],
+        keep true, known Types;
+    /// Subtracting zero; of floats positive zero, because `-0 - -0` is 0.
+    sub_zero: "Sub(x, #zero)" if subtracts_nothing => Template("x"), ["x=f32[2,3] zero=f32:0", "x=i64[2,3] zero=i64:0"],
+        keep true, known Types;
     /// Multiplying by one.
-    mul_one: "Mul(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true;
+    mul_one: "Mul(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
     /// Dividing by one.
-    div_one: "Div(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true;
+    div_one: "Div(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
     /// The first power.
-    pow_one: "Pow(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true;
+    pow_one: "Pow(x, 1)" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
     /// A square is a product, which every provider has a fast loop for.
-    square: "Pow(x, 2)" => Template("Mul(x, x)"), ["x=f32[2,3]"];
+    square: "Pow(x, 2)" if is_float => Template("Mul(x, x)"), ["x=f32[2,3]"], known Types;
     /// Two negations.
-    neg_neg: "Neg(Neg(x))" => Template("x"), ["x=f32[2,3]"], keep true;
+    neg_neg: "Neg(Neg(x))" => Template("x"), ["x=f32[2,3]"], keep true, known Types;
     /// Rectifying twice.
-    relu_relu: "Relu(r@Relu(x))" => Template("r"), ["x=f32[2,3]"], keep true;
+    relu_relu: "Relu(r@Relu(x))" => Template("r"), ["x=f32[2,3]"], keep true, known Types;
     /// A transposition that moves nothing.
     transpose_nothing: "t@Transpose(x)" if moves_nothing => Template("x"), ["x=f32[2,3] t.perm=[0,1]"], keep true;
     /// Two transpositions are one.
@@ -48,7 +50,7 @@ rules! { "algebra", Basic;
     where_never: "r@Where(#condition, _, x)" if is_never_and_keeps_its_shape => Template("x"),
         ["condition=const:bool[2,1] _0=const:f32[1] x=f32[2,6]"], keep true;
     /// A cast to the type of another value is a cast to a type that is known.
-    cast_like: "c@CastLike(x, like)" => Build(cast_like), ["x=f32[2,6] like=f16[1]"];
+    cast_like: "c@CastLike(x, like)" => Build(cast_like), ["x=f32[2,6] like=f16[1]"], known Types;
     /// A broadcast to the shape that is there already.
     expand_to_same: "r@Expand(x, _)" if keeps_its_shape => Template("x"), ["x=f32[2,6] _0=[1,6]"], keep true;
     /// An axis that is added and taken away again.
@@ -59,6 +61,27 @@ rules! { "algebra", Basic;
     /// A slice that leaves everything.
     slice_of_all: "r@Slice(x, starts, ends, axes?, steps?)" if keeps_all_forwards => Template("x"),
         ["x=f32[2,6] starts=[0] ends=[9] axes=[1]"], keep true;
+}
+
+/// Whether the value called `zero` is one zero, of the sign that leaves every float as it is.
+fn is_zero(found: &Found<'_>, is_negative: bool) -> bool {
+    let is_float = found.dtype("zero").is_some_and(|dtype| dtype.is_float());
+    found
+        .scalar("zero")
+        .is_some_and(|zero| zero == 0.0 && (!is_float || zero.is_sign_negative() == is_negative))
+}
+
+fn adds_nothing(found: &Found<'_>) -> bool {
+    is_zero(found, true)
+}
+
+fn subtracts_nothing(found: &Found<'_>) -> bool {
+    is_zero(found, false)
+}
+
+/// Whether the value called `x` holds floats: the power of integers may be computed in another type than their product.
+fn is_float(found: &Found<'_>) -> bool {
+    found.dtype("x").is_some_and(|dtype| dtype.is_float())
 }
 
 fn is_not_training(found: &Found<'_>) -> bool {

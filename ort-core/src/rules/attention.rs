@@ -1,40 +1,50 @@
 //! Attention as exporters write it, as one operator that need not hold all scores at once.
 //!
 //! Vaswani et al., "Attention Is All You Need", arXiv 1706.03762: `softmax(scale * Q * K^T + mask) * V`.
+//!
+//! The operator and the formula read masks in two ways. The operator pads a last axis that is too short with -inf, where
+//! the formula broadcasts it; and it gives zeros for a query that sees no key, where the softmax of the formula gives NaN.
+//! What the rules put in place gives what the formula gives: see [`mask_of_operator`].
 
+use crate::dim::Dim;
 use crate::ir::{Attribute, ValueId};
-use crate::rewrite::Then::Build;
-use crate::rewrite::Then::Template;
+use crate::rewrite::Then::{Build, Template};
 use crate::rewrite::{Found, Patch};
+use crate::tensor::Tensor;
 use crate::{Result, rules};
 
 rules! { "attention", Extended;
     /// A product with the last two axes of the right side exchanged.
-    matmul_transposed: "MatMul(q, Transpose(k; perm=[0,1,3,2]))" => Template("FusedMatMul(q, k; transB=1)"),
+    matmul_transposed: "MatMul(q, Transpose(k; perm=[0,1,3,2]))" if queries_are_matrices
+        => Template("FusedMatMul(q, k; transB=1)"),
         ["q=f32[2,3,5,8] k=f32[2,3,7,8]"];
     /// The same where heads and positions are exchanged on the way.
-    matmul_transposed_heads: "MatMul(q, Transpose(k; perm=[0,2,3,1]))"
+    matmul_transposed_heads: "MatMul(q, Transpose(k; perm=[0,2,3,1]))" if queries_are_matrices
         => Template("FusedMatMul(q, Transpose(k; perm=[0,2,1,3]); transB=1)"),
         ["q=f32[2,3,5,8] k=f32[2,7,3,8]"];
     /// A factor of the keys, which stand transposed already.
-    transposed_keys_times: "MatMul(q, Mul(Transpose(k; perm=[0,1,3,2]), #factor))" if factor_is_scalar
+    transposed_keys_times: "MatMul(q, Mul(Transpose(k; perm=[0,1,3,2]), #factor))" if scales_transposed_keys
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.35"];
     /// A factor of the scores.
-    scores_times: "Mul(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), #factor)" if factor_is_scalar
+    scores_times: "Mul(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), #factor)" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.125"];
     /// A divisor of the scores.
-    scores_over: "Div(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), #divisor)" if divisor_is_scalar
+    scores_over: "Div(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), #divisor)" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] divisor=f32:8"];
     /// A factor of the queries.
-    queries_times: "m@FusedMatMul(Mul(q, #factor), k; transA=0; transB=1; activation='')" if factor_is_scalar
+    queries_times: "m@FusedMatMul(Mul(q, #factor), k; transA=0; transB=1; activation='')" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.35"];
     /// A factor of the keys.
-    keys_times: "m@FusedMatMul(q, Mul(k, #factor); transA=0; transB=1; activation='')" if factor_is_scalar
+    keys_times: "m@FusedMatMul(q, Mul(k, #factor); transA=0; transB=1; activation='')" if has_scale
         => Build(scale_scores), ["q=f32[2,3,5,8] k=f32[2,3,7,8] factor=f32:0.35"];
     /// Scores with a mask, their softmax, and the values.
-    attention_masked: "MatMul(Softmax(Add(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), mask); axis=-1), v)"
+    attention_masked: "MatMul(Softmax(sum@Add(m@FusedMatMul(q, k; transA=0; transB=1; activation=''), mask); axis=-1), v)"
         if are_heads => Build(attention),
-        ["q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=f32[2,1,5,7] m.alpha=0.35"];
+        [
+            "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=f32[2,1,5,7] m.alpha=0.35",
+            "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=f32[5,1] m.alpha=0.35",
+            "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=const:f32[2,1,1,7] m.alpha=0.35",
+        ];
     /// Scores, their softmax, and the values.
     attention: "MatMul(Softmax(m@FusedMatMul(q, k; transA=0; transB=1; activation=''); axis=-1), v)"
         if are_heads => Build(attention),
@@ -46,48 +56,108 @@ rules! { "attention", Extended;
         keep true;
 }
 
-fn factor_is_scalar(found: &Found<'_>) -> bool {
-    found.scalar("factor").is_some()
-}
-
-fn divisor_is_scalar(found: &Found<'_>) -> bool {
-    found.scalar("divisor").is_some_and(|divisor| divisor != 0.0)
+fn queries_are_matrices(found: &Found<'_>) -> bool {
+    found.rank("q").is_some_and(|rank| rank >= 2)
 }
 
 fn alpha(found: &Found<'_>) -> f32 {
     found.node("m").and_then(|node| node.attrs.find_float("alpha")).unwrap_or(1.0)
 }
 
-fn scale_scores(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let found = patch.found();
+/// What the scores are multiplied with in the end, where the attribute can hold it.
+fn scale(found: &Found<'_>) -> Option<f32> {
     let factor = match (found.scalar("factor"), found.scalar("divisor")) {
         (Some(factor), _) => factor,
         (None, Some(divisor)) => 1.0 / divisor,
-        (None, None) => return Ok(None),
+        (None, None) => return None,
     };
-    let scaled = (f64::from(alpha(&found)) * factor) as f32;
+    let scale = found.attribute("q", f64::from(alpha(found)) * factor)?;
+    // A scale that underflows is one that the formula does not have.
+    (scale.is_finite() && (scale != 0.0 || factor == 0.0)).then_some(scale)
+}
+
+fn has_scale(found: &Found<'_>) -> bool {
+    scale(found).is_some()
+}
+
+fn scales_transposed_keys(found: &Found<'_>) -> bool {
+    queries_are_matrices(found) && has_scale(found)
+}
+
+fn scale_scores(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
+    let found = patch.found();
+    let Some(scale) = scale(&found) else { return Ok(None) };
     let inputs = ["q", "k"].map(|name| found.value(name));
-    let attrs = [("alpha", Attribute::Float(scaled)), ("transB", Attribute::Int(1))];
+    let attrs = [("alpha", Attribute::Float(scale)), ("transB", Attribute::Int(1))];
     Ok(Some(vec![patch.emit((crate::spec::RUNTIME, "FusedMatMul"), &inputs, &attrs)?]))
 }
 
-/// Whether queries, keys and values have four axes, and as many heads each.
+/// Whether queries, keys and values have four axes, and as many heads each, and the mask adds to neither.
 fn are_heads(found: &Found<'_>) -> bool {
     let (Some([b, h, _, _]), Some([kb, kh, _, _]), Some([vb, vh, _, _])) =
         (found.shape("q"), found.shape("k"), found.shape("v"))
     else {
         return false;
     };
-    let mask_fits = found.value("mask").is_none()
-        || found.rank("mask").is_some_and(|rank| (2..=4).contains(&rank))
-            && found.dtype("mask") == found.dtype("q");
-    b == kb && b == vb && h == kh && h == vh && mask_fits
+    b == kb && b == vb && h == kh && h == vh && (found.value("mask").is_none() || mask_fits(found))
+}
+
+/// Whether a mask leaves batch, heads and queries of the scores as they are. Of the last axis see [`mask_of_operator`].
+fn mask_fits(found: &Found<'_>) -> bool {
+    let (Some([scores @ .., _]), Some([sums @ .., _])) = (found.shape("m"), found.shape("sum")) else {
+        return false;
+    };
+    let is_mask = found.rank("mask").is_some_and(|rank| (2..=4).contains(&rank));
+    is_mask && scores == sums && found.dtype("mask") == found.dtype("q")
 }
 
 fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let scale = alpha(&patch.found());
-    let inputs = ["q", "k", "v", "mask"].map(|name| patch.found.value(name));
-    Ok(Some(vec![patch.emit(("", "Attention"), &inputs, &[("scale", Attribute::Float(scale))])?]))
+    let [q, k, v, mask] = ["q", "k", "v", "mask"].map(|name| patch.found.value(name));
+    let mask = match mask {
+        Some(mask) => match mask_of_operator(patch, mask)? {
+            Some(mask) => Some(mask),
+            None => return Ok(None),
+        },
+        None => None,
+    };
+    let attrs = [("scale", Attribute::Float(scale))];
+    Ok(Some(vec![patch.emit(("", "Attention"), &[q, k, v, mask], &attrs)?]))
+}
+
+/// A mask with which the operator gives what the formula gives with `mask`: its last axis has a number for each key, and a row
+/// of -inf alone, which hides all keys, is NaN instead. None for types that have no such numbers.
+///
+/// Masks are small beside scores, and layers share what is made of one mask.
+fn mask_of_operator(patch: &mut Patch<'_>, mask: ValueId) -> Result<Option<ValueId>> {
+    let found = patch.found();
+    let last = |name: &str| found.shape(name).and_then(<[Dim]>::last);
+    let is_whole = last("mask") == last("m");
+    let hides_all = found.tensor("mask").is_none_or(has_hidden_row);
+    let mut mask = mask;
+    if !is_whole {
+        let keys = patch.value("k")?;
+        let bounds = [("start", Attribute::Int(2)), ("end", Attribute::Int(3))];
+        let count = patch.node("Shape", &[keys], &bounds)?;
+        mask = patch.node("Expand", &[mask, count], &[])?;
+    }
+    if !hides_all {
+        return Ok(Some(mask));
+    }
+    let numbers = (patch.number_like("q", f32::NEG_INFINITY)?, patch.number_like("q", f32::NAN)?);
+    let (Some(hidden), Some(nan)) = numbers else { return Ok(None) };
+    let axes = patch.constant_ints(&[-1])?;
+    let greatest = patch.node("ReduceMax", &[mask, axes], &[("keepdims", Attribute::Int(1))])?;
+    let is_hidden = patch.node("Equal", &[greatest, hidden], &[])?;
+    patch.node("Where", &[is_hidden, nan, mask], &[]).map(Some)
+}
+
+/// Whether a row of a constant mask is -inf alone.
+fn has_hidden_row(mask: &Tensor) -> bool {
+    let width = mask.shape().last().copied().unwrap_or(1).max(1);
+    mask.to_doubles().is_ok_and(|numbers| {
+        numbers.chunks(width).any(|row| row.iter().all(|number| *number == f64::NEG_INFINITY))
+    })
 }
 
 /// Whether queries, keys, values and the result have three axes, the last of which is that of all heads.
@@ -103,21 +173,23 @@ fn joins_heads(found: &Found<'_>) -> bool {
     plain && b == qb && l == ql && heads(found).is_some()
 }
 
-/// The heads of queries and of keys: the second axis of what the attention reads.
+/// The heads of queries and of keys, if each of queries, keys and values is cut into heads of its last axis, and keeps batch and
+/// positions: a reshape may also move positions into the batch, as divided attention and windows do.
 fn heads(found: &Found<'_>) -> Option<(i64, i64)> {
     let node = found.node("a")?;
-    let heads_of = |index: usize| {
+    let heads_of = |name: &str, index: usize| {
         let value = node.inputs.get(index).copied().flatten()?;
-        found.graph.value(value).ty.shape()?.get(1)?.as_constant()
+        let (Some([batch, positions, whole]), Some([own_batch, heads, own_positions, size])) =
+            (found.shape(name), found.graph.value(value).ty.shape())
+        else {
+            return None;
+        };
+        let (heads, size) = (heads.as_constant()?, size.as_constant()?);
+        let keeps = batch == own_batch && positions == own_positions;
+        (keeps && size.checked_mul(heads) == whole.as_constant()).then_some(heads)
     };
-    let is_split = |name: &str, index: usize| {
-        let value = node.inputs.get(index).copied().flatten()?;
-        let size = found.graph.value(value).ty.shape()?.get(3)?.as_constant()?;
-        let whole = found.shape(name)?.get(2)?.as_constant()?;
-        Some(size.checked_mul(heads_of(index)?) == Some(whole))
-    };
-    let split = is_split("q", 0)? && is_split("k", 1)? && is_split("v", 2)?;
-    split.then_some((heads_of(0)?, heads_of(1)?))
+    let (queries, keys, values) = (heads_of("q", 0)?, heads_of("k", 1)?, heads_of("v", 2)?);
+    (keys == values).then_some((queries, keys))
 }
 
 fn attention_in_place(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {

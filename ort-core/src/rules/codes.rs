@@ -8,10 +8,11 @@ use crate::rules;
 rules! { "codes", Basic;
     /// A rectifier before codes of which the least stands for zero.
     relu_before_codes: "q@QuantizeLinear(Relu(x), #s, #z)" if range_is_inside
-        => Template("QuantizeLinear(x, s, z; ..q)"), ["x=f32[2,40] s=f32:0.5 z=u8:0", "x=f32[2,40] s=f32:0.5 z=i8:-128"];
+        => Template("QuantizeLinear(x, s, z; ..q)"), ["x=f32[2,40] s=f32:0.5 z=u8:0", "x=f32[2,40] s=f32:0.5 z=i8:-128"], known Types;
     /// Bounds before codes that end there or before.
     clip_before_codes: "q@QuantizeLinear(Clip(x, #low, #high), #s, #z)" if range_is_inside
-        => Template("QuantizeLinear(x, s, z; ..q)"), ["x=f32[2,40] low=f32:0 high=f32:1.5 s=f32:0.005859375 z=u8:0"];
+        => Template("QuantizeLinear(x, s, z; ..q)"), ["x=f32[2,40] low=f32:0 high=f32:1.5 s=f32:0.005859375 z=u8:0"],
+        known Types;
 }
 
 /// Whether the least and the greatest code are what the bounds become: then all beyond the bounds becomes that, too,

@@ -6,7 +6,6 @@ use crate::ops::fused::activation::Activation;
 use crate::rewrite::Then::Build;
 use crate::rewrite::{Found, Patch};
 use crate::spec::MICROSOFT;
-use crate::tensor::Tensor;
 use crate::{Result, rules};
 
 rules! { "conv", Extended;
@@ -16,19 +15,19 @@ rules! { "conv", Extended;
         [
             "x=f32[1,4,5,5] w=f32[6,2,3,3] b=const:f32[6] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6] c.group=2",
             "x=f32[1,4,5] w=f32[6,4,3] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6]",
-        ];
+        ], known Nothing;
     /// A factor of all or of each channel scales the filters.
     mul_into_conv: "Mul(c@Conv(x, #w, b?), #factor)" if factor_is_per_channel => Build(mul_into_conv),
         [
             "x=f32[1,4,5,5] w=f32[6,4,3,3] b=const:f32[6] factor=f32[6,1,1]",
             "x=f32[1,4,5,5] w=f32[6,4,3,3] factor=f32[1]",
-        ];
+        ], known Nothing;
     /// An addend of all or of each channel is a bias.
     add_into_conv: "Add(c@Conv(x, #w, b?), #addend)" if addend_is_per_channel => Build(add_into_conv),
         [
             "x=f32[1,4,5,5] w=f32[6,4,3,3] b=const:f32[6] addend=f32[1,6,1,1]",
             "x=f32[1,4,5,5] w=f32[6,4,3,3] addend=f32:0.5",
-        ];
+        ], known Nothing;
     /// Zeros around the image are the convolution's own padding.
     pad_into_conv: "c@Conv(Pad(x, pads, value?; mode='constant'), w, b?; auto_pad='NOTSET')" if pads_spatial_axes_with_zeros
         => Build(pad_into_conv),
@@ -39,17 +38,17 @@ rules! { "conv", Extended;
     /// An activation of a convolution.
     conv_activation: (concat!("act@", activations!(), "(c@Conv(x, w, b?))"))
         => Build(activation),
-        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6]", "x=f32[1,4,5,5] w=const:f32[6,4,3,3] act.op=Swish"];
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6]", "x=f32[1,4,5,5] w=const:f32[6,4,3,3] act.op=Swish"], known Nothing;
     /// An activation of a convolution with a residual.
     residual_activation: (concat!("act@", activations!(), "(c@FusedConv(x, w, b?, residual?; activation=''))"))
         => Build(activation),
-        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"];
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3]"], known Nothing;
     /// A convolution whose results are cut off at two numbers.
-    conv_clip: "Clip(c@Conv(x, w, b?), #min, #max)" if bounds_are_scalars => Build(clip),
-        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] min=f32:0 max=f32:6"];
+    conv_clip: "Clip(c@Conv(x, w, b?), #min, #max)" if bounds_are_attributes => Build(clip),
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] min=f32:0 max=f32:6"], known Nothing;
     /// The same with a residual.
-    residual_clip: "Clip(c@FusedConv(x, w, b?, residual?; activation=''), #min, #max)" if bounds_are_scalars => Build(clip),
-        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3] min=f32:0 max=f32:6"];
+    residual_clip: "Clip(c@FusedConv(x, w, b?, residual?; activation=''), #min, #max)" if bounds_are_attributes => Build(clip),
+        ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3] min=f32:0 max=f32:6"], known Nothing;
 }
 
 fn has_only_first_output(found: &Found<'_>) -> bool {
@@ -108,7 +107,7 @@ fn conv(patch: &mut Patch<'_>, w: ValueId, b: Option<ValueId>) -> Result<Option<
 fn batch_norm_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let Some(size) = filters(patch) else { return Ok(None) };
     let epsilon = patch.found().node("n").and_then(|node| node.attrs.find_float("epsilon")).unwrap_or(1e-5);
-    let Some(epsilon) = like(patch, "variance", epsilon)? else { return Ok(None) };
+    let Some(epsilon) = patch.number_like("variance", epsilon)? else { return Ok(None) };
     let [w, scale, bias, mean, variance] = [
         patch.value("w")?,
         patch.value("scale")?,
@@ -128,19 +127,6 @@ fn batch_norm_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     let scaled = patch.node("Mul", &[shifted, factor], &[])?;
     let b = patch.node("Add", &[scaled, bias], &[])?;
     conv(patch, w, Some(b))
-}
-
-/// A constant with one number of the element type of the value called `name`; none for types other than floats.
-fn like(patch: &mut Patch<'_>, name: &str, number: f32) -> Result<Option<ValueId>> {
-    use crate::dtype::DType;
-    let tensor = match patch.found().dtype(name) {
-        Some(DType::F32) => Tensor::scalar(number)?,
-        Some(DType::F64) => Tensor::scalar(f64::from(number))?,
-        Some(DType::F16) => Tensor::scalar(half::f16::from_f32(number))?,
-        Some(DType::BF16) => Tensor::scalar(half::bf16::from_f32(number))?,
-        _ => return Ok(None),
-    };
-    Ok(Some(patch.constant(tensor)))
 }
 
 fn mul_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -195,8 +181,10 @@ fn pad_into_conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     Ok(Some(vec![patch.emit(("", "Conv"), &inputs, &attrs)?]))
 }
 
+/// Whether neither side of the sum is broadcast.
 fn residual_has_output_shape(found: &Found<'_>) -> bool {
-    found.tensor("residual").is_none() && found.has_output_shape("residual")
+    let both = found.has_output_shape("c") && found.has_output_shape("residual");
+    found.tensor("residual").is_none() && both
 }
 
 /// A fused convolution with the inputs of the match.
@@ -223,13 +211,18 @@ fn activation(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
     }
 }
 
-fn bounds_are_scalars(found: &Found<'_>) -> bool {
-    found.scalar("min").is_some() && found.scalar("max").is_some()
+/// Both bounds, where attributes hold them as they are.
+fn bounds(found: &Found<'_>) -> Option<[f32; 2]> {
+    let bound = |name: &str| found.attribute("x", found.scalar(name)?);
+    Some([bound("min")?, bound("max")?])
+}
+
+fn bounds_are_attributes(found: &Found<'_>) -> bool {
+    bounds(found).is_some()
 }
 
 fn clip(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
-    let found = patch.found();
-    let (Some(min), Some(max)) = (found.scalar("min"), found.scalar("max")) else { return Ok(None) };
-    let activation = Activation::new("Clip", &[min as f32, max as f32])?;
+    let Some(bounds) = bounds(&patch.found()) else { return Ok(None) };
+    let activation = Activation::new("Clip", &bounds)?;
     fused(patch, activation.attributes())
 }

@@ -60,7 +60,7 @@ fn is_image_of_codes(found: &Found<'_>) -> bool {
 
 fn both_move_alike(found: &Found<'_>) -> bool {
     let same = order(found, "s").is_some() && order(found, "s") == order(found, "t");
-    same && found.rank("a") == found.rank("b")
+    same && found.rank("a").is_some() && found.rank("a") == found.rank("b")
 }
 
 fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {

@@ -9,10 +9,10 @@ use crate::{Result, rules};
 
 rules! { "linear", Extended;
     /// A product with transposed weights reads them as they are.
-    matmul_transposed_weight: "MatMul(a, Transpose(#b; perm=[1,0]))" => Template("FusedMatMul(a, b; transB=1)"),
+    matmul_transposed_weight: "MatMul(a, Transpose(#b; perm=[1,0]))" if are_matrices => Template("FusedMatMul(a, b; transB=1)"),
         ["a=f32[2,3,40] b=f32[50,40]"], keep true;
     /// A product of weights and a value for each column.
-    matmul_bias: "Add(MatMul(a, #b), #bias)" if bias_is_vector => Template("FusedMatMul(a, b, bias)"),
+    matmul_bias: "Add(m@MatMul(a, #b), #bias)" if bias_is_vector => Template("FusedMatMul(a, b, bias)"),
         ["a=f32[2,3,8] b=f32[8,5] bias=f32[5]"];
     /// The same after a product that is fused already.
     fused_bias: "Add(m@FusedMatMul(a, #b; activation=''), #bias)" if bias_is_vector
@@ -22,16 +22,16 @@ rules! { "linear", Extended;
         => Template("FusedMatMul(a, b, bias; ..g; transA=0)"), ["a=f32[3,8] b=f32[5,8] g.transB=1 bias=f32[5]"];
     /// Reshaping to a matrix and back is not needed for a product with weights.
     matmul_between_reshapes: "Reshape(m@FusedMatMul(Reshape(a, _), #b, bias?; transA=0), _)" if keeps_leading_axes
-        => Template("FusedMatMul(a, b, bias; ..m)"),
+        => Template("FusedMatMul(a, b, bias?; ..m)"),
         ["a=f32[2,3,8] _0=[-1,8] b=f32[8,5] bias=const:f32[5] _1=[2,3,5]"];
     /// A product of weights, and a tensor of the same shape added to it.
-    matmul_residual: "Add(MatMul(a, #b), residual)" if residual_has_output_shape => Build(residual),
+    matmul_residual: "Add(m@MatMul(a, #b), residual)" if residual_has_output_shape => Build(residual),
         ["a=f32[2,3,8] b=f32[8,5] residual=f32[2,3,5]"];
     /// The same after a product that is fused already.
     fused_residual: "Add(m@FusedMatMul(a, #b, bias?; activation=''), residual)" if residual_has_output_shape
         => Build(residual), ["a=f32[2,3,8] b=f32[8,5] bias=const:f32[5] residual=f32[2,3,5]"];
     /// A product of weights with an activation.
-    matmul_activation: (concat!("act@", activations!(), "(MatMul(a, #b))"))
+    matmul_activation: (concat!("act@", activations!(), "(MatMul(a, #b))")) if are_matrices
         => Build(activation), ["a=f32[2,3,8] b=f32[8,5]", "a=f32[2,3,8] b=f32[8,5] act.op=Gelu"];
     /// The same after a product that is fused already.
     fused_activation: (concat!("act@", activations!(), "(m@FusedMatMul(a, #b, bias?, residual?; activation=''))"))
@@ -42,15 +42,25 @@ rules! { "linear", Extended;
         ];
 }
 
+/// Whether both sides have two axes or more, which `FusedMatMul` asks for.
+fn are_matrices(found: &Found<'_>) -> bool {
+    ["a", "b"].into_iter().all(|side| found.rank(side).is_some_and(|rank| rank >= 2))
+}
+
+/// Whether the bias has one value for each column of the product, which it leaves as large as it is.
 fn bias_is_vector(found: &Found<'_>) -> bool {
-    match (found.shape("bias"), found.output_shape()) {
-        (Some([size]), Some([.., columns])) => size == columns,
+    // A Gemm stands at the root, and has the shape of its product.
+    let product = found.shape("m").or(found.output_shape());
+    match (found.shape("bias"), product) {
+        (Some([size]), Some([.., columns])) => size == columns && are_matrices(found),
         _ => false,
     }
 }
 
+/// Whether neither side of the sum is broadcast.
 fn residual_has_output_shape(found: &Found<'_>) -> bool {
-    found.tensor("residual").is_none() && found.has_output_shape("residual")
+    let both = found.has_output_shape("m") && found.has_output_shape("residual");
+    found.tensor("residual").is_none() && both && are_matrices(found)
 }
 
 fn keeps_leading_axes(found: &Found<'_>) -> bool {
@@ -58,7 +68,7 @@ fn keeps_leading_axes(found: &Found<'_>) -> bool {
     let matrix = matrix.and_then(|matrix| found.graph.value(matrix).ty.shape());
     match (found.shape("a"), matrix, found.output_shape()) {
         (Some([lead @ .., size]), Some([_, columns]), Some([out_lead @ .., _])) => {
-            lead == out_lead && size == columns
+            lead == out_lead && size == columns && found.rank("b") == Some(2)
         }
         _ => false,
     }

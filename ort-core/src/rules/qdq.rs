@@ -16,64 +16,64 @@ use crate::{Result, rules};
 rules! { "qdq", Extended;
     /// Codes that become numbers, and the same codes again.
     qdq_nothing: "QuantizeLinear(DequantizeLinear(x, #s, #z), s, z)" if scale_is_single => Template("x"),
-        ["x=u8[2,3] s=f32:0.5 z=u8:7"], keep true;
+        ["x=u8[2,3] s=f32:0.5 z=u8:7"], keep true, known Nothing;
     /// What only moves numbers, or takes the greatest of them, does so to codes of the same scale.
     qdq_move: "QuantizeLinear(m@MaxPool|Reshape|Flatten|Transpose|Squeeze|Unsqueeze(DequantizeLinear(x, #s, #z), ..), s, z)"
         if scale_is_single => Build(movement),
         [
             "x=u8[1,2,4,4] s=f32:0.5 z=u8:7 m.op=MaxPool m.kernel_shape=[2,2] m.strides=[2,2]",
             "x=i8[2,3] s=f32:0.5 z=i8:7 m.op=Transpose m.perm=[1,0]",
-        ];
+        ], known Nothing;
     /// A convolution of codes whose bias is numbers, or that has none.
     qdq_conv: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?), #ys, #yz)"
         if is_conv => Build(conv),
         [
             "x=u8[1,4,6,6] xs=f32:0.015625 xz=u8:128 w=i8[8,4,3,3] ws=f32:0.03125 wz=i8:3 ys=f32:0.25 yz=u8:9",
             "x=u8[1,4,6,6] xs=f32:0.015625 xz=u8:5 w=i8[8,4,3,3] ws=f32:0.03125 wz=i8:0 b=const:f32[8] ys=f32:0.25 yz=u8:9 c.pads=[1,1,1,1]",
-        ];
+        ], known Nothing;
     /// A convolution of codes with a bias of codes.
-    qdq_conv_bias: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, _)), #ys, #yz)"
+    qdq_conv_bias: "QuantizeLinear(c@Conv(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, bz?)), #ys, #yz)"
         if is_conv => Build(conv),
-        ["x=i8[1,4,6,6] xs=f32:0.015625 xz=i8:-5 w=i8[8,4,1,1] ws=f32:0.03125 wz=i8:0 b=i32[8] bs=f32:0.00048828125 ys=f32:0.25 yz=i8:9"];
+        ["x=i8[1,4,6,6] xs=f32:0.015625 xz=i8:-5 w=i8[8,4,1,1] ws=f32:0.03125 wz=i8:0 b=i32[8] bs=f32:0.00048828125 ys=f32:0.25 yz=i8:9"], known Nothing;
     /// A product of codes with a matrix, whose bias is numbers, or that has none.
     qdq_gemm: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), b?; alpha=1; beta=1; transA=0), #ys, #yz)"
         if is_gemm => Build(gemm),
-        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[5,8] ws=f32:0.03125 wz=i8:0 b=const:f32[5] ys=f32:0.25 yz=u8:9 g.transB=1"];
+        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[5,8] ws=f32:0.03125 wz=i8:0 b=const:f32[5] ys=f32:0.25 yz=u8:9 g.transB=1"], known Nothing;
     /// A product of codes with a matrix and a bias of codes.
-    qdq_gemm_bias: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, _); alpha=1; beta=1; transA=0), #ys, #yz)"
+    qdq_gemm_bias: "QuantizeLinear(g@Gemm(DequantizeLinear(x, #xs, #xz), d@DequantizeLinear(#w, #ws, #wz), DequantizeLinear(#b, #bs, bz?); alpha=1; beta=1; transA=0), #ys, #yz)"
         if is_gemm => Build(gemm),
-        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 b=i32[5] bs=f32:0.00048828125 ys=f32:0.25 yz=u8:9"];
+        ["x=u8[3,8] xs=f32:0.015625 xz=u8:128 w=i8[8,5] ws=f32:0.03125 wz=i8:0 b=i32[5] bs=f32:0.00048828125 ys=f32:0.25 yz=u8:9"], known Nothing;
     /// A product of two tensors of codes.
     qdq_matmul: "QuantizeLinear(MatMul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
-        if all_single => Template("QLinearMatMul(a, as, az, b, bs, bz, ys, yz)"),
+        if all_single => Template("QLinearMatMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
         ["a=u8[2,3,8] as=f32:0.015625 az=u8:128 b=i8[2,8,5] bs=f32:0.03125 bz=i8:0 ys=f32:0.25 yz=u8:9"];
     /// A sum of codes. What lies halfway between two codes may go to the other one, as in ONNX Runtime.
     qdq_add: "QuantizeLinear(Add(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
-        if all_alike => Template("QLinearAdd(a, as, az, b, bs, bz, ys, yz)"),
-        ["a=u8[2,40] as=f32:0.37 az=u8:128 b=u8[2,40] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9"];
+        if all_alike => Template("QLinearAdd(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
+        ["a=u8[2,40] as=f32:0.37 az=u8:128 b=u8[2,40] bs=f32:0.23 bz=u8:7 ys=f32:0.71 yz=u8:9"], known Nothing;
     /// A product of codes, element by element.
     qdq_mul: "QuantizeLinear(Mul(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
-        if all_alike => Template("QLinearMul(a, as, az, b, bs, bz, ys, yz)"),
-        ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:16 yz=u8:9"];
+        if all_alike => Template("QLinearMul(a, #as, #az, b, #bs, #bz, #ys, #yz)"),
+        ["a=u8[2,40] as=f32:0.5 az=u8:128 b=u8[2,40] bs=f32:0.25 bz=u8:7 ys=f32:16 yz=u8:9"], known Nothing;
     /// The mean of codes over an image.
     qdq_global_average: "QuantizeLinear(GlobalAveragePool(DequantizeLinear(x, #xs, #xz)), #ys, #yz)"
-        if all_alike => Template("QLinearGlobalAveragePool(x, xs, xz, ys, yz)"),
-        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9"];
+        if all_alike => Template("QLinearGlobalAveragePool(x, #xs, #xz, #ys, #yz)"),
+        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9"], known Nothing;
     /// The mean of codes in windows.
     qdq_average: "QuantizeLinear(p@AveragePool(DequantizeLinear(x, #xs, #xz); ceil_mode=0), #ys, #yz)"
-        if is_average => Template("QLinearAveragePool(x, xs, xz, ys, yz; ..p)"),
-        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:8 p.kernel_shape=[2,2] p.strides=[2,2]"];
+        if is_average => Template("QLinearAveragePool(x, #xs, #xz, #ys, #yz; ..p)"),
+        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:8 p.kernel_shape=[2,2] p.strides=[2,2]"], known Nothing;
     /// A sigmoid of codes.
     qdq_sigmoid: "QuantizeLinear(Sigmoid(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
-        => Template("QLinearSigmoid(x, xs, xz, ys, yz)"), ["x=u8[2,40] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0"];
+        => Template("QLinearSigmoid(x, #xs, #xz, #ys, #yz)"), ["x=u8[2,40] xs=f32:0.05 xz=u8:128 ys=f32:0.004 yz=u8:0"], known Nothing;
     /// A leaky rectifier of codes.
     qdq_leaky_relu: "QuantizeLinear(l@LeakyRelu(DequantizeLinear(x, #xs, #xz)), #ys, #yz)" if all_alike
-        => Template("QLinearLeakyRelu(x, xs, xz, ys, yz; ..l)"),
-        ["x=u8[2,40] xs=f32:0.5 xz=u8:128 ys=f32:0.25 yz=u8:9"];
+        => Template("QLinearLeakyRelu(x, #xs, #xz, #ys, #yz; ..l)"),
+        ["x=u8[2,40] xs=f32:0.5 xz=u8:128 ys=f32:0.25 yz=u8:9"], known Nothing;
     /// Codes of two tensors behind each other.
     qdq_concat: "QuantizeLinear(k@Concat(DequantizeLinear(a, #as, #az), DequantizeLinear(b, #bs, #bz)), #ys, #yz)"
-        if all_alike => Template("QLinearConcat(ys, yz, a, as, az, b, bs, bz; ..k)"),
-        ["a=u8[2,4] as=f32:0.5 az=u8:128 b=u8[2,3] bs=f32:0.25 bz=u8:7 ys=f32:0.5 yz=u8:9 k.axis=1"];
+        if all_alike => Template("QLinearConcat(#ys, #yz, a, #as, #az, b, #bs, #bz; ..k)"),
+        ["a=u8[2,4] as=f32:0.5 az=u8:128 b=u8[2,3] bs=f32:0.25 bz=u8:7 ys=f32:0.5 yz=u8:9 k.axis=1"], known Nothing;
     /// Sums of codes as numbers: a product that was quantized while the model runs.
     integer_product_scaled: "Mul(Cast(MatMulInteger(a, b, az, bz?); to=1), Mul(as, #bs))" if is_scaled_product
         => Template("MatMulIntegerToFloat(a, b, as, bs, az, bz?)"),
@@ -92,14 +92,20 @@ fn is_single(found: &Found<'_>, name: &str) -> bool {
 /// The names of scales that are there.
 const SCALES: [&str; 5] = ["s", "as", "bs", "xs", "ys"];
 
+/// Whether codes become the same codes again: all numbers of codes are finite and in the order of their codes.
 fn scale_is_single(found: &Found<'_>) -> bool {
-    is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
+    let is_usual = found.scalar("s").is_some_and(|scale| (1e-30..1e30).contains(&scale));
+    is_usual && is_single(found, "s") && found.dtype("s") == Some(DType::F32) && of_bytes(found, "x")
 }
 
-/// Whether all scales are single numbers in single precision, and all codes bytes.
+/// The names of zero points that are there.
+const ZEROS: [&str; 5] = ["z", "az", "bz", "xz", "yz"];
+
+/// Whether all scales are single numbers in single precision, all zero points single, and all codes bytes.
 fn all_single(found: &Found<'_>) -> bool {
     let single = |name: &str| is_single(found, name) && found.dtype(name) == Some(DType::F32);
     SCALES.into_iter().filter(|name| found.value(name).is_some()).all(single)
+        && ZEROS.into_iter().filter(|name| found.value(name).is_some()).all(|name| is_single(found, name))
         && ["a", "b", "x", "yz"]
             .into_iter()
             .filter(|name| found.value(name).is_some())
@@ -167,28 +173,46 @@ fn is_gemm(found: &Found<'_>) -> bool {
     sides_fit(found) && weights_are_scaled(found, if transposed { 0 } else { 1 }, 2)
 }
 
-/// The bias in steps of the sums, one for each of `count` places; none where the pattern has none. An error says that
-/// it cannot be had so.
+/// Whether a constant bias has one number for each of `count` places of the last axis, and no more axes than two.
+fn is_bias_of_columns(found: &Found<'_>, count: usize) -> bool {
+    matches!(found.fixed_shape("b").as_deref(), Some([size] | [1, size]) if *size == count)
+}
+
+/// Numbers of a constant bias, which is of numbers or of codes without a zero point.
+fn bias_numbers(found: &Found<'_>) -> Result<Option<Vec<f64>>> {
+    let Some(tensor) = found.tensor("b") else { return Ok(None) };
+    let is_codes = found.value("bs").is_some();
+    match tensor.dtype() {
+        DType::F32 if !is_codes => Ok(Some(tensor.to_doubles()?)),
+        DType::I32 if is_codes => {
+            let no_zero = found.value("bz").is_none() || found.scalar("bz") == Some(0.0);
+            let Some(scales) = found.tensor("bs").filter(|scales| scales.dtype() == DType::F32 && no_zero)
+            else {
+                return Ok(None);
+            };
+            let scales = scales.to_doubles()?;
+            let is_per_place = found.rank("b") == Some(1) && scales.len() == tensor.element_count();
+            if scales.len() != 1 && !is_per_place {
+                return Ok(None);
+            }
+            let scale = |at: usize| scales.get(at).or(scales.first()).copied().unwrap_or(0.0);
+            let ints = tensor.to_doubles()?.into_iter().enumerate();
+            Ok(Some(ints.map(|(at, int)| int * scale(at)).collect()))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The bias in steps of the sums, one for each of `count` places of the last axis; none where the pattern has none. No result
+/// says that it cannot be had so.
 fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> {
     let found = patch.found();
     if found.value("b").is_none() {
         return Ok(Some(None));
     }
-    let (Some(tensor), Some(x_scale)) = (found.tensor("b"), found.scalar("xs")) else { return Ok(None) };
-    let Some(w_scales) = found.tensor("ws").and_then(|scales| scales.view().to_vec::<f32>().ok()) else {
+    let (Some(numbers), Some(x_scale)) = (bias_numbers(&found)?, found.scalar("xs")) else { return Ok(None) };
+    let Some(w_scales) = found.tensor("ws").and_then(|scales| scales.to_vec::<f32>().ok()) else {
         return Ok(None);
-    };
-    let numbers: Vec<f64> = match tensor.dtype() {
-        DType::F32 => tensor.view().to_vec::<f32>()?.into_iter().map(f64::from).collect(),
-        DType::I32 => {
-            let Some(own) = found.tensor("bs").and_then(|scales| scales.view().to_vec::<f32>().ok()) else {
-                return Ok(None);
-            };
-            let scale = |at: usize| own.get(at).or(own.first()).copied().map_or(0.0, f64::from);
-            let ints = tensor.view().to_vec::<i32>()?;
-            ints.into_iter().enumerate().map(|(at, int)| f64::from(int) * scale(at)).collect()
-        }
-        _ => return Ok(None),
     };
     let steps = numbers.iter().enumerate().map(|(at, number)| {
         let w_scale = w_scales.get(at).or(w_scales.first()).copied().map_or(0.0, f64::from);
@@ -196,12 +220,17 @@ fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> 
     });
     let steps: Vec<f64> = steps.collect();
     // A bias that is much larger than the sums can be is no bias of codes.
-    if numbers.len() != count || steps.iter().any(|step| step.abs() > f64::from(1_u32 << 30) || step.is_nan())
-    {
+    let is_large = steps.iter().any(|step| step.abs() > f64::from(1_u32 << 30) || step.is_nan());
+    if !is_bias_of_columns(&found, count) || is_large {
         return Ok(None);
     }
     let steps = Tensor::from_vec(&[count], steps.into_iter().map(|step| step as i32).collect())?;
     Ok(Some(Some(patch.constant(steps))))
+}
+
+/// Inputs of these names, each without dimensions if it has one element.
+fn singles(patch: &mut Patch<'_>, names: &[&str]) -> Result<Vec<Option<ValueId>>> {
+    names.iter().map(|name| patch.without_axes(name).map(Some)).collect()
 }
 
 fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
@@ -209,7 +238,10 @@ fn conv(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         return Ok(None);
     };
     let Some(bias) = bias(patch, filters)? else { return Ok(None) };
-    let mut inputs = patch.inputs(&["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"])?;
+    let mut inputs = patch.inputs(&["x"])?;
+    inputs.extend(singles(patch, &["xs", "xz"])?);
+    inputs.extend(patch.inputs(&["w"])?);
+    inputs.extend(singles(patch, &["ws", "wz", "ys", "yz"])?);
     inputs.push(bias);
     let attrs = patch.attrs("c");
     Ok(Some(vec![patch.emit(("", "QLinearConv"), &inputs, &attrs)?]))
@@ -223,9 +255,12 @@ fn gemm(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
         return Ok(None);
     };
     let Some(bias) = bias(patch, columns)? else { return Ok(None) };
-    let mut inputs = patch.inputs(&["x", "xs", "xz", "w", "ws", "wz"])?;
+    let mut inputs = patch.inputs(&["x"])?;
+    inputs.extend(singles(patch, &["xs", "xz"])?);
+    inputs.extend(patch.inputs(&["w"])?);
+    inputs.extend(singles(patch, &["ws", "wz"])?);
     inputs.push(bias);
-    inputs.extend(patch.inputs(&["ys", "yz"])?);
+    inputs.extend(singles(patch, &["ys", "yz"])?);
     let attrs = [("transB", Attribute::Int(transposed))];
     Ok(Some(vec![patch.emit((MICROSOFT, "QGemm"), &inputs, &attrs)?]))
 }

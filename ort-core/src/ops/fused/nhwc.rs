@@ -8,7 +8,7 @@ use crate::ops;
 use crate::ops::batch;
 use crate::ops::fused::activation::{Activation, end_with};
 use crate::ops::microsoft::fused::CONV_ATTRS;
-use crate::ops::microsoft::qlinear::{channels_first, move_channels, rank, set_image};
+use crate::ops::microsoft::qlinear::{channels_first, image_rank, move_channels, set_image};
 use crate::ops::microsoft::{agree, check_rank, draft_attributes};
 use crate::ops::nn::conv;
 use crate::ops::nn::geometry::Windows;
@@ -73,7 +73,7 @@ fn infer_conv(cx: &mut InferCx<'_>) -> Result<()> {
 
 fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
     let activation = Activation::of_attributes(&draft_attributes(draft)?)?;
-    let rank = rank(draft)?;
+    let rank = image_rank(draft, Some(1))?;
     let [image, weight] = [draft.required(0)?, draft.required(1)?];
     let image = move_channels(draft, image, rank, true)?;
     let weight = move_channels(draft, weight, rank, true)?;
@@ -101,7 +101,7 @@ pub(in crate::ops) fn infer_pool(cx: &mut InferCx<'_>) -> Result<()> {
 
 /// A pool with the channels last as the standard's between transpositions.
 pub(in crate::ops) fn lower_pool(draft: &mut Draft<'_>, op: &str) -> Result<()> {
-    let (rank, image) = (rank(draft)?, draft.required(0)?);
+    let (rank, image) = (image_rank(draft, None)?, draft.required(0)?);
     let image = move_channels(draft, image, rank, true)?;
     let attrs = given(draft);
     let result = draft.emit(op, &[image], &named(&attrs))?;

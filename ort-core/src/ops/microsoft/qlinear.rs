@@ -69,10 +69,20 @@ pub(in crate::ops) fn set_image(cx: &mut InferCx<'_>, mut shape: Vec<Dim>, last:
     cx.set_shape(0, shape)
 }
 
-/// The rank of input 0, which a decomposition needs to know.
-pub(in crate::ops) fn rank(draft: &Draft<'_>) -> Result<usize> {
-    let shape = draft.shape(0);
-    shape.map(|shape| shape.len()).ok_or_else(|| error!(NotImplemented, "the rank of the data is not known"))
+/// The rank of the image at input 0, which a decomposition needs to know: its own, or that of the weights at input
+/// `weights`, or that of the windows.
+pub(in crate::ops) fn image_rank(draft: &Draft<'_>, weights: Option<usize>) -> Result<usize> {
+    let own = draft.shape(0).map(|shape| shape.len());
+    let of_weights = || weights.and_then(|index| draft.shape(index)).map(|shape| shape.len());
+    let of_windows = || match draft.attr("kernel_shape") {
+        Some(Attribute::Ints(kernel)) if !kernel.is_empty() => Some(kernel.len() + 2),
+        _ => None,
+    };
+    let rank = own.or_else(of_weights).or_else(of_windows);
+    rank.ok_or_else(|| {
+        error!(NotImplemented, "the rank of the image is not known")
+            .help("give the model's input, or the image's value_info, a shape; or the node the attribute 'kernel_shape'")
+    })
 }
 
 /// An image with its channels moved from behind to the second place, or back.

@@ -2,7 +2,7 @@
 
 use super::int;
 use super::qlinear::{
-    CODES, cast, channels_first, check_single, codes_at, move_channels, numbers, quantize, rank, round,
+    CODES, cast, channels_first, check_single, codes_at, image_rank, move_channels, numbers, quantize, round,
     round_sum, scalar, set_image,
 };
 use crate::dim::Dim;
@@ -12,6 +12,7 @@ use crate::ops;
 use crate::ops::axes;
 use crate::ops::nn::geometry::Windows;
 use crate::spec::{AttrKind, Draft, InferCx, MICROSOFT, OP, OpSpec, Param, TypeVar, attr, one, opt, var};
+use crate::tensor::Tensor;
 use crate::{Result, error};
 
 const FLOAT: &str = "tensor(float)";
@@ -139,7 +140,8 @@ fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
     if is_global(draft) {
         return lower_global(draft);
     }
-    let (dtype, rank, last) = (draft.dtype(0)?, rank(draft)?, int(draft, "channels_last")? != 0);
+    let (dtype, rank) = (draft.dtype(0)?, image_rank(draft, None)?);
+    let last = int(draft, "channels_last")? != 0;
     pad_last_windows(draft)?;
     if last {
         let codes = draft.required(0)?;
@@ -176,7 +178,10 @@ fn pad_last_windows(draft: &mut Draft<'_>) -> Result<()> {
         return Ok(());
     }
     let last = int(draft, "channels_last")? != 0;
-    let image = channels_first(&draft.shape(0).unwrap_or_default(), last)?;
+    let shape = draft
+        .shape(0)
+        .ok_or_else(|| error!(NotImplemented, "the windows of an image of unknown rank cannot be padded"))?;
+    let image = channels_first(&shape, last)?;
     let rank = image.len() - 2;
     let (kernel, strides, mut pads) =
         (ints("kernel_shape", 1, rank), ints("strides", 1, rank), ints("pads", 0, 2 * rank));
@@ -213,14 +218,14 @@ fn is_global(draft: &Draft<'_>) -> bool {
 
 /// The sum of the codes is exact, and multiplied by `x_scale / (y_scale * places)`.
 fn lower_global(draft: &mut Draft<'_>) -> Result<()> {
-    let (dtype, rank) = (draft.dtype(0)?, rank(draft)? as i64);
-    let places = if int(draft, "channels_last")? != 0 { 1..rank - 1 } else { 2..rank };
+    let (dtype, last) = (draft.dtype(0)?, int(draft, "channels_last")? != 0);
     let codes = draft.required(0)?;
-    let bounds = [("start", Attribute::Int(places.start)), ("end", Attribute::Int(places.end))];
+    let mut bounds = vec![("start", Attribute::Int(if last { 1 } else { 2 }))];
+    bounds.extend(last.then_some(("end", Attribute::Int(-1))));
     let sizes = draft.emit("Shape", &[codes], &bounds)?;
     let count = draft.emit("ReduceProd", &[sizes], &[("keepdims", Attribute::Int(0))])?;
     let wide = cast(draft, codes, DType::I32)?;
-    let axes = draft.constant_ints(&places.collect::<Vec<i64>>())?;
+    let axes = place_axes(draft, codes, last)?;
     let mut sum = draft.emit("ReduceSum", &[wide, axes], &[])?;
     if let Some(zero) = draft.input(2) {
         let zero = scalar(draft, zero)?;
@@ -232,6 +237,22 @@ fn lower_global(draft: &mut Draft<'_>) -> Result<()> {
     let scale = mean_scale(draft, count)?;
     let means = draft.emit("Mul", &[sum, scale], &[])?;
     round(draft, means, draft.input(4), dtype)
+}
+
+/// The axes of an image's places, which the run counts if the rank is not known before.
+fn place_axes(draft: &mut Draft<'_>, image: ValueId, last: bool) -> Result<ValueId> {
+    let first: i64 = if last { 1 } else { 2 };
+    if let Some(shape) = draft.shape(0) {
+        let end = shape.len() as i64 - i64::from(last);
+        return draft.constant_ints(&(first..end).collect::<Vec<i64>>());
+    }
+    let shape = draft.emit("Shape", &[image], &[])?;
+    let rank = draft.emit("Size", &[shape], &[])?;
+    let [first, behind, step] =
+        [Tensor::scalar(first)?, Tensor::scalar(i64::from(last))?, Tensor::scalar(1i64)?]
+            .map(|number| draft.constant(number));
+    let end = draft.emit("Sub", &[rank, behind], &[])?;
+    draft.emit("Range", &[first, end, step], &[])
 }
 
 /// What turns a sum of codes into a code of the result.
@@ -258,17 +279,21 @@ fn lower_mean(draft: &mut Draft<'_>) -> Result<()> {
 /// Multiplied by the whole number of steps that are in 1. Before version 13 of the standard's operator, as which
 /// attribute `opset` asks to be read, the softmax is that of all dimensions from `axis` on.
 fn lower_softmax(draft: &mut Draft<'_>) -> Result<()> {
-    let (dtype, codes, rank) = (draft.dtype(0)?, draft.required(0)?, rank(draft)?);
-    let axis = axes::normalize(int(draft, "axis")?, rank.max(1))?;
-    let is_matrix = int(draft, "opset")? < 13 && axis + 1 < rank;
+    let (dtype, codes, axis) = (draft.dtype(0)?, draft.required(0)?, int(draft, "axis")?);
+    let is_last = match draft.shape(0).map(|shape| shape.len()) {
+        Some(rank) => axes::normalize(axis, rank.max(1))? + 1 >= rank,
+        // The matrix behind an axis that turns out to be the last one gives the same.
+        None => axis == -1,
+    };
+    let is_matrix = int(draft, "opset")? < 13 && !is_last;
     let numbers = numbers(draft, codes_at(0))?;
     let result = if is_matrix {
-        let matrix = draft.emit("Flatten", &[numbers], &[("axis", Attribute::Int(axis as i64))])?;
+        let matrix = draft.emit("Flatten", &[numbers], &[("axis", Attribute::Int(axis))])?;
         let result = draft.emit("Softmax", &[matrix], &[("axis", Attribute::Int(-1))])?;
         let shape = draft.emit("Shape", &[codes], &[])?;
         draft.emit("Reshape", &[result, shape], &[("allowzero", Attribute::Int(1))])?
     } else {
-        draft.emit("Softmax", &[numbers], &[("axis", Attribute::Int(axis as i64))])?
+        draft.emit("Softmax", &[numbers], &[("axis", Attribute::Int(axis))])?
     };
     let scale = draft.required(3)?;
     let scale = scalar(draft, scale)?;

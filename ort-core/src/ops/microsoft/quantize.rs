@@ -1,6 +1,6 @@
 //! `QuantizeLinear`, `DequantizeLinear` and `QLinearConv` as ONNX Runtime had them before, or beside, the standard.
 
-use super::qlinear::{CODES, channels_first, move_channels, rank, set_image};
+use super::qlinear::{CODES, channels_first, image_rank, move_channels, set_image};
 use super::{SAME_AS_STANDARD, becomes, int};
 use crate::Result;
 use crate::dtype::{DType, TypeSet};
@@ -88,7 +88,7 @@ fn lower_conv(draft: &mut Draft<'_>) -> Result<()> {
         draft.domain.clear();
         return Ok(());
     }
-    let (rank, image) = (rank(draft)?, draft.required(0)?);
+    let (rank, image) = (image_rank(draft, Some(3))?, draft.required(0)?);
     let image = move_channels(draft, image, rank, true)?;
     draft.set_input(0, image);
     let (inputs, attrs) = (draft.inputs.clone(), draft.attrs.clone());
