@@ -218,21 +218,21 @@ const COS: [f32; 3] = [4.166664556e-02, -1.388730365e-03, 2.443120138e-05];
 /// The sine, within 2 units of 2^-24 absolutely up to 4096 (beyond: one by one through `libm`).
 #[inline(always)]
 pub fn sin<S: Simd>(s: S, x: S::F32) -> S::F32 {
-    let limit = s.splat(TRIGONOMETRIC_LIMIT);
-    if s.any(s.le(limit, s.abs(x))) {
-        return lane_by_lane(s, x, libm::sinf);
-    }
-    quarter_wave(s, x, 0)
+    beyond_limit(s, x, quarter_wave(s, x, 0), libm::sinf)
 }
 
 /// The cosine, within 2 units of 2^-24 absolutely up to 4096 (beyond: one by one through `libm`).
 #[inline(always)]
 pub fn cos<S: Simd>(s: S, x: S::F32) -> S::F32 {
-    let limit = s.splat(TRIGONOMETRIC_LIMIT);
-    if s.any(s.le(limit, s.abs(x))) {
-        return lane_by_lane(s, x, libm::cosf);
-    }
-    quarter_wave(s, x, 1)
+    beyond_limit(s, x, quarter_wave(s, x, 1), libm::cosf)
+}
+
+/// `wave`, but `function(x)` in each lane whose `x` is too large for it. The other lanes keep their bits, so that no result
+/// depends on its neighbours, which differ with the number of threads.
+#[inline(always)]
+fn beyond_limit<S: Simd>(s: S, x: S::F32, wave: S::F32, function: impl Fn(f32) -> f32) -> S::F32 {
+    let large = s.le(s.splat(TRIGONOMETRIC_LIMIT), s.abs(x));
+    if s.any(large) { s.select(large, lane_by_lane(s, x, function), wave) } else { wave }
 }
 
 /// `sin(x + quarters * pi/2)`.

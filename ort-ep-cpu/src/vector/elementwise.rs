@@ -103,7 +103,7 @@ unary_functions! {
     /// `x`, or `alpha * x` below 0.
     LeakyRelu { alpha } => |s, x| s.select(s.lt(x, s.splat(0.0)), s.mul(x, alpha), x);
     /// `x`, or 0 up to `alpha`.
-    ThresholdedRelu { alpha } => |s, x| s.select(s.le(x, alpha), s.splat(0.0), x);
+    ThresholdedRelu { alpha } => |s, x| s.select(s.lt(alpha, x), x, s.splat(0.0));
     /// `x`, or `alpha * (e^x - 1)` below 0.
     Elu { alpha } => |s, x| s.select(s.lt(x, s.splat(0.0)), s.mul(alpha, math::expm1(s, x)), x);
     /// `gamma` times (`x`, or `alpha * (e^x - 1)` below 0).
@@ -237,17 +237,28 @@ binary_functions! {
     Max => |s, a, b| s.max(a, b);
     /// `a`, or `a * b` where `a` is below 0.
     PRelu => |s, a, b| s.select(s.lt(a, s.splat(0.0)), s.mul(a, b), a);
-    /// `a^b`, one by one through the platform's function (through `exp` and `log` it would lose up to 7 bits).
+    /// `a^b`, one by one by [`power`] (through `exp` and `log` it would lose up to 7 bits).
     Pow => |s, a, b| {
         let exponents = s.to_array(b);
         let mut lane = 0;
         let mut powers = s.to_array(a);
         while lane < S::LANES {
-            powers[lane] = powers[lane].powf(exponents[lane]);
+            powers[lane] = power(powers[lane], exponents[lane]);
             lane += 1;
         }
         s.from_array(&powers)
     };
+}
+
+/// `a^b` through the platform's function; the exponents 2 and 3 by multiplication, as loops for one exponent have them: how
+/// a tensor is cut into blocks may not decide which of the two computes an element.
+#[inline]
+fn power(a: f32, b: f32) -> f32 {
+    match b {
+        2.0 => a * a,
+        3.0 => a * a * a,
+        _ => a.powf(b),
+    }
 }
 
 struct Zip<'a> {
@@ -374,7 +385,7 @@ mod tests {
             (Unary::Trunc, f32::trunc),
             (Unary::Relu, |x| if x < 0.0 { 0.0 } else { x }),
             (Unary::LeakyRelu { alpha: 0.1 }, |x| if x < 0.0 { 0.1 * x } else { x }),
-            (Unary::ThresholdedRelu { alpha: 1.0 }, |x| if x <= 1.0 { 0.0 } else { x }),
+            (Unary::ThresholdedRelu { alpha: 1.0 }, |x| if x > 1.0 { x } else { 0.0 }),
             (Unary::Elu { alpha: 0.5 }, |x| if x < 0.0 { 0.5 * x.exp_m1() } else { x }),
             (Unary::Selu { alpha: 1.5, gamma: 2.0 }, |x| 2.0 * if x < 0.0 { 1.5 * x.exp_m1() } else { x }),
             (Unary::Celu { alpha: 2.0 }, |x| if x < 0.0 { 2.0 * (x / 2.0).exp_m1() } else { x }),
