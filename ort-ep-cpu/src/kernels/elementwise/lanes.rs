@@ -158,7 +158,7 @@ fn vector_unary(function: UnaryFn) -> Result<Unary, fn(f32) -> f32> {
         UnaryFn::Sinh => return Err(f32::sinh),
         UnaryFn::Cosh => return Err(f32::cosh),
         UnaryFn::Asinh => return Err(libm::asinhf),
-        UnaryFn::Acosh => return Err(libm::acoshf),
+        UnaryFn::Acosh => return Err(|x| if x < 1.0 { f32::NAN } else { libm::acoshf(x) }),
         UnaryFn::Atanh => return Err(libm::atanhf),
         UnaryFn::IsNan => return Err(|x| f32::from(u8::from(x.is_nan()))),
         UnaryFn::IsInf => return Err(|x| f32::from(u8::from(x.is_infinite()))),
@@ -226,7 +226,8 @@ fn unary_f64(function: UnaryFn) -> fn(f64) -> f64 {
         UnaryFn::Cosh => f64::cosh,
         UnaryFn::Tanh => f64::tanh,
         UnaryFn::Asinh => libm::asinh,
-        UnaryFn::Acosh => libm::acosh,
+        // The crate gives numbers for some arguments outside of the domain.
+        UnaryFn::Acosh => |x| if x < 1.0 { f64::NAN } else { libm::acosh(x) },
         UnaryFn::Atanh => libm::atanh,
         UnaryFn::IsNan => |x| f64::from(u8::from(x.is_nan())),
         UnaryFn::IsInf => |x| f64::from(u8::from(x.is_infinite())),

@@ -1,7 +1,5 @@
 //! `NonMaxSuppression`.
 
-use std::cmp::Ordering;
-
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::tensor::TensorView;
@@ -76,11 +74,15 @@ fn corners(values: &[f32], centred: bool) -> Corners {
     [side(0), side(1)]
 }
 
-/// The boxes that are kept, best first; equal scores go by index.
+/// The boxes that are kept, best first; equal scores go by index, and NaN is the least.
 fn select(corners: &[Corners], scores: &[f32], limits: &Limits) -> Vec<usize> {
     let mut candidates: Vec<usize> =
         (0..scores.len()).filter(|&index| limits.score.is_none_or(|least| scores[index] > least)).collect();
-    candidates.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap_or(Ordering::Equal));
+    // NaN is below every number: sorting needs a total order.
+    candidates.sort_by(|&a, &b| {
+        let by_value = scores[b].partial_cmp(&scores[a]);
+        by_value.unwrap_or_else(|| scores[a].is_nan().cmp(&scores[b].is_nan()))
+    });
     let mut kept: Vec<usize> = Vec::new();
     for candidate in candidates {
         if kept.len() == limits.boxes {

@@ -152,7 +152,7 @@ impl Align {
                 };
                 let value = if self.greatest {
                     let all = places.iter().flatten().map(weighted);
-                    all.reduce(f64::max).unwrap_or(0.0)
+                    all.reduce(greater).unwrap_or(0.0)
                 } else {
                     places.iter().flatten().map(weighted).sum::<f64>() / count
                 };
@@ -160,6 +160,11 @@ impl Align {
             }
         }
     }
+}
+
+/// The greater of two numbers, NaN if either is, whatever their order.
+fn greater(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
 }
 
 /// The four elements around a place, for bilinear interpolation; outside of the map all weigh nothing.
@@ -220,7 +225,7 @@ fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f32) -> Result<()> {
             let plane = maps.plane(region[0] as usize, channel);
             let (ys, xs) = (bounds(0, cell / columns), bounds(1, cell % columns));
             let cells = ys.flat_map(|y| xs.clone().map(move |x| plane[y * maps.size[1] + x].to_f64()));
-            *to = T::from_f64(cells.reduce(f64::max).unwrap_or(0.0));
+            *to = T::from_f64(cells.reduce(greater).unwrap_or(0.0));
         }
     });
     Ok(())
