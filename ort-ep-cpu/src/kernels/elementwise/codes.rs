@@ -1,5 +1,6 @@
 //! Arithmetic on 8-bit codes: `QLinearAdd` and `QLinearMul` in one pass, `QLinearSigmoid` and `QLinearLeakyRelu` by a
-//! table of all codes. Nothing is widened in memory, and sums round once, as ONNX Runtime's do.
+//! table of all codes. Nothing is widened in memory, and sums round once. The zero point of the result is added after
+//! rounding, as in `QuantizeLinear`: before, an odd one would send ties the other way.
 
 use bytemuck::Pod;
 use ort_core::dtype::{DType, Element};
@@ -152,11 +153,11 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
     let formula = match formula {
         Formula::Add => {
             let (a_scale, b_scale) = (a.scale / c_scale, b.scale / c_scale);
-            Scaled::Add { a_scale, b_scale, fixed: c_zero - a_scale.mul_add(a.zero, b_scale * b.zero) }
+            Scaled::Add { a_scale, b_scale, fixed: -a_scale.mul_add(a.zero, b_scale * b.zero) }
         }
         Formula::Mul => {
             let scale = a.scale * b.scale / c_scale;
-            Scaled::Mul { zeros: [a.zero, b.zero], scale, c_zero }
+            Scaled::Mul { zeros: [a.zero, b.zero], scale }
         }
     };
     let limit = if walk.is_flat() { usize::MAX } else { BLOCK };
@@ -166,37 +167,38 @@ fn run_binary<T: Code>(cx: &mut RunCx<'_>, formula: Formula) -> Result<()> {
         let b = walk.block(1, b.codes, start, block.len(), right);
         // Without vectors that multiply and add with one rounding, each element is rounded so on its own.
         match isa >= Isa::Avx2 {
-            true => dispatch_bytes(isa, Zip { a, b, out: block, formula }),
-            false => zip(a, b, block, |a: T, b: T| T::nearest(formula.of(a.number(), b.number()))),
+            true => dispatch_bytes(isa, Zip { a, b, out: block, formula, zero: c_zero }),
+            false => zip(a, b, block, |a: T, b: T| T::nearest(formula.of(a.number(), b.number()) + c_zero)),
         }
     });
     Ok(())
 }
 
-/// What a code of the result is, before it is brought into range.
+/// What a code of the result is, before its zero point is added and it is brought into range.
 #[derive(Clone, Copy)]
 enum Scaled {
     /// `round(a * a_scale + (b * b_scale + fixed))`, each step rounded once.
     Add { a_scale: f32, b_scale: f32, fixed: f32 },
-    /// `round((a - zeros[0]) * (b - zeros[1]) * scale + c_zero)`.
-    Mul { zeros: [f32; 2], scale: f32, c_zero: f32 },
+    /// `round((a - zeros[0]) * (b - zeros[1]) * scale)`.
+    Mul { zeros: [f32; 2], scale: f32 },
 }
 
 impl Scaled {
     fn of(self, a: f32, b: f32) -> f32 {
         let number = match self {
             Scaled::Add { a_scale, b_scale, fixed } => a.mul_add(a_scale, b.mul_add(b_scale, fixed)),
-            Scaled::Mul { zeros, scale, c_zero } => (a - zeros[0]) * (b - zeros[1]) * scale + c_zero,
+            Scaled::Mul { zeros, scale } => (a - zeros[0]) * (b - zeros[1]) * scale,
         };
         number.round_ties_even()
     }
 
-    /// The same for vectors, as whole numbers nearest in the range of the codes.
+    /// The same for vectors with the zero point added, in the range of the codes.
     #[inline(always)]
     fn of_lanes<L: ByteLanes>(
         self,
         lanes: L,
         [a, b]: [Numbers<L>; 2],
+        zero: f32,
         [least, greatest]: [f32; 2],
     ) -> Lanes<L> {
         let simd = lanes.base();
@@ -204,13 +206,13 @@ impl Scaled {
             Scaled::Add { a_scale, b_scale, fixed } => {
                 simd.mul_add(a, simd.splat(a_scale), simd.mul_add(b, simd.splat(b_scale), simd.splat(fixed)))
             }
-            Scaled::Mul { zeros: [a_zero, b_zero], scale, c_zero } => {
+            Scaled::Mul { zeros: [a_zero, b_zero], scale } => {
                 let product = simd.mul(simd.sub(a, simd.splat(a_zero)), simd.sub(b, simd.splat(b_zero)));
-                simd.add(simd.mul(product, simd.splat(scale)), simd.splat(c_zero))
+                simd.mul(product, simd.splat(scale))
             }
         };
-        // To clamp before rounding gives the same, since the bounds are whole; to convert rounds to even. What is not a
-        // number becomes zero, as for single elements.
+        // What is not a number becomes zero, as for single elements.
+        let number = simd.add(simd.round_even(number), simd.splat(zero));
         let number = simd.select(simd.is_nan(number), simd.splat(0.0), number);
         simd.to_i32(simd.min_or_second(simd.max_or_second(number, simd.splat(least)), simd.splat(greatest)))
     }
@@ -222,6 +224,8 @@ struct Zip<'a, T> {
     b: Block<'a, T>,
     out: &'a mut [T],
     formula: Scaled,
+    /// The zero point of the result.
+    zero: f32,
 }
 
 impl<T: Code> ByteOp for Zip<'_, T> {
@@ -248,13 +252,14 @@ impl<T: Code> Zip<'_, T> {
         {
             let whole = out.len() - out.len() % (4 * L::Base::LANES);
             let scales = [a_scale, b_scale, fixed];
-            add_vectors::<L, SIGNED>(lanes, [&a[..whole], &b[..whole]], &mut out[..whole], scales);
+            let zero = self.zero as i32;
+            add_vectors::<L, SIGNED>(lanes, [&a[..whole], &b[..whole]], &mut out[..whole], (scales, zero));
             at = whole;
         }
         while at < out.len() {
             let count = (out.len() - at).min(L::Base::LANES);
             let sides = [a.load::<SIGNED>(lanes, at, count), b.load::<SIGNED>(lanes, at, count)];
-            lanes.store_low_bytes(out, at, count, self.formula.of_lanes(lanes, sides, range));
+            lanes.store_low_bytes(out, at, count, self.formula.of_lanes(lanes, sides, self.zero, range));
             at += count;
         }
     }
@@ -269,7 +274,7 @@ fn add_vectors<L: ByteLanes, const SIGNED: bool>(
     lanes: L,
     [a, b]: [&[u8]; 2],
     out: &mut [u8],
-    [a_scale, b_scale, fixed]: [f32; 3],
+    ([a_scale, b_scale, fixed], zero): ([f32; 3], i32),
 ) {
     let (simd, width) = (lanes.base(), 4 * L::Base::LANES);
     let (a_scale, b_scale, fixed) = (simd.splat(a_scale), simd.splat(b_scale), simd.splat(fixed));
@@ -283,7 +288,7 @@ fn add_vectors<L: ByteLanes, const SIGNED: bool>(
             let b = number_of::<L, SIGNED>(lanes, b[vector]);
             sums[vector] = simd.to_i32(simd.mul_add(a, a_scale, simd.mul_add(b, b_scale, fixed)));
         }
-        lanes.store_bytes(out, at, width, lanes.pack_interleaved(sums, 0, SIGNED));
+        lanes.store_bytes(out, at, width, lanes.pack_interleaved(sums, zero, SIGNED));
     }
 }
 

@@ -1,5 +1,6 @@
 //! `QLinearAveragePool` and `QLinearGlobalAveragePool`: averages of 8-bit codes as they lie in memory, with the channels
-//! second or last. Sums are made in the order of the places, as ONNX Runtime makes them, so that ties round as there.
+//! second or last. Sums are made in the order of the places; the zero point is added after rounding, as in
+//! `QuantizeLinear`, since an odd one would send ties the other way.
 
 use std::ops::Range;
 
@@ -230,7 +231,7 @@ impl Rows<'_> {
     fn finish<T: Code>(&self, leading: f32, sums: &[f32], to: &mut [T]) {
         let Scales { y, y_zero, .. } = self.scales;
         let code =
-            |sum: f32, count: f32| T::nearest((sum / (leading * count) / y + y_zero).round_ties_even());
+            |sum: f32, count: f32| T::nearest((sum / (leading * count) / y).round_ties_even() + y_zero);
         if self.inner == 1 {
             for ((to, sum), count) in to.iter_mut().zip(sums).zip(&self.counts) {
                 *to = code(*sum, *count);
