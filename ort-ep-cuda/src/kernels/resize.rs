@@ -99,7 +99,7 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
     let scales = if given.is_empty() {
         let policy = ResizePolicy::parse(cx.attrs.string("keep_aspect_ratio_policy")?)?;
         let sizes: Vec<i64> = chosen.iter().filter_map(|axis| Some(*from.get(*axis)? as i64)).collect();
-        policy.apply(&sizes, &cx.ints(3)?).0
+        policy.apply(&sizes, &cx.ints(3)?).0.into_iter().map(|scale| scale.value() as f32).collect()
     } else {
         given.clone()
     };

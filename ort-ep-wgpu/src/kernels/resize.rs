@@ -70,7 +70,12 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
         None => {
             let policy = ResizePolicy::parse(cx.attrs.string("keep_aspect_ratio_policy")?)?;
             let sizes = chosen.iter().filter_map(|axis| from.get(*axis)).map(|size| *size as i64);
-            policy.apply(&sizes.collect::<Vec<_>>(), &cx.ints(3)?).0
+            policy
+                .apply(&sizes.collect::<Vec<_>>(), &cx.ints(3)?)
+                .0
+                .into_iter()
+                .map(|scale| scale.value() as f32)
+                .collect()
         }
     };
     let count = chosen.len();
@@ -144,8 +149,7 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![shader.read("x", x).write("y", y).each(y.count(), &code)?])
 }
 
-/// `coordinate(k, index)`: where an index of the result is on an axis of the input, in single precision as on
-/// the CPU.
+/// `coordinate(k, index)`: where an index of the result is on an axis of the input, in single precision: WGSL has no other.
 fn coordinate(cx: &OpCx<'_>) -> Result<String> {
     let formula = match cx.attrs.string("coordinate_transformation_mode")? {
         "half_pixel" => "return (x + 0.5) / scale - 0.5;",

@@ -305,16 +305,65 @@ impl ResizePolicy {
     }
 
     /// The scales and the sizes of the resized axes.
-    pub fn apply(self, from: &[i64], targets: &[i64]) -> (Vec<f32>, Vec<i64>) {
-        let scales: Vec<f32> = from.iter().zip(targets).map(|(&from, &to)| to as f32 / from as f32).collect();
-        let choose = match self {
-            ResizePolicy::Stretch => return (scales, targets.to_vec()),
-            ResizePolicy::NotLarger => f32::min,
-            ResizePolicy::NotSmaller => f32::max,
+    pub fn apply(self, from: &[i64], targets: &[i64]) -> (Vec<ResizeScale>, Vec<i64>) {
+        let scales: Vec<ResizeScale> =
+            from.iter().zip(targets).map(|(&from, &to)| ResizeScale::of_sizes(from, to)).collect();
+        let less = |a: &ResizeScale, b: &ResizeScale| a.to * b.from < b.to * a.from;
+        let choose = |a: ResizeScale, b: ResizeScale| match (self, less(&b, &a)) {
+            (ResizePolicy::NotSmaller, true) | (ResizePolicy::NotLarger, false) => a,
+            _ => b,
         };
-        let scale = scales.into_iter().reduce(choose).unwrap_or(1.0);
-        let sizes = from.iter().map(|&size| (scale * size as f32 + 0.5).floor() as i64).collect();
+        if self == ResizePolicy::Stretch {
+            return (scales, targets.to_vec());
+        }
+        let scale = scales.into_iter().reduce(choose).unwrap_or(ResizeScale::ONE);
+        let sizes = from.iter().map(|&size| (scale.times(size as f64) + 0.5).floor() as i64).collect();
         (vec![scale; from.len()], sizes)
+    }
+}
+
+/// Elements of a result for each element of the input of a `Resize`, as a fraction.
+///
+/// Of sizes, both numbers are whole: a coordinate is then rounded once, by a division, and exact where it is halfway between
+/// two elements. A quotient kept as one number is off by its rounding, and picks the other of the two.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ResizeScale {
+    to: f64,
+    from: f64,
+}
+
+impl ResizeScale {
+    /// The scale of an axis that stays as it is.
+    pub const ONE: ResizeScale = ResizeScale { to: 1.0, from: 1.0 };
+
+    /// The scale that is given as a number.
+    pub fn given(scale: f32) -> ResizeScale {
+        ResizeScale { to: f64::from(scale), from: 1.0 }
+    }
+
+    /// The scale from one size to another.
+    pub fn of_sizes(from: i64, to: i64) -> ResizeScale {
+        ResizeScale { to: to as f64, from: from as f64 }
+    }
+
+    /// Whether sizes stay as they are.
+    pub fn is_one(self) -> bool {
+        self.to == self.from
+    }
+
+    /// The scale as one number.
+    pub fn value(self) -> f64 {
+        self.to / self.from
+    }
+
+    /// A size or coordinate of the input in the result.
+    pub fn times(self, x: f64) -> f64 {
+        x * self.to / self.from
+    }
+
+    /// A size or coordinate of the result in the input.
+    pub fn divide(self, x: f64) -> f64 {
+        x * self.from / self.to
     }
 }
 
@@ -326,6 +375,25 @@ pub fn scaled_size(size: i64, scale: f32) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sizes, their targets, and the sizes that come out: halves go up, whatever the quotient of two sizes is rounded to.
+    #[test]
+    fn policies_keep_proportions() {
+        use ResizePolicy::{NotLarger, NotSmaller, Stretch};
+        let cases: [(ResizePolicy, [i64; 2], [i64; 2], [i64; 2]); 6] = [
+            (Stretch, [4, 8], [3, 9], [3, 9]),
+            (NotLarger, [4, 8], [3, 9], [3, 6]),
+            (NotSmaller, [4, 8], [3, 9], [5, 9]),
+            (NotLarger, [6, 3], [5, 9], [5, 3]),
+            (NotSmaller, [10, 45], [7, 1], [7, 32]),
+            (NotLarger, [10, 5], [7, 9], [7, 4]),
+        ];
+        for (policy, from, targets, expected) in cases {
+            let (scales, sizes) = policy.apply(&from, &targets);
+            assert_eq!(sizes, expected, "{policy:?} from {from:?} to {targets:?}");
+            assert_eq!(policy == Stretch, scales[0] != scales[1]);
+        }
+    }
 
     /// Slices as ONNX defines them: size, start, end, step, and the indices taken.
     #[test]

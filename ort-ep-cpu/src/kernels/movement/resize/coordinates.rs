@@ -1,7 +1,8 @@
 //! Where each element of the result comes from: the coordinate transformations of `Resize`.
 
+use num_traits::{AsPrimitive, Float};
 use ort_core::ir::Attributes;
-use ort_core::ops::tensor::geometry::{ResizePolicy, normalize_axes};
+use ort_core::ops::tensor::geometry::{ResizePolicy, ResizeScale, normalize_axes};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, not_one_of};
 
@@ -65,11 +66,11 @@ pub(super) struct Axis {
     /// Its size in the result.
     pub(super) to: usize,
     /// Elements of the result for each element of the input.
-    pub(super) scale: f32,
-    /// The size of the result before it is cut to an integer.
-    width: f32,
+    pub(super) scale: ResizeScale,
+    /// That number, where it is given instead of sizes.
+    given: Option<f32>,
     /// The part that is read, from 0 to 1.
-    roi: (f32, f32),
+    roi: (f64, f64),
 }
 
 const NEAREST: &[&str] = &["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"];
@@ -127,7 +128,7 @@ impl Settings {
         let mut axes: Vec<Axis> = shape
             .iter()
             .zip(result)
-            .map(|(&from, &to)| Axis { from, to, scale: 1.0, width: to as f32, roi: (0.0, 1.0) })
+            .map(|(&from, &to)| Axis { from, to, scale: ResizeScale::ONE, given: None, roi: (0.0, 1.0) })
             .collect();
         let chosen = match &self.axes {
             Some(chosen) => normalize_axes(chosen, shape.len())?,
@@ -135,20 +136,21 @@ impl Settings {
         };
         let count = chosen.len();
         let scales = given.scales.filter(|scales| scales.element_count() > 0);
-        let (scales, by_scale) = match (scales, given.sizes) {
-            (Some(scales), _) => (scales.to_vec::<f32>()?, true),
+        let (scales, given_scales) = match (scales, given.sizes) {
+            (Some(scales), _) => {
+                let given = scales.to_vec::<f32>()?;
+                (given.iter().copied().map(ResizeScale::given).collect(), given)
+            }
             (None, Some(sizes)) => {
                 let from: Vec<i64> = chosen.iter().map(|&axis| shape[axis] as i64).collect();
-                (self.policy.apply(&from, &sizes.to_ints()?).0, false)
+                (self.policy.apply(&from, &sizes.to_ints()?).0, Vec::new())
             }
             (None, None) => return Err(error!(InvalidArgument, "Resize needs scales or sizes")),
         };
         ensure!(scales.len() == count, InvalidArgument, "{} scales for {count} axes", scales.len());
-        for (&axis, scale) in chosen.iter().zip(scales) {
+        for (entry, (&axis, scale)) in chosen.iter().zip(scales).enumerate() {
             axes[axis].scale = scale;
-            if by_scale {
-                axes[axis].width = scale * shape[axis] as f32;
-            }
+            axes[axis].given = given_scales.get(entry).copied();
         }
         if self.transform == Transform::CropAndResize {
             let roi = given.roi.map(|roi| numbers(&roi)).transpose()?.unwrap_or_default();
@@ -166,7 +168,7 @@ impl Settings {
     }
 
     /// The index nearest to a coordinate, inside of the input.
-    pub(super) fn nearest(&self, x: f32, size: usize) -> usize {
+    pub(super) fn nearest(&self, x: f64, size: usize) -> usize {
         let index = match self.rounding {
             Rounding::PreferFloor => (x - 0.5).ceil(),
             Rounding::PreferCeil => (x + 0.5).floor(),
@@ -177,10 +179,10 @@ impl Settings {
     }
 }
 
-fn numbers(view: &TensorView<'_>) -> Result<Vec<f32>> {
+fn numbers(view: &TensorView<'_>) -> Result<Vec<f64>> {
     let dtype = view.dtype();
     ort_core::for_each_type!(dtype in [F32, F64, F16], T => {
-        Ok(view.to_vec::<T>()?.into_iter().map(num_traits::AsPrimitive::<f32>::as_).collect())
+        Ok(view.to_vec::<T>()?.into_iter().map(AsPrimitive::<f64>::as_).collect())
     }, else => Err(error!(InvalidArgument, "a region of type {}", dtype.name())))
 }
 
@@ -188,40 +190,64 @@ impl Axis {
     /// Whether every element stays where it is.
     pub(super) fn is_identity(&self, transform: Transform) -> bool {
         let whole = transform != Transform::CropAndResize || self.roi == (0.0, 1.0);
-        self.from == self.to && self.scale == 1.0 && whole
+        self.from == self.to && self.scale.is_one() && whole
     }
 
-    /// The coordinate in the input for an index of the result, computed in single precision as ONNX Runtime does:
-    /// the nearest neighbour at a tie depends on it.
-    pub(super) fn coordinate(&self, transform: Transform, index: usize) -> f32 {
-        let x = index as f32;
-        let last = self.from as f32 - 1.0;
-        match transform {
-            Transform::HalfPixel => (x + 0.5) / self.scale - 0.5,
-            Transform::PytorchHalfPixel if self.width > 1.0 => (x + 0.5) / self.scale - 0.5,
-            Transform::PytorchHalfPixel => 0.0,
-            Transform::HalfPixelSymmetric => {
-                let adjustment = self.to as f32 / self.width;
-                let offset = self.from as f32 / 2.0 * (1.0 - adjustment);
-                offset + (x + 0.5) / self.scale - 0.5
+    /// The coordinate in the input for an index of the result. The nearest neighbour at a tie depends on its precision: that of
+    /// sizes is exact there; a scale is a number in single precision that stands for one nearby (0.6 for 3/5), and computing in
+    /// single precision, as ONNX Runtime does, leads to the coordinate of that one.
+    pub(super) fn coordinate(&self, transform: Transform, index: usize) -> f64 {
+        match self.given.filter(|_| transform != Transform::CropAndResize) {
+            Some(scale) => {
+                f64::from(self.coordinate_in(transform, index, scale * self.from as f32, |x: f32| x / scale))
             }
-            Transform::AlignCorners if self.width == 1.0 => 0.0,
-            Transform::AlignCorners => x * last / (self.width - 1.0),
-            Transform::Asymmetric => x / self.scale,
-            Transform::HalfPixelForNearest => (x + 0.5) / self.scale,
+            None => {
+                let width = self.scale.times(self.from as f64);
+                self.coordinate_in(transform, index, width, |x: f64| self.scale.divide(x))
+            }
+        }
+    }
+
+    /// The coordinate, where the result is `width` wide before that is cut to an integer, and `divide` divides by the scale.
+    fn coordinate_in<F: Float + 'static>(
+        &self,
+        transform: Transform,
+        index: usize,
+        width: F,
+        divide: impl Fn(F) -> F,
+    ) -> F
+    where
+        usize: AsPrimitive<F>,
+        f64: AsPrimitive<F>,
+    {
+        let (zero, one, half): (F, F, F) = (0.0_f64.as_(), 1.0_f64.as_(), 0.5_f64.as_());
+        let (x, from, to): (F, F, F) = (index.as_(), self.from.as_(), self.to.as_());
+        let last = from - one;
+        let half_pixel = || divide(x + half) - half;
+        match transform {
+            Transform::HalfPixel => half_pixel(),
+            Transform::PytorchHalfPixel if width > one => half_pixel(),
+            Transform::PytorchHalfPixel => zero,
+            Transform::HalfPixelSymmetric => {
+                let offset = from * half * (one - to / width);
+                offset + divide(x + half) - half
+            }
+            Transform::AlignCorners if width == one => zero,
+            Transform::AlignCorners => x * last / (width - one),
+            Transform::Asymmetric => divide(x),
+            Transform::HalfPixelForNearest => divide(x + half),
             Transform::CropAndResize => {
-                let (start, end) = self.roi;
-                if self.width > 1.0 {
-                    start * last + x * (end - start) * last / (self.width - 1.0)
-                } else {
-                    0.5 * (start + end) * last
+                let (start, end): (F, F) = (self.roi.0.as_(), self.roi.1.as_());
+                match width > one {
+                    true => start * last + x * (end - start) * last / (width - one),
+                    false => half * (start + end) * last,
                 }
             }
         }
     }
 
     /// Whether a coordinate is outside of the input, where a given value stands.
-    pub(super) fn is_outside(&self, x: f32) -> bool {
-        x < 0.0 || x > self.from as f32 - 1.0
+    pub(super) fn is_outside(&self, x: f64) -> bool {
+        x < 0.0 || x > self.from as f64 - 1.0
     }
 }

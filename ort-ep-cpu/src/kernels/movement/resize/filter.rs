@@ -6,8 +6,8 @@ use ort_core::{Result, ensure, error};
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::super::grid_sample::cubic;
-use super::super::number::Number;
 use super::coordinates::{Axis, Mode, Settings};
+use super::element::Pixel;
 
 /// The sums along one axis.
 #[derive(Debug)]
@@ -30,9 +30,10 @@ pub(super) struct Pass<C> {
 /// shrinks comes first, and of what grows alike the innermost.
 pub(super) fn order_of_passes(from: &[usize], to: &[usize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..from.len().min(to.len())).rev().collect();
+    // An axis of size 0 has no quotient to compare; it comes last, so that the order is total.
     axes.sort_by(|&a, &b| {
         let (left, right) = (to[a] as u128 * from[b] as u128, to[b] as u128 * from[a] as u128);
-        left.cmp(&right)
+        (from[a] == 0).cmp(&(from[b] == 0)).then(left.cmp(&right))
     });
     axes
 }
@@ -64,7 +65,7 @@ impl<C: Float> Pass<C> {
                     }
                 }
                 let sum: f64 = weights.iter().sum();
-                weights.iter_mut().for_each(|weight| *weight /= sum);
+                weights.iter_mut().filter(|_| sum != 0.0).for_each(|weight| *weight /= sum);
             }
             pass.width = weights.len();
             let places =
@@ -76,14 +77,18 @@ impl<C: Float> Pass<C> {
     }
 }
 
+/// The farthest coordinate from which elements are counted.
+const FARTHEST: f64 = (1u64 << 50) as f64;
+
 /// The first index that a coordinate reads, perhaps outside, and the weights from there on.
-fn weights(x: f32, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {
+fn weights(x: f64, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {
     if settings.mode == Mode::Nearest {
         return (settings.nearest(x, axis.from) as i64, vec![1.0]);
     }
-    let scale = f64::from(axis.scale.min(1.0));
+    // Far outside, where only a region leads, all elements are the same border; whole numbers stay exact.
+    let x = x.clamp(-FARTHEST, FARTHEST);
+    let scale = axis.scale.value().min(1.0);
     let smooth = settings.antialias && scale < 1.0;
-    let x = f64::from(x);
     // The reference takes the element left of a coordinate as the base, even of one exactly on an element; with a
     // stretched filter that decides which elements are read.
     let base = if smooth { x.ceil() - 1.0 } else { x.floor() };
@@ -114,17 +119,16 @@ fn cubic_kernel(x: f64, a: f64) -> f64 {
 }
 
 /// Runs the passes one after another, through the workspace, from the input to the output.
-pub(super) fn run_passes<T: Number>(
-    passes: &[Pass<T::Compute>],
+pub(super) fn run_passes<T: Pixel>(
+    passes: &[Pass<T::Sum>],
     (shape, from): (&[usize], &[T]),
     to: &mut [T],
     workspace: &mut [u8],
     threads: usize,
 ) -> Result<()> {
     let too_small = || error!(Fail, "the workspace is too small");
-    let scratch: &mut [T::Compute] =
-        bytemuck::checked::try_cast_slice_mut(workspace_part::<T::Compute>(workspace))
-            .map_err(|_| too_small())?;
+    let scratch: &mut [T::Sum] = bytemuck::checked::try_cast_slice_mut(workspace_part::<T::Sum>(workspace))
+        .map_err(|_| too_small())?;
     let half = scratch.len() / 2;
     let (mut current, mut next) = scratch.split_at_mut(half);
     let mut shape = shape.to_vec();
@@ -156,12 +160,12 @@ fn workspace_part<C>(workspace: &mut [u8]) -> &mut [u8] {
     &mut workspace[..whole]
 }
 
-impl<C: Number<Compute = C> + Float + std::ops::AddAssign> Pass<C> {
+impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
     /// Sums along the axis of a tensor of shape `shape`.
     fn run<A, B>(&self, shape: &[usize], from: &[A], to: &mut [B], threads: usize) -> Result<()>
     where
-        A: Number<Compute = C>,
-        B: Number<Compute = C>,
+        A: Pixel<Sum = C>,
+        B: Pixel<Sum = C>,
     {
         let size = shape[self.axis];
         let inner: usize = shape[self.axis + 1..].iter().product();
@@ -194,10 +198,10 @@ impl<C: Number<Compute = C> + Float + std::ops::AddAssign> Pass<C> {
     }
 
     /// The axis is the innermost: each element is a sum of its own.
-    fn sum_row<A: Number<Compute = C>, B: Number<Compute = C>>(&self, from: &[A], row: &mut [B]) {
+    fn sum_row<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], row: &mut [B]) {
         for (element, value) in row.iter_mut().enumerate() {
             if self.outside[element] {
-                *value = B::narrow(self.extrapolation);
+                *value = B::rounded(self.extrapolation);
                 continue;
             }
             let (places, weights) = self.taps(element);
@@ -205,19 +209,14 @@ impl<C: Number<Compute = C> + Float + std::ops::AddAssign> Pass<C> {
             for (&place, &weight) in places.iter().zip(weights) {
                 sum += from[place].widen() * weight;
             }
-            *value = B::narrow(sum);
+            *value = B::rounded(sum);
         }
     }
 
     /// Further dimensions are inside: whole rows are added, a part that fits into the first cache at a time.
-    fn sum_rows<A: Number<Compute = C>, B: Number<Compute = C>>(
-        &self,
-        from: &[A],
-        element: usize,
-        row: &mut [B],
-    ) {
+    fn sum_rows<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], element: usize, row: &mut [B]) {
         if self.outside[element] {
-            row.fill(B::narrow(self.extrapolation));
+            row.fill(B::rounded(self.extrapolation));
             return;
         }
         const PART: usize = 64;
@@ -231,7 +230,7 @@ impl<C: Number<Compute = C> + Float + std::ops::AddAssign> Pass<C> {
                     *sum += value.widen() * weight;
                 }
             }
-            values.iter_mut().zip(&sums).for_each(|(value, &sum)| *value = B::narrow(sum));
+            values.iter_mut().zip(&sums).for_each(|(value, &sum)| *value = B::rounded(sum));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `Resize`: picks the nearest element, or interpolates one axis after another.
 
 mod coordinates;
+mod element;
 mod filter;
 
 use num_complex::Complex;
@@ -11,10 +12,11 @@ use ort_core::{Result, ensure, error, for_each_type};
 use crate::cpu_kernels;
 
 use super::indexed::{AxisMap, copy_indexed};
-use super::number::{Number, with_numbers};
+use super::number::with_numbers;
 use super::{Cell, Io, Movement, movement, only, operand};
 
 use coordinates::{Axis, Given, Settings, Transform};
+use element::Pixel;
 use filter::{Pass, order_of_passes, run_passes};
 
 movement!["Resize", |cx: &mut CompileCx<'_>| Ok(Nearest(Settings::new(cx.attrs())?)), unaligned: &[0]];
@@ -119,7 +121,7 @@ impl Executable for Interpolating {
 
 impl Interpolating {
     /// Interpolates elements of one or several numbers, which are a last dimension that stays.
-    fn interpolate<T: Number>(
+    fn interpolate<T: Pixel>(
         &self,
         axes: &[Axis],
         (shape, result): (&[usize], &[usize]),
@@ -127,6 +129,10 @@ impl Interpolating {
         (workspace, threads): (&mut [u8], usize),
     ) -> Result<()> {
         let settings = &self.settings;
+        // Beside a size of 0 another may be without bound.
+        if to.is_empty() {
+            return Ok(());
+        }
         let mut passes = Vec::new();
         for index in order_of_passes(shape, result) {
             let axis = &axes[index];
@@ -136,11 +142,8 @@ impl Interpolating {
                     InvalidArgument,
                     "shape {shape:?} resized to {result:?}"
                 );
-                passes.push(Pass::<T::Compute>::new(index, axis, settings));
+                passes.push(Pass::<T::Sum>::new(index, axis, settings));
             }
-        }
-        if to.is_empty() {
-            return Ok(());
         }
         if passes.is_empty() {
             ensure!(from.len() == to.len(), Fail, "shape {shape:?} resized to {result:?}");

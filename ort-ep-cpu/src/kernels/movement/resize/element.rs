@@ -1,0 +1,50 @@
+//! How elements are interpolated: floats in `float` or `double`, integers in `double` and rounded once at the end.
+
+use half::{bf16, f16};
+use num_traits::Float;
+use ort_core::dtype::Element;
+
+/// An element of an image.
+pub(super) trait Pixel: Element {
+    /// The type of sums and weights.
+    type Sum: Float + Pixel<Sum = Self::Sum> + std::ops::AddAssign;
+
+    /// The element as a term of a sum.
+    fn widen(self) -> Self::Sum;
+
+    /// The nearest element to a sum. Integers are kept in range, and of two that are as near it is the even one, as in the
+    /// standard's evaluator: cut, an image of one value would not stay one.
+    fn rounded(sum: Self::Sum) -> Self;
+}
+
+macro_rules! pixels {
+    ($($element:ty as $sum:ty: $widen:expr, $rounded:expr;)*) => {$(
+        impl Pixel for $element {
+            type Sum = $sum;
+
+            fn widen(self) -> $sum {
+                $widen(self)
+            }
+
+            fn rounded(sum: $sum) -> $element {
+                $rounded(sum)
+            }
+        }
+    )*};
+}
+
+macro_rules! integers {
+    ($($integer:ty)*) => {
+        pixels! { $($integer as f64: |x: $integer| x as f64, |sum: f64| sum.round_ties_even() as $integer;)* }
+    };
+}
+
+integers! { u8 i8 u16 i16 u32 i32 u64 i64 }
+
+pixels! {
+    bool as f64: |x: bool| f64::from(u8::from(x)), |sum: f64| sum != 0.0;
+    f32 as f32: std::convert::identity, std::convert::identity;
+    f64 as f64: std::convert::identity, std::convert::identity;
+    f16 as f32: f16::to_f32, f16::from_f32;
+    bf16 as f32: bf16::to_f32, bf16::from_f32;
+}
