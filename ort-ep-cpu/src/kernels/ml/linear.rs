@@ -4,7 +4,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::spec::ONNX_ML;
 use ort_core::{Result, ensure};
 
-use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, write_scores};
+use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, probit, write_scores};
 use crate::cpu_kernels;
 
 cpu_kernels![
@@ -63,7 +63,9 @@ fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     };
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let mut scores = functions.scores(cx)?;
-        if functions.count > 1 || functions.transform == Transform::Probit {
+        if functions.count == 1 {
+            scores.iter_mut().for_each(|score| *score = functions.transform.apply_to_one(*score));
+        } else {
             scores.chunks_mut(functions.count.max(1)).for_each(|row| functions.transform.apply(row));
         }
         write_scores(cx, 0, &scores)
@@ -97,12 +99,10 @@ fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Resul
     for row in raw.chunks(functions.count) {
         if let [score] = *row {
             classes.push(usize::from(score > 0.0));
-            if functions.transform == Transform::Probit {
-                scores.push(super::scores::probit(score));
-            } else if labels.count() == 2 {
-                scores.extend(functions.transform.pair(score, false));
-            } else {
-                scores.push(score);
+            match (functions.transform, labels.count()) {
+                (Transform::Probit, 2) => scores.extend([probit(-score), probit(score)]),
+                (transform, 2) => scores.extend(transform.pair(score, false)),
+                (transform, _) => scores.push(transform.apply_to_one(score)),
             }
             continue;
         }

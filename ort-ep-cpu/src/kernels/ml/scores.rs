@@ -29,6 +29,15 @@ impl Transform {
         })
     }
 
+    /// Transforms the only score of a row. There are no others that a softmax could weigh it against.
+    pub(super) fn apply_to_one(self, score: f64) -> f64 {
+        match self {
+            Transform::None | Transform::Softmax | Transform::SoftmaxZero => score,
+            Transform::Logistic => logistic(score),
+            Transform::Probit => probit(score),
+        }
+    }
+
     /// Transforms the scores of one row.
     pub(super) fn apply(self, scores: &mut [f64]) {
         match self {
@@ -48,10 +57,11 @@ impl Transform {
     }
 
     /// The scores of both classes from the one score of a function that decides between two.
-    /// `opposite` says that the first class has the negative score, else it has what is missing to one.
+    /// `opposite` says that the first class has the negative score, else it has what is missing to one. The logistic
+    /// function is of opposite scores always, so that both are probabilities.
     pub(super) fn pair(self, score: f64, opposite: bool) -> [f64; 2] {
         match (self, opposite) {
-            (Transform::Logistic, true) => [logistic(-score), logistic(score)],
+            (Transform::Logistic, _) => [logistic(-score), logistic(score)],
             (_, true) => [-score, score],
             (_, false) => [1.0 - score, score],
         }

@@ -1,6 +1,6 @@
 //! `TreeEnsembleClassifier` and `TreeEnsembleRegressor`.
 //!
-//! Where the standard is silent (two classes with one score, base values, which class wins) this does what ONNX Runtime does.
+//! Where the standard is silent (two classes with one score between them, base values) this does what ONNX Runtime does.
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ir::Attributes;
@@ -10,7 +10,7 @@ use ort_core::{Result, ensure, error};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::forest::{Aggregate, Branch, Comparison, Finish, Forest, Leaves, Request, Shape, Test};
-use super::scores::{Labels, Transform, doubles, matrix, probit};
+use super::scores::{Labels, Transform, doubles, largest, matrix, probit};
 use crate::cpu_kernels;
 
 cpu_kernels![
@@ -162,9 +162,9 @@ impl Executable for Regressor {
             if self.base.len() == self.targets {
                 row.iter_mut().zip(&self.base).for_each(|(score, base)| *score += base);
             }
-            // A single score has no others that a softmax could weigh it against.
-            if self.targets > 1 || self.transform == Transform::Probit {
-                self.transform.apply(row);
+            match row {
+                [score] => *score = self.transform.apply_to_one(*score),
+                row => self.transform.apply(row),
             }
             0
         })?;
@@ -180,14 +180,14 @@ struct Classes {
     /// All weights are of one class of two.
     binary: bool,
     all_positive: bool,
+    /// Whether the weights are floats, so that sums are rounded to floats.
+    single: bool,
 }
 
 struct Classifier {
     forest: Forest,
     labels: Labels,
     classes: Classes,
-    /// Whether the weights are floats, so that their sums are floats in ONNX Runtime.
-    single: bool,
 }
 
 fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -200,10 +200,10 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         base: numbers(attrs, "base_values")?,
         binary: labels.count() == 2 && ids.len() == 1,
         all_positive: numbers(attrs, "class_weights")?.iter().all(|&weight| weight >= 0.0),
+        single: attrs.find_tensor("class_weights_as_tensor").is_none(),
     };
-    let single = attrs.find_tensor("class_weights_as_tensor").is_none();
     let forest = read(cx, "class", classes.count)?;
-    Ok(Box::new(Classifier { forest, labels, classes, single }))
+    Ok(Box::new(Classifier { forest, labels, classes }))
 }
 
 impl Executable for Classifier {
@@ -215,7 +215,7 @@ impl Executable for Classifier {
         let request = request(cx, self.classes.count, Aggregate::Sum)?;
         let scores = if cx.wants(1) { cx.output(1)?.as_mut_slice::<f32>()? } else { &mut [] };
         let decide: &Finish<'_> = &|row, seen| {
-            if self.single {
+            if self.classes.single {
                 row.iter_mut().for_each(|score| *score = f64::from(*score as f32));
             }
             self.classes.decide(row, seen)
@@ -229,39 +229,59 @@ impl Classes {
     /// The class of a row; its sums become what is written.
     fn decide(&self, row: &mut [f64], seen: &mut [u8]) -> usize {
         let [first, second] = row else { return self.decide_many(row, seen) };
-        let mut has_second = seen.get(1).is_some_and(|&seen| seen != 0);
-        let mut opposite = None;
+        if !self.binary {
+            if let Some(base) = self.base.first() {
+                self.add(first, *base);
+            }
+            if let Some(base) = self.base.get(1) {
+                self.add(second, *base);
+            }
+            return self.greater(row);
+        }
+        let has_second = seen.get(1).is_some_and(|&seen| seen != 0);
         match *self.base {
-            [_, base] if has_second && self.binary => {
-                *second += base;
+            [_, base] if has_second => {
+                self.add(second, base);
                 *first = -*second;
             }
             [base, other] => {
-                *first += base;
-                *second += other;
-                has_second = true;
+                self.add(first, base);
+                self.add(second, other);
+                return self.greater(row);
             }
-            [base] => *first += base,
-            _ => opposite = Some(true),
+            [base] => self.add(first, base),
+            _ => {}
         }
         let decisive = if has_second { *second } else { *first };
-        let positive = if self.binary && self.all_positive { decisive > 0.5 } else { decisive > 0.0 };
-        if self.binary {
-            opposite = Some(!self.all_positive);
-        }
+        let positive = if self.all_positive { decisive > 0.5 } else { decisive > 0.0 };
         if has_second {
             self.transform.apply(row);
         } else if self.transform == Transform::Probit {
-            *first = probit(*first);
-        } else if let Some(opposite) = opposite {
-            [*first, *second] = self.transform.pair(*first, opposite);
+            [*first, *second] = [probit(1.0 - *first), probit(*first)];
+        } else {
+            [*first, *second] = self.transform.pair(*first, !self.all_positive);
         }
         usize::from(positive)
     }
 
+    /// Of two classes with scores of their own, that of the greater one, the first of equal ones.
+    fn greater(&self, row: &mut [f64]) -> usize {
+        let class = largest(row);
+        self.transform.apply(row);
+        class
+    }
+
+    /// Adds a base value in the precision of the sums.
+    fn add(&self, score: &mut f64, base: f64) {
+        *score += base;
+        if self.single {
+            *score = f64::from(*score as f32);
+        }
+    }
+
     fn decide_many(&self, row: &mut [f64], seen: &mut [u8]) -> usize {
         for ((score, seen), base) in row.iter_mut().zip(seen.iter_mut()).zip(&self.base) {
-            *score += base;
+            self.add(score, *base);
             *seen = 1;
         }
         let mut best: Option<usize> = None;
