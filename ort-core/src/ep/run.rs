@@ -63,6 +63,10 @@ impl RunControl {
 pub trait NestedRun {
     /// Runs the subgraph at `index` on these inputs and returns its outputs.
     fn run(&mut self, index: usize, inputs: &[ValueView<'_>]) -> Result<Vec<Value>>;
+
+    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without running it; sizes that do not follow
+    /// from them are 0. None if not even the rank is known.
+    fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape>;
 }
 
 /// Where one output goes.
@@ -207,6 +211,12 @@ impl<'a> RunCx<'a> {
             }
             Some(OutputSlot::Ready { .. }) => Err(error!(Fail, "output {index} has memory of the plan")),
         }
+    }
+
+    /// The shape of an output of the subgraph at `index` for inputs of these shapes, without running it; sizes that do not follow
+    /// from them are 0. None if not even the rank is known.
+    pub fn subgraph_output(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape> {
+        self.nested.as_ref()?.output_shape(index, inputs, output)
     }
 
     /// Memory for an output whose shape only the kernel knows, counted in the budget.

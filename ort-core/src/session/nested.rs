@@ -8,11 +8,11 @@ use super::dynamic::{Source, ValueMemory};
 use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
 use super::program::{Nested, Program};
 use super::windows::Passing;
-use crate::dim::{Bindings, Dim};
+use crate::dim::{Bindings, Dim, unify};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
 use crate::plan::{BoundValues, RunPlan, WorkspaceRoom, resolve_bound};
-use crate::tensor::{DeviceRange, Value, ValueView};
+use crate::tensor::{DeviceRange, Shape, Value, ValueView};
 use crate::{Result, ensure, error};
 
 /// Runs the subgraphs of one step.
@@ -125,5 +125,27 @@ impl NestedRun for NestedFrames<'_> {
         let windows = Passing::default();
         let memory = Memory { slabs, windows, bound: &mut [], tables: &mut Tables::default() };
         Frame::new((program, &plan, &bindings), self.env, Given::Views(&given), memory).run()
+    }
+
+    fn output_shape(&self, index: usize, inputs: &[Option<Shape>], output: usize) -> Option<Shape> {
+        let program = &self.nested.get(index)?.program;
+        let start: usize = self.nested.iter().take(index).map(|nested| nested.captures.len()).sum();
+        let captured = self.captures.iter().skip(start);
+        let captured =
+            captured.map(|value| value.as_ref()?.tensor().ok().map(|tensor| tensor.shape().into()));
+        let mut bindings = self.bindings.clone();
+        for (slot, shape) in program.given.iter().zip(inputs.iter().cloned().chain(captured)) {
+            let formal = program.slots.get(slot.index()).and_then(|slot| {
+                let info = program.graph.value(slot.value);
+                info.ty.shape()
+            });
+            for (dim, &size) in formal.unwrap_or(&[]).iter().zip(shape.iter().flatten()) {
+                // What contradicts stays as it was bound first, as where the subgraph runs.
+                unify(dim, size as i64, &mut bindings).ok();
+            }
+        }
+        let shape = program.graph.value(*program.graph.outputs.get(output)?).ty.shape()?;
+        let size = |dim: &Dim| usize::try_from(dim.evaluate(&bindings).ok()?).ok();
+        Some(shape.iter().map(|dim| size(dim).unwrap_or(0)).collect())
     }
 }

@@ -7,7 +7,7 @@ use ort_core::tensor::{Shape, Tensor, TensorView, Value, ValueView};
 use ort_core::{Result, ensure, error};
 
 use super::stack::Stack;
-use super::{item_type, subgraph};
+use super::{item_of_run, item_type, subgraph};
 use crate::cpu_kernels;
 
 cpu_kernels![KernelDef {
@@ -95,8 +95,13 @@ impl Executable for Loop {
         for (index, value) in last.into_iter().enumerate() {
             cx.set(index, value)?;
         }
+        let shapes = if number == 0 && !stacks.is_empty() { self.input_shapes(cx) } else { Vec::new() };
         for (index, (stack, item)) in stacks.into_iter().zip(&self.scans).enumerate() {
-            let joined = stack.finish(cx, item)?;
+            let output = 1 + self.carried + index;
+            let joined = match number {
+                0 => stack.finish(cx, &item_of_run(cx, self.body, (&shapes, output), item))?,
+                _ => stack.finish(cx, item)?,
+            };
             cx.set(self.carried + index, joined)?;
         }
         Ok(())
@@ -104,6 +109,13 @@ impl Executable for Loop {
 }
 
 impl Loop {
+    /// The shapes of what the body takes first.
+    fn input_shapes(&self, cx: &RunCx<'_>) -> Vec<Option<Shape>> {
+        let own = [&self.number_shape, &self.condition_shape].map(|shape| Some(shape.clone()));
+        let carried = (0..self.carried).map(|index| cx.find_input(index + 2).map(|view| view.shape().into()));
+        own.into_iter().chain(carried).collect()
+    }
+
     fn iterate(
         &self,
         cx: &mut RunCx<'_>,

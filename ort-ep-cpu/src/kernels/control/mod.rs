@@ -11,7 +11,7 @@ mod scan;
 mod stack;
 
 use ort_core::dtype::DType;
-use ort_core::ep::CompileCx;
+use ort_core::ep::{CompileCx, RunCx};
 use ort_core::ir::{Graph, ValueId};
 use ort_core::tensor::Shape;
 use ort_core::{Result, error};
@@ -25,7 +25,7 @@ fn subgraph<'a>(cx: &CompileCx<'a>, attr: &str) -> Result<(usize, &'a Graph)> {
 }
 
 /// The element type and shape of a tensor that a subgraph hands over at each iteration, as far as they are known
-/// before it runs: unknown sizes are 0.
+/// before any run: unknown sizes are 0.
 fn item_type(graph: &Graph, output: ValueId) -> Result<(DType, Shape)> {
     let info = graph.value(output);
     let dtype = info.ty.dtype();
@@ -33,4 +33,16 @@ fn item_type(graph: &Graph, output: ValueId) -> Result<(DType, Shape)> {
     let size = |size: &ort_core::dim::Dim| size.as_constant().and_then(|size| usize::try_from(size).ok());
     let shape = info.ty.shape().unwrap_or(&[]).iter().map(|dim| size(dim).unwrap_or(0)).collect();
     Ok((dtype, shape))
+}
+
+/// The type and shape that an output of a subgraph has, of which `item` is known before any run, for the sizes of this one: of no
+/// iteration, it is all that tells the shape of what iterations would have handed over.
+fn item_of_run(
+    cx: &RunCx<'_>,
+    body: usize,
+    (inputs, output): (&[Option<Shape>], usize),
+    item: &(DType, Shape),
+) -> (DType, Shape) {
+    let shape = cx.subgraph_output(body, inputs, output).filter(|shape| shape.len() == item.1.len());
+    (item.0, shape.unwrap_or_else(|| item.1.clone()))
 }

@@ -6,7 +6,7 @@ use ort_core::tensor::{DeviceRange, Shape, Tensor, TensorView, Value, ValueView}
 use ort_core::{Result, ensure, error};
 
 use super::stack::{Stack, repacked, unpacked};
-use super::{item_type, subgraph};
+use super::{item_of_run, item_type, subgraph};
 use crate::cpu_kernels;
 
 cpu_kernels![KernelDef { op: "Scan", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE }];
@@ -169,6 +169,14 @@ impl Sources<'_> {
     }
 }
 
+impl Scan {
+    /// The shapes of what the body takes first.
+    fn input_shapes(&self, cx: &RunCx<'_>, scanned: &[Scanned<'_>]) -> Vec<Option<Shape>> {
+        let states = (0..self.states).map(|index| cx.find_input(index).map(|view| view.shape().into()));
+        states.chain(scanned.iter().map(|one| Some(one.slice_shape.clone()))).collect()
+    }
+}
+
 impl Executable for Scan {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut scanned = Vec::with_capacity(self.inputs.len());
@@ -212,8 +220,13 @@ impl Executable for Scan {
         for (index, value) in last.into_iter().enumerate() {
             cx.set(index, value)?;
         }
+        let shapes = if length == 0 { self.input_shapes(cx, &scanned) } else { Vec::new() };
         for (index, stack) in stacks.into_iter().enumerate() {
-            let joined = stack.finish(cx, &self.items[index])?;
+            let (output, item) = (self.states + index, &self.items[index]);
+            let joined = match length {
+                0 => stack.finish(cx, &item_of_run(cx, self.body, (&shapes, output), item))?,
+                _ => stack.finish(cx, item)?,
+            };
             let axis = resolve(self.outputs[index].axis, joined.shape().len())?;
             let joined = if axis == 0 { joined } else { move_axis(&joined.view(), 0, axis)? };
             cx.set(self.states + index, joined)?;
