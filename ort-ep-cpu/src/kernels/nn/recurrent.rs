@@ -1,6 +1,8 @@
 //! What recurrent layers share: one product for the inputs of all steps, then a cell step by step. Weights are floats,
 //! or 8-bit codes for which inputs and states are quantized product by product.
 
+use std::borrow::Cow;
+
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, RunCx};
 use ort_core::tensor::TensorView;
@@ -253,10 +255,11 @@ impl<T: Real, C: Cell<T>> Executable for Runner<T, C> {
 }
 
 /// The inputs as slices; those left out are empty.
-struct Inputs<'a, T> {
+struct Inputs<'a, T: Clone> {
     x: &'a [T],
-    weights: &'a [T],
-    recurrence: &'a [T],
+    /// Empty if they are packed. Constants lie at any alignment.
+    weights: Cow<'a, [T]>,
+    recurrence: Cow<'a, [T]>,
     bias: &'a [T],
     h: &'a [T],
     c: &'a [T],
@@ -286,6 +289,17 @@ impl<'a, T: Real> Inputs<'a, T> {
             ensure!(values.len() == len, InvalidArgument, "input {index} has shape {:?}", view.shape());
             Ok(values)
         };
+        // Packed weights may be read by other nodes, too, and so still be there.
+        let is_packed = is_coded || layer.packed.is_some();
+        let matrix = |index: usize, columns: usize| -> Result<Cow<'a, [T]>> {
+            let Some(view) = cx.find_input(index).filter(|_| !is_packed) else {
+                return Ok(Cow::Borrowed(&[]));
+            };
+            let values = view.to_cow::<T>()?;
+            let fits = values.len() == directions * gates * hidden * columns;
+            ensure!(fits, InvalidArgument, "input {index} has shape {:?}", view.shape());
+            Ok(values)
+        };
         let lengths = match cx.find_input(4) {
             None => vec![steps; batch],
             Some(view) => {
@@ -303,8 +317,8 @@ impl<'a, T: Real> Inputs<'a, T> {
         let state = directions * batch * hidden;
         Ok(Inputs {
             x: cx.input(0)?.as_slice()?,
-            weights: if is_coded { &[] } else { slice(1, directions * gates * hidden * inputs)? },
-            recurrence: if is_coded { &[] } else { slice(2, directions * gates * hidden * hidden)? },
+            weights: matrix(1, inputs)?,
+            recurrence: matrix(2, hidden)?,
             bias: slice(3, directions * 2 * gates * hidden)?,
             h: slice(5, state)?,
             c: slice(6, state)?,
@@ -467,9 +481,9 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         }
         let Sizes { hidden, gates, inputs: size, .. } = sizes;
         let directions = self.layer.reverse.len();
-        let values = part(inputs.weights, direction, directions);
+        let values = part(&inputs.weights, direction, directions);
         let input = Right::Plain(Matrix::transposed(values, size, gates * hidden));
-        let (mut recurrence, mut rest) = (Vec::new(), part(inputs.recurrence, direction, directions));
+        let (mut recurrence, mut rest) = (Vec::new(), part(&inputs.recurrence, direction, directions));
         for part in self.layer.cell.parts() {
             let (values, others) = rest.split_at((part * hidden * hidden).min(rest.len()));
             recurrence.push(Right::Plain(Matrix::transposed(values, hidden, part * hidden)));
