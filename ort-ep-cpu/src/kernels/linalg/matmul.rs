@@ -6,7 +6,7 @@ use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, Precision, RunCx};
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::Shape;
-use ort_core::{Result, error};
+use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use super::product::Product;
@@ -18,6 +18,7 @@ use crate::gemm::{
     AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Origin, Step, Strided, run_batch, workspace_len,
 };
 use crate::kernels::elementwise::activation::activation_of;
+use crate::parallel::for_each_chunk_mut;
 use crate::vector::elementwise::Unary;
 
 const SINGLE: TypeSet = TypeSet::of(&[DType::F32]);
@@ -107,11 +108,13 @@ fn make_packed(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         _ => return Err(error!(Fail, "the right side is no constant matrix")),
     };
     let right = Some(PackedRight::of_input(cx, 1, shape, strides)?);
-    Ok(Box::new(Single { settings, precision: cx.precision, right }))
+    Ok(Box::new(Single { settings, precision: cx.precision, right, begins_with_residual: is_single(cx) }))
 }
 
 fn make_plain(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Single { settings: Settings::new(cx)?, precision: cx.precision, right: None }))
+    let begins_with_residual = is_single(cx);
+    let (settings, precision) = (Settings::new(cx)?, cx.precision);
+    Ok(Box::new(Single { settings, precision, right: None, begins_with_residual }))
 }
 
 /// The product of `float` with a packed matrix, or with a side that only the run knows.
@@ -119,6 +122,13 @@ struct Single {
     settings: Settings,
     precision: Precision,
     right: Option<PackedRight>,
+    /// Whether the residual is what the result holds before the sums, else it is added behind them. Where it may share memory with
+    /// the result it is always there first, so that no bit depends on whether it does.
+    begins_with_residual: bool,
+}
+
+fn is_single(cx: &CompileCx<'_>) -> bool {
+    cx.node.dtype(0) == Some(DType::F32)
 }
 
 /// The shape of a side as it is multiplied. A vector stays as it is.
@@ -159,17 +169,17 @@ impl Single {
         }
     }
 
-    /// The steps behind the sums; whether the result holds the residual.
-    fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<(SmallVec<[Step<'a>; 3]>, bool)> {
+    /// The steps behind the sums.
+    fn steps<'a>(&self, cx: &RunCx<'a>, columns: usize) -> Result<SmallVec<[Step<'a>; 3]>> {
         let mut steps = SmallVec::new();
         if let Some(bias) = cx.find_input(2) {
             steps.push(Step::ColumnBias(bias.as_slice()?));
         }
-        if let Some(residual) = cx.find_input(3) {
+        if let Some(residual) = cx.find_input(3).filter(|_| !self.begins_with_residual) {
             steps.push(Step::Residual { values: residual.as_slice()?, row_stride: columns });
         }
         steps.extend(self.settings.activation.map(Step::Activate));
-        Ok((steps, cx.in_place(0) == Some(3)))
+        Ok(steps)
     }
 }
 
@@ -198,10 +208,15 @@ impl Executable for Single {
         let [rows, columns, k] = product.shape;
         let cpu = product_cpu(cx.threads(), self.precision, self.right.is_some(), rows);
         let workspace = scratch(cx.workspace()?)?;
-        let (steps, adds) = self.steps(cx, columns)?;
+        let steps = self.steps(cx, columns)?;
+        let (threads, residual) = (cx.threads(), cx.find_input(3).filter(|_| self.begins_with_residual));
+        let adds = residual.is_some() || cx.in_place(0) == Some(3);
         let result = cx.output(0)?.as_mut_slice::<f32>()?;
         if result.is_empty() {
             return Ok(());
+        }
+        if let Some(residual) = residual {
+            copy_residual(threads, residual.as_slice()?, result)?;
         }
         let packed = self.right.as_ref().map(|right| right.operand(cpu)).transpose()?;
         // A weight that somebody else reads, too, is there where it is packed, and lies anywhere in its file.
@@ -239,6 +254,17 @@ impl Executable for Single {
         }
         Ok(())
     }
+}
+
+fn copy_residual(threads: usize, residual: &[f32], result: &mut [f32]) -> Result<()> {
+    /// Values of one task.
+    const TASK: usize = 1 << 14;
+    let (len, given) = (result.len(), residual.len());
+    ensure!(given == len, InvalidArgument, "a residual of {given} values for a result of {len}");
+    for_each_chunk_mut(threads, result, TASK, |chunk, to| {
+        to.copy_from_slice(&residual[chunk * TASK..][..to.len()]);
+    });
+    Ok(())
 }
 
 /// The sides of products as they lie, or packed.
