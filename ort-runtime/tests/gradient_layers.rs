@@ -20,6 +20,10 @@ fn conv_gradient(b: &mut GraphBuilder, op: &str, x: &[ValueId], shape: &[i64]) -
     Ok(b.add(("ort-runtime", op), &[x[0], x[1], shape].map(Some), &attrs, 1, Vec::new())?[0])
 }
 
+fn same(padding: &str) -> (&'static str, Attribute) {
+    ("auto_pad", Attribute::String(padding.into()))
+}
+
 #[test]
 fn convolutions_and_pools() {
     check_all(&[
@@ -90,7 +94,45 @@ fn convolutions_and_pools() {
             },
             &[&[1, 2, 5, 4], &[2, 2, 3, 3]],
         )
-        .fixed(),
+        .symbolic_batch(),
+        row(
+            "conv with equal sizes and strides of 1",
+            |b, x| {
+                let attrs = [same("SAME_UPPER"), ("dilations", Attribute::Ints(vec![1, 2]))];
+                b.node("Conv", x, &attrs)
+            },
+            &[&[2, 2, 5, 4], &[3, 2, 4, 2], &[3]],
+        ),
+        row(
+            "transposed conv with equal sizes",
+            |b, x| {
+                b.node("ConvTranspose", x, &[same("SAME_UPPER"), ("strides", Attribute::Ints(vec![2, 2]))])
+            },
+            &[&[2, 2, 3, 2], &[2, 2, 3, 3]],
+        )
+        .symbolic_batch(),
+        row(
+            "average pool with equal sizes",
+            |b, x| {
+                let (kernel, strides) = (Attribute::Ints(vec![3, 2]), Attribute::Ints(vec![2, 2]));
+                let attrs = [same("SAME_LOWER"), ("kernel_shape", kernel), ("strides", strides)];
+                b.node("AveragePool", x, &attrs)
+            },
+            &[&[2, 2, 5, 4]],
+        )
+        .symbolic_batch(),
+        row(
+            "average pool with equal sizes and strides of 1",
+            |b, x| {
+                b.node("AveragePool", x, &[same("SAME_UPPER"), ("kernel_shape", Attribute::Ints(vec![3, 2]))])
+            },
+            &[&[2, 2, 4, 3]],
+        ),
+        row(
+            "lp pool with equal sizes and strides of 1",
+            |b, x| b.node("LpPool", x, &[same("SAME_UPPER"), ("kernel_shape", Attribute::Ints(vec![2, 2]))]),
+            &[&[2, 2, 4, 3]],
+        ),
         row(
             "transposed conv",
             |b, x| {

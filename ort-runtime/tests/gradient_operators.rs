@@ -15,6 +15,10 @@ fn resize(b: &mut GraphBuilder, x: ValueId, scales: &[f32], mode: &str) -> Resul
     b.add(("", "Resize"), &[Some(x), None, Some(scales)], &mode, 1, vec![]).map(|y| y[0])
 }
 
+fn einsum(b: &mut GraphBuilder, x: &[ValueId], equation: &str) -> Result<ValueId> {
+    b.node("Einsum", x, &[("equation", Attribute::String(equation.into()))])
+}
+
 #[test]
 fn movement() {
     check_all(&[
@@ -37,6 +41,18 @@ fn movement() {
                 let c1 = b.constant(ints(&[3, -1])?);
                 let c2 = b.constant(ints(&[0, 1])?);
                 b.node("Slice", &[x[0], c0, c1, c2], &[])
+            },
+            &[&[4, 5]],
+        ),
+        row(
+            "slice along axes that nodes compute from constants",
+            |b, x| {
+                let (start, end) = (b.constant(ints(&[1])?), b.constant(ints(&[3])?));
+                let axis = b.constant(Tensor::scalar(1i32)?);
+                let zero = b.constant(ints(&[0])?);
+                let axis = b.node("Unsqueeze", &[axis, zero], &[])?;
+                let axis = b.node("Cast", &[axis], &[("to", Attribute::Int(7))])?;
+                b.node("Slice", &[x[0], start, end, axis], &[])
             },
             &[&[4, 5]],
         ),
@@ -461,6 +477,16 @@ fn reductions_and_choices() {
             |b, x| b.node("Einsum", x, &[("equation", Attribute::String("ij,kl->i".into()))]),
             &[&[2, 3], &[2, 2]],
         ),
+        row("einsum ...d,df->...f", |b, x| einsum(b, x, "...d,df->...f"), &[&[2, 3, 2], &[2, 3]]),
+        row("einsum ...ij,...jk->...ik", |b, x| einsum(b, x, "...ij,...jk->...ik"), &[&[2, 2, 3], &[3, 2]])
+            .fixed(),
+        row("einsum of a broadcast batch", |b, x| einsum(b, x, "...ij,...jk"), &[&[1, 2, 3], &[2, 3, 2]])
+            .fixed(),
+        row("einsum b...d,d->b...", |b, x| einsum(b, x, "b...d,d->b..."), &[&[2, 3, 2, 2], &[2]]).fixed(),
+        row("einsum bii->bi", |b, x| einsum(b, x, "bii->bi"), &[&[2, 3, 3]]).fixed(),
+        row("einsum ii", |b, x| einsum(b, x, "ii"), &[&[3, 3]]).fixed(),
+        row("einsum iij,jik->k", |b, x| einsum(b, x, "iij,jik->k"), &[&[2, 2, 3], &[3, 2, 2]]).fixed(),
+        row("einsum iiij->ij", |b, x| einsum(b, x, "iiij->ij"), &[&[2, 2, 2, 3]]).fixed(),
     ]);
 }
 

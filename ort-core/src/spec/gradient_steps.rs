@@ -52,6 +52,11 @@ impl GradCx<'_> {
         self.pen.filled(value, like)
     }
 
+    /// The shape of a value, whose rank must be known.
+    pub fn shape(&self, value: ValueId) -> Result<Vec<Dim>> {
+        self.pen.shape(value)
+    }
+
     /// The sizes of a value, where all are numbers.
     pub fn constant_sizes(&self, value: ValueId) -> Option<Vec<i64>> {
         self.pen.shape(value).ok()?.iter().map(Dim::as_constant).collect()
@@ -63,9 +68,14 @@ impl GradCx<'_> {
         size.ok_or_else(|| error!(InvalidGraph, "a tensor has no axis {axis}"))
     }
 
-    /// The elements of a small integer tensor that is a constant.
+    /// The elements of a small integer tensor: those of a constant, or those that inference follows
+    /// from constants through nodes such as `Unsqueeze` and `Cast`.
     pub fn known_ints(&self, value: ValueId) -> Option<Vec<i64>> {
-        known_ints(self.pen.graph.constants.get(&value).map(Tensor::view))
+        let graph = &self.pen.graph;
+        known_ints(graph.constants.get(&value).map(Tensor::view)).or_else(|| {
+            let symbolic = graph.value(value).symbolic.as_ref()?;
+            symbolic.elements.iter().map(Dim::as_constant).collect()
+        })
     }
 
     /// The elements of a constant of floats.

@@ -4,25 +4,39 @@ use ort_runtime::Result;
 
 use super::{Build, DOUBLE, Precision, SINGLE, check_in};
 
+/// The sizes of the first input that a gradient takes as symbols.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Symbolic {
+    None,
+    Batch,
+    AllButChannels,
+}
+
 /// One operator on some inputs.
 pub(crate) struct Row {
     name: &'static str,
     build: Build,
     shapes: &'static [&'static [usize]],
-    /// Whether its gradient needs sizes that are numbers.
-    fixed: bool,
+    /// The sizes of the first input that may be symbolic.
+    symbolic: Symbolic,
     /// Whether its inputs are positive.
     positive: bool,
     precision: Precision,
 }
 
 pub(crate) const fn row(name: &'static str, build: Build, shapes: &'static [&'static [usize]]) -> Row {
-    Row { name, build, shapes, fixed: false, positive: false, precision: DOUBLE }
+    Row { name, build, shapes, symbolic: Symbolic::AllButChannels, positive: false, precision: DOUBLE }
 }
 
 impl Row {
     pub(crate) const fn fixed(mut self) -> Row {
-        self.fixed = true;
+        self.symbolic = Symbolic::None;
+        self
+    }
+
+    /// With spatial sizes that are numbers, as the gradient needs them.
+    pub(crate) const fn symbolic_batch(mut self) -> Row {
+        self.symbolic = Symbolic::Batch;
         self
     }
 
@@ -51,7 +65,12 @@ impl Row {
     /// Checks with these sizes of the first input named instead of given.
     fn check(&self, named: bool) -> Result<()> {
         let sizes = self.shapes.iter().enumerate().map(|(index, shape)| {
-            let size = |(axis, size): (usize, &usize)| match named && index == 0 && axis != 1 {
+            let is_symbol = |axis: usize| match self.symbolic {
+                Symbolic::None => false,
+                Symbolic::Batch => axis == 0,
+                Symbolic::AllButChannels => axis != 1,
+            };
+            let size = |(axis, size): (usize, &usize)| match named && index == 0 && is_symbol(axis) {
                 true => format!("d{axis}"),
                 false => size.to_string(),
             };
@@ -75,7 +94,7 @@ impl Row {
 pub(crate) fn check_all(rows: &[Row]) {
     let mut problems = Vec::new();
     for row in rows {
-        for named in [false, true].into_iter().take(if row.fixed { 1 } else { 2 }) {
+        for named in [false, true].into_iter().take(if row.symbolic == Symbolic::None { 1 } else { 2 }) {
             if let Err(problem) = row.check(named) {
                 problems.push(format!("{}{}: {problem}", row.name, if named { ", sizes named" } else { "" }));
             }

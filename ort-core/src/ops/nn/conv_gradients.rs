@@ -4,7 +4,8 @@
 //! `ConvGradWeights` (Goodfellow, Bengio & Courville, Deep Learning, 9.5).
 
 use super::geometry::Windows;
-use crate::ir::{Attribute, ValueId};
+use crate::dim::Dim;
+use crate::ir::{Attribute, Attributes, ValueId};
 use crate::spec::{GradCx, RUNTIME};
 use crate::{Result, error};
 
@@ -19,7 +20,8 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// As the attributes say. `SAME` padding depends on the image's size, which must then be a number.
+    /// As the attributes say. `SAME` padding with strides, and `output_shape`, depend on the image's
+    /// spatial sizes, which must then be numbers.
     fn of(cx: &GradCx<'_>, image: ValueId, kernel: &[i64], transposed: bool) -> Result<Geometry> {
         let attrs = cx.attrs();
         let rank = kernel.len();
@@ -32,17 +34,23 @@ impl Geometry {
         let same = !matches!(attrs.find_string("auto_pad"), None | Some("NOTSET" | "VALID"));
         let explicit = transposed && attrs.find_ints("output_shape").is_some_and(|shape| !shape.is_empty());
         if same || explicit {
-            let sizes = cx.constant_sizes(image).ok_or_else(|| {
-                error!(NotImplemented, "the gradient of {} with padding by size", cx.operator())
-                    .help("give the image's sizes, or its padding, as numbers")
-            })?;
-            let kernel: Vec<_> = kernel.iter().map(|&size| crate::dim::Dim::constant(size)).collect();
-            let sizes: Vec<usize> =
-                sizes.iter().skip(2).map(|&size| usize::try_from(size).unwrap_or(0)).collect();
+            let kernel: Vec<Dim> = kernel.iter().map(|&size| Dim::constant(size)).collect();
             let windows = Windows::new(attrs, &kernel)?;
-            let axes = if transposed { windows.transposed_on(attrs, &sizes)? } else { windows.on(&sizes)? };
-            begins = axes.iter().map(|axis| axis.pads[0] as i64).collect();
-            ends = axes.iter().map(|axis| axis.pads[1] as i64).collect();
+            let sizes = cx.shape(image)?.split_off(2);
+            let pads = if transposed {
+                transposed_paddings(&windows, attrs, &sizes)?
+            } else {
+                windows.paddings(&sizes)
+            };
+            let pads = pads.ok_or_else(|| {
+                error!(
+                    NotImplemented,
+                    "the gradient of {} whose padding depends on the image's size; give the height and \
+                     width of the image, or the padding, as numbers",
+                    cx.operator()
+                )
+            })?;
+            (begins, ends) = pads.into_iter().map(|[begin, end]| (begin, end)).unzip();
         } else if attrs.find_string("auto_pad") == Some("VALID") {
             (begins, ends) = (vec![0; rank], vec![0; rank]);
         }
@@ -113,6 +121,18 @@ impl Geometry {
         let axes = cx.ints(&(2..rank as i64).collect::<Vec<_>>())?;
         cx.emit("Slice", &[all, starts, ends, axes], &[])
     }
+}
+
+/// The padding of a transposed convolution's result; none if a size of the image is not a number.
+fn transposed_paddings(
+    windows: &Windows,
+    attrs: &Attributes,
+    image: &[Dim],
+) -> Result<Option<Vec<[i64; 2]>>> {
+    let size = |dim: &Dim| dim.as_constant().and_then(|size| usize::try_from(size).ok());
+    let Some(sizes) = image.iter().map(size).collect::<Option<Vec<usize>>>() else { return Ok(None) };
+    let axes = windows.transposed_on(attrs, &sizes)?;
+    Ok(Some(axes.iter().map(|axis| axis.pads.map(|pad| pad as i64)).collect()))
 }
 
 /// The spatial sizes of weights.

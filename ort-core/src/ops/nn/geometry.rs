@@ -145,6 +145,23 @@ impl Windows {
         }
     }
 
+    /// The padding before and behind each axis of an image of these sizes; none if it depends on a
+    /// size that is not a number. With a stride of 1 `SAME` padding is the same for all sizes.
+    pub fn paddings(&self, input: &[Dim]) -> Option<Vec<[i64; 2]>> {
+        self.axes.iter().zip(input).map(|(axis, input)| self.padding(axis, input)).collect()
+    }
+
+    fn padding(&self, axis: &Axis, input: &Dim) -> Option<[i64; 2]> {
+        let total = match self.auto_pad {
+            AutoPad::NotSet => return Some(axis.pads),
+            AutoPad::Valid => return Some([0, 0]),
+            _ => (self.output(axis, input) - 1) * axis.stride + axis.extent() - input,
+        };
+        let total = total.as_constant()?.max(0);
+        let (less, more) = (total / 2, total - total / 2);
+        Some(if self.auto_pad == AutoPad::SameLower { [more, less] } else { [less, more] })
+    }
+
     /// The windows on an image of these spatial sizes.
     ///
     /// # Errors
@@ -168,17 +185,9 @@ impl Windows {
             let number = dim.as_constant().and_then(|number| usize::try_from(number).ok());
             number.ok_or_else(|| error!(InvalidArgument, "a window does not fit an image of size {input}"))
         };
-        let output = self.output(axis, &Dim::constant(size));
-        let mut pads = axis.pads;
-        if self.auto_pad != AutoPad::NotSet {
-            let total = match self.auto_pad {
-                AutoPad::Valid => Dim::constant(0),
-                _ => (&output - 1) * axis.stride + axis.extent() - size,
-            };
-            let total = total.as_constant().unwrap_or(0).max(0);
-            let (less, more) = (total / 2, total - total / 2);
-            pads = if self.auto_pad == AutoPad::SameLower { [more, less] } else { [less, more] };
-        }
+        let size = Dim::constant(size);
+        let output = self.output(axis, &size);
+        let pads = self.padding(axis, &size).unwrap_or_default();
         Ok(WindowAxis {
             input,
             output: number(&output)?,

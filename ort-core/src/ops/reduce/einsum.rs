@@ -18,7 +18,7 @@ static EINSUM: OpSpec = OpSpec {
     attrs: &[attr::required("equation", AttrKind::String)],
     cost: Cost::Compute,
     infer,
-    grad: Grad::Rule(super::gradients::of_einsum),
+    grad: Grad::Rule(super::einsum_gradient::of_einsum),
     ..OP
 };
 

@@ -4,6 +4,7 @@ mod arg;
 mod cumulative;
 mod det;
 mod einsum;
+mod einsum_gradient;
 mod folds;
 mod gradients;
 mod sum_to;
