@@ -9,7 +9,8 @@ const MOST: usize = 20_000;
 /// So many names are listed at most.
 const FEW: usize = 24;
 
-/// The one of `known` that `name` is a slip of: a third of its characters differ at most, or only the case.
+/// The one of `known` that `name` is a slip of: a third of its characters differ at most, or only the
+/// case. What two names share at their ends is no evidence: `p1.weight` is no slip of `dw.weight`.
 ///
 /// ```
 /// use ort_core::nearest;
@@ -31,13 +32,26 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         if candidate.len().abs_diff(name.len()) > most || candidate == name {
             continue;
         }
-        let distance = strsim::osa_distance(&lower, &candidate.to_lowercase());
+        let folded = candidate.to_lowercase();
+        let distance = strsim::osa_distance(&lower, &folded);
+        if distance > 1 && distance >= differing(&lower, &folded) {
+            continue;
+        }
         // Of two that are equally near the first by name, so that it is the same one each time.
         if distance <= most && best.is_none_or(|best| (distance, candidate) < best) {
             best = Some((distance, candidate));
         }
     }
     best.map(|(_, candidate)| candidate)
+}
+
+/// The characters of the longer name between what both begin and end with.
+fn differing(a: &str, b: &str) -> usize {
+    let (long, short) = if a.chars().count() < b.chars().count() { (b, a) } else { (a, b) };
+    let begin = long.chars().zip(short.chars()).take_while(|(a, b)| a == b).count();
+    let ends = long.chars().rev().zip(short.chars().rev());
+    let end = ends.take(short.chars().count() - begin).take_while(|(a, b)| a == b).count();
+    long.chars().count() - begin - end
 }
 
 /// What to tell someone who asked for `name`: the nearest of `known`, and all of them where they are few. `what` is

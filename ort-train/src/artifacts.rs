@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::CheckpointState;
 use crate::assemble::apply_graph;
 use crate::graph::{TrainingGraph, evaluation, named_values};
+use crate::weights::TrainableGraph;
 use crate::{Loss, Optimizer, TrainingOptions};
 
 /// What [`generate_artifacts`] is to write, under the names of ONNX Runtime's function.
@@ -89,10 +90,10 @@ pub fn generate_artifacts(model: &Model, options: &ArtifactOptions) -> Result<Ar
     std::fs::create_dir_all(&folder)
         .map_err(|problem| error!(Fail, "folder '{}' cannot be made: {problem}", folder.display()))?;
     let path = |name: &str| folder.join(format!("{}{name}", options.prefix));
-    let state = CheckpointState::of(tensors(model, &description, &graph)?);
+    let mut forward = TrainableGraph::of(model, &training)?.graph;
+    let state = CheckpointState::of(tensors(&forward, &description, &graph)?);
 
     let training_model = path("training_model.onnx");
-    let mut forward = model.graph().clone();
     take_out(&mut forward, &description.all())?;
     write(&forward, model, &training_model, &Description::Training(description.clone()))?;
 
@@ -261,14 +262,13 @@ fn describe(
 
 /// What the checkpoint holds: tensors by name, and whether they are trained.
 fn tensors(
-    model: &Model,
+    forward: &Graph,
     description: &TrainingDescription,
     graph: &TrainingGraph,
 ) -> Result<BTreeMap<String, (Tensor, bool)>> {
     let trained = graph.parameters.iter().map(|it| (it.name.clone(), (it.tensor.clone(), true)));
     let statistics = graph.statistics.iter().map(|it| (it.name.clone(), (it.tensor.clone(), false)));
     let mut all: BTreeMap<String, (Tensor, bool)> = trained.chain(statistics).collect();
-    let forward = model.graph();
     for name in &description.frozen {
         let given = |id: &ValueId| forward.constants.get(id).or_else(|| forward.input_defaults.get(id));
         let tensor = forward.find_value(name).as_ref().and_then(given).cloned().ok_or_else(|| {

@@ -15,6 +15,9 @@ use crate::attention::fuse_attention;
 use crate::mixed::autocast;
 use crate::normalization::split_normalizations;
 use crate::options::matches;
+use crate::weights::{
+    EqualWeights, SharedWeight, TrainableGraph, equal_weights, shared_weights, sink_constants,
+};
 use crate::{OperatorPrecision, TrainingOptions};
 
 /// A weight that is trained.
@@ -52,6 +55,9 @@ pub struct TrainingGraph {
     pub(crate) output: String,
     /// With mixed precision, the operators and what they compute in.
     pub(crate) precisions: Vec<OperatorPrecision>,
+    shared: Vec<SharedWeight>,
+    equal: Vec<EqualWeights>,
+    scalars: Vec<String>,
 }
 
 /// What the loss is multiplied by before it is differentiated, an input of graphs with a loss scale.
@@ -75,9 +81,11 @@ impl TrainingGraph {
     /// to the loss has no gradient.
     pub fn new(model: &Model, options: &TrainingOptions) -> Result<TrainingGraph> {
         let mut forward = Forward::new(model, options, Mode::Train)?;
-        let candidates = forward.take_candidates(model, options)?;
+        let candidates = forward.take_candidates(options)?;
         let output = forward.graph.value(forward.output).name.to_string();
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
+        let shared = shared_weights(&forward.graph, &values);
+        let equal = equal_weights(&forward.graph, &candidates);
         forward.recognize(options)?;
         forward.graph = fuse_attention(forward.graph, &values)?;
         let precisions = forward.mix(options)?;
@@ -123,6 +131,9 @@ impl TrainingGraph {
             frozen,
             output,
             precisions,
+            shared,
+            equal,
+            scalars: forward.scalars,
         })
     }
 
@@ -131,7 +142,7 @@ impl TrainingGraph {
     /// Errors: the output or a pattern of weights is not in the model, or the output does not suit the loss.
     pub fn blocking(model: &Model, options: &TrainingOptions) -> Result<Vec<Blocking>> {
         let mut forward = Forward::new(model, options, Mode::Train)?;
-        let candidates = forward.take_candidates(model, options)?;
+        let candidates = forward.take_candidates(options)?;
         forward.mix(options)?;
         let (graph, loss) = forward.finish(options, &[])?;
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
@@ -161,6 +172,22 @@ impl TrainingGraph {
     /// The name of the model's output that the loss is of.
     pub fn output(&self) -> &str {
         &self.output
+    }
+
+    /// The trained weights that several nodes read, each of which trains as one parameter.
+    pub fn shared_weights(&self) -> &[SharedWeight] {
+        &self.shared
+    }
+
+    /// The trained weights that hold the same numbers as another and train apart from it.
+    pub fn equal_weights(&self) -> &[EqualWeights] {
+        &self.equal
+    }
+
+    /// The weights of rank 0 that are not trained because nothing asked for them: a temperature or a
+    /// gate, or a constant that an exporter made an initializer.
+    pub fn untrained_scalars(&self) -> &[String] {
+        &self.scalars
     }
 
     /// With mixed precision, how many nodes of each operator of the forward pass compute in 16 bits and in float32; otherwise nothing.
@@ -206,6 +233,7 @@ pub(crate) fn evaluation(
             forward.make_input(value);
         }
     }
+    sink_constants(&mut forward.graph);
     let mut outputs = named_values(&forward.graph, &options.additional_outputs)?;
     if !outputs.contains(&forward.output) {
         outputs.insert(0, forward.output);
@@ -234,15 +262,19 @@ pub(crate) fn named_values(graph: &Graph, names: &[String]) -> Result<Vec<ValueI
 /// A model's graph on its way to a training graph.
 struct Forward {
     graph: Graph,
+    /// The weights among the constants, as against what nodes give.
+    weights: HashSet<ValueId>,
     output: ValueId,
     inputs: Vec<String>,
     statistics: Vec<Statistic>,
     frozen: Vec<String>,
+    /// Weights of rank 0 that the options neither train nor freeze.
+    scalars: Vec<String>,
 }
 
 impl Forward {
     fn new(model: &Model, options: &TrainingOptions, mode: Mode) -> Result<Forward> {
-        let mut graph = model.graph().clone();
+        let TrainableGraph { mut graph, weights } = TrainableGraph::of(model, options)?;
         // A weight that a caller may give in the place of the model's is a weight all the same.
         // In the order of the inputs: that of parameters follows from it, and that of sums over all gradients.
         let mut defaults = std::mem::take(&mut graph.input_defaults);
@@ -255,15 +287,16 @@ impl Forward {
         let output = output_of(&graph, options.output.as_deref())?;
         let inputs = graph.inputs.iter().map(|&input| graph.value(input).name.to_string()).collect();
         let (statistics, frozen) = (Vec::new(), Vec::new());
-        let mut forward = Forward { graph, output, inputs, statistics, frozen };
+        let mut forward = Forward { graph, weights, output, inputs, statistics, frozen, scalars: Vec::new() };
         forward.inputs.extend(options.loss.input().map(str::to_string));
-        forward.normalize_batches(mode)?;
+        forward.normalize_batches(mode, options)?;
         forward.drop_out(if options.dropout { mode } else { Mode::Evaluate })?;
         Ok(forward)
     }
 
-    /// Has each `BatchNormalization` take the statistics of its batch and update its running ones, or only the running ones.
-    fn normalize_batches(&mut self, mode: Mode) -> Result<()> {
+    /// Has each `BatchNormalization` take the statistics of its batch and update its running ones, or
+    /// read the running ones only: in evaluation, and if the options freeze them.
+    fn normalize_batches(&mut self, mode: Mode, options: &TrainingOptions) -> Result<()> {
         for index in 0..self.graph.nodes.len() {
             let Some(node) =
                 self.graph.nodes.get(index).filter(|node| is_standard(node, "BatchNormalization"))
@@ -273,6 +306,11 @@ impl Forward {
             let given = |name: &'static str| {
                 node.attrs.float(name).map(|number| (name.to_string(), Attribute::Float(number)))
             };
+            let is_frozen = [3, 4].iter().filter_map(|&input| node.inputs.get(input).copied().flatten());
+            let is_frozen = is_frozen
+                .map(|running| &*self.graph.value(running).name)
+                .any(|name| options.freeze_statistics || matches(&options.frozen, name));
+            let mode = if is_frozen { Mode::Evaluate } else { mode };
             let trains = Attribute::Int(i64::from(mode == Mode::Train));
             let attrs = vec![given("epsilon")?, given("momentum")?, ("training_mode".to_string(), trains)];
             let attrs = Attributes::new(node.spec, attrs).within(|| node.place())?;
@@ -306,8 +344,11 @@ impl Forward {
     fn keep_statistic(&mut self, running: ValueId, updated: ValueId) -> Result<()> {
         let name = self.graph.value(running).name.to_string();
         let tensor = self.graph.constants.get(&running).cloned().ok_or_else(|| {
-            error!(NotImplemented, "'{name}' is no weight of the model, or two nodes update it")
-                .help("freeze the statistics: give each normalization its own")
+            error!(
+                NotImplemented,
+                "the running statistic '{name}' is not an initializer, so no update can be kept"
+            )
+            .help("normalize by the running statistics (--freeze-statistics), or export them as initializers")
         })?;
         self.make_input(running);
         self.statistics.push(Statistic { name, tensor, updated });
@@ -365,12 +406,7 @@ impl Forward {
     }
 
     /// Makes inputs of the weights that may be trained.
-    fn take_candidates(
-        &mut self,
-        model: &Model,
-        options: &TrainingOptions,
-    ) -> Result<Vec<(ValueId, Tensor)>> {
-        let initializers: HashSet<&str> = model.info().initializers.iter().map(String::as_str).collect();
+    fn take_candidates(&mut self, options: &TrainingOptions) -> Result<Vec<(ValueId, Tensor)>> {
         let constants: Vec<(ValueId, Tensor)> =
             self.graph.constants.iter().map(|(value, tensor)| (*value, tensor.clone())).collect();
         let name_of = |value: ValueId| self.graph.value(value).name.to_string();
@@ -387,12 +423,18 @@ impl Forward {
         }
         let mut candidates = Vec::new();
         for ((value, tensor), name) in constants.into_iter().zip(names) {
-            let is_asked = matches(&options.trainable, &name);
-            let is_weight = initializers.contains(name.as_str()) || initializers.is_empty();
+            let is_weight = self.weights.contains(&value);
+            // A pattern asks for weights; what a node gives, an epsilon for example, is asked for by name.
+            let is_asked =
+                options.trainable.contains(&name) || is_weight && matches(&options.trainable, &name);
             let is_continuous = TypeSet::FLOATS.contains(tensor.dtype());
             let by_default = options.trainable.is_empty() && is_weight && !tensor.shape().is_empty();
             if matches(&options.frozen, &name) || !is_continuous || !(is_asked || by_default) {
                 if is_continuous && is_weight {
+                    let is_silent = options.trainable.is_empty() && !matches(&options.frozen, &name);
+                    if is_silent && tensor.shape().is_empty() {
+                        self.scalars.push(name.clone());
+                    }
                     self.frozen.push(name);
                 }
                 continue;
@@ -407,6 +449,7 @@ impl Forward {
             self.make_input(value);
             candidates.push((value, tensor));
         }
+        sink_constants(&mut self.graph);
         Ok(candidates)
     }
 
@@ -449,10 +492,14 @@ pub(crate) fn is_standard(node: &Node, op: &str) -> bool {
     node.spec.domain.is_empty() && node.spec.name == op
 }
 
-/// The model's output that the loss is of.
+/// The value that the loss is of: an output of the model, or what a node computes on the way to one.
 fn output_of(graph: &Graph, asked: Option<&str>) -> Result<ValueId> {
     let named = |id: &&ValueId| asked.is_none_or(|name| &*graph.value(**id).name == name);
-    graph.outputs.iter().find(named).copied().ok_or_else(|| {
+    if let Some(output) = graph.outputs.iter().find(named) {
+        return Ok(*output);
+    }
+    let inner = asked.and_then(|name| named_values(graph, &[name.to_string()]).ok()?.pop());
+    inner.ok_or_else(|| {
         let names = graph.outputs.iter().map(|&id| &*graph.value(id).name);
         let name = asked.unwrap_or_default();
         error!(InvalidArgument, "the model has no output '{name}'").help(advise("outputs", name, names))

@@ -50,6 +50,7 @@ mod schedule;
 mod stage;
 mod state;
 mod trainer;
+mod weights;
 
 pub use artifacts::{ArtifactOptions, Artifacts, generate_artifacts};
 pub use graph::{Parameter, TrainingGraph};
@@ -63,3 +64,4 @@ pub use recompute::{
 };
 pub use schedule::Schedule;
 pub use trainer::{StepMemory, Trainer};
+pub use weights::{EqualWeights, SharedWeight};

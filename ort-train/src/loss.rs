@@ -73,6 +73,13 @@ impl Loss {
         }
         let value = builder.graph().value(output);
         let (ty, name) = (value.ty.clone(), value.name.clone());
+        let is_float = ty.dtype().is_none_or(DType::is_float);
+        ensure!(
+            is_float,
+            InvalidArgument,
+            help = "take the floats that it was computed from, before an ArgMax for example",
+            "output '{name}' is {ty}, and a loss is of floats"
+        );
         let shape = ty.shape().map(<[Dim]>::to_vec).ok_or_else(|| {
             error!(NotImplemented, "the rank of '{name}' is not known")
                 .help("take another output for the loss")
@@ -144,6 +151,7 @@ fn class_axis_of(asked: Option<i64>, rank: usize) -> Result<usize> {
     ensure!(
         rank >= 2,
         InvalidArgument,
+        help = "take the output that has a score for each class, before an ArgMax or a sum for example",
         "scores of rank {rank} have no axis of classes, expected rank 2 or more"
     );
     let axis = asked.unwrap_or(if rank == 3 { -1 } else { 1 });

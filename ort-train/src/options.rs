@@ -13,7 +13,8 @@ use crate::{Loss, LossScale, MixedPrecision, Optimizer, Recompute, Schedule};
 pub struct TrainingOptions {
     /// What becomes smaller.
     pub loss: Loss,
-    /// The model's output that the loss is of; by default the first.
+    /// The model's output that the loss is of, or any value that one of its nodes computes; by default
+    /// the first output.
     pub output: Option<String>,
     /// How parameters follow their gradients.
     pub optimizer: Optimizer,
@@ -21,16 +22,25 @@ pub struct TrainingOptions {
     pub learning_rate: f32,
     /// The learning rate over the updates.
     pub schedule: Schedule,
-    /// Patterns of the weights that are trained; by default all that are floats of more than one element and have gradients.
+    /// Patterns of the weights that are trained; by default all floats of rank 1 or more that have
+    /// gradients. A pattern matches initializers; a constant that a node gives is trained only if it is
+    /// named in full.
     pub trainable: Vec<String>,
     /// Patterns of weights that stay as they are. They take no gradient and no state.
     pub frozen: Vec<String>,
     /// Patterns of parameters without weight decay.
     pub no_decay: Vec<String>,
+    /// Patterns of weights that several nodes read, each of which then trains a copy of its own.
+    pub untied: Vec<String>,
+    /// Patterns of weights that hold the same numbers, transposed ones included, and then train as one.
+    pub tied: Vec<String>,
     /// The largest norm of all gradients together; what is longer is scaled down.
     pub clip_norm: Option<f32>,
     /// How many batches make one update. Their gradients are averaged.
     pub accumulate: usize,
+    /// Whether `BatchNormalization` keeps its running statistics and normalizes by them, as in
+    /// evaluation; otherwise it takes those of each batch and updates the running ones.
+    pub freeze_statistics: bool,
     /// Whether `Dropout` nodes drop.
     pub dropout: bool,
     /// Where random numbers begin.
@@ -66,8 +76,11 @@ impl Default for TrainingOptions {
             trainable: Vec::new(),
             frozen: Vec::new(),
             no_decay: Vec::new(),
+            untied: Vec::new(),
+            tied: Vec::new(),
             clip_norm: None,
             accumulate: 1,
+            freeze_statistics: false,
             dropout: true,
             seed: 0,
             memory_limit: None,

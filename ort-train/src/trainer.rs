@@ -19,6 +19,7 @@ use crate::optimizer::{LEARNING_RATE, STEP};
 use crate::recompute::{Request, refusal};
 use crate::stage::Stage;
 use crate::state::State;
+use crate::weights::TrainableGraph;
 use crate::{ActivationPattern, Optimizer, PlanRow, Recompute, RecomputeReport, TrainingOptions};
 
 /// Trains a model: each step runs the forward pass, the loss, the backward pass and the update of each parameter as one planned graph.
@@ -401,7 +402,7 @@ impl Trainer {
     /// The inference graph with the weights as they are now.
     pub(crate) fn trained_graph(&mut self) -> Result<Graph> {
         self.leave();
-        let mut graph = self.model.graph().clone();
+        let mut graph = TrainableGraph::of(&self.model, &self.options)?.graph;
         let trained = self.training.parameters.iter().map(|it| &it.name);
         let names: Vec<String> =
             trained.chain(self.training.statistics.iter().map(|it| &it.name)).cloned().collect();

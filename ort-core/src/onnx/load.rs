@@ -58,7 +58,8 @@ pub struct ModelInfo {
     pub metadata: Vec<(String, String)>,
     /// The number of functions local to the model.
     pub functions: usize,
-    /// The names of the graph's initializers, in order: its weights, as against constants that nodes give.
+    /// The names of the initializers of the graph and of its subgraphs, in order: the weights, as
+    /// against constants that nodes give.
     pub initializers: Vec<String>,
 }
 
@@ -76,15 +77,24 @@ impl ModelInfo {
             opsets: model.opset_import.iter().map(|set| (set.domain().into(), set.version())).collect(),
             metadata: model.metadata_props.iter().map(pair).collect(),
             functions: model.functions.len(),
-            initializers: model.graph.iter().flat_map(initializer_names).collect(),
+            initializers: initializer_names(model),
         }
     }
 }
 
-fn initializer_names(graph: &GraphProto) -> impl Iterator<Item = String> {
-    let dense = graph.initializer.iter().map(|tensor| tensor.name());
-    let sparse = graph.sparse_initializer.iter().filter_map(|tensor| tensor.values.as_ref());
-    dense.chain(sparse.map(|values| values.name())).map(str::to_string)
+fn initializer_names(model: &ModelProto) -> Vec<String> {
+    let mut graphs: Vec<&GraphProto> = model.graph.iter().collect();
+    let mut names = Vec::new();
+    while let Some(graph) = graphs.pop() {
+        names.extend(graph.initializer.iter().map(|tensor| tensor.name().to_string()));
+        let sparse = graph.sparse_initializer.iter().filter_map(|tensor| tensor.values.as_ref());
+        names.extend(sparse.map(|values| values.name().to_string()));
+        let attributes = graph.node.iter().flat_map(|node| &node.attribute);
+        graphs.extend(
+            attributes.flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs)),
+        );
+    }
+    names
 }
 
 /// An operator that a model uses and no record describes.

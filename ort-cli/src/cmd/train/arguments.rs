@@ -41,17 +41,21 @@ pub(super) struct LossArgs {
     /// What becomes smaller.
     #[arg(long = "loss", value_enum, value_name = "LOSS", default_value_t = LossKind::CrossEntropy)]
     kind: LossKind,
-    /// The model's output that the loss is of [default: the first].
+    /// The model's output that the loss is of, or any value inside of the model [default: the first output].
     #[arg(long, value_name = "NAME")]
     output_name: Option<String>,
     /// With cross entropy: the share of the target that all classes have alike, 0 to below 1.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     label_smoothing: Option<f32>,
     /// With cross entropy: a label that does not count.
     #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     ignore_index: Option<i64>,
+    /// With cross entropy: the axis of the classes in the scores [default: 1; the last for scores of rank
+    /// 3, as language models have them]. PyTorch's layout [N, C, L] is axis 1.
+    #[arg(long, value_name = "AXIS", allow_negative_numbers = true)]
+    pub(super) class_axis: Option<i64>,
     /// With kl: what the scores of both are divided by [default: 1].
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
 }
 
@@ -78,16 +82,16 @@ pub(super) struct UpdateArgs {
     #[arg(long, value_enum, value_name = "OPTIMIZER", default_value_t = OptimizerKind::Adamw)]
     optimizer: OptimizerKind,
     /// The learning rate, which the schedule scales.
-    #[arg(long, value_name = "X", default_value_t = 1e-3)]
+    #[arg(long, value_name = "X", default_value_t = 1e-3, allow_negative_numbers = true)]
     lr: f32,
     /// With sgd: the share of the last step that is taken again.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     momentum: Option<f32>,
     /// With sgd and a momentum: the gradient as if the step were taken already.
     #[arg(long)]
     nesterov: bool,
     /// The decay of weights [default: 0.01 for adamw and adamw-8bit, else 0].
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     weight_decay: Option<f32>,
     /// The learning rate over the updates.
     #[arg(long, value_enum, value_name = "SCHEDULE", default_value_t = ScheduleKind::Constant)]
@@ -99,7 +103,7 @@ pub(super) struct UpdateArgs {
     #[arg(long, value_name = "N", required_if_eq("schedule", "step"))]
     step_every: Option<u64>,
     /// With step: what the learning rate is multiplied by [default: 0.1].
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     step_factor: Option<f64>,
     /// How often all samples are gone through.
     #[arg(long, value_name = "N", default_value_t = 10)]
@@ -111,7 +115,7 @@ pub(super) struct UpdateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) accumulate: u32,
     /// The largest norm of all gradients together; what is longer is scaled down.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     clip_norm: Option<f32>,
 }
 
@@ -150,7 +154,8 @@ enum ScheduleKind {
 
 #[derive(Args)]
 pub(super) struct WeightArgs {
-    /// Weights that are trained, by name; `*` is any characters, `?` one [default: all floats].
+    /// Weights that are trained, by name; `*` is any characters, `?` one [default: all floats of rank 1
+    /// or more]. '*' trains scalars, too, but never constants that nodes give.
     #[arg(long, value_name = "PATTERN")]
     train: Vec<String>,
     /// Weights that stay as they are; they take no gradient and no state.
@@ -159,6 +164,18 @@ pub(super) struct WeightArgs {
     /// Weights without weight decay, as biases and scales often are.
     #[arg(long, value_name = "PATTERN")]
     no_decay: Vec<String>,
+    /// Weights that several nodes read, each of which then trains a copy of its own. Exporters merge
+    /// initializers of equal numbers, such as the scales of fresh normalizations.
+    #[arg(long, value_name = "PATTERN")]
+    untie: Vec<String>,
+    /// Weights of equal numbers that train as one, a transposed copy included: exporters fold the
+    /// transpose of a tied embedding.
+    #[arg(long, value_name = "PATTERN")]
+    tie: Vec<String>,
+    /// Batch normalizations keep their running statistics and normalize by them, as in evaluation: for
+    /// fine-tuning and for small batches.
+    #[arg(long)]
+    freeze_statistics: bool,
     /// Dropout nodes drop nothing.
     #[arg(long)]
     no_dropout: bool,
@@ -169,6 +186,9 @@ pub(super) struct RunArgs {
     /// Where random numbers begin: the order of samples, and what drops.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
+    /// Take the samples in their order in each epoch, instead of in one that follows from --seed.
+    #[arg(long)]
+    pub(super) no_shuffle: bool,
     /// Threads inside one operator [default: the cores this process may use].
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
@@ -257,6 +277,9 @@ impl TrainArgs {
             trainable: weights.train.clone(),
             frozen: weights.freeze.clone(),
             no_decay: weights.no_decay.clone(),
+            untied: weights.untie.clone(),
+            tied: weights.tie.clone(),
+            freeze_statistics: weights.freeze_statistics,
             clip_norm: update.clip_norm,
             accumulate: update.accumulate as usize,
             dropout: !weights.no_dropout,
@@ -306,10 +329,17 @@ impl TrainArgs {
     pub(super) fn settings(&self, batch: usize, samples: usize) -> Vec<(&'static str, String)> {
         let (update, weights, (loss, optimizer)) = (&self.update, &self.weights, self.names());
         let number = |number: Option<f32>| number.map_or("-".to_string(), |number| number.to_string());
+        // "-" is what a checkpoint from before a flag existed counts as.
+        let flag = |given: bool| if given { "true" } else { "-" }.to_string();
+        let list = |patterns: &[String]| match patterns {
+            [] => "-".to_string(),
+            patterns => patterns.join(","),
+        };
         vec![
             ("--loss", loss),
             ("--output-name", self.loss.output_name.clone().unwrap_or("-".to_string())),
             ("--label-smoothing", number(self.loss.label_smoothing)),
+            ("--class-axis", self.loss.class_axis.map_or("-".to_string(), |axis| axis.to_string())),
             ("--ignore-index", self.loss.ignore_index.map_or("-".to_string(), |label| label.to_string())),
             ("--temperature", number(self.loss.temperature)),
             ("--optimizer", optimizer),
@@ -324,8 +354,12 @@ impl TrainArgs {
             ("--train", weights.train.join(",")),
             ("--freeze", weights.freeze.join(",")),
             ("--no-decay", weights.no_decay.join(",")),
+            ("--untie", list(&weights.untie)),
+            ("--tie", list(&weights.tie)),
+            ("--freeze-statistics", flag(weights.freeze_statistics)),
             ("--no-dropout", weights.no_dropout.to_string()),
             ("--seed", self.run.seed.to_string()),
+            ("--no-shuffle", flag(self.run.no_shuffle)),
             ("--precision", name_of(self.run.precision)),
             ("--mixed-precision", self.run.mixed_precision.map_or("-".to_string(), name_of)),
             ("--loss-scale", self.run.loss_scale_in_words()),
@@ -363,6 +397,7 @@ impl LossArgs {
         let classes = self.kind == LossKind::CrossEntropy;
         only_with("--label-smoothing", self.label_smoothing.is_some(), classes, "--loss cross-entropy")?;
         only_with("--ignore-index", self.ignore_index.is_some(), classes, "--loss cross-entropy")?;
+        only_with("--class-axis", self.class_axis.is_some(), classes, "--loss cross-entropy")?;
         let teacher = self.kind == LossKind::Kl;
         only_with("--temperature", self.temperature.is_some(), teacher, "--loss kl")?;
         Ok(match self.kind {
@@ -371,7 +406,7 @@ impl LossArgs {
             LossKind::CrossEntropy => Loss::CrossEntropy {
                 label_smoothing: self.label_smoothing.unwrap_or(0.0),
                 ignore_index: self.ignore_index,
-                class_axis: None,
+                class_axis: self.class_axis,
             },
             LossKind::Bce => Loss::BceWithLogits,
             LossKind::Kl => Loss::KlDivergence { temperature: self.temperature.unwrap_or(1.0) },

@@ -64,22 +64,35 @@ impl DataSet {
         self.arrays.iter().map(|array| Ok((array.0.as_str(), gather(array)?))).collect()
     }
 
-    /// Refuses numbers that are none.
+    /// Refuses arrays with NaN or infinity.
     pub(super) fn check_numbers(&self) -> Result<()> {
-        for (name, array) in &self.arrays {
-            let view = array.view();
-            let found = match array.dtype() {
-                DType::F32 => view.as_slice::<f32>()?.iter().position(|number| number.is_nan()),
-                DType::F64 => view.as_slice::<f64>()?.iter().position(|number| number.is_nan()),
-                _ => None,
-            };
-            if let Some(place) = found {
-                let row = place / (array.element_count() / self.rows).max(1);
-                bail!("{}: array '{name}' has a NaN in row {row}; remove that sample", self.path.display());
-            }
+        for (name, _) in &self.arrays {
+            self.check_each(name, f64::is_finite, "remove that sample")?;
         }
         Ok(())
     }
+
+    /// Refuses an array of floats with a number that is not `right`; `advice` says what to do about it.
+    pub(super) fn check_each(&self, name: &str, right: fn(f64) -> bool, advice: &str) -> Result<()> {
+        let Some(array) = self.array(name) else { return Ok(()) };
+        let wrong = |number: f64| (!right(number)).then_some(number);
+        let view = array.view();
+        let found = match array.dtype() {
+            DType::F32 => first(view.as_slice::<f32>()?.iter().map(|&number| wrong(number.into()))),
+            DType::F64 => first(view.as_slice::<f64>()?.iter().map(|&number| wrong(number))),
+            _ => None,
+        };
+        if let Some((place, number)) = found {
+            let row = place / (array.element_count() / self.rows).max(1);
+            bail!("{}: array '{name}' has {number} in row {row}; {advice}", self.path.display());
+        }
+        Ok(())
+    }
+}
+
+/// The first of what was found, and where.
+fn first(found: impl Iterator<Item = Option<f64>>) -> Option<(usize, f64)> {
+    found.enumerate().find_map(|(place, found)| Some((place, found?)))
 }
 
 /// How samples become batches, and batches updates.

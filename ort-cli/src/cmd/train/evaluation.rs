@@ -29,6 +29,9 @@ pub(super) fn evaluate(
     let (mut right, mut counted) = (0, 0);
     for rows in rows.chunks(pace.batch).take(pace.batches()) {
         let batch = data.batch(rows)?;
+        if is_all_ignored(&batch, ignored)? {
+            continue;
+        }
         let (loss, output) = trainer.evaluate(&batch)?;
         sum += f64::from(loss) * rows.len() as f64;
         samples += rows.len();
@@ -41,6 +44,13 @@ pub(super) fn evaluate(
     }
     let share = |part: f64, whole: usize| (whole > 0).then(|| part / whole as f64);
     Ok(Score { loss: share(sum, samples), accuracy: share(right as f64, counted) })
+}
+
+/// Whether no label of a batch counts: the mean over no labels is NaN, and so is its gradient.
+pub(super) fn is_all_ignored(batch: &[(&str, Value)], ignored: Option<i64>) -> Result<bool> {
+    let labels = batch.iter().find(|(name, _)| *name == "labels");
+    let (Some(ignored), Some((_, labels))) = (ignored, labels) else { return Ok(false) };
+    Ok(labels.tensor()?.view().as_slice::<i64>()?.iter().all(|label| *label == ignored))
 }
 
 /// The labels whose class has the largest score, and all that count.

@@ -42,6 +42,8 @@ pub(super) struct Fit {
     /// The classes of the scores, with cross entropy where their number is known, and the label that does not count.
     classes: Option<i64>,
     ignored: Option<i64>,
+    /// Whether targets are probabilities.
+    is_binary: bool,
 }
 
 impl Fit {
@@ -61,7 +63,7 @@ impl Fit {
         }
         let scores = type_of(training.output()).and_then(ValueType::shape);
         let classes = scores.and_then(|shape| shape.get(loss.class_axis(shape.len())?)?.as_constant());
-        Ok(Fit { taken, classes, ignored })
+        Ok(Fit { taken, classes, ignored, is_binary: *loss == Loss::BceWithLogits })
     }
 
     /// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions with batches of `batch`.
@@ -86,6 +88,10 @@ impl Fit {
             taken.check(found, batch, &mut bindings).with_context(|| path.to_string())?;
         }
         data.check_numbers()?;
+        if self.is_binary {
+            let advice = "--loss bce takes probabilities, 0 to 1";
+            data.check_each("target", |number| (0.0..=1.0).contains(&number), advice)?;
+        }
         self.check_labels(data)?;
         let named =
             |(symbol, size): (&ort_runtime::dim::Symbol, i64)| Some((symbol.name()?.to_string(), size));

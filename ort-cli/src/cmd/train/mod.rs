@@ -9,6 +9,7 @@ mod plot;
 mod progress;
 mod report;
 mod training;
+mod warnings;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let pace = Pace { rows: data.rows, batch, is_fixed, accumulate, epochs: args.update.epochs };
     let mut trainer = Trainer::new(&model, args.options(pace.updates())?)?;
     let dims = check_data(args, &trainer, &data, validation.as_ref(), pace)?;
+    warnings::warn(&model, trainer.training_graph(), &trainer.options().loss);
+    warnings::warn_of_class_axis(trainer.training_graph(), &trainer.options().loss, &data);
     let predicted = predict(&mut trainer, &model, &dims, (pace, args.run.memory_opt_config.as_deref()))?;
     let facts = Facts::new(&model, &mut trainer, predicted, baseline);
     let mut training = Training {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json};
 
 use super::arguments::TrainArgs;
 use super::data::{DataSet, Pace, order};
-use super::evaluation::{Score, evaluate};
+use super::evaluation::{Score, evaluate, is_all_ignored};
 use super::progress::Progress;
 use crate::resident;
 
@@ -128,7 +128,10 @@ impl Training<'_> {
 
     /// The rest of an epoch; false where the training is to stop before its end.
     fn epoch(&mut self, progress: &Progress) -> Result<bool> {
-        let order = order(self.pace.rows, self.trainer.options().seed, self.position.epoch);
+        let order = match self.args.run.no_shuffle {
+            true => (0..self.pace.rows).collect(),
+            false => order(self.pace.rows, self.trainer.options().seed, self.position.epoch),
+        };
         let batches = self.pace.batches();
         for (index, rows) in order.chunks(self.pace.batch).enumerate().take(batches) {
             if index < self.position.batch {
@@ -150,6 +153,13 @@ impl Training<'_> {
     /// One batch; the last of an epoch updates whatever gradients there are.
     fn step(&mut self, rows: &[usize], is_last: bool, progress: &Progress) -> Result<()> {
         let batch = self.data.batch(rows)?;
+        if is_all_ignored(&batch, self.args.ignored_label())? {
+            self.warn_of_ignored();
+            if is_last && self.trainer.pending() > 0 {
+                self.trainer.apply()?;
+            }
+            return Ok(());
+        }
         let (updates, skipped) = (self.trainer.updates(), self.trainer.skipped());
         let start = Instant::now();
         let loss = self.trainer.train_step(&batch)?;
@@ -173,6 +183,11 @@ impl Training<'_> {
         }
         progress.step(&self.trainer, loss, rows.len(), resident);
         Ok(())
+    }
+
+    fn warn_of_ignored(&self) {
+        let Position { epoch, batch, .. } = self.position;
+        tracing::warn!("batch {} of epoch {} is left out: none of its labels counts", batch + 1, epoch + 1);
     }
 
     /// Refuses to go on where nothing is learned any more; `updates` and `skipped` are those before this batch.

@@ -1,0 +1,103 @@
+//! What in a model or its data makes a training go wrong without an error.
+
+use ort_runtime::Model;
+use ort_runtime::ir::Graph;
+use ort_runtime::train::{Loss, TrainingGraph};
+
+use super::data::DataSet;
+
+/// The most names that one warning lists.
+const MOST_NAMED: usize = 6;
+
+/// Logs the warnings of a training: activations before the loss, and weights that train as one, apart,
+/// or not at all.
+pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
+    if let Some(warning) = activation_before_loss(model.graph(), training.output(), loss) {
+        tracing::warn!("{warning}");
+    }
+    let merged = training.shared_weights().iter().filter(|weight| weight.by_normalizations);
+    let merged: Vec<String> =
+        merged.map(|weight| format!("'{}' ({} nodes)", weight.name, weight.readers.len())).collect();
+    if !merged.is_empty() {
+        tracing::warn!(
+            "weights of several normalizations train as one: {}; exporters merge equal initializers: --untie NAME \
+             gives each normalization its own",
+            listed(&merged)
+        );
+    }
+    let equal: Vec<String> = training
+        .equal_weights()
+        .iter()
+        .map(|pair| {
+            let relation = if pair.transposed { "is the transpose of" } else { "equals" };
+            format!("'{}' {relation} '{}'", pair.second, pair.first)
+        })
+        .collect();
+    if !equal.is_empty() {
+        tracing::warn!(
+            "weights of the same numbers train apart: {}; exporters copy or transpose tied weights: --tie PATTERN \
+             makes them one",
+            listed(&equal)
+        );
+    }
+    let scalars = training.untrained_scalars();
+    if !scalars.is_empty() {
+        tracing::warn!(
+            "weights of rank 0 are not trained: {}; --train '*' trains them with all others",
+            listed(scalars)
+        );
+    }
+    for weight in training.shared_weights() {
+        tracing::info!("weight '{}' serves {}", weight.name, listed(&weight.readers));
+    }
+    tracing::info!(
+        "trained: {}",
+        training.parameters().iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ")
+    );
+    tracing::info!("frozen: {}", training.frozen().join(", "));
+}
+
+/// The first of some names, and how many more there are.
+fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(MOST_NAMED) {
+        None | Some(0) => shown,
+        Some(more) => format!("{shown} and {more} more"),
+    }
+}
+
+/// Losses of logits apply the activation themselves; a second one makes gradients nearly vanish.
+fn activation_before_loss(graph: &Graph, output: &str, loss: &Loss) -> Option<String> {
+    let (activation, name) = match loss {
+        Loss::CrossEntropy { .. } => ("Softmax", "cross-entropy"),
+        Loss::BceWithLogits => ("Sigmoid", "bce"),
+        _ => return None,
+    };
+    let value = graph.find_value(output)?;
+    let maker = graph.nodes.iter().find(|node| node.outputs.contains(&Some(value)))?;
+    if maker.spec.name != activation {
+        return None;
+    }
+    let before = maker.inputs.first().copied().flatten().map(|id| graph.value(id).name.to_string())?;
+    Some(format!(
+        "output '{output}' comes from {activation}, and --loss {name} takes logits: take what goes into it, \
+         --output-name '{before}'"
+    ))
+}
+
+/// Says that the axis of classes was guessed, if the data fits another one as well.
+pub(super) fn warn_of_class_axis(training: &TrainingGraph, loss: &Loss, data: &DataSet) {
+    let Loss::CrossEntropy { class_axis: None, .. } = loss else { return };
+    let graph = training.graph();
+    let scores = graph.find_value(training.output()).and_then(|id| graph.value(id).ty.shape());
+    let (Some([_, second, classes]), Some(labels)) = (scores, data.array("labels")) else { return };
+    // Labels [N, L] of scores [N, C, L] and of scores [N, L, C] are alike if C is L.
+    let places = labels.shape().get(1).and_then(|&size| i64::try_from(size).ok());
+    if places.is_some() && classes.as_constant() == places && second.as_constant() == places {
+        tracing::warn!(
+            "classes are taken to be on axis 2 of '{}', the last; axis 1 is as long: if the model has PyTorch's layout \
+             [N, C, L], say --class-axis 1",
+            training.output()
+        );
+    }
+}

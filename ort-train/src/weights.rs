@@ -1,0 +1,411 @@
+//! The weights of a model, as training needs them: each one a constant of the main graph.
+//!
+//! A file may hold one parameter in several places: bodies of `Loop`, `If` and `Scan` have copies of
+//! what they capture, and exporters fold the transpose of a tied embedding. Or it may hold several
+//! parameters in one: exporters merge initializers of equal numbers, such as the statistics and scales
+//! of fresh normalizations. This file undoes the first for captures and the second for statistics, says
+//! where else either may have happened, and ties or unties weights on request.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use ort_core::dtype::{DType, TypeSet};
+use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Node, ValueId};
+use ort_core::session::Model;
+use ort_core::tensor::Tensor;
+use ort_core::{Result, ensure};
+
+use crate::TrainingOptions;
+use crate::graph::is_standard;
+use crate::options::matches;
+
+/// The first input of `BatchNormalization` that is a running statistic, and the second.
+const STATISTICS: [usize; 2] = [3, 4];
+
+/// A weight that several nodes read, so that it trains as one parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedWeight {
+    /// The weight.
+    pub name: String,
+    /// The nodes that read it, in order.
+    pub readers: Vec<String>,
+    /// Whether several normalizations scale or shift by it: exporters merge equal initializers, and
+    /// those of fresh normalizations are all equal.
+    pub by_normalizations: bool,
+}
+
+/// Two weights that hold the same numbers and train apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EqualWeights {
+    /// The first of them in the file.
+    pub first: String,
+    /// The other.
+    pub second: String,
+    /// Whether the second is the transpose of the first.
+    pub transposed: bool,
+}
+
+/// A graph that has each weight as a constant or a default of its own, outside of bodies.
+pub(crate) struct TrainableGraph {
+    pub(crate) graph: Graph,
+    /// Its weights, as against constants that nodes give.
+    pub(crate) weights: HashSet<ValueId>,
+}
+
+impl TrainableGraph {
+    /// The graph of a model, with ties as the options say.
+    ///
+    /// # Errors
+    ///
+    /// A pattern of weights to tie or untie finds nothing to do.
+    pub(crate) fn of(model: &Model, options: &TrainingOptions) -> Result<TrainableGraph> {
+        let mut graph = model.graph().clone();
+        let initializers = Initializers::of(model);
+        lift_weights(&mut graph, &initializers);
+        let given = graph.constants.keys().chain(graph.input_defaults.keys());
+        let weights = given.filter(|id| initializers.contains(&graph.value(**id).name)).copied().collect();
+        let mut copies = Copies::of(&graph, weights);
+        copies.separate_statistics(&mut graph);
+        copies.untie(&mut graph, &options.untied)?;
+        Ok(TrainableGraph { graph: tie(graph, &options.tied)?, weights: copies.weights })
+    }
+}
+
+/// The names of a model's weights.
+struct Initializers<'m>(HashSet<&'m str>);
+
+impl<'m> Initializers<'m> {
+    fn of(model: &'m Model) -> Initializers<'m> {
+        Initializers(model.info().initializers.iter().map(String::as_str).collect())
+    }
+
+    /// Whether a constant of this name is a weight. A model that names no initializer has weights all
+    /// the same: its constants.
+    fn contains(&self, name: &str) -> bool {
+        self.0.is_empty() || self.0.contains(name)
+    }
+}
+
+/// Moves the weights that bodies of control flow hold to the graph around them; the bodies capture them.
+fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
+    if graph.nodes.iter().all(|node| node.subgraphs.is_empty()) {
+        return;
+    }
+    let is_weight = |(id, _): &(&ValueId, &Tensor)| initializers.contains(&graph.value(**id).name);
+    let own = graph.constants.iter().filter(is_weight);
+    let mut known: HashMap<Memory, ValueId> =
+        own.filter_map(|(id, tensor)| Some((Memory::of(tensor)?, *id))).collect();
+    let mut names = UniqueNames::of(graph);
+    let mut nodes = std::mem::take(&mut graph.nodes);
+    for subgraph in nodes.iter_mut().flat_map(|node| &mut node.subgraphs) {
+        lift_weights(&mut subgraph.graph, initializers);
+        let inner: Vec<ValueId> = subgraph.graph.constants.keys().copied().collect();
+        for inner in inner {
+            let Some(tensor) = subgraph.graph.constants.get(&inner).cloned() else { continue };
+            let Some(memory) = Memory::of(&tensor) else { continue };
+            let name = subgraph.graph.value(inner).name.clone();
+            let outer = match known.get(&memory) {
+                Some(outer) => *outer,
+                None if initializers.contains(&name) => {
+                    let outer = graph.add_constant(names.unique(&name), tensor);
+                    known.insert(memory, outer);
+                    outer
+                }
+                None => continue,
+            };
+            subgraph.graph.constants.shift_remove(&inner);
+            subgraph.captures.push(Capture { outer, inner });
+        }
+    }
+    graph.nodes = nodes;
+}
+
+/// Gives bodies of control flow the constants that they capture, which kernels may pack and rules fold.
+pub(crate) fn sink_constants(graph: &mut Graph) {
+    let constants = &graph.constants;
+    for subgraph in graph.nodes.iter_mut().flat_map(|node| &mut node.subgraphs) {
+        let inner = &mut subgraph.graph;
+        subgraph.captures.retain(|capture| match constants.get(&capture.outer) {
+            Some(tensor) => {
+                inner.constants.insert(capture.inner, tensor.clone());
+                false
+            }
+            None => true,
+        });
+        sink_constants(inner);
+    }
+}
+
+/// Where the floats of a tensor lie: constants that the loader gave to a body share the memory.
+#[derive(PartialEq, Eq, Hash)]
+struct Memory {
+    address: usize,
+    shape: Vec<usize>,
+    dtype: DType,
+}
+
+impl Memory {
+    /// None for what is not trained, and for tensors without elements, which have no address.
+    fn of(tensor: &Tensor) -> Option<Memory> {
+        let is_float = TypeSet::FLOATS.contains(tensor.dtype());
+        let view = tensor.view();
+        let bytes = view.bytes().ok().filter(|bytes| is_float && !bytes.is_empty())?;
+        let (address, shape) = (bytes.as_ptr().addr(), tensor.shape().to_vec());
+        Some(Memory { address, shape, dtype: tensor.dtype() })
+    }
+}
+
+/// The names of a graph, to find ones that are not taken.
+struct UniqueNames(HashSet<Arc<str>>);
+
+impl UniqueNames {
+    fn of(graph: &Graph) -> UniqueNames {
+        UniqueNames(graph.value_ids().map(|id| graph.value(id).name.clone()).collect())
+    }
+
+    /// The name, with a number behind it if it is taken.
+    fn unique(&mut self, name: &str) -> Arc<str> {
+        let numbered = (2..).map(|number| format!("{name}.{number}").into());
+        let mut names = std::iter::once(name.into()).chain(numbered);
+        let free: Option<Arc<str>> = names.find(|name| !self.0.contains(name));
+        let free = free.unwrap_or_else(|| name.into());
+        self.0.insert(free.clone());
+        free
+    }
+}
+
+/// Copies of weights for the nodes that read them.
+struct Copies {
+    names: UniqueNames,
+    /// How many inputs and captures read each value, by value index.
+    reads: Vec<usize>,
+    /// The weights, their copies among them.
+    weights: HashSet<ValueId>,
+}
+
+impl Copies {
+    fn of(graph: &Graph, weights: HashSet<ValueId>) -> Copies {
+        let mut reads = vec![0; graph.value_count()];
+        for read in graph.nodes.iter().flat_map(Node::reads).chain(graph.outputs.iter().copied()) {
+            reads.get_mut(read.index()).into_iter().for_each(|count| *count += 1);
+        }
+        Copies { names: UniqueNames::of(graph), reads, weights }
+    }
+
+    /// Gives each batch normalization statistics that nothing else reads: it updates them.
+    fn separate_statistics(&mut self, graph: &mut Graph) {
+        for index in 0..graph.nodes.len() {
+            for input in STATISTICS {
+                let node = graph.nodes.get(index).filter(|node| is_standard(node, "BatchNormalization"));
+                let Some(running) = node.and_then(|node| node.inputs.get(input).copied().flatten()) else {
+                    continue;
+                };
+                self.copy_for(graph, index, input, running);
+            }
+        }
+    }
+
+    /// Gives each input that reads one of these weights a weight of its own.
+    fn untie(&mut self, graph: &mut Graph, patterns: &[String]) -> Result<()> {
+        for pattern in patterns {
+            let mut found = false;
+            for index in 0..graph.nodes.len() {
+                let count = graph.nodes.get(index).map_or(0, |node| node.inputs.len());
+                for input in 0..count {
+                    let node = graph.nodes.get(index);
+                    let Some(read) = node.and_then(|node| node.inputs.get(input).copied().flatten()) else {
+                        continue;
+                    };
+                    let name = graph.value(read).name.clone();
+                    if matches(std::slice::from_ref(pattern), &name) {
+                        found |= self.copy_for(graph, index, input, read);
+                    }
+                }
+            }
+            ensure!(
+                found,
+                InvalidArgument,
+                help = "name a weight that several nodes read",
+                "no weight '{pattern}' serves several places, so there is nothing to untie"
+            );
+        }
+        Ok(())
+    }
+
+    /// Has an input read a copy of a constant, if something else reads the constant as well.
+    fn copy_for(&mut self, graph: &mut Graph, node: usize, input: usize, value: ValueId) -> bool {
+        let Some(reads) = self.reads.get_mut(value.index()).filter(|reads| **reads > 1) else { return false };
+        let tensor = graph.constants.get(&value).or_else(|| graph.input_defaults.get(&value)).cloned();
+        let Some(tensor) = tensor else { return false };
+        *reads -= 1;
+        let name = self.names.unique(&graph.value(value).name.clone());
+        let copy = graph.add_constant(name, tensor);
+        let slot = graph.nodes.get_mut(node).and_then(|node| node.inputs.get_mut(input));
+        slot.into_iter().for_each(|slot| *slot = Some(copy));
+        if self.weights.contains(&value) {
+            self.weights.insert(copy);
+        }
+        self.reads.resize(graph.value_count(), 0);
+        self.reads.get_mut(copy.index()).into_iter().for_each(|reads| *reads = 1);
+        true
+    }
+}
+
+/// Has weights that match a pattern and hold the same numbers, transposed ones included, be one.
+fn tie(mut graph: Graph, patterns: &[String]) -> Result<Graph> {
+    if patterns.is_empty() {
+        return Ok(graph);
+    }
+    let candidates: Vec<(ValueId, Tensor)> =
+        graph.constants.iter().map(|(id, tensor)| (*id, tensor.clone())).collect();
+    let pairs = equal_pairs(&candidates, |_| true);
+    for pattern in patterns {
+        let is_asked = |id: ValueId| matches(std::slice::from_ref(pattern), &graph.value(id).name);
+        ensure!(
+            pairs.iter().any(|pair| is_asked(pair.first) && is_asked(pair.second)),
+            InvalidArgument,
+            help = "give a pattern that two weights of equal numbers match",
+            "no two weights '{pattern}' hold the same numbers, so there is nothing to tie"
+        );
+    }
+    let is_asked = |graph: &Graph, id: ValueId| matches(patterns, &graph.value(id).name);
+    for pair in pairs {
+        if !is_asked(&graph, pair.first) || !is_asked(&graph, pair.second) {
+            continue;
+        }
+        let instead = match pair.transposed {
+            false => pair.first,
+            true => {
+                let outputs = graph.outputs.clone();
+                let mut builder = GraphBuilder::extend(graph);
+                builder.set_scope("tied");
+                let order = [("perm", Attribute::Ints(vec![1, 0]))];
+                let transposed = builder.node("Transpose", &[pair.first], &order)?;
+                graph = builder.finish(&outputs)?;
+                transposed
+            }
+        };
+        redirect(&mut graph, pair.second, instead);
+        graph.constants.shift_remove(&pair.second);
+    }
+    graph.sort()?;
+    Ok(graph)
+}
+
+/// Has all readers of a value read another one.
+fn redirect(graph: &mut Graph, from: ValueId, to: ValueId) {
+    let now = |id: &mut ValueId| {
+        if *id == from {
+            *id = to;
+        }
+    };
+    for node in &mut graph.nodes {
+        node.inputs.iter_mut().flatten().for_each(now);
+        let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
+        captures.for_each(|capture| now(&mut capture.outer));
+    }
+    graph.outputs.iter_mut().for_each(now);
+}
+
+/// Two constants that hold the same numbers.
+struct Pair {
+    first: ValueId,
+    second: ValueId,
+    transposed: bool,
+}
+
+/// What equal matrices share, transposed ones included: the corners do not move.
+#[derive(PartialEq, Eq, Hash)]
+struct Corners {
+    dtype: DType,
+    sizes: Vec<usize>,
+    first: Vec<u8>,
+    last: Vec<u8>,
+}
+
+/// The constants that equal an earlier one, each once. `keep` chooses by what they hold.
+fn equal_pairs(candidates: &[(ValueId, Tensor)], keep: fn(&[u8]) -> bool) -> Vec<Pair> {
+    let mut groups: HashMap<Corners, Vec<(ValueId, &Tensor)>> = HashMap::new();
+    let mut pairs = Vec::new();
+    for (second, tensor) in candidates {
+        let Some(corners) = Corners::of(tensor, keep) else { continue };
+        let group = groups.entry(corners).or_default();
+        let equal = group.iter().find_map(|&(first, earlier)| {
+            Some(Pair { first, second: *second, transposed: relation(earlier, tensor)? })
+        });
+        match equal {
+            Some(pair) => pairs.push(pair),
+            None => group.push((*second, tensor)),
+        }
+    }
+    pairs
+}
+
+impl Corners {
+    fn of(tensor: &Tensor, keep: fn(&[u8]) -> bool) -> Option<Corners> {
+        let dtype = tensor.dtype();
+        let size = dtype.byte_size().filter(|_| TypeSet::FLOATS.contains(dtype))?;
+        let view = tensor.view();
+        let bytes = view.bytes().ok().filter(|bytes| bytes.len() > size && keep(bytes))?;
+        let (first, last) = (bytes.get(..size)?.to_vec(), bytes.get(bytes.len() - size..)?.to_vec());
+        let mut sizes = tensor.shape().to_vec();
+        sizes.sort_unstable();
+        Some(Corners { dtype, sizes, first, last })
+    }
+}
+
+/// Whether two tensors hold the same numbers: false as they are, true if one is the other's transpose.
+fn relation(first: &Tensor, second: &Tensor) -> Option<bool> {
+    let (a, b) = (first.view(), second.view());
+    let (a, b) = (a.bytes().ok()?, b.bytes().ok()?);
+    if first.shape() == second.shape() && a == b {
+        return Some(false);
+    }
+    let &[rows, columns] = first.shape() else { return None };
+    let size = first.dtype().byte_size()?;
+    if second.shape() != [columns, rows] {
+        return None;
+    }
+    let at = |bytes: &[u8], place: usize| bytes.get(place * size..(place + 1) * size).map(<[u8]>::to_vec);
+    let same = (0..rows)
+        .all(|row| (0..columns).all(|column| at(a, row * columns + column) == at(b, column * rows + row)));
+    same.then_some(true)
+}
+
+/// The weights among `trained` that several nodes read.
+pub(crate) fn shared_weights(graph: &Graph, trained: &[ValueId]) -> Vec<SharedWeight> {
+    let consumers = graph.consumers();
+    let mut found = Vec::new();
+    for &weight in trained {
+        let readers = consumers.get(weight.index()).map_or(&[][..], Vec::as_slice);
+        if readers.len() < 2 {
+            continue;
+        }
+        let nodes: Vec<&Node> = readers.iter().filter_map(|id| graph.nodes.get(id.index())).collect();
+        let normalizes = |node: &&&Node| node.spec.name.ends_with("Normalization");
+        found.push(SharedWeight {
+            name: graph.value(weight).name.to_string(),
+            by_normalizations: nodes.iter().filter(normalizes).count() > 1,
+            readers: nodes.iter().map(|node| node.name.to_string()).collect(),
+        });
+    }
+    found
+}
+
+/// The weights among `trained` that hold the same numbers as an earlier one. What
+/// holds one number throughout, as fresh biases and scales do, is left out.
+pub(crate) fn equal_weights(graph: &Graph, trained: &[(ValueId, Tensor)]) -> Vec<EqualWeights> {
+    let varies = |bytes: &[u8]| {
+        let first = bytes.get(..4).unwrap_or_default();
+        bytes.chunks_exact(4).any(|number| number != first)
+    };
+    let name = |id: ValueId| graph.value(id).name.to_string();
+    let pairs = equal_pairs(trained, varies).into_iter();
+    pairs
+        .map(|pair| EqualWeights {
+            first: name(pair.first),
+            second: name(pair.second),
+            transposed: pair.transposed,
+        })
+        .collect()
+}
