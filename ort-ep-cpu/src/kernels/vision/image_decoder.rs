@@ -1,4 +1,4 @@
-//! `ImageDecoder`: BMP, JPEG, JPEG 2000, PNG, PNM, TIFF and WebP by crates that decode them, told apart by content.
+//! `ImageDecoder`: BMP, JPEG 2000, PNG, PNM, TIFF and WebP by crates that decode them, and JPEG by `jpeg`, told apart by content.
 //!
 //! Memory is asked of the budget before anything is decoded, so an image that claims to be vast is refused by its
 //! header. What cannot be decoded is an error, not an empty image. JPEG leaves the inverse transform's rounding and
@@ -8,12 +8,12 @@ use std::io::Cursor;
 
 use hayro_jpeg2000::{DecodeSettings, DecoderContext, Image};
 use image::{ImageDecoder, ImageReader, Limits};
-use libjpeg_turbo_rs::{DecodeLimits, Decoder, PixelFormat as JpegFormat};
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::tensor::Value;
 use ort_core::{Error, Result, ensure, error};
 
+use super::jpeg::{self, Frame, Room};
 use crate::cpu_kernels;
 
 cpu_kernels![KernelDef {
@@ -178,22 +178,23 @@ fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Res
 }
 
 fn decode_jpeg(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
-    let limits =
-        DecodeLimits { max_pixels: MOST_PIXELS, max_memory: Some(MOST_BYTES), ..DecodeLimits::default() };
-    let decoder = Decoder::new_with_limits(encoded, limits)
-        .map_err(|problem| damaged(&problem))?
-        .with_output_format(JpegFormat::Rgb);
-    let header = decoder.header();
-    let layout = Layout::new([u32::from(header.width), u32::from(header.height)], 3, 1)?;
+    let frame = Frame::of(encoded).map_err(|problem| damaged(&problem))?;
+    let layout = Layout::new([frame.width as u32, frame.height as u32], 3, 1)?;
+    let needed = frame.sample_bytes() + 2 * frame.coefficients();
+    ensure!(
+        needed as u64 <= MOST_BYTES,
+        InvalidArgument,
+        "decoding a JPEG of {} by {} pixels takes {needed} bytes, at most {MOST_BYTES} are given",
+        layout.width,
+        layout.height
+    );
+    let mut samples = cx.allocate(DType::U8, &[frame.sample_bytes()])?;
+    let mut coefficients = cx.allocate(DType::I16, &[frame.coefficients()])?;
+    let (samples, coefficients) = (samples.as_mut_slice()?, coefficients.as_mut_slice()?);
+    coefficients.fill(0);
     put_out(cx, &layout, format, |pixels| {
-        let decoded = decoder.decode_image_into(pixels).map_err(|problem| damaged(&problem))?;
-        let (found, expected) = ([decoded.width, decoded.height], [layout.width, layout.height]);
-        ensure!(
-            found == expected,
-            InvalidArgument,
-            "the image decodes to {found:?} pixels, its header says {expected:?}"
-        );
-        Ok(())
+        let room = Room { samples, coefficients };
+        jpeg::decode(encoded, &frame, room, pixels).map_err(|problem| damaged(&problem))
     })
 }
 

@@ -7,5 +7,7 @@
 
 #[cfg(feature = "image")]
 mod image_decoder;
+#[cfg(feature = "image")]
+mod jpeg;
 mod non_max_suppression;
 mod roi;
