@@ -129,6 +129,16 @@ pub fn host_memory_bytes() -> Option<usize> {
     }
 }
 
+/// Has writes beyond the limit on the size of files (`ulimit -f`) fail with an error, where the system would end the process with `SIGXFSZ`. It changes the
+/// whole process, so that it is for programs, at their start.
+pub fn fail_writes_beyond_file_size_limit() {
+    #[cfg(unix)]
+    {
+        // SAFETY: ignoring a signal runs no code of ours, and nothing else in this process relies on that signal.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    }
+}
+
 /// Size of a memory page in bytes.
 pub(crate) fn page_bytes() -> usize {
     #[cfg(unix)]

@@ -77,8 +77,11 @@ pub use budgeted::{BudgetedAllocator, allocate_in};
 pub use buffer::{Buffer, SharedBuffer};
 pub use error::AllocError;
 pub use heap::Heap;
-pub use host::{HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, TrimOnDrop, host_memory_bytes};
-pub use mmap::{Advice, MapError, MappedFile};
+pub use host::{
+    HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, TrimOnDrop, fail_writes_beyond_file_size_limit,
+    host_memory_bytes,
+};
+pub use mmap::{Advice, MapError, MappedFile, open_regular};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
 pub use recycle::Recycler;
 pub use split::{OverlapError, ReadSlices, WriteSlices, split_disjoint};

@@ -52,6 +52,35 @@ pub enum MapError {
     },
 }
 
+/// Opens a regular file for reading. A pipe, a socket, a device and a folder are errors: opening a pipe would wait for a writer, and a device may
+/// never end.
+///
+/// # Errors
+///
+/// There is no such file, it may not be read, or it is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // Before, because opening a device can have effects of its own; and after, because what the path leads to can change in between.
+    check_regular(&std::fs::metadata(path)?)?;
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
+    let file = options.open(path)?;
+    check_regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn check_regular(metadata: &std::fs::Metadata) -> io::Result<()> {
+    if metadata.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::IsADirectory, "this is a folder, expected a file"));
+    }
+    if !metadata.is_file() {
+        let problem = "this is a pipe, socket or device, expected a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    }
+    Ok(())
+}
+
 /// How a range of a mapped file will be used. Hints only: contents never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
@@ -101,7 +130,7 @@ impl MappedFile {
     /// [`MapError::Open`] where the file cannot be opened or mapped (a directory, say).
     pub fn open(path: &Path) -> Result<Self, MapError> {
         let name = || path.display().to_string();
-        let file = File::open(path).map_err(|source| MapError::Open { file: name(), source })?;
+        let file = open_regular(path).map_err(|source| MapError::Open { file: name(), source })?;
         Self::map(&file, name)
     }
 
@@ -117,9 +146,7 @@ impl MappedFile {
     fn map(file: &File, name: impl Fn() -> String) -> Result<Self, MapError> {
         let open_error = |source| MapError::Open { file: name(), source };
         let metadata = file.metadata().map_err(open_error)?;
-        if !metadata.is_file() {
-            return Err(open_error(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
-        }
+        check_regular(&metadata).map_err(open_error)?;
         let len = usize::try_from(metadata.len())
             .ok()
             .filter(|&len| isize::try_from(len).is_ok())

@@ -12,6 +12,7 @@ use ort_runtime::{
     BatchSplit, ExtendStrategy, Limits, MemoryUse, Model, Session, SessionBuilder, SessionOptions, Value,
 };
 
+use crate::output::Table;
 use crate::providers::ProviderArgs;
 
 /// Which model, on what, within which bounds.
@@ -77,7 +78,7 @@ pub(crate) struct ModelArgs {
     /// Do not plan memory ahead: every value is allocated as it comes.
     #[arg(long)]
     pub(crate) no_mem_pattern: bool,
-    /// Read model files into memory instead of mapping them.
+    /// Read model files into memory instead of mapping them: a private copy, which whoever changes the files cannot change.
     #[arg(long)]
     pub(crate) no_mmap: bool,
 }
@@ -280,11 +281,8 @@ pub(crate) fn parts(memory: &MemoryUse) -> String {
 }
 
 /// A table in the style of all commands: aligned, without frames.
-pub(crate) fn table(header: &[&str]) -> comfy_table::Table {
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(header);
-    table
+pub(crate) fn table(header: &[&str]) -> Table {
+    Table::new(header)
 }
 
 /// A split batch in words: `batch split: 'batch' of 8 runs as 3 + 3 + 2`.

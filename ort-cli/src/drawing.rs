@@ -1,9 +1,12 @@
 //! What drawings share: text, lines, and the numbers at an axis.
 
+use ort_runtime::{NAME_BYTES, shown};
 use svg::node::element::{Line, Text};
 
 pub(crate) fn text(x: f64, y: f64, content: impl Into<String>) -> Text {
-    Text::new(content).set("x", round(x)).set("y", round(y))
+    // Control characters are none that XML may have.
+    let content: String = content.into();
+    Text::new(shown(&content, NAME_BYTES)).set("x", round(x)).set("y", round(y))
 }
 
 pub(crate) fn line(from: [f64; 2], to: [f64; 2]) -> Line {

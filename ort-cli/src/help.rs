@@ -22,7 +22,12 @@ Examples:
   ort run model.onnx --input image=cat.npy --outputs answers.npz
   ort run model.onnx --inputs all.npz --memory-limit 64MiB
 
-In FILE.npz of --outputs a sequence is NAME[0], NAME[1] and so on; bfloat16 and 8-bit floats become float32.";
+In FILE.npz of --outputs strings are NumPy's texts (<U), a sequence is NAME[0], NAME[1] and so on, a map is NAME.keys and
+NAME.values, an optional is what it holds or not there, and a sparse tensor is dense; bfloat16 and 8-bit floats become
+float32. Values that NumPy cannot hold (a text that ends in a zero) are an error, and no file is written.
+
+Output files are written whole or not at all. A symbolic link stays, and the file that it leads to is replaced; into a
+device or a pipe such as /dev/stdout the file is copied once it is complete.";
 
 pub(crate) const BENCH: &str = "\
 Examples:

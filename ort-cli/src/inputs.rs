@@ -7,34 +7,25 @@ use ort_runtime::dim::{Bindings, Dim, Symbol};
 use ort_runtime::dtype::{CastOptions, convert};
 use ort_runtime::ir::{TensorType, ValueType};
 use ort_runtime::tensor::{OptionalValue, SequenceValue, byte_count, element_count};
-use ort_runtime::{DType, Model, Tensor, Value, ValueSpec, advise, host_memory_bytes};
+use ort_runtime::{DType, Model, Tensor, TensorBuffer, Value, ValueSpec, advise};
 use rand::{RngExt, SeedableRng};
 use rand_distr::StandardNormal;
 use rand_pcg::Pcg64;
 
 use crate::args::ModelArgs;
-use crate::arrays::{read_npy, read_npz};
+use crate::arrays::{Room, open_npz, read_npy};
 
 /// The inputs of `model`: those given, and the rest made up from the seed.
 pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Value)>> {
-    let mut given: Vec<(String, Value)> = Vec::new();
-    if let Some(path) = &args.inputs {
-        given.extend(read_npz(path)?.into_iter().map(|(name, tensor)| (name, tensor.into())));
-    }
-    for (name, file) in &args.input {
-        given.push((name.clone(), read_npy(file.as_ref())?.into()));
-    }
     let specs = model.inputs();
     for (name, _) in &args.shapes {
         if !specs.iter().any(|spec| spec.name == *name) {
             bail!("--shape: {}", no_input(name, &specs));
         }
     }
-    for (name, _) in &given {
-        if !specs.iter().any(|spec| spec.name == *name) {
-            bail!("{}", no_input(name, &specs));
-        }
-    }
+    // A file may say of its arrays what it likes.
+    let mut room = Room::new(args.memory_limit);
+    let mut given = read(args, &specs, &mut room)?;
     let bindings = bindings(args, model)?;
     let mut random = Pcg64::seed_from_u64(args.seed);
     for spec in &specs {
@@ -42,9 +33,37 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
             continue;
         }
         let shape = args.shapes.iter().find(|(name, _)| *name == spec.name).map(|(_, shape)| shape.clone());
-        let value = make_up(spec, shape, &bindings, &mut random, args.memory_limit)
+        let value = make_up(spec, shape, &bindings, &mut random, room.most())
             .with_context(|| format!("input '{}' ({})", spec.name, spec.ty))?;
+        room.take(value.byte_count());
         given.push((spec.name.clone(), value));
+    }
+    Ok(given)
+}
+
+/// The inputs that files give. What a file holds beside inputs of the model is refused before any of its data is read.
+fn read(args: &ModelArgs, specs: &[ValueSpec], room: &mut Room) -> Result<Vec<(String, Value)>> {
+    let mut given: Vec<(String, Value)> = Vec::new();
+    if let Some(path) = &args.inputs {
+        let mut archive = open_npz(path)?;
+        let names: Vec<String> = archive.names().map(str::to_string).collect();
+        if let Some(other) = names.iter().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
+            bail!("{}", no_input(other, specs));
+        }
+        for name in &names {
+            let tensor =
+                archive.read(name, room.most()).with_context(|| format!("reading {}", path.display()))?;
+            room.take(tensor.byte_count());
+            given.push((name.clone(), tensor.into()));
+        }
+    }
+    for (name, file) in &args.input {
+        if !specs.iter().any(|spec| spec.name == *name) {
+            bail!("{}", no_input(name, specs));
+        }
+        let tensor = read_npy(file.as_ref(), room.most())?;
+        room.take(tensor.byte_count());
+        given.push((name.clone(), tensor.into()));
     }
     Ok(given)
 }
@@ -77,10 +96,10 @@ fn make_up(
     shape: Option<Vec<usize>>,
     bindings: &Bindings,
     random: &mut Pcg64,
-    memory_limit: Option<usize>,
+    room: usize,
 ) -> Result<Value> {
     match &spec.ty {
-        ValueType::Tensor(ty) => Ok(random_tensor(ty, shape, bindings, random, memory_limit)?.into()),
+        ValueType::Tensor(ty) => Ok(random_tensor(ty, shape, bindings, random, room)?.into()),
         ValueType::Sequence(element) => {
             let element_type = (**element).clone();
             Ok(Value::Sequence(SequenceValue { element_type, elements: Vec::new() }))
@@ -98,7 +117,7 @@ fn random_tensor(
     shape: Option<Vec<usize>>,
     bindings: &Bindings,
     random: &mut Pcg64,
-    memory_limit: Option<usize>,
+    room: usize,
 ) -> Result<Tensor> {
     let declared = || -> Result<Vec<usize>> {
         let sizes = ty.shape.as_ref().context("its rank is not known; give it with --shape")?;
@@ -110,38 +129,54 @@ fn random_tensor(
     };
     let shape = shape.map_or_else(declared, Ok)?;
     let count = element_count(&shape)?;
-    // Numbers are drawn as they are, or as float32 and then converted.
-    let bytes = byte_count(ty.dtype, &shape)?.max(count.saturating_mul(4));
-    let most = host_memory_bytes().unwrap_or(isize::MAX as usize).min(memory_limit.unwrap_or(usize::MAX));
-    if bytes > most {
-        bail!("shape {shape:?} would take {bytes} bytes of the {most} there are; use smaller dimensions");
+    let bytes = match ty.dtype {
+        DType::String => count.saturating_mul(size_of::<String>()),
+        dtype => byte_count(dtype, &shape)?,
+    };
+    if bytes > room {
+        bail!("shape {shape:?} would take {bytes} bytes of the {room} there are; use smaller dimensions");
     }
+    if ty.dtype == DType::String {
+        let mut texts = Vec::new();
+        texts.try_reserve_exact(count).with_context(|| format!("{count} strings"))?;
+        texts.resize(count, String::new());
+        return Ok(Tensor::from_strings(&shape, texts)?);
+    }
+    // Drawn where they stay: a second copy could be what the memory lacks.
+    let mut tensor = TensorBuffer::new(ty.dtype, &shape)?;
     let mut normal = || -> f64 { random.sample(StandardNormal) };
-    Ok(match ty.dtype {
-        DType::F32 => Tensor::from_vec(&shape, (0..count).map(|_| normal() as f32).collect())?,
-        DType::F64 => Tensor::from_vec(&shape, (0..count).map(|_| normal()).collect())?,
-        DType::F16 => Tensor::from_vec(&shape, (0..count).map(|_| f16::from_f64(normal())).collect())?,
-        DType::BF16 => Tensor::from_vec(&shape, (0..count).map(|_| bf16::from_f64(normal())).collect())?,
+    match ty.dtype {
+        DType::F32 => tensor.as_mut_slice::<f32>()?.fill_with(|| normal() as f32),
+        DType::F64 => tensor.as_mut_slice::<f64>()?.fill_with(normal),
+        DType::F16 => tensor.as_mut_slice::<f16>()?.fill_with(|| f16::from_f64(normal())),
+        DType::BF16 => tensor.as_mut_slice::<bf16>()?.fill_with(|| bf16::from_f64(normal())),
         DType::C64 => {
-            let elements = (0..count).map(|_| Complex::new(normal() as f32, normal() as f32)).collect();
-            Tensor::from_vec(&shape, elements)?
+            tensor
+                .as_mut_slice::<Complex<f32>>()?
+                .fill_with(|| Complex::new(normal() as f32, normal() as f32));
         }
-        DType::C128 => {
-            Tensor::from_vec(&shape, (0..count).map(|_| Complex::new(normal(), normal())).collect())?
-        }
-        DType::Bool => Tensor::from_bools(&shape, &vec![true; count])?,
-        DType::String => Tensor::from_strings(&shape, vec![String::new(); count])?,
-        dtype => {
-            let float = dtype.is_float();
-            let drawn: Vec<f32> = (0..count)
-                .map(|_| {
-                    if float { random.sample(StandardNormal) } else { f32::from(random.random_range(0..2u8)) }
-                })
-                .collect();
-            let mut bytes = vec![0u8; byte_count(dtype, &shape)?];
-            let source: Vec<u8> = drawn.iter().flat_map(|value| value.to_le_bytes()).collect();
-            convert(DType::F32, &source, dtype, &mut bytes, count, CastOptions::default())?;
-            Tensor::from_bytes(dtype, &shape, bytes.into())?.to_owned_copy()?
-        }
-    })
+        DType::C128 => tensor.as_mut_slice::<Complex<f64>>()?.fill_with(|| Complex::new(normal(), normal())),
+        DType::Bool => tensor.bytes_mut()?.fill(1),
+        _ => draw_others(&mut tensor, count, random)?,
+    }
+    Ok(tensor.tensor()?)
+}
+
+/// Integers, and floats of fewer bits: drawn as float32 and converted, a part at a time.
+fn draw_others(tensor: &mut TensorBuffer, count: usize, random: &mut Pcg64) -> Result<()> {
+    /// Elements of several types share a byte, so that a part is a multiple of eight.
+    const PART: usize = 1 << 12;
+    let (dtype, is_float) = (tensor.dtype(), tensor.dtype().is_float());
+    let part_bytes = byte_count(dtype, &[PART])?;
+    let mut left = count;
+    for part in tensor.bytes_mut()?.chunks_mut(part_bytes.max(1)) {
+        let elements = left.min(PART);
+        let mut draw = || -> f32 {
+            if is_float { random.sample(StandardNormal) } else { f32::from(random.random_range(0..2u8)) }
+        };
+        let drawn: Vec<u8> = (0..elements).flat_map(|_| draw().to_le_bytes()).collect();
+        convert(DType::F32, &drawn, dtype, part, elements, CastOptions::default())?;
+        left -= elements;
+    }
+    Ok(())
 }

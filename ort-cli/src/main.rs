@@ -20,6 +20,7 @@ mod distribution;
 mod drawing;
 mod help;
 mod inputs;
+mod logging;
 mod operations;
 mod output;
 mod processor;
@@ -109,7 +110,9 @@ fn main() -> ExitCode {
         (false, 1) => LevelFilter::INFO,
         (false, _) => LevelFilter::DEBUG,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().init();
+    logging::start(level);
+    // A limit on the size of files is an error of the file that meets it.
+    ort_runtime::fail_writes_beyond_file_size_limit();
     // What a panic says is part of the error; where it happened is for those who look for it.
     std::panic::set_hook(Box::new(|panic| tracing::debug!("{panic}")));
     let outcome = guard(|| run(cli.command.unwrap_or(Command::Demo)));
@@ -120,7 +123,8 @@ fn main() -> ExitCode {
         // One line, whatever the message holds. Where standard error is closed nobody can be told.
         let text = format!("{problem:#}");
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        let _ = writeln!(std::io::stderr(), "error: {}", lines.join("; "));
+        let line = format!("error: {}", ort_runtime::shown(&lines.join("; "), output::LINE_BYTES - 64));
+        let _ = writeln!(std::io::stderr(), "{line}");
         ExitCode::FAILURE
     })
 }

@@ -1,10 +1,25 @@
-//! Standard output, whose reader may leave early, and files that are whole or not there.
+//! All that leaves the program: lines and tables on standard output, whose reader may leave early, and files that are whole or not there.
+//!
+//! Names come from model files, so text passes one door: [`print`] spells out what would steer a terminal, and so do the cells of a [`Table`], which are
+//! cut as well. JSON is the same with the escapes that JSON has.
 
-use std::fmt;
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, presets};
+use ort_runtime::files::NewFile;
+use ort_runtime::{shown, steers};
+use serde::Serialize;
+
+/// The most bytes of a line on standard error.
+pub(crate) const LINE_BYTES: usize = 4096;
+
+/// The most bytes of a cell in a table.
+const CELL_BYTES: usize = 1024;
 
 /// The reader of standard output has gone, as `head` does when it has seen enough: nothing is wrong.
 #[derive(Debug)]
@@ -20,12 +35,48 @@ impl std::error::Error for ReaderLeft {}
 
 /// Writes to standard output; the macro `say!` adds the end of the line.
 pub(crate) fn print(text: fmt::Arguments<'_>) -> Result<()> {
+    send(&without_steering(&text.to_string(), |escaped, character| {
+        // Writing to a String cannot fail.
+        let _ = write!(escaped, "{}", character.escape_unicode());
+    }))
+}
+
+/// Writes one JSON object, on one line.
+pub(crate) fn say_json(object: &impl Serialize) -> Result<()> {
+    let mut text = without_steering(&serde_json::to_string(object)?, |escaped, character| {
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            let _ = write!(escaped, "\\u{unit:04x}");
+        }
+    })
+    .into_owned();
+    text.push('\n');
+    send(&text)
+}
+
+fn send(text: &str) -> Result<()> {
     let mut output = std::io::stdout().lock();
-    match output.write_fmt(text).and_then(|()| output.flush()) {
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Ok(()) => Ok(()),
         Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => Err(ReaderLeft.into()),
         Err(problem) => Err(problem).context("writing to standard output"),
     }
+}
+
+/// The text with an escape for each character that steers a terminal, but the ends of lines.
+fn without_steering(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
+    let is_steering = |character: char| character != '\n' && steers(character);
+    if !text.chars().any(is_steering) {
+        return text.into();
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_steering(character) {
+            escape(&mut escaped, character);
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped.into()
 }
 
 /// A line of results on standard output. Unlike `println!` it is an error, not a panic, when nobody reads.
@@ -39,33 +90,70 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Writes a file whole or not at all: into a temporary file beside it that then takes its name.
-pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut std::fs::File) -> Result<()>) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file =
-        tempfile::Builder::new().permissions_like_others().tempfile_in(folder).with_context(|| {
-            format!("creating {}: does its folder exist, and may you write there?", path.display())
-        })?;
-    fill(file.as_file_mut()).with_context(|| format!("writing {}", path.display()))?;
-    file.persist(path).with_context(|| format!("writing {}", path.display()))?;
-    Ok(())
-}
+/// A table in the style of all commands: aligned, without frames.
+pub(crate) struct Table(comfy_table::Table);
 
-/// Files like those that other programs write, not private ones as temporary files are.
-trait PermissionsLikeOthers {
-    fn permissions_like_others(&mut self) -> &mut Self;
-}
-
-impl PermissionsLikeOthers for tempfile::Builder<'_, '_> {
-    #[cfg(unix)]
-    fn permissions_like_others(&mut self) -> &mut Self {
-        use std::os::unix::fs::PermissionsExt;
-        // What the process's mask leaves of it.
-        self.permissions(std::fs::Permissions::from_mode(0o666))
+impl Table {
+    pub(crate) fn new(header: &[&str]) -> Table {
+        let mut table = comfy_table::Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header(header.iter().map(|cell| shown(cell, CELL_BYTES)));
+        Table(table)
     }
 
-    #[cfg(not(unix))]
-    fn permissions_like_others(&mut self) -> &mut Self {
+    pub(crate) fn add_row<C: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = C>) {
+        let cells = cells.into_iter().map(|cell| shown(cell.as_ref(), CELL_BYTES).into_owned());
+        self.0.add_row(cells.collect::<Vec<String>>());
+    }
+
+    /// Has numbers end where those above and below them do.
+    pub(crate) fn align_right(mut self, columns: Range<usize>) -> Table {
+        for column in self.0.column_iter_mut().skip(columns.start).take(columns.len()) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
         self
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// Writes a file whole or not at all: see [`ort_runtime::files`].
+pub(crate) fn write_file(path: &Path, fill: impl FnOnce(&mut NewFile) -> Result<()>) -> Result<()> {
+    let mut file = NewFile::create(path).with_context(|| {
+        format!("creating {}: does its folder exist, and may you write there?", path.display())
+    })?;
+    let written = fill(&mut file).and_then(|()| Ok(file.complete()?.publish()?));
+    written.with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_and_lines_steer_no_terminal() {
+        let mut rows = Table::new(&["na\x1bme", ""]);
+        rows.add_row(["\x1b]0;title\x07\n\u{202e}", &"x".repeat(100_000)]);
+        let text = rows.to_string();
+        assert!(!text.chars().any(|character| character != '\n' && steers(character)), "{text:?}");
+        assert!(text.len() < 8 * CELL_BYTES && text.lines().count() == 2, "{} bytes", text.len());
+    }
+
+    #[test]
+    fn json_stays_json() -> Result<()> {
+        let object = serde_json::json!({ "name": "\u{202e}\u{7f}\u{e0041}é" });
+        let text = without_steering(&object.to_string(), |escaped, character| {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                let _ = write!(escaped, "\\u{unit:04x}");
+            }
+        })
+        .into_owned();
+        assert!(!text.chars().any(steers), "{text:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text)?, object);
+        Ok(())
     }
 }

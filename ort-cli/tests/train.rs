@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use npyz::WriterBuilder;
-use npyz::npz::NpzWriter;
+use ort_numpy::ArchiveWriter;
+use ort_runtime::dtype::Element;
 use ort_runtime::onnx::proto::ModelProto;
+use ort_runtime::{Tensor, Value};
 use support::*;
 
 /// A file of the training crate's tests.
@@ -26,24 +27,21 @@ enum Array<'a> {
 }
 
 fn archive(path: &Path, arrays: &[(&str, Array<'_>)]) -> String {
-    let mut writer = NpzWriter::new(std::fs::File::create(path).unwrap());
-    macro_rules! write {
-        ($name:expr, $shape:expr, $elements:expr) => {{
-            let array = writer.array($name, Default::default()).unwrap();
-            let mut array = array.default_dtype().shape($shape).begin_nd().unwrap();
-            array.extend($elements).unwrap();
-            array.finish().unwrap();
-        }};
+    fn tensor<T: Element>(shape: &[u64], elements: &[T]) -> Value {
+        let shape: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
+        Tensor::from_slice(&shape, elements).unwrap().into()
     }
+    let mut writer = ArchiveWriter::new(std::fs::File::create(path).unwrap());
     for (name, array) in arrays {
-        match array {
-            Array::Floats(shape, elements) => write!(*name, shape, elements),
-            Array::Ints(shape, elements) => write!(*name, shape, elements),
-            Array::Int32s(shape, elements) => write!(*name, shape, elements),
-            Array::Bytes(shape, elements) => write!(*name, shape, elements),
-        }
+        let value = match array {
+            Array::Floats(shape, elements) => tensor(shape, elements),
+            Array::Ints(shape, elements) => tensor(shape, elements),
+            Array::Int32s(shape, elements) => tensor(shape, elements),
+            Array::Bytes(shape, elements) => tensor(shape, elements),
+        };
+        writer.value(name, &value).unwrap();
     }
-    drop(writer);
+    writer.finish().unwrap();
     text(path)
 }
 

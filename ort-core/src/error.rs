@@ -4,6 +4,14 @@ use std::fmt;
 
 use ort_alloc::AllocError;
 
+use crate::text::{NAME_BYTES, into_shown, shown};
+
+/// The most bytes of a message, and of the advice after it. With the places an error takes less than 4 KiB, whatever names are in it.
+const MESSAGE_BYTES: usize = 2048;
+const ADVICE_BYTES: usize = 768;
+/// The most bytes of all places together.
+const PLACES_BYTES: usize = 1024;
+
 /// The kinds of failure, named after ONNX Runtime's status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -114,8 +122,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// An error of `kind` with a message that says what was found and what was expected.
+    ///
+    /// Messages, places and advice hold names from model files: what steers a terminal in them becomes escapes, and a long one is cut, so that no error
+    /// takes more than 4 KiB.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        let message = message.into();
+        let message = into_shown(message.into(), MESSAGE_BYTES);
         Error(Box::new(Inner { kind, message, places: Vec::new(), help: None, shortage: None }))
     }
 
@@ -129,14 +140,14 @@ impl Error {
     /// Adds an enclosing place, for example `node 'conv_1' (Conv)`.
     #[must_use]
     pub fn within(mut self, place: impl Into<String>) -> Error {
-        self.0.places.push(place.into());
+        self.0.places.push(into_shown(place.into(), NAME_BYTES));
         self
     }
 
     /// Adds what the user can try; the first advice given stays.
     #[must_use]
     pub fn help(mut self, advice: impl Into<String>) -> Error {
-        self.0.help.get_or_insert_with(|| advice.into());
+        self.0.help.get_or_insert_with(|| into_shown(advice.into(), ADVICE_BYTES));
         self
     }
 
@@ -163,11 +174,16 @@ impl Error {
 
     /// The message with its places, without kind and advice.
     pub(crate) fn located_message(&self) -> String {
-        let places: Vec<&str> = self.0.places.iter().rev().map(String::as_str).collect();
-        match places.is_empty() {
-            true => self.0.message.clone(),
-            false => format!("{}: {}", places.join(" > "), self.0.message),
+        match self.places() {
+            None => self.0.message.clone(),
+            Some(places) => format!("{places}: {}", self.0.message),
         }
+    }
+
+    /// The places from the outermost in, as one text.
+    fn places(&self) -> Option<String> {
+        let places: Vec<&str> = self.0.places.iter().rev().map(String::as_str).collect();
+        (!places.is_empty()).then(|| shown(&places.join(" > "), PLACES_BYTES).into_owned())
     }
 
     /// What the user can try.
@@ -184,12 +200,8 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.0.kind.name())?;
-        for (index, place) in self.0.places.iter().rev().enumerate() {
-            let separator = if index == 0 { "" } else { " > " };
-            write!(f, "{separator}{place}")?;
-        }
-        if !self.0.places.is_empty() {
-            write!(f, ": ")?;
+        if let Some(places) = self.places() {
+            write!(f, "{places}: ")?;
         }
         write!(f, "{}", self.0.message)?;
         match &self.0.help {

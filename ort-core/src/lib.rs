@@ -20,6 +20,7 @@ pub mod dim;
 pub mod dtype;
 pub mod ep;
 mod error;
+pub mod files;
 pub mod ir;
 mod limits;
 mod nearest;
@@ -32,6 +33,7 @@ pub mod rules;
 pub mod session;
 pub mod spec;
 pub mod tensor;
+mod text;
 
 #[doc(hidden)]
 pub use inventory;
@@ -39,3 +41,4 @@ pub use inventory;
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Within};
 pub use limits::Limits;
 pub use nearest::{advise, nearest, not_one_of, one_of};
+pub use text::{NAME_BYTES, shown, steers};

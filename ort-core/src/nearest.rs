@@ -1,6 +1,6 @@
 //! Names that are nearly right: what a name that does not exist was meant to be.
 
-use crate::{Error, Result, error};
+use crate::{Error, Result, error, shown};
 
 /// Longer names are machine-made, and comparing them takes long.
 const LONGEST: usize = 64;
@@ -58,7 +58,8 @@ fn differing(a: &str, b: &str) -> usize {
 /// what they are, in the plural.
 pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     let near = nearest(name, known.clone()).map(|near| format!("did you mean '{near}'?"));
-    let mut all: Vec<&str> = known.into_iter().take(FEW + 1).collect();
+    // Names that are listed come from files as well: a list of long ones would be megabytes.
+    let mut all: Vec<_> = known.into_iter().take(FEW + 1).map(|name| shown(name, LONGEST)).collect();
     all.sort_unstable();
     match (near, all.len()) {
         (None, 0) => format!("there are no {what}"),
@@ -71,9 +72,9 @@ pub fn advise<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a st
 
 /// The error for a text attribute or setting that has none of the values it can have.
 pub fn not_one_of(what: &str, value: &str, choices: &[&str]) -> Error {
-    let shown: String = value.chars().take(LONGEST).collect();
     let near = nearest(value, choices.iter().copied());
-    let problem = error!(InvalidGraph, "{what} '{shown}' is not known, expected {}", or(choices));
+    let problem =
+        error!(InvalidGraph, "{what} '{}' is not known, expected {}", shown(value, LONGEST), or(choices));
     match near {
         Some(near) => problem.help(format!("did you mean '{near}'?")),
         None => problem.help("use one of them"),

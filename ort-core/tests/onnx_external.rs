@@ -121,6 +121,46 @@ fn hard_links_are_read_where_they_are_allowed() {
     assert_eq!(data.read(&location, 6).unwrap().as_ref(), b"secret");
 }
 
+#[test]
+fn a_file_that_is_swapped_while_it_is_opened_shows_nothing_from_outside() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+    let (top, model) = setup();
+    let folder = model.parent().unwrap();
+    let (secret, swapped, other) = (top.path().join("secret"), folder.join("sub"), folder.join("aside"));
+    // Outside there is a folder with a file of the same name, too.
+    fs::create_dir(top.path().join("outside")).unwrap();
+    fs::write(top.path().join("outside/more.data"), b"secret bytes").unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                // The file itself becomes a link of either kind, and its folder a link, in turn.
+                let inside = swapped.join("more.data");
+                let _ = fs::rename(&inside, folder.join("kept.data"));
+                let _ = hard_link(&secret, &inside);
+                let _ = fs::remove_file(&inside);
+                let _ = symlink(&secret, &inside);
+                let _ = fs::remove_file(&inside);
+                let _ = fs::rename(folder.join("kept.data"), &inside);
+                let _ = fs::rename(&swapped, &other);
+                let _ = symlink("../outside", &swapped);
+                let _ = fs::remove_file(&swapped);
+                let _ = fs::rename(&other, &swapped);
+            }
+        });
+        let (start, mut read_whole) = (Instant::now(), 0);
+        while start.elapsed() < Duration::from_secs(2) {
+            if let Ok(bytes) = read(&model, &[("location", "sub/more.data")], 6) {
+                assert_eq!(bytes, b"abcdef");
+                read_whole += 1;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        println!("{read_whole} times the file itself was read");
+    });
+}
+
 /// `models--x/snapshots/abc/model.onnx` and its data link into `models--x/blobs`, as in a Hugging Face cache.
 fn cache() -> (TempDir, PathBuf) {
     let top = TempDir::new().unwrap();

@@ -38,8 +38,8 @@ use ort_ep_cuda as _;
 use ort_ep_wgpu as _;
 
 pub use ort_alloc::{
-    ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Heap, Stats as AllocatorStats, dlpack,
-    host_memory_bytes,
+    ArenaConfig, Budget, Buffer, Category, DeviceId, ExtendStrategy, Heap, MappedFile,
+    Stats as AllocatorStats, dlpack, fail_writes_beyond_file_size_limit, host_memory_bytes, open_regular,
 };
 pub use ort_core::dtype::{self, DType};
 pub use ort_core::session::{
@@ -49,8 +49,8 @@ pub use ort_core::session::{
 };
 pub use ort_core::tensor::{self, Tensor, TensorBuffer, Value};
 pub use ort_core::{
-    Error, ErrorKind, Limits, MemoryShortage, Result, Within, advise, dim, ep, ir, nearest, onnx, pass, plan,
-    rewrite, spec,
+    Error, ErrorKind, Limits, MemoryShortage, NAME_BYTES, Result, Within, advise, dim, ep, files, ir,
+    nearest, onnx, pass, plan, rewrite, shown, spec, steers,
 };
 #[cfg(feature = "train")]
 pub use ort_train as train;

@@ -1,22 +1,23 @@
 //! Checkpoints: a folder with the tensors of a training as `safetensors`, and `training.json`, which says what they are of.
 //!
 //! The tensors are written under a name of their own first, then `training.json` takes the place of the one before. Whatever ends the writing,
-//! the folder holds one whole checkpoint, the old or the new one.
+//! the folder holds one whole checkpoint, the old or the new one. A folder may come from anyone: saving into it writes and removes nothing but files of
+//! our own names in it, and loading refuses numbers that no training could have had.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fs;
 use std::io::{ErrorKind as IoErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ort_alloc::MappedFile;
 use ort_core::dtype::DType;
+use ort_core::files::{Complete, NewFile, is_plain_name, read_text};
 use ort_core::tensor::TensorBuffer;
 use ort_core::{Error, Result, Within, ensure, error};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
-use tempfile::NamedTempFile;
 
 use crate::mixed::LossScaler;
 use crate::state::State;
@@ -26,6 +27,20 @@ use crate::{MixedPrecision, Optimizer, Schedule, Trainer};
 const MANIFEST: &str = "training.json";
 /// The form of the files.
 const VERSION: u32 = 1;
+/// How the names of files with tensors begin and end; a number is between.
+const OWN: (&str, &str) = ("tensors-", ".safetensors");
+/// The most bytes of `training.json`: properties may hold a history of the training.
+const MOST_MANIFEST: usize = 64 << 20;
+/// No training makes more steps, and so many can be counted on from without an overflow.
+const MOST_STEPS: u64 = 1 << 53;
+/// What is above this is no learning rate, but damage.
+const MOST_RATE: f32 = 1e6;
+
+/// Whether a file is one of those that saving a checkpoint writes and removes.
+fn is_own(name: &str) -> bool {
+    let number = name.strip_prefix(OWN.0).and_then(|rest| rest.strip_suffix(OWN.1));
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
 
 /// What `training.json` holds.
 #[derive(Debug, Serialize, Deserialize)]
@@ -74,6 +89,30 @@ impl Manifest {
         );
         Ok(())
     }
+
+    /// Refuses numbers that no training could have had: they would spoil the weights, or overflow.
+    fn check_numbers(&self) -> Result<()> {
+        check_rate(self.learning_rate)?;
+        self.schedule.check().map_err(|problem| damaged(&problem))?;
+        let counts = [("updates", self.updates), ("batches", self.batches), ("pending", self.pending as u64)];
+        match counts.iter().find(|(_, count)| *count > MOST_STEPS) {
+            None => Ok(()),
+            Some((name, count)) => {
+                Err(damaged(&format!("it counts {count} {name}, expected at most {MOST_STEPS}")))
+            }
+        }
+    }
+}
+
+/// Refuses a learning rate that no training could have had.
+pub(crate) fn check_rate(rate: f32) -> Result<()> {
+    ensure!(
+        rate.is_finite() && (0.0..=MOST_RATE).contains(&rate),
+        InvalidArgument,
+        help = "take an older one",
+        "it is damaged: its learning rate is {rate}, expected a number from 0 to {MOST_RATE}"
+    );
+    Ok(())
 }
 
 impl Trainer {
@@ -94,7 +133,8 @@ impl Trainer {
     fn save_in(&mut self, folder: &Path, properties: &Map<String, Json>) -> Result<()> {
         self.leave();
         fs::create_dir_all(folder).map_err(|problem| system("the folder cannot be made", &problem))?;
-        let before = read_manifest(folder).ok().map(|manifest| manifest.tensors);
+        // What the folder says may come from anyone: only a file that a checkpoint of ours could have written is taken for an old one and removed.
+        let before = read_manifest(folder).ok().map(|manifest| manifest.tensors).filter(|name| is_own(name));
         let tensors = self.write_tensors(folder, before.as_deref())?;
         let manifest = Manifest {
             version: VERSION,
@@ -111,7 +151,11 @@ impl Trainer {
             properties: properties.clone(),
         };
         let text = serde_json::to_string_pretty(&manifest).map_err(|problem| error!(Fail, "{problem}"))?;
-        write_whole(&folder.join(MANIFEST), |file| file.write_all(text.as_bytes()))?;
+        let written = NewFile::create_in(folder, MANIFEST).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.complete()?.publish()
+        });
+        written.map_err(|problem| system("it cannot be written", &problem))?;
         // What nothing refers to any more; another try removes it where this one cannot.
         if let Some(before) = before.filter(|before| *before != manifest.tensors) {
             let _ = fs::remove_file(folder.join(before));
@@ -121,7 +165,7 @@ impl Trainer {
 
     /// Writes the tensors into a file of another name than the one before; returns the name.
     fn write_tensors(&self, folder: &Path, before: Option<&str>) -> Result<String> {
-        let name = |index: u64| format!("tensors-{index}.safetensors");
+        let name = |index: u64| format!("{}{index}{}", OWN.0, OWN.1);
         let index =
             (self.batches..).find(|index| before != Some(name(*index).as_str())).unwrap_or(self.batches);
         let (state, lost) = (&self.state, RefCell::new(None));
@@ -130,16 +174,15 @@ impl Trainer {
             Ok((name.to_string(), Kept { dtype, buffer, state, lost: &lost }))
         });
         let views = views.collect::<Result<Vec<_>>>()?;
-        let file =
-            NamedTempFile::new_in(folder).map_err(|problem| system("no file can be made", &problem))?;
-        safetensors::serialize_to_file(views, None, file.path())
+        let file = NewFile::create_in(folder, &name(index))
+            .map_err(|problem| system("no file can be made", &problem))?;
+        safetensors::serialize_to_file(views, None, file.unfinished_path())
             .map_err(|problem| error!(Fail, "the tensors cannot be written: {problem}"))?;
         if let Some(problem) = lost.take() {
             return Err(problem);
         }
-        file.as_file().sync_all().map_err(|problem| system("the tensors cannot be written", &problem))?;
-        let path = folder.join(name(index));
-        file.persist(path).map_err(|problem| system("the tensors cannot be put in place", &problem.error))?;
+        let written = file.complete().and_then(Complete::publish);
+        written.map_err(|problem| system("the tensors cannot be written", &problem))?;
         Ok(name(index))
     }
 
@@ -164,9 +207,11 @@ impl Trainer {
             self.options.optimizer
         );
         manifest.check_precision(self)?;
+        manifest.check_numbers()?;
         ensure!(
-            Path::new(&manifest.tensors).file_name().is_some_and(|name| name == manifest.tensors.as_str()),
+            is_plain_name(&manifest.tensors),
             InvalidArgument,
+            help = "take an older one",
             "'{}' is no name of a file in the folder",
             manifest.tensors
         );
@@ -218,7 +263,7 @@ impl Trainer {
 }
 
 fn read_manifest(folder: &Path) -> Result<Manifest> {
-    let text = fs::read_to_string(folder.join(MANIFEST)).map_err(|problem| match problem.kind() {
+    let text = read_text(&folder.join(MANIFEST), MOST_MANIFEST).map_err(|problem| match problem.kind() {
         IoErrorKind::NotFound => error!(NoSuchFile, "there is no {MANIFEST} in it"),
         _ => system("it cannot be read", &problem),
     })?;
@@ -238,17 +283,6 @@ pub(crate) fn damaged(problem: &dyn std::fmt::Display) -> Error {
 
 pub(crate) fn system(what: &str, problem: &std::io::Error) -> Error {
     error!(Fail, "{what}: {problem}").help("check the path, its permissions and the space that is left")
-}
-
-/// Writes a file whole or not at all.
-fn write_whole(path: &PathBuf, fill: impl FnOnce(&mut fs::File) -> std::io::Result<()>) -> Result<()> {
-    let written = || {
-        let mut file = NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
-        fill(file.as_file_mut())?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|problem| problem.error)
-    };
-    written().map(drop).map_err(|problem| system("it cannot be written", &problem))
 }
 
 /// A tensor as it is stored.

@@ -142,3 +142,70 @@ fn what_was_trained_is_a_model_again() -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(unix)]
+#[test]
+fn saving_touches_nothing_outside_of_the_folder() -> Result<()> {
+    let recording = Recording::load("unet");
+    let mut trainer = Trainer::new(&recording.model, recording.options())?;
+    let top = tempfile::tempdir().unwrap();
+    let (good, victim) = (top.path().join("good"), top.path().join("victim"));
+    trainer.save_checkpoint(&good, &Map::new())?;
+    let manifest = std::fs::read_to_string(good.join("training.json")).unwrap();
+    let own = manifest.lines().find(|line| line.contains("\"tensors\"")).unwrap();
+    std::fs::write(&victim, "kept").unwrap();
+    let absolute = victim.display().to_string();
+    let others =
+        ["../victim", &absolute, "kept", "tensors-.safetensors", "tensors-1.safetensors/../kept", ".", ""];
+    for (index, name) in others.iter().enumerate() {
+        let folder = top.path().join(format!("folder{index}"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("kept"), "kept").unwrap();
+        let hostile = manifest.replace(own, &format!("  \"tensors\": {},", serde_json::Value::from(*name)));
+        std::fs::write(folder.join("training.json"), hostile).unwrap();
+        // What is written next would be written through these.
+        for tensors in 0..3 {
+            std::os::unix::fs::symlink("../victim", folder.join(format!("tensors-{tensors}.safetensors")))
+                .unwrap();
+        }
+        trainer.save_checkpoint(&folder, &Map::new())?;
+        Trainer::new(&recording.model, recording.options())?.load_checkpoint(&folder)?;
+        for kept in [&victim, &folder.join("kept")] {
+            assert_eq!(std::fs::read_to_string(kept).unwrap(), "kept", "{name}: {}", kept.display());
+        }
+    }
+    let linked = top.path().join("linked");
+    std::fs::create_dir(&linked).unwrap();
+    std::os::unix::fs::symlink("../victim", linked.join("training.json")).unwrap();
+    trainer.save_checkpoint(&linked, &Map::new())?;
+    trainer.load_checkpoint(&linked)?;
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
+    Ok(())
+}
+
+#[test]
+fn numbers_that_no_training_has_are_refused() -> Result<()> {
+    let recording = Recording::load("unet");
+    let mut trainer = Trainer::new(&recording.model, recording.options())?;
+    let folder = tempfile::tempdir().unwrap();
+    trainer.save_checkpoint(folder.path(), &Map::new())?;
+    let path = folder.path().join("training.json");
+    let manifest: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for (key, value, words) in [
+        ("learning_rate", serde_json::json!(-1), "learning rate is -1"),
+        ("learning_rate", serde_json::json!(1e300), "learning rate is inf"),
+        ("learning_rate", serde_json::json!(1e20), "learning rate is 1"),
+        ("updates", serde_json::json!(u64::MAX), "updates"),
+        ("batches", serde_json::json!(u64::MAX), "batches"),
+        ("pending", serde_json::json!(u64::MAX), "pending"),
+    ] {
+        let mut changed = manifest.clone();
+        changed.as_object_mut().unwrap().insert(key.to_string(), value);
+        std::fs::write(&path, changed.to_string()).unwrap();
+        let problem = trainer.load_checkpoint(folder.path()).unwrap_err().to_string();
+        assert!(problem.contains(words), "{key}: {problem}");
+        // The training is as it was.
+        trainer.train_step(&given(&recording.batch(0)))?;
+    }
+    Ok(())
+}

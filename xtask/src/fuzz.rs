@@ -9,7 +9,8 @@ use anyhow::{Result, bail};
 use crate::workspace::{Workspace, run as run_command};
 
 /// The targets, as `fuzz/Cargo.toml` names them.
-const TARGETS: [&str; 5] = ["decode", "infer", "graphs", "kernels", "compiled"];
+const TARGETS: [&str; 9] =
+    ["decode", "infer", "graphs", "kernels", "compiled", "arrays", "images", "checkpoints", "libraries"];
 /// A case that takes longer, or more memory, is a finding.
 const CASE_SECONDS: u32 = 10;
 const CASE_MEGABYTES: u32 = 2048;

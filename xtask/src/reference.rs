@@ -19,8 +19,7 @@ const FOLDERS: [(&str, &str); 2] =
     [("data/reference", "reference_cases.py"), ("data/sklearn", "sklearn_cases.py")];
 
 /// What else cases follow from.
-const SHARED: [&str; 3] =
-    ["python/dump_cases.py", "python/exact_products.py", "python/requirements.txt"];
+const SHARED: [&str; 3] = ["python/dump_cases.py", "python/exact_products.py", "python/requirements.txt"];
 
 /// What to run.
 #[derive(clap::Args, Default)]

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::{ModelArgs, human_bytes, parts};
 use crate::inputs::gather;
 use crate::operations;
-use crate::output::say;
+use crate::output::{say, say_json};
 use crate::processor;
 use crate::resident;
 
@@ -223,7 +223,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         tracing::info!("arena of {device}\n{stats}");
     }
     if args.json {
-        say!("{}", serde_json::to_string(&report)?)?;
+        say_json(&report)?;
     } else {
         print_report(&report)?;
         say!("          {}", parts(&memory))?;

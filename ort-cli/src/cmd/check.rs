@@ -9,7 +9,7 @@ use ort_runtime::{Error, Model};
 use serde::Serialize;
 
 use crate::args::{ModelArgs, table};
-use crate::output::say;
+use crate::output::{say, say_json};
 
 /// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything.
 #[derive(Args)]
@@ -33,7 +33,7 @@ struct Finding {
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     let findings = find(args)?;
     if args.json {
-        say!("{}", serde_json::json!({"ok": findings.is_empty(), "findings": findings}))?;
+        say_json(&serde_json::json!({"ok": findings.is_empty(), "findings": findings}))?;
     } else if findings.is_empty() {
         say!("everything in {} is supported", args.model.model.display())?;
     } else {

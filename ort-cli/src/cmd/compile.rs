@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::rewrite::{Level, Optimizer};
@@ -49,7 +49,9 @@ pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
         builder = builder.threads(threads);
     }
     builder.save_compiled(&args.output)?;
-    let bytes = args.output.metadata().with_context(|| format!("reading {}", args.output.display()))?.len();
-    say!("{} of model and packed weights written to {}", human_bytes(bytes as usize), args.output.display())?;
+    // A device or a pipe does not tell what was written into it.
+    let file = args.output.metadata().ok().filter(|metadata| metadata.is_file());
+    let size = file.map_or_else(String::new, |file| format!("{} of ", human_bytes(file.len() as usize)));
+    say!("{size}model and packed weights written to {}", args.output.display())?;
     Ok(ExitCode::SUCCESS)
 }

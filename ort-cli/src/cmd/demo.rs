@@ -14,10 +14,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use ort_numpy::Archive;
 use ort_runtime::{Model, Session, Tensor};
 
 use crate::args::human_bytes;
-use crate::arrays::read_archive;
 use crate::output::say;
 use crate::resident;
 
@@ -28,8 +28,7 @@ const DIGITS: &[u8] = include_bytes!("../../demo/digits.npz");
 const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
 
 pub(crate) fn run() -> Result<ExitCode> {
-    let mut archive = npyz::npz::NpzArchive::new(Cursor::new(DIGITS))?;
-    let arrays = read_archive(&mut archive)?;
+    let arrays = Archive::open(Cursor::new(DIGITS))?.read_all(1 << 24)?;
     let array = |name: &str| {
         let found = arrays.iter().find(|(known, _)| known == name);
         found.map(|(_, tensor)| tensor).with_context(|| format!("the demo has no array '{name}'"))

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use ort_runtime::ir::Graph;
-use ort_runtime::{Model, NodePlacement, ValueSpec};
+use ort_runtime::{Model, NAME_BYTES, NodePlacement, ValueSpec, shown};
 use serde_json::json;
 
 use crate::args::{ModelArgs, human_bytes, table};
-use crate::output::say;
+use crate::output::{say, say_json};
 
 /// Shows a model's inputs, outputs, opsets, operators, parameters and weights.
 #[derive(Args)]
@@ -90,7 +90,7 @@ fn print_claims(claims: &[NodePlacement], json: bool) -> Result<()> {
                 "refusals": refusals,
             })
         };
-        return say!("{}", json!({"claims": claims.iter().map(claim).collect::<Vec<_>>()}));
+        return say_json(&json!({"claims": claims.iter().map(claim).collect::<Vec<_>>()}));
     }
     let mut groups: BTreeMap<(&str, &str, String, String), (usize, &str)> = BTreeMap::new();
     for claim in claims {
@@ -128,7 +128,7 @@ fn print_json(
         "parameters": parameters,
         "weight_bytes": model.graph().weight_bytes(),
     });
-    say!("{report}")
+    say_json(&report)
 }
 
 fn print_tables(
@@ -143,8 +143,9 @@ fn print_tables(
         .iter()
         .map(|(domain, version)| format!("{} {version}", if domain.is_empty() { "ai.onnx" } else { domain }))
         .collect();
-    say!("producer    {} {}", info.producer_name, info.producer_version)?;
-    say!("opsets      {} (IR {})", opsets.join(", "), info.ir_version)?;
+    let line = |text: &str| shown(text, NAME_BYTES).into_owned();
+    say!("producer    {}", line(&format!("{} {}", info.producer_name, info.producer_version)))?;
+    say!("opsets      {} (IR {})", line(&opsets.join(", ")), info.ir_version)?;
     say!("parameters  {parameters}, {} of weights", human_bytes(model.graph().weight_bytes()))?;
     let mut rows = table(&["", "name", "type"]);
     for (kind, specs) in [("input", model.inputs().as_slice()), ("output", outputs)] {

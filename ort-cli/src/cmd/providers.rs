@@ -8,7 +8,7 @@ use ort_runtime::ep::{ExecutionProvider, provider_libraries, providers};
 use serde_json::json;
 
 use crate::args::table;
-use crate::output::say;
+use crate::output::{say, say_json};
 
 /// Lists the execution providers of this program and of the libraries in the folders of ORT_PROVIDER_PATH, and which of them work here.
 #[derive(Args)]
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ProvidersArgs) -> Result<ExitCode> {
         }
     }
     if args.json {
-        say!("{}", json!({ "providers": list }))?;
+        say_json(&json!({ "providers": list }))?;
     } else {
         say!("{rows}")?;
     }

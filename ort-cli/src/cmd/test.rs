@@ -6,13 +6,17 @@ use std::process::ExitCode;
 use crate::args::threads;
 use crate::distribution::Bernoulli;
 use crate::guard;
-use crate::output::say;
+use crate::output::{LINE_BYTES, say};
 use crate::providers::ProviderArgs;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use ort_runtime::files::read_text;
 use ort_runtime::tensor::{Tolerance, compare};
-use ort_runtime::{Model, Session, Value, ValueSpec, onnx};
+use ort_runtime::{MappedFile, Model, NAME_BYTES, Session, Value, ValueSpec, onnx, open_regular, shown};
 use walkdir::WalkDir;
+
+/// The most bytes of the files `tol` and `check` of a case.
+const MOST_TEXT: usize = 1 << 12;
 
 /// Runs every folder that holds `model.onnx` and `test_data_set_*`, at any depth below DIR.
 ///
@@ -51,7 +55,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
     let mut failed: Vec<String> = Vec::new();
     let folders = find_cases(&args.dirs)?;
     for folder in &folders {
-        let name = case_name(folder);
+        let name = shown(&case_name(folder), NAME_BYTES).into_owned();
         // A panic is a defect of the runtime, but must not end the other cases.
         let why = match guard(|| run_case(args, folder)) {
             Ok(Outcome::Pass) => {
@@ -87,7 +91,7 @@ fn case_name(folder: &Path) -> String {
 }
 
 fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+    shown(&text.lines().map(str::trim).collect::<Vec<_>>().join(" "), LINE_BYTES / 2).into_owned()
 }
 
 /// Folders below each of `dirs` that hold a model, each once.
@@ -173,12 +177,17 @@ fn draw_set(session: &Session, set: &Path, check: Bernoulli) -> Result<Option<St
     check.problem(input.tensor()?, &draws, expected.tensor()?)
 }
 
+/// The bytes of a regular file, which is mapped: of a large one only what is looked at is read.
+fn mapped(file: &Path) -> Result<bytes::Bytes> {
+    let open = || -> Result<MappedFile> { Ok(MappedFile::open_file(open_regular(file)?)?) };
+    Ok(open().with_context(|| format!("reading {}", file.display()))?.bytes())
+}
+
 /// An expected output.
 fn read_output(session: &Session, number: usize, file: &Path) -> Result<Value> {
     let graph = session.model().graph();
     let declared = graph.outputs.get(number).map(|&id| graph.value(id).ty.clone()).unwrap_or_default();
-    let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-    onnx::value_from_bytes(bytes.into(), &declared).with_context(|| format!("reading {}", file.display()))
+    onnx::value_from_bytes(mapped(file)?, &declared).with_context(|| format!("reading {}", file.display()))
 }
 
 /// What the file `check` of a case says, where there is one.
@@ -187,7 +196,7 @@ fn distribution(case: &Path) -> Result<Option<Bernoulli>> {
     if !file.exists() {
         return Ok(None);
     }
-    let check = Bernoulli::parse(&std::fs::read_to_string(&file)?);
+    let check = read_text(&file, MOST_TEXT).map_err(Into::into).and_then(|text| Bernoulli::parse(&text));
     check.map(Some).with_context(|| format!("reading {}", file.display()))
 }
 
@@ -200,8 +209,7 @@ fn read_inputs(specs: &[ValueSpec], set: &Path) -> Result<Vec<(String, Value)>> 
     let by_number = if files.len() > required.len() { &all } else { &required };
     let mut inputs: Vec<(String, Value)> = Vec::new();
     for (number, file) in files {
-        let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-        let bytes = bytes::Bytes::from(bytes);
+        let bytes = mapped(&file)?;
         let own_name = onnx::tensor_name(bytes.clone()).filter(|name| specs.iter().any(|s| s.name == *name));
         let spec = match own_name {
             Some(name) => specs.iter().find(|spec| spec.name == name),
@@ -235,7 +243,7 @@ fn tolerance(args: &TestArgs, case: &Path) -> Result<Tolerance> {
     let mut tolerance = Tolerance::default();
     let file = case.join("tol");
     if file.exists() {
-        let text = std::fs::read_to_string(&file)?;
+        let text = read_text(&file, MOST_TEXT).with_context(|| format!("reading {}", file.display()))?;
         let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [relative, absolute] = numbers[..] else {
             bail!("{} holds {text:?}, expected `RTOL ATOL`", file.display())

@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blake3::{Hash, Hasher};
 use bytes::Bytes;
-use ort_alloc::MappedFile;
+use ort_alloc::{MappedFile, open_regular};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::entry::{Reading, regular_file, unfinished};
+use super::entry::Reading;
+use crate::files::unfinished;
 use crate::{Result, error};
 
 /// Bytes that are hashed at a time.
@@ -227,6 +228,14 @@ impl Stamp {
         [device, inode]
     }
 
+    /// Whether this is the same file with another length or another time of its last change. Its mode, its owner and its links may change.
+    pub(super) fn was_changed_in_place(&self, found: &Metadata) -> bool {
+        let Some(found) = Stamp::of(found) else { return false };
+        let [_, _, len, modified, ..] = self.numbers;
+        let [_, _, found_len, found_modified, ..] = found.numbers;
+        self.file() == found.file() && (len, modified) != (found_len, found_modified)
+    }
+
     /// What its file begins with.
     fn line(&self, bytes: &[u8]) -> String {
         let numbers: Vec<String> = self.numbers.iter().map(i128::to_string).collect();
@@ -243,7 +252,7 @@ impl Stamp {
     fn look_up(&self, folder: &Path, bytes: &[u8]) -> Option<Hash> {
         // One line and a checksum: of what is longer the checksum is not found.
         let mut text = String::new();
-        regular_file(&self.place(folder)).ok()?.take(1024).read_to_string(&mut text).ok()?;
+        open_regular(&self.place(folder)).ok()?.take(1024).read_to_string(&mut text).ok()?;
         let (stamp, checksum) = text.trim_end().rsplit_once(' ')?;
         let hash = stamp.strip_prefix(&self.line(bytes))?.strip_prefix(' ')?;
         (format!("{:016x}", xxh3_64(stamp.as_bytes())) == checksum).then(|| Hash::from_hex(hash).ok())?

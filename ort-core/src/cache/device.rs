@@ -4,8 +4,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use ort_alloc::open_regular;
 
-use super::entry::{blobs_of, regular_file};
+use super::entry::blobs_of;
 use super::key::{Folder, Key};
 use crate::Result;
 use crate::ep::Fingerprint;
@@ -66,7 +67,7 @@ impl DeviceCache {
         let read = || -> io::Result<Vec<u8>> {
             let mut bytes = Vec::new();
             // One byte more than is taken, so that a larger file is seen to be one.
-            regular_file(&self.place(kind, made_for))?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+            open_regular(&self.place(kind, made_for))?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
         let bytes = match read() {

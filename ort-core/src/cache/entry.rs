@@ -20,11 +20,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use ort_alloc::MappedFile;
+use ort_alloc::{MappedFile, open_regular};
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::Result as CoreResult;
+use crate::files::{Target, UNFINISHED, unfinished};
 use crate::limits::check_deadline;
 
 /// How an entry begins.
@@ -44,9 +45,6 @@ const MOST_KEY: usize = 64 << 10;
 
 /// Blobs of at least this many bytes begin at a page.
 const PAGE: usize = 4096;
-
-/// How the names of files that are being written begin and end.
-const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
 
 /// Files without a writer that were changed longer ago than this are what a process left that was ended.
 pub(super) const LEFT_BEHIND: Duration = Duration::from_secs(60);
@@ -177,6 +175,25 @@ impl Entry {
     /// Whether these bytes are a part of a blob that is not the model itself.
     pub(crate) fn holds(&self, bytes: &[u8]) -> bool {
         self.file.range_of(bytes).is_some_and(|range| range.start >= self.source_bytes())
+    }
+
+    /// Compares the blobs of the model itself with their checksums, a part at a time: their pages do not stay resident.
+    pub(crate) fn verify_sources(&self) -> Result<(), Refusal> {
+        const PART: usize = 8 << 20;
+        for (index, record) in self.records.iter().enumerate().take(self.sources) {
+            let Some((_, bytes)) = self.blob(index) else { continue };
+            let mut checksum = Xxh3::new();
+            for part in bytes.chunks(PART) {
+                checksum.update(part);
+                if let Some(Err(problem)) = self.file.range_of(part).map(|range| self.file.release(range)) {
+                    tracing::debug!("pages of the compiled model stay resident: {problem}");
+                }
+            }
+            if checksum.digest() != record.checksum {
+                return Err(damaged(index));
+            }
+        }
+        Ok(())
     }
 
     /// Compares blobs with their checksums. They are resident afterwards.
@@ -319,7 +336,12 @@ impl EntryWriter {
     }
 
     /// Ends the entry under its name, where it appears whole; whoever has mapped another of that name keeps it.
-    pub(crate) fn finish(mut self, path: &Path) -> io::Result<File> {
+    pub(crate) fn finish(self, path: &Path) -> io::Result<File> {
+        self.finish_at(&Target::File(path.to_path_buf()))
+    }
+
+    /// The same where the target may be a link, a device or a pipe.
+    pub(crate) fn finish_at(mut self, target: &Target) -> io::Result<File> {
         self.pad(64)?;
         let table: Vec<u8> = self.records.iter().flat_map(|record| record.to_bytes()).collect();
         self.file.write_all(&table)?;
@@ -333,8 +355,7 @@ impl EntryWriter {
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&header.to_bytes(self.key.as_bytes(), &table))?;
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.as_file().sync_all()?;
-        let file = file.persist(path)?;
+        let file = target.put(file)?;
         // Only now: a file without a lock that has its first name yet may be taken for left behind.
         if let Err(problem) = file.unlock() {
             tracing::debug!(%problem, "the entry stays locked while it is open");
@@ -383,20 +404,6 @@ impl Reading {
     }
 }
 
-/// Opens a file; what is none, as a pipe, which opening would wait for, is an error.
-pub(super) fn regular_file(path: &Path) -> io::Result<File> {
-    match std::fs::metadata(path)?.is_file() {
-        true => File::open(path),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
-    }
-}
-
-/// A new file under a name of its own.
-pub(super) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    readable_by_others(builder.prefix(UNFINISHED.0).suffix(UNFINISHED.1)).tempfile_in(folder)
-}
-
 /// Removes what ended processes have left in a folder.
 fn forget_unfinished(folder: &Path) {
     let now = SystemTime::now();
@@ -409,28 +416,11 @@ fn forget_unfinished(folder: &Path) {
             continue;
         }
         // A writer holds the lock.
-        let is_left = regular_file(&path).is_ok_and(|file| file.try_lock().is_ok());
+        let is_left = open_regular(&path).is_ok_and(|file| file.try_lock().is_ok());
         if is_left && let Err(problem) = std::fs::remove_file(&path) {
             tracing::debug!(%problem, path = %path.display(), "an unfinished entry stays");
         }
     }
-}
-
-/// Files like those that other programs write, not private ones as temporary files are.
-#[cfg(unix)]
-fn readable_by_others<'b, 'a, 'c>(
-    builder: &'b mut tempfile::Builder<'a, 'c>,
-) -> &'b mut tempfile::Builder<'a, 'c> {
-    use std::os::unix::fs::PermissionsExt;
-    // What the process's mask leaves of it.
-    builder.permissions(std::fs::Permissions::from_mode(0o666))
-}
-
-#[cfg(not(unix))]
-fn readable_by_others<'b, 'a, 'c>(
-    builder: &'b mut tempfile::Builder<'a, 'c>,
-) -> &'b mut tempfile::Builder<'a, 'c> {
-    builder
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use ort_alloc::MappedFile;
+use ort_alloc::{MappedFile, open_regular};
 
-use super::entry::{Entry, EntryWriter, Reading, Refusal, regular_file};
+use super::entry::{Entry, EntryWriter, Reading, Refusal};
 use crate::{Result, error};
 
 /// All that packed weights and folded constants depend on, as lines of text.
@@ -87,7 +87,7 @@ impl Folder {
 
     /// The entry of a key, whole and undamaged; none where there is no file.
     pub(crate) fn find(&self, key: &Key, reading: Reading) -> Result<Option<Entry>, Refusal> {
-        let file = match regular_file(&self.place(key)) {
+        let file = match open_regular(&self.place(key)) {
             Ok(file) => file,
             Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(problem) => return Err(problem.to_string()),

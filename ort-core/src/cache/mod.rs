@@ -15,6 +15,7 @@ mod entry;
 mod key;
 mod model;
 mod store;
+mod watch;
 
 pub(crate) use content::{Content, Identity, hash_of};
 pub use device::DeviceCache;
@@ -22,3 +23,4 @@ pub(crate) use entry::{Entry, Reading};
 pub(crate) use key::{Folder, Key};
 pub(crate) use model::{CompiledModel, begin, cannot_write};
 pub(crate) use store::{Role, Store, tag};
+pub(crate) use watch::FileWatch;

@@ -11,6 +11,7 @@ use ort_alloc::MappedFile;
 use super::content::{Content, Identity};
 use super::entry::{Entry, EntryWriter, MAGIC, Reading, Refusal};
 use super::store::{Role, Store, tag};
+use crate::files::Target;
 use crate::{Error, Result, ensure, error};
 
 /// The hexadecimal digits of a hash.
@@ -71,11 +72,12 @@ impl CompiledModel {
 
 const COMPILE: &str = "compile the model again";
 
-/// The files of the model that an entry holds: a label and the content of each.
+/// The files of the model that an entry holds: a label and the content of each, all compared with their checksums. What compiling packed is compared when
+/// it is used; weights that are not packed are read from here, and a changed one would be a wrong answer without a word.
 fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
+    entry.verify_sources()?;
     let mut files = Vec::new();
     for index in (0..entry.sources()).step_by(2) {
-        entry.verify(index..index + 1, Reading { threads: 1, until: None })?;
         let label = entry.blob(index).filter(|(known, _)| *known == tag(Role::Source, &["label"]));
         let content = entry.blob(index + 1).filter(|(known, _)| *known == tag(Role::Source, &["content"]));
         let wrong = || format!("blob {index} is no file of a model");
@@ -88,11 +90,12 @@ fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
     Ok(files)
 }
 
-/// Begins a compiled model of these files; `finish` of the store ends it.
-pub(crate) fn begin(path: &Path, key: String, files: &[Content], reading: Reading) -> Result<Store> {
+/// Begins a compiled model of these files; `finish_at` of the store ends it.
+pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Reading) -> Result<Store> {
+    let (Target::File(path) | Target::Into(path)) = target;
     check_place(path, files)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut writer = EntryWriter::new(folder, key).map_err(|problem| cannot_write(path, &problem))?;
+    let mut writer =
+        EntryWriter::new(&target.folder(), key).map_err(|problem| cannot_write(path, &problem))?;
     for file in files {
         let bytes = file.bytes().ok_or_else(|| {
             error!(InvalidArgument, "of the model only what was loaded is left, not its bytes")
@@ -107,12 +110,11 @@ pub(crate) fn begin(path: &Path, key: String, files: &[Content], reading: Readin
     Ok(Store::writing(writer))
 }
 
-/// Refuses to replace what is no file, or one that the model was loaded from.
+/// Refuses to replace a file that the model was loaded from.
 fn check_place(path: &Path, files: &[Content]) -> Result<()> {
     const HELP: &str = "give another file to write";
     let Ok(found) = path.metadata() else { return Ok(()) };
     let shown = path.display();
-    ensure!(found.is_file(), InvalidArgument, "cannot write '{shown}': it exists and is no file; {HELP}");
     match files.iter().find(|file| file.is_of(&found)).map(Content::name) {
         None => Ok(()),
         Some("") => Err(error!(InvalidArgument, "'{shown}' would replace the model that is read").help(HELP)),

@@ -13,6 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::entry::{Entry, EntryWriter};
 use crate::dtype::DType;
+use crate::files::Target;
 use crate::ir::Graph;
 use crate::tensor::{Tensor, byte_count};
 use crate::{Error, ErrorKind, Result, ensure, error};
@@ -120,9 +121,14 @@ impl Store {
 
     /// Ends the entry that was written, under its name.
     pub(crate) fn finish(self, path: &Path) -> io::Result<std::fs::File> {
+        self.finish_at(&Target::File(path.to_path_buf()))
+    }
+
+    /// The same where the target may be a link, a device or a pipe.
+    pub(crate) fn finish_at(self, target: &Target) -> io::Result<std::fs::File> {
         match self.state.into_inner() {
             State { problem: Some(problem), .. } => Err(io::Error::other(problem)),
-            State { mode: Mode::Write(writer), .. } => writer.finish(path),
+            State { mode: Mode::Write(writer), .. } => writer.finish_at(target),
             State { mode: Mode::Read { .. }, .. } => {
                 Err(io::Error::other("an entry of the cache is complete"))
             }

@@ -30,7 +30,7 @@ pub use claim::{NodeView, Partition, Unclaimed, partition, unclaimed};
 pub(crate) use compile::{Account, Packing};
 pub use compile::{CompileCx, Precision};
 #[cfg(feature = "provider-libraries")]
-pub use dylib::{PROVIDER_PATH, load_provider, provider_libraries};
+pub use dylib::{PROVIDER_PATH, check_library, load_provider, provider_libraries};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
 pub(crate) use packed::Owner;
 pub use packed::PackedWeights;

@@ -11,6 +11,7 @@
 //! elsewhere could be any file of the disk that the model's maker wanted read.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::{File, Metadata};
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
@@ -18,8 +19,8 @@ use indexmap::IndexMap;
 use ort_alloc::MappedFile;
 
 use super::proto::StringStringEntryProto;
-use super::source::{FileAccess, FileBytes, read_file};
-use crate::cache::{CompiledModel, Content, Identity};
+use super::source::{FileAccess, FileBytes, cannot_open, check_kind, read_opened};
+use crate::cache::{CompiledModel, Content, FileWatch, Identity};
 use crate::{Result, Within, ensure, error};
 
 /// The data files of one model, each opened once and shared by the tensors inside.
@@ -107,12 +108,8 @@ impl Location {
 const BESIDE: &str = "put the data file into the model's folder and name it relative to that";
 
 /// A text from the file, short enough for a message.
-fn clip(text: &str) -> String {
-    if text.chars().count() <= 100 {
-        text.into()
-    } else {
-        text.chars().take(100).chain("...".chars()).collect()
-    }
+fn clip(text: &str) -> std::borrow::Cow<'_, str> {
+    crate::shown(text, 128)
 }
 
 /// How runtimes mark weights that lie in the memory of the process that wrote the model.
@@ -189,7 +186,7 @@ impl ExternalData {
     /// Errors: the file is missing or leads elsewhere, the range does not lie inside it, the length differs.
     pub fn read(&mut self, location: &Location, expected: usize) -> Result<Bytes> {
         self.read_range(location, expected)
-            .within(|| format!("external data '{}'", clip(&location.path.display().to_string())))
+            .within(|| format!("external data '{}'", clip(&location.path.to_string_lossy())))
     }
 
     fn read_range(&mut self, location: &Location, expected: usize) -> Result<Bytes> {
@@ -216,7 +213,7 @@ impl ExternalData {
                 );
             }
             None => {
-                let file = read_file(&path, self.access.map)?;
+                let file = self.read_opened(&path)?;
                 self.files.entry(path).or_insert(file)
             }
         };
@@ -235,9 +232,32 @@ impl ExternalData {
         }
     }
 
+    /// The content of a file that [`resolve`](Self::resolve) found. What the path leads to may have changed since, so that the file is opened without following
+    /// links, and what was found of its links is compared with the open file.
+    fn read_opened(&self, path: &Path) -> Result<FileBytes> {
+        let folder = self.folder.as_ref();
+        let blobs =
+            folder.and_then(|folder| folder.blobs.as_ref()).filter(|blobs| path.parent() == Some(blobs));
+        let root = blobs.or(folder.map(|folder| &folder.root));
+        let root = root.ok_or_else(|| error!(NoSuchFile, "the model has no folder"))?;
+        check_kind(&std::fs::symlink_metadata(path).map_err(|problem| cannot_open(&problem))?)?;
+        let opened = Opened::beneath(root, path)?;
+        if blobs.is_none() && !self.access.hard_links {
+            opened.check_hard_links(root)?;
+        }
+        read_opened(opened.file, self.access.map)
+    }
+
     /// The mappings of the files opened so far.
     pub fn mappings(&self) -> impl Iterator<Item = &MappedFile> {
         self.files.values().filter_map(|file| file.mapping.as_ref())
+    }
+
+    /// Watches the files opened so far that are mapped.
+    pub(super) fn watch(&self, watch: &mut FileWatch) {
+        for (path, file) in self.files.iter().filter(|(_, file)| file.mapping.is_some()) {
+            watch.add(path, &file.identity);
+        }
     }
 
     /// The files as the compiled cache knows them, under each name by which the model calls them.
@@ -274,7 +294,8 @@ impl ExternalData {
             real.display()
         );
         if !self.access.hard_links {
-            check_hard_links(&real, &folder.root)?;
+            let metadata = real.metadata().map_err(|problem| error!(NoSuchFile, "{problem}"))?;
+            check_hard_links(&metadata, &folder.root)?;
         }
         Ok(real)
     }
@@ -288,11 +309,82 @@ fn cache_blobs(model: &Path, root: &Path) -> Option<PathBuf> {
     cached.then(|| blobs.to_path_buf())
 }
 
+/// A data file, open, and where it was found.
+struct Opened {
+    file: File,
+    #[cfg(unix)]
+    folder: std::os::fd::OwnedFd,
+    #[cfg(unix)]
+    name: std::ffi::OsString,
+}
+
+#[cfg(unix)]
+impl Opened {
+    /// Opens `path` below `root`, folder by folder and without following a link: both were resolved, so that a link on the way was put there since.
+    fn beneath(root: &Path, path: &Path) -> Result<Opened> {
+        use rustix::fs::{CWD, Mode, OFlags, openat};
+        // Only to go through, which takes no permission to list.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        const FOLDER: OFlags = OFlags::PATH;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        const FOLDER: OFlags = OFlags::RDONLY;
+        let swapped = |problem: rustix::io::Errno| match problem {
+            rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => {
+                error!(InvalidGraph, "the file was replaced by a link while it was opened")
+                    .help("load the model from a folder that nobody else writes to")
+            }
+            problem => cannot_open(&problem.into()),
+        };
+        let rest = path
+            .strip_prefix(root)
+            .map_err(|_| error!(InvalidGraph, "the file is not in the model's folder").help(BESIDE))?;
+        let folder = FOLDER | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut here = openat(CWD, root, folder, Mode::empty()).map_err(swapped)?;
+        for part in rest.parent().into_iter().flat_map(Path::iter) {
+            here = openat(&here, part, folder, Mode::empty()).map_err(swapped)?;
+        }
+        let name = rest.file_name().unwrap_or_default().to_os_string();
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = openat(&here, &name, flags, Mode::empty()).map_err(swapped)?;
+        Ok(Opened { file: file.into(), folder: here, name })
+    }
+
+    /// Refuses the file if it has hard links outside of `root`, also for a moment: nothing about its links may change while they are counted.
+    fn check_hard_links(&self, root: &Path) -> Result<()> {
+        use std::os::unix::fs::MetadataExt;
+        let look = || self.file.metadata().map_err(|problem| cannot_open(&problem));
+        let facts = |found: &Metadata| (found.nlink(), found.ctime(), found.ctime_nsec());
+        let before = look()?;
+        check_hard_links(&before, root)?;
+        let named = rustix::fs::statat(&self.folder, &self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+        // Types of these numbers differ between systems.
+        let is_named = named
+            .is_ok_and(|named| named.st_dev as u64 == before.dev() && named.st_ino as u64 == before.ino());
+        ensure!(
+            is_named && facts(&before) == facts(&look()?),
+            InvalidGraph,
+            help = "load the model again, from a folder that nobody else writes to",
+            "the file was replaced or linked while it was opened"
+        );
+        Ok(())
+    }
+}
+
+#[cfg(not(unix))]
+impl Opened {
+    fn beneath(_root: &Path, path: &Path) -> Result<Opened> {
+        Ok(Opened { file: ort_alloc::open_regular(path).map_err(|problem| cannot_open(&problem))? })
+    }
+
+    fn check_hard_links(&self, _root: &Path) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Refuses a file that has hard links outside of `root`.
 #[cfg(unix)]
-fn check_hard_links(path: &Path, root: &Path) -> Result<()> {
+fn check_hard_links(metadata: &Metadata, root: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
-    let metadata = std::fs::metadata(path).map_err(|problem| error!(NoSuchFile, "{problem}"))?;
     let same = |other: &std::fs::Metadata| (other.dev(), other.ino()) == (metadata.dev(), metadata.ino());
     if metadata.nlink() < 2 || metadata.is_dir() {
         return Ok(());
@@ -330,6 +422,6 @@ fn ensure_inside(inside: u64, links: u64) -> Result<()> {
 
 /// Elsewhere the number of hard links is not known without opening the file.
 #[cfg(not(unix))]
-fn check_hard_links(_path: &Path, _root: &Path) -> Result<()> {
+fn check_hard_links(_metadata: &Metadata, _root: &Path) -> Result<()> {
     Ok(())
 }

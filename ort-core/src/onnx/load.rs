@@ -15,7 +15,7 @@ use super::external::ExternalData;
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use super::source::Source;
-use crate::cache::{CompiledModel, Content};
+use crate::cache::{CompiledModel, Content, FileWatch};
 use crate::ir::Graph;
 use crate::spec::Registry;
 use crate::{Limits, Result, Within, ensure, error, nearest};
@@ -31,6 +31,8 @@ pub struct LoadedModel {
     pub mappings: Vec<MappedFile>,
     /// The files themselves, the model's own first.
     pub(crate) contents: Vec<Content>,
+    /// Whether mapped files are changed in place.
+    pub(crate) watch: FileWatch,
     /// The compiled model that all of it lies in, if it does.
     pub(crate) compiled: Option<Arc<CompiledModel>>,
     /// What it was loaded within; runs of sessions on it keep to its deadline.
@@ -143,6 +145,9 @@ pub fn load(source: &Source) -> Result<LoadedModel> {
         .within(|| format!("model '{}'", source.name()))?;
     loaded.mappings.extend(source.mapping().cloned());
     loaded.contents.insert(0, source.content());
+    if let (Some(path), Some(_)) = (source.path(), source.mapping()) {
+        loaded.watch.add(path, source.identity());
+    }
     loaded.compiled = source.compiled().cloned();
     Ok(loaded)
 }
@@ -184,7 +189,9 @@ fn load_within(mut model: ModelProto, external: ExternalData, limits: &Limits) -
     );
     let mappings = loader.external.mappings().cloned().collect();
     let contents = loader.external.contents();
-    Ok(LoadedModel { graph, info, mappings, contents, compiled: None, limits: *limits })
+    let mut watch = FileWatch::default();
+    loader.external.watch(&mut watch);
+    Ok(LoadedModel { graph, info, mappings, contents, watch, compiled: None, limits: *limits })
 }
 
 /// The newest version of the standard's operator set that the records were compared with.

@@ -1,13 +1,10 @@
 //! From the graph back to an ONNX file, with the weights inside or in a file beside it.
 //!
-//! Files appear whole or not at all: each is written under another name in the same folder and renamed when it
-//! is complete, the data file before the model that refers to it.
+//! Files appear whole or not at all ([`files`](crate::files)), the data file before the model that refers to it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use prost::Message;
@@ -22,6 +19,7 @@ use super::proto::{
 use super::tensor::{sparse_to_proto, tensor_to_proto};
 use super::types::type_to_proto;
 use crate::dtype::DType;
+use crate::files::{Complete, NewFile};
 use crate::ir::{Attribute, Graph, Node, ValueId};
 use crate::spec::{AttrDefault, ONNX, OpSpec};
 use crate::tensor::Tensor;
@@ -78,11 +76,14 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
         )
         .help("save the weights beside the model"));
     }
-    let data = data.map(|(path, parts)| write_aside(&path, |file| write_parts(file, &parts))).transpose()?;
+    let write = |(path, parts): (PathBuf, Vec<(u64, Bytes)>)| -> Result<_> {
+        Ok((write_aside(&path, |file| write_parts(file, &parts))?, path))
+    };
+    let data = data.map(write).transpose()?;
     let wire = model.encode_to_vec();
     let model = write_aside(path, |file| file.write_all(&wire))?;
-    data.map_or(Ok(()), Aside::publish)?;
-    model.publish()
+    data.map_or(Ok(()), |(file, path)| publish(file, &path))?;
+    publish(model, path)
 }
 
 /// Takes the data of large constants out of the model. Returns each with its offset in the data file.
@@ -108,7 +109,7 @@ fn move_out(model: &mut ModelProto, location: &str, least: usize) -> Vec<(u64, B
     parts
 }
 
-fn write_parts(file: &mut BufWriter<File>, parts: &[(u64, Bytes)]) -> std::io::Result<()> {
+fn write_parts(file: &mut NewFile, parts: &[(u64, Bytes)]) -> std::io::Result<()> {
     let mut written = 0;
     for (offset, bytes) in parts {
         let gap = vec![0; (offset - written) as usize];
@@ -119,50 +120,22 @@ fn write_parts(file: &mut BufWriter<File>, parts: &[(u64, Bytes)]) -> std::io::R
     Ok(())
 }
 
-/// A file that is complete but not yet under its name; dropped, it disappears.
-struct Aside {
-    temporary: PathBuf,
-    path: PathBuf,
-    published: bool,
+/// Writes a file that is complete but not yet under its name.
+fn write_aside(path: &Path, write: impl FnOnce(&mut NewFile) -> std::io::Result<()>) -> Result<Complete> {
+    let written = NewFile::create(path).and_then(|mut file| {
+        write(&mut file)?;
+        file.complete()
+    });
+    written.map_err(|problem| cannot_write(path, &problem))
 }
 
-impl Aside {
-    fn publish(mut self) -> Result<()> {
-        std::fs::rename(&self.temporary, &self.path).map_err(|problem| cannot_write(&self.path, &problem))?;
-        self.published = true;
-        Ok(())
-    }
-}
-
-impl Drop for Aside {
-    fn drop(&mut self) {
-        if !self.published && std::fs::remove_file(&self.temporary).is_err() {
-            tracing::debug!(file = %self.temporary.display(), "a temporary file could not be removed");
-        }
-    }
+fn publish(file: Complete, path: &Path) -> Result<()> {
+    file.publish().map_err(|problem| cannot_write(path, &problem))
 }
 
 fn cannot_write(path: &Path, problem: &std::io::Error) -> Error {
     error!(Fail, "cannot write '{}': {problem}", path.display())
-}
-
-fn write_aside(path: &Path, write: impl Fn(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<Aside> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name =
-        path.file_name().ok_or_else(|| error!(InvalidArgument, "'{}' names no file", path.display()))?;
-    ensure!(!path.is_dir(), InvalidArgument, "'{}' is a folder", path.display());
-    let mut temporary = name.to_os_string();
-    temporary.push(format!(".{}-{number}.tmp", std::process::id()));
-    let temporary = path.with_file_name(temporary);
-    let failed = |problem: std::io::Error| cannot_write(&temporary, &problem);
-    let file = File::create_new(&temporary).map_err(failed)?;
-    let aside = Aside { temporary: temporary.clone(), path: path.to_path_buf(), published: false };
-    let mut file = BufWriter::new(file);
-    write(&mut file).map_err(failed)?;
-    let file = file.into_inner().map_err(|problem| failed(problem.into_error()))?;
-    file.sync_all().map_err(failed)?;
-    Ok(aside)
+        .help("does its folder exist, may you write there, and has the disk room for it?")
 }
 
 /// The model message of a graph, weights inside and shared with the graph; see [`save`] for `info`.

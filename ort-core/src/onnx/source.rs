@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ort_alloc::MappedFile;
+use ort_alloc::{MappedFile, open_regular};
 use prost::Message;
 
 use super::expansion::check_expansion;
@@ -29,7 +29,8 @@ const EMPTY: &str = "download or copy it again";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileAccess {
     /// Map files instead of reading them: weights then stay in the page cache, shared between processes.
-    /// A mapped file must not be changed or truncated while the model is in use.
+    /// A mapped file must not be changed or truncated while the model is in use: replace it by renaming a new one over it. What is changed in place is found
+    /// before a run, which then is an error; what is truncated may end the process before that. A model that is read is a private copy.
     pub map: bool,
     /// Accept external data whose file has hard links outside of the model's folder. Off by default: such a
     /// link can show a program any file of the same disk. Package managers that link files from their cache
@@ -166,6 +167,15 @@ impl Source {
         self.mapping.as_ref()
     }
 
+    /// Where its file is, and what was known of that when it was opened.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
     /// The model's own file, as the compiled cache knows it.
     pub(super) fn content(&self) -> Content {
         let own = self.compiled.as_ref().and_then(|compiled| compiled.files().first().cloned());
@@ -225,22 +235,15 @@ pub(super) struct FileBytes {
 
 /// The whole content of a regular file, mapped or read. Empty files are errors.
 pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
-    let metadata = std::fs::metadata(path).map_err(|problem| cannot_open(&problem))?;
-    ensure!(
-        !metadata.is_dir(),
-        NoSuchFile,
-        help = "name the file in it",
-        "this is a folder, expected a file"
-    );
-    // Opening a pipe waits for a writer, and a device may never end.
-    ensure!(
-        metadata.is_file(),
-        NoSuchFile,
-        help = "copy it into a file, or read it with Source::from_reader",
-        "this is a pipe, socket or device, expected a regular file"
-    );
+    check_kind(&std::fs::metadata(path).map_err(|problem| cannot_open(&problem))?)?;
+    read_opened(open_regular(path).map_err(|problem| cannot_open(&problem))?, map)
+}
+
+/// The whole content of a file that is open, which must be a regular one.
+pub(super) fn read_opened(mut file: File, map: bool) -> Result<FileBytes> {
+    let metadata = file.metadata().map_err(|problem| cannot_open(&problem))?;
+    check_kind(&metadata)?;
     ensure!(metadata.len() > 0, NoModel, help = EMPTY, "the file is empty");
-    let mut file = File::open(path).map_err(|problem| cannot_open(&problem))?;
     let identity = Identity::of(&file);
     if map {
         let mapping = MappedFile::open_file(file)
@@ -254,7 +257,25 @@ pub(super) fn read_file(path: &Path, map: bool) -> Result<FileBytes> {
     Ok(FileBytes { bytes: bytes.into(), mapping: None, identity })
 }
 
-fn cannot_open(problem: &std::io::Error) -> Error {
+/// Refuses what is no regular file.
+pub(super) fn check_kind(metadata: &std::fs::Metadata) -> Result<()> {
+    ensure!(
+        !metadata.is_dir(),
+        NoSuchFile,
+        help = "name the file in it",
+        "this is a folder, expected a file"
+    );
+    // Opening a pipe waits for a writer, and a device may never end.
+    ensure!(
+        metadata.is_file(),
+        NoSuchFile,
+        help = "copy it into a file, or read it with Source::from_reader",
+        "this is a pipe, socket or device, expected a regular file"
+    );
+    Ok(())
+}
+
+pub(super) fn cannot_open(problem: &std::io::Error) -> Error {
     match problem.kind() {
         std::io::ErrorKind::NotFound => error!(NoSuchFile, "there is no such file").help("check the path"),
         std::io::ErrorKind::PermissionDenied => {

@@ -396,6 +396,8 @@ impl SessionBuilder {
             None => self.model.compiled().get(key, |key| self.compile(threads, Some(key)))?,
             Some(_) => Arc::new(self.compile(threads, None)?),
         };
+        // What was packed meanwhile is of another file then.
+        self.model.check_files(true)?;
         let counts_all = self.memory_limit.is_some() || self.budget.is_some();
         let budget = Budget::within(&compiled.budget, None);
         Ok(Session {

@@ -10,6 +10,7 @@ use super::builder::{Built, SessionBuilder};
 use super::providers::ProviderRequest;
 use crate::cache::{Entry, Folder, Key, Reading, Store, begin, cannot_write};
 use crate::ep::{Device, Fingerprint, Packing};
+use crate::files::Target;
 use crate::{ErrorKind, Result, error};
 
 /// What compiling takes besides the settings.
@@ -106,14 +107,15 @@ impl SessionBuilder {
     pub(super) fn write_compiled(&self, path: &Path, setting: Setting<'_>) -> Result<()> {
         self.verify_files(setting.reading())?;
         let key = self.key(None, setting)?;
-        let store = begin(path, key.text(), self.model.contents(), setting.reading())?;
+        let target = Target::of(path).map_err(|problem| cannot_write(path, &problem))?;
+        let store = begin(&target, key.text(), self.model.contents(), setting.reading())?;
         let built = self.program(setting, Packing::Cached(&store)).map(drop);
         self.model.release_all();
         if let Some(refusal) = store.problem() {
             return Err(cannot_write(path, &std::io::Error::other(refusal)));
         }
         built?;
-        store.finish(path).map(drop).map_err(|problem| cannot_write(path, &problem))
+        store.finish_at(&target).map(drop).map_err(|problem| cannot_write(path, &problem))
     }
 
     /// Packs everything into an entry; nothing of it stays in memory. The inner error says why it could not be written.

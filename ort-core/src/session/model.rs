@@ -74,6 +74,11 @@ impl Model {
         Model { graph: Arc::new(graph), file: Arc::default(), compiled: Arc::default(), _trim: None }
     }
 
+    /// An error if a mapped file of the model was changed in place; `now` looks however soon after the last time.
+    pub(super) fn check_files(&self, now: bool) -> Result<()> {
+        if now { self.file.watch.look() } else { self.file.watch.check() }
+    }
+
     /// What it was loaded within.
     pub fn limits(&self) -> &crate::Limits {
         &self.file.limits

@@ -106,6 +106,7 @@ impl Session {
         options: &RunOptions<'_>,
         run: impl FnOnce(Frame<'_>) -> Result<T>,
     ) -> Result<T> {
+        self.model.check_files(false)?;
         let whole = |available: usize| {
             let need = Need::of(&self.compiled.program, work.plan);
             self.check_fits(work.plan, &need, available)?;

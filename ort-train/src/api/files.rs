@@ -5,14 +5,14 @@ use std::path::Path;
 
 use ort_alloc::MappedFile;
 use ort_core::dtype::DType;
+use ort_core::files::{Complete, NewFile};
 use ort_core::tensor::{Tensor, byte_count};
 use ort_core::{Result, ensure, error};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use super::checkpoint::{Kept, OptimizerState, Property, Shared};
-use crate::checkpoint::{Stored, damaged, stored_dtype, system};
+use crate::checkpoint::{Stored, check_rate, damaged, stored_dtype, system};
 use crate::trainer::state_name;
 
 /// The metadata that the description is under.
@@ -117,13 +117,11 @@ fn write(path: &Path, tensors: &BTreeMap<String, Tensor>, manifest: &Manifest) -
     });
     let text = serde_json::to_string(manifest).map_err(|problem| error!(Fail, "{problem}"))?;
     let metadata = HashMap::from([(KEY.to_string(), text)]);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = NamedTempFile::new_in(folder).map_err(|problem| system("no file can be made", &problem))?;
-    safetensors::serialize_to_file(views, Some(metadata), file.path())
+    let file = NewFile::create(path).map_err(|problem| system("no file can be made", &problem))?;
+    safetensors::serialize_to_file(views, Some(metadata), file.unfinished_path())
         .map_err(|problem| error!(Fail, "the tensors cannot be written: {problem}"))?;
-    file.as_file().sync_all().map_err(|problem| system("the tensors cannot be written", &problem))?;
-    file.persist(path).map_err(|problem| system("the file cannot be put in place", &problem.error))?;
-    Ok(())
+    let written = file.complete().and_then(Complete::publish);
+    written.map_err(|problem| system("the tensors cannot be written", &problem))
 }
 
 pub(super) fn load(path: &Path) -> Result<Shared> {
@@ -155,6 +153,10 @@ pub(super) fn load(path: &Path) -> Result<Shared> {
     let tensors =
         found.into_iter().filter_map(|(name, it)| Some((name.strip_prefix(STATE)?.to_string(), it)));
     let tensors = tensors.collect();
+    if let Some(optimizer) = &manifest.optimizer {
+        check_rate(optimizer.learning_rate)?;
+        optimizer.optimizer.check().map_err(|problem| damaged(&problem))?;
+    }
     let optimizer = manifest.optimizer.map(|OptimizerEntry { optimizer, updates, learning_rate }| {
         OptimizerState { optimizer, updates, learning_rate, tensors }
     });

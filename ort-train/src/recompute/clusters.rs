@@ -54,8 +54,9 @@ impl PlanRequest {
     pub fn read(path: impl AsRef<Path>) -> Result<Vec<PlanRequest>> {
         let path = path.as_ref();
         let place = || format!("memory optimizer configuration '{}'", path.display());
-        let text =
-            std::fs::read_to_string(path).map_err(|problem| error!(NoSuchFile, "{problem}")).within(place)?;
+        let text = ort_core::files::read_text(path, 1 << 20)
+            .map_err(|problem| error!(NoSuchFile, "{problem}"))
+            .within(place)?;
         let entries: Vec<String> = serde_json::from_str(&text)
             .map_err(|problem| {
                 error!(InvalidArgument, "{problem}").help("write an array of strings: [\"Gelu+:1:-1\"]")

@@ -176,7 +176,8 @@ fn chosen(
     let found = match found.filter(|found| found.report.peak < own) {
         Some(found) => found,
         None => {
-            if *request.recompute != Recompute::AsLimited {
+            // A table of what could be done asks for the same plan once more.
+            if *request.recompute != Recompute::AsLimited && !request.tabulate {
                 tracing::warn!(
                     peak = own,
                     "recomputation as asked does not lower the peak, so that none is done"

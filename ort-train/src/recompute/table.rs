@@ -49,6 +49,9 @@ pub fn memory_table(recompute: &Recompute, plans: &[PlanRow]) -> String {
     }
     let is_on = plans.iter().any(|plan| plan.is_on);
     let text = match (is_on, recompute) {
+        (false, recompute) if *recompute != Recompute::AsLimited => {
+            format!("Memory Optimization Level: [{}], which does not lower the peak and is not applied", recompute.level_name())
+        }
         (false, _) => {
             "Enable with --memory-opt-level 1 or 2, or --memory-opt-config FILE; also with env ORTMODULE_MEMORY_OPT_LEVEL=1/2 or ORTMODULE_MEMORY_OPT_CONFIG=<config.json>"
                 .to_string()

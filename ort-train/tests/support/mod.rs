@@ -10,12 +10,10 @@ use std::collections::BTreeMap;
 use std::io::{Cursor, Read, Seek};
 use std::path::PathBuf;
 
-use ndarray::{ArrayD, IxDyn, ShapeBuilder};
-use npyz::Order;
-use npyz::npz::NpzArchive;
 use ort_core::session::Model;
 use ort_core::tensor::{Tensor, Value};
 use ort_ep_cpu as _;
+use ort_numpy::Archive;
 use ort_train::{AdamForm, Loss, Optimizer, TrainingOptions};
 use serde_json::Value as Json;
 
@@ -62,42 +60,18 @@ pub(crate) fn json(path: &str) -> Json {
 }
 
 pub(crate) fn read_npz(path: &str) -> BTreeMap<String, Tensor> {
-    arrays_of(NpzArchive::open(data(path)).unwrap())
+    arrays_of(std::fs::File::open(data(path)).unwrap())
 }
 
-fn arrays_of<R: Read + Seek>(mut archive: NpzArchive<R>) -> BTreeMap<String, Tensor> {
-    let names: Vec<String> = archive.array_names().map(str::to_string).collect();
-    let mut arrays = BTreeMap::new();
-    for name in names {
-        let file = archive.by_name(&name).unwrap().unwrap();
-        let shape: Vec<usize> = file.shape().iter().map(|&size| size as usize).collect();
-        let order = file.order();
-        let tensor = match file.dtype().descr().as_str() {
-            "'<i8'" => Tensor::from_vec(&shape, rows_first(&shape, order, file.into_vec::<i64>().unwrap())),
-            "'<f4'" => Tensor::from_vec(&shape, rows_first(&shape, order, file.into_vec::<f32>().unwrap())),
-            other => panic!("{name} is {other}"),
-        };
-        arrays.insert(name, tensor.unwrap());
-    }
-    arrays
-}
-
-/// The elements with the last axis next to each other.
-fn rows_first<T: Clone>(shape: &[usize], order: Order, elements: Vec<T>) -> Vec<T> {
-    match order {
-        Order::C => elements,
-        Order::Fortran => {
-            let array = ArrayD::from_shape_vec(IxDyn(shape).f(), elements).unwrap();
-            array.iter().cloned().collect()
-        }
-    }
+fn arrays_of(archive: impl Read + Seek) -> BTreeMap<String, Tensor> {
+    Archive::open(archive).unwrap().read_all(1 << 30).unwrap().into_iter().collect()
 }
 
 impl Recording {
     pub(crate) fn load(name: &'static str) -> Recording {
         let files = files(name);
         let model = Model::from_bytes(files.model).unwrap();
-        let arrays = arrays_of(NpzArchive::new(Cursor::new(files.arrays)).unwrap());
+        let arrays = arrays_of(Cursor::new(files.arrays));
         Recording { name, model, reference: serde_json::from_str(files.reference).unwrap(), arrays }
     }
 

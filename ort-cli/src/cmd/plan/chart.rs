@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use ort_runtime::plan::{PlanReport, PlannedValue, ValueKind};
+use ort_runtime::{NAME_BYTES, shown};
 use svg::Document;
 use svg::node::element::{Group, Polyline, Rectangle, Text, Title};
 
@@ -135,7 +136,7 @@ fn rectangle(bar: &Bar<'_>, scale: &Scale) -> Rectangle {
         .set("fill", bar.colour.as_str())
         .set("stroke", "white")
         .set("stroke-width", 0.5)
-        .add(Title::new(format!("{}: {}, {steps}", bar.name, human_bytes(bar.bytes))))
+        .add(Title::new(format!("{}: {}, {steps}", shown(&bar.name, NAME_BYTES), human_bytes(bar.bytes))))
 }
 
 /// The name of a value in its bar, where there is room.

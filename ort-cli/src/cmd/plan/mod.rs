@@ -16,7 +16,7 @@ use ort_runtime::plan::PlanReport;
 use serde_json::{Map, Value, json};
 
 use crate::args::ModelArgs;
-use crate::output::{say, write_file};
+use crate::output::{say_json, write_file};
 
 /// Shows the memory of a run before anything runs.
 #[derive(Args)]
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<ExitCode> {
         write_file(path, |file| Ok(svg::write(file, &drawing)?))?;
     }
     if args.json {
-        say!("{}", to_json(&report))?;
+        say_json(&to_json(&report))?;
     } else {
         text::print(&report, args.model.memory_limit)?;
     }

@@ -3,14 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use comfy_table::CellAlignment;
 use ort_runtime::Session;
 use ort_runtime::plan::PlanReport;
 use serde_json::{Map, Value, json};
 
 use super::{fits_whole, plan, to_json};
 use crate::args::{ModelArgs, human_bytes, table};
-use crate::output::say;
+use crate::output::{say, say_json};
 
 /// More plans than this in one sweep are a slip of the keyboard.
 const MOST_PLANS: usize = 4096;
@@ -44,7 +43,7 @@ pub(super) fn run(session: &Session, model: &ModelArgs, as_json: bool) -> Result
     }
     let best = largest.and_then(|index| all.get(index));
     match (as_json, shown) {
-        (true, Some(report)) => say!("{}", json_of(to_json(&report), &all, best))?,
+        (true, Some(report)) => say_json(&json_of(to_json(&report), &all, best))?,
         _ => print(&all, best, model.memory_limit)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -97,10 +96,7 @@ fn print(all: &[Planned], best: Option<&Planned>, limit: Option<usize>) -> Resul
             fits.to_string(),
         ]));
     }
-    for column in rows.column_iter_mut().take(numbers) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    say!("{rows}")?;
+    say!("{}", rows.align_right(0..numbers))?;
     if all.iter().any(|planned| planned.peak_bytes.is_none()) {
         say!("\n+ and what only the run can tell")?;
     }

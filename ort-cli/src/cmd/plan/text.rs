@@ -1,12 +1,11 @@
 //! A plan as tables.
 
 use anyhow::Result;
-use comfy_table::CellAlignment;
 use ort_runtime::plan::PlanReport;
 
 use super::fits;
 use crate::args::{human_bytes, split_in_words, table};
-use crate::output::say;
+use crate::output::{Table, say};
 
 /// Rows of the table of values.
 const MOST_ROWS: usize = 16;
@@ -50,7 +49,7 @@ fn bytes(bytes: usize) -> String {
     format!("{} ({bytes} bytes)", human_bytes(bytes))
 }
 
-fn kinds(report: &PlanReport) -> comfy_table::Table {
+fn kinds(report: &PlanReport) -> Table {
     let mut rows = table(&["kind", "bytes", "", "symbolic"]);
     for entry in &report.kinds {
         let symbolic = entry.symbolic.clone().filter(|_| entry.bytes > 0).unwrap_or_default();
@@ -61,11 +60,11 @@ fn kinds(report: &PlanReport) -> comfy_table::Table {
             symbolic,
         ]);
     }
-    align(rows, 2)
+    rows.align_right(1..3)
 }
 
 /// What is alive at the peak, with its share of all that is.
-pub(in crate::cmd) fn largest(report: &PlanReport) -> comfy_table::Table {
+pub(in crate::cmd) fn largest(report: &PlanReport) -> Table {
     let total: usize = report.largest.iter().map(|(_, bytes)| *bytes).sum();
     let share = |bytes: usize| format!("{:.1}%", bytes as f64 * 100.0 / total.max(1) as f64);
     let mut rows = table(&["alive at the peak", "bytes", "", "share"]);
@@ -79,13 +78,5 @@ pub(in crate::cmd) fn largest(report: &PlanReport) -> comfy_table::Table {
     if !rest.is_empty() {
         add(format!("{} more", rest.len()), rest.iter().map(|(_, bytes)| bytes).sum());
     }
-    align(rows, 3)
-}
-
-/// So many columns of numbers behind the first end where those above and below them do.
-fn align(mut rows: comfy_table::Table, columns: usize) -> comfy_table::Table {
-    for column in rows.column_iter_mut().skip(1).take(columns) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    rows
+    rows.align_right(1..4)
 }

@@ -5,7 +5,6 @@
 
 mod random_limits;
 
-use std::io::Read;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
@@ -18,7 +17,7 @@ use serde::Serialize;
 
 use crate::args::{ModelArgs, human_bytes, table};
 use crate::inputs::gather;
-use crate::output::say;
+use crate::output::{say, say_json};
 use crate::resident;
 
 /// Loads, runs and drops a model many times and measures what stays.
@@ -113,7 +112,8 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
         let held = one_cycle(args, &mut report)?;
         if last && args.hold {
             show(args, &report)?;
-            std::io::stdin().read_to_end(&mut Vec::new()).context("waiting for the end of standard input")?;
+            std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())
+                .context("waiting for the end of standard input")?;
             return Ok(ExitCode::SUCCESS);
         }
         drop(held);
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<ExitCode> {
 
 fn show(args: &SoakArgs, report: &Report) -> Result<()> {
     match args.json {
-        true => say!("{}", serde_json::to_string(report)?),
+        true => say_json(report),
         false => print(report),
     }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{SoakArgs, bits_of, given, inputs_of};
 use crate::args::human_bytes;
-use crate::output::say;
+use crate::output::{say, say_json};
 use crate::resident;
 
 /// What is refused with a page less.
@@ -163,7 +163,7 @@ fn streams(plan: &PlanReport) -> bool {
 
 fn show(args: &SoakArgs, report: &Report) -> Result<()> {
     if args.json {
-        return say!("{}", serde_json::to_string(report)?);
+        return say_json(report);
     }
     say!(
         "{} sessions with random limits: {} ran ({} with weights that come and go, {} with a batch in parts), {} were refused before a run, {} when they were built",

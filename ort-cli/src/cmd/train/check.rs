@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::arguments::TrainArgs;
 use crate::args::table;
-use crate::output::say;
+use crate::output::{Table, say, say_json};
 
 /// Names all operators that no gradient goes through, then builds the whole training.
 pub(super) fn run(args: &TrainArgs, model: &Model) -> Result<ExitCode> {
@@ -36,7 +36,7 @@ pub(super) fn run(args: &TrainArgs, model: &Model) -> Result<ExitCode> {
     if args.results.json {
         let object =
             json!({"ok": true, "findings": [], "trained": trained, "frozen": frozen, "inputs": inputs});
-        say!("{object}")?;
+        say_json(&object)?;
     } else {
         say!(
             "{path} can be trained: {trained} weights, {frozen} more stay as they are; it takes {}",
@@ -54,7 +54,7 @@ fn refuse(args: &TrainArgs, found: &Outcome<Vec<Blocking>>) -> Result<ExitCode> 
             Ok(findings) => findings.iter().map(of_operator).collect(),
             Err(problem) => vec![json!({"operator": null, "problem": problem.to_string(), "nodes": []})],
         };
-        say!("{}", json!({"ok": false, "findings": findings}))?;
+        say_json(&json!({"ok": false, "findings": findings}))?;
     }
     match found {
         Ok(findings) => {
@@ -72,7 +72,7 @@ fn of_operator(finding: &Blocking) -> Json {
     json!({"operator": finding.operator, "problem": finding.reason, "nodes": finding.nodes})
 }
 
-fn rows(findings: &[Blocking]) -> comfy_table::Table {
+fn rows(findings: &[Blocking]) -> Table {
     let mut rows = table(&["operator", "nodes", "last node", "problem"]);
     for finding in findings {
         rows.add_row([

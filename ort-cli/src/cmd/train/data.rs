@@ -7,7 +7,7 @@ use ort_runtime::{DType, Tensor, TensorBuffer, Value};
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
-use crate::arrays::read_npz;
+use crate::arrays::{Room, open_npz};
 
 /// The arrays of an archive.
 pub(super) struct DataSet {
@@ -20,9 +20,12 @@ pub(super) struct DataSet {
 impl DataSet {
     /// Reads an archive whose arrays have as many samples as each other, one at least.
     pub(super) fn open(path: &Path) -> Result<DataSet> {
-        let arrays = read_npz(path)?;
-        let counts = arrays.iter().map(|(name, array)| {
-            let rows = array.shape().first().copied();
+        let mut archive = open_npz(path)?;
+        let names: Vec<String> = archive.names().map(str::to_string).collect();
+        // Headers first: what is no data set is refused before anything large is read.
+        let counts = names.iter().map(|name| {
+            let header = archive.header(name).with_context(|| format!("reading {}", path.display()))?;
+            let rows = header.shape().first().copied();
             let rows = rows.with_context(|| {
                 format!("{}: array '{name}' is one number; its first axis must count samples", path.display())
             })?;
@@ -37,6 +40,8 @@ impl DataSet {
             );
         }
         ensure!(rows > 0, "{}: there are no samples, the first axis is 0", path.display());
+        let arrays = archive.read_all(Room::new(None).most());
+        let arrays = arrays.with_context(|| format!("reading {}", path.display()))?;
         Ok(DataSet { path: path.to_path_buf(), rows, arrays })
     }
 

@@ -22,7 +22,7 @@ use ort_runtime::{ErrorKind, Model, Profile};
 
 use super::profile::print_tables;
 use crate::args::human_bytes;
-use crate::output::{say, write_file};
+use crate::output::{say_json, write_file};
 use crate::resident;
 use data::{DataSet, Pace};
 use fit::Fit;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
         write_file(path, |file| Ok(svg::write(file, &drawing)?))?;
     }
     match args.results.json {
-        true => say!("{}", report::json(&facts, &mut training)?)?,
+        true => say_json(&report::json(&facts, &mut training)?)?,
         false => report::after(&facts, &mut training)?,
     }
     if let (Some(profile), Some(nodes)) = (&training.profile, args.results.profile) {

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Result;
-use comfy_table::CellAlignment;
 use ort_runtime::train::{OperatorPrecision, RecomputeReport, StepMemory, Trainer, TrainingGraph};
 use ort_runtime::{Model, NodePlacement};
 use serde_json::{Value as Json, json};
@@ -14,7 +13,7 @@ use super::Prediction;
 use super::arguments::TrainArgs;
 use super::training::{Epoch, History, Training};
 use crate::args::{human_bytes, table};
-use crate::output::say;
+use crate::output::{Table, say};
 use crate::resident::{self, Resident};
 
 /// Numbers and bytes of weights.
@@ -262,7 +261,7 @@ fn results(args: &TrainArgs) -> Result<()> {
 }
 
 /// Losses, first and last: of batches, and of what was not trained on.
-fn losses(history: &History) -> comfy_table::Table {
+fn losses(history: &History) -> Table {
     let number = |number: Option<f64>| number.map_or("-".to_string(), short);
     let mut rows = table(&["", "first", "last"]);
     let ends = |pick: &dyn Fn(&Epoch) -> Option<f64>| {
@@ -278,10 +277,10 @@ fn losses(history: &History) -> comfy_table::Table {
     add("loss of an epoch", ends(&|epoch| Some(epoch.loss)));
     add("validation loss", ends(&|epoch| epoch.validation.loss));
     add("accuracy", ends(&|epoch| epoch.validation.accuracy));
-    align(rows)
+    rows.align_right(1..3)
 }
 
-fn memory(predicted: Option<&StepMemory>, measured: &StepMemory) -> comfy_table::Table {
+fn memory(predicted: Option<&StepMemory>, measured: &StepMemory) -> Table {
     let mut rows = table(&["memory", "predicted", "measured"]);
     let parts: [(&str, fn(&StepMemory) -> usize); 5] = [
         ("parameters", |it| it.parameters),
@@ -294,15 +293,7 @@ fn memory(predicted: Option<&StepMemory>, measured: &StepMemory) -> comfy_table:
         let predicted = predicted.map_or("unknown".to_string(), |memory| human_bytes(part(memory)));
         rows.add_row([name.to_string(), predicted, human_bytes(part(measured))]);
     }
-    align(rows)
-}
-
-/// Numbers end where those above and below them do.
-fn align(mut rows: comfy_table::Table) -> comfy_table::Table {
-    for column in rows.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    rows
+    rows.align_right(1..3)
 }
 
 /// Times of steps, in milliseconds.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ort_runtime::Profile;
 use ort_runtime::train::Trainer;
 use serde::{Deserialize, Serialize};
@@ -103,7 +103,11 @@ impl Training<'_> {
                 );
             }
         }
-        self.position = serde_json::from_value(Json::Object(properties)).with_context(damaged)?;
+        let position: Position = serde_json::from_value(Json::Object(properties)).with_context(damaged)?;
+        let Position { batch, loss_sum, samples, .. } = position;
+        let is_in_data = batch <= self.pace.batches() && samples <= self.pace.rows && loss_sum.is_finite();
+        ensure!(is_in_data, "{}: its place in the data is not in it", damaged());
+        self.position = position;
         self.updates_before = self.trainer.updates();
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 mod device;
 mod host;
+mod image;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -23,6 +24,7 @@ use super::{Device, DeviceInfo, ExecutionProvider, ProviderOptions};
 use crate::{Result, Within, ensure, error};
 use device::Opened;
 use host::{Facts, HOST, c_text, call};
+pub use image::check_library;
 
 /// The variable that names folders with provider libraries, separated as those of `PATH`.
 pub const PROVIDER_PATH: &str = "ORT_PROVIDER_PATH";
@@ -105,6 +107,7 @@ fn libraries_in(folder: &Path) -> Result<Vec<PathBuf>> {
 fn load(path: &Path) -> Result<LibraryProvider> {
     let advice =
         "a provider library is a shared library for this machine that exports `ort_provider`: ort_provider.h";
+    check_library(path)?;
     // SAFETY: the caller asks for this file's code to run, which is what loading a library means.
     let library = unsafe { libloading::Library::new(path) }
         .map_err(|problem| error!(EpFail, "it cannot be loaded: {problem}").help(advice))?;

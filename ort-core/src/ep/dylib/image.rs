@@ -1,0 +1,153 @@
+//! Whether a file is a whole shared library, before the system's loader maps it.
+//!
+//! The loader believes the headers of a library: it maps what they say and reads it. Of a file that is cut short the pages beyond its end are not there, and
+//! reading one ends the process with `SIGBUS`. So the headers are compared with the length of the file first. This tells damage, not malice: a library is code
+//! that its user chose to run.
+
+use std::io::Read;
+use std::path::Path;
+
+use ort_alloc::open_regular;
+
+use crate::{Error, Result, ensure, error};
+
+/// Refuses a file that is no shared library for this machine, or not whole.
+///
+/// # Errors
+///
+/// The file cannot be opened, is a pipe or a device, or is no whole library.
+pub fn check_library(path: &Path) -> Result<()> {
+    let file =
+        open_regular(path).map_err(|problem| error!(NoSuchFile, "{problem}").help("check the path"))?;
+    let length = file.metadata().map_err(|problem| error!(NoSuchFile, "{problem}"))?.len();
+    if cfg!(not(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))) {
+        return Ok(());
+    }
+    let mut headers = Vec::new();
+    file.take(MOST_HEADERS).read_to_end(&mut headers).map_err(|problem| error!(NoSuchFile, "{problem}"))?;
+    check_elf(&headers, length)
+}
+
+/// Headers lie at the beginning of a library.
+const MOST_HEADERS: u64 = 1 << 16;
+
+const ELF: &[u8] = b"\x7fELF";
+/// 64 bits, little-endian, version 1.
+const FORM: [u8; 3] = [2, 1, 1];
+const SHARED: u16 = 3;
+const HEADER: usize = 64;
+const SEGMENT: usize = 56;
+/// Segments that are mapped, and the one that tells the loader of symbols.
+const LOAD: u32 = 1;
+const DYNAMIC: u32 = 2;
+
+fn not_whole(found: &str) -> Error {
+    error!(EpFail, "it is no whole shared library: {found}").help("build it or copy it again")
+}
+
+/// A number of `COUNT` bytes at this place.
+fn number<const COUNT: usize>(bytes: &[u8], at: usize) -> Result<u64> {
+    let own = bytes.get(at..at + COUNT).ok_or_else(|| not_whole("it is cut short in its headers"))?;
+    Ok(own.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+fn check_elf(headers: &[u8], length: u64) -> Result<()> {
+    ensure!(
+        headers.starts_with(ELF),
+        EpFail,
+        help = "name a shared library of this system",
+        "it does not begin as a shared library does"
+    );
+    ensure!(
+        headers.get(4..7) == Some(&FORM),
+        EpFail,
+        help = "take a build of the library for this machine",
+        "it is a library for another kind of machine"
+    );
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => Some(62),
+        "aarch64" => Some(183),
+        "riscv64" => Some(243),
+        _ => None,
+    };
+    let found = number::<2>(headers, 18)?;
+    ensure!(
+        machine.is_none_or(|machine| machine == found),
+        EpFail,
+        help = "take a build of the library for this machine",
+        "it is a library for another processor, of number {found}"
+    );
+    if number::<2>(headers, 16)? != u64::from(SHARED) {
+        return Err(not_whole("it is a program or an object file"));
+    }
+    let (first, size) = (number::<8>(headers, 32)?, number::<2>(headers, 54)?);
+    let count = number::<2>(headers, 56)?;
+    ensure!(size == SEGMENT as u64 && count > 0, EpFail, "it has {count} segments of {size} bytes");
+    let first = usize::try_from(first).ok().filter(|first| (HEADER..MOST_HEADERS as usize).contains(first));
+    let first = first.ok_or_else(|| not_whole("its table of segments is out of place"))?;
+    let mut has_symbols = false;
+    for index in 0..count as usize {
+        let at = first + index * SEGMENT;
+        let kind = number::<4>(headers, at)? as u32;
+        let (start, bytes) = (number::<8>(headers, at + 8)?, number::<8>(headers, at + 32)?);
+        has_symbols |= kind == DYNAMIC;
+        let end = start.checked_add(bytes);
+        let is_there = end.is_some_and(|end| end <= length) && bytes <= number::<8>(headers, at + 40)?;
+        if matches!(kind, LOAD | DYNAMIC) && !is_there {
+            return Err(not_whole(&format!(
+                "segment {index} of {bytes} bytes from {start} on does not lie in the file of {length} bytes"
+            )));
+        }
+    }
+    if has_symbols { Ok(()) } else { Err(not_whole("it has no symbols")) }
+}
+
+#[cfg(all(test, target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    /// A library that every process of these systems has loaded.
+    fn library() -> Option<Vec<u8>> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let path = maps
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5))
+            .find(|path| path.contains("libc.so"));
+        path.map(|path| std::fs::read(path).unwrap())
+    }
+
+    fn check(bytes: &[u8]) -> Result<()> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        check_library(file.path())
+    }
+
+    #[test]
+    fn a_library_that_is_cut_or_of_another_machine_is_refused() {
+        // Linked statically, there is none.
+        let Some(whole) = library() else { return };
+        check(&whole).unwrap();
+        for length in [0, 3, 16, 63, 64, 200, 1000, whole.len() / 4, whole.len() / 2] {
+            assert!(check(&whole[..length]).is_err(), "{length} bytes");
+        }
+        let cases: [(&str, usize, &[u8]); 8] = [
+            ("another magic", 0, b"ELF\x7f"),
+            ("32 bits", 4, &[1]),
+            ("big-endian", 5, &[2]),
+            ("a program", 16, &[2, 0]),
+            ("another processor", 18, &[8, 0]),
+            ("a table far away", 32, &[0xff; 8]),
+            ("no segments", 56, &[0, 0]),
+            ("65,535 segments", 56, &[0xff, 0xff]),
+        ];
+        for (name, at, bytes) in cases {
+            let mut changed = whole.clone();
+            changed[at..at + bytes.len()].copy_from_slice(bytes);
+            assert!(check(&changed).is_err(), "{name}");
+        }
+        for path in ["/dev/zero", "/dev", "/nowhere"] {
+            assert!(check_library(Path::new(path)).is_err(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! Output files: written whole or not at all, by the one writer that every output of every command goes through.
+//!
+//! A [`NewFile`] is written under a name of its own, which no other process can have, in the folder of its target. It is flushed to the disk and renamed
+//! last, so that a full disk, a limit or a kill leaves what was there before. The name is drawn at random and created exclusively: what a killed process
+//! left behind is in nobody's way, whatever its process id was.
+//!
+//! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a pipe, an open descriptor under `/dev/fd`) cannot be
+//! replaced: the whole output is copied into it at the end.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+/// How the names of files that are being written begin and end.
+pub(crate) const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
+
+/// As many links as systems follow.
+const MOST_LINKS: usize = 40;
+
+/// Where an output goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The file of this name is replaced, or made.
+    File(PathBuf),
+    /// What is there is written into: a device, a pipe or an open descriptor.
+    Into(PathBuf),
+}
+
+impl Target {
+    /// What `path` leads to.
+    pub(crate) fn of(path: &Path) -> io::Result<Target> {
+        let mut place = path.to_path_buf();
+        for _ in 0..MOST_LINKS {
+            let name = place.file_name().ok_or_else(|| invalid("it names no file"))?.to_os_string();
+            let folder = folder_of(&place).canonicalize()?;
+            place = folder.join(name);
+            // Links to open descriptors lead to no path; `/proc` has nothing that could be replaced.
+            if ["/proc", "/dev/fd"].iter().any(|system| place.starts_with(system)) {
+                return Ok(Target::Into(place));
+            }
+            match place.symlink_metadata() {
+                Err(problem) if problem.kind() == io::ErrorKind::NotFound => return Ok(Target::File(place)),
+                Err(problem) => return Err(problem),
+                // A relative link counts from its folder, an absolute one replaces it.
+                Ok(found) if found.is_symlink() => place = folder.join(std::fs::read_link(&place)?),
+                Ok(found) if found.is_dir() => {
+                    return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
+                }
+                Ok(found) if found.is_file() => return Ok(Target::File(place)),
+                Ok(_) => return Ok(Target::Into(place)),
+            }
+        }
+        Err(invalid("too many symbolic links lead from one to the other"))
+    }
+
+    /// Where the file is written before it takes its name.
+    pub(crate) fn folder(&self) -> PathBuf {
+        match self {
+            Target::File(path) => folder_of(path).to_path_buf(),
+            Target::Into(_) => std::env::temp_dir(),
+        }
+    }
+
+    /// Puts a complete file in place: it appears whole under its name, with the mode of the file that it replaces.
+    pub(crate) fn put(&self, mut file: NamedTempFile) -> io::Result<File> {
+        match self {
+            Target::File(path) => {
+                file.as_file().sync_all()?;
+                if let Some(mode) = path.symlink_metadata().ok().filter(Metadata::is_file) {
+                    keep_mode(file.as_file(), &mode)?;
+                }
+                file.persist(path).map_err(|problem| problem.error)
+            }
+            Target::Into(path) => {
+                let mut sink = open_sink(path)?;
+                file.as_file_mut().seek(SeekFrom::Start(0))?;
+                io::copy(file.as_file_mut(), &mut sink)?;
+                sink.flush()?;
+                Ok(sink)
+            }
+        }
+    }
+}
+
+/// An output while it is written. Dropped before [`publish`](Complete::publish) it leaves nothing.
+///
+/// ```
+/// use std::io::Write;
+/// use ort_core::files::NewFile;
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("answers");
+/// let mut file = NewFile::create(&path)?;
+/// file.write_all(b"42")?;
+/// assert!(!path.exists());
+/// file.complete()?.publish()?;
+/// assert_eq!(std::fs::read(&path)?, b"42");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct NewFile {
+    file: BufWriter<NamedTempFile>,
+    target: Target,
+}
+
+impl NewFile {
+    /// Begins the file that `path` names, links followed.
+    ///
+    /// # Errors
+    ///
+    /// The folder is missing or may not be written to, or `path` is a folder.
+    pub fn create(path: &Path) -> io::Result<NewFile> {
+        NewFile::at(Target::of(path)?)
+    }
+
+    /// Begins a file of this folder, whatever is there under its name: a link is replaced and not followed, so that nothing is written outside of the folder.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create), or `name` is no plain name.
+    pub fn create_in(folder: &Path, name: &str) -> io::Result<NewFile> {
+        if !is_plain_name(name) {
+            return Err(invalid("it is no name of a file in the folder"));
+        }
+        NewFile::at(Target::File(folder.join(name)))
+    }
+
+    fn at(target: Target) -> io::Result<NewFile> {
+        let file = unfinished(&target.folder())?;
+        Ok(NewFile { file: BufWriter::with_capacity(1 << 16, file), target })
+    }
+
+    /// The path of the unfinished file, for writers that take one. It must not have been written to otherwise.
+    pub fn unfinished_path(&self) -> &Path {
+        self.file.get_ref().path()
+    }
+
+    /// Ends the writing: all of it is on the disk, or this is an error.
+    ///
+    /// # Errors
+    ///
+    /// What was buffered cannot be written: the disk is full, a quota or a limit is met.
+    pub fn complete(self) -> io::Result<Complete> {
+        let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.as_file().sync_all()?;
+        Ok(Complete { file, target: self.target })
+    }
+}
+
+impl Write for NewFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for NewFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+/// An output that is complete but not yet under its name. Dropped, it leaves nothing.
+#[derive(Debug)]
+pub struct Complete {
+    file: NamedTempFile,
+    target: Target,
+}
+
+impl Complete {
+    /// Puts it in place.
+    ///
+    /// # Errors
+    ///
+    /// The target cannot be replaced or written into; then it is as it was, if it is a file.
+    pub fn publish(self) -> io::Result<()> {
+        self.target.put(self.file).map(drop)
+    }
+}
+
+/// Writes the file that `path` names, whole or not at all.
+///
+/// # Errors
+///
+/// What `fill` says, or that the file cannot be made, written or put in place.
+pub fn write_whole<E: From<io::Error>>(
+    path: &Path,
+    fill: impl FnOnce(&mut NewFile) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut file = NewFile::create(path)?;
+    fill(&mut file)?;
+    Ok(file.complete()?.publish()?)
+}
+
+/// Reads a regular file of at most `most` bytes. Memory grows with what is there, and a lack of it is an error.
+///
+/// # Errors
+///
+/// There is no such file, it is a pipe, a device or a folder, or it has more bytes.
+pub fn read_bounded(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    use std::io::Read;
+    let file = ort_alloc::open_regular(path)?;
+    let length = file.metadata()?.len();
+    let too_large = |length: u64| {
+        io::Error::new(io::ErrorKind::FileTooLarge, format!("it has {length} bytes, expected at most {most}"))
+    };
+    if length > most as u64 {
+        return Err(too_large(length));
+    }
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length as usize).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let read = file.take((most as u64).saturating_add(1)).read_to_end(&mut bytes)?;
+    if read > most { Err(too_large(read as u64)) } else { Ok(bytes) }
+}
+
+/// Reads a text file of at most `most` bytes: see [`read_bounded`].
+///
+/// # Errors
+///
+/// As there, or it is not UTF-8.
+pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
+    String::from_utf8(read_bounded(path, most)?)
+        .map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem.utf8_error()))
+}
+
+/// Whether a text is the name of a file in a folder, and no path that leads elsewhere.
+pub fn is_plain_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    let first = parts.next();
+    matches!(first, Some(std::path::Component::Normal(part)) if part == name)
+        && parts.next().is_none()
+        && !name.contains(['/', '\\', '\0'])
+}
+
+/// A new file under a name of its own, with the mode of files that other programs write.
+pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(UNFINISHED.0).suffix(UNFINISHED.1);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // What the process's mask leaves of it: temporary files are private otherwise.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn invalid(problem: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, problem)
+}
+
+/// Has a new file the mode of the one that it replaces.
+#[cfg(unix)]
+fn keep_mode(file: &File, replaced: &Metadata) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = replaced.permissions().mode() & 0o777;
+    file.set_permissions(std::fs::Permissions::from_mode(mode))
+}
+
+#[cfg(not(unix))]
+fn keep_mode(_file: &File, _replaced: &Metadata) -> io::Result<()> {
+    Ok(())
+}
+
+/// What is written into. The process's own streams are taken as they are: opened again, a redirected one would begin at the start of its file.
+#[cfg(unix)]
+fn open_sink(path: &Path) -> io::Result<File> {
+    use std::os::fd::AsFd;
+    let own = |number: u32| {
+        let place = format!("/proc/{}/fd/{number}", std::process::id());
+        path == Path::new(&place) || path == Path::new(&format!("/dev/fd/{number}"))
+    };
+    if own(1) {
+        return Ok(io::stdout().as_fd().try_clone_to_owned()?.into());
+    }
+    if own(2) {
+        return Ok(io::stderr().as_fd().try_clone_to_owned()?.into());
+    }
+    OpenOptions::new().append(true).open(path)
+}
+
+#[cfg(not(unix))]
+fn open_sink(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).open(path)
+}
+
+#[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn write(path: &Path, text: &str) -> io::Result<()> {
+        write_whole(path, |file| file.write_all(text.as_bytes()))
+    }
+
+    fn read(path: impl AsRef<Path>) -> String {
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn links_stay_and_what_they_lead_to_is_replaced() {
+        let top = tempfile::tempdir().unwrap();
+        let place = |name: &str| top.path().join(name);
+        std::fs::create_dir(place("sub")).unwrap();
+        std::fs::write(place("sub/old"), "old").unwrap();
+        std::fs::set_permissions(place("sub/old"), std::fs::Permissions::from_mode(0o640)).unwrap();
+        for (link, leads_to, file) in [
+            ("relative", "sub/old", "sub/old"),
+            ("twice", "relative", "sub/old"),
+            ("dangling", "sub/new", "sub/new"),
+        ] {
+            symlink(leads_to, place(link)).unwrap();
+            write(&place(link), link).unwrap();
+            assert!(place(link).is_symlink(), "{link}");
+            assert_eq!(read(place(file)), link);
+        }
+        assert_eq!(place("sub/old").metadata().unwrap().permissions().mode() & 0o777, 0o640);
+        symlink("circle", place("circle")).unwrap();
+        for name in ["circle", "sub", "nowhere/file", ".."] {
+            assert!(write(&place(name), "x").is_err(), "{name}");
+        }
+        // Nothing is left of what failed.
+        let left: Vec<_> =
+            walk(top.path()).into_iter().filter(|name| name.ends_with(".unfinished")).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    fn walk(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries
+            .flat_map(|path| match path.is_dir() {
+                true => walk(&path),
+                false => vec![path.display().to_string()],
+            })
+            .collect()
+    }
+
+    #[test]
+    fn devices_and_pipes_are_written_into() {
+        write(Path::new("/dev/null"), "x").unwrap();
+        assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
+        assert_eq!(write(Path::new("/dev/full"), "x").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || read(pipe)
+        });
+        write(&pipe, "through").unwrap();
+        assert_eq!(reader.join().unwrap(), "through");
+    }
+
+    #[test]
+    fn a_file_in_a_folder_never_leads_out_of_it() {
+        let top = tempfile::tempdir().unwrap();
+        let (folder, outside) = (top.path().join("folder"), top.path().join("outside"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(&outside, "kept").unwrap();
+        symlink("../outside", folder.join("link")).unwrap();
+        let mut file = NewFile::create_in(&folder, "link").unwrap();
+        file.write_all(b"new").unwrap();
+        file.complete().unwrap().publish().unwrap();
+        assert_eq!((read(&outside), read(folder.join("link"))), ("kept".into(), "new".into()));
+        for name in ["../outside", "/etc/hosts", "", ".", "..", "a/b", "a/", "a\\b"] {
+            assert!(NewFile::create_in(&folder, name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_end_is_not_read() {
+        for path in ["/dev/zero", "/dev", "/proc/self/fd"] {
+            assert!(read_bounded(Path::new(path), 1 << 20).is_err(), "{path}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sparse");
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(read_bounded(&path, 1 << 20).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+}

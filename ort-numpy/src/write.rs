@@ -1,0 +1,198 @@
+//! Values as arrays of a `.npz` archive.
+
+use std::collections::HashSet;
+use std::io::{self, Seek, SeekFrom, Write};
+
+use ort_core::dtype::{CastOptions, DType, convert};
+use ort_core::tensor::{MapKeys, MapValue, Tensor, Value, byte_count};
+use ort_core::{Error, NAME_BYTES, Result, Within, ensure, error, shown};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+use crate::header::{TYPES, to_bytes};
+
+/// The most bytes of an array of texts: in NumPy each takes as much as the longest.
+const MOST_TEXT_BYTES: usize = 1 << 32;
+
+/// Writes values to an archive: see [`ArchiveWriter::value`].
+///
+/// # Errors
+///
+/// A value does not fit NumPy's arrays, two would have one name, or writing fails.
+pub fn write_npz(file: impl Write + Seek, values: &[(String, Value)]) -> Result<()> {
+    let mut archive = ArchiveWriter::new(file);
+    for (name, value) in values {
+        archive.value(name, value).within(|| format!("output '{}'", shown(name, NAME_BYTES)))?;
+    }
+    archive.finish().map(drop)
+}
+
+/// An archive while it is written. Until [`finish`](Self::finish) it has no directory.
+pub struct ArchiveWriter<W: Write + Seek> {
+    archive: ZipWriter<Sink<W>>,
+    names: HashSet<String>,
+}
+
+fn failed(problem: &dyn std::fmt::Display) -> Error {
+    error!(Fail, "the archive cannot be written: {problem}").help("has the disk room for it?")
+}
+
+impl<W: Write + Seek> ArchiveWriter<W> {
+    /// Begins an archive.
+    pub fn new(file: W) -> ArchiveWriter<W> {
+        ArchiveWriter { archive: ZipWriter::new(Sink { file, has_failed: false }), names: HashSet::new() }
+    }
+
+    /// Writes a value: a tensor under its name, a sequence as `NAME[0]`, `NAME[1]` and so on, a map as `NAME.keys` and `NAME.values`, an optional as what it
+    /// holds, or not at all if it holds nothing, a sparse tensor as a dense one.
+    ///
+    /// # Errors
+    ///
+    /// NumPy cannot hold the value, or an array has that name.
+    pub fn value(&mut self, name: &str, value: &Value) -> Result<()> {
+        match value {
+            Value::Tensor(tensor) => self.tensor(name, tensor),
+            Value::Sequence(sequence) => {
+                let mut elements = sequence.elements.iter().enumerate();
+                elements.try_for_each(|(index, element)| self.value(&format!("{name}[{index}]"), element))
+            }
+            Value::Optional(optional) => match &optional.element {
+                Some(element) => self.value(name, element),
+                None => Ok(()),
+            },
+            Value::Map(map) => self.map(name, map),
+            Value::Sparse(sparse) => self.tensor(name, &sparse.to_dense()?),
+        }
+    }
+
+    fn map(&mut self, name: &str, map: &MapValue) -> Result<()> {
+        let keys = match &map.keys {
+            MapKeys::Ints(_, keys) => Tensor::from_slice(&[keys.len()], keys)?,
+            MapKeys::Strings(keys) => Tensor::from_strings(&[keys.len()], keys.clone())?,
+        };
+        self.tensor(&format!("{name}.keys"), &keys)?;
+        self.value(&format!("{name}.values"), &map.values)
+    }
+
+    fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        if tensor.dtype() == DType::String {
+            return self.texts(name, tensor);
+        }
+        let known = |dtype: DType| TYPES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name);
+        let (descr, cast) = match known(tensor.dtype()) {
+            Some(descr) => (descr, None),
+            // Types that NumPy lacks fit into float32 and int8 without loss.
+            None if tensor.dtype().is_float() => ("f4", Some(cast(tensor, DType::F32)?)),
+            None => ("i1", Some(cast(tensor, DType::I8)?)),
+        };
+        self.begin(name)?;
+        let order = match descr {
+            "i1" | "u1" | "b1" => '|',
+            _ if cfg!(target_endian = "big") => '>',
+            _ => '<',
+        };
+        self.write(&to_bytes(&format!("{order}{descr}"), tensor.shape()))?;
+        match cast {
+            Some(bytes) => self.write(&bytes),
+            None => self.write(tensor.view().bytes()?),
+        }
+    }
+
+    fn texts(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        let texts = tensor.strings()?;
+        // NumPy has no texts of no characters.
+        let longest = texts.iter().map(|text| text.chars().count()).max().unwrap_or(0).max(1);
+        let bytes = longest.saturating_mul(4).saturating_mul(texts.len());
+        ensure!(
+            bytes <= MOST_TEXT_BYTES,
+            InvalidArgument,
+            help = "leave the output out, or take it by the library",
+            "{} texts of up to {longest} characters take {bytes} bytes as an array of NumPy, where each is as long as the longest",
+            texts.len()
+        );
+        if let Some(text) = texts.iter().find(|text| text.ends_with('\0')) {
+            return Err(error!(
+                InvalidArgument,
+                "the text '{}' ends in a zero, which NumPy drops",
+                shown(text, 64)
+            ));
+        }
+        self.begin(name)?;
+        let order = if cfg!(target_endian = "big") { '>' } else { '<' };
+        self.write(&to_bytes(&format!("{order}U{longest}"), tensor.shape()))?;
+        let mut row = Vec::new();
+        for text in texts {
+            row.clear();
+            row.extend(text.chars().flat_map(|character| u32::from(character).to_ne_bytes()));
+            row.resize(longest * 4, 0);
+            self.write(&row)?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, name: &str) -> Result<()> {
+        ensure!(
+            self.names.insert(name.to_string()),
+            InvalidArgument,
+            help = "rename that output of the model",
+            "two arrays would have the name '{}'",
+            shown(name, NAME_BYTES)
+        );
+        let options =
+            SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(true);
+        self.archive.start_file(format!("{name}.npy"), options).map_err(|problem| failed(&problem))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.archive.write_all(bytes).map_err(|problem| failed(&problem))
+    }
+
+    /// Writes the directory; an archive without it is none.
+    ///
+    /// # Errors
+    ///
+    /// Writing fails.
+    pub fn finish(self) -> Result<W> {
+        Ok(self.archive.finish().map_err(|problem| failed(&problem))?.file)
+    }
+}
+
+/// What an archive is written into. After a failure nothing more is written and nothing more fails: dropping an archive ends it once more, and would print
+/// the same failure on standard error.
+struct Sink<W> {
+    file: W,
+    has_failed: bool,
+}
+
+impl<W> Sink<W> {
+    fn attempt<T>(&mut self, otherwise: T, work: impl FnOnce(&mut W) -> io::Result<T>) -> io::Result<T> {
+        if self.has_failed {
+            return Ok(otherwise);
+        }
+        work(&mut self.file).inspect_err(|_| self.has_failed = true)
+    }
+}
+
+impl<W: Write> Write for Sink<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.attempt(bytes.len(), |file| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.attempt((), W::flush)
+    }
+}
+
+impl<W: Seek> Seek for Sink<W> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.attempt(0, |file| file.seek(to))
+    }
+}
+
+fn cast(tensor: &Tensor, to: DType) -> Result<Vec<u8>> {
+    let mut bytes = vec![0u8; byte_count(to, tensor.shape())?];
+    let count = tensor.element_count();
+    convert(tensor.dtype(), tensor.view().bytes()?, to, &mut bytes, count, CastOptions::default())
+        .map_err(|problem| error!(Fail, "{problem}"))?;
+    Ok(bytes)
+}
