@@ -30,6 +30,7 @@ pub mod pass;
 pub mod plan;
 pub mod rewrite;
 pub mod rules;
+pub mod seeded;
 pub mod session;
 pub mod spec;
 pub mod tensor;

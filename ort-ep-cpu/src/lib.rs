@@ -17,6 +17,7 @@ pub mod attention;
 pub mod conv;
 mod device;
 pub mod gemm;
+mod interrupt;
 mod kept;
 pub mod kernels;
 pub mod parallel;

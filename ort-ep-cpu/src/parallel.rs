@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::interrupt::{TASK_UNITS, spend, spending};
 pub use crate::pool::{Pool, Shares};
 
 /// Values whose copying repays a thread of its own: a region costs a few microseconds.
@@ -15,16 +16,28 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// last. How the ranges lie depends on `threads`: results must not depend on it.
 pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl Fn(Range<usize>) + Sync) {
     let (chunk, chunks) = chunking(threads, len, min_chunk);
-    if chunks <= 1 {
-        if len > 0 {
-            task(0..len);
+    let block = block_of(chunk, min_chunk);
+    let blocks = |range: Range<usize>| {
+        for start in range.clone().step_by(block) {
+            spend(TASK_UNITS);
+            task(start..start.saturating_add(block).min(range.end));
         }
-        return;
+    };
+    if chunks <= 1 {
+        return blocks(0..len);
     }
     Pool::global().run(threads, chunks, &|index| {
         let start = index * chunk;
-        task(start..(start + chunk).min(len));
+        blocks(start..(start + chunk).min(len));
     });
+}
+
+/// How much of a chunk is done between two looks whether the run is over: so little that a kernel of seconds ends within
+/// milliseconds, and so much that a look costs nothing beside it.
+fn block_of(chunk: usize, min_chunk: usize) -> usize {
+    const BLOCKS: usize = 64;
+    const LEAST_CHUNKS: usize = 8;
+    chunk.div_ceil(BLOCKS).max(min_chunk.saturating_mul(LEAST_CHUNKS)).clamp(1, chunk.max(1))
 }
 
 /// Cuts `values` into pieces of `chunk` elements (the last may be shorter) and calls `task` with
@@ -37,7 +50,8 @@ pub fn for_each_chunk_mut<T: Send>(
 ) {
     let chunk = chunk.max(1);
     if threads <= 1 {
-        values.chunks_mut(chunk).enumerate().for_each(|(index, piece)| task(index, piece));
+        let pieces = values.chunks_mut(chunk).enumerate();
+        spending(TASK_UNITS, pieces).for_each(|(index, piece)| task(index, piece));
         return;
     }
     let chunks = values.len().div_ceil(chunk);
@@ -64,8 +78,14 @@ pub fn for_each_row_chunk_mut<T: Send>(
     }
     let rows = values.len() / row_len;
     let (chunk, _) = chunking(threads, rows, min_rows);
+    let block = block_of(chunk, min_rows);
     let whole = values.split_at_mut(rows * row_len).0;
-    for_each_chunk_mut(threads, whole, chunk * row_len, |index, piece| task(index * chunk, piece));
+    for_each_chunk_mut(threads, whole, chunk * row_len, |index, piece| {
+        for (at, rows) in piece.chunks_mut(block * row_len).enumerate() {
+            spend(TASK_UNITS);
+            task(index * chunk + at * block, rows);
+        }
+    });
 }
 
 /// The length of a chunk and how many there are.
@@ -131,7 +151,7 @@ impl<'a, T: Send> Lines<'a, T> {
         let shares = Shares::new(threads, count);
         let used = (scratch_len * threads.max(1)).min(scratch.len());
         for_each_chunk_mut(threads, &mut scratch[..used], scratch_len, |taker, scratch| {
-            for index in shares.of(taker) {
+            for index in spending(TASK_UNITS, shares.of(taker)) {
                 let (outer, rest) = (index / (parts[0] * parts[1]), index % (parts[0] * parts[1]));
                 let starts = [rest / parts[1] * block[0], rest % parts[1] * block[1]];
                 let ranges =

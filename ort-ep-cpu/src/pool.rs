@@ -16,8 +16,9 @@ use std::any::Any;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr};
 
+use crate::interrupt;
 use crate::processors::Processors;
 use crate::sync::{self, AtomicUsize, Condvar, Mutex, Ordering, thread, thread_local};
 
@@ -71,6 +72,15 @@ pub struct Pool {
     started: Mutex<usize>,
 }
 
+/// The pool of this process, once somebody has wanted it.
+static GLOBAL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
+
+/// In the child of a `fork`: the pool is the parent's, whose threads are not here. It is left as it is.
+#[cfg(unix)]
+extern "C" fn forget_pool() {
+    GLOBAL.store(std::ptr::null_mut(), std::sync::atomic::Ordering::Release);
+}
+
 /// What the workers see of the pool.
 struct Shared {
     queue: Mutex<VecDeque<Invitation>>,
@@ -103,6 +113,10 @@ struct Region {
     active: AtomicUsize,
     caller: thread::Thread,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// The run that the region is of.
+    watch: Option<interrupt::Watch>,
+    /// The run is over, and what is left of its tasks is not begun. An advice that orders nothing, so loom need not know it.
+    is_over: AtomicBool,
 }
 
 impl Region {
@@ -110,9 +124,19 @@ impl Region {
     fn work(&self, own: usize) {
         let outer = INSIDE_REGION.with(|inside| inside.replace(true));
         for index in self.shares.of(own) {
+            if self.is_over.load(Ordering::Relaxed) {
+                break;
+            }
             // SAFETY: `Pool::run` borrows the task for as long as it waits for this region.
             let task = unsafe { &*self.task };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index))) {
+            let work = || {
+                interrupt::spend(interrupt::TASK_UNITS);
+                task(index);
+            };
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+                if interrupt::Interrupted::is(&*payload) {
+                    self.is_over.store(true, Ordering::Relaxed);
+                }
                 self.panic.lock().get_or_insert(payload);
             }
         }
@@ -123,8 +147,33 @@ impl Region {
 impl Pool {
     /// The pool of this process. Its threads start when they are first wanted.
     pub fn global() -> &'static Pool {
-        static POOL: OnceLock<Pool> = OnceLock::new();
-        POOL.get_or_init(|| Pool::new(std::thread::available_parallelism().map_or(1, usize::from)))
+        let pool = GLOBAL.load(std::sync::atomic::Ordering::Acquire);
+        // SAFETY: what `GLOBAL` points to was leaked by `make_global` and never goes.
+        unsafe { pool.as_ref() }.unwrap_or_else(Pool::make_global)
+    }
+
+    /// Makes the pool of this process: of a child of `fork` as well, which has none of the parent's threads, and may
+    /// find its pool's locks held by them.
+    #[cold]
+    fn make_global() -> &'static Pool {
+        use std::sync::atomic::Ordering::{AcqRel, Acquire};
+        static WATCHES_FORKS: AtomicBool = AtomicBool::new(false);
+        #[cfg(unix)]
+        if !WATCHES_FORKS.load(Acquire) {
+            // Before anybody can fork with a pool. Twice does no harm.
+            // SAFETY: the handler stores a null pointer, which is all right between `fork` and `exec`.
+            unsafe { libc::pthread_atfork(None, None, Some(forget_pool)) };
+            WATCHES_FORKS.store(true, std::sync::atomic::Ordering::Release);
+        }
+        let made: &'static Pool =
+            Box::leak(Box::new(Pool::new(std::thread::available_parallelism().map_or(1, usize::from))));
+        // Two threads may both make one; threads start when they are wanted, so that the other is only some bytes.
+        let pool = std::ptr::from_ref(made).cast_mut();
+        match GLOBAL.compare_exchange(std::ptr::null_mut(), pool, AcqRel, Acquire) {
+            Ok(_) => made,
+            // SAFETY: as in `global`; it is not null.
+            Err(first) => unsafe { &*first },
+        }
     }
 
     /// A pool for regions of up to `capacity` threads. Its workers never end.
@@ -150,11 +199,12 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// When a task panics, the first panic goes on in the caller after all tasks have ended.
+    /// When a task panics, the first panic goes on in the caller after all tasks have ended. When the run is over, the
+    /// caller unwinds with [`interrupt::Interrupted`] once the tasks that have begun have seen it; the others never begin.
     pub fn run(&self, threads: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let helpers = threads.min(self.capacity).min(tasks).saturating_sub(1);
         if helpers == 0 || INSIDE_REGION.with(Cell::get) {
-            (0..tasks).for_each(task);
+            interrupt::spending(interrupt::TASK_UNITS, 0..tasks).for_each(task);
             return;
         }
         self.start(helpers);
@@ -167,6 +217,8 @@ impl Pool {
             active: AtomicUsize::new(0),
             caller: thread::current(),
             panic: Mutex::new(None),
+            watch: interrupt::current(),
+            is_over: AtomicBool::new(false),
         };
         self.shared.invite(&region, helpers);
         region.work(0);
@@ -268,6 +320,7 @@ impl Shared {
         };
         // SAFETY: `active` counts this worker, and the caller waits until it is zero.
         let region = unsafe { &*region.0 };
+        interrupt::follow(&region.watch);
         region.work(1 + number % (region.shares.count - 1).max(1));
         let caller = region.caller.clone();
         // After this the region may be gone.

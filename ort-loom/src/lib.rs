@@ -10,6 +10,7 @@ pub mod budget;
 #[allow(dead_code, reason = "what the budget's models need of it is its messages")]
 #[path = "../../ort-alloc/src/error.rs"]
 mod error;
+mod interrupt;
 #[path = "../../ort-ep-cpu/src/pool.rs"]
 pub mod pool;
 mod processors;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bodies::Flowing;
 use super::regions::{is_mixed, settle};
-use super::{Claim, Device, Reason, Scope};
+use super::{Claim, Device, Reason, Scope, guard};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::ir::{Attributes, Graph, Node, NodeId, SymShape, ValueId, ValueType};
@@ -117,9 +117,9 @@ pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> 
     }
     let claims = lower_unclaimed(graph, devices);
     // A device that broke while it was asked has refused for no reason.
-    devices
-        .iter()
-        .try_for_each(|device| device.check().within(|| format!("provider {}", device.info().provider)))?;
+    devices.iter().try_for_each(|device| {
+        guard::check(&**device).within(|| format!("provider {}", device.info().provider))
+    })?;
     claims
 }
 
@@ -131,7 +131,7 @@ pub(super) fn on_shapes(graph: &Graph, node: &Node) -> bool {
 fn first_claim(devices: &[Arc<dyn Device>], view: &NodeView<'_>) -> Result<(usize, Claim), String> {
     let mut reasons = Vec::new();
     for (index, device) in devices.iter().enumerate() {
-        match device.claim(view) {
+        match guard::claim(&**device, view) {
             Ok(claim) => return Ok((index, claim)),
             Err(reason) => reasons.push(format!("{}: {reason}", device.info().provider)),
         }

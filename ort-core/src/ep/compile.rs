@@ -7,7 +7,7 @@ use ort_alloc::{Allocator, Budget, Buffer, Category, DeviceId, Reservation};
 use smallvec::{SmallVec, smallvec};
 
 use super::packed::Owner;
-use super::{Device, NodeView, PackedWeights};
+use super::{Device, NodeView, PackedWeights, guard};
 use crate::cache::{Role, Store, tag};
 use crate::ir::Attributes;
 use crate::tensor::{Tensor, TensorView};
@@ -67,14 +67,14 @@ impl<'a> CompileCx<'a> {
         (threads, precision): (usize, Precision),
         account: Account<'a>,
         packing: Packing<'a>,
-    ) -> CompileCx<'a> {
+    ) -> Result<CompileCx<'a>> {
         let packing = match packing {
             // The cache holds what the host reads.
             Packing::Cached(_) if device.memory() != DeviceId::HOST => Packing::Now,
             packing => packing,
         };
-        let (allocator, consumed) = (device.allocator(), smallvec![false; node.node.inputs.len()]);
-        CompileCx {
+        let (allocator, consumed) = (guard::allocator(device)?, smallvec![false; node.node.inputs.len()]);
+        Ok(CompileCx {
             node,
             threads,
             precision,
@@ -85,7 +85,7 @@ impl<'a> CompileCx<'a> {
             cache_dir: None,
             packed_bytes: 0,
             cached_bytes: 0,
-        }
+        })
     }
 
     /// The attributes.

@@ -12,6 +12,8 @@ mod cost;
 #[cfg(feature = "provider-libraries")]
 #[allow(unsafe_code, reason = "functions of another library are called")]
 mod dylib;
+pub(crate) mod guard;
+pub mod interrupt;
 mod kernel;
 pub mod operand;
 mod packed;

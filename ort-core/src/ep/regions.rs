@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use super::bodies::{Flowing, ways};
 use super::claim::on_shapes;
 use super::cost::{COPIED_BYTE, COPY, Estimates};
-use super::{Claim, Device, Island, NodeView, Partition, Reason};
+use super::{Claim, Device, Island, NodeView, Partition, Reason, guard};
 use crate::ir::{Graph, Node, NodeId, ValueId};
 use crate::spec::Cost;
 use crate::{Result, Within, error};
@@ -107,7 +107,7 @@ pub(super) fn choices(
     let of_node = nodes.map(|(node, first)| {
         let view = NodeView { graph, node };
         let later = devices.iter().enumerate().skip(first.0 + 1).filter(|_| is_mixed);
-        let later = later.filter_map(|(index, device)| Some((index, device.claim(&view).ok()?)));
+        let later = later.filter_map(|(index, device)| Some((index, guard::claim(&**device, &view).ok()?)));
         let claims = std::iter::once(first).chain(later);
         match node.subgraphs.is_empty() {
             true => Ok(claims.map(|(device, claim)| Choice { device, claim, flow: None }).collect()),
@@ -169,7 +169,7 @@ pub fn placement_cost(
     for (index, node) in graph.nodes.iter().enumerate() {
         let view = NodeView { graph, node };
         let mut own = devices.iter().enumerate();
-        let first = own.find_map(|(device, opened)| Some((device, opened.claim(&view).ok()?)));
+        let first = own.find_map(|(device, opened)| Some((device, guard::claim(&**opened, &view).ok()?)));
         let device = places.get(index).copied();
         claimed.push(first.ok_or_else(|| unclaimed(device, node.place()))?);
     }

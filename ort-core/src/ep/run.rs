@@ -7,7 +7,7 @@ use std::time::Instant;
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
-use super::Device;
+use super::{Device, guard};
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
 use crate::session::{Source, ValueMemory};
@@ -24,13 +24,18 @@ impl CancelToken {
         CancelToken::default()
     }
 
-    /// Ends every run that holds this token at its next node.
+    /// Ends every run that holds this token, inside of kernels as well.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    fn is_cancelled(&self) -> bool {
+    pub(super) fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether both are the same token.
+    pub(super) fn is(&self, other: &CancelToken) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -50,12 +55,16 @@ pub struct RunControl {
 impl RunControl {
     /// An error once the run is cancelled or late. Long loops inside kernels ask this.
     pub fn check(&self) -> Result<()> {
-        ensure!(!self.cancel.is_cancelled(), Cancelled, "the run was cancelled");
-        let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        match late {
-            true => Err(error!(Cancelled, "the run passed its deadline").raise("deadline")),
-            false => Ok(()),
-        }
+        check("the run", &self.cancel, self.deadline)
+    }
+}
+
+/// An error once a run is cancelled or late.
+pub(super) fn check(what: &str, cancel: &CancelToken, deadline: Option<Instant>) -> Result<()> {
+    ensure!(!cancel.is_cancelled(), Cancelled, "{what} was cancelled");
+    match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        true => Err(error!(Cancelled, "{what} passed its deadline").raise("deadline")),
+        false => Ok(()),
     }
 }
 
@@ -267,7 +276,7 @@ impl<'a> RunCx<'a> {
         let device =
             device.ok_or_else(|| error!(Fail, "no device of the session owns {}", buffer.device()))?;
         let range = DeviceRange { buffer, offset: start, len };
-        device.copy(*from, TensorMut::device(from.dtype(), from.shape(), range))
+        guard::copy(&**device, *from, TensorMut::device(from.dtype(), from.shape(), range))
     }
 
     /// Counts bytes that the kernel takes besides its outputs, as long as the result lives.

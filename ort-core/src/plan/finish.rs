@@ -51,7 +51,9 @@ impl Planner<'_> {
             unknown || self.nested_dynamic || self.drafts.iter().any(|draft| matches!(draft, Draft::Dynamic));
         let outputs = self.own_outputs() + copied;
         let own_peak = own_peak.max(outputs);
-        let slots = (0..self.drafts.len()).map(|index| self.slot_plan(index, &layout.offsets)).collect();
+        let mut slots: Vec<SlotPlan> =
+            (0..self.drafts.len()).map(|index| self.slot_plan(index, &layout.offsets)).collect();
+        self.ends.outputs.iter().for_each(|output| slots[output.index()].is_output = true);
         let lower_bound = live.iter().copied().max().unwrap_or(0).max(outputs);
         let (begins, left) = (self.begins(), self.own_outputs());
         Ok(RunPlan {
@@ -147,7 +149,7 @@ impl Planner<'_> {
             Draft::Unused => Place::Unused,
         };
         let life = (self.first[index], self.last[index]);
-        SlotPlan { dtype: self.dtypes[index], shape, place, kind: self.kinds[index], life }
+        SlotPlan { dtype: self.dtypes[index], shape, place, kind: self.kinds[index], life, is_output: false }
     }
 
     /// Values with memory of their own go after their last use.

@@ -72,6 +72,8 @@ pub(crate) struct SlotPlan {
     pub(crate) kind: ValueKind,
     /// First and last step at which the value is alive.
     pub(crate) life: (usize, usize),
+    /// Whether it is one of the plan's outputs.
+    pub(crate) is_output: bool,
 }
 
 /// What becomes of a step.

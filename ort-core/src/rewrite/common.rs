@@ -7,6 +7,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use super::Report;
 use crate::dtype::DType;
 use crate::ir::{Attribute, Attributes, Graph, Node, ValueId};
+use crate::seeded;
 use crate::spec::Traits;
 use crate::tensor::Shape;
 
@@ -21,7 +22,7 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
     let mut same = Same::default();
     let constants = equal_constants(graph);
     // Of nodes whose keys collide only the first has twins.
-    let mut first: FxHashMap<u64, usize> = FxHashMap::default();
+    let mut first: seeded::HashMap<u64, usize> = seeded::HashMap::default();
     let is_output: rustc_hash::FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     for index in 0..graph.nodes.len() {
         let Some(node) = graph.nodes.get_mut(index) else { continue };
@@ -61,7 +62,8 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
 
 /// Small constants of the same bytes as another, with the first such.
 fn equal_constants(graph: &Graph) -> Same {
-    let mut first: FxHashMap<(DType, &Shape, &[u8]), ValueId> = FxHashMap::default();
+    // The bytes are the file's, which must not be able to foresee where they go.
+    let mut first: seeded::HashMap<(DType, &Shape, &[u8]), ValueId> = seeded::HashMap::default();
     let shapes: Vec<(ValueId, DType, Shape, &[u8])> = graph
         .constants
         .iter()

@@ -28,6 +28,7 @@ use super::{Session, ValueSpec, check_type};
 use crate::dim::Dim;
 use crate::ep::Device;
 use crate::ir::ValueType;
+use crate::seeded::HashMap;
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
 use crate::{Error, Result, Within, advise, ensure, error};
 
@@ -35,6 +36,8 @@ use crate::{Error, Result, Within, advise, ensure, error};
 pub(super) struct Signature {
     pub(super) inputs: Vec<ValueSpec>,
     pub(super) outputs: Vec<ValueSpec>,
+    /// The places of inputs and of outputs by name.
+    places: [HashMap<String, usize>; 2],
     /// The defaults of inputs.
     defaults: Vec<Option<Value>>,
     devices: Vec<Arc<dyn Device>>,
@@ -42,7 +45,22 @@ pub(super) struct Signature {
     budget: Arc<Budget>,
 }
 
+/// The places of names.
+fn places(specs: &[ValueSpec]) -> HashMap<String, usize> {
+    specs.iter().map(|spec| spec.name.clone()).zip(0..).collect()
+}
+
 impl Signature {
+    /// The place of an input.
+    fn input(&self, name: &str) -> Result<usize> {
+        self.places[0].get(name).copied().ok_or_else(|| unknown("input", &self.inputs, name))
+    }
+
+    /// The place of an output.
+    fn output(&self, name: &str) -> Result<usize> {
+        self.places[1].get(name).copied().ok_or_else(|| unknown("output", &self.outputs, name))
+    }
+
     fn transfers(&self) -> Transfers<'_> {
         Transfers { devices: &self.devices, budget: &self.budget }
     }
@@ -147,9 +165,11 @@ impl Session {
         let signature = self.signature.get_or_init(|| {
             let graph = &self.compiled.program.graph;
             let default = |id| graph.input_defaults.get(id).map(|tensor| Value::Tensor(tensor.clone()));
+            let (inputs, outputs) = (self.inputs(), self.outputs());
             Arc::new(Signature {
-                inputs: self.inputs(),
-                outputs: self.outputs(),
+                places: [places(&inputs), places(&outputs)],
+                inputs,
+                outputs,
                 defaults: graph.inputs.iter().map(default).collect(),
                 devices: self.compiled.devices.clone(),
                 budget: self.budget.clone(),
@@ -177,7 +197,7 @@ impl IoBinding {
     ///
     /// There is no such input, its type or a size differs from the model's, its memory is none of the session's, or an output is bound to it.
     pub fn bind_input(&mut self, name: &str, source: impl Into<InputSource>) -> Result<()> {
-        let index = position("input", &self.signature.inputs, name)?;
+        let index = self.signature.input(name)?;
         ensure!(
             !self.outputs.contains(&Some(Bound::Input(index))),
             InvalidArgument,
@@ -212,7 +232,7 @@ impl IoBinding {
     /// There is no such output, it is bound already, its type or a size differs from the model's, the device is none of the
     /// session's or the output no tensor of numbers that it could hold, or the input has no [`TensorBuffer`] or holds an output already.
     pub fn bind_output(&mut self, name: &str, target: impl Into<OutputTarget>) -> Result<()> {
-        let index = position("output", &self.signature.outputs, name)?;
+        let index = self.signature.output(name)?;
         ensure!(
             self.outputs.get(index) == Some(&None),
             InvalidArgument,
@@ -253,7 +273,7 @@ impl IoBinding {
 
     /// The position of an input that may hold an output.
     fn input_to_share(&self, output: &str, input: &str) -> Result<usize> {
-        let index = position("input", &self.signature.inputs, input)?;
+        let index = self.signature.input(input)?;
         ensure!(
             matches!(self.buffers.get(index), Some(Some(_))),
             InvalidArgument,
@@ -281,7 +301,7 @@ impl IoBinding {
     ///
     /// There is no such input, or it is not bound to a [`TensorBuffer`].
     pub fn input_mut(&mut self, name: &str) -> Result<&mut TensorBuffer> {
-        let index = position("input", &self.signature.inputs, name)?;
+        let index = self.signature.input(name)?;
         let buffer = self.buffers.get_mut(index).and_then(Option::as_mut);
         buffer.ok_or_else(|| {
             error!(InvalidArgument, "input '{name}' is bound to no buffer to write")
@@ -295,7 +315,7 @@ impl IoBinding {
     ///
     /// There is no such output, it is not bound, or nothing was run since it was bound.
     pub fn output(&self, name: &str) -> Result<ValueView<'_>> {
-        self.output_at(position("output", &self.signature.outputs, name)?)
+        self.output_at(self.signature.output(name)?)
     }
 
     fn output_at(&self, index: usize) -> Result<ValueView<'_>> {
@@ -342,7 +362,7 @@ impl IoBinding {
     ///
     /// There is no such output, it is not bound, or nothing was run since it was bound.
     pub fn shared_output(&self, name: &str) -> Result<Value> {
-        let index = position("output", &self.signature.outputs, name)?;
+        let index = self.signature.output(name)?;
         self.output_at(index)?;
         let bound = self.outputs.get(index).copied().flatten();
         bound.map_or_else(|| Err(error!(Fail, "output '{name}' is gone")), |bound| self.shared(index, bound))
@@ -437,11 +457,6 @@ impl IoBinding {
     pub fn synchronize_outputs(&self) -> Result<()> {
         self.signature.devices.iter().try_for_each(|device| device.synchronize())
     }
-}
-
-/// The place of a name among inputs or outputs.
-fn position(kind: &str, specs: &[ValueSpec], name: &str) -> Result<usize> {
-    specs.iter().position(|spec| spec.name == name).ok_or_else(|| unknown(kind, specs, name))
 }
 
 fn unknown(kind: &str, specs: &[ValueSpec], name: &str) -> Error {

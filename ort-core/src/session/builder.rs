@@ -17,8 +17,10 @@ use super::streamed::Streams;
 use super::updates;
 use super::windows::Windows;
 use super::{Model, Program, Session, SessionOptions};
+use crate::ep::interrupt::{Watch, enter};
 use crate::ep::{
-    Device, NodeView, Owner, Packing, Precision, ProviderOptions, Scope, lower_all_but, partition,
+    CancelToken, Device, NodeView, Owner, Packing, Precision, ProviderOptions, Scope, guard, lower_all_but,
+    partition,
 };
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
@@ -402,7 +404,7 @@ impl SessionBuilder {
         let budget = Budget::within(&compiled.budget, None);
         Ok(Session {
             kept: Kept::new(
-                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref()),
+                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref())?,
                 (!counts_all).then(Recycler::new),
                 self.idle_memory,
             ),
@@ -446,7 +448,7 @@ impl SessionBuilder {
             Ok((built.map_err(|problem| self.explain(problem, setting))?, None))
         })?;
         let devices = devices.all;
-        devices.iter().for_each(|device| device.end_of_build());
+        devices.iter().try_for_each(|device| guard::end_of_build(&**device))?;
         let Built { program, packed_bytes, cached_bytes, rewrites, owner } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
@@ -474,6 +476,9 @@ impl SessionBuilder {
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.
     pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
+        // Kernels that pack for long end with the time that building may take.
+        let _watch =
+            enter(Watch { what: "compiling the model", cancel: CancelToken::new(), deadline: setting.until });
         let (graph, rewrites) = self.rewritten(setting, packing)?;
         let Setting { threads, load_threads, devices, budget, until } = setting;
         let owner = Arc::<Owner>::default();
@@ -548,7 +553,7 @@ fn at_least_one(threads: Option<usize>) -> Result<usize> {
 
 /// The place of the first device that claims a node.
 fn first_claim(graph: &Graph, node: &Node, devices: &[Arc<dyn Device>]) -> Option<usize> {
-    devices.iter().position(|device| device.claim(&NodeView { graph, node }).is_ok())
+    devices.iter().position(|device| guard::claim(&**device, &NodeView { graph, node }).is_ok())
 }
 
 /// Runs a graph of constants on the host's devices; without any of them on the CPU provider. The results count against `budget`.

@@ -10,7 +10,7 @@ use ort_alloc::{
 };
 
 use super::ArenaDevice;
-use crate::ep::Device;
+use crate::ep::{Device, guard};
 use crate::tensor::{MapValue, byte_count};
 use crate::tensor::{OptionalValue, SequenceValue, SparseTensor, Tensor, Value};
 use crate::{Result, ensure, error};
@@ -65,14 +65,14 @@ impl DynamicMemory {
         budget: &Arc<Budget>,
         devices: &[Arc<dyn Device>],
         config: Option<&ArenaConfig>,
-    ) -> DynamicMemory {
+    ) -> Result<DynamicMemory> {
         let mut lanes = vec![Lane::new(HostAllocator::global().clone(), budget, config)];
         for device in devices {
             if lanes.iter().all(|lane| lane.id != device.memory()) {
-                lanes.push(Lane::new(device.allocator(), budget, config));
+                lanes.push(Lane::new(guard::allocator(&**device)?, budget, config));
             }
         }
-        DynamicMemory { budget: budget.clone(), lanes }
+        Ok(DynamicMemory { budget: budget.clone(), lanes })
     }
 
     /// Memory of unknown size: from the arena, or from the allocator under it where the arena cannot grow or the value is small.

@@ -22,7 +22,7 @@ use super::streamed::Streaming;
 use super::windows::Passing;
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
-use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx};
+use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx, guard};
 use crate::plan::{Action, Place, Planning, RunPlan, StepPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{DeviceRange, Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
@@ -520,7 +520,7 @@ impl<'a> Frame<'a> {
             }
             Category::Output => memory.allocate_outside(&self.env.control.budget, device, category, bytes)?,
             _ => {
-                let outlives_run = self.env.outlives_run && self.plan.outputs.contains(&slot);
+                let outlives_run = self.env.outlives_run && self.plan.slots[slot.index()].is_output;
                 let source = if outlives_run { Source::Outside } else { Source::Arena };
                 ValueMemory { memory, source }.allocate(device, category, bytes)?
             }
@@ -589,7 +589,7 @@ impl<'a> Frame<'a> {
         // An output of the graph owns its memory, so it is copied rather than a view.
         let shares = |slot: &SlotId| {
             let dynamic = matches!(self.plan.slots[slot.index()].place, Place::Dynamic);
-            dynamic && !self.plan.outputs.contains(slot)
+            dynamic && !self.plan.slots[slot.index()].is_output
         };
         if !step.outputs.iter().flatten().all(shares) {
             return Ok(false);
@@ -736,7 +736,7 @@ impl<'a> Frame<'a> {
             Work::Copy => {
                 let device = &self.env.devices[step.device];
                 let (from, to) = (cx.input(0)?, cx.output(0)?);
-                device.copy(from, to)?;
+                guard::copy(&**device, from, to)?;
             }
             Work::Kernel(kernel) if step.nested.is_empty() => {
                 cx.workspace = workspace;
@@ -766,7 +766,7 @@ impl<'a> Frame<'a> {
     /// Whether what the kernel hands over may be an output of the run.
     fn outlives_run(&self, step: &Step) -> bool {
         let hands_over = step.claim.outputs != OutputsFrom::Plan || !step.nested.is_empty();
-        let is_output = |slot: &SlotId| self.plan.outputs.contains(slot);
+        let is_output = |slot: &SlotId| self.plan.slots[slot.index()].is_output;
         hands_over && self.env.outlives_run && step.outputs.iter().flatten().any(is_output)
     }
 

@@ -69,6 +69,7 @@ use crate::plan::{
     BoundValues, GivenMemory, KindBytes, LiveStep, MemoryKind, PlanReport, Planning, RunPlan, live_steps,
     report, resolve_bound,
 };
+use crate::seeded::HashMap;
 use crate::tensor::{Value, ValueView};
 use crate::{Error, Limits, Result, Within, advise, ensure, error};
 use compiled::Compiled;
@@ -231,14 +232,17 @@ impl Session {
     /// Puts named inputs in order; defaults stand in for what is left out.
     fn arrange<'v>(&'v self, inputs: &'v [(&str, Value)]) -> Result<Vec<ValueView<'v>>> {
         let graph = &self.compiled.program.graph;
-        let known = |name: &str| graph.inputs.iter().any(|&id| &*graph.value(id).name == name);
+        let by_name = ByName::new(inputs);
         for (index, (name, _)) in inputs.iter().enumerate() {
-            ensure!(
-                !inputs.iter().take(index).any(|(earlier, _)| earlier == name),
-                InvalidArgument,
-                "input '{name}' is given twice"
-            );
-            if !known(name) {
+            ensure!(by_name.find(name) == Some(index), InvalidArgument, "input '{name}' is given twice");
+        }
+        let mut is_known = vec![false; inputs.len()];
+        for &id in &graph.inputs {
+            let index = by_name.find(&graph.value(id).name);
+            index.and_then(|index| is_known.get_mut(index)).into_iter().for_each(|known| *known = true);
+        }
+        for ((name, _), is_known) in inputs.iter().zip(is_known) {
+            if !is_known {
                 let names: Vec<&str> = graph.inputs.iter().map(|&id| &*graph.value(id).name).collect();
                 return Err(error!(InvalidArgument, "the model has no input '{name}'").help(advise(
                     "inputs",
@@ -250,7 +254,8 @@ impl Session {
         let mut given = Vec::with_capacity(graph.inputs.len());
         for &id in &graph.inputs {
             let info = graph.value(id);
-            let found = inputs.iter().find(|(name, _)| *name == &*info.name).map(|(_, value)| value.view());
+            let found = by_name.find(&info.name).and_then(|index| inputs.get(index));
+            let found = found.map(|(_, value)| value.view());
             let default = || graph.input_defaults.get(&id).map(|tensor| ValueView::Tensor(tensor.view()));
             let value = found.or_else(default).ok_or_else(|| {
                 error!(InvalidArgument, "input '{}' ({}) is not given", info.name, info.ty)
@@ -397,4 +402,33 @@ fn check_type(name: &str, expected: &ValueType, value: &ValueView<'_>) -> Result
         _ => {}
     }
     Ok(())
+}
+
+/// Given inputs by name. Few are looked through, which takes nothing from the heap; of many there is a table.
+struct ByName<'v> {
+    inputs: &'v [(&'v str, Value)],
+    places: HashMap<&'v str, usize>,
+}
+
+impl<'v> ByName<'v> {
+    const FEW: usize = 16;
+
+    fn new(inputs: &'v [(&'v str, Value)]) -> ByName<'v> {
+        let mut places = HashMap::default();
+        if inputs.len() > ByName::FEW {
+            places.reserve(inputs.len());
+            for (index, (name, _)) in inputs.iter().enumerate() {
+                places.entry(*name).or_insert(index);
+            }
+        }
+        ByName { inputs, places }
+    }
+
+    /// The place of the first input of this name.
+    fn find(&self, name: &str) -> Option<usize> {
+        match self.inputs.len() > ByName::FEW {
+            true => self.places.get(name).copied(),
+            false => self.inputs.iter().position(|(given, _)| *given == name),
+        }
+    }
 }

@@ -4,7 +4,7 @@ use rustc_hash::FxHashSet;
 
 use super::program::Step;
 use super::{Program, Session};
-use crate::ep::{NodeView, Reason};
+use crate::ep::{NodeView, Reason, guard};
 use crate::ir::ValueId;
 
 /// Where a node runs.
@@ -51,7 +51,7 @@ impl Session {
         let view = NodeView { graph, node };
         let before = self.compiled.devices.iter().take(step.device);
         let refusals = before.map(|device| {
-            let why = device.claim(&view).err().unwrap_or_else(|| reason.to_string());
+            let why = guard::claim(&**device, &view).err().unwrap_or_else(|| reason.to_string());
             (device.info().provider, why)
         });
         let is_known = |value: ValueId| graph.constants.contains_key(&value) || shapes.contains(&value);

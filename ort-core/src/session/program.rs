@@ -17,7 +17,7 @@ use super::updates::Update;
 use crate::cache::{Role, Store, tag};
 use crate::ep::{
     Account, Body, Captured, Claim, CompileCx, Device, Executable, Flowing, NodeView, OutputsFrom, Owner,
-    Packing, Partition, Precision, Reason, Scope, partition,
+    Packing, Partition, Precision, Reason, Scope, guard, partition,
 };
 use crate::ir::{Graph, Node, Subgraph, ValueId};
 use crate::limits::check_deadline;
@@ -284,10 +284,15 @@ impl Program {
 
 impl BuildCx<'_> {
     /// The context of one kernel's construction.
-    fn kernel<'k>(&'k self, view: NodeView<'k>, device: &dyn Device, packing: Packing<'k>) -> CompileCx<'k> {
+    fn kernel<'k>(
+        &'k self,
+        view: NodeView<'k>,
+        device: &dyn Device,
+        packing: Packing<'k>,
+    ) -> Result<CompileCx<'k>> {
         let account = Account { budget: self.budget, owner: self.owner };
-        let cx = CompileCx::new(view, device, (self.load_threads, self.precision), account, packing);
-        CompileCx { cache_dir: self.cache_dir, ..cx }
+        let cx = CompileCx::new(view, device, (self.load_threads, self.precision), account, packing)?;
+        Ok(CompileCx { cache_dir: self.cache_dir, ..cx })
     }
 }
 
@@ -455,8 +460,8 @@ impl Builder {
         let (work, consumed) = match streamed {
             Some((kernel, consumed)) => (Work::Streamed(kernel), consumed),
             None => {
-                let mut compile = cx.kernel(view, &**device, cx.packing);
-                let kernel = device.compile(&mut compile)?;
+                let mut compile = cx.kernel(view, &**device, cx.packing)?;
+                let kernel = guard::compile(&**device, &mut compile)?;
                 let (packed_bytes, cached_bytes) = (compile.packed_bytes, compile.cached_bytes);
                 let consumed = compile.consumed;
                 cx.cached_bytes = cx.cached_bytes.saturating_add(cached_bytes);
@@ -488,9 +493,9 @@ impl Builder {
         if !cx.streams || !view.node.subgraphs.is_empty() || device.memory() != DeviceId::HOST {
             return None;
         }
-        let mut compile = cx.kernel(view, &**device, Packing::Counted);
+        let mut compile = cx.kernel(view, &**device, Packing::Counted).ok()?;
         // What is wrong with the node is said when it is compiled for good.
-        let counted = device.compile(&mut compile).ok()?;
+        let counted = guard::compile(&**device, &mut compile).ok()?;
         let (consumed, packed_bytes) = (compile.consumed, compile.packed_bytes);
         let weights = consumed.iter().enumerate().filter(|(_, consumed)| **consumed);
         let weights: SmallVec<[&Tensor; 4]> = weights.filter_map(|(index, _)| view.constant(index)).collect();
@@ -503,7 +508,9 @@ impl Builder {
     fn streams(&self, value: ValueId, tensor: &Tensor, device: &dyn Device, cx: &BuildCx<'_>) -> bool {
         let may = match cx.windows {
             Windowing::Never => false,
-            Windowing::OfBounded => device.allocator().stats().limit.is_some(),
+            Windowing::OfBounded => {
+                guard::allocator(device).is_ok_and(|memory| memory.stats().limit.is_some())
+            }
             Windowing::Always => true,
         };
         may && tensor.bytes().is_some_and(|bytes| bytes.len() >= LEAST_STREAMED)
@@ -633,10 +640,10 @@ fn device_at(devices: &[Arc<dyn Device>], index: usize) -> Result<&Arc<dyn Devic
 /// A copy of a host tensor in a device's memory.
 fn upload(tensor: &Tensor, device: &dyn Device, budget: &Arc<Budget>) -> Result<Tensor> {
     let bytes = tensor.byte_count();
-    let buffer = allocate_in(budget, Category::Weights, &*device.allocator(), bytes.max(1), 64)?;
+    let buffer = allocate_in(budget, Category::Weights, &*guard::allocator(device)?, bytes.max(1), 64)?;
     let copy = Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)?;
     if let Some(range) = copy.view().device_range() {
-        device.copy(tensor.view(), TensorMut::device(tensor.dtype(), tensor.shape(), range))?;
+        guard::copy(device, tensor.view(), TensorMut::device(tensor.dtype(), tensor.shape(), range))?;
     }
     Ok(copy)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ep::{Device, ProviderOptions, provider};
+use crate::ep::{Device, ProviderOptions, guard, provider};
 use crate::{Error, Result, Within};
 
 /// A provider as it is asked for: by name, with its options.
@@ -70,7 +70,7 @@ impl Devices {
         let mut devices = Devices { all: opened.to_vec(), optional: vec![false; opened.len()] };
         for ProviderRequest { name, options, is_optional } in requested {
             let device = provider(name).and_then(|provider| {
-                provider.open(0, options).within(|| format!("provider {name}")).map_err(|problem| {
+                guard::open(provider, options).within(|| format!("provider {name}")).map_err(|problem| {
                     problem
                         .help(format!("to run without it where it cannot be used, ask for 'optional:{name}'"))
                 })
@@ -90,7 +90,7 @@ impl Devices {
 
     fn at_least_the_cpu(&mut self) -> Result<()> {
         if self.all.is_empty() {
-            self.all.push(provider("cpu")?.open(0, &ProviderOptions::new())?);
+            self.all.push(guard::open(provider("cpu")?, &ProviderOptions::new())?);
             self.optional.push(false);
         }
         Ok(())
@@ -110,7 +110,7 @@ impl Devices {
     /// Leaves out an optional device that is broken; the problem comes back where there is none.
     fn leave_out_broken(&mut self, problem: Error) -> Result<()> {
         let mut candidates = self.all.iter().zip(&self.optional);
-        let broken = candidates.position(|(device, optional)| *optional && device.check().is_err());
+        let broken = candidates.position(|(device, optional)| *optional && guard::check(&**device).is_err());
         let Some(place) = broken else { return Err(problem) };
         self.optional.remove(place);
         let device = self.all.remove(place);

@@ -9,6 +9,7 @@ use super::run::Need;
 use super::windows::OnDevices;
 use crate::Result;
 use crate::dim::Bindings;
+use crate::ep::guard;
 use crate::plan::{BoundValues, RunPlan, WorkspaceRoom};
 
 /// The most that a run may take.
@@ -55,7 +56,8 @@ impl Session {
         let mut on_devices = OnDevices::new();
         for device in self.compiled.devices.iter().filter(|device| device.memory() != DeviceId::HOST) {
             let memory = device.memory();
-            if let Some(limit) = device.allocator().stats().limit {
+            let limit = guard::allocator(&**device).ok().and_then(|memory| memory.stats().limit);
+            if let Some(limit) = limit {
                 let left = limit.saturating_sub(self.compiled.streams.windows.total_bytes_on(memory));
                 on_devices.push((memory, left / arena::GRANULE * arena::GRANULE));
             }

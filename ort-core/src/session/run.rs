@@ -10,7 +10,8 @@ use super::streamed::{Free, Room, Streaming, Turn};
 use super::windows::{OnDevices, RunWindows};
 use super::{Program, RunOptions, Session};
 use crate::dim::Bindings;
-use crate::ep::RunControl;
+use crate::ep::interrupt::{Watch, enter};
+use crate::ep::{RunControl, guard};
 use crate::plan::{Place, Planning, RunPlan, largest_at_peak};
 use crate::tensor::{Tensor, TensorBuffer, byte_count};
 use crate::{Error, ErrorKind, MemoryShortage, Result, error};
@@ -215,9 +216,10 @@ impl Session {
         let windows = windows.pass(&release);
         let memory = Memory { slabs: Slabs { host, devices: &devices }, windows, bound, tables };
         let frame = Frame::new((&self.compiled.program, plan, bindings), env, given, memory);
-        // A kernel that panics is a defect; the caller gets an error all the same, and the slab is dropped.
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(frame)));
-        done.unwrap_or_else(|panic| Err(panic_error(&*panic)))
+        let (cancel, deadline) = (control.cancel.clone(), control.deadline);
+        let _watch = enter(Watch { what: "the run", cancel, deadline });
+        // Kernels are guarded each by itself; a panic beside them is a defect, too, and drops the slab all the same.
+        guard::call(|| "a run".to_string(), || run(frame))
     }
 
     /// Leaves what the run held to the next one.
@@ -228,7 +230,7 @@ impl Session {
         }
         self.kept.run_ended(Some(grant.slab).filter(|_| self.planning != Planning::Off));
         self.kept.dynamic.shrink(&options.shrink_arenas);
-        self.compiled.devices.iter().for_each(|device| device.end_of_run());
+        self.compiled.devices.iter().for_each(|device| guard::end_of_run(&**device));
     }
 
     /// What a run may take: what nothing holds, idle slabs and regions of arenas, and packed weights that may go.
@@ -324,11 +326,4 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
 /// Whether an allocator refused what a run was granted, rather than a limit the run.
 fn is_in_pieces(problem: &Error) -> bool {
     problem.kind() == ErrorKind::OutOfMemory && problem.shortage().is_none()
-}
-
-fn panic_error(panic: &(dyn std::any::Any + Send)) -> Error {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    error!(RuntimeException, "a kernel panicked: {text}")
-        .help("this is a defect of the runtime: please report it")
 }

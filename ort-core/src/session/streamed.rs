@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::program::{Program, Step, Work};
 use super::windows::{OnDevices, Shares, Windows};
-use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, RunCx};
+use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, RunCx, guard};
 use crate::tensor::Tensor;
 use crate::{Result, error};
 
@@ -118,8 +118,8 @@ impl Streaming<'_> {
     fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         let math = (self.threads, self.streams.precision);
         let account = Account { budget: self.budget, owner: &self.streams.owner };
-        let mut compile = CompileCx::new(view, device, math, account, Packing::Now);
-        let kernel = device.compile(&mut compile)?;
+        let mut compile = CompileCx::new(view, device, math, account, Packing::Now)?;
+        let kernel = guard::compile(device, &mut compile)?;
         let consumed = compile.consumed;
         for (index, _) in consumed.iter().enumerate().filter(|(_, consumed)| **consumed) {
             view.constant(index).into_iter().for_each(self.release);

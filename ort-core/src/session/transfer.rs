@@ -9,7 +9,7 @@ use super::dynamic::DEVICE_ALIGNMENT;
 use super::frame::Frame;
 use super::program::Origin;
 use crate::dtype::DType;
-use crate::ep::Device;
+use crate::ep::{Device, guard};
 use crate::plan::Place;
 use crate::tensor::{
     MapValue, OptionalValue, SequenceValue, SparseTensor, Tensor, TensorBuffer, TensorMut, TensorView, Value,
@@ -43,17 +43,17 @@ impl Transfers<'_> {
                 Ok(())
             }
             (one, other) if one == other || other == DeviceId::HOST => {
-                find(self.devices, one)?.copy(from, to)
+                guard::copy(find(self.devices, one)?, from, to)
             }
-            (DeviceId::HOST, other) => find(self.devices, other)?.copy(from, to),
+            (DeviceId::HOST, other) => guard::copy(find(self.devices, other)?, from, to),
             (one, other) => {
                 let (one, other) = (find(self.devices, one)?, find(self.devices, other)?);
                 let bytes = byte_count(from.dtype(), from.shape())?;
                 let host = &**HostAllocator::global();
                 let mut between = allocate_in(self.budget, Category::Workspace, host, bytes, 64)?;
                 let between = between.bytes_mut().ok_or_else(no_host_memory)?;
-                one.copy(from, TensorMut::host(from.dtype(), from.shape(), &mut *between))?;
-                other.copy(TensorView::host(from.dtype(), from.shape(), between), to)
+                guard::copy(one, from, TensorMut::host(from.dtype(), from.shape(), &mut *between))?;
+                guard::copy(other, TensorView::host(from.dtype(), from.shape(), between), to)
             }
         }
     }
@@ -93,7 +93,7 @@ impl SharedMemory {
         if memory == DeviceId::HOST {
             return TensorBuffer::new(dtype, shape);
         }
-        let allocator = find(&self.devices, memory)?.allocator();
+        let allocator = guard::allocator(find(&self.devices, memory)?)?;
         let bytes = byte_count(dtype, shape)?;
         let buffer = allocate_in(&self.budget, Category::Output, &*allocator, bytes, DEVICE_ALIGNMENT)?;
         TensorBuffer::from_buffer(dtype, shape, buffer)
@@ -302,7 +302,7 @@ impl Frame<'_> {
             let buffer = self.bound.get(*index).and_then(Option::as_ref);
             let value = self.given.get(*index).or(buffer.map(|buffer| ValueView::Tensor(buffer.view())));
             let from = value.ok_or_else(|| error!(Fail, "{} is not given", name()))?.tensor()?;
-            let category = match self.plan.outputs.contains(&slot) {
+            let category = match planned.is_output {
                 true => Category::Output,
                 false => Category::Slab,
             };

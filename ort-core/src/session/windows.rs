@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::program::{Origin, Program, SlotId};
 use super::window_choice::{Chosen, Costs};
-use crate::ep::Device;
+use crate::ep::{Device, guard};
 use crate::tensor::{DeviceRange, Tensor, TensorMut};
 use crate::{Error, MemoryShortage, Result, error};
 
@@ -283,7 +283,7 @@ impl Lane {
         }
         let sizes = constants.iter().map(|constant| constant.bytes).collect();
         let costs = Costs::new(sizes, readers, uploads.len());
-        let (device, memory) = (device.clone(), device.allocator());
+        let (device, memory) = (device.clone(), guard::allocator(&**device).ok()?);
         (!costs.is_empty()).then_some(Lane { device, memory, constants, uploads, costs })
     }
 
@@ -417,6 +417,6 @@ impl PassingLane<'_> {
 fn upload(device: &dyn Device, host: &Tensor, buffer: &SharedBuffer, offset: usize) -> Result<Tensor> {
     let (dtype, shape) = (host.dtype(), host.shape());
     let range = DeviceRange { buffer, offset, len: host.byte_count() };
-    device.copy(host.view(), TensorMut::device(dtype, shape, range))?;
+    guard::copy(device, host.view(), TensorMut::device(dtype, shape, range))?;
     Tensor::from_device_at(dtype, shape, (buffer.clone(), offset))
 }

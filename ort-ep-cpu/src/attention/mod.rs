@@ -25,6 +25,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::gemm::{Cpu, Pairing};
+use crate::interrupt::spend;
 use crate::parallel::{LineBlock, Lines};
 use crate::simd::attention::{Change, Product, Seen, WIDTH, change, dots, mix, multiply, weigh, weigh_row};
 use crate::simd::{Isa, transpose_tiles};
@@ -340,6 +341,7 @@ impl Attention<'_> {
         });
         for first in (all.start / KEYS * KEYS..all.end).step_by(KEYS) {
             let rows = first..(first + KEYS).min(all.end);
+            spend(rows.len() * count * (size + value_size) / 8);
             let keys = self.keys.strip(isa, [block.outer, key_head], rows.clone(), size, wide_keys);
             let values =
                 self.values.strip(isa, [block.outer, key_head], rows.clone(), value_size, wide_values);
@@ -475,6 +477,7 @@ impl<'a, 'b> Task<'a, 'b> {
         let place = [self.places.batch, self.places.heads.start / self.attention.sizes.group()];
         for first in (all.start / KEYS * KEYS..all.end).step_by(KEYS) {
             let rows = first..(first + KEYS).min(all.end);
+            spend(rows.len() * self.places.len() * (size + value_size) / 16);
             let keys = self.attention.keys.strip(self.isa, place, rows.clone(), size, wide_keys);
             let values = self.attention.values.strip(self.isa, place, rows.clone(), value_size, wide_values);
             let (keys, values) = match self.pairs {

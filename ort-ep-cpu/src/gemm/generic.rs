@@ -4,6 +4,7 @@ use super::kernels::add_four_rows;
 pub use super::kernels::{Number, Widen};
 use super::operand::check_extent;
 use super::{Cpu, GemmError};
+use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
 /// Columns summed at a time, so that their sums stay in the nearest cache.
@@ -80,12 +81,14 @@ fn multiply_row<T: Number, S: Widen<T>>(cpu: Cpu, left: impl Fn(usize) -> T, b: 
     sums.fill(T::ZERO);
     if b.strides[1] != 1 && sums.len() > 1 {
         for (column, sum) in sums.iter_mut().enumerate() {
+            spend(k);
             *sum = (0..k).fold(T::ZERO, |sum, step| sum.add_product(left(step), b.at(step, column).widen()));
         }
         return;
     }
     for (block, sums) in sums.chunks_mut(COLUMNS).enumerate() {
         let len = sums.len();
+        spend(k * len / 4);
         let row = |step: usize| &b.values[step * b.strides[0] + block * COLUMNS..][..len];
         let whole = k - k % 4;
         for step in (0..whole).step_by(4) {

@@ -9,6 +9,7 @@
 use super::activation::{Activation, Clamp};
 use super::elementwise::{Unary, unary_in_place};
 use super::window::Window;
+use crate::interrupt::spend;
 use crate::simd::plane::{FlatPlan, square};
 use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::{Filter, Input, SLACK, close_rows, pad_row, pad_row_by_two, tap_rows, taps};
@@ -255,6 +256,7 @@ fn any<S: Simd, E: UnaryOp>(
     let rows = to.len() / width;
     let mut row = 0;
     while row < rows {
+        spend(width * offsets.len() / 4);
         let from = Input { values: &input.values[row * input.stride..], ..input };
         let out = (&mut to[row * width..], width);
         row += match rows - row {

@@ -8,6 +8,7 @@ use super::depthwise::{HardSwish, Silu};
 use super::elementwise::{Unary, unary_in_place};
 use super::transpose::{Strided, strided};
 use super::window::Window;
+use crate::interrupt::spend;
 use crate::simd::slices::UnaryOp;
 use crate::simd::stencil::channel_taps;
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
@@ -192,6 +193,7 @@ impl<E: UnaryOp> SimdOp for Convolve<'_, E> {
         let Window { output: [_, width], strides: [sy, sx], .. } = plan.window;
         let filter = (weights, bias);
         for (y, row) in results.chunks_exact_mut(width * S::LANES).enumerate() {
+            spend(width * plan.offsets.len());
             let mut x = 0;
             while x < width {
                 let start = (y * sy * plan.padded[1] + x * sx) * S::LANES;

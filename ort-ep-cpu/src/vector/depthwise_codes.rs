@@ -1,6 +1,7 @@
 //! Convolutions of one plane of bytes with one filter: four neighbours along a row are one product of groups of four.
 
 use crate::gemm::Window;
+use crate::interrupt::spend;
 use crate::simd::bytes::{ByteLanes, ByteOp, Lanes, WINDOWS_REACH, dispatch_bytes};
 use crate::simd::{Isa, Simd};
 
@@ -227,6 +228,7 @@ fn three_taps<L: ByteLanes, const STRIDE: usize>(
     let weights = [simd.splat_i32(first), simd.splat_i32(second), simd.splat_i32(third)];
     let term = simd.splat_i32(taps.term);
     for y in 0..height {
+        spend(width);
         let lines =
             [0, 1, 2].map(|tap| &scratch[(y * window.stride[1] + tap * window.dilation[1]) * pitch..]);
         let whole = width - width % L::Base::LANES;
@@ -269,6 +271,7 @@ fn any_taps<L: ByteLanes, const STRIDE: usize>(
     let (pitch, groups) = (padded(window)[1], groups(window));
     let minus_zero = simd.splat_i32(taps.minus_zero);
     for y in 0..height {
+        spend(width * window.kernel[1] * groups / 4);
         let mut x = 0;
         while x < width {
             let count = (width - x).min(L::Base::LANES);

@@ -4,6 +4,7 @@
 //! bits are the same.
 
 use super::window::Window;
+use crate::interrupt::spend;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
 /// Parts of a sum.
@@ -60,6 +61,7 @@ fn for_each_run(window: &Window, mut each: impl FnMut(Run)) {
                 if first < end {
                     let place = row * input[1] + first * strides[1] + shift - pads[1];
                     let (tap, first, len) = (tap_y * kernel[1] + tap_x, y * output[1] + first, end - first);
+                    spend(len);
                     each(Run { tap, first, len, place });
                 }
             }

@@ -4,6 +4,7 @@
 //! the kernel are one product of groups of four, and lanes are channels: none is idle, however small the plane.
 
 use crate::gemm::Window;
+use crate::interrupt::spend;
 use crate::simd::bytes::{ByteLanes, ByteOp, Lanes, Numbers, dispatch_bytes};
 use crate::simd::{Isa, MAX_LANES, Simd};
 
@@ -199,7 +200,9 @@ impl Rows<'_> {
             // Flipping and bounds are left out where they do nothing.
             let is_plain = flip == 0 && conv.is_small;
             let rows = self.to.chunks_exact_mut(row_len).enumerate();
+            let work = conv.window.output[2] * kernel[1] * kernel[2];
             let rows = rows.map(|(at, to)| Row { conv, row: self.first + at, to });
+            let rows = rows.inspect(|_| spend(work));
             if is_three && is_plain && stride <= 2 {
                 let weights = [0, 1, 2].map(|tap| Row::weights(&block, tap));
                 match stride {

@@ -6,6 +6,7 @@
 use super::places::{load, store};
 use super::reduce;
 use super::window::Window;
+use crate::interrupt::spend;
 use crate::simd::stencil::SLACK;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
@@ -118,6 +119,7 @@ fn pool_rows<S: Simd, const MAX: bool>(s: S, plane: Plane<'_>) {
     scratch.fill(if MAX { f32::NEG_INFINITY } else { 0.0 });
     for band in (0..rows).step_by(BAND) {
         let band = band..rows.min(band + BAND);
+        spend(band.len() * (len * plan.window.kernel[0] + columns * plan.window.kernel[1]) / 8);
         for (y, combined) in band.clone().zip(scratch.chunks_exact_mut(len)) {
             combine_rows::<S, MAX>(s, &plan.window, y, from, &mut combined[left..]);
         }
@@ -244,6 +246,7 @@ pub fn pool_nd(
     let taps: usize = axes.iter().map(|axis| axis.kernel).product();
     let mut position = vec![0; axes.len()];
     for (place, result) in to.iter_mut().enumerate() {
+        spend(4 * taps);
         unflatten(place, axes.iter().map(|axis| axis.output), &mut position);
         let mut best: Option<(f32, usize)> = None;
         let mut sum = 0.0_f64;

@@ -6,6 +6,7 @@
 use super::places::{load, store};
 use super::pool::{Indices, row_len};
 use super::window::Window;
+use crate::interrupt::spend;
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch};
 
 /// Pools one plane; `scratch` holds at least [`super::pool::scratch_len`] values of any content.
@@ -53,6 +54,7 @@ impl SimdOp for Plane<'_> {
         value.fill(f32::NEG_INFINITY);
         row.fill(f32::INFINITY);
         for (y, (to, at)) in to.chunks_exact_mut(columns).zip((0..).step_by(columns)).enumerate() {
+            spend((len * window.kernel[0] + columns * window.kernel[1]) / 4);
             let greatest = Greatest { value: &mut value[left..], row: &mut row[left..] };
             greatest_of_columns(s, window, y, from, greatest);
             let padded = Greatest { value: &*value, row: &*row };

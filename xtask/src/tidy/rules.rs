@@ -32,6 +32,8 @@ const UNSAFE_PLACES: &[&str] = &[
     "ort-ep-cpu/src/parallel.rs",
     "ort-ep-cpu/src/pool.rs",
     "ort-ep-cpu/src/simd/",
+    // It forks.
+    "ort-ep-cpu/tests/fork.rs",
     "ort-ep-cuda/src/driver.rs",
     "ort-ep-cuda/src/driver/",
     "ort-ep-cuda/src/libraries/",

@@ -454,7 +454,7 @@ unsafe extern "C" fn compile(
         let precision = if info.bf16 != 0 { Precision::Bf16 } else { Precision::Fp32 };
         let packing = if info.counts_only != 0 { Packing::Counted } else { Packing::Now };
         let settings = (info.threads as usize, precision);
-        let mut cx = CompileCx::new(only_node(&graph)?, &*opened.device, settings, account, packing);
+        let mut cx = CompileCx::new(only_node(&graph)?, &*opened.device, settings, account, packing)?;
         let executable = opened.device.compile(&mut cx)?;
         let host = exported.host;
         if let Some(reserve) = host.reserve.filter(|_| cx.packed_bytes > 0) {

@@ -10,6 +10,7 @@ use super::tile::{AddRows, Tile};
 use crate::gemm::epilogue::{Finish, apply};
 use crate::gemm::operand::{AOperand, BOperand, Strided};
 use crate::gemm::{Gemm, GemmError};
+use crate::interrupt::{TASK_UNITS, spend, spending};
 use crate::parallel::{Pool, Shares, for_each_chunk_mut};
 use crate::simd::Isa;
 
@@ -178,7 +179,7 @@ fn distribute(grid: &Grid, tasks: usize, workspace: &mut [f32], run: &(dyn Fn(us
     let shares = Shares::new(grid.threads, tasks);
     let slots = &mut workspace[..grid.threads * slot_len];
     for_each_chunk_mut(grid.threads, slots, slot_len, |taker, slot| {
-        shares.of(taker).for_each(|task| run(task, slot));
+        spending(TASK_UNITS, shares.of(taker)).for_each(|task| run(task, slot));
     });
 }
 
@@ -259,6 +260,8 @@ impl Block<'_> {
             for tile in tiles.clone().step_by(self.grid.tiles_at_once) {
                 let tiles = tile..(tile + self.grid.tiles_at_once).min(tiles.end);
                 let a = self.strips_of_a(&tiles, step..end, slot);
+                // The terms of a group, of which a core does about eight in a nanosecond.
+                spend(tiles.len() * self.height * panels.len() * self.kernel.width() * (end - step) / 16);
                 // SAFETY: passed on.
                 unsafe { self.run_strips(&Group { tiles, panels: panels.clone(), steps: step..end, a, b }) };
             }

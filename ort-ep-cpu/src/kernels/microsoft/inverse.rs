@@ -5,6 +5,7 @@ use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::reduce::number::Number;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "Inverse", make, ..KernelDef::BASE }];
@@ -46,6 +47,7 @@ fn invert(matrix: &mut [f64], inverse: &mut [f64], size: usize) {
             }
         }
         for row in (0..size).filter(|&row| row != step) {
+            spend(4 * size);
             let factor = matrix[row * size + step];
             for side in [&mut *matrix, &mut *inverse] {
                 for column in 0..size {

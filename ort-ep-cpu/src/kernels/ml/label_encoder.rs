@@ -3,12 +3,13 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::Attributes;
+use ort_core::seeded::HashMap;
 use ort_core::spec::ONNX_ML;
 use ort_core::tensor::{Tensor, TensorView};
 use ort_core::{Result, ensure, error};
-use rustc_hash::FxHashMap;
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 cpu_kernels![KernelDef {
     domain: ONNX_ML,
@@ -94,18 +95,13 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     );
     let default = default_value(cx.attrs(), &values)?;
     // Of equal keys the last counts.
-    let places: FxHashMap<Key, usize> = keys.into_iter().zip(0..).collect();
+    let places: HashMap<Key, usize> = keys.into_iter().zip(0..).collect();
     Ok(Box::new(move |cx: &mut RunCx<'_>| encode(cx, &places, &values, &default)))
 }
 
-fn encode(
-    cx: &mut RunCx<'_>,
-    places: &FxHashMap<Key, usize>,
-    values: &Tensor,
-    default: &Tensor,
-) -> Result<()> {
+fn encode(cx: &mut RunCx<'_>, places: &HashMap<Key, usize>, values: &Tensor, default: &Tensor) -> Result<()> {
     let input = cx.input(0)?;
-    let found = keys_of(&input)?.into_iter().map(|key| places.get(&key).copied());
+    let found = spending(8, keys_of(&input)?).map(|key| places.get(&key).copied());
     if values.dtype() == DType::String {
         let (values, default) = (values.strings()?, default.strings()?);
         let default = default.first().ok_or_else(|| error!(Fail, "the default value is missing"))?;

@@ -6,6 +6,7 @@ use ort_core::{Result, ensure};
 
 use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, probit, write_scores};
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 
 cpu_kernels![
     KernelDef { domain: ONNX_ML, op: "LinearClassifier", make: make_classifier, ..KernelDef::BASE },
@@ -37,6 +38,7 @@ impl Functions {
         for row in 0..rows {
             let row = &values[row * features..(row + 1) * features];
             for index in 0..self.count {
+                spend(features);
                 let weights = &self.coefficients[index * features..(index + 1) * features];
                 scores.push(dot(row, weights) + self.intercepts.get(index).copied().unwrap_or(0.0));
             }

@@ -73,11 +73,11 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let (keys, values) = map_of(cx)?;
         let places: Vec<Option<usize>> = match keys {
             MapKeys::Ints(_, keys) => {
-                let places: rustc_hash::FxHashMap<i64, usize> = keys.iter().copied().zip(0..).collect();
+                let places: ort_core::seeded::HashMap<i64, usize> = keys.iter().copied().zip(0..).collect();
                 ints.iter().map(|word| places.get(word).copied()).collect()
             }
             MapKeys::Strings(keys) => {
-                let places: rustc_hash::FxHashMap<&str, usize> =
+                let places: ort_core::seeded::HashMap<&str, usize> =
                     keys.iter().map(String::as_str).zip(0..).collect();
                 strings.iter().map(|word| places.get(word.as_str()).copied()).collect()
             }

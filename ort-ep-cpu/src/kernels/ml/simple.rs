@@ -2,10 +2,10 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::seeded::HashMap;
 use ort_core::spec::ONNX_ML;
 use ort_core::tensor::Tensor;
 use ort_core::{Result, ensure, error, for_each_type};
-use rustc_hash::FxHashMap;
 
 use super::scores::doubles;
 use crate::cpu_kernels;
@@ -96,8 +96,8 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let strings = attrs.find_strings("cats_strings").unwrap_or(&[]).to_vec();
     let ints = attrs.find_ints("cats_int64s").unwrap_or(&[]).to_vec();
     let count = strings.len().max(ints.len());
-    let strings: FxHashMap<String, usize> = strings.into_iter().zip(0..).collect();
-    let ints: FxHashMap<i64, usize> = ints.into_iter().zip(0..).collect();
+    let strings: HashMap<String, usize> = strings.into_iter().zip(0..).collect();
+    let ints: HashMap<i64, usize> = ints.into_iter().zip(0..).collect();
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let places: Vec<Option<usize>> = match input.strings() {
@@ -129,8 +129,8 @@ fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (unknown, nameless) = (attrs.int("default_int64")?, attrs.string("default_string")?.to_string());
     let ints = attrs.find_ints("cats_int64s").unwrap_or(&[]).to_vec();
     let strings = attrs.find_strings("cats_strings").unwrap_or(&[]).to_vec();
-    let to_int: FxHashMap<String, i64> = strings.iter().cloned().zip(ints.iter().copied()).collect();
-    let to_string: FxHashMap<i64, String> = ints.into_iter().zip(strings).collect();
+    let to_int: HashMap<String, i64> = strings.iter().cloned().zip(ints.iter().copied()).collect();
+    let to_string: HashMap<i64, String> = ints.into_iter().zip(strings).collect();
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         if let Ok(texts) = input.strings() {

@@ -10,6 +10,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::scores::{Labels, Transform, dot, floats, largest, logistic, matrix, probit};
 use super::svm_kernel::Vectors;
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::kernels::nn::{for_each_unit, part_count};
 
@@ -374,6 +375,7 @@ fn couple(pairs: &[f64], p: &mut [f64], scratch: &mut [f64]) {
     p.fill(1.0 / classes as f64);
     for _ in 0..classes.max(100) {
         for (i, sum) in qp.iter_mut().enumerate() {
+            spend(4 * classes);
             *sum = (0..classes).map(|j| q(i, j) * p[j]).sum();
         }
         let mut pqp = dot(p, qp);

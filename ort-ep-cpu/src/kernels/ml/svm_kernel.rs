@@ -3,6 +3,8 @@
 use ort_core::ir::Attributes;
 use ort_core::{Result, ensure, error};
 
+use crate::interrupt::spend;
+
 /// A kernel function with its parameters.
 enum Kernel {
     Linear,
@@ -77,6 +79,7 @@ impl Vectors {
     /// Writes what the kernel function makes of a row and each vector.
     pub(super) fn kernels(&self, row: &[f64], kernels: &mut [f64]) {
         for (vector, to) in self.elements.chunks_exact(self.features).zip(kernels) {
+            spend(8 + self.features);
             *to = match self.kernel {
                 Kernel::Linear => product(row, vector),
                 Kernel::Poly { gamma, coef0, degree } => power(gamma * product(row, vector) + coef0, degree),

@@ -4,10 +4,10 @@
 
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ir::Attributes;
+use ort_core::seeded::{HashMap, HashSet};
 use ort_core::spec::ONNX_ML;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
-use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::forest::{Aggregate, Branch, Comparison, Finish, Forest, Leaves, Request, Shape, Test};
 use super::scores::{Labels, Transform, doubles, largest, matrix, probit};
@@ -39,10 +39,10 @@ fn read(cx: &mut CompileCx<'_>, what: &str, targets: usize) -> Result<Forest> {
     let count = modes.len();
     let trees = ints(attrs, "nodes_treeids", count)?;
     let ids = ints(attrs, "nodes_nodeids", count)?;
-    let mut places: FxHashMap<(i64, i64), usize> = FxHashMap::default();
+    let mut places: HashMap<(i64, i64), usize> = HashMap::default();
     places.reserve(count);
     let mut roots: Vec<usize> = Vec::new();
-    let mut seen: FxHashSet<i64> = FxHashSet::default();
+    let mut seen: HashSet<i64> = HashSet::default();
     for (index, (&tree, &id)) in trees.iter().zip(ids).enumerate() {
         let twice = places.insert((tree, id), index).is_some();
         ensure!(!twice, InvalidGraph, "node {id} of tree {tree} is given twice");
@@ -193,7 +193,7 @@ struct Classifier {
 fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let labels = Labels::read(attrs, "classlabels_int64s", "classlabels_strings")?;
-    let ids: FxHashSet<i64> = attrs.find_ints("class_ids").unwrap_or(&[]).iter().copied().collect();
+    let ids: HashSet<i64> = attrs.find_ints("class_ids").unwrap_or(&[]).iter().copied().collect();
     let classes = Classes {
         count: labels.count(),
         transform: Transform::named(attrs)?,

@@ -7,6 +7,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::number::{Number, with_numbers};
@@ -112,6 +113,7 @@ fn add_up<T: Number>(
             sums.fill(T::Compute::zero());
             let source = &from[(first + index) * rows * columns * parts..][..rows * columns * parts];
             for (row, cells) in source.chunks_exact((columns * parts).max(1)).enumerate() {
+                spend(4 * columns);
                 for (column, cell) in cells.iter().skip(part).step_by(parts).enumerate() {
                     if let Some(pixel) = pixel(axes, row, column) {
                         sums[pixel] += cell.widen();

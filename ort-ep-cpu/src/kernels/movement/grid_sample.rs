@@ -8,6 +8,7 @@ use ort_core::tensor::{Tensor, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::makes_strings;
@@ -245,6 +246,7 @@ impl GridSample {
                     let positions = &positions[(batch * points + start) * rank..][..block * rank];
                     let width = self.combine(positions, sizes.image, &mut combined);
                     for row in plane..plane + group {
+                        spend(block * width * parts);
                         let source = &from[(first + row) * pixels * parts..][..pixels * parts];
                         let target = &mut planes[(row * points + start) * parts..][..block * parts];
                         let places = combined.chunks_exact(width);

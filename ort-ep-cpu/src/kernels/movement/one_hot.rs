@@ -8,6 +8,7 @@ use ort_core::{Result, ensure, for_each_type};
 use smallvec::smallvec;
 
 use super::{Cell, Io, Movement, Operands, movement, only};
+use crate::interrupt::spending;
 
 movement!["OneHot", |cx: &mut CompileCx<'_>| Ok(OneHot { axis: cx.attrs().int("axis")? })];
 
@@ -39,7 +40,7 @@ impl Movement for OneHot {
         let to = only(to)?;
         ensure!(to.len() == indices.len() * depth, Fail, "the output has shape {shape:?}");
         to.fill(off);
-        for (place, &index) in indices.iter().enumerate() {
+        for (place, &index) in spending(2, &indices).enumerate() {
             if let Ok(index) = normalize_axis(index, depth) {
                 to[(place / inner * depth + index) * inner + place % inner] = on;
             }

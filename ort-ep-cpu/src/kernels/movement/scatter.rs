@@ -9,6 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use smallvec::smallvec;
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 use super::gather::{ElementWalk, Indices, Tuples};
 use super::number::{Number, Reduction};
@@ -75,7 +76,8 @@ fn scatter_elements<T: Copy>(
         indices.len()
     );
     indices.check(walk.size)?;
-    for (row, updates) in updates.chunks_exact(walk.row.max(1)).enumerate() {
+    let rows = updates.chunks_exact(walk.row.max(1));
+    for (row, updates) in spending(walk.row, rows).enumerate() {
         let base = walk.base(row);
         for (column, &update) in updates.iter().enumerate() {
             let pick = indices.at(row * walk.row + column, walk.size);
@@ -102,7 +104,7 @@ fn scatter_tuples<T: Copy>(
     if run == 0 {
         return Ok(());
     }
-    for (tuple, updates) in updates.chunks_exact(run).enumerate() {
+    for (tuple, updates) in spending(run, updates.chunks_exact(run)).enumerate() {
         let start = tuples.start(tuple);
         to[start..start + run].iter_mut().zip(updates).for_each(|(to, &update)| meet(to, update));
     }

@@ -9,6 +9,7 @@ use ort_core::tensor::{Tensor, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::{Pace, spend};
 
 cpu_kernels![KernelDef { op: "Unique", make, outputs: OutputsFrom::Kernel, ..KernelDef::BASE }];
 
@@ -120,9 +121,14 @@ struct Groups {
 /// Groups `items` by what `compare` says is equal.
 fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> std::cmp::Ordering) -> Groups {
     let mut order: Vec<usize> = (0..items).collect();
-    order.sort_by(|&a, &b| compare(a, b).then(a.cmp(&b)));
+    let pace = Pace::default();
+    order.sort_by(|&a, &b| {
+        pace.step(2);
+        compare(a, b).then(a.cmp(&b))
+    });
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for item in order {
+        spend(8);
         match groups.last_mut() {
             Some(group) if compare(group[0], item).is_eq() => group.push(item),
             _ => groups.push(vec![item]),

@@ -10,6 +10,7 @@ use ort_core::{Result, ensure, error};
 use super::conv::groups_of;
 use crate::cpu_kernels;
 use crate::gemm::generic::Number;
+use crate::interrupt::spend;
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_chunk_mut;
@@ -87,6 +88,7 @@ pub(super) fn convolve_plane<X: Copy, W: Copy, S: Copy>(
     }
     let (mut output, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
     for sum in plane {
+        spend(taps * (2 + image.len() / input));
         for step in 0..taps {
             if let Some(place) = meets(axes, &output, &tap) {
                 for (image, weight) in image.chunks_exact(input).zip(weight.chunks_exact(taps)) {
@@ -168,6 +170,7 @@ fn transposed<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: 
         plane.fill(bias.map_or(T::ZERO, |bias| bias[filter]));
         let (mut position, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
         for pixel in 0..pixels {
+            spend(taps * (2 + group_channels));
             for step in 0..taps {
                 if let Some(place) = meets(&axes, &position, &tap) {
                     for channel in group * group_channels..(group + 1) * group_channels {

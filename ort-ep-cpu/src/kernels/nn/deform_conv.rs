@@ -10,6 +10,7 @@ use ort_core::{Result, ensure, error};
 
 use super::conv::groups_of;
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_chunk_mut;
@@ -118,6 +119,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize, offset_gr
                 let channel = first + step;
                 let group = batch * offset_groups + channel / (channels / offset_groups);
                 let from = &image[(batch * channels + channel) * plane_len..][..plane_len];
+                spend(16 * taps);
                 for (tap, shifts) in shifts.chunks_exact(rank).enumerate() {
                     for (axis, at) in position.iter_mut().enumerate() {
                         let moved = offset[((group * taps + tap) * rank + axis) * pixels + pixel].to_f64();

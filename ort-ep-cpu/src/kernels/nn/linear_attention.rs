@@ -6,6 +6,7 @@ use ort_core::{Result, ensure, error};
 
 use super::for_each_unit;
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
 
@@ -102,6 +103,7 @@ impl Executable for LinearAttention {
             let mut update = vec![0.0; d_v];
             for Head { state, result } in units {
                 for time in 0..times {
+                    spend(4 * d_k * d_v);
                     let at = batch * times + time;
                     let key = &k[at * k_width + head * d_k..][..d_k];
                     if let Some((decay, width)) = decay {

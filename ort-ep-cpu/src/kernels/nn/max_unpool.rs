@@ -8,6 +8,7 @@ use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 cpu_kernels![KernelDef { op: "MaxUnpool", host_inputs: &[2], make, ..KernelDef::BASE }];
 
@@ -43,7 +44,7 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     to.fill(T::default());
     let full: Vec<usize> = shape[..2].iter().chain(&sizes).copied().collect();
     let count = element_count(&full)?;
-    for (value, index) in values.iter().zip(indices) {
+    for (value, index) in spending(4, values.iter().zip(indices)) {
         let inside = usize::try_from(*index).ok().filter(|index| *index < count);
         let mut rest = inside.ok_or_else(|| {
             error!(InvalidArgument, "index {index} is outside of the {count} elements of shape {full:?}")

@@ -38,6 +38,7 @@ use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::{Result, ensure, error};
 
 use crate::gemm::Window;
+use crate::interrupt::spend;
 use crate::parallel::for_each_chunk_mut;
 
 /// The windows of a convolution whose weight has this shape.
@@ -101,6 +102,7 @@ pub(in crate::kernels) fn for_each_unit<T: Send, S: Send>(
     for_each_chunk_mut(threads, &mut parts, 1, |part, pieces| {
         for (values, scratch) in pieces {
             for (at, unit) in values.chunks_exact_mut(unit_len).enumerate() {
+                spend(unit_len.max(64));
                 task(part * per_part + at, unit, scratch);
             }
         }

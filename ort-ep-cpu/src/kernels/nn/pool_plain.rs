@@ -12,6 +12,7 @@ use super::conv_plain::{advance, meets};
 use super::for_each_unit;
 use super::pool::{planes, windows_of_pool};
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::widened;
 
@@ -103,6 +104,7 @@ fn greatest_places<T: Real>([y, x]: [&WindowAxis; 2], from: &[T], mut found: imp
     };
     for (row, column) in (0..y.output).flat_map(|row| (0..x.output).map(move |column| (row, column))) {
         let ((rows, first_row), (columns, first)) = (inside(y, row), inside(x, column));
+        spend(4 + 2 * rows * columns);
         let mut best = None;
         for line in (0..rows).map(|tap| (first_row + tap * y.dilation) * x.input + first) {
             for place in (0..columns).map(|tap| line + tap * x.dilation) {
@@ -158,6 +160,7 @@ fn pool_plane<T: Real>(kind: Kind, axes: &[WindowAxis], from: &[T], mut found: i
         let ranges: SmallVec<[Range<usize>; 3]> = axes.iter().zip(&position).map(inside).collect();
         let taps: usize = ranges.iter().map(Range::len).product();
         tap.iter_mut().zip(&ranges).for_each(|(tap, range)| *tap = range.start);
+        spend(8 + 4 * taps);
         for _ in 0..taps {
             if let Some(place) = meets(axes, &position, &tap) {
                 let x = from[place].to_f64();

@@ -9,6 +9,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use crate::gemm::{BSource, Cpu};
+use crate::interrupt::spend;
 use crate::kernels::linalg::coded::{CodedRight, CodedWeights, PackedCodes};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::linalg::{PackedRight, bytes_of, is_weight, scratch, take};
@@ -406,6 +407,7 @@ impl<T: Real, C: Cell<T>> Runner<T, C> {
         self.load_states(inputs.c, direction, sizes, c);
         let (mut active, mut ended) = (vec![true; batch], vec![false; batch]);
         for index in 0..longest {
+            spend(4 * batch * width);
             let time = |sequence: usize| match self.layer.reverse[direction] {
                 true => inputs.lengths[sequence].checked_sub(index + 1),
                 false => Some(index).filter(|index| *index < inputs.lengths[sequence]),

@@ -6,6 +6,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::Row;
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::reduce::layout::around_axis;
 use crate::parallel::for_each_row_chunk_mut;
 
@@ -51,6 +52,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
             let end = channel.saturating_add(settings.size / 2).min(channels - 1);
             squares.fill(0.0);
             for neighbour in start..=end {
+                spend(spatial);
                 let row = &from[(image * channels + neighbour) * spatial..][..spatial];
                 for (sum, x) in squares.iter_mut().zip(row) {
                     let x = x.to_f64();

@@ -17,6 +17,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use rand_mt::Mt;
 
 use crate::cpu_kernels;
+use crate::interrupt::Pace;
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::number::Number;
 
@@ -93,6 +94,11 @@ impl Generator {
 
 fn fill(output: TensorMut<'_>, mut draw: impl FnMut() -> f64) -> Result<()> {
     let dtype = output.dtype();
+    let pace = Pace::default();
+    let mut draw = || {
+        pace.step(2);
+        draw()
+    };
     if dtype == DType::Bool {
         output.bytes_mut()?.fill_with(|| u8::from(draw() != 0.0));
         return Ok(());

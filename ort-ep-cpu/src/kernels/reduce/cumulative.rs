@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::layout::around_axis;
 use super::number::{Number, Wide};
 use crate::cpu_kernels;
+use crate::interrupt::{in_blocks, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
 /// Elements that are worth a thread of their own.
@@ -56,6 +57,7 @@ impl Scan {
             for (index, to) in blocks.chunks_exact_mut(block).enumerate() {
                 let from = &from[(first + index) * block..][..block];
                 for start in (0..inner).step_by(TILE) {
+                    spend(4 * len);
                     self.columns([len, inner], start, from, to);
                 }
             }
@@ -66,7 +68,9 @@ impl Scan {
         let width = TILE.min(inner - start);
         let identity = if self.product { T::Wide::ONE } else { T::Wide::ZERO };
         let mut totals = [identity; TILE];
-        for step in 0..len {
+        let mut steps = 0..len;
+        in_blocks(len, || {
+            let step = steps.next().unwrap_or(0);
             let place = if self.reverse { len - 1 - step } else { step };
             let row = place * inner + start..place * inner + start + width;
             for ((&x, y), total) in from[row.clone()].iter().zip(&mut to[row]).zip(&mut totals) {
@@ -74,6 +78,6 @@ impl Scan {
                 *total = if self.product { before.mul(x.widen()) } else { before.add(x.widen()) };
                 *y = T::narrow(if self.exclusive { before } else { *total });
             }
-        }
+        });
     }
 }

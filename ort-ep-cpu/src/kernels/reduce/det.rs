@@ -5,6 +5,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::number::Number;
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 
 cpu_kernels![KernelDef { op: "Det", make, ..KernelDef::BASE }];
 
@@ -49,6 +50,7 @@ fn determinant(matrix: &mut [f64], size: usize) -> f64 {
         let (above, below) = matrix.split_at_mut((step + 1) * size);
         let first = &above[step * size..];
         for row in below.chunks_exact_mut(size) {
+            spend(size);
             let factor = row[step] / value;
             row.iter_mut().zip(first).skip(step).for_each(|(x, above)| *x -= factor * above);
         }

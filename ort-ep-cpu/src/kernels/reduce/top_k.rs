@@ -8,10 +8,13 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::layout::around_axis;
 use super::number::Number;
 use crate::cpu_kernels;
+use crate::interrupt::{Pace, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
 /// Elements that are worth a thread of their own.
 const GRAIN: usize = 1 << 13;
+/// Elements between two counts of the work.
+const LOOKS: usize = 1 << 12;
 /// Up to this many places are kept sorted while the line is read once.
 const FEW: usize = 24;
 
@@ -70,6 +73,7 @@ impl<T: Number> Search<'_, T> {
             for (index, to) in blocks.chunks_exact_mut(count * inner).enumerate() {
                 let block = &self.from[(first + index) * len * inner..][..len * inner];
                 for column in 0..inner {
+                    spend(2 * len);
                     line.clear();
                     line.extend(block[column..].iter().step_by(inner).copied());
                     self.order(&line, count, &mut order);
@@ -101,14 +105,22 @@ impl<T: Number> Search<'_, T> {
         order.clear();
         if count > FEW {
             order.extend(0..line.len());
+            let pace = Pace::default();
+            let compare = |&a: &usize, &b: &usize| {
+                pace.step(2);
+                self.compare(line, a, b)
+            };
             if count < line.len() {
-                order.select_nth_unstable_by(count, |&a, &b| self.compare(line, a, b));
+                order.select_nth_unstable_by(count, compare);
                 order.truncate(count);
             }
-            order.sort_unstable_by(|&a, &b| self.compare(line, a, b));
+            order.sort_unstable_by(compare);
             return;
         }
         for place in 0..line.len() {
+            if place % LOOKS == LOOKS - 1 {
+                spend(LOOKS);
+            }
             if order.len() == count {
                 match order.last() {
                     Some(&last) if self.compare(line, place, last) == Ordering::Less => order.pop(),

@@ -9,6 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use rustfft::{Fft, FftPlanner};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::layout::normalize_axis;
 use crate::kernels::reduce::number::Real;
@@ -102,6 +103,7 @@ fn run_dft<T: Real>(cx: &mut RunCx<'_>, transform: Transform) -> Result<()> {
         for (index, to) in blocks.chunks_exact_mut(block).enumerate() {
             for column in 0..inner {
                 let start = (first + index) * size * inner + column;
+                spend(16 * length);
                 read_line(&signal, start, [size, inner], real_output, &mut line);
                 fft.process_with_scratch(&mut line, &mut scratch);
                 for (place, value) in line.iter().take(output_size).enumerate() {
@@ -187,6 +189,7 @@ fn run_stft<T: Real>(cx: &mut RunCx<'_>) -> Result<()> {
         let mut line = vec![Complex64::ZERO; length];
         let mut scratch = vec![Complex64::ZERO; fft.get_inplace_scratch_len()];
         for (index, to) in rows.chunks_exact_mut(bins * 2).enumerate() {
+            spend(16 * length);
             let (batch, frame) = ((first + index) / frames, (first + index) % frames);
             let start = batch * samples + frame * step;
             for (place, (value, weight)) in line.iter_mut().zip(&window).enumerate() {

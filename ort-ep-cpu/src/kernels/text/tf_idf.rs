@@ -2,10 +2,11 @@
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::seeded::HashMap;
 use ort_core::{Result, ensure, error, not_one_of};
-use rustc_hash::FxHashMap;
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 cpu_kernels![KernelDef { op: "TfIdfVectorizer", make, ..KernelDef::BASE }];
 
@@ -19,14 +20,14 @@ enum Mode {
 /// A place in the tree of n-grams: the words that may follow, and the n-gram that ends here.
 #[derive(Default)]
 struct Branch {
-    next: FxHashMap<u32, usize>,
+    next: HashMap<u32, usize>,
     gram: Option<usize>,
 }
 
 /// Tokens by number: equal tokens have equal numbers.
 enum Tokens {
-    Ints(FxHashMap<i64, u32>),
-    Strings(FxHashMap<String, u32>),
+    Ints(HashMap<i64, u32>),
+    Strings(HashMap<String, u32>),
 }
 
 struct TfIdf {
@@ -103,8 +104,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 /// Numbers the distinct tokens of the pool.
-fn number<T: std::hash::Hash + Eq>(pool: impl Iterator<Item = T>) -> (FxHashMap<T, u32>, Vec<u32>) {
-    let mut numbers = FxHashMap::default();
+fn number<T: std::hash::Hash + Eq>(pool: impl Iterator<Item = T>) -> (HashMap<T, u32>, Vec<u32>) {
+    let mut numbers = HashMap::default();
     let pool = pool
         .map(|token| {
             let next = numbers.len() as u32;
@@ -147,7 +148,7 @@ impl TfIdf {
         let (shortest, longest) = self.lengths;
         let most = self.skips.min(row.len());
         for step in 1..=most + 1 {
-            for start in 0..row.len() {
+            for start in spending(4, 0..row.len()) {
                 let mut at = 0;
                 let mut place = start;
                 for length in 1..=longest {

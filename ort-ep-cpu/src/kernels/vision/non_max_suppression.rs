@@ -6,6 +6,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 
 cpu_kernels![KernelDef { op: "NonMaxSuppression", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE }];
 
@@ -88,6 +89,7 @@ fn select(corners: &[Corners], scores: &[f32], limits: &Limits) -> Vec<usize> {
         if kept.len() == limits.boxes {
             break;
         }
+        spend(8 + 4 * kept.len());
         if !kept.iter().any(|&other| overlaps(&corners[candidate], &corners[other], limits.overlap)) {
             kept.push(candidate);
         }

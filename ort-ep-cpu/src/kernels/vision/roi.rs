@@ -5,6 +5,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::number::Real;
 use crate::parallel::for_each_chunk_mut;
@@ -130,6 +131,7 @@ impl Align {
             let cell_start =
                 [start[0] + (cell / columns) as f64 * bin[0], start[1] + (cell % columns) as f64 * bin[1]];
             places.clear();
+            spend(samples[0] + samples[1]);
             let step = |axis: usize, index: usize| {
                 cell_start[axis] + (index as f64 + 0.5) * bin[axis] / samples[axis] as f64
             };
@@ -145,6 +147,7 @@ impl Align {
                 places.extend(columns_inside.iter().map(|&column| neighbours([row, column], maps.size)));
             }
             for channel in 0..maps.channels {
+                spend(4 * places.len());
                 let plane = maps.plane(image, channel);
                 let weighted = |&(index, weight): &(usize, f64)| match weight {
                     0.0 => 0.0,
@@ -224,6 +227,7 @@ fn run_pool<T: Real>(cx: &mut RunCx<'_>, scale: f32) -> Result<()> {
             let (channel, cell) = (place / (rows * columns), place % (rows * columns));
             let plane = maps.plane(region[0] as usize, channel);
             let (ys, xs) = (bounds(0, cell / columns), bounds(1, cell % columns));
+            spend(ys.len() * xs.len());
             let cells = ys.flat_map(|y| xs.clone().map(move |x| plane[y * maps.size[1] + x].to_f64()));
             *to = T::from_f64(cells.reduce(greater).unwrap_or(0.0));
         }

@@ -6,6 +6,7 @@ use super::finish::{Factors as TileFactors, Finish, Output, Run};
 use super::tile::{Coding, Tile};
 use super::{ByteKernel, MAX_LANES, MAX_ROWS, MAX_WIDTH};
 use crate::gemm::integer::{ByteColumns, ByteRows, Factors, IntegerGemm, Target, are_small};
+use crate::interrupt::spend;
 use crate::parallel::Pool;
 
 /// Multiplications worth a thread of their own: waking one costs some microseconds.
@@ -168,6 +169,7 @@ impl Job<'_> {
             let height = kernel.height(rows.len(), vectors);
             for row in rows.clone().step_by(height) {
                 let count_of_rows = height.min(rows.end - row);
+                spend(vectors * count_of_rows * gemm.left.groups / 4);
                 let call = tile_call(&gemm.left, &gemm.right, (row, count_of_rows), panel, &mut sums);
                 let window_sums = match &gemm.terms.window_sums {
                     Some((rows, _)) => (behind(rows, row), of_columns.as_ptr()),

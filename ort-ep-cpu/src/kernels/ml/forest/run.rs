@@ -10,6 +10,7 @@ use super::layout::{Forest, Node, Number, Places, Tree, Trees, Values, Width};
 use super::shallow::ROWS;
 use super::walk::{WIDTH, walk};
 use super::{Aggregate, Shape};
+use crate::interrupt::spend;
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
 
@@ -368,6 +369,7 @@ impl<N: Node> Trees<N> {
         }
         let rows = block.count.next_multiple_of(ROWS);
         for (index, tree) in self.trees.iter().enumerate() {
+            spend(8 * block.count);
             if let Some(target) = tree.target.filter(|_| shallow) {
                 let first = target as usize * sums.stride;
                 let places =
@@ -406,6 +408,7 @@ impl<N: Node> Trees<N> {
     fn row(&self, block: Block<'_, N::Value>, row: usize, weights: Weights<'_>, sums: &mut Sums<'_>) {
         let nodes = (self.nodes.values(), Places::new(self.column_bits, block.with_copies));
         let starts = [row * block.features; WIDTH];
+        spend(8 * self.trees.len());
         for trees in self.trees.chunks(WIDTH) {
             let mut at: [u32; WIDTH] = std::array::from_fn(|way| trees.get(way).map_or(0, |tree| tree.root));
             let depth = trees.iter().map(|tree| tree.depth).max().unwrap_or(0);

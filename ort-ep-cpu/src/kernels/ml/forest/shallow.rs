@@ -4,7 +4,7 @@
 
 use ort_core::Result;
 use ort_core::ep::CompileCx;
-use rustc_hash::FxHashMap;
+use ort_core::seeded::HashMap;
 
 use super::Aggregate;
 use super::layout::{Place, Plan, Tree};
@@ -53,7 +53,7 @@ struct Grown {
     places: Vec<u32>,
     values: Vec<f32>,
     columns: Vec<Column>,
-    places_of: FxHashMap<Column, u32>,
+    places_of: HashMap<Column, u32>,
 }
 
 impl Shallow {

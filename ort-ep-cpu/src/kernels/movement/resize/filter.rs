@@ -3,11 +3,15 @@
 use num_traits::Float;
 use ort_core::{Result, ensure, error};
 
+use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::super::grid_sample::cubic;
 use super::coordinates::{Axis, Mode, Settings};
 use super::element::Pixel;
+
+/// Taps of an element that are counted as work by themselves.
+const MANY: usize = 64;
 
 /// The sums along one axis.
 #[derive(Debug)]
@@ -205,6 +209,9 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
                 continue;
             }
             let (places, weights) = self.taps(element);
+            if places.len() > MANY {
+                spend(places.len());
+            }
             let mut sum = C::zero();
             for (&place, &weight) in places.iter().zip(weights) {
                 sum += from[place].widen() * weight;
@@ -222,6 +229,9 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
         const PART: usize = 64;
         let inner = row.len();
         let (places, weights) = self.taps(element);
+        if places.len() * inner > MANY * PART {
+            spend(places.len() * inner / 4);
+        }
         for (part, values) in row.chunks_mut(PART).enumerate() {
             let mut sums = [C::zero(); PART];
             for (&place, &weight) in places.iter().zip(weights) {

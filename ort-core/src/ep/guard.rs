@@ -1,0 +1,124 @@
+//! Panic isolation: every call into a provider is made here, and a panic in one is an error that names the provider.
+//!
+//! A panic in a provider is a defect, of ours or of whoever wrote it; a server that runs other models must survive it.
+//! What unwinds because the run is over ([`Interrupted`]) is the error of the run's own check.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use ort_alloc::Allocator;
+
+use super::interrupt::{Interrupted, current};
+use super::{
+    Claim, CompileCx, Device, Executable, ExecutionProvider, IoShapes, NodeView, ProviderOptions, RunCx,
+};
+use crate::tensor::{TensorMut, TensorView};
+use crate::{Error, Result, error};
+
+/// Makes a call into a provider; `place` says which one, where it panics.
+pub(crate) fn call<T>(place: impl FnOnce() -> String, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(raised(&*payload, place)))
+}
+
+/// What unwound from a provider, as an error.
+fn raised(payload: &(dyn Any + Send), place: impl FnOnce() -> String) -> Error {
+    if Interrupted::is(payload) {
+        let over = current().and_then(|watch| watch.check().err());
+        return over.unwrap_or_else(|| error!(Cancelled, "the run was cancelled"));
+    }
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    error!(RuntimeException, "{} panicked: {text}", place())
+        .help("this is a defect of the provider: please report it to who made it")
+}
+
+fn at_node(device: &dyn Device, what: &str, node: &NodeView<'_>) -> String {
+    let (provider, op) = (device.info().provider, node.node.spec.name);
+    format!("provider {provider}, {what} node '{}' ({op}),", node.node.name)
+}
+
+/// The first device of a provider.
+pub(crate) fn open(provider: &dyn ExecutionProvider, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
+    call(|| format!("provider {}: opening a device", provider.name()), || provider.open(0, options))
+}
+
+/// [`Device::claim`]; a device that panics does not claim the node.
+pub(crate) fn claim(device: &dyn Device, node: &NodeView<'_>) -> Result<Claim, String> {
+    let place = || at_node(device, "claiming", node);
+    let claimed = call(place, || Ok(device.claim(node)));
+    claimed.unwrap_or_else(|problem| Err(problem.to_string()))
+}
+
+/// [`Device::compile`], of a kernel whose own calls are guarded as well.
+pub(crate) fn compile(device: &dyn Device, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let node = cx.node;
+    let kernel = call(|| at_node(device, "compiling", &node), || device.compile(cx))?;
+    Ok(Box::new(Guarded { provider: device.info().provider, kernel }))
+}
+
+/// A kernel of a provider.
+struct Guarded {
+    provider: &'static str,
+    kernel: Box<dyn Executable>,
+}
+
+impl Executable for Guarded {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let place = || format!("provider {}: a kernel's workspace", self.provider);
+        call(place, || self.kernel.workspace(shapes))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        call(|| format!("provider {}: a kernel", self.provider), || self.kernel.run(cx))
+    }
+
+    fn kernels(&self) -> Option<String> {
+        let place = || format!("provider {}: naming kernels", self.provider);
+        call(place, || Ok(self.kernel.kernels())).unwrap_or_default()
+    }
+}
+
+/// [`Device::copy`].
+pub(crate) fn copy(device: &dyn Device, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
+    call(|| of(device, "a copy"), || device.copy(from, to))
+}
+
+/// [`Device::allocator`].
+pub(crate) fn allocator(device: &dyn Device) -> Result<Arc<dyn Allocator>> {
+    call(|| of(device, "the allocator"), || Ok(device.allocator()))
+}
+
+/// [`Device::check`].
+pub(crate) fn check(device: &dyn Device) -> Result<()> {
+    call(|| of(device, "the check"), || device.check())
+}
+
+/// [`Device::end_of_build`].
+pub(crate) fn end_of_build(device: &dyn Device) -> Result<()> {
+    call(
+        || of(device, "the end of the build"),
+        || {
+            device.end_of_build();
+            Ok(())
+        },
+    )
+}
+
+/// [`Device::end_of_run`], after which nothing is left that could fail: a panic is a warning.
+pub(crate) fn end_of_run(device: &dyn Device) {
+    let done = call(
+        || of(device, "the end of a run"),
+        || {
+            device.end_of_run();
+            Ok(())
+        },
+    );
+    if let Err(problem) = done {
+        tracing::warn!("{problem}");
+    }
+}
+
+fn of(device: &dyn Device, what: &str) -> String {
+    format!("provider {}: {what}", device.info().provider)
+}

@@ -1,0 +1,184 @@
+//! Cooperative interruption of kernels: deadlines and cancellation inside of them.
+//!
+//! A run [enters](enter) its [`Watch`], which then is the thread's. Loops call [`spend`] once for each block of work;
+//! after [`UNITS_PER_LOOK`] units it looks at the token and the clock. Where the run is over it unwinds with
+//! [`Interrupted`], without a panic's message, up to the step, which turns that into the error of [`RunControl::check`].
+//! So no kernel needs a path of its own for results that it does not finish, and nothing reads half a result.
+//!
+//! A block costs a subtraction, and now and then a look at the clock. Programs that abort on panics cannot unwind:
+//! their runs end between nodes.
+//!
+//! [`RunControl::check`]: super::RunControl::check
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::resume_unwind;
+use std::time::Instant;
+
+use super::CancelToken;
+use super::run::check;
+use crate::Result;
+
+/// Units of work between two looks. A unit is an element of a cheap loop: a few nanoseconds at most.
+pub const UNITS_PER_LOOK: usize = 1 << 16;
+
+/// What a task of a parallel loop counts for besides what it spends itself: a few microseconds at least.
+pub const TASK_UNITS: usize = UNITS_PER_LOOK / 16;
+
+thread_local! {
+    // Apart from the watch, which needs a destructor: this one is a plain word of the thread.
+    static LEFT: Cell<usize> = const { Cell::new(UNITS_PER_LOOK) };
+    static CURRENT: RefCell<Option<Watch>> = const { RefCell::new(None) };
+}
+
+/// What ends a run early.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    /// What ends: "the run", for messages.
+    pub what: &'static str,
+    /// The token that the caller may cancel.
+    pub cancel: CancelToken,
+    /// When the run gives up.
+    pub deadline: Option<Instant>,
+}
+
+impl Watch {
+    /// Whether the run is cancelled or late.
+    pub fn is_over(&self) -> bool {
+        self.cancel.is_cancelled() || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// An error once the run is over.
+    pub fn check(&self) -> Result<()> {
+        check(self.what, &self.cancel, self.deadline)
+    }
+
+    fn is(&self, other: &Watch) -> bool {
+        self.deadline == other.deadline && self.cancel.is(&other.cancel)
+    }
+}
+
+/// What a thread unwinds with where its run is over.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl Interrupted {
+    /// Whether this is what a caught panic carries.
+    pub fn is(payload: &(dyn Any + Send)) -> bool {
+        payload.is::<Interrupted>()
+    }
+}
+
+/// Counts a block of work of so many units, and looks whether the run is over now and then.
+///
+/// Blocks inside parallel loops are counted by the thread that does them.
+#[inline]
+pub fn spend(units: usize) {
+    LEFT.with(|left| match left.get().checked_sub(units) {
+        Some(rest) => left.set(rest),
+        None => look(),
+    });
+}
+
+/// Looks whether the run is over: before what takes long and cannot be cut.
+#[cold]
+#[inline(never)]
+pub fn look() {
+    LEFT.set(UNITS_PER_LOOK);
+    let is_over = CURRENT.with_borrow(|watch| watch.as_ref().is_some_and(Watch::is_over));
+    // A destructor that works while the thread unwinds must not unwind again.
+    if is_over && cfg!(panic = "unwind") && !std::thread::panicking() {
+        resume_unwind(Box::new(Interrupted));
+    }
+}
+
+/// Passes the elements of an iterator on, each for so many units.
+pub fn spending<I: IntoIterator>(units: usize, items: I) -> impl Iterator<Item = I::Item> {
+    let pace = Pace::default();
+    items.into_iter().inspect(move |_| pace.step(units))
+}
+
+/// Counts steps that are too short to be counted each: those of a sort, say. A block of them is [spent](spend) at once.
+#[derive(Debug, Default)]
+pub struct Pace(Cell<usize>);
+
+impl Pace {
+    /// One step, of so many units.
+    #[inline]
+    pub fn step(&self, units: usize) {
+        let steps = self.0.get() + units;
+        if steps < TASK_UNITS {
+            self.0.set(steps);
+        } else {
+            self.0.set(0);
+            spend(steps);
+        }
+    }
+}
+
+/// The watch of this thread, for others that work for it.
+pub fn current() -> Option<Watch> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+/// Takes this watch for the thread until it takes another one: what workers do for each region. That of the region
+/// before stays where it is the same.
+pub fn follow(watch: &Option<Watch>) {
+    CURRENT.with_borrow_mut(|current| match (&*current, watch) {
+        (None, None) => {}
+        (Some(current), Some(watch)) if current.is(watch) => {}
+        _ => current.clone_from(watch),
+    });
+}
+
+/// Takes this watch for the thread until the guard is dropped.
+#[must_use]
+pub fn enter(watch: Watch) -> Entered {
+    Entered { outer: CURRENT.replace(Some(watch)) }
+}
+
+/// The thread has a watch; see [`enter`].
+#[derive(Debug)]
+pub struct Entered {
+    outer: Option<Watch>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.replace(self.outer.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    fn ends(watch: Watch) -> bool {
+        let _entered = enter(watch);
+        catch_unwind(|| (0..4).for_each(|_| spend(UNITS_PER_LOOK / 2)))
+            .is_err_and(|payload| Interrupted::is(&*payload))
+    }
+
+    #[test]
+    fn work_ends_where_the_run_is_over() {
+        let (what, cancel, deadline) = ("the run", CancelToken::new(), None);
+        assert!(!ends(Watch { what, cancel: cancel.clone(), deadline }));
+        assert!(ends(Watch { what, cancel: cancel.clone(), deadline: Some(Instant::now()) }));
+        cancel.cancel();
+        assert!(ends(Watch { what, cancel, deadline }));
+        assert!(current().is_none(), "the watch left with its guard");
+        look();
+    }
+
+    #[test]
+    fn an_inner_watch_gives_way_to_the_outer_one() {
+        let (what, cancel, deadline) = ("the run", CancelToken::new(), None);
+        cancel.cancel();
+        let _outer = enter(Watch { what, cancel: CancelToken::new(), deadline });
+        drop(enter(Watch { what, cancel, deadline }));
+        look();
+        assert!(current().is_some_and(|watch| !watch.is_over()));
+    }
+}

@@ -1,0 +1,161 @@
+//! A provider that is linked into the process and panics, in each of its calls: an error that names it, never a panic of the caller.
+#![cfg(feature = "cpu")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ort_alloc::{Allocator, DeviceId};
+use ort_runtime::ep::{
+    Claim, CompileCx, Device, DeviceInfo, Executable, IoShapes, NodeView, ProviderOptions, RunCx, provider,
+};
+use ort_runtime::tensor::{TensorMut, TensorView};
+use ort_runtime::{Model, Result, Session};
+use support::{LAYER_OF_ONES, floats, layer};
+
+/// The CPU, but for one call.
+struct Panicking {
+    cpu: Arc<dyn Device>,
+    info: DeviceInfo,
+    call: &'static str,
+    armed: Arc<AtomicBool>,
+}
+
+impl Panicking {
+    fn open(call: &'static str) -> Result<(Arc<dyn Device>, Arc<AtomicBool>)> {
+        let cpu = provider("cpu")?.open(0, &ProviderOptions::new())?;
+        let info = DeviceInfo { provider: "panicking", ..cpu.info().clone() };
+        let armed = Arc::new(AtomicBool::new(true));
+        Ok((Arc::new(Panicking { cpu, info, call, armed: armed.clone() }), armed))
+    }
+
+    fn enter(&self, call: &str) {
+        assert!(self.call != call || !self.armed.load(Ordering::Relaxed), "told to panic in {call}");
+    }
+}
+
+impl Device for Panicking {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> DeviceId {
+        self.cpu.memory()
+    }
+
+    fn allocator(&self) -> Arc<dyn Allocator> {
+        self.enter("allocator");
+        self.cpu.allocator()
+    }
+
+    fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
+        self.enter("claim");
+        self.cpu.claim(node)
+    }
+
+    fn compile(&self, cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+        self.enter("compile");
+        let (kernel, call, armed) = (self.cpu.compile(cx)?, self.call, self.armed.clone());
+        Ok(Box::new(PanickingKernel { kernel, call, armed }))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.enter("check");
+        Ok(())
+    }
+
+    fn end_of_build(&self) {
+        self.enter("end_of_build");
+    }
+
+    fn end_of_run(&self) {
+        self.enter("end_of_run");
+    }
+
+    fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
+        self.cpu.copy(from, to)
+    }
+}
+
+struct PanickingKernel {
+    kernel: Box<dyn Executable>,
+    call: &'static str,
+    armed: Arc<AtomicBool>,
+}
+
+impl PanickingKernel {
+    fn enter(&self, call: &str) {
+        assert!(self.call != call || !self.armed.load(Ordering::Relaxed), "told to panic in {call}");
+    }
+}
+
+impl Executable for PanickingKernel {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        self.enter("workspace");
+        self.kernel.workspace(shapes)
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        self.enter("run");
+        self.kernel.run(cx)
+    }
+}
+
+fn run(session: &Session) -> Result<Vec<f32>> {
+    let input = floats(&[1, 3], &[1.0; 3])?;
+    session.run(&[("x", input.into())])?.remove(0).1.tensor()?.to_vec()
+}
+
+/// How a call that panics ends.
+enum Ends {
+    Build,
+    Run,
+    /// Nothing depends on it any more.
+    Well,
+}
+
+#[test]
+fn each_call_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
+    std::panic::set_hook(Box::new(|_| {}));
+    let model = Model::from_graph(layer()?);
+    let calls = [
+        ("claim", Ends::Build),
+        ("compile", Ends::Build),
+        ("check", Ends::Build),
+        ("allocator", Ends::Build),
+        ("end_of_build", Ends::Build),
+        ("workspace", Ends::Run),
+        ("run", Ends::Run),
+        ("end_of_run", Ends::Well),
+    ];
+    for (call, ends) in calls {
+        for limit in [None, Some(1 << 20)] {
+            let (device, armed) = Panicking::open(call)?;
+            let builder = Session::builder(&model).device(device).threads(1);
+            let session = match limit {
+                None => builder.build(),
+                Some(limit) => builder.memory_limit(limit).build(),
+            };
+            let problem = match (&ends, session) {
+                (Ends::Build, session) => session.err().expect("the session is not built"),
+                (Ends::Run, Err(problem)) => problem,
+                (Ends::Run, Ok(session)) => {
+                    let problem = run(&session).expect_err("the run fails");
+                    armed.store(false, Ordering::Relaxed);
+                    assert_eq!(run(&session)?, LAYER_OF_ONES, "the next run is right");
+                    problem
+                }
+                (Ends::Well, session) => {
+                    assert_eq!(run(&session?)?, LAYER_OF_ONES);
+                    continue;
+                }
+            };
+            let text = problem.to_string();
+            assert!(text.contains("panicking"), "{call}: {text}");
+            assert!(text.contains(&format!("told to panic in {call}")), "{call}: {text}");
+        }
+    }
+    Ok(())
+}
