@@ -1,4 +1,4 @@
-//! `Einsum`: two `f32` operands as a batch of matrix products, everything else by one strided loop.
+//! `Einsum`: two `f32` operands as a batch of matrix products, everything else in pairs or by one strided loop.
 
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
@@ -6,11 +6,13 @@ use ort_core::ops::{Equation, Label};
 use ort_core::tensor::{TensorView, element_count};
 use ort_core::{Result, ensure, error, for_each_type};
 
+use super::contraction::Contraction;
 use super::number::{Number, Wide};
 use crate::cpu_kernels;
 use crate::gemm::{
     AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Strided, run_batch, workspace_len,
 };
+use crate::interrupt::in_blocks;
 use crate::kernels::linalg::{bytes_of, refused, scratch, take};
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
@@ -40,7 +42,7 @@ cpu_kernels![
 ];
 
 /// The size of each subscript of an equation, sizes of 1 broadcast.
-fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>> {
+pub(super) fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>> {
     let mut sizes: Vec<(Label, usize)> = Vec::new();
     for (labels, shape) in equation.inputs.iter().zip(shapes) {
         for (&label, &size) in labels.iter().zip(*shape) {
@@ -57,27 +59,65 @@ fn sizes(equation: &Equation, shapes: &[&[usize]]) -> Result<Vec<(Label, usize)>
     Ok(sizes)
 }
 
-fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
+pub(super) fn size_of_label(sizes: &[(Label, usize)], label: Label) -> usize {
     sizes.iter().find(|(known, _)| *known == label).map_or(1, |(_, size)| *size)
+}
+
+/// The bytes of an element of the type that sums of `dtype` are computed in.
+fn wide_bytes(dtype: DType) -> Result<usize> {
+    for_each_type!(dtype in NUMERIC, T => Ok(size_of::<<T as Number>::Wide>()),
+        else => Err(error!(NotImplemented, "sums of {}", dtype.name())))
 }
 
 fn make_loop(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let text = cx.attrs().string("equation")?.to_string();
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    let wide_bytes = wide_bytes(cx.node.dtype(0).unwrap_or(DType::F64))?;
+    Ok(Box::new(Loop { text, wide_bytes }))
+}
+
+/// Any types and any number of operands: pairs of them where that is less work, else one sum over all subscripts.
+struct Loop {
+    text: String,
+    wide_bytes: usize,
+}
+
+impl Executable for Loop {
+    fn workspace(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let inputs: Vec<&[usize]> = (0..shapes.inputs.len()).map(|index| shapes.input(index)).collect();
+        let ranks: Vec<usize> = inputs.iter().map(|shape| shape.len()).collect();
+        let contraction = Contraction::new(&Equation::parse(&self.text, &ranks)?, &inputs)?;
+        let len = contraction.map_or(0, |contraction| contraction.len);
+        let bytes = len.checked_mul(self.wide_bytes);
+        bytes.ok_or_else(|| error!(InvalidArgument, "the workspace of an Einsum is too large"))
+    }
+
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let inputs: Result<Vec<TensorView<'_>>> =
             (0..cx.input_count()).map(|index| cx.input(index)).collect();
         let inputs = inputs?;
         let ranks: Vec<usize> = inputs.iter().map(TensorView::rank).collect();
-        let equation = Equation::parse(&text, &ranks)?;
-        let sum = Sum::new(&equation, &inputs)?;
-        let (threads, output) = (cx.threads(), cx.output(0)?);
+        let equation = Equation::parse(&self.text, &ranks)?;
+        let shapes: Vec<&[usize]> = inputs.iter().map(TensorView::shape).collect();
+        let contraction = Contraction::new(&equation, &shapes)?;
+        let (threads, workspace, output) = (cx.threads(), cx.workspace()?, cx.output(0)?);
         let dtype = output.dtype();
         for_each_type!(dtype in NUMERIC, T => {
             let operands: Result<Vec<&[T]>> = inputs.iter().map(|input| input.as_slice::<T>()).collect();
-            sum.run(threads, &operands?, output.as_mut_slice()?);
-            Ok(())
+            let (operands, to) = (operands?, output.as_mut_slice()?);
+            match contraction {
+                Some(contraction) => {
+                    let named = equation.inputs.iter().zip(&shapes).zip(&operands);
+                    let named: Vec<(&[Label], &[usize], &[T])> =
+                        named.map(|((labels, shape), values)| (&labels[..], *shape, *values)).collect();
+                    contraction.run(threads, &named, scratch(workspace)?, to)
+                }
+                None => {
+                    Sum::new(&equation, &inputs)?.run(threads, &operands, to);
+                    Ok(())
+                }
+            }
         }, else => Err(error!(NotImplemented, "sums of {}", dtype.name())))
-    }))
+    }
 }
 
 /// One subscript: its size, and its stride in each operand.
@@ -128,12 +168,12 @@ impl Sum {
                     places.iter_mut().zip(strides).for_each(|(place, stride)| *place += at * stride);
                 }
                 let mut sum = T::Wide::ZERO;
-                for _ in 0..terms {
+                in_blocks(terms, || {
                     let factors =
                         operands.iter().zip(&places).map(|(operand, &place)| operand[place].widen());
                     sum = sum.add(factors.fold(T::Wide::ONE, Wide::mul));
                     self.advance(&mut counters, &mut places);
-                }
+                });
                 *to = T::narrow(sum);
             }
         });

@@ -6,6 +6,7 @@
 )]
 
 mod arg;
+mod contraction;
 mod cumulative;
 mod det;
 mod einsum;

@@ -48,7 +48,7 @@ pub(crate) trait Real: Number<Wide = f64> {
 }
 
 /// A type to compute in.
-pub(crate) trait Wide: Copy + PartialOrd + Send + Sync {
+pub(crate) trait Wide: bytemuck::Pod + PartialOrd + Send + Sync {
     const ZERO: Self;
     const ONE: Self;
     fn add(self, other: Self) -> Self;
