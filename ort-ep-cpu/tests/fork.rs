@@ -91,7 +91,7 @@ fn a_child_of_a_busy_process_runs_on_threads_of_its_own() {
                 for_each_chunk(2, 64, 1, |range| {
                     sum.fetch_add(range.len(), Ordering::Relaxed);
                 });
-                if sum.load(Ordering::Relaxed) % 4096 == 0 {
+                if sum.load(Ordering::Relaxed).is_multiple_of(4096) {
                     std::thread::sleep(Duration::from_micros(60));
                 }
             }
