@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod claiming;
+mod configurations;
 mod decomposing;
 mod device_cases;
 pub mod device_limits;
@@ -20,6 +21,7 @@ pub mod sample;
 mod suite;
 
 pub use claiming::ClaimingDevice;
+pub use configurations::{Outcome, Verdict, check_configurations};
 pub use decomposing::DecomposingDevice;
 pub use device_cases::{built_provider, device_cases_as_told, run_device_cases};
 pub use opaque::{OpaqueDevice, OpaqueProvider, Transfers};

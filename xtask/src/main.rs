@@ -15,6 +15,7 @@ mod cuda_kernels;
 mod device_runs;
 mod features;
 mod fuzz;
+mod fuzz_models;
 mod gpu;
 mod header;
 mod memory;
@@ -80,6 +81,9 @@ enum Command {
     Header(header::Options),
     /// Run the fuzz targets on a nightly compiler, each for a while.
     Fuzz(fuzz::Options),
+    /// Run random models at every optimisation level, with several threads and under memory limits, and compare with the onnx
+    /// package's reference evaluator; models that fail are reduced.
+    FuzzModels(fuzz_models::Options),
     /// Load, run and drop models many times, in many shapes, from many callers, and hold what stays against bounds.
     Soak(soak::Options),
     /// Build `ort` with each heap that it can have, and measure what stays, the peaks and the times with each.
@@ -110,6 +114,7 @@ fn dispatch(arguments: Arguments) -> Result<()> {
         Command::Header(options) => header::run(&workspace, &options),
         Command::Ops(options) => ops::run(&workspace, &options),
         Command::Fuzz(options) => fuzz::run(&workspace, &options),
+        Command::FuzzModels(options) => fuzz_models::run(&workspace, &options).map(drop),
         Command::Soak(options) => soak::run(&workspace, &options).map(drop),
         Command::Allocators(options) => allocators::run(&workspace, &options),
         Command::Tidy => tidy::run(&workspace),

@@ -10,7 +10,9 @@ use crate::artifacts::artifacts;
 use crate::python::Python;
 use crate::summary::Summary;
 use crate::workspace::{Workspace, capture, describe, run as run_command};
-use crate::{compare, conformance, cuda_kernels, header, memory, models, ops, reference, soak, tidy};
+use crate::{
+    compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, reference, soak, tidy,
+};
 
 /// The folders of the crates whose tests see results of the CPU's kernels.
 const ON_CPU_KERNELS: [&str; 6] =
@@ -85,6 +87,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             })?;
             summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
             summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
+            summary +=
+                stage("random models", || fuzz_models::run(workspace, &fuzz_models::Options::short()))?;
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,
     }
@@ -122,6 +126,7 @@ fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summ
         PythonSuite { name: "compare, cuda, channels last", tests: with_channels_last },
         PythonSuite { name: "memory", tests: cases },
         PythonSuite { name: "soak", tests: soak::SCENARIOS },
+        PythonSuite { name: "random models", tests: fuzz_models::SHORT },
     ];
     for suite in &suites {
         println!("skipped {}: {} tests", suite.name, suite.tests);

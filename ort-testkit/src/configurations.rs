@@ -1,0 +1,325 @@
+//! Differential testing of one model over session configurations: optimisation levels, threads,
+//! memory limits.
+//!
+//! Each configuration is compared with the case's expected outputs, and with the bits of the
+//! configuration that it must not differ from: the number of threads and the memory limit change no
+//! result. `cargo xtask fuzz-models` checks random models with it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use ort_core::onnx::{value_from_bytes, value_to_bytes};
+use ort_core::rewrite::Level;
+use ort_core::session::{Model, Session, SessionOptions};
+use ort_core::tensor::{Tensor, Value, compare};
+use ort_core::{Error, ErrorKind, Limits, Result, Within, ensure, error};
+use serde::Serialize;
+
+use crate::suite::{Case, read_case};
+
+/// How long building a session, and each run, may take: models here are tiny.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How often a run whose sizes follow from data may be refused, each time with a larger limit.
+const MOST_REFUSALS: usize = 100;
+
+/// What a case came to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Every configuration gave what was expected.
+    Right,
+    /// No configuration runs it: an operator or a type that the runtime says it lacks.
+    Unsupported,
+    /// The model fails to load or to run in some configuration.
+    Fails,
+    /// A result is not what was expected.
+    Wrong,
+    /// A result differs in its bits from what it must not differ from.
+    Bits,
+    /// A refusal names a memory limit that does not suffice.
+    Limit,
+    /// The runtime panicked.
+    Panics,
+}
+
+/// What a case came to, and where.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// What happened.
+    pub outcome: Outcome,
+    /// The options that show it.
+    pub options: String,
+    /// What was wrong.
+    pub problem: String,
+}
+
+impl Verdict {
+    fn new(outcome: Outcome, options: impl Into<String>, problem: impl Into<String>) -> Verdict {
+        Verdict { outcome, options: options.into(), problem: problem.into() }
+    }
+
+    /// What a panic comes to; the caller caught it.
+    pub fn panicked(message: String) -> Verdict {
+        Verdict::new(Outcome::Panics, "", message)
+    }
+}
+
+/// One way to run a model.
+#[derive(Clone, Copy)]
+struct Configuration {
+    level: Level,
+    threads: usize,
+    /// Whether runs are planned ahead.
+    planned: bool,
+    poisoned: bool,
+    limit: Option<usize>,
+}
+
+impl Configuration {
+    const fn new(level: Level, threads: usize) -> Configuration {
+        Configuration { level, threads, planned: true, poisoned: false, limit: None }
+    }
+
+    /// The options of `ort run` that are this configuration.
+    fn options(&self) -> String {
+        let level = match self.level {
+            Level::Disabled => "disabled",
+            Level::Basic => "basic",
+            Level::Extended => "extended",
+            Level::All => "all",
+        };
+        let mut options = format!("--opt-level {level} --threads {}", self.threads);
+        if !self.planned {
+            options.push_str(" --no-mem-pattern");
+        }
+        if let Some(limit) = self.limit {
+            options.push_str(&format!(" --memory-limit {limit}"));
+        }
+        if self.poisoned {
+            options.push_str(" (ORT_POISON_MEMORY=1)");
+        }
+        options
+    }
+
+    fn session(&self, model: &Model) -> Result<Session> {
+        let options = SessionOptions {
+            enable_mem_pattern: self.planned,
+            graph_optimization_level: self.level,
+            intra_op_num_threads: self.threads,
+            load_threads: 1,
+            memory_limit: self.limit,
+            ..SessionOptions::default()
+        };
+        let limits = Limits { deadline: Some(DEADLINE), ..*model.limits() };
+        Session::builder(model).options(&options).provider("cpu").poison(self.poisoned).limits(limits).build()
+    }
+}
+
+/// The first of a group gives the bits that the others of it must have.
+const GROUPS: &[&[Configuration]] = &[
+    &[Configuration::new(Level::Disabled, 1), Configuration::new(Level::Disabled, 3)],
+    &[Configuration::new(Level::Basic, 1)],
+    &[Configuration { poisoned: true, ..Configuration::new(Level::Extended, 2) }],
+    &[
+        Configuration::new(Level::All, 1),
+        Configuration::new(Level::All, 3),
+        Configuration { planned: false, ..Configuration::new(Level::All, 2) },
+    ],
+];
+
+/// A case with a slack for each element of its outputs.
+struct Measured {
+    case: Case,
+    slacks: Vec<Option<Vec<f64>>>,
+    /// Which part of its whole need a run is given, from 0 to 1; without one, no run has a limit.
+    share: Option<f64>,
+}
+
+/// Reads a case and runs it in every configuration; the first that is not right is the verdict.
+///
+/// Beside what [`read_case`] reads, `slack_N.pb` may hold how far each element of output N may be
+/// off, as doubles (infinite if nothing is known of it), and the file `limit` a number from 0 to 1:
+/// the share of its memory that a run under a limit is given. Without that file, no run has a
+/// limit.
+///
+/// # Errors
+/// A folder that holds no readable case. A model that does not load is a verdict.
+pub fn check_configurations(folder: &Path) -> Result<Verdict> {
+    let case = match read_case(folder) {
+        Ok(case) => case,
+        Err(problem) if problem.kind() == ErrorKind::NoSuchFile => return Err(problem),
+        Err(problem) => return Ok(refusal(&problem, "")),
+    };
+    let slacks = (0..case.expected.len()).map(|index| read_slack(folder, index)).collect::<Result<_>>()?;
+    let share = std::fs::read_to_string(folder.join("limit")).ok();
+    let share = share.and_then(|text| text.trim().parse().ok());
+    Measured { case, slacks, share }.check()
+}
+
+fn refusal(problem: &Error, options: &str) -> Verdict {
+    let is_lacking = problem.kind() == ErrorKind::NotImplemented;
+    let outcome = if is_lacking { Outcome::Unsupported } else { Outcome::Fails };
+    Verdict::new(outcome, options, problem.to_string())
+}
+
+fn read_slack(folder: &Path, index: usize) -> Result<Option<Vec<f64>>> {
+    let path = folder.join("test_data_set_0").join(format!("slack_{index}.pb"));
+    let Ok(bytes) = std::fs::read(&path) else { return Ok(None) };
+    let value = value_from_bytes(bytes.into(), &Default::default()).within(|| path.display().to_string())?;
+    value.tensor()?.to_doubles().map(Some)
+}
+
+type Outputs = Vec<(String, Value)>;
+
+impl Measured {
+    fn check(&self) -> Result<Verdict> {
+        for group in GROUPS {
+            let mut bits: Option<(String, Vec<Vec<u8>>)> = None;
+            for configuration in *group {
+                let is_first_of_all = configuration.level == Level::Disabled && bits.is_none();
+                let options = configuration.options();
+                let outputs = match self.run(configuration) {
+                    Ok((outputs, _)) => outputs,
+                    Err(problem) if is_first_of_all => return Ok(refusal(&problem, &options)),
+                    Err(problem) => return Ok(Verdict::new(Outcome::Fails, options, problem.to_string())),
+                };
+                let found = bits_of(&outputs)?;
+                match &bits {
+                    Some((first, bits)) if *bits != found => {
+                        let problem =
+                            format!("other bits than with {first}: {}", difference(&outputs, bits)?);
+                        return Ok(Verdict::new(Outcome::Bits, options, problem));
+                    }
+                    Some(_) => {}
+                    None => {
+                        if let Err(problem) = self.compare(&outputs) {
+                            return Ok(Verdict::new(Outcome::Wrong, options, problem.to_string()));
+                        }
+                        bits = Some((options, found));
+                    }
+                }
+            }
+        }
+        Ok(self.check_limits()?.unwrap_or_else(|| Verdict::new(Outcome::Right, "", "")))
+    }
+
+    /// Runs twice on one session, so that memory that waits for the next run is used, too.
+    fn run(&self, configuration: &Configuration) -> Result<(Outputs, Session)> {
+        let session = configuration.session(&self.case.model)?;
+        // Outputs count against the limit as long as they are held.
+        let first = bits_of(&session.run(&self.inputs())?)?;
+        let second = session.run(&self.inputs()).within(|| "second run")?;
+        ensure!(first == bits_of(&second)?, Fail, "a second run on the session has other bits");
+        Ok((second, session))
+    }
+
+    fn inputs(&self) -> Vec<(&str, Value)> {
+        self.case.inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
+    }
+
+    fn compare(&self, outputs: &Outputs) -> Result<()> {
+        let (got, expected) = (outputs.len(), self.case.expected.len());
+        ensure!(got == expected, Fail, "{got} outputs, expected {expected}");
+        for (((name, actual), expected), slack) in outputs.iter().zip(&self.case.expected).zip(&self.slacks) {
+            let outcome = match slack {
+                Some(slack) => compare_within(actual.tensor()?, expected.tensor()?, slack),
+                None => compare(actual, expected, self.case.tolerance),
+            };
+            outcome.within(|| format!("output '{name}'"))?;
+        }
+        Ok(())
+    }
+
+    /// A run under a share of its need has the same bits, or is refused with the name of a limit
+    /// that does.
+    fn check_limits(&self) -> Result<Option<Verdict>> {
+        let Some(share) = self.share else { return Ok(None) };
+        let whole = Configuration::new(Level::All, 1);
+        let (outputs, session) = self.run(&whole)?;
+        let bits = bits_of(&outputs)?;
+        let plan = session.plan_for_inputs(&self.inputs())?;
+        let need = session.memory().packed + plan.planned_bytes;
+        // If the run finds out sizes on its way, each refusal knows only of those that it has met.
+        let refusals = if plan.peak_bytes.is_some() { 2 } else { MOST_REFUSALS };
+        // The whole need is tried as well if it is known before the run.
+        let shares = [Some(share), plan.peak_bytes.map(|_| 1.0)];
+        for share in shares.into_iter().flatten() {
+            let limit = ((need as f64 * share) as usize).max(1);
+            if let Some(verdict) = self.check_limit(limit, refusals, &bits)? {
+                return Ok(Some(verdict));
+            }
+        }
+        Ok(None)
+    }
+
+    fn check_limit(&self, limit: usize, refusals: usize, bits: &[Vec<u8>]) -> Result<Option<Verdict>> {
+        let mut configuration = Configuration { limit: Some(limit), ..Configuration::new(Level::All, 1) };
+        // A session that is refused may be refused again for its run, with a larger limit.
+        for _ in 0..=refusals {
+            let options = configuration.options();
+            let limit = configuration.limit.unwrap_or_default();
+            let problem = match self.run(&configuration) {
+                Ok((outputs, _)) if bits_of(&outputs)? == bits => return Ok(None),
+                Ok((outputs, _)) => {
+                    let problem = format!("other bits than without a limit: {}", difference(&outputs, bits)?);
+                    return Ok(Some(Verdict::new(Outcome::Bits, options, problem)));
+                }
+                Err(problem) => problem,
+            };
+            match problem.shortage() {
+                Some(shortage) if shortage.sufficient_limit() > limit => {
+                    configuration.limit = Some(shortage.sufficient_limit());
+                }
+                Some(_) => {
+                    let problem = format!("the limit that the refusal names is not more: {problem}");
+                    return Ok(Some(Verdict::new(Outcome::Limit, options, problem)));
+                }
+                None => return Ok(Some(Verdict::new(Outcome::Fails, options, problem.to_string()))),
+            }
+        }
+        let problem = "refused again with the limit that the refusal named";
+        Ok(Some(Verdict::new(Outcome::Limit, configuration.options(), problem)))
+    }
+}
+
+/// Compares element by element, with a slack for each.
+fn compare_within(actual: &Tensor, expected: &Tensor, slack: &[f64]) -> Result<()> {
+    let (a, e) = (actual.dtype(), expected.dtype());
+    ensure!(a == e, Fail, "type {}, expected {}", a.name(), e.name());
+    let (a, e) = (actual.shape(), expected.shape());
+    ensure!(a == e, Fail, "shape {a:?}, expected {e:?}");
+    let (actual, expected) = (actual.to_doubles()?, expected.to_doubles()?);
+    ensure!(slack.len() == expected.len(), Fail, "{} slacks for {} elements", slack.len(), expected.len());
+    let far = |(index, ((a, e), slack)): (usize, ((&f64, &f64), &f64))| {
+        let is_close = a == e || (a.is_nan() && e.is_nan()) || (a - e).abs() <= *slack;
+        (!is_close && *slack != f64::INFINITY).then_some((index, *a, *e, *slack))
+    };
+    let far: Vec<_> = actual.iter().zip(&expected).zip(slack).enumerate().filter_map(far).collect();
+    let Some((index, a, e, slack)) = far.first() else { return Ok(()) };
+    let (many, all) = (far.len(), actual.len());
+    Err(error!(
+        Fail,
+        "{many} of {all} elements differ; element {index} is {a}, expected {e}, at most {slack} off"
+    ))
+}
+
+fn bits_of(outputs: &Outputs) -> Result<Vec<Vec<u8>>> {
+    outputs.iter().map(|(_, value)| value_to_bytes("", value)).collect()
+}
+
+/// Where bits differ, in words.
+fn difference(outputs: &Outputs, bits: &[Vec<u8>]) -> Result<String> {
+    for ((name, value), bits) in outputs.iter().zip(bits) {
+        if value_to_bytes("", value)? == *bits {
+            continue;
+        }
+        let first = value_from_bytes(bits.clone().into(), &Default::default())?;
+        let exact = ort_core::tensor::Tolerance { relative: 0.0, absolute: 0.0 };
+        let difference = compare(value, &first, exact).err().map(|problem| problem.message().to_string());
+        return Ok(format!(
+            "output '{name}': {}",
+            difference.unwrap_or_else(|| "signs of zero or NaN".to_string())
+        ));
+    }
+    Ok("other outputs".to_string())
+}

@@ -1,0 +1,329 @@
+"""Operators that the `onnx` package's evaluator computes wrongly by what the standard says.
+
+The first line of each class says what is wrong."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from onnx import numpy_helper
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_attention, op_conv_transpose, op_max_pool, op_resize
+from scipy import special
+
+CORRECTED: list[type[OpRun]] = []
+
+
+def corrected(operator: type[OpRun]) -> type[OpRun]:
+    CORRECTED.append(operator)
+    return operator
+
+
+@corrected
+class Erf(OpRun):
+    """Doubles are rounded to float32."""
+
+    def _run(self, x):
+        return (np.asarray(special.erf(x.astype(np.float64)).astype(x.dtype)),)
+
+
+@corrected
+class Gelu(OpRun):
+    """Doubles are rounded to float32, as those of Erf."""
+
+    def _run(self, x, approximate=None):
+        wide = x.astype(np.float64)
+        if (approximate or self.approximate) == "tanh":
+            y = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+        else:
+            y = 0.5 * wide * (1 + special.erf(wide / np.sqrt(2)))
+        return (np.asarray(y.astype(x.dtype)),)
+
+
+@corrected
+class HardSwish(OpRun):
+    """Its alpha of 1/6 is rounded to float32."""
+
+    def _run(self, x):
+        wide = x.astype(np.float64)
+        return (np.asarray((wide * np.clip(wide / 6 + 0.5, 0, 1)).astype(x.dtype)),)
+
+
+@corrected
+class Mean(OpRun):
+    """The first operand does not broadcast."""
+
+    def _run(self, *operands):
+        total = sum(operands[1:], start=operands[0])
+        return (np.asarray(total / np.asarray(len(operands), total.dtype)).astype(operands[0].dtype),)
+
+
+@corrected
+class Pad(OpRun):
+    """Negative pads, which cut, are refused."""
+
+    def _run(self, data, pads, value=None, axes=None, mode="constant"):
+        axes = range(data.ndim) if axes is None else [int(axis) % data.ndim for axis in axes]
+        widths = [(0, 0)] * data.ndim
+        for index, axis in enumerate(axes):
+            widths[axis] = (int(pads[index]), int(pads[len(axes) + index]))
+        cuts = tuple(slice(max(0, -low), size - max(0, -high)) for (low, high), size in zip(widths, data.shape))
+        widths = [(max(0, low), max(0, high)) for low, high in widths]
+        mode = mode or "constant"
+        value = {"constant_values": 0 if value is None else np.asarray(value).item()} if mode == "constant" else {}
+        return (np.pad(data[cuts], widths, mode=mode, **value).astype(data.dtype),)
+
+
+@corrected
+class GroupNormalization(OpRun):
+    """It is no function without types, so nodes alone are refused."""
+
+    def _run(self, x, scale, bias, epsilon=1e-5, num_groups=1, stash_type=1):
+        grouped = x.reshape(x.shape[0], num_groups, -1)
+        mean = grouped.mean(axis=-1, keepdims=True)
+        variance = np.square(grouped - mean).mean(axis=-1, keepdims=True)
+        normal = ((grouped - mean) / np.sqrt(variance + np.asarray(epsilon, x.dtype))).reshape(x.shape)
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        return ((normal * scale.reshape(shape) + bias.reshape(shape)).astype(x.dtype),)
+
+
+class OfBody(OpRun):
+    """What Loop and Scan share."""
+
+    def need_context(self) -> bool:
+        return True
+
+    def outputs_of(self, context: dict, values: list) -> list:
+        return self._run_body({**(context or {}), **dict(zip(self.body.input_names, values, strict=True))})
+
+
+@corrected
+class Loop(OfBody):
+    """Outputs of iterations are joined along an axis of theirs instead of stacked along a new one,
+    and none at all fails.
+
+    The items of no iteration have the shape that the body gives for what is carried into the first one."""
+
+    def _run(self, trips, condition, *carried, context=None, **attributes):
+        carried = list(carried)
+        count = len(self.body.output_names) - 1 - len(carried)
+        stacks, number = [[] for _ in range(count)], 0
+        goes_on = True if condition is None else bool(np.asarray(condition).reshape(()))
+        while goes_on and (trips is None or number < int(np.asarray(trips).reshape(()))):
+            outputs = self.outputs_of(context, [np.array(number, np.int64), np.array(goes_on), *carried])
+            goes_on, carried = bool(np.asarray(outputs[0]).reshape(())), outputs[1 : 1 + len(carried)]
+            for stack, item in zip(stacks, outputs[1 + len(carried) :]):
+                stack.append(item)
+            number += 1
+        if number == 0 and count:
+            outputs = self.outputs_of(context, [np.array(0, np.int64), np.array(True), *carried])
+            items = outputs[1 + len(carried) :]
+            return (*carried, *(np.empty((0, *np.shape(item)), item.dtype) for item in items))
+        return (*carried, *(np.stack(stack) for stack in stacks))
+
+
+@corrected
+class Scan(OfBody):
+    """Other axes and directions than the first and forwards are refused."""
+
+    def _run(self, *args, context=None, num_scan_inputs=1, scan_input_axes=None, scan_input_directions=None,
+             scan_output_axes=None, scan_output_directions=None, **attributes):
+        states, scanned = list(args[:-num_scan_inputs]), args[-num_scan_inputs:]
+        axes = scan_input_axes or [0] * num_scan_inputs
+        backwards = scan_input_directions or [0] * num_scan_inputs
+        length = scanned[0].shape[axes[0]]
+        stacks = [[] for _ in range(len(self.body.output_names) - len(states))]
+        for step in range(length):
+            places = [length - 1 - step if back else step for back in backwards]
+            items = [np.take(values, place, axis) for values, place, axis in zip(scanned, places, axes)]
+            outputs = self.outputs_of(context, [*states, *items])
+            states = outputs[: len(states)]
+            for stack, item in zip(stacks, outputs[len(states) :]):
+                stack.append(item)
+        directions = scan_output_directions or [0] * len(stacks)
+        stacks = [stack[::-1] if back else stack for stack, back in zip(stacks, directions)]
+        return (*states, *(np.stack(stack, axis) for stack, axis in zip(stacks, scan_output_axes or [0] * len(stacks))))
+
+
+@corrected
+class GlobalMaxPool(OpRun):
+    """Right for images of two spatial axes alone."""
+
+    def _run(self, x):
+        return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+@corrected
+class LRN(OpRun):
+    """Counts channels by the size of the batch, and takes images of two spatial axes alone."""
+
+    def _run(self, x, alpha=1e-4, beta=0.75, bias=1.0, size=1):
+        # Numbers of attributes come as float32, and so would their quotient.
+        alpha, beta, bias = float(alpha), float(beta), float(bias)
+        squares = np.zeros_like(x)
+        for channel in range(x.shape[1]):
+            first = max(0, channel - (size - 1) // 2)
+            last = min(x.shape[1], channel + size // 2 + 1)
+            squares[:, channel] = np.square(x[:, first:last]).sum(axis=1)
+        return ((x / (bias + alpha / size * squares) ** beta).astype(x.dtype),)
+
+
+@corrected
+class Attention(op_attention.Attention_23):
+    """The square root of the scale is rounded to float32; a causal mask has as many rows as a given
+    one, if that is one."""
+
+    def _run(self, q, k, v, mask=None, *others, scale=None, is_causal=0, **attributes):
+        if is_causal and mask is not None and mask.shape[-2] == 1:
+            mask = np.repeat(mask, q.shape[-2], axis=-2)
+        scale = None if scale is None else float(scale)
+        return super()._run(q, k, v, mask, *others, scale=scale, is_causal=is_causal, **attributes)
+
+
+def padded(x: np.ndarray, auto_pad: str, kernel, strides, dilations) -> list[int]:
+    """The pads that SAME_UPPER and SAME_LOWER stand for."""
+    begins, ends = [], []
+    for axis, size in enumerate(x.shape[2:]):
+        stride, dilation = (strides or [1] * 9)[axis], (dilations or [1] * 9)[axis]
+        whole = max(0, (-(-size // stride) - 1) * stride + (kernel[axis] - 1) * dilation + 1 - size)
+        less, more = whole // 2, whole - whole // 2
+        begins.append(more if auto_pad == "SAME_LOWER" else less)
+        ends.append(less if auto_pad == "SAME_LOWER" else more)
+    return begins + ends
+
+
+class SamePads:
+    """Sizes of automatic padding are rounded down instead of up."""
+
+    def _run(self, x, auto_pad=None, kernel_shape=None, strides=None, dilations=None, pads=None, **attributes):
+        if auto_pad and auto_pad.startswith("SAME"):
+            pads, auto_pad = padded(x, auto_pad, kernel_shape, strides, dilations), "NOTSET"
+        more = {"dilations": dilations} if dilations is not None else {}
+        return super()._run(x, auto_pad=auto_pad, kernel_shape=kernel_shape, strides=strides, pads=pads, **more, **attributes)
+
+
+@corrected
+class MaxPool(SamePads, op_max_pool.MaxPool):
+    __doc__ = SamePads.__doc__
+
+
+@corrected
+class DynamicQuantizeLinear(OpRun):
+    """Zeros alone have a scale of 1/255, by the text it is 0: nothing can be said of their
+    codes."""
+
+    def _run(self, x):
+        least, most = min(x.min(initial=0), 0), max(x.max(initial=0), 0)
+        if not least < most:
+            raise ValueError("a range of nothing")
+        scale = np.asarray((most - least) / x.dtype.type(255), x.dtype)
+        zero = np.clip(np.rint(-least / scale), 0, 255)
+        codes = np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8)
+        return codes, scale, np.asarray(zero, np.uint8)
+
+
+@corrected
+class ConvTranspose(op_conv_transpose.ConvTranspose):
+    """All groups get the bias of the first one."""
+
+    def _run(self, x, w, bias=None, **attributes):
+        y = super()._run(x, w, None, **attributes)[0]
+        return (y if bias is None else y + bias.reshape([1, -1] + [1] * (y.ndim - 2)),)
+
+
+def source(mode: str, index: int, scale: Fraction, length: int, resized: int) -> Fraction:
+    """The coordinate in the image of an element of the resized one, by the formulas of the
+    standard."""
+    half = Fraction(1, 2)
+    width = scale * length
+    if mode == "align_corners" and width != resized:
+        raise ValueError("the text means the length of the resized axis, the evaluator the product that was rounded down to it")
+    if mode == "align_corners":
+        return Fraction(0) if width == 1 else index * (length - 1) / (width - 1)
+    if mode == "asymmetric":
+        return index / scale
+    if mode == "pytorch_half_pixel" and resized == 1:
+        return Fraction(0)
+    offset = Fraction(length, 2) * (1 - resized / width) if mode == "half_pixel_symmetric" else 0
+    return offset + (index + half) / scale - half
+
+
+NEAREST = {
+    "round_prefer_floor": lambda x: math.ceil(x - Fraction(1, 2)),
+    "round_prefer_ceil": lambda x: math.floor(x + Fraction(1, 2)),
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
+
+
+def cubic(x: float, a: float) -> float:
+    """The weight of an element at this distance."""
+    x = abs(x)
+    if x <= 1:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+    return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a if x < 2 else 0.0
+
+
+@dataclass
+class Sampling:
+    """How Resize finds one element of a resized axis: from which elements, by which weights."""
+
+    mode: str
+    nearest: str
+    a: float
+    excludes: bool
+
+    def taps(self, place: Fraction, length: int) -> list[tuple[int, float]]:
+        if self.mode == "nearest":
+            taps = [(NEAREST[self.nearest](place), 1.0)]
+        else:
+            first, rest = math.floor(place), float(place - math.floor(place))
+            if self.mode == "linear":
+                taps = [(first, 1 - rest), (first + 1, rest)]
+            else:
+                taps = [(first + step, cubic(step - rest, self.a)) for step in range(-1, 3)]
+        if self.excludes:
+            inside = [(index, weight) for index, weight in taps if 0 <= index < length]
+            total = sum(weight for _, weight in inside)
+            return [(index, weight / total) for index, weight in inside]
+        return [(min(max(index, 0), length - 1), weight) for index, weight in taps]
+
+    def matrix(self, places: list[Fraction], length: int) -> np.ndarray:
+        weights = np.zeros((len(places), length))
+        for row, place in enumerate(places):
+            for index, weight in self.taps(place, length):
+                weights[row, index] += weight
+        return weights
+
+
+@corrected
+class Resize(op_resize.Resize):
+    """Wrong elements where a coordinate is nearly whole, or nearly between two: here coordinates
+    are fractions, without errors."""
+
+    def _run(self, x, roi=None, scales=None, sizes=None, antialias=0, axes=None, cubic_coeff_a=-0.75, exclude_outside=0,
+             coordinate_transformation_mode="half_pixel", mode="nearest", nearest_mode="round_prefer_floor", **attributes):
+        if antialias:
+            return super()._run(
+                x, roi, scales, sizes, antialias=antialias, axes=axes, cubic_coeff_a=cubic_coeff_a, mode=mode,
+                exclude_outside=exclude_outside, coordinate_transformation_mode=coordinate_transformation_mode,
+                nearest_mode=nearest_mode, **attributes,
+            )
+        if scales is not None:
+            factors = [Fraction(float(scale)) for scale in scales]
+            sizes = [math.floor(factor * size) for factor, size in zip(factors, x.shape)]
+        else:
+            factors = [Fraction(int(size), own) for size, own in zip(sizes, x.shape)]
+        sampling = Sampling(mode, nearest_mode, float(cubic_coeff_a), bool(exclude_outside))
+        y = x.astype(np.float64)
+        for axis, (factor, size) in enumerate(zip(factors, sizes)):
+            length = x.shape[axis]
+            if factor == 1:
+                continue
+            places = [source(coordinate_transformation_mode, i, factor, length, int(size)) for i in range(int(size))]
+            if mode == "nearest":
+                y = np.take(y, [sampling.taps(place, length)[0][0] for place in places], axis)
+            else:
+                y = np.moveaxis(np.tensordot(sampling.matrix(places, length), y, ([1], [axis])), 0, axis)
+        return (numpy_helper.saturate_cast(y, x.dtype),)
