@@ -19,7 +19,7 @@ use crate::kept::{Folders, Kept};
 use crate::kernels::{self, WgpuKernel};
 use crate::memory::{Memory, Region};
 use crate::node::{Node, likeness};
-use crate::pipelines::Pipelines;
+use crate::pipelines::{DeviceCompiler, Pipelines};
 use crate::provider::{NO_ADAPTER, Options, adapters, describe};
 use crate::recorder::{ALL_NUMBERS, At, Recorder};
 use crate::staging::Staging;
@@ -84,7 +84,7 @@ impl WgpuDevice {
         let nothing = gpu.buffer(NUMBERS as usize, wgpu::BufferUsages::STORAGE)?;
         let groups = Arc::new(BindGroups::new(gpu.clone(), numbers.clone()));
         let memory = Memory::new(new_device_id(), gpu.clone(), groups.clone(), options.memory_limit);
-        let pipelines = Arc::new(Pipelines::new(gpu.clone(), groups.clone()));
+        let pipelines = Arc::new(Pipelines::new(DeviceCompiler::new(gpu.clone(), groups.clone())));
         let staging = Arc::new(Staging::new(gpu.clone()));
         let recorder = Recorder::new(gpu.clone(), staging, numbers);
         let parts = Arc::new(Parts { gpu, memory, groups, pipelines, recorder, nothing });
@@ -120,6 +120,7 @@ impl WgpuDevice {
 
     /// Gives the device up, as a driver does that resets it: every run on it is refused from then on.
     pub fn destroy(&self) {
+        let _exclusive = self.parts.gpu.exclusive();
         self.parts.gpu.device.destroy();
     }
 }
@@ -197,6 +198,7 @@ impl Device for WgpuDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
+        let _exclusive = self.parts.gpu.exclusive();
         self.parts.recorder.flush()?;
         self.parts.gpu.wait()
     }
@@ -204,6 +206,7 @@ impl Device for WgpuDevice {
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         let same = from.dtype() == to.dtype() && from.shape() == to.shape();
         ensure!(same, Fail, "a copy between tensors of two types or shapes");
+        let _exclusive = self.parts.gpu.exclusive();
         let resolve = |range| self.parts.memory.resolve(range);
         match (from.device_range(), to.device_range()) {
             (None, Some(range)) => match resolve(range)? {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ort_core::{Result, ensure, error};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 
 /// How long a submission may take before the device counts as lost. A software adapter needs seconds for a large model.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -73,6 +73,8 @@ pub(crate) struct Gpu {
     pub(crate) limits: Limits,
     pub(crate) made: Made,
     failure: Arc<Failure>,
+    /// One thread at a time: see [`Gpu::exclusive`].
+    turn: Option<ReentrantMutex<()>>,
 }
 
 impl Gpu {
@@ -107,7 +109,17 @@ impl Gpu {
         let adapter = adapter.get_info();
         let is_software = adapter.device_type == wgpu::DeviceType::Cpu;
         let limits = Limits::of(&required_limits, is_software);
-        Ok(Gpu { adapter, device, queue, limits, made: Made::default(), failure })
+        let turn = (adapter.backend == wgpu::Backend::Gl).then(ReentrantMutex::default);
+        Ok(Gpu { adapter, device, queue, limits, made: Made::default(), failure, turn })
+    }
+
+    /// What a thread holds while it uses a device of GL; nothing on other backends.
+    ///
+    /// Such a device has one context. wgpu-hal takes it for each command, and panics if it has to wait some seconds for it: a thread that
+    /// submits work to a software adapter, or waits for it, holds it for longer than that. So threads take turns here, where waiting has no
+    /// limit. Every way from outside into the device takes its turn first, and no other lock before it.
+    pub(crate) fn exclusive(&self) -> Option<ReentrantMutexGuard<'_, ()>> {
+        self.turn.as_ref().map(ReentrantMutex::lock)
     }
 
     /// An error once the device is lost, or after a command that was refused.
@@ -161,9 +173,18 @@ impl Gpu {
 
     /// Waits until everything that was submitted is done.
     pub(crate) fn wait(&self) -> Result<()> {
-        let wait = wgpu::PollType::Wait { submission_index: None, timeout: Some(PATIENCE) };
-        if let Err(problem) = self.device.poll(wait) {
-            self.failure.lost.lock().get_or_insert(format!("it does not answer: {problem}"));
+        let (start, wait) =
+            (Instant::now(), wgpu::PollType::Wait { submission_index: None, timeout: Some(PATIENCE) });
+        loop {
+            match self.device.poll(wait.clone()) {
+                // On GL wgpu-hal gives up after two seconds, however long it may wait.
+                Err(wgpu::PollError::Timeout) if start.elapsed() < PATIENCE => {}
+                Err(problem) => {
+                    self.failure.lost.lock().get_or_insert(format!("it does not answer: {problem}"));
+                    break;
+                }
+                Ok(_) => break,
+            }
         }
         self.check()
     }

@@ -11,10 +11,13 @@
 //! ```
 //! use ort_core::ep::{ExecutionProvider, ProviderOptions};
 //!
-//! let adapters = ort_ep_wgpu::WgpuProvider.devices()?;
-//! if !adapters.is_empty() {
-//!     let device = ort_ep_wgpu::WgpuDevice::open(0, &ProviderOptions::new())?;
-//!     println!("{}: {:?}", device.adapter(), device.counters());
+//! match ort_ep_wgpu::WgpuProvider.devices() {
+//!     // Without a GPU or its driver it says what to install.
+//!     Err(problem) => println!("no adapter: {problem}"),
+//!     Ok(adapters) => {
+//!         let device = ort_ep_wgpu::WgpuDevice::open(0, &ProviderOptions::new())?;
+//!         println!("{} of {}: {:?}", device.adapter(), adapters.len(), device.counters());
+//!     }
 //! }
 //! # Ok::<(), ort_core::Error>(())
 //! ```

@@ -138,6 +138,7 @@ impl Allocator for Memory {
             return Ok(Buffer::empty(self.id));
         }
         let size = bytes.next_multiple_of(ALIGNMENT);
+        let _exclusive = self.gpu.exclusive();
         let mut table = self.table.lock();
         let found = Memory::idle(&mut table, size);
         let was_idle = found.is_some();
@@ -178,6 +179,7 @@ impl Allocator for Memory {
     }
 
     fn trim(&self) -> usize {
+        let _exclusive = self.gpu.exclusive();
         let mut table = self.table.lock();
         self.give_back(&mut table, |_| false)
     }

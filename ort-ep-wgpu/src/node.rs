@@ -71,12 +71,21 @@ impl Executable for Node {
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let _exclusive = self.parts.gpu.exclusive();
         let given = Given::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
         let steps = self.steps(&given)?;
         for step in &*steps {
             self.record(step, &given)?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // The last user of a pipeline gives it back to the device.
+        let _exclusive = self.parts.gpu.exclusive();
+        self.kept.get_mut().clear();
     }
 }
 
@@ -138,6 +147,7 @@ impl Node {
                 continue;
             }
             let kept = self.remembered.as_ref().map(|(kept, _)| &**kept);
+            self.parts.gpu.check()?;
             let pipeline = self.parts.pipelines.get(&dispatch.program, kept)?;
             steps.push(Step { pipeline, dispatch });
         }

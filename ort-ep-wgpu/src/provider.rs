@@ -101,11 +101,16 @@ impl Options {
 /// The adapters that can compute, the fastest kind first.
 pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
     static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
-    static GL: OnceLock<wgpu::Instance> = OnceLock::new();
-    // GL shows the same GPUs once more, and is asked only where nothing else shows one.
-    let mut found = computing(&INSTANCE, wgpu::Backends::all() - wgpu::Backends::GL);
+    static GL_DISPLAY: OnceLock<wgpu::Instance> = OnceLock::new();
+    let others = wgpu::Backends::all() - wgpu::Backends::GL;
+    let mut found = computing(INSTANCE.get_or_init(|| instance(others)), others);
+    // GL shows the same GPUs once more, and is asked only if nothing else shows one.
     if found.is_empty() {
-        found = computing(&GL, wgpu::Backends::GL);
+        // An instance of GL has one EGL context for all its adapters and devices, and a context is of one thread at a time: whoever asks gets
+        // adapters of an instance of their own. This one stays, so that the last of the others does not terminate the display, which is
+        // the whole process's.
+        GL_DISPLAY.get_or_init(|| instance(wgpu::Backends::GL));
+        found = computing(&instance(wgpu::Backends::GL), wgpu::Backends::GL);
     }
     found.sort_by_key(|adapter| match adapter.get_info().device_type {
         wgpu::DeviceType::DiscreteGpu => 0,
@@ -117,14 +122,15 @@ pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
     found
 }
 
-fn computing(instance: &OnceLock<wgpu::Instance>, backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
-    let instance = instance.get_or_init(|| {
-        let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
-        descriptor.backends = backends;
-        // The driver's own checks repeat those of wgpu.
-        descriptor.flags = wgpu::InstanceFlags::empty();
-        wgpu::Instance::new(descriptor)
-    });
+fn instance(backends: wgpu::Backends) -> wgpu::Instance {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = backends;
+    // The driver's own checks repeat those of wgpu.
+    descriptor.flags = wgpu::InstanceFlags::empty();
+    wgpu::Instance::new(descriptor)
+}
+
+fn computing(instance: &wgpu::Instance, backends: wgpu::Backends) -> Vec<wgpu::Adapter> {
     let mut found = pollster::block_on(instance.enumerate_adapters(backends));
     found.retain(|adapter| {
         let flags = adapter.get_downlevel_capabilities().flags;

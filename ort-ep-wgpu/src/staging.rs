@@ -31,7 +31,9 @@ impl Staging {
     /// A buffer, no longer mapped, that begins with these bytes; at most [`LONGEST`].
     pub(crate) fn filled(&self, bytes: &[u8]) -> Result<wgpu::Buffer> {
         let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
-        let buffer = match take(&mut self.uploads.lock(), bytes.len()) {
+        // Not in the `match`, which would hold the lock: waiting calls what puts buffers back.
+        let waiting = take(&mut self.uploads.lock(), bytes.len());
+        let buffer = match waiting {
             Some(buffer) => buffer,
             None => {
                 let buffer = self.gpu.buffer(size_for(bytes.len()), usage)?;
