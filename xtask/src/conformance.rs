@@ -24,16 +24,16 @@ use crate::workspace::{Workspace, run as run_command};
 /// The suites, small and telling ones first.
 const SUITES: [&str; 5] = ["simple", "pytorch-operator", "pytorch-converted", "light", "node"];
 /// How many cases the suites have together in the pinned package.
-pub(crate) const CASES: usize = 2033;
+const CASES: usize = 2033;
 /// How many of them are the suite `node`.
-pub(crate) const NODE_CASES: usize = 1884;
+const NODE_CASES: usize = 1884;
 /// Reasons in the list are cut to this many characters.
 const REASON_LENGTH: usize = 100;
 /// A process that prints nothing for so long hangs; the slowest case takes some seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What to run.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 pub(crate) struct Options {
     /// Only these suites.
     #[arg(long = "suite", value_name = "NAME", value_parser = SUITES)]
@@ -57,6 +57,28 @@ pub(crate) struct Options {
     /// Within the limits that every implementation of WebGPU has.
     #[arg(long, requires = "wgpu")]
     pub(crate) minimum_limits: bool,
+}
+
+impl Options {
+    /// The suite's name among those of `cargo xtask test`.
+    pub(crate) fn suite(&self) -> String {
+        let parts = [
+            (self.poisoned, ", poisoned"),
+            (self.wgpu, ", wgpu"),
+            (self.cuda, ", cuda"),
+            (self.library, " as a library"),
+            (self.minimum_limits, ", minimum limits"),
+        ];
+        parts
+            .iter()
+            .filter(|(is_said, _)| *is_said)
+            .fold("conformance".to_owned(), |name, part| name + part.1)
+    }
+
+    /// How many cases it has in the pinned package.
+    pub(crate) fn cases(&self) -> usize {
+        if self.wgpu || self.cuda { NODE_CASES } else { CASES }
+    }
 }
 
 /// What became of a case.
@@ -119,7 +141,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         check_decompositions(workspace, &[cases.join("node")])?;
     }
     // Known failures are skipped tests as far as the closing line of a green run goes.
-    let closing = Summary { passed: summary.passed, failed: 0, skipped: summary.failed + summary.skipped };
+    let skipped = summary.failed + summary.skipped;
+    let closing = Summary { passed: summary.passed, skipped, ..Summary::default() };
     println!("{} cases fail as conformance.ignore says they do\n{closing}", closing.skipped);
     Ok(closing)
 }
@@ -227,7 +250,12 @@ fn parse_line(line: &str) -> Option<Line> {
 /// How many passed, failed and were skipped.
 pub(crate) fn count(outcomes: &[Outcome]) -> Summary {
     let of = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
-    Summary { passed: of(Verdict::Pass), failed: of(Verdict::Fail), skipped: of(Verdict::Skip) }
+    Summary {
+        passed: of(Verdict::Pass),
+        failed: of(Verdict::Fail),
+        skipped: of(Verdict::Skip),
+        ..Summary::default()
+    }
 }
 
 /// Prints which operators the failures have to do with. A case of several operators is put down to those of

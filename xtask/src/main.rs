@@ -55,7 +55,7 @@ struct Arguments {
 enum Command {
     /// Everything that must hold, what fails early first: format, style, lints, tests, models, conformance,
     /// comparison, memory.
-    Test,
+    Test(test::Options),
     /// Make the models that the other commands run, in target/models.
     Models(models::Options),
     /// Run the models in ONNX Runtime and in ours on the same inputs, and measure the difference.
@@ -101,7 +101,7 @@ enum Command {
 fn dispatch(arguments: Arguments) -> Result<()> {
     let workspace = Workspace { ort: arguments.ort, ..Workspace::discover()? };
     match arguments.command {
-        Command::Test => test::run(&workspace),
+        Command::Test(options) => test::run(&workspace, &options),
         Command::Models(options) => models::run(&workspace, &options),
         Command::Compare(options) => compare::run(&workspace, &options).map(drop),
         Command::Memory(options) => memory::run(&workspace, &options).map(drop),

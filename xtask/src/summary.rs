@@ -1,17 +1,41 @@
-//! Counts of tests, and the line that closes a run.
+//! Counts of tests, and the lines that close a run.
 
 use std::fmt;
 use std::ops::AddAssign;
 
 /// How many tests passed, failed and were skipped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) skipped: usize,
+    /// Of those that were skipped the ones that this machine lacks something for.
+    pub(crate) left_out: Vec<LeftOut>,
+}
+
+/// Tests that this machine lacks something for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// The suite, or the programs of tests.
+    pub(crate) suite: String,
+    pub(crate) tests: usize,
+    /// Why, and what to install.
+    pub(crate) why: String,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "skipped {}, {} tests: {}", self.suite, self.tests, self.why)
+    }
 }
 
 impl Summary {
+    /// A suite that cannot run here.
+    pub(crate) fn without(suite: &str, tests: usize, why: &str) -> Summary {
+        let left_out = LeftOut { suite: suite.to_owned(), tests, why: why.to_owned() };
+        Summary { skipped: tests, left_out: vec![left_out], ..Summary::default() }
+    }
+
     /// The counts in a closing line of cargo's test runner, such as
     /// `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, if the line is one.
     pub(crate) fn from_cargo(line: &str) -> Option<Self> {
@@ -21,7 +45,49 @@ impl Summary {
             let at = words.iter().position(|word| *word == what)?;
             words.get(at.checked_sub(1)?)?.parse().ok()
         };
-        Some(Self { passed: count_of("passed")?, failed: count_of("failed")?, skipped: count_of("ignored")? })
+        Some(Self {
+            passed: count_of("passed")?,
+            failed: count_of("failed")?,
+            skipped: count_of("ignored")?,
+            ..Self::default()
+        })
+    }
+
+    /// Takes a test that ended well without running, as it says itself, from those that passed. Programs that lack the same are listed together.
+    pub(crate) fn leave_out(&mut self, skipped: &SkippedTest) {
+        self.passed = self.passed.saturating_sub(1);
+        self.skipped += 1;
+        let SkippedTest { program, why, .. } = skipped;
+        match self.left_out.iter_mut().find(|found| found.why == *why) {
+            Some(found) => {
+                found.tests += 1;
+                if !found.suite.split(", ").any(|name| name == program) {
+                    found.suite += &format!(", {program}");
+                }
+            }
+            None => self.left_out.push(LeftOut { suite: program.clone(), tests: 1, why: why.clone() }),
+        }
+    }
+}
+
+/// A test that says that it does not run, on a line `SKIPPED PROGRAM::TEST: WHY`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SkippedTest {
+    program: String,
+    test: String,
+    why: String,
+}
+
+impl SkippedTest {
+    pub(crate) fn from_line(line: &str) -> Option<Self> {
+        let (name, why) = line.strip_prefix("SKIPPED ")?.split_once(": ")?;
+        let (program, test) = name.split_once("::")?;
+        Some(Self { program: program.to_owned(), test: test.to_owned(), why: why.to_owned() })
+    }
+
+    /// Whether it is the same test: one may say it several times.
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        (&self.program, &self.test) == (&other.program, &other.test)
     }
 }
 
@@ -30,11 +96,15 @@ impl AddAssign for Summary {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.left_out.extend(other.left_out);
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for left_out in &self.left_out {
+            writeln!(formatter, "{left_out}")?;
+        }
         write!(formatter, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
 }
@@ -46,9 +116,33 @@ mod tests {
     #[test]
     fn reads_cargo_lines() {
         let line = "test result: FAILED. 31 passed; 2 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s";
-        assert_eq!(Summary::from_cargo(line), Some(Summary { passed: 31, failed: 2, skipped: 1 }));
+        let counts = Summary { passed: 31, failed: 2, skipped: 1, ..Summary::default() };
+        assert_eq!(Summary::from_cargo(line), Some(counts));
         for other in ["test tests::passed ... ok", "running 3 tests", "test result: ok."] {
             assert_eq!(Summary::from_cargo(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn tests_that_did_not_run_have_not_passed() {
+        let lines = [
+            "SKIPPED device::runs: no adapter; install a driver",
+            "SKIPPED conv::pools::small: no adapter; install a driver",
+            "SKIPPED device::options: no adapter; install a driver",
+            "SKIPPED cases::all: no Python",
+        ];
+        let mut summary = Summary { passed: 9, ..Summary::default() };
+        let found: Vec<SkippedTest> = lines.into_iter().filter_map(SkippedTest::from_line).collect();
+        assert!(found.len() == 4 && found[0].is_of(&found[0].clone()) && !found[0].is_of(&found[2]));
+        found.iter().for_each(|skipped| summary.leave_out(skipped));
+        summary += Summary::without("conformance", 7, "no Python either");
+        let closing = "skipped device, conv, 3 tests: no adapter; install a driver\n\
+            skipped cases, 1 tests: no Python\n\
+            skipped conformance, 7 tests: no Python either\n\
+            5 passed, 0 failed, 11 skipped";
+        assert_eq!(summary.to_string(), closing);
+        for other in ["test a ... ok", "SKIPPED a: b", "SKIPPED a::b", ""] {
+            assert_eq!(SkippedTest::from_line(other), None, "{other}");
         }
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::artifacts::artifacts;
 use crate::python::Python;
-use crate::summary::Summary;
+use crate::summary::{SkippedTest, Summary};
 use crate::workspace::{Workspace, capture, describe, run as run_command};
 use crate::{
     compare, conformance, cuda_kernels, fuzz_models, header, memory, models, ops, reference, soak, tidy,
@@ -18,14 +18,25 @@ use crate::{
 const ON_CPU_KERNELS: [&str; 6] =
     ["ort-core", "ort-ep-cpu", "ort-runtime", "ort-train", "ort-testkit", "ort-cli"];
 
-/// A suite that needs Python, and how many tests it has.
-struct PythonSuite {
-    name: &'static str,
-    tests: usize,
+/// Makes a machine without an adapter a failure of the tests of ort-ep-wgpu, which are skipped otherwise.
+const NEEDS_ADAPTER: (&str, &str) = ("ORT_TEST_NEEDS_ADAPTER", "1");
+
+/// What to run.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Run the suites of the provider wgpu alone; what cannot run fails.
+    #[arg(long)]
+    wgpu: bool,
 }
 
-/// Runs all of it; the first suite that fails ends the run.
-pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+/// Runs all of it; the first suite that fails ends the run. What this machine lacks something for is skipped, and listed in the last lines.
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let summary = if options.wgpu { wgpu_suites(workspace)? } else { all(workspace)? };
+    println!("{summary}");
+    Ok(())
+}
+
+fn all(workspace: &Workspace) -> Result<Summary> {
     let mut summary = Summary::default();
     stage("format", || run_command(workspace.cargo().args(["fmt", "--all", "--check"])))?;
     stage("tidy", || tidy::run(workspace))?;
@@ -47,9 +58,10 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         )
     })?;
     summary += stage("unit tests", || unit_tests(workspace))?;
-    if has_avx512() {
+    for isa in narrower_isas() {
         // What holds for the widest vectors alone would fail where others have narrower ones.
-        summary += stage("unit tests, AVX2", || unit_tests_on_avx2(workspace))?;
+        summary +=
+            stage(&format!("unit tests, {isa}"), || tests_of(workspace, &ON_CPU_KERNELS, ("ORT_ISA", isa)))?;
     }
     stage("operators", || ops::run(workspace, &ops::Options { check: true }))?;
     stage("header", || header::run(workspace, &header::Options { check: true }))?;
@@ -63,28 +75,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     match Python::open(workspace) {
         Ok(_) => {
             stage("models", || models::run(workspace, &models::Options::default()))?;
-            summary +=
-                stage("conformance", || conformance::run(workspace, &conformance::Options::default()))?;
-            let poisoned = conformance::Options { poisoned: true, ..conformance::Options::default() };
-            summary += stage("conformance, poisoned", || conformance::run(workspace, &poisoned))?;
-            let on_wgpu = conformance::Options { wgpu: true, ..conformance::Options::default() };
-            summary += stage("conformance, wgpu", || conformance::run(workspace, &on_wgpu))?;
-            let as_library =
-                conformance::Options { wgpu: true, library: true, ..conformance::Options::default() };
-            summary += stage("conformance, wgpu as a library", || conformance::run(workspace, &as_library))?;
-            let minimum = conformance::Options { minimum_limits: true, ..on_wgpu };
-            summary += stage("conformance, wgpu, minimum limits", || conformance::run(workspace, &minimum))?;
-            let on_cuda = conformance::Options { cuda: true, ..conformance::Options::default() };
-            summary += stage("conformance, cuda", || conformance::run(workspace, &on_cuda))?;
-            let as_library = conformance::Options { library: true, ..on_cuda };
-            summary += stage("conformance, cuda as a library", || conformance::run(workspace, &as_library))?;
+            for options in conformance_suites() {
+                summary += stage(&options.suite(), || conformance::run(workspace, &options))?;
+            }
             summary += stage("reference", || reference::run(workspace, &reference::Options::default()))?;
-            summary += stage("compare", || compare::run(workspace, &compare::Options::default()))?;
-            summary += stage("compare, wgpu", || compare::run(workspace, &compare::Options::on_wgpu()))?;
-            summary += stage("compare, cuda", || compare::run(workspace, &compare::Options::on_cuda()))?;
-            summary += stage("compare, cuda, channels last", || {
-                compare::run(workspace, &compare::Options::on_cuda_with_channels_last())
-            })?;
+            for options in compare_suites() {
+                summary += stage(&options.suite(), || compare::run(workspace, &options))?;
+            }
             summary += stage("memory", || memory::run(workspace, &memory::Options::default()))?;
             summary += stage("soak", || soak::run(workspace, &soak::Options::short()))?;
             summary +=
@@ -92,8 +89,45 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         }
         Err(why) => summary += skip_python_suites(workspace, &why)?,
     }
-    println!("{summary}");
-    Ok(())
+    Ok(summary)
+}
+
+/// The suites of the provider wgpu, with the tests of its crate. An error if one cannot run.
+fn wgpu_suites(workspace: &Workspace) -> Result<Summary> {
+    let mut summary = stage("unit tests", || tests_of(workspace, &["ort-ep-wgpu"], NEEDS_ADAPTER))?;
+    for options in conformance_suites().iter().filter(|options| options.wgpu) {
+        summary += stage(&options.suite(), || conformance::run(workspace, options))?;
+    }
+    let on_wgpu = compare::Options::on_wgpu();
+    summary += stage(&on_wgpu.suite(), || compare::run(workspace, &on_wgpu))?;
+    if let Some(left_out) = summary.left_out.first() {
+        bail!("{left_out}");
+    }
+    Ok(summary)
+}
+
+fn conformance_suites() -> [conformance::Options; 7] {
+    let plain = conformance::Options::default();
+    let wgpu = conformance::Options { wgpu: true, ..plain.clone() };
+    let cuda = conformance::Options { cuda: true, ..plain.clone() };
+    [
+        plain.clone(),
+        conformance::Options { poisoned: true, ..plain },
+        wgpu.clone(),
+        conformance::Options { library: true, ..wgpu.clone() },
+        conformance::Options { minimum_limits: true, ..wgpu },
+        cuda.clone(),
+        conformance::Options { library: true, ..cuda },
+    ]
+}
+
+fn compare_suites() -> [compare::Options; 4] {
+    [
+        compare::Options::default(),
+        compare::Options::on_wgpu(),
+        compare::Options::on_cuda(),
+        compare::Options::on_cuda_with_channels_last(),
+    ]
 }
 
 fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -104,48 +138,34 @@ fn stage<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(result)
 }
 
-/// Says which suites do not run. In CI that is a failure: there the whole must run.
+/// What does not run without Python.
 fn skip_python_suites(workspace: &Workspace, why: &anyhow::Error) -> Result<Summary> {
-    let cases = compare::chosen_cases(&compare::Cases::standard(workspace), &[])?.len();
-    let on_wgpu = compare::cases_of(workspace, &compare::Options::on_wgpu())?.len();
-    let on_cuda = compare::cases_of(workspace, &compare::Options::on_cuda())?.len();
-    let channels_last = compare::Options::on_cuda_with_channels_last();
-    let with_channels_last = compare::cases_of(workspace, &channels_last)?.len();
-    let suites = [
-        PythonSuite { name: "conformance", tests: conformance::CASES },
-        PythonSuite { name: "conformance, poisoned", tests: conformance::CASES },
-        PythonSuite { name: "conformance, wgpu", tests: conformance::NODE_CASES },
-        PythonSuite { name: "conformance, wgpu as a library", tests: conformance::NODE_CASES },
-        PythonSuite { name: "conformance, wgpu, minimum limits", tests: conformance::NODE_CASES },
-        PythonSuite { name: "conformance, cuda", tests: conformance::NODE_CASES },
-        PythonSuite { name: "conformance, cuda as a library", tests: conformance::NODE_CASES },
-        PythonSuite { name: "reference", tests: reference::count(workspace)? },
-        PythonSuite { name: "compare", tests: cases },
-        PythonSuite { name: "compare, wgpu", tests: on_wgpu },
-        PythonSuite { name: "compare, cuda", tests: on_cuda },
-        PythonSuite { name: "compare, cuda, channels last", tests: with_channels_last },
-        PythonSuite { name: "memory", tests: cases },
-        PythonSuite { name: "soak", tests: soak::SCENARIOS },
-        PythonSuite { name: "random models", tests: fuzz_models::SHORT },
-    ];
-    for suite in &suites {
-        println!("skipped {}: {} tests", suite.name, suite.tests);
+    let mut suites: Vec<(String, usize)> =
+        conformance_suites().iter().map(|options| (options.suite(), options.cases())).collect();
+    suites.push(("reference".to_owned(), reference::count(workspace)?));
+    for options in compare_suites() {
+        suites.push((options.suite(), compare::cases_of(workspace, &options)?.len()));
     }
-    println!("because there is no Python environment: {why:#}");
-    if std::env::var("CI").is_ok_and(|value| value == "true") {
-        bail!("the suites that need Python must run in CI");
-    }
-    Ok(Summary { skipped: suites.iter().map(|suite| suite.tests).sum(), ..Summary::default() })
+    suites.push(("memory".to_owned(), compare::cases_of(workspace, &compare::Options::default())?.len()));
+    suites.push(("soak".to_owned(), soak::SCENARIOS));
+    suites.push(("random models".to_owned(), fuzz_models::SHORT));
+    let why = format!("there is no Python environment: {why:#}");
+    let mut summary = Summary::default();
+    suites.iter().for_each(|(suite, tests)| summary += Summary::without(suite, *tests, &why));
+    Ok(summary)
 }
 
-#[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    std::is_x86_feature_detected!("avx512f")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn has_avx512() -> bool {
-    false
+/// Narrower instruction sets than the one that the unit tests run with, which have code of their own.
+fn narrower_isas() -> Vec<&'static str> {
+    // Who chooses one has chosen.
+    if std::env::var_os("ORT_ISA").is_some_and(|isa| !isa.is_empty()) {
+        return Vec::new();
+    }
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("avx512f") {
+        return vec!["avx2"];
+    }
+    Vec::new()
 }
 
 /// Runs cargo's tests, the examples in documentation among them.
@@ -158,16 +178,16 @@ fn unit_tests(workspace: &Workspace) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Runs the tests of the crates whose results come from the CPU's kernels, with vectors of AVX2. The programs are those of all tests: cargo would
-/// build others for some of the crates alone.
-fn unit_tests_on_avx2(workspace: &Workspace) -> Result<Summary> {
+/// Runs the tests in these folders of crates with a variable in their environment. The programs are those of all tests: cargo would build others for some
+/// of the crates alone.
+fn tests_of(workspace: &Workspace, folders: &[&str], (variable, value): (&str, &str)) -> Result<Summary> {
     let mut build = workspace.cargo();
     build.args(["test", "--quiet", "--workspace", "--no-run", "--message-format=json"]);
     let mut summary = Summary::default();
     for artifact in artifacts(&capture(&mut build)?)? {
-        let is_chosen = ON_CPU_KERNELS.iter().any(|name| artifact.package == workspace.root.join(name));
+        let is_chosen = folders.iter().any(|name| artifact.package == workspace.root.join(name));
         let Some(program) = artifact.executable.filter(|_| artifact.is_test && is_chosen) else { continue };
-        let counts = run_tests(Command::new(program).current_dir(&artifact.package).env("ORT_ISA", "avx2"))
+        let counts = run_tests(Command::new(program).current_dir(&artifact.package).env(variable, value))
             .with_context(|| format!("{} of {}", artifact.name, artifact.package.display()))?;
         summary += counts;
     }
@@ -184,7 +204,7 @@ fn run_tests(command: &mut Command) -> Result<Summary> {
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", describe(command)))?;
-    let mut summary = Summary::default();
+    let (mut summary, mut skipped) = (Summary::default(), Vec::<SkippedTest>::new());
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).lines() {
             let line = line?;
@@ -192,8 +212,14 @@ fn run_tests(command: &mut Command) -> Result<Summary> {
             if let Some(counts) = Summary::from_cargo(&line) {
                 summary += counts;
             }
+            if let Some(test) = SkippedTest::from_line(&line)
+                && !skipped.iter().any(|known| known.is_of(&test))
+            {
+                skipped.push(test);
+            }
         }
     }
+    skipped.iter().for_each(|test| summary.leave_out(test));
     let status = child.wait()?;
     if !status.success() {
         bail!("{summary} ({status})");
