@@ -113,6 +113,35 @@ fn quiet_and_verbose() {
     assert_fails("quiet", &run(&["run", "nowhere.onnx", "-q"]), &["nowhere.onnx"]);
 }
 
+/// A variable with a value that it does not have changes nothing in silence.
+#[test]
+fn unknown_values_of_environment_variables_are_refused() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let run_with = |variable: &str, value: &str| {
+        let output = ort().args(["run", &path]).env(variable, value).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (variable, value) in [("ORT_ISA", "scalar"), ("ORT_ISA", ""), ("ORT_CPU_AFFINITY", "on")] {
+        assert_eq!(run_with(variable, value), (Some(0), String::new()), "{variable}={value}");
+    }
+    let table = [
+        ("ORT_ISA", "junk", "ORT_ISA is 'junk', expected one of scalar, "),
+        ("ORT_ISA", "AVX2", "ORT_ISA is 'AVX2', expected one of scalar, "),
+        ("ORT_ISA", "\u{1b}[2J", r"ORT_ISA is '\u{1b}[2J', expected"),
+        ("ORT_CPU_AFFINITY", "of", "ORT_CPU_AFFINITY is 'of', expected one of on, off"),
+    ];
+    for (variable, value, said) in table {
+        let (code, stderr) = run_with(variable, value);
+        assert!(code == Some(1) && stderr.contains(said), "{variable}={value}: {stderr}");
+    }
+    // An instruction set of another kind of processor is none here.
+    let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    assert!(run_with("ORT_ISA", foreign).1.contains("expected one of scalar"));
+    let listed = ort().arg("providers").env("ORT_ISA", "junk").output().unwrap();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("ORT_ISA is 'junk'"));
+}
+
 #[test]
 fn providers_are_listed() {
     assert!(run(&["providers"]).stdout.contains("cpu"));

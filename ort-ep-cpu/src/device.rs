@@ -10,6 +10,7 @@ use ort_core::ep::{
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, Within, ensure, error};
 
+use crate::environment;
 use crate::simd::isa::Isa;
 
 /// A kernel as its file submits it; see the `cpu_kernels!` macro.
@@ -39,12 +40,14 @@ impl ExecutionProvider for CpuProvider {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        environment::check()?;
         Ok(vec![CpuDevice::describe()])
     }
 
     fn open(&self, index: usize, options: &ProviderOptions) -> Result<Arc<dyn Device>> {
         ensure!(index == 0, InvalidArgument, "the cpu provider has one device, there is no device {index}");
         check_options("cpu", options, &[])?;
+        environment::check()?;
         Ok(Arc::new(CpuDevice { info: CpuDevice::describe() }))
     }
 }

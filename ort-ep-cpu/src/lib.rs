@@ -16,6 +16,7 @@
 pub mod attention;
 pub mod conv;
 mod device;
+mod environment;
 pub mod gemm;
 mod interrupt;
 mod kept;

@@ -4,7 +4,7 @@
 //! the host has taken away (`vcpu_is_preempted` in the kernel's `available_idle_cpu`). The two then take turns for milliseconds. So before workers are
 //! woken their affinity becomes the caller's own without the processor that it is on. That is done where the processor says that there is
 //! a hypervisor, and where workers are few: of many the one beside the caller hardly counts, the others take its tasks.
-//! `ORT_CPU_AFFINITY=off` in the environment leaves affinities alone.
+//! `ORT_CPU_AFFINITY=off` in the environment leaves affinities alone; `on` is the default.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -14,6 +14,8 @@ mod linux {
 
     use parking_lot::Mutex;
     use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+    use crate::environment::{AFFINITIES, AFFINITY, choice};
 
     /// With more workers than these it is not worth its time.
     const MOST_WORKERS: usize = 7;
@@ -88,7 +90,7 @@ mod linux {
     fn is_wanted() -> bool {
         static WANTED: OnceLock<bool> = OnceLock::new();
         *WANTED.get_or_init(|| {
-            let is_off = std::env::var_os("ORT_CPU_AFFINITY").is_some_and(|value| value == "off");
+            let is_off = choice(AFFINITY, &AFFINITIES) == Ok(Some("off"));
             let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
             !is_off && flags.split_whitespace().any(|flag| flag == "hypervisor")
         })

@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use crate::environment::{ISA, choice};
+
 /// An instruction set that the kernels have code for, from narrow to wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
@@ -16,15 +18,27 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The widest instruction set this CPU has, at most what `ORT_ISA`
-    /// (`scalar`, `neon`, `avx2` or `avx512`) allows.
+    /// The widest instruction set this CPU has, at most what `ORT_ISA` allows: `scalar`, `neon`, `avx2` or `avx512`, as far as the kind of
+    /// processor has them. Opening the provider refuses any other value.
     pub fn current() -> Isa {
         static CURRENT: OnceLock<Isa> = OnceLock::new();
         *CURRENT.get_or_init(|| {
             let widest = Isa::widest();
-            let allowed = std::env::var("ORT_ISA").ok().and_then(|name| Isa::from_name(&name));
-            allowed.map_or(widest, |isa| isa.min(widest))
+            Isa::allowed().ok().flatten().map_or(widest, |isa| isa.min(widest))
         })
+    }
+
+    /// What `ORT_ISA` allows, if it is set, or why that is nothing.
+    pub(crate) fn allowed() -> Result<Option<Isa>, String> {
+        let of_processor: &[Isa] = if cfg!(target_arch = "x86_64") {
+            &[Isa::Scalar, Isa::Avx2, Isa::Avx512]
+        } else if cfg!(target_arch = "aarch64") {
+            &[Isa::Scalar, Isa::Neon]
+        } else {
+            &[Isa::Scalar]
+        };
+        let names: Vec<&'static str> = of_processor.iter().map(|isa| isa.name()).collect();
+        Ok(choice(ISA, &names)?.and_then(Isa::from_name))
     }
 
     /// The widest instruction set this CPU has, whatever the environment allows.
