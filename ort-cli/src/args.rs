@@ -81,6 +81,9 @@ pub(crate) struct ModelArgs {
     /// Read model files into memory instead of mapping them: a private copy, which whoever changes the files cannot change.
     #[arg(long)]
     pub(crate) no_mmap: bool,
+    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it; `ort check` lists it.
+    #[arg(long)]
+    pub(crate) strict: bool,
 }
 
 /// `--arena-strategy`.
@@ -115,7 +118,10 @@ impl ModelArgs {
         let access = FileAccess { map: !self.no_mmap, ..FileAccess::default() };
         let standard = Limits::default();
         let limits = Limits { deadline: self.deadline.or(standard.deadline), ..standard };
-        Ok(Source::open(&self.model, access)?.limits(limits).keep_hash(self.cache.is_some()))
+        Ok(Source::open(&self.model, access)?
+            .limits(limits)
+            .keep_hash(self.cache.is_some())
+            .strict(self.strict))
     }
 
     pub(crate) fn load(&self) -> Result<Model> {

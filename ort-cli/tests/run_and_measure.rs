@@ -197,6 +197,38 @@ fn bench_keeps_to_a_rate() {
     assert!(json["runs_per_second"].as_f64().unwrap() <= 20.5, "{json}");
 }
 
+/// A node of `com.microsoft`, whose operator set the model does not import, and an output of another declared shape.
+#[test]
+fn what_onnx_does_not_allow_is_warned_of_or_refused() {
+    let folder = Folder::new();
+    let mut model = small();
+    let nodes = &mut model.graph.as_mut().unwrap().node;
+    let output = nodes.last().unwrap().output[0].clone();
+    nodes.last_mut().unwrap().output[0] = "before".to_string();
+    let mut gelu = node("Gelu", &["before"], &[output.as_str()]);
+    gelu.domain = Some("com.microsoft".to_string());
+    nodes.push(gelu);
+    let path = folder.model("lax.onnx", &model);
+    let warned = run(&["run", &path]);
+    assert_eq!(warned.code, Some(0), "{}", warned.stderr);
+    assert!(warned.stderr.contains("operator set 'com.microsoft' is not imported"), "{}", warned.stderr);
+    let checked = run(&["check", &path]);
+    assert_eq!(checked.code, Some(0), "{}", checked.stderr);
+    assert!(checked.stdout.contains("opset_import"), "{}", checked.stdout);
+    let json = run(&["check", &path, "--json"]).json();
+    assert_eq!((&json["ok"], &json["findings"]), (&true.into(), &serde_json::json!([])));
+    let warning = &json["warnings"][0];
+    assert_eq!((&warning["kind"], &warning["count"]), (&"opset_import".into(), &1.into()));
+    assert!(warning["first_place"].as_str().unwrap().starts_with("node '"), "{warning}");
+    for command in ["run", "check", "inspect", "plan", "bench", "profile"] {
+        assert_fails(command, &run(&[command, &path, "--strict"]), &["is not imported", "strict"]);
+    }
+    let written = folder.path("written.onnx").display().to_string();
+    for command in ["optimize", "compile"] {
+        assert_fails(command, &run(&[command, &path, &written, "--strict"]), &["is not imported", "strict"]);
+    }
+}
+
 #[test]
 fn inspect_and_check_tell_what_a_model_is() {
     let folder = Folder::new();

@@ -80,7 +80,9 @@ fn locations_that_lead_elsewhere_are_refused() {
         (&absolute, ErrorKind::InvalidGraph, "not relative"),
         ("../secret", ErrorKind::InvalidGraph, "out of the model's folder"),
         ("sub/../../secret", ErrorKind::InvalidGraph, "out of the model's folder"),
-        ("sub/../weights.data", ErrorKind::InvalidGraph, "out of the model's folder"),
+        ("sub/../../weights.data", ErrorKind::InvalidGraph, "out of the model's folder"),
+        ("link_folder/../../secret", ErrorKind::InvalidGraph, "out of the model's folder"),
+        ("sub\\..\\weights.data", ErrorKind::InvalidGraph, "out of the model's folder"),
         ("..\\secret", ErrorKind::InvalidGraph, "out of the model's folder"),
         ("C:\\secret", ErrorKind::InvalidGraph, "not relative"),
         ("\\\\host\\secret", ErrorKind::InvalidGraph, "not relative"),
@@ -102,12 +104,17 @@ fn locations_that_lead_elsewhere_are_refused() {
 
 #[test]
 fn links_that_stay_inside_are_followed() {
-    let (_top, model) = setup();
+    let (top, model) = setup();
     let folder = model.parent().unwrap();
     symlink("sub/more.data", folder.join("link.data")).unwrap();
     hard_link(folder.join("weights.data"), folder.join("sub/hard.data")).unwrap();
     assert_eq!(read(&model, &[("location", "link.data")], 3).unwrap(), b"abc");
     assert_eq!(read(&model, &[("location", "sub/hard.data")], 3).unwrap(), b"012");
+    // `..` takes back the name before it, wherever that leads.
+    symlink(top.path(), folder.join("out")).unwrap();
+    for location in ["sub/../weights.data", "out/../weights.data", "./sub/./../weights.data"] {
+        assert_eq!(read(&model, &[("location", location)], 3).unwrap(), b"012", "{location}");
+    }
 }
 
 #[test]

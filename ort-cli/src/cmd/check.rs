@@ -4,14 +4,15 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use ort_runtime::onnx::unknown_operators;
+use ort_runtime::onnx::{ModelWarning, unknown_operators};
 use ort_runtime::{Error, Model};
 use serde::Serialize;
 
 use crate::args::{ModelArgs, table};
 use crate::output::{say, say_json};
 
-/// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything.
+/// Lists everything in a model that is unsupported or broken; exit code 1 if there is anything. Warnings, which are
+/// about what runs all the same, are listed after it.
 #[derive(Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
@@ -30,10 +31,30 @@ struct Finding {
     first_node: Option<String>,
 }
 
+/// One warning.
+#[derive(Serialize)]
+struct Warning {
+    kind: &'static str,
+    problem: String,
+    count: usize,
+    first_place: String,
+}
+
+/// What is said of a model.
+struct Report {
+    findings: Vec<Finding>,
+    warnings: Vec<Warning>,
+}
+
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
-    let findings = find(args)?;
+    let Report { findings, warnings } = find(args)?;
     if args.json {
-        say_json(&serde_json::json!({"ok": findings.is_empty(), "findings": findings}))?;
+        let report = serde_json::json!({
+            "ok": findings.is_empty(),
+            "findings": findings,
+            "warnings": warnings,
+        });
+        say_json(&report)?;
     } else if findings.is_empty() {
         say!("everything in {} is supported", args.model.model.display())?;
     } else {
@@ -45,6 +66,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
                 finding.first_node.clone().unwrap_or_default(),
                 finding.problem.clone(),
             ]);
+        }
+        say!("{rows}")?;
+    }
+    if !args.json && !warnings.is_empty() {
+        let mut rows = table(&["warning", "places", "first place", "problem"]);
+        for Warning { kind, problem, count, first_place } in &warnings {
+            rows.add_row([(*kind).to_string(), count.to_string(), first_place.clone(), problem.clone()]);
         }
         say!("{rows}")?;
     }
@@ -62,7 +90,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
     )
 }
 
-fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
+fn find(args: &CheckArgs) -> Result<Report> {
     let source = args.model.source()?;
     let broken = |problem: &Error| Finding {
         operator: None,
@@ -72,7 +100,7 @@ fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
     };
     let unknown = match source.decode().and_then(|proto| unknown_operators(&proto)) {
         Ok(unknown) => unknown,
-        Err(problem) => return Ok(vec![broken(&problem)]),
+        Err(problem) => return Ok(Report::of(vec![broken(&problem)])),
     };
     let mut findings = Vec::new();
     for unknown in unknown {
@@ -85,11 +113,11 @@ fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
         });
     }
     if !findings.is_empty() {
-        return Ok(findings);
+        return Ok(Report::of(findings));
     }
     let model = match Model::from_source(source) {
         Ok(model) => model,
-        Err(problem) => return Ok(vec![broken(&problem)]),
+        Err(problem) => return Ok(Report::of(vec![broken(&problem)])),
     };
     for unclaimed in ort_runtime::ep::unclaimed(model.graph(), &args.model.providers.devices()?)? {
         findings.push(Finding {
@@ -107,5 +135,18 @@ fn find(args: &CheckArgs) -> Result<Vec<Finding>> {
             None => return Err(problem),
         });
     }
-    Ok(findings)
+    let warning = |warning: &ModelWarning| Warning {
+        kind: warning.kind.name(),
+        problem: warning.text.clone(),
+        count: warning.count,
+        first_place: warning.place.clone(),
+    };
+    Ok(Report { findings, warnings: model.warnings().iter().map(warning).collect() })
+}
+
+impl Report {
+    /// Of a model that cannot be loaded, which has no warnings.
+    fn of(findings: Vec<Finding>) -> Report {
+        Report { findings, warnings: Vec::new() }
+    }
 }

@@ -34,13 +34,16 @@ pub(crate) struct CompileArgs {
     /// A rewrite rule that is left out.
     #[arg(long = "without-rule", value_name = "RULE")]
     without_rules: Vec<String>,
+    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
+    #[arg(long)]
+    strict: bool,
 }
 
 pub(crate) fn run(args: &CompileArgs) -> Result<ExitCode> {
     if args.input.canonicalize().ok() == args.output.canonicalize().ok() && args.output.exists() {
         bail!("{} would replace the model that is read; give another file to write", args.output.display());
     }
-    let model = Model::from_source(Source::open(&args.input, FileAccess::default())?)?;
+    let model = Model::from_source(Source::open(&args.input, FileAccess::default())?.strict(args.strict))?;
     let optimizer =
         Optimizer { level: args.opt_level, disabled: args.without_rules.clone(), ..Optimizer::default() };
     let mut builder = Session::builder(&model).precision(args.precision.into()).optimizer(optimizer);

@@ -32,13 +32,16 @@ pub(crate) struct OptimizeArgs {
     /// Puts the weights into OUTPUT.data beside the model; needed beyond 2 GiB.
     #[arg(long)]
     external_data: bool,
+    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
+    #[arg(long)]
+    strict: bool,
 }
 
 pub(crate) fn run(args: &OptimizeArgs) -> Result<ExitCode> {
     if args.input.canonicalize().ok() == args.output.canonicalize().ok() && args.output.exists() {
         bail!("{} would replace the model that is read; give another file to write", args.output.display());
     }
-    let model = Model::from_source(Source::open(&args.input, FileAccess::default())?)?;
+    let model = Model::from_source(Source::open(&args.input, FileAccess::default())?.strict(args.strict))?;
     let optimizer =
         Optimizer { level: args.level, disabled: args.without_rules.clone(), stop_after: args.rewrites };
     let (graph, report) = Session::builder(&model).optimizer(optimizer).optimized()?;

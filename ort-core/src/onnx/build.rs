@@ -1,6 +1,6 @@
 //! Builds graphs from their messages: scopes of names, captures of subgraphs, order of nodes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,11 +10,13 @@ use indexmap::map::Entry;
 use super::external::ExternalData;
 use super::load::{FunctionKey, function_key};
 use super::order::{for_each_subgraph, node_label, schedule};
+use super::proto::tensor_proto::DataLocation;
 use super::proto::{
     AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto,
 };
 use super::tensor::{dense_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
+use super::warnings::{WarningKind, Warnings};
 use crate::dim::Dim;
 use crate::ir::{Capture, Graph, ValueId, ValueIds, ValueType};
 use crate::limits::{NODES_A_LOOK, at_most, check_deadline};
@@ -118,6 +120,7 @@ pub(super) struct Loader<'m> {
     nodes: usize,
     function_nodes: usize,
     pub(super) folded_bytes: usize,
+    pub(super) warnings: &'m mut Warnings,
 }
 
 impl<'m> Loader<'m> {
@@ -126,6 +129,7 @@ impl<'m> Loader<'m> {
         ir_version: i64,
         external: ExternalData,
         limits: Limits,
+        warnings: &'m mut Warnings,
     ) -> Result<Loader<'m>> {
         Ok(Loader {
             registry: Registry::global()?,
@@ -140,6 +144,7 @@ impl<'m> Loader<'m> {
             nodes: 0,
             function_nodes: 0,
             folded_bytes: limits.folded_bytes,
+            warnings,
         })
     }
 
@@ -152,7 +157,7 @@ impl<'m> Loader<'m> {
         opsets: Arc<Opsets>,
     ) -> Result<Graph> {
         self.open_graph(proto, opsets, Arc::default(), true)?;
-        let mut constants = self.read_constants(weights, sparse)?;
+        let mut constants = self.read_constants(proto, weights, sparse)?;
         for input in &proto.input {
             let name = input.name();
             let ty = match &input.r#type {
@@ -166,7 +171,12 @@ impl<'m> Loader<'m> {
             let id = id.map_err(|problem| problem.help("rename one of the two, or leave it out"))?;
             match default {
                 // Before IR version 4 every constant had to be among the inputs; it was no less constant.
-                Some(tensor) if self.ir_version < 4 => self.set_constant(id, tensor),
+                Some(tensor) if self.ir_version < 4 => {
+                    let declared = self.top().graph.value(id).ty.clone();
+                    self.set_constant(id, tensor);
+                    let open = self.graphs.last().ok_or_else(|| error!(Fail, "no graph is open"))?;
+                    self.warnings.compare(name, &declared, &open.graph.value(id).ty)?;
+                }
                 Some(tensor) => {
                     self.top().graph.input_defaults.insert(id, tensor);
                     self.top().graph.inputs.push(id);
@@ -190,7 +200,8 @@ impl<'m> Loader<'m> {
             let id = self.declare(input.name(), ty.unwrap_or_default(), None)?;
             self.top().graph.inputs.push(id);
         }
-        let constants = self.read_constants(proto.initializer.clone(), proto.sparse_initializer.clone())?;
+        let (dense, sparse) = (proto.initializer.clone(), proto.sparse_initializer.clone());
+        let constants = self.read_constants(proto, dense, sparse)?;
         self.declare_constants(constants)?;
         self.block(&proto.node)?;
         self.bind_outputs(proto)?;
@@ -257,37 +268,54 @@ impl<'m> Loader<'m> {
         &mut self.graphs[last]
     }
 
+    /// The initializers of a graph, by name. Of those that are defined twice the last one counts, as in ONNX Runtime.
     fn read_constants(
         &mut self,
+        graph: &GraphProto,
         dense: Vec<TensorProto>,
         sparse: Vec<SparseTensorProto>,
     ) -> Result<IndexMap<String, Option<Tensor>>> {
         let mut constants = IndexMap::new();
-        let mut add = |name: String, tensor: Tensor| {
-            ensure!(
-                !name.is_empty(),
-                InvalidGraph,
-                help = "give it the name that its readers use",
-                "an initializer has no name"
-            );
-            let twice = constants.contains_key(&name);
-            ensure!(
-                !twice,
-                InvalidGraph,
-                help = "rename one of the two, or leave it out",
-                "initializer '{name}' is defined twice"
-            );
-            constants.insert(name, Some(tensor));
-            Ok(())
-        };
+        let mut read = None;
         for proto in dense {
-            add(proto.name().to_string(), tensor_from_proto(proto, &mut self.external)?)?;
+            let name = proto.name().to_string();
+            if !self.takes_initializer(&name, constants.contains_key(&name), proto.segment.is_some())? {
+                continue;
+            }
+            let is_external = proto.data_location() == DataLocation::External as i32;
+            match tensor_from_proto(proto, &mut self.external) {
+                Ok(tensor) => {
+                    constants.insert(name, Some(tensor));
+                }
+                Err(problem) if is_external && !is_read(graph, &name, &mut read) => {
+                    let text = format!("its data are missing, and no node reads it: {problem}");
+                    let place = || format!("initializer '{name}'");
+                    self.warnings.add(WarningKind::Initializer, place, text)?;
+                }
+                Err(problem) => return Err(problem),
+            }
         }
         for proto in sparse {
             let name = proto.values.as_ref().map_or("", |values| values.name()).to_string();
-            add(name, dense_from_proto(proto, &mut self.external, &mut self.folded_bytes)?)?;
+            if self.takes_initializer(&name, constants.contains_key(&name), false)? {
+                let tensor = dense_from_proto(proto, &mut self.external, &mut self.folded_bytes)?;
+                constants.insert(name, Some(tensor));
+            }
         }
         Ok(constants)
+    }
+
+    /// Warns of an initializer that is none of the standard's. Whether it is taken: one without a name has no readers.
+    fn takes_initializer(&mut self, name: &str, is_known: bool, is_segment: bool) -> Result<bool> {
+        let problems = [
+            (name.is_empty(), "it has no name, and is ignored"),
+            (is_known, "it is defined twice; the last definition counts"),
+            (is_segment, "it is marked as a segment of a larger tensor; the mark is ignored"),
+        ];
+        for (_, text) in problems.iter().filter(|(is_so, _)| *is_so) {
+            self.warnings.add(WarningKind::Initializer, || format!("initializer '{name}'"), *text)?;
+        }
+        Ok(!name.is_empty())
     }
 
     /// Declares the constants that were no inputs.
@@ -512,4 +540,22 @@ impl<'m> Loader<'m> {
 /// The name behind the prefix of its scope.
 fn prefixed(prefix: &str, name: &Arc<str>) -> Arc<str> {
     if prefix.is_empty() { name.clone() } else { format!("{prefix}{name}").into() }
+}
+
+/// Whether a node of the graph, or of a graph inside it, reads a name, or the graph's outputs have it. All names that
+/// are read are gathered once.
+fn is_read<'g>(graph: &'g GraphProto, name: &str, read: &mut Option<HashSet<&'g str>>) -> bool {
+    let names = read.get_or_insert_with(|| {
+        let mut names = HashSet::new();
+        let mut work = vec![graph];
+        while let Some(graph) = work.pop() {
+            names.extend(graph.output.iter().map(|output| output.name()));
+            for node in &graph.node {
+                names.extend(node.input.iter().map(String::as_str));
+                for_each_subgraph(node, &mut |inner| work.push(inner));
+            }
+        }
+        names
+    });
+    names.contains(name)
 }

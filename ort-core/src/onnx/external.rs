@@ -1,7 +1,7 @@
 //! External data: weights in files beside the model, and the rules that keep them there.
 //!
-//! A model names its data files, and a model may come from anyone. So a location is a relative path without
-//! `..`, and the file that it leads to must lie, with every symbolic link followed, inside the model's folder.
+//! A model names its data files, and a model may come from anyone. So a location is a relative path that `..` does
+//! not lead out of the folder, and the file that it leads to must lie, with every symbolic link followed, inside the model's folder.
 //! One layout is allowed beyond that: in a Hugging Face cache, `snapshots/<revision>/model.onnx` and its data
 //! are symbolic links into the `blobs` folder of the same repository; where the model itself is such a link,
 //! its data may be, too.
@@ -58,7 +58,7 @@ pub struct Location {
 impl Location {
     /// Reads the entries `location`, `offset` and `length`. `checksum` and unknown keys are passed over.
     ///
-    /// Errors: no location, a location that is absolute or has `..`, a number that is none, a key given twice.
+    /// Errors: no location, a location that is absolute or leads out of the folder by `..`, a number that is none, a key given twice.
     pub fn parse(entries: &[StringStringEntryProto]) -> Result<Location> {
         let find = |key: &str| {
             entries.iter().find(|entry| entry.key() == key).map(|entry| entry.value().to_string())
@@ -95,6 +95,7 @@ impl Location {
             error!(InvalidGraph, "external data without a location")
                 .help("name the data file, relative to the model's folder")
         })?;
+        let path = without_parents(&path).unwrap_or(path);
         check_path(&path)?;
         Ok(Location {
             path: PathBuf::from(path),
@@ -102,6 +103,23 @@ impl Location {
             length: number("length")?,
         })
     }
+}
+
+/// `a/../b` as `b`, whatever `a` is, so that no link is followed on the way; none where nothing is to change, or the path
+/// leads out of the folder.
+fn without_parents(path: &str) -> Option<String> {
+    if path.starts_with('/') || path.contains('\\') || !path.split('/').any(|part| part == "..") {
+        return None;
+    }
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            ".." => drop(parts.pop()?),
+            "" | "." => {}
+            name => parts.push(name),
+        }
+    }
+    Some(parts.join("/"))
 }
 
 /// What to try where a location leads elsewhere.

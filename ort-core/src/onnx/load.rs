@@ -15,9 +15,10 @@ use super::external::ExternalData;
 use super::order::{for_each_subgraph, node_label};
 use super::proto::{FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 use super::source::Source;
+use super::warnings::{ModelWarning, WarningKind, Warnings};
 use crate::cache::{CompiledModel, Content, FileWatch};
 use crate::ir::Graph;
-use crate::spec::Registry;
+use crate::spec::{RUNTIME, Registry};
 use crate::{Limits, Result, Within, ensure, error, nearest};
 
 /// A model as it was loaded: the canonical graph, not yet inferred, and what else the file says.
@@ -37,6 +38,10 @@ pub struct LoadedModel {
     pub(crate) compiled: Option<Arc<CompiledModel>>,
     /// What it was loaded within; runs of sessions on it keep to its deadline.
     pub limits: Limits,
+    /// What in the file ONNX does not allow, and loading made good.
+    pub warnings: Vec<ModelWarning>,
+    /// Whether loading refuses what it could warn of.
+    pub(crate) strict: bool,
 }
 
 /// What a model file says about itself.
@@ -118,7 +123,6 @@ impl UnknownOperator {
     /// What it may have been meant to be: an operator of nearly the same name, or of another domain.
     pub fn advice(&self) -> Result<String> {
         let records = Registry::global()?.records();
-        let shown = |domain: &str| if domain.is_empty() { "ai.onnx" } else { domain }.to_string();
         let of_domain = || records.iter().filter(|record| record.domain == self.domain);
         if let Some(near) = nearest(&self.op, of_domain().map(|record| record.name)) {
             return Ok(format!("did you mean '{near}'?"));
@@ -140,9 +144,19 @@ impl UnknownOperator {
 /// Errors: the bytes are no model; it uses unknown operators (all are named at once); it contradicts the standard
 /// (cycles, dangling or doubly defined values, wrong attributes, data that does not fill its shape).
 pub fn load(source: &Source) -> Result<LoadedModel> {
+    let mut warnings = Warnings::new(source.is_strict());
+    let mut loaded = load_warning(source, &mut warnings)?;
+    warnings.log();
+    loaded.warnings = warnings.into_list();
+    Ok(loaded)
+}
+
+/// The same for a caller that adds warnings of its own and logs them.
+pub(crate) fn load_warning(source: &Source, warnings: &mut Warnings) -> Result<LoadedModel> {
     let model = source.decode()?;
-    let mut loaded = load_within(model, source.external_data()?, source.limits_of())
+    let mut loaded = load_within(model, source.external_data()?, source.limits_of(), warnings)
         .within(|| format!("model '{}'", source.name()))?;
+    loaded.strict = source.is_strict();
     loaded.mappings.extend(source.mapping().cloned());
     loaded.contents.insert(0, source.content());
     if let (Some(path), Some(_)) = (source.path(), source.mapping()) {
@@ -154,10 +168,19 @@ pub fn load(source: &Source) -> Result<LoadedModel> {
 
 /// Loads a model that is decoded already.
 pub fn load_proto(model: ModelProto, external: ExternalData) -> Result<LoadedModel> {
-    load_within(model, external, &Limits::default())
+    let mut warnings = Warnings::default();
+    let mut loaded = load_within(model, external, &Limits::default(), &mut warnings)?;
+    warnings.log();
+    loaded.warnings = warnings.into_list();
+    Ok(loaded)
 }
 
-fn load_within(mut model: ModelProto, external: ExternalData, limits: &Limits) -> Result<LoadedModel> {
+fn load_within(
+    mut model: ModelProto,
+    external: ExternalData,
+    limits: &Limits,
+    warnings: &mut Warnings,
+) -> Result<LoadedModel> {
     let info = ModelInfo::of(&model);
     let unknown = unknown_operators(&model)?;
     if let Some(first) = unknown.first() {
@@ -166,18 +189,23 @@ fn load_within(mut model: ModelProto, external: ExternalData, limits: &Limits) -
     if !model.training_info.is_empty() {
         tracing::debug!("the model's training graphs are not loaded");
     }
-    let opsets = opsets_of(&model.opset_import, info.ir_version)?;
-    if opsets.get("").is_some_and(|&version| version > NEWEST_OPSET) {
-        tracing::warn!(
-            newest = NEWEST_OPSET,
-            "the model's operator set is newer than those known; operators are taken to be unchanged"
+    let opsets = opsets_of(&model.opset_import, info.ir_version, warnings)?;
+    if let Some(&version) = opsets.get("").filter(|&&version| version > NEWEST_OPSET) {
+        let text = format!(
+            "operator set {version} is newer than {NEWEST_OPSET}, the newest known; operators are taken to be unchanged"
         );
+        warnings.add(WarningKind::OpsetImport, String::new, text)?;
     }
     let graph = model.graph.as_mut().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
     // Taken by value: typed data then becomes the weights' memory without a copy.
     let weights = std::mem::take(&mut graph.initializer);
     let sparse = std::mem::take(&mut graph.sparse_initializer);
-    let mut loader = Loader::new(functions_of(&model)?, info.ir_version, external, *limits)?;
+    let functions = functions_of(&model)?;
+    for (domain, name, _) in functions.hidden {
+        let text = format!("function '{name}' is ignored: domain '{domain}' has an operator of that name");
+        warnings.add(WarningKind::Function, String::new, text)?;
+    }
+    let mut loader = Loader::new(functions.called, info.ir_version, external, *limits, warnings)?;
     let graph = model.graph.as_ref().ok_or_else(|| error!(NoModel, "the model has no graph"))?;
     let graph = loader.main_graph(graph, weights, sparse, Arc::new(opsets))?;
     graph.verify()?;
@@ -191,19 +219,30 @@ fn load_within(mut model: ModelProto, external: ExternalData, limits: &Limits) -
     let contents = loader.external.contents();
     let mut watch = FileWatch::default();
     loader.external.watch(&mut watch);
-    Ok(LoadedModel { graph, info, mappings, contents, watch, compiled: None, limits: *limits })
+    let limits = *limits;
+    Ok(LoadedModel { graph, info, mappings, contents, watch, limits, ..LoadedModel::default() })
 }
 
 /// The newest version of the standard's operator set that the records were compared with.
 pub const NEWEST_OPSET: i64 = 28;
+
+/// A domain as it is shown.
+fn shown(domain: &str) -> &str {
+    if domain.is_empty() { "ai.onnx" } else { domain }
+}
 
 /// The empty domain and `ai.onnx` are one.
 pub(super) fn canonical_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-/// The version of each domain. Models older than IR version 3 have no list and mean version 1.
-pub(super) fn opsets_of(imports: &[OperatorSetIdProto], ir_version: i64) -> Result<Opsets> {
+/// The version of each domain; of a domain that is imported twice the last one, as in ONNX Runtime. Models older than
+/// IR version 3 have no list and mean version 1.
+pub(super) fn opsets_of(
+    imports: &[OperatorSetIdProto],
+    ir_version: i64,
+    warnings: &mut Warnings,
+) -> Result<Opsets> {
     let mut opsets = Opsets::new();
     for import in imports {
         let domain = canonical_domain(import.domain());
@@ -215,11 +254,10 @@ pub(super) fn opsets_of(imports: &[OperatorSetIdProto], ir_version: i64) -> Resu
             import.version()
         );
         let other = opsets.insert(domain.to_string(), import.version());
-        ensure!(
-            other.is_none_or(|other| other == import.version()),
-            InvalidGraph,
-            "operator set '{domain}' is imported in two versions"
-        );
+        if other.is_some() {
+            let text = format!("operator set '{}' is imported twice; the last import counts", shown(domain));
+            warnings.add(WarningKind::OpsetImport, String::new, text)?;
+        }
     }
     if imports.is_empty() && ir_version < 3 {
         opsets.insert(String::new(), 1);
@@ -230,12 +268,24 @@ pub(super) fn opsets_of(imports: &[OperatorSetIdProto], ir_version: i64) -> Resu
 /// What identifies a function: domain, name, overload.
 pub(super) type FunctionKey<'m> = (&'m str, &'m str, &'m str);
 
-fn functions_of(model: &ModelProto) -> Result<HashMap<FunctionKey<'_>, &FunctionProto>> {
-    let mut functions = HashMap::new();
+/// The functions of a model.
+struct Functions<'m> {
+    called: HashMap<FunctionKey<'m>, &'m FunctionProto>,
+    /// Those that stand behind an operator.
+    hidden: Vec<FunctionKey<'m>>,
+}
+
+fn functions_of(model: &ModelProto) -> Result<Functions<'_>> {
+    let registry = Registry::global()?;
+    let mut functions = Functions { called: HashMap::new(), hidden: Vec::new() };
     for function in &model.functions {
         let key = (canonical_domain(function.domain()), function.name(), function.overload());
+        if is_operator(registry, &model.opset_import, key) {
+            functions.hidden.push(key);
+            continue;
+        }
         ensure!(
-            functions.insert(key, function).is_none(),
+            functions.called.insert(key, function).is_none(),
             InvalidGraph,
             "function '{}' of domain '{}' is defined twice",
             key.1,
@@ -243,6 +293,19 @@ fn functions_of(model: &ModelProto) -> Result<HashMap<FunctionKey<'_>, &Function
         );
     }
     Ok(functions)
+}
+
+/// Whether a function has the name of an operator that the model imports. ONNX leaves to the runtime which of the two a
+/// node means; in ONNX Runtime it is the operator.
+fn is_operator(
+    registry: &Registry,
+    imports: &[OperatorSetIdProto],
+    (domain, name, overload): FunctionKey<'_>,
+) -> bool {
+    let is_of_domain = |import: &&OperatorSetIdProto| canonical_domain(import.domain()) == domain;
+    let version = imports.iter().rfind(is_of_domain).map(|import| import.version());
+    let record = registry.find(domain, name).filter(|_| overload.is_empty() && domain != RUNTIME);
+    record.zip(version).is_some_and(|(record, version)| record.first <= version)
 }
 
 pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {
@@ -253,7 +316,7 @@ pub(super) fn function_key(node: &NodeProto) -> FunctionKey<'_> {
 pub fn unknown_operators(model: &ModelProto) -> Result<Vec<UnknownOperator>> {
     let mut survey = Survey {
         registry: Registry::global()?,
-        functions: functions_of(model)?,
+        functions: functions_of(model)?.called,
         seen: HashSet::new(),
         unknown: IndexMap::new(),
     };
@@ -298,7 +361,7 @@ impl<'m> Survey<'m> {
         if self.registry.find(domain, op).is_some() || (domain, op) == ("", "Constant") {
             return;
         }
-        let import = imports.iter().find(|import| canonical_domain(import.domain()) == domain);
+        let import = imports.iter().rfind(|import| canonical_domain(import.domain()) == domain);
         let entry = self.unknown.entry((domain, op)).or_insert_with(|| UnknownOperator {
             domain: domain.to_string(),
             op: op.to_string(),

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::build::{BoundAttributes, Loader, Meaning, Scope};
-use super::load::{function_key, opsets_of};
+use super::load::{NEWEST_OPSET, function_key, opsets_of};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
 use super::types::type_from_proto;
+use super::warnings::WarningKind;
 use crate::dim::Dim;
 use crate::ir::{Attribute, Attributes, Node, Subgraph, ValueId, ValueIds};
 use crate::spec::{AttrDefault, AttrKind, Draft, OpSpec};
@@ -58,7 +59,7 @@ impl<'m> Loader<'m> {
         let single = (inputs.as_slice(), outputs.as_slice());
         match (key.0, key.1, single) {
             ("", "Constant", (_, [Some(output)])) => {
-                let tensor = self.constant(&attributes)?;
+                let tensor = self.constant(&name, &attributes)?;
                 self.set_constant(*output, tensor);
                 Ok(())
             }
@@ -109,13 +110,20 @@ impl<'m> Loader<'m> {
             .registry
             .find(domain, op)
             .ok_or_else(|| error!(NotImplemented, "operator {op} of domain '{domain}' is not known"))?;
-        let version = self.scope().opsets.get(domain).copied().ok_or_else(|| {
-            error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
-                .help("add the domain and its version to the model's opset_import")
-        })?;
+        let version = self.version_of(domain, &name)?;
+        if version < spec.first && spec.upgrades.is_empty() {
+            let text =
+                format!("operator {op} is newer than the imported operator set: {} > {version}", spec.first);
+            self.warnings.add(WarningKind::OperatorVersion, || format!("node '{name}'"), text)?;
+        }
         let mut attrs: Vec<(&str, Attribute)> = Vec::new();
         let mut subgraphs = Vec::new();
         for (attr_name, attribute) in given {
+            if version < spec.unchecked_before && kind_in(spec, attr_name).is_none() {
+                let text = format!("operator {op} has no attribute '{attr_name}', which is ignored");
+                self.warnings.add(WarningKind::Attribute, || format!("node '{name}'"), text)?;
+                continue;
+            }
             match attribute_type(attribute, kind_in(spec, attr_name))? {
                 AttributeType::Graph => subgraphs.push(self.graph_attribute(spec, attr_name, attribute)?),
                 ty => {
@@ -148,6 +156,26 @@ impl<'m> Loader<'m> {
         nodes.iter().try_for_each(|node| node.spec.check_arity(node))?;
         self.top().graph.nodes.extend(nodes);
         Ok(())
+    }
+
+    /// The version that the model imports of a domain. What it uses without importing it is taken to be of the newest
+    /// version, as in ONNX Runtime; a model without any imports does not say what it means.
+    fn version_of(&mut self, domain: &str, node: &str) -> Result<i64> {
+        let opsets = &self.scope().opsets;
+        if let Some(version) = opsets.get(domain) {
+            return Ok(*version);
+        }
+        if opsets.is_empty() {
+            return Err(error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
+                .help("add the domain and its version to the model's opset_import"));
+        }
+        let shown = if domain.is_empty() { "ai.onnx" } else { domain };
+        let text = format!("operator set '{shown}' is not imported; its newest version is assumed");
+        self.warnings.add(WarningKind::OpsetImport, || format!("node '{node}'"), text)?;
+        Ok(match domain {
+            "" => NEWEST_OPSET,
+            _ => self.registry.newest_version(domain),
+        })
     }
 
     fn graph_attribute(
@@ -209,10 +237,18 @@ impl<'m> Loader<'m> {
     }
 
     /// The value of a `Constant` node, in any of its attributes.
-    fn constant(&mut self, given: &[Given<'m>]) -> Result<Tensor> {
-        let [(name, attribute)] = given else {
-            return Err(error!(InvalidGraph, "exactly one value is expected, got {}", given.len()));
+    fn constant(&mut self, node: &str, given: &[Given<'m>]) -> Result<Tensor> {
+        let Some((name, attribute)) = given.first() else {
+            return Err(error!(InvalidGraph, "exactly one value is expected, got 0"));
         };
+        if given.len() > 1 {
+            let place = || format!("node '{node}'");
+            self.warnings.add(
+                WarningKind::Attribute,
+                place,
+                "Constant has several values; the first one counts",
+            )?;
+        }
         let read = |loader: &mut Self| match *name {
             "value" => {
                 let proto = attribute.t.as_deref().cloned();
@@ -284,10 +320,10 @@ impl<'m> Loader<'m> {
             "the function has {most_out} outputs, got {}",
             outputs.len()
         );
-        let attributes = bind_attributes(function, &given)?;
+        let attributes = self.bind_attributes(function, name, &given)?;
         // A function imports what it uses; for a domain that its writer forgot, the model's version is meant.
         let mut opsets = (*self.scope().opsets).clone();
-        opsets.extend(opsets_of(&function.opset_import, i64::MAX)?);
+        opsets.extend(opsets_of(&function.opset_import, i64::MAX, self.warnings)?);
         let arguments = inputs.into_iter().chain(std::iter::repeat(None));
         let names = function.input.iter().zip(arguments);
         let names = names.map(|(name, id)| (name.as_str().into(), Meaning::given(id))).collect();
@@ -322,6 +358,27 @@ impl<'m> Loader<'m> {
         Ok(())
     }
 
+    /// The attributes of a function for one call: those given, and the defaults of the others. Those that the function
+    /// does not have are ignored, as in ONNX Runtime.
+    fn bind_attributes(
+        &mut self,
+        function: &'m FunctionProto,
+        node: &str,
+        given: &[Given<'m>],
+    ) -> Result<BoundAttributes<'m>> {
+        let mut bound: BoundAttributes<'m> =
+            function.attribute_proto.iter().map(|attribute| (attribute.name(), attribute)).collect();
+        for &(name, value) in given {
+            if bound.contains_key(name) || function.attribute.iter().any(|known| known == name) {
+                bound.insert(name, value);
+                continue;
+            }
+            let text = format!("function '{}' has no attribute '{name}', which is ignored", function.name());
+            self.warnings.add(WarningKind::Attribute, || format!("node '{node}'"), text)?;
+        }
+        Ok(bound)
+    }
+
     /// Copies those outputs of a function that no node of its body wrote to the caller's value itself: inputs
     /// handed through, and values that are two outputs at once.
     fn deliver(&mut self, name: &str, wanted: &[(&'m str, ValueId)]) -> Result<()> {
@@ -335,23 +392,6 @@ impl<'m> Loader<'m> {
         }
         Ok(())
     }
-}
-
-/// The attributes of a function for one call: those given, and the defaults of the others.
-fn bind_attributes<'m>(function: &'m FunctionProto, given: &[Given<'m>]) -> Result<BoundAttributes<'m>> {
-    let mut bound: BoundAttributes<'m> =
-        function.attribute_proto.iter().map(|attribute| (attribute.name(), attribute)).collect();
-    for &(name, value) in given {
-        let known = bound.contains_key(name) || function.attribute.iter().any(|known| known == name);
-        if !known {
-            let names = function.attribute.iter().map(String::as_str);
-            let names = names.chain(function.attribute_proto.iter().map(|attribute| attribute.name()));
-            return Err(error!(InvalidGraph, "function '{}' has no attribute '{name}'", function.name())
-                .help(advise("attributes", name, names)));
-        }
-        bound.insert(name, value);
-    }
-    Ok(bound)
 }
 
 /// Text of the file, which must be UTF-8.

@@ -58,6 +58,7 @@ pub struct Source {
     access: FileAccess,
     limits: Limits,
     keep_hash: bool,
+    strict: bool,
 }
 
 impl Source {
@@ -89,6 +90,7 @@ impl Source {
             access,
             limits,
             keep_hash: false,
+            strict: false,
         })
     }
 
@@ -107,6 +109,7 @@ impl Source {
             access,
             limits: Limits::default(),
             keep_hash: false,
+            strict: false,
         }
     }
 
@@ -141,6 +144,18 @@ impl Source {
     #[must_use]
     pub fn keep_hash(self, keep_hash: bool) -> Source {
         Source { keep_hash, ..self }
+    }
+
+    /// Has loading refuse what ONNX does not allow but ONNX Runtime runs, which otherwise is a warning
+    /// ([`Model::warnings`](crate::session::Model::warnings)), and sessions refuse inputs that give one dimension name
+    /// two sizes.
+    #[must_use]
+    pub fn strict(self, strict: bool) -> Source {
+        Source { strict, ..self }
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.strict
     }
 
     pub(crate) fn keeps_hash(&self) -> bool {

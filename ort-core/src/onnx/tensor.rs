@@ -25,7 +25,6 @@ pub fn tensor_from_proto(proto: TensorProto, external: &mut ExternalData) -> Res
 fn read_tensor(proto: TensorProto, external: &mut ExternalData) -> Result<Tensor> {
     let dtype = dtype_from_code(proto.data_type())?;
     let shape = shape_of(&proto.dims)?;
-    ensure!(proto.segment.is_none(), NotImplemented, "tensors split into segments are not supported");
     let external_code = DataLocation::External as i32;
     match proto.data_location() {
         code if code == external_code => {

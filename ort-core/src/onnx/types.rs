@@ -57,7 +57,13 @@ fn shape_from_proto(shape: &TensorShapeProto, unnamed: &dyn Fn(usize) -> Dim) ->
     let dim = |(axis, dim): (usize, &Dimension)| match &dim.value {
         // Negative sizes stand for unknown ones in some old exports.
         Some(dimension::Value::DimValue(value)) if *value >= 0 => Dim::constant(*value),
-        Some(dimension::Value::DimParam(name)) if !matches!(name.trim(), "" | "?") => Dim::parse(name),
+        Some(dimension::Value::DimParam(name)) if !matches!(name.trim(), "" | "?") => {
+            match Dim::parse(name) {
+                // A name of digits is a name like any other.
+                dim if dim.as_constant().is_some() => Dim::named(name),
+                dim => dim,
+            }
+        }
         _ => unnamed(axis),
     };
     shape.dim.iter().enumerate().map(dim).collect()

@@ -36,7 +36,8 @@ fn is_gradient(node: &Node) -> bool {
     node.spec.name == "Gradient" && node.spec.domain == DOMAIN
 }
 
-fn holds_gradient(graph: &Graph) -> bool {
+/// Whether a node of the graph or of a graph inside it is a gradient.
+pub(crate) fn holds_gradient(graph: &Graph) -> bool {
     let subgraphs = |node: &Node| node.subgraphs.iter().any(|subgraph| holds_gradient(&subgraph.graph));
     graph.nodes.iter().any(|node| is_gradient(node) || subgraphs(node))
 }

@@ -6,4 +6,5 @@ mod gradient;
 mod sequences;
 
 pub use blocking::{Blocking, blocking_nodes};
+pub(crate) use gradient::holds_gradient;
 pub use gradient::{add_backward, expand_gradients};

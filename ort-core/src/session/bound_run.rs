@@ -21,6 +21,9 @@ use crate::{Result, Within, ensure, error};
 pub(super) struct Prepared {
     plan: Arc<RunPlan>,
     bindings: Bindings,
+    /// The session that the plan is of, where it is not the binding's own: what is bound contradicts the names of
+    /// dimensions.
+    independent: Option<Arc<Session>>,
 }
 
 impl Session {
@@ -46,7 +49,8 @@ impl Session {
             Some(prepared) => prepared,
             None => self.prepare(binding)?,
         };
-        let done = self.run_prepared(&prepared, binding, options);
+        let session = prepared.independent.as_deref().unwrap_or(self);
+        let done = session.run_prepared(&prepared, binding, options);
         binding.prepared = Some(prepared);
         binding.tables.clear();
         binding.has_run = done.is_ok();
@@ -59,7 +63,7 @@ impl Session {
         binding: &mut IoBinding,
         options: &RunOptions<'_>,
     ) -> Result<()> {
-        let Prepared { plan, bindings } = prepared;
+        let Prepared { plan, bindings, .. } = prepared;
         self.provide(plan, binding)?;
         let IoBinding { inputs, outputs, buffers, results, tables, .. } = binding;
         let work = RunWork { plan, bindings, given: Given::Values(inputs) };
@@ -98,7 +102,11 @@ impl Session {
         }
         check_apart(binding)?;
         let mut bindings = Bindings::new();
-        bind(&self.compiled.program, &given, &mut bindings)?;
+        if let Some(conflict) = bind(&self.compiled.program, &given, &mut bindings)? {
+            let session = self.independent(conflict)?;
+            let prepared = session.prepare(binding)?;
+            return Ok(Prepared { independent: Some(session), ..prepared });
+        }
         let bound = BoundValues { planning: self.planning, ..bound_values(binding) };
         let (plan, bindings) = self.plan_fitting(bindings, &given, &bound)?;
         for (index, slot) in plan.outputs.iter().enumerate() {
@@ -112,7 +120,7 @@ impl Session {
             let buffer = buffer.ok_or_else(|| lost(name))?;
             check_planned(planned, buffer).within(|| format!("output '{name}'"))?;
         }
-        Ok(Prepared { plan, bindings })
+        Ok(Prepared { plan, bindings, independent: None })
     }
 
     /// Memory for the outputs whose size the plan knows, that of the last run where nobody holds it; refuses buffers of the

@@ -9,6 +9,7 @@ use ort_alloc::{ArenaConfig, Budget, DeviceId, Recycler, TrimOnDrop, host_memory
 use super::cached::Setting;
 use super::compiled::{CacheUse, CompileKey, Compiled};
 use super::dynamic::DynamicMemory;
+use super::independent::Independent;
 use super::kept::{IdleMemory, Kept};
 use super::poison;
 use super::program::{BuildCx, Windowing};
@@ -34,21 +35,22 @@ use crate::{Error, ErrorKind, Limits, MemoryShortage, Result, Within, ensure};
 pub struct SessionBuilder {
     pub(super) model: Model,
     pub(super) providers: Vec<ProviderRequest>,
-    devices: Vec<Arc<dyn Device>>,
+    pub(super) devices: Vec<Arc<dyn Device>>,
     threads: Option<usize>,
     load_threads: Option<usize>,
     pub(super) cache_dir: Option<PathBuf>,
-    memory_limit: Option<usize>,
-    budget: Option<Arc<Budget>>,
+    pub(super) memory_limit: Option<usize>,
+    pub(super) budget: Option<Arc<Budget>>,
     pub(super) precision: Precision,
     limits: Limits,
     pub(super) optimizer: Optimizer,
     arena: Option<ArenaConfig>,
     planning: Planning,
     batch_split: bool,
-    updates: Vec<(String, String)>,
+    pub(super) updates: Vec<(String, String)>,
     idle_memory: IdleMemory,
     poison: bool,
+    strict: bool,
 }
 
 /// A compiled program.
@@ -82,6 +84,7 @@ impl SessionBuilder {
             updates: Vec::new(),
             idle_memory: IdleMemory::default(),
             poison: poison::from_environment(),
+            strict: model.is_strict(),
         }
     }
 
@@ -280,6 +283,18 @@ impl SessionBuilder {
         self
     }
 
+    /// Has runs refuse inputs that give one dimension name two sizes, which otherwise compile the model again with a
+    /// warning; by default what the model was loaded with ([`Source::strict`](crate::onnx::Source::strict)).
+    #[must_use]
+    pub fn strict(mut self, strict: bool) -> SessionBuilder {
+        self.strict = strict;
+        self
+    }
+
+    pub(super) fn is_strict(&self) -> bool {
+        self.strict
+    }
+
     /// How long building the session and each run may take; by default what the model was loaded within.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
@@ -382,6 +397,7 @@ impl SessionBuilder {
     /// Compiles the model, or takes what a session built alike has compiled. An operator that no provider runs, or packed weights beyond the
     /// memory limit, are errors.
     pub fn build(self) -> Result<Session> {
+        let independent = Independent::new(self.clone());
         let threads = self.thread_count()?;
         let key = CompileKey {
             providers: self.providers.clone(),
@@ -415,6 +431,7 @@ impl SessionBuilder {
             planning: self.planning,
             batch_split: self.batch_split,
             limits: self.limits,
+            independent,
             signature: OnceLock::new(),
             model: self.model,
         })

@@ -26,7 +26,7 @@ use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl,
 use crate::plan::{Action, Place, Planning, RunPlan, StepPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{DeviceRange, Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
-use crate::{ErrorKind, Result, Within, ensure, error};
+use crate::{Error, ErrorKind, Result, Within, ensure, error};
 
 /// What all frames of a run share.
 #[derive(Clone, Copy)]
@@ -113,9 +113,15 @@ impl<'a> Given<'a> {
     }
 }
 
-/// The sizes of symbols from the shapes of what is given. A size that contradicts the declared shape is an error
-/// that names the value.
-pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bindings) -> Result<()> {
+/// The sizes of symbols from the shapes of what is given. A rank, or a size that is a number in the declared shape, that
+/// differs is an error that names the value. What comes back is the first contradiction of names of dimensions, if there
+/// is any.
+pub(crate) fn bind(
+    program: &Program,
+    given: &[ValueView<'_>],
+    bindings: &mut Bindings,
+) -> Result<Option<Error>> {
+    let mut conflict = None;
     for (slot, value) in program.given.iter().zip(given) {
         let info = program.graph.value(program.slots[slot.index()].value);
         let (Ok(tensor), Some(formal)) = (value.tensor(), info.ty.shape()) else { continue };
@@ -131,15 +137,18 @@ pub(crate) fn bind(program: &Program, given: &[ValueView<'_>], bindings: &mut Bi
             info.ty
         );
         for (dim, &size) in formal.iter().zip(tensor.shape()) {
-            unify(dim, size as i64, bindings)
-                .map_err(|problem| {
-                    error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
-                        .help("the sizes must be those of the model, and each name the same size everywhere")
-                })
-                .within(place)?;
+            let Err(problem) = unify(dim, size as i64, bindings) else { continue };
+            let problem =
+                error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
+                    .help("the sizes must be those of the model, and each name the same size everywhere")
+                    .within(place());
+            match dim.as_constant() {
+                Some(_) => return Err(problem),
+                None => conflict = conflict.or(Some(problem)),
+            }
         }
     }
-    Ok(())
+    Ok(conflict)
 }
 
 pub(crate) struct Frame<'a> {

@@ -21,6 +21,7 @@ mod cached;
 mod compiled;
 mod dynamic;
 mod frame;
+mod independent;
 mod kept;
 mod largest;
 mod memory;
@@ -74,6 +75,7 @@ use crate::tensor::{Value, ValueView};
 use crate::{Error, Limits, Result, Within, advise, ensure, error};
 use compiled::Compiled;
 use frame::{bind, fits};
+use independent::Independent;
 use kept::Kept;
 use run::Need;
 use split::Asked;
@@ -96,6 +98,8 @@ pub struct Session {
     /// What finished runs leave for the next ones.
     kept: Arc<Kept>,
     poison: bool,
+    /// The session for runs that contradict the names of dimensions.
+    independent: Independent,
     /// What bindings know of the session, once there is one.
     signature: OnceLock<Arc<binding::Signature>>,
 }
@@ -193,7 +197,9 @@ impl Session {
         let readable = self.readable(inputs)?;
         let given = self.arrange(&readable)?;
         let mut bindings = Bindings::new();
-        bind(&self.compiled.program, &given, &mut bindings)?;
+        if let Some(conflict) = bind(&self.compiled.program, &given, &mut bindings)? {
+            return self.independent(conflict)?.run_with(inputs, options);
+        }
         let (plan, bindings) = self.plan_fitting(bindings, &given, &self.given_values(&given))?;
         let outputs = self.run_in_way(Asked { plan: &plan, bindings: &bindings }, &given, options)?;
         let names = self.model.graph();
@@ -299,7 +305,9 @@ impl Session {
     pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
-        bind(&self.compiled.program, &given, &mut bindings)?;
+        if let Some(conflict) = bind(&self.compiled.program, &given, &mut bindings)? {
+            return self.independent(conflict)?.plan_for_inputs(inputs);
+        }
         self.report(&bindings, &self.given_values(&given))
     }
 

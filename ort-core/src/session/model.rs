@@ -11,10 +11,10 @@ use ort_alloc::{MappedFile, TrimOnDrop};
 
 use crate::cache::{CompiledModel, Content, Reading, hash_of};
 use crate::dim::Symbol;
-use crate::ir::Graph;
-use crate::onnx::{FileAccess, LoadedModel, ModelInfo, Source, load};
-use crate::pass::expand_gradients;
-use crate::spec::infer_until;
+use crate::ir::{Graph, ValueInfo, ValueType};
+use crate::onnx::{FileAccess, LoadedModel, ModelInfo, ModelWarning, Source, Warnings, load_warning};
+use crate::pass::{expand_gradients, holds_gradient};
+use crate::spec::infer_comparing;
 use crate::tensor::Tensor;
 use crate::{Result, Within};
 
@@ -30,8 +30,21 @@ pub struct Model {
     file: Arc<LoadedModel>,
     /// What sessions have compiled of it.
     compiled: Arc<CompiledPrograms>,
+    /// Where the sizes of its dimensions are known from.
+    dims: DimNames,
     /// Last: the heap gives back what the graph leaves. None for graphs built by hand.
     _trim: Option<Arc<TrimOnDrop>>,
+}
+
+/// What the names of the inputs' dimensions say.
+#[derive(Clone, Copy, PartialEq)]
+enum DimNames {
+    /// Equal names are equal sizes, and that is all that says so: of graphs built by hand, and with gradients.
+    Binding,
+    /// They are documentation, which a run may contradict.
+    Documentation,
+    /// No two are equal.
+    Independent,
 }
 
 impl Model {
@@ -52,26 +65,57 @@ impl Model {
 
     /// Loads a model from an opened source.
     pub fn from_source(source: Source) -> Result<Model> {
-        let mut loaded = load(&source)?;
+        let mut warnings = Warnings::new(source.is_strict());
+        let mut loaded = load_warning(&source, &mut warnings)?;
         let (name, keeps_hash) = (source.name().to_owned(), source.keeps_hash());
         drop(source);
         let until = loaded.limits.until();
         let reading = Reading { threads: usize::MAX, until };
         loaded.contents.iter_mut().try_for_each(|content| content.forget_unshared(keeps_hash, reading))?;
         let start = Instant::now();
-        let prepare = |graph: &mut Graph| infer_until(graph, until).and_then(|()| expand_gradients(graph));
-        prepare(&mut loaded.graph).within(|| format!("model '{name}'"))?;
+        let dims = match holds_gradient(&loaded.graph) {
+            true => DimNames::Binding,
+            false => DimNames::Documentation,
+        };
+        let mut compare = |value: &ValueInfo, ty: &ValueType| warnings.compare(&value.name, &value.ty, ty);
+        infer_comparing(&mut loaded.graph, until, &mut compare)
+            .and_then(|()| expand_gradients(&mut loaded.graph))
+            .within(|| format!("model '{name}'"))?;
+        warnings.log();
+        loaded.warnings = warnings.into_list();
         tracing::info!(milliseconds = start.elapsed().as_millis() as u64, "inferred");
         let graph = Arc::new(std::mem::take(&mut loaded.graph));
-        let model =
-            Model { graph, file: Arc::new(loaded), compiled: Arc::default(), _trim: Some(Arc::default()) };
+        let (file, compiled) = (Arc::new(loaded), Arc::default());
+        let model = Model { graph, file, compiled, dims, _trim: Some(Arc::default()) };
         model.release_all();
         Ok(model)
     }
 
     /// A model of a graph that was built by hand.
     pub fn from_graph(graph: Graph) -> Model {
-        Model { graph: Arc::new(graph), file: Arc::default(), compiled: Arc::default(), _trim: None }
+        let (file, compiled) = (Arc::default(), Arc::default());
+        Model { graph: Arc::new(graph), file, compiled, dims: DimNames::Binding, _trim: None }
+    }
+
+    /// The same model with a graph whose dimensions are independent.
+    pub(super) fn with_graph(&self, graph: Graph) -> Model {
+        let (graph, compiled) = (Arc::new(graph), Arc::default());
+        Model { graph, compiled, dims: DimNames::Independent, ..self.clone() }
+    }
+
+    /// Whether inputs may contradict the names of their dimensions.
+    pub(super) fn may_be_independent(&self) -> bool {
+        self.dims == DimNames::Documentation
+    }
+
+    /// What in the model's file ONNX does not allow, and loading made good. A strict [`Source`] refuses it instead.
+    pub fn warnings(&self) -> &[ModelWarning] {
+        &self.file.warnings
+    }
+
+    /// Whether it was loaded strictly.
+    pub(super) fn is_strict(&self) -> bool {
+        self.file.strict
     }
 
     /// An error if a mapped file of the model was changed in place; `now` looks however soon after the last time.
@@ -137,7 +181,8 @@ impl Model {
 
     /// The compiled model that it was loaded from.
     pub(super) fn compiled_model(&self) -> Option<&Arc<CompiledModel>> {
-        self.file.compiled.as_ref()
+        // What it holds was packed for equal names of dimensions.
+        self.file.compiled.as_ref().filter(|_| self.dims != DimNames::Independent)
     }
 
     /// Whether these bytes are a slice of a mapped file of the model.

@@ -47,7 +47,7 @@ impl NestedFrames<'_> {
             resolve_bound(program, bindings, threads, &unbound)
         };
         let mut bindings = self.bindings.clone();
-        let known = bind(program, given, &mut bindings).is_ok();
+        let known = matches!(bind(program, given, &mut bindings), Ok(None));
         if let Some(plan) = self.plans.get(index).filter(|plan| fits(program, plan, given)) {
             return Ok((bindings, plan.clone()));
         }

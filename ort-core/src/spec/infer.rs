@@ -13,7 +13,7 @@ use super::typing::{Bound, bind_types, bound_dtype};
 use super::{OpSpec, SymTensor, broadcast};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueType};
+use crate::ir::{Attributes, Graph, Node, Subgraph, SymShape, ValueId, ValueInfo, ValueType};
 use crate::limits::check_deadline;
 use crate::tensor::{Shape, TensorView};
 use crate::{Result, Within, ensure, error};
@@ -261,14 +261,26 @@ pub fn infer_graph(graph: &mut Graph) -> Result<()> {
 
 /// The same, given up when the time has come.
 pub(crate) fn infer_until(graph: &mut Graph, until: Option<Instant>) -> Result<()> {
+    infer_comparing(graph, until, &mut |_, _| Ok(()))
+}
+
+/// What is told of each value whose type is inferred: the value as it was declared, and the inferred type.
+pub(crate) type Compare<'c> = &'c mut dyn FnMut(&ValueInfo, &ValueType) -> Result<()>;
+
+/// The same; `compare` sees the declared types before the inferred ones take their place.
+pub(crate) fn infer_comparing(graph: &mut Graph, until: Option<Instant>, compare: Compare<'_>) -> Result<()> {
     (0..graph.nodes.len()).try_for_each(|index| {
         check_deadline(until, "inferring")?;
-        infer_at(graph, index)
+        infer_node_at(graph, index, compare)
     })
 }
 
 /// Infers the outputs of one node of a graph whose inputs are inferred.
 pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
+    infer_node_at(graph, index, &mut |_, _| Ok(()))
+}
+
+fn infer_node_at(graph: &mut Graph, index: usize, compare: Compare<'_>) -> Result<()> {
     let Some(node) = graph.nodes.get_mut(index) else { return Ok(()) };
     let mut subgraphs = std::mem::take(&mut node.subgraphs);
     for subgraph in &mut subgraphs {
@@ -287,6 +299,7 @@ pub(crate) fn infer_at(graph: &mut Graph, index: usize) -> Result<()> {
         let Some(id) = id else { continue };
         let value = graph.value_mut(id);
         if ty != ValueType::Unknown {
+            compare(value, &ty)?;
             value.ty = ty;
         }
         value.symbolic = symbolic;

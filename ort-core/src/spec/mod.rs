@@ -31,7 +31,7 @@ pub use gradient::{Grad, GradCx};
 pub use gradient_source::GradSource;
 pub(crate) use gradient_steps::axis_of;
 pub use infer::{InferCx, InputFacts, OutputShapes, infer_concrete, infer_graph};
-pub(crate) use infer::{infer_at, infer_until};
+pub(crate) use infer::{infer_at, infer_comparing, infer_until};
 pub use registry::{OpRecord, Registry};
 pub(crate) use render::render;
 pub use scalar::{BinaryFn, ScalarExpr, UnaryFn};
@@ -67,6 +67,9 @@ pub struct OpSpec {
     pub first: i64,
     /// The opset version in which its canonical form appeared.
     pub since: i64,
+    /// Before this version of the domain a node may carry attributes that the operator does not have: ONNX Runtime
+    /// does not check those of operators that it had before the standard.
+    pub unchecked_before: i64,
     /// Inputs in order.
     pub inputs: &'static [Param],
     /// Outputs in order.
@@ -108,6 +111,7 @@ pub const OP: OpSpec = OpSpec {
     name: "",
     first: 1,
     since: 1,
+    unchecked_before: 0,
     inputs: &[],
     outputs: &[],
     types: &[],

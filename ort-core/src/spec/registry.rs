@@ -49,6 +49,12 @@ impl Registry {
         by_name.get(&(domain, name)).copied()
     }
 
+    /// The newest version of a domain that a record's form is of; 1 of a domain without records.
+    pub fn newest_version(&self, domain: &str) -> i64 {
+        let records = self.records.iter().filter(|record| record.domain == domain);
+        records.map(|record| record.since).max().unwrap_or(1)
+    }
+
     /// Every record, sorted by domain and name.
     pub fn records(&self) -> &[&'static OpSpec] {
         &self.records

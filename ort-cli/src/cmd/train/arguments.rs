@@ -16,6 +16,9 @@ use crate::providers::ProviderArgs;
 pub(crate) struct TrainArgs {
     /// The model file, as it is for inference; training begins with its weights.
     pub(super) model: PathBuf,
+    /// Refuse what ONNX does not allow but ONNX Runtime runs, instead of warning of it.
+    #[arg(long)]
+    pub(super) strict: bool,
     /// The samples: an array for each input of the model, by name, and `labels` or `target` for the loss. The first axis counts samples.
     #[arg(long, value_name = "FILE.npz", required_unless_present = "check")]
     pub(super) data: Option<PathBuf>,

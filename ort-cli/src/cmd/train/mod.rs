@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 pub(crate) use arguments::TrainArgs;
+use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::plan::PlanReport;
 use ort_runtime::train::{Recompute, RecomputeReport, StepMemory, Trainer, memory_insight, memory_table};
 use ort_runtime::{ErrorKind, Model, Profile};
@@ -32,7 +33,8 @@ use training::{History, Position, Training};
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     args.check_places()?;
     let baseline = resident::measure();
-    let model = Model::load(&args.model)?;
+    let source = Source::open(&args.model, FileAccess::default())?;
+    let model = Model::from_source(source.strict(args.strict))?;
     if args.results.check {
         return check::run(args, &model);
     }

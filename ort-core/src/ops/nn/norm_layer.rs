@@ -16,6 +16,7 @@ const EPSILON: f32 = 1e-5;
 
 static LAYER_NORMALIZATION: OpSpec = OpSpec {
     name: "LayerNormalization",
+    unchecked_before: 17,
     since: 17,
     first: 17,
     inputs: &[one("X", "T"), one("Scale", "T"), opt("B", "T")],
@@ -84,6 +85,7 @@ static MEAN_VARIANCE_NORMALIZATION: OpSpec = OpSpec {
     types: &[var("T", TypeSet::FLOATS)],
     attrs: &[attr::ints("axes", &[0, 2, 3])],
     infer: infer_mean_variance,
+    upgrades: &[Upgrade { before: 9, apply: mean_variance_by_flags }],
     grad: Grad::Rule(norm_gradients::of_mean_variance),
     batch: BatchRule::Rule(batch::mean_variance),
     ..OP
@@ -141,6 +143,29 @@ fn infer_mean_variance(cx: &mut InferCx<'_>) -> Result<()> {
     let Some(shape) = cx.shape(0) else { return Ok(()) };
     axes::mask(cx.attrs.ints("axes")?, shape.len())?;
     cx.set_shape(0, shape.to_vec())
+}
+
+/// Before version 9 a flag said whether the mean is that of each channel or of all, and another whether the variance is
+/// made 1; that of a constant channel has no epsilon.
+fn mean_variance_by_flags(draft: &mut Draft<'_>) -> Result<()> {
+    let mut flag = |name: &str, default: bool| match draft.take_attr(name) {
+        None => Ok(default),
+        Some(Attribute::Int(value)) => Ok(value != 0),
+        Some(_) => Err(error!(InvalidGraph, "attribute '{name}' must be an integer")),
+    };
+    let (across, normalize) = (flag("across_channels", false)?, flag("normalize_variance", true)?);
+    let rank = draft.shape(0).map_or(4, |shape| shape.len() as i64);
+    let axes: Vec<i64> = (0..rank).filter(|&axis| across || axis != 1).collect();
+    let (x, axes) = (draft.required(0)?, draft.constant_ints(&axes)?);
+    let mean = draft.emit("ReduceMean", &[x, axes], &[])?;
+    let mut result = draft.emit("Sub", &[x, mean], &[])?;
+    if normalize {
+        let square = draft.emit("Mul", &[result, result], &[])?;
+        let variance = draft.emit("ReduceMean", &[square, axes], &[])?;
+        let deviation = draft.emit("Sqrt", &[variance], &[])?;
+        result = draft.emit("Div", &[result, deviation], &[])?;
+    }
+    draft.replace(&[result])
 }
 
 fn drop_consumed_inputs(draft: &mut Draft<'_>) -> Result<()> {

@@ -1,0 +1,198 @@
+//! Compatibility warnings: what a model file has against the standard and what does not keep it from running.
+//!
+//! The loader collects them, equal ones counted once, and [`Model::warnings`](crate::session::Model::warnings) lists
+//! them. A strict [`Source`](super::Source) turns the first one into an error.
+
+use std::fmt;
+
+use indexmap::IndexMap;
+
+use crate::ir::ValueType;
+use crate::{Result, Within, error};
+
+/// The most distinct warnings that are kept of one model; more are only counted.
+const MOST_WARNINGS: usize = 100;
+/// The most characters of a text or place: names come from the file and may be of any length.
+const MOST_CHARACTERS: usize = 200;
+/// The most warnings of one model that are logged.
+const MOST_LOGGED: usize = 5;
+
+/// What a warning is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WarningKind {
+    /// Operator sets that are not imported, imported twice, or newer than this build.
+    OpsetImport,
+    /// An operator that the imported operator set does not have.
+    OperatorVersion,
+    /// An attribute that the operator or function does not have, or more than it takes.
+    Attribute,
+    /// An initializer that is defined twice, has no name, or whose data are missing while no node reads it.
+    Initializer,
+    /// A function that stands behind an operator of the same name.
+    Function,
+    /// A declared type or shape that differs from the computed one.
+    DeclaredType,
+}
+
+impl WarningKind {
+    /// Its name, as `ort check --json` writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            WarningKind::OpsetImport => "opset_import",
+            WarningKind::OperatorVersion => "operator_version",
+            WarningKind::Attribute => "attribute",
+            WarningKind::Initializer => "initializer",
+            WarningKind::Function => "function",
+            WarningKind::DeclaredType => "declared_type",
+        }
+    }
+}
+
+/// One warning about a model file; equal ones of several places are one with a count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelWarning {
+    /// What it is about.
+    pub kind: WarningKind,
+    /// What is off, and what is made of it.
+    pub text: String,
+    /// The first place where it was found: a node, value or initializer. Empty for the model as a whole.
+    pub place: String,
+    /// In how many places it was found.
+    pub count: usize,
+}
+
+impl fmt::Display for ModelWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.place.is_empty() {
+            write!(f, "{}: ", self.place)?;
+        }
+        f.write_str(&self.text)?;
+        match self.count {
+            0 | 1 => Ok(()),
+            count => write!(f, " (and {} more like it)", count - 1),
+        }
+    }
+}
+
+/// The warnings about one model while it is loaded.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings {
+    found: IndexMap<(WarningKind, String), ModelWarning>,
+    /// The number of warnings beyond [`MOST_WARNINGS`].
+    further: usize,
+    strict: bool,
+}
+
+impl Warnings {
+    /// An empty list, or one that refuses the first warning.
+    pub(crate) fn new(strict: bool) -> Warnings {
+        Warnings { strict, ..Warnings::default() }
+    }
+
+    /// Adds a warning, or counts it with an equal one. An error if loading is strict.
+    pub(crate) fn add(
+        &mut self,
+        kind: WarningKind,
+        place: impl FnOnce() -> String,
+        text: impl Into<String>,
+    ) -> Result<()> {
+        let text = clip(&text.into());
+        if self.strict {
+            let place = place();
+            let problem = error!(InvalidGraph, "{text}")
+                .help("strict loading refuses what ONNX does not allow; load without it to only be warned");
+            return Err(problem)
+                .within(|| if place.is_empty() { "the model".to_string() } else { clip(&place) });
+        }
+        if let Some(known) = self.found.get_mut(&(kind, text.clone())) {
+            known.count += 1;
+        } else if self.found.len() < MOST_WARNINGS {
+            let warning = ModelWarning { kind, text: text.clone(), place: clip(&place()), count: 1 };
+            self.found.insert((kind, text), warning);
+        } else {
+            self.further += 1;
+        }
+        Ok(())
+    }
+
+    /// Compares the type that the file declares for a value with the computed one.
+    pub(crate) fn compare(&mut self, name: &str, declared: &ValueType, computed: &ValueType) -> Result<()> {
+        if !contradict(declared, computed) {
+            return Ok(());
+        }
+        let place = || format!("value '{name}', declared {declared}, is {computed}");
+        self.add(
+            WarningKind::DeclaredType,
+            place,
+            "the declared type or shape differs from what the nodes compute, and is ignored",
+        )
+    }
+
+    /// Logs the first few.
+    pub(crate) fn log(&self) {
+        self.found.values().take(MOST_LOGGED).for_each(|warning| tracing::warn!("{warning}"));
+        let more = (self.found.len() + self.further).saturating_sub(MOST_LOGGED);
+        if more > 0 {
+            tracing::warn!("{more} more warnings about the model; `ort check` lists them");
+        }
+    }
+
+    /// The warnings in the order in which they were found.
+    pub(crate) fn into_list(self) -> Vec<ModelWarning> {
+        self.found.into_values().collect()
+    }
+}
+
+/// Whether two types cannot be of one value: element types, ranks, or sizes that are numbers differ.
+fn contradict(declared: &ValueType, computed: &ValueType) -> bool {
+    let (ValueType::Tensor(declared), ValueType::Tensor(computed)) = (declared, computed) else {
+        return false;
+    };
+    let (Some(said), Some(is)) = (&declared.shape, &computed.shape) else {
+        return declared.dtype != computed.dtype;
+    };
+    let differ = |(a, b): (&crate::dim::Dim, &crate::dim::Dim)| matches!((a.as_constant(), b.as_constant()), (Some(a), Some(b)) if a != b);
+    declared.dtype != computed.dtype || said.len() != is.len() || said.iter().zip(is).any(differ)
+}
+
+/// A text from the file, short enough for a line and without control characters.
+fn clip(text: &str) -> String {
+    let plain = |character: char| if character.is_control() { '\u{fffd}' } else { character };
+    let mut clipped: String = text.chars().take(MOST_CHARACTERS).map(plain).collect();
+    if text.chars().nth(MOST_CHARACTERS).is_some() {
+        clipped.push_str("...");
+    }
+    clipped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_warnings_are_counted_and_the_list_is_bounded() {
+        let mut warnings = Warnings::new(false);
+        for index in 0..3 {
+            warnings.add(WarningKind::Attribute, || format!("node {index}"), "same").unwrap();
+        }
+        for index in 0..2 * MOST_WARNINGS {
+            warnings
+                .add(WarningKind::Attribute, || "x".repeat(1000) + "\u{1b}[31m", format!("{index}"))
+                .unwrap();
+        }
+        assert_eq!(warnings.further, MOST_WARNINGS + 1);
+        let list = warnings.into_list();
+        assert_eq!(list.len(), MOST_WARNINGS);
+        assert_eq!(list[0].to_string(), "node 0: same (and 2 more like it)");
+        assert!(list.iter().all(|warning| warning.place.chars().count() <= MOST_CHARACTERS + 3));
+        assert_eq!(clip("\u{1b}[31m"), "\u{fffd}[31m");
+    }
+
+    #[test]
+    fn strict_loading_refuses_the_first() {
+        let problem = Warnings::new(true).add(WarningKind::Function, || "node 'a'".into(), "it is off");
+        let problem = problem.unwrap_err().to_string();
+        assert!(problem.contains("node 'a': it is off") && problem.contains("strict"), "{problem}");
+    }
+}

@@ -1,0 +1,122 @@
+//! Runs whose inputs give one dimension name several sizes.
+//!
+//! Exporters use names of dimensions as documentation, and ONNX Runtime does not compare them. Here inference, rewrites
+//! and plans rely on equal names being equal sizes. So the first run that contradicts compiles the model again, with a
+//! name of its own for each dimension of each input, and such runs take that session from then on. All others, and
+//! their plans, stay as they are.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Model, Session, SessionBuilder};
+use crate::dim::Dim;
+use crate::ir::{Graph, SymShape, ValueType};
+use crate::spec::infer_until;
+use crate::{Error, Result, Within};
+
+/// The session with independent dimensions, from the first run on that needs it, and what it is built with.
+pub(super) struct Independent {
+    settings: SessionBuilder,
+    session: Mutex<Option<Arc<Session>>>,
+}
+
+impl Independent {
+    pub(super) fn new(settings: SessionBuilder) -> Independent {
+        Independent { settings, session: Mutex::new(None) }
+    }
+}
+
+impl Session {
+    /// The session for a run whose inputs contradict the names of dimensions, which `conflict` says.
+    ///
+    /// # Errors
+    ///
+    /// `conflict` itself if the session or its model is strict, or nothing but the names tells which sizes are equal:
+    /// for graphs that were built by hand, with gradients, and for sessions that update inputs.
+    pub(super) fn independent(&self, conflict: Error) -> Result<Arc<Session>> {
+        let Independent { settings, session } = &self.independent;
+        if !settings.may_be_independent() {
+            return Err(conflict);
+        }
+        let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = &*session {
+            return Ok(session.clone());
+        }
+        tracing::warn!(
+            "{conflict}; the model is compiled again with independent dimensions, for this and further such runs"
+        );
+        let built = settings.with_independent_dims(self).within(|| "compiling with independent dimensions");
+        let built = Arc::new(built?);
+        *session = Some(built.clone());
+        Ok(built)
+    }
+}
+
+impl SessionBuilder {
+    fn may_be_independent(&self) -> bool {
+        !self.is_strict() && self.updates.is_empty() && self.model.may_be_independent()
+    }
+
+    /// A session on the same devices and within the same memory.
+    fn with_independent_dims(&self, first: &Session) -> Result<Session> {
+        let mut settings = self.clone();
+        settings.model = self.model.with_independent_dims()?;
+        settings.devices.clone_from(&first.compiled.devices);
+        settings.providers.clear();
+        // Entries of the compiled cache are found by the model's content, which is that of the first session.
+        settings.cache_dir = None;
+        if self.memory_limit.is_some() || self.budget.is_some() {
+            settings.memory_limit = None;
+            settings.budget = Some(first.compiled.budget.clone());
+        }
+        settings.build()
+    }
+}
+
+impl Model {
+    /// The model with a name of its own for each dimension of each input, inferred again.
+    fn with_independent_dims(&self) -> Result<Model> {
+        let mut graph = self.graph().clone();
+        forget_names(&mut graph);
+        for id in graph.inputs.clone() {
+            let input = graph.value_mut(id);
+            let (declared, name) = (self.graph().value(id).ty.shape(), input.name.clone());
+            if let (Some(declared), ValueType::Tensor(tensor)) = (declared, &mut input.ty) {
+                tensor.shape = Some(own_names(&name, declared));
+            }
+        }
+        infer_until(&mut graph, self.limits().until())?;
+        Ok(self.with_graph(graph))
+    }
+}
+
+/// The sizes that are numbers, and a symbol for each other axis.
+fn own_names(input: &str, shape: &[Dim]) -> SymShape {
+    let own = |(axis, dim): (usize, &Dim)| match dim.as_constant() {
+        Some(_) => dim.clone(),
+        None => Dim::named(&format!("{input}.{axis}")),
+    };
+    shape.iter().enumerate().map(own).collect()
+}
+
+/// Takes out of the types and elements of all values what was inferred from the names of dimensions.
+fn forget_names(graph: &mut Graph) {
+    for id in graph.value_ids() {
+        let value = graph.value_mut(id);
+        value.symbolic = None;
+        forget_in(&mut value.ty);
+    }
+    graph.nodes.iter_mut().flat_map(|node| &mut node.subgraphs).for_each(|sub| forget_names(&mut sub.graph));
+}
+
+fn forget_in(ty: &mut ValueType) {
+    match ty {
+        ValueType::Tensor(tensor) | ValueType::Sparse(tensor) => {
+            let open = tensor.shape.iter_mut().flatten().filter(|dim| dim.as_constant().is_none());
+            open.for_each(|dim| *dim = Dim::unknown());
+        }
+        ValueType::Sequence(inner) | ValueType::Optional(inner) | ValueType::Map(_, inner) => {
+            forget_in(inner)
+        }
+        ValueType::Unknown => {}
+    }
+}
