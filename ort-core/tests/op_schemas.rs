@@ -14,7 +14,16 @@ use serde_json::Value as Json;
 const WITHOUT_RECORD: &[&str] = &[];
 
 /// Operators that ONNX Runtime registers in the standard's domain and the standard does not have.
-const BESIDE_THE_STANDARD: &[&str] = &["SimplifiedLayerNormalization"];
+const BESIDE_THE_STANDARD: &[&str] = &[
+    "Affine",
+    "Crop",
+    "DynamicSlice",
+    "ImageScaler",
+    "ParametricSoftplus",
+    "Scale",
+    "ScaledTanh",
+    "SimplifiedLayerNormalization",
+];
 
 #[derive(Deserialize)]
 struct Schema {

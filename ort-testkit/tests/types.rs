@@ -9,6 +9,7 @@ use ort_testkit::sample::{Answer, Binding, Sample, bindings, coverage};
 /// Operators that are not asked, with the reason.
 const NOT_ASKED: &[(&str, &str)] = &[
     ("Constant", "it becomes a constant of the graph when it is loaded"),
+    ("DynamicSlice", "it is replaced by Slice when it is loaded"),
     ("Gradient", "it is expanded into other operators before any provider is asked"),
     ("Scatter", "it is replaced by ScatterElements when it is loaded"),
     ("Upsample", "it is replaced by Resize when it is loaded"),

@@ -40,18 +40,26 @@ FLOATS = tensor("float", [2, 3])
 SEQUENCE = tensor("float", [2, 3], kind="sequence")
 INDEX = tensor("int64", [], [0])
 
+IMAGE = tensor("float", [1, 2, 3, 3])
+
 OTHERS = [
+    ("", "Affine", [FLOATS], {"alpha": 2.0, "beta": 0.5}),
     ("", "ConcatFromSequence", [SEQUENCE], {"axis": 0}),
+    ("", "Crop", [IMAGE], {"border": [1, 0, 0, 1]}),
     ("", "GlobalLpPool", [tensor("float", [1, 2, 3, 3])], {}),
+    ("", "ImageScaler", [IMAGE], {"bias": [0.5, -1.0], "scale": 2.0}),
     ("", "If", [tensor("bool", [], [1])], {}),
     ("", "Loop", [tensor("int64", [], [2]), tensor("bool", [], [1]), FLOATS], {}),
     ("", "MaxRoiPool", [tensor("float", [1, 1, 4, 4]), tensor("float", [1, 5], [0, 0, 0, 3, 3])], {"pooled_shape": [2, 2]}),
     ("", "Multinomial", [FLOATS], {"sample_size": 2, "seed": 1.0}),
     ("", "Optional", [FLOATS], {}),
+    ("", "ParametricSoftplus", [FLOATS], {"alpha": 2.0, "beta": 0.5}),
     ("", "RandomNormal", [], {"shape": [2, 3], "seed": 1.0}),
     ("", "RandomNormalLike", [FLOATS], {"seed": 1.0}),
     ("", "RandomUniform", [], {"shape": [2, 3], "seed": 1.0}),
     ("", "RandomUniformLike", [FLOATS], {"seed": 1.0}),
+    ("", "Scale", [FLOATS], {"scale": 2.0}),
+    ("", "ScaledTanh", [FLOATS], {"alpha": 2.0, "beta": 0.5}),
     ("", "Scan", [FLOATS], {"num_scan_inputs": 1}),
     ("", "SequenceAt", [SEQUENCE, INDEX], {}),
     ("", "SequenceConstruct", [FLOATS, FLOATS], {}),

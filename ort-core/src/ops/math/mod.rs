@@ -7,6 +7,7 @@ mod cast;
 mod choice;
 mod comparison;
 mod dropout;
+mod experimental;
 mod identity;
 pub(super) mod legacy;
 mod logic;

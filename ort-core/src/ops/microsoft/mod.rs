@@ -14,6 +14,7 @@ mod attention_projected;
 mod attention_quantized;
 mod attention_rotary;
 mod bias;
+mod distance;
 mod embed_layer_norm;
 pub(in crate::ops) mod fused;
 mod gelu;
@@ -29,6 +30,7 @@ mod quant_matmul;
 mod quantize;
 mod skip_layer_norm;
 mod tensor;
+mod text;
 
 use crate::dim::Dim;
 use crate::dtype::DType;

@@ -6,6 +6,7 @@
 )]
 
 mod attend;
+mod distance;
 mod elementwise;
 mod gather_blocks;
 mod group_query;

@@ -1,0 +1,233 @@
+//! Experimental operators of the first operator sets: `Affine`, `Scale`, `ScaledTanh`, `ParametricSoftplus`,
+//! `ImageScaler`, `Crop`, `DynamicSlice`.
+//!
+//! The standard dropped them; ONNX Runtime still runs them before operator set 10, and converters of that time wrote
+//! them (Tiny YOLO). Each is a few of the standard's operators.
+
+use super::shared::{INPUT, OUTPUT, X, Y, same_shape};
+use crate::dim::Dim;
+use crate::dtype::{DType, TypeSet};
+use crate::ir::{Attribute, ValueId};
+use crate::ops;
+use crate::ops::microsoft::{float, number};
+use crate::spec::{AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::tensor::Tensor;
+use crate::{Result, ensure, error};
+
+const OF_FLOATS: OpSpec = OpSpec {
+    since: 10,
+    inputs: INPUT,
+    outputs: OUTPUT,
+    types: &[var("T", TypeSet::IEEE_FLOATS)],
+    infer: same_shape,
+    ..OP
+};
+
+static AFFINE: OpSpec = OpSpec {
+    name: "Affine",
+    inputs: X,
+    outputs: Y,
+    attrs: &[attr::float("alpha", 1.0), attr::float("beta", 0.0)],
+    lower: Some(|draft| {
+        let x = draft.required(0)?;
+        let scaled = times(draft, x, "alpha")?;
+        let beta = constant(draft, "beta")?;
+        draft.become_op("Add", &[scaled, beta], &[]);
+        Ok(())
+    }),
+    ..OF_FLOATS
+};
+
+static SCALE: OpSpec = OpSpec {
+    name: "Scale",
+    attrs: &[attr::float("scale", 1.0)],
+    lower: Some(|draft| {
+        let (x, scale) = (draft.required(0)?, constant(draft, "scale")?);
+        draft.become_op("Mul", &[x, scale], &[]);
+        Ok(())
+    }),
+    ..OF_FLOATS
+};
+
+/// `alpha * tanh(beta * x)`.
+static SCALED_TANH: OpSpec = OpSpec {
+    name: "ScaledTanh",
+    attrs: TWO_FACTORS,
+    infer: infer_two_factors,
+    lower: Some(|draft| lower_two_factors(draft, "Tanh")),
+    ..OF_FLOATS
+};
+
+/// `alpha * softplus(beta * x)`.
+static PARAMETRIC_SOFTPLUS: OpSpec = OpSpec {
+    name: "ParametricSoftplus",
+    inputs: X,
+    outputs: Y,
+    attrs: TWO_FACTORS,
+    infer: infer_two_factors,
+    lower: Some(|draft| lower_two_factors(draft, "Softplus")),
+    ..OF_FLOATS
+};
+
+/// `scale * x`, and a bias for each channel of an image.
+static IMAGE_SCALER: OpSpec = OpSpec {
+    name: "ImageScaler",
+    attrs: &[attr::optional("bias", AttrKind::Floats), attr::float("scale", 1.0)],
+    infer: infer_image_scaler,
+    lower: Some(lower_image_scaler),
+    ..OF_FLOATS
+};
+
+/// An image without its borders, or the part of a given size behind the left and upper border.
+static CROP: OpSpec = OpSpec {
+    name: "Crop",
+    attrs: &[attr::required("border", AttrKind::Ints), attr::optional("scale", AttrKind::Ints)],
+    infer: infer_crop,
+    lower: Some(lower_crop),
+    ..OF_FLOATS
+};
+
+/// `Slice` before its bounds were inputs.
+static DYNAMIC_SLICE: OpSpec = OpSpec {
+    name: "DynamicSlice",
+    since: 10,
+    inputs: &[one("data", "T"), one("starts", "Tind"), one("ends", "Tind"), opt("axes", "Tind")],
+    outputs: OUTPUT,
+    types: &[
+        var("T", TypeSet::ALL_TENSOR.difference(TypeSet::of(&[DType::BF16]))),
+        var("Tind", TypeSet::of(&[DType::I32, DType::I64])),
+    ],
+    upgrades: &[Upgrade {
+        before: i64::MAX,
+        apply: |draft| {
+            draft.op = "Slice".to_string();
+            Ok(())
+        },
+    }],
+    ..OP
+};
+
+ops![AFFINE, SCALE, SCALED_TANH, PARAMETRIC_SOFTPLUS, IMAGE_SCALER, CROP, DYNAMIC_SLICE];
+
+/// The schemas have no defaults, and ONNX Runtime's kernels need both.
+const TWO_FACTORS: &[AttrSpec] =
+    &[attr::optional("alpha", AttrKind::Float), attr::optional("beta", AttrKind::Float)];
+
+fn infer_two_factors(cx: &mut InferCx<'_>) -> Result<()> {
+    cx.attrs.float("alpha")?;
+    cx.attrs.float("beta")?;
+    same_shape(cx)
+}
+
+fn lower_two_factors(draft: &mut Draft<'_>, function: &str) -> Result<()> {
+    let x = draft.required(0)?;
+    let scaled = times(draft, x, "beta")?;
+    let value = draft.emit(function, &[scaled], &[])?;
+    let alpha = constant(draft, "alpha")?;
+    draft.become_op("Mul", &[value, alpha], &[]);
+    Ok(())
+}
+
+/// A float attribute as a constant of the input's type.
+fn constant(draft: &mut Draft<'_>, name: &str) -> Result<ValueId> {
+    let (value, dtype) = (float(draft, name)?, draft.dtype(0)?);
+    number(draft, value, dtype)
+}
+
+fn times(draft: &mut Draft<'_>, x: ValueId, name: &str) -> Result<ValueId> {
+    let factor = constant(draft, name)?;
+    draft.emit("Mul", &[x, factor], &[])
+}
+
+/// The shape of an image: batch, channels, height, width.
+fn image<'s>(cx: &InferCx<'s>) -> Result<Option<[&'s Dim; 4]>> {
+    let Some(shape) = cx.shape(0) else { return Ok(None) };
+    match shape {
+        [batch, channels, height, width] => Ok(Some([batch, channels, height, width])),
+        _ => Err(error!(InvalidGraph, "images have rank 4, got rank {}", shape.len())),
+    }
+}
+
+fn infer_image_scaler(cx: &mut InferCx<'_>) -> Result<()> {
+    let bias = cx.attrs.floats("bias")?.len() as i64;
+    if let Some([_, channels, _, _]) = image(cx)? {
+        let fits = channels.as_constant().is_none_or(|channels| channels == bias);
+        ensure!(fits, InvalidGraph, "a bias of {bias} values for {channels} channels");
+    }
+    same_shape(cx)
+}
+
+fn lower_image_scaler(draft: &mut Draft<'_>) -> Result<()> {
+    let x = draft.required(0)?;
+    let bias = match draft.attr("bias") {
+        Some(Attribute::Floats(values)) => values.clone(),
+        _ => return Err(error!(InvalidGraph, "attribute 'bias' is missing")),
+    };
+    let scaled = times(draft, x, "scale")?;
+    let to = Attribute::Int(i64::from(draft.dtype(0)?.onnx_code()));
+    let tensor = Tensor::from_slice(&[1, bias.len(), 1, 1], &bias)?;
+    let bias = draft.constant(tensor);
+    let bias = draft.emit("Cast", &[bias], &[("to", to)])?;
+    draft.become_op("Add", &[scaled, bias], &[]);
+    Ok(())
+}
+
+/// Borders of `Crop`: left, top, right, bottom; and the height and width, where they are given.
+type Borders = ([i64; 4], Option<[i64; 2]>);
+
+fn borders(border: &[i64], scale: Option<&[i64]>) -> Result<Borders> {
+    let border: [i64; 4] = border
+        .try_into()
+        .map_err(|_| error!(InvalidGraph, "border has {} values, expected 4", border.len()))?;
+    let scale = scale.map(|scale| {
+        let size = <[i64; 2]>::try_from(scale);
+        size.map_err(|_| error!(InvalidGraph, "scale has {} values, expected height and width", scale.len()))
+    });
+    let scale = scale.transpose()?;
+    let all = border.iter().chain(scale.iter().flatten());
+    let fits = all.clone().all(|&value| (0..=i64::from(i32::MAX)).contains(&value));
+    ensure!(fits, InvalidGraph, "borders and sizes are 0 or more, got {:?}", all.collect::<Vec<_>>());
+    Ok((border, scale))
+}
+
+fn infer_crop(cx: &mut InferCx<'_>) -> Result<()> {
+    let ([left, top, right, bottom], scale) = borders(cx.attrs.ints("border")?, cx.attrs.find_ints("scale"))?;
+    let Some([batch, channels, height, width]) = image(cx)? else { return Ok(()) };
+    let [rows, columns] = match scale {
+        Some([rows, columns]) => [Dim::constant(rows), Dim::constant(columns)],
+        None => [height - &Dim::constant(top + bottom), width - &Dim::constant(left + right)],
+    };
+    for (size, start, part) in [(height, top, &rows), (width, left, &columns)] {
+        let end = part + start;
+        let (Some(size), Some(end), Some(part)) = (size.as_constant(), end.as_constant(), part.as_constant())
+        else {
+            continue;
+        };
+        ensure!(
+            part >= 0 && end <= size,
+            InvalidGraph,
+            help = "make the borders smaller",
+            "{part} rows or columns from {start} on are cropped of {size}"
+        );
+    }
+    cx.set_shape(0, vec![batch.clone(), channels.clone(), rows, columns])
+}
+
+fn lower_crop(draft: &mut Draft<'_>) -> Result<()> {
+    let ints = |name: &str| match draft.attr(name) {
+        Some(Attribute::Ints(values)) => Some(values.as_slice()),
+        _ => None,
+    };
+    let ([left, top, right, bottom], scale) = borders(ints("border").unwrap_or(&[]), ints("scale"))?;
+    let ends = match scale {
+        Some([rows, columns]) => [top + rows, left + columns],
+        // A border of 0 ends where the image does.
+        None => [bottom, right].map(|border| if border == 0 { i64::MAX } else { -border }),
+    };
+    let x = draft.required(0)?;
+    let [starts, ends, axes] = [[top, left], ends, [2, 3]];
+    let (starts, ends) = (draft.constant_ints(&starts)?, draft.constant_ints(&ends)?);
+    let axes = draft.constant_ints(&axes)?;
+    draft.become_op("Slice", &[x, starts, ends, axes], &[]);
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! `Tokenizer`: texts cut at separators, into matches of an expression, or into characters.
+//!
+//! Expressions are those of RE2 with the longest match, as in ONNX Runtime: the leftmost place at which the expression
+//! matches, and from there the longest match, while the crate `regex` takes the first alternative. Its classes `\w`,
+//! `\d`, `\s` and the word boundary are those of ASCII.
+
+use std::fmt::Display;
+
+use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::spec::MICROSOFT;
+use ort_core::tensor::{Shape, Tensor};
+use ort_core::{Result, ensure, error};
+use regex::Regex;
+use regex_automata::hybrid::dfa::{Cache, DFA};
+use regex_automata::nfa::thompson;
+use regex_automata::{Anchored, Input, MatchKind};
+
+use crate::cpu_kernels;
+
+cpu_kernels![KernelDef {
+    domain: MICROSOFT,
+    op: "Tokenizer",
+    outputs: OutputsFrom::Kernel,
+    make,
+    ..KernelDef::BASE
+}];
+
+/// What stands before and after the tokens of a text that are marked.
+const MARKS: [&str; 2] = ["\u{2}", "\u{3}"];
+/// The most bytes of a compiled expression.
+const EXPRESSION_BYTES: usize = 10 << 20;
+
+/// How texts are cut.
+enum Cut {
+    Characters,
+    /// At matches, one expression after the other.
+    Separators(Vec<Longest>),
+    Matches(Box<Longest>),
+}
+
+/// An expression whose matches are the longest of those that begin leftmost.
+struct Longest {
+    leftmost: Regex,
+    longest: DFA,
+}
+
+impl Longest {
+    fn new(expression: &str) -> Result<Longest> {
+        let ascii = with_ascii_classes(expression);
+        let invalid = |problem: &dyn Display| {
+            // The problem quotes the expression, which may be of any length.
+            let [expression, problem] = [expression.to_string(), problem.to_string()].map(clip);
+            error!(InvalidGraph, "the expression '{expression}' is not valid: {problem}")
+                .help("write it in the syntax of RE2")
+        };
+        let leftmost = Regex::new(&ascii).map_err(|problem| invalid(&problem))?;
+        let longest = DFA::builder()
+            .configure(DFA::config().match_kind(MatchKind::All).skip_cache_capacity_check(true))
+            .thompson(thompson::Config::new().nfa_size_limit(Some(EXPRESSION_BYTES)))
+            .build(&ascii)
+            .map_err(|problem| invalid(&problem))?;
+        Ok(Longest { leftmost, longest })
+    }
+
+    /// The first match from `start` on: where it begins and ends.
+    fn find(&self, cache: &mut Cache, text: &str, start: usize) -> Result<Option<(usize, usize)>> {
+        let Some(found) = self.leftmost.find_at(text, start) else { return Ok(None) };
+        let from = Input::new(text).range(found.start()..).anchored(Anchored::Yes);
+        let longest = self.longest.try_search_fwd(cache, &from);
+        let longest =
+            longest.map_err(|problem| error!(Fail, "an expression cannot be matched: {problem}"))?;
+        let end = longest.map_or(found.end(), |longest| longest.offset().max(found.end()));
+        Ok(Some((found.start(), end)))
+    }
+}
+
+/// The beginning of a text, for a message.
+fn clip(text: String) -> String {
+    text.chars().take(300).collect()
+}
+
+/// The expression with the classes and boundaries of ASCII, which are those of RE2.
+fn with_ascii_classes(expression: &str) -> String {
+    let mut ascii = String::with_capacity(expression.len());
+    let mut characters = expression.chars();
+    while let Some(character) = characters.next() {
+        if character != '\\' {
+            ascii.push(character);
+            continue;
+        }
+        match characters.next() {
+            Some('d') => ascii.push_str("[0-9]"),
+            Some('D') => ascii.push_str("[^0-9]"),
+            Some('w') => ascii.push_str("[0-9A-Za-z_]"),
+            Some('W') => ascii.push_str("[^0-9A-Za-z_]"),
+            Some('s') => ascii.push_str(r"[\t\n\f\r ]"),
+            Some('S') => ascii.push_str(r"[^\t\n\f\r ]"),
+            Some('b') => ascii.push_str(r"(?-u:\b)"),
+            Some(other) => ascii.extend(['\\', other]),
+            None => ascii.push('\\'),
+        }
+    }
+    ascii
+}
+
+struct Tokenizer {
+    cut: Cut,
+    least: usize,
+    pad: String,
+    marks: bool,
+}
+
+fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
+    let attrs = cx.attrs();
+    let least = attrs.int("mincharnum")?;
+    ensure!(least > 0, InvalidGraph, "mincharnum is {least}, expected 1 or more");
+    let cut = match (attrs.find_strings("separators"), attrs.find_string("tokenexp")) {
+        (Some([separator]), _) if separator.is_empty() => {
+            ensure!(least == 1, InvalidGraph, "mincharnum is {least}, but tokens are single characters");
+            Cut::Characters
+        }
+        (Some(separators @ [_, ..]), _) => {
+            let separators = separators.iter().map(|separator| Longest::new(separator));
+            Cut::Separators(separators.collect::<Result<_>>()?)
+        }
+        (_, Some(expression)) if !expression.is_empty() => Cut::Matches(Box::new(Longest::new(expression)?)),
+        _ => {
+            return Err(error!(InvalidGraph, "a Tokenizer needs separators or tokenexp, and has neither")
+                .help("set one of the two attributes"));
+        }
+    };
+    let (pad, marks) = (attrs.string("pad_value")?.to_string(), attrs.int("mark")? != 0);
+    Ok(Box::new(Tokenizer { cut, least: usize::try_from(least).unwrap_or(usize::MAX), pad, marks }))
+}
+
+impl Executable for Tokenizer {
+    fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
+        let input = cx.input(0)?;
+        let texts = input.strings()?;
+        let longest = texts.iter().map(String::len).max().unwrap_or(0);
+        // Two lists of the tokens of a text, each of a byte at least.
+        let _tokens = cx.reserve(2usize.saturating_mul(longest).saturating_mul(size_of::<&str>()))?;
+        let mut caches = self.caches();
+        let (mut most, mut bytes) = (0, 0usize);
+        for text in texts {
+            cx.check()?;
+            let tokens = self.tokens(&mut caches, text)?;
+            most = most.max(tokens.len());
+            bytes = tokens.iter().fold(bytes, |bytes, token| bytes.saturating_add(token.len()));
+        }
+        // Where no text has a token there are no marks either.
+        let width = if most > 0 && self.marks { most + MARKS.len() } else { most };
+        let count = texts.len().saturating_mul(width);
+        let each = size_of::<String>().saturating_add(self.pad.len().max(1));
+        let _strings = cx.reserve(count.saturating_mul(each).saturating_add(bytes))?;
+        let mut output: Vec<String> = Vec::with_capacity(count);
+        for (text, end) in texts.iter().zip((1..).map(|row| row * width)) {
+            cx.check()?;
+            if width == 0 {
+                break;
+            }
+            let tokens = self.tokens(&mut caches, text)?;
+            let [before, after] = if self.marks { MARKS.map(Some) } else { [None, None] };
+            output.extend(before.into_iter().chain(tokens).chain(after).map(str::to_string));
+            output.resize(end, self.pad.clone());
+        }
+        let shape: Shape = input.shape().iter().copied().chain([width]).collect();
+        cx.set(0, Tensor::from_strings(&shape, output)?)
+    }
+}
+
+impl Tokenizer {
+    fn caches(&self) -> Vec<Cache> {
+        match &self.cut {
+            Cut::Characters => Vec::new(),
+            Cut::Separators(separators) => {
+                separators.iter().map(|separator| separator.longest.create_cache()).collect()
+            }
+            Cut::Matches(expression) => vec![expression.longest.create_cache()],
+        }
+    }
+
+    fn tokens<'t>(&self, caches: &mut [Cache], text: &'t str) -> Result<Vec<&'t str>> {
+        match &self.cut {
+            Cut::Characters => Ok(text.split("").filter(|character| !character.is_empty()).collect()),
+            Cut::Separators(separators) => {
+                let mut parts = vec![text];
+                for (separator, cache) in separators.iter().zip(caches) {
+                    let mut finer = Vec::with_capacity(parts.len());
+                    for part in parts {
+                        self.cut_part((separator, cache), part, &mut finer, false)?;
+                    }
+                    parts = finer;
+                }
+                Ok(parts)
+            }
+            Cut::Matches(expression) => {
+                let mut tokens = Vec::new();
+                for cache in caches.iter_mut().take(1) {
+                    self.cut_part((expression, cache), text, &mut tokens, true)?;
+                }
+                Ok(tokens)
+            }
+        }
+    }
+
+    /// Adds the matches in a text, or else what is between them, as far as it is long enough. After a match of nothing the
+    /// search goes on behind the next character.
+    fn cut_part<'t>(
+        &self,
+        (expression, cache): (&Longest, &mut Cache),
+        text: &'t str,
+        tokens: &mut Vec<&'t str>,
+        takes_matches: bool,
+    ) -> Result<()> {
+        let mut add = |token: Option<&'t str>| {
+            tokens.extend(token.filter(|token| token.chars().take(self.least).count() >= self.least));
+        };
+        let mut start = 0;
+        while start <= text.len() {
+            let Some((from, to)) = expression.find(cache, text, start)? else { break };
+            add(if takes_matches { text.get(from..to) } else { text.get(start..from) });
+            let next = text.get(to..).and_then(|rest| rest.chars().next()).map_or(1, char::len_utf8);
+            start = if to > from { to } else { to + next };
+        }
+        if !takes_matches {
+            add(text.get(start..));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_those_of_ascii() {
+        assert_eq!(with_ascii_classes(r"\w+\\w[\d.]\b\."), r"[0-9A-Za-z_]+\\w[[0-9].](?-u:\b)\.");
+    }
+
+    #[test]
+    fn the_leftmost_match_is_the_longest() {
+        let expression = Longest::new("b|a|ab|abc").unwrap();
+        let mut cache = expression.longest.create_cache();
+        assert_eq!(expression.find(&mut cache, "xxabcd", 0).unwrap(), Some((2, 5)));
+        assert_eq!(expression.find(&mut cache, "xxabcd", 3).unwrap(), Some((3, 4)));
+        assert_eq!(expression.find(&mut cache, "xxabcd", 4).unwrap(), None);
+    }
+}
