@@ -94,12 +94,14 @@ fn scale_scores(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
 
 /// Whether queries, keys and values have four axes, and as many heads each, and the mask adds to neither.
 fn are_heads(found: &Found<'_>) -> bool {
-    let (Some([b, h, _, _]), Some([kb, kh, _, _]), Some([vb, vh, _, _])) =
+    let (Some([b, h, _, _]), Some([kb, kh, keys, _]), Some([vb, vh, values, _])) =
         (found.shape("q"), found.shape("k"), found.shape("v"))
     else {
         return false;
     };
-    b == kb && b == vb && h == kh && h == vh && (found.value("mask").is_none() || mask_fits(found))
+    // A mask could also broadcast the scores of one key to many values.
+    let mask_fits = found.value("mask").is_none() || (keys == values && mask_fits(found));
+    b == kb && b == vb && h == kh && h == vh && mask_fits
 }
 
 /// Whether a mask leaves batch, heads and queries of the scores as they are. Of the last axis see [`mask_of_operator`].

@@ -11,7 +11,7 @@ use crate::{Result, rules};
 rules! { "conv", Extended;
     /// Batch normalization scales and shifts the filters: `w * scale / sqrt(variance + epsilon)`.
     batch_norm_into_conv: "n@BatchNormalization(c@Conv(x, #w, b?), #scale, #bias, #mean, #variance; training_mode=0)"
-        if has_only_first_output => Build(batch_norm_into_conv),
+        if is_normalization_of_filters => Build(batch_norm_into_conv),
         [
             "x=f32[1,4,5,5] w=f32[6,2,3,3] b=const:f32[6] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6] c.group=2",
             "x=f32[1,4,5] w=f32[6,4,3] scale=f32[6] bias=f32[6] mean=f32[6] variance=f32[6]",
@@ -51,8 +51,21 @@ rules! { "conv", Extended;
         ["x=f32[1,4,5,5] w=const:f32[6,4,3,3] b=const:f32[6] residual=f32[1,6,3,3] min=f32:0 max=f32:6"], known Nothing;
 }
 
-fn has_only_first_output(found: &Found<'_>) -> bool {
-    found.root().is_some_and(|node| node.outputs.iter().skip(1).all(Option::is_none))
+/// Whether only the normalized images are wanted, and each parameter is a list with one number for each filter.
+fn is_normalization_of_filters(found: &Found<'_>) -> bool {
+    let is_list = |name: &str| {
+        let filters = found.fixed_shape("w").and_then(|shape| shape.first().copied());
+        filters.is_some_and(|filters| found.fixed_shape(name).as_deref() == Some(&[filters]))
+    };
+    let has_one_output = found.root().is_some_and(|node| node.outputs.iter().skip(1).all(Option::is_none));
+    has_one_output
+        && ["scale", "bias", "mean", "variance"].into_iter().all(is_list)
+        && (found.value("b").is_none() || is_list("b"))
+}
+
+/// Whether the bias is a constant list, or left out.
+fn bias_is_constant(found: &Found<'_>) -> bool {
+    found.value("b").is_none() || found.tensor("b").is_some_and(|bias| bias.shape().len() == 1)
 }
 
 /// Whether the constant called `name` has one number, or one for each of the filters on the axis of channels.
@@ -69,11 +82,11 @@ fn per_channel(found: &Found<'_>, name: &str) -> bool {
 }
 
 fn factor_is_per_channel(found: &Found<'_>) -> bool {
-    per_channel(found, "factor") && found.value("b").is_none_or(|_| found.tensor("b").is_some())
+    per_channel(found, "factor") && bias_is_constant(found)
 }
 
 fn addend_is_per_channel(found: &Found<'_>) -> bool {
-    per_channel(found, "addend") && found.value("b").is_none_or(|_| found.tensor("b").is_some())
+    per_channel(found, "addend") && bias_is_constant(found)
 }
 
 /// The rank of the filters and their number.

@@ -58,7 +58,7 @@ rules! { "qdq", Extended;
     /// The mean of codes over an image.
     qdq_global_average: "QuantizeLinear(GlobalAveragePool(DequantizeLinear(x, #xs, #xz)), #ys, #yz)"
         if all_alike => Template("QLinearGlobalAveragePool(x, #xs, #xz, #ys, #yz)"),
-        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9"], known Nothing;
+        ["x=u8[1,3,4,4] xs=f32:0.5 xz=u8:3 ys=f32:0.25 yz=u8:9"];
     /// The mean of codes in windows.
     qdq_average: "QuantizeLinear(p@AveragePool(DequantizeLinear(x, #xs, #xz); ceil_mode=0), #ys, #yz)"
         if is_average => Template("QLinearAveragePool(x, #xs, #xz, #ys, #yz; ..p)"),

@@ -5,7 +5,7 @@ use ort_runtime::ir::ValueType;
 use ort_runtime::{Model, Result, Tensor, Value};
 
 /// About how many variants of one change, and how many of two, are tried for a sample.
-const MOST: usize = 20;
+const MOST: usize = 8;
 
 /// What inputs hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
