@@ -194,6 +194,7 @@ def arrays_of(case: Case) -> list[tuple[str, np.ndarray]]:
 def with_arrays(case: Case, arrays: dict[str, np.ndarray]) -> Case:
     """The same with other inputs and constants; shapes that the model tells follow."""
     smaller = copied(case)
+    forget_shapes_of_bodies(smaller.model.graph)
     for tensor in smaller.model.graph.initializer:
         if tensor.name in arrays:
             tensor.CopyFrom(numpy_helper.from_array(np.asarray(arrays[tensor.name]), tensor.name))
@@ -204,6 +205,16 @@ def with_arrays(case: Case, arrays: dict[str, np.ndarray]) -> Case:
                 if dim.HasField("dim_value"):
                     dim.dim_value = size
     return smaller
+
+
+def forget_shapes_of_bodies(graph) -> None:
+    """What a body tells of its inputs would not hold for other sizes."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                for info in attribute.g.input:
+                    info.type.tensor_type.ClearField("shape")
+                forget_shapes_of_bodies(attribute.g)
 
 
 def smaller_sizes(case: Case) -> Iterator[Case]:
