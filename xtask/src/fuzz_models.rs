@@ -259,6 +259,7 @@ fn conclude(families: &BTreeMap<String, Counts>, start: Instant) -> Result<Summa
         passed: sum(|counts| counts.right),
         failed: sum(Counts::failed),
         skipped: sum(|counts| counts.unsupported + counts.undrawn),
+        ..Summary::default()
     };
     println!("{summary} in {:.0} s", start.elapsed().as_secs_f64());
     ensure!(summary.passed + summary.failed > 0, "no model ran");
