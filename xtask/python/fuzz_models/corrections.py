@@ -30,15 +30,32 @@ class Erf(OpRun):
 
 @corrected
 class Gelu(OpRun):
-    """Doubles are rounded to float32, as those of Erf."""
+    """Doubles are rounded to float32, as those of Erf. Other types keep their own arithmetic, whose
+    rounding errors tell how far off a right result may be."""
 
-    def _run(self, x, approximate=None):
-        wide = x.astype(np.float64)
-        if (approximate or self.approximate) == "tanh":
-            y = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
-        else:
-            y = 0.5 * wide * (1 + special.erf(wide / np.sqrt(2)))
-        return (np.asarray(y.astype(x.dtype)),)
+    def _run(self, x, approximate="none"):
+        number = x.dtype.type
+        if approximate == "tanh":
+            inner = number(np.sqrt(2 / np.pi)) * (x + number(0.044715) * x * x * x)
+            return (np.asarray(number(0.5) * x * (number(1) + np.tanh(inner))),)
+        function = special.erf((x / number(np.sqrt(2))).astype(np.float64)).astype(x.dtype)
+        return (np.asarray(number(0.5) * x * (number(1) + function)),)
+
+
+@corrected
+class PRelu(OpRun):
+    """Zero is multiplied by the slope, which may turn its sign."""
+
+    def _run(self, x, slope):
+        return (np.where(x < 0, x * slope, x).astype(x.dtype),)
+
+
+@corrected
+class LeakyRelu(OpRun):
+    """As PRelu."""
+
+    def _run(self, x, alpha=0.01):
+        return (np.where(x < 0, x * x.dtype.type(alpha), x).astype(x.dtype),)
 
 
 @corrected
