@@ -50,7 +50,7 @@ fn run_in(folder: &Folder, line: &str, file: &str) -> std::process::Output {
 
 fn assert_written(name: &str, folder: &Folder, file: &str) {
     let bytes = std::fs::read(folder.path(file)).unwrap();
-    assert!(bytes.len() > 300, "{name}: {} bytes", bytes.len());
+    assert!(bytes.len() > 200, "{name}: {} bytes", bytes.len());
 }
 
 #[test]
@@ -90,7 +90,8 @@ fn where_the_disk_ends_is_an_error_and_what_was_there_stays() {
                 stderr.lines().last().unwrap_or_default().starts_with("error: "),
                 "{name} {what}: {stderr}"
             );
-            assert_eq!(stderr.matches("rror: ").count(), 1, "{name} {what}: {stderr}");
+            let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
+            assert_eq!(errors, 1, "{name} {what}: {stderr}");
         }
         assert_eq!(std::fs::read_to_string(folder.path("file")).unwrap(), "kept", "{name}");
         let left: Vec<String> =

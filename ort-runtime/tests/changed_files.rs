@@ -53,8 +53,11 @@ fn a_change_in_place_is_an_error_and_a_replacement_is_none() {
         let (changed, session) = session(&path, true);
         assert_eq!(run(&session).unwrap(), 2.0);
         let bytes = fs::read(&file).unwrap();
+        // A file system's clock may tick every 10 ms only, and sessions look once in a millisecond.
+        std::thread::sleep(Duration::from_millis(20));
         let writer = File::options().write(true).open(&file).unwrap();
         writer.write_all_at(&bytes, 0).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
         for _ in 0..3 {
             let problem = run(&session).unwrap_err().to_string();
             assert!(problem.contains("was changed in place") && problem.contains(name), "{problem}");

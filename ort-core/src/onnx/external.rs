@@ -376,8 +376,7 @@ impl Opened {
         check_hard_links(&before, root)?;
         let named = rustix::fs::statat(&self.folder, &self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
         // Types of these numbers differ between systems.
-        let is_named = named
-            .is_ok_and(|named| named.st_dev as u64 == before.dev() && named.st_ino as u64 == before.ino());
+        let is_named = named.is_ok_and(|named| named.st_dev == before.dev() && named.st_ino == before.ino());
         ensure!(
             is_named && facts(&before) == facts(&look()?),
             InvalidGraph,

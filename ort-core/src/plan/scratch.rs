@@ -13,10 +13,10 @@ use super::bound::WorkspaceRoom;
 use super::resolve::{Group, Planner, Surroundings, resolve_given};
 use super::specialize::Known;
 use super::{BoundValues, RunPlan};
+use crate::Result;
 use crate::ep::{IoShapes, OutputsFrom};
 use crate::session::{SlotId, Step};
 use crate::tensor::Shape;
-use crate::{Result, Within};
 
 impl Planner<'_> {
     /// Gives a step its scratch memory.
@@ -118,7 +118,7 @@ impl Planner<'_> {
             if is_known {
                 let room = self.room_of(step, index);
                 let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads, room };
-                let wanted = kernel.workspace(&shapes).within(|| step.place())?;
+                let wanted = kernel.workspace(&shapes)?;
                 if wanted > 0 && !self.can_shrink && self.slabs[self.slab_of_step(step)] != DeviceId::HOST {
                     self.can_shrink = kernel.workspace(&IoShapes { room: 0, ..shapes })? < wanted;
                 }

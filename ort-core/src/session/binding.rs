@@ -17,6 +17,7 @@
 //! # Ok::<(), ort_core::Error>(())
 //! ```
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use ort_alloc::{Budget, DeviceId};
@@ -149,6 +150,8 @@ pub struct IoBinding {
     /// By input: the value it is bound to; none for those in buffers.
     pub(super) inputs: Vec<Option<Value>>,
     pub(super) outputs: Vec<Option<Bound>>,
+    /// The inputs whose memory holds an output.
+    shared: HashSet<usize>,
     /// For each input, then for each output, the memory it has here.
     pub(super) buffers: Vec<Option<TensorBuffer>>,
     /// Outputs of the last run that are not in buffers.
@@ -180,6 +183,7 @@ impl Session {
             signature: signature.clone(),
             inputs: signature.defaults.clone(),
             outputs: vec![None; outputs],
+            shared: HashSet::new(),
             buffers: (0..signature.inputs.len() + outputs).map(|_| None).collect(),
             results: vec![None; outputs],
             has_run: false,
@@ -199,7 +203,7 @@ impl IoBinding {
     pub fn bind_input(&mut self, name: &str, source: impl Into<InputSource>) -> Result<()> {
         let index = self.signature.input(name)?;
         ensure!(
-            !self.outputs.contains(&Some(Bound::Input(index))),
+            !self.shared.contains(&index),
             InvalidArgument,
             help = "clear the outputs first: `clear_binding_outputs`",
             "an output is bound to the memory of input '{name}'"
@@ -265,6 +269,9 @@ impl IoBinding {
         if let Some(place) = self.outputs.get_mut(index) {
             *place = Some(bound);
         }
+        if let Bound::Input(input) = bound {
+            self.shared.insert(input);
+        }
         self.set_buffer(self.inputs.len() + index, buffer);
         self.prepared = None;
         self.has_run = false;
@@ -281,7 +288,7 @@ impl IoBinding {
             "output '{output}' cannot be in the memory of input '{input}', which is bound to no buffer to write"
         );
         ensure!(
-            !self.outputs.contains(&Some(Bound::Input(index))),
+            !self.shared.contains(&index),
             InvalidArgument,
             help = "bind it to a buffer of its own",
             "output '{output}' cannot be in the memory of input '{input}': another output is"
@@ -416,6 +423,7 @@ impl IoBinding {
         for bound in &mut self.outputs {
             *bound = bound.filter(|bound| !matches!(bound, Bound::Input(_)));
         }
+        self.shared.clear();
         self.prepared = None;
     }
 
@@ -432,6 +440,7 @@ impl IoBinding {
     /// Lets go of what outputs are bound to, and of those of the last run.
     pub fn clear_binding_outputs(&mut self) {
         self.outputs.fill(None);
+        self.shared.clear();
         self.results.fill(None);
         let count = self.inputs.len();
         self.buffers.iter_mut().skip(count).for_each(|buffer| *buffer = None);

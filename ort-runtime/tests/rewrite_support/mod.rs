@@ -223,7 +223,7 @@ fn tensor(ty: &ValueType, seed: usize, data: Data) -> Result<Value> {
     let number = |index: usize| match data {
         Data::Special => SPECIAL[index % SPECIAL.len()],
         // Every other row hides all keys, the others every third.
-        Data::Masked if (index / width) % 2 == 0 || index % width % 3 == 1 => f32::NEG_INFINITY,
+        Data::Masked if (index / width).is_multiple_of(2) || index % width % 3 == 1 => f32::NEG_INFINITY,
         _ => (((index * 37 + seed * 11) % 101) as f32 - 50.0) / 25.0,
     };
     let floats = || (0..count).map(number);

@@ -136,7 +136,7 @@ fn rectangle(bar: &Bar<'_>, scale: &Scale) -> Rectangle {
         .set("fill", bar.colour.as_str())
         .set("stroke", "white")
         .set("stroke-width", 0.5)
-        .add(Title::new(format!("{}: {}, {steps}", shown(&bar.name, NAME_BYTES), human_bytes(bar.bytes))))
+        .add(Title::new(format!("{}: {}, {steps}", shown(bar.name, NAME_BYTES), human_bytes(bar.bytes))))
 }
 
 /// The name of a value in its bar, where there is room.

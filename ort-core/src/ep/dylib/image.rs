@@ -56,7 +56,7 @@ fn check_elf(headers: &[u8], length: u64) -> Result<()> {
         headers.starts_with(ELF),
         EpFail,
         help = "name a shared library of this system",
-        "it does not begin as a shared library does"
+        "it cannot be loaded: it does not begin as a shared library does"
     );
     ensure!(
         headers.get(4..7) == Some(&FORM),

@@ -12,7 +12,7 @@ use crate::cpu_kernels;
 use crate::gemm::{
     AOperand, BOperand, BSource, Batch, Cpu, Gemm, GemmError, Strided, run_batch, workspace_len,
 };
-use crate::interrupt::in_blocks;
+use crate::interrupt::{in_blocks, spend};
 use crate::kernels::linalg::{bytes_of, refused, scratch, take};
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
@@ -159,6 +159,7 @@ impl Sum {
         for_each_row_chunk_mut(threads, to, 1, grain, |first, piece| {
             let mut places = vec![0usize; operands.len()];
             let mut counters = vec![0usize; self.summed.len()];
+            let mut uncounted = 0;
             for (index, to) in piece.iter_mut().enumerate() {
                 places.fill(0);
                 let mut rest = first + index;
@@ -175,6 +176,12 @@ impl Sum {
                     self.advance(&mut counters, &mut places);
                 });
                 *to = T::narrow(sum);
+                // `in_blocks` counts long sums itself, and many short ones are as much work.
+                uncounted += terms;
+                if uncounted >= GRAIN {
+                    spend(uncounted);
+                    uncounted = 0;
+                }
             }
         });
     }
