@@ -1,6 +1,8 @@
 //! Buffers that the host maps: bytes on their way to the device, and back. They are used again.
 
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
 
 use ort_core::{Result, error};
 use parking_lot::Mutex;
@@ -13,6 +15,9 @@ pub(crate) const LONGEST: usize = 4 << 20;
 const SHORTEST: usize = 16 << 10;
 /// Buffers of one direction that wait for use: more are dropped.
 const MOST_WAITING: usize = 8;
+/// How long to wait for a callback that another thread makes before polling again, and in all.
+const CALLBACK: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The staging buffers of one device, in both directions.
 pub(crate) struct Staging {
@@ -96,9 +101,14 @@ impl Staging {
             let _ = sender.send(done);
         });
         self.gpu.wait()?;
-        match receiver.try_recv() {
-            Ok(Ok(())) => Ok(()),
-            _ => Err(error!(EpFail, "the device gives no access to a staging buffer")),
+        // Another thread's poll may have taken the callback and not called it yet.
+        let start = Instant::now();
+        loop {
+            match receiver.recv_timeout(CALLBACK) {
+                Ok(Ok(())) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if start.elapsed() < PATIENCE => self.gpu.poll(),
+                _ => return Err(error!(EpFail, "the device gives no access to a staging buffer")),
+            }
         }
     }
 }

@@ -40,7 +40,10 @@ fn failed(problem: &dyn std::fmt::Display) -> Error {
 impl<W: Write + Seek> ArchiveWriter<W> {
     /// Begins an archive.
     pub fn new(file: W) -> ArchiveWriter<W> {
-        ArchiveWriter { archive: ZipWriter::new(Sink { file, has_failed: false }), names: HashSet::new() }
+        ArchiveWriter {
+            archive: ZipWriter::new(Sink { file, position: 0, has_failed: false }),
+            names: HashSet::new(),
+        }
     }
 
     /// Writes a value: a tensor under its name, a sequence as `NAME[0]`, `NAME[1]` and so on, a map as `NAME.keys` and `NAME.values`, an optional as what it
@@ -161,6 +164,8 @@ impl<W: Write + Seek> ArchiveWriter<W> {
 /// the same failure on standard error.
 struct Sink<W> {
     file: W,
+    /// Where the archive takes itself to be, which goes on after a failure.
+    position: u64,
     has_failed: bool,
 }
 
@@ -175,7 +180,9 @@ impl<W> Sink<W> {
 
 impl<W: Write> Write for Sink<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.attempt(bytes.len(), |file| file.write(bytes))
+        let written = self.attempt(bytes.len(), |file| file.write(bytes))?;
+        self.position = self.position.saturating_add(written as u64);
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -185,7 +192,12 @@ impl<W: Write> Write for Sink<W> {
 
 impl<W: Seek> Seek for Sink<W> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.attempt(0, |file| file.seek(to))
+        let unwritten = match to {
+            SeekFrom::Start(position) => position,
+            SeekFrom::Current(offset) | SeekFrom::End(offset) => self.position.saturating_add_signed(offset),
+        };
+        self.position = self.attempt(unwritten, |file| file.seek(to))?;
+        Ok(self.position)
     }
 }
 

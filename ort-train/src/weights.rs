@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Node, ValueId};
+use ort_core::ir::{Attribute, Capture, Graph, GraphBuilder, Node, Subgraph, ValueId};
 use ort_core::session::Model;
 use ort_core::tensor::Tensor;
 use ort_core::{Result, ensure};
@@ -97,24 +97,30 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
         own.filter_map(|(id, tensor)| Some((Memory::of(tensor)?, *id))).collect();
     let mut names = UniqueNames::of(graph);
     let mut nodes = std::mem::take(&mut graph.nodes);
-    for subgraph in nodes.iter_mut().flat_map(|node| &mut node.subgraphs) {
-        lift_weights(&mut subgraph.graph, initializers);
-        let inner: Vec<ValueId> = subgraph.graph.constants.keys().copied().collect();
-        for inner in inner {
-            let Some(tensor) = subgraph.graph.constants.get(&inner).cloned() else { continue };
-            let Some(memory) = Memory::of(&tensor) else { continue };
-            let name = subgraph.graph.value(inner).name.clone();
-            let outer = match known.get(&memory) {
-                Some(outer) => *outer,
-                None if initializers.contains(&name) => {
-                    let outer = graph.add_constant(names.unique(&name), tensor);
-                    known.insert(memory, outer);
-                    outer
-                }
-                None => continue,
-            };
-            subgraph.graph.constants.shift_remove(&inner);
-            subgraph.captures.push(Capture { outer, inner });
+    let mut bodies: Vec<&mut Subgraph> = nodes.iter_mut().flat_map(|node| &mut node.subgraphs).collect();
+    bodies.iter_mut().for_each(|subgraph| lift_weights(&mut subgraph.graph, initializers));
+    // First all names: a copy under another name, as of an `Identity` that loading resolved, may come
+    // before the one that is called by the weight's.
+    for subgraph in &bodies {
+        for (inner, tensor) in &subgraph.graph.constants {
+            let name = &subgraph.graph.value(*inner).name;
+            let Some(memory) = Memory::of(tensor).filter(|_| initializers.contains(name)) else { continue };
+            let names = &mut names;
+            known.entry(memory).or_insert_with(|| graph.add_constant(names.unique(name), tensor.clone()));
+        }
+    }
+    for subgraph in bodies {
+        let captured: Vec<Capture> = subgraph
+            .graph
+            .constants
+            .iter()
+            .filter_map(|(inner, tensor)| {
+                Some(Capture { outer: *known.get(&Memory::of(tensor)?)?, inner: *inner })
+            })
+            .collect();
+        for capture in captured {
+            subgraph.graph.constants.shift_remove(&capture.inner);
+            subgraph.captures.push(capture);
         }
     }
     graph.nodes = nodes;
