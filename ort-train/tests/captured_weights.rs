@@ -135,7 +135,10 @@ fn branch(b: &mut GraphBuilder, x: ValueId, w: &Tensor) -> Result<ValueId> {
     for attr in ["then_branch", "else_branch"] {
         let mut body = Body::new();
         let weight = body.0.graph_mut().add_constant("w", w.clone());
-        let value = body.0.node(if attr == "then_branch" { "Identity" } else { "Neg" }, &[weight], &[])?;
+        let mut value = body.0.node("Neg", &[weight], &[])?;
+        if attr == "then_branch" {
+            value = body.0.node("Neg", &[value], &[])?;
+        }
         branches.push(body.finish(attr, &[value]));
     }
     let (total, bound) = (b.node("ReduceMax", &[x], &[("keepdims", Attribute::Int(0))])?, -100.0f32);
