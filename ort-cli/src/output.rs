@@ -1,6 +1,6 @@
 //! All that leaves the program: lines and tables on standard output, whose reader may leave early, and files that are whole or not there.
 //!
-//! Names come from model files, so text passes one door: [`print`] spells out what would steer a terminal, and so do the cells of a [`Table`], which are
+//! Names come from model files, so text passes one door: [`print()`] spells out what would steer a terminal, and so do the cells of a [`Table`], which are
 //! cut as well. JSON is the same with the escapes that JSON has.
 
 use std::borrow::Cow;

@@ -237,7 +237,7 @@ binary_functions! {
     Max => |s, a, b| s.max(a, b);
     /// `a`, or `a * b` where `a` is below 0.
     PRelu => |s, a, b| s.select(s.lt(a, s.splat(0.0)), s.mul(a, b), a);
-    /// `a^b`, one by one by [`power`] (through `exp` and `log` it would lose up to 7 bits).
+    /// `a^b`, element by element (through `exp` and `log` it would lose up to 7 bits).
     Pow => |s, a, b| {
         let exponents = s.to_array(b);
         let mut lane = 0;
