@@ -107,7 +107,8 @@ impl Gauge {
 /// Work that knows its need takes an [`advance`](Self::advance), so that nothing else can take it meanwhile.
 #[derive(Debug)]
 pub struct Budget {
-    limit: Option<usize>,
+    /// `usize::MAX` where it only counts.
+    limit: AtomicUsize,
     /// What its bytes count against, too.
     parent: Option<Arc<Budget>>,
     /// What its bytes come out of first, for the budget of an [`Advance`]. Under a lock: what is drawn and what counts against limits change together.
@@ -159,6 +160,7 @@ impl Budget {
 
     fn make(limit: Option<usize>, parent: Option<Arc<Self>>, advance: Option<Mutex<Drawn>>) -> Arc<Self> {
         let (committed, total, activations, categories) = Default::default();
+        let limit = AtomicUsize::new(limit.unwrap_or(usize::MAX));
         Arc::new(Self { limit, parent, advance, committed, total, activations, categories })
     }
 
@@ -189,7 +191,7 @@ impl Budget {
 
     /// Has `bytes` count against the limits, here and above.
     fn commit(&self, category: Category, bytes: usize) -> Result<(), AllocError> {
-        let limit = self.limit.unwrap_or(usize::MAX);
+        let limit = self.own_limit();
         let within = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= limit);
         if let Err(in_use) = self.committed.fetch_update(Ordering::Acquire, Ordering::Relaxed, within) {
             return Err(self.refusal(category, bytes, in_use));
@@ -202,7 +204,7 @@ impl Budget {
     }
 
     fn refusal(&self, category: Category, needed: usize, in_use: usize) -> AllocError {
-        let limit = self.limit.unwrap_or(usize::MAX);
+        let limit = self.own_limit();
         let available = limit.saturating_sub(in_use);
         AllocError::BudgetExceeded { needed, available, limit, in_use, category, largest: self.largest() }
     }
@@ -241,12 +243,22 @@ impl Budget {
     /// The limit in bytes, the least of its own and of those it is within; `None` when all only count.
     pub fn limit(&self) -> Option<usize> {
         let above = self.parent.as_ref().and_then(|parent| parent.limit());
-        self.limit.into_iter().chain(above).min()
+        let own = Some(self.own_limit()).filter(|limit| *limit < usize::MAX);
+        own.into_iter().chain(above).min()
+    }
+
+    fn own_limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Raises its own limit to at least `bytes`; returns whether that is more than it was. One that only counts stays so.
+    pub fn raise_limit(&self, bytes: usize) -> bool {
+        self.limit.fetch_max(bytes, Ordering::Relaxed) < bytes
     }
 
     /// What leaves the least room, of this budget and those it is within: the bytes that it still has, and its limit.
     pub fn tightest(&self) -> (usize, usize) {
-        let limit = self.limit.unwrap_or(usize::MAX);
+        let limit = self.own_limit();
         let own = (limit.saturating_sub(self.committed.load(Ordering::Relaxed)), limit);
         let above = self.parent.as_ref().map(|parent| parent.tightest());
         above.into_iter().chain([own]).min_by_key(|(available, _)| *available).unwrap_or(own)
@@ -390,6 +402,15 @@ impl Reservation {
     /// What they are reserved for.
     pub fn category(&self) -> Category {
         self.category
+    }
+
+    /// Takes over the bytes of another reservation of the same budget and category; hands back any other.
+    pub fn absorb(&mut self, mut other: Reservation) -> Option<Reservation> {
+        if !Arc::ptr_eq(&self.budget, &other.budget) || self.category != other.category {
+            return Some(other);
+        }
+        self.bytes += std::mem::take(&mut other.bytes);
+        None
     }
 
     /// Gives back all but `bytes`. A larger number than is reserved changes nothing.

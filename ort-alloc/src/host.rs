@@ -106,29 +106,6 @@ fn resident_bytes() -> usize {
     pages.saturating_mul(page_bytes())
 }
 
-/// The memory that this process can have at most, in bytes: the machine's, or less where a control group sets a bound.
-/// None where the system does not tell.
-pub fn host_memory_bytes() -> Option<usize> {
-    #[cfg(unix)]
-    {
-        static BYTES: OnceLock<Option<usize>> = OnceLock::new();
-        *BYTES.get_or_init(|| {
-            // SAFETY: `sysconf` only reads a number of the system.
-            let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-            let machine =
-                usize::try_from(pages).ok()?.checked_mul(page_bytes()).filter(|&bytes| bytes > 0)?;
-            let bounds = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-            let bounds = bounds.iter().filter_map(|path| std::fs::read_to_string(path).ok());
-            let bounds = bounds.filter_map(|text| text.trim().parse::<usize>().ok());
-            Some(bounds.fold(machine, usize::min))
-        })
-    }
-    #[cfg(not(unix))]
-    {
-        None
-    }
-}
-
 /// Has writes beyond the limit on the size of files (`ulimit -f`) fail with an error, where the system would end the process with `SIGXFSZ`. It changes the
 /// whole process, so that it is for programs, at their start.
 pub fn fail_writes_beyond_file_size_limit() {

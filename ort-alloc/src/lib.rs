@@ -64,6 +64,7 @@ mod error;
 mod foreign;
 mod heap;
 mod host;
+mod machine;
 pub mod mmap;
 pub mod plan;
 mod recycle;
@@ -79,8 +80,8 @@ pub use error::AllocError;
 pub use heap::Heap;
 pub use host::{
     HOST_ALIGNMENT, HUGE_PAGE_BYTES, HostAllocator, TrimOnDrop, fail_writes_beyond_file_size_limit,
-    host_memory_bytes,
 };
+pub use machine::{free_memory_bytes, host_memory_bytes};
 pub use mmap::{Advice, MapError, MappedFile, open_regular};
 pub use plan::{Alias, Interval, LanePlan, Overlap, Plan, PlanError, Proof, Strategy, plan, verify};
 pub use recycle::Recycler;

@@ -101,7 +101,12 @@ pub struct MemoryShortage {
 impl MemoryShortage {
     /// The least limit with which the same request succeeds, everything else unchanged.
     pub fn sufficient_limit(&self) -> usize {
-        self.limit.saturating_add(self.needed.saturating_sub(self.available))
+        self.limit.saturating_add(self.missing())
+    }
+
+    /// By how many bytes the request is larger than what there was.
+    pub fn missing(&self) -> usize {
+        self.needed.saturating_sub(self.available)
     }
 }
 

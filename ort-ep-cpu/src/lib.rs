@@ -18,6 +18,7 @@ pub mod conv;
 mod device;
 mod environment;
 pub mod gemm;
+mod heap;
 mod interrupt;
 mod kept;
 pub mod kernels;

@@ -72,17 +72,23 @@ fn summary(tensor: &Tensor) -> String {
         let first: Vec<String> = strings.iter().take(4).map(|text| format!("{text:?}")).collect();
         return first.join(" ");
     }
-    let (false, Ok(numbers)) = (tensor.dtype().is_complex(), tensor.to_doubles()) else {
+    // Not a copy of all: outputs may be as large as memory allows.
+    let (mut least, mut largest, mut sum) = (f64::INFINITY, f64::NEG_INFINITY, 0.0);
+    let (mut count, mut nan, mut first) = (0u64, 0u64, Vec::new());
+    let visited = tensor.for_each_double(|number| {
+        (least, largest, sum) = (least.min(number), largest.max(number), sum + number);
+        (count, nan) = (count + 1, nan + u64::from(number.is_nan()));
+        if first.len() < 4 {
+            first.push(format!("{number:.5}"));
+        }
+    });
+    if tensor.dtype().is_complex() || visited.is_err() {
         return String::new();
-    };
-    if numbers.is_empty() {
+    }
+    if count == 0 {
         return "empty".to_string();
     }
-    let least = numbers.iter().copied().fold(f64::INFINITY, f64::min);
-    let largest = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mean = numbers.iter().sum::<f64>() / numbers.len() as f64;
-    let first: Vec<String> = numbers.iter().take(4).map(|number| format!("{number:.5}")).collect();
-    let nan = numbers.iter().filter(|number| number.is_nan()).count();
+    let mean = sum / count as f64;
     let nan = if nan > 0 { format!(", {nan} NaN") } else { String::new() };
     format!("min {least:.5}, mean {mean:.5}, max {largest:.5}{nan}: {} ..", first.join(" "))
 }

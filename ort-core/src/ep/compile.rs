@@ -48,8 +48,17 @@ pub(crate) enum Packing<'a> {
     Now,
     /// They are only counted: the kernel tells its workspace and never runs.
     Counted,
+    /// The same, and the budget counts them as if they were there.
+    Reserved,
     /// They are taken from an entry of the compiled cache, or packed into it: then the kernel never runs.
     Cached(&'a Store),
+}
+
+impl Packing<'_> {
+    /// Whether kernels only tell what they would pack.
+    pub(crate) fn is_counted(self) -> bool {
+        matches!(self, Packing::Counted | Packing::Reserved)
+    }
 }
 
 /// What packed weights count against, and whose they are.
@@ -115,8 +124,8 @@ impl<'a> CompileCx<'a> {
     ) -> Result<PackedWeights> {
         let Packing::Cached(store) = self.packing else {
             self.packed_bytes = self.packed_bytes.saturating_add(bytes);
-            if matches!(self.packing, Packing::Counted) {
-                return Ok(PackedWeights::nothing());
+            if self.packing.is_counted() {
+                return Ok(PackedWeights::nothing(self.reserved(bytes)?));
             }
             let (buffer, reservation) = self.packed(bytes, fill)?;
             return Ok(PackedWeights::in_memory(buffer, reservation, self.account.owner));
@@ -128,13 +137,17 @@ impl<'a> CompileCx<'a> {
         }
         let (buffer, _reservation) = self.packed(bytes, fill)?;
         store.put(tag, buffer.bytes().unwrap_or(&[]))?;
-        Ok(PackedWeights::nothing())
+        Ok(PackedWeights::nothing(None))
     }
 
     /// Counts what a kernel keeps that packs in its own way; nothing is held where it only counts.
     #[cfg(feature = "provider-libraries")]
     pub(crate) fn reserve_packed(&mut self, bytes: usize) -> Result<Option<Reservation>> {
         self.packed_bytes = self.packed_bytes.saturating_add(bytes);
+        self.reserved(bytes)
+    }
+
+    fn reserved(&self, bytes: usize) -> Result<Option<Reservation>> {
         match self.packing {
             Packing::Counted => Ok(None),
             _ => Ok(Some(self.account.budget.reserve(Category::PackedWeights, bytes)?)),

@@ -69,6 +69,11 @@ impl Executable for Guarded {
         call(place, || self.kernel.workspace(shapes))
     }
 
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let place = || format!("provider {}: a kernel's heap", self.provider);
+        call(place, || self.kernel.heap(shapes))
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         call(|| format!("provider {}: a kernel", self.provider), || self.kernel.run(cx))
     }

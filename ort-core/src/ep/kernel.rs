@@ -15,6 +15,12 @@ pub trait Executable: Send + Sync {
         Ok(0)
     }
 
+    /// The bytes of the heap that a run with these shapes takes at most beside its workspace and outputs: tables, and what libraries allocate. The plan
+    /// counts them for the step, and they are reserved while it runs. What no data makes larger, up to some 64 KiB, may be left out.
+    fn heap(&self, _shapes: &IoShapes<'_>) -> Result<usize> {
+        Ok(0)
+    }
+
     /// Computes the outputs. May be called from several threads at once.
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()>;
 

@@ -20,15 +20,15 @@ pub struct PackedWeights(Held);
 
 #[derive(Debug)]
 enum Held {
-    Nothing,
+    Nothing { _reservation: Option<Reservation> },
     Memory(Share),
     Mapped(Bytes),
 }
 
 impl PackedWeights {
     /// What is only counted.
-    pub(super) fn nothing() -> PackedWeights {
-        PackedWeights(Held::Nothing)
+    pub(super) fn nothing(reservation: Option<Reservation>) -> PackedWeights {
+        PackedWeights(Held::Nothing { _reservation: reservation })
     }
 
     /// What lies in the mapped cache.
@@ -46,7 +46,7 @@ impl PackedWeights {
     /// The bytes as they were packed, at a 64-byte boundary.
     pub fn bytes(&self) -> &[u8] {
         match &self.0 {
-            Held::Nothing => &[],
+            Held::Nothing { .. } => &[],
             Held::Memory(share) => share.region.bytes(),
             Held::Mapped(bytes) => bytes,
         }

@@ -10,8 +10,10 @@ use smallvec::SmallVec;
 use super::{Device, guard};
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
-use crate::session::{Source, ValueMemory};
-use crate::tensor::{DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count};
+use crate::session::ValueMemory;
+use crate::tensor::{
+    DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
+};
 use crate::{Result, ensure, error};
 
 /// Cancels a run from another thread.
@@ -236,7 +238,7 @@ impl<'a> RunCx<'a> {
         let buffer = match self.memory {
             Some(memory) => {
                 let mut buffer = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
-                if matches!(memory.source, Source::Arena) {
+                if memory.is_reused() {
                     host_bytes(&mut buffer, bytes)?.fill(0);
                 }
                 buffer
@@ -288,16 +290,42 @@ impl<'a> RunCx<'a> {
         }
     }
 
-    /// Counts so many strings, of this many bytes at most, as long as the result lives.
-    pub fn reserve_strings(&self, count: usize, longest: usize) -> Result<Reservation> {
-        let each = longest.saturating_add(2 * size_of::<String>());
-        self.reserve(count.saturating_mul(each))
+    /// A tensor of strings, which the budget counts as they come and for as long as the tensor lives. The iterator is asked for no more once the
+    /// budget refuses.
+    ///
+    /// # Errors
+    ///
+    /// The iterator does not give as many as the shape has elements, or the budget leaves too little.
+    pub fn strings(&self, shape: &[usize], texts: impl IntoIterator<Item = String>) -> Result<Tensor> {
+        let count = element_count(shape)?;
+        let mut held = self.reserve(count.saturating_mul(size_of::<String>()))?;
+        let mut elements = Vec::new();
+        let reserved = elements.try_reserve_exact(count);
+        reserved.map_err(|_| error!(OutOfMemory, "{count} strings"))?;
+        // What is counted is a little ahead, so that not each string asks the budget.
+        let (mut counted, mut bytes) = (0usize, 0usize);
+        for text in texts.into_iter().take(count.saturating_add(1)) {
+            ensure!(elements.len() < count, Fail, "more than {count} strings for shape {shape:?}");
+            bytes = bytes.saturating_add(heap_bytes(&text));
+            if bytes > counted {
+                let more = STRINGS_AHEAD.max(bytes - counted);
+                held.absorb(self.reserve(more)?);
+                counted = counted.saturating_add(more);
+            }
+            elements.push(text);
+        }
+        held.shrink_to(count.saturating_mul(size_of::<String>()).saturating_add(bytes));
+        Tensor::from_held_strings(shape, elements, Some(held))
     }
 
     /// An input as a value with memory of its own, where the input is, which the budget counts.
     pub fn own_input(&self, index: usize) -> Result<Value> {
         let view = match self.input_value(index)? {
             ValueView::Tensor(view) if view.dtype() != DType::String => view,
+            ValueView::Tensor(view) => {
+                let texts = view.strings()?.iter().cloned();
+                return Ok(Value::Tensor(self.strings(view.shape(), texts)?));
+            }
             other => return other.to_value(),
         };
         let mut copy = self.allocate_in(view.memory(), view.dtype(), view.shape())?;
@@ -335,6 +363,17 @@ impl<'a> RunCx<'a> {
         let nested = self.nested.as_deref_mut();
         let nested = nested.ok_or_else(|| error!(Fail, "the node has no subgraph {index}"))?;
         nested.run(index, inputs)
+    }
+}
+
+/// How many bytes of strings are counted at once.
+const STRINGS_AHEAD: usize = 4 << 10;
+
+/// What a text takes of the heap beside its handle: heaps hand out multiples of 16 bytes with a header of 8, and 32 at least.
+fn heap_bytes(text: &String) -> usize {
+    match text.capacity() {
+        0 => 0,
+        bytes => bytes.saturating_add(8).next_multiple_of(16).max(32),
     }
 }
 

@@ -9,6 +9,7 @@ use ort_alloc::Interval;
 
 use super::resolve::{Draft, Group, Planner};
 use super::{Place, Planning, RunPlan, SlotPlan};
+use crate::dtype::DType;
 use crate::session::{Origin, SlotId};
 use crate::tensor::byte_count;
 use crate::{Result, error};
@@ -47,8 +48,13 @@ impl Planner<'_> {
         }
         self.find_releases();
         let (copied, unknown) = self.copied_outputs();
-        let has_dynamic =
-            unknown || self.nested_dynamic || self.drafts.iter().any(|draft| matches!(draft, Draft::Dynamic));
+        // However many texts there are, how long they are only the run tells.
+        let is_open = |(draft, dtype): (&Draft, &Option<DType>)| match draft {
+            Draft::Dynamic => true,
+            Draft::Own => *dtype == Some(DType::String),
+            _ => false,
+        };
+        let has_dynamic = unknown || self.nested_dynamic || self.drafts.iter().zip(&self.dtypes).any(is_open);
         let outputs = self.own_outputs() + copied;
         let own_peak = own_peak.max(outputs);
         let mut slots: Vec<SlotPlan> =

@@ -94,6 +94,8 @@ pub(crate) struct StepPlan {
     /// Scratch memory, and the slab that it is in.
     pub(crate) workspace: Range<usize>,
     pub(crate) workspace_slab: usize,
+    /// What the kernel takes of the heap besides.
+    pub(crate) heap: usize,
     /// The slabs of its subgraphs in the memories of devices, each as a part of one of this plan's.
     pub(crate) nested_slabs: SmallVec<[(usize, Range<usize>); 1]>,
     /// Slots with memory of their own that die after this step.
@@ -133,7 +135,9 @@ pub(crate) struct RunPlan {
 impl StepPlan {
     /// All bytes of scratch memory.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        self.workspace.len() + self.nested_slabs.iter().map(|(_, range)| range.len()).sum::<usize>()
+        self.workspace.len()
+            + self.heap
+            + self.nested_slabs.iter().map(|(_, range)| range.len()).sum::<usize>()
     }
 
     /// The input whose memory the output at `position` takes over.

@@ -173,6 +173,8 @@ pub(super) struct Planner<'a> {
     pub(super) nested_slabs: Vec<(usize, usize)>,
     /// For each step, the bytes that its subgraphs own, slabs not included, beyond the outputs they hand over.
     pub(super) nested_own: Vec<usize>,
+    /// What the kernel whose scratch memory was last asked for takes of the heap.
+    pub(super) heap: usize,
     /// Whether some subgraph has values whose size only the run tells.
     pub(super) nested_dynamic: bool,
     /// Whether some workspace is larger than its kernel cannot do without.
@@ -220,6 +222,7 @@ impl<'a> Planner<'a> {
             workspaces: vec![None; program.steps.len()],
             nested_slabs: Vec::new(),
             nested_own: vec![0; program.steps.len()],
+            heap: 0,
             nested_dynamic: false,
             can_shrink: false,
         }
@@ -321,6 +324,7 @@ impl<'a> Planner<'a> {
             in_place: SmallVec::new(),
             workspace: 0..0,
             workspace_slab: 0,
+            heap: 0,
             nested_slabs: SmallVec::new(),
             release: Vec::new(),
             nested: Vec::new(),
@@ -333,6 +337,7 @@ impl<'a> Planner<'a> {
             plan.action = Action::Run;
             self.place_outputs(step, index, &mut plan)?;
             self.place_workspace(step, index, &mut plan.nested)?;
+            plan.heap = std::mem::take(&mut self.heap);
         }
         self.steps.push(plan);
         Ok(())

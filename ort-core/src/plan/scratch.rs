@@ -123,6 +123,9 @@ impl Planner<'_> {
                     self.can_shrink = kernel.workspace(&IoShapes { room: 0, ..shapes })? < wanted;
                 }
                 bytes = bytes.max(wanted);
+                let heap = kernel.heap(&shapes)?;
+                self.nested_own[index] = self.nested_own[index].saturating_add(heap);
+                self.heap = heap;
             }
         }
         Ok(bytes)

@@ -53,7 +53,8 @@ pub(super) fn known_values(graph: &mut Graph, report: &mut Report) -> Result<()>
 }
 
 /// Computes nodes whose inputs are constants, results of up to `most` bytes each; returns whether there were any. A
-/// node that fails stays: the failure is the run's.
+/// node that fails stays: the failure is the run's. A memory limit that does not suffice is an error, because a graph that is rewritten otherwise
+/// gives other bits: they must not depend on the limit.
 pub(super) fn constants(
     graph: &mut Graph,
     evaluate: Evaluate<'_>,
@@ -68,6 +69,7 @@ pub(super) fn constants(
     let (part, results) = extract(graph, &chosen)?;
     let tensors = match evaluate(part) {
         Ok(tensors) => tensors,
+        Err(problem) if problem.shortage().is_some() => return Err(problem.within("folding constants")),
         Err(problem) => {
             tracing::debug!(%problem, "constants stay unfolded");
             return Ok(false);

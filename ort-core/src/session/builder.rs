@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort_alloc::{ArenaConfig, Budget, DeviceId, Recycler, TrimOnDrop, host_memory_bytes};
+use ort_alloc::{
+    ArenaConfig, Budget, Category, DeviceId, Recycler, Reservation, TrimOnDrop, free_memory_bytes,
+};
 
 use super::cached::Setting;
 use super::compiled::{CacheUse, CompileKey, Compiled};
@@ -12,12 +14,14 @@ use super::dynamic::DynamicMemory;
 use super::independent::Independent;
 use super::kept::{IdleMemory, Kept};
 use super::poison;
-use super::program::{BuildCx, Windowing};
+use super::program::{BuildCx, Windowing, aligned};
 use super::providers::{Devices, ProviderRequest};
+use super::run::Need;
 use super::streamed::Streams;
 use super::updates;
 use super::windows::Windows;
 use super::{Model, Program, Session, SessionOptions};
+use crate::dim::Bindings;
 use crate::ep::interrupt::{Watch, enter};
 use crate::ep::{
     CancelToken, Device, NodeView, Owner, Packing, Precision, ProviderOptions, Scope, guard, lower_all_but,
@@ -25,10 +29,10 @@ use crate::ep::{
 };
 use crate::ir::{Graph, Node};
 use crate::ops::fused::is_in_onnx_runtime;
-use crate::plan::Planning;
+use crate::plan::{BoundValues, Planning, WorkspaceRoom, resolve_bound};
 use crate::rewrite::{Environment, Level, Optimizer, Report, optimize};
 use crate::tensor::Tensor;
-use crate::{Error, ErrorKind, Limits, MemoryShortage, Result, Within, ensure};
+use crate::{Error, Limits, MemoryShortage, Result, Within, ensure};
 
 /// Settings of a session.
 #[derive(Clone)]
@@ -62,6 +66,8 @@ pub(super) struct Built {
     pub(super) cached_bytes: usize,
     pub(super) rewrites: Report,
     pub(super) owner: Arc<Owner>,
+    /// What is counted without being held, with [`Packing::Reserved`].
+    pub(super) _reserved: Vec<Reservation>,
 }
 
 impl SessionBuilder {
@@ -177,7 +183,8 @@ impl SessionBuilder {
     }
 
     /// A bound in bytes on what the session allocates: packed weights, activations, workspaces and outputs.
-    /// Weights read from a mapped file are not allocated. Without a limit the memory of the machine is the bound.
+    /// Weights read from a mapped file are not allocated. Without a limit the bound is what is free when the session is built, on the machine and in the
+    /// control groups around the process; a run that this would refuse looks again what is free then.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionBuilder {
         self.memory_limit = Some(bytes);
@@ -420,11 +427,12 @@ impl SessionBuilder {
         let budget = Budget::within(&compiled.budget, None);
         Ok(Session {
             kept: Kept::new(
-                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref())?,
+                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref(), counts_all)?,
                 (!counts_all).then(Recycler::new),
                 self.idle_memory,
             ),
             poison: self.poison,
+            is_bounded: counts_all,
             budget,
             compiled,
             threads,
@@ -466,7 +474,7 @@ impl SessionBuilder {
         })?;
         let devices = devices.all;
         devices.iter().try_for_each(|device| guard::end_of_build(&**device))?;
-        let Built { program, packed_bytes, cached_bytes, rewrites, owner } = built;
+        let Built { program, packed_bytes, cached_bytes, rewrites, owner, .. } = built;
         let cache = entry.map(|entry| CacheUse { entry, packed_bytes: cached_bytes });
         self.model.release_all();
         let (nodes, copies) = program.counts(&devices);
@@ -510,6 +518,7 @@ impl SessionBuilder {
             release: &|tensor| self.model.release(tensor),
             packed_bytes: 0,
             cached_bytes: 0,
+            reserved: Vec::new(),
             is_aligned_in_file: &|tensor| self.model.is_aligned_in_file(tensor),
             is_mapped: &|tensor| tensor.bytes().is_some_and(|bytes| self.model.is_mapped(bytes)),
             // Without a limit all packed weights stay, and those in the cache count against none.
@@ -525,40 +534,66 @@ impl SessionBuilder {
         if !program.graph.input_defaults.values().all(Tensor::is_aligned) {
             let defaults = Arc::make_mut(&mut program.graph).input_defaults.values_mut();
             for default in defaults.filter(|default| !default.is_aligned()) {
-                *default = default.to_owned_copy()?;
+                if let Some(copy) = aligned(default, &mut cx)? {
+                    *default = copy;
+                }
             }
         }
-        let (packed_bytes, cached_bytes) = (cx.packed_bytes, cx.cached_bytes);
-        Ok(Built { program, packed_bytes, cached_bytes, rewrites, owner })
+        let BuildCx { packed_bytes, cached_bytes, reserved, .. } = cx;
+        Ok(Built { program, packed_bytes, cached_bytes, rewrites, owner, _reserved: reserved })
     }
 
-    /// Where memory did not suffice: how much all weights would take that cannot be packed again.
+    /// Names the limit that would do where the session's memory limit refused it: folded constants, packed weights and copies at their most, or what of
+    /// them stays beside a run, as far as sizes are known. To know that, the session is built once more without memory for what it packs; constants
+    /// are folded for good, within a bound that follows from the model's size.
     fn explain(&self, problem: Error, setting: Setting<'_>) -> Error {
-        if problem.kind() != ErrorKind::OutOfMemory {
+        if problem.shortage().is_none() {
             return problem;
         }
-        let budget = self.new_budget();
+        let (available, limit) = self.new_budget().tightest();
+        let most = limit.saturating_add(self.model.graph().weight_bytes().saturating_mul(2));
+        let budget = Budget::new(Some(most.saturating_add(EXPLAINING)));
         let setting = Setting { budget: &budget, ..setting };
-        let Ok(Built { packed_bytes: needed, .. }) = self.program(setting, Packing::Counted) else {
-            return problem;
+        let Ok(built) = self.program(setting, Packing::Reserved) else {
+            let least = problem.shortage().map_or(0, MemoryShortage::sufficient_limit);
+            return problem.help(format!("raise the memory limit to more than {least} bytes"));
         };
-        let (available, limit) = budget.tightest();
-        let shortage = MemoryShortage { needed, available, limit, largest: Vec::new() };
+        let stays = budget.in_use().saturating_add(self.least_run(&built, setting).unwrap_or(0));
+        let mut largest: Vec<(String, usize)> = Category::ALL
+            .into_iter()
+            .map(|category| (category.to_string(), budget.peak_of(category)))
+            .filter(|(_, bytes)| *bytes > 0)
+            .collect();
+        largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let shortage = MemoryShortage { needed: budget.peak().max(stays), available, limit, largest };
         let advice = format!(
-            "raise the memory limit to more than {} bytes, or map the model from a file: such weights can be packed again for each run",
+            "raise the memory limit to {} bytes, or map the model from a file: weights in a mapped file are packed again for each run",
             shortage.sufficient_limit()
         );
-        Error::out_of_memory("packing the session's weights", shortage).help(advice)
+        Error::out_of_memory("building the session", shortage).help(advice)
+    }
+
+    /// The fewest bytes that a run takes beside what stays, as far as sizes do not depend on its inputs.
+    fn least_run(&self, built: &Built, Setting { threads, devices, .. }: Setting<'_>) -> Result<usize> {
+        let Built { program, owner, .. } = built;
+        let room = WorkspaceRoom::LEAST;
+        let bound = BoundValues { room, ..program.bound_values(self.planning) };
+        let plan = resolve_bound(program, &Bindings::new(), threads, &bound)?;
+        let streams = Streams::of(program, (self.precision, owner), Windows::of(program, devices));
+        Ok(Need::of(program, &plan).total().saturating_add(streams.least_bytes()))
     }
 
     /// What everything of the session counts against.
     fn new_budget(&self) -> Arc<Budget> {
         match &self.budget {
             Some(shared) => Budget::within(shared, self.memory_limit),
-            None => Budget::new(self.memory_limit.or_else(host_memory_bytes)),
+            None => Budget::new(self.memory_limit.or_else(free_memory_bytes)),
         }
     }
 }
+
+/// How much more than the limit and twice the model's weights folding may take while the limit that would do is looked for.
+const EXPLAINING: usize = 64 << 20;
 
 /// A number of threads; by default the cores that this process may use.
 fn at_least_one(threads: Option<usize>) -> Result<usize> {

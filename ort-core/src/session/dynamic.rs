@@ -1,6 +1,10 @@
 //! Memory for values whose size only the run tells: an arena for each memory that the session works on.
 //!
 //! Regions count in the budget, free or not. What leaves a run is copied out of them, so that an output keeps no region.
+//!
+//! Under a limit the host's arena is bypassed: a region that is only partly used would pin bytes, and how many depends on the order of
+//! requests, so that a run could fail with more memory where it succeeds with less. There each value is an allocation of its own, and what a
+//! refused request needs comes out of what can be evicted ([`RunMemory::reserve_for`]).
 
 use std::sync::Arc;
 
@@ -28,27 +32,36 @@ pub(super) const DEVICE_ALIGNMENT: usize = 256;
 
 /// The memory of one session for what cannot be planned.
 pub(crate) struct DynamicMemory {
-    budget: Arc<Budget>,
     /// The host's first.
     lanes: Vec<Lane>,
+    /// Whether values of the host are allocations of their own, as a limit counts every byte.
+    exact: bool,
+}
+
+/// The memory of one run for what cannot be planned.
+#[derive(Clone, Copy)]
+pub(crate) struct RunMemory<'a> {
+    pub(crate) dynamic: &'a DynamicMemory,
+    /// What the run counts against: bytes set aside for it come first.
+    pub(crate) budget: &'a Arc<Budget>,
+    /// Gives back at least so many bytes of what the run can do without, or all of it; returns how many.
+    pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
 /// Where a value goes.
 #[derive(Clone, Copy)]
 pub(crate) struct ValueMemory<'a> {
-    pub(crate) memory: &'a DynamicMemory,
-    pub(crate) source: Source<'a>,
+    pub(crate) memory: RunMemory<'a>,
+    pub(crate) source: Source,
 }
 
 /// Where the memory of a value comes from.
 #[derive(Clone, Copy)]
-pub(crate) enum Source<'a> {
-    /// The arena.
+pub(crate) enum Source {
+    /// The arena, if there is one.
     Arena,
-    /// The allocator, as the value may outlive the run.
+    /// The allocator: the value may outlive the run, or its plan counts it.
     Outside,
-    /// The allocator, out of what was set aside for the run, as its plan counts the value.
-    Planned(&'a Arc<Budget>),
 }
 
 /// One memory.
@@ -60,11 +73,13 @@ struct Lane {
 }
 
 impl DynamicMemory {
-    /// Arenas over the host's memory and that of the devices; without a configuration there are none.
+    /// Arenas over the host's memory and that of the devices; without a configuration there are none. Under a limit the host's is left
+    /// out unless it was asked for with settings of its own.
     pub(super) fn new(
         budget: &Arc<Budget>,
         devices: &[Arc<dyn Device>],
         config: Option<&ArenaConfig>,
+        is_limited: bool,
     ) -> Result<DynamicMemory> {
         let mut lanes = vec![Lane::new(HostAllocator::global().clone(), budget, config)];
         for device in devices {
@@ -72,76 +87,8 @@ impl DynamicMemory {
                 lanes.push(Lane::new(guard::allocator(&**device)?, budget, config));
             }
         }
-        Ok(DynamicMemory { budget: budget.clone(), lanes })
-    }
-
-    /// Memory of unknown size: from the arena, or from the allocator under it where the arena cannot grow or the value is small.
-    fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
-        let lane = self.lane(device)?;
-        let arena = lane.arena.as_ref().filter(|_| device != DeviceId::HOST || bytes >= LEAST);
-        match arena.and_then(|arena| arena.allocate(bytes, lane.alignment()).ok()) {
-            Some(buffer) => Ok(buffer),
-            None => self.allocate_outside(&self.budget, device, category, bytes),
-        }
-    }
-
-    /// Memory of its own, never of the arena, out of `budget`: what is planned comes out of what is set aside for the run.
-    pub(crate) fn allocate_outside(
-        &self,
-        budget: &Arc<Budget>,
-        device: DeviceId,
-        category: Category,
-        bytes: usize,
-    ) -> Result<Buffer> {
-        let lane = self.lane(device)?;
-        self.reserve_for(|| allocate_in(budget, category, &*lane.allocator, bytes, lane.alignment()))
-    }
-
-    /// What takes something out of the budget. Where there is too little, free regions go back and it is tried once more.
-    pub(crate) fn reserve_for<T>(&self, take: impl Fn() -> Result<T, AllocError>) -> Result<T> {
-        match take() {
-            Err(_) if self.trim() > 0 => Ok(take()?),
-            taken => Ok(taken?),
-        }
-    }
-
-    /// A value that leaves the run: what is in a region is copied out of it.
-    pub(super) fn detach(&self, value: Value, outputs: &dyn Allocator) -> Result<Value> {
-        if self.arenas().all(|(_, arena)| arena.stats().in_use == 0) {
-            return Ok(value);
-        }
-        let again = |value: Box<Value>| self.detach(*value, outputs).map(Box::new);
-        Ok(match value {
-            Value::Tensor(tensor) => Value::Tensor(self.detach_tensor(tensor, outputs)?),
-            Value::Sequence(SequenceValue { element_type, elements }) => {
-                let elements = elements.into_iter().map(|element| self.detach(element, outputs));
-                let elements = elements.collect::<Result<_>>()?;
-                Value::Sequence(SequenceValue { element_type, elements })
-            }
-            Value::Optional(OptionalValue { element_type, element }) => {
-                let element = element.map(again).transpose()?;
-                Value::Optional(OptionalValue { element_type, element })
-            }
-            Value::Map(MapValue { keys, values }) => Value::Map(MapValue { keys, values: again(values)? }),
-            Value::Sparse(SparseTensor { values, indices, shape }) => Value::Sparse(SparseTensor {
-                values: self.detach_tensor(values, outputs)?,
-                indices: self.detach_tensor(indices, outputs)?,
-                shape,
-            }),
-        })
-    }
-
-    fn detach_tensor(&self, tensor: Tensor, outputs: &dyn Allocator) -> Result<Tensor> {
-        let arenas = || self.lanes.iter().filter_map(|lane| lane.arena.as_ref());
-        let Some(bytes) = tensor.bytes().filter(|bytes| arenas().any(|arena| arena.holds(bytes))) else {
-            return Ok(tensor);
-        };
-        let len = byte_count(tensor.dtype(), tensor.shape())?;
-        let copy = || allocate_in(&self.budget, Category::Output, outputs, len, HOST_ALIGNMENT);
-        let mut buffer = self.reserve_for(copy)?;
-        let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        to.copy_from_slice(bytes);
-        Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)
+        let exact = is_limited && config.is_none_or(|config| *config == ArenaConfig::lean());
+        Ok(DynamicMemory { lanes, exact })
     }
 
     /// The counters of each memory's arena.
@@ -210,14 +157,104 @@ impl DynamicMemory {
     }
 }
 
+impl RunMemory<'_> {
+    /// Memory of unknown size: from the arena, or from the allocator under it where the arena cannot grow or the value is small.
+    fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
+        let lane = self.dynamic.lane(device)?;
+        let in_arena = device != DeviceId::HOST || (bytes >= LEAST && !self.dynamic.exact);
+        let arena = lane.arena.as_ref().filter(|_| in_arena);
+        match arena.and_then(|arena| arena.allocate(bytes, lane.alignment()).ok()) {
+            Some(buffer) => Ok(buffer),
+            None => self.allocate_outside(device, category, bytes),
+        }
+    }
+
+    /// Memory of its own, never of the arena.
+    pub(crate) fn allocate_outside(
+        &self,
+        device: DeviceId,
+        category: Category,
+        bytes: usize,
+    ) -> Result<Buffer> {
+        let lane = self.dynamic.lane(device)?;
+        self.reserve_for(|| allocate_in(self.budget, category, &*lane.allocator, bytes, lane.alignment()))
+    }
+
+    /// What takes something out of the budget. Where there is too little, free regions go back, then what can be evicted, the least that may do,
+    /// and it is tried again: a request fails only if it does not fit beside what the run cannot do without.
+    pub(crate) fn reserve_for<T>(&self, take: impl Fn() -> Result<T, AllocError>) -> Result<T> {
+        if let Ok(taken) = take() {
+            return Ok(taken);
+        }
+        self.dynamic.trim();
+        loop {
+            let refusal = match take() {
+                Ok(taken) => return Ok(taken),
+                Err(refusal) => refusal,
+            };
+            let missing = match &refusal {
+                AllocError::BudgetExceeded { needed, available, .. } => needed.saturating_sub(*available),
+                AllocError::OutOfMemory { requested, .. } => *requested,
+                AllocError::Unsupported { .. } => 0,
+            };
+            if missing == 0 || (self.evict)(missing) == 0 {
+                return Err(refusal.into());
+            }
+        }
+    }
+
+    /// A value that leaves the run: what is in a region is copied out of it.
+    pub(super) fn detach(&self, value: Value, outputs: &dyn Allocator) -> Result<Value> {
+        if self.dynamic.arenas().all(|(_, arena)| arena.stats().in_use == 0) {
+            return Ok(value);
+        }
+        let again = |value: Box<Value>| self.detach(*value, outputs).map(Box::new);
+        Ok(match value {
+            Value::Tensor(tensor) => Value::Tensor(self.detach_tensor(tensor, outputs)?),
+            Value::Sequence(SequenceValue { element_type, elements }) => {
+                let elements = elements.into_iter().map(|element| self.detach(element, outputs));
+                let elements = elements.collect::<Result<_>>()?;
+                Value::Sequence(SequenceValue { element_type, elements })
+            }
+            Value::Optional(OptionalValue { element_type, element }) => {
+                let element = element.map(again).transpose()?;
+                Value::Optional(OptionalValue { element_type, element })
+            }
+            Value::Map(MapValue { keys, values }) => Value::Map(MapValue { keys, values: again(values)? }),
+            Value::Sparse(SparseTensor { values, indices, shape }) => Value::Sparse(SparseTensor {
+                values: self.detach_tensor(values, outputs)?,
+                indices: self.detach_tensor(indices, outputs)?,
+                shape,
+            }),
+        })
+    }
+
+    fn detach_tensor(&self, tensor: Tensor, outputs: &dyn Allocator) -> Result<Tensor> {
+        let mut arenas = self.dynamic.arenas();
+        let Some(bytes) = tensor.bytes().filter(|bytes| arenas.any(|(_, arena)| arena.holds(bytes))) else {
+            return Ok(tensor);
+        };
+        let len = byte_count(tensor.dtype(), tensor.shape())?;
+        let copy = || allocate_in(self.budget, Category::Output, outputs, len, HOST_ALIGNMENT);
+        let mut buffer = self.reserve_for(copy)?;
+        let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
+        to.copy_from_slice(bytes);
+        Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)
+    }
+}
+
 impl ValueMemory<'_> {
     /// Memory for the value; its bytes may be those of an earlier one.
     pub(crate) fn allocate(&self, device: DeviceId, category: Category, bytes: usize) -> Result<Buffer> {
         match self.source {
             Source::Arena => self.memory.allocate(device, category, bytes),
-            Source::Outside => self.memory.allocate_outside(&self.memory.budget, device, category, bytes),
-            Source::Planned(budget) => self.memory.allocate_outside(budget, device, category, bytes),
+            Source::Outside => self.memory.allocate_outside(device, category, bytes),
         }
+    }
+
+    /// Whether memory of the host may hold the bytes of an earlier value, rather than zeros.
+    pub(crate) fn is_reused(&self) -> bool {
+        matches!(self.source, Source::Arena) && !self.memory.dynamic.exact
     }
 }
 

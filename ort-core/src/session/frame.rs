@@ -9,10 +9,10 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ort_alloc::{Allocator, Buffer, Category, DeviceId, SharedBuffer, allocate_in};
+use ort_alloc::{Allocator, Buffer, Category, DeviceId, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
-use super::dynamic::{DynamicMemory, Source, ValueMemory};
+use super::dynamic::{RunMemory, Source, ValueMemory};
 use super::nested::NestedFrames;
 use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use super::poison::poison;
@@ -42,7 +42,7 @@ pub(crate) struct RunEnv<'a> {
     /// Whether kernels find patterns where they are to write.
     pub(crate) poison: bool,
     /// Memory for what cannot be planned.
-    pub(crate) memory: &'a DynamicMemory,
+    pub(crate) memory: RunMemory<'a>,
     /// Whether the outputs of the program may be outputs of the run.
     pub(crate) outlives_run: bool,
     /// How weights are packed during the run, where not all can stay packed.
@@ -527,7 +527,7 @@ impl<'a> Frame<'a> {
                 let (budget, outputs) = (&self.env.control.budget, self.env.outputs);
                 memory.reserve_for(|| allocate_in(budget, category, outputs, bytes, 64))?
             }
-            Category::Output => memory.allocate_outside(&self.env.control.budget, device, category, bytes)?,
+            Category::Output => memory.allocate_outside(device, category, bytes)?,
             _ => {
                 let outlives_run = self.env.outlives_run && self.plan.slots[slot.index()].is_output;
                 let source = if outlives_run { Source::Outside } else { Source::Arena };
@@ -646,8 +646,11 @@ impl<'a> Frame<'a> {
         let step = &self.program.steps[index];
         let outlives_run = self.outlives_run(step);
         let source = self.source(step, outlives_run);
-        let (mut scratch, device_scratch) = self.extra_workspace(index, shapes)?;
+        let extra = self.extra_scratch(index, shapes)?;
+        let (mut scratch, device_scratch) = (extra.host, extra.device);
         let plan = &self.plan.steps[index];
+        let heap = plan.heap.saturating_add(extra.heap);
+        let _heap = if heap > 0 { Some(self.reserve(Category::Workspace, heap)?) } else { None };
 
         // The host's memory is split into what the step reads and what it writes.
         let mut reads: SmallVec<[Part; 16]> = SmallVec::new();
@@ -780,30 +783,27 @@ impl<'a> Frame<'a> {
     }
 
     /// Where what a step hands over comes from. The plan counts all of it, or none.
-    fn source(&self, step: &Step, outlives_run: bool) -> Source<'a> {
+    fn source(&self, step: &Step, outlives_run: bool) -> Source {
         let is_planned = |slot: &SlotId| matches!(self.plan.slots[slot.index()].place, Place::Own);
-        match step.outputs.iter().flatten().all(is_planned) {
-            true => Source::Planned(&self.env.control.budget),
-            false if outlives_run => Source::Outside,
+        match outlives_run || step.outputs.iter().flatten().all(is_planned) {
+            true => Source::Outside,
             false => Source::Arena,
         }
     }
 
+    fn reserve(&self, category: Category, bytes: usize) -> Result<Reservation> {
+        self.env.memory.reserve_for(|| self.env.control.budget.reserve(category, bytes))
+    }
+
     /// Scratch memory for a step whose shapes were not known to the plan: of the host, or of the device that it runs on.
-    fn extra_workspace(
-        &self,
-        index: usize,
-        outputs: &[Option<(DType, Shape)>],
-    ) -> Result<(Option<Buffer>, Option<SharedBuffer>)> {
+    fn extra_scratch(&self, index: usize, outputs: &[Option<(DType, Shape)>]) -> Result<ExtraScratch> {
         let step = &self.program.steps[index];
         let planned = |slot: &SlotId| self.plan.slots[slot.index()].shape.is_some();
         // What hands over its outputs has a workspace that follows from the inputs.
         let sized = if step.claim.outputs == OutputsFrom::Plan { &step.outputs[..] } else { &[] };
         let all_planned = step.inputs.iter().chain(sized).flatten().all(planned);
-        let Some(kernel) = step.work.kernel() else { return Ok((None, None)) };
-        if all_planned || !step.nested.is_empty() {
-            return Ok((None, None));
-        }
+        let kernel = step.work.kernel().filter(|_| !all_planned && step.nested.is_empty());
+        let Some(kernel) = kernel else { return Ok(ExtraScratch::default()) };
         let mut inputs: Vec<Option<Shape>> = Vec::with_capacity(step.inputs.len());
         for slot in &step.inputs {
             let shape = slot.map(|slot| match self.value(slot).ok().and_then(|value| value.tensor().ok()) {
@@ -817,15 +817,28 @@ impl<'a> Frame<'a> {
         let threads = self.env.control.threads;
         // What no plan knows is to be as little as can be where every byte counts.
         let room = if self.env.control.budget.limit().is_some() { 0 } else { usize::MAX };
-        let bytes = kernel.workspace(&IoShapes { inputs: &inputs, outputs: &outputs, threads, room })?;
+        let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads, room };
+        let (bytes, heap) = (kernel.workspace(&shapes)?, kernel.heap(&shapes)?);
         if bytes == 0 {
-            return Ok((None, None));
+            return Ok(ExtraScratch { heap, ..ExtraScratch::default() });
         }
         let memory = ValueMemory { memory: self.env.memory, source: Source::Arena };
         let device = self.env.devices[step.device].memory();
         let buffer = memory.allocate(device, Category::Workspace, bytes)?;
-        Ok(if device == DeviceId::HOST { (Some(buffer), None) } else { (None, Some(buffer.freeze())) })
+        Ok(match device {
+            DeviceId::HOST => ExtraScratch { host: Some(buffer), device: None, heap },
+            _ => ExtraScratch { host: None, device: Some(buffer.freeze()), heap },
+        })
     }
+}
+
+/// Scratch memory that no plan knew.
+#[derive(Default)]
+struct ExtraScratch {
+    host: Option<Buffer>,
+    device: Option<SharedBuffer>,
+    /// Bytes that the kernel takes of the heap.
+    heap: usize,
 }
 
 /// The planned scratch memory of a step on a device with memory of its own.
@@ -886,10 +899,7 @@ pub(crate) fn device_slabs(
                         let values = ValueMemory { memory: env.memory, source: Source::Arena };
                         values.allocate(*memory, Category::Dynamic, *bytes)?
                     }
-                    None => {
-                        let budget = &env.control.budget;
-                        env.memory.allocate_outside(budget, *memory, Category::Slab, *bytes)?
-                    }
+                    None => env.memory.allocate_outside(*memory, Category::Slab, *bytes)?,
                 };
                 Some(DeviceSlab { buffer: buffer.freeze(), offset: 0 })
             }

@@ -3,6 +3,7 @@
 //! There is no thread that watches: whenever a run ends it looks after its own session, and after the other sessions of the process that
 //! have not run for a while.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -45,6 +46,8 @@ pub(super) struct Kept {
     pub(super) dynamic: DynamicMemory,
     /// Outputs that callers have dropped. None where a limit counts every byte.
     pub(super) outputs: Option<Arc<Recycler>>,
+    /// Bytes of packed weights that runs have evicted for values of unknown size: so many less stay packed.
+    pub(super) evicted: AtomicUsize,
     policy: IdleMemory,
     last_run: Mutex<Instant>,
 }
@@ -59,7 +62,7 @@ impl Kept {
         policy: IdleMemory,
     ) -> Arc<Kept> {
         let (slabs, last_run) = (Mutex::default(), Mutex::new(Instant::now()));
-        let kept = Arc::new(Kept { slabs, dynamic, outputs, policy, last_run });
+        let kept = Arc::new(Kept { slabs, dynamic, outputs, evicted: AtomicUsize::new(0), policy, last_run });
         if policy.after.is_some() {
             let mut all = ALL.lock();
             all.retain(|kept| kept.strong_count() > 0);

@@ -117,6 +117,7 @@ impl Session {
     /// Gives back the memory that finished runs left for the next ones, and kept plans.
     pub fn trim(&self) {
         self.kept.release();
+        self.kept.evicted.store(0, std::sync::atomic::Ordering::Relaxed);
         self.compiled.program.plans.clear();
         HostAllocator::global().trim();
     }

@@ -50,7 +50,7 @@ use ort_alloc::{Allocator, Budget, DeviceId, HostAllocator, Stats};
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
-pub(crate) use dynamic::{Source, ValueMemory};
+pub(crate) use dynamic::ValueMemory;
 pub(crate) use frame::in_words;
 pub use kept::{IdleMemory, release_idle_memory};
 pub use memory::MemoryUse;
@@ -100,6 +100,8 @@ pub struct Session {
     poison: bool,
     /// The session for runs that contradict the names of dimensions.
     independent: Independent,
+    /// Whether the caller has set a limit, or shares a budget: else what is free on the machine is the bound.
+    is_bounded: bool,
     /// What bindings know of the session, once there is one.
     signature: OnceLock<Arc<binding::Signature>>,
 }
@@ -328,8 +330,9 @@ impl Session {
         report.unsplit = self.why_whole(Asked { plan: &plan, bindings });
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
         // A run that a device's own limit refuses is planned as if it had none.
-        let on_devices = Need::of(&self.compiled.program, &plan).on_devices;
-        let free = |on_devices| Free { bytes: available.saturating_sub(peak), on_devices, eighths: 8 };
+        let Need { on_devices, is_open_ended, .. } = Need::of(&self.compiled.program, &plan);
+        let bytes = available.saturating_sub(peak);
+        let free = |on_devices| Free { bytes, on_devices, eighths: 8, is_open_ended };
         let shares = streams.shares(&free(on_devices)).or_else(|_| streams.shares(&free(OnDevices::new())));
         let (shares, left) = shares.unwrap_or_default();
         let streamed = streams.streamed_bytes(left);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ort_alloc::{Budget, Category, DeviceId, allocate_in};
+use ort_alloc::{Budget, Category, DeviceId, Reservation, allocate_in};
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -147,6 +147,8 @@ pub(crate) struct BuildCx<'a> {
     pub(crate) packed_bytes: usize,
     /// Of packed weights in the compiled cache.
     pub(crate) cached_bytes: usize,
+    /// What is counted without being held.
+    pub(crate) reserved: Vec<Reservation>,
     /// Whether a constant's place in the model's file is aligned for its type.
     pub(crate) is_aligned_in_file: &'a dyn Fn(&Tensor) -> bool,
     /// Whether a weight lies in a mapped file, so that it can be read again at any time.
@@ -608,10 +610,10 @@ impl Builder {
 }
 
 /// A constant where kernels can read it as a typed slice; none where nothing will run.
-fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
+pub(super) fn aligned(tensor: &Tensor, cx: &mut BuildCx<'_>) -> Result<Option<Tensor>> {
     let Some(bytes) = tensor.bytes() else { return Ok(None) };
-    if matches!(cx.packing, Packing::Counted) {
-        cx.packed_bytes = cx.packed_bytes.saturating_add(bytes.len());
+    if matches!(cx.packing, Packing::Reserved) {
+        cx.reserved.push(cx.budget.reserve(Category::Weights, bytes.len())?);
         return Ok(None);
     }
     let memory = &**ort_alloc::HostAllocator::global();

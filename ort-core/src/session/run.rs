@@ -1,17 +1,19 @@
 //! What a run is granted of the budget, and the frames that go through a program with it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use ort_alloc::{Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in};
+use ort_alloc::{Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in, free_memory_bytes};
 
+use super::dynamic::RunMemory;
 use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, device_slabs};
 use super::streamed::{Free, Room, Streaming, Turn};
 use super::windows::{OnDevices, RunWindows};
-use super::{Program, RunOptions, Session};
+use super::{Program, RunOptions, Session, Step};
 use crate::dim::Bindings;
 use crate::ep::interrupt::{Watch, enter};
-use crate::ep::{RunControl, guard};
+use crate::ep::{OutputsFrom, RunControl, guard};
 use crate::plan::{Place, Planning, RunPlan, largest_at_peak};
 use crate::tensor::{Tensor, TensorBuffer, byte_count};
 use crate::{Error, ErrorKind, MemoryShortage, Result, error};
@@ -32,6 +34,8 @@ pub(super) struct Need {
     pub(super) rest: usize,
     /// Of that, on each device: slabs, and values with buffers of their own.
     pub(super) on_devices: OnDevices,
+    /// Whether the run may take more, as the sizes of some values are only known then.
+    pub(super) is_open_ended: bool,
 }
 
 impl Need {
@@ -50,7 +54,10 @@ impl Need {
             }
         }
         add_nested(program, plan, &mut on_devices);
-        Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab(), on_devices }
+        // What kernels and subgraphs hand over may come with tables that no plan counts.
+        let hands_over = |step: &Step| step.claim.outputs != OutputsFrom::Plan;
+        let is_open_ended = plan.has_dynamic || program.steps.iter().any(hands_over);
+        Need { slab: plan.host_slab(), rest: plan.peak() - plan.host_slab(), on_devices, is_open_ended }
     }
 
     pub(super) fn total(&self) -> usize {
@@ -71,7 +78,12 @@ impl Need {
                 None => on_devices.push((memory, bytes)),
             }
         }
-        Need { slab: self.slab.max(other.slab), rest: self.rest.max(other.rest), on_devices }
+        Need {
+            slab: self.slab.max(other.slab),
+            rest: self.rest.max(other.rest),
+            on_devices,
+            is_open_ended: self.is_open_ended || other.is_open_ended,
+        }
     }
 }
 
@@ -82,6 +94,8 @@ pub(super) struct Grant<'s> {
     windows: RunWindows,
     advance: Option<Advance>,
     deadline: Option<Instant>,
+    /// Whether packed weights may be evicted: the run is alone.
+    may_evict: bool,
     /// Last: the next run finds what this one gave back.
     _turn: Option<Turn<'s>>,
 }
@@ -130,7 +144,13 @@ impl Session {
         let deadline = options.deadline.or_else(|| self.limits.until());
         let windows = &self.compiled.streams.windows;
         for eighths in (0..=8).rev() {
-            match self.try_grant(deadline, &choose, eighths) {
+            let granted = match self.try_grant(deadline, &choose, eighths) {
+                Err(problem) if problem.shortage().is_some() && self.follow_machine() => {
+                    self.try_grant(deadline, &choose, eighths)
+                }
+                granted => granted,
+            };
+            match granted {
                 // A device's memory may be in pieces, so that less of it is had than its limit leaves.
                 Err(problem) if is_in_pieces(&problem) && eighths > 0 && windows.have_limits() => {
                     windows.let_all_go();
@@ -139,6 +159,13 @@ impl Session {
             }
         }
         Err(error!(Fail, "a run was granted nothing"))
+    }
+
+    /// Raises the bound of a session without a limit of its own to what is free by now; returns whether that is more.
+    fn follow_machine(&self) -> bool {
+        let free = if self.is_bounded { None } else { free_memory_bytes() };
+        let budget = &self.compiled.budget;
+        free.is_some_and(|free| budget.raise_limit(free.saturating_add(budget.in_use())))
     }
 
     /// The same where so many eighths may be taken of what the limits of devices leave beyond the least.
@@ -152,8 +179,12 @@ impl Session {
         let free = || {
             let available = self.free_bytes();
             let (need, chosen) = choose(available)?;
+            // Earlier runs have told how much less stays packed, so that weights are not packed only to be evicted.
+            let open_end = if need.is_open_ended { self.kept.evicted.load(Ordering::Relaxed) } else { 0 };
             let bytes = available.saturating_sub(need.total());
-            Ok((Free { bytes, on_devices: need.on_devices.clone(), eighths }, (need, chosen)))
+            let bytes = bytes.saturating_sub(open_end).max(streams.least_bytes().min(bytes));
+            let on_devices = need.on_devices.clone();
+            Ok((Free { bytes, on_devices, eighths, is_open_ended: need.is_open_ended }, (need, chosen)))
         };
         let (room, (need, chosen), turn) = streams.turn(program, free, deadline)?;
         let slab = self.take_slab(&need, room.to_pack)?;
@@ -165,7 +196,8 @@ impl Session {
         let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
         let release = |tensor: &Tensor| self.model.release(tensor);
         let windows = streams.windows.open(&room.shares, &need.on_devices, budget, &release)?;
-        Ok((Grant { room, _turn: turn, slab, windows, advance, deadline }, chosen))
+        let may_evict = matches!(turn, Some(Turn::Alone { .. }));
+        Ok((Grant { room, _turn: turn, slab, windows, advance, deadline, may_evict }, chosen))
     }
 
     /// What a granted run allocates from.
@@ -183,7 +215,9 @@ impl Session {
         run: impl FnOnce(Frame<'_>) -> Result<T>,
     ) -> Result<T> {
         let RunWork { plan, bindings, given } = work;
-        let Grant { room, slab, windows, advance, deadline, .. } = grant;
+        let Grant { room, slab, windows, advance, deadline, may_evict, .. } = grant;
+        let may_evict = *may_evict;
+        let evict = |bytes: usize| self.evict(bytes, may_evict);
         let budget = advance.as_ref().map_or(&self.budget, Advance::budget);
         let control = RunControl {
             cancel: options.cancel.clone(),
@@ -198,7 +232,9 @@ impl Session {
             budget,
             threads: self.threads,
             release: &release,
+            evict: &evict,
         });
+        let memory = RunMemory { dynamic: &self.kept.dynamic, budget, evict: &evict };
         let env = RunEnv {
             control: &control,
             devices: &self.compiled.devices,
@@ -207,7 +243,7 @@ impl Session {
             planning: self.planning,
             depth: 0,
             poison: self.poison,
-            memory: &self.kept.dynamic,
+            memory,
             outlives_run: true,
             streaming,
         };
@@ -219,7 +255,22 @@ impl Session {
         let (cancel, deadline) = (control.cancel.clone(), control.deadline);
         let _watch = enter(Watch { what: "the run", cancel, deadline });
         // Kernels are guarded each by itself; a panic beside them is a defect, too, and drops the slab all the same.
-        guard::call(|| "a run".to_string(), || run(frame))
+        let done = guard::call(|| "a run".to_string(), || run(frame));
+        done.map_err(with_least_limit)
+    }
+
+    /// Gives back at least `bytes` of what a run that goes on can do without, or all of it: slabs that wait, and packed weights where the run is
+    /// alone with them. Returns how many bytes went.
+    pub(super) fn evict(&self, bytes: usize, may_evict_weights: bool) -> usize {
+        let slabs = std::mem::take(&mut *self.kept.slabs.lock());
+        let idle: usize = slabs.iter().map(Buffer::len).sum();
+        drop(slabs);
+        if idle >= bytes || !may_evict_weights {
+            return idle;
+        }
+        let packed = self.compiled.streams.evict(&self.compiled.program, bytes - idle);
+        self.kept.evicted.fetch_add(packed, Ordering::Relaxed);
+        idle + packed
     }
 
     /// Leaves what the run held to the next one.
@@ -321,6 +372,15 @@ fn add_nested(program: &Program, plan: &RunPlan, on_devices: &mut OnDevices) {
     for ((_, bytes), (_, more)) in on_devices.iter_mut().zip(most) {
         *bytes = bytes.saturating_add(more);
     }
+}
+
+/// Says of a run that ended midway how much it needed so far.
+fn with_least_limit(problem: Error) -> Error {
+    let Some(limit) = problem.shortage().map(MemoryShortage::sufficient_limit) else { return problem };
+    problem.help(format!(
+        "raise the memory limit to at least {limit} bytes, which is what the run needs up to here: the sizes of some values are only known once they \
+         are computed, and those that follow may need more"
+    ))
 }
 
 /// Whether an allocator refused what a run was granted, rather than a limit the run.

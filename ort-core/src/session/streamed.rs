@@ -3,6 +3,9 @@
 //!
 //! Each run decides which weights stay packed: the largest first, as far as they fit beside its activations. The others pass through a
 //! window, one at a time: packed from the model's file right before their step, and gone after it. Results have the same bits either way.
+//!
+//! Weights that stay packed give way to values whose size only the run tells: a run that may have such values is alone, so that it may evict
+//! whatever no step is using ([`Streams::evict`]). It fails midway only if it would with the window alone.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +17,7 @@ use super::program::{Program, Step, Work};
 use super::windows::{OnDevices, Shares, Windows};
 use crate::ep::{Account, CompileCx, Device, Executable, NodeView, Owner, Packing, Precision, RunCx, guard};
 use crate::tensor::Tensor;
-use crate::{Result, error};
+use crate::{ErrorKind, Result, error};
 
 /// A kernel that can be made without its packed weights, and with them again.
 pub(crate) struct StreamedKernel {
@@ -35,6 +38,8 @@ pub(crate) struct Streaming<'a> {
     pub(crate) threads: usize,
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a (dyn Fn(&Tensor) + Sync),
+    /// Gives back at least so many bytes of what the run can do without, or all of it; returns how many.
+    pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 
 /// What a run leaves packed.
@@ -60,6 +65,8 @@ pub(super) struct Free {
     pub(super) on_devices: OnDevices,
     /// How much of what devices' own limits leave may be taken.
     pub(super) eighths: usize,
+    /// Whether the run may take more than is known before it.
+    pub(super) is_open_ended: bool,
 }
 
 /// A run's turn at the packed weights: beside others where all that it needs stays packed, else alone.
@@ -114,8 +121,22 @@ impl Streaming<'_> {
         self.keep.get(index).copied().unwrap_or(false)
     }
 
-    /// The kernel with its weights packed; the pages of the file that they came from go.
+    /// The kernel with its weights packed. Values of unknown size may have taken what was set aside for them: then others go.
     fn make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
+        loop {
+            let problem = match self.try_make(view, device) {
+                Err(problem) if problem.kind() == ErrorKind::OutOfMemory => problem,
+                made => return made,
+            };
+            let missing = problem.shortage().map_or(1, |shortage| shortage.missing());
+            if (self.evict)(missing) == 0 {
+                return Err(problem);
+            }
+        }
+    }
+
+    /// The same with what is free; the pages of the file that the weights came from go.
+    fn try_make(&self, view: NodeView<'_>, device: &dyn Device) -> Result<Box<dyn Executable>> {
         let math = (self.threads, self.streams.precision);
         let account = Account { budget: self.budget, owner: &self.streams.owner };
         let mut compile = CompileCx::new(view, device, math, account, Packing::Now)?;
@@ -231,7 +252,9 @@ impl Streams {
         let guard = in_time(until, || self.turns.read(), |until| self.turns.try_read_until(until))?;
         let (there, chosen) = free()?;
         let room = self.room(program, &there)?;
-        if room.to_pack == 0 && !room.lets_go {
+        // What only the run tells may take the place of weights that runs beside it count on.
+        let may_evict = there.is_open_ended && !self.steps.is_empty();
+        if room.to_pack == 0 && !room.lets_go && !may_evict {
             return Ok((room, chosen, Some(Turn::Shared { _guard: guard })));
         }
         drop(guard);
@@ -245,6 +268,25 @@ impl Streams {
             .filter(|(_, (step, _))| room.keep.get(*step) != Some(&true));
         goes.for_each(|(kernel, _)| *kernel.resident.lock() = None);
         Ok((room, chosen, Some(Turn::Alone { _guard: guard })))
+    }
+
+    /// Lets go of packed weights that no step is using, the smallest first, until `bytes` are free or none is left; returns how many went.
+    /// Only for a run that is alone.
+    pub(super) fn evict(&self, program: &Program, bytes: usize) -> usize {
+        let mut gone = 0;
+        for &(step, packed) in self.steps.iter().rev() {
+            if gone >= bytes {
+                break;
+            }
+            // The one that is locked is being packed.
+            let kernel = program.steps.get(step).and_then(streamed);
+            let Some(mut resident) = kernel.and_then(|kernel| kernel.resident.try_lock()) else { continue };
+            if resident.as_ref().is_some_and(|kernel| Arc::strong_count(kernel) == 1) {
+                *resident = None;
+                gone += packed;
+            }
+        }
+        gone
     }
 
     /// What would stay in what is free.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in};
 
 use super::Session;
-use super::dynamic::DEVICE_ALIGNMENT;
+use super::dynamic::{DEVICE_ALIGNMENT, RunMemory};
 use super::frame::Frame;
 use super::program::Origin;
 use crate::dtype::DType;
@@ -272,13 +272,15 @@ impl Session {
 
     /// Memory for an output.
     pub(super) fn output_memory(&self, device: DeviceId, bytes: usize) -> Result<Buffer> {
+        let budget = &self.budget;
+        let memory =
+            RunMemory { dynamic: &self.kept.dynamic, budget, evict: &|bytes| self.evict(bytes, false) };
         if device == DeviceId::HOST {
-            let budget = &self.budget;
             let allocate = || allocate_in(budget, Category::Output, self.output_allocator(), bytes, 64);
-            return self.kept.dynamic.reserve_for(allocate);
+            return memory.reserve_for(allocate);
         }
         find(self.devices(), device)?;
-        self.kept.dynamic.allocate_outside(&self.budget, device, Category::Output, bytes)
+        memory.allocate_outside(device, Category::Output, bytes)
     }
 }
 
@@ -332,7 +334,7 @@ impl Frame<'_> {
         if (device, category) == (DeviceId::HOST, Category::Output) {
             return memory.reserve_for(|| allocate_in(budget, category, self.env.outputs, bytes, 64));
         }
-        memory.allocate_outside(budget, device, category, bytes)
+        memory.allocate_outside(device, category, bytes)
     }
 
     /// Puts an output into its buffer unless it was computed there; without a buffer the value itself is returned, in the memory `wanted`.

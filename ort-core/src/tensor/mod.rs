@@ -13,10 +13,11 @@ pub use value::{MapKeys, MapValue, OptionalValue, SequenceValue, SparseTensor, V
 pub(crate) use view::element_byte_range;
 pub use view::{DeviceRange, TensorMut, TensorView, ValueView};
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ort_alloc::{Buffer, DeviceId, SharedBuffer};
+use ort_alloc::{Buffer, DeviceId, Reservation, SharedBuffer};
 use smallvec::SmallVec;
 
 use crate::dtype::{CastOptions, DType, Element, convert};
@@ -78,9 +79,23 @@ pub struct Tensor {
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
     Host(Bytes),
-    Strings(Arc<[String]>),
+    /// Texts, and which of them are the elements.
+    Strings(Arc<Texts>, Range<usize>),
     /// Memory of a device, and the byte of it at which the elements begin.
     Device(SharedBuffer, usize),
+}
+
+/// Strings that tensors share, with what counts their bytes in a run's budget.
+#[derive(Debug)]
+pub(crate) struct Texts {
+    texts: Vec<String>,
+    _held: Option<Reservation>,
+}
+
+impl Texts {
+    pub(crate) fn part(&self, range: &Range<usize>) -> &[String] {
+        self.texts.get(range.clone()).unwrap_or(&[])
+    }
 }
 
 impl Tensor {
@@ -154,6 +169,15 @@ impl Tensor {
 
     /// A tensor of strings.
     pub fn from_strings(shape: &[usize], elements: Vec<String>) -> Result<Tensor> {
+        Tensor::from_held_strings(shape, elements, None)
+    }
+
+    /// The same, whose bytes count in a budget as long as they live.
+    pub(crate) fn from_held_strings(
+        shape: &[usize],
+        elements: Vec<String>,
+        held: Option<Reservation>,
+    ) -> Result<Tensor> {
         let expected = element_count(shape)?;
         ensure!(
             elements.len() == expected,
@@ -161,7 +185,8 @@ impl Tensor {
             "a string tensor of shape {shape:?} has {expected} elements, got {}",
             elements.len()
         );
-        Ok(Tensor { dtype: DType::String, shape: shape.into(), data: Data::Strings(elements.into()) })
+        let data = Data::Strings(Arc::new(Texts { texts: elements, _held: held }), 0..expected);
+        Ok(Tensor { dtype: DType::String, shape: shape.into(), data })
     }
 
     /// A tensor without dimensions.
@@ -188,7 +213,9 @@ impl Tensor {
     pub fn byte_count(&self) -> usize {
         match &self.data {
             Data::Host(bytes) => bytes.len(),
-            Data::Strings(strings) => strings.iter().map(|s| s.len() + size_of::<String>()).sum(),
+            Data::Strings(texts, range) => {
+                texts.part(range).iter().map(|text| text.len() + size_of::<String>()).sum()
+            }
             Data::Device(..) => self.dtype.byte_len(self.element_count()).unwrap_or(0),
         }
     }
@@ -209,7 +236,7 @@ impl Tensor {
     /// The elements of a string tensor.
     pub fn strings(&self) -> Result<&[String]> {
         match &self.data {
-            Data::Strings(strings) => Ok(strings),
+            Data::Strings(texts, range) => Ok(texts.part(range)),
             _ => Err(error!(InvalidArgument, "a {} tensor holds no strings", self.dtype.name())),
         }
     }
@@ -242,6 +269,37 @@ impl Tensor {
         Ok(doubles)
     }
 
+    /// Calls `visit` with the elements as doubles in their order, complex ones as their parts, without a copy of all of them.
+    ///
+    /// # Errors
+    /// Strings, and tensors that are not in host memory.
+    ///
+    /// ```
+    /// use ort_core::tensor::Tensor;
+    /// let mut sum = 0.0;
+    /// Tensor::from_slice(&[3], &[1i8, -2, 7])?.for_each_double(|number| sum += number)?;
+    /// assert_eq!(sum, 6.0);
+    /// # Ok::<(), ort_core::Error>(())
+    /// ```
+    pub fn for_each_double(&self, mut visit: impl FnMut(f64)) -> Result<()> {
+        const AT_ONCE: usize = 1 << 10;
+        let (dtype, count) = match self.dtype() {
+            DType::C64 => (DType::F32, self.element_count() * 2),
+            DType::C128 => (DType::F64, self.element_count() * 2),
+            dtype => (dtype, self.element_count()),
+        };
+        let (view, mut doubles) = (self.view(), vec![0f64; AT_ONCE.min(count)]);
+        let step = dtype.byte_len(AT_ONCE).unwrap_or(1).max(1);
+        for (bytes, first) in view.bytes()?.chunks(step).zip((0..count).step_by(AT_ONCE)) {
+            let some = doubles.get_mut(..AT_ONCE.min(count - first)).unwrap_or(&mut []);
+            let to = bytemuck::cast_slice_mut(some);
+            convert(dtype, bytes, DType::F64, to, AT_ONCE.min(count - first), CastOptions::default())
+                .map_err(|problem| error!(InvalidArgument, "{problem}"))?;
+            some.iter().for_each(|number| visit(*number));
+        }
+        Ok(())
+    }
+
     /// The same elements under another shape of equal element count.
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
         ensure!(
@@ -266,10 +324,11 @@ impl Tensor {
                 let range = self.view().byte_range(element_offset, count)?;
                 Data::Host(bytes.slice(range))
             }
-            Data::Strings(strings) => {
-                let part = strings.get(element_offset..element_offset + count);
-                let part = part.ok_or_else(|| error!(Fail, "a view reaches past its tensor"))?;
-                Data::Strings(part.into())
+            Data::Strings(texts, range) => {
+                let start = range.start.saturating_add(element_offset);
+                let end = start.saturating_add(count);
+                ensure!(end <= range.end, Fail, "a view reaches past its tensor");
+                Data::Strings(texts.clone(), start..end)
             }
             Data::Device(buffer, offset) => {
                 ensure!(element_offset == 0, Fail, "a device tensor is not sliced in the middle");

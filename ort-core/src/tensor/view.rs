@@ -55,7 +55,7 @@ impl<'a> TensorView<'a> {
     pub(super) fn of(dtype: DType, shape: &'a [usize], data: &'a Data) -> TensorView<'a> {
         let data = match data {
             Data::Host(bytes) => ViewData::Host(bytes),
-            Data::Strings(strings) => ViewData::Strings(strings),
+            Data::Strings(texts, range) => ViewData::Strings(texts.part(range)),
             Data::Device(buffer, offset) => {
                 // The buffer may be longer than what this tensor takes of it.
                 let bytes = dtype.byte_len(shape.iter().product()).unwrap_or(buffer.len());

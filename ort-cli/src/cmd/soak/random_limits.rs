@@ -1,4 +1,7 @@
 //! Sessions with random memory limits: each keeps to its limit with the right bits, or is refused with numbers that are true.
+//!
+//! A refusal before the run names the limit that does. One midway, for a value whose size only the run tells, names what the run needs up to there:
+//! no less does, and whoever follows the advice comes to the least limit there is.
 
 use std::process::ExitCode;
 
@@ -25,9 +28,10 @@ struct Report {
     ran: usize,
     streamed: usize,
     split: usize,
-    /// Trials that were refused, when the session was built or before the run.
+    /// Trials that were refused, when the session was built, before the run, or midway for a value of unknown size.
     refused_sessions: usize,
     refused_runs: usize,
+    refused_midway: usize,
     /// The furthest that memory which belongs to no file grew beyond a limit, in bytes; null where the platform cannot tell.
     most_over: Option<u64>,
     /// What was wrong.
@@ -44,8 +48,19 @@ struct Trial<'a> {
 
 enum Outcome {
     Ran { streamed: bool, split: bool, over: Option<u64> },
-    Refused { session: bool, problem: Error },
+    Refused { at: Moment, problem: Error },
 }
+
+/// When a refusal came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    Building,
+    Before,
+    Midway,
+}
+
+/// How often a refusal midway is followed by a run with the limit that it names.
+const MOST_RAISES: usize = 64;
 
 pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     let model = args.model.load()?;
@@ -80,7 +95,7 @@ fn draw(seed: u64, largest: usize) -> usize {
 impl Trial<'_> {
     /// Runs with this limit, and where that is refused with the limit that was named and with a page less.
     fn judge(&self, limit: usize, report: &mut Report) -> Result<()> {
-        let (session, problem) = match self.attempt(limit)? {
+        let (at, problem) = match self.attempt(limit)? {
             Outcome::Ran { streamed, split, over } => {
                 report.ran += 1;
                 report.streamed += usize::from(streamed);
@@ -88,24 +103,43 @@ impl Trial<'_> {
                 report.most_over = report.most_over.max(over);
                 return Ok(());
             }
-            Outcome::Refused { session, problem } => (session, problem),
+            Outcome::Refused { at, problem } => (at, problem),
         };
-        *(if session { &mut report.refused_sessions } else { &mut report.refused_runs }) += 1;
-        let Some(shortage) = problem.shortage() else { bail!("the refusal names no bytes: {problem}") };
-        let sufficient = shortage.sufficient_limit();
-        if sufficient <= limit {
-            bail!("the refusal names a limit of {sufficient} bytes, which is not more: {problem}");
-        }
-        match (self.attempt(sufficient)?, session) {
-            (Outcome::Ran { .. }, _) | (Outcome::Refused { session: false, .. }, true) => {}
-            (Outcome::Refused { problem, .. }, _) => {
-                bail!("the limit of {sufficient} bytes that was named does not do: {problem}")
-            }
-        }
+        *match at {
+            Moment::Building => &mut report.refused_sessions,
+            Moment::Before => &mut report.refused_runs,
+            Moment::Midway => &mut report.refused_midway,
+        } += 1;
+        let Some(sufficient) = self.least_limit(limit, (at, problem))? else { return Ok(()) };
         match self.attempt(sufficient.saturating_sub(PAGE).max(limit))? {
             Outcome::Refused { .. } => Ok(()),
             Outcome::Ran { .. } => bail!("a page less than the {sufficient} bytes that were named does, too"),
         }
+    }
+
+    /// The limit that runs, by following what refusals name; none where midway they name more for too long. The named limit of a refusal that comes
+    /// before any node has to do, unless what is refused then is a run that only its inputs tell, or a value of unknown size.
+    fn least_limit(&self, limit: usize, first: (Moment, Error)) -> Result<Option<usize>> {
+        let (mut limit, (mut at, mut problem)) = (limit, first);
+        for _ in 0..MOST_RAISES {
+            let Some(shortage) = problem.shortage() else { bail!("the refusal names no bytes: {problem}") };
+            let named = shortage.sufficient_limit();
+            if named <= limit {
+                bail!("the refusal names a limit of {named} bytes, which is not more: {problem}");
+            }
+            (at, problem) = match (self.attempt(named)?, at) {
+                (Outcome::Ran { .. }, _) => return Ok(Some(named)),
+                (Outcome::Refused { at: Moment::Before, problem }, Moment::Building) => {
+                    (Moment::Before, problem)
+                }
+                (Outcome::Refused { at: Moment::Midway, problem }, _) => (Moment::Midway, problem),
+                (Outcome::Refused { problem, .. }, _) => {
+                    bail!("the limit of {named} bytes that was named does not do: {problem}")
+                }
+            };
+            limit = named;
+        }
+        Ok(None)
     }
 
     /// One session with one run. What is not a refusal and not the right result is an error.
@@ -114,7 +148,7 @@ impl Trial<'_> {
         let budget = Budget::new(Some(limit));
         let session = match self.args.model.builder(self.model)?.budget(&budget).build() {
             Ok(session) => session,
-            Err(problem) => return Ok(Outcome::Refused { session: true, problem }),
+            Err(problem) => return Ok(Outcome::Refused { at: Moment::Building, problem }),
         };
         let profile = Profile::default();
         let options = RunOptions { profile: Some(&profile), ..RunOptions::default() };
@@ -135,10 +169,19 @@ impl Trial<'_> {
             }
             Err(problem) if profile.events().is_empty() => {
                 self.next_request(&session)?;
-                Ok(Outcome::Refused { session: false, problem })
+                Ok(Outcome::Refused { at: Moment::Before, problem })
+            }
+            Err(problem) if problem.shortage().is_some() && self.has_unknown_sizes(&session)? => {
+                self.next_request(&session)?;
+                Ok(Outcome::Refused { at: Moment::Midway, problem })
             }
             Err(problem) => bail!("it was refused after nodes had run: {problem}"),
         }
+    }
+
+    /// Whether the plan for the inputs leaves out what only the run tells.
+    fn has_unknown_sizes(&self, session: &Session) -> Result<bool> {
+        Ok(session.plan_for_inputs(&given(self.inputs))?.peak_bytes.is_none())
     }
 
     /// After a refusal the session runs what does fit: the smallest sizes, unless they are refused with a larger limit, too.
@@ -166,12 +209,13 @@ fn show(args: &SoakArgs, report: &Report) -> Result<()> {
         return say_json(report);
     }
     say!(
-        "{} sessions with random limits: {} ran ({} with weights that come and go, {} with a batch in parts), {} were refused before a run, {} when they were built",
+        "{} sessions with random limits: {} ran ({} with weights that come and go, {} with a batch in parts), {} were refused before a run, {} midway, {} when they were built",
         report.trials,
         report.ran,
         report.streamed,
         report.split,
         report.refused_runs,
+        report.refused_midway,
         report.refused_sessions
     )?;
     let over = report.most_over.map_or("-".to_owned(), |bytes| human_bytes(bytes as usize));

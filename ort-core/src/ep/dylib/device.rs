@@ -15,7 +15,6 @@ use crate::ep::abi::tables::{
     ORT_PROVIDER_ABSENT, ORT_PROVIDER_DEVICE, ORT_PROVIDER_HOST, ORT_PROVIDER_SHAPE, OrtProviderCompileInfo,
     OrtProviderDevice, OrtProviderKernel, OrtProviderRun, OrtProviderTable, OrtProviderTensor,
 };
-use crate::ep::compile::Packing;
 use crate::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, IoShapes, NodeView, OutputsFrom, Precision, RunCx,
     new_device_id,
@@ -136,7 +135,7 @@ impl Device for Opened {
         let view = cx.node;
         let records = NodeRecords::new(&view).map_err(|reason| error!(NotImplemented, "{reason}"))?;
         let (threads, bf16) = (cx.threads as u32, u8::from(cx.precision == Precision::Bf16));
-        let counts_only = u8::from(matches!(cx.packing, Packing::Counted));
+        let counts_only = u8::from(cx.packing.is_counted());
         let available_bytes = cx.account.budget.available() as u64;
         let mut compilation = Compilation { cx, reservations: Vec::new() };
         let info = OrtProviderCompileInfo {

@@ -78,11 +78,11 @@ struct Scanned<'a> {
 }
 
 impl<'a> Scanned<'a> {
-    fn new(whole: TensorView<'a>, direction: Direction) -> Result<Scanned<'a>> {
+    fn new(cx: &RunCx<'_>, whole: TensorView<'a>, direction: Direction) -> Result<Scanned<'a>> {
         let axis = resolve(direction.axis, whole.rank())?;
         let mut slice_shape: Shape = whole.shape().into();
         let length = slice_shape.remove(axis);
-        let moved = if axis == 0 { None } else { Some(move_axis(&whole, axis, 0)?) };
+        let moved = if axis == 0 { None } else { Some(move_axis(cx, &whole, axis, 0)?) };
         let in_front = moved.as_ref().map_or(whole, Tensor::view);
         let count: usize = slice_shape.iter().product();
         let whole_bytes = whole.dtype().bits().is_none_or(|bits| (count * bits as usize).is_multiple_of(8));
@@ -121,7 +121,7 @@ fn parts(tensor: &TensorView<'_>, slice_shape: &[usize]) -> Result<Vec<Tensor>> 
 }
 
 /// The tensor with one axis moved from a place to another.
-fn move_axis(tensor: &TensorView<'_>, from: usize, to: usize) -> Result<Tensor> {
+fn move_axis(cx: &RunCx<'_>, tensor: &TensorView<'_>, from: usize, to: usize) -> Result<Tensor> {
     let shape = tensor.shape();
     let mut order: Vec<usize> = (0..shape.len()).collect();
     let axis = order.remove(from);
@@ -135,8 +135,7 @@ fn move_axis(tensor: &TensorView<'_>, from: usize, to: usize) -> Result<Tensor> 
     let sources = Sources { shape: &moved_shape, strides: &strides };
     let count = tensor.element_count();
     if let Ok(strings) = tensor.strings() {
-        let moved = (0..count).map(|index| strings[sources.at(index)].clone()).collect();
-        return Tensor::from_strings(&moved_shape, moved);
+        return cx.strings(&moved_shape, (0..count).map(|index| strings[sources.at(index)].clone()));
     }
     let Some(width) = tensor.dtype().byte_size() else {
         let codes = unpacked(tensor)?;
@@ -144,12 +143,12 @@ fn move_axis(tensor: &TensorView<'_>, from: usize, to: usize) -> Result<Tensor> 
         return repacked(tensor.dtype(), &moved_shape, &moved);
     };
     let bytes = tensor.bytes()?;
-    let mut moved = vec![0u8; bytes.len()];
-    for (index, to) in moved.chunks_exact_mut(width).enumerate() {
+    let mut moved = cx.allocate(tensor.dtype(), &moved_shape)?;
+    for (index, to) in moved.bytes_mut()?.chunks_exact_mut(width).enumerate() {
         let source = sources.at(index) * width;
         to.copy_from_slice(&bytes[source..source + width]);
     }
-    Tensor::from_bytes(tensor.dtype(), &moved_shape, moved.into())?.to_owned_copy()
+    moved.finish()
 }
 
 /// The elements of a transposed tensor by their places in the original.
@@ -181,7 +180,7 @@ impl Executable for Scan {
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let mut scanned = Vec::with_capacity(self.inputs.len());
         for (index, direction) in self.inputs.iter().enumerate() {
-            scanned.push(Scanned::new(cx.input(self.states + index)?, *direction)?);
+            scanned.push(Scanned::new(cx, cx.input(self.states + index)?, *direction)?);
         }
         let length = scanned.first().map_or(0, |first| first.length);
         ensure!(
@@ -228,7 +227,7 @@ impl Executable for Scan {
                 _ => stack.finish(cx, item)?,
             };
             let axis = resolve(self.outputs[index].axis, joined.shape().len())?;
-            let joined = if axis == 0 { joined } else { move_axis(&joined.view(), 0, axis)? };
+            let joined = if axis == 0 { joined } else { move_axis(cx, &joined.view(), 0, axis)? };
             cx.set(self.states + index, joined)?;
         }
         Ok(())

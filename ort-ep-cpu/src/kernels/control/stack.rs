@@ -73,8 +73,8 @@ impl Stack {
 
     fn push_strings(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         let strings = tensor.strings()?;
-        let longest = strings.iter().map(String::len).max().unwrap_or(0);
-        self.held.push(cx.reserve_strings(strings.len() + 1, longest)?);
+        let texts = strings.iter().fold(0, |sum: usize, text| sum.saturating_add(text.len() + 32));
+        self.held.push(cx.reserve(texts.saturating_add((strings.len() + 1) * 2 * size_of::<String>()))?);
         if !matches!(self.items, Items::Strings(_)) {
             self.items = Items::Strings(Vec::new());
         }
@@ -129,7 +129,10 @@ impl Stack {
         let (dtype, shape) = self.item.as_ref().unwrap_or(empty);
         let shape = with_leading(self.count, shape);
         match self.items {
-            Items::Strings(strings) => Tensor::from_strings(&shape, strings),
+            Items::Strings(strings) => {
+                drop(self.held);
+                cx.strings(&shape, strings)
+            }
             Items::Codes(codes) => repacked(*dtype, &shape, &codes),
             Items::Numbers { memory, capacity } if capacity == self.count => memory.finish(),
             Items::Numbers { memory, .. } => {
@@ -138,7 +141,7 @@ impl Stack {
                 exact.finish()
             }
             Items::None if *dtype == DType::String => {
-                Tensor::from_strings(&shape, vec![String::new(); element_count(&shape)?])
+                cx.strings(&shape, std::iter::repeat_n(String::new(), element_count(&shape)?))
             }
             Items::None => cx.allocate(*dtype, &shape)?.finish(),
         }

@@ -7,7 +7,6 @@ use num_traits::AsPrimitive;
 use ort_core::dtype::text::{format_elements, parse_elements};
 use ort_core::dtype::{CastOptions, DType, RoundMode, TypeSet, convert};
 use ort_core::ep::{CompileCx, Executable, KernelDef, NodeView, OutputsFrom, RunCx};
-use ort_core::tensor::Tensor;
 use ort_core::{Result, error, for_each_type};
 
 use super::identity::copy;
@@ -172,9 +171,21 @@ fn parse(strings: &[String], to: DType, target: &mut [u8]) -> Result<()> {
 fn format(cx: &mut RunCx<'_>) -> Result<()> {
     let view = cx.input(0)?;
     let strings = match view.dtype() {
-        DType::String => view.strings()?.to_vec(),
-        dtype => format_elements(dtype, view.bytes()?, view.element_count())
-            .map_err(|error| error!(InvalidArgument, "{error}"))?,
+        DType::String => cx.strings(view.shape(), view.strings()?.iter().cloned())?,
+        dtype => {
+            // Some at a time, so that the budget sees them come. What is packed ends at a byte's end there.
+            const AT_ONCE: usize = 1 << 10;
+            let (bytes, count) = (view.bytes()?, view.element_count());
+            let format = |bytes: &[u8], count: usize| {
+                format_elements(dtype, bytes, count).map_err(|error| error!(InvalidArgument, "{error}"))
+            };
+            format(&[], 0)?;
+            let step = dtype.byte_len(AT_ONCE).unwrap_or(1).max(1);
+            let parts = bytes.chunks(step).zip((0..count).step_by(AT_ONCE));
+            let texts =
+                parts.flat_map(|(part, first)| format(part, AT_ONCE.min(count - first)).unwrap_or_default());
+            cx.strings(view.shape(), texts)?
+        }
     };
-    cx.set(0, Tensor::from_strings(view.shape(), strings)?)
+    cx.set(0, strings)
 }

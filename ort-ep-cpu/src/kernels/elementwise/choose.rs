@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use ort_core::dtype::{DType, Element, TypeSet};
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::broadcast::shapes;
-use ort_core::tensor::{Tensor, element_count};
+use ort_core::tensor::element_count;
 use ort_core::{Result, error, for_each_type};
 
 use super::blocks::{elements, operand, operand_block, output_elements, output_shape, run_in_place, select};
@@ -70,8 +70,8 @@ fn where_strings(cx: &mut RunCx<'_>) -> Result<()> {
     let walk = Broadcast::new(&shape, &[condition.shape(), a.shape(), b.shape()])?;
     let conditions: &[u8] = elements(&condition)?;
     let (a, b) = (a.strings()?, b.strings()?);
-    let longest = a.iter().chain(b).map(String::len).max().unwrap_or(0);
-    let _held = cx.reserve_strings(element_count(&shape)?, longest)?;
+    let places = a.len().saturating_add(b.len()).saturating_add(element_count(&shape)?);
+    let _tables = cx.reserve(places.saturating_mul(size_of::<usize>()))?;
     // Places of strings are numbers that blocks can hold: those of `b` follow those of `a`.
     let a_places: Vec<usize> = (0..a.len()).collect();
     let b_places: Vec<usize> = (a.len()..a.len() + b.len()).collect();
@@ -84,7 +84,8 @@ fn where_strings(cx: &mut RunCx<'_>) -> Result<()> {
         select(condition, a, b, block);
     });
     let text = |place: usize| a.get(place).or_else(|| b.get(place - a.len())).cloned().unwrap_or_default();
-    cx.set(0, Tensor::from_strings(&shape, chosen.into_iter().map(text).collect())?)
+    let chosen = cx.strings(&shape, chosen.into_iter().map(text))?;
+    cx.set(0, chosen)
 }
 
 fn make_clip(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {

@@ -3,7 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::ONNX_ML;
-use ort_core::tensor::{Shape, Tensor};
+use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
@@ -42,7 +42,7 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     shape.push(columns.len());
     if let Ok(strings) = input.strings() {
         let picked = strings.chunks(size).flat_map(|row| columns.iter().map(|&column| row[column].clone()));
-        let picked = Tensor::from_strings(&shape, picked.collect())?;
+        let picked = cx.strings(&shape, picked)?;
         return cx.set(0, picked);
     }
     let width = input.dtype().byte_size().unwrap_or(1);

@@ -1,7 +1,7 @@
 //! `LabelEncoder`: each element replaced by the value of its key.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::seeded::HashMap;
 use ort_core::spec::ONNX_ML;
@@ -9,6 +9,7 @@ use ort_core::tensor::{Tensor, TensorView};
 use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 use crate::interrupt::spending;
 
 cpu_kernels![KernelDef {
@@ -96,17 +97,25 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let default = default_value(cx.attrs(), &values)?;
     // Of equal keys the last counts.
     let places: HashMap<Key, usize> = keys.into_iter().zip(0..).collect();
-    Ok(Box::new(move |cx: &mut RunCx<'_>| encode(cx, &places, &values, &default)))
+    // The keys, and what they are made from.
+    let bound =
+        |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(size_of::<Key>() + size_of::<i64>());
+    Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| encode(cx, &places, &values, &default) }))
 }
 
 fn encode(cx: &mut RunCx<'_>, places: &HashMap<Key, usize>, values: &Tensor, default: &Tensor) -> Result<()> {
     let input = cx.input(0)?;
+    // Keys of texts are copies.
+    let texts = input.strings().unwrap_or(&[]).iter();
+    let texts = texts.fold(0, |sum: usize, text| sum.saturating_add(text.len().saturating_add(32)));
+    let _texts = if texts > 0 { Some(cx.reserve(texts)?) } else { None };
     let found = spending(8, keys_of(&input)?).map(|key| places.get(&key).copied());
     if values.dtype() == DType::String {
         let (values, default) = (values.strings()?, default.strings()?);
         let default = default.first().ok_or_else(|| error!(Fail, "the default value is missing"))?;
-        let labels = found.map(|place| place.map_or(default, |place| &values[place]).clone()).collect();
-        return cx.set(0, Tensor::from_strings(input.shape(), labels)?);
+        let labels = found.map(|place| place.map_or(default, |place| &values[place]).clone());
+        let labels = cx.strings(input.shape(), labels)?;
+        return cx.set(0, labels);
     }
     let width = values.dtype().byte_size().unwrap_or(1);
     let (from, default) = (values.view().bytes()?, default.view().bytes()?);

@@ -53,7 +53,7 @@ fn pick(cx: &RunCx<'_>, values: &Tensor, places: &[Option<usize>]) -> Result<Ten
     if let Ok(texts) = values.strings() {
         let text =
             |place: &Option<usize>| place.and_then(|place| texts.get(place).cloned()).unwrap_or_default();
-        return Tensor::from_strings(&shape, places.iter().map(text).collect());
+        return cx.strings(&shape, places.iter().map(text));
     }
     let dtype = values.dtype();
     let mut output = cx.allocate(dtype, &shape)?;

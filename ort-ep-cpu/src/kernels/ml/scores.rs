@@ -3,7 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::RunCx;
 use ort_core::ir::Attributes;
-use ort_core::tensor::{Tensor, TensorView};
+use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
 /// What becomes of the scores of a row.
@@ -129,7 +129,8 @@ impl Labels {
             }
             Labels::Strings(labels) => {
                 let label = |class: usize| labels.get(class).cloned().unwrap_or_else(|| class.to_string());
-                cx.set(0, Tensor::from_strings(&[classes.len()], classes.map(label).collect())?)
+                let labels = cx.strings(&[classes.len()], classes.map(label))?;
+                cx.set(0, labels)
             }
         }
     }

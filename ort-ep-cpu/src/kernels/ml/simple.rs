@@ -1,14 +1,14 @@
 //! `Imputer`, `Normalizer`, `OneHotEncoder`, `CategoryMapper` and `FeatureVectorizer`.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::seeded::HashMap;
 use ort_core::spec::ONNX_ML;
-use ort_core::tensor::Tensor;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::scores::doubles;
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 
 cpu_kernels![
     KernelDef { domain: ONNX_ML, op: "Imputer", make: make_imputer, ..KernelDef::BASE },
@@ -72,7 +72,8 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         "L2" => Norm::L2,
         other => return Err(error!(InvalidGraph, "norm is '{other}', expected MAX, L1 or L2")),
     };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(size_of::<f64>());
+    let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let features = input.shape().last().copied().unwrap_or(1).max(1);
         let values = doubles(&input)?;
@@ -87,7 +88,8 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             from.iter().zip(to).for_each(|(x, y)| *y = (x / size) as f32);
         }
         Ok(())
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -98,7 +100,9 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let count = strings.len().max(ints.len());
     let strings: HashMap<String, usize> = strings.into_iter().zip(0..).collect();
     let ints: HashMap<i64, usize> = ints.into_iter().zip(0..).collect();
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // The elements as numbers of another type, and a place or none for each.
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(0)).saturating_mul(24);
+    let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let places: Vec<Option<usize>> = match input.strings() {
             Ok(texts) => texts.iter().map(|text| strings.get(text).copied()).collect(),
@@ -121,7 +125,8 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             }
         }
         Ok(())
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -141,8 +146,9 @@ fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             return Ok(());
         }
         let texts = input.to_ints()?;
-        let texts = texts.iter().map(|key| to_string.get(key).unwrap_or(&nameless).clone()).collect();
-        cx.set(0, Tensor::from_strings(input.shape(), texts)?)
+        let texts = texts.iter().map(|key| to_string.get(key).unwrap_or(&nameless).clone());
+        let texts = cx.strings(input.shape(), texts)?;
+        cx.set(0, texts)
     }))
 }
 

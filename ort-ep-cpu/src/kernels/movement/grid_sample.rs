@@ -4,7 +4,7 @@ use num_complex::Complex;
 use num_traits::{Float, NumCast, Zero};
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
-use ort_core::tensor::{Tensor, TensorView};
+use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
@@ -268,19 +268,19 @@ impl GridSample {
         let sizes = Sizes::of(image.shape(), grid.shape())?;
         let (texts, positions) = (image.strings()?, positions::<f32>(&grid)?);
         let (pixels, rank) = (sizes.pixels(), sizes.image.len());
-        let mut picked = Vec::with_capacity(sizes.planes * sizes.points);
+        let mut shape = image.shape()[..2].to_vec();
+        shape.extend(&grid.shape()[1..=rank]);
         let mut combined = Vec::new();
-        for plane in 0..sizes.planes {
+        let picked = (0..sizes.planes).flat_map(|plane| {
             let batch = plane / sizes.channels;
             let positions = &positions[batch * sizes.points * rank..][..sizes.points * rank];
             self.combine(positions, sizes.image, &mut combined);
             let text = |&(place, _): &(usize, f32)| texts.get(plane * pixels + place).cloned();
             let texts = combined.iter().map(|tap| if tap.0 == NONE { None } else { text(tap) });
-            picked.extend(texts.map(Option::unwrap_or_default));
-        }
-        let mut shape = image.shape()[..2].to_vec();
-        shape.extend(&grid.shape()[1..=rank]);
-        cx.set(0, Tensor::from_strings(&shape, picked)?)
+            texts.map(Option::unwrap_or_default).collect::<Vec<String>>()
+        });
+        let picked = cx.strings(&shape, picked)?;
+        cx.set(0, picked)
     }
 
     /// The pixels and weights of all dimensions together for a block of positions; returns how many each has.

@@ -42,6 +42,15 @@ impl AxisMap {
     }
 }
 
+/// The bytes of the maps of all dimensions of a result.
+pub(super) fn map_bytes(shape: &[usize]) -> usize {
+    if shape.contains(&0) {
+        // There are none.
+        return 0;
+    }
+    shape.iter().fold(0, |sum: usize, size| sum.saturating_add(size.saturating_mul(size_of::<usize>())))
+}
+
 /// Fills `to` with the elements of `from` (of shape `shape`) that the maps lead to.
 pub(super) fn copy_indexed<T: Cell>(
     (shape, from): (&[usize], &[T]),

@@ -32,12 +32,14 @@ mod strided;
 mod trilu;
 mod unique;
 
-use ort_core::ep::{CompileCx, Executable, NodeView, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, NodeView, RunCx};
 use ort_core::ir::Node;
 use ort_core::spec::{InputFacts, infer_concrete};
-use ort_core::tensor::{Shape, Tensor, TensorView};
+use ort_core::tensor::{Shape, TensorView};
 use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
+
+use crate::heap::{elements, tables};
 
 use cell::{Cell, Place, pack, unpack};
 
@@ -90,12 +92,21 @@ trait Movement: Send + Sync + 'static {
         smallvec::smallvec![0]
     }
 
+    /// The bytes of the heap that tables take at most, as [`Executable::heap`] tells them.
+    fn heap(&self, _shapes: &IoShapes<'_>) -> usize {
+        0
+    }
+
     /// Moves the operands' elements to the outputs; an output that nobody wants is none.
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()>;
 }
 
 /// The kernel of a movement for all types but strings.
-struct Moving<M>(M);
+struct Moving<M> {
+    movement: M,
+    /// Whether elements that share bytes are moved in a byte of their own.
+    unpacks: bool,
+}
 
 /// The kernel of a movement for strings, which hands over its outputs.
 struct MovingStrings<M> {
@@ -103,8 +114,9 @@ struct MovingStrings<M> {
     movement: M,
 }
 
-fn moving<M: Movement>(movement: M) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Moving(movement)))
+fn moving<M: Movement>(cx: &CompileCx<'_>, movement: M) -> Result<Box<dyn Executable>> {
+    let is_packed = cx.node.output_dtype(0).is_some_and(|dtype| dtype.is_packed());
+    Ok(Box::new(Moving { movement, unpacks: is_packed && !M::KEEPS_ORDER }))
 }
 
 fn moving_strings<M: Movement>(cx: &CompileCx<'_>, movement: M) -> Result<Box<dyn Executable>> {
@@ -123,7 +135,7 @@ macro_rules! movement {
                 op: $op,
                 make: |cx| {
                     let movement: ort_core::Result<_> = $make(cx);
-                    super::moving(movement?)
+                    super::moving(cx, movement?)
                 },
                 $($field: $value,)*
                 ..ort_core::ep::KernelDef::BASE
@@ -167,13 +179,24 @@ fn apply_to_bytes<T: Cell + bytemuck::Pod>(
 }
 
 impl<M: Movement> Executable for Moving<M> {
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let mut bytes = self.movement.heap(shapes);
+        if self.unpacks {
+            let operands = self.movement.operands(shapes.inputs.len()).into_iter();
+            let moved = operands.map(|index| elements(shapes.input(index)) / 4 * 4 + 4);
+            let made = shapes.outputs.iter().flatten().map(|shape| elements(shape));
+            bytes = moved.chain(made).fold(bytes, usize::saturating_add);
+        }
+        Ok(tables(bytes))
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let in_place = cx.in_place(0) == Some(0);
         let inputs: SmallVec<_> = (0..cx.input_count()).map(|index| cx.find_input(index)).collect();
         let mut io = Io { inputs, outputs: SmallVec::new(), in_place, threads: cx.threads() };
         let mut dtype = None;
         let mut from: SmallVec<[&[u8]; 8]> = SmallVec::new();
-        for index in self.0.operands(cx.input_count()) {
+        for index in self.movement.operands(cx.input_count()) {
             let view = io.find(index);
             dtype = dtype.or(view.map(|view| view.dtype()));
             from.push(view.map(|view| view.bytes()).transpose()?.unwrap_or(&[]));
@@ -186,14 +209,15 @@ impl<M: Movement> Executable for Moving<M> {
             to.push(output.map(|output| output.bytes_mut()).transpose()?);
         }
         let Some(dtype) = dtype else { return Ok(()) };
+        let movement = &self.movement;
         match (dtype.byte_size(), dtype.bits()) {
-            (None, Some(_)) if M::KEEPS_ORDER => apply_to_bytes::<[u8; 1]>(&self.0, &io, &from, &mut to),
-            (Some(1), _) => apply_to_bytes::<[u8; 1]>(&self.0, &io, &from, &mut to),
-            (Some(2), _) => apply_to_bytes::<[u8; 2]>(&self.0, &io, &from, &mut to),
-            (Some(4), _) => apply_to_bytes::<[u8; 4]>(&self.0, &io, &from, &mut to),
-            (Some(8), _) => apply_to_bytes::<[u8; 8]>(&self.0, &io, &from, &mut to),
-            (Some(16), _) => apply_to_bytes::<[u8; 16]>(&self.0, &io, &from, &mut to),
-            (None, Some(bits @ (2 | 4))) => apply_unpacked(&self.0, &io, bits, &from, &mut to),
+            (None, Some(_)) if M::KEEPS_ORDER => apply_to_bytes::<[u8; 1]>(movement, &io, &from, &mut to),
+            (Some(1), _) => apply_to_bytes::<[u8; 1]>(movement, &io, &from, &mut to),
+            (Some(2), _) => apply_to_bytes::<[u8; 2]>(movement, &io, &from, &mut to),
+            (Some(4), _) => apply_to_bytes::<[u8; 4]>(movement, &io, &from, &mut to),
+            (Some(8), _) => apply_to_bytes::<[u8; 8]>(movement, &io, &from, &mut to),
+            (Some(16), _) => apply_to_bytes::<[u8; 16]>(movement, &io, &from, &mut to),
+            (None, Some(bits @ (2 | 4))) => apply_unpacked(movement, &io, bits, &from, &mut to),
             _ => Err(error!(NotImplemented, "elements of type {} are not moved", dtype.name())),
         }
     }
@@ -239,7 +263,17 @@ impl<M: Movement> Executable for MovingStrings<M> {
         for output in infer_concrete(&self.node, &facts)? {
             shapes.push(output.and_then(|(_, shape)| shape));
         }
-        let mut strings: Vec<&String> = Vec::new();
+        let operands = self.movement.operands(cx.input_count()).into_iter();
+        let given = operands.filter_map(|index| inputs.get(index).copied().flatten());
+        let moved: usize = given.map(|view| view.element_count()).sum();
+        let mut made = 0usize;
+        for shape in shapes.iter().flatten() {
+            made = made.saturating_add(ort_core::tensor::element_count(shape)?);
+        }
+        // A reference and a place for each string, and a place for each that is made.
+        let bytes = moved.saturating_mul(2).saturating_add(made).saturating_mul(size_of::<usize>());
+        let _tables = cx.reserve(bytes)?;
+        let mut strings: Vec<&String> = Vec::with_capacity(moved);
         let mut places: Vec<Vec<Place>> = Vec::new();
         for index in self.movement.operands(cx.input_count()) {
             let elements = inputs.get(index).copied().flatten().map(|view| view.strings()).transpose()?;
@@ -250,11 +284,8 @@ impl<M: Movement> Executable for MovingStrings<M> {
         let io = Io { inputs, outputs: shapes, in_place: false, threads: 1 };
         let from: Vec<&[Place]> = places.iter().map(Vec::as_slice).collect();
         let mut moved: Vec<Vec<Place>> = Vec::new();
-        let longest = strings.iter().map(|text| text.len()).max().unwrap_or(0);
-        let mut held = Vec::new();
         for shape in &io.outputs {
             let shape = shape.as_ref().ok_or_else(|| error!(Fail, "an output's shape is not known"))?;
-            held.push(cx.reserve_strings(ort_core::tensor::element_count(shape)?, longest)?);
             moved.push(vec![Place::ZERO; ort_core::tensor::element_count(shape)?]);
         }
         let mut to: Vec<Option<&mut [Place]>> = moved.iter_mut().map(|cells| Some(&mut cells[..])).collect();
@@ -262,7 +293,8 @@ impl<M: Movement> Executable for MovingStrings<M> {
         for (index, (places, shape)) in moved.iter().zip(&io.outputs).enumerate() {
             let string = |place: &Place| strings.get(place.0).map(|text| (*text).clone()).unwrap_or_default();
             let shape = shape.as_deref().unwrap_or(&[]);
-            cx.set(index, Tensor::from_strings(shape, places.iter().map(string).collect())?)?;
+            let moved = cx.strings(shape, places.iter().map(string))?;
+            cx.set(index, moved)?;
         }
         Ok(())
     }

@@ -1,11 +1,13 @@
 //! `OneHot`: for each index, a row that is "on" at the index and "off" elsewhere.
 
 use num_traits::AsPrimitive;
-use ort_core::ep::CompileCx;
+use ort_core::ep::{CompileCx, IoShapes};
 use ort_core::ops::tensor::geometry::normalize_axis;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, for_each_type};
 use smallvec::smallvec;
+
+use crate::heap::elements;
 
 use super::{Cell, Io, Movement, Operands, movement, only};
 use crate::interrupt::spending;
@@ -25,6 +27,10 @@ fn whole_numbers(view: &TensorView<'_>) -> Result<Vec<i64>> {
 }
 
 impl Movement for OneHot {
+    fn heap(&self, shapes: &IoShapes<'_>) -> usize {
+        elements(shapes.input(0)).saturating_mul(size_of::<i64>())
+    }
+
     fn operands(&self, _inputs: usize) -> Operands {
         smallvec![2]
     }

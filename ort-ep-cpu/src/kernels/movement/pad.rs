@@ -1,11 +1,11 @@
 //! `Pad` and `CenterCropPad`.
 
-use ort_core::ep::CompileCx;
+use ort_core::ep::{CompileCx, IoShapes};
 use ort_core::ops::tensor::geometry::normalize_axes;
 use ort_core::{Result, ensure, error};
 use smallvec::smallvec;
 
-use super::indexed::{AxisMap, copy_indexed};
+use super::indexed::{AxisMap, copy_indexed, map_bytes};
 use super::{Cell, Io, Movement, Operands, movement, only, operand};
 
 movement!["CenterCropPad", make_center, unaligned: &[0]];
@@ -96,6 +96,10 @@ fn padded<T: Cell>(
 }
 
 impl Movement for Pad {
+    fn heap(&self, shapes: &IoShapes<'_>) -> usize {
+        map_bytes(shapes.output(0))
+    }
+
     fn operands(&self, _inputs: usize) -> Operands {
         smallvec![0, 2]
     }
@@ -118,6 +122,10 @@ impl Movement for Pad {
 }
 
 impl Movement for CenterCropPad {
+    fn heap(&self, shapes: &IoShapes<'_>) -> usize {
+        map_bytes(shapes.output(0))
+    }
+
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
         let (shape, target) = (io.shape(0)?, io.input(1)?.to_ints()?);
         let axes = match &self.axes {

@@ -1,12 +1,13 @@
 //! `NonZero` and `Compress`: which elements to keep is in the data.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, KernelDef, OutputsFrom, RunCx};
+use ort_core::ep::{CompileCx, IoShapes, KernelDef, OutputsFrom, RunCx};
 use ort_core::ops::tensor::geometry::normalize_axis;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 
 use super::{Cell, Io, Movement, movement, only, operand};
 
@@ -15,7 +16,11 @@ cpu_kernels![KernelDef {
     op: "NonZero",
     outputs: OutputsFrom::Kernel,
     unaligned: &[0],
-    make: |_| Ok(Box::new(non_zero)),
+    // A flag for each element.
+    make: |_| Ok(Box::new(WithHeap {
+        bound: |shapes: &IoShapes<'_>| elements(shapes.input(0)),
+        run: non_zero
+    })),
     ..KernelDef::BASE
 }];
 

@@ -3,12 +3,13 @@
 use half::{bf16, f16};
 use num_complex::Complex;
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, OutputsFrom, RunCx};
 use ort_core::ops::tensor::geometry::normalize_axis;
 use ort_core::tensor::{Tensor, TensorView};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::heap::{elements, tables};
 use crate::interrupt::{Pace, spend};
 
 cpu_kernels![KernelDef { op: "Unique", make, outputs: OutputsFrom::Kernel, ..KernelDef::BASE }];
@@ -92,7 +93,7 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     if dtype == DType::String {
         let strings = view.strings()?;
         let mut sorted: Vec<&String> = strings.iter().collect();
-        sorted.sort();
+        sorted.sort_unstable();
         sorted.dedup();
         return Ok(strings
             .iter()
@@ -106,43 +107,43 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     )
 }
 
-/// What each item takes in the tables below: its place in the order, and its group.
-const ROW_BYTES: usize = 2 * size_of::<usize>();
+/// What each item takes in the tables below: its place in the order, where its group starts there and how long that is, and its group.
+const ROW_BYTES: usize = 4 * size_of::<usize>();
 
 /// The groups of equal items, in the order of the result.
 struct Groups {
-    /// The first item of each group.
-    first: Vec<usize>,
+    /// For each group, its first item and how many there are.
+    groups: Vec<(usize, usize)>,
     /// The group of each item.
     inverse: Vec<usize>,
-    counts: Vec<i64>,
 }
 
 /// Groups `items` by what `compare` says is equal.
 fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> std::cmp::Ordering) -> Groups {
     let mut order: Vec<usize> = (0..items).collect();
     let pace = Pace::default();
-    order.sort_by(|&a, &b| {
+    order.sort_unstable_by(|&a, &b| {
         pace.step(2);
         compare(a, b).then(a.cmp(&b))
     });
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    for item in order {
+    // Where each group starts in the order, until it is known which comes when in the result.
+    let mut groups: Vec<(usize, usize)> = Vec::with_capacity(items);
+    for (place, &item) in order.iter().enumerate() {
         spend(8);
         match groups.last_mut() {
-            Some(group) if compare(group[0], item).is_eq() => group.push(item),
-            _ => groups.push(vec![item]),
+            Some((start, count)) if compare(order[*start], item).is_eq() => *count += 1,
+            _ => groups.push((place, 1)),
         }
     }
     if !sorted {
-        groups.sort_by_key(|group| group[0]);
+        groups.sort_unstable_by_key(|&(start, _)| order[start]);
     }
     let mut inverse = vec![0; items];
-    for (index, group) in groups.iter().enumerate() {
-        group.iter().for_each(|&item| inverse[item] = index);
+    for (index, (start, count)) in groups.iter_mut().enumerate() {
+        order[*start..][..*count].iter().for_each(|&item| inverse[item] = index);
+        *start = order[*start];
     }
-    let counts = groups.iter().map(|group| group.len() as i64).collect();
-    Groups { first: groups.iter().map(|group| group[0]).collect(), inverse, counts }
+    Groups { groups, inverse }
 }
 
 /// The parts of the input named by `picks` along the axis.
@@ -150,14 +151,14 @@ fn pick(
     cx: &RunCx<'_>,
     view: &TensorView<'_>,
     (outer, size, run): Extents,
-    picks: &[usize],
+    picks: &[(usize, usize)],
     shape: &[usize],
 ) -> Result<Tensor> {
-    let places = (0..outer).flat_map(|outer| picks.iter().map(move |index| (outer * size + index) * run));
+    let places =
+        (0..outer).flat_map(|outer| picks.iter().map(move |(index, _)| (outer * size + index) * run));
     if view.dtype() == DType::String {
         let strings = view.strings()?;
-        let picked = places.flat_map(|place| strings[place..place + run].iter().cloned()).collect();
-        return Tensor::from_strings(shape, picked);
+        return cx.strings(shape, places.flat_map(|place| strings[place..place + run].iter().cloned()));
     }
     let width = view.dtype().byte_size();
     let width = width.ok_or_else(|| error!(NotImplemented, "unique elements of {}", view.dtype().name()))?;
@@ -174,7 +175,27 @@ fn pick(
 /// Elements outside of the axis, its size, and elements inside of it.
 type Extents = (usize, usize, usize);
 
+/// A list of integers as a tensor.
+fn ints(cx: &RunCx<'_>, list: impl ExactSizeIterator<Item = usize>) -> Result<Tensor> {
+    let mut result = cx.allocate(DType::I64, &[list.len()])?;
+    for (to, number) in result.as_mut_slice::<i64>()?.iter_mut().zip(list) {
+        *to = number as i64;
+    }
+    result.finish()
+}
+
 impl Executable for Unique {
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        let shape = shapes.input(0);
+        let items = match self.axis {
+            None => elements(shape),
+            Some(axis) => normalize_axis(axis, shape.len()).map_or(0, |axis| shape[axis]),
+        };
+        // A key for each element; of strings also a reference to each.
+        let keys = elements(shape).saturating_mul(size_of::<u128>() + size_of::<usize>());
+        Ok(tables(keys.saturating_add(items.saturating_mul(ROW_BYTES))))
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let view = cx.input(0)?;
         let shape = view.shape();
@@ -193,23 +214,27 @@ impl Executable for Unique {
         let outer = if keys.is_empty() { 0 } else { outer };
         let extents = (outer, size, run);
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];
-        let _tables = cx.reserve(size.saturating_mul(ROW_BYTES))?;
         let groups = group(size, self.sorted, |a, b| {
             let mut orders = (0..outer).map(|outer| part(a, outer).cmp(part(b, outer)));
             orders.find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
         });
+        drop(keys);
+        let Groups { groups, inverse } = groups;
         let mut result = shape.to_vec();
         match axis {
-            Some(axis) => result[axis] = groups.first.len(),
-            None => result = vec![groups.first.len()],
+            Some(axis) => result[axis] = groups.len(),
+            None => result = vec![groups.len()],
         }
-        let picked = pick(cx, &view, extents, &groups.first, &result)?;
+        let picked = pick(cx, &view, extents, &groups, &result)?;
         cx.set(0, picked)?;
-        let ints = |list: &[usize]| list.iter().map(|&index| index as i64).collect::<Vec<i64>>();
-        for (index, list) in [(1, ints(&groups.first)), (2, ints(&groups.inverse)), (3, groups.counts)] {
-            if cx.wants(index) {
-                cx.set(index, Tensor::from_vec(&[list.len()], list)?)?;
-            }
+        if cx.wants(1) {
+            cx.set(1, ints(cx, groups.iter().map(|(first, _)| *first))?)?;
+        }
+        if cx.wants(2) {
+            cx.set(2, ints(cx, inverse.iter().copied())?)?;
+        }
+        if cx.wants(3) {
+            cx.set(3, ints(cx, groups.iter().map(|(_, count)| *count))?)?;
         }
         Ok(())
     }

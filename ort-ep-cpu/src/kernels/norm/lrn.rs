@@ -1,11 +1,12 @@
 //! `LRN`: local response normalization across channels.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::Row;
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 use crate::interrupt::spend;
 use crate::kernels::reduce::layout::around_axis;
 use crate::parallel::for_each_row_chunk_mut;
@@ -31,13 +32,19 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         bias: f64::from(attrs.float("bias")?),
         size,
     };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // For each thread the squares of a plane.
+    let bound = |shapes: &IoShapes<'_>| {
+        let plane = shapes.input(0).get(2..).map_or(0, elements);
+        plane.saturating_mul(size_of::<f64>()).saturating_mul(shapes.threads)
+    };
+    let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let dtype = input.dtype();
         for_each_type!(dtype in FLOATS, T => run::<T>(cx, settings, input), else => {
             Err(error!(NotImplemented, "normalizing {}", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) -> Result<()> {

@@ -2,12 +2,13 @@
 
 use std::cmp::Ordering;
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::layout::around_axis;
 use super::number::Number;
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 use crate::interrupt::{Pace, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
@@ -23,7 +24,15 @@ cpu_kernels![KernelDef { op: "TopK", make, ..KernelDef::BASE }];
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     // Sorted results are also a valid answer where the order does not matter.
     let (axis, largest) = (cx.attrs().int("axis")?, cx.attrs().flag("largest")?);
-    Ok(Box::new(move |cx: &mut RunCx<'_>| run(cx, axis, largest)))
+    let bound = move |shapes: &IoShapes<'_>| {
+        let (input, output) = (shapes.input(0), shapes.output(0));
+        let len = around_axis(input, axis).map_or(0, |[_, len, _]| len);
+        // Places that nobody asked for, and for each thread a line with its order.
+        let is_unwanted = shapes.outputs.get(1).is_none_or(Option::is_none);
+        let places = if is_unwanted { elements(output).saturating_mul(size_of::<i64>()) } else { 0 };
+        places.saturating_add(len.saturating_mul(2 * size_of::<u64>()).saturating_mul(shapes.threads))
+    };
+    Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| run(cx, axis, largest) }))
 }
 
 fn run(cx: &mut RunCx<'_>, axis: i64, largest: bool) -> Result<()> {

@@ -3,7 +3,7 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
-use ort_core::tensor::{Shape, Tensor, TensorView, Value, element_count};
+use ort_core::tensor::{Shape, Tensor, TensorView, Value};
 use ort_core::{Result, ensure, error};
 
 use super::{reserve_headers, sequence, sequence_value};
@@ -106,7 +106,7 @@ fn cut(
     let from = start * inner;
     if let Ok(strings) = input.strings() {
         let rows = strings.chunks(row.max(1)).flat_map(|row| &row[from..from + part]);
-        return Tensor::from_strings(shape, rows.cloned().collect());
+        return cx.strings(shape, rows.cloned());
     }
     let width = width(input.dtype())?;
     let mut output = cx.allocate(input.dtype(), shape)?;
@@ -154,16 +154,13 @@ fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
     let outer: usize = if joined.contains(&0) { 0 } else { joined[..axis].iter().product() };
     if first.dtype() == DType::String {
         let texts = tensors.iter().map(|tensor| tensor.strings()).collect::<Result<Vec<_>>>()?;
-        let longest = texts.into_iter().flatten().map(String::len).max().unwrap_or(0);
-        let _held = cx.reserve_strings(element_count(&joined)?, longest)?;
-        let mut strings = Vec::with_capacity(outer * joined[axis] * inner);
-        for row in 0..outer {
-            for (tensor, shape) in tensors.iter().zip(&shapes) {
+        let strings = (0..outer).flat_map(|row| {
+            texts.iter().zip(&shapes).flat_map(move |(texts, shape)| {
                 let part = shape[axis] * inner;
-                strings.extend_from_slice(&tensor.strings()?[row * part..(row + 1) * part]);
-            }
-        }
-        let result = Tensor::from_strings(&joined, strings)?;
+                texts[row * part..(row + 1) * part].iter().cloned()
+            })
+        });
+        let result = cx.strings(&joined, strings)?;
         return cx.set(0, result);
     }
     let width = width(first.dtype())?;

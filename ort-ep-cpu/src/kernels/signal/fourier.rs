@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use num_complex::Complex64;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 use rustfft::{Fft, FftPlanner};
 
 use crate::cpu_kernels;
+use crate::heap::WithHeap;
 use crate::interrupt::spend;
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::layout::normalize_axis;
@@ -53,12 +54,56 @@ struct Transform {
 fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let transform =
         Transform { inverse: cx.attrs().flag("inverse")?, onesided: cx.attrs().flag("onesided")? };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // The axis is an input; without one it is the last of the signal's.
+    let axis = match cx.node.node.inputs.get(2).copied().flatten() {
+        None => Some(-2),
+        Some(_) => cx.constant(2).and_then(|axis| axis.to_ints().ok()?.first().copied()),
+    };
+    let half = transform.onesided && !transform.inverse;
+    let bound = move |shapes: &IoShapes<'_>| {
+        let shape = shapes.output(0);
+        let axis = axis.and_then(|axis| normalize_axis(axis, shape.len()).ok());
+        let sizes = match axis.and_then(|axis| shape.get(axis..=axis)) {
+            Some(size) => size,
+            None => shape,
+        };
+        sizes.iter().map(|&size| transform_bytes(size, half, shapes.threads)).max().unwrap_or(0)
+    };
+    let run = move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => run_dft::<T>(cx, transform), else => {
             Err(error!(NotImplemented, "transforming {}", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
+}
+
+/// The bytes that transforms take beside their results where these have `size` elements, of the first half of a spectrum if `half`: the plan with
+/// its factors, and for each thread a line and what is between passes. A length with a large prime factor takes longer transforms inside.
+fn transform_bytes(size: usize, half: bool, threads: usize) -> usize {
+    let longest = if half { size.saturating_mul(2) } else { size };
+    let lengths =
+        if half { longest.saturating_sub(2).max(1)..=longest.saturating_sub(1).max(1) } else { size..=size };
+    let units = |length: usize| match is_smooth(length) {
+        true => (4usize, 3usize),
+        false => (28, 14),
+    };
+    let bytes = |length: usize| {
+        let (plan, line) = units(length);
+        let all = plan.saturating_add(line.saturating_mul(threads));
+        length.saturating_mul(size_of::<Complex64>()).saturating_mul(all)
+    };
+    lengths.map(bytes).max().unwrap_or(0)
+}
+
+/// Whether a number has small prime factors only.
+fn is_smooth(mut length: usize) -> bool {
+    for factor in [2, 3, 5, 7, 11, 13] {
+        while length > 0 && length.is_multiple_of(factor) {
+            length /= factor;
+        }
+    }
+    length <= 1
 }
 
 fn first_int(cx: &RunCx<'_>, index: usize) -> Result<Option<i64>> {
@@ -147,12 +192,20 @@ fn read_line<T: Real>(
 
 /// Whether the spectrum is one-sided is seen from the output's shape.
 fn make_stft(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(|cx: &mut RunCx<'_>| {
+    let bound = |shapes: &IoShapes<'_>| {
+        let &[_, _, bins, _] = shapes.output(0) else { return 0 };
+        // A frame is as long as its window, or as what is transformed; the window is read as doubles.
+        let window = shapes.input(2).first().copied().unwrap_or(0);
+        let whole = transform_bytes(window.max(bins), false, shapes.threads);
+        whole.max(transform_bytes(bins, true, shapes.threads)).saturating_add(window.max(2 * bins) * 16)
+    };
+    let run = |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
         for_each_type!(dtype in FLOATS, T => run_stft::<T>(cx), else => {
             Err(error!(NotImplemented, "transforming {}", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn run_stft<T: Real>(cx: &mut RunCx<'_>) -> Result<()> {

@@ -1,8 +1,9 @@
 //! Normalizing, joining, splitting and matching strings.
 
+use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::broadcast;
-use ort_core::tensor::{Shape, Tensor};
+use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error, not_one_of};
 use regex::Regex;
 
@@ -64,15 +65,15 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             InvalidArgument,
             "StringNormalizer takes shape [C] or [1, C], got {shape:?}"
         );
-        let kept = input.strings()?.iter().filter(|word| !stopwords.contains(&folded(word)));
-        let mut words: Vec<String> = kept.map(|word| case.apply(word)).collect();
-        if words.is_empty() {
-            words.push(String::new());
-        }
+        let kept = || input.strings().unwrap_or(&[]).iter().filter(|word| !stopwords.contains(&folded(word)));
+        let count = kept().count();
         if let Some(last) = shape.last_mut() {
-            *last = words.len();
+            *last = count.max(1);
         }
-        cx.set(0, Tensor::from_strings(&shape, words)?)
+        // Where no word is left there is an empty one.
+        let none = (count == 0).then(String::new);
+        let words = cx.strings(&shape, kept().map(|word| case.apply(word)).chain(none))?;
+        cx.set(0, words)
     }))
 }
 
@@ -100,11 +101,9 @@ fn concat(cx: &mut RunCx<'_>) -> Result<()> {
         place
     };
     let (left, right) = (a.strings()?, b.strings()?);
-    let longest = |strings: &[String]| strings.iter().map(String::len).max().unwrap_or(0);
-    let _held = cx.reserve_strings(count, longest(left).saturating_add(longest(right)))?;
     let joined =
         (0..count).map(|index| format!("{}{}", left[at(index, &a_strides)], right[at(index, &b_strides)]));
-    let joined = Tensor::from_strings(&shape, joined.collect())?;
+    let joined = cx.strings(&shape, joined)?;
     cx.set(0, joined)
 }
 
@@ -113,47 +112,48 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let limit = cx.attrs().find_int("maxsplit").and_then(|limit| usize::try_from(limit).ok());
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
-        let parts: Vec<Vec<String>> =
-            input.strings()?.iter().map(|text| split(text, &delimiter, limit)).collect();
-        let most = parts.iter().map(Vec::len).max().unwrap_or(0);
+        let texts = input.strings()?;
+        let mut counts = cx.allocate(DType::I64, input.shape())?;
+        let mut most = 0;
+        for (text, count) in texts.iter().zip(counts.as_mut_slice::<i64>()?) {
+            let parts = split(text, &delimiter, limit).count();
+            most = most.max(parts);
+            *count = parts as i64;
+        }
         let mut shape: Shape = input.shape().into();
-        let counts = parts.iter().map(|parts| parts.len() as i64).collect();
-        let counts = Tensor::from_vec(&shape, counts)?;
-        // One text of many parts makes all others as long.
-        let _held = cx.reserve_strings(parts.len().saturating_mul(most), 0)?;
         shape.push(most);
-        let padded = parts.into_iter().flat_map(|mut parts| {
-            parts.resize(most, String::new());
-            parts
+        // One text of many parts makes all others as long.
+        let padded = texts.iter().flat_map(|text| {
+            let parts = split(text, &delimiter, limit).map(str::to_string);
+            parts.chain(std::iter::repeat_with(String::new)).take(most)
         });
-        let padded = Tensor::from_strings(&shape, padded.collect())?;
+        let padded = cx.strings(&shape, padded)?;
         cx.set(0, padded)?;
-        cx.set(1, counts)
+        cx.set(1, counts.finish()?)
     }))
 }
 
 /// The parts of a text after at most `limit` cuts at the delimiter, or at runs of white space where it is empty.
-fn split(text: &str, delimiter: &str, limit: Option<usize>) -> Vec<String> {
+fn split<'t>(
+    text: &'t str,
+    delimiter: &'t str,
+    limit: Option<usize>,
+) -> Box<dyn Iterator<Item = &'t str> + 't> {
     let most = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
     if !delimiter.is_empty() {
-        return text.splitn(most, delimiter).map(str::to_string).collect();
+        return Box::new(text.splitn(most, delimiter));
     }
-    let mut parts = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let cut = if parts.len() + 1 < most { rest.split_once(char::is_whitespace) } else { None };
-        match cut {
-            Some((part, behind)) => {
-                parts.push(part.to_string());
-                rest = behind.trim_start();
-            }
-            None => {
-                parts.push(rest.to_string());
-                break;
-            }
+    let (mut rest, mut cuts) = (text.trim(), 0);
+    Box::new(std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
         }
-    }
-    parts
+        cuts += 1;
+        let cut = if cuts < most { rest.split_once(char::is_whitespace) } else { None };
+        let (part, behind) = cut.unwrap_or((rest, ""));
+        rest = behind.trim_start();
+        Some(part)
+    }))
 }
 
 fn make_match(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -188,7 +188,8 @@ mod tests {
             ("", "", None, &[]),
         ];
         for (text, delimiter, limit, parts) in table {
-            assert_eq!(split(text, delimiter, *limit), *parts, "{text:?} at {delimiter:?}");
+            let found: Vec<&str> = split(text, delimiter, *limit).collect();
+            assert_eq!(found, *parts, "{text:?} at {delimiter:?}");
         }
     }
 }

@@ -1,11 +1,12 @@
 //! `TfIdfVectorizer`: counts of n-grams.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::seeded::HashMap;
 use ort_core::{Result, ensure, error, not_one_of};
 
 use crate::cpu_kernels;
+use crate::heap::{elements, tables};
 use crate::interrupt::spending;
 
 cpu_kernels![KernelDef { op: "TfIdfVectorizer", make, ..KernelDef::BASE }];
@@ -168,6 +169,11 @@ impl TfIdf {
 }
 
 impl Executable for TfIdf {
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        // A token of the pool or none for each element, and integers read from another type.
+        Ok(tables(elements(shapes.input(0)).saturating_mul(2 * size_of::<i64>())))
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let input = cx.input(0)?;
         let tokens: Vec<Option<u32>> = match (&self.tokens, input.dtype()) {

@@ -44,6 +44,10 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
         overlap: first_float(cx.find_input(3))?.unwrap_or(0.0),
         score: first_float(cx.find_input(4))?,
     };
+    // All corners, and for one class the candidates with what sorts them and what is kept.
+    let each_box = batches.saturating_mul(count).saturating_mul(size_of::<Corners>());
+    let candidates = count.saturating_mul(4 * size_of::<usize>());
+    let mut held = cx.reserve(each_box.saturating_add(candidates))?;
     let corners: Vec<Corners> =
         boxes.as_slice::<f32>()?.chunks_exact(4).map(|b| corners(b, centred)).collect();
     let scores = scores.as_slice::<f32>()?;
@@ -52,6 +56,12 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
         for (index, scores) in scores.chunks_exact(count).enumerate() {
             cx.check()?;
             let (batch, class) = (index / classes, index % classes);
+            if selected.len() + 3 * limits.boxes.min(count) > selected.capacity() {
+                let more = selected.capacity().max(3 * limits.boxes.min(count));
+                // A list that grows is copied.
+                held.absorb(cx.reserve(more.saturating_mul(2 * size_of::<i64>()))?);
+                selected.reserve_exact(more);
+            }
             for chosen in select(&corners[batch * count..][..count], scores, &limits) {
                 selected.extend([batch as i64, class as i64, chosen as i64]);
             }

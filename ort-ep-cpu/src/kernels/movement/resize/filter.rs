@@ -48,12 +48,13 @@ fn number<C: Float>(value: f64) -> C {
 
 impl<C: Float> Pass<C> {
     pub(super) fn new(index: usize, axis: &Axis, settings: &Settings) -> Pass<C> {
+        let width = taps(axis.from, axis.to, settings).min(axis.from.saturating_mul(2).saturating_add(4));
         let mut pass = Pass {
             axis: index,
             to: axis.to,
             width: 1,
-            places: Vec::new(),
-            weights: Vec::new(),
+            places: Vec::with_capacity(axis.to.saturating_mul(width)),
+            weights: Vec::with_capacity(axis.to.saturating_mul(width)),
             outside: Vec::with_capacity(axis.to),
             extrapolation: number(f64::from(settings.extrapolation)),
         };
@@ -83,6 +84,28 @@ impl<C: Float> Pass<C> {
 
 /// The farthest coordinate from which elements are counted.
 const FARTHEST: f64 = (1u64 << 50) as f64;
+/// How many elements each sum of an axis reads at most.
+fn taps(from: usize, to: usize, settings: &Settings) -> usize {
+    let least = match settings.mode {
+        Mode::Nearest => 1,
+        Mode::Linear => 2,
+        Mode::Cubic => 4,
+    };
+    match settings.antialias && to < from {
+        // The filter is stretched by as much as the axis shrinks; scales may round one element either way.
+        true => (from / to.max(1) + 2).saturating_mul(least),
+        false => least,
+    }
+}
+
+/// The bytes of the tables of all passes at most.
+pub(super) fn pass_bytes(from: &[usize], to: &[usize], settings: &Settings) -> usize {
+    let sizes = from.iter().zip(to);
+    sizes.fold(0, |sum: usize, (&from, &to)| {
+        let each = taps(from, to, settings).saturating_mul(2 * size_of::<usize>()).saturating_add(1);
+        sum.saturating_add(each.saturating_mul(to))
+    })
+}
 
 /// The first index that a coordinate reads, perhaps outside, and the weights from there on.
 fn weights(x: f64, axis: &Axis, settings: &Settings) -> (i64, Vec<f64>) {

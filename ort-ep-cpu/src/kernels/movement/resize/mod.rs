@@ -10,14 +10,15 @@ use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, NodeView, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::heap::tables;
 
-use super::indexed::{AxisMap, copy_indexed};
+use super::indexed::{AxisMap, copy_indexed, map_bytes};
 use super::number::with_numbers;
 use super::{Cell, Io, Movement, movement, only, operand};
 
 use coordinates::{Axis, Given, Settings, Transform};
 use element::Pixel;
-use filter::{Pass, order_of_passes, run_passes};
+use filter::{Pass, order_of_passes, pass_bytes, run_passes};
 
 movement!["Resize", |cx: &mut CompileCx<'_>| Ok(Nearest(Settings::new(cx.attrs())?)), unaligned: &[0]];
 cpu_kernels![KernelDef {
@@ -40,6 +41,10 @@ fn interpolates(node: &NodeView<'_>) -> bool {
 struct Nearest(Settings);
 
 impl Movement for Nearest {
+    fn heap(&self, shapes: &IoShapes<'_>) -> usize {
+        map_bytes(shapes.output(0))
+    }
+
     fn apply<T: Cell>(&self, io: &Io<'_>, from: &[&[T]], to: &mut [Option<&mut [T]>]) -> Result<()> {
         let settings = &self.0;
         let (shape, result, to) = (io.shape(0)?, io.output_shape(0), only(to)?);
@@ -99,6 +104,10 @@ impl Executable for Interpolating {
             most = most.max(count);
         }
         most.checked_mul(2 * self.width).ok_or_else(|| error!(InvalidArgument, "shape {to:?} is too large"))
+    }
+
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        Ok(tables(pass_bytes(shapes.input(0), shapes.output(0), &self.settings)))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {

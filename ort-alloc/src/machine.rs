@@ -1,0 +1,270 @@
+//! The memory of the machine, and of the control groups (cgroups v1 and v2) that this process is in.
+//!
+//! A process is bounded by its own group and by every group around it: systemd and Slurm set limits on slices and jobs, and processes run in nested groups
+//! without one. So all ancestors are asked, as far as they are mounted here, and the tightest counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The memory that this process can have at most, in bytes: the machine's, or less where a control group around it sets a bound.
+/// None where the system does not tell.
+pub fn host_memory_bytes() -> Option<usize> {
+    static BYTES: OnceLock<Option<usize>> = OnceLock::new();
+    *BYTES
+        .get_or_init(|| HostMemory::under(Path::new("/")).map(|memory| memory.total).or_else(physical_bytes))
+}
+
+/// The memory that is free now, in bytes: what the machine can hand out without swapping, or less where a control group around this process leaves less.
+/// Pages of files that the system can drop count as free. None where the system does not tell.
+///
+/// ```
+/// let (free, all) = (ort_alloc::free_memory_bytes(), ort_alloc::host_memory_bytes());
+/// assert!(free <= all);
+/// ```
+pub fn free_memory_bytes() -> Option<usize> {
+    HostMemory::under(Path::new("/")).map(|memory| memory.free).or_else(host_memory_bytes)
+}
+
+/// What there is and what of it is free, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HostMemory {
+    total: usize,
+    free: usize,
+}
+
+impl HostMemory {
+    /// As the files of the system say that lie in a folder.
+    fn under(root: &Path) -> Option<HostMemory> {
+        let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+        let kibibytes = |name: &str| Some(field(&text, name)?.saturating_mul(1024));
+        let total = kibibytes("MemTotal:")?;
+        let free = kibibytes("MemAvailable:").or_else(|| kibibytes("MemFree:"))?;
+        let machine = HostMemory { total, free: free.min(total) };
+        let groups = folders(root).into_iter().filter_map(|group| group.memory());
+        Some(groups.fold(machine, |least, group| HostMemory {
+            total: least.total.min(group.total),
+            free: least.free.min(group.free),
+        }))
+    }
+}
+
+/// The names of a version's files.
+struct Version {
+    limits: &'static [&'static str],
+    used: &'static str,
+    /// Lines of `memory.stat`: pages of files, which the system drops before it refuses memory.
+    droppable: &'static [&'static str],
+}
+
+const V1: Version = Version {
+    limits: &["memory.limit_in_bytes"],
+    used: "memory.usage_in_bytes",
+    droppable: &["total_inactive_file", "total_active_file"],
+};
+
+const V2: Version = Version {
+    limits: &["memory.max", "memory.high"],
+    used: "memory.current",
+    droppable: &["inactive_file", "active_file"],
+};
+
+/// The folder of a control group.
+struct Group {
+    folder: PathBuf,
+    version: &'static Version,
+}
+
+impl Group {
+    /// Its limit, and what is left of that; none without a limit.
+    fn memory(&self) -> Option<HostMemory> {
+        let number = |name: &str| fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok();
+        // Without a limit version 2 says "max", and version 1 a number beyond any machine.
+        let total: usize = self.version.limits.iter().filter_map(|name| number(name)).min()?;
+        let used = number(self.version.used).unwrap_or(0);
+        let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+        let droppable = self.version.droppable.iter().filter_map(|name| field(&stat, name));
+        let held = droppable.fold(used, usize::saturating_sub);
+        Some(HostMemory { total, free: total.saturating_sub(held) })
+    }
+}
+
+/// The number behind a name at the start of a line.
+fn field(text: &str, name: &str) -> Option<usize> {
+    let mut lines = text.lines().map(str::split_whitespace);
+    lines.find_map(|mut words| (words.next() == Some(name)).then(|| words.next()?.parse().ok())?)
+}
+
+/// The control groups of this process and all around them.
+fn folders(root: &Path) -> Vec<Group> {
+    let own = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
+    let mut groups = Vec::new();
+    for line in own.lines() {
+        // "hierarchy:controllers:path"; version 2 has no controllers here.
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (version, kind) = match controllers {
+            "" => (&V2, "cgroup2"),
+            _ if controllers.split(',').any(|name| name == "memory") => (&V1, "cgroup"),
+            _ => continue,
+        };
+        let mounted: Vec<Mount<'_>> = mounts.lines().filter_map(|line| Mount::of(line, kind)).collect();
+        let usual = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(|point| Mount { root: "/", point });
+        let mounted = if mounted.is_empty() { &usual[..] } else { &mounted[..] };
+        for mount in mounted {
+            let top = root.join(mount.point.trim_start_matches('/'));
+            let below = mount.below(path);
+            let folders = below.ancestors().map(|below| top.join(below));
+            groups.extend(folders.map(|folder| Group { folder, version }));
+        }
+    }
+    groups
+}
+
+/// Where a hierarchy of control groups is mounted, and which part of it.
+#[derive(Clone, Copy)]
+struct Mount<'a> {
+    root: &'a str,
+    point: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    /// A line of `mountinfo`, if it is of this kind of file system; of version 1 the one with the memory's controller.
+    fn of(line: &'a str, kind: &str) -> Option<Mount<'a>> {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut system = system.split(' ');
+        let found = system.next()? == kind;
+        let options = system.nth(1).unwrap_or("");
+        let fits = found && (kind == "cgroup2" || options.split(',').any(|name| name == "memory"));
+        let mut mount = mount.split(' ').skip(3);
+        let (root, point) = (mount.next()?, mount.next()?);
+        fits.then_some(Mount { root, point })
+    }
+
+    /// A group's path below the mount point. What is not below it, as in a container that sees its own group as the top, is the mount point itself.
+    fn below(self, path: &'a str) -> &'a Path {
+        let inside = if self.root == "/" { Some(path) } else { path.strip_prefix(self.root) };
+        let inside = inside.filter(|inside| !inside.split('/').any(|part| part == ".."));
+        Path::new(inside.unwrap_or("").trim_start_matches('/'))
+    }
+}
+
+/// What the C library says of the machine.
+fn physical_bytes() -> Option<usize> {
+    #[cfg(unix)]
+    {
+        // SAFETY: `sysconf` only reads a number of the system.
+        let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+        let bytes = usize::try_from(pages).ok()?.checked_mul(crate::host::page_bytes());
+        bytes.filter(|&bytes| bytes > 0)
+    }
+    #[cfg(not(unix))]
+    {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// A root folder with these files.
+    fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a folder");
+        let meminfo = ("proc/meminfo", "MemTotal: 8192000 kB\nMemFree: 10 kB\nMemAvailable: 4096000 kB\n");
+        for (path, text) in std::iter::once(&meminfo).chain(files) {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("folders");
+            fs::write(path, text).expect("a file");
+        }
+        root
+    }
+
+    #[test]
+    fn the_tightest_of_all_groups_around_a_process_counts() {
+        let machine = HostMemory { total: 8_192_000 * 1024, free: 4_096_000 * 1024 };
+        let memory = |total, free| HostMemory { total: total * MIB, free: free * MIB };
+        let slice = "sys/fs/cgroup/user.slice";
+        let v2 = "36 30 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
+        let v1 = "36 30 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\
+                  37 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        let of = |folder: &str, name: &str| format!("{folder}/{name}");
+        let (own, high, current) =
+            (of(slice, "job.scope/memory.max"), of(slice, "memory.high"), of(slice, "memory.current"));
+        let (parent, stat) = (of(slice, "memory.max"), of(slice, "memory.stat"));
+        let slurm = "sys/fs/cgroup/memory/slurm/job_7";
+        let (job, usage, total) = (
+            of(slurm, "memory.limit_in_bytes"),
+            of(slurm, "memory.usage_in_bytes"),
+            of(slurm, "memory.stat"),
+        );
+        let mib = |count: usize| (count * MIB).to_string();
+        let stats = format!("anon 5\ninactive_file {}\nactive_file {}\n", 30 * MIB, 20 * MIB);
+        let stats_v1 = format!("inactive_file 7\ntotal_inactive_file {}\n", 30 * MIB);
+        let cases: &[(&str, &[(&str, &str)], HostMemory)] = &[
+            ("no groups", &[], machine),
+            (
+                "the limit of the parent, which has other processes",
+                &[
+                    ("proc/self/cgroup", "0::/user.slice/job.scope\n"),
+                    ("proc/self/mountinfo", v2),
+                    (&own, "max\n"),
+                    (&parent, &mib(500)),
+                    (&current, &mib(400)),
+                    (&stat, &stats),
+                ],
+                memory(500, 150),
+            ),
+            (
+                "a throttle below the limit, and a tighter group inside",
+                &[
+                    ("proc/self/cgroup", "0::/user.slice/job.scope\n"),
+                    (&own, &mib(300)),
+                    (&parent, &mib(500)),
+                    (&high, &mib(200)),
+                    (&current, &mib(100)),
+                ],
+                memory(200, 100),
+            ),
+            (
+                "version 1, nested as Slurm does it",
+                &[
+                    ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/slurm/job_7/step_0\n0::/\n"),
+                    ("proc/self/mountinfo", v1),
+                    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+                    (&job, &mib(256)),
+                    (&usage, &mib(200)),
+                    (&total, &stats_v1),
+                ],
+                memory(256, 86),
+            ),
+            (
+                "a container that sees its own group as the top",
+                &[
+                    ("proc/self/cgroup", "0::/../../docker/abc\n"),
+                    ("sys/fs/cgroup/memory.max", &mib(64)),
+                    ("sys/fs/cgroup/memory.current", &mib(100)),
+                ],
+                memory(64, 0),
+            ),
+            (
+                "a part of the hierarchy that is mounted elsewhere",
+                &[
+                    ("proc/self/cgroup", "0::/pod/one/two\n"),
+                    ("proc/self/mountinfo", "1 2 0:3 /pod /groups rw - cgroup2 none rw\n"),
+                    ("groups/one/memory.max", &mib(32)),
+                    ("sys/fs/cgroup/memory.max", "1\n"),
+                ],
+                memory(32, 32),
+            ),
+        ];
+        for (what, files, expected) in cases {
+            let root = system(files);
+            assert_eq!(HostMemory::under(root.path()), Some(*expected), "{what}");
+        }
+        assert_eq!(HostMemory::under(Path::new("/nowhere")), None);
+    }
+}
