@@ -304,18 +304,32 @@ impl<'a> RunCx<'a> {
         reserved.map_err(|_| error!(OutOfMemory, "{count} strings"))?;
         // What is counted is a little ahead, so that not each string asks the budget.
         let (mut counted, mut bytes) = (0usize, 0usize);
-        for text in texts.into_iter().take(count.saturating_add(1)) {
+        let mut texts = texts.into_iter().take(count.saturating_add(1));
+        while let Some(text) = texts.next() {
             ensure!(elements.len() < count, Fail, "more than {count} strings for shape {shape:?}");
             bytes = bytes.saturating_add(heap_bytes(&text));
             if bytes > counted {
-                let more = STRINGS_AHEAD.max(bytes - counted);
-                held.absorb(self.reserve(more)?);
+                let least = bytes - counted;
+                let ahead = least.max(STRINGS_AHEAD);
+                let (more, reserved) = match self.reserve(ahead) {
+                    Ok(reserved) => (ahead, reserved),
+                    Err(_) => (least, self.reserve_texts(least, &mut texts)?),
+                };
+                held.absorb(reserved);
                 counted = counted.saturating_add(more);
             }
             elements.push(text);
         }
         held.shrink_to(count.saturating_mul(size_of::<String>()).saturating_add(bytes));
         Tensor::from_held_strings(shape, elements, Some(held))
+    }
+
+    /// Counts the bytes of one text. A refusal names what all that follow take as well, so that whoever raises the limit does not meet each of them.
+    fn reserve_texts(&self, bytes: usize, rest: &mut impl Iterator<Item = String>) -> Result<Reservation> {
+        self.reserve(bytes).or_else(|_| {
+            let rest = rest.fold(0, |sum: usize, text| sum.saturating_add(heap_bytes(&text)));
+            self.reserve(bytes.saturating_add(rest))
+        })
     }
 
     /// An input as a value with memory of its own, where the input is, which the budget counts.

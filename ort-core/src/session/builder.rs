@@ -561,7 +561,11 @@ impl SessionBuilder {
         let stays = budget.in_use().saturating_add(self.least_run(&built, setting).unwrap_or(0));
         let mut largest: Vec<(String, usize)> = Category::ALL
             .into_iter()
-            .map(|category| (category.to_string(), budget.peak_of(category)))
+            .map(|category| match category {
+                // Those of the sessions that fold.
+                Category::Output => ("folded constants".to_string(), budget.peak_of(category)),
+                _ => (category.to_string(), budget.peak_of(category)),
+            })
             .filter(|(_, bytes)| *bytes > 0)
             .collect();
         largest.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

@@ -64,12 +64,15 @@ const MOST_RAISES: usize = 64;
 
 pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     let model = args.model.load()?;
-    let whole = args.model.session(&model)?;
+    // Counts all that a session takes: what folding makes and values of unknown size are in no plan.
+    let everything = Budget::new(None);
+    let whole = args.model.builder(&model)?.budget(&everything).build()?;
     let mut report = Report { model: args.model.name(), trials, ..Report::default() };
     for number in 0..trials {
         let inputs = inputs_of(args, &model, number)?;
-        let largest = whole.memory().packed + whole.plan_for_inputs(&given(&inputs))?.planned_bytes;
+        everything.reset_peak();
         let expected = bits_of(whole.run(&given(&inputs))?)?;
+        let largest = everything.peak();
         whole.trim();
         let trial = Trial { args, model: &model, inputs: &inputs, expected: &expected };
         let limit = draw(args.model.seed.wrapping_add(number as u64), largest);

@@ -85,8 +85,8 @@ fn transform_bytes(size: usize, half: bool, threads: usize) -> usize {
     let lengths =
         if half { longest.saturating_sub(2).max(1)..=longest.saturating_sub(1).max(1) } else { size..=size };
     let units = |length: usize| match is_smooth(length) {
-        true => (4usize, 3usize),
-        false => (28, 14),
+        true => (3usize, 2usize),
+        false => (10, 8),
     };
     let bytes = |length: usize| {
         let (plan, line) = units(length);
