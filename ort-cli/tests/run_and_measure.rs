@@ -260,3 +260,28 @@ fn inspect_and_check_tell_what_a_model_is() {
     assert_eq!(findings.len(), 2);
     assert_eq!((&findings[0]["count"], &findings[0]["first_node"]), (&2.into(), &"frobnicate_a".into()));
 }
+
+/// The line about an output is made without a copy of it: doubles of these bytes alone would take a gibibyte.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_large_output_is_summed_up_where_it_is() {
+    let folder = Folder::new();
+    let large = graph(
+        vec![node("Expand", &["x", "shape"], &["y"])],
+        vec![value("x", 2, &["1"])],
+        vec![open_value("y", 2)],
+        vec![ints("shape", &[1], &[128 << 20])],
+    );
+    let path = folder.model("large.onnx", &model(large));
+    let input = folder.write("x.npy", npy("|u1", "(1,)", &[7]));
+    let command = "ulimit -v 800000 && exec \"$0\" \"$@\"";
+    let finished = std::process::Command::new("sh")
+        .args(["-c", command, env!("CARGO_BIN_EXE_ort"), "run", &path, "--threads", "1"])
+        .args(["--memory-limit", "140000000", "--input", &format!("x={input}")])
+        .output()
+        .unwrap();
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
+    assert!(finished.status.success(), "{stdout} {stderr}");
+    assert!(stdout.contains("min 7.00000, mean 7.00000, max 7.00000: 7.00000"), "{stdout}");
+}
