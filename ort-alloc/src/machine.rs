@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// The memory that this process can have at most, in bytes: the machine's, or less where a control group around it sets a bound.
-/// None where the system does not tell.
+/// None if the system does not tell.
 pub fn host_memory_bytes() -> Option<usize> {
     static BYTES: OnceLock<Option<usize>> = OnceLock::new();
     *BYTES
@@ -16,7 +16,7 @@ pub fn host_memory_bytes() -> Option<usize> {
 }
 
 /// The memory that is free now, in bytes: what the machine can hand out without swapping, or less where a control group around this process leaves less.
-/// Pages of files that the system can drop count as free. None where the system does not tell.
+/// Pages of files that the system can drop count as free. None if the system does not tell.
 ///
 /// ```
 /// let (free, all) = (ort_alloc::free_memory_bytes(), ort_alloc::host_memory_bytes());

@@ -29,7 +29,7 @@ impl Room {
         self.left.min(self.each)
     }
 
-    /// One of so many bytes is there.
+    /// An input of this many bytes exists.
     pub(crate) fn take(&mut self, bytes: usize) {
         self.left = self.left.saturating_sub(bytes);
     }

@@ -2,7 +2,7 @@
 //!
 //! A [`NewFile`] is written under a name of its own, which no other process can have, in the folder of its target. It is flushed to the disk and renamed
 //! last, so that a full disk, a limit or a kill leaves what was there before. The name is drawn at random and created exclusively: what a killed process
-//! left behind is in nobody's way, whatever its process id was.
+//! left behind is in no other's way, whatever its process id was.
 //!
 //! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a pipe, an open descriptor under `/dev/fd`) cannot be
 //! replaced: the whole output is copied into it at the end.

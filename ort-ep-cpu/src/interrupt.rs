@@ -7,7 +7,8 @@ pub(crate) use ort_core::ep::interrupt::{
 /// Work between two counts of a loop whose steps are too short to be counted each.
 const BLOCK: usize = 1 << 12;
 
-/// Takes so many steps of some nanoseconds each. Few of them are the caller's to count.
+/// Calls `step` this many times, some nanoseconds each, and counts whole blocks of them as work. The
+/// caller counts what is less than a block.
 #[inline(always)]
 pub(crate) fn in_blocks(steps: usize, mut step: impl FnMut()) {
     let mut left = steps;

@@ -31,12 +31,12 @@ fn model(number: usize) -> Result<Model> {
 }
 
 fn inputs(seed: usize) -> Result<Vec<(String, Value)>> {
-    // Staging buffers are of 16 KiB at least: some fit, others are made anew while threads wait for theirs.
+    // Staging buffers are of 16 KiB at least: some fit, others are allocated while threads wait for theirs.
     let rows = 5 + seed % 5 * 120;
     Ok(vec![("x".to_owned(), Tensor::from_vec(&[rows, 48], numbers(rows * 48, seed))?.into())])
 }
 
-/// Runs a session on made-up inputs and compares with the CPU.
+/// Runs a session on random inputs and compares with the CPU.
 fn check(session: &Session, model: &Model, seed: usize) -> Result<()> {
     let given = inputs(seed)?;
     let named: Vec<(&str, Value)> =

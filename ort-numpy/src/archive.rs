@@ -21,7 +21,7 @@ const END_BYTES: u64 = 22 + 65_535;
 /// More arrays than this no archive has.
 const MOST_ARRAYS: usize = 1 << 16;
 
-/// Deflate makes no more bytes than so many times as many.
+/// Deflate expands a byte to at most this many bytes.
 const MOST_EXPANSION: u64 = 1040;
 
 /// An archive of arrays.

@@ -20,9 +20,9 @@ const MOST_AXES: usize = 64;
 pub(crate) enum Item {
     /// A number of this type.
     Number(DType),
-    /// A text of so many code points of 4 bytes.
+    /// A text of N code points of 4 bytes.
     Unicode(usize),
-    /// A text of so many bytes.
+    /// A text of N bytes.
     Bytes(usize),
 }
 

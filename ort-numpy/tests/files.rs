@@ -103,7 +103,7 @@ fn what_an_archive_cannot_hold_is_an_error() {
     }
 }
 
-/// A disk that is full after so many bytes.
+/// A disk that is full after N bytes.
 struct FullDisk(Cursor<Vec<u8>>, u64);
 
 impl Write for FullDisk {

@@ -12,6 +12,6 @@ pub fn skip_test(why: &str) {
     // Cargo's names end with a hash.
     let program = program.rsplit_once('-').map_or(program.as_str(), |(name, _)| name);
     let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
-    // The runner may be in the middle of a line. What cannot be written is nobody's to read.
+    // The runner may be in the middle of a line. What cannot be written has no reader.
     let _ = std::io::stdout().lock().write_all(format!("\nSKIPPED {program}::{test}: {why}\n").as_bytes());
 }

@@ -31,7 +31,7 @@ const VERSION: u32 = 1;
 const OWN: (&str, &str) = ("tensors-", ".safetensors");
 /// The most bytes of `training.json`: properties may hold a history of the training.
 const MOST_MANIFEST: usize = 64 << 20;
-/// No training makes more steps, and so many can be counted on from without an overflow.
+/// No training run makes more steps, and the counter can go on from here without overflow.
 const MOST_STEPS: u64 = 1 << 53;
 /// What is above this is no learning rate, but damage.
 const MOST_RATE: f32 = 1e6;

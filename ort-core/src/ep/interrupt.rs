@@ -69,7 +69,7 @@ impl Interrupted {
     }
 }
 
-/// Counts a block of work of so many units, and looks whether the run is over now and then.
+/// Counts a block of work of `units`, and checks now and then whether the run is over.
 ///
 /// Blocks inside parallel loops are counted by the thread that does them.
 #[inline]
@@ -92,7 +92,7 @@ pub fn look() {
     }
 }
 
-/// Passes the elements of an iterator on, each for so many units.
+/// Passes the elements of an iterator on, each counted as `units` of work.
 pub fn spending<I: IntoIterator>(units: usize, items: I) -> impl Iterator<Item = I::Item> {
     let pace = Pace::default();
     items.into_iter().inspect(move |_| pace.step(units))
@@ -103,7 +103,7 @@ pub fn spending<I: IntoIterator>(units: usize, items: I) -> impl Iterator<Item =
 pub struct Pace(Cell<usize>);
 
 impl Pace {
-    /// One step, of so many units.
+    /// One step of `units` of work.
     #[inline]
     pub fn step(&self, units: usize) {
         let steps = self.0.get() + units;

@@ -105,7 +105,7 @@ impl Location {
     }
 }
 
-/// `a/../b` as `b`, whatever `a` is, so that no link is followed on the way; none where nothing is to change, or the path
+/// `a/../b` as `b`, whatever `a` is, so that no link is followed on the way; none if nothing is to change, or the path
 /// leads out of the folder.
 fn without_parents(path: &str) -> Option<String> {
     if path.starts_with('/') || path.contains('\\') || !path.split('/').any(|part| part == "..") {
@@ -349,7 +349,7 @@ impl Opened {
         let swapped = |problem: rustix::io::Errno| match problem {
             rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => {
                 error!(InvalidGraph, "the file was replaced by a link while it was opened")
-                    .help("load the model from a folder that nobody else writes to")
+                    .help("load the model from a folder that no one else writes to")
             }
             problem => cannot_open(&problem.into()),
         };
@@ -380,7 +380,7 @@ impl Opened {
         ensure!(
             is_named && facts(&before) == facts(&look()?),
             InvalidGraph,
-            help = "load the model again, from a folder that nobody else writes to",
+            help = "load the model again, from a folder that no one else writes to",
             "the file was replaced or linked while it was opened"
         );
         Ok(())

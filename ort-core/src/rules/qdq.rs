@@ -203,7 +203,7 @@ fn bias_numbers(found: &Found<'_>) -> Result<Option<Vec<f64>>> {
     }
 }
 
-/// The bias in steps of the sums, one for each of `count` places of the last axis; none where the pattern has none. No result
+/// The bias in units of the accumulator, one for each of `count` columns; none if the pattern has no bias. No result
 /// says that it cannot be had so.
 fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> {
     let found = patch.found();

@@ -44,7 +44,7 @@ pub(crate) struct RunMemory<'a> {
     pub(crate) dynamic: &'a DynamicMemory,
     /// What the run counts against: bytes set aside for it come first.
     pub(crate) budget: &'a Arc<Budget>,
-    /// Gives back at least so many bytes of what the run can do without, or all of it; returns how many.
+    /// Frees memory that the run can do without, at least the bytes asked for if there are any; returns how many.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Kept {
     pub(super) dynamic: DynamicMemory,
     /// Outputs that callers have dropped. None where a limit counts every byte.
     pub(super) outputs: Option<Arc<Recycler>>,
-    /// Bytes of packed weights that runs have evicted for values of unknown size: so many less stay packed.
+    /// Bytes of packed weights that runs have evicted for values of unknown size: that much less stays packed.
     pub(super) evicted: AtomicUsize,
     policy: IdleMemory,
     last_run: Mutex<Instant>,

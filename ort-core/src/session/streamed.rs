@@ -38,7 +38,7 @@ pub(crate) struct Streaming<'a> {
     pub(crate) threads: usize,
     /// Called with a weight whose pages of the file are not needed any more.
     pub(crate) release: &'a (dyn Fn(&Tensor) + Sync),
-    /// Gives back at least so many bytes of what the run can do without, or all of it; returns how many.
+    /// Frees memory that the run can do without, at least the bytes asked for if there are any; returns how many.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
 }
 

@@ -1,7 +1,7 @@
 """Delta debugging of models: the smallest one that fails in the same way.
 
 Each pass proposes smaller models; one that still fails takes the place of the last, and the passes begin again. Expected
-outputs are computed anew for each, so that no proposal can be wrong: one that the reference refuses is left."""
+outputs are computed again for each, so that no proposal can be wrong: one that the reference refuses is left."""
 
 import re
 import time

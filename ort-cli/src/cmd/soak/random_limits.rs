@@ -120,7 +120,7 @@ impl Trial<'_> {
         }
     }
 
-    /// The limit that runs, by following what refusals name; none where midway they name more for too long. The named limit of a refusal that comes
+    /// The limit that runs, found by following what refusals name; none if they name more for too long. The named limit of a refusal that comes
     /// before any node has to do, unless what is refused then is a run that only its inputs tell, or a value of unknown size.
     fn least_limit(&self, limit: usize, first: (Moment, Error)) -> Result<Option<usize>> {
         let (mut limit, (mut at, mut problem)) = (limit, first);

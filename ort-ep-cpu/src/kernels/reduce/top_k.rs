@@ -27,7 +27,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let bound = move |shapes: &IoShapes<'_>| {
         let (input, output) = (shapes.input(0), shapes.output(0));
         let len = around_axis(input, axis).map_or(0, |[_, len, _]| len);
-        // Places that nobody asked for, and for each thread a line with its order.
+        // Space for the output that no node reads, and for each thread a row with its order.
         let is_unwanted = shapes.outputs.get(1).is_none_or(Option::is_none);
         let places = if is_unwanted { elements(output).saturating_mul(size_of::<i64>()) } else { 0 };
         places.saturating_add(len.saturating_mul(2 * size_of::<u64>()).saturating_mul(shapes.threads))

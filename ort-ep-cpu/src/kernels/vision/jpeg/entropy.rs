@@ -14,7 +14,7 @@ pub(super) fn place(index: usize) -> usize {
     ZIGZAG.get(index).map_or(0, |place| usize::from(*place))
 }
 
-/// Codes of up to so many bits are found in a table at once.
+/// Longest Huffman code, in bits, that one table lookup decodes.
 const LOOK: u32 = 9;
 
 /// A table of Huffman codes.
@@ -79,13 +79,13 @@ pub(super) struct Bits<'a> {
     at: usize,
     held: u64,
     count: u32,
-    /// Bits that were made up as the data has ended.
-    made_up: u32,
+    /// Zero bits that were supplied after the end of the data.
+    padding: u32,
 }
 
 impl<'a> Bits<'a> {
     pub(super) fn new(bytes: &'a [u8], at: usize) -> Bits<'a> {
-        Bits { bytes, at, held: 0, count: 0, made_up: 0 }
+        Bits { bytes, at, held: 0, count: 0, padding: 0 }
     }
 
     fn fill(&mut self) {
@@ -98,7 +98,7 @@ impl<'a> Bits<'a> {
                 }
                 // A marker, or the end: what is missing is zeros, which must not be needed.
                 Some(0xff) | None => {
-                    self.made_up += 8;
+                    self.padding += 8;
                     0
                 }
                 Some(byte) => {
@@ -120,10 +120,10 @@ impl<'a> Bits<'a> {
 
     fn drop_bits(&mut self, bits: u32) -> Result<(), Damage> {
         self.count -= bits;
-        if self.count < self.made_up { Err(Damage::Cut) } else { Ok(()) }
+        if self.count < self.padding { Err(Damage::Cut) } else { Ok(()) }
     }
 
-    /// So many bits, 16 at the most.
+    /// The next `bits` bits, at most 16.
     fn take(&mut self, bits: u32) -> Result<u32, Damage> {
         if bits == 0 {
             return Ok(0);
@@ -133,7 +133,7 @@ impl<'a> Bits<'a> {
         Ok(value)
     }
 
-    /// A number of so many bits, of which the first tells the sign.
+    /// A number of `bits` bits, of which the first tells the sign.
     fn signed(&mut self, bits: u32) -> Result<i32, Damage> {
         let value = self.take(bits)? as i32;
         Ok(if bits > 0 && value < 1 << (bits - 1) { value - (1 << bits) + 1 } else { value })
@@ -162,7 +162,7 @@ impl<'a> Bits<'a> {
 
     /// Goes on behind the marker of a restart.
     pub(super) fn restart(&mut self) -> Result<(), Damage> {
-        (self.held, self.count, self.made_up) = (0, 0, 0);
+        (self.held, self.count, self.padding) = (0, 0, 0);
         // Bytes of ones may stand before a marker.
         while self.bytes.get(self.at) == Some(&0xff) && self.bytes.get(self.at + 1) == Some(&0xff) {
             self.at += 1;
