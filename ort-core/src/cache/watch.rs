@@ -1,8 +1,10 @@
 //! Whether the files that a model is mapped from are still what they were.
 //!
-//! A mapping shows the file as it is: whoever writes to it in place changes the weights of every session on it, and whoever cuts it ends the process once a
-//! missing page is read. No program can forbid that, but one can look: before a run the length and the time of the last change are compared, so that a run
-//! ends in an error instead of other numbers. A file that was replaced (written elsewhere and renamed, as it should be) is another one, and what is mapped stays.
+//! A mapping shows the file as it is: a write in place changes the weights of every session on it,
+//! and a truncation ends the process at the first missing page. No program can forbid that, so each
+//! run first compares the length and the modification time, and ends in an error instead of other
+//! numbers. A file that was replaced (written elsewhere and renamed over the old one) is another
+//! file, and the mapped one stays.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -12,11 +14,14 @@ use std::time::{Duration, Instant};
 use super::content::{Identity, Stamp};
 use crate::{Result, error};
 
-/// Runs within so long of a look do not look again.
-const EVERY: Duration = Duration::from_millis(1);
+/// Least time between two looks at the files.
+const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Between two looks there is so many times what one takes: of many files as of one it costs nothing that can be measured.
-const SHARE: u32 = 1000;
+/// Most time between two looks: one that took long because the machine was busy must not end them.
+const MOST_PAUSE: Duration = Duration::from_millis(250);
+
+/// The pause is this many times as long as the look before it, so that looking costs 0.1 %.
+const PAUSE_PER_LOOK: u32 = 1000;
 
 /// The mapped files of a model.
 #[derive(Debug)]
@@ -59,8 +64,9 @@ impl FileWatch {
         }
         self.look()?;
         let end = self.now();
-        let pause = (EVERY.as_nanos() as u64).max(end.saturating_sub(now).saturating_mul(u64::from(SHARE)));
-        self.next.store(end.saturating_add(pause), Ordering::Relaxed);
+        let took = Duration::from_nanos(end.saturating_sub(now));
+        let pause = took.saturating_mul(PAUSE_PER_LOOK).clamp(LEAST_PAUSE, MOST_PAUSE);
+        self.next.store(end.saturating_add(pause.as_nanos() as u64), Ordering::Relaxed);
         Ok(())
     }
 

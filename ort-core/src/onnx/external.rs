@@ -367,24 +367,48 @@ impl Opened {
         Ok(Opened { file: file.into(), folder: here, name })
     }
 
-    /// Refuses the file if it has hard links outside of `root`, also for a moment: nothing about its links may change while they are counted.
+    /// Refuses the file if it has, or had for a moment, hard links outside of `root`.
+    ///
+    /// Each change of a file's links sets its ctime, so equal times before and after mean that the
+    /// links stood still while they were counted. File systems stamp with a clock that ticks every few
+    /// milliseconds, and two changes within a tick show once: a ctime that young has to settle first.
     fn check_hard_links(&self, root: &Path) -> Result<()> {
         use std::os::unix::fs::MetadataExt;
         let look = || self.file.metadata().map_err(|problem| cannot_open(&problem));
         let facts = |found: &Metadata| (found.nlink(), found.ctime(), found.ctime_nsec());
-        let before = look()?;
+        let mut before = look()?;
+        if !is_settled(&before) {
+            std::thread::sleep(CLOCK_TICK);
+            before = look()?;
+        }
         check_hard_links(&before, root)?;
         let named = rustix::fs::statat(&self.folder, &self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
         // Types of these numbers differ between systems.
         let is_named = named.is_ok_and(|named| named.st_dev == before.dev() && named.st_ino == before.ino());
         ensure!(
-            is_named && facts(&before) == facts(&look()?),
+            is_named && is_settled(&before) && facts(&before) == facts(&look()?),
             InvalidGraph,
             help = "load the model again, from a folder that no one else writes to",
             "the file was replaced or linked while it was opened"
         );
         Ok(())
     }
+}
+
+/// Longer than a tick of the clock that file systems stamp with: 10 ms at most on Linux.
+#[cfg(unix)]
+const CLOCK_TICK: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Whether the file's last change lies more than a tick away, so that the next one sets another time.
+#[cfg(unix)]
+fn is_settled(metadata: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let nanoseconds = |seconds: i128, rest: i128| seconds * 1_000_000_000 + rest;
+    let changed = nanoseconds(metadata.ctime().into(), metadata.ctime_nsec().into());
+    let now = nanoseconds(now.as_secs().into(), now.subsec_nanos().into());
+    // The clock of a file server may be ahead of ours.
+    (now - changed).unsigned_abs() >= CLOCK_TICK.as_nanos() / 2
 }
 
 #[cfg(not(unix))]

@@ -121,7 +121,6 @@ impl Session {
         options: &RunOptions<'_>,
         run: impl FnOnce(Frame<'_>) -> Result<T>,
     ) -> Result<T> {
-        self.model.check_files(false)?;
         let whole = |available: usize| {
             let need = Need::of(&self.compiled.program, work.plan);
             self.check_fits(work.plan, &need, available)?;
@@ -133,13 +132,15 @@ impl Session {
         Ok(done)
     }
 
-    /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the bytes that there are, or refuses it
-    /// before anything runs.
+    /// Waits for the run's turn at the weights and takes what it needs, which `choose` says of the bytes
+    /// that there are, or refuses it before anything runs. Every run comes by here, so this is where
+    /// the model's files are checked.
     pub(super) fn grant<C>(
         &self,
         options: &RunOptions<'_>,
         choose: impl Fn(usize) -> Result<(Need, C)>,
     ) -> Result<(Grant<'_>, C)> {
+        self.model.check_files(false)?;
         self.kept.dynamic.check_shrink(&options.shrink_arenas)?;
         let deadline = options.deadline.or_else(|| self.limits.until());
         let windows = &self.compiled.streams.windows;
