@@ -128,7 +128,7 @@ impl UnknownOperator {
             return Ok(format!("did you mean '{near}'?"));
         }
         if let Some(record) = records.iter().find(|record| record.name == self.op) {
-            return Ok(format!("domain {} has an operator of that name", shown(record.domain)));
+            return Ok(format!("domain {} has an operator of that name", domain_name(record.domain)));
         }
         let domains = records.iter().map(|record| record.domain).filter(|domain| !domain.is_empty());
         let known = self.domain.is_empty() || of_domain().next().is_some();
@@ -226,8 +226,8 @@ fn load_within(
 /// The newest version of the standard's operator set that the records were compared with.
 pub const NEWEST_OPSET: i64 = 28;
 
-/// A domain as it is shown.
-fn shown(domain: &str) -> &str {
+/// A domain as messages name it.
+pub(super) fn domain_name(domain: &str) -> &str {
     if domain.is_empty() { "ai.onnx" } else { domain }
 }
 
@@ -255,7 +255,8 @@ pub(super) fn opsets_of(
         );
         let other = opsets.insert(domain.to_string(), import.version());
         if other.is_some() {
-            let text = format!("operator set '{}' is imported twice; the last import counts", shown(domain));
+            let text =
+                format!("operator set '{}' is imported twice; the last import counts", domain_name(domain));
             warnings.add(WarningKind::OpsetImport, String::new, text)?;
         }
     }
@@ -375,7 +376,7 @@ impl<'m> Survey<'m> {
 
 fn describe(unknown: &[UnknownOperator]) -> String {
     let one = |operator: &UnknownOperator| {
-        let domain = if operator.domain.is_empty() { "ai.onnx" } else { &operator.domain };
+        let domain = domain_name(&operator.domain);
         let nodes = if operator.count == 1 { "node" } else { "nodes" };
         let UnknownOperator { op, count, first_node, .. } = operator;
         format!("{op} of domain {domain} ({count} {nodes}, first '{first_node}')")

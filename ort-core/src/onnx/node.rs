@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::build::{BoundAttributes, Loader, Meaning, Scope};
-use super::load::{NEWEST_OPSET, function_key, opsets_of};
+use super::load::{NEWEST_OPSET, domain_name, function_key, opsets_of};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::tensor::{dense_from_proto, sparse_from_proto, tensor_from_proto};
@@ -169,8 +169,8 @@ impl<'m> Loader<'m> {
             return Err(error!(InvalidGraph, "the model imports no operator set of domain '{domain}'")
                 .help("add the domain and its version to the model's opset_import"));
         }
-        let shown = if domain.is_empty() { "ai.onnx" } else { domain };
-        let text = format!("operator set '{shown}' is not imported; its newest version is assumed");
+        let text =
+            format!("operator set '{}' is not imported; its newest version is assumed", domain_name(domain));
         self.warnings.add(WarningKind::OpsetImport, || format!("node '{node}'"), text)?;
         Ok(match domain {
             "" => NEWEST_OPSET,

@@ -7,13 +7,12 @@ use std::fmt;
 
 use indexmap::IndexMap;
 
+use crate::dim::Dim;
 use crate::ir::ValueType;
-use crate::{Result, Within, error};
+use crate::{NAME_BYTES, Result, Within, error, shown};
 
 /// The most distinct warnings that are kept of one model; more are only counted.
 const MOST_WARNINGS: usize = 100;
-/// The most characters of a text or place: names come from the file and may be of any length.
-const MOST_CHARACTERS: usize = 200;
 /// The most warnings of one model that are logged.
 const MOST_LOGGED: usize = 5;
 
@@ -97,18 +96,19 @@ impl Warnings {
         place: impl FnOnce() -> String,
         text: impl Into<String>,
     ) -> Result<()> {
-        let text = clip(&text.into());
+        // Names in texts and places come from the file.
+        let text = shown(&text.into(), NAME_BYTES).into_owned();
         if self.strict {
             let place = place();
             let problem = error!(InvalidGraph, "{text}")
                 .help("strict loading refuses what ONNX does not allow; load without it to only be warned");
-            return Err(problem)
-                .within(|| if place.is_empty() { "the model".to_string() } else { clip(&place) });
+            return Err(problem).within(|| if place.is_empty() { "the model".to_string() } else { place });
         }
         if let Some(known) = self.found.get_mut(&(kind, text.clone())) {
             known.count += 1;
         } else if self.found.len() < MOST_WARNINGS {
-            let warning = ModelWarning { kind, text: text.clone(), place: clip(&place()), count: 1 };
+            let place = shown(&place(), NAME_BYTES).into_owned();
+            let warning = ModelWarning { kind, text: text.clone(), place, count: 1 };
             self.found.insert((kind, text), warning);
         } else {
             self.further += 1;
@@ -152,18 +152,9 @@ fn contradict(declared: &ValueType, computed: &ValueType) -> bool {
     let (Some(said), Some(is)) = (&declared.shape, &computed.shape) else {
         return declared.dtype != computed.dtype;
     };
-    let differ = |(a, b): (&crate::dim::Dim, &crate::dim::Dim)| matches!((a.as_constant(), b.as_constant()), (Some(a), Some(b)) if a != b);
+    let differ =
+        |(a, b): (&Dim, &Dim)| matches!((a.as_constant(), b.as_constant()), (Some(a), Some(b)) if a != b);
     declared.dtype != computed.dtype || said.len() != is.len() || said.iter().zip(is).any(differ)
-}
-
-/// A text from the file, short enough for a line and without control characters.
-fn clip(text: &str) -> String {
-    let plain = |character: char| if character.is_control() { '\u{fffd}' } else { character };
-    let mut clipped: String = text.chars().take(MOST_CHARACTERS).map(plain).collect();
-    if text.chars().nth(MOST_CHARACTERS).is_some() {
-        clipped.push_str("...");
-    }
-    clipped
 }
 
 #[cfg(test)]
@@ -185,8 +176,8 @@ mod tests {
         let list = warnings.into_list();
         assert_eq!(list.len(), MOST_WARNINGS);
         assert_eq!(list[0].to_string(), "node 0: same (and 2 more like it)");
-        assert!(list.iter().all(|warning| warning.place.chars().count() <= MOST_CHARACTERS + 3));
-        assert_eq!(clip("\u{1b}[31m"), "\u{fffd}[31m");
+        assert!(list.iter().all(|warning| warning.place.len() < 2 * NAME_BYTES));
+        assert!(list.iter().all(|warning| !warning.to_string().chars().any(crate::steers)));
     }
 
     #[test]

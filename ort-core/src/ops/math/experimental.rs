@@ -10,7 +10,7 @@ use crate::dtype::{DType, TypeSet};
 use crate::ir::{Attribute, ValueId};
 use crate::ops;
 use crate::ops::microsoft::{float, number};
-use crate::spec::{AttrKind, AttrSpec, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
+use crate::spec::{AttrKind, Draft, InferCx, OP, OpSpec, Upgrade, attr, one, opt, var};
 use crate::tensor::Tensor;
 use crate::{Result, ensure, error};
 
@@ -49,24 +49,22 @@ static SCALE: OpSpec = OpSpec {
     ..OF_FLOATS
 };
 
-/// `alpha * tanh(beta * x)`.
-static SCALED_TANH: OpSpec = OpSpec {
-    name: "ScaledTanh",
-    attrs: TWO_FACTORS,
+/// `alpha * function(beta * x)`. The schemas have no defaults, and ONNX Runtime's kernels need both factors.
+const OF_TWO_FACTORS: OpSpec = OpSpec {
+    attrs: &[attr::optional("alpha", AttrKind::Float), attr::optional("beta", AttrKind::Float)],
     infer: infer_two_factors,
-    lower: Some(|draft| lower_two_factors(draft, "Tanh")),
     ..OF_FLOATS
 };
 
-/// `alpha * softplus(beta * x)`.
+static SCALED_TANH: OpSpec =
+    OpSpec { name: "ScaledTanh", lower: Some(|draft| lower_two_factors(draft, "Tanh")), ..OF_TWO_FACTORS };
+
 static PARAMETRIC_SOFTPLUS: OpSpec = OpSpec {
     name: "ParametricSoftplus",
     inputs: X,
     outputs: Y,
-    attrs: TWO_FACTORS,
-    infer: infer_two_factors,
     lower: Some(|draft| lower_two_factors(draft, "Softplus")),
-    ..OF_FLOATS
+    ..OF_TWO_FACTORS
 };
 
 /// `scale * x`, and a bias for each channel of an image.
@@ -108,10 +106,6 @@ static DYNAMIC_SLICE: OpSpec = OpSpec {
 };
 
 ops![AFFINE, SCALE, SCALED_TANH, PARAMETRIC_SOFTPLUS, IMAGE_SCALER, CROP, DYNAMIC_SLICE];
-
-/// The schemas have no defaults, and ONNX Runtime's kernels need both.
-const TWO_FACTORS: &[AttrSpec] =
-    &[attr::optional("alpha", AttrKind::Float), attr::optional("beta", AttrKind::Float)];
 
 fn infer_two_factors(cx: &mut InferCx<'_>) -> Result<()> {
     cx.attrs.float("alpha")?;
@@ -172,28 +166,44 @@ fn lower_image_scaler(draft: &mut Draft<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Borders of `Crop`: left, top, right, bottom; and the height and width, where they are given.
-type Borders = ([i64; 4], Option<[i64; 2]>);
+/// The attributes of `Crop`.
+struct Cropping {
+    left: i64,
+    top: i64,
+    right: i64,
+    bottom: i64,
+    /// The height and width behind the left and upper border; without them the other borders count.
+    size: Option<[i64; 2]>,
+}
 
-fn borders(border: &[i64], scale: Option<&[i64]>) -> Result<Borders> {
-    let border: [i64; 4] = border
-        .try_into()
-        .map_err(|_| error!(InvalidGraph, "border has {} values, expected 4", border.len()))?;
-    let scale = scale.map(|scale| {
-        let size = <[i64; 2]>::try_from(scale);
-        size.map_err(|_| error!(InvalidGraph, "scale has {} values, expected height and width", scale.len()))
-    });
-    let scale = scale.transpose()?;
-    let all = border.iter().chain(scale.iter().flatten());
-    let fits = all.clone().all(|&value| (0..=i64::from(i32::MAX)).contains(&value));
-    ensure!(fits, InvalidGraph, "borders and sizes are 0 or more, got {:?}", all.collect::<Vec<_>>());
-    Ok((border, scale))
+impl Cropping {
+    fn new(border: &[i64], scale: Option<&[i64]>) -> Result<Cropping> {
+        let &[left, top, right, bottom] = border else {
+            return Err(error!(InvalidGraph, "border has {} values, expected 4", border.len()));
+        };
+        let size = scale.map(|scale| {
+            let size = <[i64; 2]>::try_from(scale);
+            size.map_err(|_| {
+                error!(InvalidGraph, "scale has {} values, expected height and width", scale.len())
+            })
+        });
+        let size = size.transpose()?;
+        let mut all = border.iter().chain(size.iter().flatten());
+        let wrong = all.find(|value| !(0..=i64::from(i32::MAX)).contains(*value));
+        match wrong {
+            None => Ok(Cropping { left, top, right, bottom, size }),
+            Some(value) => {
+                Err(error!(InvalidGraph, "a border or size is {value}, expected 0 to {}", i32::MAX))
+            }
+        }
+    }
 }
 
 fn infer_crop(cx: &mut InferCx<'_>) -> Result<()> {
-    let ([left, top, right, bottom], scale) = borders(cx.attrs.ints("border")?, cx.attrs.find_ints("scale"))?;
+    let Cropping { left, top, right, bottom, size } =
+        Cropping::new(cx.attrs.ints("border")?, cx.attrs.find_ints("scale"))?;
     let Some([batch, channels, height, width]) = image(cx)? else { return Ok(()) };
-    let [rows, columns] = match scale {
+    let [rows, columns] = match size {
         Some([rows, columns]) => [Dim::constant(rows), Dim::constant(columns)],
         None => [height - &Dim::constant(top + bottom), width - &Dim::constant(left + right)],
     };
@@ -218,8 +228,9 @@ fn lower_crop(draft: &mut Draft<'_>) -> Result<()> {
         Some(Attribute::Ints(values)) => Some(values.as_slice()),
         _ => None,
     };
-    let ([left, top, right, bottom], scale) = borders(ints("border").unwrap_or(&[]), ints("scale"))?;
-    let ends = match scale {
+    let Cropping { left, top, right, bottom, size } =
+        Cropping::new(ints("border").unwrap_or(&[]), ints("scale"))?;
+    let ends = match size {
         Some([rows, columns]) => [top + rows, left + columns],
         // A border of 0 ends where the image does.
         None => [bottom, right].map(|border| if border == 0 { i64::MAX } else { -border }),
