@@ -12,6 +12,7 @@ use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "CDist", make, ..KernelDef::BASE }];
@@ -56,23 +57,23 @@ fn distances<T: Real>(cx: &mut RunCx<'_>, is_root: bool) -> Result<()> {
     };
     ensure!(width == other, InvalidArgument, "the rows are of {width} and {other} elements");
     let (a, b) = (a.as_slice::<T>()?, b.as_slice::<T>()?);
-    let (control, threads) = (cx.control(), cx.threads());
+    let threads = cx.threads();
     let output = cx.output(0)?.as_mut_slice::<T>()?;
     let rows_of_task = TASK.div_ceil(columns.saturating_mul(width).max(1));
+    let columns_at_once = (TASK / width.max(1)).max(1);
     for_each_row_chunk_mut(threads, output, columns, rows_of_task, |first, rows| {
         for (row, output) in (first..).zip(rows.chunks_exact_mut(columns)) {
-            // A run that is given up is an error whatever stands here.
-            if control.check().is_err() {
-                return;
-            }
             let a = &a[row * width..(row + 1) * width];
-            for (column, output) in output.iter_mut().enumerate() {
-                let sum = squared(a, &b[column * width..(column + 1) * width]);
-                *output = if is_root { sum.root() } else { sum };
+            for (block, output) in output.chunks_mut(columns_at_once).enumerate() {
+                spend(output.len() * (4 + width / 4));
+                for (column, output) in (block * columns_at_once..).zip(output) {
+                    let sum = squared(a, &b[column * width..(column + 1) * width]);
+                    *output = if is_root { sum.root() } else { sum };
+                }
             }
         }
     });
-    control.check()
+    Ok(())
 }
 
 /// The sum of squared differences.

@@ -6,6 +6,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::spec::MICROSOFT;
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "MurmurHash3", make, ..KernelDef::BASE }];
 
@@ -36,6 +37,7 @@ fn hash(bytes: &[u8], seed: u32) -> u32 {
     let blocks = bytes.chunks_exact(4);
     let rest = blocks.remainder();
     let mut hash = seed;
+    spend(8 + bytes.len());
     for block in blocks {
         hash = (hash ^ mixed(word(block))).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64);
     }

@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::spec::MICROSOFT;
-use ort_core::tensor::{Shape, Tensor};
+use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 use regex::Regex;
 use regex_automata::hybrid::dfa::{Cache, DFA};
@@ -16,6 +16,7 @@ use regex_automata::nfa::thompson;
 use regex_automata::{Anchored, Input, MatchKind};
 
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 
 cpu_kernels![KernelDef {
     domain: MICROSOFT,
@@ -141,31 +142,28 @@ impl Executable for Tokenizer {
         // Two lists of the tokens of a text, each of a byte at least.
         let _tokens = cx.reserve(2usize.saturating_mul(longest).saturating_mul(size_of::<&str>()))?;
         let mut caches = self.caches();
-        let (mut most, mut bytes) = (0, 0usize);
+        let mut most = 0;
         for text in texts {
-            cx.check()?;
-            let tokens = self.tokens(&mut caches, text)?;
-            most = most.max(tokens.len());
-            bytes = tokens.iter().fold(bytes, |bytes, token| bytes.saturating_add(token.len()));
+            most = most.max(self.tokens(&mut caches, text)?.len());
         }
         // Where no text has a token there are no marks either.
-        let width = if most > 0 && self.marks { most + MARKS.len() } else { most };
-        let count = texts.len().saturating_mul(width);
-        let each = size_of::<String>().saturating_add(self.pad.len().max(1));
-        let _strings = cx.reserve(count.saturating_mul(each).saturating_add(bytes))?;
-        let mut output: Vec<String> = Vec::with_capacity(count);
-        for (text, end) in texts.iter().zip((1..).map(|row| row * width)) {
-            cx.check()?;
-            if width == 0 {
-                break;
-            }
-            let tokens = self.tokens(&mut caches, text)?;
-            let [before, after] = if self.marks { MARKS.map(Some) } else { [None, None] };
-            output.extend(before.into_iter().chain(tokens).chain(after).map(str::to_string));
-            output.resize(end, self.pad.clone());
-        }
+        let [before, after] = if self.marks && most > 0 { MARKS.map(Some) } else { [None, None] };
+        let width = most + before.iter().chain(&after).count();
         let shape: Shape = input.shape().iter().copied().chain([width]).collect();
-        cx.set(0, Tensor::from_strings(&shape, output)?)
+        // Texts are cut again instead of being kept: one of many tokens makes all rows as long.
+        let mut problem = None;
+        let rows = texts.iter().flat_map(|text| {
+            let tokens = self.tokens(&mut caches, text);
+            let tokens = tokens.unwrap_or_else(|found| {
+                problem.get_or_insert(found);
+                Vec::new()
+            });
+            let row = before.into_iter().chain(tokens).chain(after);
+            row.chain(std::iter::repeat(self.pad.as_str())).take(width)
+        });
+        let output = cx.strings(&shape, rows.map(str::to_string));
+        problem.map_or(Ok(()), Err)?;
+        cx.set(0, output?)
     }
 }
 
@@ -182,7 +180,10 @@ impl Tokenizer {
 
     fn tokens<'t>(&self, caches: &mut [Cache], text: &'t str) -> Result<Vec<&'t str>> {
         match &self.cut {
-            Cut::Characters => Ok(text.split("").filter(|character| !character.is_empty()).collect()),
+            Cut::Characters => {
+                spend(8 * text.len());
+                Ok(text.split("").filter(|character| !character.is_empty()).collect())
+            }
             Cut::Separators(separators) => {
                 let mut parts = vec![text];
                 for (separator, cache) in separators.iter().zip(caches) {
@@ -218,6 +219,8 @@ impl Tokenizer {
         };
         let mut start = 0;
         while start <= text.len() {
+            // The search for the longest match may read on to the end of the text, for each match again.
+            spend(32 + text.len() - start);
             let Some((from, to)) = expression.find(cache, text, start)? else { break };
             add(if takes_matches { text.get(from..to) } else { text.get(start..from) });
             let next = text.get(to..).and_then(|rest| rest.chars().next()).map_or(1, char::len_utf8);

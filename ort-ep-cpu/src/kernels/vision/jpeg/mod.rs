@@ -11,6 +11,8 @@ use std::fmt;
 use entropy::{Band, Bits, Huffman, Progress, place, progressive_first, progressive_rest, sequential};
 use pixels::{Plane, over_black, rgb, samples};
 
+use crate::interrupt::spend;
+
 /// More scans than this no image has: each goes through all of it, however few bytes it takes itself.
 const MOST_SCANS: usize = 100;
 
@@ -367,6 +369,8 @@ impl Decoder<'_> {
         let (columns, rows) = self.units(&scanned);
         let mut left = self.tables.restart;
         for unit in 0..columns * rows {
+            // A scan of a vast image may take few bytes, and each of many scans goes through all blocks.
+            spend(64 * scanned.len());
             if self.tables.restart > 0 {
                 if left == 0 {
                     bits.restart()?;
@@ -484,6 +488,7 @@ impl Decoder<'_> {
         let own = block - it.first_block;
         let stride = it.columns * 8;
         let start = it.first_block * 64 + own / it.columns * 8 * stride + own % it.columns * 8;
+        spend(128);
         let block = samples(coefficients, steps);
         for (row, from) in block.chunks_exact(8).enumerate() {
             if let Some(to) = self.samples.get_mut(start + row * stride..start + row * stride + 8) {
@@ -524,6 +529,7 @@ impl Decoder<'_> {
         channels.iter_mut().for_each(|channel: &mut Vec<u8>| channel.resize(frame.width, 0));
         let mut sums = Vec::new();
         for (row, to) in pixels.chunks_exact_mut(frame.width * 3).enumerate() {
+            spend(8 * frame.width);
             for (plane, channel) in planes.iter().zip(&mut channels) {
                 plane.full_row(row, &mut sums, channel);
             }
