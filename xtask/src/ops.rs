@@ -124,11 +124,11 @@ fn cases(workspace: &Workspace) -> Result<ByOperator<i64>> {
 /// Each version of an operator with whether a case covers it: one whose opset is in it and before the next.
 fn covered(operator: &Operator, versions: &ByOperator<i64>, cases: &ByOperator<i64>) -> Vec<(i64, bool)> {
     let key = (operator.domain.clone(), operator.op.clone());
-    let versions: Vec<i64> = match versions.get(&key) {
-        Some(known) => known.iter().copied().collect(),
-        None => vec![operator.since],
-    };
     let opsets = cases.get(&key);
+    let Some(versions) = versions.get(&key) else {
+        // Beside the standard an operator has one form, which every case is of.
+        return vec![(operator.since, opsets.is_some_and(|opsets| !opsets.is_empty()))];
+    };
     let ends = versions.iter().skip(1).copied().chain([i64::MAX]);
     let has_case = |from: i64, to: i64| opsets.is_some_and(|opsets| opsets.range(from..to).next().is_some());
     versions.iter().zip(ends).map(|(&from, to)| (from, has_case(from, to))).collect()
