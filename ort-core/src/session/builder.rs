@@ -492,7 +492,20 @@ impl SessionBuilder {
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
         let batch = OnceLock::new();
-        Ok(Compiled { program, streams, devices, packed_bytes, rewrites, batch, budget, cache, key, _trim })
+        let constant_bytes = budget.in_use();
+        Ok(Compiled {
+            program,
+            streams,
+            devices,
+            packed_bytes,
+            constant_bytes,
+            rewrites,
+            batch,
+            budget,
+            cache,
+            key,
+            _trim,
+        })
     }
 
     fn open_devices(&self) -> Result<Devices> {

@@ -22,6 +22,9 @@ pub(crate) struct Compiled {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     /// The bytes of packed weights that always stay.
     pub(crate) packed_bytes: usize,
+    /// All bytes that building left in the budget: packed weights that always stay, folded constants,
+    /// copies.
+    pub(crate) constant_bytes: usize,
     /// The entry of the compiled cache that packed weights lie in instead.
     pub(crate) cache: Option<CacheUse>,
     pub(crate) rewrites: Report,

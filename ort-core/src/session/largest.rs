@@ -7,9 +7,11 @@ use crate::{ErrorKind, Result, ensure};
 const MOST: i64 = 1 << 48;
 
 impl Session {
-    /// The largest size of the symbolic dimension `dim` (in elements, such as a batch) with which the session keeps to `budget` bytes: packed
-    /// weights, activations, workspaces and outputs. Other dimensions count as 1. None where not even 1 fits. It is the largest that runs as
-    /// a whole: a run that is split ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split)) may be larger.
+    /// The largest size of the symbolic dimension `dim` (in elements, such as a batch) with which the
+    /// session keeps to `budget` bytes: packed weights, folded constants, activations, workspaces and
+    /// outputs. Other dimensions count as 1. None if not even 1 fits. It is the largest that runs as a
+    /// whole: a run that is split ([`SessionBuilder::batch_split`](super::SessionBuilder::batch_split))
+    /// may be larger.
     ///
     /// ```no_run
     /// # use ort_core::session::{Model, Session};
@@ -64,7 +66,6 @@ impl Session {
             help = "measure runs of several sizes instead: `Session::memory` tells the peak",
             "the peak is not known ahead with {dim} of {size}: sizes of values depend on data"
         );
-        let packed = self.compiled.packed_bytes.saturating_add(self.compiled.streams.least_bytes());
-        Ok(plan.peak().saturating_add(packed) <= budget)
+        Ok(plan.peak().saturating_add(self.constant_bytes()) <= budget)
     }
 }

@@ -90,6 +90,12 @@ impl Session {
         }
     }
 
+    /// The fewest bytes of constants that the session holds during a run and that count against its
+    /// limit: folded ones, copies for alignment, packed weights, and of those that come and go the largest.
+    pub fn constant_bytes(&self) -> usize {
+        self.compiled.constant_bytes.saturating_add(self.compiled.streams.least_bytes())
+    }
+
     /// The bytes of constants that always stay in the memory of devices.
     pub(super) fn fixed_device_constants(&self) -> usize {
         let constants = self.compiled.program.constants().into_iter();
