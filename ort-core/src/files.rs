@@ -11,7 +11,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 /// How the names of files that are being written begin and end.
 pub(crate) const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
@@ -181,6 +181,39 @@ impl Complete {
     pub fn publish(self) -> io::Result<()> {
         self.target.put(self.file).map(drop)
     }
+}
+
+/// Puts two files in place, of which `main` refers to `data`: both are new then, or both as they were.
+///
+/// The old data steps aside first. A kill between the renames leaves a file that lacks its data, which
+/// is an error to load, and never one with the data of another.
+///
+/// # Errors
+///
+/// As [`Complete::publish`], or `data` is to lie beside what is no file.
+pub fn publish_pair(main: Complete, data: Complete) -> io::Result<()> {
+    let (Target::File(_), Target::File(place)) = (&main.target, &data.target) else {
+        return Err(invalid("it is no file, so that no data file can lie beside it"));
+    };
+    let place = place.clone();
+    let aside = set_aside(&place)?;
+    match main.publish() {
+        Ok(()) => data.publish(),
+        Err(problem) => {
+            aside.map_or(Ok(()), |old| old.persist(&place).map_err(|problem| problem.error))?;
+            Err(problem)
+        }
+    }
+}
+
+/// Renames a file to a name of its own; it is removed once that is dropped.
+fn set_aside(place: &Path) -> io::Result<Option<TempPath>> {
+    if !place.is_file() {
+        return Ok(None);
+    }
+    let aside = unfinished(folder_of(place))?.into_temp_path();
+    std::fs::rename(place, &aside)?;
+    Ok(Some(aside))
 }
 
 /// Writes the file that `path` names, whole or not at all.
@@ -375,6 +408,30 @@ mod tests {
         for name in ["../outside", "/etc/hosts", "", ".", "..", "a/b", "a/", "a\\b"] {
             assert!(NewFile::create_in(&folder, name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_pair_is_replaced_as_a_whole() {
+        let top = tempfile::tempdir().unwrap();
+        let (main, data) = (top.path().join("main"), top.path().join("data"));
+        let write = |path: &Path, text: &str| {
+            let mut file = NewFile::create(path).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            file.complete().unwrap()
+        };
+        publish_pair(write(&main, "a"), write(&data, "b")).unwrap();
+        publish_pair(write(&main, "c"), write(&data, "d")).unwrap();
+        assert_eq!((read(&main), read(&data)), ("c".into(), "d".into()));
+        // A folder that takes the place of the file meanwhile cannot be replaced.
+        let (new_main, new_data) = (write(&main, "e"), write(&data, "f"));
+        std::fs::remove_file(&main).unwrap();
+        std::fs::create_dir(&main).unwrap();
+        assert!(publish_pair(new_main, new_data).is_err());
+        assert_eq!(read(&data), "d");
+        let device = NewFile::create(Path::new("/dev/null")).unwrap().complete().unwrap();
+        assert!(publish_pair(device, write(&data, "g")).is_err());
+        assert_eq!(read(&data), "d");
+        assert_eq!(std::fs::read_dir(top.path()).unwrap().count(), 2, "nothing else is left");
     }
 
     #[test]

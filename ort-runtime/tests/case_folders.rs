@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use ort_runtime::ir::ValueType;
-use ort_runtime::rewrite::Level;
+use ort_runtime::rewrite::{Level, Optimizer};
 use ort_runtime::tensor::{Tolerance, compare};
 use ort_runtime::{Error, ErrorKind, Model, Result, Session, Value, Within, onnx};
 
@@ -36,6 +36,25 @@ fn every_case_passes_at_every_level_and_on_any_threads() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// ONNX Runtime loads what is written at level `extended`. Its kernels take no mask that broadcasts over the
+/// queries, and no convolution whose input and output are of different 8-bit types.
+#[test]
+fn level_extended_makes_only_what_onnx_runtime_has_kernels_for() -> Result<()> {
+    let cases =
+        [("attention_mask_over_queries", "Attention"), ("qlinear_conv_of_mixed_types", "QLinearConv")];
+    for (folder, operator) in cases {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cases");
+        let model = Model::load(root.join(folder).join("model.onnx"))?;
+        let makes = |level| -> Result<bool> {
+            let (graph, _) = Session::builder(&model).optimizer(Optimizer::at(level)).optimized()?;
+            Ok(graph.nodes.iter().any(|node| node.spec.name == operator))
+        };
+        assert!(!makes(Level::Extended)?, "{folder}: {operator} at level extended");
+        assert!(makes(Level::All)?, "{folder}: no {operator} at level all");
+    }
+    Ok(())
 }
 
 /// Runs one case and compares its outputs, shapes included.

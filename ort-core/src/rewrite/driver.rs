@@ -166,7 +166,7 @@ impl<'g> Sweep<'g> {
                 {
                     continue;
                 }
-                let view = Found { graph: self.graph, found: &found };
+                let view = Found { graph: self.graph, found: &found, level: self.optimizer.level };
                 if compiled.rule.when.is_some_and(|when| !when(&view)) {
                     continue;
                 }
@@ -254,7 +254,7 @@ impl<'g> Sweep<'g> {
     /// where the rule makes nothing of this match.
     fn replace_by_nodes(&mut self, compiled: &Compiled, found: &Match, root: NodeId) -> Result<Option<bool>> {
         let Some(node) = self.graph.nodes.get(root.index()).cloned() else { return Ok(None) };
-        let mut patch = Patch::new(self.graph, found, &node);
+        let mut patch = Patch::new(self.graph, found, &node, self.optimizer.level);
         let values = match (&compiled.template, compiled.rule.then) {
             (Some(template), _) => patch.build(template)?.map(|value| vec![value]),
             (None, Then::Build(build)) => build(&mut patch)?,

@@ -1,7 +1,7 @@
 //! The right side of a rule under construction: new nodes, and what is known of the match.
 
 use super::matching::{Match, known_ints, scalar};
-use super::rule::Found;
+use super::rule::{Found, Level};
 use super::term::{Literal, NodeTerm, Term};
 use crate::dtype::DType;
 use crate::ir::{Attribute, Graph, Node, ValueId};
@@ -86,18 +86,19 @@ impl<'a> Found<'a> {
 pub struct Patch<'g> {
     pub(crate) draft: Draft<'g>,
     pub(crate) found: &'g Match,
+    pub(crate) level: Level,
 }
 
 impl<'g> Patch<'g> {
-    pub(super) fn new(graph: &'g mut Graph, found: &'g Match, root: &Node) -> Patch<'g> {
+    pub(super) fn new(graph: &'g mut Graph, found: &'g Match, root: &Node, level: Level) -> Patch<'g> {
         let mut draft = Draft::new(graph, root.name.clone(), ("", root.spec.name, root.spec.since));
         draft.outputs = root.outputs.clone();
-        Patch { draft, found }
+        Patch { draft, found, level }
     }
 
     /// What is known of the match.
     pub fn found(&self) -> Found<'_> {
-        Found { graph: self.draft.graph(), found: self.found }
+        Found { graph: self.draft.graph(), found: self.found, level: self.level }
     }
 
     /// The value called `name`.

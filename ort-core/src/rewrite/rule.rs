@@ -118,6 +118,16 @@ pub struct Found<'a> {
     pub graph: &'a Graph,
     /// What the names of the pattern stand for.
     pub found: &'a Match,
+    /// The level that the graph is rewritten at.
+    pub level: Level,
+}
+
+impl Found<'_> {
+    /// Whether ONNX Runtime has to run the result: it loads what is written up to level `extended`, and
+    /// its kernels take less than the standard allows.
+    pub fn must_be_portable(&self) -> bool {
+        self.level < Level::All
+    }
 }
 
 /// A rule whose texts are parsed.

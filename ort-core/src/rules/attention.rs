@@ -105,12 +105,16 @@ fn are_heads(found: &Found<'_>) -> bool {
 }
 
 /// Whether a mask leaves batch, heads and queries of the scores as they are. Of the last axis see [`mask_of_operator`].
+/// ONNX Runtime's kernel broadcasts no mask over the queries.
 fn mask_fits(found: &Found<'_>) -> bool {
     let (Some([scores @ .., _]), Some([sums @ .., _])) = (found.shape("m"), found.shape("sum")) else {
         return false;
     };
     let is_mask = found.rank("mask").is_some_and(|rank| (2..=4).contains(&rank));
-    is_mask && scores == sums && found.dtype("mask") == found.dtype("q")
+    let queries = |shape: &'_ [Dim]| shape.iter().rev().nth(1).cloned();
+    let has_queries = found.shape("mask").and_then(queries) == found.shape("m").and_then(queries);
+    let is_portable = has_queries || !found.must_be_portable();
+    is_mask && is_portable && scores == sums && found.dtype("mask") == found.dtype("q")
 }
 
 fn attention(patch: &mut Patch<'_>) -> Result<Option<Vec<ValueId>>> {
