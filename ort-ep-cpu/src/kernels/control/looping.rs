@@ -99,7 +99,7 @@ impl Executable for Loop {
         for (index, (stack, item)) in stacks.into_iter().zip(&self.scans).enumerate() {
             let output = 1 + self.carried + index;
             let joined = match number {
-                0 => stack.finish(cx, &item_of_run(cx, self.body, (&shapes, output), item))?,
+                0 => stack.finish(cx, &item_of_run(cx, self.body, &shapes, output, item))?,
                 _ => stack.finish(cx, item)?,
             };
             cx.set(self.carried + index, joined)?;

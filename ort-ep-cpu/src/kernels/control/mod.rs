@@ -40,7 +40,8 @@ fn item_type(graph: &Graph, output: ValueId) -> Result<(DType, Shape)> {
 fn item_of_run(
     cx: &RunCx<'_>,
     body: usize,
-    (inputs, output): (&[Option<Shape>], usize),
+    inputs: &[Option<Shape>],
+    output: usize,
     item: &(DType, Shape),
 ) -> (DType, Shape) {
     let shape = cx.subgraph_output(body, inputs, output).filter(|shape| shape.len() == item.1.len());

@@ -223,7 +223,7 @@ impl Executable for Scan {
         for (index, stack) in stacks.into_iter().enumerate() {
             let (output, item) = (self.states + index, &self.items[index]);
             let joined = match length {
-                0 => stack.finish(cx, &item_of_run(cx, self.body, (&shapes, output), item))?,
+                0 => stack.finish(cx, &item_of_run(cx, self.body, &shapes, output, item))?,
                 _ => stack.finish(cx, item)?,
             };
             let axis = resolve(self.outputs[index].axis, joined.shape().len())?;

@@ -253,7 +253,7 @@ impl<T: Code> Zip<'_, T> {
             let whole = out.len() - out.len() % (4 * L::Base::LANES);
             let scales = [a_scale, b_scale, fixed];
             let zero = self.zero as i32;
-            add_vectors::<L, SIGNED>(lanes, [&a[..whole], &b[..whole]], &mut out[..whole], (scales, zero));
+            add_vectors::<L, SIGNED>(lanes, [&a[..whole], &b[..whole]], &mut out[..whole], scales, zero);
             at = whole;
         }
         while at < out.len() {
@@ -274,7 +274,8 @@ fn add_vectors<L: ByteLanes, const SIGNED: bool>(
     lanes: L,
     [a, b]: [&[u8]; 2],
     out: &mut [u8],
-    ([a_scale, b_scale, fixed], zero): ([f32; 3], i32),
+    [a_scale, b_scale, fixed]: [f32; 3],
+    zero: i32,
 ) {
     let (simd, width) = (lanes.base(), 4 * L::Base::LANES);
     let (a_scale, b_scale, fixed) = (simd.splat(a_scale), simd.splat(b_scale), simd.splat(fixed));

@@ -182,6 +182,12 @@ impl<'a> Bits<'a> {
     }
 }
 
+/// A scan's data, and how far it is decoded.
+pub(super) struct Coded<'a> {
+    pub(super) bits: Bits<'a>,
+    pub(super) progress: Progress,
+}
+
 /// The part of the coefficients that a scan codes: from one to another, shifted by `low` bits; `high` of an earlier scan, 0 of the first.
 #[derive(Clone, Copy)]
 pub(super) struct Band {
@@ -191,7 +197,7 @@ pub(super) struct Band {
     pub(super) low: u32,
 }
 
-/// What goes on from block to block.
+/// What goes on from block to block, up to a restart.
 #[derive(Default)]
 pub(super) struct Progress {
     /// The last first coefficient of each component.
@@ -220,7 +226,8 @@ fn first_coefficient(
     bits: &mut Bits<'_>,
     table: &Huffman,
     dc: &mut i32,
-    (block, low): (&mut [i16], u32),
+    block: &mut [i16],
+    low: u32,
 ) -> Result<(), Damage> {
     *dc = dc.wrapping_add(difference(bits, table)?);
     set(block, 0, shifted(*dc, low))
@@ -233,7 +240,7 @@ pub(super) fn sequential(
     last: &mut i32,
     block: &mut [i16],
 ) -> Result<(), Damage> {
-    first_coefficient(bits, dc, last, (&mut *block, 0))?;
+    first_coefficient(bits, dc, last, block, 0)?;
     let mut index = 1;
     while index < 64 {
         let code = bits.code(ac)?;
@@ -257,10 +264,11 @@ pub(super) fn progressive_first(
     bits: &mut Bits<'_>,
     table: Option<&Huffman>,
     band: Band,
-    (last, block): (&mut i32, &mut [i16]),
+    last: &mut i32,
+    block: &mut [i16],
 ) -> Result<(), Damage> {
     if band.high == 0 {
-        return first_coefficient(bits, table.ok_or(Damage::Codes)?, last, (block, band.low));
+        return first_coefficient(bits, table.ok_or(Damage::Codes)?, last, block, band.low);
     }
     if bits.take(1)? == 1
         && let Some(coefficient) = block.first_mut()
@@ -275,12 +283,13 @@ pub(super) fn progressive_rest(
     bits: &mut Bits<'_>,
     table: &Huffman,
     band: Band,
-    (ends, block): (&mut u32, &mut [i16]),
+    ends: &mut u32,
+    block: &mut [i16],
 ) -> Result<(), Damage> {
     if band.high == 0 {
-        new_rest(bits, table, band, (ends, block))
+        new_rest(bits, table, band, ends, block)
     } else {
-        refine_rest(bits, table, band, (ends, block))
+        refine_rest(bits, table, band, ends, block)
     }
 }
 
@@ -288,7 +297,8 @@ fn new_rest(
     bits: &mut Bits<'_>,
     table: &Huffman,
     band: Band,
-    (ends, block): (&mut u32, &mut [i16]),
+    ends: &mut u32,
+    block: &mut [i16],
 ) -> Result<(), Damage> {
     if *ends > 0 {
         *ends -= 1;
@@ -320,7 +330,8 @@ fn refine_rest(
     bits: &mut Bits<'_>,
     table: &Huffman,
     band: Band,
-    (ends, block): (&mut u32, &mut [i16]),
+    ends: &mut u32,
+    block: &mut [i16],
 ) -> Result<(), Damage> {
     let one = 1i16 << band.low;
     let mut index = band.first;

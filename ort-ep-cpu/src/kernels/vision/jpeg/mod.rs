@@ -8,7 +8,7 @@ mod pixels;
 
 use std::fmt;
 
-use entropy::{Band, Bits, Huffman, Progress, place, progressive_first, progressive_rest, sequential};
+use entropy::{Band, Bits, Coded, Huffman, Progress, place, progressive_first, progressive_rest, sequential};
 use pixels::{Plane, over_black, rgb, samples};
 
 use crate::interrupt::spend;
@@ -347,7 +347,7 @@ impl Decoder<'_> {
     }
 
     /// Decodes a scan; returns where it ends.
-    fn scan(&mut self, body: &[u8], mut bits: Bits<'_>) -> Result<usize, Damage> {
+    fn scan(&mut self, body: &[u8], bits: Bits<'_>) -> Result<usize, Damage> {
         let (&count, rest) = body.split_first().ok_or(Damage::Cut)?;
         let (parts, rest) = rest.split_at_checked(usize::from(count) * 2).ok_or(Damage::Cut)?;
         let &[first, last, bands] = rest else {
@@ -365,7 +365,7 @@ impl Decoder<'_> {
             self.keep_steps(component)?;
         }
         let band = self.band(scanned.len(), [first, last, bands])?;
-        let mut progress = Progress::default();
+        let mut coded = Coded { bits, progress: Progress::default() };
         let (columns, rows) = self.units(&scanned);
         let mut left = self.tables.restart;
         for unit in 0..columns * rows {
@@ -373,15 +373,15 @@ impl Decoder<'_> {
             spend(64 * scanned.len());
             if self.tables.restart > 0 {
                 if left == 0 {
-                    bits.restart()?;
-                    progress = Progress::default();
+                    coded.bits.restart()?;
+                    coded.progress = Progress::default();
                     left = self.tables.restart;
                 }
                 left -= 1;
             }
-            self.unit(&scanned, (unit % columns, unit / columns), band, (&mut bits, &mut progress))?;
+            self.unit(&scanned, [unit % columns, unit / columns], band, &mut coded)?;
         }
-        Ok(bits.end())
+        Ok(coded.bits.end())
     }
 
     fn keep_steps(&mut self, component: usize) -> Result<(), Damage> {
@@ -438,9 +438,9 @@ impl Decoder<'_> {
     fn unit(
         &mut self,
         scanned: &[Scanned],
-        (column, row): (usize, usize),
+        [column, row]: [usize; 2],
         band: Band,
-        (bits, progress): (&mut Bits<'_>, &mut Progress),
+        coded: &mut Coded<'_>,
     ) -> Result<(), Damage> {
         let frame = self.frame;
         for own in scanned {
@@ -449,7 +449,7 @@ impl Decoder<'_> {
             for index in 0..across * down {
                 let (x, y) = (column * across + index % across, row * down + index / across);
                 let block = it.first_block + y * it.columns + x;
-                self.block(own, block, band, (&mut *bits, &mut *progress))?;
+                self.block(own, block, band, coded)?;
             }
         }
         Ok(())
@@ -460,7 +460,7 @@ impl Decoder<'_> {
         own: &Scanned,
         block: usize,
         band: Band,
-        (bits, progress): (&mut Bits<'_>, &mut Progress),
+        Coded { bits, progress }: &mut Coded<'_>,
     ) -> Result<(), Damage> {
         let missing = Damage::Form("a table of codes is missing");
         let dc = self.tables.dc.get(own.dc).and_then(Option::as_ref);
@@ -475,9 +475,9 @@ impl Decoder<'_> {
         }
         let kept = self.coefficients.get_mut(block * 64..block * 64 + 64).ok_or(Damage::Codes)?;
         if band.first == 0 {
-            return progressive_first(bits, dc, band, (last, kept));
+            return progressive_first(bits, dc, band, last, kept);
         }
-        progressive_rest(bits, ac.ok_or(missing)?, band, (&mut progress.ends, kept))
+        progressive_rest(bits, ac.ok_or(missing)?, band, &mut progress.ends, kept)
     }
 
     /// Makes the samples of a block.
