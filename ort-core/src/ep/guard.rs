@@ -1,4 +1,5 @@
-//! Panic isolation: every call into a provider is made here, and a panic in one is an error that names the provider.
+//! Panic isolation: calls that have a provider compute, allocate or wait are made here, and a panic in one is an error that
+//! names the provider.
 //!
 //! A panic in a provider is a defect, of ours or of whoever wrote it; a server that runs other models must survive it.
 //! What unwinds because the run is over ([`Interrupted`]) is the error of the run's own check.
@@ -11,7 +12,8 @@ use ort_alloc::Allocator;
 
 use super::interrupt::{Interrupted, current};
 use super::{
-    Claim, CompileCx, Device, Executable, ExecutionProvider, IoShapes, NodeView, ProviderOptions, RunCx,
+    Claim, CompileCx, Device, Executable, ExecutionProvider, Fingerprint, IoShapes, NodeView,
+    ProviderOptions, RunCx,
 };
 use crate::tensor::{TensorMut, TensorView};
 use crate::{Error, Result, error};
@@ -97,6 +99,16 @@ pub(crate) fn allocator(device: &dyn Device) -> Result<Arc<dyn Allocator>> {
 /// [`Device::check`].
 pub(crate) fn check(device: &dyn Device) -> Result<()> {
     call(|| of(device, "the check"), || device.check())
+}
+
+/// [`Device::fingerprint`].
+pub(crate) fn fingerprint(device: &dyn Device) -> Result<Option<Fingerprint>> {
+    call(|| of(device, "the fingerprint"), || Ok(device.fingerprint()))
+}
+
+/// [`Device::synchronize`].
+pub(crate) fn synchronize(device: &dyn Device) -> Result<()> {
+    call(|| of(device, "waiting"), || device.synchronize())
 }
 
 /// [`Device::end_of_build`].

@@ -27,7 +27,7 @@ use super::frame::Tables;
 use super::transfer::{Transfers, check_reachable, find, is_on_device, readable, value_on_host};
 use super::{Session, ValueSpec, check_type};
 use crate::dim::Dim;
-use crate::ep::Device;
+use crate::ep::{Device, guard};
 use crate::ir::ValueType;
 use crate::seeded::HashMap;
 use crate::tensor::{Tensor, TensorBuffer, Value, ValueView};
@@ -455,7 +455,7 @@ impl IoBinding {
     ///
     /// What a device failed at meanwhile.
     pub fn synchronize_inputs(&self) -> Result<()> {
-        self.signature.devices.iter().try_for_each(|device| device.synchronize())
+        self.signature.devices.iter().try_for_each(|device| guard::synchronize(&**device))
     }
 
     /// Waits until the session's devices have written the outputs. Whoever reads them on the device, or copies them from there, need not.
@@ -464,7 +464,7 @@ impl IoBinding {
     ///
     /// What a device failed at meanwhile.
     pub fn synchronize_outputs(&self) -> Result<()> {
-        self.signature.devices.iter().try_for_each(|device| device.synchronize())
+        self.synchronize_inputs()
     }
 }
 

@@ -9,7 +9,7 @@ use ort_alloc::{Budget, MappedFile};
 use super::builder::{Built, SessionBuilder};
 use super::providers::ProviderRequest;
 use crate::cache::{Entry, Folder, Key, Reading, Store, begin, cannot_write};
-use crate::ep::{Device, Fingerprint, Packing};
+use crate::ep::{Device, Fingerprint, Packing, guard};
 use crate::files::Target;
 use crate::{ErrorKind, Result, error};
 
@@ -168,7 +168,7 @@ impl SessionBuilder {
         let mut code = format!("code {}\n", env!("ORT_CODE_HASH"));
         for device in setting.devices {
             let info = device.info();
-            let fingerprint = device.fingerprint().ok_or_else(|| {
+            let fingerprint = guard::fingerprint(&**device)?.ok_or_else(|| {
                 error!(
                     InvalidArgument,
                     "the provider {} says not what its packed weights depend on", info.provider
