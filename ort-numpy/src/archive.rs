@@ -68,7 +68,7 @@ impl<R: Read + Seek> Archive<R> {
         self.entry(name, |entry, _| Header::read(entry))
     }
 
-    /// Reads an array whose tensor takes at most `most` bytes.
+    /// Reads an array, which takes at most `most` bytes.
     ///
     /// # Errors
     ///

@@ -75,13 +75,15 @@ impl Header {
         bytes.ok_or_else(|| error!(InvalidArgument, "shape {:?} has too many bytes to address", self.shape))
     }
 
-    /// The memory that its tensor takes: of texts at least what an empty one does.
+    /// The memory that its tensor takes, of texts at least what an empty one does; with a copy in the
+    /// other order if the first axis is the innermost.
     pub(crate) fn memory(&self) -> Result<usize> {
         let (count, bytes) = (element_count(&self.shape)?, self.data_bytes()?);
+        let copies = if self.is_fortran && self.shape.len() > 1 { 2 } else { 1 };
         Ok(match self.item {
-            Item::Number(_) => bytes,
+            Item::Number(_) => bytes.saturating_mul(copies),
             Item::Unicode(_) | Item::Bytes(_) => {
-                bytes.saturating_add(count.saturating_mul(size_of::<String>()))
+                bytes.saturating_add(count.saturating_mul(copies * size_of::<String>()))
             }
         })
     }

@@ -8,7 +8,7 @@ use ort_core::{Error, ErrorKind, Result, ensure, error};
 
 use crate::header::{Header, Item};
 
-/// Reads a `.npy` file of `length` bytes whose tensor takes at most `most` bytes.
+/// Reads a `.npy` file of `length` bytes, which takes at most `most` bytes of memory.
 ///
 /// # Errors
 ///
@@ -84,15 +84,10 @@ fn numbers(header: &Header, dtype: DType, mut file: impl Read) -> Result<Tensor>
     let from = buffer.view().bytes()?;
     let places = Places::new(&header.shape);
     for (place, to) in places.zip(sorted.bytes_mut()?.chunks_exact_mut(size)) {
-        to.copy_from_slice(from.get(place * size..(place + 1) * size).unwrap_or(to_nothing(size)));
+        let element = from.get(place * size..(place + 1) * size);
+        to.copy_from_slice(element.ok_or_else(|| error!(Fail, "an element lies outside of its array"))?);
     }
     sorted.tensor()
-}
-
-/// Zeros, which are never needed: each place lies inside.
-fn to_nothing(size: usize) -> &'static [u8] {
-    const ZEROS: [u8; 16] = [0; 16];
-    ZEROS.get(..size).unwrap_or_default()
 }
 
 /// Where the elements of an array with the first axis innermost lie, in the order with the last axis innermost.
@@ -135,10 +130,7 @@ impl Iterator for Places<'_> {
 
 fn texts(header: &Header, file: &mut impl Read) -> Result<Tensor> {
     let count = element_count(&header.shape)?;
-    let mut texts = Vec::new();
-    texts
-        .try_reserve_exact(count)
-        .map_err(|_| error!(OutOfMemory, "{count} texts for an array of shape {:?}", header.shape))?;
+    let mut texts = list_of_texts(header, count)?;
     let mut bytes = Vec::new();
     for _ in 0..count {
         bytes.clear();
@@ -151,11 +143,20 @@ fn texts(header: &Header, file: &mut impl Read) -> Result<Tensor> {
         texts.push(text(header, &bytes)?);
     }
     if header.is_fortran && header.shape.len() > 1 {
-        let sorted = Places::new(&header.shape).take(count);
-        let sorted = sorted.map(|place| texts.get_mut(place).map(std::mem::take).unwrap_or_default());
-        texts = sorted.collect();
+        let mut sorted = list_of_texts(header, count)?;
+        let places = Places::new(&header.shape).take(count);
+        sorted.extend(places.map(|place| texts.get_mut(place).map(std::mem::take).unwrap_or_default()));
+        texts = sorted;
     }
     Tensor::from_strings(&header.shape, texts)
+}
+
+/// Room for all texts of an array.
+fn list_of_texts(header: &Header, count: usize) -> Result<Vec<String>> {
+    let mut texts = Vec::new();
+    let reserved = texts.try_reserve_exact(count);
+    reserved.map_err(|_| error!(OutOfMemory, "{count} texts for an array of shape {:?}", header.shape))?;
+    Ok(texts)
 }
 
 /// One text, without the zeros that fill it up.

@@ -202,7 +202,10 @@ impl<W: Seek> Seek for Sink<W> {
 }
 
 fn cast(tensor: &Tensor, to: DType) -> Result<Vec<u8>> {
-    let mut bytes = vec![0u8; byte_count(to, tensor.shape())?];
+    let (mut bytes, length) = (Vec::new(), byte_count(to, tensor.shape())?);
+    let reserved = bytes.try_reserve_exact(length);
+    reserved.map_err(|_| error!(OutOfMemory, "{length} bytes for an array of {}", to.name()))?;
+    bytes.resize(length, 0);
     let count = tensor.element_count();
     convert(tensor.dtype(), tensor.view().bytes()?, to, &mut bytes, count, CastOptions::default())
         .map_err(|problem| error!(Fail, "{problem}"))?;
