@@ -11,14 +11,19 @@ use crate::spec::{BinaryFn, OpSpec, RUNTIME, Registry, ScalarExpr};
 
 /// The most inputs of one fused operator.
 const MOST_INPUTS: usize = 8;
-/// The most functions in one formula.
+/// The most functions in one formula, each node's counted once.
 const MOST_FUNCTIONS: usize = 64;
+/// The most functions that the text of a formula applies. A value that is used twice is written twice, so
+/// that a chain in which every node reads its predecessor twice would double at each.
+const MOST_WRITTEN: usize = 256;
 
 /// A value as a formula of others.
 struct Chain {
     formula: ScalarExpr,
-    /// How many functions the formula applies.
+    /// How many functions its nodes apply.
     functions: usize,
+    /// How many the formula applies, in which a value stands as often as it is used.
+    written: usize,
     inputs: Vec<ValueId>,
     /// The nodes that it is made of, its own last.
     nodes: Vec<usize>,
@@ -195,7 +200,9 @@ fn chain_of(
     }
     let rank = rank_without_constants(graph, &given);
     let functions = functions(&own);
-    let mut chain = Chain { formula: own, functions, inputs: Vec::new(), nodes: Vec::new() };
+    let uses = uses_of_inputs(&own, &given);
+    let mut chain =
+        Chain { formula: own, functions, written: functions, inputs: Vec::new(), nodes: Vec::new() };
     let mut parts = Vec::with_capacity(given.len());
     // Inputs that are still to come need a place each.
     let mut to_come = given.len();
@@ -206,10 +213,12 @@ fn chain_of(
             parts.push(same?.clone());
             continue;
         }
+        let uses = uses.get(position).copied().unwrap_or(1);
         // What has the shape of the result is computed as often here as there.
         let fits = chains.get(&id).is_some_and(|inner| {
             read_once.get(id.index()).copied().unwrap_or(false)
                 && chain.functions + inner.functions <= MOST_FUNCTIONS
+                && chain.written.saturating_add(inner.written.saturating_mul(uses)) <= MOST_WRITTEN
                 && chain.inputs.len() + inner.inputs.len() + to_come <= MOST_INPUTS
                 && graph.value(id).ty.shape() == Some(shape)
         });
@@ -217,6 +226,7 @@ fn chain_of(
         parts.push(match (inner, constant(graph, id, rank)) {
             (Some(inner), _) => {
                 chain.functions += inner.functions;
+                chain.written += inner.written * uses;
                 chain.nodes.extend(inner.nodes);
                 match chain.inputs.is_empty() {
                     // The places stay as they are.
@@ -237,6 +247,17 @@ fn chain_of(
     chain.formula = substitute(chain.formula, parts);
     chain.nodes.push(index);
     Some((output, chain))
+}
+
+/// How often a formula uses each of its inputs; of a value that is given several times, at its first place.
+fn uses_of_inputs(formula: &ScalarExpr, given: &[ValueId]) -> Vec<usize> {
+    let mut uses = vec![0; given.len()];
+    formula.visit_inputs(&mut |index| {
+        let value = given.get(index);
+        let first = given.iter().position(|id| Some(id) == value).unwrap_or(index);
+        uses.iter_mut().skip(first).take(1).for_each(|uses| *uses += 1);
+    });
+    uses
 }
 
 /// The formula of an elementwise node over its inputs.
