@@ -103,7 +103,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|problem| refuse(&problem));
     let level = match (cli.quiet, cli.verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) => LevelFilter::WARN,
@@ -127,6 +127,17 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stderr(), "{line}");
         ExitCode::FAILURE
     })
+}
+
+/// Ends the program as clap does. It shows arguments as they are, so those that steer a terminal are spelled out.
+fn refuse(problem: &clap::Error) -> ! {
+    let text = problem.render().to_string();
+    if !text.chars().any(|character| character != '\n' && ort_runtime::steers(character)) {
+        problem.exit();
+    }
+    let lines = text.lines().map(|line| ort_runtime::shown(line, output::LINE_BYTES));
+    let _ = writeln!(std::io::stderr(), "{}", lines.collect::<Vec<_>>().join("\n"));
+    std::process::exit(problem.exit_code())
 }
 
 fn run(command: Command) -> Result<ExitCode> {

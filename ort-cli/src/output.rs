@@ -43,14 +43,20 @@ pub(crate) fn print(text: fmt::Arguments<'_>) -> Result<()> {
 
 /// Writes one JSON object, on one line.
 pub(crate) fn say_json(object: &impl Serialize) -> Result<()> {
-    let mut text = without_steering(&serde_json::to_string(object)?, |escaped, character| {
+    let mut text = json(object)?;
+    text.push('\n');
+    send(&text)
+}
+
+/// An object as JSON that steers no terminal.
+fn json(object: &impl Serialize) -> Result<String> {
+    let text = serde_json::to_string(object)?;
+    let plain = without_steering(&text, |escaped, character| {
         for unit in character.encode_utf16(&mut [0; 2]) {
             let _ = write!(escaped, "\\u{unit:04x}");
         }
-    })
-    .into_owned();
-    text.push('\n');
-    send(&text)
+    });
+    Ok(plain.into_owned())
 }
 
 fn send(text: &str) -> Result<()> {
@@ -77,6 +83,11 @@ fn without_steering(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, s
         }
     }
     escaped.into()
+}
+
+/// A text out of a model in a line of results: it ends no line, and a long one is cut.
+pub(crate) fn in_line(text: &str) -> Cow<'_, str> {
+    shown(text, CELL_BYTES)
 }
 
 /// A line of results on standard output. Unlike `println!` it is an error, not a panic, when nobody reads.
@@ -146,12 +157,7 @@ mod tests {
     #[test]
     fn json_stays_json() -> Result<()> {
         let object = serde_json::json!({ "name": "\u{202e}\u{7f}\u{e0041}é" });
-        let text = without_steering(&object.to_string(), |escaped, character| {
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                let _ = write!(escaped, "\\u{unit:04x}");
-            }
-        })
-        .into_owned();
+        let text = json(&object)?;
         assert!(!text.chars().any(steers), "{text:?}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text)?, object);
         Ok(())

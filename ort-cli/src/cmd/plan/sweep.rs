@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{fits_whole, plan, to_json};
 use crate::args::{ModelArgs, human_bytes, table};
-use crate::output::{say, say_json};
+use crate::output::{in_line, say, say_json};
 
 /// More plans than this in one sweep are a slip of the keyboard.
 const MOST_PLANS: usize = 4096;
@@ -104,7 +104,7 @@ fn print(all: &[Planned], best: Option<&Planned>, limit: Option<usize>) -> Resul
     match best {
         Some(best) => {
             let sizes: Vec<String> = best.dims.iter().map(|(name, size)| format!("{name}={size}")).collect();
-            say!("\nthe largest that fits {bound}: {}", sizes.join(" "))
+            say!("\nthe largest that fits {bound}: {}", in_line(&sizes.join(" ")))
         }
         None => say!("\nnone fits {bound}"),
     }

@@ -5,7 +5,7 @@ use ort_runtime::plan::PlanReport;
 
 use super::fits;
 use crate::args::{human_bytes, split_in_words, table};
-use crate::output::{Table, say};
+use crate::output::{Table, in_line, say};
 
 /// Rows of the table of values.
 const MOST_ROWS: usize = 16;
@@ -13,7 +13,7 @@ const MOST_ROWS: usize = 16;
 pub(super) fn print(report: &PlanReport, limit: Option<usize>) -> Result<()> {
     let dims: Vec<String> = report.dims.iter().map(|(name, size)| format!("{name}={size}")).collect();
     if !dims.is_empty() {
-        say!("dimensions        {}", dims.join(" "))?;
+        say!("dimensions        {}", in_line(&dims.join(" ")))?;
     }
     let open = if report.peak_bytes.is_none() { ", and what only the run can tell" } else { "" };
     say!("activations peak  {}{open}", bytes(report.planned_bytes))?;
@@ -31,14 +31,14 @@ pub(super) fn print(report: &PlanReport, limit: Option<usize>) -> Result<()> {
     if let Some(split) = &report.batch_split {
         say!("{}, which takes {}", split_in_words(split), bytes(split.planned_bytes))?;
     } else if let (Some(why), true) = (&report.unsplit, !fits(report)) {
-        say!("{why}")?;
+        say!("{}", in_line(why))?;
     }
     if let Some(expression) = &report.symbolic_peak {
-        say!("peak, symbolic    {expression}")?;
+        say!("peak, symbolic    {}", in_line(expression))?;
     }
     let at = report.steps.get(report.peak_step);
     let at = at.map_or_else(String::new, |step| {
-        format!(", the peak at {}: '{}' ({})", report.peak_step, step.node, step.op)
+        format!(", the peak at {}: '{}' ({})", report.peak_step, in_line(&step.node), in_line(&step.op))
     });
     say!("steps             {}{at}", report.steps.len())?;
     say!("\n{}", kinds(report))?;
