@@ -38,6 +38,7 @@ pub(crate) use packed::Owner;
 pub use packed::PackedWeights;
 pub use reason::{Island, Reason};
 pub use regions::{Scope, placement_cost};
+pub(crate) use run::LEAST_TENSOR;
 pub use run::{CancelToken, NestedRun, NewTensor, OutputSlot, RunControl, RunCx, Unary};
 
 pub use crate::cache::DeviceCache;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{Device, guard};
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
-use crate::session::ValueMemory;
+use crate::session::{ValueMemory, ask_heap};
 use crate::tensor::{
     DeviceRange, Shape, Tensor, TensorMut, TensorView, Value, ValueView, byte_count, element_count,
 };
@@ -233,8 +233,7 @@ impl<'a> RunCx<'a> {
     /// Memory for an output whose shape only the kernel knows, counted in the budget.
     pub fn allocate(&self, dtype: DType, shape: &[usize]) -> Result<NewTensor> {
         let len = byte_count(dtype, shape)?;
-        // Without bytes of its own it still takes a header, and a sequence may hold millions.
-        let bytes = len.max(64);
+        let bytes = len.max(LEAST_TENSOR);
         let buffer = match self.memory {
             Some(memory) => {
                 let mut buffer = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
@@ -283,7 +282,10 @@ impl<'a> RunCx<'a> {
 
     /// Counts bytes that the kernel takes besides its outputs, as long as the result lives.
     pub fn reserve(&self, bytes: usize) -> Result<Reservation> {
-        let reserve = || self.control.budget.reserve(Category::Dynamic, bytes);
+        let reserve = || {
+            let reservation = self.control.budget.reserve(Category::Dynamic, bytes)?;
+            ask_heap(bytes).map(|()| reservation)
+        };
         match self.memory {
             Some(ValueMemory { memory, .. }) => memory.reserve_for(reserve),
             None => Ok(reserve()?),
@@ -381,6 +383,9 @@ impl<'a> RunCx<'a> {
 }
 
 /// How many bytes of strings are counted at once.
+/// What a tensor of a kernel's own counts for at least: without bytes of its own it still takes a header, and a sequence may hold millions.
+pub(crate) const LEAST_TENSOR: usize = 64;
+
 const STRINGS_AHEAD: usize = 4 << 10;
 
 /// What a text takes of the heap beside its handle: heaps hand out multiples of 16 bytes with a header of 8, and 32 at least.

@@ -5,12 +5,13 @@
     reason = "ids of slots, steps and groups are made by the program and the planner, whose tables have an entry for each"
 )]
 
-use ort_alloc::Interval;
+use ort_alloc::{DeviceId, Interval};
 
 use super::resolve::{Draft, Group, Planner};
 use super::{Place, Planning, RunPlan, SlotPlan};
 use crate::dtype::DType;
-use crate::session::{Origin, SlotId};
+use crate::ep::{LEAST_TENSOR, OutputsFrom};
+use crate::session::{Origin, Slot, SlotId};
 use crate::tensor::byte_count;
 use crate::{Result, error};
 
@@ -103,7 +104,20 @@ impl Planner<'_> {
     /// The bytes of a slot that has a buffer of its own, else 0.
     pub(super) fn own_bytes(&self, slot: SlotId) -> usize {
         match (&self.drafts[slot.index()], self.dtypes[slot.index()], &self.shapes[slot.index()]) {
-            (Draft::Own, Some(dtype), Some(shape)) => byte_count(dtype, shape).unwrap_or(0),
+            (Draft::Own, Some(dtype), Some(shape)) => {
+                byte_count(dtype, shape).map_or(0, |bytes| bytes.max(self.least_own_bytes(slot)))
+            }
+            _ => 0,
+        }
+    }
+
+    /// What a kernel that hands over an output on the host takes for it at least.
+    fn least_own_bytes(&self, slot: SlotId) -> usize {
+        let made = self.schedule.get(self.first[slot.index()]);
+        let is_handed_over = made.is_some_and(|step| step.claim.outputs == OutputsFrom::Kernel);
+        let Slot { memory, origin, .. } = &self.program.slots[slot.index()];
+        match (is_handed_over, *memory, origin) {
+            (true, DeviceId::HOST, Origin::Step) => LEAST_TENSOR,
             _ => 0,
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ort_alloc::{
     AllocError, Allocator, Arena, ArenaConfig, Budget, BudgetedAllocator, Buffer, Category, DeviceId,
-    HostAllocator, Stats, allocate_in,
+    HUGE_PAGE_BYTES, HostAllocator, Stats, allocate_in,
 };
 
 use super::ArenaDevice;
@@ -241,6 +241,15 @@ impl RunMemory<'_> {
         to.copy_from_slice(bytes);
         Tensor::from_buffer(tensor.dtype(), tensor.shape(), buffer)
     }
+}
+
+/// Asks the heap once for bytes that the budget grants. Tables and libraries allocate without a way to fail: where the system has less than a
+/// limit allows, the process would end.
+pub(crate) fn ask_heap(bytes: usize) -> Result<(), AllocError> {
+    if bytes >= HUGE_PAGE_BYTES {
+        HostAllocator::global().allocate(bytes, HOST_ALIGNMENT)?;
+    }
+    Ok(())
 }
 
 impl ValueMemory<'_> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, Buffer, Category, DeviceId, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
-use super::dynamic::{RunMemory, Source, ValueMemory};
+use super::dynamic::{RunMemory, Source, ValueMemory, ask_heap};
 use super::nested::NestedFrames;
 use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use super::poison::poison;
@@ -650,7 +650,7 @@ impl<'a> Frame<'a> {
         let (mut scratch, device_scratch) = (extra.host, extra.device);
         let plan = &self.plan.steps[index];
         let heap = plan.heap.saturating_add(extra.heap);
-        let _heap = if heap > 0 { Some(self.reserve(Category::Workspace, heap)?) } else { None };
+        let _heap = if heap > 0 { Some(self.reserve_heap(heap)?) } else { None };
 
         // The host's memory is split into what the step reads and what it writes.
         let mut reads: SmallVec<[Part; 16]> = SmallVec::new();
@@ -791,8 +791,12 @@ impl<'a> Frame<'a> {
         }
     }
 
-    fn reserve(&self, category: Category, bytes: usize) -> Result<Reservation> {
-        self.env.memory.reserve_for(|| self.env.control.budget.reserve(category, bytes))
+    /// Counts what a kernel takes of the heap.
+    fn reserve_heap(&self, bytes: usize) -> Result<Reservation> {
+        self.env.memory.reserve_for(|| {
+            let reservation = self.env.control.budget.reserve(Category::Workspace, bytes)?;
+            ask_heap(bytes).map(|()| reservation)
+        })
     }
 
     /// Scratch memory for a step whose shapes were not known to the plan: of the host, or of the device that it runs on.

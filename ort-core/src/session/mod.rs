@@ -50,7 +50,7 @@ use ort_alloc::{Allocator, Budget, DeviceId, HostAllocator, Stats};
 
 pub use binding::{InputSource, IoBinding, OutputTarget};
 pub use builder::SessionBuilder;
-pub(crate) use dynamic::ValueMemory;
+pub(crate) use dynamic::{ValueMemory, ask_heap};
 pub(crate) use frame::in_words;
 pub use kept::{IdleMemory, release_idle_memory};
 pub use memory::MemoryUse;
