@@ -1,13 +1,17 @@
 //! A part of a training that runs as one graph: a whole step, a batch whose gradients are added up, an update, an evaluation.
 
-use ort_alloc::DeviceId;
+use std::sync::Arc;
+
+use ort_alloc::{Budget, DeviceId};
 use ort_core::Result;
+use ort_core::ep::Device;
 use ort_core::ir::Graph;
 use ort_core::plan::PlanReport;
 use ort_core::rewrite::Level;
 use ort_core::session::{IoBinding, Model, OutputTarget, RunOptions, Session, SessionBuilder};
 use ort_core::tensor::Value;
 
+use crate::TrainingOptions;
 use crate::mixed::recast;
 use crate::recompute::{ActivationPattern, PlanRow, Planned, RecomputeReport, Request, planned};
 use crate::state::State;
@@ -26,23 +30,55 @@ pub(crate) struct StageGraph {
 }
 
 impl StageGraph {
-    /// The graph as a session would rewrite it, its outputs by their names, with casts made anew in the backward pass.
-    fn prepared(&mut self, settings: &dyn Fn(SessionBuilder) -> SessionBuilder) -> Result<Graph> {
+    /// The graph as a session would rewrite it, its outputs by their names, with casts made anew in the backward pass; and the
+    /// bytes of the constants that were folded for it.
+    fn prepared(&mut self, settings: &Settings<'_>) -> Result<(Graph, usize)> {
         let graph = std::mem::replace(&mut self.graph, Graph::new(""));
         let names: Vec<_> = graph.outputs.iter().map(|&id| graph.value(id).name.clone()).collect();
         // What is folded does not follow from the limit, so that a limit that is named as sufficient is.
-        let builder = settings(Session::builder(&Model::from_graph(graph))).memory_limit(usize::MAX);
-        let mut graph = builder.prepared()?;
+        let folded = Budget::new(None);
+        let settings = Settings { own: None, ..*settings };
+        let builder = settings.builder(&Model::from_graph(graph)).budget(&folded);
+        let mut graph = with_updates(builder, &self.updates).prepared()?;
         // Rewrites may have another value in the place of an output.
         for (id, name) in graph.outputs.clone().into_iter().zip(names) {
             graph.value_mut(id).name = name;
         }
-        Ok(recast(graph))
+        Ok((recast(graph), folded.in_use()))
+    }
+}
+
+/// What the sessions of stages are built with.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings<'a> {
+    pub(crate) devices: &'a [Arc<dyn Device>],
+    pub(crate) options: &'a TrainingOptions,
+    /// What the memory limit leaves beside the bytes that are kept from step to step.
+    pub(crate) own: Option<usize>,
+}
+
+impl Settings<'_> {
+    fn builder(&self, model: &Model) -> SessionBuilder {
+        let mut builder = self.devices.iter().cloned().fold(Session::builder(model), SessionBuilder::device);
+        if let Some(threads) = self.options.threads {
+            builder = builder.threads(threads);
+        }
+        if let Some(own) = self.own {
+            builder = builder.memory_limit(own);
+        }
+        builder.precision(self.options.precision)
+    }
+
+    /// The same where so many bytes of the limit are taken.
+    fn beside(&self, bytes: usize) -> Self {
+        Settings { own: self.own.map(|own| own.saturating_sub(bytes)), ..*self }
     }
 }
 
 pub(crate) struct Stage {
     session: Session,
+    /// The bytes of constants that were folded before the session was built.
+    folded: usize,
     binding: IoBinding,
     reads: Vec<String>,
     updates: Vec<(String, String)>,
@@ -62,44 +98,55 @@ fn with_updates(mut builder: SessionBuilder, updates: &[(String, String)]) -> Se
 
 impl Stage {
     /// Plans and compiles a stage.
-    pub(crate) fn new(
-        stage: StageGraph,
-        settings: &dyn Fn(SessionBuilder) -> SessionBuilder,
-    ) -> Result<Stage> {
-        let StageGraph { graph, reads, updates, replaces, outputs } = stage;
-        let model = Model::from_graph(graph);
-        let session = with_updates(settings(Session::builder(&model)), &updates).build()?;
+    pub(crate) fn new(mut stage: StageGraph, settings: &Settings<'_>) -> Result<Stage> {
+        let graph = std::mem::replace(&mut stage.graph, Graph::new(""));
+        let builder = settings.builder(&Model::from_graph(graph));
+        let session = with_updates(builder, &stage.updates).build()?;
+        Ok(Stage::of(stage, session, 0))
+    }
+
+    /// A stage that a session computes, for which so many bytes of constants were folded before.
+    fn of(stage: StageGraph, session: Session, folded: usize) -> Stage {
+        let StageGraph { reads, updates, replaces, outputs, .. } = stage;
         let binding = session.io_binding();
         let (recompute, rows, patterns) = (None, Vec::new(), Vec::new());
-        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute, rows, patterns })
+        Stage { session, folded, binding, reads, updates, replaces, outputs, recompute, rows, patterns }
     }
 
     /// The same where casts of the forward pass are made anew in the backward pass.
-    pub(crate) fn recasting(
-        mut stage: StageGraph,
-        settings: &dyn Fn(SessionBuilder) -> SessionBuilder,
-    ) -> Result<Stage> {
-        stage.graph = stage.prepared(settings)?;
+    pub(crate) fn recasting(mut stage: StageGraph, settings: &Settings<'_>) -> Result<Stage> {
+        let (graph, folded) = stage.prepared(settings)?;
         // No rewrite takes the clones for what is common.
-        Stage::new(stage, &|builder| settings(builder).opt_level(Level::Disabled))
+        let builder = settings.beside(folded).builder(&Model::from_graph(graph)).opt_level(Level::Disabled);
+        let session = with_updates(builder, &stage.updates).build()?;
+        Ok(Stage::of(stage, session, folded))
     }
 
     /// The same with recomputation as asked.
     pub(crate) fn recomputing(
         mut stage: StageGraph,
-        settings: &dyn Fn(SessionBuilder) -> SessionBuilder,
+        settings: &Settings<'_>,
         request: &Request<'_>,
     ) -> Result<Stage> {
-        let graph = stage.prepared(settings)?;
-        let StageGraph { reads, updates, replaces, outputs, .. } = stage;
-        let build = |graph: Graph| {
-            let model = Model::from_graph(graph);
-            let builder = settings(Session::builder(&model)).opt_level(Level::Disabled);
-            with_updates(builder, &updates).build()
+        let (graph, folded) = stage.prepared(settings)?;
+        let build = |graph: Graph, own: Option<usize>| {
+            let settings = Settings { own, ..*settings };
+            let builder = settings.builder(&Model::from_graph(graph)).opt_level(Level::Disabled);
+            with_updates(builder, &stage.updates).build()
         };
-        let Planned { session, report, rows, patterns } = planned(&graph, &build, request)?;
-        let (binding, recompute) = (session.io_binding(), Some(report));
-        Ok(Stage { session, binding, reads, updates, replaces, outputs, recompute, rows, patterns })
+        let request = Request { kept: request.kept.saturating_add(folded), ..*request };
+        let Planned { session, report, rows, patterns, .. } = planned(&graph, &build, &request)?;
+        Ok(Stage { recompute: Some(report), rows, patterns, ..Stage::of(stage, session, folded) })
+    }
+
+    /// The bytes of constants that were folded before the session was built.
+    pub(crate) fn folded(&self) -> usize {
+        self.folded
+    }
+
+    /// The bytes of constants that the stage holds beside the model's: folded ones, copies for alignment, packed weights.
+    pub(crate) fn constants(&self) -> usize {
+        self.folded.saturating_add(self.session.constant_bytes())
     }
 
     /// What may be computed again, where that was asked for.

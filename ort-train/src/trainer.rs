@@ -4,20 +4,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ort_core::dtype::DType;
-use ort_core::ep::Device;
 use ort_core::ir::Graph;
 use ort_core::onnx::{Weights, save};
 use ort_core::plan::PlanReport;
 use ort_core::session::{Model, NodePlacement, Profile, RunOptions, Session, SessionBuilder, open_devices};
 use ort_core::tensor::{Tensor, TensorBuffer, Value};
-use ort_core::{Result, advise, ensure, error};
+use ort_core::{Error, MemoryShortage, Result, advise, ensure, error};
 
 use crate::assemble::{FINITE, GRADIENT_SCALE, OVERWRITE};
 use crate::graph::{COUNTER, LOSS, LOSS_SCALE, Parameter, SEED, TrainingGraph};
 use crate::mixed::LossScaler;
 use crate::optimizer::{LEARNING_RATE, STEP};
-use crate::recompute::{Request, refusal};
-use crate::stage::Stage;
+use crate::recompute::Request;
+use crate::stage::{Settings, Stage};
 use crate::state::State;
 use crate::weights::TrainableGraph;
 use crate::{ActivationPattern, Optimizer, PlanRow, Recompute, RecomputeReport, TrainingOptions};
@@ -55,12 +54,14 @@ pub struct StepMemory {
     pub gradients: usize,
     /// Of activations, gradients within a step, and workspaces: the peak of the plan.
     pub activations: usize,
+    /// Of constants beside the model's own: folded ones, copies for alignment, packed weights.
+    pub constants: usize,
 }
 
 impl StepMemory {
     /// All of it.
     pub fn total(&self) -> usize {
-        self.parameters + self.states + self.gradients + self.activations
+        self.parameters + self.states + self.gradients + self.activations + self.constants
     }
 }
 
@@ -99,8 +100,18 @@ impl Trainer {
     /// # Errors
     ///
     /// An option is out of its range, the model cannot be trained as they say ([`TrainingGraph::new`]), or parameters and states do not fit into the memory
-    /// limit.
+    /// limit: then the least limit of a step with symbolic dimensions of 1 is named.
     pub fn new(model: &Model, options: TrainingOptions) -> Result<Trainer> {
+        Trainer::for_sizes(model, options, &[])
+    }
+
+    /// The same, where the least limit that a refusal names is that of a step with these sizes of symbolic dimensions; those that
+    /// are not named count as 1.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::new`].
+    pub fn for_sizes(model: &Model, options: TrainingOptions, dims: &[(&str, i64)]) -> Result<Trainer> {
         options.check()?;
         let training = TrainingGraph::new(model, &options)?;
         let (updates, batches, pending) = (0, 0, 0);
@@ -121,7 +132,7 @@ impl Trainer {
             profile: None,
             evaluation: None,
         };
-        trainer.check_state_fits()?;
+        trainer.check_state_fits(dims)?;
         trainer.fill_state()?;
         if !trainer.waits_for_sizes() {
             trainer.ready(trainer.main_kind())?;
@@ -185,7 +196,7 @@ impl Trainer {
     /// # Errors
     ///
     /// An input is missing or does not fit, or the step does not fit into the memory limit: then nothing has changed. A run that is ended by a
-    /// deadline may have updated some parameters.
+    /// deadline may have updated some parameters, as may one whose values of unknown size do not fit.
     pub fn train_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
         if self.options.accumulate > 1 {
             let loss = self.accumulate(inputs)?;
@@ -272,7 +283,7 @@ impl Trainer {
         let options = TrainingOptions { optimizer, clip_norm, ..self.options.clone() };
         options.check()?;
         let before = std::mem::replace(&mut self.options, options);
-        if let Err(problem) = self.check_state_fits() {
+        if let Err(problem) = self.check_state_fits(&[]) {
             self.options = before;
             return Err(problem);
         }
@@ -339,11 +350,13 @@ impl Trainer {
 
     /// The memory of a step at these sizes of symbolic dimensions; those that are not named count as 1.
     pub fn memory(&mut self, dims: &[(&str, i64)]) -> Result<StepMemory> {
-        let activations = self.plan(dims)?.peak_bytes;
-        let activations = activations.ok_or_else(|| {
+        let kind = self.main_kind();
+        let stage = self.ready_at(kind, dims)?;
+        let constants = stage.constants();
+        let activations = stage.plan(dims)?.peak_bytes.ok_or_else(|| {
             error!(NotImplemented, "sizes of values depend on data, so that no plan tells the peak")
         })?;
-        Ok(StepMemory { activations, ..self.held() })
+        Ok(StepMemory { activations, constants, ..self.held() })
     }
 
     /// The memory of the steps so far as it was counted while they ran: activations are the most that one of them had in use at once.
@@ -351,7 +364,8 @@ impl Trainer {
         let kind = if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate };
         let stage = self.stages.get(kind).as_ref();
         let activations = stage.map_or(0, |stage| stage.session().memory().activations_peak);
-        StepMemory { activations, ..self.held() }
+        let constants = stage.map_or(0, Stage::constants);
+        StepMemory { activations, constants, ..self.held() }
     }
 
     /// What stays from step to step.
@@ -361,7 +375,7 @@ impl Trainer {
         let statistics: usize = self.training.statistics.iter().map(|it| it.tensor.byte_count()).sum();
         let states: usize = parameters.map(|parameter| self.state_bytes_of(parameter)).sum();
         let gradients = if self.options.accumulate > 1 || self.pending > 0 { sizes } else { 0 };
-        StepMemory { parameters: sizes + statistics, states, gradients, activations: 0 }
+        StepMemory { parameters: sizes + statistics, states, gradients, ..StepMemory::default() }
     }
 
     /// The plan of a step at these sizes.
@@ -381,15 +395,17 @@ impl Trainer {
     pub fn largest_batch(&mut self, dim: &str, others: &[(&str, i64)], bytes: usize) -> Result<Option<i64>> {
         let kind = self.main_kind();
         self.leave();
-        let kept = self.kept_bytes();
-        let Some(rest) = bytes.checked_sub(kept) else { return Ok(None) };
+        let Some(rest) = bytes.checked_sub(self.kept_bytes()) else { return Ok(None) };
+        // The steps to come have recomputation for their sizes, which this one is without; and its limit is `bytes`.
         let is_there = self.stages.get(kind).is_some();
-        let found = self.ready(kind)?.session().largest_size(dim, others, rest);
-        // The steps to come have recomputation for their sizes, which this one is without.
-        if !is_there && self.waits_for_sizes() {
-            *self.stages.get(kind) = None;
-        }
-        found
+        let is_to_come = !is_there && self.waits_for_sizes();
+        let made = if is_to_come { Some(self.made(kind, None)?) } else { None };
+        let stage = match &made {
+            Some(stage) => stage,
+            None => self.ready(kind)?,
+        };
+        let Some(rest) = rest.checked_sub(stage.folded()) else { return Ok(None) };
+        stage.session().largest_size(dim, others, rest)
     }
 
     /// Writes the model with its trained weights as ONNX, whole or not at all.
@@ -431,7 +447,7 @@ impl Trainer {
         match report {
             Some(report) => Ok(report),
             None => {
-                let peak = self.memory(dims)?.activations;
+                let peak = self.plan(dims)?.planned_bytes;
                 Ok(RecomputeReport { peak_before: peak, peak, ..RecomputeReport::default() })
             }
         }
@@ -476,32 +492,23 @@ impl Trainer {
         if !recomputes || self.stages.get(kind).is_some() {
             return self.ready(kind);
         }
-        let limit = self.options.memory_limit;
-        let stage = self.recomputing(kind, dims, limit).map_err(|problem| {
-            // Where not even copies of constants fit, a limit that these fit tells what the rest takes.
-            let own = limit.zip(problem.shortage()).filter(|(limit, shortage)| shortage.needed <= *limit);
-            let Some((limit, shortage)) = own else { return problem };
-            let more = self.kept_bytes().saturating_add(shortage.needed);
-            let needed = match self.recomputing(kind, dims, Some(more)) {
-                Ok(_) => Some(more),
-                Err(problem) => problem.shortage().map(|shortage| shortage.needed),
-            };
-            needed.map_or(problem, |needed| refusal(limit, needed))
-        })?;
+        let stage = self.recomputing(kind, dims)?;
         *self.stages.get(kind) = Some(stage);
         self.ready(kind)
     }
 
-    /// A stage with recomputation as asked, within a limit.
-    fn recomputing(&self, kind: Kind, dims: &[(&str, i64)], limit: Option<usize>) -> Result<Stage> {
+    /// A stage with recomputation as asked, within the memory limit.
+    fn recomputing(&self, kind: Kind, dims: &[(&str, i64)]) -> Result<Stage> {
         let graph = if kind == Kind::Step { self.step_graph()? } else { self.accumulate_graph()? };
-        let kept = self.kept_bytes();
-        let room = limit.map(|limit| limit.saturating_sub(kept));
         let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
-        let request = Request { recompute, tabulate, room, limit: limit.unwrap_or(usize::MAX), dims };
-        let options = TrainingOptions { memory_limit: limit, ..self.options.clone() };
-        let devices = self.state.devices();
-        Stage::recomputing(graph, &|builder| settings(builder, devices, &options, kept), &request)
+        let (kept, limit) = (self.kept_bytes(), self.options.memory_limit);
+        Stage::recomputing(graph, &self.settings(limit), &Request { recompute, tabulate, kept, limit, dims })
+    }
+
+    /// What sessions of stages are built with, within so many bytes in all.
+    fn settings(&self, limit: Option<usize>) -> Settings<'_> {
+        let own = limit.map(|limit| limit.saturating_sub(self.kept_bytes()));
+        Settings { devices: self.state.devices(), options: &self.options, own }
     }
 
     /// The sizes of symbolic dimensions that inputs have.
@@ -560,8 +567,9 @@ impl Trainer {
         let own = [SEED, COUNTER, LEARNING_RATE, STEP, LOSS_SCALE, GRADIENT_SCALE];
         given.retain(|(name, _)| !own.contains(name) || stage.takes(name));
         let options = RunOptions { profile: profile.as_deref(), ..RunOptions::default() };
-        stage.run(&given, &options)?;
-        if kind == Kind::Apply { Ok(0.0) } else { stage.number(LOSS) }
+        let (folded, done) = (stage.folded(), stage.run(&given, &options));
+        done.map_err(|problem| self.in_all(kind, folded, problem))?;
+        if kind == Kind::Apply { Ok(0.0) } else { self.ready(kind)?.number(LOSS) }
     }
 
     /// Has a stage hold the tensors that it needs.
@@ -606,25 +614,43 @@ impl Trainer {
     /// A stage, compiled when it is needed for the first time.
     fn ready(&mut self, kind: Kind) -> Result<&mut Stage> {
         if self.stages.get(kind).is_none() {
-            let graph = match kind {
-                Kind::Step => self.step_graph()?,
-                Kind::Accumulate => self.accumulate_graph()?,
-                Kind::Apply => self.apply_graph()?,
-                Kind::Evaluate => self.evaluate_graph()?,
-            };
-            let kept = self.kept_bytes();
-            let options = &self.options;
-            let devices = self.state.devices();
-            let settings = |builder| settings(builder, devices, options, kept);
-            let stage = match options.mixed_precision {
-                Some(_) if matches!(kind, Kind::Step | Kind::Accumulate) => {
-                    Stage::recasting(graph, &settings)?
-                }
-                _ => Stage::new(graph, &settings)?,
-            };
+            let stage = self.made(kind, self.options.memory_limit);
+            let stage = stage.map_err(|problem| self.in_all(kind, 0, problem))?;
             *self.stages.get(kind) = Some(stage);
         }
         self.stages.get(kind).as_mut().ok_or_else(|| error!(Fail, "a part of the training is gone"))
+    }
+
+    /// A stage's refusal in bytes of the training's limit, of which its session has what the rest leaves.
+    fn in_all(&self, kind: Kind, folded: usize, problem: Error) -> Error {
+        let limit = self.options.memory_limit.zip(problem.shortage());
+        let Some((limit, shortage)) = limit else { return problem };
+        let held = self.kept_bytes().saturating_add(folded);
+        let needed = held.saturating_add(shortage.sufficient_limit());
+        let subject = match kind {
+            Kind::Step | Kind::Accumulate => "a training step",
+            Kind::Apply => "an update",
+            Kind::Evaluate => "an evaluation",
+        };
+        let largest = shortage.largest.clone();
+        let shortage = MemoryShortage { needed, available: limit, limit, largest };
+        let advice = format!("raise the memory limit to at least {needed} bytes, or make the batch smaller");
+        Error::out_of_memory(subject, shortage).help(advice)
+    }
+
+    /// A stage without recomputation, within so many bytes in all.
+    fn made(&self, kind: Kind, limit: Option<usize>) -> Result<Stage> {
+        let graph = match kind {
+            Kind::Step => self.step_graph()?,
+            Kind::Accumulate => self.accumulate_graph()?,
+            Kind::Apply => self.apply_graph()?,
+            Kind::Evaluate => self.evaluate_graph()?,
+        };
+        let settings = self.settings(limit);
+        match self.options.mixed_precision {
+            Some(_) if matches!(kind, Kind::Step | Kind::Accumulate) => Stage::recasting(graph, &settings),
+            _ => Stage::new(graph, &settings),
+        }
     }
 
     fn state_bytes_of(&self, parameter: &Parameter) -> usize {
@@ -647,15 +673,27 @@ impl Trainer {
         parameters.chain(statistics).fold(0, usize::saturating_add)
     }
 
-    fn check_state_fits(&self) -> Result<()> {
+    /// Refuses a limit that what stays from step to step is beyond, and names the least for a step of these sizes.
+    fn check_state_fits(&self, dims: &[(&str, i64)]) -> Result<()> {
         let (kept, limit) = (self.kept_bytes(), self.options.memory_limit.unwrap_or(usize::MAX));
-        ensure!(
-            kept <= limit,
-            OutOfMemory,
-            help = "raise the limit, freeze weights, or take an optimizer with smaller states",
-            "parameters and the optimizer's states take {kept} bytes, the limit is {limit}"
-        );
-        Ok(())
+        if kept <= limit {
+            return Ok(());
+        }
+        let needed = match self.recomputing(self.main_kind(), dims) {
+            Err(problem) => problem.shortage().map(|shortage| shortage.needed),
+            Ok(_) => None,
+        };
+        let largest = vec![("parameters and the optimizer's states".to_string(), kept)];
+        let sizes: Vec<String> = dims.iter().map(|(name, size)| format!("{name} of {size}")).collect();
+        let sizes = if sizes.is_empty() { "symbolic sizes of 1".to_string() } else { sizes.join(", ") };
+        let others = "freeze weights, or take an optimizer with smaller states";
+        let advice = match needed {
+            Some(needed) => format!("raise the memory limit to {needed} bytes (for {sizes}), {others}"),
+            None => format!("raise the memory limit, {others}"),
+        };
+        let needed = needed.unwrap_or(kept);
+        let shortage = MemoryShortage { needed, available: limit, limit, largest };
+        Err(Error::out_of_memory("a training step", shortage).help(advice))
     }
 
     /// Parameters and statistics as in the model, states of zeros.
@@ -705,21 +743,4 @@ pub(crate) fn state_name(parameter: &str, kind: &str) -> String {
 
 pub(crate) fn gradient_name(parameter: &str) -> String {
     format!("{parameter}.gradient")
-}
-
-/// What a stage is built with: the devices, and what the limit leaves beside the bytes that are kept.
-fn settings(
-    builder: SessionBuilder,
-    devices: &[Arc<dyn Device>],
-    options: &TrainingOptions,
-    kept: usize,
-) -> SessionBuilder {
-    let mut builder = devices.iter().cloned().fold(builder, SessionBuilder::device);
-    if let Some(threads) = options.threads {
-        builder = builder.threads(threads);
-    }
-    if let Some(limit) = options.memory_limit {
-        builder = builder.memory_limit(limit.saturating_sub(kept));
-    }
-    builder.precision(options.precision)
 }

@@ -66,6 +66,10 @@ fn any_limit_is_kept_to_or_refused_with_one_that_is(name: &'static str) {
         Ok(())
     };
     check(bounds.start).unwrap_or_else(|problem| panic!("{name}, no room for activations: {problem}"));
+    let least = step(&recording, Some(bounds.start)).unwrap().unwrap_err();
+    let below = step(&recording, Some(least - 1)).unwrap();
+    assert_eq!(below.err(), Some(least), "{name}: a byte less than the least limit");
+    assert!(step(&recording, Some(whole.total())).unwrap() == Ok(expected.clone()), "{name}: the whole need");
     runner.run(&bounds, check).unwrap_or_else(|problem| panic!("{name}: {problem}"));
 }
 

@@ -21,7 +21,7 @@ pub use clusters::{PlanRequest, PlanRow, Strategy};
 use edit::recomputed;
 use joint::Joint;
 pub use patterns::{ActivationPattern, PatternOption, StashedActivation, memory_insight};
-pub(crate) use plan::{Planned, Request, planned, refusal};
+pub(crate) use plan::{Planned, Request, planned};
 pub use plan::{Recompute, RecomputeReport};
 use slices::sliced;
 pub use table::memory_table;

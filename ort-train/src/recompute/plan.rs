@@ -73,44 +73,160 @@ pub(crate) struct Planned {
     pub(crate) report: RecomputeReport,
     pub(crate) rows: Vec<PlanRow>,
     pub(crate) patterns: Vec<ActivationPattern>,
+    /// The bytes of a step in all: what is kept, constants, activations.
+    needed: usize,
 }
 
 /// What a choice is made for.
+#[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) recompute: &'a Recompute,
     /// Whether the table of plans is wanted.
     pub(crate) tabulate: bool,
-    /// The bytes that activations may take.
-    pub(crate) room: Option<usize>,
-    /// The whole limit, which what stays from step to step counts against, too.
-    pub(crate) limit: usize,
+    /// The bytes that count against the limit beside those of the session.
+    pub(crate) kept: usize,
+    /// The bound on all bytes of a step.
+    pub(crate) limit: Option<usize>,
     pub(crate) dims: &'a [(&'a str, i64)],
 }
 
-/// What builds the session of a graph.
-type Build<'a> = &'a dyn Fn(Graph) -> Result<Session>;
+/// What builds the session of a graph, within so many bytes of its own.
+type Build<'a> = &'a dyn Fn(Graph, Option<usize>) -> Result<Session>;
+
+/// The same within the bytes of a search.
+type Make<'a> = &'a dyn Fn(Graph) -> Result<Session, Refused>;
+
+/// Why a search found no session.
+enum Refused {
+    /// Every plan that was tried takes more; the lowest takes this many bytes in all.
+    Step(usize),
+    /// The session's constants take at least so many bytes.
+    Constants(usize),
+    Other(Error),
+}
+
+impl From<Error> for Refused {
+    fn from(problem: Error) -> Refused {
+        Refused::Other(problem)
+    }
+}
+
+impl Refused {
+    fn of_build(problem: Error) -> Refused {
+        match problem.shortage() {
+            Some(shortage) => Refused::Constants(shortage.sufficient_limit()),
+            None => Refused::Other(problem),
+        }
+    }
+}
 
 /// Gradients that are larger than the peak of activations over this are made and used in slices, where a step has to be small.
 const SLICES: usize = 32;
 
 /// The session of a prepared graph, or of one with recomputation, as asked. The first output is the loss.
 ///
-/// Errors: no choice keeps to the room; the smallest that one does keep to is named.
+/// Errors: no choice keeps to the limit; the smallest that one does keep to is named.
 pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) -> Result<Planned> {
-    let session = build(graph.clone())?;
-    let (before, available) = peak_of(&session, request.dims)?;
-    // Copies of constants count against the limit, too.
-    let request = &Request { room: request.room.map(|room| room.min(available)), ..*request };
-    let whole = chosen(graph, session, build, before, request);
+    let within = |bytes: usize| bytes.saturating_sub(request.kept);
+    match search(graph, build, request.limit.map(within), request) {
+        Ok(found) => {
+            let is_asked = *request.recompute != Recompute::AsLimited && !request.tabulate;
+            if is_asked && found.report.values == 0 && found.report.sliced == 0 {
+                let peak = found.report.peak;
+                tracing::warn!(peak, "recomputation as asked does not lower the peak, so that none is done");
+            }
+            Ok(found)
+        }
+        Err(Refused::Other(problem)) => Err(problem),
+        Err(Refused::Step(needed)) => match lowered(graph, build, needed, request)? {
+            Ok(found) => Ok(found),
+            Err(needed) => Err(refused(graph, build, needed, request)?),
+        },
+        Err(Refused::Constants(_)) => {
+            let needed = least_beside_constants(graph, build, request)?;
+            Err(refused(graph, build, needed, request)?)
+        }
+    }
+}
+
+/// The refusal of a limit, with the least that does.
+fn refused(graph: &Graph, build: Build<'_>, needed: usize, request: &Request<'_>) -> Result<Error> {
+    let limit = request.limit.unwrap_or(usize::MAX);
+    let is_known = build(graph.clone(), Some(usize::MAX))?.plan(request.dims)?.peak_bytes.is_some();
+    let shortage = MemoryShortage { needed, available: limit, limit, largest: Vec::new() };
+    let more = match is_known {
+        true => "the least that a step keeps to",
+        false => "the least of what is known before a step: the sizes of some values depend on data",
+    };
+    let advice = format!("raise the memory limit to {needed} bytes, {more}, or make the batch smaller");
+    Ok(Error::out_of_memory("a training step", shortage).help(advice))
+}
+
+/// Looks below the lowest need that a search found until one finds nothing: what it names is the least, and what it finds on
+/// the way keeps to the limit if anything does. The error is that least need.
+fn lowered(
+    graph: &Graph,
+    build: Build<'_>,
+    mut least: usize,
+    request: &Request<'_>,
+) -> Result<Result<Planned, usize>> {
+    let own = request.limit.map(|limit| limit.saturating_sub(request.kept));
+    while least > 0 {
+        let below = Request { limit: Some(least - 1), ..*request };
+        let found = match search(graph, build, own, &below) {
+            Ok(found) if request.limit.is_none_or(|limit| found.needed <= limit) => return Ok(Ok(found)),
+            Ok(found) => found.needed,
+            Err(Refused::Step(needed)) => needed,
+            Err(Refused::Constants(_)) => break,
+            Err(Refused::Other(problem)) => return Err(problem),
+        };
+        if found >= least {
+            break;
+        }
+        least = found;
+    }
+    Ok(Err(least))
+}
+
+/// The least limit if not even a session's constants fit: one that holds them tells what a step takes besides.
+fn least_beside_constants(graph: &Graph, build: Build<'_>, request: &Request<'_>) -> Result<usize> {
+    let mut own = build(graph.clone(), Some(usize::MAX))?.constant_bytes();
+    loop {
+        let limit = request.kept.saturating_add(own);
+        let request = Request { limit: Some(limit), ..*request };
+        match search(graph, build, Some(own), &request) {
+            Ok(found) => return Ok(found.needed),
+            Err(Refused::Step(needed)) => {
+                return Ok(lowered(graph, build, needed, &request)?
+                    .map_or_else(|needed| needed, |found| found.needed));
+            }
+            Err(Refused::Constants(least)) if least > own => own = least,
+            Err(Refused::Constants(_)) => return Ok(limit),
+            Err(Refused::Other(problem)) => return Err(problem),
+        }
+    }
+}
+
+/// A session within `own` bytes that keeps to the limit of the request.
+fn search(
+    graph: &Graph,
+    build: Build<'_>,
+    own: Option<usize>,
+    request: &Request<'_>,
+) -> Result<Planned, Refused> {
+    let make = |graph: Graph| build(graph, own).map_err(Refused::of_build);
+    let session = make(graph.clone())?;
+    let before = peak_of(&session, request.dims)?;
+    let whole = chosen(graph, session, &make, before, request);
     let is_most = *request.recompute == Recompute::Most;
     let is_named = matches!(request.recompute, Recompute::Plans(_) | Recompute::Layers);
     let is_short = match &whole {
         Ok(found) => is_most || found.report.values > 0 && !is_named,
-        Err(problem) => problem.shortage().is_some(),
+        Err(refused) => matches!(refused, Refused::Step(_)),
     };
     let slices = if is_short { sliced(graph, before / SLICES)? } else { None };
     let Some((graph, weights)) = slices else { return whole };
-    let parts = build(graph.clone()).and_then(|session| chosen(&graph, session, build, before, request));
+    let parts = make(graph.clone()).and_then(|session| chosen(&graph, session, &make, before, request));
     let parts = parts.map(|mut parts| {
         parts.report.sliced = weights;
         parts
@@ -121,11 +237,9 @@ pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) ->
             let is_better = if is_most { other.peak < one.peak } else { other.extra_time < one.extra_time };
             Ok(if is_better { parts } else { whole })
         }
-        (Err(one), Err(other)) => {
-            let needed = |problem: &Error| problem.shortage().map_or(usize::MAX, |shortage| shortage.needed);
-            Err(if needed(&other) < needed(&one) { other } else { one })
-        }
+        (Err(Refused::Step(one)), Err(Refused::Step(other))) => Err(Refused::Step(one.min(other))),
         (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
+        (Err(refused), Err(_)) => Err(refused),
     }
 }
 
@@ -133,15 +247,17 @@ pub(crate) fn planned(graph: &Graph, build: Build<'_>, request: &Request<'_>) ->
 fn chosen(
     graph: &Graph,
     session: Session,
-    build: Build<'_>,
+    make: Make<'_>,
     before: usize,
     request: &Request<'_>,
-) -> Result<Planned> {
-    let (own, _) = peak_of(&session, request.dims)?;
+) -> Result<Planned, Refused> {
+    let own = peak_of(&session, request.dims)?;
+    let held = request.kept.saturating_add(session.constant_bytes());
     let as_it_is = RecomputeReport { peak_before: before, peak: own, ..RecomputeReport::default() };
-    let fits = |peak: usize| request.room.is_none_or(|room| peak <= room);
-    if *request.recompute == Recompute::AsLimited && fits(own) && !request.tabulate {
-        return Ok(Planned { session, report: as_it_is, rows: Vec::new(), patterns: Vec::new() });
+    let needed = held.saturating_add(own);
+    let fits = |needed: usize| request.limit.is_none_or(|limit| needed <= limit);
+    if *request.recompute == Recompute::AsLimited && fits(needed) && !request.tabulate {
+        return Ok(Planned { session, report: as_it_is, rows: Vec::new(), patterns: Vec::new(), needed });
     }
     let loss = graph.outputs.first().copied().ok_or_else(|| error!(Fail, "the graph has no loss"))?;
     let bindings = session.bindings(request.dims)?;
@@ -151,17 +267,24 @@ fn chosen(
         true => (rows(&joint, dropped), patterns(&joint, dropped)),
         false => (Vec::new(), Vec::new()),
     };
-    let attempt = |choice: &Choice| -> Result<Planned> {
-        let session = build(recomputed(&joint, &choice.dropped))?;
-        let (peak, _) = peak_of(&session, request.dims)?;
+    let attempt = |choice: &Choice| -> Result<Planned, Refused> {
+        let session = make(recomputed(&joint, &choice.dropped))?;
+        let peak = peak_of(&session, request.dims)?;
         let values = choice.dropped.iter().filter(|dropped| **dropped).count();
         let extra_time = choice.outcome.seconds / joint.all_seconds().max(f64::MIN_POSITIVE);
         let report = RecomputeReport { peak_before: before, peak, values, extra_time, sliced: 0 };
         let (rows, patterns) = table(&choice.dropped);
-        Ok(Planned { session, report, rows, patterns })
+        let needed = request.kept.saturating_add(session.constant_bytes()).saturating_add(peak);
+        Ok(Planned { session, report, rows, patterns, needed })
+    };
+    let room = request.limit.map_or(usize::MAX, |limit| limit.saturating_sub(held));
+    // What is known to do is never refused, even if recomputation in the plan of the edited graph takes more.
+    let within = |known: usize| match within(&joint, room, request, &attempt) {
+        Err(Refused::Step(least)) => Err(Refused::Step(least.min(known))),
+        found => found,
     };
     let found = match request.recompute {
-        Recompute::AsLimited if !fits(own) => return within(&joint, request, &attempt),
+        Recompute::AsLimited if !fits(needed) => return within(needed),
         Recompute::AsLimited => None,
         Recompute::Layers => Some(attempt(&between_cuts(&joint))?),
         Recompute::Most => Some(lowest(&joint, &attempt)?),
@@ -170,59 +293,51 @@ fn chosen(
     let none = vec![false; joint.maker.len()];
     let as_it_is = || {
         let (rows, patterns) = table(&none);
-        Planned { session, report: as_it_is, rows, patterns }
+        Planned { session, report: as_it_is, rows, patterns, needed }
     };
     // A plan that does not lower the peak is not applied.
     let found = match found.filter(|found| found.report.peak < own) {
         Some(found) => found,
-        None => {
-            // A table of what could be done asks for the same plan once more.
-            if *request.recompute != Recompute::AsLimited && !request.tabulate {
-                tracing::warn!(
-                    peak = own,
-                    "recomputation as asked does not lower the peak, so that none is done"
-                );
-            }
-            as_it_is()
-        }
+        None => as_it_is(),
     };
-    match fits(found.report.peak) {
+    match fits(found.needed) {
         true => Ok(found),
-        false => within(&joint, request, &attempt),
+        false => within(found.needed),
     }
 }
 
-/// The choice of the least time whose plan keeps to the room.
+/// The choice of the least time whose plan keeps to the room that the limit leaves to activations.
 fn within(
     joint: &Joint<'_>,
+    room: usize,
     request: &Request<'_>,
-    attempt: &dyn Fn(&Choice) -> Result<Planned>,
-) -> Result<Planned> {
-    let room = request.room.unwrap_or(usize::MAX);
+    attempt: &dyn Fn(&Choice) -> Result<Planned, Refused>,
+) -> Result<Planned, Refused> {
+    let limit = request.limit.unwrap_or(usize::MAX);
     let mut target = room;
     for _ in 0..TRIES {
         // A plan takes what the simulation says, and gaps.
         let choice = cheapest(joint, target as u64).filter(|choice| choice.outcome.peak <= room as u64);
         let Some(choice) = choice else { break };
         let found = attempt(&choice)?;
-        if found.report.peak <= room {
+        if found.needed <= limit {
             return Ok(found);
         }
-        let less = (found.report.peak - room).max(target / 256);
+        let less = (found.needed - limit).max(target / 256);
         target = target.saturating_sub(less);
     }
     let found = lowest(joint, attempt)?;
-    match found.report.peak <= room {
+    match found.needed <= limit {
         true => Ok(found),
-        false => {
-            let needed = request.limit.saturating_sub(room).saturating_add(found.report.peak);
-            Err(refusal(request.limit, needed))
-        }
+        false => Err(Refused::Step(found.needed)),
     }
 }
 
 /// The choice whose plan has the lowest peak: the simulation does not know the gaps that plans have, so that less is asked of it, too.
-fn lowest(joint: &Joint<'_>, attempt: &dyn Fn(&Choice) -> Result<Planned>) -> Result<Planned> {
+fn lowest(
+    joint: &Joint<'_>,
+    attempt: &dyn Fn(&Choice) -> Result<Planned, Refused>,
+) -> Result<Planned, Refused> {
     let simulated = least(joint);
     let less = BELOW.iter().filter_map(|percent| cheapest(joint, simulated.outcome.peak / 100 * percent));
     let others: Vec<Choice> = std::iter::once(between_cuts(joint)).chain(less).collect();
@@ -236,21 +351,9 @@ fn lowest(joint: &Joint<'_>, attempt: &dyn Fn(&Choice) -> Result<Planned>) -> Re
     Ok(best)
 }
 
-/// The refusal of a limit, with the smallest that was found to do.
-pub(crate) fn refusal(limit: usize, needed: usize) -> Error {
-    let shortage = MemoryShortage { needed, available: limit, limit, largest: Vec::new() };
-    Error::out_of_memory("planning a training step", shortage).help(format!(
-        "raise the memory limit to {needed} bytes, which recomputation of all that can be keeps to, or make the batch smaller"
-    ))
-}
-
-/// The bytes of activations at the peak, and those that a run may take.
-fn peak_of(session: &Session, dims: &[(&str, i64)]) -> Result<(usize, usize)> {
-    let plan = session.plan(dims)?;
-    let peak = plan.peak_bytes.ok_or_else(|| {
-        error!(NotImplemented, "sizes of values depend on data, so that no plan tells the peak")
-    })?;
-    Ok((peak, plan.available_bytes))
+/// The bytes of activations at the peak; of those whose sizes depend on data only the run tells.
+fn peak_of(session: &Session, dims: &[(&str, i64)]) -> Result<usize> {
+    Ok(session.plan(dims)?.planned_bytes)
 }
 
 fn sizes(graph: &Graph, bindings: &Bindings, id: ValueId) -> Option<Vec<usize>> {

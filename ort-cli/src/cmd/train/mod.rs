@@ -18,11 +18,12 @@ use anyhow::{Result, bail, ensure};
 pub(crate) use arguments::TrainArgs;
 use ort_runtime::onnx::{FileAccess, Source};
 use ort_runtime::plan::PlanReport;
-use ort_runtime::train::{Recompute, RecomputeReport, StepMemory, Trainer, memory_insight, memory_table};
+use ort_runtime::train::{
+    Recompute, RecomputeReport, StepMemory, Trainer, TrainingGraph, memory_insight, memory_table,
+};
 use ort_runtime::{ErrorKind, Model, Profile};
 
 use super::profile::print_tables;
-use crate::args::human_bytes;
 use crate::output::{say_json, write_file};
 use crate::resident;
 use data::{DataSet, Pace};
@@ -43,7 +44,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let (batch, is_fixed) = fit::batch_size(&model, args.update.batch, data.rows)?;
     let accumulate = args.update.accumulate as usize;
     let pace = Pace { rows: data.rows, batch, is_fixed, accumulate, epochs: args.update.epochs };
-    let mut trainer = Trainer::new(&model, args.options(pace.updates())?)?;
+    let mut trainer = trainer(args, &model, &data, pace)?;
     let dims = check_data(args, &trainer, &data, validation.as_ref(), pace)?;
     warnings::warn(&model, trainer.training_graph(), &trainer.options().loss);
     warnings::warn_of_class_axis(trainer.training_graph(), &trainer.options().loss, &data);
@@ -86,6 +87,21 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The trainer. A limit that does not hold what stays from step to step is refused with the least that does for these batches.
+fn trainer(args: &TrainArgs, model: &Model, data: &DataSet, pace: Pace) -> Result<Trainer> {
+    let options = args.options(pace.updates())?;
+    match Trainer::new(model, options.clone()) {
+        Err(problem) if problem.kind() == ErrorKind::OutOfMemory => {
+            let training = TrainingGraph::new(model, &options)?;
+            let fit = Fit::new(&training, &options.loss, args.ignored_label())?;
+            let dims = fit.check(data, pace.batch)?;
+            let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+            Ok(Trainer::for_sizes(model, options, &dims)?)
+        }
+        made => Ok(made?),
+    }
+}
+
 /// Refuses samples that the training cannot take; returns the sizes of symbolic dimensions.
 fn check_data(
     args: &TrainArgs,
@@ -117,7 +133,8 @@ fn check_data(
 
 /// The memory of a step, and what is computed again for its sake.
 pub(crate) struct Prediction {
-    memory: StepMemory,
+    /// None where sizes depend on data.
+    memory: Option<StepMemory>,
     recompute: Option<RecomputeReport>,
     /// The table of what may be computed again, where it was asked for.
     plans: Option<String>,
@@ -127,13 +144,13 @@ pub(crate) struct Prediction {
     plan: Option<PlanReport>,
 }
 
-/// The memory of a step, where it can be known. One that the limit cannot hold is refused, with a batch that it can.
+/// The memory of a step, as far as it can be known. One that the limit cannot hold is refused, with a batch that it can.
 fn predict(
     trainer: &mut Trainer,
     model: &Model,
     dims: &[(String, i64)],
     (pace, config): (Pace, Option<&str>),
-) -> Result<Option<Prediction>> {
+) -> Result<Prediction> {
     let dims: Vec<(&str, i64)> = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
     let options = trainer.options();
     let chooses = options.memory_limit.is_some() || options.recompute != Recompute::AsLimited;
@@ -150,18 +167,20 @@ fn predict(
     let chosen = if chooses { trainer.optimize_memory(&dims).map(Some) } else { Ok(None) };
     let predicted = chosen.and_then(|recompute| {
         let plan = if is_verbose { Some(trainer.plan(&dims)?) } else { None };
-        Ok(Prediction { memory: trainer.memory(&dims)?, recompute, plans, insight, plan })
+        let memory = match trainer.memory(&dims) {
+            Err(problem) if problem.kind() == ErrorKind::NotImplemented => None,
+            memory => Some(memory?),
+        };
+        Ok(Prediction { memory, recompute, plans, insight, plan })
     });
     match predicted {
-        Ok(predicted) if predicted.memory.total() <= limit => Ok(Some(predicted)),
         Ok(predicted) => {
-            let takes = human_bytes(predicted.memory.total());
-            let advice = smaller_batch(trainer, model, &dims, pace)?;
-            bail!("out of memory: a step takes {takes}, the limit is {}; {advice}", human_bytes(limit))
+            let takes = predicted.memory.map_or(0, |memory| memory.total());
+            ensure!(takes <= limit, "out of memory: a step takes {takes} bytes, the limit is {limit}");
+            Ok(predicted)
         }
-        Err(problem) if problem.kind() == ErrorKind::NotImplemented => Ok(None),
         Err(problem) if problem.kind() == ErrorKind::OutOfMemory => {
-            let advice = smaller_batch(trainer, model, &dims, pace)?;
+            let advice = smaller_batch(trainer, model, &dims, pace);
             bail!("{problem}; {advice}")
         }
         Err(problem) => Err(problem.into()),
@@ -176,7 +195,7 @@ fn is_detailed() -> bool {
 }
 
 /// What to try where a step does not fit.
-fn smaller_batch(trainer: &mut Trainer, model: &Model, dims: &[(&str, i64)], pace: Pace) -> Result<String> {
+fn smaller_batch(trainer: &mut Trainer, model: &Model, dims: &[(&str, i64)], pace: Pace) -> String {
     let inputs = model.inputs();
     let given = inputs.iter().filter(|spec| !spec.has_default);
     let symbol = given.filter_map(|spec| spec.ty.shape()?.first()?.as_symbol()?.name()).next();
@@ -184,14 +203,12 @@ fn smaller_batch(trainer: &mut Trainer, model: &Model, dims: &[(&str, i64)], pac
     let size = match symbol {
         Some(symbol) if !pace.is_fixed => {
             let others: Vec<(&str, i64)> = dims.iter().copied().filter(|(name, _)| *name != symbol).collect();
-            trainer.largest_batch(symbol, &others, limit)?
+            trainer.largest_batch(symbol, &others, limit).ok().flatten()
         }
         _ => None,
     };
-    Ok(match size {
+    match size.filter(|size| *size < pace.batch as i64) {
         Some(size) => format!("--batch {size} fits; --accumulate makes updates of several batches"),
-        None => {
-            "raise it, freeze weights with --freeze, or take an optimizer with smaller states".to_string()
-        }
-    })
+        None => "freeze weights with --freeze, or take an optimizer with smaller states".to_string(),
+    }
 }

@@ -28,8 +28,7 @@ struct Weights {
 pub(super) struct Facts {
     trained: Weights,
     frozen: Weights,
-    /// None where sizes depend on data.
-    predicted: Option<Prediction>,
+    predicted: Prediction,
     placement: Placement,
     baseline: Resident,
 }
@@ -78,7 +77,7 @@ impl Facts {
     pub(super) fn new(
         model: &Model,
         trainer: &mut Trainer,
-        predicted: Option<Prediction>,
+        predicted: Prediction,
         baseline: Resident,
     ) -> Facts {
         let graph = model.graph();
@@ -135,24 +134,25 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
     if facts.placement.0.len() > 1 {
         say!("runs         {}", facts.placement.words())?;
     }
-    match &facts.predicted {
-        Some(Prediction { memory, .. }) => say!(
-            "a step takes {}: parameters {}, states {}, gradients {}, activations {}",
+    match &facts.predicted.memory {
+        Some(memory) => say!(
+            "a step takes {}: parameters {}, states {}, gradients {}, activations {}, constants {}",
             human_bytes(memory.total()),
             human_bytes(memory.parameters),
             human_bytes(memory.states),
             human_bytes(memory.gradients),
-            human_bytes(memory.activations)
+            human_bytes(memory.activations),
+            human_bytes(memory.constants)
         )?,
         None => say!("a step takes what only the run can tell: sizes depend on data")?,
     }
-    if let Some(plans) = facts.predicted.as_ref().and_then(|predicted| predicted.plans.as_ref()) {
+    if let Some(plans) = &facts.predicted.plans {
         say!("\n{}\n", plans.trim_end())?;
     }
-    if let Some(insight) = facts.predicted.as_ref().and_then(|predicted| predicted.insight.as_ref()) {
+    if let Some(insight) = &facts.predicted.insight {
         say!("{insight}")?;
     }
-    let recompute = facts.predicted.as_ref().and_then(|predicted| predicted.recompute.as_ref());
+    let recompute = facts.predicted.recompute.as_ref();
     if let Some(recompute) = recompute.filter(|report| report.values > 0) {
         say!(
             "recomputes   {} values: activations {} instead of {}, a step about {:.0} % longer",
@@ -165,7 +165,7 @@ pub(super) fn before(facts: &Facts, training: &Training<'_>) -> Result<()> {
     if let Some(recompute) = recompute.filter(|report| report.sliced > 0) {
         say!("slices       {} weights are updated by rows of their gradients", recompute.sliced)?;
     }
-    if let Some(plan) = facts.predicted.as_ref().and_then(|predicted| predicted.plan.as_ref()) {
+    if let Some(plan) = &facts.predicted.plan {
         let step = plan.steps.get(plan.peak_step);
         say!("the peak     at {}\n\n{}\n", step.map_or("", |step| step.node.as_str()), largest(plan))?;
     }
@@ -235,7 +235,7 @@ pub(super) fn after(facts: &Facts, training: &mut Training<'_>) -> Result<()> {
         history.times.len(),
         times.samples_per_second
     )?;
-    say!("\n{}", memory(facts.predicted.as_ref().map(|it| &it.memory), &measured))?;
+    say!("\n{}", memory(facts.predicted.memory.as_ref(), &measured))?;
     let now = resident::measure();
     if let (Some(before), Some(peak)) = (facts.baseline.now, now.peak) {
         say!(
@@ -282,11 +282,12 @@ fn losses(history: &History) -> Table {
 
 fn memory(predicted: Option<&StepMemory>, measured: &StepMemory) -> Table {
     let mut rows = table(&["memory", "predicted", "measured"]);
-    let parts: [(&str, fn(&StepMemory) -> usize); 5] = [
+    let parts: [(&str, fn(&StepMemory) -> usize); 6] = [
         ("parameters", |it| it.parameters),
         ("states", |it| it.states),
         ("gradients", |it| it.gradients),
         ("activations", |it| it.activations),
+        ("constants", |it| it.constants),
         ("together", StepMemory::total),
     ];
     for (name, part) in parts {
@@ -342,8 +343,8 @@ pub(super) fn json(facts: &Facts, training: &mut Training<'_>) -> Result<Json> {
         "step_min_ms": times.least,
         "samples_per_second": times.samples_per_second,
         "nodes": facts.placement.json(),
-        "memory_predicted": facts.predicted.as_ref().map(|it| memory_json(&it.memory)),
-        "recompute": facts.predicted.as_ref().and_then(|it| it.recompute.as_ref()).map(recompute_json),
+        "memory_predicted": facts.predicted.memory.as_ref().map(memory_json),
+        "recompute": facts.predicted.recompute.as_ref().map(recompute_json),
         "memory_measured": memory_json(&measured),
         "memory_limit": args.run.memory_limit,
         "baseline_rss": facts.baseline.now,
@@ -384,6 +385,7 @@ fn memory_json(memory: &StepMemory) -> Json {
         "states": memory.states,
         "gradients": memory.gradients,
         "activations": memory.activations,
+        "constants": memory.constants,
         "total": memory.total(),
     })
 }
