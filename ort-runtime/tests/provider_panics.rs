@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ort_alloc::{Allocator, DeviceId};
 use ort_runtime::ep::{
-    Claim, CompileCx, Device, DeviceInfo, Executable, IoShapes, NodeView, ProviderOptions, RunCx, provider,
+    Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, IoShapes, NodeView, ProviderOptions,
+    RunCx, provider,
 };
+use ort_runtime::onnx::{Weights, save};
 use ort_runtime::tensor::{TensorMut, TensorView};
 use ort_runtime::{Model, Result, Session};
 use support::{LAYER_OF_ONES, floats, layer};
@@ -64,6 +66,16 @@ impl Device for Panicking {
     fn check(&self) -> Result<()> {
         self.enter("check");
         Ok(())
+    }
+
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        self.enter("fingerprint");
+        self.cpu.fingerprint()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.enter("synchronize");
+        self.cpu.synchronize()
     }
 
     fn end_of_build(&self) {
@@ -156,6 +168,27 @@ fn each_call_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
             assert!(text.contains("panicking"), "{call}: {text}");
             assert!(text.contains(&format!("told to panic in {call}")), "{call}: {text}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn waiting_and_fingerprints_that_panic_are_errors() -> Result<()> {
+    let model = Model::from_graph(layer()?);
+    let (device, _) = Panicking::open("synchronize")?;
+    let binding = Session::builder(&model).device(device).threads(1).build()?.io_binding();
+    let waiting = binding.synchronize_outputs().expect_err("it panics");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.onnx");
+    save(model.graph(), model.info(), &path, &Weights::Inside)?;
+    let (device, _) = Panicking::open("fingerprint")?;
+    let model = Model::load(&path)?;
+    let cached = Session::builder(&model).device(device).cache_dir(folder.path()).build();
+    for (call, problem) in
+        [("synchronize", waiting), ("fingerprint", cached.err().expect("the session is not built"))]
+    {
+        let text = problem.to_string();
+        assert!(text.contains("panicking") && text.contains(&format!("told to panic in {call}")), "{text}");
     }
     Ok(())
 }
