@@ -402,6 +402,107 @@ fn a_limit_is_kept_to_or_refused_with_what_fits() {
     assert!(kept["memory_measured"]["total"].as_u64().unwrap() <= total / 2);
 }
 
+/// Rows that are gathered by constants, one of them folded.
+fn gathered() -> ModelProto {
+    let numbers = |count: usize| (0..count).map(|index| (index as f32 - 9.5) / 20.0).collect::<Vec<f32>>();
+    model(graph(
+        vec![
+            node("Add", &["places", "one"], &["moved"]),
+            node("MatMul", &["x", "w1"], &["h"]),
+            with(node("Gather", &["h", "moved"], &["g"]), int_attribute("axis", 1)),
+            node("Gelu", &["g"], &["a"]),
+            node("MatMul", &["a", "w2"], &["scores"]),
+        ],
+        vec![value("x", 1, &["n", "4"])],
+        vec![value("scores", 1, &["n", "3"])],
+        vec![
+            floats("w1", &[4, 6], &numbers(24)),
+            floats("w2", &[5, 3], &numbers(15)),
+            ints("places", &[5], &[0, 4, 2, 1, 3]),
+            ints("one", &[], &[1]),
+        ],
+    ))
+}
+
+#[test]
+fn a_limit_that_a_report_or_a_refusal_names_is_taken_and_no_smaller_one() {
+    let folder = Folder::new();
+    let file = archive(&folder.path("data.npz"), &[x(), labels()]);
+    for (name, model) in [("layered", layered()), ("gathered", gathered())] {
+        let path = folder.model(&format!("{name}.onnx"), &model);
+        let args = ["train", &path, "--data", &file, "--epochs", "1", "--batch", "5", "--json"];
+        let within = |limit: u64| run(&[&args[..], &["--memory-limit", &limit.to_string()]].concat());
+        let whole = run(&args).json();
+        let memory = &whole["memory_predicted"];
+        let bytes = |part: &str| memory[part].as_u64().unwrap();
+        let kept = bytes("parameters") + bytes("states") + bytes("gradients");
+        assert_eq!(within(bytes("total")).json()["losses"], whole["losses"], "{name}: the whole need");
+        let named = |limit: u64| {
+            let refused = within(limit);
+            assert_fails(
+                name,
+                &refused,
+                &["out of memory: a training step needs", "raise the memory limit to"],
+            );
+            let text = refused.error().split("raise the memory limit to ").nth(1).unwrap();
+            text.split(' ').next().unwrap().parse::<u64>().unwrap()
+        };
+        let least = named(1);
+        for limit in [kept - 1, kept, kept + 1, kept + 100, least - 1] {
+            assert_eq!(named(limit), least, "{name}: the least limit, from {limit}");
+        }
+        let done = within(least).json();
+        assert_eq!(done["losses"], whole["losses"], "{name}: the least limit");
+        assert!(done["memory_measured"]["total"].as_u64().unwrap() <= least, "{name}: {done}");
+    }
+}
+
+/// The sum of what is above 0, whose number only the run knows, scales what is multiplied.
+fn of_data() -> ModelProto {
+    let weight = |name: &str, rows: usize, columns: usize| {
+        let numbers: Vec<f32> =
+            (0..rows * columns).map(|index| ((index * 37 + 11) % 101) as f32 / 202.0 - 0.25).collect();
+        floats(name, &[rows, columns], &numbers)
+    };
+    model(graph(
+        vec![
+            node("MatMul", &["x", "w1"], &["h1"]),
+            node("Gelu", &["h1"], &["a1"]),
+            node("Greater", &["x", "zero"], &["is_above"]),
+            node("NonZero", &["is_above"], &["places"]),
+            node("Transpose", &["places"], &["each"]),
+            node("GatherND", &["a1", "each"], &["chosen"]),
+            with(node("ReduceMean", &["chosen"], &["mean"]), int_attribute("keepdims", 0)),
+            node("Mul", &["a1", "mean"], &["scaled"]),
+            node("Gelu", &["scaled"], &["a2"]),
+            node("MatMul", &["a2", "w2"], &["scores"]),
+        ],
+        vec![value("x", 1, &["n", "4"])],
+        vec![value("scores", 1, &["n", "3"])],
+        vec![weight("w1", 4, 64), weight("w2", 64, 3), floats("zero", &[], &[0.0])],
+    ))
+}
+
+#[test]
+fn levels_and_limits_take_models_whose_sizes_depend_on_data() {
+    let folder = Folder::new();
+    let path = folder.model("of_data.onnx", &of_data());
+    let file = archive(&folder.path("data.npz"), &[x(), labels()]);
+    let with = |flags: &[&str]| {
+        run(&[&["train", &path, "--data", &file, "--epochs", "3", "--batch", "5", "--json"][..], flags]
+            .concat())
+    };
+    let plain = with(&[]).json();
+    assert!(plain["memory_predicted"].is_null(), "{plain}");
+    for flags in [["--memory-opt-level", "1"], ["--memory-opt-level", "2"], ["--memory-limit", "1MiB"]] {
+        assert_eq!(with(&flags).json()["losses"], plain["losses"], "{flags:?}");
+    }
+    let recompute = with(&["--memory-opt-level", "2"]).json()["recompute"].clone();
+    assert!(recompute["values"].as_u64().unwrap() > 0, "{recompute}");
+    let words = ["a training step needs", "raise the memory limit to", "depend on data"];
+    assert_fails("1 KiB", &with(&["--memory-limit", "6KiB"]), &words);
+}
+
 #[test]
 fn each_optimizer_learns() {
     let (model, train) = (data("digits.onnx"), data("digits.npz"));
