@@ -43,7 +43,7 @@ rules! { "attention", Extended;
         [
             "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=f32[2,1,5,7] m.alpha=0.35",
             "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=f32[5,1] m.alpha=0.35",
-            "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=const:f32[2,1,1,7] m.alpha=0.35",
+            "q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] mask=const:f32[2,1,5,7] m.alpha=0.35",
         ];
     /// Scores, their softmax, and the values.
     attention: "MatMul(Softmax(m@FusedMatMul(q, k; transA=0; transB=1; activation=''); axis=-1), v)"
