@@ -1,13 +1,12 @@
 //! `Loop`: a subgraph run again and again.
 
-use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::{Graph, ValueId};
 use ort_core::tensor::{Shape, Tensor, TensorView, Value, ValueView};
 use ort_core::{Result, ensure, error};
 
 use super::stack::Stack;
-use super::{item_of_run, item_type, subgraph};
+use super::{Item, item_of_run, item_type, subgraph};
 use crate::cpu_kernels;
 
 cpu_kernels![KernelDef {
@@ -25,8 +24,8 @@ struct Loop {
     /// The shape in which the body takes the iteration number, and the condition.
     number_shape: Shape,
     condition_shape: Shape,
-    /// The type and shape of each scan output of one iteration; unknown sizes are 0.
-    scans: Vec<(DType, Shape)>,
+    /// Each scan output of one iteration.
+    scans: Vec<Item>,
     /// Whether the loop runs as often as it is told: its outputs then have a planned leading dimension.
     exact: bool,
 }
@@ -98,10 +97,8 @@ impl Executable for Loop {
         let shapes = if number == 0 && !stacks.is_empty() { self.input_shapes(cx) } else { Vec::new() };
         for (index, (stack, item)) in stacks.into_iter().zip(&self.scans).enumerate() {
             let output = 1 + self.carried + index;
-            let joined = match number {
-                0 => stack.finish(cx, &item_of_run(cx, self.body, &shapes, output, item))?,
-                _ => stack.finish(cx, item)?,
-            };
+            let empty = || item_of_run(cx, self.body, &shapes, output, item);
+            let joined = stack.finish(cx, empty)?;
             cx.set(self.carried + index, joined)?;
         }
         Ok(())

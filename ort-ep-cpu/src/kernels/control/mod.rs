@@ -24,15 +24,20 @@ fn subgraph<'a>(cx: &CompileCx<'a>, attr: &str) -> Result<(usize, &'a Graph)> {
         .ok_or_else(|| error!(InvalidGraph, "attribute '{attr}' is missing"))
 }
 
-/// The element type and shape of a tensor that a subgraph hands over at each iteration, as far as they are known
-/// before any run: unknown sizes are 0.
-fn item_type(graph: &Graph, output: ValueId) -> Result<(DType, Shape)> {
+/// What a subgraph hands over at each iteration, as far as it is known before any run.
+struct Item {
+    dtype: DType,
+    /// Unknown sizes are 0. None if the rank is unknown.
+    shape: Option<Shape>,
+}
+
+fn item_type(graph: &Graph, output: ValueId) -> Result<Item> {
     let info = graph.value(output);
     let dtype = info.ty.dtype();
     let dtype = dtype.ok_or_else(|| error!(InvalidGraph, "scan output '{}' is {}", info.name, info.ty))?;
     let size = |size: &ort_core::dim::Dim| size.as_constant().and_then(|size| usize::try_from(size).ok());
-    let shape = info.ty.shape().unwrap_or(&[]).iter().map(|dim| size(dim).unwrap_or(0)).collect();
-    Ok((dtype, shape))
+    let shape = info.ty.shape().map(|dims| dims.iter().map(|dim| size(dim).unwrap_or(0)).collect());
+    Ok(Item { dtype, shape })
 }
 
 /// The type and shape that an output of a subgraph has, of which `item` is known before any run, for the sizes of this one: of no
@@ -42,8 +47,9 @@ fn item_of_run(
     body: usize,
     inputs: &[Option<Shape>],
     output: usize,
-    item: &(DType, Shape),
+    item: &Item,
 ) -> (DType, Shape) {
-    let shape = cx.subgraph_output(body, inputs, output).filter(|shape| shape.len() == item.1.len());
-    (item.0, shape.unwrap_or_else(|| item.1.clone()))
+    let fits = |shape: &Shape| item.shape.as_ref().is_none_or(|known| known.len() == shape.len());
+    let shape = cx.subgraph_output(body, inputs, output).filter(fits).or_else(|| item.shape.clone());
+    (item.dtype, shape.unwrap_or_default())
 }

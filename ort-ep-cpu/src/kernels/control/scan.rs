@@ -1,12 +1,11 @@
 //! `Scan`: a subgraph run for each slice of its inputs.
 
-use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
 use ort_core::tensor::{DeviceRange, Shape, Tensor, TensorView, Value, ValueView};
 use ort_core::{Result, ensure, error};
 
 use super::stack::{Stack, repacked, unpacked};
-use super::{item_of_run, item_type, subgraph};
+use super::{Item, item_of_run, item_type, subgraph};
 use crate::cpu_kernels;
 
 cpu_kernels![KernelDef { op: "Scan", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE }];
@@ -23,8 +22,8 @@ struct Scan {
     states: usize,
     inputs: Vec<Direction>,
     outputs: Vec<Direction>,
-    /// The type and shape of one slice of each scan output; unknown sizes are 0.
-    items: Vec<(DType, Shape)>,
+    /// One slice of each scan output.
+    items: Vec<Item>,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -222,10 +221,8 @@ impl Executable for Scan {
         let shapes = if length == 0 { self.input_shapes(cx, &scanned) } else { Vec::new() };
         for (index, stack) in stacks.into_iter().enumerate() {
             let (output, item) = (self.states + index, &self.items[index]);
-            let joined = match length {
-                0 => stack.finish(cx, &item_of_run(cx, self.body, &shapes, output, item))?,
-                _ => stack.finish(cx, item)?,
-            };
+            let empty = || item_of_run(cx, self.body, &shapes, output, item);
+            let joined = stack.finish(cx, empty)?;
             let axis = resolve(self.outputs[index].axis, joined.shape().len())?;
             let joined = if axis == 0 { joined } else { move_axis(cx, &joined.view(), 0, axis)? };
             cx.set(self.states + index, joined)?;

@@ -125,25 +125,25 @@ impl Stack {
     }
 
     /// The joined tensor. `empty` tells the type and shape of the items where there are none.
-    pub(super) fn finish(self, cx: &RunCx<'_>, empty: &(DType, Shape)) -> Result<Tensor> {
-        let (dtype, shape) = self.item.as_ref().unwrap_or(empty);
-        let shape = with_leading(self.count, shape);
+    pub(super) fn finish(self, cx: &RunCx<'_>, empty: impl FnOnce() -> (DType, Shape)) -> Result<Tensor> {
+        let (dtype, shape) = self.item.clone().unwrap_or_else(empty);
+        let shape = with_leading(self.count, &shape);
         match self.items {
             Items::Strings(strings) => {
                 drop(self.held);
                 cx.strings(&shape, strings)
             }
-            Items::Codes(codes) => repacked(*dtype, &shape, &codes),
+            Items::Codes(codes) => repacked(dtype, &shape, &codes),
             Items::Numbers { memory, capacity } if capacity == self.count => memory.finish(),
             Items::Numbers { memory, .. } => {
-                let mut exact = cx.allocate_in(memory.memory(), *dtype, &shape)?;
+                let mut exact = cx.allocate_in(memory.memory(), dtype, &shape)?;
                 cx.write(&memory.first(&shape)?, &mut exact, 0)?;
                 exact.finish()
             }
-            Items::None if *dtype == DType::String => {
+            Items::None if dtype == DType::String => {
                 cx.strings(&shape, std::iter::repeat_n(String::new(), element_count(&shape)?))
             }
-            Items::None => cx.allocate(*dtype, &shape)?.finish(),
+            Items::None => cx.allocate(dtype, &shape)?.finish(),
         }
     }
 }
