@@ -19,6 +19,11 @@ pub(crate) fn elements(shape: &[usize]) -> usize {
     shape.iter().fold(1, |count: usize, size| count.saturating_mul(*size))
 }
 
+/// The bytes of the last two dimensions of a shape as doubles.
+pub(crate) fn matrix_bytes(shape: &[usize]) -> usize {
+    elements(&shape[shape.len().saturating_sub(2)..]).saturating_mul(size_of::<f64>())
+}
+
 /// A kernel that is a function, with its bound.
 pub(crate) struct WithHeap<B, R> {
     pub(crate) bound: B,

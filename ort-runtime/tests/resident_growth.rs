@@ -179,6 +179,32 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "SoftmaxCrossEntropyLoss",
+        make: || {
+            let labels =
+                Tensor::from_vec(&[2 * MIB], (0..2 * MIB).map(|index| (index % 2) as i64).collect())?;
+            one(("", "SoftmaxCrossEntropyLoss"), vec![numbers(&[2 * MIB, 2])?, labels], &[], 1)
+        },
+    },
+    Case {
+        name: "LinearRegressor",
+        make: || {
+            let attrs = [
+                ("coefficients", Attribute::Floats(vec![0.5, -1.0])),
+                ("intercepts", Attribute::Floats(vec![1.0])),
+                ("targets", Attribute::Int(1)),
+            ];
+            one(("ai.onnx.ml", "LinearRegressor"), vec![numbers(&[2 * MIB, 2])?], &attrs, 1)
+        },
+    },
+    Case {
+        name: "GridSample",
+        make: || {
+            let grid = Tensor::from_vec(&[1, 2048, 2048, 2], vec![0.25f32; 8 * MIB])?;
+            one(("", "GridSample"), vec![numbers(&[1, 1, 8, 8])?, grid], &[], 1)
+        },
+    },
+    Case {
         name: "LRN",
         make: || one(("", "LRN"), vec![numbers(&[1, 2, 1024, 1024])?], &[("size", Attribute::Int(3))], 1),
     },

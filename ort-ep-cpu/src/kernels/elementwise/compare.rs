@@ -3,11 +3,12 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use ort_core::dtype::{DType, TypeSet};
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, error, for_each_type};
 
 use super::blocks::{ZipBlock, output_elements, output_shape, run_in_place, run_map, run_zip, zip};
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
 
 const STRINGS: TypeSet = TypeSet::of(&[DType::String]);
@@ -32,7 +33,7 @@ cpu_kernels![
         op: "Equal",
         rank: 1,
         types: &[("T", STRINGS)],
-        make: |_| Ok(Box::new(equal_strings)),
+        make: |_| Ok(Box::new(WithHeap { bound: places, run: equal_strings })),
         ..KernelDef::BASE
     },
     logic("And"),
@@ -84,6 +85,12 @@ fn make_logic(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         _ => |a, b, out| zip(a, b, out, |a, b| a ^ b),
     };
     Ok(Box::new(move |cx: &mut RunCx<'_>| run_zip::<u8, u8, u8>(cx, function)))
+}
+
+/// The bytes of the places of all strings.
+fn places(shapes: &IoShapes<'_>) -> usize {
+    let count = elements(shapes.input(0)).saturating_add(elements(shapes.input(1)));
+    count.saturating_mul(size_of::<usize>())
 }
 
 fn equal_strings(cx: &mut RunCx<'_>) -> Result<()> {

@@ -71,6 +71,14 @@ impl Executable for Widened {
         Ok(bytes_of::<f32>(values)? + self.inner.workspace(shapes)?)
     }
 
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        self.inner.heap(shapes)
+    }
+
+    fn kernels(&self) -> Option<String> {
+        self.inner.kernels()
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (threads, control) = (cx.threads(), cx.control());
         let mut rest = cx.workspace()?;

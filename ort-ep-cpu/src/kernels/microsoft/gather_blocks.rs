@@ -1,7 +1,7 @@
 //! `GatherBlockQuantized`: rows of a table of narrow codes, widened with the scales of their blocks.
 
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::ops::tensor::geometry::{contiguous_strides, normalize_axis};
 use ort_core::spec::MICROSOFT;
 use ort_core::tensor::{TensorView, element_count};
@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::cpu_kernels;
+use crate::heap::{elements, tables};
 use crate::kernels::quant::codes::{BLOCK, decode, encode};
 use crate::parallel::for_each_row_chunk_mut;
 
@@ -192,6 +193,10 @@ impl<'a> Table<'a> {
 }
 
 impl Executable for GatherBlocks {
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        Ok(tables(elements(shapes.input(1)).saturating_mul(size_of::<i64>())))
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let table = Table::new(self, cx)?;
         let axis = normalize_axis(self.gather_axis, table.dims.len())?;

@@ -1,17 +1,20 @@
 //! `Inverse`, by elimination with partial pivoting in double precision.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, matrix_bytes};
 use crate::interrupt::spend;
 use crate::kernels::reduce::number::Number;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "Inverse", make, ..KernelDef::BASE }];
 
 fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(|cx: &mut RunCx<'_>| {
+    // The matrix and its inverse in doubles.
+    let bound = |shapes: &IoShapes<'_>| matrix_bytes(shapes.input(0)).saturating_mul(2);
+    let run = |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let &[.., rows, columns] = input.shape() else {
             return Err(error!(InvalidArgument, "a tensor of shape {:?} holds no matrices", input.shape()));
@@ -29,7 +32,8 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             }
             Ok(())
         }, else => Err(error!(NotImplemented, "inverses of {}", dtype.name())))
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 /// Writes the inverse of a square matrix, which is overwritten. That of a singular one is not finite.

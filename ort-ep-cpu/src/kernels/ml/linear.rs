@@ -1,11 +1,12 @@
 //! `LinearClassifier` and `LinearRegressor`.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::spec::ONNX_ML;
 use ort_core::{Result, ensure};
 
 use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, probit, write_scores};
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 use crate::interrupt::spend;
 
 cpu_kernels![
@@ -47,6 +48,13 @@ impl Functions {
     }
 }
 
+/// The bytes of the features as doubles and of so many numbers for each row.
+fn heap_bytes(shapes: &IoShapes<'_>, each_row: usize) -> usize {
+    let rows = matrix(shapes.input(0)).map_or(0, |(rows, _)| rows);
+    let numbers = elements(shapes.input(0)).saturating_add(rows.saturating_mul(each_row));
+    numbers.saturating_mul(size_of::<f64>())
+}
+
 fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let attrs = cx.attrs();
     let count = usize::try_from(attrs.int("targets")?).unwrap_or(0);
@@ -63,7 +71,8 @@ fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         intercepts,
         transform: Transform::named(attrs)?,
     };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    let bound = move |shapes: &IoShapes<'_>| heap_bytes(shapes, count);
+    let run = move |cx: &mut RunCx<'_>| {
         let mut scores = functions.scores(cx)?;
         if functions.count == 1 {
             scores.iter_mut().for_each(|score| *score = functions.transform.apply_to_one(*score));
@@ -71,7 +80,8 @@ fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             scores.chunks_mut(functions.count.max(1)).for_each(|row| functions.transform.apply(row));
         }
         write_scores(cx, 0, &scores)
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
@@ -91,13 +101,17 @@ fn make_classifier(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         intercepts,
         transform: Transform::named(attrs)?,
     };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| classify(cx, &functions, &labels)))
+    // Scores, a class, and what the scores come to.
+    let each_row = count.saturating_add(1).saturating_add(count.max(2));
+    let bound = move |shapes: &IoShapes<'_>| heap_bytes(shapes, each_row);
+    Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| classify(cx, &functions, &labels) }))
 }
 
 fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Result<()> {
     let raw = functions.scores(cx)?;
-    let mut classes = Vec::new();
-    let mut scores = Vec::new();
+    let rows = raw.len().checked_div(functions.count).unwrap_or(0);
+    let mut classes = Vec::with_capacity(rows);
+    let mut scores = Vec::with_capacity(rows.saturating_mul(functions.count.max(2)));
     for row in raw.chunks(functions.count) {
         if let [score] = *row {
             classes.push(usize::from(score > 0.0));

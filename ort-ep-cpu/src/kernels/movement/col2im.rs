@@ -3,10 +3,11 @@
 use num_complex::Complex;
 use num_traits::Zero;
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::heap::{elements, tables};
 use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
@@ -41,6 +42,13 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 }
 
 impl Executable for Col2Im {
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        // For each thread the sums of an image's pixels, in the widest type.
+        let pixels = shapes.output(0).get(2..).map_or(0, elements);
+        let images = shapes.output(0).get(..2).map_or(0, elements);
+        Ok(tables(pixels.saturating_mul(size_of::<f64>()).saturating_mul(shapes.threads.min(images))))
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (input, image, block) = (cx.input(0)?, cx.input(1)?.to_ints()?, cx.input(2)?.to_ints()?);
         let (axes, threads) = (self.axes(&image, &block)?, cx.threads());

@@ -3,11 +3,12 @@
 use num_complex::Complex;
 use num_traits::{Float, NumCast, Zero};
 use ort_core::dtype::DType;
-use ort_core::ep::{CompileCx, Executable, KernelDef, OutputsFrom, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, OutputsFrom, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements, tables};
 use crate::interrupt::spend;
 use crate::parallel::for_each_row_chunk_mut;
 
@@ -65,7 +66,8 @@ fn make_of_strings(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         NotImplemented,
         "strings are not interpolated; the mode 'nearest' takes them as they are"
     );
-    Ok(Box::new(move |cx: &mut RunCx<'_>| sampler.pick(cx)))
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(1)).saturating_mul(size_of::<f32>());
+    Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| sampler.pick(cx) }))
 }
 
 impl GridSample {
@@ -113,6 +115,11 @@ impl<'a> Sizes<'a> {
 }
 
 impl Executable for GridSample {
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        // Positions in the widest type of computation.
+        Ok(tables(elements(shapes.input(1)).saturating_mul(size_of::<f64>())))
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let (image, grid) = (cx.input(0)?, cx.input(1)?);
         let (sizes, threads) = (Sizes::of(image.shape(), grid.shape())?, cx.threads());

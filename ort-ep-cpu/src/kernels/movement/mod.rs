@@ -183,7 +183,7 @@ impl<M: Movement> Executable for Moving<M> {
         let mut bytes = self.movement.heap(shapes);
         if self.unpacks {
             let operands = self.movement.operands(shapes.inputs.len()).into_iter();
-            let moved = operands.map(|index| elements(shapes.input(index)) / 4 * 4 + 4);
+            let moved = operands.map(|index| (elements(shapes.input(index)) / 4 * 4).saturating_add(4));
             let made = shapes.outputs.iter().flatten().map(|shape| elements(shape));
             bytes = moved.chain(made).fold(bytes, usize::saturating_add);
         }

@@ -17,10 +17,12 @@ cpu_kernels![KernelDef { op: "Unique", make, outputs: OutputsFrom::Kernel, ..Ker
 struct Unique {
     axis: Option<i64>,
     sorted: bool,
+    are_texts: bool,
 }
 
 fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(Unique { axis: cx.attrs().find_int("axis"), sorted: cx.attrs().flag("sorted")? }))
+    let are_texts = cx.node.dtype(0) == Some(DType::String);
+    Ok(Box::new(Unique { axis: cx.attrs().find_int("axis"), sorted: cx.attrs().flag("sorted")?, are_texts }))
 }
 
 /// An element as a number whose order is the element's order.
@@ -192,7 +194,8 @@ impl Executable for Unique {
             Some(axis) => normalize_axis(axis, shape.len()).map_or(0, |axis| shape[axis]),
         };
         // A key for each element; of strings also a reference to each.
-        let keys = elements(shape).saturating_mul(size_of::<u128>() + size_of::<usize>());
+        let reference = if self.are_texts { size_of::<&String>() } else { 0 };
+        let keys = elements(shape).saturating_mul(size_of::<u128>() + reference);
         Ok(tables(keys.saturating_add(items.saturating_mul(ROW_BYTES))))
     }
 

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::{for_each_unit, part_count};
 use crate::cpu_kernels;
 use crate::gemm::{BSource, Cpu};
+use crate::heap::{elements, tables};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
@@ -81,6 +82,8 @@ pub(super) struct Attention<T> {
     /// The least and the greatest distance that a key may lie before its query; negative where unbounded.
     windows: [i64; 2],
     score_mode: i64,
+    /// Whether the mask is of another type than what is computed in.
+    widens_mask: bool,
     element: std::marker::PhantomData<fn() -> T>,
 }
 
@@ -107,6 +110,7 @@ impl<T: Real> Attention<T> {
             is_causal: attrs.flag("is_causal")?,
             windows,
             score_mode,
+            widens_mask: cx.node.dtype(3).is_some_and(|dtype| dtype != DType::Bool && dtype != T::DTYPE),
             element: std::marker::PhantomData::<fn() -> T>,
         })
     }
@@ -402,6 +406,12 @@ impl<T: Real> Executable for Attention<T> {
         let cpu = Self::inner_cpu(shapes.threads, sizes);
         let parts = part_count(shapes.threads, sizes.task_count()) * Self::part_len(cpu, sizes);
         bytes_of::<T>(joined(sizes.k, 1) + joined(sizes.v, 2) + parts)
+    }
+
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        // A mask as it is and as it is computed with.
+        let mask = if self.widens_mask { elements(shapes.input(3)) } else { 0 };
+        Ok(tables(mask.saturating_mul(size_of::<f64>() + size_of::<T>())))
     }
 
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {

@@ -135,6 +135,10 @@ impl Executable for Fused {
         Ok(queries + results + caches[0] + caches[1] + loops)
     }
 
+    fn heap(&self, shapes: &IoShapes<'_>) -> Result<usize> {
+        self.inner.heap(shapes)
+    }
+
     fn run(&self, cx: &mut RunCx<'_>) -> Result<()> {
         let threads = cx.threads();
         // In place of the queries the result has their shape.

@@ -4,7 +4,7 @@ use num_traits::ToPrimitive;
 use ort_core::dtype::DType;
 use ort_core::ep::{CompileCx, Executable, KernelDef, NewTensor, OutputsFrom, RunCx};
 use ort_core::spec::ONNX_PREVIEW;
-use ort_core::tensor::{Tensor, TensorView, Value, ValueView};
+use ort_core::tensor::{Tensor, TensorView, Value, ValueView, element_count};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
@@ -102,11 +102,17 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
         && v.shape() == [batch, key_heads, keys, value_size];
     ensure!(fits, InvalidArgument, "queries, keys and values do not go together");
     let dtype = q.dtype();
+    let first = T::workspace_len(cpu, [queries, keys, size], BSource::Strided);
+    let second = T::workspace_len(cpu, [queries, value_size, keys], BSource::Rows);
+    // Inputs and results in the type of computation, what products pack, and scores as they are read, which is twice if their type is another.
+    let scores = element_count(&[batch, heads, queries, keys])?.saturating_mul(2);
+    let results = element_count(&[batch, heads, queries, value_size])?;
+    let inputs = [q, k, v].map(|view| view.element_count());
+    let numbers = inputs.into_iter().chain([first.max(second), results]).fold(scores, usize::saturating_add);
+    let _held = cx.reserve(numbers.saturating_mul(size_of::<T>()))?;
     let (q, k, v) = (read::<T>(q)?, read::<T>(k)?, read::<T>(v)?);
     let scale = flex.scale.map_or(1.0 / (size as f64).sqrt(), f64::from);
     let key_head = |index: usize| index / heads * key_heads + index % heads / (heads / key_heads);
-    let first = T::workspace_len(cpu, [queries, keys, size], BSource::Strided);
-    let second = T::workspace_len(cpu, [queries, value_size, keys], BSource::Rows);
     let mut workspace = vec![T::ZERO; first.max(second)];
     let mut scores = cx.allocate(T::DTYPE, &[batch, heads, queries, keys])?;
     let plane = (queries * keys).max(1);
@@ -123,7 +129,7 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
     for_each_chunk_mut(cpu.threads, values, keys, |_, row| T::softmax(row));
     let weights = modify::<T>(cx, flex.prob_mod, weights, flex.precision)?;
     let weights = read::<T>(weights.view())?;
-    let mut result = vec![T::ZERO; batch * heads * queries * value_size];
+    let mut result = vec![T::ZERO; results];
     for (index, result) in result.chunks_mut((queries * value_size).max(1)).enumerate() {
         let rows = Matrix::rows(&weights[index * queries * keys..][..queries * keys], queries, keys);
         let values = &v[key_head(index) * keys * value_size..][..keys * value_size];

@@ -1,11 +1,12 @@
 //! `BatchNormalization`.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::channel::for_each_part;
 use super::row::{Row, for_each_row, to_f64s};
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 use crate::kernels::reduce::number::Number;
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
@@ -40,11 +41,14 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     };
     let output = cx.node.output_dtype(0).or(cx.node.dtype(0));
     let dtype = output.ok_or_else(|| error!(Fail, "the input's type is not known"))?;
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // Of each channel four parameters, the moments twice, and what they come to.
+    let bound = |shapes: &IoShapes<'_>| elements(shapes.input(1)).saturating_mul(11 * size_of::<f64>());
+    let run = move |cx: &mut RunCx<'_>| {
         for_each_type!(dtype in FLOATS, T => run::<T>(cx, settings), else => {
             Err(error!(NotImplemented, "normalizing {}", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 /// Mean and variance of a channel.

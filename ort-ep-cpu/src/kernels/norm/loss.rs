@@ -1,11 +1,12 @@
 //! `NegativeLogLikelihoodLoss` and `SoftmaxCrossEntropyLoss`.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type, not_one_of};
 
 use super::row::{Row, to_f64s};
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, elements};
 use crate::kernels::reduce::layout::around_axis;
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
@@ -38,13 +39,20 @@ fn make(cx: &mut CompileCx<'_>, scores: bool) -> Result<Box<dyn Executable>> {
         other => return Err(not_one_of("reduction", other, &["none", "mean", "sum"])),
     };
     let settings = Settings { scores, ignored: cx.attrs().find_int("ignore_index"), reduction };
-    Ok(Box::new(move |cx: &mut RunCx<'_>| {
+    // Labels, denominators, weights, and for each thread the scores of a sample.
+    let bound = |shapes: &IoShapes<'_>| {
+        let classes = shapes.input(0).get(1).copied().unwrap_or(0);
+        let samples = elements(shapes.input(1)).saturating_mul(size_of::<i64>() + size_of::<f64>());
+        samples.saturating_add(classes.saturating_mul((1 + 2 * shapes.threads) * size_of::<f64>()))
+    };
+    let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let dtype = input.dtype();
         for_each_type!(dtype in FLOATS, T => run::<T>(cx, settings, input), else => {
             Err(error!(NotImplemented, "losses of {}", dtype.name()))
         })
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 /// The log-probabilities of one batch, as `[images, classes, places]`.

@@ -35,7 +35,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     // For each thread the squares of a plane.
     let bound = |shapes: &IoShapes<'_>| {
         let plane = shapes.input(0).get(2..).map_or(0, elements);
-        plane.saturating_mul(size_of::<f64>()).saturating_mul(shapes.threads)
+        let planes = shapes.input(0).get(..2).map_or(0, elements);
+        plane.saturating_mul(size_of::<f64>()).saturating_mul(shapes.threads.min(planes))
     };
     let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;

@@ -1,16 +1,18 @@
 //! `Det`, by elimination with partial pivoting in double precision.
 
-use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
+use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use super::number::Number;
 use crate::cpu_kernels;
+use crate::heap::{WithHeap, matrix_bytes};
 use crate::interrupt::spend;
 
 cpu_kernels![KernelDef { op: "Det", make, ..KernelDef::BASE }];
 
 fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
-    Ok(Box::new(|cx: &mut RunCx<'_>| {
+    let bound = |shapes: &IoShapes<'_>| matrix_bytes(shapes.input(0));
+    let run = |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let &[.., rows, columns] = input.shape() else {
             return Err(error!(InvalidArgument, "a tensor of shape {:?} holds no matrices", input.shape()));
@@ -27,7 +29,8 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             }
             Ok(())
         }, else => Err(error!(NotImplemented, "determinants of {}", dtype.name())))
-    }))
+    };
+    Ok(Box::new(WithHeap { bound, run }))
 }
 
 /// The determinant of a square matrix, which is overwritten; 1 for a matrix without rows.

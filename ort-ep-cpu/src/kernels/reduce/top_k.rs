@@ -26,11 +26,13 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let (axis, largest) = (cx.attrs().int("axis")?, cx.attrs().flag("largest")?);
     let bound = move |shapes: &IoShapes<'_>| {
         let (input, output) = (shapes.input(0), shapes.output(0));
-        let len = around_axis(input, axis).map_or(0, |[_, len, _]| len);
+        let [outer, len, _] = around_axis(input, axis).unwrap_or_default();
         // Space for the output that no node reads, and for each thread a row with its order.
         let is_unwanted = shapes.outputs.get(1).is_none_or(Option::is_none);
         let places = if is_unwanted { elements(output).saturating_mul(size_of::<i64>()) } else { 0 };
-        places.saturating_add(len.saturating_mul(2 * size_of::<u64>()).saturating_mul(shapes.threads))
+        places.saturating_add(
+            len.saturating_mul(2 * size_of::<u64>()).saturating_mul(shapes.threads.min(outer)),
+        )
     };
     Ok(Box::new(WithHeap { bound, run: move |cx: &mut RunCx<'_>| run(cx, axis, largest) }))
 }

@@ -9,7 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use rustfft::{Fft, FftPlanner};
 
 use crate::cpu_kernels;
-use crate::heap::WithHeap;
+use crate::heap::{WithHeap, elements};
 use crate::interrupt::spend;
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::layout::normalize_axis;
@@ -59,15 +59,22 @@ fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         None => Some(-2),
         Some(_) => cx.constant(2).and_then(|axis| axis.to_ints().ok()?.first().copied()),
     };
+    let has_length = cx.node.node.inputs.get(1).copied().flatten().is_some();
     let half = transform.onesided && !transform.inverse;
     let bound = move |shapes: &IoShapes<'_>| {
-        let shape = shapes.output(0);
+        // A one-sided spectrum is that of two lengths; without an input for it, the length is the signal's.
+        let is_cut = half && has_length;
+        let shape = if half && !has_length { shapes.input(0) } else { shapes.output(0) };
         let axis = axis.and_then(|axis| normalize_axis(axis, shape.len()).ok());
         let sizes = match axis.and_then(|axis| shape.get(axis..=axis)) {
             Some(size) => size,
             None => shape,
         };
-        sizes.iter().map(|&size| transform_bytes(size, half, shapes.threads)).max().unwrap_or(0)
+        let bytes = |&size: &usize| {
+            let lines = elements(shapes.output(0)).checked_div(size).unwrap_or(0);
+            transform_bytes(size, is_cut, shapes.threads.min(lines.max(1)))
+        };
+        sizes.iter().map(bytes).max().unwrap_or(0)
     };
     let run = move |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();
@@ -197,7 +204,9 @@ fn make_stft(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         // A frame is as long as its window, or as what is transformed; the window is read as doubles.
         let window = shapes.input(2).first().copied().unwrap_or(0);
         let whole = transform_bytes(window.max(bins), false, shapes.threads);
-        whole.max(transform_bytes(bins, true, shapes.threads)).saturating_add(window.max(2 * bins) * 16)
+        whole
+            .max(transform_bytes(bins, true, shapes.threads))
+            .saturating_add(window.max(bins.saturating_mul(2)).saturating_mul(16))
     };
     let run = |cx: &mut RunCx<'_>| {
         let dtype = cx.input(0)?.dtype();

@@ -48,7 +48,7 @@ fn number<C: Float>(value: f64) -> C {
 
 impl<C: Float> Pass<C> {
     pub(super) fn new(index: usize, axis: &Axis, settings: &Settings) -> Pass<C> {
-        let width = taps(axis.from, axis.to, settings).min(axis.from.saturating_mul(2).saturating_add(4));
+        let width = taps_of(axis, settings);
         let mut pass = Pass {
             axis: index,
             to: axis.to,
@@ -84,27 +84,61 @@ impl<C: Float> Pass<C> {
 
 /// The farthest coordinate from which elements are counted.
 const FARTHEST: f64 = (1u64 << 50) as f64;
-/// How many elements each sum of an axis reads at most.
-fn taps(from: usize, to: usize, settings: &Settings) -> usize {
-    let least = match settings.mode {
-        Mode::Nearest => 1,
-        Mode::Linear => 2,
-        Mode::Cubic => 4,
-    };
-    match settings.antialias && to < from {
-        // The filter is stretched by as much as the axis shrinks; scales may round one element either way.
-        true => (from / to.max(1) + 2).saturating_mul(least),
+
+/// How many elements each sum of an axis reads.
+fn taps_of(axis: &Axis, settings: &Settings) -> usize {
+    let (least, scale) = (least_taps(settings.mode), axis.scale.value());
+    match settings.stretches() && scale < 1.0 {
+        // As `weights` counts them.
+        true => (((least / 2) as f64 / scale).ceil() as usize).saturating_mul(2),
         false => least,
     }
 }
 
-/// The bytes of the tables of all passes at most.
+impl Settings {
+    /// Whether the filter of an axis that shrinks is stretched by as much.
+    fn stretches(&self) -> bool {
+        self.antialias && self.mode != Mode::Nearest
+    }
+}
+
+/// How many elements a sum reads if its filter is not stretched.
+fn least_taps(mode: Mode) -> usize {
+    match mode {
+        Mode::Nearest => 1,
+        Mode::Linear => 2,
+        Mode::Cubic => 4,
+    }
+}
+
+/// The most that [`taps_of`] tells of an axis of which only the sizes are known. The result's size is that of the scale to within half an element.
+fn most_taps(from: usize, to: usize, settings: &Settings) -> usize {
+    let least = least_taps(settings.mode);
+    match settings.stretches() && to <= from {
+        true => {
+            let stretched =
+                from.saturating_mul(least).div_ceil(to.saturating_mul(2).saturating_sub(1).max(1));
+            stretched.saturating_add(1).saturating_mul(2)
+        }
+        false => least,
+    }
+}
+
+/// The bytes of the tables of the passes along these axes, which are known only in the run.
+pub(super) fn bytes_of_axes(axes: &[Axis], settings: &Settings) -> usize {
+    axes.iter().fold(0, |sum: usize, axis| sum.saturating_add(bytes_of(axis.to, taps_of(axis, settings))))
+}
+
+/// Of one pass: a place and a weight, in doubles at most, for each element that a sum reads, a flag for each sum, and what one sum is made from.
+fn bytes_of(to: usize, taps: usize) -> usize {
+    let places = taps.saturating_mul(size_of::<usize>() + size_of::<f64>());
+    places.saturating_add(1).saturating_mul(to).saturating_add(places)
+}
+
+/// The bytes of the tables of all passes at most, as far as sizes tell.
 pub(super) fn pass_bytes(from: &[usize], to: &[usize], settings: &Settings) -> usize {
     let sizes = from.iter().zip(to);
-    sizes.fold(0, |sum: usize, (&from, &to)| {
-        let each = taps(from, to, settings).saturating_mul(2 * size_of::<usize>()).saturating_add(1);
-        sum.saturating_add(each.saturating_mul(to))
-    })
+    sizes.fold(0, |sum: usize, (&from, &to)| sum.saturating_add(bytes_of(to, most_taps(from, to, settings))))
 }
 
 /// The first index that a coordinate reads, perhaps outside, and the weights from there on.

@@ -18,7 +18,7 @@ use super::{Cell, Io, Movement, movement, only, operand};
 
 use coordinates::{Axis, Given, Settings, Transform};
 use element::Pixel;
-use filter::{Pass, order_of_passes, pass_bytes, run_passes};
+use filter::{Pass, bytes_of_axes, order_of_passes, pass_bytes, run_passes};
 
 movement!["Resize", |cx: &mut CompileCx<'_>| Ok(Nearest(Settings::new(cx.attrs())?)), unaligned: &[0]];
 cpu_kernels![KernelDef {
@@ -115,10 +115,14 @@ impl Executable for Interpolating {
         let input = cx.input(0)?;
         let given = Given { roi: cx.find_input(1), scales: cx.find_input(2), sizes: cx.find_input(3) };
         let (workspace, threads) = (cx.workspace()?, cx.threads());
-        let output = cx.output(0)?;
-        let result = output.shape().to_vec();
+        let result = cx.output(0)?.shape().to_vec();
         let axes = settings.axes(input.shape(), &result, &given)?;
         let shapes = (input.shape(), &result[..]);
+        // A region that is larger than the input stretches filters by more than the sizes tell.
+        let planned = pass_bytes(input.shape(), &result, settings);
+        let beyond = bytes_of_axes(&axes, settings).saturating_sub(planned);
+        let _beyond = if beyond > 0 && !result.contains(&0) { Some(cx.reserve(beyond)?) } else { None };
+        let output = cx.output(0)?;
         with_numbers!(
             input,
             output,
