@@ -114,8 +114,8 @@ fn carried_shapes_change() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn planned_leading_dimension_is_exact() -> Result<()> {
+/// A loop of four iterations that doubles what it carries, and stacks that.
+fn doubling_loop() -> Result<Graph> {
     let mut main = GraphBuilder::new("main");
     let trips = main.constant(Tensor::scalar(4i64)?);
     let x = main.input("x", DType::F32, &["n"]);
@@ -124,8 +124,33 @@ fn planned_leading_dimension_is_exact() -> Result<()> {
     let doubled = body.builder.node("Add", &[carried, carried], &[])?;
     let body = body.finish("body", &[holds, doubled, doubled]);
     let outputs = main.add(("", "Loop"), &[Some(trips), None, Some(x)], &[], 2, vec![body])?;
-    let graph = main.finish(&outputs)?;
-    let stacked = graph.value(outputs[1]).ty.to_string();
+    main.finish(&outputs)
+}
+
+/// The plan counts what the loop takes, however few bytes its values have.
+#[test]
+fn a_small_loop_runs_with_the_limit_that_its_refusal_names() -> Result<()> {
+    let model = Model::from_graph(doubling_loop()?);
+    for size in [1usize, 3, 100] {
+        let inputs = [("x", Tensor::from_vec(&[size], vec![1.0f32; size])?.into())];
+        let session = |limit: usize| Session::builder(&model).batch_split(false).memory_limit(limit).build();
+        let run = |limit: usize| session(limit)?.run(&inputs);
+        let named = |limit: usize| run(limit).err()?.shortage().map(|shortage| shortage.sufficient_limit());
+        // The session is built first, and only its run knows the size.
+        let building = named(1).unwrap_or(0);
+        let running = named(building).unwrap_or(building);
+        assert!(running > 16 * size, "{size}: {running}");
+        assert_eq!(named(running), None, "{size}");
+        run(running)?;
+        assert!(named(running - 1).is_some(), "{size}: {running}");
+    }
+    Ok(())
+}
+
+#[test]
+fn planned_leading_dimension_is_exact() -> Result<()> {
+    let graph = doubling_loop()?;
+    let stacked = graph.value(graph.outputs[1]).ty.to_string();
     assert_eq!(stacked, "float[4, n]");
     let outputs = run(graph, &[("x", Tensor::from_slice(&[2], &[1.0f32, 3.0])?.into())])?;
     assert_eq!(floats(&outputs[0])?, (vec![2], vec![16.0, 48.0]));

@@ -67,12 +67,13 @@ pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     // Counts all that a session takes: what folding makes and values of unknown size are in no plan.
     let everything = Budget::new(None);
     let whole = args.model.builder(&model)?.budget(&everything).build()?;
+    let building = everything.peak();
     let mut report = Report { model: args.model.name(), trials, ..Report::default() };
     for number in 0..trials {
         let inputs = inputs_of(args, &model, number)?;
         everything.reset_peak();
         let expected = bits_of(whole.run(&given(&inputs))?)?;
-        let largest = everything.peak();
+        let largest = everything.peak().max(building);
         whole.trim();
         let trial = Trial { args, model: &model, inputs: &inputs, expected: &expected };
         let limit = draw(args.model.seed.wrapping_add(number as u64), largest);
