@@ -19,7 +19,7 @@ pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl F
     let block = block_of(chunk, min_chunk);
     let blocks = |range: Range<usize>| {
         for start in range.clone().step_by(block) {
-            spend(TASK_UNITS);
+            spend(units_of_block(block, chunk));
             task(start..start.saturating_add(block).min(range.end));
         }
     };
@@ -35,9 +35,14 @@ pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl F
 /// How much of a chunk is done between two looks whether the run is over: so little that a kernel of seconds ends within
 /// milliseconds, and so much that a look costs nothing beside it.
 fn block_of(chunk: usize, min_chunk: usize) -> usize {
-    const BLOCKS: usize = 64;
+    const BLOCKS: usize = 256;
     const LEAST_CHUNKS: usize = 8;
     chunk.div_ceil(BLOCKS).max(min_chunk.saturating_mul(LEAST_CHUNKS)).clamp(1, chunk.max(1))
+}
+
+/// The units that a block counts for: a part of a chunk is long enough for every other one to be followed by a look.
+fn units_of_block(block: usize, chunk: usize) -> usize {
+    if block < chunk { 8 * TASK_UNITS } else { TASK_UNITS }
 }
 
 /// Cuts `values` into pieces of `chunk` elements (the last may be shorter) and calls `task` with
@@ -50,8 +55,10 @@ pub fn for_each_chunk_mut<T: Send>(
 ) {
     let chunk = chunk.max(1);
     if threads <= 1 {
-        let pieces = values.chunks_mut(chunk).enumerate();
-        spending(TASK_UNITS, pieces).for_each(|(index, piece)| task(index, piece));
+        for (index, piece) in values.chunks_mut(chunk).enumerate() {
+            spend(TASK_UNITS.max(piece.len()));
+            task(index, piece);
+        }
         return;
     }
     let chunks = values.len().div_ceil(chunk);
@@ -59,6 +66,7 @@ pub fn for_each_chunk_mut<T: Send>(
     Pool::global().run(threads, chunks, &|index| {
         // SAFETY: `run` calls each index once, and pieces of different indices do not overlap.
         let piece = unsafe { pieces.range(index * chunk, chunk) };
+        spend(piece.len());
         task(index, piece);
     });
 }
@@ -82,7 +90,7 @@ pub fn for_each_row_chunk_mut<T: Send>(
     let whole = values.split_at_mut(rows * row_len).0;
     for_each_chunk_mut(threads, whole, chunk * row_len, |index, piece| {
         for (at, rows) in piece.chunks_mut(block * row_len).enumerate() {
-            spend(TASK_UNITS);
+            spend(units_of_block(block, chunk));
             task(index * chunk + at * block, rows);
         }
     });

@@ -25,6 +25,9 @@ pub const UNITS_PER_LOOK: usize = 1 << 16;
 /// What a task of a parallel loop counts for besides what it spends itself: a few microseconds at least.
 pub const TASK_UNITS: usize = UNITS_PER_LOOK / 16;
 
+/// What a text counts for that is copied, read or written.
+pub const UNITS_OF_A_TEXT: usize = 32;
+
 thread_local! {
     // Apart from the watch, which needs a destructor: this one is a plain word of the thread.
     static LEFT: Cell<usize> = const { Cell::new(UNITS_PER_LOOK) };

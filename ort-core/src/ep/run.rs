@@ -7,6 +7,7 @@ use std::time::Instant;
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
+use super::interrupt::{UNITS_OF_A_TEXT, spending};
 use super::{Device, guard};
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
@@ -306,7 +307,7 @@ impl<'a> RunCx<'a> {
         reserved.map_err(|_| error!(OutOfMemory, "{count} strings"))?;
         // What is counted is a little ahead, so that not each string asks the budget.
         let (mut counted, mut bytes) = (0usize, 0usize);
-        let mut texts = texts.into_iter().take(count.saturating_add(1));
+        let mut texts = spending(UNITS_OF_A_TEXT, texts).take(count.saturating_add(1));
         while let Some(text) = texts.next() {
             ensure!(elements.len() < count, Fail, "more than {count} strings for shape {shape:?}");
             bytes = bytes.saturating_add(heap_bytes(&text));
@@ -382,10 +383,10 @@ impl<'a> RunCx<'a> {
     }
 }
 
-/// How many bytes of strings are counted at once.
 /// What a tensor of a kernel's own counts for at least: without bytes of its own it still takes a header, and a sequence may hold millions.
 pub(crate) const LEAST_TENSOR: usize = 64;
 
+/// How many bytes of strings are counted at once.
 const STRINGS_AHEAD: usize = 4 << 10;
 
 /// What a text takes of the heap beside its handle: heaps hand out multiples of 16 bytes with a header of 8, and 32 at least.

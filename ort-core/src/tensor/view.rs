@@ -7,6 +7,7 @@ use ort_alloc::{DeviceId, SharedBuffer};
 
 use super::{Data, Tensor, Value, element_count};
 use crate::dtype::{DType, Element};
+use crate::ep::interrupt::spending;
 use crate::{Result, ensure, error};
 
 /// A borrowed tensor to read.
@@ -151,7 +152,7 @@ impl<'a> TensorView<'a> {
     /// The same in any collection, such as one that holds a few elements without memory of the heap.
     pub fn collect_ints<C: FromIterator<i64>>(&self) -> Result<C> {
         fn each<const N: usize, C: FromIterator<i64>>(bytes: &[u8], read: impl Fn([u8; N]) -> i64) -> C {
-            bytes.as_chunks::<N>().0.iter().map(|element| read(*element)).collect()
+            spending(1, bytes.as_chunks::<N>().0).map(|element| read(*element)).collect()
         }
         let bytes = self.bytes()?;
         Ok(match self.dtype {

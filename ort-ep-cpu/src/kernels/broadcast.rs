@@ -7,6 +7,7 @@ use std::ops::Range;
 use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 
+use crate::interrupt::{PIECE, Pace};
 use crate::kept::{Keep, with_kept};
 use crate::parallel::for_each_chunk_mut;
 
@@ -267,9 +268,10 @@ impl Broadcast {
         let chunk = chunk_len(threads, output.len());
         for_each_chunk_mut(threads, output, chunk, |index, piece| {
             with_kept(|scratch: &mut S| {
-                let (mut start, mut rest) = (index * chunk, piece);
+                let (mut start, mut rest, pace) = (index * chunk, piece, Pace::default());
                 while !rest.is_empty() {
-                    let len = self.block_len(start, limit).min(rest.len());
+                    let len = self.block_len(start, limit.min(PIECE)).min(rest.len());
+                    pace.step(len);
                     let (block, tail) = std::mem::take(&mut rest).split_at_mut(len);
                     task(scratch, start, block);
                     start += len;

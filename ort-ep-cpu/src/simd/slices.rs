@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::{Isa, Simd, SimdOp, dispatch};
+use crate::interrupt::{PIECE, pieces_mut};
 
 /// A function of one value, for all lanes at once.
 pub trait UnaryOp: Copy {
@@ -131,13 +132,17 @@ impl<O: BinaryOp, A: Source, B: Source> SimdOp for ZipLoop<O, A, B> {
 /// If the lengths differ.
 pub fn map(isa: Isa, op: impl UnaryOp, from: &[f32], to: &mut [f32]) {
     assert_eq!(from.len(), to.len(), "a map keeps the length");
-    dispatch(isa, MapLoop { op, from: from.as_ptr(), to: to.as_mut_ptr(), len: to.len() });
+    for (from, to) in from.chunks(PIECE).zip(pieces_mut(to)) {
+        dispatch(isa, MapLoop { op, from: from.as_ptr(), to: to.as_mut_ptr(), len: to.len() });
+    }
 }
 
 /// `data[i] = op(data[i])`.
 pub fn map_in_place(isa: Isa, op: impl UnaryOp, data: &mut [f32]) {
-    let to = data.as_mut_ptr();
-    dispatch(isa, MapLoop { op, from: to.cast_const(), to, len: data.len() });
+    for data in pieces_mut(data) {
+        let to = data.as_mut_ptr();
+        dispatch(isa, MapLoop { op, from: to.cast_const(), to, len: data.len() });
+    }
 }
 
 /// `to[i] = op(a[i], b[i])`.

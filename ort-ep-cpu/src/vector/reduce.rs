@@ -4,6 +4,7 @@
 //! not of the row. The order depends only on the length and the instruction set.
 
 use super::elementwise::{Binary, Operand, binary_in_place};
+use crate::interrupt::pieces;
 use crate::simd::slices::{BinaryOp, UnaryOp, fold};
 use crate::simd::{Isa, MAX_LANES, Simd, max_or_nan, min_or_nan};
 
@@ -100,7 +101,7 @@ fn sum_of(isa: Isa, map: impl UnaryOp, row: &[f32]) -> f64 {
             std::array::from_fn(|i| lanes[i] + lanes[i + 4] + (lanes[i + 8] + lanes[i + 12]));
         quarters[0] + quarters[1] + (quarters[2] + quarters[3])
     };
-    row.chunks(BLOCK).map(block_sum).sum()
+    pieces(row).flat_map(|piece| piece.chunks(BLOCK)).map(block_sum).sum()
 }
 
 /// The sum, in double precision.
@@ -149,13 +150,15 @@ fn horizontal(lanes: [f32; MAX_LANES], combine: impl Fn(f32, f32) -> f32) -> f32
 /// The greatest value, NaN if any is NaN; -inf of an empty row.
 pub fn max(isa: Isa, row: &[f32]) -> f32 {
     let lowest = f32::NEG_INFINITY;
-    horizontal(fold(isa, Identity, Greater, lowest, row), max_or_nan)
+    let of_piece = |piece| horizontal(fold(isa, Identity, Greater, lowest, piece), max_or_nan);
+    pieces(row).map(of_piece).fold(lowest, max_or_nan)
 }
 
 /// The least value, NaN if any is NaN; +inf of an empty row.
 pub fn min(isa: Isa, row: &[f32]) -> f32 {
     let highest = f32::INFINITY;
-    horizontal(fold(isa, Identity, Lesser, highest, row), min_or_nan)
+    let of_piece = |piece| horizontal(fold(isa, Identity, Lesser, highest, piece), min_or_nan);
+    pieces(row).map(of_piece).fold(highest, min_or_nan)
 }
 
 /// `out[i] = function(out[i], row[i])`: one step of a reduction over rows. For sums of many rows, add blocks

@@ -5,6 +5,7 @@
 use super::elementwise::{Unary, unary_in_place};
 use super::places::{Places, load};
 use super::reduce;
+use crate::interrupt::{PIECE, spend};
 use crate::simd::{Isa, Simd, SimdOp, dispatch, math};
 
 /// Which of the two functions.
@@ -34,6 +35,9 @@ impl SimdOp for ExpSum<'_, '_> {
         let max = s.splat(self.max);
         let mut total = 0.0;
         for block in (0..len).step_by(BLOCK * S::LANES) {
+            if len - block > BLOCK * S::LANES {
+                spend(2 * BLOCK * S::LANES);
+            }
             let mut sum = s.splat(0.0);
             for at in (block..len.min(block + BLOCK * S::LANES)).step_by(S::LANES) {
                 let count = (len - at).min(S::LANES);
@@ -63,11 +67,16 @@ impl SimdOp for Subtract<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let len = self.places.len();
-        for at in (0..len).step_by(S::LANES) {
-            let count = (len - at).min(S::LANES);
-            let x = self.places.load(s, at, count, 0.0);
-            let shifted = s.sub(s.sub(x, s.splat(self.max)), s.splat(self.log_sum));
-            self.places.store(s, at, count, shifted);
+        for block in (0..len).step_by(PIECE) {
+            if len - block > PIECE {
+                spend(PIECE);
+            }
+            for at in (block..len.min(block + PIECE)).step_by(S::LANES) {
+                let count = (len - at).min(S::LANES);
+                let x = self.places.load(s, at, count, 0.0);
+                let shifted = s.sub(s.sub(x, s.splat(self.max)), s.splat(self.log_sum));
+                self.places.store(s, at, count, shifted);
+            }
         }
     }
 }
@@ -127,22 +136,30 @@ impl Columns<'_> {
     #[inline(always)]
     fn strip<S: Simd, const N: usize>(&mut self, s: S, column: usize, count: usize) {
         let (len, inner) = (self.places.len(), self.inner);
-        let starts = || (column..len).step_by(inner);
+        // Rows of a strip between two counts of work.
+        const ROWS: usize = 1 << 10;
+        let units = N * S::LANES * ROWS.min(len / inner);
+        let bands = || (column..len).step_by(ROWS * inner).inspect(move |_| spend(units));
+        let starts = |band: usize| (band..len.min(band + ROWS * inner)).step_by(inner);
         let place = |start: usize, part: usize| start + part * S::LANES;
         let mut max = [s.splat(f32::NEG_INFINITY); N];
-        for start in starts() {
-            for part in 0..N {
-                max[part] = s.max(max[part], self.places.load(s, place(start, part), count, 0.0));
+        for band in bands() {
+            for start in starts(band) {
+                for part in 0..N {
+                    max[part] = s.max(max[part], self.places.load(s, place(start, part), count, 0.0));
+                }
             }
         }
         let mut sum = [s.splat(0.0); N];
-        for start in starts() {
-            for part in 0..N {
-                let x = self.places.load(s, place(start, part), count, 0.0);
-                let power = math::exp(s, s.sub(x, max[part]));
-                sum[part] = s.add(sum[part], power);
-                if self.kind == Softmax::Linear {
-                    self.places.store(s, place(start, part), count, power);
+        for band in bands() {
+            for start in starts(band) {
+                for part in 0..N {
+                    let x = self.places.load(s, place(start, part), count, 0.0);
+                    let power = math::exp(s, s.sub(x, max[part]));
+                    sum[part] = s.add(sum[part], power);
+                    if self.kind == Softmax::Linear {
+                        self.places.store(s, place(start, part), count, power);
+                    }
                 }
             }
         }
@@ -150,14 +167,18 @@ impl Columns<'_> {
             Softmax::Linear => sum.map(|sum| s.div(s.splat(1.0), sum)),
             Softmax::Log => sum.map(|sum| math::log(s, sum)),
         };
-        for start in starts() {
-            for part in 0..N {
-                let at = place(start, part);
-                let result = match self.kind {
-                    Softmax::Linear => s.mul(load(s, self.places.target(), at, count, 0.0), last[part]),
-                    Softmax::Log => s.sub(s.sub(self.places.load(s, at, count, 0.0), max[part]), last[part]),
-                };
-                self.places.store(s, at, count, result);
+        for band in bands() {
+            for start in starts(band) {
+                for part in 0..N {
+                    let at = place(start, part);
+                    let result = match self.kind {
+                        Softmax::Linear => s.mul(load(s, self.places.target(), at, count, 0.0), last[part]),
+                        Softmax::Log => {
+                            s.sub(s.sub(self.places.load(s, at, count, 0.0), max[part]), last[part])
+                        }
+                    };
+                    self.places.store(s, at, count, result);
+                }
             }
         }
     }

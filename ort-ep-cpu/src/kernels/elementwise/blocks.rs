@@ -5,6 +5,7 @@ use ort_core::ep::RunCx;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, error};
 
+use crate::interrupt::{PIECE, pieces_mut};
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast, chunk_len};
 use crate::parallel::for_each_chunk_mut;
 
@@ -146,7 +147,9 @@ pub(super) fn run_map<A: Pod + Sync, O: Pod + Send>(
     let chunk = chunk_len(threads, out.len());
     for_each_chunk_mut(threads, out, chunk, |index, piece| {
         let from = from.get(index * chunk..).unwrap_or(&[]);
-        piece.iter_mut().zip(from).for_each(|(out, &x)| *out = function(x));
+        for (out, from) in pieces_mut(piece).zip(from.chunks(PIECE)) {
+            out.iter_mut().zip(from).for_each(|(out, &x)| *out = function(x));
+        }
     });
     Ok(())
 }
@@ -161,7 +164,8 @@ pub(super) fn run_in_place<T: Pod + Send + Sync>(
     let out = output_elements::<T>(cx, 0)?;
     let chunk = chunk_len(threads, out.len());
     for_each_chunk_mut(threads, out, chunk, |index, piece| {
-        for (at, block) in piece.chunks_mut(BLOCK).enumerate() {
+        let blocks = pieces_mut(piece).flat_map(|piece| piece.chunks_mut(BLOCK));
+        for (at, block) in blocks.enumerate() {
             let start = index * chunk + at * BLOCK;
             if let Some(from) = from.and_then(|from| from.get(start..start + block.len())) {
                 block.copy_from_slice(from);

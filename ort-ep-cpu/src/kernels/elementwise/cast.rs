@@ -11,6 +11,7 @@ use ort_core::{Result, error, for_each_type};
 
 use super::identity::copy;
 use crate::cpu_kernels;
+use crate::interrupt::{PIECE, UNITS_OF_A_TEXT, spend, spending};
 use crate::kernels::broadcast::chunk_len;
 use crate::parallel::for_each_chunk_mut;
 
@@ -57,6 +58,9 @@ const fn to_strings(op: &'static str) -> KernelDef {
     }
 }
 
+/// Texts that are read or written at a time. What is packed ends at a byte's end there.
+const TEXTS: usize = 1 << 10;
+
 cpu_kernels![
     numbers("Cast"),
     numbers("CastLike"),
@@ -88,20 +92,27 @@ fn cast(cx: &mut RunCx<'_>, (from, to): (DType, DType), options: CastOptions) ->
     let (source, count) = (view.bytes()?, view.element_count());
     let target = cx.output(0)?.bytes_mut()?;
     let chunk = chunk_len(threads, count).next_multiple_of(WHOLE_BYTES);
-    let size = |dtype: DType| {
-        dtype.byte_len(chunk).ok_or_else(|| error!(Fail, "{} has no byte length", dtype.name()))
+    let size = |dtype: DType, count: usize| {
+        dtype.byte_len(count).ok_or_else(|| error!(Fail, "{} has no byte length", dtype.name()))
     };
-    let (source_bytes, target_bytes) = (size(from)?, size(to)?);
+    let (source_bytes, target_bytes) = (size(from, chunk)?, size(to, chunk)?);
+    let piece_bytes = (size(from, PIECE)?, size(to, PIECE)?);
     let failure = parking_lot::Mutex::new(None);
     for_each_chunk_mut(threads, target, target_bytes, |index, piece| {
         let start = (index * source_bytes).min(source.len());
         let part = &source[start..(start + source_bytes).min(source.len())];
-        let elements = chunk.min(count - (index * chunk).min(count));
-        if half_slices((from, to), part, piece) || widened((from, to), part, piece) {
-            return;
-        }
-        if let Err(error) = convert(from, part, to, piece, elements, options) {
-            failure.lock().get_or_insert(error);
+        let mut left = chunk.min(count - (index * chunk).min(count));
+        for (part, piece) in part.chunks(piece_bytes.0).zip(piece.chunks_mut(piece_bytes.1)) {
+            let elements = left.min(PIECE);
+            left -= elements;
+            if half_slices((from, to), part, piece) || widened((from, to), part, piece) {
+                spend(elements);
+                continue;
+            }
+            spend(8 * elements);
+            if let Err(error) = convert(from, part, to, piece, elements, options) {
+                failure.lock().get_or_insert(error);
+            }
         }
     });
     match failure.into_inner() {
@@ -159,7 +170,9 @@ fn make_parse(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(move |cx: &mut RunCx<'_>| {
         let strings = cx.input(0)?.strings()?;
         let target = cx.output(0)?.bytes_mut()?;
-        parse(strings, to, target)
+        let bytes = to.byte_len(TEXTS).ok_or_else(|| error!(Fail, "{} has no byte length", to.name()))?;
+        let parts = strings.chunks(TEXTS).zip(target.chunks_mut(bytes.max(1)));
+        spending(TEXTS * UNITS_OF_A_TEXT, parts).try_for_each(|(strings, target)| parse(strings, to, target))
     }))
 }
 
@@ -173,17 +186,16 @@ fn format(cx: &mut RunCx<'_>) -> Result<()> {
     let strings = match view.dtype() {
         DType::String => cx.strings(view.shape(), view.strings()?.iter().cloned())?,
         dtype => {
-            // Some at a time, so that the budget sees them come. What is packed ends at a byte's end there.
-            const AT_ONCE: usize = 1 << 10;
+            // Some at a time, so that the budget sees them come.
             let (bytes, count) = (view.bytes()?, view.element_count());
             let format = |bytes: &[u8], count: usize| {
                 format_elements(dtype, bytes, count).map_err(|error| error!(InvalidArgument, "{error}"))
             };
             format(&[], 0)?;
-            let step = dtype.byte_len(AT_ONCE).unwrap_or(1).max(1);
-            let parts = bytes.chunks(step).zip((0..count).step_by(AT_ONCE));
+            let step = dtype.byte_len(TEXTS).unwrap_or(1).max(1);
+            let parts = bytes.chunks(step).zip((0..count).step_by(TEXTS));
             let texts =
-                parts.flat_map(|(part, first)| format(part, AT_ONCE.min(count - first)).unwrap_or_default());
+                parts.flat_map(|(part, first)| format(part, TEXTS.min(count - first)).unwrap_or_default());
             cx.strings(view.shape(), texts)?
         }
     };

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use rand_mt::Mt;
 
 use crate::cpu_kernels;
+use crate::interrupt::{self, spend};
 
 cpu_kernels![KernelDef { op: "Dropout", in_place: &[(0, 0)], make, ..KernelDef::BASE }];
 
@@ -46,13 +47,13 @@ impl Executable for Dropout {
         let dtype = output.dtype();
         let target = output.bytes_mut()?;
         if let Some(source) = source {
-            target.copy_from_slice(source);
+            interrupt::copy(source, target);
         }
         if drops {
             return drop_at_random(&mut self.generator.lock(), ratio, dtype, target, mask);
         }
         if let Some(mask) = mask {
-            mask.fill(1);
+            interrupt::fill(mask, 1);
         }
         Ok(())
     }
@@ -89,6 +90,7 @@ fn drop_at_random(
     let mut numbers = [0u8; BLOCK * 8];
     for (index, block) in data.chunks_mut(BLOCK * size).enumerate() {
         let count = block.len() / size;
+        spend(4 * count);
         let numbers = &mut numbers[..count * 8];
         convert(dtype, block, DType::F64, numbers, count, CastOptions::default()).map_err(failure)?;
         for (at, bytes) in numbers.as_chunks_mut::<8>().0.iter_mut().enumerate() {

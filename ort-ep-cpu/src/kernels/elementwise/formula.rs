@@ -14,6 +14,7 @@ use super::idioms::idiom;
 use super::lanes::{Lane, Storage};
 use super::program::{Function, Program, Source, Step};
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kept::Keep;
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast, Repeated};
 use crate::vector::elementwise::Unary;
@@ -226,7 +227,11 @@ fn run<S: Storage>(cx: &mut RunCx<'_>, program: &Steps<S>) -> Result<()> {
     let output = cx.output(0)?.as_mut_slice::<S>()?;
     let whole = walk.is_flat() && program.steps.len() == 1 && S::lanes(&[]).is_some();
     let limit = if whole { usize::MAX } else { BLOCK };
+    let extra = program.extra_units();
     walk.for_each_block(threads, limit, output, |scratch: &mut Scratch<S>, start, block| {
+        if extra > 0 {
+            spend(extra * block.len());
+        }
         if !single_in_place(program, &walk, &inputs, start, block, scratch) {
             compute(program, &walk, &inputs, (start, block), scratch);
         }

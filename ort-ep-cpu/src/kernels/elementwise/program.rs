@@ -111,6 +111,15 @@ impl<V: Copy + PartialEq> Program<V> {
 type FindIdiom<V> = fn(&ScalarExpr) -> Option<(V, &ScalarExpr)>;
 
 impl<V: Copy> Program<V> {
+    /// Units of work for an element beside the one that every element counts for. A remainder may take a step for each power of two
+    /// between its operands.
+    pub(super) fn extra_units(&self) -> usize {
+        const OF_A_REMAINDER: usize = 32;
+        let is_remainder =
+            |step: &&Step<V>| matches!(step.function, Function::Binary(BinaryFn::Mod | BinaryFn::Fmod));
+        self.steps.len().saturating_sub(1) + OF_A_REMAINDER * self.steps.iter().filter(is_remainder).count()
+    }
+
     /// Whether the input at `index` is only ever one side of functions of two, whose other side is `whole`.
     pub(super) fn only_beside(&self, index: usize, whole: impl Fn(Source) -> bool) -> bool {
         let here = Source::Input(index);

@@ -7,6 +7,7 @@ use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 cpu_kernels![
     KernelDef {
@@ -48,7 +49,8 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     let width = input.dtype().byte_size().unwrap_or(1);
     let mut output = cx.allocate(input.dtype(), &shape)?;
     let rows = input.bytes()?.chunks_exact(size * width);
-    for (row, to) in rows.zip(output.bytes_mut()?.chunks_exact_mut(columns.len() * width)) {
+    let rows = rows.zip(output.bytes_mut()?.chunks_exact_mut(columns.len() * width));
+    for (row, to) in spending(4 * columns.len(), rows) {
         for (&column, to) in columns.iter().zip(to.chunks_exact_mut(width)) {
             to.copy_from_slice(&row[column * width..(column + 1) * width]);
         }
@@ -62,7 +64,7 @@ fn binarize(cx: &mut RunCx<'_>, threshold: f32) -> Result<()> {
     let dtype = input.dtype();
     let output = cx.output(0)?;
     for_each_type!(dtype in [F32, F64, I32, I64], T => {
-        for (x, y) in input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?) {
+        for (x, y) in spending(1, input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?)) {
             let value: f64 = num_traits::AsPrimitive::as_(*x);
             *y = u8::from(value > f64::from(threshold)) as T;
         }

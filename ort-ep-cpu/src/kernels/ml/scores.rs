@@ -6,6 +6,8 @@ use ort_core::ir::Attributes;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
+use crate::interrupt::spending;
+
 /// What becomes of the scores of a row.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Transform {
@@ -161,7 +163,7 @@ pub(super) fn doubles(view: &TensorView<'_>) -> Result<Vec<f64>> {
     let dtype = view.dtype();
     for_each_type!(dtype in [F32, F64, I32, I64, F16], T => {
         let elements = view.to_cow::<T>()?;
-        Ok(elements.iter().map(|x| num_traits::AsPrimitive::<f64>::as_(*x)).collect())
+        Ok(spending(1, &*elements).map(|x| num_traits::AsPrimitive::<f64>::as_(*x)).collect())
     }, else => Err(error!(NotImplemented, "features of {}", DType::name(dtype))))
 }
 
@@ -172,7 +174,7 @@ pub(super) fn write_scores(cx: &mut RunCx<'_>, index: usize, scores: &[f64]) -> 
     }
     let to = cx.output(index)?.as_mut_slice::<f32>()?;
     ensure!(to.len() == scores.len(), Fail, "{} scores for an output of {}", scores.len(), to.len());
-    to.iter_mut().zip(scores).for_each(|(to, score)| *to = *score as f32);
+    spending(1, to.iter_mut().zip(scores)).for_each(|(to, score)| *to = *score as f32);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::scores::doubles;
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
+use crate::interrupt::{self, PIECE, pieces, pieces_mut, spending};
 
 cpu_kernels![
     KernelDef { domain: ONNX_ML, op: "Imputer", make: make_imputer, ..KernelDef::BASE },
@@ -36,7 +37,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             DType::F32 | DType::F64 => for_each_type!(dtype in [F32, F64], T => {
                 let missing = T::from(missing_float);
                 let pairs = input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?);
-                for (index, (x, y)) in pairs.enumerate() {
+                for (index, (x, y)) in spending(2, pairs).enumerate() {
                     let is_missing = *x == missing || (x.is_nan() && missing.is_nan());
                     *y = if is_missing { T::from(floats[index % given]) } else { *x };
                 }
@@ -49,7 +50,7 @@ fn make_imputer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 let missing = fit(missing_int).ok();
                 let values = ints.iter().map(|&value| fit(value)).collect::<Result<Vec<T>>>()?;
                 let pairs = input.as_slice::<T>()?.iter().zip(output.as_mut_slice::<T>()?);
-                for (index, (x, y)) in pairs.enumerate() {
+                for (index, (x, y)) in spending(2, pairs).enumerate() {
                     *y = if missing == Some(*x) { values[index % given] } else { *x };
                 }
                 Ok(())
@@ -78,14 +79,17 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let features = input.shape().last().copied().unwrap_or(1).max(1);
         let values = doubles(&input)?;
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
-        for (from, to) in values.chunks(features).zip(output.chunks_mut(features)) {
+        for (from, to) in spending(4, values.chunks(features).zip(output.chunks_mut(features))) {
+            let elements = || pieces(from).flatten();
             let size = match norm {
-                Norm::Max => from.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-                Norm::L1 => from.iter().map(|x| x.abs()).sum(),
-                Norm::L2 => from.iter().map(|x| x * x).sum::<f64>().sqrt(),
+                Norm::Max => elements().copied().fold(f64::NEG_INFINITY, f64::max),
+                Norm::L1 => elements().map(|x| x.abs()).sum(),
+                Norm::L2 => elements().map(|x| x * x).sum::<f64>().sqrt(),
             };
             let size = if size == 0.0 { 1.0 } else { size };
-            from.iter().zip(to).for_each(|(x, y)| *y = (x / size) as f32);
+            for (from, to) in from.chunks(PIECE).zip(pieces_mut(to)) {
+                from.iter().zip(to).for_each(|(x, y)| *y = (x / size) as f32);
+            }
         }
         Ok(())
     };
@@ -105,12 +109,12 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let run = move |cx: &mut RunCx<'_>| {
         let input = cx.input(0)?;
         let places: Vec<Option<usize>> = match input.strings() {
-            Ok(texts) => texts.iter().map(|text| strings.get(text).copied()).collect(),
+            Ok(texts) => spending(32, texts).map(|text| strings.get(text).copied()).collect(),
             // Integers beyond 2^53 stay exact.
             Err(_) if !input.dtype().is_float() => {
-                input.to_ints()?.iter().map(|key| ints.get(key).copied()).collect()
+                spending(8, &input.to_ints()?).map(|key| ints.get(key).copied()).collect()
             }
-            Err(_) => doubles(&input)?.iter().map(|&key| ints.get(&(key as i64)).copied()).collect(),
+            Err(_) => spending(8, &doubles(&input)?).map(|&key| ints.get(&(key as i64)).copied()).collect(),
         };
         ensure!(
             zeros || places.iter().all(Option::is_some),
@@ -118,8 +122,8 @@ fn make_one_hot(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             "an element is none of the {count} categories, and 'zeros' does not allow that"
         );
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
-        output.fill(0.0);
-        for (place, to) in places.iter().zip(output.chunks_mut(count.max(1))) {
+        interrupt::fill(output, 0.0);
+        for (place, to) in spending(2, places.iter().zip(output.chunks_mut(count.max(1)))) {
             if let Some(one) = place.and_then(|place| to.get_mut(place)) {
                 *one = 1.0;
             }
@@ -140,7 +144,7 @@ fn make_mapper(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let input = cx.input(0)?;
         if let Ok(texts) = input.strings() {
             let output = cx.output(0)?.as_mut_slice::<i64>()?;
-            for (text, to) in texts.iter().zip(output) {
+            for (text, to) in spending(32, texts.iter().zip(output)) {
                 *to = to_int.get(text).copied().unwrap_or(unknown);
             }
             return Ok(());
@@ -160,7 +164,7 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             _ => return Err(error!(Fail, "the output is no matrix")),
         };
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
-        output.fill(0.0);
+        interrupt::fill(output, 0.0);
         let mut first = 0;
         for index in 0..cx.input_count() {
             let input = cx.input(index)?;
@@ -176,9 +180,11 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
                 None => own,
             };
             let values = doubles(&input)?;
-            for (from, to) in values.chunks(own.max(1)).zip(output.chunks_mut(width.max(1))) {
+            let rows = values.chunks(own.max(1)).zip(output.chunks_mut(width.max(1)));
+            for (from, to) in spending(4, rows) {
                 let to = to.get_mut(first..).unwrap_or(&mut []);
-                from.iter().take(size).zip(to).for_each(|(x, y)| *y = *x as f32);
+                let values = pieces(from).flatten().take(size);
+                values.zip(to).for_each(|(x, y)| *y = *x as f32);
             }
             first = first.saturating_add(size);
         }

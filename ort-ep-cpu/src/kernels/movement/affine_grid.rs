@@ -6,6 +6,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 use super::number::Number;
 
@@ -43,7 +44,7 @@ fn affine_grid<T: Element + Number + Wide>(cx: &mut RunCx<'_>, align_corners: bo
     let theta = theta.as_slice::<T>()?;
     let to = output.as_mut_slice::<T>()?;
     let pixels: usize = spatial.iter().product();
-    for (place, position) in to.chunks_exact_mut(rank.max(1)).enumerate() {
+    for (place, position) in spending(16, to.chunks_exact_mut(rank.max(1))).enumerate() {
         let map = &theta[place / pixels * rank * (rank + 1)..];
         for (row, value) in position.iter_mut().enumerate() {
             let row = &map[row * (rank + 1)..(row + 1) * (rank + 1)];

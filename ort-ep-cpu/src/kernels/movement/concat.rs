@@ -5,6 +5,7 @@ use ort_core::ops::tensor::geometry::normalize_axis;
 use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 
+use crate::interrupt;
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::strided::copy_all;
@@ -52,7 +53,7 @@ impl Movement for Concat {
                 for (run, cells) in &runs {
                     let (part, after) = rest.split_at_mut(*run);
                     let start = (first + index) * run;
-                    part.copy_from_slice(&cells[start..start + run]);
+                    interrupt::copy(&cells[start..start + run], part);
                     rest = after;
                 }
             }

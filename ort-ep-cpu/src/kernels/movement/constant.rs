@@ -7,6 +7,7 @@ use ort_core::tensor::ValueView;
 use ort_core::{Result, ensure};
 
 use crate::cpu_kernels;
+use crate::interrupt::{self, PIECE, spending};
 
 cpu_kernels![
     KernelDef { op: "ConstantOfShape", make: make_constant_of_shape, ..KernelDef::BASE },
@@ -55,9 +56,13 @@ fn make_constant_of_shape(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>>
         let (count, bits) = (output.element_count(), dtype.bits().unwrap_or(8) as usize);
         let to = output.bytes_mut()?;
         match pattern.as_slice() {
-            [byte] => to.fill(*byte),
-            pattern if pattern.iter().all(|&byte| byte == pattern[0]) => to.fill(pattern[0]),
-            pattern => to.chunks_exact_mut(pattern.len()).for_each(|to| to.copy_from_slice(pattern)),
+            [byte] => interrupt::fill(to, *byte),
+            pattern if pattern.iter().all(|&byte| byte == pattern[0]) => interrupt::fill(to, pattern[0]),
+            pattern => {
+                for piece in spending(PIECE, to.chunks_mut(PIECE * pattern.len())) {
+                    piece.chunks_exact_mut(pattern.len()).for_each(|to| to.copy_from_slice(pattern));
+                }
+            }
         }
         // Bits behind the last packed element stay zero.
         let used = count.wrapping_mul(bits) % 8;

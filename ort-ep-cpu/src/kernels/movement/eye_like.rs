@@ -6,6 +6,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, error};
 
 use crate::cpu_kernels;
+use crate::interrupt::{self, spending};
 
 cpu_kernels![KernelDef { op: "EyeLike", make, unaligned: &[0], ..KernelDef::BASE }];
 
@@ -36,8 +37,8 @@ fn eye_like(cx: &mut RunCx<'_>, diagonal: i64) -> Result<()> {
     };
     let one = one(output.dtype())?;
     let to = output.bytes_mut()?;
-    to.fill(0);
-    for row in 0..height {
+    interrupt::fill(to, 0);
+    for row in spending(2, 0..height) {
         let column = i128::from(diagonal) + row as i128;
         if (0..width as i128).contains(&column) {
             let start = (row * width + column as usize) * one.len();

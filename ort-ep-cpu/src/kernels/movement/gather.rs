@@ -7,6 +7,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Error, Result, ensure, error};
 use smallvec::SmallVec;
 
+use crate::interrupt::{self, PIECE, pieces, pieces_mut, spending};
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::{Cell, Io, Movement, movement, only, operand};
@@ -74,8 +75,10 @@ impl<'a> Indices<'a> {
         let size = size as i64;
         let outside = |index: i64| index < -size || index >= size;
         let found = match self {
-            Indices::I32(indices) => indices.iter().map(|&index| i64::from(index)).find(|&i| outside(i)),
-            Indices::I64(indices) => indices.iter().copied().find(|&index| outside(index)),
+            Indices::I32(indices) => {
+                pieces(indices).flatten().map(|&index| i64::from(index)).find(|&index| outside(index))
+            }
+            Indices::I64(indices) => pieces(indices).flatten().copied().find(|&index| outside(index)),
         };
         match found {
             Some(index) => Err(outside_of(index, size)),
@@ -106,7 +109,7 @@ impl Movement for Gather {
                 let start = (base + indices.at(pick, size)) * run;
                 match row {
                     [cell] => *cell = from[start],
-                    row => row.copy_from_slice(&from[start..start + run]),
+                    row => interrupt::copy(&from[start..start + run], row),
                 }
                 pick += 1;
                 if pick == picks {
@@ -133,9 +136,11 @@ impl Movement for GatherElements {
         for_each_row_chunk_mut(io.threads, to, walk.row, (16 << 10) / walk.row.max(1) + 1, |first, rows| {
             for (index, row) in rows.chunks_exact_mut(walk.row).enumerate() {
                 let (row_index, base) = (first + index, walk.base(first + index));
-                for (column, cell) in row.iter_mut().enumerate() {
-                    let pick = indices.at(row_index * walk.row + column, walk.size);
-                    *cell = from[base + column * walk.column_step + pick * walk.axis_step];
+                for (piece, cells) in pieces_mut(row).enumerate() {
+                    for (column, cell) in (piece * PIECE..).zip(cells) {
+                        let pick = indices.at(row_index * walk.row + column, walk.size);
+                        *cell = from[base + column * walk.column_step + pick * walk.axis_step];
+                    }
                 }
             }
         });
@@ -204,7 +209,7 @@ impl Movement for GatherNd {
         for_each_row_chunk_mut(io.threads, to, run, least_rows, |first, rows| {
             for (index, row) in rows.chunks_exact_mut(run).enumerate() {
                 let start = tuples.start(first + index);
-                row.copy_from_slice(&from[start..start + run]);
+                interrupt::copy(&from[start..start + run], row);
             }
         });
         Ok(())
@@ -238,7 +243,7 @@ impl<'a> Tuples<'a> {
         let dims: SmallVec<[(usize, usize); 6]> =
             (batch..batch + depth).map(|axis| (shape[axis], strides[axis] as usize)).collect();
         let indices = indices.as_slice::<i64>()?;
-        for tuple in indices.chunks_exact(depth.max(1)) {
+        for tuple in spending(2 * depth, indices.chunks_exact(depth.max(1))) {
             for (&index, &(size, _)) in tuple.iter().zip(&dims) {
                 normalize_axis(index, size).map_err(|_| outside_of(index, size as i64))?;
             }

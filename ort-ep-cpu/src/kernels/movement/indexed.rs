@@ -6,6 +6,7 @@ use std::ops::Range;
 use ort_core::ops::tensor::geometry::contiguous_strides;
 use ort_core::{Result, ensure};
 
+use crate::interrupt::{self, PIECE, pieces, pieces_mut, spending};
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::Cell;
@@ -24,7 +25,7 @@ impl AxisMap {
 
     pub(super) fn new(places: Vec<usize>) -> AxisMap {
         let (mut run, mut start) = (0..0, 0);
-        for index in 0..places.len() {
+        for index in spending(2, 0..places.len()) {
             let goes_on =
                 index > 0 && places[index - 1] != Self::NONE && places[index] == places[index - 1] + 1;
             if !goes_on {
@@ -38,7 +39,7 @@ impl AxisMap {
     }
 
     fn fits(&self, size: usize) -> bool {
-        self.places.iter().all(|&place| place < size || place == Self::NONE)
+        pieces(&self.places).flatten().all(|&place| place < size || place == Self::NONE)
     }
 }
 
@@ -77,9 +78,9 @@ pub(super) fn copy_indexed<T: Cell>(
             let (done, rest) = rows.split_at_mut(index * row);
             let target = &mut rest[..row];
             match base {
-                None => target.fill(fill),
+                None => interrupt::fill(target, fill),
                 // Enlarging repeats rows.
-                Some(_) if before == Some(base) => target.copy_from_slice(&done[(index - 1) * row..]),
+                Some(_) if before == Some(base) => interrupt::copy(&done[(index - 1) * row..], target),
                 Some(base) => copy_row(&from[base..], last, fill, target),
             }
             before = Some(base);
@@ -104,8 +105,10 @@ fn base_of(outer: &[AxisMap], strides: &[isize], row: usize) -> Option<usize> {
 
 fn copy_row<T: Cell>(from: &[T], map: &AxisMap, fill: T, row: &mut [T]) {
     let pick = |cells: &mut [T], places: &[usize]| {
-        for (cell, &place) in cells.iter_mut().zip(places) {
-            *cell = if place == AxisMap::NONE { fill } else { from[place] };
+        for (cells, places) in pieces_mut(cells).zip(places.chunks(PIECE)) {
+            for (cell, &place) in cells.iter_mut().zip(places) {
+                *cell = if place == AxisMap::NONE { fill } else { from[place] };
+            }
         }
     };
     if map.run.len() < 8 {
@@ -114,7 +117,7 @@ fn copy_row<T: Cell>(from: &[T], map: &AxisMap, fill: T, row: &mut [T]) {
     }
     let Range { start, end } = map.run;
     pick(&mut row[..start], &map.places[..start]);
-    row[start..end].copy_from_slice(&from[map.places[start]..][..end - start]);
+    interrupt::copy(&from[map.places[start]..][..end - start], &mut row[start..end]);
     pick(&mut row[end..], &map.places[end..]);
 }
 

@@ -10,7 +10,7 @@ use smallvec::smallvec;
 use crate::heap::elements;
 
 use super::{Cell, Io, Movement, Operands, movement, only};
-use crate::interrupt::spending;
+use crate::interrupt::{self, spending};
 
 movement!["OneHot", |cx: &mut CompileCx<'_>| Ok(OneHot { axis: cx.attrs().int("axis")? })];
 
@@ -45,7 +45,7 @@ impl Movement for OneHot {
         let indices = whole_numbers(&io.input(0)?)?;
         let to = only(to)?;
         ensure!(to.len() == indices.len() * depth, Fail, "the output has shape {shape:?}");
-        to.fill(off);
+        interrupt::fill(to, off);
         for (place, &index) in spending(2, &indices).enumerate() {
             if let Ok(index) = normalize_axis(index, depth) {
                 to[(place / inner * depth + index) * inner + place % inner] = on;

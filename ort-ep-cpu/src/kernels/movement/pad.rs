@@ -5,6 +5,8 @@ use ort_core::ops::tensor::geometry::normalize_axes;
 use ort_core::{Result, ensure, error};
 use smallvec::smallvec;
 
+use crate::interrupt::spending;
+
 use super::indexed::{AxisMap, copy_indexed, map_bytes};
 use super::{Cell, Io, Movement, Operands, movement, only, operand};
 
@@ -75,7 +77,7 @@ fn axis_map(size: usize, (begin, end): (i64, i64), mode: Mode) -> Result<AxisMap
         };
         first + place as usize
     };
-    Ok(AxisMap::new((0..total).map(place).collect()))
+    Ok(AxisMap::new(spending(2, 0..total).map(place).collect()))
 }
 
 fn padded<T: Cell>(

@@ -5,6 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, dtype::DType, dtype::Element, error};
 
 use crate::cpu_kernels;
+use crate::interrupt::{PIECE, pieces_mut};
 
 cpu_kernels![KernelDef { op: "Range", make, ..KernelDef::BASE }];
 
@@ -43,6 +44,8 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn fill<T: Element>(cx: &mut RunCx<'_>, at: impl Fn(T, T, usize) -> T) -> Result<()> {
     let (start, delta) = (cx.input(0)?.to_scalar::<T>()?, cx.input(2)?.to_scalar::<T>()?);
     let to = cx.output(0)?.as_mut_slice::<T>()?;
-    to.iter_mut().enumerate().for_each(|(index, to)| *to = at(start, delta, index));
+    for (piece, to) in pieces_mut(to).enumerate() {
+        (piece * PIECE..).zip(to).for_each(|(index, to)| *to = at(start, delta, index));
+    }
     Ok(())
 }

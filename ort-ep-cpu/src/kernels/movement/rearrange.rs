@@ -4,6 +4,8 @@ use ort_core::ep::CompileCx;
 use ort_core::ops::tensor::geometry::Strided;
 use ort_core::{Result, ensure, error};
 
+use crate::interrupt::{self, spending};
+
 use super::strided::copy_strided;
 use super::{Cell, Io, Movement, movement, only, operand};
 
@@ -83,10 +85,10 @@ impl Movement for ReverseSequence {
                         "the lengths are 0 to {time}; batch_axis and time_axis say which axis is which"
                     ))
             })?;
-            for step in 0..time {
+            for step in spending(4 + run / 4, 0..time) {
                 let source = if step < length { length - 1 - step } else { step };
                 let (start, source) = (place(sequence, step), place(sequence, source));
-                to[start..start + run].copy_from_slice(&from[source..source + run]);
+                interrupt::copy(&from[source..source + run], &mut to[start..start + run]);
             }
         }
         Ok(())

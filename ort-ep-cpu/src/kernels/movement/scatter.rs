@@ -9,7 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use smallvec::smallvec;
 
 use crate::cpu_kernels;
-use crate::interrupt::spending;
+use crate::interrupt::{self, PIECE, pieces, pieces_mut, spending};
 
 use super::gather::{ElementWalk, Indices, Tuples};
 use super::number::{Number, Reduction};
@@ -79,9 +79,11 @@ fn scatter_elements<T: Copy>(
     let rows = updates.chunks_exact(walk.row.max(1));
     for (row, updates) in spending(walk.row, rows).enumerate() {
         let base = walk.base(row);
-        for (column, &update) in updates.iter().enumerate() {
-            let pick = indices.at(row * walk.row + column, walk.size);
-            meet(&mut to[base + column * walk.column_step + pick * walk.axis_step], update);
+        for (piece, updates) in pieces(updates).enumerate() {
+            for (column, &update) in (piece * PIECE..).zip(updates) {
+                let pick = indices.at(row * walk.row + column, walk.size);
+                meet(&mut to[base + column * walk.column_step + pick * walk.axis_step], update);
+            }
         }
     }
     Ok(())
@@ -106,7 +108,9 @@ fn scatter_tuples<T: Copy>(
     }
     for (tuple, updates) in spending(run, updates.chunks_exact(run)).enumerate() {
         let start = tuples.start(tuple);
-        to[start..start + run].iter_mut().zip(updates).for_each(|(to, &update)| meet(to, update));
+        for (to, updates) in pieces_mut(&mut to[start..start + run]).zip(updates.chunks(PIECE)) {
+            to.iter_mut().zip(updates).for_each(|(to, &update)| meet(to, update));
+        }
     }
     Ok(())
 }
@@ -167,10 +171,10 @@ impl Movement for TensorScatter {
                 usize::try_from(write).ok().filter(|&w| self.circular || w.saturating_add(length) <= size);
             let first =
                 first.ok_or_else(|| error!(InvalidArgument, "write index {write} is outside of {size}"))?;
-            for step in 0..length {
+            for step in spending(2 + run / 4, 0..length) {
                 let place = (prefix * size + (first + step) % size) * run;
                 let source = (prefix * length + step) * run;
-                to[place..place + run].copy_from_slice(&from[1][source..source + run]);
+                interrupt::copy(&from[1][source..source + run], &mut to[place..place + run]);
             }
         }
         Ok(())
@@ -234,7 +238,7 @@ fn reduce<T: Element>(cx: &mut RunCx<'_>, target: Target, meet: impl Fn(&mut T, 
     let to = output.as_mut_slice::<T>()?;
     if let Some(data) = data {
         ensure!(data.len() == to.len(), Fail, "the output does not have the data's shape, {shape:?}");
-        to.copy_from_slice(data);
+        interrupt::copy(data, to);
     }
     match target {
         Target::Elements(axis) => scatter_elements((shape, to), (indices, updates), axis, meet),
@@ -251,7 +255,7 @@ fn reduce_bools(cx: &mut RunCx<'_>, target: Target, reduction: Reduction) -> Res
     let to = output.bytes_mut()?;
     if let Some(data) = data {
         ensure!(data.len() == to.len(), Fail, "the output does not have the data's shape, {shape:?}");
-        to.copy_from_slice(data);
+        interrupt::copy(data, to);
     }
     let is_or = matches!(reduction, Reduction::Add | Reduction::Max);
     let meet = |to: &mut u8, update: u8| if is_or { *to |= update } else { *to &= update };

@@ -8,6 +8,7 @@ use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
+use crate::interrupt::{self, pieces, spending};
 
 use super::{Cell, Io, Movement, movement, only, operand};
 
@@ -44,7 +45,10 @@ impl Movement for Compress {
             }
         };
         let condition = io.input(1)?.bytes()?;
-        let kept = || (0..size).zip(condition).filter(|(_, keep)| **keep != 0).map(|(index, _)| index);
+        let kept = || {
+            let flags = spending(2, (0..size).zip(condition));
+            flags.filter(|(_, keep)| **keep != 0).map(|(index, _)| index)
+        };
         let to = only(to)?;
         let count = outer * kept().count() * run;
         ensure!(to.len() == count, Fail, "{count} elements are kept of shape {shape:?}");
@@ -53,7 +57,7 @@ impl Movement for Compress {
         }
         let places = (0..outer).flat_map(|outer| kept().map(move |index| (outer * size + index) * run));
         for (to, place) in to.chunks_exact_mut(run).zip(places) {
-            to.copy_from_slice(&from[place..place + run]);
+            interrupt::copy(&from[place..place + run], to);
         }
         Ok(())
     }
@@ -63,7 +67,7 @@ impl Movement for Compress {
 fn flags(view: &TensorView<'_>) -> Result<Vec<bool>> {
     let dtype = view.dtype();
     if dtype == DType::String {
-        return Ok(view.strings()?.iter().map(|text| !text.is_empty()).collect());
+        return Ok(spending(1, view.strings()?).map(|text| !text.is_empty()).collect());
     }
     let width = dtype.byte_size();
     let width = width.ok_or_else(|| error!(NotImplemented, "NonZero of {}", dtype.name()))?;
@@ -73,20 +77,21 @@ fn flags(view: &TensorView<'_>) -> Result<Vec<bool>> {
         Some((last, rest)) => last & sign != 0 || rest.iter().any(|&byte| byte != 0),
         None => false,
     };
-    Ok(view.bytes()?.chunks_exact(width).map(|element| element.chunks_exact(part).any(is_set)).collect())
+    let elements = spending(2, view.bytes()?.chunks_exact(width));
+    Ok(elements.map(|element| element.chunks_exact(part).any(is_set)).collect())
 }
 
 fn non_zero(cx: &mut RunCx<'_>) -> Result<()> {
     let view = cx.input(0)?;
     let (shape, flags) = (view.shape(), flags(&view)?);
-    let count = flags.iter().filter(|&&flag| flag).count();
+    let count = pieces(&flags).flatten().filter(|&&flag| flag).count();
     let mut result = cx.allocate(DType::I64, &[shape.len(), count])?;
     let to = result.as_mut_slice::<i64>()?;
     let mut step = flags.len();
     for (&size, row) in shape.iter().zip(to.chunks_exact_mut(count.max(1))) {
         // The dimension counts up every `step` elements.
         step /= size.max(1);
-        let set = flags.iter().enumerate().filter(|(_, flag)| **flag);
+        let set = spending(2, &flags).enumerate().filter(|(_, flag)| **flag);
         for (to, (place, _)) in row.iter_mut().zip(set) {
             *to = (place / step.max(1) % size) as i64;
         }

@@ -7,6 +7,7 @@ use ort_core::ops::tensor::geometry::{SliceArguments, Strided, permutation};
 use ort_core::{Result, ensure};
 use smallvec::SmallVec;
 
+use crate::interrupt::{self, PIECE, pieces_mut};
 use crate::parallel::{for_each_chunk_mut, for_each_row_chunk_mut};
 
 use super::{Cell, Io, Movement, movement, only};
@@ -121,15 +122,20 @@ pub(super) fn copy_strided<T: Cell>(order: &Strided, from: &[T], to: &mut [T], t
 fn copy_row<T: Cell>(from: &[T], place: isize, step: isize, row: &mut [T]) {
     let start = place as usize;
     match step {
-        1 => row.copy_from_slice(&from[start..start + row.len()]),
-        0 => row.fill(from[start]),
+        1 => interrupt::copy(&from[start..start + row.len()], row),
+        0 => interrupt::fill(row, from[start]),
         _ if step > 0 => {
-            let source = from[start..].iter().step_by(step as usize);
-            row.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+            for (piece, row) in pieces_mut(row).enumerate() {
+                let source = from[start + piece * PIECE * step as usize..].iter().step_by(step as usize);
+                row.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+            }
         }
         _ => {
-            let source = from[..=start].iter().rev().step_by(step.unsigned_abs());
-            row.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+            let step = step.unsigned_abs();
+            for (piece, row) in pieces_mut(row).enumerate() {
+                let source = from[..=start - piece * PIECE * step].iter().rev().step_by(step);
+                row.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use ort_core::ep::CompileCx;
 use ort_core::{Result, ensure};
 
+use crate::interrupt;
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::{Cell, Io, Movement, movement, only, operand};
@@ -33,9 +34,9 @@ impl Movement for Trilu {
                 } else {
                     0..(edge + 1).clamp(0, width as i128) as usize
                 };
-                row.fill(T::ZERO);
+                interrupt::fill(row, T::ZERO);
                 let start = row_index * width;
-                row[kept.clone()].copy_from_slice(&from[start + kept.start..start + kept.end]);
+                interrupt::copy(&from[start + kept.start..start + kept.end], &mut row[kept]);
             }
         });
         Ok(())

@@ -5,6 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
+use crate::interrupt::{self, pieces_mut};
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
@@ -51,9 +52,10 @@ fn run(cx: &mut RunCx<'_>, silu: bool) -> Result<()> {
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
         for_each_chunk_mut(threads, output, length, |row, to| {
             let channel = row % channels;
-            to.fill(bias.map_or(0.0, |bias| bias[channel]));
+            interrupt::fill(to, bias.map_or(0.0, |bias| bias[channel]));
             for (tap, factor) in weight[channel * kernel..][..kernel].iter().enumerate() {
-                to.iter_mut().enumerate().for_each(|(time, to)| *to += factor * at(row, time + tap));
+                let places = pieces_mut(to).flatten().enumerate();
+                places.for_each(|(time, to)| *to += factor * at(row, time + tap));
             }
             if silu {
                 unary_in_place(Isa::current(), Unary::Silu, to);

@@ -8,7 +8,7 @@ use ort_core::tensor::element_count;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
-use crate::interrupt::spending;
+use crate::interrupt::{self, spending};
 
 cpu_kernels![KernelDef { op: "MaxUnpool", host_inputs: &[2], make, ..KernelDef::BASE }];
 
@@ -41,7 +41,7 @@ fn unpool<T: Element + Default>(cx: &mut RunCx<'_>, attrs: &Attributes) -> Resul
     let to_shape = output.shape();
     ensure!(to_shape.len() == shape.len(), InvalidArgument, "output_shape {to_shape:?} has another rank");
     let to = output.as_mut_slice::<T>()?;
-    to.fill(T::default());
+    interrupt::fill(to, T::default());
     let full: Vec<usize> = shape[..2].iter().chain(&sizes).copied().collect();
     let count = element_count(&full)?;
     for (value, index) in spending(4, values.iter().zip(indices)) {

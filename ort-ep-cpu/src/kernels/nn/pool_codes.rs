@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use super::pool::windows_of_pool;
 use super::{for_each_unit, part_count};
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::elementwise::codes::{Code, scale, zero};
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::parallel::for_each_chunk_mut;
@@ -264,6 +265,7 @@ impl<T: Code> SimdOp for OneRow<'_, T> {
         sums.fill(0.0);
         let image_rows = rows.image_rows(self.at);
         for row in &image_rows {
+            spend(width * rows.last.kernel / 4);
             rows.add(&self.image[row * width..][..width], sums);
         }
         let leading = if rows.include_pad { rows.kernel_rows() } else { image_rows.len() };
@@ -324,7 +326,8 @@ impl<T: Code> SimdOp for Sum<'_, T> {
         // So many codes fit in 32 bits.
         const MANY: usize = 1 << 16;
         let sum = |codes: &[T]| codes.iter().map(|code| code.integer()).sum::<i32>();
-        self.codes.chunks(MANY).map(|codes| i64::from(sum(codes))).sum()
+        let chunks = self.codes.chunks(MANY).inspect(|codes| spend(codes.len() / 4));
+        chunks.map(|codes| i64::from(sum(codes))).sum()
     }
 }
 

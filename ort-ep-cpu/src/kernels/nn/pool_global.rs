@@ -5,6 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, error};
 
 use crate::cpu_kernels;
+use crate::interrupt::pieces;
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_row_chunk_mut;
@@ -43,7 +44,7 @@ global_pools! {
 type OfPlane<T> = fn(i32, &[T]) -> T;
 
 fn norm<T: Real>(power: i32, plane: &[T]) -> T {
-    let sum: f64 = plane.iter().map(|x| x.to_f64().abs().powi(power)).sum();
+    let sum: f64 = pieces(plane).flatten().map(|x| x.to_f64().abs().powi(power)).sum();
     T::from_f64(sum.powf(1.0 / f64::from(power)))
 }
 

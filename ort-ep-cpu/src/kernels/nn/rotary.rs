@@ -6,6 +6,7 @@ use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_chunk_mut;
 
@@ -61,7 +62,8 @@ fn rotate(cx: &mut RunCx<'_>, interleaved: bool, heads: usize, rotated: usize) -
     let row_len = if heads_last { heads * size } else { positions * size };
     for_each_chunk_mut(threads, y, row_len, |chunk, to| {
         let from = &x[chunk * row_len..][..to.len()];
-        for (at, (to, from)) in to.chunks_mut(size.max(1)).zip(from.chunks(size.max(1))).enumerate() {
+        let rows = to.chunks_mut(size.max(1)).zip(from.chunks(size.max(1)));
+        for (at, (to, from)) in spending(size, rows).enumerate() {
             let angle = if heads_last { chunk } else { chunk / heads * positions + at };
             let row = angles[angle] * half;
             let (cos, sin) = (&cos[row..][..half], &sin[row..][..half]);

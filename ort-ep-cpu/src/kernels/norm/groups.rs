@@ -5,6 +5,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::{Row, for_each_row, to_f64s};
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 use crate::kernels::reduce::layout::{Layout, count, normalize_axis, offset};
 use crate::simd::Isa;
 
@@ -90,7 +91,7 @@ fn mean_variance<T: Row>(cx: &mut RunCx<'_>, axes: &[i64]) -> Result<()> {
     let combined = layout.combined() as f64;
     for index in 0..count(&layout.kept) * columns {
         let base = offset(&layout.kept, index / columns) + index % columns;
-        let starts = || (0..layout.runs()).map(|run| base + offset(&layout.reduced, run));
+        let starts = || spending(2, 0..layout.runs()).map(|run| base + offset(&layout.reduced, run));
         let rows = || starts().map(|start| &from[start..start + run]);
         let mean = rows().map(|row| T::sum(isa, row)).sum::<f64>() / combined;
         let squares: f64 = rows().map(|row| T::sum_squares_around(isa, mean, row)).sum();

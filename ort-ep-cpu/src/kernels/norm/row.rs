@@ -5,6 +5,7 @@ use ort_core::ep::Unary;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, error, for_each_type};
 
+use crate::interrupt::{PIECE, pieces, pieces_mut, spending};
 use crate::kept::with_kept;
 use crate::kernels::reduce::number::{Number, Real};
 use crate::kernels::reduce::rows::{self, ExpMinus, Plus, Same, Square, SquareMinus};
@@ -18,35 +19,51 @@ const GRAIN: usize = 1 << 13;
 pub(crate) trait Row: Real {
     /// The sum.
     fn sum(_isa: Isa, row: &[Self]) -> f64 {
-        row.iter().map(|x| x.to_f64()).sum()
+        pieces(row).flatten().map(|x| x.to_f64()).sum()
     }
 
     /// The sum of the squares.
     fn sum_squares(_isa: Isa, row: &[Self]) -> f64 {
-        row.iter().map(|x| x.to_f64() * x.to_f64()).sum()
+        pieces(row).flatten().map(|x| x.to_f64() * x.to_f64()).sum()
     }
 
     /// The sum of the squared distances from `mean`.
     fn sum_squares_around(_isa: Isa, mean: f64, row: &[Self]) -> f64 {
-        row.iter().map(|x| (x.to_f64() - mean) * (x.to_f64() - mean)).sum()
+        pieces(row).flatten().map(|x| (x.to_f64() - mean) * (x.to_f64() - mean)).sum()
     }
 
     /// `log(sum(e^x))`.
     fn log_sum_exp(_isa: Isa, row: &[Self]) -> f64 {
-        let greatest = row.iter().fold(f64::NEG_INFINITY, |a, x| a.max(x.to_f64()));
-        row.iter().map(|x| (x.to_f64() - greatest).exp()).sum::<f64>().ln() + greatest
+        let greatest = pieces(row).flatten().fold(f64::NEG_INFINITY, |a, x| a.max(x.to_f64()));
+        pieces(row).flatten().map(|x| (x.to_f64() - greatest).exp()).sum::<f64>().ln() + greatest
     }
 
     /// `(x - mean) * factor + bias`.
     fn affine(_isa: Isa, [mean, factor, bias]: [f64; 3], from: &[Self], to: &mut [Self]) {
-        for (&x, y) in from.iter().zip(to) {
-            *y = Self::from_f64((x.to_f64() - mean) * factor + bias);
+        for (from, to) in from.chunks(PIECE).zip(pieces_mut(to)) {
+            for (&x, y) in from.iter().zip(to) {
+                *y = Self::from_f64((x.to_f64() - mean) * factor + bias);
+            }
         }
     }
 
     /// `(x - mean) * factor * scale[i] + bias[i]`.
     fn normalize(
         _isa: Isa,
+        [mean, factor]: [f64; 2],
+        scale: &[Self],
+        bias: Option<&[Self]>,
+        (from, to): (&[Self], &mut [Self]),
+    ) {
+        for (piece, (from, to)) in from.chunks(PIECE).zip(pieces_mut(to)).enumerate() {
+            let scale = &scale[piece * PIECE..];
+            let bias = bias.map(|bias| &bias[piece * PIECE..]);
+            Self::normalize_piece([mean, factor], scale, bias, (from, to));
+        }
+    }
+
+    /// [`Self::normalize`] of some elements.
+    fn normalize_piece(
         [mean, factor]: [f64; 2],
         scale: &[Self],
         bias: Option<&[Self]>,
@@ -123,7 +140,8 @@ pub(crate) fn for_each_row<T: Number>(
             with_kept(|copy: &mut Vec<T>| {
                 for (index, to) in rows {
                     copy.clear();
-                    copy.extend_from_slice(to);
+                    copy.reserve(len);
+                    pieces(to).for_each(|piece| copy.extend_from_slice(piece));
                     task(first + index, copy, to);
                 }
             });
@@ -140,6 +158,6 @@ pub(crate) fn for_each_row<T: Number>(
 pub(crate) fn to_f64s(view: &TensorView<'_>) -> Result<Vec<f64>> {
     let dtype = view.dtype();
     for_each_type!(dtype in FLOATS, T => {
-        Ok(view.to_cow::<T>()?.iter().map(|x| x.to_f64()).collect())
+        Ok(spending(1, &*view.to_cow::<T>()?).map(|x| x.to_f64()).collect())
     }, else => Err(error!(InvalidArgument, "expected floats, got {}", dtype.name())))
 }

@@ -4,6 +4,7 @@ use ort_core::Result;
 use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 
 use crate::cpu_kernels;
+use crate::interrupt::{self, pieces, pieces_mut};
 use crate::kernels::reduce::lines::{LineFn, apply};
 use crate::kernels::reduce::rows::{self, Magnitude, Plus, Scale, Square};
 use crate::simd::Isa;
@@ -75,30 +76,35 @@ impl LineFn for Function {
     }
 
     fn f64(&self, line: &mut [f64]) {
-        let greatest = line.iter().fold(f64::NEG_INFINITY, |a, &b| if a > b || a.is_nan() { a } else { b });
+        let greatest =
+            elements(line).fold(f64::NEG_INFINITY, |a, &b| if a > b || a.is_nan() { a } else { b });
         match self.line {
             Line::Softmax => {
-                line.iter_mut().for_each(|x| *x = (*x - greatest).exp());
-                let sum: f64 = line.iter().sum();
-                line.iter_mut().for_each(|x| *x /= sum);
+                pieces_mut(line).flatten().for_each(|x| *x = (*x - greatest).exp());
+                let sum: f64 = elements(line).sum();
+                pieces_mut(line).flatten().for_each(|x| *x /= sum);
             }
             Line::LogSoftmax => {
-                let sum: f64 = line.iter().map(|x| (x - greatest).exp()).sum();
+                let sum: f64 = elements(line).map(|x| (x - greatest).exp()).sum();
                 let log = sum.ln();
-                line.iter_mut().for_each(|x| *x = *x - greatest - log);
+                pieces_mut(line).flatten().for_each(|x| *x = *x - greatest - log);
             }
             Line::Hardmax => hardmax(line, f64::is_nan, 1.0),
-            Line::L1 => divide_f64(line, line.iter().map(|x| x.abs()).sum()),
-            Line::L2 => divide_f64(line, line.iter().map(|x| x * x).sum::<f64>().sqrt()),
+            Line::L1 => divide_f64(line, elements(line).map(|x| x.abs()).sum()),
+            Line::L2 => divide_f64(line, elements(line).map(|x| x * x).sum::<f64>().sqrt()),
         }
     }
+}
+
+fn elements(line: &[f64]) -> impl Iterator<Item = &f64> {
+    pieces(line).flatten()
 }
 
 /// A sum whose terms are of float32, again in float64 where some of them may have had no room there.
 fn sum(line: &[f32], found: f64, term: fn(f64) -> f64) -> f64 {
     match (1e-30..1e38).contains(&found) {
         true => found,
-        false => line.iter().map(|x| term(f64::from(*x))).sum(),
+        false => pieces(line).flatten().map(|x| term(f64::from(*x))).sum(),
     }
 }
 
@@ -109,25 +115,25 @@ fn divide_f32(isa: Isa, line: &mut [f32], norm: f64) {
         map_in_place(isa, Scale(scale), line);
     } else if norm != 0.0 {
         // A norm near the ends of the range has no reciprocal there.
-        line.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+        pieces_mut(line).flatten().for_each(|x| *x = (f64::from(*x) / norm) as f32);
     }
 }
 
 fn divide_f64(line: &mut [f64], norm: f64) {
     if norm != 0.0 {
-        line.iter_mut().for_each(|x| *x /= norm);
+        pieces_mut(line).flatten().for_each(|x| *x /= norm);
     }
 }
 
 /// 1 at the first greatest element, 0 elsewhere.
 fn hardmax<T: Copy + PartialOrd + Default>(line: &mut [T], is_nan: fn(T) -> bool, one: T) {
     let mut best = 0;
-    for (place, &x) in line.iter().enumerate() {
+    pieces(line).flatten().enumerate().for_each(|(place, &x)| {
         if x > line[best] || is_nan(x) && !is_nan(line[best]) {
             best = place;
         }
-    }
-    line.fill(T::default());
+    });
+    interrupt::fill(line, T::default());
     if let Some(chosen) = line.get_mut(best) {
         *chosen = one;
     }

@@ -6,6 +6,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::layout::around_axis;
 use super::number::Number;
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 use crate::parallel::for_each_row_chunk_mut;
 
 /// Elements that are worth a thread of their own.
@@ -59,7 +60,7 @@ fn search<T: Number>(
             tile.fill(0);
             let mut best = [T::default(); TILE];
             best[..width].copy_from_slice(&from[start..start + width]);
-            for place in 1..len {
+            for place in spending(width, 1..len) {
                 let row = &from[start + place * inner..][..width];
                 for ((&x, best), found) in row.iter().zip(&mut best).zip(&mut *tile) {
                     if better(x, *best) {

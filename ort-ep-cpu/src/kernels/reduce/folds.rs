@@ -13,6 +13,7 @@ use super::rows::{
     combine, into_row,
 };
 use crate::cpu_kernels;
+use crate::interrupt::{Pace, pieces, spending};
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
 use crate::simd::slices::{Operand, UnaryOp, zip};
@@ -154,8 +155,8 @@ impl<T: Number> Task<'_, T> {
         let base = self.start(index);
         let run = if self.layout.inner_reduced { self.layout.inner } else { 1 };
         let elements = || {
-            let runs = (0..self.layout.runs()).map(|run| base + offset(&self.layout.reduced, run));
-            runs.flat_map(move |start| self.from[start..start + run].iter().copied())
+            let runs = spending(1, 0..self.layout.runs()).map(|run| base + offset(&self.layout.reduced, run));
+            runs.flat_map(move |start| pieces(&self.from[start..start + run]).flatten().copied())
         };
         let sum =
             |map: fn(T::Wide) -> T::Wide| elements().fold(T::Wide::ZERO, |sum, x| sum.add(map(x.widen())));
@@ -214,8 +215,9 @@ impl Task<'_, f32> {
         for_each_row_chunk_mut(self.threads, to, 1, self.grain(), |first, piece| {
             if self.layout.inner_reduced {
                 for (index, result) in piece.iter_mut().enumerate() {
-                    let runs = self.rows(first + index, self.layout.inner);
+                    let (runs, pace) = (self.rows(first + index, self.layout.inner), Pace::default());
                     let total = runs.fold(f64::from(C::IDENTITY), |total, row| {
+                        pace.step(row.len());
                         C::exact(total, combine(isa, map, how, row))
                     });
                     *result = finish(total) as f32;
@@ -265,7 +267,9 @@ impl Task<'_, f32> {
                 *x = C::IDENTITY;
             }
         };
+        let pace = Pace::default();
         for row in rows {
+            pace.step(row.len());
             into_row(isa, FoldInto(map, how), tile, row);
             waiting += 1;
             if waiting == ROWS {
@@ -283,14 +287,14 @@ impl Task<'_, f32> {
         for_each_row_chunk_mut(self.threads, to, 1, self.grain(), |first, piece| {
             if self.layout.inner_reduced {
                 for (index, result) in piece.iter_mut().enumerate() {
-                    let rows = self.rows(first + index, self.layout.inner);
+                    let rows = spending(self.layout.inner, self.rows(first + index, self.layout.inner));
                     let sum: f64 = rows.map(|row| combine(isa, ExpMinus(*result), Plus, row)).sum();
                     *result = (sum.ln() + f64::from(*result)) as f32;
                 }
             } else {
                 self.for_each_tile(first, piece, |index, tile| {
                     let (mut sums, mut powers) = ([0f64; TILE], [0f32; TILE]);
-                    for row in self.rows(index, tile.len()) {
+                    for row in spending(tile.len(), self.rows(index, tile.len())) {
                         let powers = &mut powers[..tile.len()];
                         zip(isa, ExpDifference, Operand::Slice(row), Operand::Slice(tile), powers);
                         sums.iter_mut().zip(powers).for_each(|(sum, power)| *sum += f64::from(*power));

@@ -5,6 +5,7 @@ use ort_core::{Result, error, for_each_type};
 
 use super::layout::around_axis;
 use super::number::Real;
+use crate::interrupt::{self, spending};
 use crate::parallel::for_each_row_chunk_mut;
 
 /// Elements that are worth a thread of their own.
@@ -59,7 +60,7 @@ fn lines<T: Real>(threads: usize, [_, len, inner]: [usize; 3], data: Unary<'_, T
     for_each_row_chunk_mut(threads, to, block, (GRAIN / block).max(1), |first, rows| {
         if let Some(from) = from {
             let start = first * block;
-            rows.copy_from_slice(&from[start..start + rows.len()]);
+            interrupt::copy(&from[start..start + rows.len()], rows);
         }
         let mut scratch = Vec::new();
         for rows in rows.chunks_exact_mut(block) {
@@ -83,13 +84,13 @@ fn gathered<T: Real>(
     let mut lines = vec![T::default(); GATHERED.min(inner) * len];
     for start in (0..inner).step_by(GATHERED) {
         let width = GATHERED.min(inner - start);
-        for (at, row) in block.chunks_exact(inner).enumerate() {
+        for (at, row) in spending(2 * width, block.chunks_exact(inner)).enumerate() {
             for (line, &x) in row[start..start + width].iter().enumerate() {
                 lines[line * len + at] = x;
             }
         }
         lines.chunks_exact_mut(len).take(width).for_each(|line| T::apply(function, line, scratch));
-        for (at, row) in block.chunks_exact_mut(inner).enumerate() {
+        for (at, row) in spending(2 * width, block.chunks_exact_mut(inner)).enumerate() {
             for (line, x) in row[start..start + width].iter_mut().enumerate() {
                 *x = lines[line * len + at];
             }

@@ -2,6 +2,7 @@
 //!
 //! Sums go over blocks in vector lanes and over the blocks in `f64`; the order depends on the length alone.
 
+use crate::interrupt::{PIECE, pieces, pieces_mut};
 use crate::simd::slices::{BinaryOp, Operand, UnaryOp, fold, map, zip_in_place};
 use crate::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch, math, max_or_nan, min_or_nan};
 
@@ -121,7 +122,7 @@ impl Combine for Lesser {
 /// Combines `map(x)` over the row.
 pub(crate) fn combine<M: UnaryOp, C: Combine>(isa: Isa, map: M, how: C, row: &[f32]) -> f64 {
     let mut total = f64::from(C::IDENTITY);
-    for block in row.chunks(BLOCK) {
+    for block in pieces(row).flat_map(|piece| piece.chunks(BLOCK)) {
         let lanes: [f32; MAX_LANES] = fold(isa, map, how, C::IDENTITY, block);
         total = lanes.iter().fold(total, |total, &lane| C::exact(total, f64::from(lane)));
     }
@@ -154,7 +155,12 @@ pub(crate) fn normalize(
     let (from, to) = row;
     let len = to.len();
     if from.len() == len && scale.len() == len && bias.is_none_or(|bias| bias.len() == len) {
-        dispatch(isa, Normalize { mean, factor, scale, bias, from, to });
+        for (at, to) in pieces_mut(to).enumerate() {
+            let here = at * PIECE..at * PIECE + to.len();
+            let (from, scale, bias) =
+                (&from[here.clone()], &scale[here.clone()], bias.map(|bias| &bias[here]));
+            dispatch(isa, Normalize { mean, factor, scale, bias, from, to });
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use ort_core::{Result, ensure, error};
 
 use super::{reserve_headers, sequence, sequence_value};
 use crate::cpu_kernels;
+use crate::interrupt::{self, spending};
 
 cpu_kernels![
     KernelDef { op: "SplitToSequence", outputs: OutputsFrom::Kernel, make: make_split, ..KernelDef::BASE },
@@ -76,7 +77,7 @@ fn split(cx: &mut RunCx<'_>, axis: i64, keep: bool) -> Result<()> {
     let parts = lengths(cx.find_input(1), size)?;
     let mut elements = Vec::with_capacity(parts.len());
     let mut start = 0;
-    for length in parts {
+    for length in spending(256, parts) {
         let mut shape: Shape = input.shape().into();
         shape[axis] = length;
         let part = cut(cx, &input, axis, (start, &shape))?;
@@ -112,8 +113,8 @@ fn cut(
     let mut output = cx.allocate(input.dtype(), shape)?;
     let rows = input.bytes()?.chunks_exact((row * width).max(1));
     let parts = output.bytes_mut()?.chunks_exact_mut((part * width).max(1));
-    for (row, to) in rows.zip(parts) {
-        to.copy_from_slice(&row[from * width..(from + part) * width]);
+    for (row, to) in spending(4 + part * width / 16, rows.zip(parts)) {
+        interrupt::copy(&row[from * width..(from + part) * width], to);
     }
     output.finish()
 }
@@ -167,10 +168,10 @@ fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
     let mut output = cx.allocate(first.dtype(), &joined)?;
     let mut rest = output.bytes_mut()?;
     for row in 0..outer {
-        for (tensor, shape) in tensors.iter().zip(&shapes) {
+        for (tensor, shape) in spending(8, tensors.iter().zip(&shapes)) {
             let part = shape[axis] * inner * width;
             let (to, behind) = std::mem::take(&mut rest).split_at_mut(part);
-            to.copy_from_slice(&tensor.view().bytes()?[row * part..(row + 1) * part]);
+            interrupt::copy(&tensor.view().bytes()?[row * part..(row + 1) * part], to);
             rest = behind;
         }
     }

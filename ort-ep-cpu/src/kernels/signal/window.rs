@@ -6,6 +6,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::number::Number;
 
@@ -33,7 +34,7 @@ fn make_window(
         let dtype = output.dtype();
         let steps = output.element_count() as f64 - if periodic { 0.0 } else { 1.0 };
         for_each_type!(dtype in NUMERIC, T => {
-            for (place, to) in output.as_mut_slice::<T>()?.iter_mut().enumerate() {
+            for (place, to) in spending(8, output.as_mut_slice::<T>()?).enumerate() {
                 // A symmetric window of one element is its peak.
                 let angle = if steps > 0.0 { TAU * place as f64 / steps } else { TAU / 2.0 };
                 *to = T::from_f64(constant - first * angle.cos() + second * (2.0 * angle).cos());
@@ -69,7 +70,7 @@ fn make_mel(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         );
         let dtype = output.dtype();
         for_each_type!(dtype in NUMERIC, T => {
-            for (index, to) in output.as_mut_slice::<T>()?.iter_mut().enumerate() {
+            for (index, to) in spending(2, output.as_mut_slice::<T>()?).enumerate() {
                 let (bin, band) = ((index / bands) as f64, index % bands);
                 *to = T::from_f64(triangle(bin, [points[band], points[band + 1], points[band + 2]]));
             }
