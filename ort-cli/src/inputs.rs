@@ -1,5 +1,7 @@
 //! The inputs of a run: from files, or made up at random.
 
+use std::collections::HashSet;
+
 use anyhow::{Context, Result, bail};
 use half::{bf16, f16};
 use num_complex::Complex;
@@ -18,18 +20,18 @@ use crate::arrays::{Room, open_npz, read_npy};
 /// The inputs of `model`: those given, and the rest made up from the seed.
 pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Value)>> {
     let specs = model.inputs();
-    for (name, _) in &args.shapes {
-        if !specs.iter().any(|spec| spec.name == *name) {
-            bail!("--shape: {}", no_input(name, &specs));
-        }
+    let known: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    if let Some((name, _)) = args.shapes.iter().find(|(name, _)| !known.contains(name.as_str())) {
+        bail!("--shape: {}", no_input(name, &specs));
     }
     // A file may say of its arrays what it likes.
     let mut room = Room::new(args.memory_limit);
-    let mut given = read(args, &specs, &mut room)?;
+    let mut given = read(args, (&specs, &known), &mut room)?;
+    let is_given: HashSet<String> = given.iter().map(|(name, _)| name.clone()).collect();
     let bindings = bindings(args, model)?;
     let mut random = Pcg64::seed_from_u64(args.seed);
     for spec in &specs {
-        if given.iter().any(|(name, _)| *name == spec.name) || spec.has_default {
+        if is_given.contains(&spec.name) || spec.has_default {
             continue;
         }
         let shape = args.shapes.iter().find(|(name, _)| *name == spec.name).map(|(_, shape)| shape.clone());
@@ -42,12 +44,16 @@ pub(crate) fn gather(args: &ModelArgs, model: &Model) -> Result<Vec<(String, Val
 }
 
 /// The inputs that files give. What a file holds beside inputs of the model is refused before any of its data is read.
-fn read(args: &ModelArgs, specs: &[ValueSpec], room: &mut Room) -> Result<Vec<(String, Value)>> {
+fn read(
+    args: &ModelArgs,
+    (specs, known): (&[ValueSpec], &HashSet<&str>),
+    room: &mut Room,
+) -> Result<Vec<(String, Value)>> {
     let mut given: Vec<(String, Value)> = Vec::new();
     if let Some(path) = &args.inputs {
         let mut archive = open_npz(path)?;
         let names: Vec<String> = archive.names().map(str::to_string).collect();
-        if let Some(other) = names.iter().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
+        if let Some(other) = names.iter().find(|name| !known.contains(name.as_str())) {
             bail!("{}", no_input(other, specs));
         }
         for name in &names {
@@ -58,7 +64,7 @@ fn read(args: &ModelArgs, specs: &[ValueSpec], room: &mut Room) -> Result<Vec<(S
         }
     }
     for (name, file) in &args.input {
-        if !specs.iter().any(|spec| spec.name == *name) {
+        if !known.contains(name.as_str()) {
             bail!("{}", no_input(name, specs));
         }
         let tensor = read_npy(file.as_ref(), room.most())?;

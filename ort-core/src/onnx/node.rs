@@ -1,6 +1,6 @@
 //! Builds single nodes: attributes, constants, upgrades to the canonical form, and calls of functions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::build::{BoundAttributes, Loader, Meaning, Scope};
@@ -333,10 +333,10 @@ impl<'m> Loader<'m> {
             .zip(&outputs)
             .filter_map(|(name, id)| id.map(|id| (name.as_str(), id)))
             .collect();
-        let produced =
-            |name: &str| function.node.iter().any(|node| node.output.iter().any(|output| output == name));
+        let outputs_of = |node: &'m NodeProto| node.output.iter().map(String::as_str);
+        let produced: HashSet<&str> = function.node.iter().flat_map(outputs_of).collect();
         let mut promised = HashMap::new();
-        for &(name, id) in wanted.iter().filter(|(name, _)| produced(name)) {
+        for &(name, id) in wanted.iter().filter(|(name, _)| produced.contains(name)) {
             promised.entry(name).or_insert(id);
         }
         let graph = self.scope().graph;
@@ -368,8 +368,9 @@ impl<'m> Loader<'m> {
     ) -> Result<BoundAttributes<'m>> {
         let mut bound: BoundAttributes<'m> =
             function.attribute_proto.iter().map(|attribute| (attribute.name(), attribute)).collect();
+        let names: HashSet<&str> = function.attribute.iter().map(String::as_str).collect();
         for &(name, value) in given {
-            if bound.contains_key(name) || function.attribute.iter().any(|known| known == name) {
+            if bound.contains_key(name) || names.contains(name) {
                 bound.insert(name, value);
                 continue;
             }

@@ -9,6 +9,7 @@ use super::program::Work;
 use super::{Program, Session, SlotId, Step};
 use crate::ir::{Graph, ValueId};
 use crate::plan::{BoundValues, Ends, GivenMemory, OutputMemory, Planning};
+use crate::seeded::HashMap;
 use crate::{Result, advise, error};
 
 /// An output in the memory of an input, by their positions in the graph.
@@ -20,23 +21,36 @@ pub(crate) struct Update {
 
 /// Finds inputs and outputs by their names.
 pub(super) fn find(graph: &Graph, names: &[(String, String)]) -> Result<Vec<Update>> {
-    let position = |kind: &str, ids: &[crate::ir::ValueId], name: &str| {
-        let known = || ids.iter().map(|&id| &*graph.value(id).name);
-        known().position(|known| known == name).ok_or_else(|| {
-            error!(InvalidArgument, "the model has no {kind} '{name}'").help(advise(
-                &format!("{kind}s"),
-                name,
-                known(),
-            ))
-        })
-    };
+    let inputs = Names::new(graph, "input", &graph.inputs);
+    let outputs = Names::new(graph, "output", &graph.outputs);
     let update = |(input, output): &(String, String)| {
-        Ok(Update {
-            input: position("input", &graph.inputs, input)?,
-            output: position("output", &graph.outputs, output)?,
-        })
+        Ok(Update { input: inputs.place(input)?, output: outputs.place(output)? })
     };
     names.iter().map(update).collect()
+}
+
+/// The positions of a graph's inputs or outputs by name.
+struct Names<'a> {
+    kind: &'static str,
+    names: Vec<&'a str>,
+    places: HashMap<&'a str, usize>,
+}
+
+impl<'a> Names<'a> {
+    fn new(graph: &'a Graph, kind: &'static str, ids: &[ValueId]) -> Names<'a> {
+        let names: Vec<&str> = ids.iter().map(|&id| &*graph.value(id).name).collect();
+        // Of equal names the first counts.
+        let places = names.iter().enumerate().rev().map(|(place, name)| (*name, place)).collect();
+        Names { kind, names, places }
+    }
+
+    fn place(&self, name: &str) -> Result<usize> {
+        self.places.get(name).copied().ok_or_else(|| {
+            let Names { kind, names, .. } = self;
+            let help = advise(&format!("{kind}s"), name, names.iter().copied());
+            error!(InvalidArgument, "the model has no {kind} '{name}'").help(help)
+        })
+    }
 }
 
 impl Program {
