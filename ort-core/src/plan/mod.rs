@@ -135,9 +135,9 @@ pub(crate) struct RunPlan {
 impl StepPlan {
     /// All bytes of scratch memory.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        self.workspace.len()
-            + self.heap
-            + self.nested_slabs.iter().map(|(_, range)| range.len()).sum::<usize>()
+        // The heap's bytes are bounds from sizes that a model asks for: up to all that can be counted.
+        let nested = self.nested_slabs.iter().map(|(_, range)| range.len());
+        nested.fold(self.workspace.len().saturating_add(self.heap), usize::saturating_add)
     }
 
     /// The input whose memory the output at `position` takes over.
