@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ort_alloc::{
     AllocError, Allocator, Arena, ArenaConfig, Budget, BudgetedAllocator, Buffer, Category, DeviceId,
-    HUGE_PAGE_BYTES, HostAllocator, Stats, allocate_in,
+    HUGE_PAGE_BYTES, HostAllocator, SharedBuffer, Stats, allocate_in,
 };
 
 use super::ArenaDevice;
@@ -46,6 +46,15 @@ pub(crate) struct RunMemory<'a> {
     pub(crate) budget: &'a Arc<Budget>,
     /// Frees memory that the run can do without, at least the bytes asked for if there are any; returns how many.
     pub(crate) evict: &'a (dyn Fn(usize) -> usize + Sync),
+}
+
+/// Scratch memory of a step that no plan knew.
+#[derive(Default)]
+pub(super) struct ExtraScratch {
+    pub(super) host: Option<Buffer>,
+    pub(super) device: Option<SharedBuffer>,
+    /// Bytes that the kernel takes of the heap.
+    pub(super) heap: usize,
 }
 
 /// Where a value goes.
@@ -167,6 +176,18 @@ impl RunMemory<'_> {
             Some(buffer) => Ok(buffer),
             None => self.allocate_outside(device, category, bytes),
         }
+    }
+
+    /// Scratch memory of the host, or of the device that a step runs on.
+    pub(super) fn scratch(&self, device: DeviceId, bytes: usize, heap: usize) -> Result<ExtraScratch> {
+        if bytes == 0 {
+            return Ok(ExtraScratch { heap, ..ExtraScratch::default() });
+        }
+        let buffer = self.allocate(device, Category::Workspace, bytes)?;
+        Ok(match device {
+            DeviceId::HOST => ExtraScratch { host: Some(buffer), device: None, heap },
+            _ => ExtraScratch { host: None, device: Some(buffer.freeze()), heap },
+        })
     }
 
     /// Memory of its own, never of the arena.

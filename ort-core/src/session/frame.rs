@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, Buffer, Category, DeviceId, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
-use super::dynamic::{RunMemory, Source, ValueMemory, ask_heap};
+use super::dynamic::{ExtraScratch, RunMemory, Source, ValueMemory, ask_heap};
 use super::nested::NestedFrames;
 use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use super::poison::poison;
@@ -823,26 +823,8 @@ impl<'a> Frame<'a> {
         let room = if self.env.control.budget.limit().is_some() { 0 } else { usize::MAX };
         let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads, room };
         let (bytes, heap) = (kernel.workspace(&shapes)?, kernel.heap(&shapes)?);
-        if bytes == 0 {
-            return Ok(ExtraScratch { heap, ..ExtraScratch::default() });
-        }
-        let memory = ValueMemory { memory: self.env.memory, source: Source::Arena };
-        let device = self.env.devices[step.device].memory();
-        let buffer = memory.allocate(device, Category::Workspace, bytes)?;
-        Ok(match device {
-            DeviceId::HOST => ExtraScratch { host: Some(buffer), device: None, heap },
-            _ => ExtraScratch { host: None, device: Some(buffer.freeze()), heap },
-        })
+        self.env.memory.scratch(self.env.devices[step.device].memory(), bytes, heap)
     }
-}
-
-/// Scratch memory that no plan knew.
-#[derive(Default)]
-struct ExtraScratch {
-    host: Option<Buffer>,
-    device: Option<SharedBuffer>,
-    /// Bytes that the kernel takes of the heap.
-    heap: usize,
 }
 
 /// The planned scratch memory of a step on a device with memory of its own.
