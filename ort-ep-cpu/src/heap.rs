@@ -21,7 +21,7 @@ pub(crate) fn elements(shape: &[usize]) -> usize {
 
 /// The bytes of the last two dimensions of a shape as doubles.
 pub(crate) fn matrix_bytes(shape: &[usize]) -> usize {
-    elements(&shape[shape.len().saturating_sub(2)..]).saturating_mul(size_of::<f64>())
+    elements(shape.last_chunk::<2>().map_or(shape, |matrix| &matrix[..])).saturating_mul(size_of::<f64>())
 }
 
 /// A kernel that is a function, with its bound.
