@@ -5,6 +5,8 @@
 use half::{bf16, f16};
 use ort_core::dtype::Element;
 
+use crate::interrupt::{PIECE, pieces, pieces_mut};
+
 /// An element type that computes.
 pub(crate) trait Number: Element + PartialOrd + Default {
     /// The type it computes in.
@@ -34,10 +36,13 @@ pub(crate) trait Real: Number<Wide = f64> {
     /// Gives the line to the function of its type, through `scratch` where it has none.
     fn apply(function: &impl super::lines::LineFn, line: &mut [Self], scratch: &mut Vec<f64>) {
         scratch.clear();
-        scratch.extend(line.iter().map(|&x| x.to_f64()));
+        scratch.reserve(line.len());
+        for piece in pieces(line) {
+            scratch.extend(piece.iter().map(|&x| x.to_f64()));
+        }
         function.f64(scratch);
-        for (to, &from) in line.iter_mut().zip(scratch.iter()) {
-            *to = Self::from_f64(from);
+        for (piece, from) in pieces_mut(line).zip(scratch.chunks(PIECE)) {
+            piece.iter_mut().zip(from).for_each(|(to, &from)| *to = Self::from_f64(from));
         }
     }
 
