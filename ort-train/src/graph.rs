@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ir::{Attribute, Attributes, Graph, GraphBuilder, Node, NodeId, ValueId, ValueType};
-use ort_core::pass::{Blocking, add_backward, blocking_nodes};
+use ort_core::pass::{Blocking, add_backward, blocking_nodes, stack_sequences};
 use ort_core::rewrite::apply_families;
 use ort_core::session::Model;
-use ort_core::spec::RUNTIME;
+use ort_core::spec::{Grad, RUNTIME, Registry};
 use ort_core::tensor::Tensor;
 use ort_core::{Result, Within, advise, ensure, error};
 
@@ -144,9 +144,21 @@ impl TrainingGraph {
         let mut forward = Forward::new(model, options, Mode::Train)?;
         let candidates = forward.take_candidates(options)?;
         forward.mix(options)?;
-        let (graph, loss) = forward.finish(options, &[])?;
         let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
-        blocking_nodes(&graph, loss, &values)
+        let (before, output) = (forward.graph.clone(), forward.output);
+        match forward.finish(options, &[]) {
+            Ok((graph, loss)) => blocking_nodes(&graph, loss, &values),
+            // What stands in the way before the loss may be why the loss cannot be of this output.
+            Err(problem) => {
+                let mut found = blocking_nodes(&before, output, &values).unwrap_or_default();
+                let registry = Registry::global()?;
+                let spec_of = |blocking: &Blocking| registry.find("", &blocking.operator);
+                found.retain(|blocking| {
+                    spec_of(blocking).is_some_and(|spec| matches!(spec.grad, Grad::None(_)))
+                });
+                if found.is_empty() { Err(problem) } else { Ok(found) }
+            }
+        }
     }
 
     /// The graph: inputs of the model and of the loss, then parameters and statistics.
@@ -275,6 +287,7 @@ struct Forward {
 impl Forward {
     fn new(model: &Model, options: &TrainingOptions, mode: Mode) -> Result<Forward> {
         let TrainableGraph { mut graph, weights } = TrainableGraph::of(model, options)?;
+        stack_sequences(&mut graph)?;
         // A weight that a caller may give in the place of the model's is a weight all the same.
         // In the order of the inputs: that of parameters follows from it, and that of sums over all gradients.
         let mut defaults = std::mem::take(&mut graph.input_defaults);

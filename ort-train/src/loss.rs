@@ -2,9 +2,9 @@
 
 use ort_core::dim::Dim;
 use ort_core::dtype::DType;
-use ort_core::ir::{Attribute, GraphBuilder, ValueId, ValueType};
+use ort_core::ir::{Attribute, Graph, GraphBuilder, ValueId, ValueType};
 use ort_core::tensor::Tensor;
-use ort_core::{Result, ensure, error};
+use ort_core::{Error, Result, ensure, error};
 use serde::{Deserialize, Serialize};
 
 /// What a training step makes smaller.
@@ -80,10 +80,8 @@ impl Loss {
             help = "take the floats that it was computed from, before an ArgMax for example",
             "output '{name}' is {ty}, and a loss is of floats"
         );
-        let shape = ty.shape().map(<[Dim]>::to_vec).ok_or_else(|| {
-            error!(NotImplemented, "the rank of '{name}' is not known")
-                .help("take another output for the loss")
-        })?;
+        let shape = ty.shape().map(<[Dim]>::to_vec);
+        let shape = shape.ok_or_else(|| unknown_rank(builder.graph(), output))?;
         let mut nodes = Nodes { builder };
         match self {
             Loss::Output => {
@@ -143,6 +141,32 @@ impl Loss {
             }
         };
         nodes.mean(each)
+    }
+}
+
+/// Says which node is why the rank of a value is not known: the first whose inputs have ranks and whose outputs have none.
+fn unknown_rank(graph: &Graph, output: ValueId) -> Error {
+    let producers = graph.producers();
+    let mut cause = None;
+    let mut value = Some(output);
+    // Nodes read what comes before them, so that this ends.
+    while let Some(maker) = value.and_then(|id| producers.get(id.index()).copied().flatten()) {
+        let Some(node) = graph.nodes.get(maker.index()) else { break };
+        cause = Some(node.place());
+        value = node.reads().find(|id| !has_rank(&graph.value(*id).ty));
+    }
+    let name = &graph.value(output).name;
+    let problem = match cause {
+        Some(node) => error!(NotImplemented, "the rank of '{name}' is not known: {node} does not tell it"),
+        None => error!(NotImplemented, "the rank of '{name}' is not known"),
+    };
+    problem.help("take an output of a known rank for the loss, or add a Reshape to the model")
+}
+
+fn has_rank(ty: &ValueType) -> bool {
+    match ty {
+        ValueType::Sequence(element) | ValueType::Optional(element) => has_rank(element),
+        ty => ty.shape().is_some(),
     }
 }
 

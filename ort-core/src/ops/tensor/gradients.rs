@@ -49,13 +49,14 @@ pub(super) fn of_split(cx: &mut GradCx<'_>) -> Result<()> {
 pub(super) fn of_slice(cx: &mut GradCx<'_>) -> Result<()> {
     let (input, mut gradient) = (cx.input(0)?, cx.upstream()?);
     let rank = cx.rank(input)?;
-    let count = cx.constant_sizes(cx.input(1)?).and_then(|sizes| sizes.first().copied());
     let unknown =
         |what: &str| error!(NotImplemented, "the gradient of a Slice whose {what} only the run knows");
-    let count = count.ok_or_else(|| unknown("number of axes"))?;
     let axes = match cx.find_input(3) {
         Some(axes) => cx.known_ints(axes).ok_or_else(|| unknown("axes"))?,
-        None => (0..count).collect(),
+        None => {
+            let count = cx.constant_sizes(cx.input(1)?).and_then(|sizes| sizes.first().copied());
+            (0..count.ok_or_else(|| unknown("number of axes"))?).collect()
+        }
     };
     for (entry, axis) in axes.into_iter().enumerate() {
         let axis = crate::spec::axis_of(axis, rank)?;

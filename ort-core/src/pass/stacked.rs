@@ -1,0 +1,261 @@
+//! Sequences that control flow makes element by element, as stacked tensors: exporters write `EmbeddingBag` with them.
+//!
+//! A `SequenceMap` over tensors that are split is a `Scan`, and what each iteration of a `Loop` appends to a sequence is a
+//! scan output. Both have gradients, and shapes where a sequence has none. Elements of different sizes cannot be stacked:
+//! the run refuses them.
+
+use std::collections::HashMap;
+
+use crate::ir::{
+    Attribute, Attributes, Capture, Graph, Node, NodeId, Subgraph, ValueId, ValueIds, ValueType,
+};
+use crate::spec::{Pen, Registry, axis_of, infer_at, infer_graph, known_ints};
+use crate::tensor::Tensor;
+use crate::{Result, error};
+
+use super::sequences::is_reader;
+
+/// Has `ConcatFromSequence` and `SequenceAt` read stacked tensors if a `SequenceMap` or `Loop` of the graph makes their
+/// sequence, as far as ranks are known. The graph must be inferred and stays so.
+pub fn stack_sequences(graph: &mut Graph) -> Result<()> {
+    let mut stacks = Stacks::default();
+    let mut changed = false;
+    for index in 0..graph.nodes.len() {
+        let Some(node) = graph.nodes.get(index).filter(|node| is_reader(node)).cloned() else { continue };
+        let Some(sequence) = node.inputs.first().copied().flatten() else { continue };
+        let makes_elements = |maker: &Node| ["SequenceMap", "Loop", "Identity"].contains(&maker.spec.name);
+        if !maker_of(graph, sequence).is_some_and(|(_, maker)| makes_elements(&maker)) {
+            continue;
+        }
+        let Some(stack) = stacks.of(graph, sequence)? else { continue };
+        let Some(value) = read(graph, &node, stack)? else { continue };
+        let spec = Registry::global()?.find("", "Identity");
+        let spec = spec.ok_or_else(|| error!(Fail, "operator Identity is not known"))?;
+        let inputs = ValueIds::from_slice(&[Some(value)]);
+        let same = Node { spec, inputs, attrs: Attributes::default(), ..node };
+        graph.nodes.get_mut(index).into_iter().for_each(|node| *node = same.clone());
+        changed = true;
+    }
+    if changed {
+        graph.sort()?;
+        infer_graph(graph)?;
+    }
+    Ok(())
+}
+
+fn maker_of(graph: &Graph, value: ValueId) -> Option<(NodeId, Node)> {
+    let id = graph.producers().get(value.index()).copied().flatten()?;
+    graph.nodes.get(id.index()).map(|node| (id, node.clone()))
+}
+
+/// A tensor whose slices along an axis, without it, are the elements of a sequence.
+#[derive(Clone, Copy)]
+struct Stack {
+    value: ValueId,
+    axis: usize,
+}
+
+/// The stacks of sequences, as far as they are known.
+#[derive(Default)]
+struct Stacks(HashMap<ValueId, Option<Stack>>);
+
+impl Stacks {
+    fn of(&mut self, graph: &mut Graph, sequence: ValueId) -> Result<Option<Stack>> {
+        if let Some(known) = self.0.get(&sequence) {
+            return Ok(*known);
+        }
+        // What leads back to itself is not known.
+        self.0.insert(sequence, None);
+        let Some((id, node)) = maker_of(graph, sequence) else { return Ok(None) };
+        let position = node.outputs.iter().position(|output| *output == Some(sequence)).unwrap_or(0);
+        let stack = match (node.spec.domain, node.spec.name) {
+            ("", "Identity") => match node.inputs.first().copied().flatten() {
+                Some(input) => self.of(graph, input)?,
+                None => None,
+            },
+            ("", "SplitToSequence") => of_split(graph, &node)?,
+            ("", "SequenceConstruct") => of_elements(graph, &node)?,
+            ("", "SequenceMap") => self.of_map(graph, &node, position)?,
+            ("", "Loop") => of_loop(graph, id, position)?,
+            _ => None,
+        };
+        self.0.insert(sequence, stack);
+        Ok(stack)
+    }
+
+    /// The output of a `Scan` in the place of a `SequenceMap`.
+    fn of_map(&mut self, graph: &mut Graph, node: &Node, position: usize) -> Result<Option<Stack>> {
+        let Some((_, body)) = node.subgraph("body") else { return Ok(None) };
+        let mut inner = body.graph.clone();
+        let mut captures = body.captures.clone();
+        let (mut scanned, mut axes, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
+        for (input, &value) in node.inputs.iter().zip(&body.graph.inputs) {
+            let Some(outer) = *input else { return Ok(None) };
+            if !matches!(graph.value(outer).ty, ValueType::Sequence(_)) {
+                captures.push(Capture { outer, inner: value });
+                continue;
+            }
+            let Some(stack) = self.of(graph, outer)? else { return Ok(None) };
+            scanned.push(Some(stack.value));
+            axes.push(stack.axis as i64);
+            inputs.push(value);
+        }
+        let output = inner.outputs.get(position).copied();
+        if output.is_none_or(|output| inner.value(output).ty.shape().is_none()) {
+            return Ok(None);
+        }
+        inner.inputs = inputs;
+        let count = inner.outputs.len();
+        let attrs = [
+            ("num_scan_inputs", Attribute::Int(scanned.len() as i64)),
+            ("scan_input_axes", Attribute::Ints(axes)),
+        ];
+        let body = Subgraph { attr: "body", graph: inner, captures };
+        let mut pen = Pen { graph, name: node.name.clone() };
+        let values = pen.emit_flow(("Scan", &scanned), &attrs, count, vec![body])?;
+        let stacks = node.outputs.iter().zip(&values);
+        self.0
+            .extend(stacks.filter_map(|(output, &value)| Some(((*output)?, Some(Stack { value, axis: 0 })))));
+        Ok(values.get(position).map(|&value| Stack { value, axis: 0 }))
+    }
+}
+
+/// Of a tensor that is split into slices of size 1, itself.
+fn of_split(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
+    let Some(value) = node.inputs.first().copied().flatten() else { return Ok(None) };
+    let Some(rank) = graph.value(value).ty.shape().map(<[_]>::len) else { return Ok(None) };
+    let axis = axis_of(node.attrs.int("axis")?, rank)?;
+    let keeps = match node.inputs.get(1).copied().flatten() {
+        None => node.attrs.flag("keepdims")?,
+        Some(split) => {
+            let sizes = known_ints(graph.constants.get(&split).map(Tensor::view));
+            if !sizes.is_some_and(|sizes| !sizes.is_empty() && sizes.iter().all(|size| *size == 1)) {
+                return Ok(None);
+            }
+            true
+        }
+    };
+    if !keeps {
+        return Ok(Some(Stack { value, axis }));
+    }
+    let mut pen = Pen { graph, name: node.name.clone() };
+    let axes = pen.constant(Tensor::from_slice(&[1], &[axis as i64 + 1])?);
+    Ok(Some(Stack { value: pen.emit("Unsqueeze", &[value, axes], &[])?, axis }))
+}
+
+/// Of tensors of one shape, all of them on a new first axis.
+fn of_elements(graph: &mut Graph, node: &Node) -> Result<Option<Stack>> {
+    let elements: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
+    let shape_of = |element: &ValueId| graph.value(*element).ty.shape();
+    let first = elements.first().and_then(shape_of);
+    if first.is_none() || elements.iter().any(|element| shape_of(element) != first) {
+        return Ok(None);
+    }
+    let mut pen = Pen { graph, name: node.name.clone() };
+    let axes = pen.constant(Tensor::from_slice(&[1], &[0i64])?);
+    let mut rows = Vec::with_capacity(elements.len());
+    for element in elements {
+        rows.push(pen.emit("Unsqueeze", &[element, axes], &[])?);
+    }
+    let value = pen.emit("Concat", &rows, &[("axis", Attribute::Int(0))])?;
+    Ok(Some(Stack { value, axis: 0 }))
+}
+
+/// Of a sequence that a `Loop` carries from an empty one on, to which each iteration appends an element and which it does not
+/// read otherwise: those elements become a scan output, and nothing is carried.
+fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stack>> {
+    let Some(mut node) = graph.nodes.get(id.index()).cloned() else { return Ok(None) };
+    let Some(sequence) = node.outputs.get(position).copied().flatten() else { return Ok(None) };
+    let consumers = graph.consumers();
+    let mut readers = consumers.get(sequence.index()).into_iter().flatten();
+    let is_read = |id: &NodeId| graph.nodes.get(id.index()).is_some_and(is_reader);
+    if !readers.all(is_read) || graph.outputs.contains(&sequence) {
+        return Ok(None);
+    }
+    let first = node.inputs.get(2 + position).copied().flatten().and_then(|first| maker_of(graph, first));
+    if !first.is_some_and(|(_, maker)| maker.spec.name == "SequenceEmpty") {
+        return Ok(None);
+    }
+    let Some(body) = node.subgraphs.iter_mut().find(|subgraph| subgraph.attr == "body") else {
+        return Ok(None);
+    };
+    let Some(element) = take_appended(&mut body.graph, position) else { return Ok(None) };
+    let mut pen = Pen { graph: &mut body.graph, name: format!("{}/stacked", node.name).into() };
+    let row = pen.emit("Identity", &[element], &[])?;
+    body.graph.outputs.push(row);
+    let outputs = body.graph.outputs.len() - 1;
+    let value = graph.add_value(format!("{}/stacked_{position}", node.name), ValueType::Unknown);
+    node.inputs.remove(2 + position);
+    node.outputs.remove(position);
+    node.outputs.resize(outputs - 1, None);
+    node.outputs.push(Some(value));
+    graph.nodes.get_mut(id.index()).into_iter().for_each(|place| *place = node.clone());
+    infer_at(graph, id.index())?;
+    Ok(Some(Stack { value, axis: 0 }))
+}
+
+/// Takes a sequence that is only appended to out of what a loop's body carries; returns the element that it appends. None, and
+/// nothing is changed, where the body does something else with it.
+fn take_appended(body: &mut Graph, position: usize) -> Option<ValueId> {
+    let (carried, output) = (*body.inputs.get(2 + position)?, *body.outputs.get(1 + position)?);
+    let reads = |value: ValueId| {
+        let nodes = body.nodes.iter().flat_map(Node::reads).filter(|read| *read == value).count();
+        nodes + body.outputs.iter().filter(|output| **output == value).count()
+    };
+    let place = body.nodes.iter().position(|node| node.outputs.contains(&Some(output)))?;
+    let insert = body.nodes.get(place)?;
+    let is_appended = insert.spec.name == "SequenceInsert"
+        && insert.inputs.first() == Some(&Some(carried))
+        && insert.inputs.get(2).copied().flatten().is_none();
+    let element = insert.inputs.get(1).copied().flatten()?;
+    body.value(element).ty.shape()?;
+    if !is_appended || reads(carried) != 1 || reads(output) != 1 {
+        return None;
+    }
+    body.nodes.remove(place);
+    body.inputs.remove(2 + position);
+    body.outputs.remove(1 + position);
+    Some(element)
+}
+
+/// What a node reads of a sequence, from the stack of its elements; none where that is not known.
+fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<Option<ValueId>> {
+    let Some(rank) = graph.value(value).ty.shape().map(<[_]>::len) else { return Ok(None) };
+    if node.spec.name == "SequenceAt" {
+        let Some(place) = node.inputs.get(1).copied().flatten() else { return Ok(None) };
+        if graph.value(place).ty.shape().is_none_or(|shape| !shape.is_empty()) {
+            return Ok(None);
+        }
+        let mut pen = Pen { graph, name: node.name.clone() };
+        return pen.emit("Gather", &[value, place], &[("axis", Attribute::Int(axis as i64))]).map(Some);
+    }
+    let stacks = node.attrs.flag("new_axis")?;
+    let to = axis_of(node.attrs.int("axis")?, if stacks { rank } else { rank - 1 })?;
+    let mut order: Vec<i64> = (0..rank).filter(|place| *place != axis).map(|place| place as i64).collect();
+    order.insert(to, axis as i64);
+    let mut pen = Pen { graph, name: node.name.clone() };
+    let moved = match to == axis {
+        true => value,
+        false => pen.emit("Transpose", &[value], &[("perm", Attribute::Ints(order))])?,
+    };
+    if stacks {
+        return Ok(Some(moved));
+    }
+    merged(&mut pen, moved, to).map(Some)
+}
+
+/// A tensor with an axis and the one behind it as one.
+fn merged(pen: &mut Pen<'_>, value: ValueId, axis: usize) -> Result<ValueId> {
+    let axis = axis as i64;
+    let mut sizes = |start: i64, end: Option<i64>| {
+        let mut attrs = vec![("start", Attribute::Int(start))];
+        attrs.extend(end.map(|end| ("end", Attribute::Int(end))));
+        pen.emit("Shape", &[value], &attrs)
+    };
+    let [front, one, other] =
+        [sizes(0, Some(axis))?, sizes(axis, Some(axis + 1))?, sizes(axis + 1, Some(axis + 2))?];
+    let back = sizes(axis + 2, None)?;
+    let both = pen.emit("Mul", &[one, other], &[])?;
+    let shape = pen.emit("Concat", &[front, both, back], &[("axis", Attribute::Int(0))])?;
+    pen.emit("Reshape", &[value, shape], &[("allowzero", Attribute::Int(1))])
+}
