@@ -4,7 +4,8 @@
 
 use ort_core::dtype::DType;
 use ort_core::ir::{Attribute, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
-use ort_core::onnx::{Weights, save};
+use ort_core::onnx::proto::GraphProto;
+use ort_core::onnx::{Weights, save, to_proto};
 use ort_core::session::{Model, Session};
 use ort_core::tensor::{Tensor, Value};
 use ort_core::{Result, dim::Dim};
@@ -27,12 +28,13 @@ struct Form {
     factor: fn(&[f64]) -> (f64, Vec<f64>),
 }
 
-const FORMS: [Form; 7] = [
+const FORMS: [Form; 8] = [
     Form { name: "carried state", rows: 1, build: carried, factor: cube },
     Form { name: "scan output", rows: 1, build: scan_output, factor: powers },
     Form { name: "trip count of a shape", rows: 1, build: trips_of_shape, factor: square },
     Form { name: "gathered rows", rows: 3, build: gathered, factor: sum },
     Form { name: "branch", rows: 1, build: branch, factor: sum },
+    Form { name: "branch that hands on", rows: 1, build: handed_on, factor: sum },
     Form { name: "scan", rows: 1, build: scan, factor: sum },
     Form { name: INSIDE, rows: 1, build: inside, factor: cube },
 ];
@@ -148,6 +150,23 @@ fn branch(b: &mut GraphBuilder, x: ValueId, w: &Tensor) -> Result<ValueId> {
     b.node("Mul", &[x, factor], &[])
 }
 
+/// The branch that is taken has the weight itself as its output.
+fn handed_on(b: &mut GraphBuilder, x: ValueId, w: &Tensor) -> Result<ValueId> {
+    captured(b, w);
+    let mut branches = Vec::new();
+    for (attr, op) in [("then_branch", "Identity"), ("else_branch", "Neg")] {
+        let mut body = Body::new();
+        let weight = body.0.graph_mut().add_constant("w", w.clone());
+        let value = body.0.node(op, &[weight], &[])?;
+        branches.push(body.finish(attr, &[value]));
+    }
+    let total = b.node("ReduceMax", &[x], &[("keepdims", Attribute::Int(0))])?;
+    let bound = b.constant(Tensor::scalar(-100.0f32)?);
+    let is_above = b.node("Greater", &[total, bound], &[])?;
+    let factor = b.add(("", "If"), &[Some(is_above)], &[], 1, branches)?[0];
+    b.node("Mul", &[x, factor], &[])
+}
+
 fn scan(b: &mut GraphBuilder, x: ValueId, w: &Tensor) -> Result<ValueId> {
     captured(b, w);
     let mut body = Body::new();
@@ -218,10 +237,22 @@ fn check(form: &Form, model: &Model) -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trained.onnx");
     trainer.export(&path)?;
-    let session = Session::builder(&Model::load(&path)?).build()?;
+    let exported = Model::load(&path)?;
+    let shape = [form.rows as i64, 2];
+    // Copies in the file would be of memory of their own, and be written again.
+    let proto = to_proto(exported.graph(), exported.info())?;
+    assert_eq!(holders(proto.graph.as_ref().unwrap(), &shape), 1, "{name}: the weight is there once");
+    let session = Session::builder(&exported).build()?;
     let actual: Vec<f32> = session.run(&[("x", x)])?[0].1.tensor()?.to_vec()?;
     assert!(is_near(&actual, &outputs), "{name}: exported, it gives {actual:?}, expected {outputs:?}");
     Ok(())
+}
+
+/// How many initializers of a graph and of those inside it have this shape.
+fn holders(graph: &GraphProto, shape: &[i64]) -> usize {
+    let own = graph.initializer.iter().filter(|tensor| tensor.dims == shape).count();
+    let bodies = graph.node.iter().flat_map(|node| &node.attribute).filter_map(|given| given.g.as_deref());
+    own + bodies.map(|body| holders(body, shape)).sum::<usize>()
 }
 
 #[test]

@@ -222,11 +222,14 @@ impl Writer {
     fn graph(&mut self, graph: &Graph, captured: &NamesById) -> Result<GraphProto> {
         let mut names = captured.clone();
         let around = self.shared.clone();
-        for (id, tensor) in graph.constants.iter().filter(|(id, _)| !graph.outputs.contains(id)) {
+        for (id, tensor) in &graph.constants {
             if let Some(name) = memory_of(tensor).and_then(|memory| around.get(&memory)) {
                 names.insert(*id, name.clone());
             }
         }
+        // An output of a body must be computed in it: what is of a graph around goes through a node.
+        let handed_on: Vec<(ValueId, String)> =
+            graph.outputs.iter().filter_map(|id| Some((*id, names.remove(id)?))).collect();
         // Inputs and outputs come first: their names are the caller's.
         for &id in graph.inputs.iter().chain(&graph.outputs) {
             self.name(graph, id, &mut names);
@@ -243,7 +246,9 @@ impl Writer {
         for (id, tensor) in graph.constants.iter().chain(defaults) {
             let memory = memory_of(tensor);
             let name = name_of(&names, *id);
-            if memory.as_ref().is_some_and(|memory| around.get(memory).is_some_and(|outer| outer == name)) {
+            let is_outer =
+                memory.as_ref().is_some_and(|memory| around.get(memory).is_some_and(|outer| outer == name));
+            if is_outer || handed_on.iter().any(|(handed, _)| handed == id) {
                 continue;
             }
             proto.initializer.push(self.tensor(name, tensor)?);
@@ -251,6 +256,7 @@ impl Writer {
             self.shared.extend(memory.filter(|_| constant).map(|memory| (memory, name.to_string())));
         }
         let mut node_names = HashSet::new();
+        proto.node.extend(handed_on.iter().map(|(id, outer)| identity(outer, name_of(&names, *id))));
         for node in &graph.nodes {
             proto.node.push(self.node(graph, node, &names, &mut node_names).within(|| node.place())?);
             for &id in node.outputs.iter().flatten().filter(|id| !graph.outputs.contains(id)) {
@@ -381,6 +387,16 @@ impl Writer {
                 AttributeProto { tensors, ..typed(name, AttributeType::Tensors) }
             }
         })
+    }
+}
+
+/// A node that hands a value on. Without a name, which no other node of the graph can have then.
+fn identity(input: &str, output: &str) -> NodeProto {
+    NodeProto {
+        input: vec![input.to_string()],
+        output: vec![output.to_string()],
+        op_type: Some("Identity".into()),
+        ..NodeProto::default()
     }
 }
 

@@ -384,15 +384,29 @@ fn backward_branch(cx: &GradCx<'_>, branch: &Subgraph, wanted: &[ValueId]) -> Re
             seeds.push((output, capture(&mut graph, upstream, &mut captures)));
         }
     }
-    let xs: Vec<ValueId> = wanted.iter().map(|&outer| capture(&mut graph, outer, &mut captures)).collect();
+    // A branch may have several values for one outside, as for a weight and what is the same as it.
+    let mut places: Vec<Vec<ValueId>> = Vec::with_capacity(wanted.len());
+    for &outer in wanted {
+        capture(&mut graph, outer, &mut captures);
+        places.push(captures.iter().filter(|it| it.outer == outer).map(|it| it.inner).collect());
+    }
+    let xs = places.concat();
     let boundary: Vec<ValueId> = captures.iter().map(|capture| capture.inner).collect();
     let totals = differentiate(&mut graph, &xs, &boundary, &seeds).within(|| branch.attr)?;
     let mut pen = Pen { graph: &mut graph, name: name.as_str().into() };
-    let mut outputs = Vec::with_capacity(xs.len());
-    for x in &xs {
-        outputs.push(match totals.get(x) {
-            Some(&total) => pen.emit("Identity", &[total], &[])?,
-            None => pen.filled(0.0, *x)?,
+    let mut outputs = Vec::with_capacity(places.len());
+    for places in &places {
+        let mut sum = None;
+        for &total in places.iter().filter_map(|x| totals.get(x)) {
+            sum = Some(match sum {
+                Some(sum) => pen.emit("Add", &[sum, total], &[])?,
+                None => total,
+            });
+        }
+        outputs.push(match (sum, places.first()) {
+            (Some(sum), _) => pen.emit("Identity", &[sum], &[])?,
+            (None, Some(&x)) => pen.filled(0.0, x)?,
+            (None, None) => return Err(error!(Fail, "a value that a branch captures is not in it")),
         });
     }
     graph.outputs.clone_from(&outputs);
