@@ -103,7 +103,8 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
     } else {
         given.clone()
     };
-    let crops = cx.attrs.string("coordinate_transformation_mode")? == CROP;
+    let transform = cx.attrs.string("coordinate_transformation_mode")?;
+    let (crops, is_symmetric) = (transform == CROP, transform == "half_pixel_symmetric");
     let roi = if crops { floats(cx.find_host(1))? } else { Vec::new() };
     let fits = scales.len() == chosen.len() && (!crops || roi.len() == 2 * chosen.len());
     ensure!(fits, InvalidArgument, "{} scales, a region of {} for {chosen:?}", scales.len(), roi.len());
@@ -115,6 +116,10 @@ fn axes(cx: &OpCx<'_>, from: &[usize], to: &[usize]) -> Result<Vec<Axis>> {
             own.scale = scales.get(entry).copied().unwrap_or(1.0);
             if !given.is_empty() {
                 own.width = own.scale * from as f32;
+                // What holds for a result of one element goes by its size, not by this.
+                if to == 1 && !is_symmetric {
+                    own.width = 1.0;
+                }
             }
             if let (Some(start), Some(end)) = (roi.get(entry), roi.get(chosen.len() + entry)) {
                 own.roi = [*start, *end];

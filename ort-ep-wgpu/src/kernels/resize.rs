@@ -157,7 +157,7 @@ fn coordinate(cx: &OpCx<'_>) -> Result<String> {
             "return f32(from_size(k)) / 2.0 * (1.0 - f32(to_size(k)) / width) + (x + 0.5) / scale - 0.5;"
         }
         "pytorch_half_pixel" => {
-            "if (width > 1.0) { return (x + 0.5) / scale - 0.5; }
+            "if (to_size(k) > 1u) { return (x + 0.5) / scale - 0.5; }
             return 0.0;"
         }
         "align_corners" => {
@@ -169,7 +169,7 @@ fn coordinate(cx: &OpCx<'_>) -> Result<String> {
         "tf_crop_and_resize" => {
             "let start = bitcast<f32>(start_bits(k));
             let end = bitcast<f32>(end_bits(k));
-            if (width > 1.0) { return start * last + x * (end - start) * last / (width - 1.0); }
+            if (to_size(k) > 1u) { return start * last + x * (end - start) * last / (width - 1.0); }
             return 0.5 * (start + end) * last;"
         }
         other => return Err(error!(InvalidGraph, "the coordinate transformation '{other}' is not known")),

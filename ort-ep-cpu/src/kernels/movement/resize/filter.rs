@@ -59,7 +59,10 @@ impl<C: Float> Pass<C> {
             extrapolation: number(f64::from(settings.extrapolation)),
         };
         for element in 0..axis.to {
-            let x = axis.coordinate(settings.transform, element);
+            let x = match settings.mode {
+                Mode::Nearest => axis.coordinate_of_nearest(settings.transform, element),
+                Mode::Linear | Mode::Cubic => axis.coordinate(settings.transform, element),
+            };
             pass.outside.push(settings.is_cropping() && axis.is_outside(x));
             let (first, mut weights) = weights(x, axis, settings);
             let last = axis.from as i64 - 1;

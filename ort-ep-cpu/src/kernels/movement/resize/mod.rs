@@ -56,8 +56,9 @@ impl Movement for Nearest {
         let axes = settings.axes(shape, result, &given)?;
         let mut maps = Vec::with_capacity(axes.len());
         for axis in &axes {
-            let nearest =
-                |index: usize| settings.nearest(axis.coordinate(settings.transform, index), axis.from);
+            let nearest = |index: usize| {
+                settings.nearest(axis.coordinate_of_nearest(settings.transform, index), axis.from)
+            };
             ensure!(axis.from > 0 || axis.to == 0, InvalidArgument, "shape {shape:?} resized to {result:?}");
             let places = if axis.is_identity(settings.transform) {
                 (0..axis.to).collect()
@@ -117,12 +118,12 @@ impl Executable for Interpolating {
         let (workspace, threads) = (cx.workspace()?, cx.threads());
         let result = cx.output(0)?.shape().to_vec();
         let axes = settings.axes(input.shape(), &result, &given)?;
-        let shapes = (input.shape(), &result[..]);
         // A region that is larger than the input stretches filters by more than the sizes tell.
         let planned = pass_bytes(input.shape(), &result, settings);
         let beyond = bytes_of_axes(&axes, settings).saturating_sub(planned);
         let _beyond = if beyond > 0 && !result.contains(&0) { Some(cx.reserve(beyond)?) } else { None };
         let output = cx.output(0)?;
+        let shapes = (input.shape(), &result[..]);
         with_numbers!(
             input,
             output,
