@@ -50,6 +50,12 @@ pub(crate) trait Real:
     fn to_f64(self) -> f64;
     /// `values[i] = function(values[i])`.
     fn map(function: Unary, values: &mut [Self]);
+    /// `values[i] *= factor`, a factor of the type itself.
+    fn scale(factor: f64, values: &mut [Self]);
+    /// `values[i] /= divisor`.
+    fn divide(values: &mut [Self], divisor: f32);
+    /// `1 / sqrt(count)`, rounded as the type is.
+    fn inverse_root(count: usize) -> f64;
     /// Softmax of a row, in place.
     fn softmax(row: &mut [Self]);
     /// Values of workspace that [`Real::multiply`] needs for a shape (rows, columns, length of the sums).
@@ -75,6 +81,18 @@ impl Real for f32 {
 
     fn map(function: Unary, values: &mut [f32]) {
         unary_in_place(Isa::current(), function, values);
+    }
+
+    fn scale(factor: f64, values: &mut [f32]) {
+        Self::map(Unary::Affine { scale: factor as f32, shift: 0.0 }, values);
+    }
+
+    fn divide(values: &mut [f32], divisor: f32) {
+        Self::map(Unary::Affine { scale: 1.0 / divisor, shift: 0.0 }, values);
+    }
+
+    fn inverse_root(count: usize) -> f64 {
+        f64::from(1.0 / (count as f32).sqrt())
     }
 
     fn softmax(row: &mut [f32]) {
@@ -115,6 +133,18 @@ impl Real for f64 {
 
     fn map(function: Unary, values: &mut [f64]) {
         values.iter_mut().for_each(|value| *value = evaluate(function, *value));
+    }
+
+    fn scale(factor: f64, values: &mut [f64]) {
+        values.iter_mut().for_each(|value| *value *= factor);
+    }
+
+    fn divide(values: &mut [f64], divisor: f32) {
+        values.iter_mut().for_each(|value| *value /= f64::from(divisor));
+    }
+
+    fn inverse_root(count: usize) -> f64 {
+        1.0 / (count as f64).sqrt()
     }
 
     fn softmax(row: &mut [f64]) {

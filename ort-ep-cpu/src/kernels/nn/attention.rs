@@ -301,7 +301,7 @@ struct Shared<'a, T: Real> {
     mask: Option<Mask<'a, T>>,
     reach: Reach,
     sizes: Sizes,
-    scale: f32,
+    scale: f64,
     cpu: Cpu,
 }
 
@@ -462,7 +462,7 @@ impl<T: Real> Executable for Attention<T> {
             mask: cx.find_input(3).map(|view| Mask::new(view, full)).transpose()?,
             reach: Reach::new(cx, &sizes)?,
             sizes,
-            scale: self.scale.unwrap_or(1.0 / (sizes.q.size as f32).sqrt()),
+            scale: self.scale.map_or_else(|| T::inverse_root(sizes.q.size), f64::from),
             cpu: Self::inner_cpu(threads, sizes),
         };
         let scores = if cx.wants(3) { Some(cx.output(3)?.as_mut_slice::<T>()?) } else { None };
@@ -544,7 +544,7 @@ impl<T: Real> Attention<T> {
                 strides: [1, shared.k.layout.row_stride()],
             });
             T::multiply(shared.cpu, queries, transposed, (&mut *scores, keys, false), workspace)?;
-            T::map(Unary::Affine { scale: shared.scale, shift: 0.0 }, scores);
+            T::scale(shared.scale, scores);
             let place = (head - task.heads.start) * rows * keys;
             let out = task.scores.as_mut().and_then(|out| out.get_mut(place..place + rows * keys));
             self.weigh(shared, [task.batch, head, task.first], (scores, keys), out);
@@ -576,9 +576,9 @@ impl<T: Real> Attention<T> {
         };
         store(0, scores);
         if self.softcap > 0.0 {
-            T::map(Unary::Affine { scale: 1.0 / self.softcap, shift: 0.0 }, scores);
+            T::divide(scores, self.softcap);
             T::map(Unary::Tanh, scores);
-            T::map(Unary::Affine { scale: self.softcap, shift: 0.0 }, scores);
+            T::scale(f64::from(self.softcap), scores);
         }
         store(1, scores);
         let hidden = T::from_f64(f64::NEG_INFINITY);
