@@ -160,7 +160,18 @@ fn sides_fit(found: &Found<'_>) -> bool {
     let scales = ["xs", "ys"].into_iter().all(|name| is_single(found, name));
     let floats = ["xs", "ys", "ws"].into_iter().all(|name| found.dtype(name) == Some(DType::F32));
     let zeros = is_single(found, "xz") && is_single(found, "yz");
-    scales && floats && zeros && ["x", "w", "yz"].into_iter().all(|name| of_bytes(found, name))
+    scales
+        && floats
+        && zeros
+        && have_kernel(found)
+        && ["x", "w", "yz"].into_iter().all(|name| of_bytes(found, name))
+}
+
+/// Whether the types are ones that we have a kernel for, or that ONNX Runtime has one for if it is to run the result:
+/// inputs and outputs of one type, and no weights of uint8 for inputs of int8.
+fn have_kernel(found: &Found<'_>) -> bool {
+    let [x, w, y] = ["x", "w", "yz"].map(|name| found.dtype(name));
+    !found.must_be_portable() || (x == y && (x == Some(DType::U8) || w == x))
 }
 
 fn is_conv(found: &Found<'_>) -> bool {
@@ -210,22 +221,37 @@ fn bias(patch: &mut Patch<'_>, count: usize) -> Result<Option<Option<ValueId>>> 
     if found.value("b").is_none() {
         return Ok(Some(None));
     }
-    let (Some(numbers), Some(x_scale)) = (bias_numbers(&found)?, found.scalar("xs")) else { return Ok(None) };
+    let (Some(numbers), Some(x_scale), Some(y_scale)) =
+        (bias_numbers(&found)?, found.scalar("xs"), found.scalar("ys"))
+    else {
+        return Ok(None);
+    };
     let Some(w_scales) = found.tensor("ws").and_then(|scales| scales.to_vec::<f32>().ok()) else {
         return Ok(None);
     };
-    let steps = numbers.iter().enumerate().map(|(at, number)| {
+    let whole = |(at, number): (usize, &f64)| {
         let w_scale = w_scales.get(at).or(w_scales.first()).copied().map_or(0.0, f64::from);
-        (number / (x_scale * w_scale)).round_ties_even()
-    });
-    let steps: Vec<f64> = steps.collect();
-    // A bias that is much larger than the sums can be is no bias of codes.
-    let is_large = steps.iter().any(|step| step.abs() > f64::from(1_u32 << 30) || step.is_nan());
-    if !is_bias_of_columns(&found, count) || is_large {
-        return Ok(None);
-    }
-    let steps = Tensor::from_vec(&[count], steps.into_iter().map(|step| step as i32).collect())?;
+        whole_steps(*number, x_scale * w_scale, y_scale)
+    };
+    let steps: Option<Vec<i32>> = numbers.iter().enumerate().map(whole).collect();
+    let Some(steps) = steps.filter(|_| is_bias_of_columns(&found, count)) else { return Ok(None) };
+    let steps = Tensor::from_vec(&[count], steps)?;
     Ok(Some(Some(patch.constant(steps))))
+}
+
+/// A number of the bias as a whole number of steps of the accumulator. None if rounding it to one could be seen in the
+/// result's codes, which are `code` apart.
+fn whole_steps(number: f64, step: f64, code: f64) -> Option<i32> {
+    /// What a product of two scales in single precision is off by.
+    const SINGLE: f64 = 1.0 / (1 << 22) as f64;
+    /// The largest part of a code that rounding may take. It turns the code of an element as seldom.
+    const UNSEEN: f64 = 1.0 / (1 << 10) as f64;
+    let exact = number / step;
+    let whole = exact.round_ties_even();
+    let error = (exact - whole).abs();
+    let is_unseen = error <= exact.abs() * SINGLE || error * step.abs() <= code.abs() * UNSEEN;
+    // A bias that is much larger than the sums can be is no bias of codes.
+    (is_unseen && whole.abs() <= f64::from(1_u32 << 30)).then_some(whole as i32)
 }
 
 /// Inputs of these names, each without dimensions if it has one element.
