@@ -68,7 +68,7 @@ impl Options {
             first: 0,
             count: SHORT,
             seconds: None,
-            only: CLEAN.map(str::to_owned).to_vec(),
+            only: Vec::new(),
             keep: None,
             findings: 3,
             without_limits: true,
@@ -76,10 +76,6 @@ impl Options {
         }
     }
 }
-
-/// The families in which no fault is known, memory limits aside.
-const CLEAN: [&str; 7] =
-    ["attention", "elementwise", "linear", "movement", "quantized", "reduction", "spelled"];
 
 /// How many cases `cargo xtask test` runs.
 pub(crate) const SHORT: usize = 3000;

@@ -29,9 +29,12 @@ from runner import Runner
 ATTEMPTS = 30
 
 
-def made(seed: int, number: int, names: list[str]) -> tuple[str, Case]:
+def family_of(seed: int, number: int, names: list[str]) -> str:
+    return Draw([seed, number]).weighted({name: FAMILIES[name].weight for name in names})
+
+
+def made(seed: int, number: int, family: str) -> Case:
     """The case of a number. Its draws follow from the numbers alone."""
-    family = Draw([seed, number]).weighted({name: FAMILIES[name].weight for name in names})
     for attempt in range(ATTEMPTS):
         draw = Draw([seed, number, attempt])
         builder = Builder(draw)
@@ -40,18 +43,18 @@ def made(seed: int, number: int, names: list[str]) -> tuple[str, Case]:
             model = builder.model()
         except Unfit:
             continue
-        return family, Case(model, builder.feeds(), builder.exact, float(np.round(draw.rng.random(), 3)))
+        return Case(model, builder.feeds(), builder.exact, float(np.round(draw.rng.random(), 3)))
     raise Unfit(f"{family}: nothing in {ATTEMPTS} attempts")
 
 
 def run_case(given: argparse.Namespace, number: int, runner: Runner, found: int) -> dict:
-    names = given.only or list(FAMILIES)
+    family = family_of(given.seed, number, given.only or list(FAMILIES))
     try:
-        family, case = made(given.seed, number, names)
+        case = made(given.seed, number, family)
         case.share = None if given.without_limits else case.share
         expected = expect(case.model, case.feeds, case.exact)
     except Unfit as problem:
-        return {"case": number, "family": str(problem).split(":")[0], "outcome": "undrawn", "problem": str(problem)}
+        return {"case": number, "family": family, "outcome": "undrawn", "problem": str(problem)}
     except Exception as problem:
         # The whole model in double precision is more than its nodes one by one: some of them refuse
         # that.

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from onnx import numpy_helper
+import microsoft
+from onnx import GraphProto, helper, numpy_helper, shape_inference
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_attention, op_conv_transpose, op_max_pool, op_resize
+from onnx.reference.ops import op_attention, op_average_pool, op_conv_transpose, op_lp_pool, op_max_pool, op_pow, op_resize
 from scipy import special
 
 CORRECTED: list[type[OpRun]] = []
@@ -40,6 +41,20 @@ class Gelu(OpRun):
             return (np.asarray(number(0.5) * x * (number(1) + np.tanh(inner))),)
         function = special.erf((x / number(np.sqrt(2))).astype(np.float64)).astype(x.dtype)
         return (np.asarray(number(0.5) * x * (number(1) + function)),)
+
+
+@corrected
+class Pow(op_pow.Pow):
+    """A negative base has a power if the exponent is whole, and none beside: rounding errors of the
+    exponent decide."""
+
+    def _run(self, x, y):
+        if y.dtype.kind == "f":
+            gap = np.abs(y.astype(np.float64) - np.rint(y.astype(np.float64)))
+            is_nearly_whole = (gap > 0) & (gap < 2e-3 * np.maximum(1, np.abs(y)))
+            if np.any((x < 0) & is_nearly_whole):
+                raise ValueError("a negative base with an exponent that is nearly whole")
+        return super()._run(x, y)
 
 
 @corrected
@@ -115,12 +130,33 @@ class OfBody(OpRun):
         return self._run_body({**(context or {}), **dict(zip(self.body.input_names, values, strict=True))})
 
 
+def shapes_of_outputs(body, values: list[np.ndarray], outer: dict) -> list[tuple[int, ...]]:
+    """The shapes that a body's outputs have for inputs of these shapes, whatever their elements
+    are. Known are the shapes of inputs for which the body declares one; ONNX Runtime knows no others."""
+    graph = GraphProto()
+    graph.CopyFrom(body.proto_)
+    for info, array in zip(graph.input, values, strict=True):
+        if info.type.tensor_type.HasField("shape"):
+            dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+            info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, array.shape))
+    for name, array in outer.items():
+        if isinstance(array, np.ndarray) and array.dtype != object:
+            dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+            graph.input.append(helper.make_tensor_value_info(name, dtype, None))
+    opsets = [helper.make_opsetid(domain, version) for domain, version in body.opsets_.items()]
+    model = shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets), data_prop=True)
+    kinds = [info.type.tensor_type for info in model.graph.output]
+    if not all(kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim) for kind in kinds):
+        raise ValueError("the text does not say which shape the items have if there are none")
+    return [tuple(dim.dim_value for dim in kind.shape.dim) for kind in kinds]
+
+
 @corrected
 class Loop(OfBody):
     """Outputs of iterations are joined along an axis of theirs instead of stacked along a new one,
     and none at all fails.
 
-    The items of no iteration have the shape that the body gives for what is carried into the first one."""
+    The items of no iteration have the shape that follows from the shapes of what is carried into the first one."""
 
     def _run(self, trips, condition, *carried, context=None, **attributes):
         carried = list(carried)
@@ -134,9 +170,11 @@ class Loop(OfBody):
                 stack.append(item)
             number += 1
         if number == 0 and count:
-            outputs = self.outputs_of(context, [np.array(0, np.int64), np.array(True), *carried])
-            items = outputs[1 + len(carried) :]
-            return (*carried, *(np.empty((0, *np.shape(item)), item.dtype) for item in items))
+            values = [np.array(0, np.int64), np.array(True), *carried]
+            first = 1 + len(carried)
+            items = self.outputs_of(context, values)[first:]
+            shapes = shapes_of_outputs(self.body, values, context or {})[first:]
+            return (*carried, *(np.empty((0, *shape), item.dtype) for shape, item in zip(shapes, items)))
         return (*carried, *(np.stack(stack) for stack in stacks))
 
 
@@ -220,9 +258,62 @@ class SamePads:
         return super()._run(x, auto_pad=auto_pad, kernel_shape=kernel_shape, strides=strides, pads=pads, **more, **attributes)
 
 
+class AnyMaxPool(op_max_pool.MaxPool):
+    """Without strides and dilations, pads count only if there are two spatial axes."""
+
+    def _run(self, x, auto_pad=None, ceil_mode=None, dilations=None, kernel_shape=None, pads=None, storage_order=None,
+             strides=None):
+        return self._max_pool(x, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides)
+
+
 @corrected
-class MaxPool(SamePads, op_max_pool.MaxPool):
+class MaxPool(SamePads, AnyMaxPool):
     __doc__ = SamePads.__doc__
+
+
+class RoundedUp:
+    """If sizes are rounded up, half of what the last window reads beyond the image is put before
+    it, which moves all windows."""
+
+    def _run(self, x, ceil_mode=None, dilations=None, kernel_shape=None, pads=None, strides=None, **attributes):
+        y = super()._run(x, ceil_mode=ceil_mode, dilations=dilations, kernel_shape=kernel_shape, pads=pads,
+                         strides=strides, **attributes)[0]
+        pads_itself = attributes.get("auto_pad") not in (None, "NOTSET")
+        for axis, kernel in enumerate(kernel_shape if ceil_mode and not pads_itself else []):
+            stride, dilation = (strides or [1] * 9)[axis], (dilations or [1] * 9)[axis]
+            read = (y.shape[axis + 2] - 1) * stride + (kernel - 1) * dilation + 1
+            if read > x.shape[axis + 2] + (sum(pads[axis :: len(kernel_shape)]) if pads else 0) + 1:
+                raise ValueError("the windows are moved")
+        return (y,)
+
+
+@corrected
+class AveragePool(RoundedUp, op_average_pool.AveragePool_19):
+    __doc__ = RoundedUp.__doc__
+
+
+@corrected
+class LpPool(RoundedUp, op_lp_pool.LpPool):
+    __doc__ = RoundedUp.__doc__
+
+
+@corrected
+class QLinearMatMul(OpRun):
+    """The zero point is added before codes are rounded to the nearest, where the text adds it
+    after: of two that are as near it is the even one, which an odd zero point turns."""
+
+    def _run(self, a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero):
+        sums = np.matmul(a.astype(np.int64) - a_zero, b.astype(np.int64) - b_zero)
+        codes = np.rint(sums * (a_scale * b_scale / y_scale)) + y_zero
+        info = np.iinfo(y_zero.dtype)
+        return (np.clip(codes, info.min, info.max).astype(y_zero.dtype),)
+
+
+@corrected
+class QLinearConv(microsoft.QLinearConv):
+    """As QLinearMatMul."""
+
+    op_domain = ""
 
 
 @corrected
@@ -264,6 +355,15 @@ def source(mode: str, index: int, scale: Fraction, length: int, resized: int) ->
         return Fraction(0)
     offset = Fraction(length, 2) * (1 - resized / width) if mode == "half_pixel_symmetric" else 0
     return offset + (index + half) / scale - half
+
+
+# Between integers, this far from the middle is no tie.
+NEARLY = 1e-6
+
+
+def is_short(fraction: Fraction) -> bool:
+    """Whether doubles have its powers without rounding."""
+    return fraction.denominator in (1, 2, 4, 8, 16, 32, 64)
 
 
 NEAREST = {
@@ -333,7 +433,7 @@ class Resize(op_resize.Resize):
         else:
             factors = [Fraction(int(size), own) for size, own in zip(sizes, x.shape)]
         sampling = Sampling(mode, nearest_mode, float(cubic_coeff_a), bool(exclude_outside))
-        y = x.astype(np.float64)
+        y, is_rough = x.astype(np.float64), False
         for axis, (factor, size) in enumerate(zip(factors, sizes)):
             length = x.shape[axis]
             if factor == 1:
@@ -343,4 +443,7 @@ class Resize(op_resize.Resize):
                 y = np.take(y, [sampling.taps(place, length)[0][0] for place in places], axis)
             else:
                 y = np.moveaxis(np.tensordot(sampling.matrix(places, length), y, ([1], [axis])), 0, axis)
+            is_rough = is_rough or mode != "nearest" and not all(is_short(place) for place in places)
+        if x.dtype.kind in "iu" and is_rough and np.any(np.abs(y - np.floor(y) - 0.5) < NEARLY):
+            raise ValueError("rounding errors decide to which of two integers this rounds")
         return (numpy_helper.saturate_cast(y, x.dtype),)

@@ -90,10 +90,13 @@ class QLinearLeakyRelu(OpRun):
 
 @known
 class QLinearSoftmax(OpRun):
+    """Of the steps in 1 only whole ones count, as in ONNX Runtime."""
+
     def _run(self, x, x_scale, x_zero, y_scale, y_zero, axis=-1, opset=13):
         values = dequantized(x, x_scale, x_zero)
         exponents = np.exp(values - values.max(axis=axis, keepdims=True))
-        return (quantized(exponents / exponents.sum(axis=axis, keepdims=True), y_scale, y_zero),)
+        steps = np.floor(np.float32(1) / np.float32(y_scale)).astype(values.dtype)
+        return (quantized(exponents / exponents.sum(axis=axis, keepdims=True) * steps, np.float32(1), y_zero, x.dtype),)
 
 
 @known

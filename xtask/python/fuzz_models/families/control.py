@@ -99,7 +99,7 @@ def loop(b: Builder, x: Value) -> Value:
 
 def scan(b: Builder, x: Value) -> Value:
     draw = b.draw
-    if x.ndim < 1 or x.shape[0] == 0:
+    if x.ndim < 1 or 0 in x.shape:
         raise Unfit("nothing to scan")
     axis = draw.integer(0, x.ndim - 1)
     item = np.take(x.array, 0, axis)
