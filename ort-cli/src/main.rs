@@ -103,7 +103,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|problem| refuse(&problem));
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(problem) => return refuse(&problem),
+    };
     let level = match (cli.quiet, cli.verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) => LevelFilter::WARN,
@@ -129,15 +132,18 @@ fn main() -> ExitCode {
     })
 }
 
-/// Ends the program as clap does. It shows arguments as they are, so those that steer a terminal are spelled out.
-fn refuse(problem: &clap::Error) -> ! {
+/// What clap says of arguments, and the status to end with. It shows them as they are, so those that steer a
+/// terminal are spelled out.
+fn refuse(problem: &clap::Error) -> ExitCode {
     let text = problem.render().to_string();
-    if !text.chars().any(|character| character != '\n' && ort_runtime::steers(character)) {
-        problem.exit();
-    }
-    let lines = text.lines().map(|line| ort_runtime::shown(line, output::LINE_BYTES));
-    let _ = writeln!(std::io::stderr(), "{}", lines.collect::<Vec<_>>().join("\n"));
-    std::process::exit(problem.exit_code())
+    // A closed stream has no reader to tell.
+    let _ = if text.chars().any(|character| character != '\n' && ort_runtime::steers(character)) {
+        let lines = text.lines().map(|line| ort_runtime::shown(line, output::LINE_BYTES));
+        writeln!(std::io::stderr(), "{}", lines.collect::<Vec<_>>().join("\n"))
+    } else {
+        problem.print()
+    };
+    u8::try_from(problem.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 fn run(command: Command) -> Result<ExitCode> {
