@@ -10,7 +10,15 @@ import numpy as np
 import microsoft
 from onnx import GraphProto, helper, numpy_helper, shape_inference
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_attention, op_average_pool, op_conv_transpose, op_lp_pool, op_max_pool, op_pow, op_resize
+from onnx.reference.ops import (
+    op_attention,
+    op_average_pool,
+    op_conv_transpose,
+    op_lp_pool,
+    op_max_pool,
+    op_pow,
+    op_resize,
+)
 from scipy import special
 
 CORRECTED: list[type[OpRun]] = []
