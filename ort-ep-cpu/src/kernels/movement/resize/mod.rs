@@ -116,7 +116,7 @@ impl Executable for Interpolating {
         let input = cx.input(0)?;
         let given = Given { roi: cx.find_input(1), scales: cx.find_input(2), sizes: cx.find_input(3) };
         let (workspace, threads) = (cx.workspace()?, cx.threads());
-        let result = cx.output(0)?.shape().to_vec();
+        let result = cx.output_shape(0).ok_or_else(|| error!(Fail, "output 0 has no memory ready"))?.to_vec();
         let axes = settings.axes(input.shape(), &result, &given)?;
         // A region that is larger than the input stretches filters by more than the sizes tell.
         let planned = pass_bytes(input.shape(), &result, settings);
