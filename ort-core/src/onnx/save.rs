@@ -1,6 +1,6 @@
 //! From the graph back to an ONNX file, with the weights inside or in a file beside it.
 //!
-//! Files appear whole or not at all ([`files`](crate::files)), the data file before the model that refers to it.
+//! Files appear whole or not at all ([`files`](crate::files)), a model and its data file as a pair.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -19,7 +19,7 @@ use super::proto::{
 use super::tensor::{sparse_to_proto, tensor_to_proto};
 use super::types::type_to_proto;
 use crate::dtype::DType;
-use crate::files::{Complete, NewFile};
+use crate::files::{Complete, NewFile, publish_pair};
 use crate::ir::{Attribute, Graph, Node, ValueId};
 use crate::spec::{AttrDefault, ONNX, OpSpec};
 use crate::tensor::Tensor;
@@ -76,14 +76,16 @@ fn save_at(graph: &Graph, info: &ModelInfo, path: &Path, weights: &Weights) -> R
         )
         .help("save the weights beside the model"));
     }
-    let write = |(path, parts): (PathBuf, Vec<(u64, Bytes)>)| -> Result<_> {
-        Ok((write_aside(&path, |file| write_parts(file, &parts))?, path))
-    };
+    let write =
+        |(path, parts): (PathBuf, Vec<(u64, Bytes)>)| write_aside(&path, |file| write_parts(file, &parts));
     let data = data.map(write).transpose()?;
     let wire = model.encode_to_vec();
     let model = write_aside(path, |file| file.write_all(&wire))?;
-    data.map_or(Ok(()), |(file, path)| publish(file, &path))?;
-    publish(model, path)
+    match data {
+        Some(data) => publish_pair(model, data),
+        None => model.publish(),
+    }
+    .map_err(|problem| cannot_write(path, &problem))
 }
 
 /// Takes the data of large constants out of the model. Returns each with its offset in the data file.
@@ -127,10 +129,6 @@ fn write_aside(path: &Path, write: impl FnOnce(&mut NewFile) -> std::io::Result<
         file.complete()
     });
     written.map_err(|problem| cannot_write(path, &problem))
-}
-
-fn publish(file: Complete, path: &Path) -> Result<()> {
-    file.publish().map_err(|problem| cannot_write(path, &problem))
 }
 
 fn cannot_write(path: &Path, problem: &std::io::Error) -> Error {

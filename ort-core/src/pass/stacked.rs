@@ -173,7 +173,7 @@ fn of_loop(graph: &mut Graph, id: NodeId, position: usize) -> Result<Option<Stac
         return Ok(None);
     }
     let first = node.inputs.get(2 + position).copied().flatten().and_then(|first| maker_of(graph, first));
-    if !first.is_some_and(|(_, maker)| maker.spec.name == "SequenceEmpty") {
+    if first.is_none_or(|(_, maker)| maker.spec.name != "SequenceEmpty") {
         return Ok(None);
     }
     let Some(body) = node.subgraphs.iter_mut().find(|subgraph| subgraph.attr == "body") else {
