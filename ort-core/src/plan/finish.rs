@@ -125,7 +125,7 @@ impl Planner<'_> {
     /// The bytes of the outputs that steps write into buffers of their own.
     pub(super) fn own_outputs(&self) -> usize {
         let outputs = (0..self.is_output.len()).filter(|index| self.is_output[*index]);
-        outputs.map(|index| self.own_bytes(SlotId(index as u32))).sum()
+        outputs.fold(0, |sum: usize, index| sum.saturating_add(self.own_bytes(SlotId(index as u32))))
     }
 
     /// The bytes of the outputs that are inputs, constants or folded: the end of a run copies them, because an
@@ -189,12 +189,12 @@ impl Planner<'_> {
         let mut begins = self.nested_own.clone();
         for (index, draft) in self.drafts.iter().enumerate() {
             if let (Draft::Own, Some(bytes)) = (draft, begins.get_mut(self.first[index])) {
-                *bytes += self.own_bytes(SlotId(index as u32));
+                *bytes = bytes.saturating_add(self.own_bytes(SlotId(index as u32)));
             }
         }
         for group in &self.groups {
             if let Some(bytes) = begins.get_mut(group.first) {
-                *bytes += group.bytes;
+                *bytes = bytes.saturating_add(group.bytes);
             }
         }
         begins

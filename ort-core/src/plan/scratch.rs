@@ -101,7 +101,8 @@ impl Planner<'_> {
             self.nested_dynamic |= plan.has_dynamic;
         }
         if step.claim.outputs == OutputsFrom::Subgraph {
-            let handed: usize = step.outputs.iter().flatten().map(|slot| self.own_bytes(*slot)).sum();
+            let handed = step.outputs.iter().flatten();
+            let handed = handed.fold(0, |sum: usize, slot| sum.saturating_add(self.own_bytes(*slot)));
             self.nested_own[index] = self.nested_own[index].saturating_sub(handed);
         }
         if let Some(kernel) = step.work.kernel() {
