@@ -107,12 +107,41 @@ def moving(rng: np.random.Generator | None, by: float, fixed: set[str]):
     return move
 
 
+def separate(graph: GraphProto, feeds: dict) -> dict:
+    """Gives each use of a constant or an input a copy of its own, and returns the inputs. A scale that
+    quantizes what it also dequantized moves on both sides alike, so that a tie would stay one."""
+    feeds = dict(feeds)
+    for node in [node for node in graph.node if node.op_type == "Constant"]:
+        if node.attribute[0].name == "value":
+            graph.initializer.add().CopyFrom(node.attribute[0].t)
+            graph.initializer[-1].name = node.output[0]
+            graph.node.remove(node)
+    sources = {value.name: (value, graph.initializer) for value in graph.initializer}
+    sources |= {value.name: (value, graph.input) for value in graph.input if value.name in feeds}
+    used = {output.name for output in graph.output}
+    for index, node in enumerate(graph.node):
+        for place, name in enumerate(node.input):
+            if name not in sources:
+                continue
+            if name in used:
+                value, values = sources[name]
+                copy = values.add()
+                copy.CopyFrom(value)
+                copy.name = node.input[place] = f"{name}/{index}/{place}"
+                if name in feeds:
+                    feeds[copy.name] = feeds[name]
+            used.add(name)
+    return feeds
+
+
 def evaluate_wide(model: ModelProto, feeds: dict, seed: int | None = None, by: float = 0) -> list:
     """The model in double precision, with inputs and constants moved if there is a seed."""
     wide = ModelProto()
     wide.CopyFrom(model)
     rng = None if seed is None else np.random.default_rng(seed)
-    move = moving(rng, by, shaping(model.graph))
+    if rng is not None:
+        feeds = separate(wide.graph, feeds)
+    move = moving(rng, by, shaping(wide.graph))
     retype(wide.graph, NARROW, TensorProto.DOUBLE, move)
     return evaluate(wide, {name: move(name, array) for name, array in feeds.items()})
 

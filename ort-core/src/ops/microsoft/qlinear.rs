@@ -160,22 +160,16 @@ pub(super) fn round(
     quantize(draft, numbers, one, zero, dtype)
 }
 
-/// Makes the draft the codes of numbers that are already divided: the zero point added, and the sum rounded.
+/// As [`round`], with a zero point that may have one dimension. It is added after rounding, so that ties go to
+/// the even distance from it.
 pub(super) fn round_sum(
     draft: &mut Draft<'_>,
     numbers: ValueId,
     zero: Option<ValueId>,
     dtype: DType,
 ) -> Result<()> {
-    let sum = match zero {
-        Some(zero) => {
-            let zero = scalar(draft, zero)?;
-            let zero = cast(draft, zero, DType::F32)?;
-            draft.emit("Add", &[numbers, zero], &[])?
-        }
-        None => numbers,
-    };
-    round(draft, sum, None, dtype)
+    let zero = zero.map(|zero| scalar(draft, zero)).transpose()?;
+    round(draft, numbers, zero, dtype)
 }
 
 /// The codes at a place with another scale and zero point, given by their places among the inputs.

@@ -135,7 +135,7 @@ fn infer_softmax(cx: &mut InferCx<'_>) -> Result<()> {
     axes::infer_same_along_axis(cx)
 }
 
-/// The averages are divided by the scale, and rounded together with the zero point.
+/// The averages are divided by the scale and rounded, before the zero point is added.
 fn lower_pool(draft: &mut Draft<'_>) -> Result<()> {
     if is_global(draft) {
         return lower_global(draft);
