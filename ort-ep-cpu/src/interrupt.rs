@@ -8,7 +8,7 @@ pub(crate) use ort_core::ep::interrupt::{
 /// whole.
 pub(crate) const PIECE: usize = 1 << 14;
 
-/// Bytes that are copied or filled between two looks: so many that the system's way for large copies stays the fastest.
+/// Bytes that are copied or filled between two looks: enough for the C library's path for large copies.
 const COPIED: usize = 4 << 20;
 
 /// The pieces of a long slice, counted as work.

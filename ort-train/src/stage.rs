@@ -30,7 +30,7 @@ pub(crate) struct StageGraph {
 }
 
 impl StageGraph {
-    /// The graph as a session would rewrite it, its outputs by their names, with casts made anew in the backward pass; and the
+    /// The graph as a session would rewrite it, its outputs by their names, with casts repeated in the backward pass; and the
     /// bytes of the constants that were folded for it.
     fn prepared(&mut self, settings: &Settings<'_>) -> Result<(Graph, usize)> {
         let graph = std::mem::replace(&mut self.graph, Graph::new(""));
@@ -69,7 +69,7 @@ impl Settings<'_> {
         builder.precision(self.options.precision)
     }
 
-    /// The same where so many bytes of the limit are taken.
+    /// The same if this many bytes of the limit are taken.
     fn beside(&self, bytes: usize) -> Self {
         Settings { own: self.own.map(|own| own.saturating_sub(bytes)), ..*self }
     }
@@ -105,7 +105,7 @@ impl Stage {
         Ok(Stage::of(stage, session, 0))
     }
 
-    /// A stage that a session computes, for which so many bytes of constants were folded before.
+    /// A stage that a session computes, for which this many bytes of constants were folded before.
     fn of(stage: StageGraph, session: Session, folded: usize) -> Stage {
         let StageGraph { reads, updates, replaces, outputs, .. } = stage;
         let binding = session.io_binding();

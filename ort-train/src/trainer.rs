@@ -505,7 +505,7 @@ impl Trainer {
         Stage::recomputing(graph, &self.settings(limit), &Request { recompute, tabulate, kept, limit, dims })
     }
 
-    /// What sessions of stages are built with, within so many bytes in all.
+    /// What sessions of stages are built with, within a limit in bytes.
     fn settings(&self, limit: Option<usize>) -> Settings<'_> {
         let own = limit.map(|limit| limit.saturating_sub(self.kept_bytes()));
         Settings { devices: self.state.devices(), options: &self.options, own }
@@ -638,7 +638,7 @@ impl Trainer {
         Error::out_of_memory(subject, shortage).help(advice)
     }
 
-    /// A stage without recomputation, within so many bytes in all.
+    /// A stage without recomputation, within a limit in bytes.
     fn made(&self, kind: Kind, limit: Option<usize>) -> Result<Stage> {
         let graph = match kind {
             Kind::Step => self.step_graph()?,

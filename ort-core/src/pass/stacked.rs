@@ -218,7 +218,7 @@ fn take_appended(body: &mut Graph, position: usize) -> Option<ValueId> {
     Some(element)
 }
 
-/// What a node reads of a sequence, from the stack of its elements; none where that is not known.
+/// What a node reads of a sequence, from the stack of its elements; none if that is not known.
 fn read(graph: &mut Graph, node: &Node, Stack { value, axis }: Stack) -> Result<Option<ValueId>> {
     let Some(rank) = graph.value(value).ty.shape().map(<[_]>::len) else { return Ok(None) };
     if node.spec.name == "SequenceAt" {

@@ -90,7 +90,7 @@ pub(crate) struct Request<'a> {
     pub(crate) dims: &'a [(&'a str, i64)],
 }
 
-/// What builds the session of a graph, within so many bytes of its own.
+/// What builds the session of a graph, within a limit of its own in bytes.
 type Build<'a> = &'a dyn Fn(Graph, Option<usize>) -> Result<Session>;
 
 /// The same within the bytes of a search.
@@ -100,7 +100,7 @@ type Make<'a> = &'a dyn Fn(Graph) -> Result<Session, Refused>;
 enum Refused {
     /// Every plan that was tried takes more; the lowest takes this many bytes in all.
     Step(usize),
-    /// The session's constants take at least so many bytes.
+    /// The session's constants take at least this many bytes.
     Constants(usize),
     Other(Error),
 }

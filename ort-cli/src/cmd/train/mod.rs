@@ -133,7 +133,7 @@ fn check_data(
 
 /// The memory of a step, and what is computed again for its sake.
 pub(crate) struct Prediction {
-    /// None where sizes depend on data.
+    /// None if sizes depend on data.
     memory: Option<StepMemory>,
     recompute: Option<RecomputeReport>,
     /// The table of what may be computed again, where it was asked for.

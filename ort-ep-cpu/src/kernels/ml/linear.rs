@@ -48,7 +48,7 @@ impl Functions {
     }
 }
 
-/// The bytes of the features as doubles and of so many numbers for each row.
+/// The bytes of the features as doubles and of `each_row` numbers for each row.
 fn heap_bytes(shapes: &IoShapes<'_>, each_row: usize) -> usize {
     let rows = matrix(shapes.input(0)).map_or(0, |(rows, _)| rows);
     let numbers = elements(shapes.input(0)).saturating_add(rows.saturating_mul(each_row));
