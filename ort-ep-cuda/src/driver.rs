@@ -19,6 +19,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use libloading::Library;
 use ort_core::{Error, Result, ensure, error};
 
+use crate::modules::WARPGROUPS;
+
 pub use context::Counters;
 pub(crate) use context::{Context, Counts, Function, Module};
 pub(crate) use graph::Graph;
@@ -34,7 +36,7 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// The functions that are called.
-const FUNCTIONS: [&str; 46] = [
+const FUNCTIONS: [&str; 47] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -78,6 +80,7 @@ const FUNCTIONS: [&str; 46] = [
     "cuModuleLoadDataEx",
     "cuModuleUnload",
     "cuModuleGetFunction",
+    "cuFuncSetAttribute",
     "cuLaunchKernel",
     "cuGetErrorName",
     "cuGetErrorString",
@@ -94,6 +97,13 @@ pub struct Limits {
     pub processors: u32,
     /// Whether products of float32 may be of TF32, on tensor cores.
     pub tf32: bool,
+}
+
+impl Limits {
+    /// Whether warps multiply in groups of four, which only those of one compute capability do.
+    pub fn has_warpgroups(&self) -> bool {
+        self.capability == WARPGROUPS
+    }
 }
 
 /// The driver, loaded and ready.

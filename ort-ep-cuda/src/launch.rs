@@ -54,28 +54,44 @@ pub(crate) enum Param {
     Bytes(SmallVec<[u8; 8]>),
 }
 
-/// One launch of an entry: its code, blocks, threads of a block, and parameters.
+/// One launch of an entry: its code, blocks, threads of a block, bytes of a block's memory beside those that the entry declares, and
+/// parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) code: Code,
     pub(crate) entry: String,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
     pub(crate) params: Vec<Param>,
 }
 
-/// The bytes of workspace that a kernel's launches take, where a library may have some of it.
+/// The bytes of workspace that a kernel's launches take: a library's, or those of kernels of our own, whichever is more, as only a run tells
+/// whether its tensors lie as libraries want them.
 pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>) -> Result<usize> {
-    if !cx.limits.libraries.is_some_and(Libraries::any) {
+    let has_library = cx.limits.libraries.is_some_and(Libraries::any);
+    if !has_library && !cx.limits.has_warpgroups() {
         return Ok(0);
     }
-    let launches = launches(cx)?;
+    let own = OpCx {
+        op: cx.op,
+        attrs: cx.attrs,
+        limits: Bounds { libraries: None, ..cx.limits },
+        inputs: cx.inputs.clone(),
+        outputs: cx.outputs.clone(),
+        host: cx.host.clone(),
+    };
+    let by_library = if has_library { workspace_of(&launches(cx)?) } else { 0 };
+    Ok(by_library.max(workspace_of(&launches(&own)?)))
+}
+
+fn workspace_of(launches: &[Launch]) -> usize {
     let params = launches.iter().flat_map(|launch| &launch.params);
     let ends = params.map(|param| match param {
         Param::Tensor(Some(Arg::Workspace { offset, bytes })) => offset + bytes,
         _ => 0,
     });
-    Ok(ends.max().unwrap_or(0))
+    ends.max().unwrap_or(0)
 }
 
 /// The threads of a block of kernels that give each element a thread.
@@ -105,7 +121,7 @@ impl Launch {
 
     fn of_code(code: Code, entry: impl Into<String>) -> Launch {
         let (grid, block) = ([1; 3], [THREADS, 1, 1]);
-        Launch { code, entry: entry.into(), grid, block, params: Vec::new() }
+        Launch { code, entry: entry.into(), grid, block, shared: 0, params: Vec::new() }
     }
 
     /// With so many threads at least, [`THREADS`] to a block: one for each element.
@@ -132,6 +148,11 @@ impl Launch {
     /// With blocks of these numbers of threads.
     pub(crate) fn block(self, block: [u32; 3]) -> Launch {
         Launch { block, ..self }
+    }
+
+    /// With so many bytes of shared memory of a size that the launch says.
+    pub(crate) fn shared(self, shared: u32) -> Launch {
+        Launch { shared, ..self }
     }
 
     /// With a tensor as the next parameter.

@@ -13,22 +13,52 @@ use crate::driver::{Context, Function, Module};
 use crate::launch::{Code, Launch};
 
 /// The families: compressed PTX for compute capabilities 7.5, 8.0 and 9.0, each for its own and newer devices; of those that need tensor
-/// cores for floats, from 8.0 on.
+/// cores for floats, from 8.0 on; and of those that need warpgroups, for 9.0 alone.
 macro_rules! families {
-    (all: [$($all:literal),* $(,)?], cores: [$($cores:literal),* $(,)?]) => {
+    (
+        all: [$($all:literal),* $(,)?],
+        cores: [$($cores:literal),* $(,)?],
+        hopper: [$($hopper:literal),* $(,)?],
+    ) => {
         &[
             $(($all, &[of!($all, 90), of!($all, 80), of!($all, 75)]),)*
             $(($cores, &[of!($cores, 90), of!($cores, 80)]),)*
+            $(($hopper, &[of!($hopper)]),)*
         ]
     };
 }
 macro_rules! of {
     ($name:literal, $capability:literal) => {
-        ($capability, include_bytes!(concat!("../ptx/", $name, "_", $capability, ".ptx.gz")))
+        Version {
+            capability: $capability,
+            is_exact: false,
+            ptx: include_bytes!(concat!("../ptx/", $name, "_", $capability, ".ptx.gz")),
+        }
+    };
+    ($name:literal) => {
+        Version {
+            capability: WARPGROUPS,
+            is_exact: true,
+            ptx: include_bytes!(concat!("../ptx/", $name, "_90a.ptx.gz")),
+        }
     };
 }
 
-type Family = (&'static str, &'static [(u32, &'static [u8])]);
+/// Compressed PTX.
+struct Version {
+    capability: u32,
+    /// Whether it is for devices of its compute capability alone, not for newer ones.
+    is_exact: bool,
+    ptx: &'static [u8],
+}
+
+impl Version {
+    fn is_for(&self, capability: u32) -> bool {
+        if self.is_exact { self.capability == capability } else { self.capability <= capability }
+    }
+}
+
+type Family = (&'static str, &'static [Version]);
 
 const FAMILIES: &[Family] = families![
     all: [
@@ -123,13 +153,21 @@ const FAMILIES: &[Family] = families![
         "training_conv_cores_bf16",
         "training_conv_cores_f16",
         "training_conv_cores_tf32",
-    ]
+    ],
+    hopper: [
+        "conv_pixels_warpgroups_bf16",
+        "conv_pixels_warpgroups_f16",
+        "gemm_warpgroups_bf16",
+        "gemm_warpgroups_f16",
+    ],
 ];
 
 /// The oldest compute capability that kernels are compiled for.
 pub(crate) const OLDEST: u32 = 75;
 /// The compute capability from which on tensor cores take the types that kernels multiply with them.
 pub(crate) const TENSOR_CORES: u32 = 80;
+/// The one compute capability whose warps multiply in groups of four: PTX of `sm_90a` does not run on newer devices.
+pub(crate) const WARPGROUPS: u32 = 90;
 
 /// The modules that are loaded on a device.
 pub(crate) struct Modules {
@@ -142,6 +180,8 @@ pub(crate) struct Modules {
 struct Loaded {
     families: FxHashMap<&'static str, Arc<Module>>,
     texts: FxHashMap<Arc<str>, Arc<Module>>,
+    /// The shared memory that functions are allowed beside what they declare.
+    allowed: FxHashMap<Function, u32>,
 }
 
 /// An entry, with the module that it is of.
@@ -164,7 +204,22 @@ impl Modules {
             Code::Text(text) => self.text(text)?,
         };
         let function = module.function(&launch.entry)?;
+        if launch.shared > 0 {
+            self.allow_shared(&module, function, launch.shared)?;
+        }
         Ok(Some(Entry { function, _module: module }))
+    }
+
+    /// Allows a function so much shared memory, which may be more than the 48 KiB that all may have, and never less than before: launches of all
+    /// sizes are kept.
+    fn allow_shared(&self, module: &Module, function: Function, bytes: u32) -> Result<()> {
+        let mut loaded = self.loaded.lock();
+        let allowed = loaded.allowed.entry(function).or_default();
+        if *allowed < bytes {
+            module.allow_shared(function, bytes)?;
+            *allowed = bytes;
+        }
+        Ok(())
     }
 
     /// How many modules are loaded.
@@ -180,9 +235,11 @@ impl Modules {
             return Ok(module.clone());
         }
         let (_, versions) = find(name)?;
-        let fitting = versions.iter().find(|(capability, _)| *capability <= self.capability);
-        let (_, text) = fitting.ok_or_else(|| too_old(self.capability))?;
-        let module = self.context.load(&unpacked(text)?).within(|| format!("kernels '{name}'"))?;
+        let fitting = versions.iter().find(|version| version.is_for(self.capability));
+        let version = fitting.ok_or_else(|| {
+            error!(Fail, "there are no kernels '{name}' for compute capability {}", self.capability)
+        })?;
+        let module = self.context.load(&unpacked(version.ptx)?).within(|| format!("kernels '{name}'"))?;
         let module = Arc::new(module);
         loaded.families.insert(name, module.clone());
         Ok(module)

@@ -229,7 +229,7 @@ impl Node {
     }
 
     fn launched(&self, entry: &Entry, launch: &Launch, given: &Given<'_>) -> Result<Launched> {
-        let mut launched = Launched::new(entry.function, [launch.grid, launch.block]);
+        let mut launched = Launched::new(entry.function, [launch.grid, launch.block], launch.shared);
         for param in &launch.params {
             match param {
                 Param::Tensor(None) => launched.bytes(&[0; 8]),

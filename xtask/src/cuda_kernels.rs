@@ -17,10 +17,12 @@ use crate::workspace::{Workspace, run as run_command};
 
 /// The compute capabilities that kernels are compiled for.
 const COMPUTE: [&str; 3] = ["75", "80", "90"];
+/// What a source can choose besides: what runs on devices of compute capability 9.0 and no others.
+const EXACT: &str = "90a";
 /// What a source says first where it is not for all of them: `// compute: 80 90`.
 const CHOICE: &str = "// compute:";
 /// The capabilities of the table in docs/cuda.md.
-const DOCUMENTED: [&str; 2] = ["80", "90"];
+const DOCUMENTED: [&str; 3] = ["80", "90", EXACT];
 /// Families whose kernels must keep everything in registers: a spill there is a large part of the time.
 const WITHOUT_SPILLS: [&str; 7] =
     ["gemm", "conv", "attention", "integer", "nbits", "training_attention", "training_conv"];
@@ -41,7 +43,7 @@ pub(crate) struct Options {
     /// Compile all again and fail where the PTX differs; assemble it, and fail where a kernel that must not spills registers.
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Assemble, and print the table of docs/cuda.md: only what must not spill, on sm_80 and sm_90.
+    /// Assemble, and print the table of docs/cuda.md: only what must not spill, on sm_80, sm_90 and sm_90a.
     #[arg(long)]
     pub(crate) markdown: bool,
 }
@@ -178,11 +180,11 @@ fn chosen(source: &str) -> Result<Vec<&'static str>> {
     let Some(choice) = comments.find_map(|line| line.strip_prefix(CHOICE)) else {
         return Ok(COMPUTE.to_vec());
     };
-    let known = |word| COMPUTE.into_iter().find(|compute| *compute == word);
+    let known = |word| COMPUTE.into_iter().chain([EXACT]).find(|compute| *compute == word);
     let compute: Option<Vec<&str>> = choice.split_whitespace().map(known).collect();
     match compute {
         Some(compute) if !compute.is_empty() => Ok(compute),
-        _ => bail!("`{CHOICE}{choice}` must name some of {}", COMPUTE.join(" ")),
+        _ => bail!("`{CHOICE}{choice}` must name some of {} {EXACT}", COMPUTE.join(" ")),
     }
 }
 
@@ -367,8 +369,9 @@ ptxas info    : Function properties for _Z5heavyPf
         assert_eq!(chosen("// Products.\n\nint x;").unwrap(), COMPUTE);
         assert_eq!(chosen("// Products.\n// compute: 80 90\n").unwrap(), ["80", "90"]);
         assert_eq!(chosen("int x;\n// compute: 80\n").unwrap(), COMPUTE);
+        assert_eq!(chosen("// Products of warpgroups.\n// compute: 90a\n").unwrap(), ["90a"]);
         let error = chosen("// compute: 60\n").unwrap_err().to_string();
-        assert_eq!(error, "`// compute: 60` must name some of 75 80 90");
+        assert_eq!(error, "`// compute: 60` must name some of 75 80 90 90a");
     }
 
     #[test]

@@ -228,6 +228,15 @@ impl Module {
         self.context.check(code, &format!("cuModuleGetFunction of '{entry}'"))?;
         Ok(Function(function))
     }
+
+    /// Lets launches of an entry have so many bytes of shared memory beside those that it declares.
+    pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<()> {
+        self.context.enter()?;
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        // SAFETY: the function is one of this module.
+        self.context.check(unsafe { sys::cuFuncSetAttribute(function.0, most, bytes) }, "cuFuncSetAttribute")
+    }
 }
 
 impl Drop for Module {

@@ -19,6 +19,8 @@ pub(crate) struct Launched {
     function: Function,
     grid: [u32; 3],
     block: [u32; 3],
+    /// Bytes of a block's memory beside those that the function declares.
+    shared: u32,
     /// All parameters; each begins with a word.
     words: SmallVec<[u64; 20]>,
     /// Where each begins.
@@ -29,9 +31,9 @@ pub(crate) struct Launched {
 
 impl Launched {
     /// A launch of a function that is of a loaded module, without parameters yet.
-    pub(crate) fn new(function: Function, [grid, block]: [[u32; 3]; 2]) -> Launched {
+    pub(crate) fn new(function: Function, [grid, block]: [[u32; 3]; 2], shared: u32) -> Launched {
         let (words, starts, tensors) = (SmallVec::new(), SmallVec::new(), SmallVec::new());
-        Launched { function, grid, block, words, starts, tensors }
+        Launched { function, grid, block, shared, words, starts, tensors }
     }
 
     /// With the address of a tensor of so many bytes as the next parameter.
@@ -217,7 +219,7 @@ impl Stream {
                 bx,
                 by,
                 bz,
-                0,
+                launched.shared,
                 self.stream,
                 addresses.as_mut_ptr().cast::<*mut c_void>(),
                 ptr::null_mut(),

@@ -35,6 +35,7 @@ struct Loaded {
 struct Kernel {
     module: u64,
     number: usize,
+    /// The bytes of shared memory that a launch may ask for.
     dynamic: usize,
 }
 
@@ -67,7 +68,6 @@ static DRIVER: Mutex<Driver> = Mutex::new(Driver {
 });
 const CONTEXT: u64 = 0xC000;
 const SHARED_DEFAULT: usize = 48 << 10;
-const SHARED_MOST: usize = 166_912;
 
 thread_local! {
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
@@ -94,6 +94,17 @@ fn capability() -> (i32, i32) {
     let text = setting("ORT_CUDA_EMULATOR_CAPABILITY", "8.0".to_owned());
     let (major, minor) = text.split_once('.').unwrap_or((&text, "0"));
     (major.parse().unwrap_or(8), minor.parse().unwrap_or(0))
+}
+
+/// The bytes of shared memory that a launch may have at most (NVIDIA, "CUDA C++ Programming Guide", "Compute Capabilities").
+fn most_shared() -> usize {
+    let kib = match capability() {
+        (..=7, _) => 64,
+        (8, 0 | 7) => 163,
+        (8, _) | (12.., _) => 99,
+        _ => 227,
+    };
+    kib << 10
 }
 
 /// The driver while it is looked at.
@@ -233,8 +244,8 @@ api! {
             41 => 1,
             75 => major,
             76 => minor,
-            81 => SHARED_MOST as i32 + 1024,
-            97 => SHARED_MOST as i32,
+            81 => most_shared() as i32 + 1024,
+            97 => most_shared() as i32,
             115 => has_pools(),
             _ => 0,
         })
@@ -408,8 +419,9 @@ api! {
         if let Some(known) = loaded.kernels.iter().find(is_it) {
             return put(function, *known as Handle);
         }
+        let dynamic = SHARED_DEFAULT.saturating_sub(loaded.module.0.functions[number].shared);
         let handle = driver.handle();
-        driver.kernels.insert(handle, Kernel { module: key, number, dynamic: SHARED_DEFAULT });
+        driver.kernels.insert(handle, Kernel { module: key, number, dynamic });
         if let Some(loaded) = driver.modules.get_mut(&key) {
             loaded.kernels.push(handle);
         }
@@ -427,12 +439,14 @@ api! {
     }
     fn cuFuncSetAttribute(function: Handle, attribute: i32, value: i32) {
         let mut driver = current()?;
-        let kernel = driver.kernels.get_mut(&(function as u64)).ok_or(code::INVALID_HANDLE)?;
-        if attribute == 8 {
-            if value < 0 || value as usize > SHARED_MOST {
-                return Err(code::INVALID_VALUE);
-            }
-            kernel.dynamic = (value as usize).max(SHARED_DEFAULT);
+        let kernel = driver.kernels.get(&(function as u64)).ok_or(code::INVALID_HANDLE)?;
+        let loaded = driver.modules.get(&kernel.module).ok_or(code::INVALID_HANDLE)?;
+        let own = loaded.module.0.functions[kernel.number].shared;
+        let fits = usize::try_from(value).is_ok_and(|value| value + own <= most_shared());
+        match driver.kernels.get_mut(&(function as u64)) {
+            Some(kernel) if attribute == 8 && fits => kernel.dynamic = value as usize,
+            _ if attribute == 8 => return Err(code::INVALID_VALUE),
+            _ => {}
         }
         Ok(())
     }

@@ -88,6 +88,8 @@ struct Parser {
     names: HashMap<String, Name>,
     shared: usize,
     capability: u32,
+    /// Whether the target is for devices of its compute capability alone.
+    exact: bool,
     functions: Vec<Function>,
 }
 
@@ -297,8 +299,13 @@ impl Parser {
                 ".target" => {
                     let target = self.name()?;
                     let digits: String = target.chars().filter(char::is_ascii_digit).collect();
-                    if digits.parse::<u32>().unwrap_or(0) > self.capability {
+                    let needed = digits.parse::<u32>().unwrap_or(0);
+                    if needed > self.capability {
                         return bad(line, format_args!("the device is older than .target {target}"));
+                    }
+                    self.exact = target.ends_with('a');
+                    if self.exact && needed != self.capability {
+                        return bad(line, format_args!("the device is newer than .target {target}"));
                     }
                     self.skip_line();
                 }
@@ -554,6 +561,9 @@ impl Parser {
         let words: Vec<String> = self.name()?.split('.').map(str::to_owned).collect();
         let operands = self.list(';')?;
         let text = words.join(".");
+        if words[0] == "wgmma" && !self.exact {
+            return bad(line, format_args!("{text} is of .target sm_90a alone"));
+        }
         let raw = Raw { guard, words, operands, line };
         builder.instruction(&raw).map_err(|fault| {
             let message = format!("line {line}: {text}: {}", fault.message);
@@ -575,6 +585,7 @@ pub(crate) fn parse(
         names: HashMap::new(),
         shared: 0,
         capability,
+        exact: false,
         functions: Vec::new(),
     };
     // Addresses are constants of the instructions, so variables are placed while functions are read.

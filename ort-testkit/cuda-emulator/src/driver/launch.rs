@@ -78,7 +78,7 @@ pub(super) fn start(
         && threads <= 1024
         && block[2] <= 64
         && (kernel.max_threads == 0 || threads <= u64::from(kernel.max_threads))
-        && kernel.shared + dynamic <= most
+        && dynamic <= most
         && extra.is_null();
     if !fits || parameters.is_null() && !kernel.formals.is_empty() {
         return Err(code::INVALID_VALUE);
