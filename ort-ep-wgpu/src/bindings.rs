@@ -1,7 +1,7 @@
 //! Layouts of bindings and the groups that were bound before, to be bound again.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use ort_core::{Result, error};
 use parking_lot::Mutex;
@@ -28,7 +28,8 @@ type Key = SmallVec<[(u64, usize, usize); 8]>;
 /// The layouts by number of storage bindings, and the groups in use.
 pub(crate) struct BindGroups {
     gpu: Arc<Gpu>,
-    layouts: Vec<Layout>,
+    /// Each is made for the first program that takes it: few counts are used of the many that a device may have.
+    layouts: Vec<OnceLock<Layout>>,
     numbers: wgpu::Buffer,
     groups: Mutex<FxHashMap<Key, wgpu::BindGroup>>,
 }
@@ -41,13 +42,18 @@ struct Layout {
 impl BindGroups {
     /// `numbers` is the uniform buffer that every group begins with.
     pub(crate) fn new(gpu: Arc<Gpu>, numbers: wgpu::Buffer) -> BindGroups {
-        let layouts = (0..=gpu.limits.storage_buffers).map(|count| layout(&gpu.device, count)).collect();
+        let layouts = (0..=gpu.limits.storage_buffers).map(|_| OnceLock::new()).collect();
         BindGroups { gpu, layouts, numbers, groups: Mutex::default() }
     }
 
     /// The layout of a program with so many storage bindings.
     pub(crate) fn layout(&self, count: usize) -> Option<&wgpu::PipelineLayout> {
-        self.layouts.get(count).map(|layout| &layout.pipeline)
+        self.made(count).map(|layout| &layout.pipeline)
+    }
+
+    fn made(&self, count: usize) -> Option<&Layout> {
+        let slot = self.layouts.get(count)?;
+        Some(slot.get_or_init(|| layout(&self.gpu.device, count)))
     }
 
     /// The group of these windows.
@@ -60,7 +66,7 @@ impl BindGroups {
         if groups.len() >= MOST_GROUPS {
             groups.clear();
         }
-        let layout = self.layouts.get(windows.len());
+        let layout = self.made(windows.len());
         let layout = layout.ok_or_else(|| error!(Fail, "{} bindings are too many", windows.len()))?;
         let group = self.gpu.validated(|| self.make(windows, &layout.group))?;
         groups.insert(key, group.clone());

@@ -11,6 +11,8 @@ use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The bytes of the numbers of one dispatch at most.
 pub(crate) const NUMBERS: u64 = 512;
+/// The storage buffers of one dispatch at most: each tensor has a word of [`NUMBERS`], and few need several bindings. Drivers name up to a million.
+const MOST_STORAGE_BUFFERS: u32 = 256;
 
 /// What bounds a dispatch and its bindings.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +38,7 @@ impl Limits {
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         Limits {
             binding: bytes(limits.max_storage_buffer_binding_size) & !255,
-            storage_buffers: limits.max_storage_buffers_per_shader_stage as usize,
+            storage_buffers: limits.max_storage_buffers_per_shader_stage.min(MOST_STORAGE_BUFFERS) as usize,
             workgroups: limits.max_compute_workgroups_per_dimension,
             buffer: bytes(limits.max_buffer_size) & !255,
             storage_alignment: limits.min_storage_buffer_offset_alignment as usize,
@@ -202,6 +204,21 @@ impl Gpu {
         match pollster::block_on(scope.pop()) {
             Some(problem) => Err(error!(EpFail, "the device refuses a program: {problem}")),
             None => Ok(made),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn storage_buffers_are_bounded_where_a_driver_names_no_bound() {
+        // (what the driver names, what is used of it)
+        for (named, used) in [(8, 8), (256, 256), (524_288, 256), (u32::MAX, 256)] {
+            let limits =
+                wgpu::Limits { max_storage_buffers_per_shader_stage: named, ..wgpu::Limits::defaults() };
+            assert_eq!(Limits::of(&limits, false).storage_buffers, used);
         }
     }
 }
