@@ -23,6 +23,10 @@ BESIDE_ARENA = 256 << 20
 EXITS = 200
 # So many names stand in a row.
 MOST_NAMED = 5
+# Tests at once: each has a context of its own on one device, and many cores would open one for each.
+TEST_THREADS = 8
+# Characters of the message of a test that failed.
+LONGEST_MESSAGE = 600
 
 # The sizes of each model that is compared.
 MODELS = {
@@ -47,7 +51,7 @@ def tests(machine: Machine, report: Report) -> None:
 
 def run_tests(machine: Machine, report: Report, program) -> None:
     """Tests that fail run once more, each in a process of its own: a context that one of them breaks is broken for all others."""
-    done = machine.run([program], check=False)
+    done = machine.run([program, f"--test-threads={TEST_THREADS}"], check=False)
     found = re.search(r"test result: .*?(\d+) passed; (\d+) failed", done.stdout)
     if not found:
         ended = f"; together they ended with {done.returncode}: {done.stderr.strip()[-200:]}"
@@ -56,12 +60,23 @@ def run_tests(machine: Machine, report: Report, program) -> None:
     else:
         ended, passed = "", int(found[1])
         suspects = list(dict.fromkeys(re.findall(r"^test (\S+) \.\.\. FAILED$", done.stdout, re.M)))
-    failed = [name for name in suspects if machine.run([program, "--exact", name], check=False).returncode != 0]
+    alone = {name: machine.run([program, "--exact", name], check=False) for name in suspects}
+    failed = {name: failure(done) for name, done in alone.items() if done.returncode != 0}
+    for name, why in failed.items():
+        print(f"  WRONG {name}: {why}")
     passed += len(suspects) - len(failed)
-    result = f"{passed} passed, {len(failed)} failed{named(failed)}"
+    result = f"{passed} passed, {len(failed)} failed{named(list(failed))}"
     if len(failed) < len(suspects):
         result += f"; {len(suspects) - len(failed)} of the passed ones only in a process of their own"
-    report.judge(f"tests {program.name}", f"{result}{ended}", "0 failed", not failed and passed > 0)
+    report.judge(f"tests {program.name}", f"{result}{ended}", "0 failed", not failed and passed > 0, wrong=failed)
+
+
+def failure(done: subprocess.CompletedProcess) -> str:
+    """What a test says that ran alone and failed: its own message, of a long one both ends; without one, how its process ended."""
+    found = re.search(r"^---- \S+ stdout ----\n(.*?)\n(?:note: run with|\nfailures:)", done.stdout, re.M | re.S)
+    said = found[1].strip() if found else f"ended with {done.returncode}: {done.stderr.strip()}"
+    half = LONGEST_MESSAGE // 2
+    return said if len(said) <= LONGEST_MESSAGE else f"{said[:half]} ... {said[-half:]}"
 
 
 def named(names: list) -> str:
