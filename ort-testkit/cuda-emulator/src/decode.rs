@@ -154,6 +154,8 @@ pub(crate) enum Op {
     Ret,
     Exit,
     Trap,
+    /// Between a thread's writes and reads of products that read memory by themselves.
+    ProxyFence,
     Nothing,
 }
 
@@ -199,6 +201,8 @@ pub(crate) struct Function {
     pub(crate) template: Vec<u64>,
     pub(crate) local: usize,
     pub(crate) shared: usize,
+    /// What the address of shared memory of a size that the launch says is a multiple of.
+    pub(crate) dynamic_align: usize,
     pub(crate) max_threads: u32,
     /// Place and size.
     pub(crate) formals: Vec<(Place, usize)>,
@@ -237,6 +241,7 @@ impl Builder {
             template: vec![0; special::COUNT],
             local: 0,
             shared: 0,
+            dynamic_align: 16,
             max_threads: 0,
             formals: Vec::new(),
             returns: Vec::new(),

@@ -6,6 +6,8 @@ use parking_lot::Mutex;
 
 use crate::convert::convert;
 use crate::decode::{Function, NONE, Op, Place, Space, special};
+use crate::warp::WarpOp;
+use crate::warpgroup::Groups;
 use crate::{Fault, Result, code};
 
 /// Where a block's memory begins among generic addresses.
@@ -38,9 +40,56 @@ pub(crate) struct Mem<'a> {
     recent: [(u64, u64); 64],
     shared: Vec<u64>,
     shared_size: u64,
+    /// The last write of each 16 bytes of shared memory, where products read it by themselves.
+    writes: Option<Vec<Write>>,
+    /// The fences between threads' writes and such reads: how many there were, and which was a thread's last.
+    clock: u64,
+    fences: Vec<u64>,
+}
+
+/// A thread and the fences before it wrote, all threads' together.
+#[derive(Clone, Copy)]
+struct Write {
+    thread: usize,
+    clock: u64,
 }
 
 impl Mem<'_> {
+    fn reset(&mut self, shared: usize, threads: usize) {
+        self.shared_size = shared as u64;
+        self.shared.clear();
+        self.shared.resize(shared.div_ceil(8) + 2, !0);
+        // What nobody wrote lies before all fences.
+        (self.clock, self.fences) = (1, vec![1; threads]);
+        if let Some(writes) = &mut self.writes {
+            writes.clear();
+            writes.resize(shared.div_ceil(16), Write { thread: 0, clock: 0 });
+        }
+    }
+
+    /// Remembers that a thread wrote somewhere.
+    #[inline(always)]
+    pub(crate) fn written(&mut self, at: *mut u8, size: u64, thread: usize) {
+        let Some(writes) = &mut self.writes else { return };
+        let offset = (at as u64).wrapping_sub(self.shared.as_ptr() as u64);
+        if offset < self.shared_size {
+            let clock = self.clock;
+            writes[(offset / 16) as usize..=((offset + size - 1) / 16) as usize]
+                .fill(Write { thread, clock });
+        }
+    }
+
+    fn fence(&mut self, thread: usize) {
+        self.clock += 1;
+        self.fences[thread] = self.clock;
+    }
+
+    /// Whether a fence of the writer or the reader came after the last write of 16 bytes.
+    pub(crate) fn is_fenced(&self, address: u64, reader: usize) -> bool {
+        let write = self.writes.as_ref().and_then(|writes| writes.get((address / 16) as usize));
+        write.is_none_or(|write| self.fences[write.thread].max(self.fences[reader]) > write.clock)
+    }
+
     /// Where `size` bytes lie, if they are all there and aligned.
     #[inline(always)]
     pub(crate) fn resolve(
@@ -105,6 +154,8 @@ struct Frame {
 
 /// A thread of a block.
 pub(crate) struct Thread {
+    /// Its number in the block.
+    pub(crate) number: usize,
     regs: Vec<u64>,
     base: usize,
     pub(crate) local: Vec<u8>,
@@ -116,9 +167,9 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    fn new() -> Self {
+    fn new(number: usize) -> Self {
         let (regs, local, frames) = (Vec::new(), Vec::new(), Vec::new());
-        Self { regs, base: 0, local, pc: 0, function: 0, frames, state: State::Done, carry: false }
+        Self { number, regs, base: 0, local, pc: 0, function: 0, frames, state: State::Done, carry: false }
     }
 
     /// What a slot holds.
@@ -129,6 +180,21 @@ impl Thread {
     /// Gives a slot a value.
     pub(crate) fn set(&mut self, slot: u32, value: u64) {
         self.regs[self.base + slot as usize] = value;
+    }
+
+    /// Where a slot of the function that runs lies among all.
+    pub(crate) fn place_of(&self, slot: u32) -> usize {
+        self.base + slot as usize
+    }
+
+    /// What lies there.
+    pub(crate) fn get_at(&self, place: usize) -> u64 {
+        self.regs[place]
+    }
+
+    /// Puts a value there.
+    pub(crate) fn set_at(&mut self, place: usize, value: u64) {
+        self.regs[place] = value;
     }
 
     fn call(&mut self, functions: &[Function], number: u32) -> std::result::Result<(), u32> {
@@ -330,6 +396,7 @@ fn run(
                 let (at, value) = (place!(space, base, offset, 1u64 << log), get!(a));
                 // SAFETY: `resolve` found the place.
                 unsafe { store(at, log, value) };
+                mem.written(at, 1 << log, t.number);
             }
             Op::LoadMany { space, log, count, list, base, offset } => {
                 let at = place!(space, base, offset, u64::from(count) << log);
@@ -347,6 +414,7 @@ fn run(
                     // SAFETY: `resolve` found the place of all.
                     unsafe { store(at.add(k << log), log, value) };
                 }
+                mem.written(at, u64::from(count) << log, t.number);
             }
             Op::Copy { to, from, to_offset, from_offset, size, real } => {
                 let size = u64::from(size);
@@ -363,6 +431,7 @@ fn run(
                     // SAFETY: `resolve` found the place.
                     unsafe { store(to.add(k), 0, 0) };
                 }
+                mem.written(to, size, t.number);
             }
             Op::Atomic { number } => {
                 let atom = &functions[t.function].atoms[number as usize];
@@ -371,6 +440,7 @@ fn run(
                 let value = get!(atom.value);
                 // SAFETY: `resolve` found the place.
                 let old = unsafe { atom.run(at, value, compare) };
+                mem.written(at, 1 << atom.log, t.number);
                 if atom.d != NONE {
                     set!(atom.d, old);
                 }
@@ -406,6 +476,7 @@ fn run(
                 t.state = State::Done;
                 leave!(pc, Ok(()));
             }
+            Op::ProxyFence => mem.fence(t.number),
             Op::Trap => leave!(pc - 1, Err(code::LAUNCH_FAILED)),
             Op::Nothing => {}
         }
@@ -417,6 +488,8 @@ struct Worker<'a> {
     launch: &'a Launch<'a>,
     mem: Mem<'a>,
     threads: Vec<Thread>,
+    /// What each warp has asked for.
+    groups: Vec<Groups>,
 }
 
 impl Worker<'_> {
@@ -438,10 +511,10 @@ impl Worker<'_> {
     fn reset(&mut self, index: u64) {
         let Launch { functions, entry, grid, block, dynamic, parameters, .. } = self.launch;
         let function = &functions[*entry];
-        let fixed = function.shared.next_multiple_of(16);
-        self.mem.shared_size = (fixed + dynamic) as u64;
-        self.mem.shared.clear();
-        self.mem.shared.resize((fixed + dynamic).div_ceil(8) + 2, !0);
+        let fixed = function.shared.next_multiple_of(function.dynamic_align);
+        self.mem.reset(fixed + dynamic, self.threads.len());
+        self.groups.clear();
+        self.groups.resize_with(self.threads.len().div_ceil(32), Groups::default);
         let (x, rest) = (index % u64::from(grid[0]), index / u64::from(grid[0]));
         let place = [x, rest % u64::from(grid[1]), rest / u64::from(grid[1])];
         for (number, t) in self.threads.iter_mut().enumerate() {
@@ -501,8 +574,8 @@ impl Worker<'_> {
             }
             if here == mask & live {
                 let lanes = &mut self.threads[start..end];
-                if let Err(fault) = op.run(lanes, here, &mut self.mem) {
-                    return Err(self.fault(fault, first, "the warp failed"));
+                if let Err(trouble) = op.run(lanes, here, &mut self.mem, &mut self.groups[start / 32]) {
+                    return Err(self.fault(trouble.code, first, trouble.what));
                 }
                 for (lane, t) in lanes.iter_mut().enumerate() {
                     if here >> lane & 1 != 0 {
@@ -600,11 +673,21 @@ pub(crate) fn launch(launch: &Launch) -> Result<()> {
     let size: usize = launch.block.iter().map(|n| *n as usize).product();
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let failed: Mutex<Option<Fault>> = Mutex::new(None);
+    let has_groups =
+        launch.functions.iter().flat_map(|function| &function.warps).any(|op| matches!(op, WarpOp::Group(_)));
     let work = || {
         let table = launch.table.as_slice();
-        let mem = Mem { table, recent: [(0, 0); 64], shared: Vec::new(), shared_size: 0 };
-        let threads = (0..size).map(|_| Thread::new()).collect();
-        let mut worker = Worker { launch, mem, threads };
+        let mem = Mem {
+            table,
+            recent: [(0, 0); 64],
+            shared: Vec::new(),
+            shared_size: 0,
+            writes: has_groups.then(Vec::new),
+            clock: 0,
+            fences: Vec::new(),
+        };
+        let threads = (0..size).map(Thread::new).collect();
+        let mut worker = Worker { launch, mem, threads, groups: Vec::new() };
         while !stop.load(Relaxed) {
             let index = next.fetch_add(1, Relaxed);
             if index >= blocks {

@@ -15,6 +15,7 @@ mod memory;
 mod number;
 mod parse;
 mod warp;
+mod warpgroup;
 
 /// Result codes of the driver.
 pub mod code {

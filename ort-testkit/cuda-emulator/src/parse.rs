@@ -87,6 +87,7 @@ struct Parser {
     /// Names of the module.
     names: HashMap<String, Name>,
     shared: usize,
+    dynamic_align: usize,
     capability: u32,
     /// Whether the target is for devices of its compute capability alone.
     exact: bool,
@@ -274,6 +275,7 @@ impl Parser {
 
     fn shared_name(&mut self, found: &Declared) -> Name {
         if found.open {
+            self.dynamic_align = self.dynamic_align.max(found.align);
             return Name::Dynamic;
         }
         self.shared = self.shared.next_multiple_of(found.align);
@@ -387,7 +389,7 @@ impl Parser {
         self.at += 1;
         self.body(&mut builder)?;
         let mut function = builder.finish(name, entry, returns, formals)?;
-        function.shared = self.shared;
+        (function.shared, function.dynamic_align) = (self.shared, self.dynamic_align);
         function.max_threads = threads.iter().product();
         self.functions.push(function);
         // What a kernel declares is its own.
@@ -584,6 +586,7 @@ pub(crate) fn parse(
         globals: Vec::new(),
         names: HashMap::new(),
         shared: 0,
+        dynamic_align: 16,
         capability,
         exact: false,
         functions: Vec::new(),

@@ -9,6 +9,25 @@ use crate::code;
 use crate::decode::{NONE, Space};
 use crate::exec::{Mem, Thread};
 use crate::number::Float;
+use crate::warpgroup::{GroupOp, Groups};
+
+/// Why a warp cannot go on: one of [`code`], and what happened.
+pub(crate) struct Trouble {
+    pub(crate) code: u32,
+    pub(crate) what: &'static str,
+}
+
+impl Trouble {
+    pub(crate) fn new(code: u32, what: &'static str) -> Self {
+        Trouble { code, what }
+    }
+}
+
+impl From<u32> for Trouble {
+    fn from(code: u32) -> Self {
+        Trouble::new(code, "the warp failed")
+    }
+}
 
 /// Where `shfl` reads.
 #[derive(Clone, Copy)]
@@ -79,6 +98,8 @@ pub(crate) enum WarpOp {
     Vote { how: u8, d: u32, a: u32, mask: u32 },
     Reduce { f: F2, d: u32, a: u32, mask: u32 },
     Matrix { d: Vec<u32>, transpose: bool, base: u32, offset: i32, generic: bool },
+    StoreMatrix { a: Vec<u32>, transpose: bool, base: u32, offset: i32, generic: bool },
+    Group(GroupOp),
     Multiply { kind: Mma, d: Vec<u32>, a: Vec<u32>, b: Vec<u32>, c: Vec<u32> },
 }
 
@@ -95,7 +116,13 @@ impl WarpOp {
     }
 
     /// Runs it for the threads of `active`.
-    pub(crate) fn run(&self, lanes: &mut [Thread], active: u32, mem: &mut Mem) -> Result<(), u32> {
+    pub(crate) fn run(
+        &self,
+        lanes: &mut [Thread],
+        active: u32,
+        mem: &mut Mem,
+        groups: &mut Groups,
+    ) -> Result<(), Trouble> {
         let on = |lane: usize| active >> lane & 1 != 0;
         match self {
             WarpOp::Sync { .. } => {}
@@ -146,10 +173,16 @@ impl WarpOp {
                     lanes[k].set(*d, out);
                 }
             }
+            WarpOp::Group(_)
+            | WarpOp::Matrix { .. }
+            | WarpOp::StoreMatrix { .. }
+            | WarpOp::Multiply { .. }
+                if active != !0 || lanes.len() != 32 =>
+            {
+                return Err(Trouble::new(code::LAUNCH_FAILED, "a thread of the warp is missing"));
+            }
+            WarpOp::Group(op) => op.run(lanes, mem, groups)?,
             WarpOp::Matrix { d, transpose, base, offset, generic } => {
-                if active != !0 || lanes.len() != 32 {
-                    return Err(code::LAUNCH_FAILED);
-                }
                 let space = if *generic { Space::Generic } else { Space::Shared };
                 for (matrix, d) in d.iter().enumerate() {
                     let mut rows = [[0u16; 8]; 8];
@@ -177,12 +210,35 @@ impl WarpOp {
                     }
                 }
             }
-            WarpOp::Multiply { kind, d, a, b, c } => {
-                if active != !0 || lanes.len() != 32 {
-                    return Err(code::LAUNCH_FAILED);
+            WarpOp::StoreMatrix { a, transpose, base, offset, generic } => {
+                let space = if *generic { Space::Generic } else { Space::Shared };
+                for (matrix, a) in a.iter().enumerate() {
+                    let mut rows = [[0u16; 8]; 8];
+                    for (k, thread) in lanes.iter().enumerate() {
+                        let (row, column, pair) = (k / 4, 2 * (k % 4), thread.get(*a));
+                        for (at, half) in [pair as u16, (pair >> 16) as u16].into_iter().enumerate() {
+                            if *transpose {
+                                rows[column + at][row] = half;
+                            } else {
+                                rows[row][column + at] = half;
+                            }
+                        }
+                    }
+                    for (row, values) in rows.iter().enumerate() {
+                        let thread = &mut lanes[8 * matrix + row];
+                        let mut address = thread.get(*base).wrapping_add(i64::from(*offset) as u64);
+                        if !generic {
+                            address &= 0xFFFF_FFFF;
+                        }
+                        let (number, pc) = (thread.number, thread.pc);
+                        let to = mem.resolve(&mut thread.local, space, address, 16, pc)?;
+                        // SAFETY: `resolve` says that 16 aligned bytes lie there.
+                        unsafe { to.cast::<[u16; 8]>().write(*values) };
+                        mem.written(to, 16, number);
+                    }
                 }
-                multiply(*kind, lanes, [d, a, b, c])?;
             }
+            WarpOp::Multiply { kind, d, a, b, c } => multiply(*kind, lanes, [d, a, b, c])?,
         }
         Ok(())
     }

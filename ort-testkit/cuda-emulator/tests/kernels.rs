@@ -2,68 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use half::{bf16, f16};
 use ort_cuda_emulator::driver::*;
 
-/// A kernel loaded.
-struct Kernel(Handle);
-
-fn ready() {
-    // SAFETY: all places are valid.
-    unsafe {
-        assert_eq!(cuInit(0), 0);
-        let mut context = null_mut();
-        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
-        assert_eq!(cuCtxSetCurrent(context), 0);
-    }
-}
-
-fn kernel(body: &str, name: &str) -> Kernel {
-    ready();
-    let text = CString::new(format!(".version 8.0\n.target sm_80\n.address_size 64\n{body}")).unwrap();
-    let name = CString::new(name).unwrap();
-    let (mut module, mut function) = (null_mut(), null_mut());
-    // SAFETY: all places are valid, the text ends with a zero.
-    unsafe {
-        assert_eq!(cuModuleLoadData(&raw mut module, text.as_ptr().cast()), 0);
-        assert_eq!(cuModuleGetFunction(&raw mut function, module, name.as_ptr()), 0);
-    }
-    Kernel(function)
-}
-
-fn upload<T: Copy>(values: &[T]) -> u64 {
-    let mut address = 0;
-    let size = size_of_val(values);
-    // SAFETY: as many bytes lie there.
-    unsafe {
-        assert_eq!(cuMemAlloc_v2(&raw mut address, size), 0);
-        assert_eq!(cuMemcpyHtoD_v2(address, values.as_ptr().cast(), size), 0);
-    }
-    address
-}
-
-fn download<T: Copy + Default>(address: u64, count: usize) -> Vec<T> {
-    let mut out = vec![T::default(); count];
-    // SAFETY: as many bytes lie there.
-    unsafe { assert_eq!(cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), address, size_of_val(&out[..])), 0) };
-    out
-}
-
-impl Kernel {
-    fn run(&self, grid: u32, block: u32, shared: u32, arguments: &[u64]) {
-        let pointers: Vec<*const c_void> = arguments.iter().map(|a| (&raw const *a).cast()).collect();
-        let parameters = pointers.as_ptr();
-        // SAFETY: there is a pointer for every parameter.
-        let code = unsafe {
-            let none = std::ptr::null();
-            cuLaunchKernel(self.0, grid, 1, 1, block, 1, 1, shared, null_mut(), parameters, none)
-        };
-        assert_eq!(code, 0);
-    }
-}
+mod support;
+use support::{download, kernel, ready, upload};
 
 #[test]
 fn vectors_are_added() {

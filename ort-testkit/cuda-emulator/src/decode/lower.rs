@@ -5,7 +5,8 @@ use crate::Result;
 use crate::alu::{self, F1};
 use crate::convert::Cvt;
 use crate::parse::{Num, Opd, Raw};
-use crate::warp::{Atom, Mma, Shuffle, WarpOp};
+use crate::warp::{Atom, Element, Mma, Shuffle, WarpOp};
+use crate::warpgroup::{GroupOp, Product};
 
 fn space(words: &[String]) -> Space {
     for word in words {
@@ -62,8 +63,9 @@ pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> 
         "ret" => b.emit(Op::Ret),
         "exit" => b.emit(Op::Exit),
         "trap" => b.emit(Op::Trap),
+        "fence" if has("proxy") && has("async") => b.emit(Op::ProxyFence),
         "membar" | "fence" | "prefetch" | "prefetchu" | "nanosleep" | "brkpt" | "pmevent"
-        | "griddepcontrol" | "applypriority" | "discard" => {
+        | "griddepcontrol" | "setmaxnreg" | "applypriority" | "discard" => {
             b.emit(Op::Nothing);
         }
         "call" => return call(b, raw),
@@ -134,7 +136,10 @@ pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> 
                 return unknown(raw);
             }
         }
-        "shfl" | "vote" | "activemask" | "redux" | "ldmatrix" | "mma" | "match" => return warp(b, raw, ty),
+        "shfl" | "vote" | "activemask" | "redux" | "ldmatrix" | "stmatrix" | "mma" | "match" => {
+            return warp(b, raw, ty);
+        }
+        "wgmma" => return warpgroup(b, raw),
         "atom" | "red" => return atomic(b, raw, ty),
         "cp" => return copy(b, raw),
         "dp4a" => {
@@ -576,6 +581,14 @@ fn warp(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
             let generic = space(&raw.words) == Space::Generic;
             b.warp(WarpOp::Matrix { d, transpose: has("trans"), base, offset, generic });
         }
+        ("stmatrix", [at, a]) if has("m8n8") && has("b16") => {
+            let one = [a.clone()];
+            let list = if let Opd::Vector(list) = a { list.as_slice() } else { &one };
+            let a = list.iter().map(|a| b.source(a, Ty::B32)).collect::<Result<Vec<_>>>()?;
+            let (base, offset) = b.address(at)?;
+            let generic = space(&raw.words) == Space::Generic;
+            b.warp(WarpOp::StoreMatrix { a, transpose: has("trans"), base, offset, generic });
+        }
         ("mma", [d, x, y, c]) => {
             let shape = ["m16n8k16", "m16n8k8", "m16n8k32", "m16n8k4", "m8n8k4"].into_iter().find(|w| has(w));
             let tys = types(raw);
@@ -592,5 +605,42 @@ fn warp(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
         }
         _ => return unknown(raw),
     }
+    Ok(())
+}
+
+fn warpgroup(b: &mut Builder, raw: &Raw) -> Result<()> {
+    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    let op = match (words.as_slice(), raw.operands.as_slice()) {
+        (["fence", "sync", "aligned"], []) => GroupOp::Fence,
+        (["commit_group", "sync", "aligned"], []) => GroupOp::Commit,
+        (["wait_group", "sync", "aligned"], [Opd::Num(Num::Int(left))]) => GroupOp::Wait(*left),
+        (["mma_async", "sync", "aligned", shape, "f32", x, y], [Opd::Vector(d), sides @ ..]) if x == y => {
+            let element = match *x {
+                "f16" => Element::F16,
+                "bf16" => Element::Bf16,
+                _ => return unknown(raw),
+            };
+            let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16"));
+            let is_full = columns.and_then(|columns| columns.parse().ok()) == Some(2 * d.len());
+            let [left, right, adds, scales_and_turns @ ..] = sides else { return unknown(raw) };
+            let [scale_a, scale_b, turn_a, turn_b] = scales_and_turns else { return unknown(raw) };
+            if !is_full || !(4..=128).contains(&d.len()) || d.len() % 4 != 0 {
+                return unknown(raw);
+            }
+            let flag = |operand: &Opd, no: u64, yes: u64| match operand {
+                Opd::Num(Num::Int(value)) if [no, yes].contains(value) => Ok(*value == yes),
+                _ => bad("an immediate of a product is not one of its two"),
+            };
+            let minus = 1u64.wrapping_neg();
+            let negative = [flag(scale_a, 1, minus)?, flag(scale_b, 1, minus)?];
+            let across = [flag(turn_a, 0, 1)?, flag(turn_b, 0, 1)?];
+            let sides = [b.source(left, Ty::B64)?, b.source(right, Ty::B64)?];
+            let adds = b.source(adds, Ty::Pred)?;
+            let d = d.iter().map(|d| Ok(b.destination(d)?.0)).collect::<Result<Vec<_>>>()?;
+            GroupOp::Multiply(Product { element, d, sides, adds, negative, across })
+        }
+        _ => return unknown(raw),
+    };
+    b.warp(WarpOp::Group(op));
     Ok(())
 }

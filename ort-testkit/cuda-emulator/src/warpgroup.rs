@@ -1,0 +1,248 @@
+//! Products of four warps together, which read shared memory by themselves (NVIDIA, "PTX ISA", "Asynchronous Warpgroup Level Matrix
+//! Instructions").
+//!
+//! Each warp computes its own sixteen rows at once, with what lies in shared memory then. Until they are waited for, the registers of the sums
+//! hold [`POISON`], and the memory that was read must stay as it was: so that a program that does not wait is found.
+
+use half::{bf16, f16};
+
+use crate::code;
+use crate::decode::Space;
+use crate::exec::{Mem, Thread};
+use crate::warp::{Element, Trouble};
+
+/// What registers hold whose sums are not waited for: not a number.
+const POISON: u64 = 0x7FC0_DEAD;
+/// The depth of a product.
+const DEPTH: usize = 16;
+/// The rows of a warp.
+const ROWS: usize = 16;
+
+/// An operation of a warpgroup.
+pub(crate) enum GroupOp {
+    Fence,
+    Commit,
+    /// Waits until so many groups are left.
+    Wait(u64),
+    Multiply(Product),
+}
+
+/// `wgmma.mma_async` of two matrices in shared memory.
+pub(crate) struct Product {
+    pub(crate) element: Element,
+    pub(crate) d: Vec<u32>,
+    /// The descriptors of the matrices.
+    pub(crate) sides: [u32; 2],
+    /// Whether the sums begin with what they are.
+    pub(crate) adds: u32,
+    pub(crate) negative: [bool; 2],
+    /// Whether what lies next to each other is of one column of `a`, one row of `b`.
+    pub(crate) across: [bool; 2],
+}
+
+/// What a warp has asked for and not waited for.
+#[derive(Default)]
+pub(crate) struct Groups {
+    is_fenced: bool,
+    /// The groups that were committed.
+    committed: u64,
+    flights: Vec<Flight>,
+}
+
+/// A product that is not waited for.
+struct Flight {
+    /// The number of its group, once that is committed.
+    group: Option<u64>,
+    /// The registers, and what they will hold; nothing where a later product adds to them.
+    d: Vec<usize>,
+    sums: Vec<[f32; 32]>,
+    sides: [Side; 2],
+    seen: u64,
+}
+
+/// Rows of `a` or columns of `b`, called rows here, in shared memory.
+#[derive(Clone, Copy)]
+struct Side {
+    start: u64,
+    leading: u64,
+    stride: u64,
+    /// The chunks of 16 bytes that are mixed with each other: 1 where none are.
+    width: u64,
+    across: bool,
+    first: usize,
+    rows: usize,
+}
+
+impl Side {
+    /// By its descriptor ("Matrix Descriptor Format").
+    fn new(bits: u64, across: bool, first: usize, rows: usize) -> Result<Side, Trouble> {
+        let field = |at: u32| (bits >> at & 0x3FFF) << 4;
+        let width = [1, 8, 4, 2][(bits >> 62) as usize];
+        if width > 1 && bits >> 49 & 7 != 0 {
+            return Err(Trouble::new(code::LAUNCH_FAILED, "a pattern that does not begin at its boundary"));
+        }
+        Ok(Side { start: field(0), leading: field(16), stride: field(32), width, across, first, rows })
+    }
+
+    /// The addresses of its chunks of eight elements, and the first row and the place along the depth of each ("Canonical Layouts").
+    fn chunks(&self) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
+        let count = self.rows * DEPTH / 8;
+        (0..count).map(|at| {
+            let (row, k) = if self.across { (at / DEPTH * 8, at % DEPTH) } else { (at / 2, at % 2 * 8) };
+            let place = self.start + self.offset((self.first + row) as u64, k as u64);
+            (place ^ (place >> 7 & (self.width - 1)) << 4, row, k)
+        })
+    }
+
+    /// Where a chunk would be if nothing were mixed.
+    fn offset(&self, row: u64, k: u64) -> u64 {
+        let Side { leading, stride, width, .. } = *self;
+        match (self.across, width) {
+            (false, 1) => row % 8 * 16 + row / 8 * stride + k / 8 * leading,
+            (false, _) => row % 8 * 16 * width + row / 8 * stride + k / 8 * 16,
+            (true, 1) => row / 8 * stride + k % 8 * 16 + k / 8 * leading,
+            (true, _) => {
+                let chunk = row / 8;
+                chunk % width * 16 + chunk / width * leading + k % 8 * 16 * width + k / 8 * stride
+            }
+        }
+    }
+
+    /// Gives each element to `take`, with its row and its place along the depth; what was seen is hashed.
+    fn read(&self, mem: &mut Mem, mut take: impl FnMut(usize, usize, u16)) -> Result<u64, Trouble> {
+        let mut seen = 0u64;
+        for (address, row, k) in self.chunks() {
+            let from = mem.resolve(&mut [], Space::Shared, address, 16, 0)?;
+            // SAFETY: `resolve` says that 16 aligned bytes lie there.
+            let values = unsafe { from.cast::<[u16; 8]>().read() };
+            for (at, value) in values.into_iter().enumerate() {
+                seen = (seen ^ u64::from(value)).wrapping_mul(0x100_0000_01B3);
+                if self.across { take(row + at, k, value) } else { take(row, k + at, value) }
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Refuses memory that a thread wrote with no fence since, of its own or of the reader.
+    fn check_fences(&self, mem: &Mem, reader: usize) -> Result<(), Trouble> {
+        if self.chunks().all(|(address, ..)| mem.is_fenced(address, reader)) {
+            return Ok(());
+        }
+        Err(Trouble::new(code::LAUNCH_FAILED, "shared memory that was written without fence.proxy.async"))
+    }
+}
+
+impl GroupOp {
+    /// Runs it for a whole warp.
+    pub(crate) fn run(
+        &self,
+        lanes: &mut [Thread],
+        mem: &mut Mem,
+        groups: &mut Groups,
+    ) -> Result<(), Trouble> {
+        match self {
+            GroupOp::Fence => groups.is_fenced = true,
+            GroupOp::Commit => {
+                let open = groups.flights.iter_mut().filter(|flight| flight.group.is_none());
+                open.for_each(|flight| flight.group = Some(groups.committed));
+                groups.committed += 1;
+            }
+            GroupOp::Wait(left) => groups.wait(*left, lanes, mem)?,
+            GroupOp::Multiply(product) => product.run(lanes, mem, groups)?,
+        }
+        Ok(())
+    }
+}
+
+impl Groups {
+    fn wait(&mut self, left: u64, lanes: &mut [Thread], mem: &mut Mem) -> Result<(), Trouble> {
+        let is_done = |flight: &Flight| flight.group.is_some_and(|group| group + left < self.committed);
+        let (done, flights) = std::mem::take(&mut self.flights).into_iter().partition(is_done);
+        self.flights = flights;
+        for flight in Vec::<Flight>::from(done) {
+            let [left, right] = &flight.sides;
+            let seen = left.read(mem, |_, _, _| ())? ^ right.read(mem, |_, _, _| ())?.rotate_left(1);
+            if seen != flight.seen {
+                return Err(Trouble::new(
+                    code::LAUNCH_FAILED,
+                    "shared memory that was written while it was read",
+                ));
+            }
+            for (slot, sums) in flight.d.iter().zip(&flight.sums) {
+                for (thread, sum) in lanes.iter_mut().zip(sums) {
+                    thread.set_at(*slot, sum.to_bits().into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What registers hold or will hold, for a product that adds to it.
+    fn sums(&mut self, d: &[usize], lanes: &[Thread]) -> Vec<[f32; 32]> {
+        let own = |flight: &&mut Flight| flight.d == d && !flight.sums.is_empty();
+        if let Some(flight) = self.flights.iter_mut().find(own) {
+            return std::mem::take(&mut flight.sums);
+        }
+        let of = |slot: &usize| std::array::from_fn(|lane| f32::from_bits(lanes[lane].get_at(*slot) as u32));
+        d.iter().map(of).collect()
+    }
+}
+
+impl Product {
+    fn run(&self, lanes: &mut [Thread], mem: &mut Mem, groups: &mut Groups) -> Result<(), Trouble> {
+        if !groups.is_fenced {
+            return Err(Trouble::new(code::LAUNCH_FAILED, "no wgmma.fence before the first product"));
+        }
+        let given = |thread: &Thread| [self.sides[0], self.sides[1], self.adds].map(|slot| thread.get(slot));
+        let [a, b, adds] = given(&lanes[0]);
+        if lanes.iter().any(|thread| given(thread) != [a, b, adds]) {
+            return Err(Trouble::new(code::LAUNCH_FAILED, "threads with different descriptors"));
+        }
+        let (reader, columns) = (lanes[0].number, self.d.len() * 2);
+        let left = Side::new(a, self.across[0], reader / 32 % 4 * ROWS, ROWS)?;
+        let right = Side::new(b, self.across[1], 0, columns)?;
+        left.check_fences(mem, reader)?;
+        right.check_fences(mem, reader)?;
+        let (mut of_a, mut of_b) = ([[0f32; DEPTH]; ROWS], vec![[0f32; 256]; DEPTH]);
+        let number = |bits: u16, negative: bool| {
+            let number = match self.element {
+                Element::Bf16 => bf16::from_bits(bits).to_f32(),
+                _ => f16::from_bits(bits).to_f32(),
+            };
+            if negative { -number } else { number }
+        };
+        let seen = left.read(mem, |row, k, bits| of_a[row][k] = number(bits, self.negative[0]))?
+            ^ right
+                .read(mem, |column, k, bits| of_b[k][column] = number(bits, self.negative[1]))?
+                .rotate_left(1);
+        let d: Vec<usize> = self.d.iter().map(|slot| lanes[0].place_of(*slot)).collect();
+        let mut sums = groups.sums(&d, lanes);
+        if adds & 1 == 0 {
+            sums.iter_mut().for_each(|sums| *sums = [0.0; 32]);
+        }
+        multiply(&of_a, &of_b, &mut sums);
+        for thread in lanes.iter_mut() {
+            d.iter().for_each(|slot| thread.set_at(*slot, POISON));
+        }
+        groups.flights.push(Flight { group: None, d, sums, sides: [left, right], seen });
+        Ok(())
+    }
+}
+
+/// Adds the product to the sums: a register's of all threads after another's ("Matrix Fragments for wgmma.mma_async.m64nNk16").
+fn multiply(a: &[[f32; DEPTH]; ROWS], b: &[[f32; 256]], sums: &mut [[f32; 32]]) {
+    let columns = sums.len() * 2;
+    for (row, of_row) in a.iter().enumerate() {
+        let mut out = [0f64; 256];
+        for (x, of_k) in of_row.iter().zip(b) {
+            for (out, y) in out[..columns].iter_mut().zip(of_k) {
+                *out += f64::from(*x) * f64::from(*y);
+            }
+        }
+        for (column, out) in out[..columns].iter().enumerate() {
+            let register = column / 8 * 4 + row / 8 * 2 + column % 2;
+            let sum = &mut sums[register][row % 8 * 4 + column % 8 / 2];
+            *sum = (f64::from(*sum) + out) as f32;
+        }
+    }
+}
