@@ -4,6 +4,7 @@
 //! options, which are ONNX Runtime's.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ort_alloc::arena::GRANULE;
 use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
@@ -33,6 +34,8 @@ struct Shared {
     config: PoolConfig,
     limit: Option<usize>,
     stats: Mutex<Stats>,
+    /// What the pool held after the last trim for the limit, if that is more than the limit.
+    held_beyond: AtomicUsize,
 }
 
 impl PoolMemory {
@@ -44,7 +47,9 @@ impl PoolMemory {
     ) -> Result<PoolMemory> {
         let pool = Pool::new(queue.context(), config.release_threshold)?;
         let stats = Mutex::new(Stats { limit, ..Stats::default() });
-        Ok(PoolMemory(Arc::new(Shared { id, queue: queue.clone(), pool, config, limit, stats })))
+        let held_beyond = AtomicUsize::new(0);
+        let shared = Shared { id, queue: queue.clone(), pool, config, limit, stats, held_beyond };
+        Ok(PoolMemory(Arc::new(shared)))
     }
 }
 
@@ -83,6 +88,17 @@ impl Shared {
         let gone = before.saturating_sub(held());
         self.stats.lock().num_arena_shrinkages += u64::from(gone > 0);
         gone
+    }
+
+    /// Gives back what is free beyond the limit, as far as the pool can: it holds whole blocks of the driver's granularity (32 MiB), each of which
+    /// stays as long as any of it is in use. What a trim leaves is not trimmed again until the pool grows, as each one waits for the device.
+    fn trim_to_limit(&self, limit: usize) {
+        let Ok(held) = self.pool.reserved() else { return };
+        if held > limit && held > self.held_beyond.load(Ordering::Relaxed) {
+            self.trim_to(limit);
+        }
+        let left = self.pool.reserved().unwrap_or(held);
+        self.held_beyond.store(if left > limit { left } else { 0 }, Ordering::Relaxed);
     }
 
     /// The address of so many bytes; where there are none, what is free goes back first.
@@ -124,11 +140,8 @@ impl Allocator for PoolMemory {
             }
         })?;
         shared.allocated(rounded);
-        if let Some(limit) = shared.limit
-            && shared.pool.reserved().is_ok_and(|held| held > limit)
-        {
-            // What is free counts, too, as far as the pool can give it back.
-            shared.trim_to(limit);
+        if let Some(limit) = shared.limit {
+            shared.trim_to_limit(limit);
         }
         let owner = shared.clone();
         let release = move |address| {

@@ -35,7 +35,7 @@ fn a_session_keeps_to_its_limit() -> Result<()> {
 
 #[test]
 fn a_device_keeps_to_its_limit() -> Result<()> {
-    device_keeps_to_limits(&mapped()?.1, &open)
+    device_keeps_to_limits(&mapped()?.1, 1, &open)
 }
 
 #[test]

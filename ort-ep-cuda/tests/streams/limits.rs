@@ -42,7 +42,7 @@ fn a_device_keeps_to_its_limit() -> Result<()> {
         return Ok(());
     }
     let model = Model::from_graph(products()?);
-    WAYS.iter().try_for_each(|way| device_keeps_to_limits(&model, &|limit| open(way, limit)))
+    WAYS.iter().try_for_each(|way| device_keeps_to_limits(&model, 1, &|limit| open(way, limit)))
 }
 
 #[test]

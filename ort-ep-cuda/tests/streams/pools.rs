@@ -30,42 +30,53 @@ fn open(way: &[(&str, &str)], limit: Option<usize>) -> Result<Arc<dyn Device>> {
     Ok(device)
 }
 
+/// What a pool takes from the device for the smallest buffer: it holds multiples of that, whatever the limit.
+fn granule() -> Result<usize> {
+    let memory = open(&[POOL], None)?.allocator();
+    let _smallest = memory.allocate(1, 1)?;
+    Ok(memory.stats().total_allocated)
+}
+
 #[test]
 fn runs_have_the_same_bits_within_limits() -> Result<()> {
     if with_device("pools::runs_have_the_same_bits_within_limits")?.is_none() {
         return Ok(());
     }
-    let model = Model::from_graph(products()?);
+    let (model, granule) = (Model::from_graph(products()?), granule()?);
     for way in WAYS {
         session_keeps_to_limits(&model, &|limit| open(way, limit))?;
-        device_keeps_to_limits(&model, &|limit| open(way, limit))?;
+        device_keeps_to_limits(&model, granule, &|limit| open(way, limit))?;
         constants_come_and_go(&model, &|limit| open(way, limit))?;
     }
     Ok(())
 }
 
-/// Beyond the limit is an error, after which less is had; what is free goes back as the options say.
+/// Beyond the limit is an error, after which less is had; what is free goes back as the options say, in what the driver takes at once.
 #[test]
 fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
     if with_device("pools::the_limit_holds_and_what_is_free_goes_back")?.is_none() {
         return Ok(());
     }
+    let half = granule()?;
+    assert!(half.is_multiple_of(2 << 20), "{half} bytes are no pages of the device");
+    let (all, keep) = (2 * half, half.to_string());
+    let threshold = (4 * half).to_string();
     // options, what the pool holds once all is free: at once, when somebody has waited, and after a trim
     let cases: [(&[(&str, &str)], [usize; 3]); 3] = [
-        (&[POOL], [8 << 20, 0, 0]),
-        (&[POOL, (THRESHOLD, "67108864")], [8 << 20, 8 << 20, 0]),
-        (&[POOL, (THRESHOLD, "67108864"), (KEEP, "4194304")], [8 << 20, 8 << 20, 4 << 20]),
+        (&[POOL], [all, 0, 0]),
+        (&[POOL, (THRESHOLD, threshold.as_str())], [all, all, 0]),
+        (&[POOL, (THRESHOLD, threshold.as_str()), (KEEP, keep.as_str())], [all, all, half]),
     ];
     for (way, held) in cases {
-        let device = open(way, Some(8 << 20))?;
+        let device = open(way, Some(all))?;
         let memory = device.allocator();
-        let half = memory.allocate(4 << 20, 256)?;
-        let problem = memory.allocate(5 << 20, 256).map_err(Error::from);
+        let first = memory.allocate(half, 256)?;
+        let problem = memory.allocate(half + (1 << 20), 256).map_err(Error::from);
         assert_eq!(problem.err().map(|problem| problem.kind()), Some(ErrorKind::OutOfMemory));
-        let other = memory.allocate((4 << 20) - 100, 256)?;
+        let other = memory.allocate(half - 100, 256)?;
         let stats = memory.stats();
-        assert_eq!((stats.limit, stats.in_use, stats.num_allocs), (Some(8 << 20), 8 << 20, 2));
-        drop((half, other));
+        assert_eq!((stats.limit, stats.in_use, stats.num_allocs), (Some(all), all, 2));
+        drop((first, other));
         let now = || memory.stats().total_allocated;
         let freed = now();
         device.synchronize()?;
@@ -73,8 +84,38 @@ fn the_limit_holds_and_what_is_free_goes_back() -> Result<()> {
         memory.trim();
         assert_eq!([freed, waited, now()], held, "{way:?}");
         let stats = memory.stats();
-        assert_eq!((stats.in_use, stats.max_in_use, stats.max_alloc_size), (0, 8 << 20, 4 << 20));
+        assert_eq!((stats.in_use, stats.max_in_use, stats.max_alloc_size), (0, all, half));
     }
+    Ok(())
+}
+
+/// A pool holds whole granules beyond a limit that is none: they are given back where all of one is free, and are not waited for again and again.
+#[test]
+fn what_the_granularity_holds_beyond_the_limit_is_trimmed_once() -> Result<()> {
+    if with_device("pools::what_the_granularity_holds_beyond_the_limit_is_trimmed_once")?.is_none() {
+        return Ok(());
+    }
+    let granule = granule()?;
+    let limit = granule + granule / 4;
+    let bytes = limit.to_string();
+    let all = [POOL, (THRESHOLD, "17179869184"), ("gpu_mem_limit", bytes.as_str())];
+    let device = CudaDevice::open(0, &options(&all))?;
+    let memory = device.allocator();
+    let buffers = |count: usize| -> Result<Vec<_>> {
+        (0..count).map(|_| Ok(memory.allocate(granule / 8, 256)?)).collect()
+    };
+    let (few, many) = (buffers(2)?, buffers(8)?);
+    let held = || memory.stats().total_allocated;
+    assert!((limit + 1..=2 * granule).contains(&held()), "{} bytes", held());
+    let waits = device.counters().waits;
+    drop(few);
+    let few = buffers(2)?;
+    assert_eq!(device.counters().waits, waits, "nothing goes back");
+    drop((few, many));
+    // One buffer of the limit's size does not fit into one granule.
+    let large = memory.allocate(limit, 256)?;
+    assert!((limit..=2 * granule).contains(&held()), "{} bytes", held());
+    drop(large);
     Ok(())
 }
 

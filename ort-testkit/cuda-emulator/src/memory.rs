@@ -6,7 +6,16 @@ use std::collections::BTreeMap;
 /// All that is allocated.
 pub(crate) struct Memory {
     pieces: BTreeMap<u64, Piece>,
+    /// What pools hold, by number.
+    blocks: BTreeMap<u64, Block>,
+    next_block: u64,
     used: u64,
+}
+
+/// Memory of the device that a pool holds and allocates pieces from. Only its bytes are counted: each piece is host memory of its own.
+struct Block {
+    pool: u64,
+    size: u64,
 }
 
 struct Piece {
@@ -19,6 +28,7 @@ struct Piece {
 /// A piece of a pool, which streams allocate and free.
 struct Pooled {
     pool: u64,
+    block: u64,
     /// Whether a stream has reached its allocation, and not the end of it.
     live: bool,
     /// The stream that was asked to free it: from there on that stream may be given it again.
@@ -29,12 +39,14 @@ struct Pooled {
 
 const ALIGN: usize = 512;
 
-/// The bytes that a pool reserves for pieces of one size are multiples of this.
+/// Pieces of a pool are multiples of this.
 const POOLED: u64 = 256;
+/// A pool takes memory from the device, and gives it back, in multiples of this, as the driver does.
+pub(crate) const POOL_GRANULE: u64 = 32 << 20;
 
 impl Memory {
     pub(crate) const fn new() -> Self {
-        Self { pieces: BTreeMap::new(), used: 0 }
+        Self { pieces: BTreeMap::new(), blocks: BTreeMap::new(), next_block: 0, used: 0 }
     }
 
     /// Bytes that count against the device's memory.
@@ -48,8 +60,8 @@ impl Memory {
     }
 
     fn add(&mut self, piece: Piece, limit: u64) -> Option<u64> {
-        let Piece { size, device, .. } = piece;
-        if size == 0 || (device && self.used.checked_add(size)? > limit) {
+        let (size, counted) = (piece.size, piece.counted());
+        if size == 0 || (counted > 0 && self.used.checked_add(counted)? > limit) {
             return None;
         }
         let layout = Layout::from_size_align(usize::try_from(size).ok()?, ALIGN).ok()?;
@@ -61,7 +73,7 @@ impl Memory {
         // SAFETY: `pointer` is the start of `size` bytes.
         unsafe { pointer.write_bytes(0xFF, layout.size()) };
         self.pieces.insert(pointer as u64, piece);
-        self.used += if device { size } else { 0 };
+        self.used += counted;
         Some(pointer as u64)
     }
 
@@ -75,9 +87,9 @@ impl Memory {
     }
 
     fn remove(&mut self, address: u64) {
-        let Some(Piece { size, device, .. }) = self.pieces.remove(&address) else { return };
-        self.used -= if device { size } else { 0 };
-        if let Ok(layout) = Layout::from_size_align(size as usize, ALIGN) {
+        let Some(piece) = self.pieces.remove(&address) else { return };
+        self.used -= piece.counted();
+        if let Ok(layout) = Layout::from_size_align(piece.size as usize, ALIGN) {
             // SAFETY: the piece came from `alloc` with this layout and left the map just now.
             unsafe { dealloc(address as *mut u8, layout) };
         }
@@ -112,16 +124,59 @@ impl Memory {
     /// A piece of a pool, not to be used before its stream reaches it: one that the stream was asked to free before, or a new one.
     pub(crate) fn allocate_in(&mut self, pool: u64, stream: u64, size: u64, limit: u64) -> Option<u64> {
         let size = size.checked_next_multiple_of(POOLED)?;
+        let room = self.room(pool, stream);
+        let fits = |block: u64| room.get(&block).is_some_and(|room| *room >= size);
         let again = self.pieces.iter_mut().find_map(|(start, piece)| {
             let pooled = piece.pooled.as_mut()?;
-            let fits = pooled.pool == pool && piece.size == size && pooled.freed_in == Some(stream);
-            fits.then(|| {
+            let is_it =
+                pooled.pool == pool && piece.size == size && pooled.freed_in == Some(stream) && fits(pooled.block);
+            is_it.then(|| {
                 (pooled.freed_in, pooled.pending) = (None, pooled.pending + 1);
                 *start
             })
         });
-        let pooled = Pooled { pool, live: false, freed_in: None, pending: 1 };
-        again.or_else(|| self.add(Piece { size, device: true, pooled: Some(pooled) }, limit))
+        if again.is_some() {
+            return again;
+        }
+        let found = room.keys().copied().find(|block| fits(*block));
+        let block = found.or_else(|| self.add_block(pool, size, limit))?;
+        // What lay there before is overwritten.
+        self.remove_idle(block);
+        let pooled = Pooled { pool, block, live: false, freed_in: None, pending: 1 };
+        self.add(Piece { size, device: true, pooled: Some(pooled) }, limit)
+    }
+
+    /// The bytes of each block of a pool that a stream may be given: all but those in use, or freed in another stream that has not got there.
+    fn room(&self, pool: u64, stream: u64) -> BTreeMap<u64, u64> {
+        let own = self.blocks.iter().filter(|(_, block)| block.pool == pool);
+        let mut room: BTreeMap<u64, u64> = own.map(|(number, block)| (*number, block.size)).collect();
+        for piece in self.pieces.values() {
+            let Some(pooled) = &piece.pooled else { continue };
+            let is_free = pooled.is_idle() || pooled.freed_in == Some(stream);
+            if let Some(left) = room.get_mut(&pooled.block).filter(|_| !is_free) {
+                *left -= piece.size;
+            }
+        }
+        room
+    }
+
+    fn add_block(&mut self, pool: u64, size: u64, limit: u64) -> Option<u64> {
+        let size = size.checked_next_multiple_of(POOL_GRANULE)?;
+        if self.used.checked_add(size)? > limit {
+            return None;
+        }
+        self.used += size;
+        self.next_block += 1;
+        self.blocks.insert(self.next_block, Block { pool, size });
+        Some(self.next_block)
+    }
+
+    /// Removes the pieces of a block that streams are done with.
+    fn remove_idle(&mut self, block: u64) {
+        let is_idle =
+            |piece: &Piece| piece.pooled.as_ref().is_some_and(|own| own.block == block && own.is_idle());
+        let idle = self.pieces.iter().filter(|(_, piece)| is_idle(piece)).map(|(start, _)| *start);
+        idle.collect::<Vec<_>>().into_iter().for_each(|address| self.remove(address));
     }
 
     /// Whether the piece of a pool that begins there can be freed: a stream is asked to.
@@ -146,33 +201,43 @@ impl Memory {
 
     /// The bytes of a pool: all, and those that nobody was asked to free.
     pub(crate) fn of_pool(&self, pool: u64) -> (u64, u64) {
-        let own = self.pieces.values().filter_map(|piece| Some((piece.size, piece.pooled.as_ref()?)));
-        own.filter(|(_, pooled)| pooled.pool == pool).fold((0, 0), |(all, used), (size, pooled)| {
-            (all + size, used + if pooled.freed_in.is_none() { size } else { 0 })
-        })
+        let held = self.blocks.values().filter(|block| block.pool == pool).map(|block| block.size).sum();
+        let own = self.pieces.values().filter(|piece| {
+            piece.pooled.as_ref().is_some_and(|pooled| pooled.pool == pool && pooled.freed_in.is_none())
+        });
+        (held, own.map(|piece| piece.size).sum())
     }
 
-    /// Gives back pieces of a pool that are free, until it has so many bytes.
+    /// Gives back the blocks of a pool that are free, as far as it keeps so many bytes.
     pub(crate) fn trim(&mut self, pool: u64, keep: u64) {
-        let is_free = |piece: &Piece| {
-            piece.pooled.as_ref().is_some_and(|pooled| {
-                pooled.pool == pool && pooled.freed_in.is_some() && pooled.pending == 0 && !pooled.live
-            })
-        };
-        let mut all = self.of_pool(pool).0;
-        let free =
-            self.pieces.iter().filter(|(_, piece)| is_free(piece)).map(|(start, piece)| (*start, piece.size));
-        for (address, size) in free.collect::<Vec<_>>() {
-            if all > keep {
-                self.remove(address);
-                all -= size;
+        let mut held = self.of_pool(pool).0;
+        let own = self.blocks.iter().filter(|(_, block)| block.pool == pool);
+        for (number, size) in own.map(|(number, block)| (*number, block.size)).collect::<Vec<_>>() {
+            let mut of_block = self.pieces.values().filter_map(|piece| piece.pooled.as_ref());
+            let is_free = of_block.all(|pooled| pooled.block != number || pooled.is_idle());
+            if is_free && held - size >= keep {
+                self.remove_idle(number);
+                self.blocks.remove(&number);
+                self.used -= size;
+                held -= size;
             }
         }
+    }
+}
+
+impl Pooled {
+    /// Whether it was freed and streams are done with it.
+    fn is_idle(&self) -> bool {
+        self.freed_in.is_some() && self.pending == 0 && !self.live
     }
 }
 
 impl Piece {
     fn is_live(&self) -> bool {
         self.pooled.as_ref().is_none_or(|pooled| pooled.live)
+    }
+    /// The bytes that count against the device's memory: those of pools do where these take them.
+    fn counted(&self) -> u64 {
+        if self.device && self.pooled.is_none() { self.size } else { 0 }
     }
 }

@@ -9,8 +9,10 @@ use std::ptr::null_mut;
 use ort_cuda_emulator::driver::*;
 
 const SIZE: usize = 1000;
-/// What is reserved for it.
-const RESERVED: u64 = 1024;
+/// What is in use by it.
+const USED: u64 = 1024;
+/// What a pool takes at once.
+const BLOCK: u64 = 32 << 20;
 
 struct Parts {
     pool: Handle,
@@ -41,10 +43,21 @@ fn parts() -> Parts {
 
 impl Parts {
     fn allocate(&self) -> u64 {
+        self.allocate_bytes(SIZE)
+    }
+
+    fn allocate_bytes(&self, bytes: usize) -> u64 {
         let mut address = 0;
         // SAFETY: the place is valid.
-        unsafe { assert_eq!(cuMemAllocFromPoolAsync(&raw mut address, SIZE, self.pool, self.streams[0]), 0) };
+        unsafe {
+            assert_eq!(cuMemAllocFromPoolAsync(&raw mut address, bytes, self.pool, self.streams[0]), 0);
+        }
         address
+    }
+
+    fn keep(&self, threshold: u64) {
+        // SAFETY: the place is valid.
+        unsafe { assert_eq!(cuMemPoolSetAttribute(self.pool, 4, &raw const threshold), 0) };
     }
 
     fn free(&self, address: u64) -> u32 {
@@ -82,21 +95,19 @@ fn memory_comes_again_in_the_order_of_its_stream() {
     assert_eq!(parts.allocate(), first, "it was freed before");
     let second = parts.allocate();
     assert_ne!(second, first);
-    assert_eq!(parts.held(), [2 * RESERVED; 2]);
+    assert_eq!(parts.held(), [BLOCK, 2 * USED]);
     assert_eq!((parts.send(first, 0), parts.wait(0)), (0, 0));
     // SAFETY: the piece is there.
     assert_eq!(unsafe { *(first as *const u8) }, 7);
     // SAFETY: as before; what it held is not there any more once it is allocated again.
     assert_eq!(unsafe { *(second as *const u8) }, 0xFF);
     assert_eq!((parts.free(first), parts.free(first)), (0, 1), "it is freed twice");
-    assert_eq!(parts.held(), [2 * RESERVED, RESERVED]);
+    assert_eq!(parts.held(), [BLOCK, USED]);
     assert_eq!(parts.wait(0), 0);
-    assert_eq!(parts.held(), [RESERVED, RESERVED], "the threshold is zero");
-    let threshold = 1u64 << 20;
-    // SAFETY: the place is valid.
-    unsafe { assert_eq!(cuMemPoolSetAttribute(parts.pool, 4, &raw const threshold), 0) };
+    assert_eq!(parts.held(), [BLOCK, USED], "the block has a piece in use");
+    parts.keep(1);
     assert_eq!((parts.free(second), parts.wait(0)), (0, 0));
-    assert_eq!(parts.held(), [RESERVED, 0]);
+    assert_eq!(parts.held(), [BLOCK, 0], "without the block it would hold less than the threshold");
     // SAFETY: the pool is live.
     unsafe {
         assert_eq!(cuMemPoolTrimTo(parts.pool, 0), 0);
@@ -104,6 +115,34 @@ fn memory_comes_again_in_the_order_of_its_stream() {
         assert_eq!(cuMemPoolDestroy(parts.pool), 0);
         assert_eq!(cuMemPoolDestroy(parts.pool), 400);
     }
+}
+
+#[test]
+fn memory_is_taken_and_given_back_in_blocks() {
+    let parts = parts();
+    let block = BLOCK as usize;
+    let small = parts.allocate();
+    let large = parts.allocate_bytes(block + 1);
+    let rest = parts.allocate_bytes(block - 2 * USED as usize);
+    assert_eq!(parts.held(), [3 * BLOCK, 2 * BLOCK - USED + 256], "the rest is of the block of the small one");
+    assert_eq!((parts.free(small), parts.free(large)), (0, 0));
+    assert_eq!(parts.held()[0], 3 * BLOCK, "nobody has waited");
+    assert_eq!(parts.wait(0), 0);
+    assert_eq!(parts.held(), [BLOCK, BLOCK - 2 * USED], "of its block only a part is free");
+    // Pieces of other sizes take the place of what was freed in their stream.
+    assert_eq!(parts.free(rest), 0);
+    let pieces = [1, 2].map(|_| parts.allocate_bytes(block / 2));
+    assert_eq!(parts.held(), [BLOCK; 2]);
+    parts.keep(BLOCK);
+    let more = parts.allocate_bytes(1);
+    assert_eq!(parts.held()[0], 2 * BLOCK);
+    [pieces[0], pieces[1], more].into_iter().for_each(|piece| assert_eq!(parts.free(piece), 0));
+    assert_eq!(parts.wait(0), 0);
+    assert_eq!(parts.held(), [BLOCK, 0], "as much as the threshold stays");
+    // SAFETY: the pool is live.
+    unsafe { assert_eq!((cuMemPoolTrimTo(parts.pool, 1), parts.held()), (0, [BLOCK, 0])) };
+    // SAFETY: as before.
+    unsafe { assert_eq!((cuMemPoolTrimTo(parts.pool, 0), parts.held()), (0, [0, 0])) };
 }
 
 /// Runs a test of this program in a process of its own, which this one is not if there is something to do.

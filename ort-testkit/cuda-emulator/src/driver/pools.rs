@@ -2,6 +2,8 @@
 //!
 //! A piece is there from where its stream reaches the allocation to where it reaches the end: whatever uses it before or after is a fault, however
 //! late streams do what they were asked for.
+//!
+//! As the driver's, a pool takes memory from the device in large blocks, of which many pieces may be, and gives back a block once all of it is free.
 
 use super::queue::{Op, ask};
 use super::{Done, Driver, Handle, current, limit, put};
