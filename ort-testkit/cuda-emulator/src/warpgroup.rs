@@ -157,9 +157,10 @@ impl GroupOp {
 impl Groups {
     fn wait(&mut self, left: u64, lanes: &mut [Thread], mem: &mut Mem) -> Result<(), Trouble> {
         let is_done = |flight: &Flight| flight.group.is_some_and(|group| group + left < self.committed);
-        let (done, flights) = std::mem::take(&mut self.flights).into_iter().partition(is_done);
+        let (done, flights): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.flights).into_iter().partition(is_done);
         self.flights = flights;
-        for flight in Vec::<Flight>::from(done) {
+        for flight in done {
             let [left, right] = &flight.sides;
             let seen = left.read(mem, |_, _, _| ())? ^ right.read(mem, |_, _, _| ())?.rotate_left(1);
             if seen != flight.seen {

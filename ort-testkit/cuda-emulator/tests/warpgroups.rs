@@ -90,7 +90,7 @@ fn descriptor(leading: u64, stride: u64) -> u64 {
 
 impl Side {
     fn put(&mut self, line: usize, column: usize, value: u16) {
-        let at = line * 128 + (column / 8 ^ line % 8) * 16 + column % 8 * 2;
+        let at = line * 128 + ((column / 8) ^ (line % 8)) * 16 + column % 8 * 2;
         self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
     }
 
@@ -107,7 +107,7 @@ impl Side {
     fn across(rows: usize, value: impl Fn(usize, usize) -> u16) -> Side {
         let panel = DEPTH as u64 * 128;
         let (bytes, descriptor) = (vec![0; rows.div_ceil(64) * DEPTH * 128], descriptor(panel, 1024));
-        let mut side = Side { bytes, descriptor, step: 16 * 128 >> 4 };
+        let mut side = Side { bytes, descriptor, step: (16 * 128) >> 4 };
         for row in 0..rows {
             (0..DEPTH).for_each(|k| side.put(row / 64 * DEPTH + k, row % 64, value(row, k)));
         }
