@@ -56,6 +56,44 @@ __device__ inline void copy_strided(const T* x, T* y, uint count, uint axes, con
         copy_strided<T>(x, y, count, axes, sizes, x_steps, x_start, y_steps, y_start);                              \
     }
 
+constexpr int MOST_PARTS = 8;
+
+// Where parts begin in a line of the whole, and where the last one ends. Parts that are not there begin there, too.
+struct Starts { uint of[MOST_PARTS + 1]; };
+
+// The lines of a tensor are those of its parts, one after the other: joined from them, or split into them. A part may be left out.
+template <typename T, bool JOINS>
+__device__ inline void move_parts(T* whole, T* const (&parts)[MOST_PARTS], uint count, uint line, const Starts& starts) {
+    uint i = thread_index();
+    if (i >= count) return;
+    uint across = starts.of[MOST_PARTS] - starts.of[0];
+    uint row = i / across, column = starts.of[0] + i % across;
+    T* part = parts[0];
+    uint begin = starts.of[0], end = starts.of[1];
+#pragma unroll
+    for (int k = 1; k < MOST_PARTS; k++) {
+        if (column >= starts.of[k]) {
+            part = parts[k];
+            begin = starts.of[k];
+            end = starts.of[k + 1];
+        }
+    }
+    if (part == nullptr) return;
+    T* in_whole = whole + ((uint64)row * line + column);
+    T* in_part = part + ((uint64)row * (end - begin) + (column - begin));
+    move_unit<T>(JOINS ? in_part : in_whole, JOINS ? in_whole : in_part);
+}
+
+#define MOVE_PARTS(name, T, joins)                                                                                  \
+    extern "C" __global__ void name(T* whole, T* a, T* b, T* c, T* d, T* e, T* f, T* g, T* h, uint count,           \
+                                    uint line, Starts starts) {                                                     \
+        T* const parts[MOST_PARTS] = {a, b, c, d, e, f, g, h};                                                      \
+        move_parts<T, joins>(whole, parts, count, line, starts);                                                    \
+    }
+#define PARTS(suffix, T)                                                                                            \
+    MOVE_PARTS(join_parts_##suffix, T, true)                                                                        \
+    MOVE_PARTS(split_parts_##suffix, T, false)
+
 // Squares go through shared memory, so that neighbours read and write neighbours: along rows in x, along columns in y.
 template <typename T>
 __device__ inline void transpose(const T* __restrict__ x, T* __restrict__ y, uint rows, uint columns, int x_column,
@@ -223,6 +261,7 @@ __device__ inline void reverse_sequence(const T* x, T* y, const int64* lengths, 
     TRILU(suffix, T)
 #define UNITS(suffix, T)                                                                                            \
     COPY(suffix, T)                                                                                                 \
+    PARTS(suffix, T)                                                                                                \
     PAD(suffix, T)                                                                                                  \
     REVERSE(suffix, T)
 

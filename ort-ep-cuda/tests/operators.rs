@@ -9,8 +9,8 @@ use ort_core::Result;
 use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
-    attention, control, cores, gradients, lines, narrow, optimizers, pixels, products, quant, recurrent,
-    select, sums, updates, vision, windows,
+    attention, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products, quant,
+    recurrent, select, sums, updates, vision, windows,
 };
 use support::{is_emulated, options, with_device, with_oldest, with_options};
 
@@ -95,6 +95,13 @@ fn products_of_tf32_are_as_near_as_their_factors() -> Result<()> {
 fn products_of_float32_are_exact_without_tf32() -> Result<()> {
     let Some(device) = with_device("products_of_float32_are_exact_without_tf32")? else { return Ok(()) };
     cores::floats(&device, false)
+}
+
+#[test]
+fn joined_and_split_tensors_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("joined_and_split_tensors_are_those_of_the_cpu")? else { return Ok(()) };
+    movement::parts(&device);
+    Ok(())
 }
 
 #[test]

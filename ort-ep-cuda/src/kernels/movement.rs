@@ -25,6 +25,11 @@ const TILE_ROWS: u32 = 8;
 /// Shorter rows and columns are not worth a square.
 const LEAST_TILED: usize = 16;
 
+/// Parts of a tensor that are moved by one launch, of which `cu/movement.cu` knows, too.
+const MOST_PARTS: usize = 8;
+/// Units up to which a tensor takes no longer than its launch, so that parts are moved together however few elements are moved at once.
+const LITTLE: usize = 1 << 16;
+
 const T: &[(&str, TypeSet)] = &[("T", MOVED)];
 
 const fn movement(
@@ -270,7 +275,7 @@ fn concat(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let axis = normalize_axis(cx.attrs.int("axis")?, y.rank())?;
     let whole = in_order(&y.shape);
     let stride = whole.strides.get(axis).copied().unwrap_or(1).unsigned_abs();
-    let (mut launches, mut start) = (Vec::new(), 0usize);
+    let (mut launches, mut parts, mut start) = (Vec::new(), Vec::new(), 0usize);
     for index in 0..cx.inputs.len() {
         let x = cx.input(index)?;
         let fits = x.rank() == y.rank() && (0..y.rank()).all(|at| at == axis || x.size(at) == y.size(at));
@@ -278,25 +283,67 @@ fn concat(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let offset = start.saturating_mul(stride);
         let part = Strided { sizes: x.shape.iter().copied().collect(), offset, ..whole.clone() };
         launches.extend(copy((x, &in_order(&x.shape)), (y, &part))?);
+        parts.push((Some(x), x.size(axis)));
         start = start.saturating_add(x.size(axis));
     }
     ensure!(start == y.size(axis), InvalidArgument, "{start} elements joined to shape {:?}", y.shape);
-    Ok(launches)
+    together("join_parts", (y, axis), &parts, launches)
 }
 
 fn split(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let x = cx.input(0)?;
     let axis = normalize_axis(cx.attrs.int("axis")?, x.rank())?;
     let size = x.size(axis);
-    let (mut launches, mut start) = (Vec::new(), 0usize);
+    let (mut launches, mut outputs, mut start) = (Vec::new(), Vec::new(), 0usize);
     for (index, count) in parts(cx, size)?.into_iter().enumerate() {
         ensure!(count <= size.saturating_sub(start), InvalidArgument, "the parts exceed {:?}", x.shape);
+        outputs.push((cx.find_output(index), count));
         if let Some(y) = cx.find_output(index) {
             let mut slices: Vec<SliceAxis> = x.shape.iter().map(|size| SliceAxis::all(*size)).collect();
             slices.get_mut(axis).into_iter().for_each(|slice| *slice = SliceAxis { start, step: 1, count });
             launches.extend(gather(x, &Strided::slice(&x.shape, &slices), y)?);
         }
         start += count;
+    }
+    together("split_parts", (x, axis), &outputs, launches)
+}
+
+/// Launches that move parts of a tensor along an axis, each with its size, together: those that move one each where that is no better.
+fn together(
+    entry: &str,
+    (whole, axis): (&Operand, usize),
+    parts: &[(Option<&Operand>, usize)],
+    each: Vec<Launch>,
+) -> Result<Vec<Launch>> {
+    let of_axes = |axes: Option<&[usize]>| axes.map_or(1, |sizes| sizes.iter().product::<usize>());
+    let (rows, inner) = (of_axes(whole.shape.get(..axis)), of_axes(whole.shape.get(axis + 1..)));
+    let bytes = element_bytes(whole.dtype)?;
+    let mut starts = vec![0];
+    for (_, size) in parts {
+        starts.push(starts.last().unwrap_or(&0) + size * inner);
+    }
+    let line = whole.size(axis) * inner;
+    let unit = unit(bytes, starts.iter().copied().chain([line]));
+    // A single line is moved by the most bytes where its parts are moved by themselves.
+    let is_worth = rows > 1 || unit * bytes == WIDEST || whole.count() / unit <= LITTLE;
+    if each.len() < 2 || !is_worth {
+        return Ok(each);
+    }
+    let mut launches = Vec::new();
+    for (index, parts) in parts.chunks(MOST_PARTS).enumerate() {
+        let starts = starts.iter().skip(index * MOST_PARTS).take(parts.len() + 1).map(|start| start / unit);
+        let mut starts: Vec<usize> = starts.collect();
+        let [first, last] = [starts.first(), starts.last()].map(|start| start.copied().unwrap_or(0));
+        starts.resize(MOST_PARTS + 1, last);
+        let count = rows * (last - first);
+        if count == 0 {
+            continue;
+        }
+        let mut launch = by_bytes("movement", entry, bytes * unit).threads(count)?.tensor(whole);
+        for place in 0..MOST_PARTS {
+            launch = launch.find_tensor(parts.get(place).and_then(|(part, _)| *part));
+        }
+        launches.push(launch.uint(count)?.uint(line / unit)?.uints::<{ MOST_PARTS + 1 }>(&starts)?);
     }
     Ok(launches)
 }
@@ -388,6 +435,29 @@ mod tests {
         assert_eq!(transposed(&[1, 64, 3], &[1, 0, 2])?, "copy_bytes");
         let back = [SliceAxis { start: 3, step: -1, count: 4 }, SliceAxis::all(8)];
         assert_eq!(entry(&[4, 8], &Strided::slice(&[4, 8], &back))?, "copy_strided_b16");
+        Ok(())
+    }
+
+    #[test]
+    fn parts_move_together_where_that_is_no_slower() -> Result<()> {
+        let of = |shape: &[usize]| Operand { arg: Arg::Input(0), dtype: DType::F16, shape: shape.into() };
+        let twos: [&[usize]; 9] = [&[2]; 9];
+        let entries = |axis: usize, parts: &[&[usize]]| -> Result<Vec<String>> {
+            let parts: Vec<Operand> = parts.iter().map(|shape| of(shape)).collect();
+            let mut whole = parts[0].clone();
+            whole.shape[axis] = parts.iter().map(|part| part.size(axis)).sum();
+            let y = |part: &Operand| Operand { arg: Arg::Output(0), ..part.clone() };
+            let each = parts.iter().map(|part| copied(part, &y(part)));
+            let each = each.collect::<Result<Vec<_>>>()?.concat();
+            let parts: Vec<_> = parts.iter().map(|part| (Some(part), part.size(axis))).collect();
+            let launches = together("join_parts", (&whole, axis), &parts, each)?;
+            Ok(launches.into_iter().map(|launch| launch.entry).collect())
+        };
+        assert_eq!(entries(1, &[&[12, 128, 64], &[12, 1, 64]])?, ["join_parts_b16"]);
+        assert_eq!(entries(1, &[&[500, 300, 1], &[500, 3, 1]])?, ["join_parts_b2"]);
+        assert_eq!(entries(0, &[&[65_537], &[3]])?, ["copy_bytes"; 2]);
+        assert_eq!(entries(0, &twos)?, ["join_parts_b4"; 2]);
+        assert_eq!(entries(0, &[&[8]])?, ["copy_bytes"]);
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ pub mod control;
 pub mod cores;
 pub mod gradients;
 pub mod lines;
+pub mod movement;
 pub mod narrow;
 pub mod optimizers;
 pub mod pixels;
