@@ -1,5 +1,6 @@
 // Products of float16, on tensor cores where the device has them for it.
 #include "gemm_cores.cuh"
+#include "gemm_few.cuh"
 
 PRODUCTS_OF_FEW(f16, __half)
 #if __CUDA_ARCH__ >= 800

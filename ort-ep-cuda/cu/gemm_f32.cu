@@ -1,5 +1,5 @@
 // Products of float32.
-#include "gemm_tiles.cuh"
+#include "gemm_few.cuh"
 
 PRODUCTS_OF_FEW(f32, float)
 SMALL_PRODUCTS(f32, float)

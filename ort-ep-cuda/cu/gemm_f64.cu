@@ -1,5 +1,5 @@
 // Products of float64.
-#include "gemm_tiles.cuh"
+#include "gemm_few.cuh"
 
 PRODUCTS_OF_FEW(f64, double)
 SMALL_PRODUCTS(f64, double)

@@ -184,90 +184,6 @@ __device__ inline void tiles(const T* a, const T* b, const T* c, const T* d, T* 
     }
 }
 
-template <typename Sum> __device__ inline Sum all_of_warp(Sum x) {
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
-
-constexpr int FEW_ROWS = 4;
-
-// Up to four rows; the steps of b lie next to each other: each column by a warp.
-template <typename T>
-__device__ inline void few_rows_near(const T* a, const T* b, const T* c, const T* d, T* y, const Product& p, const Finish& finish) {
-    typedef typename SumOf<T>::Type Sum;
-    int lane = threadIdx.x % 32;
-    int column = blockIdx.x % p.tiles_across * (THREADS / 32) + threadIdx.x / 32;
-    Places at = places_of(p, blockIdx.x / p.tiles_across);
-    if (column >= p.columns) return;
-    const T* of_column = b + at.b + (int64)column * p.b_column;
-    const T* of_rows = a + at.a;
-    Sum sums[FEW_ROWS] = {};
-    if (p.a_vectors && p.b_vectors && p.a_depth == 1 && p.b_depth == 1 && in_packs<T, 4>(of_rows, 4) && in_packs<T, 4>(of_column, 4)) {
-        for (int k = lane * 4; k < p.depth; k += 128) {
-            Pack<T, 4> right = *(const Pack<T, 4>*)(of_column + k);
-#pragma unroll
-            for (int row = 0; row < FEW_ROWS; row++) {
-                if (row >= p.rows) break;
-                Pack<T, 4> left = *(const Pack<T, 4>*)(of_rows + (int64)row * p.a_row + k);
-#pragma unroll
-                for (int i = 0; i < 4; i++) sums[row] += to_sum(left.of[i]) * to_sum(right.of[i]);
-            }
-        }
-    } else {
-        for (int k = lane; k < p.depth; k += 32) {
-            Sum right = to_sum(of_column[(int64)k * p.b_depth]);
-#pragma unroll
-            for (int row = 0; row < FEW_ROWS; row++) {
-                if (row >= p.rows) break;
-                sums[row] += to_sum(of_rows[(int64)row * p.a_row + (int64)k * p.a_depth]) * right;
-            }
-        }
-    }
-    Sum own[1] = {};
-#pragma unroll
-    for (int row = 0; row < FEW_ROWS; row++) {
-        Sum sum = all_of_warp(sums[row]);
-        if (row == lane) own[0] = sum;
-    }
-    if (lane >= p.rows) return;
-    own[0] = with_addends(own[0], c, d, p, finish, at, lane, column);
-    activate_all(own, finish);
-    y[at.y + (int64)lane * p.y_row + (int64)column * p.y_column] = of_sum<T>(own[0]);
-}
-
-// Up to four rows; the columns of b lie next to each other: 32 of them by a block, each warp with every eighth step.
-template <typename T>
-__device__ inline void few_rows_far(const T* a, const T* b, const T* c, const T* d, T* y, const Product& p, const Finish& finish) {
-    typedef typename SumOf<T>::Type Sum;
-    constexpr int SLICES = THREADS / 32;
-    __shared__ Sum parts[SLICES][FEW_ROWS][32];
-    int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
-    int column0 = blockIdx.x % p.tiles_across * 32;
-    int column = min(column0 + lane, p.columns - 1);
-    Places at = places_of(p, blockIdx.x / p.tiles_across);
-    const T* of_column = b + at.b + (int64)column * p.b_column;
-    const T* of_rows = a + at.a;
-    Sum sums[FEW_ROWS] = {};
-#pragma unroll 4
-    for (int k = slice; k < p.depth; k += SLICES) {
-        Sum right = to_sum(of_column[(int64)k * p.b_depth]);
-#pragma unroll
-        for (int row = 0; row < FEW_ROWS; row++) {
-            if (row < p.rows) sums[row] += to_sum(of_rows[(int64)row * p.a_row + (int64)k * p.a_depth]) * right;
-        }
-    }
-#pragma unroll
-    for (int row = 0; row < FEW_ROWS; row++) parts[slice][row][lane] = sums[row];
-    __syncthreads();
-    column = column0 + lane;
-    if (slice >= p.rows || slice >= FEW_ROWS || column >= p.columns) return;
-    Sum own[1] = {};
-    for (int other = 0; other < SLICES; other++) own[0] += parts[other][slice][lane];
-    own[0] = with_addends(own[0], c, d, p, finish, at, slice, column);
-    activate_all(own, finish);
-    y[at.y + (int64)slice * p.y_row + (int64)column * p.y_column] = of_sum<T>(own[0]);
-}
-
 // Blocks that share a processor with large tiles; the compiler for 9.0 would keep some of two blocks' registers in memory.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr int LARGE_BLOCKS = 1;
@@ -280,8 +196,5 @@ constexpr int LARGE_BLOCKS = 2;
         name(const type* a, const type* b, const type* c, const type* d, type* y, Product p, Finish finish) {  \
         body(a, b, c, d, y, p, finish);                                                                        \
     }
-#define PRODUCTS_OF_FEW(suffix, type)                                                                          \
-    PRODUCT(gemv_near_##suffix, type, 2, few_rows_near<type>)                                                  \
-    PRODUCT(gemv_far_##suffix, type, 2, few_rows_far<type>)
 #define SMALL_PRODUCTS(suffix, type) PRODUCT(gemm_small_##suffix, type, 2, (tiles<type, 64, 16>))
 #define LARGE_PRODUCTS(suffix, type, blocks) PRODUCT(gemm_large_##suffix, type, blocks, (tiles<type, 128, 8>))

@@ -21,6 +21,13 @@ fn products_are_those_of_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn products_of_few_rows_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("products_of_few_rows_are_those_of_the_cpu")? else { return Ok(()) };
+    products::few_rows(&device);
+    Ok(())
+}
+
+#[test]
 fn convolutions_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("convolutions_are_those_of_the_cpu")? else { return Ok(()) };
     windows::convolutions(&device)

@@ -1,6 +1,7 @@
 //! Matrix products of any strides and batches on the device, with what follows them in the same launch, and activations as kernels know
 //! them.
 
+mod few;
 mod lt;
 
 use ort_core::dtype::DType;
@@ -15,9 +16,6 @@ use crate::modules::TENSOR_CORES;
 const MOST_BATCHES: usize = 6;
 /// The rows up to which a product is one of vectors.
 const FEW_ROWS: usize = 4;
-/// Columns of a block of such a product: a warp for each, or a lane.
-const COLUMNS_NEAR: usize = 8;
-const COLUMNS_FAR: usize = 32;
 
 /// A tensor of a product with its steps, in elements.
 #[derive(Clone, Debug)]
@@ -116,8 +114,13 @@ impl Part {
     /// the size along it are multiples of so many.
     fn in_vectors(&self, line: (usize, usize), depth: usize, batch: &[i64], many: usize) -> bool {
         let (lines, line) = line;
-        let (size, near, far) =
-            if self.depth <= line { (depth, self.depth, line) } else { (lines, line, self.depth) };
+        // The step along a single line may be any, as nobody takes it.
+        let line = if lines == 1 { 0 } else { line };
+        let (size, near, far) = if lines == 1 || self.depth <= line {
+            (depth, self.depth, line)
+        } else {
+            (lines, line, self.depth)
+        };
         let whole = |step: usize| step.is_multiple_of(many);
         near == 1 && whole(size) && whole(far) && batch.iter().all(|step| whole(step.unsigned_abs() as usize))
     }
@@ -167,6 +170,9 @@ impl Product {
             walk.steps.swap(0, 1);
         }
         let matrices = walk.sizes.iter().product::<usize>();
+        if let Some(launch) = self.of_few(cx, &walk, matrices)? {
+            return Ok(vec![launch]);
+        }
         Ok(vec![self.launch(cx, &walk, matrices)?])
     }
 
@@ -200,10 +206,6 @@ impl Product {
         let suffix = suffix_of(self.y.tensor.dtype)?;
         let a_near = self.a.depth <= self.a.row;
         let b_near = self.b.depth <= self.b.column;
-        if self.rows <= FEW_ROWS {
-            let (name, columns) = if b_near { ("near", COLUMNS_NEAR) } else { ("far", COLUMNS_FAR) };
-            return Ok((suffix, format!("gemv_{name}_{suffix}"), [FEW_ROWS, columns], 256));
-        }
         let tiles = |block: usize| {
             [self.rows, self.columns].map(|size| size.div_ceil(block)).iter().product::<usize>()
         };
@@ -223,27 +225,53 @@ impl Product {
     }
 
     fn launch(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Launch> {
+        let (suffix, entry, [rows, columns], threads) = self.entry(cx, matrices)?;
+        // Tensor cores are read for by 16 bytes, other kernels read four elements.
+        let many = if entry.starts_with("gemm_cores") && suffix != "tf32" { 8 } else { 4 };
+        let (down, across) = (self.rows.div_ceil(rows), self.columns.div_ceil(columns));
+        let blocks = matrices.saturating_mul(down).saturating_mul(across);
+        let launch = Launch::of_type("gemm", suffix, entry)?
+            .grid([blocks, 1, 1])?
+            .block([threads, 1, 1])
+            .tensor(&self.a.tensor)
+            .tensor(&self.b.tensor)
+            .find_tensor(self.addend(0))
+            .find_tensor(self.addend(1))
+            .tensor(&self.y.tensor);
+        self.ending(launch, walk, [down, across], self.in_vectors(walk, many))
+    }
+
+    fn addend(&self, index: usize) -> Option<&Operand> {
+        self.addends.get(index).map(|part| &part.tensor)
+    }
+
+    /// Whether so many elements of each side can be read at once.
+    fn in_vectors(&self, walk: &Walk, many: usize) -> [bool; 2] {
+        let steps = |index: usize| walk.steps.get(index).map_or(&[][..], Vec::as_slice);
+        [
+            self.a.in_vectors((self.rows, self.a.row), self.depth, steps(0), many),
+            self.b.in_vectors((self.columns, self.b.column), self.depth, steps(1), many),
+        ]
+    }
+
+    /// A launch with the structures `Product` and `Finish` of the kernels as its next parameters.
+    fn ending(
+        &self,
+        launch: Launch,
+        walk: &Walk,
+        tiles: [usize; 2],
+        in_vectors: [bool; 2],
+    ) -> Result<Launch> {
         ensure!(
             walk.sizes.len() <= MOST_BATCHES,
             NotImplemented,
             "a batch of {} axes where a kernel has {MOST_BATCHES}",
             walk.sizes.len()
         );
-        let (suffix, entry, [rows, columns], threads) = self.entry(cx, matrices)?;
-        // Tensor cores are read for by 16 bytes, other kernels read four elements.
-        let many = if entry.starts_with("gemm_cores") && suffix != "tf32" { 8 } else { 4 };
-        let (down, across) = (self.rows.div_ceil(rows), self.columns.div_ceil(columns));
-        let steps = |index: usize| walk.steps.get(index).map_or(&[][..], Vec::as_slice);
-        let in_vectors = [
-            self.a.in_vectors((self.rows, self.a.row), self.depth, steps(0), many),
-            self.b.in_vectors((self.columns, self.b.column), self.depth, steps(1), many),
-        ];
-        let (c, d) = (self.addends.first(), self.addends.get(1));
-        let of = |part: Option<&Part>| part.map_or([0, 0], |part| [part.row, part.column]);
-        let [c_row, c_column] = of(c);
-        let [d_row, d_column] = of(d);
-        let blocks = matrices.saturating_mul(down).saturating_mul(across);
-        let mut product = vec![self.rows, self.columns, self.depth, down, across];
+        let of = |index: usize| self.addends.get(index).map_or([0, 0], |part| [part.row, part.column]);
+        let ([c_row, c_column], [d_row, d_column]) = (of(0), of(1));
+        let mut product = vec![self.rows, self.columns, self.depth];
+        product.extend(tiles);
         product.extend([self.a.row, self.a.depth, self.b.depth, self.b.column]);
         product.extend([c_row, c_column, d_row, d_column, self.y.row, self.y.column]);
         product.extend(in_vectors.map(usize::from));
@@ -253,17 +281,10 @@ impl Product {
         };
         product.extend(padded(&mut walk.sizes.iter().copied()));
         for index in [0, 1, 3, 4] {
-            product.extend(padded(&mut steps(index).iter().map(|step| *step as usize)));
+            let steps = walk.steps.get(index).map_or(&[][..], Vec::as_slice);
+            product.extend(padded(&mut steps.iter().map(|step| *step as usize)));
         }
-        let launch = Launch::of_type("gemm", suffix, entry)?
-            .grid([blocks, 1, 1])?
-            .block([threads, 1, 1])
-            .tensor(&self.a.tensor)
-            .tensor(&self.b.tensor)
-            .find_tensor(c.map(|part| &part.tensor))
-            .find_tensor(d.map(|part| &part.tensor))
-            .tensor(&self.y.tensor)
-            .uints::<{ 18 + 5 * MOST_BATCHES }>(&product)?;
+        let launch = launch.uints::<{ 18 + 5 * MOST_BATCHES }>(&product)?;
         Ok(launch.bytes(&finish(self.activation.as_ref(), self.alpha, self.beta)))
     }
 }

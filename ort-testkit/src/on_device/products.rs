@@ -11,7 +11,7 @@ use ort_core::session::{Model, Session};
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::tensor::{Tensor, Value};
 
-use super::{cpu, numbers};
+use super::{cpu, numbers, typed};
 
 /// A node of one operator with inputs of random numbers.
 #[derive(Debug)]
@@ -198,3 +198,59 @@ fn check_all(device: &Arc<dyn Device>, cases: impl IntoIterator<Item = Case>) ->
     let host = cpu()?;
     cases.into_iter().try_for_each(|case| case.check(device, &host))
 }
+
+/// Products of one to four rows, and of as many columns, of all types that have them.
+///
+/// # Panics
+///
+/// Where results differ from those of the CPU, or the device does not run one of them.
+pub fn few_rows(device: &Arc<dyn Device>) {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I32, DType::I64] {
+        for (index, [depth, columns]) in FEW.into_iter().enumerate() {
+            let rows = index % 4 + 1;
+            let shapes = [
+                // By row and by column, one of them, and batches whose matrices begin anywhere.
+                [vec![rows, depth], vec![depth, columns]],
+                [vec![1, depth], vec![depth, columns]],
+                [vec![columns, depth], vec![depth, rows]],
+                [vec![columns, depth], vec![depth]],
+                [vec![2, rows, depth], vec![2, depth, columns]],
+            ];
+            let inputs = shapes.map(|sides| sides.map(|shape| typed::run(dtype, &shape)).into());
+            cases.extend(inputs.map(|inputs| typed::case("MatMul", inputs, &[])));
+            if matches!(dtype, DType::F64 | DType::I32 | DType::I64) {
+                continue;
+            }
+            for transposed in [false, true] {
+                let right = if transposed { [columns, depth] } else { [depth, columns] };
+                let shapes = [&[rows, depth][..], &right, &[columns], &[rows, columns]];
+                let attrs = [
+                    ("transB", Attribute::Int(i64::from(transposed))),
+                    ("activation", Attribute::String("Gelu".to_owned())),
+                ];
+                let inputs = shapes.map(|shape| typed::run(dtype, shape)).into();
+                let case = typed::case("FusedMatMul", inputs, &attrs);
+                cases.push(typed::Case { domain: RUNTIME, ..case });
+            }
+        }
+    }
+    typed::check_all(device, &cases);
+}
+
+/// Depths and columns of products of few rows: whole vectors of 16 bytes and not, as many steps as blocks have slices and more, columns
+/// for blocks of all widths, and depths for one thread of a column up to all of a block.
+const FEW: [[usize; 2]; 12] = [
+    [0, 3],
+    [1, 1],
+    [7, 9],
+    [64, 16],
+    [257, 24],
+    [1600, 17],
+    [2000, 8],
+    [40, 200],
+    [33, 1001],
+    [24, 2048],
+    [9000, 1],
+    [8200, 3],
+];

@@ -1,0 +1,109 @@
+//! GEMV: products of up to four rows, by kernels that are as fast as the matrix on the right is read (`cu/gemm_few.cuh`).
+
+use ort_core::Result;
+
+use super::{FEW_ROWS, Product, suffix_of};
+use crate::launch::{Launch, OpCx, Walk};
+
+/// Threads of a block where the steps of the right side lie next to each other, and where its columns do.
+const NEAR_THREADS: usize = 256;
+const FAR_THREADS: usize = 512;
+/// The bytes that a thread reads at once.
+const VECTOR: usize = 16;
+/// Threads that keep a processor busy by reading.
+const OF_PROCESSOR: usize = 1024;
+/// Vectors of a column that a thread reads at once: with fewer it is not worth more threads.
+const AT_ONCE: usize = 4;
+
+/// How a block divides a product.
+struct Division {
+    name: &'static str,
+    columns: usize,
+    block: [usize; 2],
+}
+
+impl Product {
+    /// The launch for up to four rows; none with more.
+    pub(super) fn of_few(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
+        if self.rows > FEW_ROWS {
+            return Ok(None);
+        }
+        let dtype = self.y.tensor.dtype;
+        let suffix = suffix_of(dtype)?;
+        let width = dtype.byte_len(1).map_or(1, |bytes| VECTOR / bytes.max(1));
+        let in_vectors = self.in_vectors(walk, width);
+        let processors = cx.limits.processors as usize;
+        let is_near = self.b.depth <= self.b.column || self.columns == 1;
+        let Division { name, columns, block: [x, y] } = if is_near {
+            near(matrices.saturating_mul(self.columns), self.depth, width, processors)
+        } else {
+            far([matrices, self.columns], width, in_vectors[1], processors)
+        };
+        let rows = if self.rows == 1 { 1 } else { FEW_ROWS };
+        let across = self.columns.div_ceil(columns);
+        let launch = Launch::of_type("gemm", suffix, format!("gemv_{name}_{rows}_{suffix}"))?
+            .grid([matrices.saturating_mul(across), 1, 1])?
+            .block([x as u32, y as u32, 1])
+            .tensor(&self.a.tensor)
+            .tensor(&self.b.tensor)
+            .find_tensor(self.addend(0))
+            .find_tensor(self.addend(1))
+            .tensor(&self.y.tensor);
+        Ok(Some(self.ending(launch, walk, [1, across], in_vectors)?))
+    }
+}
+
+/// Some threads for each column: as many as keep all processors busy and have enough to read.
+fn near(columns: usize, depth: usize, width: usize, processors: usize) -> Division {
+    let busy = processors.saturating_mul(OF_PROCESSOR);
+    let mut threads = 8;
+    while threads < NEAR_THREADS
+        && threads * width * AT_ONCE < depth
+        && columns.saturating_mul(threads) < busy
+    {
+        threads *= 2;
+    }
+    let columns = NEAR_THREADS / threads;
+    Division { name: "near", columns, block: [threads, columns] }
+}
+
+/// Blocks with as many vectors of columns as leave a block for each processor: memory is read by 32 bytes at least, by more at once
+/// where rows are long. Where rows are no whole vectors, a block has one more than it has columns for.
+fn far([matrices, columns]: [usize; 2], width: usize, in_vectors: bool, processors: usize) -> Division {
+    let spare = usize::from(!in_vectors);
+    let of_block = |vectors: usize| (vectors - spare) * width;
+    let blocks = |vectors: usize| matrices.saturating_mul(columns.div_ceil(of_block(vectors)));
+    let mut vectors = 2 << spare;
+    while vectors < 32 && of_block(vectors) < columns && blocks(2 * vectors) >= processors {
+        vectors *= 2;
+    }
+    Division { name: "far", columns: of_block(vectors), block: [vectors, FAR_THREADS / vectors] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_as_wide_as_leaves_enough_of_them() {
+        let block = |columns: usize, in_vectors: bool| {
+            let Division { columns, block, .. } = far([1, columns], 8, in_vectors, 132);
+            (columns, block)
+        };
+        assert_eq!(block(768, true), (16, [2, 256]));
+        assert_eq!(block(3072, true), (16, [2, 256]));
+        assert_eq!(block(32000, true), (128, [16, 32]));
+        assert_eq!(block(50257, false), (248, [32, 16]));
+        assert_eq!(block(5, false), (24, [4, 128]));
+        assert_eq!(far([1000, 64], 8, true, 132).block, [8, 64]);
+    }
+
+    #[test]
+    fn columns_have_as_many_threads_as_have_enough_to_read() {
+        let block = |columns: usize, depth: usize| near(columns, depth, 8, 132).block;
+        assert_eq!(block(1000, 2048), [64, 4]);
+        assert_eq!(block(50257, 768), [8, 32]);
+        assert_eq!(block(100, 64), [8, 32]);
+        assert_eq!(block(1, 100_000), [256, 1]);
+    }
+}
