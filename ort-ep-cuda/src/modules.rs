@@ -123,6 +123,7 @@ const FAMILIES: &[Family] = families![
         "recurrent",
         "reduce",
         "resize",
+        "rows",
         "sample",
         "scatter",
         "select",

@@ -47,9 +47,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let axis = cx.axis(cx.attrs.int("axis")?, x.rank())?;
-    let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
-    let lines = Lines::new(&x.shape, &mask);
-    // As in cu/lines.cu.
+    // As in cu/softmax.cuh.
     let function = match cx.op {
         "Softmax" => 0,
         "LogSoftmax" => 1,
@@ -57,8 +55,64 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         _ if cx.attrs.int("p")? == 1 => 3,
         _ => 4,
     };
-    let launch = lines.launch("lines", &format!("lines_{}", suffix(x.dtype)?), 1)?;
-    Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(function)?])
+    let suffix = suffix(x.dtype)?;
+    let mask: Vec<bool> = (0..x.rank()).map(|other| other == axis).collect();
+    let lines = Lines::new(&x.shape, &mask);
+    if !lines.in_rows() {
+        // Few lines that are no rows take a block each.
+        let team = if lines.team() == WARP { THREADS as usize } else { lines.team() };
+        let launch = lines.launch_by(team, "lines", &format!("lines_{suffix}"), 1)?;
+        return Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(function)?]);
+    }
+    let rows = Rows { count: lines.count, len: lines.len, held: held(x.dtype, &[lines.len]) };
+    let is_softmax = matches!(cx.op, "Softmax" | "LogSoftmax");
+    let wide = is_softmax && rows.are_wide(cx.limits.processors);
+    let entry = format!("{}rows_{suffix}", if wide { "wide_" } else { "" });
+    let launch = rows.launch(Launch::new("rows", entry), wide, cx.limits.processors)?.tensor(x).tensor(y);
+    Ok(vec![launch.uint(lines.count)?.uint(lines.len)?.uint(function)?])
+}
+
+/// Rows of elements that lie side by side, and how many a thread holds at once, as cu/rows.cuh has them.
+pub(super) struct Rows {
+    pub(super) count: usize,
+    pub(super) len: usize,
+    pub(super) held: usize,
+}
+
+/// The elements of a type that a thread holds of rows of which these sizes are parts: a vector of 16 bytes where they are whole vectors.
+pub(super) fn held(dtype: DType, sizes: &[usize]) -> usize {
+    const SCALARS: usize = 4;
+    let vector = if dtype == DType::F32 { 4 } else { 8 };
+    if sizes.iter().all(|size| size.is_multiple_of(vector)) { vector } else { SCALARS }
+}
+
+impl Rows {
+    /// The threads of a block at most.
+    const MOST: usize = 1024;
+
+    /// Whether threads should hold twice as much: where a block would not hold a row otherwise, and where half the threads keep the device busy.
+    pub(super) fn are_wide(&self, processors: u32) -> bool {
+        let threads = self.count.saturating_mul(self.len.div_ceil(2 * self.held));
+        self.len > Rows::MOST * self.held || threads >= Rows::MOST * processors as usize
+    }
+
+    /// With a team for each row, and rows spread over the processors where they are few.
+    pub(super) fn launch(&self, launch: Launch, wide: bool, processors: u32) -> Result<Launch> {
+        // Places are counted in 32 bits.
+        let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
+        ensure!(fits, NotImplemented, "{} rows of {}: more than 2^31 - 1 elements", self.count, self.len);
+        let held = if wide { 2 * self.held } else { self.held };
+        let threads = self.len.div_ceil(held).clamp(1, Rows::MOST);
+        let (team, rows) = if threads > WARP {
+            (threads.next_multiple_of(WARP), 1)
+        } else {
+            let team = threads.next_power_of_two();
+            let spread = (self.count / processors.max(1) as usize).clamp(1, THREADS as usize);
+            (team, spread.next_power_of_two().clamp(WARP / team, THREADS as usize / team))
+        };
+        let launch = launch.grid([self.count.div_ceil(rows).max(1), 1, 1])?;
+        Ok(launch.block([team, rows, 1].map(|size| size as u32)))
+    }
 }
 
 /// The lines of a tensor along some of its axes, and the team of threads that takes one.
@@ -91,6 +145,16 @@ impl Lines {
     pub(super) fn in_columns(&self) -> bool {
         let last = |walk: &Walk| walk.steps.first().and_then(|steps| steps.last().copied());
         last(&self.begins) == Some(1) && last(&self.along) != Some(1) && self.count >= WARP
+    }
+
+    /// Whether each line's elements lie side by side, and one line after the other.
+    fn in_rows(&self) -> bool {
+        let are = |walk: &Walk, step: usize| match walk.steps.first().map(Vec::as_slice) {
+            Some([own]) => *own == i64::try_from(step).unwrap_or(i64::MAX),
+            Some([]) => true,
+            _ => false,
+        };
+        are(&self.along, 1) && are(&self.begins, self.len)
     }
 
     /// Threads for a line, as cu/lines.cuh has them.

@@ -6,7 +6,7 @@ use ort_core::ir::SymShape;
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure};
 
-use super::lines::{SHORT_FLOATS, few_axes, suffix, team_of, teams};
+use super::lines::{Rows, SHORT_FLOATS, few_axes, held, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -89,21 +89,23 @@ struct Norm<'a> {
 }
 
 impl Norm<'_> {
-    fn launches(&self) -> Result<Vec<Launch>> {
-        const LONG: usize = 1024;
+    fn launches(&self, processors: u32) -> Result<Vec<Launch>> {
         if self.count == 0 {
             return Ok(Vec::new());
         }
-        // Places are counted in 32 bits. Rows without elements still have statistics, which are not numbers.
-        let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
-        ensure!(fits, NotImplemented, "{} rows of {}: more than 2^31 - 1 elements", self.count, self.len);
-        let team = team_of(self.len, LONG);
-        let entry = format!("norm_{}_{team}", suffix(self.x.dtype)?);
-        let launch = teams(Launch::new("norm", entry), self.count, team, 1)?;
+        // Rows without elements still have statistics, which are not numbers.
+        let [.., spatial] = self.channels;
+        let skips = self.skip.map_or(0, Operand::count);
+        let sizes = [self.len, skips, if spatial == 1 { 0 } else { spatial }];
+        let rows = Rows { count: self.count, len: self.len, held: held(self.x.dtype, &sizes) };
+        let [.., sum] = self.outputs;
+        let is_sum = self.skip.or(self.bias).or(sum).is_some();
+        let wide = !is_sum && rows.are_wide(processors);
+        let entry = format!("{}norm_{}", if wide { "wide_" } else { "" }, suffix(self.x.dtype)?);
+        let launch = rows.launch(Launch::new("norm", entry), wide, processors)?;
         let launch = launch.tensor(self.x).find_tensor(self.skip).find_tensor(self.bias);
         let launch = launch.tensor(self.scale).find_tensor(self.shift);
         let launch = self.outputs.iter().fold(launch, |launch, output| launch.find_tensor(*output));
-        let skips = self.skip.map_or(1, Operand::count);
         let launch = launch.uints::<4>(&[self.count, self.len, skips, usize::from(self.centers)])?;
         let launch = self.channels.iter().try_fold(launch, |launch, number| launch.uint(*number))?;
         Ok(vec![launch.float(self.epsilon)])
@@ -130,7 +132,8 @@ fn layer(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     ensure!(len.is_multiple_of(each), InvalidArgument, "{each} factors for rows of {len}");
     let (skip, bias, channels) = (None, None, [1, each, len.checked_div(each).unwrap_or(1).max(1)]);
     let epsilon = cx.attrs.float("epsilon")?;
-    Norm { epsilon, x, skip, bias, scale, shift, outputs, count, len, centers, channels }.launches()
+    Norm { epsilon, x, skip, bias, scale, shift, outputs, count, len, centers, channels }
+        .launches(cx.limits.processors)
 }
 
 fn skip(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -151,7 +154,7 @@ fn skip(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let (count, channels) = (count.checked_div(len).unwrap_or(0), [1, len, 1]);
     let epsilon = cx.attrs.float("epsilon")?;
     Norm { epsilon, x, skip: Some(skip), bias, scale, shift, outputs, count, len, centers, channels }
-        .launches()
+        .launches(cx.limits.processors)
 }
 
 fn groups(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -175,7 +178,8 @@ fn groups(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let channels = [groups.max(1), each, spatial.max(1)];
     let (skip, bias, shift, centers) = (None, None, Some(shift), true);
     let epsilon = cx.attrs.float("epsilon")?;
-    Norm { epsilon, x, skip, bias, scale, shift, outputs, count, len, centers, channels }.launches()
+    Norm { epsilon, x, skip, bias, scale, shift, outputs, count, len, centers, channels }
+        .launches(cx.limits.processors)
 }
 
 fn batch(cx: &OpCx<'_>) -> Result<Vec<Launch>> {

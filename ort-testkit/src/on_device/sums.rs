@@ -190,11 +190,90 @@ fn embed_cases() -> Vec<Case> {
     cases
 }
 
-/// `LRN`, `MeanVarianceNormalization` and `EmbedLayerNormalization`.
+/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers; and so many rows that a thread takes more.
+const ROWS: &[[usize; 2]] = &[
+    [1, 1],
+    [5, 3],
+    [300, 4],
+    [37, 8],
+    [9, 24],
+    [3, 256],
+    [70, 264],
+    [2, 768],
+    [90, 768],
+    [2, 771],
+    [1, 4096],
+    [1, 4100],
+    [1, 4101],
+    [2, 8192],
+    [2, 8200],
+    [1, 8203],
+    [1, 16_400],
+];
+
+fn row_norm_cases() -> Vec<Case> {
+    let epsilon = [("epsilon", Attribute::Float(1e-5))];
+    let mut cases = Vec::new();
+    for dtype in HALVES {
+        for [rows, len] in ROWS {
+            let [x, row] = [run(dtype, &[*rows, *len]), run(dtype, &[*len])];
+            let layer = case("LayerNormalization", vec![x.clone(), row.clone(), row.clone()], &epsilon);
+            // Among what is compared are means, in which most of the sum cancels.
+            let tolerance = layer.tolerance.max(1e-3);
+            cases.push(Case { outputs: 3, tolerance, ..layer });
+            cases.push(case("RMSNormalization", vec![x, row.clone()], &epsilon));
+            let x = run(dtype, &[2, *rows, *len]);
+            for skip in [run(dtype, &[2, *rows, *len]), run(dtype, &[*rows, *len])] {
+                let inputs = vec![x.clone(), skip, row.clone(), row.clone(), row.clone()];
+                let skip = case("SkipLayerNormalization", inputs, &epsilon);
+                let tolerance = skip.tolerance.max(1e-3);
+                cases.push(Case { domain: "com.microsoft", outputs: 4, tolerance, ..skip });
+            }
+        }
+        // Channels of whole vectors, and of other sizes, in groups of one and of several, of which a block holds a whole one or not.
+        for spatial in [1, 7, 16, 49, 2056, 4103] {
+            let [x, scale] = [run(dtype, &[2, 6, spatial]), run(dtype, &[6])];
+            let inputs = vec![x, scale.clone(), scale];
+            cases.push(case("InstanceNormalization", inputs.clone(), &epsilon));
+            cases.push(case("GroupNormalization", inputs, &[("num_groups", Attribute::Int(2))]));
+        }
+        let [x, scale] = [run(dtype, &[3, 16]), run(dtype, &[16])];
+        let groups = [("num_groups", Attribute::Int(2))];
+        cases.push(case("GroupNormalization", vec![x, scale.clone(), scale], &groups));
+    }
+    cases
+}
+
+/// Functions of rows, the greatest of which are in any part of them.
+fn row_function_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in HALVES {
+        for [rows, len] in ROWS {
+            for op in ["Softmax", "LogSoftmax", "Hardmax", "LpNormalization"] {
+                cases.push(case(op, vec![run(dtype, &[*rows, *len])], &[("axis", Attribute::Int(1))]));
+            }
+        }
+    }
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let edges = [[0.0, 0.0], [0.0, -inf], [-inf; 2], [inf, 0.0], [nan, 1.0], [inf, nan], [-3e38, 3e38]];
+    for len in [7, 8, 264, 8200, 8201] {
+        // What stands out is at the end of a row, the rest is the same.
+        let row = |[last, rest]: &[f32; 2]| (1..len).map(|_| *rest).chain([*last]).collect::<Vec<_>>();
+        let values: Vec<f32> = edges.iter().flat_map(row).collect();
+        let x = Given::Is(Tensor::from_slice(&[edges.len(), len], &values).unwrap());
+        for op in ["Softmax", "LogSoftmax", "Hardmax"] {
+            cases.push(case(op, vec![x.clone()], &[("axis", Attribute::Int(1))]));
+        }
+    }
+    cases
+}
+
+/// `LRN`, `MeanVarianceNormalization` and `EmbedLayerNormalization`, and normalizations and softmax of rows.
 ///
 /// # Panics
 ///
 /// Where results differ, or the device does not run one of them.
 pub fn norms(device: &Arc<dyn Device>) {
-    check_all(device, &[norm_cases(), embed_cases()].into_iter().flatten().collect::<Vec<_>>());
+    let cases = [norm_cases(), embed_cases(), row_norm_cases(), row_function_cases()];
+    check_all(device, &cases.into_iter().flatten().collect::<Vec<_>>());
 }
