@@ -91,6 +91,12 @@ template <typename T> struct Sides {
     }
 };
 
+// The gradient of a score, by its weight, the share of that which is not dropped, the weight's gradient and the sum of those by their shares.
+// Both products are rounded: a compiler may fuse one of them with the difference, and what a query has of a single key would not be 0.
+__device__ inline float gradient_of(float share, float second, float weight, float along) {
+    return __fmul_rn(share, second) - __fmul_rn(weight, along);
+}
+
 // What a softmax has met of a row: the greatest score, the sum of weights, and that of dropped weights times their gradients.
 struct Line { float top, total, along; };
 

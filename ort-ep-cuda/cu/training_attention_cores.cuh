@@ -165,7 +165,7 @@ __device__ inline void cores(const T* q, const T* k, const T* v, const T* upstre
                 for (int i = 0; i < 4; i++) {
                     Line line = ARE_KEYS ? lines[8 * j + own + i % 2] : of_rows[i / 2];
                     float weight = fast_power(scores[j][i] - line.top) * line.total, share = kept >> (4 * j + i) & 1 ? weight * factor : 0.0f;
-                    float value = HAS_SECOND ? share * seconds[HAS_SECOND ? j : 0][i] - weight * line.along : share;
+                    float value = HAS_SECOND ? gradient_of(share, seconds[HAS_SECOND ? j : 0][i], weight, line.along) : share;
                     scores[j][i] = zero >> (4 * j + i) & 1 ? 0.0f : value;
                 }
             }

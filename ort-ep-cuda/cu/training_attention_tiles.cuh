@@ -105,7 +105,7 @@ __device__ inline void tiles(const T* q, const T* k, const T* v, const T* upstre
                 for (int j = 0; j < 4; j++) {
                     Line of_query = lines[ARE_KEYS ? own + j : own_row + i];
                     float weight = expf(sums[0][j] - of_query.top) * of_query.total, share = is_kept(j) ? weight * factor : 0.0f;
-                    float value = HAS_SECOND ? share * seconds[0][j] - weight * of_query.along : share;
+                    float value = HAS_SECOND ? gradient_of(share, seconds[0][j], weight, of_query.along) : share;
                     pack.of[j] = zero[j] ? 0.0f : value;
                 }
             }
