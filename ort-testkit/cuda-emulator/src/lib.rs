@@ -7,6 +7,7 @@
 //! `ORT_CUDA_EMULATOR_STEPS` (instructions of one launch, 200e9).
 
 mod alu;
+mod contract;
 mod convert;
 mod decode;
 pub mod driver;

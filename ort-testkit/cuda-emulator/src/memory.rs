@@ -128,8 +128,10 @@ impl Memory {
         let fits = |block: u64| room.get(&block).is_some_and(|room| *room >= size);
         let again = self.pieces.iter_mut().find_map(|(start, piece)| {
             let pooled = piece.pooled.as_mut()?;
-            let is_it =
-                pooled.pool == pool && piece.size == size && pooled.freed_in == Some(stream) && fits(pooled.block);
+            let is_it = pooled.pool == pool
+                && piece.size == size
+                && pooled.freed_in == Some(stream)
+                && fits(pooled.block);
             is_it.then(|| {
                 (pooled.freed_in, pooled.pending) = (None, pooled.pending + 1);
                 *start

@@ -124,7 +124,11 @@ fn memory_is_taken_and_given_back_in_blocks() {
     let small = parts.allocate();
     let large = parts.allocate_bytes(block + 1);
     let rest = parts.allocate_bytes(block - 2 * USED as usize);
-    assert_eq!(parts.held(), [3 * BLOCK, 2 * BLOCK - USED + 256], "the rest is of the block of the small one");
+    assert_eq!(
+        parts.held(),
+        [3 * BLOCK, 2 * BLOCK - USED + 256],
+        "the rest is of the block of the small one"
+    );
     assert_eq!((parts.free(small), parts.free(large)), (0, 0));
     assert_eq!(parts.held()[0], 3 * BLOCK, "nobody has waited");
     assert_eq!(parts.wait(0), 0);

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::queue::{Op, ask};
 use super::{Done, Handle, Loaded, capability, copy, current, limit, put, setting, text};
+use crate::contract::contract;
 use crate::decode::Place;
 use crate::exec::{Launch, launch};
 use crate::parse::parse;
@@ -20,6 +21,7 @@ pub(super) fn load(handle: *mut Handle, image: *const c_void) -> Result<(), Faul
     if !text.contains(".version") {
         return Err(Fault::new(code::INVALID_IMAGE, "the image is no PTX"));
     }
+    let text = contract(&text);
     let (major, minor) = capability();
     let memory = &mut driver.memory;
     let mut placed = Vec::new();
