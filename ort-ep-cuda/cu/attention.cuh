@@ -31,8 +31,8 @@ struct Attend {
     int sinks, stage;
     // Whether rows are whole vectors of 16 bytes as far as sizes and steps go.
     int q_vectors, k_vectors, v_vectors, y_vectors;
-    // Threads that read a row of values where rows are few: a power of 2.
-    int value_lanes;
+    // Threads that read a row of keys, and one of values, where rows are few: powers of 2.
+    int key_lanes, value_lanes;
     float scale, softcap, padded;
 };
 
@@ -66,12 +66,19 @@ __device__ inline int64 place_of(const Rows& rows, int batch, int head, int row)
     return rows.first + (int64)batch * rows.batch + (int64)head * rows.head + (int64)row * rows.row;
 }
 
+// Quotient and remainder of numbers that are not negative; most often there is nothing to divide.
+__device__ inline int2 divide(int x, int by) {
+    if (by == 1) return make_int2(x, 0);
+    int quotient = (int)((uint)x / (uint)by);
+    return make_int2(quotient, x - quotient * by);
+}
+
 // The keys that a query sees by its place: from the first to before the last.
 __device__ inline int begin_of(const Attend& p, int query, int offset) {
     return p.left >= 0 ? max(query + offset - p.left, 0) : 0;
 }
 __device__ inline int end_of(const Attend& p, int query, int offset, int length) {
-    int end = min(p.keys, length), place = query + offset;
+    int end = min(min(p.keys, length), p.mask_keys), place = query + offset;
     if (p.causal == 1 || (p.causal == 2 && query + 1 != p.queries)) end = min(end, place + 1);
     if (p.right >= 0) end = min(end, place + p.right + 1);
     return max(end, 0);
@@ -84,13 +91,13 @@ struct Block {
     int begin, end, all_begin, all_end;
 
     __device__ Block(const Attend& p, const Given& g, int rows) {
-        split = blockIdx.x % p.splits;
-        int rest = blockIdx.x / p.splits;
+        int2 part = divide(blockIdx.x, p.splits), of_rows = divide(part.x, p.blocks), of_pairs = divide(of_rows.x, p.key_heads);
+        split = part.y;
         // The last queries, which may see the most keys, come first.
-        first = (p.blocks - 1 - rest % p.blocks) * rows;
-        pair = rest / p.blocks;
-        batch = pair / p.key_heads;
-        key_head = pair % p.key_heads;
+        first = (p.blocks - 1 - of_rows.y) * rows;
+        pair = of_rows.x;
+        batch = of_pairs.x;
+        key_head = of_pairs.y;
         length = p.keys;
         if (g.lengths) {
             int64 given = p.lengths_kind == LONG ? ((const int64*)g.lengths)[batch] : ((const int*)g.lengths)[batch];
@@ -98,24 +105,31 @@ struct Block {
         }
         offset = p.at_end ? length - p.queries : p.before;
         int last = min(first + rows, p.rows) - 1;
-        bool mixed = first / p.queries != last / p.queries;
-        int least = mixed ? 0 : first % p.queries, most = mixed ? p.queries - 1 : last % p.queries;
+        int2 one = line(p, first), other = line(p, last);
+        bool mixed = one.x != other.x;
+        int least = mixed ? 0 : one.y, most = mixed ? p.queries - 1 : other.y;
         all_begin = begin_of(p, most, offset);
         all_end = end_of(p, least, offset, length);
         int from = begin_of(p, least, offset), to = end_of(p, most, offset, length);
         if (p.stage >= 0) from = 0, to = p.keys;
-        to = max(to, from);
-        int share = ((to - from + p.splits - 1) / p.splits + 63) / 64 * 64;
+        // Tiles begin where neighbours in a mask may be read at once.
+        if (to > from) from = from / 8 * 8;
+        else to = from;
+        int share = (divide(to - from + p.splits - 1, p.splits).x + 63) / 64 * 64;
         begin = min(from + split * share, to);
         end = min(begin + share, to);
     }
 
+    // The head among those that share keys, and the query, of a row of a pair.
+    __device__ static int2 line(const Attend& p, int row) {
+        return p.sharing == 1 ? make_int2(0, row) : divide(row, p.queries);
+    }
+
     // The head, the query, and the keys that it sees, of one of its rows. Beyond the last row there is no head.
     __device__ int4 place(const Attend& p, int row) const {
-        int of_pair = first + row, query = of_pair % p.queries;
-        if (of_pair >= p.rows) return make_int4(p.heads, 0, 0, 0);
-        int head = key_head * p.sharing + of_pair / p.queries;
-        return make_int4(head, query, begin_of(p, query, offset), end_of(p, query, offset, length));
+        if (first + row >= p.rows) return make_int4(p.heads, 0, 0, 0);
+        int2 own = line(p, first + row);
+        return make_int4(key_head * p.sharing + own.x, own.y, begin_of(p, own.y, offset), end_of(p, own.y, offset, length));
     }
 
     // Of which score a row's softmax begins, and with which sum.
@@ -125,13 +139,81 @@ struct Block {
     }
 };
 
-// The score of a product; infinitely low where the key is hidden.
+__device__ inline float as_number(uint8 x) { return (float)x; }
+template <typename E> __device__ inline float as_number(E x) { return as_float(x); }
+
+// Where the mask has a query's keys.
+__device__ inline int64 place_of_mask(const int4& place, int batch, const Attend& p) {
+    return (int64)batch * p.mask_batch + (int64)place.x * p.mask_head + (int64)place.y * p.mask_query;
+}
+
+// Whether a key is padding for a query.
+__device__ inline bool is_padding(int query, int batch, int key, const Attend& p, const Given& g) {
+    if (p.padding == ELEMENTS) {
+        return g.padding[p.padding_first + (int64)batch * p.padding_batch + (int64)query * p.padding_query + key] <= 0;
+    }
+    return key >= g.padding[batch] || (p.padding == FROM_AND_BEFORE && key < g.padding[p.batches + batch]);
+}
+
+// Of the mask the elements of those neighbouring keys whose bits are set.
+template <int COUNT, typename E> __device__ inline void read_mask(const E* from, uint shown, float (&to)[COUNT]) {
+    E own[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) own[i] = shown >> i & 1 ? from[i] : E(0.0f);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) to[i] = as_number(own[i]);
+}
+
+// What is added to a query's scores of neighbouring keys, and a bit for each of these that is not hidden. It is read ahead of the scores,
+// all of it at once.
+template <int COUNT>
+__device__ inline uint changes_of(const int4& place, int batch, int key, const Attend& p, const Given& g, float (&added)[COUNT]) {
+    uint shown = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        added[i] = 0.0f;
+        shown |= (uint)(key + i >= place.z && key + i < place.w) << i;
+    }
+    if (shown == 0) return 0;
+    if (g.mask) {
+        int64 at = place_of_mask(place, batch, p) + key;
+        if (p.mask_kind == BOOL) {
+            float bits[COUNT];
+            read_mask((const uint8*)g.mask + at, shown, bits);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) shown &= ~((uint)(bits[i] == 0.0f) << i);
+        } else if (p.mask_kind == FLOAT) {
+            read_mask((const float*)g.mask + at, shown, added);
+        } else if (p.mask_kind == HALF) {
+            read_mask((const __half*)g.mask + at, shown, added);
+        } else if (p.mask_kind == BFLOAT) {
+            read_mask((const __nv_bfloat16*)g.mask + at, shown, added);
+        } else {
+            // Integers, which are rare, come in by the last place one after another, so that they take no registers from the others.
+#pragma unroll 1
+            for (int i = 0; i < COUNT; i++) {
+                float next = shown >> i & 1 ? read_as(g.mask, p.mask_kind, at + i) : 0.0f;
+#pragma unroll
+                for (int to = 1; to < COUNT; to++) added[to - 1] = added[to];
+                added[COUNT - 1] = next;
+            }
+        }
+    }
+    if (p.padding != NO_PADDING) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            // The last key stands for those that are not there, so that no load waits for another.
+            if (is_padding(place.y, batch, min(key + i, place.w - 1), p, g)) added[i] += p.padded;
+        }
+    }
+    return shown;
+}
+
+// The score of a product, to which something is added; infinitely low where the key is hidden.
 template <bool KEEPS>
-__device__ inline float score_of(float product, const int4& place, int batch, int key, const Attend& p, const Given& g) {
+__device__ inline float score_of(float product, const int4& place, int batch, int key, float added, bool shown, const Attend& p, const Given& g) {
     int head = place.x, query = place.y;
-    if (head >= p.heads) return -infinity();
-    bool shown = key >= place.z && key < place.w;
-    if (!KEEPS && !shown) return -infinity();
+    if (head >= p.heads || (!KEEPS && !shown)) return -infinity();
     float score = product * p.scale;
     // Of the blocks that have columns of the values, one writes scores.
     bool writes = KEEPS && blockIdx.y == 0;
@@ -139,24 +221,7 @@ __device__ inline float score_of(float product, const int4& place, int batch, in
     if (writes && p.stage == SCALED) write_as(g.scores, p.q_kind, kept, score);
     if (p.softcap > 0.0f) score = p.softcap * tanhf(score / p.softcap);
     if (writes && p.stage == CAPPED) write_as(g.scores, p.q_kind, kept, score);
-    if (g.mask) {
-        shown = shown && key < p.mask_keys;
-        if (shown) {
-            int64 at = (int64)batch * p.mask_batch + (int64)head * p.mask_head + (int64)query * p.mask_query + key;
-            if (p.mask_kind == BOOL) shown = ((const uint8*)g.mask)[at] != 0;
-            else score += read_as(g.mask, p.mask_kind, at);
-        }
-    }
-    if (p.padding != NO_PADDING && shown) {
-        bool hides;
-        if (p.padding == ELEMENTS) {
-            hides = g.padding[p.padding_first + (int64)batch * p.padding_batch + (int64)query * p.padding_query + key] <= 0;
-        } else {
-            hides = key >= g.padding[batch] || (p.padding == FROM_AND_BEFORE && key < g.padding[p.batches + batch]);
-        }
-        if (hides) score += p.padded;
-    }
-    if (!shown) score = -infinity();
+    score = shown ? score + added : -infinity();
     if (writes && p.stage >= MASKED) write_as(g.scores, p.q_kind, kept, score);
     return score;
 }

@@ -5,15 +5,20 @@
 extern "C" __global__ void attend_join(const float* parts, void* y, Attend p, int count) {
     int i = thread_index();
     if (i >= count) return;
-    int c = i % p.value_size, row = i / p.value_size % p.rows, pair = i / p.value_size / p.rows;
+    int2 of_size = divide(i, p.value_size), of_rows = divide(of_size.x, p.rows), of_pairs = divide(of_rows.x, p.key_heads);
+    int c = of_size.y, row = of_rows.y, pair = of_rows.x;
+    const float* first = parts + place_of_part(p, pair, 0, row);
+    int64 step = place_of_part(p, 0, 1, 0);
     float top = -infinity(), result = 0.0f, sum = 0.0f;
-    for (int split = 0; split < p.splits; split++) top = fmaxf(top, parts[place_of_part(p, pair, split, row) + p.value_size]);
+#pragma unroll 8
+    for (int split = 0; split < p.splits; split++) top = fmaxf(top, first[split * step + p.value_size]);
+#pragma unroll 8
     for (int split = 0; split < p.splits; split++) {
-        const float* part = parts + place_of_part(p, pair, split, row);
+        const float* part = first + split * step;
         float share = expf(part[p.value_size] - base_of(top));
         result += share * part[c];
         sum += share * part[p.value_size + 1];
     }
-    int head = pair % p.key_heads * p.sharing + row / p.queries;
-    write_as(y, p.y_kind, place_of(p.y, pair / p.key_heads, head, row % p.queries) + c, quotient(result, sum));
+    int2 line = Block::line(p, row);
+    write_as(y, p.y_kind, place_of(p.y, of_pairs.x, of_pairs.y * p.sharing + line.x, line.y) + c, quotient(result, sum));
 }

@@ -52,11 +52,13 @@ __device__ inline void tiles(const void* q, const T* k, const T* v, const Attend
         for (int i = 0; i < 4; i++) {
             int row = own_row + i;
             int4 place = places[row];
-            float most = -infinity();
+            float most = -infinity(), added[4];
+            uint shown = changes_of(place, block.batch, start + own, p, g, added);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 int key = start + own + j;
-                sums[0][j] = key < block.end ? score_of<KEEPS>(sums[0][j], place, block.batch, key, p, g) : -infinity();
+                bool sees = shown >> j & 1;
+                sums[0][j] = key < block.end ? score_of<KEEPS>(sums[0][j], place, block.batch, key, added[j], sees, p, g) : -infinity();
                 most = fmaxf(most, sums[0][j]);
             }
             most = most_of_lanes<16>(most);

@@ -14,8 +14,9 @@ const MOST_OF_CORES: usize = 128;
 const MOST_OF_ROWS: usize = 256;
 /// The rows that share keys up to which these are few.
 const FEW_ROWS: usize = 8;
-/// Keys that are worth a block.
+/// Keys that are worth a block, and those from which on parts are worth the launch that puts them together.
 const PART: usize = 256;
+const LEAST_CUT: usize = 3 * PART;
 /// A window that is longer than all keys and queries is none.
 const NO_WINDOW: i64 = 1 << 29;
 
@@ -143,8 +144,8 @@ struct Cut {
     across: usize,
     /// The parts of all keys.
     splits: usize,
-    /// Threads that read a row of values where rows are few: a power of 2.
-    lanes: usize,
+    /// Threads that read a row of keys, and one of values, where rows are few: powers of 2.
+    lanes: [usize; 2],
 }
 
 impl Sizes {
@@ -167,8 +168,8 @@ impl Sizes {
             ("tiles", "scores".to_owned(), [64, 64], 256)
         } else if rows <= FEW_ROWS && widest <= MOST_OF_ROWS {
             let many = if rows == 1 { 1 } else { rows.next_power_of_two().max(4) };
-            kept = if many == FEW_ROWS { 4 } else { kept };
-            ("rows", format!("rows_{many}"), [many, MOST_OF_ROWS], 128)
+            kept = if many == 1 { kept } else { 4 };
+            ("rows", format!("rows_{many}"), [many, MOST_OF_ROWS], 256)
         } else if has_cores && widest <= MOST_OF_CORES {
             ("cores", format!("cores_{}", narrow(widest)), [64, MOST_OF_CORES], 128)
         } else {
@@ -179,9 +180,11 @@ impl Sizes {
         // Where blocks do not keep all processors busy, each has a part of the keys. Scores are written for all keys at once.
         let busy = (limits.processors as usize).saturating_mul(if threads == 128 { 4 } else { 2 });
         let others = self.pairs().saturating_mul(blocks).saturating_mul(across);
-        let splits = (self.keys / PART).min(busy.checked_div(others).unwrap_or(1)).max(1);
-        let splits = if has_scores { 1 } else { splits };
-        let lanes = self.value_size.div_ceil(kept).next_power_of_two();
+        let parts = self.keys.div_ceil(PART).min(busy.checked_div(others).unwrap_or(1)).max(1);
+        let splits = if has_scores || self.keys < LEAST_CUT { 1 } else { parts };
+        // Keys of more than a warp's vectors take turns.
+        let of_keys = self.size.div_ceil(vector_of(key)?).next_power_of_two().min(32);
+        let lanes = [of_keys, self.value_size.div_ceil(kept).next_power_of_two()];
         Ok(Cut { kind, entry: format!("attend_{name}_{suffix}"), threads, blocks, across, splits, lanes })
     }
 
@@ -264,7 +267,7 @@ impl Attend<'_> {
         words.extend(self.windows.map(|size| size.clamp(-1, NO_WINDOW)));
         let (kind, steps, limit) = match self.mask {
             Some(mask) => (kind_of(mask.operand.dtype)?, mask.steps, mask.keys),
-            None => (0, [0; 3], 0),
+            None => (0, [0; 3], keys),
         };
         words.push(kind);
         words.extend(steps.into_iter().chain([limit]).map(word));
@@ -285,7 +288,7 @@ impl Attend<'_> {
         for (rows, size) in [(&self.q, size), (&self.k, size), (&self.v, value_size), (&self.y, value_size)] {
             words.push(i64::from(rows.in_vectors(size, vector_of(rows.operand.dtype)?)));
         }
-        words.push(word(cut.lanes));
+        words.extend(cut.lanes.map(word));
         let padded = self.padding.map_or(0.0, |padding| padding.added);
         words.extend(
             [self.scale, self.softcap, padded].map(|number| i64::from(number.to_bits().cast_signed())),
@@ -295,7 +298,7 @@ impl Attend<'_> {
 }
 
 /// The words of the structure `Attend`.
-const WORDS: usize = 55;
+const WORDS: usize = 56;
 
 /// Elements of 16 bytes.
 fn vector_of(dtype: DType) -> Result<usize> {

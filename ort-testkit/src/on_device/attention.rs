@@ -54,10 +54,11 @@ fn added(keys: usize) -> Given {
 }
 
 /// Heads, heads of keys, queries, keys, and the sizes of heads of keys and values.
-const SIZES: [[usize; 6]; 14] = [
+const SIZES: [[usize; 6]; 15] = [
     [1, 1, 1, 1, 1, 1],
     // Few rows, of which the keys are cut in parts.
-    [2, 2, 1, 700, 64, 64],
+    [2, 2, 1, 800, 64, 64],
+    [2, 2, 1, 257, 64, 64],
     [4, 2, 1, 1500, 128, 128],
     [8, 1, 1, 600, 128, 64],
     [2, 2, 3, 140, 33, 35],
@@ -70,7 +71,7 @@ const SIZES: [[usize; 6]; 14] = [
     [1, 1, 33, 70, 17, 19],
     [6, 2, 30, 64, 16, 8],
     [1, 1, 20, 90, 160, 200],
-    [1, 1, 12, 600, 300, 40],
+    [1, 1, 12, 800, 300, 40],
 ];
 
 fn attention_cases(dtype: DType) -> Vec<Case> {
@@ -85,6 +86,7 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         cases.push(case(ATTENTION, inputs.clone(), &[]));
         cases.push(case(ATTENTION, with(&[mask(queries, keys)]), &[]).with("softcap", 1.5));
         cases.push(case(ATTENTION, with(&[added(keys)]), &[causal]).with("scale", 0.3));
+        cases.push(case(ATTENTION, with(&[run(dtype, &[2, 1, 1, keys])]), &[]));
         let past = [size, value_size].map(|size| run(dtype, &[2, key_heads, 6, size]));
         let inputs = with(&[&[Given::None], &past[..]].concat());
         cases.push(case(ATTENTION, inputs.clone(), &[causal]).writes(3));
@@ -102,6 +104,13 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         let attrs = [&heads[..], &[("qk_matmul_output_mode", mode)]].concat();
         let case = case(ATTENTION, inputs[..3].to_vec(), &attrs).with("softcap", 2.0);
         cases.push(case.writes(4));
+    }
+    // Masks of integers, for few rows and for many.
+    for queries in [1, 20] {
+        let [q, k, v] = [queries, 90, 90].map(|rows| run(dtype, &[1, 2, rows, 32]));
+        let values: Vec<i64> = (0..queries * 90).map(|at| -(at as i64 * 7919 % 5)).collect();
+        let mask = Given::Is(Tensor::from_slice(&[queries, 90], &values).unwrap());
+        cases.push(case(ATTENTION, vec![q, k, v, mask], &[]));
     }
     // Values of another type than keys.
     for (keys, values) in [(dtype, DType::F32), (DType::F32, dtype)] {
@@ -132,6 +141,16 @@ fn multi_head_cases(dtype: DType) -> Vec<Case> {
         let padding = Given::Is(Tensor::from_slice(&[2], &[keys as i32, keys as i32 / 3]).unwrap());
         let rest = [bias.clone(), padding, run(dtype, &[1, heads, queries, keys])];
         cases.push(case(OP, [&apart[..], &rest].concat(), &[attr]));
+        let (ends, starts) = ([keys as i32, keys as i32 / 3], [keys as i32 / 2, 2]);
+        let both = Given::Is(Tensor::from_slice(&[4], &[ends, starts].concat()).unwrap());
+        let elements = |shape: &[usize]| {
+            let count: usize = shape.iter().product();
+            let values: Vec<i32> = (0..count).map(|at| i32::from(at * 7919 % 5 != 1)).collect();
+            Given::Is(Tensor::from_slice(shape, &values).unwrap())
+        };
+        for padding in [both, elements(&[2, keys]), elements(&[2, queries, keys])] {
+            cases.push(case(OP, [&apart[..], &[Given::None, padding]].concat(), &[attr]));
+        }
         let past = [run(dtype, &[2, heads, 9, size]), run(dtype, &[2, heads, 9, size])];
         let rest = [&[bias, Given::None, Given::None][..], &past].concat();
         cases.push(case(OP, [&apart[..], &rest].concat(), &[attr]).writes(3));
