@@ -1,7 +1,7 @@
 // Pools: windows over up to three axes, where those in front that the image does not have are of size 1, and whole planes. With the channels
 // first each channel is an image; with the channels last (PIXELS) those of a pixel are side by side.
 
-#include "common.cuh"
+#include "packs.cuh"
 
 struct Windows {
     int input[3], output[3], kernel[3], strides[3], dilations[3], pads[3], pads_behind[3];
@@ -75,23 +75,43 @@ __device__ inline float folded(int kind, float sum, float count, float power) {
 
 __device__ inline float beginning(int kind) { return kind == MAXIMUM ? -__int_as_float(0x7f800000) : 0.0f; }
 
-template <typename T, bool PIXELS>
+template <typename T, int MANY> __device__ inline void write_pack(T* to, const Pack<T, MANY>& pack) {
+    if ((uint64)to % alignof(Pack<T, MANY>) == 0) {
+        *(Pack<T, MANY>*)to = pack;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < MANY; i++) to[i] = pack.of[i];
+}
+
+// A thread has so many results that are neighbours: of as many channels of a pixel.
+template <typename T, bool PIXELS, int MANY>
 __device__ inline void pool(const T* x, T* y, const Windows& p, int kind, float power, uint count) {
-    uint index = thread_index();
+    uint index = thread_index() * MANY;
     if (index >= count) return;
     int channels = PIXELS ? p.channels : 1;
     Window window = window_of(p, index, channels);
     const T* image = x + window.image;
-    float sum = beginning(kind);
+    bool in_packs = MANY > 1 && (uint64)x % 16 == 0;
+    float sums[MANY];
+#pragma unroll
+    for (int c = 0; c < MANY; c++) sums[c] = beginning(kind);
     for (int i = window.first[0]; i < window.end[0]; i++) {
         for (int j = window.first[1]; j < window.end[1]; j++) {
             int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
             for (int k = window.first[2]; k < window.end[2]; k++) {
-                sum = fold(kind, sum, as_float(image[(int64)(row + window.origin[2] + k * p.dilations[2]) * channels]), power);
+                Pack<T, MANY> values;
+                read_pack(image + (int64)(row + window.origin[2] + k * p.dilations[2]) * channels, MANY, in_packs, values);
+#pragma unroll
+                for (int c = 0; c < MANY; c++) sums[c] = fold(kind, sums[c], as_float(values.of[c]), power);
             }
         }
     }
-    y[index] = from_float<T>(folded(kind, sum, counted(p, window), power));
+    float taps = counted(p, window);
+    Pack<T, MANY> results;
+#pragma unroll
+    for (int c = 0; c < MANY; c++) results.of[c] = from_float<T>(folded(kind, sums[c], taps, power));
+    write_pack(y + index, results);
 }
 
 // Whether a value takes the place of the best one: the first of equal ones stays, and what is not a number is greatest.
@@ -105,30 +125,39 @@ __device__ inline float compared(float x) { return x; }
 __device__ inline float compared(__half x) { return as_float(x); }
 __device__ inline float compared(__nv_bfloat16 x) { return as_float(x); }
 
-// `least` is what a window outside of the image has. y or indices may be null pointers; indices are of images of one channel.
-template <typename T, bool PIXELS>
+// `least` is what a window outside of the image has. y or indices may be null pointers; indices are of images of one channel, and of one result
+// of a thread.
+template <typename T, bool PIXELS, int MANY>
 __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows& p, T least, uint count) {
-    uint index = thread_index();
+    uint index = thread_index() * MANY;
     if (index >= count) return;
     int channels = PIXELS ? p.channels : 1;
     Window window = window_of(p, index, channels);
     const T* image = x + window.image;
-    T best = least;
+    bool in_packs = MANY > 1 && (uint64)x % 16 == 0;
+    Pack<T, MANY> best;
+#pragma unroll
+    for (int c = 0; c < MANY; c++) best.of[c] = least;
     int place = -1;
     for (int i = window.first[0]; i < window.end[0]; i++) {
         for (int j = window.first[1]; j < window.end[1]; j++) {
             int row = ((window.origin[0] + i * p.dilations[0]) * p.input[1] + window.origin[1] + j * p.dilations[1]) * p.input[2];
             for (int k = window.first[2]; k < window.end[2]; k++) {
                 int at = row + window.origin[2] + k * p.dilations[2];
-                T value = image[(int64)at * channels];
-                if (place < 0 || replaces(compared(value), compared(best))) {
-                    best = value;
-                    place = at;
+                Pack<T, MANY> values;
+                read_pack(image + (int64)at * channels, MANY, in_packs, values);
+                bool is_first = place < 0;
+#pragma unroll
+                for (int c = 0; c < MANY; c++) {
+                    if (is_first || replaces(compared(values.of[c]), compared(best.of[c]))) {
+                        best.of[c] = values.of[c];
+                        place = at;
+                    }
                 }
             }
         }
     }
-    if (y) y[index] = best;
+    if (y) write_pack(y + index, best);
     if (!indices) return;
     place = max(place, 0);
     if (p.column_major) {
@@ -136,6 +165,21 @@ __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows&
         place = (place % p.input[2] * p.input[1] + row % p.input[1]) * p.input[0] + row / p.input[1];
     }
     indices[index] = window.image + place;
+}
+
+// A small plane by each warp.
+template <typename T> __device__ inline void pool_small(const T* x, T* y, int kind, float power, uint plane, uint count) {
+    uint index = thread_index() / 32;
+    if (index >= count) return;
+    const T* from = x + (int64)index * plane;
+    float sum = beginning(kind);
+#pragma unroll 4
+    for (uint i = threadIdx.x % 32; i < plane; i += 32) sum = fold(kind, sum, as_float(from[i]), power);
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(0xffffffffu, sum, step);
+        sum = kind == MAXIMUM ? greater(sum, other) : sum + other;
+    }
+    if (threadIdx.x % 32 == 0) y[index] = from_float<T>(folded(kind, sum, plane, power));
 }
 
 // A whole plane by a block.
@@ -157,27 +201,32 @@ template <typename T> __device__ inline void pool_plane(const T* x, T* y, int ki
     y[blockIdx.x] = from_float<T>(folded(kind, sum, plane, power));
 }
 
+// Packs are 16 bytes of the channels of a pixel, of which there are averages and maxima.
+#define MAXIMUM_ENTRY(name, type, pixels, many, least)                                                         \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        name(const type* x, type* y, int64* indices, Windows p, uint count) {                                  \
+        max_pool<type, pixels, many>(x, y, pixels ? nullptr : indices, p, least, count);                       \
+    }
 #define MAXIMA(suffix, type, least)                                                                            \
+    MAXIMUM_ENTRY(max_pool_##suffix, type, false, 1, least)                                                    \
+    MAXIMUM_ENTRY(max_pool_pixels_##suffix, type, true, 1, least)                                              \
+    MAXIMUM_ENTRY(max_pool_packs_##suffix, type, true, 16 / sizeof(type), least)
+#define POOL_ENTRY(name, type, pixels, many, fold_kind)                                                        \
     extern "C" __global__ void __launch_bounds__(256)                                                          \
-        max_pool_##suffix(const type* x, type* y, int64* indices, Windows p, uint count) {                     \
-        max_pool<type, false>(x, y, indices, p, least, count);                                                 \
-    }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
-        max_pool_pixels_##suffix(const type* x, type* y, int64* indices, Windows p, uint count) {              \
-        max_pool<type, true>(x, y, nullptr, p, least, count);                                                  \
+        name(const type* x, type* y, Windows p, int kind, float power, uint count) {                           \
+        pool<type, pixels, many>(x, y, p, fold_kind, power, count);                                            \
     }
 #define POOLS(suffix, type)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
-        pool_##suffix(const type* x, type* y, Windows p, int kind, float power, uint count) {                  \
-        pool<type, false>(x, y, p, kind, power, count);                                                        \
-    }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
-        pool_pixels_##suffix(const type* x, type* y, Windows p, int kind, float power, uint count) {           \
-        pool<type, true>(x, y, p, kind, power, count);                                                         \
-    }                                                                                                          \
+    POOL_ENTRY(pool_##suffix, type, false, 1, kind)                                                            \
+    POOL_ENTRY(pool_pixels_##suffix, type, true, 1, kind)                                                      \
+    POOL_ENTRY(pool_packs_##suffix, type, true, 16 / sizeof(type), AVERAGE)                                    \
     extern "C" __global__ void __launch_bounds__(256)                                                          \
         pool_plane_##suffix(const type* x, type* y, int kind, float power, uint plane) {                       \
         pool_plane(x, y, kind, power, plane);                                                                  \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        pool_small_##suffix(const type* x, type* y, int kind, float power, uint plane, uint count) {           \
+        pool_small(x, y, kind, power, plane, count);                                                           \
     }                                                                                                          \
     MAXIMA(suffix, type, from_float<type>(beginning(MAXIMUM)))
 

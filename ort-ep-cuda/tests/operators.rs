@@ -12,7 +12,7 @@ use ort_testkit::on_device::{
     attention, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products, quant,
     recurrent, select, sums, updates, vision, windows,
 };
-use support::{is_emulated, options, with_device, with_oldest, with_options};
+use support::{is_emulated, options, with_device, with_oldest, with_options, with_warpgroups};
 
 #[test]
 fn products_are_those_of_the_cpu() -> Result<()> {
@@ -82,6 +82,36 @@ fn tensor_cores_multiply_halves_as_the_cpu_does() -> Result<()> {
 }
 
 #[test]
+fn warpgroups_multiply_halves_as_the_cpu_does() -> Result<()> {
+    let Some(device) = with_warpgroups("warpgroups_multiply_halves_as_the_cpu_does")? else { return Ok(()) };
+    let kernels = pixels::products_of_halves(&device)?;
+    for suffix in ["f16", "bf16"] {
+        for side in ["nn", "nt"] {
+            let names = ["large", "square", "wide", "small"];
+            let names = names.map(|name| format!("gemm_warpgroups_{name}_{side}_{suffix}"));
+            assert_ran(&kernels, &names.each_ref().map(String::as_str));
+        }
+        assert_ran(&kernels, &[&*format!("gemm_join_{suffix}")]);
+    }
+    cores::halves(&device);
+    Ok(())
+}
+
+#[test]
+fn warpgroups_convolve_halves_with_channels_last_as_the_cpu_does() -> Result<()> {
+    let name = "warpgroups_convolve_halves_with_channels_last_as_the_cpu_does";
+    let Some(device) = with_warpgroups(name)? else { return Ok(()) };
+    let kernels = pixels::convolutions_of_halves(&device)?;
+    for suffix in ["f16", "bf16"] {
+        let names = ["large", "square", "tall", "small"];
+        let names = names.map(|name| format!("conv_pixels_warpgroups_{name}_{suffix}"));
+        assert_ran(&kernels, &names.each_ref().map(String::as_str));
+        assert_ran(&kernels, &[&*format!("conv_pixels_join_{suffix}")]);
+    }
+    Ok(())
+}
+
+#[test]
 fn the_oldest_devices_do_without_tensor_cores() -> Result<()> {
     let Some(device) = with_oldest("the_oldest_devices_do_without_tensor_cores")? else { return Ok(()) };
     cores::halves(&device);
@@ -123,7 +153,14 @@ fn pools_with_channels_last_are_those_of_the_cpu() -> Result<()> {
     let kernels = pixels::pools(&device)?;
     assert_ran(
         &kernels,
-        &["max_pool_pixels_i8", "max_pool_pixels_u8", "max_pool_pixels_f16", "pool_pixels_bf16"],
+        &[
+            "max_pool_pixels_i8",
+            "max_pool_pixels_u8",
+            "max_pool_pixels_f16",
+            "max_pool_packs_f16",
+            "pool_pixels_bf16",
+            "pool_packs_f32",
+        ],
     );
     Ok(())
 }

@@ -14,7 +14,7 @@ use ort_core::{Result, ensure, error};
 
 use super::gemm::{Product, Side, finish, of_cores};
 use super::movement::gather;
-use super::{CudaKernel, cuda_kernels};
+use super::{CudaKernel, cuda_kernels, warpgroups};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, scratch};
 
@@ -267,6 +267,9 @@ impl Conv {
         if let Some(product) = self.product(cx, bias, addend)? {
             return product.launches(cx);
         }
+        if let Some((suffix, cut)) = self.group_cut(&cx.limits, y.dtype) {
+            return self.by_warpgroups(cx, suffix, &cut, [bias, addend]);
+        }
         if let Some(cut) = self.cut(&cx.limits, y.dtype)? {
             return self.on_cores(cx, &cut, [bias, addend]);
         }
@@ -313,6 +316,54 @@ impl Conv {
         }
         let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
         Cut::new(limits, dtype, self.groups, [self.filters, self.positions(), depth])
+    }
+
+    /// How warpgroups compute it, and the name of their type, where they do: whose channels of a tap are read by 16 bytes.
+    fn group_cut(&self, limits: &Limits, dtype: DType) -> Option<(&'static str, warpgroups::Cut)> {
+        let suffix = warpgroups::suffix_of(limits, dtype)?;
+        let is_first = self.layout == Layout::ChannelsFirst;
+        if is_first
+            || self.filters <= FEW_FILTERS
+            || !self.channels.is_multiple_of(8)
+            || !taps_fit(&self.axes)
+        {
+            return None;
+        }
+        let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
+        let sizes = [self.positions(), self.filters, depth];
+        let cut = warpgroups::cut(limits, warpgroups::OF_CONVOLUTIONS, self.groups, sizes, true)?;
+        Some((suffix, cut))
+    }
+
+    /// The launches by warpgroups: positions are rows, filters are columns.
+    fn by_warpgroups(
+        &self,
+        cx: &OpCx<'_>,
+        suffix: &str,
+        cut: &warpgroups::Cut,
+        [bias, addend]: [Option<&Operand>; 2],
+    ) -> Result<Vec<Launch>> {
+        let (y, words) = (cx.output(0)?, [cut.across, cut.down, cut.parts]);
+        let parts = (cut.parts > 1).then(|| cx.workspace(&mut 0, DType::F32, &[cut.parts, y.count()]));
+        let family = "conv_pixels_warpgroups";
+        let launch = Launch::of_type(family, suffix, format!("{family}_{}_{suffix}", cut.tile.name))?
+            .grid([cut.blocks, cut.parts, 1])?
+            .block([cut.tile.threads, 1, 1])
+            .shared(cut.tile.shared())
+            .tensor(cx.input(0)?)
+            .tensor(cx.input(1)?)
+            .find_tensor(bias)
+            .find_tensor(addend)
+            .tensor(y)
+            .find_tensor(parts.as_ref());
+        let mut launches = vec![self.ending(launch, cx, words)?];
+        if let Some(parts) = &parts {
+            let entry = format!("conv_pixels_join_{suffix}");
+            let join = Launch::of_type(family, suffix, entry)?.threads(y.count())?;
+            let join = join.tensor(parts).find_tensor(bias).find_tensor(addend).tensor(y);
+            launches.push(self.ending(join, cx, words)?.uint(y.count())?);
+        }
+        Ok(launches)
     }
 
     /// The filters as tensor cores read them, channels and taps behind each other, and what brings them into that order.
@@ -363,6 +414,9 @@ impl Conv {
     /// The bytes of workspace that tensor cores take, where they compute it.
     pub(super) fn workspace_for_cores(&self, cx: &OpCx<'_>) -> Result<usize> {
         let (y, mut taken) = (cx.output(0)?, 0);
+        if let Some((_, cut)) = self.group_cut(&cx.limits, y.dtype) {
+            return Ok(if cut.parts > 1 { cut.parts * y.count() * size_of::<f32>() } else { 0 });
+        }
         if y.count() > 0
             && let Some(cut) = self.cut(&cx.limits, y.dtype)?
         {

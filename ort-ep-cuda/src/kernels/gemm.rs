@@ -8,6 +8,7 @@ use ort_core::dtype::DType;
 use ort_core::ops::fused::activation::Activation;
 use ort_core::{Result, ensure, error};
 
+use super::warpgroups;
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, Walk, strides};
 use crate::modules::TENSOR_CORES;
@@ -173,6 +174,9 @@ impl Product {
         if let Some(launch) = self.of_few(cx, &walk, matrices)? {
             return Ok(vec![launch]);
         }
+        if let Some(launches) = self.by_warpgroups(cx, &walk, matrices)? {
+            return Ok(launches);
+        }
         Ok(vec![self.launch(cx, &walk, matrices)?])
     }
 
@@ -239,6 +243,40 @@ impl Product {
             .find_tensor(self.addend(1))
             .tensor(&self.y.tensor);
         self.ending(launch, walk, [down, across], self.in_vectors(walk, many))
+    }
+
+    /// The launches by warpgroups, where the device has them, the sums of the left side lie side by side and vectors may be read of both.
+    fn by_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Vec<Launch>>> {
+        let y = &self.y.tensor;
+        let Some(suffix) = warpgroups::suffix_of(&cx.limits, y.dtype) else { return Ok(None) };
+        let in_vectors = self.in_vectors(walk, 8);
+        if self.rows <= FEW_ROWS || self.a.depth != 1 || in_vectors != [true; 2] {
+            return Ok(None);
+        }
+        let sizes = [self.rows, self.columns, self.depth];
+        let cut = warpgroups::cut(&cx.limits, warpgroups::OF_PRODUCTS, matrices, sizes, self.has_workspace);
+        let Some(cut) = cut else { return Ok(None) };
+        let side = if self.b.depth == 1 { "nt" } else { "nn" };
+        let parts = (cut.parts > 1).then(|| cx.workspace(&mut 0, DType::F32, &[cut.parts, y.count()]));
+        let (family, tile) = ("gemm_warpgroups", cut.tile);
+        let launch = Launch::of_type(family, suffix, format!("{family}_{}_{side}_{suffix}", tile.name))?
+            .grid([cut.blocks, cut.parts, 1])?
+            .block([tile.threads, 1, 1])
+            .shared(tile.shared())
+            .tensor(&self.a.tensor)
+            .tensor(&self.b.tensor)
+            .find_tensor(self.addend(0))
+            .find_tensor(self.addend(1))
+            .tensor(y)
+            .find_tensor(parts.as_ref());
+        let mut launches = vec![self.ending(launch, walk, [cut.down, cut.across], in_vectors)?];
+        if let Some(parts) = &parts {
+            let join = Launch::of_type(family, suffix, format!("gemm_join_{suffix}"))?.threads(y.count())?;
+            let join = join.tensor(parts).find_tensor(self.addend(0)).find_tensor(self.addend(1)).tensor(y);
+            let join = self.ending(join, walk, [cut.down, cut.across], in_vectors)?;
+            launches.push(join.uint(cut.parts)?.uint(y.count())?);
+        }
+        Ok(Some(launches))
     }
 
     fn addend(&self, index: usize) -> Option<&Operand> {

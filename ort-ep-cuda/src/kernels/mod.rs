@@ -46,6 +46,7 @@ mod sort;
 mod top_k;
 mod training;
 mod unique;
+mod warpgroups;
 
 use ort_core::Result;
 use ort_core::dtype::DType;

@@ -8,7 +8,7 @@ use ort_core::{Result, ensure};
 
 use super::conv::{FLOATS, Image, Layout, has_up_to_three_axes, suffix_of, three, window_sizes};
 use super::{CudaKernel, cuda_kernels};
-use crate::launch::{Launch, OpCx};
+use crate::launch::{Launch, OpCx, Operand};
 
 const OF_MAX: TypeSet = FLOATS.union(TypeSet::of(&[DType::I8, DType::U8]));
 
@@ -62,12 +62,22 @@ fn fold_of(cx: &OpCx<'_>) -> Result<(usize, f32)> {
     Ok((kind, power as f32))
 }
 
-/// The name of a kernel.
-fn entry(name: &str, layout: Layout, suffix: &str) -> String {
-    match layout {
-        Layout::ChannelsFirst => format!("{name}_{suffix}"),
-        Layout::ChannelsLast => format!("{name}_pixels_{suffix}"),
-    }
+/// The elements up to which a plane is pooled by a warp, not by a block.
+const SMALL: usize = 1024;
+/// The bytes of a pixel that a thread reads at once.
+const PACK: usize = 16;
+
+/// A launch of a kernel for so many results. With the channels last a thread has a pack of them where those of a pixel are whole ones.
+fn launch_of(name: &str, x: &Operand, layout: Layout, suffix: &str, count: usize) -> Result<Launch> {
+    let many = x.dtype.byte_len(1).map_or(1, |bytes| PACK / bytes);
+    let (entry, many) = match layout {
+        Layout::ChannelsFirst => (format!("{name}_{suffix}"), 1),
+        Layout::ChannelsLast if x.shape.last().is_some_and(|channels| channels.is_multiple_of(many)) => {
+            (format!("{name}_packs_{suffix}"), many)
+        }
+        Layout::ChannelsLast => (format!("{name}_pixels_{suffix}"), 1),
+    };
+    Launch::new("pool", entry).threads(count / many)
 }
 
 fn pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
@@ -83,7 +93,7 @@ fn pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
     if y.count() == 0 {
         return Ok(Vec::new());
     }
-    let launch = Launch::new("pool", entry("pool", layout, suffix_of(x.dtype)?)).threads(y.count())?;
+    let launch = launch_of("pool", x, layout, suffix_of(x.dtype)?, y.count())?;
     let launch = launch.tensor(x).tensor(y).uints::<24>(&windows_of(cx, layout)?)?;
     Ok(vec![launch.uint(kind)?.float(power).uint(y.count())?])
 }
@@ -107,7 +117,7 @@ fn max_pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {
         DType::U8 => "u8",
         float => suffix_of(float)?,
     };
-    let launch = Launch::new("pool", entry("max_pool", layout, suffix)).threads(count)?;
+    let launch = launch_of("max_pool", x, layout, suffix, count)?;
     let launch =
         launch.tensor(x).find_tensor(y).find_tensor(indices).uints::<24>(&windows_of(cx, layout)?)?;
     Ok(vec![launch.uint(count)?])
@@ -119,9 +129,13 @@ fn global_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         return Ok(Vec::new());
     }
     let plane = x.shape.iter().skip(2).fold(1, |plane: usize, size| plane.saturating_mul(*size));
-    // Where planes are small, fewer threads stay without elements.
-    let threads = if plane > 1024 { 256 } else { 64 };
-    let launch = Launch::new("pool", format!("pool_plane_{}", suffix_of(x.dtype)?));
-    let launch = launch.grid([y.count(), 1, 1])?.block([threads, 1, 1]).tensor(x).tensor(y);
+    let suffix = suffix_of(x.dtype)?;
+    if plane <= SMALL {
+        let launch =
+            Launch::new("pool", format!("pool_small_{suffix}")).threads(y.count().saturating_mul(32))?;
+        return Ok(vec![launch.tensor(x).tensor(y).uint(kind)?.float(power).uint(plane)?.uint(y.count())?]);
+    }
+    let launch = Launch::new("pool", format!("pool_plane_{suffix}"));
+    let launch = launch.grid([y.count(), 1, 1])?.tensor(x).tensor(y);
     Ok(vec![launch.uint(kind)?.float(power).uint(plane)?])
 }

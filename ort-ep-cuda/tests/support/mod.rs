@@ -62,6 +62,11 @@ pub(crate) fn with_oldest(test: &str) -> Result<Option<Arc<dyn Device>>> {
     with_variables(test, &[], &[("ORT_CUDA_EMULATOR_CAPABILITY", "7.5")])
 }
 
+/// The same with a device whose warps multiply in groups of four, where it is the emulator's.
+pub(crate) fn with_warpgroups(test: &str) -> Result<Option<Arc<dyn Device>>> {
+    with_variables(test, &[], &[("ORT_CUDA_EMULATOR_CAPABILITY", "9.0")])
+}
+
 fn with_variables(
     test: &str,
     given: &[(&str, &str)],

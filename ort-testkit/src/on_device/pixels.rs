@@ -16,9 +16,11 @@ use ort_core::{Result, error};
 use super::windows::{CONVS, POOLS, Windows, of};
 use super::{assert_close, cores, cpu, numbers, outputs};
 
-/// Beside the windows of all convolutions: large tiles of whole vectors of channels, with windows that do not lie side by side.
+/// Beside the windows of all convolutions: large tiles of whole vectors of channels, sums in parts, and windows that do not lie side by side.
 const VECTORS: &[Windows] = &[
     Windows { pads: &[1; 4], ..of(&[2, 16, 17, 19], &[130, 16, 3, 3]) },
+    Windows { pads: &[1; 4], ..of(&[1, 16, 11, 12], &[264, 16, 3, 3]) },
+    Windows { pads: &[1; 4], ..of(&[1, 192, 4, 5], &[16, 192, 3, 3]) },
     Windows { pads: &[2, 0, 1, 1], dilations: &[2, 1], ..of(&[3, 24, 11, 13], &[72, 24, 3, 2]) },
     Windows { strides: &[2, 2], group: 2, pads: &[1; 4], ..of(&[1, 32, 12, 10], &[40, 16, 3, 3]) },
 ];
@@ -182,6 +184,42 @@ pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<Strin
     for dtype in [DType::F16, DType::BF16] {
         for case in cores::convolutions().chain(VECTORS) {
             kernels.insert(convolution(device, case, (dtype, 4), Some(("Relu", &[])))?);
+        }
+    }
+    Ok(kernels)
+}
+
+/// Rows, columns and steps of products: about tiles of 64, 128 and 256, and with few rows of many steps; of whole vectors along the steps and columns.
+const PRODUCTS: &[[usize; 3]] = &[
+    [130, 264, 200],
+    [257, 520, 72],
+    [128, 128, 64],
+    [300, 136, 328],
+    [65, 72, 136],
+    [70, 200, 64],
+    [9, 64, 1704],
+    [5, 8, 8],
+];
+
+/// Products of float16 and bfloat16 with a bias, a matrix that is added and an activation, the columns or the steps of the right side next to each other.
+///
+/// # Errors
+///
+/// The device has no kernel of one of them, or there is no CPU provider in the program.
+pub fn products_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
+    let (mut kernels, op) = (BTreeSet::new(), (RUNTIME, "FusedMatMul"));
+    for dtype in [DType::F16, DType::BF16] {
+        for [rows, columns, depth] in PRODUCTS {
+            for (transposed, activation) in [(0, "Relu"), (1, "FastGelu")] {
+                let right = if transposed == 1 { [*columns, *depth] } else { [*depth, *columns] };
+                let shapes: [&[usize]; 4] = [&[*rows, *depth], &right, &[*columns], &[*rows, *columns]];
+                let attrs = [
+                    ("transB", Attribute::Int(transposed)),
+                    ("activation", Attribute::String(activation.to_owned())),
+                ];
+                kernels
+                    .insert(Node { dtype, op, standard: op, shapes: &shapes, attrs: &attrs }.check(device)?);
+            }
         }
     }
     Ok(kernels)

@@ -1,0 +1,234 @@
+// Products of tiles by warpgroups (`wgmma`), which devices of compute capability 9.0 have and no others: of float16 and bfloat16, both sides in
+// shared memory. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+#pragma once
+
+#include "cores.cuh"
+#include "packs.cuh"
+
+// Steps of a tile: 128 bytes, the longest that tensor cores read swizzled; bytes of eight lines of them, which are swizzled together, and of 64.
+constexpr int STEPS = 64, OF_EIGHT = 1024, OF_STEPS = 8192;
+
+// Says where a side of a product lies in shared memory, swizzled by 128 bytes. `leading` is how far groups of 64 lines are apart where lines lie side
+// by side, `stride` how far eight lines, or steps, are from the next eight.
+__device__ inline uint64 descriptor(uint address, int leading, int stride) {
+    return (uint64)((address & 0x3ffff) >> 4) | (uint64)(leading >> 4) << 16 | (uint64)(stride >> 4) << 32 | (uint64)1 << 62;
+}
+
+#define NAMES_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_64 \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define NAMES_128 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_128 \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
+    "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
+    "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
+    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
+    "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define NAMES_256 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUMS_256 \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
+    "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
+    "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
+    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
+    "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), \
+    "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), \
+    "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), \
+    "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), \
+    "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), \
+    "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), \
+    "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), \
+    "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), \
+    "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+// d += a * b: 64 rows, of which each warp has 16, and so many columns, by 16 steps. The steps of b lie side by side, or its columns.
+#define MULTIPLY_GROUP(type, name, columns, a_name, b_name, far_name)                                                      \
+    template <bool FAR> __device__ inline void multiply_group(type, float (&d)[columns / 2], uint64 a, uint64 b) {         \
+        asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"                                                      \
+                     "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." name "." name                                 \
+                     " {" NAMES_##columns "}, " a_name ", " b_name ", adds, 1, 1, 0, " far_name ";\n}"                      \
+                     : SUMS_##columns : "l"(a), "l"(b), "n"(FAR ? 1 : 0));                                                 \
+    }
+#define MULTIPLY_GROUPS(type, name)                                                                                        \
+    MULTIPLY_GROUP(type, name, 64, "%32", "%33", "%34")                                                                    \
+    MULTIPLY_GROUP(type, name, 128, "%64", "%65", "%66")                                                                   \
+    MULTIPLY_GROUP(type, name, 256, "%128", "%129", "%130")
+MULTIPLY_GROUPS(__half, "f16")
+MULTIPLY_GROUPS(__nv_bfloat16, "bf16")
+#undef MULTIPLY_GROUPS
+#undef MULTIPLY_GROUP
+
+// What was written to shared memory is there for products from here on.
+__device__ inline void show_to_products() { asm volatile("fence.proxy.async;" : : : "memory"); }
+// Sums are ready to be added to.
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+// Waits for all groups of products but the last ones.
+template <int LAST> __device__ inline void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(LAST) : "memory"); }
+
+// Begins to copy 16 bytes to an address of shared memory, or writes zeros.
+__device__ inline void copy_later(uint to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// Writes a half to one.
+template <typename T> __device__ inline void write_half(uint to, T half) {
+    asm volatile("st.shared.b16 [%0], %1;" : : "r"(to), "h"(*(const uint16*)&half) : "memory");
+}
+
+// Where 16 bytes of a row of 128 lie: swizzled with the number of the row.
+__device__ inline uint swizzled(uint tile, int row, int chunk) { return tile + row * 128 + ((chunk ^ row % 8) << 4); }
+
+// Begins to read a side of a tile from step k0 on, by LANES threads: LINES lines whose steps lie side by side (NEAR), else 64 steps of so many
+// lines, 64 lines to a row.
+template <typename T, int LINES, bool NEAR, int LANES>
+__device__ inline void read_side(uint tile, const T* side, int line0, int lines, int line_step, int k0, int depth, int depth_step, bool vectors) {
+    constexpr int CHUNKS = NEAR ? STEPS / 8 : LINES / 8, TURNS = LINES * 8 / LANES;
+    auto each = [&](int turn, auto read) {
+        int outer = (threadIdx.x + turn * LANES) / CHUNKS, inner = (threadIdx.x + turn * LANES) % CHUNKS;
+        int line = line0 + (NEAR ? outer : inner * 8), k = k0 + (NEAR ? inner * 8 : outer);
+        uint to = NEAR ? swizzled(tile, outer, inner) : swizzled(tile + inner / 8 * OF_STEPS, outer, inner % 8);
+        bool there = line < lines && k < depth;
+        read(to, side + (there ? (int64)line * line_step + (int64)k * depth_step : 0), !there ? 0 : NEAR ? depth - k : lines - line);
+    };
+    if (vectors) {
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) each(turn, [](uint to, const T* from, int count) { copy_later(to, from, count > 0); });
+        return;
+    }
+    int step = NEAR ? depth_step : line_step;
+#pragma unroll 1
+    for (int turn = 0; turn < TURNS; turn++) {
+        each(turn, [&](uint to, const T* from, int count) {
+#pragma unroll 1
+            for (int i = 0; i < 8; i++) write_half(to + 2 * i, i < count ? from[(int64)i * step] : T(0.0f));
+        });
+    }
+}
+
+// A tile of ROWS by COLUMNS sums, of which a warpgroup has 64 rows. The steps of the left side lie side by side, those of the right one if NEAR.
+template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct GroupTile {
+    static constexpr int LANES = 2 * ROWS, STAGE = (ROWS + COLUMNS) * 128, PITCH = COLUMNS + 8;
+    // Rows of sums whose addends are read at once.
+    static constexpr int AT_ONCE = 4;
+    static_assert(STAGES >= 3, "a tile is multiplied, one is done with, and one is on its way");
+    static_assert(ROWS * PITCH * 4 <= STAGES * STAGE, "sums pass through the memory of tiles");
+    float sums[COLUMNS / 2];
+
+    // Adds the products of some turns: `read(turn, left, right)` begins to read the tiles of one.
+    template <typename Read> __device__ void multiply(uint tiles, int begin, int end, const Read& read) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.0f;
+        auto read_turn = [&](int turn) {
+            uint tile = tiles + (turn - begin) % STAGES * STAGE;
+            if (turn < end) read(turn, tile, tile + ROWS * 128);
+            // An empty group, too, as groups are counted.
+            commit_copies();
+        };
+        for (int turn = begin; turn < begin + STAGES - 2; turn++) read_turn(turn);
+        for (int turn = begin; turn < end; turn++) {
+            wait_for_copies<STAGES - 3>();
+            show_to_products();
+            __syncthreads();
+            // Into the tiles of two turns before, which all groups are done with.
+            read_turn(turn + STAGES - 2);
+            uint left = tiles + (turn - begin) % STAGES * STAGE + threadIdx.x / 128 * OF_STEPS;
+            uint right = tiles + (turn - begin) % STAGES * STAGE + ROWS * 128;
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < STEPS / 16; k++) {
+                uint64 of_right = NEAR ? descriptor(right + 32 * k, 16, OF_EIGHT) : descriptor(right + 2 * OF_EIGHT * k, OF_STEPS, OF_EIGHT);
+                multiply_group<!NEAR>(T(), sums, descriptor(left + 32 * k, 16, OF_EIGHT), of_right);
+            }
+            commit_products();
+            wait_for_products<1>();
+        }
+        wait_for_products<0>();
+    }
+
+    // Calls `write(row, column, eight sums, addends)` for all of the tile, with the addends that `read(row, column)` gave before. Sums pass through
+    // shared memory, where each warp has a place for its rows, so that threads have eight neighbours.
+    template <typename Addends, typename Read, typename Write> __device__ void finish(unsigned char* memory, const Read& read, const Write& write) {
+        constexpr int ACROSS = COLUMNS / 8, DOWN = 32 / ACROSS;
+        int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
+        float* staged = (float*)memory + row0 * PITCH;
+        // All are done with the tiles.
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; i++) {
+            float2 two = {sums[2 * i], sums[2 * i + 1]};
+            *(float2*)&staged[(lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2] = two;
+        }
+        __syncwarp();
+        int column = lane % ACROSS * 8;
+#pragma unroll 1
+        for (int row = lane / ACROSS; row < 16; row += DOWN * AT_ONCE) {
+            Addends addends[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) addends[i] = read(row0 + row + i * DOWN, column);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                float eight[8];
+                *(float4*)&eight[0] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column];
+                *(float4*)&eight[4] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column + 4];
+                write(row0 + row + i * DOWN, column, eight, addends[i]);
+            }
+        }
+    }
+};
+
+// Eight neighbours of a row of each addend.
+template <typename T> struct AddendsOfEight { Pack<T, 8> c, d; };
+
+// Eight elements of an addend, of which so many are there; the one element there is of all columns where these do not step.
+template <typename T> __device__ inline Pack<T, 8> eight_of(const T* at, int step, int count, bool vectors) {
+    Pack<T, 8> eight;
+    if (step == 1) {
+        read_pack(at, count, vectors && (uint64)at % 16 == 0, eight);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) eight.of[i] = i < count ? at[(int64)i * step] : T(0.0f);
+    }
+    return eight;
+}
+
+// Writes eight neighbours, of which so many are there.
+template <typename T> __device__ inline void write_eight(T* to, int step, int count, const float (&eight)[8]) {
+    Pack<T, 8> pack;
+#pragma unroll
+    for (int i = 0; i < 8; i++) pack.of[i] = from_float<T>(eight[i]);
+    if (step == 1 && count == 8 && (uint64)to % 16 == 0) {
+        *(Pack<T, 8>*)to = pack;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (i < count) to[(int64)i * step] = pack.of[i];
+    }
+}
+
+// The memory of tiles, which begins at a multiple of 1024 as swizzling wants it: the host asks for that much more.
+__device__ inline unsigned char* tile_memory() {
+    extern __shared__ unsigned char memory[];
+    return memory + (OF_EIGHT - shared_address(memory) % OF_EIGHT) % OF_EIGHT;
+}
