@@ -47,7 +47,7 @@ __device__ inline void pixel_group_tiles(const T* x, const T* w, const T* bias, 
                 }
             }
         }
-        read_side<T, COLUMNS, true, Tile::LANES>(right, w, filter0, p.filters, depth, turn * STEPS, depth, 1, w_vectors);
+        read_side<T, COLUMNS, true, Tile::LANES>(right, w, filter0, p.filters, depth, turn * STEPS, depth, 1, w_vectors ? VECTORS : ELEMENTS);
     });
     auto read = [&](int row, int column) {
         int position = position0 + row, filter = filter0 + column, count = position < positions && p.parts == 1 ? p.filters - filter : 0;

@@ -18,13 +18,14 @@ __device__ inline void group_product(const T* a, const T* b, const T* c, const T
     Places at = places_of(p, batch);
     a += at.a;
     b += at.b;
-    bool a_vectors = p.a_vectors && (uint64)a % 16 == 0, b_vectors = p.b_vectors && (uint64)b % 16 == 0;
+    Reads a_reads = p.a_vectors && (uint64)a % 16 == 0 ? VECTORS : ELEMENTS;
+    Reads b_reads = p.b_vectors && (uint64)b % 16 == 0 ? VECTORS : p.b_column == 1 ? SHIFTED : ELEMENTS;
     int turns = (p.depth + STEPS - 1) / STEPS, share = (turns + gridDim.y - 1) / gridDim.y;
     int begin = min((int)blockIdx.y * share, turns), end = min(begin + share, turns);
     Tile tile;
     tile.multiply(shared_address(memory), begin, end, [&](int turn, uint left, uint right) {
-        read_side<T, ROWS, true, Tile::LANES>(left, a, row0, p.rows, p.a_row, turn * STEPS, p.depth, p.a_depth, a_vectors);
-        read_side<T, COLUMNS, NEAR, Tile::LANES>(right, b, column0, p.columns, p.b_column, turn * STEPS, p.depth, p.b_depth, b_vectors);
+        read_side<T, ROWS, true, Tile::LANES>(left, a, row0, p.rows, p.a_row, turn * STEPS, p.depth, p.a_depth, a_reads);
+        read_side<T, COLUMNS, NEAR, Tile::LANES>(right, b, column0, p.columns, p.b_column, turn * STEPS, p.depth, p.b_depth, b_reads);
     });
     bool is_last = gridDim.y == 1;
     auto read = [&](int row, int column) {

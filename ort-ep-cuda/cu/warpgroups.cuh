@@ -96,13 +96,37 @@ template <typename T> __device__ inline void write_half(uint to, T half) {
     asm volatile("st.shared.b16 [%0], %1;" : : "r"(to), "h"(*(const uint16*)&half) : "memory");
 }
 
+__device__ inline void write_eight_halves(uint to, const uint4& eight) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" : : "r"(to), "r"(eight.x), "r"(eight.y), "r"(eight.z), "r"(eight.w) : "memory");
+}
+
 // Where 16 bytes of a row of 128 lie: swizzled with the number of the row.
 __device__ inline uint swizzled(uint tile, int row, int chunk) { return tile + row * 128 + ((chunk ^ row % 8) << 4); }
 
+// How a side of a product is read: 16 bytes at a time where they lie at multiples of 16, else out of two such vectors where its matrix, of so many
+// elements, has both of them whole, else one element at a time.
+enum Reads { VECTORS, SHIFTED, ELEMENTS };
+
+// Eight halves that begin anywhere in two vectors.
+__device__ inline uint4 shifted(const uint4& low, const uint4& high, uint halves) {
+    uint words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (halves & 4) {
+#pragma unroll
+        for (int i = 0; i < 6; i++) words[i] = words[i + 2];
+    }
+    if (halves & 2) {
+#pragma unroll
+        for (int i = 0; i < 5; i++) words[i] = words[i + 1];
+    }
+    uint bits = halves % 2 * 16;
+    return {__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits), __funnelshift_r(words[2], words[3], bits),
+            __funnelshift_r(words[3], words[4], bits)};
+}
+
 // Begins to read a side of a tile from step k0 on, by LANES threads: LINES lines whose steps lie side by side (NEAR), else 64 steps of so many
-// lines, 64 lines to a row.
+// lines, 64 lines to a row. What is shifted is of lines that lie side by side, and zeros need not be where a whole vector has no line.
 template <typename T, int LINES, bool NEAR, int LANES>
-__device__ inline void read_side(uint tile, const T* side, int line0, int lines, int line_step, int k0, int depth, int depth_step, bool vectors) {
+__device__ inline void read_side(uint tile, const T* side, int line0, int lines, int line_step, int k0, int depth, int depth_step, Reads reads) {
     constexpr int CHUNKS = NEAR ? STEPS / 8 : LINES / 8, TURNS = LINES * 8 / LANES;
     auto each = [&](int turn, auto read) {
         int outer = (threadIdx.x + turn * LANES) / CHUNKS, inner = (threadIdx.x + turn * LANES) % CHUNKS;
@@ -111,26 +135,55 @@ __device__ inline void read_side(uint tile, const T* side, int line0, int lines,
         bool there = line < lines && k < depth;
         read(to, side + (there ? (int64)line * line_step + (int64)k * depth_step : 0), !there ? 0 : NEAR ? depth - k : lines - line);
     };
-    if (vectors) {
+    if (reads == VECTORS) {
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) each(turn, [](uint to, const T* from, int count) { copy_later(to, from, count > 0); });
         return;
     }
+    const T* end = side + ((int64)(depth - 1) * depth_step + lines);
     int step = NEAR ? depth_step : line_step;
+    auto by_element = [&](uint to, const T* from, int count) {
 #pragma unroll 1
-    for (int turn = 0; turn < TURNS; turn++) {
-        each(turn, [&](uint to, const T* from, int count) {
+        for (int i = 0; i < 8; i++) write_half(to + 2 * i, i < count ? from[(int64)i * step] : T(0.0f));
+    };
+    if (!NEAR && reads == SHIFTED) {
+        // As many as there are registers for.
+        constexpr int AT_ONCE = LINES > 128 ? 4 : 2;
 #pragma unroll 1
-            for (int i = 0; i < 8; i++) write_half(to + 2 * i, i < count ? from[(int64)i * step] : T(0.0f));
-        });
+        for (int first = 0; first < TURNS; first += AT_ONCE) {
+            uint4 low[AT_ONCE], high[AT_ONCE];
+            bool is_whole[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                each(first + i, [&](uint, const T* from, int count) {
+                    const uint4* at = (const uint4*)((uint64)from & ~15ull);
+                    is_whole[i] = count >= 8 && (const T*)at >= side && (const T*)(at + 2) <= end;
+                    if (is_whole[i]) {
+                        low[i] = at[0];
+                        high[i] = at[1];
+                    }
+                });
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                each(first + i, [&](uint to, const T* from, int count) {
+                    if (is_whole[i]) {
+                        write_eight_halves(to, shifted(low[i], high[i], (uint64)from / 2 % 8));
+                    } else {
+                        by_element(to, from, count);
+                    }
+                });
+            }
+        }
+        return;
     }
+#pragma unroll 1
+    for (int turn = 0; turn < TURNS; turn++) each(turn, by_element);
 }
 
 // A tile of ROWS by COLUMNS sums, of which a warpgroup has 64 rows. The steps of the left side lie side by side, those of the right one if NEAR.
 template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct GroupTile {
     static constexpr int LANES = 2 * ROWS, STAGE = (ROWS + COLUMNS) * 128, PITCH = COLUMNS + 8;
-    // Rows of sums whose addends are read at once.
-    static constexpr int AT_ONCE = 4;
     static_assert(STAGES >= 3, "a tile is multiplied, one is done with, and one is on its way");
     static_assert(ROWS * PITCH * 4 <= STAGES * STAGE, "sums pass through the memory of tiles");
     float sums[COLUMNS / 2];
@@ -140,20 +193,23 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.0f;
         auto read_turn = [&](int turn) {
-            uint tile = tiles + (turn - begin) % STAGES * STAGE;
-            if (turn < end) read(turn, tile, tile + ROWS * 128);
+            uint to = tiles + (turn - begin) % STAGES * STAGE;
+            if (turn < end) read(turn, to, to + ROWS * 128);
             // An empty group, too, as groups are counted.
             commit_copies();
         };
+        // Instructions that come for the first time take long, so that turns share them.
+#pragma unroll 1
         for (int turn = begin; turn < begin + STAGES - 2; turn++) read_turn(turn);
+#pragma unroll 1
         for (int turn = begin; turn < end; turn++) {
             wait_for_copies<STAGES - 3>();
             show_to_products();
             __syncthreads();
             // Into the tiles of two turns before, which all groups are done with.
             read_turn(turn + STAGES - 2);
-            uint left = tiles + (turn - begin) % STAGES * STAGE + threadIdx.x / 128 * OF_STEPS;
-            uint right = tiles + (turn - begin) % STAGES * STAGE + ROWS * 128;
+            uint tile = tiles + (turn - begin) % STAGES * STAGE;
+            uint left = tile + threadIdx.x / 128 * OF_STEPS, right = tile + ROWS * 128;
             begin_products();
 #pragma unroll
             for (int k = 0; k < STEPS / 16; k++) {
@@ -166,12 +222,13 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
         wait_for_products<0>();
     }
 
-    // Calls `write(row, column, eight sums, addends)` for all of the tile, with the addends that `read(row, column)` gave before. Sums pass through
-    // shared memory, where each warp has a place for its rows, so that threads have eight neighbours.
+    // Calls `write(row, column, eight sums, addends)` for all of the tile, with the addends that `read(row, column)` gave one call before. Sums pass
+    // through shared memory, where each warp has a place for its rows, so that threads have eight neighbours.
     template <typename Addends, typename Read, typename Write> __device__ void finish(unsigned char* memory, const Read& read, const Write& write) {
         constexpr int ACROSS = COLUMNS / 8, DOWN = 32 / ACROSS;
-        int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
+        int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16, column = lane % ACROSS * 8;
         float* staged = (float*)memory + row0 * PITCH;
+        Addends next = read(row0 + lane / ACROSS, column);
         // All are done with the tiles.
         __syncthreads();
 #pragma unroll
@@ -180,19 +237,14 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
             *(float2*)&staged[(lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2] = two;
         }
         __syncwarp();
-        int column = lane % ACROSS * 8;
 #pragma unroll 1
-        for (int row = lane / ACROSS; row < 16; row += DOWN * AT_ONCE) {
-            Addends addends[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) addends[i] = read(row0 + row + i * DOWN, column);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                float eight[8];
-                *(float4*)&eight[0] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column];
-                *(float4*)&eight[4] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column + 4];
-                write(row0 + row + i * DOWN, column, eight, addends[i]);
-            }
+        for (int row = lane / ACROSS; row < 16; row += DOWN) {
+            Addends addends = next;
+            if (row + DOWN < 16) next = read(row0 + row + DOWN, column);
+            float eight[8];
+            *(float4*)&eight[0] = *(const float4*)&staged[row * PITCH + column];
+            *(float4*)&eight[4] = *(const float4*)&staged[row * PITCH + column + 4];
+            write(row0 + row, column, eight, addends);
         }
     }
 };

@@ -162,7 +162,9 @@ impl Product {
             return Ok(Vec::new());
         }
         let mut walk = self.fold();
-        if let Some(launches) = lt::launches(&self, cx, &walk)? {
+        // The library multiplies rows that begin anywhere without warpgroups.
+        let is_of_warpgroups = self.vectors_for_warpgroups(cx, &walk) == Some([true, false]);
+        if !is_of_warpgroups && let Some(launches) = lt::launches(&self, cx, &walk)? {
             return Ok(launches);
         }
         if self.columns <= FEW_ROWS && self.columns < self.rows {
@@ -245,18 +247,24 @@ impl Product {
         self.ending(launch, walk, [down, across], self.in_vectors(walk, many))
     }
 
-    /// The launches by warpgroups, where the device has them, the sums of the left side lie side by side and vectors may be read of both.
+    /// Whether vectors may be read of each side, where warpgroups can have the product: the sums of the left side lie side by side, in vectors, and those of
+    /// the right side, too, or its columns lie side by side, rows beginning anywhere.
+    fn vectors_for_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk) -> Option<[bool; 2]> {
+        warpgroups::suffix_of(&cx.limits, self.y.tensor.dtype)?;
+        let [of_left, of_right] = self.in_vectors(walk, 8);
+        let is_readable = of_left && self.a.depth == 1 && (of_right || self.b.column == 1);
+        (self.rows > FEW_ROWS && is_readable).then_some([of_left, of_right])
+    }
+
+    /// The launches by warpgroups, where the device has them and they can have the product.
     fn by_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Vec<Launch>>> {
         let y = &self.y.tensor;
         let Some(suffix) = warpgroups::suffix_of(&cx.limits, y.dtype) else { return Ok(None) };
-        let in_vectors = self.in_vectors(walk, 8);
-        if self.rows <= FEW_ROWS || self.a.depth != 1 || in_vectors != [true; 2] {
-            return Ok(None);
-        }
+        let Some(in_vectors) = self.vectors_for_warpgroups(cx, walk) else { return Ok(None) };
         let sizes = [self.rows, self.columns, self.depth];
         let cut = warpgroups::cut(&cx.limits, warpgroups::OF_PRODUCTS, matrices, sizes, self.has_workspace);
         let Some(cut) = cut else { return Ok(None) };
-        let side = if self.b.depth == 1 { "nt" } else { "nn" };
+        let side = if self.b.column == 1 { "nn" } else { "nt" };
         let parts = (cut.parts > 1).then(|| cx.workspace(&mut 0, DType::F32, &[cut.parts, y.count()]));
         let (family, tile) = ("gemm_warpgroups", cut.tile);
         let launch = Launch::of_type(family, suffix, format!("{family}_{}_{side}_{suffix}", tile.name))?

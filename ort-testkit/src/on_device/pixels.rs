@@ -189,7 +189,8 @@ pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<Strin
     Ok(kernels)
 }
 
-/// Rows, columns and steps of products: about tiles of 64, 128 and 256, and with few rows of many steps; of whole vectors along the steps and columns.
+/// Rows, columns and steps of products: about tiles of 64, 128 and 256, and with few rows of many steps; of whole vectors along the
+/// steps, and along the columns or not.
 const PRODUCTS: &[[usize; 3]] = &[
     [130, 264, 200],
     [257, 520, 72],
@@ -197,6 +198,9 @@ const PRODUCTS: &[[usize; 3]] = &[
     [300, 136, 328],
     [65, 72, 136],
     [70, 200, 64],
+    [130, 263, 200],
+    [257, 521, 72],
+    [67, 75, 136],
     [9, 64, 1704],
     [5, 8, 8],
 ];

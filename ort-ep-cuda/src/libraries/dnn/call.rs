@@ -184,7 +184,8 @@ impl DnnConvolution {
             )
         };
         functions.check(status, "a search of algorithms")?;
-        Ok(self.convolution.pass.working(&all, count).into_iter().find(|(_, bytes)| *bytes <= self.bytes))
+        let (pass, element) = (self.convolution.pass, self.convolution.element);
+        Ok(pass.working(element, &all, count).into_iter().find(|(_, bytes)| *bytes <= self.bytes))
     }
 
     fn chosen(&self) -> Result<Way> {
@@ -246,7 +247,8 @@ impl Routine for DnnConvolution {
         };
         drop(handle);
         let estimated = || {
-            let mut all = self.dnn.estimated(self.convolution.pass, &self.descriptors).into_iter();
+            let of = (self.convolution.pass, self.convolution.element);
+            let mut all = self.dnn.estimated(of, &self.descriptors).into_iter();
             all.find(|(_, bytes)| *bytes <= self.bytes).unwrap_or(self.otherwise)
         };
         let way = way.unwrap_or_else(estimated);

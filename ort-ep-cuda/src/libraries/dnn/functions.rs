@@ -100,7 +100,7 @@ functions! {
 pub(in crate::libraries) struct Performance {
     pub(super) algorithm: c_int,
     pub(super) status: c_int,
-    time: f32,
+    pub(super) time: f32,
     pub(super) memory: usize,
     determinism: c_int,
     math: c_int,
