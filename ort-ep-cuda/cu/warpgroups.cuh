@@ -184,6 +184,8 @@ __device__ inline void read_side(uint tile, const T* side, int line0, int lines,
 // A tile of ROWS by COLUMNS sums, of which a warpgroup has 64 rows. The steps of the left side lie side by side, those of the right one if NEAR.
 template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct GroupTile {
     static constexpr int LANES = 2 * ROWS, STAGE = (ROWS + COLUMNS) * 128, PITCH = COLUMNS + 8;
+    // Rows of sums whose addends are read at once.
+    static constexpr int AT_ONCE = 4;
     static_assert(STAGES >= 3, "a tile is multiplied, one is done with, and one is on its way");
     static_assert(ROWS * PITCH * 4 <= STAGES * STAGE, "sums pass through the memory of tiles");
     float sums[COLUMNS / 2];
@@ -193,23 +195,20 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.0f;
         auto read_turn = [&](int turn) {
-            uint to = tiles + (turn - begin) % STAGES * STAGE;
-            if (turn < end) read(turn, to, to + ROWS * 128);
+            uint tile = tiles + (turn - begin) % STAGES * STAGE;
+            if (turn < end) read(turn, tile, tile + ROWS * 128);
             // An empty group, too, as groups are counted.
             commit_copies();
         };
-        // Instructions that come for the first time take long, so that turns share them.
-#pragma unroll 1
         for (int turn = begin; turn < begin + STAGES - 2; turn++) read_turn(turn);
-#pragma unroll 1
         for (int turn = begin; turn < end; turn++) {
             wait_for_copies<STAGES - 3>();
             show_to_products();
             __syncthreads();
             // Into the tiles of two turns before, which all groups are done with.
             read_turn(turn + STAGES - 2);
-            uint tile = tiles + (turn - begin) % STAGES * STAGE;
-            uint left = tile + threadIdx.x / 128 * OF_STEPS, right = tile + ROWS * 128;
+            uint left = tiles + (turn - begin) % STAGES * STAGE + threadIdx.x / 128 * OF_STEPS;
+            uint right = tiles + (turn - begin) % STAGES * STAGE + ROWS * 128;
             begin_products();
 #pragma unroll
             for (int k = 0; k < STEPS / 16; k++) {
@@ -222,13 +221,12 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
         wait_for_products<0>();
     }
 
-    // Calls `write(row, column, eight sums, addends)` for all of the tile, with the addends that `read(row, column)` gave one call before. Sums pass
-    // through shared memory, where each warp has a place for its rows, so that threads have eight neighbours.
+    // Calls `write(row, column, eight sums, addends)` for all of the tile, with the addends that `read(row, column)` gave before. Sums pass through
+    // shared memory, where each warp has a place for its rows, so that threads have eight neighbours.
     template <typename Addends, typename Read, typename Write> __device__ void finish(unsigned char* memory, const Read& read, const Write& write) {
         constexpr int ACROSS = COLUMNS / 8, DOWN = 32 / ACROSS;
-        int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16, column = lane % ACROSS * 8;
+        int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
         float* staged = (float*)memory + row0 * PITCH;
-        Addends next = read(row0 + lane / ACROSS, column);
         // All are done with the tiles.
         __syncthreads();
 #pragma unroll
@@ -237,14 +235,19 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
             *(float2*)&staged[(lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2] = two;
         }
         __syncwarp();
+        int column = lane % ACROSS * 8;
 #pragma unroll 1
-        for (int row = lane / ACROSS; row < 16; row += DOWN) {
-            Addends addends = next;
-            if (row + DOWN < 16) next = read(row0 + row + DOWN, column);
-            float eight[8];
-            *(float4*)&eight[0] = *(const float4*)&staged[row * PITCH + column];
-            *(float4*)&eight[4] = *(const float4*)&staged[row * PITCH + column + 4];
-            write(row0 + row, column, eight, addends);
+        for (int row = lane / ACROSS; row < 16; row += DOWN * AT_ONCE) {
+            Addends addends[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) addends[i] = read(row0 + row + i * DOWN, column);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                float eight[8];
+                *(float4*)&eight[0] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column];
+                *(float4*)&eight[4] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column + 4];
+                write(row0 + row + i * DOWN, column, eight, addends[i]);
+            }
         }
     }
 };

@@ -162,9 +162,7 @@ impl Product {
             return Ok(Vec::new());
         }
         let mut walk = self.fold();
-        // The library multiplies rows that begin anywhere without warpgroups.
-        let is_of_warpgroups = self.vectors_for_warpgroups(cx, &walk) == Some([true, false]);
-        if !is_of_warpgroups && let Some(launches) = lt::launches(&self, cx, &walk)? {
+        if let Some(launches) = lt::launches(&self, cx, &walk)? {
             return Ok(launches);
         }
         if self.columns <= FEW_ROWS && self.columns < self.rows {

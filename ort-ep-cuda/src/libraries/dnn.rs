@@ -107,8 +107,8 @@ impl Pass {
     }
 }
 
-/// So many times the time of another algorithm is much longer than it.
-const MUCH: f32 = 1.5;
+/// So many times the time of another algorithm is much longer than it. Searches time each once, and convolutions of a few microseconds badly.
+const MUCH: f32 = 3.0;
 const IMPLICIT_GEMM: c_int = 0;
 const IMPLICIT_PRECOMP_GEMM: c_int = 1;
 const ALGO_1: c_int = 1;
@@ -338,7 +338,7 @@ mod tests {
                 .map(|(algorithm, _)| algorithm)
                 .collect()
         };
-        let (near, far) = ([found(0, 1.0), found(6, 1.1), found(1, 1.4)], [found(6, 1.0), found(1, 1.6)]);
+        let (near, far) = ([found(0, 1.0), found(6, 1.1), found(1, 2.5)], [found(6, 1.0), found(1, 3.5)]);
         assert_eq!(order(Pass::Forward, DnnElement::F16, &near), [1, 0, 6]);
         assert_eq!(order(Pass::Forward, DnnElement::F16, &far), [6, 1]);
         assert_eq!(order(Pass::Forward, DnnElement::F32, &near), [0, 6, 1]);
