@@ -276,9 +276,11 @@ impl Resources {
 fn assemble(python: &Python, families: &[Family], folder: &Path, documented: bool) -> Result<()> {
     let mut rows =
         table::new(&["kernel", "sm", "registers", "shared bytes", "spill stores", "spill loads", "stack"]);
-    let (mut count, mut spilling) = (0, Vec::new());
+    let (mut count, mut spilling, mut serialized) = (0, Vec::new(), Vec::new());
     for family in families {
-        for resources in resources(&assembled(python, family, folder)?) {
+        let said = assembled(python, family, folder)?;
+        serialized.extend(serialized_in(&said).map(str::to_owned));
+        for resources in resources(&said) {
             count += 1;
             if family.is_without_spills() && resources.spills() {
                 spilling.push(format!("{} on sm_{}", resources.kernel, resources.sm));
@@ -294,7 +296,16 @@ fn assemble(python: &Python, families: &[Family], folder: &Path, documented: boo
     if !spilling.is_empty() {
         bail!("these kernels spill registers, give each thread less to hold: {}", spilling.join(", "));
     }
+    if !serialized.is_empty() {
+        bail!("products of warpgroups wait for each other in these kernels: {}", serialized.join(", "));
+    }
     Ok(())
+}
+
+/// The kernels whose `wgmma` the assembler lets wait for each other: "(C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized".
+fn serialized_in(said: &str) -> impl Iterator<Item = &str> {
+    let lines = said.lines().filter(|line| line.contains("wgmma.mma_async instructions are serialized"));
+    lines.map(|line| line.rsplit('\'').nth(1).unwrap_or(line))
 }
 
 /// What `ptxas -v` says of a family.
@@ -362,6 +373,16 @@ ptxas info    : Function properties for _Z5heavyPf
         assert_eq!(rows[0], ["gemm_f32", "80", "128", "16384", "4", "12", "8"]);
         assert_eq!(rows[1], ["calls", "80", "255", "0", "416", "572", "416"]);
         assert_eq!(rows.len(), 2);
+        assert_eq!(serialized_in(said).count(), 0);
+    }
+
+    #[test]
+    fn products_that_wait_for_each_other_are_named() {
+        let said = "file gemm_warpgroups_f16_90a 90a
+ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma instructions defining accumulator registers of a wgmma between start and end of the pipeline stage in the function 'gemm_warpgroups_small_nt_f16'
+ptxas info    : 0 bytes gmem
+";
+        assert_eq!(serialized_in(said).collect::<Vec<_>>(), ["gemm_warpgroups_small_nt_f16"]);
     }
 
     #[test]

@@ -149,27 +149,28 @@ fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
     Ok(vec![shader.read("x", x).write("y", y).each(y.count(), &code)?])
 }
 
-/// `coordinate(k, index)`: where an index of the result is on an axis of the input, in single precision: WGSL has no other.
+/// `coordinate(k, index)`: where an index of the result is on an axis of the input, in single precision: WGSL has no other. Quotients are corrected, as WGSL lets
+/// them be 2.5 units in the last place apart, and the nearest place is another one from the tie on.
 fn coordinate(cx: &OpCx<'_>) -> Result<String> {
     let formula = match cx.attrs.string("coordinate_transformation_mode")? {
-        "half_pixel" => "return (x + 0.5) / scale - 0.5;",
+        "half_pixel" => "return divide_(x + 0.5, scale) - 0.5;",
         "half_pixel_symmetric" => {
-            "return f32(from_size(k)) / 2.0 * (1.0 - f32(to_size(k)) / width) + (x + 0.5) / scale - 0.5;"
+            "return f32(from_size(k)) / 2.0 * (1.0 - divide_(f32(to_size(k)), width)) + divide_(x + 0.5, scale) - 0.5;"
         }
         "pytorch_half_pixel" => {
-            "if (to_size(k) > 1u) { return (x + 0.5) / scale - 0.5; }
+            "if (to_size(k) > 1u) { return divide_(x + 0.5, scale) - 0.5; }
             return 0.0;"
         }
         "align_corners" => {
             "if (width == 1.0) { return 0.0; }
-            return x * last / (width - 1.0);"
+            return divide_(x * last, width - 1.0);"
         }
-        "asymmetric" => "return x / scale;",
-        "tf_half_pixel_for_nn" => "return (x + 0.5) / scale;",
+        "asymmetric" => "return divide_(x, scale);",
+        "tf_half_pixel_for_nn" => "return divide_(x + 0.5, scale);",
         "tf_crop_and_resize" => {
             "let start = bitcast<f32>(start_bits(k));
             let end = bitcast<f32>(end_bits(k));
-            if (to_size(k) > 1u) { return start * last + x * (end - start) * last / (width - 1.0); }
+            if (to_size(k) > 1u) { return start * last + divide_(x * (end - start) * last, width - 1.0); }
             return 0.5 * (start + end) * last;"
         }
         other => return Err(error!(InvalidGraph, "the coordinate transformation '{other}' is not known")),
