@@ -61,19 +61,23 @@ def run_tests(machine: Machine, report: Report, program) -> None:
         ended, passed = "", int(found[1])
         suspects = list(dict.fromkeys(re.findall(r"^test (\S+) \.\.\. FAILED$", done.stdout, re.M)))
     alone = {name: machine.run([program, "--exact", name], check=False) for name in suspects}
-    failed = {name: failure(done) for name, done in alone.items() if done.returncode != 0}
-    for name, why in failed.items():
-        print(f"  WRONG {name}: {why}")
+    failed = {name: failure(own, name) for name, own in alone.items() if own.returncode != 0}
+    # What fails beside others and passes alone says something, too.
+    beside = {name: failure(done, name) for name in suspects if found and name not in failed}
+    for word, whys in (("WRONG", failed), ("BESIDE OTHERS", beside)):
+        for name, why in whys.items():
+            print(f"  {word} {name}: {why}")
     passed += len(suspects) - len(failed)
     result = f"{passed} passed, {len(failed)} failed{named(list(failed))}"
     if len(failed) < len(suspects):
         result += f"; {len(suspects) - len(failed)} of the passed ones only in a process of their own"
-    report.judge(f"tests {program.name}", f"{result}{ended}", "0 failed", not failed and passed > 0, wrong=failed)
+    report.judge(f"tests {program.name}", f"{result}{ended}", "0 failed", not failed and passed > 0, wrong=failed, beside=beside)
 
 
-def failure(done: subprocess.CompletedProcess) -> str:
-    """What a test says that ran alone and failed: its own message, of a long one both ends; without one, how its process ended."""
-    found = re.search(r"^---- \S+ stdout ----\n(.*?)\n(?:note: run with|\nfailures:)", done.stdout, re.M | re.S)
+def failure(done: subprocess.CompletedProcess, name: str) -> str:
+    """What a test says that failed: its own message, of a long one both ends; without one, how its process ended."""
+    own = rf"^---- {re.escape(name)} stdout ----\n(.*?)\n(?:note: run with|\nfailures:|\n---- )"
+    found = re.search(own, done.stdout, re.M | re.S)
     said = found[1].strip() if found else f"ended with {done.returncode}: {done.stderr.strip()}"
     half = LONGEST_MESSAGE // 2
     return said if len(said) <= LONGEST_MESSAGE else f"{said[:half]} ... {said[-half:]}"
