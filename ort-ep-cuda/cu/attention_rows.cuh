@@ -13,7 +13,7 @@ template <typename T> __device__ inline uint word_of(T x) { return bits_of(x); }
 template <typename T, int COUNT> struct Raw {
     Pack<uint, COUNT * sizeof(T) / 4> words;
 
-    // Elements of which so many are there; zeros for the others.
+    // The first `count` elements; zeros for the others.
     __device__ void read(const T* at, int count, bool vectors) {
         words = {};
         if (vectors) {
@@ -38,7 +38,7 @@ template <typename T, int COUNT> struct Raw {
     __device__ float operator[](int i) const { return as_float(((const Pack<T, COUNT>*)&words)->of[i]); }
 };
 
-// Reads `count` elements of rows from `first` on, a number of rows and so many elements apart, as far as these are before the end.
+// Reads `count` elements of rows from `first` on, a number of rows and of elements apart, as far as these are before the end.
 template <int MANY, typename T, int COUNT>
 __device__ inline void read_rows(Raw<T, COUNT> (&to)[MANY], const T* from, int64 step, int first, int apart, int end, int count, bool vectors) {
 #pragma unroll

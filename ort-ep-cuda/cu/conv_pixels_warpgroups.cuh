@@ -61,11 +61,7 @@ __device__ inline void pixel_group_tiles(const T* x, const T* w, const T* bias, 
         if (position >= positions || count <= 0) return;
         int64 at = (int64)position * of_all + group * p.filters + filter;
         if (p.parts > 1) {
-            float* to = parts + (int64)blockIdx.y * positions * of_all + at;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                if (i < count) to[i] = eight[i];
-            }
+            write_part(parts + (int64)blockIdx.y * positions * of_all + at, count, eight);
             return;
         }
 #pragma unroll

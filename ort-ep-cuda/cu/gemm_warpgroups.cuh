@@ -43,11 +43,7 @@ __device__ inline void group_product(const T* a, const T* b, const T* c, const T
         int count = min(p.columns - column, 8);
         if (row >= p.rows || count <= 0) return;
         if (!is_last) {
-            float* to = parts + (((int64)blockIdx.y * batches + batch) * p.rows + row) * p.columns + column;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                if (i < count) to[i] = eight[i];
-            }
+            write_part(parts + (((int64)blockIdx.y * batches + batch) * p.rows + row) * p.columns + column, count, eight);
             return;
         }
 #pragma unroll

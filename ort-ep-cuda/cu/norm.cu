@@ -1,7 +1,7 @@
 // Normalizations of rows by their own mean and variance, and of channels by given ones.
 #include "rows.cuh"
 
-// Rows of `length` elements, those of `x` with `skip` and `bias` where they are given. `skip` begins anew after `skips` elements. `scale` and
+// Rows of `length` elements, those of `x` with `skip` and `bias` where they are given. `skip` begins again after `skips` elements. `scale` and
 // `shift` have an element for each `spatial` elements of a row, `each` for a row; rows of other groups have others.
 template <typename T> struct Norm {
     const T *x, *skip, *bias, *scale, *shift;
@@ -13,7 +13,7 @@ template <typename T> struct Norm {
     uint groups, each, spatial;
     float epsilon;
 
-    // Whether everything can be read in vectors of so many elements.
+    // Whether everything can be read in whole vectors.
     template <int STEP> __device__ bool in_vectors() const {
         uint64 addresses = (uint64)x | (uint64)y | (uint64)sum | (uint64)skip | (uint64)bias;
         uint sizes = length | skips;
@@ -127,7 +127,7 @@ template <bool WIDE, int VECTORS, int STEP, typename T> struct Share {
     }
 };
 
-// Three passes: the mean, the squares of what is apart from it, the results. A row of more than the team holds is read anew for each.
+// Three passes: the mean, the squares of what is apart from it, the results. A row of more than the team holds is read again for each.
 template <bool WIDE, int VECTORS, int STEP, typename T> __device__ void norm_row(const Norm<T>& norm) {
     enum Pass { MEAN, SQUARES, RESULTS };
     __shared__ Cells<float> cells[2];

@@ -84,7 +84,7 @@ template <typename T, int MANY> __device__ inline void write_pack(T* to, const P
     for (int i = 0; i < MANY; i++) to[i] = pack.of[i];
 }
 
-// A thread has so many results that are neighbours: of as many channels of a pixel.
+// A thread computes MANY neighbouring results: as many channels of a pixel.
 template <typename T, bool PIXELS, int MANY>
 __device__ inline void pool(const T* x, T* y, const Windows& p, int kind, float power, uint count) {
     uint index = thread_index() * MANY;

@@ -53,7 +53,7 @@ template <int VECTORS, int STEP, typename T> struct Share {
     }
 
     // `act` with the number of each pass and where a part of the row begins whose values are there, and `join` after each pass but the last,
-    // in which results are written. A row of more than the team holds is read anew for each pass.
+    // in which results are written. A row of more than the team holds is read again for each pass.
     template <typename Act, typename Join> __device__ void passes(int count, float outside, Act act, Join join) {
 #pragma unroll 1
         for (int pass = 0; pass < count; pass++) {

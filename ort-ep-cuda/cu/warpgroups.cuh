@@ -62,7 +62,7 @@ __device__ inline uint64 descriptor(uint address, int leading, int stride) {
     "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), \
     "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), \
     "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-// d += a * b: 64 rows, of which each warp has 16, and so many columns, by 16 steps. The steps of b lie side by side, or its columns.
+// d += a * b: 64 rows, of which each warp has 16, and N columns, by 16 steps. The steps of b lie side by side, or its columns.
 #define MULTIPLY_GROUP(type, name, columns, a_name, b_name, far_name)                                                      \
     template <bool FAR> __device__ inline void multiply_group(type, float (&d)[columns / 2], uint64 a, uint64 b) {         \
         asm volatile("{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"                                                      \
@@ -103,8 +103,8 @@ __device__ inline void write_eight_halves(uint to, const uint4& eight) {
 // Where 16 bytes of a row of 128 lie: swizzled with the number of the row.
 __device__ inline uint swizzled(uint tile, int row, int chunk) { return tile + row * 128 + ((chunk ^ row % 8) << 4); }
 
-// How a side of a product is read: 16 bytes at a time where they lie at multiples of 16, else out of two such vectors where its matrix, of so many
-// elements, has both of them whole, else one element at a time.
+// How a side of a product is read: 16 bytes at a time where they lie at multiples of 16, else out of two such vectors if its matrix has
+// both of them whole, else one element at a time.
 enum Reads { VECTORS, SHIFTED, ELEMENTS };
 
 // Eight halves that begin anywhere in two vectors.
@@ -123,7 +123,7 @@ __device__ inline uint4 shifted(const uint4& low, const uint4& high, uint halves
             __funnelshift_r(words[3], words[4], bits)};
 }
 
-// Begins to read a side of a tile from step k0 on, by LANES threads: LINES lines whose steps lie side by side (NEAR), else 64 steps of so many
+// Begins to read a side of a tile from step k0 on, by LANES threads: LINES lines whose steps lie side by side (NEAR), else 64 steps of LINES
 // lines, 64 lines to a row. What is shifted is of lines that lie side by side, and zeros need not be where a whole vector has no line.
 template <typename T, int LINES, bool NEAR, int LANES>
 __device__ inline void read_side(uint tile, const T* side, int line0, int lines, int line_step, int k0, int depth, int depth_step, Reads reads) {
@@ -255,7 +255,7 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
 // Eight neighbours of a row of each addend.
 template <typename T> struct AddendsOfEight { Pack<T, 8> c, d; };
 
-// Eight elements of an addend, of which so many are there; the one element there is of all columns where these do not step.
+// Eight elements of an addend, the first `count` of which exist; the one element there is of all columns where these do not step.
 template <typename T> __device__ inline Pack<T, 8> eight_of(const T* at, int step, int count, bool vectors) {
     Pack<T, 8> eight;
     if (step == 1) {
@@ -267,7 +267,7 @@ template <typename T> __device__ inline Pack<T, 8> eight_of(const T* at, int ste
     return eight;
 }
 
-// Writes eight neighbours, of which so many are there.
+// Writes the first `count` of eight neighbours.
 template <typename T> __device__ inline void write_eight(T* to, int step, int count, const float (&eight)[8]) {
     Pack<T, 8> pack;
 #pragma unroll
@@ -279,6 +279,14 @@ template <typename T> __device__ inline void write_eight(T* to, int step, int co
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         if (i < count) to[(int64)i * step] = pack.of[i];
+    }
+}
+
+// Writes the first `count` of eight sums of a part.
+__device__ inline void write_part(float* to, int count, const float (&eight)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (i < count) to[i] = eight[i];
     }
 }
 

@@ -150,7 +150,7 @@ impl Launch {
         Launch { block, ..self }
     }
 
-    /// With so many bytes of shared memory of a size that the launch says.
+    /// With `shared` bytes of dynamic shared memory.
     pub(crate) fn shared(self, shared: u32) -> Launch {
         Launch { shared, ..self }
     }

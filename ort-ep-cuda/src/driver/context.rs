@@ -229,7 +229,7 @@ impl Module {
         Ok(Function(function))
     }
 
-    /// Lets launches of an entry have so many bytes of shared memory beside those that it declares.
+    /// Allows launches of an entry `bytes` of dynamic shared memory, beside the static ones that it declares.
     pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<()> {
         self.context.enter()?;
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

@@ -115,7 +115,7 @@ impl Part {
     /// the size along it are multiples of so many.
     fn in_vectors(&self, line: (usize, usize), depth: usize, batch: &[i64], many: usize) -> bool {
         let (lines, line) = line;
-        // The step along a single line may be any, as nobody takes it.
+        // The step along a single line may be any, as it is never taken.
         let line = if lines == 1 { 0 } else { line };
         let (size, near, far) = if lines == 1 || self.depth <= line {
             (depth, self.depth, line)
@@ -245,20 +245,16 @@ impl Product {
         self.ending(launch, walk, [down, across], self.in_vectors(walk, many))
     }
 
-    /// Whether vectors may be read of each side, where warpgroups can have the product: the sums of the left side lie side by side, in vectors, and those of
-    /// the right side, too, or its columns lie side by side, rows beginning anywhere.
-    fn vectors_for_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk) -> Option<[bool; 2]> {
-        warpgroups::suffix_of(&cx.limits, self.y.tensor.dtype)?;
-        let [of_left, of_right] = self.in_vectors(walk, 8);
-        let is_readable = of_left && self.a.depth == 1 && (of_right || self.b.column == 1);
-        (self.rows > FEW_ROWS && is_readable).then_some([of_left, of_right])
-    }
-
-    /// The launches by warpgroups, where the device has them and they can have the product.
+    /// The launches by warpgroups, if the device has them and can read the sides: the left one in vectors along the depth, the right one in vectors, too, or
+    /// along its columns, whose rows may begin anywhere.
     fn by_warpgroups(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Vec<Launch>>> {
         let y = &self.y.tensor;
         let Some(suffix) = warpgroups::suffix_of(&cx.limits, y.dtype) else { return Ok(None) };
-        let Some(in_vectors) = self.vectors_for_warpgroups(cx, walk) else { return Ok(None) };
+        let in_vectors = self.in_vectors(walk, 8);
+        let is_readable = in_vectors[0] && self.a.depth == 1 && (in_vectors[1] || self.b.column == 1);
+        if self.rows <= FEW_ROWS || !is_readable {
+            return Ok(None);
+        }
         let sizes = [self.rows, self.columns, self.depth];
         let cut = warpgroups::cut(&cx.limits, warpgroups::OF_PRODUCTS, matrices, sizes, self.has_workspace);
         let Some(cut) = cut else { return Ok(None) };
@@ -289,7 +285,7 @@ impl Product {
         self.addends.get(index).map(|part| &part.tensor)
     }
 
-    /// Whether so many elements of each side can be read at once.
+    /// Whether `many` elements of each side can be read at once.
     fn in_vectors(&self, walk: &Walk, many: usize) -> [bool; 2] {
         let steps = |index: usize| walk.steps.get(index).map_or(&[][..], Vec::as_slice);
         [

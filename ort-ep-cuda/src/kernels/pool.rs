@@ -67,7 +67,7 @@ const SMALL: usize = 1024;
 /// The bytes of a pixel that a thread reads at once.
 const PACK: usize = 16;
 
-/// A launch of a kernel for so many results. With the channels last a thread has a pack of them where those of a pixel are whole ones.
+/// A launch of a kernel for `count` results. With the channels last a thread has a pack of them where those of a pixel are whole ones.
 fn launch_of(name: &str, x: &Operand, layout: Layout, suffix: &str, count: usize) -> Result<Launch> {
     let many = x.dtype.byte_len(1).map_or(1, |bytes| PACK / bytes);
     let (entry, many) = match layout {

@@ -50,7 +50,7 @@ impl Tile {
         (self.stages * self.stage() + 1024) as u32
     }
 
-    /// The clock cycles that a processor takes for so many blocks of so many turns each. Those of a turn are what tensor cores take for it, or
+    /// The clock cycles that a processor takes for `blocks` blocks of `turns` turns each. Those of a turn are what tensor cores take for it, or
     /// reading it at 64 bytes a cycle, or what its bytes are waited for beside the tiles of all blocks that a processor has at a time.
     fn cycles(&self, blocks: usize, turns: usize) -> usize {
         let at_a_time = blocks.min(OF_PROCESSOR / (self.shared() as usize + OF_BLOCK)).max(1);
@@ -79,7 +79,7 @@ pub(super) fn suffix_of(limits: &Limits, dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// The fastest cut of so many products of these rows, columns and steps; in several parts only where there may be.
+/// The fastest cut of `products` GEMMs of these rows, columns and steps; in several parts only where there may be.
 pub(super) fn cut(
     limits: &Limits,
     tiles: &[&'static Tile],

@@ -107,7 +107,7 @@ impl Pass {
     }
 }
 
-/// So many times the time of another algorithm is much longer than it. Searches time each once, and convolutions of a few microseconds badly.
+/// The factor from which on another algorithm counts as much faster. Searches time each once, and convolutions of a few microseconds badly.
 const MUCH: f32 = 3.0;
 const IMPLICIT_GEMM: c_int = 0;
 const IMPLICIT_PRECOMP_GEMM: c_int = 1;

@@ -59,7 +59,7 @@ impl Mem<'_> {
         self.shared_size = shared as u64;
         self.shared.clear();
         self.shared.resize(shared.div_ceil(8) + 2, !0);
-        // What nobody wrote lies before all fences.
+        // What was never written lies before all fences.
         (self.clock, self.fences) = (1, vec![1; threads]);
         if let Some(writes) = &mut self.writes {
             writes.clear();

@@ -210,7 +210,7 @@ impl Memory {
         (held, own.map(|piece| piece.size).sum())
     }
 
-    /// Gives back the blocks of a pool that are free, as far as it keeps so many bytes.
+    /// Gives back the blocks of a pool that are free, as far as it keeps the bytes asked for.
     pub(crate) fn trim(&mut self, pool: u64, keep: u64) {
         let mut held = self.of_pool(pool).0;
         let own = self.blocks.iter().filter(|(_, block)| block.pool == pool);

@@ -22,7 +22,7 @@ const ROWS: usize = 16;
 pub(crate) enum GroupOp {
     Fence,
     Commit,
-    /// Waits until so many groups are left.
+    /// Waits until at most N groups are left.
     Wait(u64),
     Multiply(Product),
 }

@@ -130,7 +130,7 @@ fn memory_is_taken_and_given_back_in_blocks() {
         "the rest is of the block of the small one"
     );
     assert_eq!((parts.free(small), parts.free(large)), (0, 0));
-    assert_eq!(parts.held()[0], 3 * BLOCK, "nobody has waited");
+    assert_eq!(parts.held()[0], 3 * BLOCK, "no call has waited");
     assert_eq!(parts.wait(0), 0);
     assert_eq!(parts.held(), [BLOCK, BLOCK - 2 * USED], "of its block only a part is free");
     // Pieces of other sizes take the place of what was freed in their stream.

@@ -34,7 +34,7 @@ fn case(test: &str) -> Option<String> {
     case
 }
 
-/// A kernel that fills shared memory and multiplies 64 rows by so many columns.
+/// A kernel that fills shared memory and multiplies 64 rows by N columns.
 fn product_text(element: &str, columns: usize, across: [bool; 2]) -> String {
     let registers: Vec<String> = (0..columns / 2).map(|at| format!("%f{at}")).collect();
     let registers = registers.join(", ");
@@ -94,7 +94,7 @@ impl Side {
         self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// Of so many rows: a line has all of the depth of a row, eight lines are a pattern.
+    /// Of `rows` rows: a line has all of the depth of a row, eight lines are a pattern.
     fn along(rows: usize, value: impl Fn(usize, usize) -> u16) -> Side {
         let mut side = Side { bytes: vec![0; rows * 128], descriptor: descriptor(16, 1024), step: 32 >> 4 };
         for row in 0..rows {

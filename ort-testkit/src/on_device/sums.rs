@@ -190,7 +190,7 @@ fn embed_cases() -> Vec<Case> {
     cases
 }
 
-/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers; and so many rows that a thread takes more.
+/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers; and enough rows that a thread takes more.
 const ROWS: &[[usize; 2]] = &[
     [1, 1],
     [5, 3],
