@@ -530,6 +530,11 @@ typedef struct OrtProviderTable {
    * May be null.
    */
   uint8_t (*prefers_channels_last)(struct OrtProviderDevice *device);
+  /**
+   * The bytes of the vectors in which matrices are read: weights of products whose rows are no multiple of that are transposed, if their
+   * columns are. 1 where weights are read as they are, or packed. May be null: 1.
+   */
+  size_t (*vector_bytes)(struct OrtProviderDevice *device);
 } OrtProviderTable;
 
 /**

@@ -22,6 +22,9 @@ use crate::pool::PoolMemory;
 use crate::provider::{Options, describe};
 use crate::queue::Queue;
 
+/// The bytes that a thread reads of a matrix at once.
+const MATRIX_VECTOR: usize = 16;
+
 /// What a device and its nodes share.
 pub(crate) struct Parts {
     pub(crate) id: DeviceId,
@@ -222,6 +225,10 @@ impl Device for CudaDevice {
 
     fn prefers_channels_last(&self) -> bool {
         self.prefers_channels_last
+    }
+
+    fn vector_bytes(&self) -> usize {
+        MATRIX_VECTOR
     }
 
     fn copy_alignment(&self) -> usize {

@@ -10,7 +10,7 @@ use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
     attention, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products, quant,
-    recurrent, select, sums, updates, vision, windows,
+    recurrent, select, sums, updates, vision, weights, windows,
 };
 use support::{is_emulated, options, with_device, with_oldest, with_options, with_warpgroups};
 
@@ -25,6 +25,13 @@ fn products_of_few_rows_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = with_device("products_of_few_rows_are_those_of_the_cpu")? else { return Ok(()) };
     products::few_rows(&device);
     Ok(())
+}
+
+#[test]
+fn weights_that_lie_transposed_give_the_results_of_the_cpu() -> Result<()> {
+    let name = "weights_that_lie_transposed_give_the_results_of_the_cpu";
+    let Some(device) = with_device(name)? else { return Ok(()) };
+    weights::transposed_weights(&device)
 }
 
 #[test]

@@ -47,7 +47,8 @@ fn page() -> String {
          `#name` a constant, a number\nthat number, `~` nearly so, `_` anything. A rule applies only if what it must know is known: the ranks of its values, or their\ntypes. \
          `ort optimize MODEL OUT` tells which rules a model hits, `--without-rule NAME` leaves one\nout. \
          Besides these, constants are folded, what is common is computed once, what nobody reads is left out, and chains of elementwise\noperators \
-         become one (`elementwise_chain`), and for devices that prefer it images get their channels last (`channels_last`).\n",
+         become one (`elementwise_chain`), and for devices that prefer it images get their channels last (`channels_last`),\n\
+         and weights whose columns are whole vectors where their rows are not lie transposed (`weight_vectors`).\n",
     );
     for set in rule_sets() {
         page += &format!(

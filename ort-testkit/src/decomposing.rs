@@ -50,6 +50,10 @@ impl Device for DecomposingDevice {
         self.device.prefers_channels_last()
     }
 
+    fn vector_bytes(&self) -> usize {
+        self.device.vector_bytes()
+    }
+
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         self.device.copy(from, to)
     }

@@ -125,6 +125,11 @@ pub trait Device: Send + Sync {
     fn prefers_channels_last(&self) -> bool {
         false
     }
+    /// The bytes of the vectors in which it reads matrices: a weight of products whose rows are no multiple of that is transposed while a session is
+    /// built, if its columns are. 1 where weights are read as they are, or packed.
+    fn vector_bytes(&self) -> usize {
+        1
+    }
     /// Copies within this device's memory begin and end at multiples of so many bytes. Slices of element types that such a copy would cut are not
     /// put together there.
     fn copy_alignment(&self) -> usize {

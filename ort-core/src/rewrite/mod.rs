@@ -17,6 +17,7 @@ mod patch;
 mod rule;
 mod sample;
 mod term;
+mod weight_vectors;
 
 pub use matching::{Match, known_ints, scalar};
 pub use patch::Patch;
@@ -51,7 +52,7 @@ impl Optimizer {
     /// Refuses names of rules that do not exist.
     fn check(&self) -> Result<()> {
         let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
-        let names = || tables().chain([ELEMENTWISE_CHAIN, CHANNELS_LAST]);
+        let names = || tables().chain([ELEMENTWISE_CHAIN, CHANNELS_LAST, WEIGHT_VECTORS]);
         for name in &self.disabled {
             ensure!(
                 names().any(|known| known == name),
@@ -114,6 +115,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) first_claim: FirstClaim<'a>,
     /// For each device, in a session's order, whether it prefers images with the channels last.
     pub(crate) channels_last: &'a [bool],
+    /// For each device, the bytes of the vectors in which it reads matrices.
+    pub(crate) vector_bytes: &'a [usize],
     /// When rewriting gives up.
     pub(crate) until: Option<Instant>,
 }
@@ -148,6 +151,7 @@ pub fn apply_families(graph: &mut Graph, families: &[&str]) -> Result<Report> {
         evaluate: &|_| Err(error!(Fail, "rules alone compute no constants")),
         first_claim: &|_, _| None,
         channels_last: &[],
+        vector_bytes: &[],
         until: None,
     };
     let mut report = Report::default();
@@ -187,6 +191,9 @@ const ELEMENTWISE_CHAIN: &str = "elementwise_chain";
 /// What the change of layout for devices that prefer another is called among the rules.
 const CHANNELS_LAST: &str = "channels_last";
 
+/// What the transposition of weights for devices that read vectors is called among the rules.
+const WEIGHT_VECTORS: &str = "weight_vectors";
+
 /// The most rounds of folding and rewriting; each may give the other something to do.
 const MOST_ROUNDS: usize = 8;
 
@@ -219,6 +226,9 @@ impl Driver<'_> {
             if self.optimizer.level == Level::All && self.applies(CHANNELS_LAST) {
                 self.move_channels(graph)?;
             }
+            if self.optimizer.level == Level::All && self.applies(WEIGHT_VECTORS) {
+                self.transpose_weights(graph)?;
+            }
         } else {
             self.apply_all(graph, &basic, usize::MAX)?;
         }
@@ -235,6 +245,16 @@ impl Driver<'_> {
         let Environment { evaluate, first_claim, channels_last, .. } = self.environment;
         if channels_last::apply(graph, first_claim, channels_last, self.report)? {
             common::merge(graph, self.report);
+            fold::constants(graph, evaluate, usize::MAX, &mut self.shared, self.report)?;
+            eliminate::unread(graph, self.report);
+        }
+        Ok(())
+    }
+
+    /// Transposes weights that devices cannot read in vectors as they are.
+    fn transpose_weights(&mut self, graph: &mut Graph) -> Result<()> {
+        let Environment { evaluate, first_claim, vector_bytes, .. } = self.environment;
+        if weight_vectors::apply(graph, first_claim, vector_bytes, self.report)? {
             fold::constants(graph, evaluate, usize::MAX, &mut self.shared, self.report)?;
             eliminate::unread(graph, self.report);
         }

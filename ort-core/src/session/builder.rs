@@ -395,8 +395,9 @@ impl SessionBuilder {
         let channels_last: Vec<bool> = devices.iter().map(|device| device.prefers_channels_last()).collect();
         // What a session updates is read in both directions of a training, whose gradients have the channels second.
         let channels_last = if self.updates.is_empty() { &channels_last[..] } else { &[] };
-        let environment =
-            Environment { evaluate: &evaluate, first_claim: &first_claim, channels_last, until };
+        let vector_bytes: Vec<usize> = devices.iter().map(|device| device.vector_bytes()).collect();
+        let (first_claim, vector_bytes) = (&first_claim, &vector_bytes);
+        let environment = Environment { evaluate: &evaluate, first_claim, channels_last, vector_bytes, until };
         let report = optimize(&mut graph, &self.optimizer, environment)?;
         Ok((graph, report))
     }

@@ -222,6 +222,7 @@ impl Program {
         let outputs = outputs.map(|(value, memory)| builder.slot(&graph, value, memory, cx));
         let outputs = outputs.collect::<Result<Vec<SlotId>>>()?;
         builder.align_constants(&graph, cx)?;
+        builder.forget_uploaded(&outputs, cx.is_mapped);
         builder.forget_consumed(&mut graph, cx.is_mapped);
         let Builder { slots, steps, .. } = builder;
         let plans = PlanCache::default();
@@ -567,6 +568,23 @@ impl Builder {
         let devices = cx.devices.iter().map(|device| device.memory());
         let mut memories = std::iter::once(DeviceId::HOST).chain(devices);
         memories.find(|memory| self.by_value.contains_key(&(value, *memory))).unwrap_or(DeviceId::HOST)
+    }
+
+    /// Lets go of constants in memory of their own that devices have and nothing reads on the host, such as weights that were folded for them.
+    fn forget_uploaded(&mut self, outputs: &[SlotId], is_mapped: &dyn Fn(&Tensor) -> bool) {
+        let captures = self.steps.iter().flat_map(|step| &step.nested).flat_map(|nested| &nested.captures);
+        let read = self.steps.iter().flat_map(|step| step.inputs.iter().flatten());
+        let read: FxHashSet<SlotId> = read.chain(captures).chain(outputs).copied().collect();
+        let is_there = |slot: &&Slot| slot.memory != DeviceId::HOST && matches!(slot.origin, Origin::Constant(_));
+        let uploaded: FxHashSet<ValueId> = self.slots.iter().filter(is_there).map(|slot| slot.value).collect();
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            let is_read = slot.memory != DeviceId::HOST || read.contains(&SlotId(index as u32));
+            let Origin::Constant(tensor) = &slot.origin else { continue };
+            let is_large = tensor.byte_count() >= LEAST_STREAMED;
+            if !is_read && is_large && uploaded.contains(&slot.value) && !is_mapped(tensor) {
+                slot.origin = Origin::Consumed;
+            }
+        }
     }
 
     /// Lets go of weights in memory of their own that kernels packed: raw and packed would both stay resident.

@@ -24,6 +24,7 @@ pub mod sums;
 mod typed;
 pub mod updates;
 pub mod vision;
+pub mod weights;
 pub mod windows;
 
 use std::sync::Arc;

@@ -153,6 +153,7 @@ const TABLE: OrtProviderTable = OrtProviderTable {
     release_kernel: Some(release_kernel),
     check: Some(check),
     prefers_channels_last: Some(prefers_channels_last),
+    vector_bytes: Some(vector_bytes),
 };
 
 fn exported() -> Result<&'static Exported> {
@@ -366,6 +367,16 @@ unsafe extern "C" fn prefers_channels_last(device: *mut OrtProviderDevice) -> u8
         Ok(())
     });
     u8::from(prefers)
+}
+
+unsafe extern "C" fn vector_bytes(device: *mut OrtProviderDevice) -> usize {
+    let mut bytes = 1;
+    reporting(std::ptr::null_mut(), || {
+        // SAFETY: the host's device.
+        bytes = unsafe { opened(device) }?.device.vector_bytes();
+        Ok(())
+    });
+    bytes
 }
 
 unsafe extern "C" fn check(device: *mut OrtProviderDevice, report: *mut OrtProviderReport) -> i32 {

@@ -391,6 +391,9 @@ pub struct OrtProviderTable {
     /// Other than 0 where images are to have the channels last: `NhwcConv` of the domain `ort-runtime` and the like, where it claims these.
     /// May be null.
     pub prefers_channels_last: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> u8>,
+    /// The bytes of the vectors in which matrices are read: weights of products whose rows are no multiple of that are transposed, if their
+    /// columns are. 1 where weights are read as they are, or packed. May be null: 1.
+    pub vector_bytes: Option<unsafe extern "C" fn(device: *mut OrtProviderDevice) -> usize>,
 }
 
 /// The type of the function `ort_provider`: the library's table for a host of this version of the interface, which stays where it is as

@@ -172,6 +172,11 @@ impl Device for Opened {
         self.table.prefers_channels_last.is_some_and(|prefers| unsafe { prefers(self.raw.as_ptr()) } != 0)
     }
 
+    fn vector_bytes(&self) -> usize {
+        // SAFETY: the device is open.
+        self.table.vector_bytes.map_or(1, |bytes| unsafe { bytes(self.raw.as_ptr()) })
+    }
+
     fn synchronize(&self) -> Result<()> {
         let Some(synchronize) = self.table.synchronize else { return Ok(()) };
         // SAFETY: the device is open.

@@ -1,0 +1,131 @@
+//! Weights of matrix products that lie transposed on devices that read matrices in vectors ([`Device::vector_bytes`]).
+//!
+//! Where rows are no whole vectors, each begins at another offset, and kernels and libraries load single elements: the logits of a vocabulary of 50257
+//! words take three times what the weight's bytes do. If its columns are whole vectors, the weight is transposed while the session is built. That takes no
+//! more memory: products are all that reads such a weight, and there is still one of it.
+//!
+//! [`Device::vector_bytes`]: crate::ep::Device::vector_bytes
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{FirstClaim, Report, WEIGHT_VECTORS};
+use crate::Result;
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::ir::{Attribute, Attributes, Graph, Node, ValueId, ValueType};
+use crate::spec::{MICROSOFT, ONNX, RUNTIME, Registry};
+
+/// What smaller weights cost is the launch.
+const LEAST: usize = 64 << 10;
+/// The place of the weight among a product's inputs.
+const WEIGHT: usize = 1;
+
+/// Transposes weights of products on devices that read vectors of so many bytes, for each device; returns whether there are any.
+pub(super) fn apply(
+    graph: &mut Graph,
+    first_claim: FirstClaim<'_>,
+    vector_bytes: &[usize],
+    report: &mut Report,
+) -> Result<bool> {
+    let mut transpositions = Vec::new();
+    for (weight, readers) in candidates(graph, first_claim, vector_bytes) {
+        let Some(sizes) = graph.constants.get(&weight).map(|tensor| tensor.shape().to_vec()) else { continue };
+        let shape = sizes.iter().rev().map(|size| Dim::from(*size as i64)).collect();
+        let dtype = graph.value(weight).ty.dtype().unwrap_or(DType::F32);
+        let name = format!("{}.transposed_{}", graph.value(weight).name, graph.value_count());
+        let turned = graph.add_value(name.as_str(), ValueType::tensor(dtype, Some(shape)));
+        let products = readers.iter().map(|index| product(graph, *index, turned, first_claim));
+        let Some(products) = products.collect::<Result<Option<Vec<Node>>>>()? else { continue };
+        for (index, product) in readers.into_iter().zip(products) {
+            graph.nodes.get_mut(index).into_iter().for_each(|node| *node = product.clone());
+            report.count(WEIGHT_VECTORS);
+        }
+        let order = vec![("perm".to_owned(), Attribute::Ints(vec![1, 0]))];
+        transpositions.push(node((ONNX, "Transpose"), &name, &[Some(weight)], &[Some(turned)], order)?);
+    }
+    let has_any = !transpositions.is_empty();
+    graph.nodes.splice(..0, transpositions);
+    Ok(has_any)
+}
+
+/// Weights that are better read transposed, in the order of their ids, with the products that read them: nothing else does.
+fn candidates(
+    graph: &Graph,
+    first_claim: FirstClaim<'_>,
+    vector_bytes: &[usize],
+) -> Vec<(ValueId, Vec<usize>)> {
+    let mut kept: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let mut readers: FxHashMap<ValueId, Vec<usize>> = FxHashMap::default();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let weight = weight_of(graph, node).filter(|weight| {
+            let bytes = first_claim(graph, node).and_then(|device| vector_bytes.get(device).copied());
+            bytes.is_some_and(|bytes| is_better_transposed(graph, *weight, bytes))
+        });
+        let is_weight = |(place, read): &(usize, ValueId)| *place == WEIGHT && Some(*read) == weight;
+        let inputs = node.inputs.iter().enumerate().filter_map(|(place, read)| Some((place, (*read)?)));
+        kept.extend(inputs.filter(|input| !is_weight(input)).map(|(_, read)| read));
+        kept.extend(node.subgraphs.iter().flat_map(|inner| &inner.captures).map(|capture| capture.outer));
+        weight.into_iter().for_each(|weight| readers.entry(weight).or_default().push(index));
+    }
+    let mut found: Vec<_> = readers.into_iter().filter(|(weight, _)| !kept.contains(weight)).collect();
+    found.sort_unstable_by_key(|(weight, _)| *weight);
+    found
+}
+
+/// The constant matrix of floats on the right of a product.
+fn weight_of(graph: &Graph, node: &Node) -> Option<ValueId> {
+    transposed_form(node)?;
+    let rank = |place: usize| graph.value(node.inputs.get(place).copied().flatten()?).ty.shape().map(<[_]>::len);
+    let weight = node.inputs.get(WEIGHT).copied().flatten()?;
+    let tensor = graph.constants.get(&weight)?;
+    let is_float = matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32);
+    let is_matrix = tensor.shape().len() == 2 && rank(0).is_some_and(|rank| rank >= 2);
+    (is_float && is_matrix && tensor.byte_count() >= LEAST).then_some(weight)
+}
+
+/// Whether the columns of a constant matrix are whole vectors, and its rows are not.
+fn is_better_transposed(graph: &Graph, weight: ValueId, vector_bytes: usize) -> bool {
+    let Some(tensor) = graph.constants.get(&weight) else { return false };
+    let is_whole = |size: usize| {
+        tensor.dtype().byte_len(size).is_some_and(|bytes| bytes.is_multiple_of(vector_bytes.max(1)))
+    };
+    matches!(*tensor.shape(), [rows, columns] if is_whole(rows) && !is_whole(columns))
+}
+
+/// The operator that computes a product with its weight transposed.
+fn transposed_form(node: &Node) -> Option<(&'static str, &'static str)> {
+    match (node.spec.domain, node.spec.name) {
+        (ONNX, "MatMul") => Some((RUNTIME, "FusedMatMul")),
+        same @ ((ONNX, "Gemm") | (MICROSOFT, "FusedMatMul" | "FusedGemm") | (RUNTIME, "FusedMatMul")) => Some(same),
+        _ => None,
+    }
+}
+
+/// A product with another weight, the transposition of its own; none where that would move it to a later device.
+fn product(graph: &Graph, index: usize, weight: ValueId, first_claim: FirstClaim<'_>) -> Result<Option<Node>> {
+    let Some((plain, form)) = graph.nodes.get(index).and_then(|node| Some((node, transposed_form(node)?))) else {
+        return Ok(None);
+    };
+    let is_transposed = plain.attrs.find_int("transB").unwrap_or(0) != 0;
+    let others = plain.attrs.iter().filter(|(name, _)| *name != "transB");
+    let mut attrs: Vec<_> = others.map(|(name, value)| (name.to_owned(), value.clone())).collect();
+    attrs.push(("transB".to_owned(), Attribute::Int(i64::from(!is_transposed))));
+    let mut inputs = plain.inputs.to_vec();
+    inputs.get_mut(WEIGHT).into_iter().for_each(|input| *input = Some(weight));
+    let turned = node(form, &plain.name, &inputs, &plain.outputs, attrs)?;
+    let claims = [plain, &turned].map(|node| first_claim(graph, node));
+    Ok(matches!(claims, [Some(before), Some(after)] if after <= before).then_some(turned))
+}
+
+fn node(
+    (domain, op): (&str, &str),
+    name: &str,
+    inputs: &[Option<ValueId>],
+    outputs: &[Option<ValueId>],
+    attrs: Vec<(String, Attribute)>,
+) -> Result<Node> {
+    let spec = Registry::global()?.find(domain, op);
+    let spec = spec.ok_or_else(|| crate::error!(Fail, "there is no operator {op}"))?;
+    let (attrs, subgraphs) = (Attributes::new(spec, attrs)?, Vec::new());
+    Ok(Node { name: name.into(), spec, inputs: inputs.into(), outputs: outputs.into(), attrs, subgraphs })
+}
