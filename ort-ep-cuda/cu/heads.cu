@@ -63,11 +63,10 @@ __device__ inline int angle_of(const Placing& p, const int64* positions, int bat
     return (int)max(min(position, (int64)p.angles - 1), (int64)0);
 }
 
-// A warp for each row.
-extern "C" __global__ void place_rows(const void* from, const void* past, const void* bias, const void* lengths, const void* cos,
-                                      const void* sin, const int64* positions, void* to, Placing p, int lines) {
-    int line = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (line >= lines) return;
+// Writes a row by a warp.
+__device__ __forceinline__ void place(const void* from, const void* past, const void* bias, const void* lengths, const void* cos,
+                                      const void* sin, const int64* positions, void* to, const Placing& p, int line) {
+    int lane = threadIdx.x % 32;
     int row = line % p.rows, head = line / p.rows % p.heads, batch = line / p.rows / p.heads;
     int before = p.before;
     if (lengths) {
@@ -106,4 +105,21 @@ extern "C" __global__ void place_rows(const void* from, const void* past, const 
         }
         write_as(to, p.to_kind, to_at + c, value);
     }
+}
+
+__device__ inline int line_of_warp() { return blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; }
+
+extern "C" __global__ void place_rows(const void* from, const void* past, const void* bias, const void* lengths, const void* cos,
+                                      const void* sin, const int64* positions, void* to, Placing p, int lines) {
+    int line = line_of_warp();
+    if (line < lines) place(from, past, bias, lengths, cos, sin, positions, to, p, line);
+}
+
+// Keys and values, as they are.
+extern "C" __global__ void place_both(const void* k, const void* k_past, void* k_to, const void* v, const void* v_past, void* v_to,
+                                      Placing keys, Placing values, int lines) {
+    int line = line_of_warp();
+    if (line >= lines) return;
+    if (blockIdx.y == 0) place(k, k_past, nullptr, nullptr, nullptr, nullptr, nullptr, k_to, keys, line);
+    else place(v, v_past, nullptr, nullptr, nullptr, nullptr, nullptr, v_to, values, line);
 }

@@ -9,7 +9,7 @@ use ort_core::Result;
 use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
-    attention, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products, quant,
+    attention, caches, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products, quant,
     recurrent, select, sums, updates, vision, weights, windows,
 };
 use support::{is_emulated, options, with_device, with_oldest, with_options, with_warpgroups};
@@ -285,6 +285,12 @@ fn attention_is_that_of_the_cpu() -> Result<()> {
     lines::attention(&device, &[]);
     attention::attention(&device);
     Ok(())
+}
+
+#[test]
+fn attention_with_a_cache_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = with_device("attention_with_a_cache_is_that_of_the_cpu")? else { return Ok(()) };
+    caches::attention_with_cache(&device)
 }
 
 #[test]

@@ -48,7 +48,8 @@ fn page() -> String {
          `ort optimize MODEL OUT` tells which rules a model hits, `--without-rule NAME` leaves one\nout. \
          Besides these, constants are folded, what is common is computed once, what nobody reads is left out, and chains of elementwise\noperators \
          become one (`elementwise_chain`), and for devices that prefer it images get their channels last (`channels_last`),\n\
-         and weights whose columns are whole vectors where their rows are not lie transposed (`weight_vectors`).\n",
+         and weights whose columns are whole vectors where their rows are not lie transposed (`weight_vectors`).\n\
+         Attention between transpositions, with a cache of keys and values, is one operator from level `all` on (`attention_cache`).\n",
     );
     for set in rule_sets() {
         page += &format!(

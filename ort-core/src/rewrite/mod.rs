@@ -6,6 +6,7 @@
 //! place only if its types and shapes are those of what it replaces. Each rule has samples, from which a test builds
 //! the pattern and runs it with and without the rule.
 
+mod attention_cache;
 mod chains;
 mod channels_last;
 mod common;
@@ -52,7 +53,7 @@ impl Optimizer {
     /// Refuses names of rules that do not exist.
     fn check(&self) -> Result<()> {
         let tables = || rule_sets().iter().flat_map(|set| set.rules).map(|rule| rule.name);
-        let names = || tables().chain([ELEMENTWISE_CHAIN, CHANNELS_LAST, WEIGHT_VECTORS]);
+        let names = || tables().chain([ATTENTION_CACHE, ELEMENTWISE_CHAIN, CHANNELS_LAST, WEIGHT_VECTORS]);
         for name in &self.disabled {
             ensure!(
                 names().any(|known| known == name),
@@ -185,6 +186,9 @@ pub(crate) fn optimize(
     Ok(report)
 }
 
+/// What the fusion of attention with its cache, which has more than one result, is called among the rules.
+const ATTENTION_CACHE: &str = "attention_cache";
+
 /// What the fusion of elementwise operators, which no pattern can say, is called among the rules.
 const ELEMENTWISE_CHAIN: &str = "elementwise_chain";
 
@@ -219,6 +223,9 @@ impl Driver<'_> {
         self.apply_all(graph, &basic, fold::SMALL)?;
         if self.optimizer.level > Level::Basic {
             self.apply_all(graph, &self.optimizer.clone(), usize::MAX)?;
+            if self.optimizer.level == Level::All && self.applies(ATTENTION_CACHE) {
+                self.fuse_caches(graph)?;
+            }
             if self.applies(ELEMENTWISE_CHAIN) {
                 chains::fuse(graph, self.environment.first_claim, self.report)?;
             }
@@ -238,6 +245,15 @@ impl Driver<'_> {
     /// Whether what is called this is not left out.
     fn applies(&self, name: &str) -> bool {
         !self.optimizer.disabled.iter().any(|disabled| disabled == name)
+    }
+
+    /// Fuses attention with its cache; what that leaves of reshapes and transpositions is for the rules.
+    fn fuse_caches(&mut self, graph: &mut Graph) -> Result<()> {
+        if attention_cache::apply(graph, self.environment.first_claim, self.report)? {
+            eliminate::unread(graph, self.report);
+            self.apply_all(graph, &self.optimizer.clone(), usize::MAX)?;
+        }
+        Ok(())
     }
 
     /// Moves channels behind where devices prefer that; filters are moved ahead.

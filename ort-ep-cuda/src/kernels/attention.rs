@@ -118,24 +118,40 @@ impl Plan {
         Ok(if own == cx.input(2)?.dtype { own } else { DType::F32 })
     }
 
-    /// Keys (0) or values (1), past and new ones put together where that is needed or wanted.
-    fn cache(&self, cx: &OpCx<'_>, which: usize, launches: &mut Vec<Launch>) -> Result<Rows> {
-        let [k, v] = self.kv;
-        let own = if which == 0 { k } else { v };
-        let [batch, heads, fresh, size] = own.sizes;
-        let keys = self.sizes.keys;
-        let mut rows = own.rows_of(cx.input(1 + which)?, size);
-        let to = cx.find_output(1 + which).or(self.joined.get(which).and_then(Option::as_ref));
-        if let Some(to) = to {
-            let to = Rows::by_head(to, [heads, keys, size]);
-            let lengths = Lengths::all(self.past);
-            let placing =
-                Placing { past: cx.find_input(4 + which), lengths, ..Placing::new(own.sizes, &rows) };
-            launches.extend(placing.launches(&to, keys)?);
-            // Without a past the new rows do as well.
-            rows = if self.past == 0 { rows } else { to };
+    /// Keys and values, past and new ones put together where that is needed or wanted.
+    fn caches(&self, cx: &OpCx<'_>, launches: &mut Vec<Launch>) -> Result<[Rows; 2]> {
+        let ([k, v], keys) = (self.kv, self.sizes.keys);
+        let fresh = [k.rows_of(cx.input(1)?, k.sizes[3]), v.rows_of(cx.input(2)?, v.sizes[3])];
+        let [k_rows, v_rows] = &fresh;
+        let placings = [(k, k_rows, 4), (v, v_rows, 5)].map(|(own, rows, past)| {
+            let (past, lengths) = (cx.find_input(past), Lengths::all(self.past));
+            Placing { past, lengths, ..Placing::new(own.sizes, rows) }
+        });
+        let to = |(own, which): (Heads, usize)| {
+            let to = cx.find_output(1 + which).or(self.joined.get(which).and_then(Option::as_ref));
+            let [_, heads, _, size] = own.sizes;
+            to.map(|to| Rows::by_head(to, [heads, keys, size]))
+        };
+        let to = [(k, 0), (v, 1)].map(to);
+        match (&placings, &to) {
+            ([k, v], [Some(k_to), Some(v_to)]) => launches.extend(Placing::both([(k, k_to), (v, v_to)], keys)?),
+            _ => {
+                for (placing, to) in placings.iter().zip(&to) {
+                    launches.extend(to.as_ref().map_or(Ok(Vec::new()), |to| placing.launches(to, keys))?);
+                }
+            }
         }
+        // Without a past the new rows do as well.
+        let [k_to, v_to] = to.map(|to| to.filter(|_| self.past > 0));
+        let [k_rows, v_rows] = fresh.clone();
+        let k = self.widen(0, k, k_to.unwrap_or(k_rows), launches)?;
+        Ok([k, self.widen(1, v, v_to.unwrap_or(v_rows), launches)?])
+    }
+
+    /// Keys (0) or values (1) in the type in which they come together.
+    fn widen(&self, which: usize, own: Heads, rows: Rows, launches: &mut Vec<Launch>) -> Result<Rows> {
         let Some(wide) = self.widened.get(which).and_then(Option::as_ref) else { return Ok(rows) };
+        let ([batch, heads, fresh, size], keys) = (own.sizes, self.sizes.keys);
         let (wide, many) = (Rows::by_head(wide, [heads, keys, size]), self.past.saturating_add(fresh));
         launches.extend(Placing::new([batch, heads, many, size], &rows).launches(&wide, keys)?);
         Ok(wide)
@@ -173,8 +189,7 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
     let plan = Plan::new(cx)?;
     let sizes = plan.sizes;
     let mut launches = Vec::new();
-    let k = plan.cache(cx, 0, &mut launches)?;
-    let v = plan.cache(cx, 1, &mut launches)?;
+    let [k, v] = plan.caches(cx, &mut launches)?;
     let mode = cx.attrs.int("qk_matmul_output_mode")?;
     ensure!((0..=WEIGHTS).contains(&mode), InvalidGraph, "qk_matmul_output_mode is {mode}");
     let attend = Attend {

@@ -133,28 +133,12 @@ impl<'a> Placing<'a> {
 
     /// Places the rows in `to`, which has so many of each head.
     pub(super) fn launches(&self, to: &Rows, capacity: usize) -> Result<Vec<Launch>> {
-        let [batch, heads, many, size] = self.sizes;
-        let rows = if self.keeps { many } else { capacity };
-        let lines = batch.saturating_mul(heads).saturating_mul(rows);
-        if lines == 0 || size == 0 {
+        let (lines, lengths) = (self.lines(capacity), self.lengths());
+        if lines == 0 {
             return Ok(Vec::new());
         }
-        let lengths = self.lengths.of.filter(|_| self.lengths.at_end);
-        let before = if lengths.is_some() { self.lengths.more } else { self.lengths.before };
-        let (bias, bias_first) = self.bias.unzip();
-        let mut words = [heads, size, many, rows, capacity].map(word).to_vec();
-        words.extend(self.fresh.words());
-        words.extend(to.words());
-        words.extend([kind_of(self.fresh.operand.dtype)?, kind_of(to.operand.dtype)?]);
-        words.extend([self.past.map_or(0, |past| past.size(2)), before].map(word));
-        words.push(lengths.map_or(Ok(0), |lengths| kind_of(lengths.dtype))?);
-        words.extend([i64::from(self.at_front), i64::from(self.keeps), word(bias_first.unwrap_or(0))]);
-        let (positions, turned) = self.turned()?;
-        words.extend(turned);
-        let same = self.fresh.operand.dtype == to.operand.dtype;
-        let moves = same && self.fresh.in_vectors(size, VECTOR) && to.in_vectors(size, VECTOR);
-        words.push(i64::from(moves));
         let [cos, sin] = self.rotation.map_or([None; 2], |rotation| rotation.angles.map(Some));
+        let (bias, positions) = (self.bias.map(|(bias, _)| bias), self.turned()?.0);
         let launch = Launch::new("heads", "place_rows").grid([lines.div_ceil(WARPS), 1, 1])?;
         let launch = launch
             .block([(WARP * WARPS) as u32, 1, 1])
@@ -166,7 +150,61 @@ impl<'a> Placing<'a> {
             .find_tensor(sin)
             .find_tensor(positions)
             .tensor(&to.operand);
-        Ok(vec![launch.ints::<27>(&words)?.uint(lines)?])
+        Ok(vec![launch.ints::<27>(&self.words(to, capacity)?)?.uint(lines)?])
+    }
+
+    /// Places keys and values at once where they are moved as they are.
+    pub(super) fn both(pair: [(&Placing<'_>, &Rows); 2], capacity: usize) -> Result<Vec<Launch>> {
+        let [lines, others] = pair.map(|(placing, _)| placing.lines(capacity));
+        let is_plain = pair.iter().all(|(placing, _)| {
+            placing.bias.is_none() && placing.rotation.is_none() && placing.lengths().is_none()
+        });
+        if !is_plain || lines == 0 || lines != others {
+            let each = pair.into_iter().map(|(placing, to)| placing.launches(to, capacity));
+            return Ok(each.collect::<Result<Vec<_>>>()?.concat());
+        }
+        let mut launch = Launch::new("heads", "place_both").grid([lines.div_ceil(WARPS), 2, 1])?;
+        launch = launch.block([(WARP * WARPS) as u32, 1, 1]);
+        for (placing, to) in pair {
+            launch = launch.tensor(&placing.fresh.operand).find_tensor(placing.past).tensor(&to.operand);
+        }
+        for (placing, to) in pair {
+            launch = launch.ints::<27>(&placing.words(to, capacity)?)?;
+        }
+        Ok(vec![launch.uint(lines)?])
+    }
+
+    /// Rows that are written, of which each has some elements.
+    fn lines(&self, capacity: usize) -> usize {
+        let [batch, heads, many, size] = self.sizes;
+        let rows = if self.keeps { many } else { capacity };
+        if size == 0 { 0 } else { batch.saturating_mul(heads).saturating_mul(rows) }
+    }
+
+    /// The rows of each batch, where a tensor says so and the new ones are their end.
+    fn lengths(&self) -> Option<&'a Operand> {
+        self.lengths.of.filter(|_| self.lengths.at_end)
+    }
+
+    /// The structure `Placing` of the kernels.
+    fn words(&self, to: &Rows, capacity: usize) -> Result<Vec<i64>> {
+        let [_, heads, many, size] = self.sizes;
+        let rows = if self.keeps { many } else { capacity };
+        let lengths = self.lengths();
+        let before = if lengths.is_some() { self.lengths.more } else { self.lengths.before };
+        let bias_first = self.bias.map(|(_, first)| first);
+        let mut words = [heads, size, many, rows, capacity].map(word).to_vec();
+        words.extend(self.fresh.words());
+        words.extend(to.words());
+        words.extend([kind_of(self.fresh.operand.dtype)?, kind_of(to.operand.dtype)?]);
+        words.extend([self.past.map_or(0, |past| past.size(2)), before].map(word));
+        words.push(lengths.map_or(Ok(0), |lengths| kind_of(lengths.dtype))?);
+        words.extend([i64::from(self.at_front), i64::from(self.keeps), word(bias_first.unwrap_or(0))]);
+        words.extend(self.turned()?.1);
+        let same = self.fresh.operand.dtype == to.operand.dtype;
+        let moves = same && self.fresh.in_vectors(size, VECTOR) && to.in_vectors(size, VECTOR);
+        words.push(i64::from(moves));
+        Ok(words)
     }
 
     /// The positions, and the numbers of the rotation.

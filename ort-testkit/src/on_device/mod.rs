@@ -8,6 +8,7 @@
 )]
 
 pub mod attention;
+pub mod caches;
 pub mod control;
 pub mod cores;
 pub mod gradients;
