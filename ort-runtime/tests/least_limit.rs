@@ -5,7 +5,7 @@
 
 mod support;
 
-use ort_runtime::ir::{Attribute, Graph, GraphBuilder, ValueId};
+use ort_runtime::ir::{Attribute, Graph, GraphBuilder, Subgraph, ValueId, ValueType};
 use ort_runtime::onnx::{ModelInfo, Weights, save};
 use ort_runtime::{Budget, DType, Model, Result, Session, Tensor, Value};
 use support::{axis, floats, ints, numbers};
@@ -98,6 +98,34 @@ fn known() -> Result<Graph> {
     builder.finish(&[soft])
 }
 
+/// Sums along the second axis, one column after the other: the columns are moved to the front before.
+fn columns() -> Result<Graph> {
+    let mut builder = GraphBuilder::new("columns");
+    let x = builder.input("x", DType::F32, &["n", "64"]);
+    let start = builder.constant(floats(&[16], &[1.5; 16])?);
+    let mut body = GraphBuilder::new("column");
+    let sum = body.typed_input("sum", ValueType::Unknown);
+    let column = body.typed_input("column", ValueType::Unknown);
+    let total = body.node("ReduceMax", &[column], &[])?;
+    let next = body.node("Add", &[sum, total], &[])?;
+    let scaled = body.node("Mul", &[column, total], &[])?;
+    let body = Subgraph { attr: "body", graph: body.finish_subgraph(&[next, scaled]), captures: Vec::new() };
+    let attrs = [("num_scan_inputs", Attribute::Int(1)), ("scan_input_axes", Attribute::Ints(vec![1]))];
+    let outputs = builder.add(("", "Scan"), &[Some(start), Some(x)], &attrs, 2, vec![body])?;
+    builder.finish(&outputs)
+}
+
+/// Attention whose mask has a rank that only the run tells, and with it the memory that it works in.
+fn masked() -> Result<Graph> {
+    let mut builder = GraphBuilder::new("masked");
+    let x = builder.input("x", DType::F32, &["n", "64"]);
+    let heads = builder.constant(ints(&[1, 4, -1, 16])?);
+    let rows = builder.node("Reshape", &[x, heads], &[])?;
+    let mask = builder.typed_input("mask", ValueType::tensor(DType::F32, None));
+    let attention = builder.node("Attention", &[rows, rows, rows, mask], &[])?;
+    builder.finish(&[attention])
+}
+
 /// The model from a file, so that its weights are mapped.
 fn mapped(graph: &Graph, folder: &std::path::Path) -> Result<Model> {
     let file = folder.join(format!("{}.onnx", graph.name));
@@ -150,7 +178,7 @@ fn every_limit_from_the_least_on_runs_with_the_same_bits() -> Result<()> {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         range.start + (state >> 33) as usize % (range.end - range.start)
     };
-    for graph in [chosen_rows, distinct, parts, texts, folded, known] {
+    for graph in [chosen_rows, distinct, parts, texts, folded, known, columns] {
         let graph = graph()?;
         let (name, model) = (graph.name.clone(), mapped(&graph, folder.path())?);
         let inputs = [("x", numbers(&[30, 64], 5)?.into())];
@@ -185,6 +213,29 @@ fn every_limit_from_the_least_on_runs_with_the_same_bits() -> Result<()> {
             let limit = random(1..least);
             assert!(!runs(limit)?, "{name}: {limit} does, and {least} is named");
         }
+    }
+    Ok(())
+}
+
+/// A plan that says what a run needs is kept to: what it refuses is refused with the limit that does, at once. One that cannot says so.
+#[test]
+fn a_refusal_of_a_known_need_names_a_limit_that_does() -> Result<()> {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (graph, is_known) in [(known()?, true), (columns()?, true), (masked()?, false)] {
+        let (name, model) = (graph.name.clone(), mapped(&graph, folder.path())?);
+        let mut inputs: Vec<(&str, Value)> = vec![("x", numbers(&[30, 64], 5)?.into())];
+        if name == "masked" {
+            inputs.push(("mask", numbers(&[30, 30], 3)?.into()));
+        }
+        let session = Session::builder(&model).threads(2).build()?;
+        assert_eq!(session.plan_for_inputs(&inputs)?.peak_bytes.is_some(), is_known, "{name}");
+        // A session may be refused before its run is.
+        let (mut limit, mut refusals) = (1, 0);
+        while let Outcome::Refused(named) = attempt(&model, limit, &inputs)? {
+            (limit, refusals) = (named, refusals + 1);
+            assert!(refusals < 20, "{name}: {refusals} refusals");
+        }
+        assert!(!is_known || refusals <= 2, "{name}: {refusals} refusals");
     }
     Ok(())
 }

@@ -112,9 +112,7 @@ pub fn partition(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>], scope: Sco
 
 /// The first claim for each node of a graph in which all that nobody claims is decomposed.
 pub(super) fn claim_all(graph: &mut Arc<Graph>, devices: &[Arc<dyn Device>]) -> Result<Vec<(usize, Claim)>> {
-    if is_mixed(devices) {
-        bring_slices_to_front(graph)?;
-    }
+    bring_slices_to_front(graph)?;
     let claims = lower_unclaimed(graph, devices);
     // A device that broke while it was asked has refused for no reason.
     devices.iter().try_for_each(|device| {
@@ -182,7 +180,8 @@ pub(crate) fn lower_all_but(graph: &mut Graph, kept: fn(&Node) -> bool) -> Resul
     Ok(())
 }
 
-/// Has what control flow scans along other axes lie so that each slice is one piece, of which a device can take a part.
+/// Has what control flow scans along other axes lie so that each slice is one piece, of which a device can take a part, and what is moved is in the
+/// plan.
 fn bring_slices_to_front(graph: &mut Arc<Graph>) -> Result<()> {
     let is_across = |node: &Node| node.spec.flow.is_some_and(|flow| !(flow.in_front)(&node.attrs));
     if !graph.nodes.iter().any(is_across) {

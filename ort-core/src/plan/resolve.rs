@@ -175,8 +175,8 @@ pub(super) struct Planner<'a> {
     pub(super) nested_own: Vec<usize>,
     /// What the kernel whose scratch memory was last asked for takes of the heap.
     pub(super) heap: usize,
-    /// Whether some subgraph has values whose size only the run tells.
-    pub(super) nested_dynamic: bool,
+    /// Whether some workspace, or value of a subgraph, has a size that only the run tells.
+    pub(super) scratch_is_open: bool,
     /// Whether some workspace is larger than its kernel cannot do without.
     pub(super) can_shrink: bool,
 }
@@ -223,7 +223,7 @@ impl<'a> Planner<'a> {
             nested_slabs: Vec::new(),
             nested_own: vec![0; program.steps.len()],
             heap: 0,
-            nested_dynamic: false,
+            scratch_is_open: false,
             can_shrink: false,
         }
     }

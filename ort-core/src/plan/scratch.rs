@@ -98,7 +98,7 @@ impl Planner<'_> {
             }
             bytes = bytes.max(plan.host_slab());
             self.nested_own[index] = self.nested_own[index].max(plan.own_peak);
-            self.nested_dynamic |= plan.has_dynamic;
+            self.scratch_is_open |= plan.has_dynamic;
         }
         if step.claim.outputs == OutputsFrom::Subgraph {
             let handed = step.outputs.iter().flatten();
@@ -116,6 +116,8 @@ impl Planner<'_> {
             let is_known = !missing(&step.inputs, &inputs)
                 && (hands_over || !missing(&step.outputs, &outputs))
                 && step.nested.is_empty();
+            // A workspace, too, may follow from what only the run tells.
+            self.scratch_is_open |= !is_known && step.nested.is_empty();
             if is_known {
                 let room = self.room_of(step, index);
                 let shapes = IoShapes { inputs: &inputs, outputs: &outputs, threads: self.threads, room };

@@ -14,11 +14,14 @@ from onnx.reference.ops import (
     op_attention,
     op_average_pool,
     op_conv_transpose,
+    op_grid_sample,
     op_lp_pool,
     op_max_pool,
     op_pow,
+    op_quantize_linear,
     op_resize,
 )
+from onnx.reference.ops._quant_utils import reshape_input
 from scipy import special
 
 CORRECTED: list[type[OpRun]] = []
@@ -374,6 +377,12 @@ def is_short(fraction: Fraction) -> bool:
     return fraction.denominator in (1, 2, 4, 8, 16, 32, 64)
 
 
+def is_clear(place: Fraction, factor: Fraction) -> bool:
+    """Whether an error of float32 leaves a coordinate on its side of a whole number, and of the middle between two."""
+    apart = abs(2 * place - round(2 * place))
+    return apart == 0 and is_short(1 / factor) or apart > Fraction(1, 100_000) * max(1, abs(place))
+
+
 NEAREST = {
     "round_prefer_floor": lambda x: math.ceil(x - Fraction(1, 2)),
     "round_prefer_ceil": lambda x: math.floor(x + Fraction(1, 2)),
@@ -398,49 +407,54 @@ class Sampling:
     nearest: str
     a: float
     excludes: bool
+    antialias: bool
 
-    def taps(self, place: Fraction, length: int) -> list[tuple[int, float]]:
+    def taps(self, place: Fraction, length: int, factor: Fraction) -> list[tuple[int, float]]:
         if self.mode == "nearest":
             taps = [(NEAREST[self.nearest](place), 1.0)]
         else:
-            first, rest = math.floor(place), float(place - math.floor(place))
-            if self.mode == "linear":
-                taps = [(first, 1 - rest), (first + 1, rest)]
-            else:
-                taps = [(first + step, cubic(step - rest, self.a)) for step in range(-1, 3)]
+            taps = self.around(place, min(factor, Fraction(1)) if self.antialias else Fraction(1))
         if self.excludes:
-            inside = [(index, weight) for index, weight in taps if 0 <= index < length]
-            total = sum(weight for _, weight in inside)
-            return [(index, weight / total) for index, weight in inside]
+            taps = normalized([(index, weight) for index, weight in taps if 0 <= index < length])
         return [(min(max(index, 0), length - 1), weight) for index, weight in taps]
 
-    def matrix(self, places: list[Fraction], length: int) -> np.ndarray:
+    def around(self, place: Fraction, shrink: Fraction) -> list[tuple[int, float]]:
+        """Elements as far away as the kernel reaches, which antialiasing widens."""
+        reach = (1 if self.mode == "linear" else 2) / shrink
+        indices = range(math.floor(place - reach) + 1, math.ceil(place + reach))
+        apart = [(index, float((index - place) * shrink)) for index in indices]
+        weight = (lambda x: 1 - abs(x)) if self.mode == "linear" else (lambda x: cubic(x, self.a))
+        taps = [(index, weight(x)) for index, x in apart]
+        return normalized(taps) if self.antialias else taps
+
+    def matrix(self, places: list[Fraction], length: int, factor: Fraction) -> np.ndarray:
         weights = np.zeros((len(places), length))
         for row, place in enumerate(places):
-            for index, weight in self.taps(place, length):
+            for index, weight in self.taps(place, length, factor):
                 weights[row, index] += weight
         return weights
 
 
+def normalized(taps: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    total = sum(weight for _, weight in taps)
+    return [(index, weight / total) for index, weight in taps]
+
+
 @corrected
 class Resize(op_resize.Resize):
-    """Wrong elements where a coordinate is nearly whole, or nearly between two: here coordinates
+    """Wrong elements where a coordinate is nearly whole, or nearly between two, and infinities become finite: here coordinates
     are fractions, without errors."""
 
     def _run(self, x, roi=None, scales=None, sizes=None, antialias=0, axes=None, cubic_coeff_a=-0.75, exclude_outside=0,
              coordinate_transformation_mode="half_pixel", mode="nearest", nearest_mode="round_prefer_floor", **attributes):
-        if antialias:
-            return super()._run(
-                x, roi, scales, sizes, antialias=antialias, axes=axes, cubic_coeff_a=cubic_coeff_a, mode=mode,
-                exclude_outside=exclude_outside, coordinate_transformation_mode=coordinate_transformation_mode,
-                nearest_mode=nearest_mode, **attributes,
-            )
         if scales is not None:
             factors = [Fraction(float(scale)) for scale in scales]
             sizes = [math.floor(factor * size) for factor, size in zip(factors, x.shape)]
         else:
             factors = [Fraction(int(size), own) for size, own in zip(sizes, x.shape)]
-        sampling = Sampling(mode, nearest_mode, float(cubic_coeff_a), bool(exclude_outside))
+        if mode != "nearest" and not np.isfinite(x).all():
+            raise ValueError("what a weight of zero makes of no finite number")
+        sampling = Sampling(mode, nearest_mode, float(cubic_coeff_a), bool(exclude_outside), bool(antialias))
         y, is_rough = x.astype(np.float64), False
         for axis, (factor, size) in enumerate(zip(factors, sizes)):
             length = x.shape[axis]
@@ -448,10 +462,35 @@ class Resize(op_resize.Resize):
                 continue
             places = [source(coordinate_transformation_mode, i, factor, length, int(size)) for i in range(int(size))]
             if mode == "nearest":
-                y = np.take(y, [sampling.taps(place, length)[0][0] for place in places], axis)
+                if not all(is_clear(place, factor) for place in places):
+                    raise ValueError("rounding errors decide which element is the nearest")
+                y = np.take(y, [sampling.taps(place, length, factor)[0][0] for place in places], axis)
             else:
-                y = np.moveaxis(np.tensordot(sampling.matrix(places, length), y, ([1], [axis])), 0, axis)
+                matrix = sampling.matrix(places, length, factor)
+                y = np.moveaxis(np.tensordot(matrix, y, ([1], [axis])), 0, axis)
             is_rough = is_rough or mode != "nearest" and not all(is_short(place) for place in places)
         if x.dtype.kind in "iu" and is_rough and np.any(np.abs(y - np.floor(y) - 0.5) < NEARLY):
             raise ValueError("rounding errors decide to which of two integers this rounds")
-        return (numpy_helper.saturate_cast(y, x.dtype),)
+        return (numpy_helper.saturate_cast(y, x.dtype) if x.dtype.kind in "iu" else y.astype(x.dtype),)
+
+
+@corrected
+class GridSample(op_grid_sample.GridSample):
+    """Coordinates of doubles are rounded to float32."""
+
+    def _gs_denormalize_coordinates(self, n, dims, align_corners):
+        places = [self._gs_denormalize(n=v, length=dim, align_corners=align_corners) for v, dim in zip(n, dims)]
+        return np.asarray(places, np.asarray(n).dtype)
+
+
+@corrected
+class QuantizeLinear(op_quantize_linear.QuantizeLinear_25):
+    """What is beyond the codes by more than an int32 wraps around."""
+
+    def _run(self, x, y_scale, *zero_point, axis=1, block_size=0, **attributes):
+        scale = reshape_input(y_scale, x.shape, axis, block_size).astype(np.float64)
+        codes = x.astype(np.float64) / scale
+        # As far away as no zero point brings back.
+        far = np.abs(codes) > 2.0**24
+        x = np.where(far, np.copysign(2.0**24, codes) * scale, x).astype(x.dtype)
+        return super()._run(x, y_scale, *zero_point, axis=axis, block_size=block_size, **attributes)

@@ -241,5 +241,7 @@ def slack_of(own: np.ndarray, double: np.ndarray, rounding: np.ndarray, moves: M
     size = np.where(np.isfinite(double), np.abs(double.astype(np.float64)), 0)
     size = np.maximum(size, LEAST_NORMAL[own.dtype])
     slack = SPARE.get(roundoff, 1) * (FACTOR * np.maximum(error, typical(error)) + OWN * roundoff * size)
+    # Rounding errors of values near 1 cancel out here, and need not where they are computed in another order.
+    slack = np.where((error == 0) & (size <= roundoff), np.maximum(slack, OWN * roundoff), slack)
     # Near the end of the type's range the largest number and infinity are both right.
     return np.where(size + slack >= np.finfo(own.dtype).max, np.inf, slack)

@@ -60,7 +60,7 @@ enum Moment {
 }
 
 /// How often a refusal midway is followed by a run with the limit that it names.
-const MOST_RAISES: usize = 64;
+const MOST_RAISES: usize = 256;
 
 pub(super) fn run(args: &SoakArgs, trials: usize) -> Result<ExitCode> {
     let model = args.model.load()?;
@@ -114,16 +114,16 @@ impl Trial<'_> {
             Moment::Before => &mut report.refused_runs,
             Moment::Midway => &mut report.refused_midway,
         } += 1;
-        let Some(sufficient) = self.least_limit(limit, (at, problem))? else { return Ok(()) };
+        let sufficient = self.least_limit(limit, (at, problem))?;
         match self.attempt(sufficient.saturating_sub(PAGE).max(limit))? {
             Outcome::Refused { .. } => Ok(()),
             Outcome::Ran { .. } => bail!("a page less than the {sufficient} bytes that were named does, too"),
         }
     }
 
-    /// The limit that runs, found by following what refusals name; none if they name more for too long. The named limit of a refusal that comes
-    /// before any node has to do, unless what is refused then is a run that only its inputs tell, or a value of unknown size.
-    fn least_limit(&self, limit: usize, first: (Moment, Error)) -> Result<Option<usize>> {
+    /// The limit that runs, found by following what refusals name. The named limit of a refusal that comes before any node has to do, unless what is
+    /// refused then is a run that only its inputs tell, or a value of unknown size.
+    fn least_limit(&self, limit: usize, first: (Moment, Error)) -> Result<usize> {
         let (mut limit, (mut at, mut problem)) = (limit, first);
         for _ in 0..MOST_RAISES {
             let Some(shortage) = problem.shortage() else { bail!("the refusal names no bytes: {problem}") };
@@ -132,7 +132,7 @@ impl Trial<'_> {
                 bail!("the refusal names a limit of {named} bytes, which is not more: {problem}");
             }
             (at, problem) = match (self.attempt(named)?, at) {
-                (Outcome::Ran { .. }, _) => return Ok(Some(named)),
+                (Outcome::Ran { .. }, _) => return Ok(named),
                 (Outcome::Refused { at: Moment::Before, problem }, Moment::Building) => {
                     (Moment::Before, problem)
                 }
@@ -143,7 +143,7 @@ impl Trial<'_> {
             };
             limit = named;
         }
-        Ok(None)
+        bail!("{MOST_RAISES} refusals, one after the other, name more: the last one {problem}")
     }
 
     /// One session with one run. What is not a refusal and not the right result is an error.
