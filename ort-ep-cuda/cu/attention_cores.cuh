@@ -1,4 +1,5 @@
-// On tensor cores: 64 rows and 64 keys at a time. What a tile needs of memory is on its way before anything is computed of it.
+// On tensor cores: 64 rows and 64 keys at a time, of which each of four warps has 16 rows; or, where blocks are few, 16 rows, of whose keys each
+// warp has a quarter. What a tile needs of memory is on its way before anything is computed of it.
 #pragma once
 
 #include "attention.cuh"
@@ -7,8 +8,7 @@
 __device__ constexpr int kind_of(__half) { return HALF; }
 __device__ constexpr int kind_of(__nv_bfloat16) { return BFLOAT; }
 
-// Of a tile's keys a lane has pairs of neighbours: in all calls, `first` is the first key that it has.
-constexpr int PAIRS = KEYS / 8;
+// Of its warp's keys a lane has pairs of neighbours: in all calls, `first` is the first key that it has.
 
 // By soft caps; fast_power makes the tangent right to a few units of the last place of 1.
 __device__ inline float capped(float score, float softcap) {
@@ -42,7 +42,7 @@ template <typename T> __device__ inline uint sum_of_pairs(uint left, uint right)
 
 // What a mask of elements of one or two bytes has for the pairs of a lane's two rows, as it is stored. The last key stands for those that
 // are not there, so that no load waits for another.
-template <typename E>
+template <typename E, int PAIRS>
 __device__ inline void read_pairs(const void* mask, const int64 (&rows)[2], int first, int end, bool whole, uint (&to)[PAIRS][2]) {
     if (whole) {
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ inline void read_pairs(const void* mask, const int64 (&rows)[2], int 
 }
 
 // Calls a function for each score, with its number among those of a lane: its row, and its place among keys from the lane's first on.
-template <typename Change> __device__ inline void change_all(float (&scores)[PAIRS][4], const Change& change) {
+template <int PAIRS, typename Change> __device__ inline void change_all(float (&scores)[PAIRS][4], const Change& change) {
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
 #pragma unroll
@@ -76,6 +76,7 @@ template <typename Change> __device__ inline void change_all(float (&scores)[PAI
 }
 
 // What the mask does to scores.
+template <int PAIRS>
 __device__ inline void add_mask(float (&scores)[PAIRS][4], const uint (&pairs)[PAIRS][2], const int64 (&rows)[2], int first, int end,
                                 const Attend& p, const Given& g) {
     if (p.mask_kind == BOOL) {
@@ -101,7 +102,7 @@ __device__ inline void add_mask(float (&scores)[PAIRS][4], const uint (&pairs)[P
 }
 
 // Bits of the lane's scores whose keys are padding, in the order of `change_all`.
-__device__ inline uint padding_of(const int4 (&places)[2], int batch, int first, int end, const Attend& p, const Given& g) {
+template <int PAIRS> __device__ inline uint padding_of(const int4 (&places)[2], int batch, int first, int end, const Attend& p, const Given& g) {
     uint bits = 0;
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
@@ -139,24 +140,68 @@ __device__ inline void put_vectors(const float (&results)[SIZE / 8][4], const fl
     }
 }
 
-template <typename T, int SIZE>
+// Puts together what the warps of a block have of the same rows, each of other keys, for the first one; whether this is that one.
+template <int SIZE, int WARPS>
+__device__ inline bool is_joined(float (&results)[SIZE / 8][4], float (&tops)[2], float (&totals)[2], float (*sums)[SIZE / 8 * 4][32],
+                                 float2 (*lines)[2][32]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) lines[warp][half][lane] = make_float2(tops[half], totals[half]);
+    // All warps are done with the tiles, too.
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float top = -infinity(), total = 0.0f;
+#pragma unroll
+        for (int other = 0; other < WARPS; other++) top = fmaxf(top, lines[other][half][lane].x);
+        float base = base_of(top), decay = fast_power(tops[half] - base);
+#pragma unroll
+        for (int other = 0; other < WARPS; other++) total += lines[other][half][lane].y * fast_power(lines[other][half][lane].x - base);
+#pragma unroll
+        for (int j = 0; j < SIZE / 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) results[j][2 * half + i] *= decay;
+        }
+        tops[half] = top;
+        totals[half] = total;
+    }
+    if (warp > 0) {
+#pragma unroll
+        for (int i = 0; i < SIZE / 8 * 4; i++) sums[warp - 1][i][lane] = results[i / 4][i % 4];
+    }
+    __syncthreads();
+    if (warp > 0) return false;
+#pragma unroll
+    for (int i = 0; i < SIZE / 8 * 4; i++) {
+#pragma unroll
+        for (int other = 0; other < WARPS - 1; other++) results[i / 4][i % 4] += sums[other][i][lane];
+    }
+    __syncwarp();
+    return true;
+}
+
+// APART: warps that have the same rows.
+template <typename T, int SIZE, int APART>
 __device__ inline void cores(const void* queries, const T* k, const T* v, const Attend& p, const Given& g) {
-    __shared__ int4 places[ROWS];
-    __shared__ __align__(16) T k_tile[KEYS][SIZE + 8];
-    __shared__ __align__(16) T v_tile[KEYS][SIZE + 8];
+    constexpr int TILE = APART > 1 && SIZE == 64 ? 2 * KEYS : KEYS, OWN = TILE / APART, PAIRS = OWN / 8;
+    __shared__ int4 places[ROWS / APART];
+    __shared__ __align__(16) T tiles[2][TILE][SIZE + 8];
+    T (*k_tile)[SIZE + 8] = tiles[0], (*v_tile)[SIZE + 8] = tiles[1];
     const T* q = (const T*)queries;
-    Block block(p, g, ROWS);
-    int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16, own = lane % 4 * 2;
+    Block block(p, g, ROWS / APART);
+    int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 / APART * 16, own = lane % 4 * 2;
+    // Where its keys begin in a tile.
+    int part = thread / 32 % APART * OWN;
     k += place_of(p.k, block.batch, block.key_head, 0);
     v += place_of(p.v, block.batch, block.key_head, 0);
     bool q_vectors = p.q_vectors && is_aligned(q), k_vectors = p.k_vectors && is_aligned(k), v_vectors = p.v_vectors && is_aligned(v);
-    auto of_keys = [&](int start) { copy_lines<KEYS, SIZE>(k_tile, k, p.k.row, p.size, start, block.end, k_vectors); };
-    auto of_values = [&](int start) { copy_lines<KEYS, SIZE>(v_tile, v, p.v.row, p.value_size, start, block.end, v_vectors); };
+    auto of_keys = [&](int start) { copy_lines<TILE, SIZE>(k_tile, k, p.k.row, p.size, start, block.end, k_vectors); };
+    auto of_values = [&](int start) { copy_lines<TILE, SIZE>(v_tile, v, p.v.row, p.value_size, start, block.end, v_vectors); };
     if (block.begin < block.end) {
         of_keys(block.begin);
         of_values(block.begin);
     }
-    if (thread < ROWS) places[thread] = block.place(p, thread);
+    if (thread < ROWS / APART) places[thread] = block.place(p, thread);
     __syncthreads();
     int4 own_places[2] = {places[warp_row + lane / 4], places[warp_row + lane / 4 + 8]};
     // Queries come straight to where products have them.
@@ -182,8 +227,8 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float2 sink = block.sink(p, g, own_places[half].x);
-        tops[half] = sink.x;
-        totals[half] = own == 0 ? sink.y : 0.0f;
+        tops[half] = part == 0 ? sink.x : -infinity();
+        totals[half] = part == 0 && own == 0 ? sink.y : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < SIZE / 8; j++) {
@@ -194,12 +239,12 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
     bool is_bool = p.mask_kind == BOOL, is_half = p.mask_kind == HALF || p.mask_kind == BFLOAT;
     bool mask_pairs = (p.mask_batch | p.mask_head | p.mask_query | p.mask_keys) % 2 == 0 && (uint64)g.mask % (is_bool ? 2 : 4) == 0;
 #pragma unroll 1
-    for (int start = block.begin; start < block.end; start += KEYS) {
-        int first = start + own;
+    for (int start = block.begin; start < block.end; start += TILE) {
+        int first = start + part + own;
         uint pairs[PAIRS][2], padded = 0;
         if (g.mask && is_bool) read_pairs<uint8>(g.mask, mask_rows, first, block.end, mask_pairs, pairs);
         else if (g.mask && is_half) read_pairs<uint16>(g.mask, mask_rows, first, block.end, mask_pairs, pairs);
-        if (p.padding != NO_PADDING) padded = padding_of(own_places, block.batch, first, block.end, p, g);
+        if (p.padding != NO_PADDING) padded = padding_of<PAIRS>(own_places, block.batch, first, block.end, p, g);
         if (start == block.begin) wait_for_copies<1>();
         else wait_for_copies<0>();
         __syncthreads();
@@ -215,14 +260,14 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
 #pragma unroll
             for (int i = 0; i < 4; i++) to[i] = left[at][i];
         };
-        multiply_lines<KEYS, SIZE>(scores, of_queries, k_tile, p.size);
+        multiply_lines<OWN, SIZE>(scores, of_queries, k_tile + part, p.size);
         change_all(scores, [&](float score, int, int, int) { return score * p.scale; });
         if (p.softcap > 0.0f) change_all(scores, [&](float score, int, int, int) { return capped(score, p.softcap); });
         if (g.mask) add_mask(scores, pairs, mask_rows, first, block.end, p, g);
         if (padded) {
             change_all(scores, [&](float score, int j, int half, int i) { return padded >> 4 * j + 2 * half + i & 1 ? score + p.padded : score; });
         }
-        if (start < block.all_begin || start + KEYS > min(block.all_end, block.end)) {
+        if (start < block.all_begin || start + TILE > min(block.all_end, block.end)) {
             change_all(scores, [&](float score, int j, int half, int i) {
                 int key = first + 8 * j + i;
                 return key >= own_places[half].z && key < min(own_places[half].w, block.end) ? score : -infinity();
@@ -258,11 +303,15 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
         wait_for_copies<0>();
         __syncthreads();
         // All warps are done with the keys.
-        if (start + KEYS < block.end) of_keys(start + KEYS);
-        combine_lines<KEYS, SIZE>(results, scores, v_tile, p.value_size);
+        if (start + TILE < block.end) of_keys(start + TILE);
+        combine_lines<OWN, SIZE>(results, scores, v_tile + part, p.value_size);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) totals[half] = sum_of_lanes<4>(totals[half]);
+    if (APART > 1) {
+        __shared__ float2 lines[APART][2][32];
+        if (!is_joined<SIZE, APART>(results, tops, totals, (float (*)[SIZE / 8 * 4][32])tiles, lines)) return;
+    }
     if (p.splits == 1 && p.y_vectors && is_aligned(g.y) && p.y_kind == kind_of(T())) {
         put_vectors<T, SIZE>(results, totals, k_tile, places, block.batch, p, g);
         return;
@@ -282,5 +331,7 @@ __device__ inline void cores(const void* queries, const T* k, const T* v, const 
 }
 
 #define CORES(suffix, type)                                                                                            \
-    ENTRY(attend_cores_64_##suffix, type, 128, 3, (cores<type, 64>))                                                   \
-    ENTRY(attend_cores_128_##suffix, type, 128, 2, (cores<type, 128>))
+    ENTRY(attend_cores_64_##suffix, type, 128, 3, (cores<type, 64, 1>))                                                \
+    ENTRY(attend_cores_128_##suffix, type, 128, 2, (cores<type, 128, 1>))                                              \
+    ENTRY(attend_cores_apart_64_##suffix, type, 128, 3, (cores<type, 64, 4>))                                          \
+    ENTRY(attend_cores_apart_128_##suffix, type, 128, 2, (cores<type, 128, 4>))

@@ -17,6 +17,9 @@ const FEW_ROWS: usize = 8;
 /// Keys that are worth a block, and those from which on parts are worth the launch that puts them together.
 const PART: usize = 256;
 const LEAST_CUT: usize = 3 * PART;
+/// Rows of a block on tensor cores, and of one whose warps have the same rows.
+const OF_CORES: usize = 64;
+const OF_WARP: usize = 16;
 /// A window that is longer than all keys and queries is none.
 const NO_WINDOW: i64 = 1 << 29;
 
@@ -162,6 +165,9 @@ impl Sizes {
     fn cut(&self, limits: Limits, [query, key]: [DType; 2], has_scores: bool) -> Result<Cut> {
         let (rows, widest, suffix) = (self.rows(), self.size.max(self.value_size), suffix(key)?);
         let mut kept = vector_of(key)?;
+        // Blocks of 64 rows would leave processors without one, and there are too few keys for parts of them.
+        let is_small = self.keys < LEAST_CUT
+            && self.pairs().saturating_mul(rows.div_ceil(OF_CORES)) <= limits.processors as usize;
         let has_cores = key != DType::F32 && key == query && limits.capability >= TENSOR_CORES;
         let narrow = |size: usize| if size <= 64 { 64 } else { 128 };
         let (kind, name, [down, columns], threads) = if has_scores {
@@ -171,7 +177,8 @@ impl Sizes {
             kept = if many == 1 { kept } else { 4 };
             ("rows", format!("rows_{many}"), [many, MOST_OF_ROWS], 256)
         } else if has_cores && widest <= MOST_OF_CORES {
-            ("cores", format!("cores_{}", narrow(widest)), [64, MOST_OF_CORES], 128)
+            let (name, down) = if is_small { ("cores_apart", OF_WARP) } else { ("cores", OF_CORES) };
+            ("cores", format!("{name}_{}", narrow(widest)), [down, MOST_OF_CORES], 128)
         } else {
             let columns = narrow(self.value_size);
             ("tiles", format!("tiles_{columns}"), [64, columns], 256)

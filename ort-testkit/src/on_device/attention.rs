@@ -54,7 +54,7 @@ fn added(keys: usize) -> Given {
 }
 
 /// Heads, heads of keys, queries, keys, and the sizes of heads of keys and values.
-const SIZES: [[usize; 6]; 15] = [
+const SIZES: [[usize; 6]; 17] = [
     [1, 1, 1, 1, 1, 1],
     // Few rows, of which the keys are cut in parts.
     [2, 2, 1, 800, 64, 64],
@@ -70,6 +70,9 @@ const SIZES: [[usize; 6]; 15] = [
     [2, 1, 65, 900, 80, 128],
     [1, 1, 33, 70, 17, 19],
     [6, 2, 30, 64, 16, 8],
+    // So few blocks that warps have the same rows, with more keys than a tile has.
+    [1, 1, 40, 300, 64, 48],
+    [2, 1, 20, 150, 96, 112],
     [1, 1, 20, 90, 160, 200],
     [1, 1, 12, 800, 300, 40],
 ];
