@@ -49,6 +49,10 @@ rules! { "attention", Extended;
     attention: "MatMul(Softmax(m@FusedMatMul(q, k; transA=0; transB=1; activation=''); axis=-1), v)"
         if are_heads => Build(attention),
         ["q=f32[2,3,5,8] k=f32[2,3,7,8] v=f32[2,3,7,8] m.alpha=0.35"];
+    /// A mask of two finite numbers hides no query from all keys, so that none is NaN.
+    mask_of_finite: "Where(Equal(ReduceMax(m@Where(_, #shown, #hidden), _), #least), _, m)" if hides_no_query
+        => Template("m"),
+        ["_0=bool[2,1,5,7] shown=f32:0 hidden=f32:-10000 _1=[-1] least=f32:-inf _2=f32:nan"], keep true;
     /// Attention between transpositions that bring the heads to the front and back reads and writes them where they lie.
     attention_in_place: "Reshape(Transpose(a@Attention(Transpose(Reshape(q, _); perm=[0,2,1,3]), Transpose(Reshape(k, _); perm=[0,2,1,3]), Transpose(Reshape(v, _); perm=[0,2,1,3]), mask?; qk_matmul_output_mode=0); perm=[0,2,1,3]), _)"
         if joins_heads => Build(attention_in_place),
@@ -156,6 +160,15 @@ fn mask_of_operator(patch: &mut Patch<'_>, mask: ValueId) -> Result<Option<Value
     let greatest = patch.node("ReduceMax", &[mask, axes], &[("keepdims", Attribute::Int(1))])?;
     let is_hidden = patch.node("Equal", &[greatest, hidden], &[])?;
     patch.node("Where", &[is_hidden, nan, mask], &[]).map(Some)
+}
+
+/// Whether what a mask chooses from is finite, and looked through for rows of -inf.
+fn hides_no_query(found: &Found<'_>) -> bool {
+    let is_finite = |name| {
+        let numbers = found.tensor(name).and_then(|tensor| tensor.to_doubles().ok());
+        numbers.is_some_and(|numbers| numbers.iter().all(|number| number.is_finite()))
+    };
+    is_finite("shown") && is_finite("hidden") && found.scalar("least") == Some(f64::NEG_INFINITY)
 }
 
 /// Whether a row of a constant mask is -inf alone.
