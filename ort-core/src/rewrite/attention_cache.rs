@@ -23,7 +23,9 @@ pub(super) fn apply(graph: &mut Graph, first_claim: FirstClaim<'_>, report: &mut
     let mut gone: FxHashSet<usize> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let finder = Finder { graph, producers: &producers, consumers: &consumers };
-        let Some(found) = finder.find(index).filter(|found| found.nodes.iter().all(|node| !gone.contains(node))) else {
+        let Some(found) =
+            finder.find(index).filter(|found| found.nodes.iter().all(|node| !gone.contains(node)))
+        else {
             continue;
         };
         let Some(nodes) = found.replacement(graph, index, first_claim)? else { continue };
@@ -80,7 +82,8 @@ impl Finder<'_> {
         let &[Some(y)] = node.outputs.as_slice() else { return None };
         let input = |place: usize| node.inputs.get(place).copied().flatten();
         let sees_all = ["is_causal", "left_window_size", "right_window_size"].into_iter().zip([0, -1, -1]);
-        let sees_all = sees_all.into_iter().all(|(name, all)| node.attrs.find_int(name).is_none_or(|int| int == all));
+        let sees_all =
+            sees_all.into_iter().all(|(name, all)| node.attrs.find_int(name).is_none_or(|int| int == all));
         // Places among new queries alone are not those behind a past.
         if !sees_all || node.inputs.iter().skip(4).any(Option::is_some) {
             return None;
@@ -113,7 +116,7 @@ impl Finder<'_> {
         let (index, node) = self.producer(value)?;
         self.transposed(index)?;
         let value = node.inputs.first().copied().flatten()?;
-        let &[_, _, ref count, ref size] = self.graph.value(value).ty.shape()? else { return None };
+        let [_, _, count, size] = self.graph.value(value).ty.shape()? else { return None };
         let (count, size) = (count.as_constant()?, size.as_constant()?);
         (count > 0 && size > 0).then_some(Heads { value, count, size })
     }
@@ -137,7 +140,9 @@ impl Finder<'_> {
         let mut seen: FxHashSet<usize> = FxHashSet::default();
         while let Some(value) = open.pop() {
             // Nodes read what comes before them.
-            let Some((index, node)) = self.producer(value).filter(|(index, _)| *index >= first) else { continue };
+            let Some((index, node)) = self.producer(value).filter(|(index, _)| *index >= first) else {
+                continue;
+            };
             if [k, v].contains(&index) || seen.len() > MOST_LOOKED_AT {
                 return false;
             }
@@ -151,7 +156,12 @@ impl Finder<'_> {
 
 impl Cached {
     /// The nodes that take the place of the attention; none where they would move it to a later device.
-    fn replacement(&self, graph: &mut Graph, index: usize, first_claim: FirstClaim<'_>) -> Result<Option<Vec<Node>>> {
+    fn replacement(
+        &self,
+        graph: &mut Graph,
+        index: usize,
+        first_claim: FirstClaim<'_>,
+    ) -> Result<Option<Vec<Node>>> {
         let Some(old) = graph.nodes.get(index).cloned() else { return Ok(None) };
         let [k, v] = &self.fresh;
         let (name, width) = (&*old.name, |heads: &Heads| heads.count.saturating_mul(heads.size));
@@ -163,7 +173,8 @@ impl Cached {
             inputs.push(Some(joined));
         }
         let result = [self.queries.count, v.size];
-        let joined = new_value(graph, &format!("{name}/y"), self.result, &[result[0].saturating_mul(result[1])]);
+        let joined =
+            new_value(graph, &format!("{name}/y"), self.result, &[result[0].saturating_mul(result[1])]);
         inputs.push(self.mask);
         inputs.extend(self.past.map(Some));
         let others = old.attrs.iter().filter(|(name, _)| !name.ends_with("num_heads"));
@@ -190,8 +201,11 @@ fn is(node: &Node, op: &str) -> bool {
 fn new_value(graph: &mut Graph, name: &str, like: ValueId, sizes: &[i64]) -> ValueId {
     let name = format!("{name}_{}", graph.value_count());
     let ty = &graph.value(like).ty;
-    let shape = ty.shape().map(|shape| shape.iter().take(2).cloned().chain(sizes.iter().map(|size| Dim::from(*size))));
-    let ty = ty.dtype().map_or(ValueType::Unknown, |dtype| ValueType::tensor(dtype, shape.map(Iterator::collect)));
+    let shape = ty
+        .shape()
+        .map(|shape| shape.iter().take(2).cloned().chain(sizes.iter().map(|size| Dim::from(*size))));
+    let ty =
+        ty.dtype().map_or(ValueType::Unknown, |dtype| ValueType::tensor(dtype, shape.map(Iterator::collect)));
     graph.add_value(name.as_str(), ty)
 }
 

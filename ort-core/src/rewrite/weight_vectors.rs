@@ -29,7 +29,9 @@ pub(super) fn apply(
 ) -> Result<bool> {
     let mut transpositions = Vec::new();
     for (weight, readers) in candidates(graph, first_claim, vector_bytes) {
-        let Some(sizes) = graph.constants.get(&weight).map(|tensor| tensor.shape().to_vec()) else { continue };
+        let Some(sizes) = graph.constants.get(&weight).map(|tensor| tensor.shape().to_vec()) else {
+            continue;
+        };
         let shape = sizes.iter().rev().map(|size| Dim::from(*size as i64)).collect();
         let dtype = graph.value(weight).ty.dtype().unwrap_or(DType::F32);
         let name = format!("{}.transposed_{}", graph.value(weight).name, graph.value_count());
@@ -75,7 +77,8 @@ fn candidates(
 /// The constant matrix of floats on the right of a product.
 fn weight_of(graph: &Graph, node: &Node) -> Option<ValueId> {
     transposed_form(node)?;
-    let rank = |place: usize| graph.value(node.inputs.get(place).copied().flatten()?).ty.shape().map(<[_]>::len);
+    let rank =
+        |place: usize| graph.value(node.inputs.get(place).copied().flatten()?).ty.shape().map(<[_]>::len);
     let weight = node.inputs.get(WEIGHT).copied().flatten()?;
     let tensor = graph.constants.get(&weight)?;
     let is_float = matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32);
@@ -96,14 +99,22 @@ fn is_better_transposed(graph: &Graph, weight: ValueId, vector_bytes: usize) -> 
 fn transposed_form(node: &Node) -> Option<(&'static str, &'static str)> {
     match (node.spec.domain, node.spec.name) {
         (ONNX, "MatMul") => Some((RUNTIME, "FusedMatMul")),
-        same @ ((ONNX, "Gemm") | (MICROSOFT, "FusedMatMul" | "FusedGemm") | (RUNTIME, "FusedMatMul")) => Some(same),
+        same @ ((ONNX, "Gemm") | (MICROSOFT, "FusedMatMul" | "FusedGemm") | (RUNTIME, "FusedMatMul")) => {
+            Some(same)
+        }
         _ => None,
     }
 }
 
 /// A product with another weight, the transposition of its own; none where that would move it to a later device.
-fn product(graph: &Graph, index: usize, weight: ValueId, first_claim: FirstClaim<'_>) -> Result<Option<Node>> {
-    let Some((plain, form)) = graph.nodes.get(index).and_then(|node| Some((node, transposed_form(node)?))) else {
+fn product(
+    graph: &Graph,
+    index: usize,
+    weight: ValueId,
+    first_claim: FirstClaim<'_>,
+) -> Result<Option<Node>> {
+    let Some((plain, form)) = graph.nodes.get(index).and_then(|node| Some((node, transposed_form(node)?)))
+    else {
         return Ok(None);
     };
     let is_transposed = plain.attrs.find_int("transB").unwrap_or(0) != 0;
