@@ -54,7 +54,7 @@ fn added(keys: usize) -> Given {
 }
 
 /// Heads, heads of keys, queries, keys, and the sizes of heads of keys and values.
-const SIZES: [[usize; 6]; 17] = [
+const SIZES: [[usize; 6]; 18] = [
     [1, 1, 1, 1, 1, 1],
     // Few rows, of which the keys are cut in parts.
     [2, 2, 1, 800, 64, 64],
@@ -68,6 +68,7 @@ const SIZES: [[usize; 6]; 17] = [
     [3, 1, 70, 130, 40, 24],
     [2, 2, 130, 200, 128, 128],
     [2, 1, 65, 900, 80, 128],
+    [2, 2, 9, 800, 64, 64],
     [1, 1, 33, 70, 17, 19],
     [6, 2, 30, 64, 16, 8],
     // So few blocks that warps have the same rows, with more keys than a tile has.
