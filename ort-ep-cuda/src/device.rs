@@ -11,6 +11,7 @@ use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, ensure, error};
 use parking_lot::Mutex;
 
+use crate::choices::Choices;
 use crate::driver::{Call, Context, Counters, Driver, Limits, NO_DEVICE};
 use crate::kernels::{self, CudaKernel};
 use crate::launch::Bounds;
@@ -33,13 +34,14 @@ pub(crate) struct Parts {
     pub(crate) libraries: Libraries,
     pub(crate) memory: Arc<dyn Allocator>,
     pub(crate) queue: Arc<Queue>,
+    pub(crate) choices: Choices,
 }
 
 impl Parts {
     /// What bounds kernels, with the libraries where they may have so much workspace.
     pub(crate) fn bounds(&self, room: Option<usize>) -> Bounds<'_> {
         let libraries = room.map(|_| &self.libraries);
-        Bounds { limits: self.limits, libraries, room: room.unwrap_or(0) }
+        Bounds { limits: self.limits, libraries, room: room.unwrap_or(0), turn: 0 }
     }
 
     /// The bytes that are left. None where no library asks for them.
@@ -115,7 +117,8 @@ impl CudaDevice {
         let libraries = Libraries::open(&context, &options.libraries)?;
         let info = describe(driver, physical, &libraries.reports)?;
         let modules = Modules::new(context, limits.capability);
-        let parts = Arc::new(Parts { id, limits, modules, libraries, memory, queue });
+        let parts =
+            Arc::new(Parts { id, limits, modules, libraries, memory, queue, choices: Choices::default() });
         let prefers_channels_last = options.prefers_channels_last;
         Ok(Arc::new(CudaDevice { info, parts, table: kernel_table(), prefers_channels_last }))
     }

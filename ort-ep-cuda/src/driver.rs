@@ -36,7 +36,7 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// The functions that are called.
-const FUNCTIONS: [&str; 47] = [
+const FUNCTIONS: [&str; 48] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -73,6 +73,7 @@ const FUNCTIONS: [&str; 47] = [
     "cuEventDestroy_v2",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuEventElapsedTime",
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
     "cuGraphDestroy",

@@ -69,6 +69,11 @@ impl Graphs {
         self.kept.front()?.graph.as_ref()
     }
 
+    /// The stream that captures.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     /// Forgets all graphs.
     pub(crate) fn clear(&mut self) {
         self.kept.clear();

@@ -24,6 +24,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) libraries: Option<&'a Libraries>,
     /// The bytes of workspace that a library may have, from the first on.
     pub(crate) room: usize,
+    /// Which of the algorithms that a library has is asked for, where they are tried.
+    pub(crate) turn: usize,
 }
 
 impl Deref for Bounds<'_> {
@@ -73,16 +75,34 @@ pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launc
     if !has_library && !cx.limits.has_warpgroups() {
         return Ok(0);
     }
-    let own = OpCx {
-        op: cx.op,
-        attrs: cx.attrs,
-        limits: Bounds { libraries: None, ..cx.limits },
-        inputs: cx.inputs.clone(),
-        outputs: cx.outputs.clone(),
-        host: cx.host.clone(),
+    let mut ways = if has_library { ways(cx, launches)? } else { Vec::new() };
+    ways.push(launches(&bounded(cx, Bounds { libraries: None, ..cx.limits }))?);
+    Ok(ways.iter().map(|launches| workspace_of(launches)).max().unwrap_or(0))
+}
+
+/// The launches of each way to compute a node: one, unless a library's call has rivals. These are its other algorithms, what other libraries
+/// have, and at last kernels of our own, so that with libraries no node is slower than without.
+pub(crate) fn ways(
+    cx: &OpCx<'_>,
+    launches: fn(&OpCx<'_>) -> Result<Vec<Launch>>,
+) -> Result<Vec<Vec<Launch>>> {
+    let mut ways = vec![launches(cx)?];
+    let last_is = |ways: &[Vec<Launch>], has: fn(&Arc<dyn Routine>) -> bool| {
+        ways.last().is_some_and(|last| last.iter().filter_map(Launch::routine).any(has))
     };
-    let by_library = if has_library { workspace_of(&launches(cx)?) } else { 0 };
-    Ok(by_library.max(workspace_of(&launches(&own)?)))
+    while last_is(&ways, |routine| routine.has_rivals()) {
+        ways.push(launches(&bounded(cx, Bounds { turn: ways.len(), ..cx.limits }))?);
+    }
+    if ways.len() > 1 && last_is(&ways, |_| true) {
+        ways.push(launches(&bounded(cx, Bounds { libraries: None, ..cx.limits }))?);
+    }
+    Ok(ways)
+}
+
+/// The same node within other bounds.
+fn bounded<'a>(cx: &OpCx<'a>, limits: Bounds<'a>) -> OpCx<'a> {
+    let (inputs, outputs, host) = (cx.inputs.clone(), cx.outputs.clone(), cx.host.clone());
+    OpCx { op: cx.op, attrs: cx.attrs, limits, inputs, outputs, host }
 }
 
 fn workspace_of(launches: &[Launch]) -> usize {
@@ -122,6 +142,11 @@ impl Launch {
     fn of_code(code: Code, entry: impl Into<String>) -> Launch {
         let (grid, block) = ([1; 3], [THREADS, 1, 1]);
         Launch { code, entry: entry.into(), grid, block, shared: 0, params: Vec::new() }
+    }
+
+    /// What is called, where it is a library's.
+    fn routine(&self) -> Option<&Arc<dyn Routine>> {
+        if let Code::Library(routine) = &self.code { Some(routine) } else { None }
     }
 
     /// With so many threads at least, [`THREADS`] to a block: one for each element.

@@ -33,6 +33,7 @@
     clippy::unreachable
 )]
 
+mod choices;
 mod device;
 #[allow(unsafe_code, reason = "functions of the driver's library are called")]
 mod driver;
@@ -49,6 +50,7 @@ mod pool;
 mod provider;
 mod queue;
 mod staging;
+mod stopwatch;
 mod uploads;
 mod uses;
 

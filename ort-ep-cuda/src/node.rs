@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use ort_core::dtype::DType;
 use ort_core::ep::operand::{Arg, Given, Key};
-use ort_core::ep::{Executable, IoShapes, RunCx};
+use ort_core::ep::{Executable, IoShapes, NewTensor, RunCx};
 use ort_core::ir::Attributes;
 use ort_core::tensor::Shape;
 use ort_core::{Result, Within, error};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::choices::fastest;
 use crate::device::{Left, Parts};
 use crate::driver::{Call, Launched, Routed, Routine};
 use crate::kernels::{self, Counted, CudaKernel};
-use crate::launch::{Code, Launch, OpCx, Operand, Param};
+use crate::launch::{Code, Launch, OpCx, Operand, Param, ways};
 use crate::libraries::ALIGNMENT;
 use crate::memory::address;
 use crate::modules::Entry;
@@ -81,7 +82,7 @@ impl Executable for Node {
             Some(counted) => self.run_counted(counted, cx),
             None => {
                 let given = Given::new(cx, self.kernel.def.host_inputs, &self.input_types)?;
-                self.launch_all(&given, Phase::First).map(|_| ())
+                self.launch_all(&given, Phase::First, cx).map(|_| ())
             }
         }
     }
@@ -134,7 +135,7 @@ impl Node {
     /// Counts, waits for the count, and writes outputs of the sizes that follow from it.
     fn run_counted(&self, counted: &Counted, cx: &mut RunCx<'_>) -> Result<()> {
         let given = Given::of_inputs(cx, self.kernel.def.host_inputs)?;
-        let count = match self.launch_all(&given, Phase::First)? {
+        let count = match self.launch_all(&given, Phase::First, cx)? {
             0 => 0,
             _ => self.read_count(&given)?,
         };
@@ -146,7 +147,7 @@ impl Node {
                 None => None,
             });
         }
-        self.launch_all(&given.with_outputs(&made)?, Phase::Counted(count))?;
+        self.launch_all(&given.with_outputs(&made)?, Phase::Counted(count), cx)?;
         for (index, tensor) in made.into_iter().enumerate() {
             tensor.map_or(Ok(()), |tensor| cx.set(index, tensor.finish()?))?;
         }
@@ -163,8 +164,8 @@ impl Node {
     }
 
     /// Asks for the launches, and tells how many there are.
-    fn launch_all(&self, given: &Given<'_>, phase: Phase) -> Result<usize> {
-        let steps = self.steps(given, phase)?;
+    fn launch_all(&self, given: &Given<'_>, phase: Phase, run: &RunCx<'_>) -> Result<usize> {
+        let steps = self.steps(given, phase, run)?;
         steps.iter().try_for_each(|step| self.launch(step, given))?;
         Ok(steps.len())
     }
@@ -182,25 +183,66 @@ impl Node {
     }
 
     /// The launches for what is given, as they were for the same shapes before.
-    fn steps(&self, given: &Given<'_>, phase: Phase) -> Result<Arc<[Step]>> {
+    fn steps(&self, given: &Given<'_>, phase: Phase, run: &RunCx<'_>) -> Result<Arc<[Step]>> {
         let met = Met { key: given.key()?, room: self.room_of(given)?, phase };
         if let Some(steps) = self.find(&met) {
             return Ok(steps);
         }
         let cx = self.op_cx(given, met.room);
-        let launches = match (phase, &self.kernel.counted) {
-            (Phase::Counted(count), Some(counted)) => (counted.write)(&cx, count)?,
-            _ => (self.kernel.launches)(&cx)?,
+        let mut ways = match (phase, &self.kernel.counted) {
+            (Phase::Counted(count), Some(counted)) => vec![(counted.write)(&cx, count)?],
+            _ => ways(&cx, self.kernel.launches)?,
         };
-        let mut steps = Vec::new();
-        for launch in launches {
-            steps.push(Step { entry: self.parts.modules.entry(&launch)?, launch });
-        }
-        let steps: Arc<[Step]> = steps.into();
+        let place = match ways.len() {
+            1 => 0,
+            _ => self.parts.choices.find(&ways, || self.find_fastest(&ways, given, run))?,
+        };
+        let steps: Arc<[Step]> = self.with_entries(ways.swap_remove(place))?.into();
         let mut kept = self.kept.lock();
         kept.push_front((met, steps.clone()));
         kept.truncate(MOST_KEPT);
         Ok(steps)
+    }
+
+    fn with_entries(&self, launches: Vec<Launch>) -> Result<Vec<Step>> {
+        let step = |launch| Ok(Step { entry: self.parts.modules.entry(&launch)?, launch });
+        launches.into_iter().map(step).collect()
+    }
+
+    /// The place of the fastest of several ways, by trying them on what is given. The first one where an input is in the place of an output and
+    /// there is no room for another one: it would be written over.
+    fn find_fastest(&self, ways: &[Vec<Launch>], given: &Given<'_>, run: &RunCx<'_>) -> Result<usize> {
+        let is_output = |input: &Operand| matches!(input.arg, Arg::Output(_));
+        let times = if !given.inputs.iter().flatten().any(is_output) {
+            self.time(ways, given)?
+        } else if let Some(outputs) = self.outputs_apart(given, run) {
+            self.time(ways, &given.with_outputs(&outputs)?)?
+        } else {
+            return Ok(0);
+        };
+        let place = fastest(&times);
+        tracing::debug!("{}: way {place} of {times:?} ms", self.op);
+        Ok(place)
+    }
+
+    /// Milliseconds of each way; none of one that the device cannot do.
+    fn time(&self, ways: &[Vec<Launch>], given: &Given<'_>) -> Result<Vec<Option<f32>>> {
+        let steps = ways.iter().map(|launches| self.with_entries(launches.clone()));
+        let steps: Vec<Vec<Step>> = steps.collect::<Result<_>>()?;
+        let calls = |steps: &Vec<Step>| steps.iter().map(|step| self.call(step, given)).collect();
+        let calls: Vec<Vec<Call>> = steps.iter().map(calls).collect::<Result<_>>()?;
+        self.parts.queue.time(&calls).within(|| format!("trying ways to compute {}", self.op))
+    }
+
+    /// Memory like that of the outputs, where plenty is left.
+    fn outputs_apart(&self, given: &Given<'_>, run: &RunCx<'_>) -> Option<Vec<Option<NewTensor>>> {
+        let bytes = given.outputs.iter().flatten().map(Operand::bytes).fold(0, usize::saturating_add);
+        self.parts.left().filter(|left| left.bytes / 4 >= bytes)?;
+        let apart = |output: &Option<Operand>| match output {
+            Some(output) => run.allocate_in(self.parts.id, output.dtype, &output.shape).map(Some),
+            None => Ok(None),
+        };
+        given.outputs.iter().map(apart).collect::<Result<_>>().ok()
     }
 
     fn find(&self, met: &Met) -> Option<Arc<[Step]>> {
@@ -213,19 +255,19 @@ impl Node {
     }
 
     fn launch(&self, step: &Step, given: &Given<'_>) -> Result<()> {
+        let call = self.call(step, given)?;
+        self.parts.queue.ask(call).within(|| format!("kernel '{}'", step.launch.entry))
+    }
+
+    fn call(&self, step: &Step, given: &Given<'_>) -> Result<Call> {
         let launch = &step.launch;
-        let call = match (&step.entry, &launch.code) {
-            (Some(entry), _) => Call::Launch(Box::new(self.launched(entry, launch, given)?)),
+        match (&step.entry, &launch.code) {
+            (Some(entry), _) => Ok(Call::Launch(Box::new(self.launched(entry, launch, given)?))),
             (None, Code::Library(routine)) => {
-                let routed = self.routed(routine, launch, given)?;
-                if !routine.is_ready() {
-                    self.parts.queue.prepare(&routed).within(|| format!("kernel '{}'", launch.entry))?;
-                }
-                Call::Routine(Box::new(routed))
+                Ok(Call::Routine(Box::new(self.routed(routine, launch, given)?)))
             }
-            _ => return Err(error!(Fail, "kernel '{}' has no code", launch.entry)),
-        };
-        self.parts.queue.ask(call).within(|| format!("kernel '{}'", launch.entry))
+            _ => Err(error!(Fail, "kernel '{}' has no code", launch.entry)),
+        }
     }
 
     fn launched(&self, entry: &Entry, launch: &Launch, given: &Given<'_>) -> Result<Launched> {

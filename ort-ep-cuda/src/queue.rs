@@ -6,10 +6,11 @@ use std::sync::Arc;
 use ort_core::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::driver::{Call, Context, Counters, Counts, Event, Pool, Routed, Stream};
+use crate::driver::{Call, Context, Counters, Counts, Event, Pool, Stream};
 use crate::graphs::Graphs;
 use crate::provider::Options;
 use crate::staging::Staging;
+use crate::stopwatch::Stopwatch;
 use crate::uploads::Uploads;
 use crate::uses::Uses;
 
@@ -93,15 +94,29 @@ impl Queue {
         if order.recorded.len() >= MOST_RECORDED { self.flush(&mut order) } else { Ok(()) }
     }
 
-    /// Lets a routine find out how to do its work best, after all that was asked for before.
-    pub(crate) fn prepare(&self, routed: &Routed) -> Result<()> {
+    /// Milliseconds of each of several sequences of calls that do the same, after all that was asked for before; none of one that the device
+    /// cannot do. They are done over and over.
+    pub(crate) fn time(&self, ways: &[Vec<Call>]) -> Result<Vec<Option<f32>>> {
         let mut order = self.order.lock();
         self.flush(&mut order)?;
         self.compute_after_uploads(&mut order, |_, _| true)?;
         if self.copies.is_some() {
-            order.uses.call(&routed.tensors);
+            ways.iter().flatten().for_each(|call| order.uses.call(&call.memory()));
         }
-        self.compute.prepare(routed)
+        let graphs = order.graphs.as_ref().map(Graphs::stream);
+        let stopwatch = Stopwatch::new(&self.context, &self.compute, graphs)?;
+        let mut least = f32::INFINITY;
+        let mut time = |way: &Vec<Call>| match stopwatch.time(way, least) {
+            Ok(time) => {
+                least = least.min(time);
+                Ok(Some(time))
+            }
+            Err(problem) => {
+                tracing::debug!("not taken: {problem}");
+                self.context.check_present().map(|()| None)
+            }
+        };
+        ways.iter().map(&mut time).collect()
     }
 
     /// Copies bytes to the device after all that was asked for before. They may be changed when it returns.

@@ -62,14 +62,9 @@ pub(crate) trait Routine: Send + Sync {
     /// What it is called in profiles.
     fn name(&self) -> String;
 
-    /// Whether it can be asked for. It is asked what to prepare before, else.
-    fn is_ready(&self) -> bool {
-        true
-    }
-
-    /// Finds out how to do it best, with tensors whose results may be overwritten by that, on a stream that captures nothing and may be waited for.
-    fn prepare(&self, _stream: RawStream, _tensors: &[(u64, u64)]) -> Result<()> {
-        Ok(())
+    /// Whether there are other ways to do the same, of which the fastest is to be found by trying.
+    fn has_rivals(&self) -> bool {
+        false
     }
 
     /// Asks a stream for it, whose context is current, with the address and the bytes of each of its tensors; zeros for one that is left out.
@@ -193,12 +188,6 @@ impl Stream {
         }
     }
 
-    /// Lets a routine find out how to do its work best, behind all that was asked for.
-    pub(crate) fn prepare(&self, routed: &Routed) -> Result<()> {
-        self.context.enter()?;
-        routed.routine.prepare(self.stream.cast(), &routed.tensors)
-    }
-
     fn launch(&self, launched: &Launched) -> Result<()> {
         self.context.enter()?;
         let words = launched.words.as_slice();
@@ -269,9 +258,17 @@ unsafe impl Sync for Event {}
 impl Event {
     /// An event that stands for nothing yet: nobody waits for it.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
+        Event::with_flags(context, sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that also tells when the device got to it.
+    pub(crate) fn timed(context: &Arc<Context>) -> Result<Event> {
+        Event::with_flags(context, sys::CUevent_flags_enum::CU_EVENT_DEFAULT)
+    }
+
+    fn with_flags(context: &Arc<Context>, flags: sys::CUevent_flags_enum) -> Result<Event> {
         context.enter()?;
-        let mut event = ptr::null_mut();
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        let (mut event, flags) = (ptr::null_mut(), flags as u32);
         // SAFETY: writes one handle, which is destroyed when the event is dropped.
         context.check(unsafe { sys::cuEventCreate(&mut event, flags) }, "cuEventCreate")?;
         Ok(Event { context: context.clone(), event })
@@ -290,6 +287,15 @@ impl Event {
         Counts::add(&self.context.counts.waits);
         // SAFETY: the event is live.
         self.context.check(unsafe { sys::cuEventSynchronize(self.event) }, "cuEventSynchronize")
+    }
+
+    /// Milliseconds from an earlier event to this one, both [timed](Self::timed) and waited for.
+    pub(crate) fn since(&self, start: &Event) -> Result<f32> {
+        self.context.enter()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both are live; writes one number.
+        let code = unsafe { sys::cuEventElapsedTime(&mut milliseconds, start.event, self.event) };
+        self.context.check(code, "cuEventElapsedTime").map(|()| milliseconds)
     }
 }
 

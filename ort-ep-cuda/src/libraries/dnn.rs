@@ -1,7 +1,8 @@
 //! cuDNN: convolutions, with a bias, an addend and a ReLU in the same call where that is what is needed, transposed ones, and gradients.
 //!
-//! Which algorithms can compute a convolution is asked once for each convolution of a device and kept; with an exhaustive search the first run
-//! of a convolution tries those whose workspace fits, on the tensors and in the workspace of that run. The workspace is the caller's.
+//! Which algorithms can compute a convolution is asked once for each convolution of a device and kept. With an exhaustive search each one whose
+//! workspace fits is a call of its own, and the first run tries these as it tries other ways to compute a node: the library's own search
+//! (`cudnnFind...`) times convolutions without what follows them, each once and with the time that it takes to ask for it. The workspace is the caller's.
 
 mod call;
 mod descriptors;
@@ -9,7 +10,7 @@ mod functions;
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use ort_core::Result;
 use parking_lot::Mutex;
@@ -88,27 +89,19 @@ impl Pass {
         }
     }
 
-    /// Those of the first `count` algorithms that can be had, the fastest first. Of halves [`IMPLICIT_PRECOMP_GEMM`] comes before faster ones but those that
-    /// are [`MUCH`] faster: with bias and activation in the same call, others that a search found to be as fast run without tensor cores, twenty times as long
-    /// (cuDNN 9.14 on an H100).
+    /// Those of the first `count` algorithms that can be had, in their order. Of halves [`IMPLICIT_PRECOMP_GEMM`] comes first: with bias and activation
+    /// in the same call, others run without tensor cores, twenty times as long (cuDNN 9.14 on an H100).
     fn working(self, element: DnnElement, all: &[Performance], count: c_int) -> Vec<Way> {
         let all = all.iter().take(usize::try_from(count).unwrap_or(0));
         let all = all.filter(|one| one.status == 0 && self.algorithms().contains(&one.algorithm));
         let mut all: Vec<&Performance> = all.collect();
-        let place = all.iter().position(|one| one.algorithm == IMPLICIT_PRECOMP_GEMM);
-        let is_of_halves = self == Pass::Forward && element != DnnElement::F32;
-        if let (Some(place), true, Some(first)) = (place, is_of_halves, all.first())
-            // An estimate has no time.
-            && all.get(place).is_some_and(|one| one.time < 0.0 || one.time <= first.time * MUCH)
-        {
-            all.get_mut(..=place).into_iter().for_each(|front| front.rotate_right(1));
+        if self == Pass::Forward && element != DnnElement::F32 {
+            all.sort_by_key(|one| one.algorithm != IMPLICIT_PRECOMP_GEMM);
         }
         all.into_iter().map(|one| (one.algorithm, one.memory)).collect()
     }
 }
 
-/// The factor from which on another algorithm counts as much faster. Searches time each once, and convolutions of a few microseconds badly.
-const MUCH: f32 = 3.0;
 const IMPLICIT_GEMM: c_int = 0;
 const IMPLICIT_PRECOMP_GEMM: c_int = 1;
 const ALGO_1: c_int = 1;
@@ -195,8 +188,6 @@ pub(crate) struct Dnn {
     pub(crate) options: ConvOptions,
     /// By convolution: the ways to compute it, in the order of preference.
     known: Mutex<FxHashMap<Convolution, Arc<[Way]>>>,
-    /// By convolution and bytes of workspace: what a search found.
-    found: Mutex<FxHashMap<(Convolution, usize), Way>>,
 }
 
 struct Owned(Handle);
@@ -218,16 +209,17 @@ impl Dnn {
             return Err(format!("cudnnCreate: {}", loaded.functions.describe(status)));
         }
         let (handle, context) = (Mutex::new(Owned(handle)), context.clone());
-        Ok(Dnn { loaded, handle, context, options, known: Mutex::default(), found: Mutex::default() })
+        Ok(Dnn { loaded, handle, context, options, known: Mutex::default() })
     }
 
-    /// The call of a convolution that is content with so many bytes of workspace, and the bytes that it takes; none where the library has no
-    /// algorithm for it.
+    /// The call of a convolution that is content with `room` bytes of workspace, and the bytes that it takes, by one of the library's algorithms: in
+    /// each turn by another one. None where the library has no further algorithm.
     pub(crate) fn convolution(
         self: &Arc<Dnn>,
         convolution: &Convolution,
         form: Form,
         room: usize,
+        turn: usize,
     ) -> Result<Option<(DnnConvolution, usize)>> {
         self.context.enter()?;
         let descriptors = match Descriptors::new(&self.loaded, convolution) {
@@ -240,18 +232,10 @@ impl Dnn {
         };
         let all = self.ways(convolution, &descriptors);
         let room = if self.options.max_workspace { room } else { room.min(SMALL_WORKSPACE) };
-        let fitting = all.iter().copied().filter(|(_, bytes)| with_alignment(*bytes) <= room);
-        let fitting: Vec<Way> = fitting.collect();
-        let Some(first) = fitting.first().copied() else { return Ok(None) };
-        let (chosen, bytes) = match self.options.search {
-            Search::Exhaustive => {
-                (OnceLock::new(), fitting.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0))
-            }
-            Search::Heuristic | Search::Default => (OnceLock::from(first), first.1),
-        };
-        let (dnn, convolution) = (self.clone(), convolution.clone());
-        let made = DnnConvolution::new(dnn, (convolution, descriptors), form, (chosen, first), bytes);
-        Ok(Some((made, with_alignment(bytes))))
+        let mut fitting = all.iter().copied().filter(|(_, bytes)| with_alignment(*bytes) <= room);
+        let Some(way) = fitting.nth(turn) else { return Ok(None) };
+        let made = DnnConvolution::new(self.clone(), (convolution.clone(), descriptors), form, way);
+        Ok(Some((made, with_alignment(way.1))))
     }
 
     /// The ways to compute a convolution, as they were asked for before.
@@ -264,7 +248,13 @@ impl Dnn {
             algorithms.iter().filter_map(|algorithm| self.workspace(pass, descriptors, *algorithm)).collect()
         };
         let ways: Arc<[Way]> = match self.options.search {
-            Search::Exhaustive => sized(pass.algorithms()).into(),
+            Search::Exhaustive => {
+                let estimated = self.estimated((pass, convolution.element), descriptors);
+                let place = |of: c_int| estimated.iter().position(|(algorithm, _)| *algorithm == of);
+                let mut all = sized(pass.algorithms());
+                all.sort_by_key(|(algorithm, _)| place(*algorithm).unwrap_or(usize::MAX));
+                all.into()
+            }
             Search::Heuristic => self.estimated((pass, convolution.element), descriptors).into(),
             Search::Default => sized(pass.standard()).into(),
         };
@@ -324,29 +314,24 @@ impl Drop for Dnn {
 mod tests {
     use super::*;
 
-    fn found(algorithm: c_int, time: f32) -> Performance {
+    fn found(algorithm: c_int, status: c_int) -> Performance {
         let mut found = Performance::default();
-        (found.algorithm, found.time) = (algorithm, time);
+        (found.algorithm, found.status) = (algorithm, status);
         found
     }
 
     #[test]
-    fn halves_take_the_algorithm_of_tensor_cores_unless_another_is_much_faster() {
+    fn halves_take_the_algorithm_of_tensor_cores_first() {
         let order = |pass: Pass, element, all: &[Performance]| -> Vec<c_int> {
             pass.working(element, all, all.len() as c_int)
                 .into_iter()
                 .map(|(algorithm, _)| algorithm)
                 .collect()
         };
-        let (near, far) = ([found(0, 1.0), found(6, 1.1), found(1, 2.5)], [found(6, 1.0), found(1, 3.5)]);
-        assert_eq!(order(Pass::Forward, DnnElement::F16, &near), [1, 0, 6]);
-        assert_eq!(order(Pass::Forward, DnnElement::F16, &far), [6, 1]);
-        assert_eq!(order(Pass::Forward, DnnElement::F32, &near), [0, 6, 1]);
-        // Estimates have no times.
-        assert_eq!(order(Pass::Forward, DnnElement::Bf16, &[found(0, -1.0), found(1, -1.0)]), [1, 0]);
-        assert_eq!(order(Pass::Data, DnnElement::F16, &[found(4, 1.0), found(1, 1.2)]), [4, 1]);
-        let mut failed = found(1, 1.0);
-        failed.status = 1;
-        assert_eq!(order(Pass::Forward, DnnElement::F16, &[found(0, 1.0), failed]), [0]);
+        let all = [found(0, 0), found(6, 0), found(1, 0)];
+        assert_eq!(order(Pass::Forward, DnnElement::F16, &all), [1, 0, 6]);
+        assert_eq!(order(Pass::Forward, DnnElement::F32, &all), [0, 6, 1]);
+        assert_eq!(order(Pass::Data, DnnElement::F16, &[found(4, 0), found(1, 0)]), [4, 1]);
+        assert_eq!(order(Pass::Forward, DnnElement::Bf16, &[found(0, 0), found(1, 1)]), [0]);
     }
 }

@@ -90,7 +90,8 @@ fn call(
     ([first, second], [bias, addend], result): ([&Operand; 2], [Option<&Operand>; 2], &Operand),
 ) -> Result<Option<Launch>> {
     let Some(dnn) = cx.limits.libraries.and_then(|libraries| libraries.dnn.as_ref()) else { return Ok(None) };
-    let Some((routine, workspace)) = dnn.convolution(convolution, form, cx.limits.room)? else {
+    let Some((routine, workspace)) = dnn.convolution(convolution, form, cx.limits.room, cx.limits.turn)?
+    else {
         return Ok(None);
     };
     let launch = Launch::library(Arc::new(routine)).tensor(first).tensor(second);

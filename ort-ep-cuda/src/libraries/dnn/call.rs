@@ -1,30 +1,26 @@
-//! The calls of a convolution, and the search for its algorithm.
+//! The calls of a convolution.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use ort_core::{Result, error};
 
 use super::super::workspace_of;
 use super::descriptors::Descriptors;
-use super::functions::{Performance, is_unsupported};
-use super::{Convolution, Dnn, Form, MOST_ALGORITHMS, MOST_KEPT, Owned, Pass, Way};
+use super::functions::is_unsupported;
+use super::{Convolution, Dnn, Form, Owned, Pass, Search, Way};
 use crate::driver::{RawStream, Routine};
 
-/// A convolution, to be asked for once its algorithm is chosen. Its tensors are the two that are given, in the order of its pass, bias, addend, result
+/// A convolution by one algorithm. Its tensors are the two that are given, in the order of its pass, bias, addend, result
 /// and workspace. Forms with a bias are of the forward pass.
 pub(crate) struct DnnConvolution {
     dnn: Arc<Dnn>,
     convolution: Convolution,
     descriptors: Descriptors,
     form: Form,
-    chosen: OnceLock<Way>,
-    /// What is taken where nothing is found.
-    otherwise: Way,
-    /// Of the workspace that algorithms may take.
-    bytes: usize,
+    way: Way,
     /// Whether the library has no code for bias and ReLU in the same call.
     refused: AtomicBool,
 }
@@ -57,21 +53,17 @@ const ONE: f32 = 1.0;
 const ZERO: f32 = 0.0;
 
 impl DnnConvolution {
-    /// With an algorithm that is chosen already, or that a search is to choose.
     pub(super) fn new(
         dnn: Arc<Dnn>,
         (convolution, descriptors): (Convolution, Descriptors),
         form: Form,
-        (chosen, otherwise): (OnceLock<Way>, Way),
-        bytes: usize,
+        way: Way,
     ) -> DnnConvolution {
-        let refused = AtomicBool::new(false);
-        DnnConvolution { dnn, convolution, descriptors, form, chosen, otherwise, bytes, refused }
+        DnnConvolution { dnn, convolution, descriptors, form, way, refused: AtomicBool::new(false) }
     }
 
     /// The sums alone, added to what is in the result's memory where `beta` is 1.
     fn sums(&self, handle: &Owned, at: &Places, beta: &f32) -> Result<()> {
-        let (algorithm, _) = self.chosen()?;
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         let calls = functions.calls(self.convolution.pass);
         // SAFETY: handle and descriptors are live; the tensors lie in live memory of the context as they say, and the workspace has as many
@@ -85,9 +77,9 @@ impl DnnConvolution {
                 of.second,
                 at.second,
                 of.convolution,
-                algorithm,
+                self.way.0,
                 at.scratch,
-                at.bytes.min(self.bytes),
+                at.bytes.min(self.way.1),
                 beta,
                 of.result,
                 at.result,
@@ -98,7 +90,6 @@ impl DnnConvolution {
 
     /// All of it in one call; whether the library has code for that.
     fn fused(&self, handle: &Owned, at: &Places) -> Result<bool> {
-        let (algorithm, _) = self.chosen()?;
         let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
         // An addend must be given also where it is multiplied by nothing.
         let (z, factor) = if at.z.is_null() { (at.result, &ZERO) } else { (at.z, &ONE) };
@@ -112,9 +103,9 @@ impl DnnConvolution {
                 of.second,
                 at.second,
                 of.convolution,
-                algorithm,
+                self.way.0,
                 at.scratch,
-                at.bytes.min(self.bytes),
+                at.bytes.min(self.way.1),
                 factor,
                 of.result,
                 z,
@@ -160,38 +151,6 @@ impl DnnConvolution {
         functions.check(status, "cudnnActivationForward")
     }
 
-    /// What a search on the tensors of a run finds, whose result is written by it.
-    fn search(&self, handle: &Owned, at: &Places) -> Result<Option<Way>> {
-        let (of, functions) = (self.descriptors.handles(self.convolution.pass), &self.dnn.loaded.functions);
-        let (mut all, mut count) = ([Performance::default(); MOST_ALGORITHMS], 0);
-        let calls = functions.calls(self.convolution.pass);
-        // SAFETY: as above; there is room for as many algorithms as are asked for.
-        let status = unsafe {
-            (calls.find)(
-                handle.0,
-                of.first,
-                at.first,
-                of.second,
-                at.second,
-                of.convolution,
-                of.result,
-                at.result,
-                all.len() as c_int,
-                &mut count,
-                all.as_mut_ptr(),
-                at.scratch,
-                at.bytes.min(self.bytes),
-            )
-        };
-        functions.check(status, "a search of algorithms")?;
-        let (pass, element) = (self.convolution.pass, self.convolution.element);
-        Ok(pass.working(element, &all, count).into_iter().find(|(_, bytes)| *bytes <= self.bytes))
-    }
-
-    fn chosen(&self) -> Result<Way> {
-        self.chosen.get().copied().ok_or_else(|| error!(Fail, "no algorithm of cuDNN is chosen"))
-    }
-
     /// The library's handle, whose calls go to a stream.
     fn set_stream(&self, handle: &Owned, stream: RawStream) -> Result<()> {
         let functions = &self.dnn.loaded.functions;
@@ -202,8 +161,8 @@ impl DnnConvolution {
 
 impl Routine for DnnConvolution {
     fn name(&self) -> String {
-        let Some((algorithm, bytes)) = self.chosen.get() else { return "cuDNN".to_owned() };
-        let known = usize::try_from(*algorithm)
+        let (algorithm, bytes) = self.way;
+        let known = usize::try_from(algorithm)
             .ok()
             .and_then(|number| self.convolution.pass.names().get(number).copied());
         let form = match self.form {
@@ -218,43 +177,8 @@ impl Routine for DnnConvolution {
         format!("cuDNN {pass}{}{form}, {bytes} bytes", known.unwrap_or("?"))
     }
 
-    fn is_ready(&self) -> bool {
-        self.chosen.get().is_some()
-    }
-
-    fn prepare(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()> {
-        let key = (self.convolution.clone(), self.bytes);
-        // The lock is held while it is searched: who comes second finds what the first one found.
-        let handle = self.dnn.handle.lock();
-        let known = self.dnn.found.lock().get(&key).copied();
-        let way = match (known, self.form) {
-            (Some(way), _) => Some(way),
-            // What is added is in the result's memory, which a search would write over.
-            (None, Form::Onto) => None,
-            (None, Form::Plain | Form::Relu) => {
-                let at = Places::new(tensors)?;
-                self.set_stream(&handle, stream)?;
-                let found = self.search(&handle, &at);
-                let found = found.inspect_err(|problem| tracing::warn!("a search by cuDNN: {problem}"));
-                found.ok().flatten().inspect(|way| {
-                    let mut found = self.dnn.found.lock();
-                    if found.len() >= MOST_KEPT {
-                        found.clear();
-                    }
-                    found.insert(key, *way);
-                })
-            }
-        };
-        drop(handle);
-        let estimated = || {
-            let of = (self.convolution.pass, self.convolution.element);
-            let mut all = self.dnn.estimated(of, &self.descriptors).into_iter();
-            all.find(|(_, bytes)| *bytes <= self.bytes).unwrap_or(self.otherwise)
-        };
-        let way = way.unwrap_or_else(estimated);
-        // Of two threads both found the same.
-        let _ = self.chosen.set(way);
-        Ok(())
+    fn has_rivals(&self) -> bool {
+        self.dnn.options.search == Search::Exhaustive
     }
 
     fn ask(&self, stream: RawStream, tensors: &[(u64, u64)]) -> Result<()> {

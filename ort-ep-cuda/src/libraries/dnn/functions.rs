@@ -43,10 +43,6 @@ functions! {
         handle: Handle, x: Handle, w: Handle, convolution: Handle, y: Handle, requested: c_int, count: *mut c_int,
         found: *mut Performance,
     ) -> c_int;
-    fn cudnnFindConvolutionForwardAlgorithmEx(
-        handle: Handle, x_of: Handle, x: Address, w_of: Handle, w: Address, convolution: Handle, y_of: Handle, y: Address,
-        requested: c_int, count: *mut c_int, found: *mut Performance, workspace: Address, bytes: usize,
-    ) -> c_int;
     fn cudnnConvolutionForward(
         handle: Handle, alpha: Factor, x_of: Handle, x: Address, w_of: Handle, w: Address, convolution: Handle,
         algorithm: c_int, workspace: Address, bytes: usize, beta: Factor, y_of: Handle, y: Address,
@@ -58,10 +54,6 @@ functions! {
         handle: Handle, w: Handle, dy: Handle, convolution: Handle, dx: Handle, requested: c_int, count: *mut c_int,
         found: *mut Performance,
     ) -> c_int;
-    fn cudnnFindConvolutionBackwardDataAlgorithmEx(
-        handle: Handle, w_of: Handle, w: Address, dy_of: Handle, dy: Address, convolution: Handle, dx_of: Handle, dx: Address,
-        requested: c_int, count: *mut c_int, found: *mut Performance, workspace: Address, bytes: usize,
-    ) -> c_int;
     fn cudnnConvolutionBackwardData(
         handle: Handle, alpha: Factor, w_of: Handle, w: Address, dy_of: Handle, dy: Address, convolution: Handle,
         algorithm: c_int, workspace: Address, bytes: usize, beta: Factor, dx_of: Handle, dx: Address,
@@ -72,10 +64,6 @@ functions! {
     fn cudnnGetConvolutionBackwardFilterAlgorithm_v7(
         handle: Handle, x: Handle, dy: Handle, convolution: Handle, dw: Handle, requested: c_int, count: *mut c_int,
         found: *mut Performance,
-    ) -> c_int;
-    fn cudnnFindConvolutionBackwardFilterAlgorithmEx(
-        handle: Handle, x_of: Handle, x: Address, dy_of: Handle, dy: Address, convolution: Handle, dw_of: Handle, dw: Address,
-        requested: c_int, count: *mut c_int, found: *mut Performance, workspace: Address, bytes: usize,
     ) -> c_int;
     fn cudnnConvolutionBackwardFilter(
         handle: Handle, alpha: Factor, x_of: Handle, x: Address, dy_of: Handle, dy: Address, convolution: Handle,
@@ -100,7 +88,7 @@ functions! {
 pub(in crate::libraries) struct Performance {
     pub(super) algorithm: c_int,
     pub(super) status: c_int,
-    pub(super) time: f32,
+    time: f32,
     pub(super) memory: usize,
     determinism: c_int,
     math: c_int,
@@ -129,21 +117,6 @@ pub(super) struct Calls {
         *mut c_int,
         *mut Performance,
     ) -> c_int,
-    pub(super) find: unsafe extern "C" fn(
-        Handle,
-        Handle,
-        Address,
-        Handle,
-        Address,
-        Handle,
-        Handle,
-        Address,
-        c_int,
-        *mut c_int,
-        *mut Performance,
-        Address,
-        usize,
-    ) -> c_int,
     pub(super) compute: unsafe extern "C" fn(
         Handle,
         Factor,
@@ -169,21 +142,18 @@ impl DnnFunctions {
             Pass::Forward => Calls {
                 workspace: self.cudnnGetConvolutionForwardWorkspaceSize,
                 estimate: self.cudnnGetConvolutionForwardAlgorithm_v7,
-                find: self.cudnnFindConvolutionForwardAlgorithmEx,
                 compute: self.cudnnConvolutionForward,
                 name: "cudnnConvolutionForward",
             },
             Pass::Data => Calls {
                 workspace: self.cudnnGetConvolutionBackwardDataWorkspaceSize,
                 estimate: self.cudnnGetConvolutionBackwardDataAlgorithm_v7,
-                find: self.cudnnFindConvolutionBackwardDataAlgorithmEx,
                 compute: self.cudnnConvolutionBackwardData,
                 name: "cudnnConvolutionBackwardData",
             },
             Pass::Filter => Calls {
                 workspace: self.cudnnGetConvolutionBackwardFilterWorkspaceSize,
                 estimate: self.cudnnGetConvolutionBackwardFilterAlgorithm_v7,
-                find: self.cudnnFindConvolutionBackwardFilterAlgorithmEx,
                 compute: self.cudnnConvolutionBackwardFilter,
                 name: "cudnnConvolutionBackwardFilter",
             },

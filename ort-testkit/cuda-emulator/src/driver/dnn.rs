@@ -12,10 +12,13 @@ use std::ffi::{c_char, c_int, c_void};
 
 use parking_lot::Mutex;
 
-use super::routine::{Routine, ask_routine, scribble, wait_for};
+use super::routine::{Routine, ask_routine, scribble};
 use super::{Handle, current, setting};
 use compute::{Addition, Finish, activate, add, convolve};
 use descriptors::{Convolution, Filter, Sizes, Tensor, check};
+
+/// The number of an algorithm of the forward pass.
+const WINOGRAD: c_int = 6;
 
 const NOT_INITIALIZED: c_int = 1001;
 const BAD_PARAM: c_int = 2000;
@@ -65,6 +68,17 @@ impl Pass {
             Pass::Data => &[0, 2, 4, 1],
             Pass::Filter => &[3, 0, 2, 1],
         }
+    }
+
+    /// The microseconds of an algorithm.
+    fn time(self, algorithm: c_int) -> u64 {
+        let place = self.algorithms().iter().position(|one| *one == algorithm);
+        1000 * (1 + place.unwrap_or(0) as u64)
+    }
+
+    /// The same with what follows: fast code for Winograd's has it in passes that NVIDIA's library does not tell of.
+    fn time_of_fused(self, algorithm: c_int) -> u64 {
+        if algorithm == WINOGRAD { 20 * self.time(algorithm) } else { self.time(algorithm) }
     }
 
     /// Whether an algorithm adds up in the same order each time.
@@ -205,9 +219,17 @@ fn scale(from: *const c_void) -> Result<f64, c_int> {
     Ok(f64::from(unsafe { from.cast::<f32>().read() }))
 }
 
-fn ask(stream: Handle, memory: Vec<(u64, usize)>, work: impl Fn() + Send + Sync + 'static) -> Status {
-    ask_routine(stream, Routine { memory, work: Box::new(work) }).map_err(|_| EXECUTION_FAILED)
+fn ask(
+    stream: Handle,
+    memory: Vec<(u64, usize)>,
+    time: u64,
+    work: impl Fn() + Send + Sync + 'static,
+) -> Status {
+    ask_routine(stream, Routine { memory, work: Box::new(work), time }).map_err(|_| EXECUTION_FAILED)
 }
+
+/// The microseconds of a pass over a result.
+const PASS_TIME: u64 = 100;
 
 macro_rules! dnn_api {
     ($(fn $name:ident($($argument:ident: $ty:ty),* $(,)?) $body:block)*) => {
@@ -331,7 +353,7 @@ dnn_api! {
         let needed = Pass::Forward.check_workspace(algorithm, &sizes, (scratch, scratch_bytes))?;
         let mut memory = sizes.memory(x, w, y).to_vec();
         memory.extend([(scratch, needed), (bias, of_bias.bytes()), (z, of_z.bytes())]);
-        ask(stream, memory, move || {
+        ask(stream, memory, Pass::Forward.time_of_fused(algorithm), move || {
             scribble(scratch, needed);
             let addend = (factor != 0.0).then_some((z, factor));
             convolve(&sizes, Pass::Forward, [x, w, y], &Finish { alpha, addend, bias: Some(bias), has_relu: mode == 1, propagates });
@@ -345,7 +367,7 @@ dnn_api! {
         }
         let memory = vec![(a, a_of.bytes()), (y, y_of.bytes())];
         let addition = Addition { a_of, y_of, alpha: scale(alpha)?, beta: scale(beta)? };
-        ask(stream, memory, move || add(&addition, a, y))
+        ask(stream, memory, PASS_TIME, move || add(&addition, a, y))
     }
     fn cudnnActivationForward(
         handle: Handle,
@@ -364,12 +386,12 @@ dnn_api! {
             return Err(NOT_SUPPORTED);
         }
         let memory = vec![(x, x_of.bytes()), (y, y_of.bytes())];
-        ask(stream, memory, move || activate(&x_of, x, y, propagates))
+        ask(stream, memory, PASS_TIME, move || activate(&x_of, x, y, propagates))
     }
 }
 
 macro_rules! pass_api {
-    ($pass:expr, $workspace:ident, $estimate:ident, $find:ident, $compute:ident) => {
+    ($pass:expr, $workspace:ident, $estimate:ident, $compute:ident) => {
         dnn_api! {
             fn $workspace(
                 handle: Handle,
@@ -395,35 +417,7 @@ macro_rules! pass_api {
                 found: *mut Performance,
             ) {
                 stream(handle)?;
-                performances($pass, &$pass.sizes(first, second, conv, result)?, usize::MAX, requested, count, found)
-            }
-            fn $find(
-                handle: Handle,
-                first_of: Handle,
-                first: u64,
-                second_of: Handle,
-                second: u64,
-                conv: Handle,
-                result_of: Handle,
-                result: u64,
-                requested: c_int,
-                count: *mut c_int,
-                found: *mut Performance,
-                scratch: u64,
-                scratch_bytes: usize,
-            ) {
-                let stream = stream(handle)?;
-                let sizes = $pass.sizes(first_of, second_of, conv, result_of)?;
-                let [x, w, y] = $pass.sorted(first, second, result);
-                let memory = sizes.memory(x, w, y);
-                let (_, bytes) = $pass.of(memory);
-                // What is tried is written to the result and the scratch memory.
-                ask(stream, memory.into_iter().chain([(scratch, scratch_bytes)]).collect(), move || {
-                    scribble(result, bytes);
-                    scribble(scratch, scratch_bytes);
-                })?;
-                wait_for(stream).map_err(|_| EXECUTION_FAILED)?;
-                performances($pass, &sizes, scratch_bytes, requested, count, found)
+                performances($pass, &$pass.sizes(first, second, conv, result)?, requested, count, found)
             }
             fn $compute(
                 handle: Handle,
@@ -446,7 +440,7 @@ macro_rules! pass_api {
                 let needed = $pass.check_workspace(algorithm, &sizes, (scratch, scratch_bytes))?;
                 let [x, w, y] = $pass.sorted(first, second, result);
                 let memory = sizes.memory(x, w, y).into_iter().chain([(scratch, needed)]).collect();
-                ask(stream, memory, move || {
+                ask(stream, memory, $pass.time(algorithm), move || {
                     scribble(scratch, needed);
                     let addend = (beta != 0.0).then_some((result, beta));
                     convolve(&sizes, $pass, [x, w, y], &Finish { alpha, addend, ..Finish::default() });
@@ -460,29 +454,25 @@ pass_api!(
     Pass::Forward,
     cudnnGetConvolutionForwardWorkspaceSize,
     cudnnGetConvolutionForwardAlgorithm_v7,
-    cudnnFindConvolutionForwardAlgorithmEx,
     cudnnConvolutionForward
 );
 pass_api!(
     Pass::Data,
     cudnnGetConvolutionBackwardDataWorkspaceSize,
     cudnnGetConvolutionBackwardDataAlgorithm_v7,
-    cudnnFindConvolutionBackwardDataAlgorithmEx,
     cudnnConvolutionBackwardData
 );
 pass_api!(
     Pass::Filter,
     cudnnGetConvolutionBackwardFilterWorkspaceSize,
     cudnnGetConvolutionBackwardFilterAlgorithm_v7,
-    cudnnFindConvolutionBackwardFilterAlgorithmEx,
     cudnnConvolutionBackwardFilter
 );
 
-/// Tells which algorithms there are, those that have not enough scratch memory behind the others.
+/// Tells which algorithms there are, those that cannot be had behind the others.
 fn performances(
     pass: Pass,
     sizes: &Sizes,
-    room: usize,
     requested: c_int,
     count: *mut c_int,
     found: *mut Performance,
@@ -490,21 +480,22 @@ fn performances(
     if requested < 1 || found.is_null() {
         return Err(BAD_PARAM);
     }
-    let one = |(place, algorithm): (usize, &c_int)| {
+    let one = |algorithm: &c_int| {
         let memory = pass.workspace(*algorithm, sizes);
-        let status = if memory.is_some_and(|memory| memory <= room) { 0 } else { NOT_SUPPORTED };
-        let (memory, time) = (memory.unwrap_or(0), place as f32 + 1.0);
+        let status = if memory.is_some() { 0 } else { NOT_SUPPORTED };
+        let memory = memory.unwrap_or(0);
         Performance {
             algorithm: *algorithm,
             status,
-            time,
+            // An estimate has none.
+            time: -1.0,
             memory,
             math: sizes.math,
             determinism: c_int::from(pass.is_deterministic(*algorithm)),
             ..Performance::default()
         }
     };
-    let mut all: Vec<Performance> = pass.algorithms().iter().enumerate().map(one).collect();
+    let mut all: Vec<Performance> = pass.algorithms().iter().map(one).collect();
     all.sort_by_key(|one| one.status != 0);
     all.truncate(requested as usize);
     for (place, one) in all.iter().enumerate() {

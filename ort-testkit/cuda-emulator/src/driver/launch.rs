@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::queue::{Op, ask};
 use super::{Done, Handle, Loaded, capability, copy, current, limit, put, setting, text};
@@ -97,9 +97,9 @@ pub(super) fn start(
     ask(driver, stream, Op::Launch(Arc::new(job)))
 }
 
-/// Runs a launch over the memory that there is: start and end of each piece.
-pub(super) fn execute(job: &Job, table: Vec<(u64, u64)>) -> Result<(), Fault> {
-    launch(&Launch {
+/// Runs a launch over the memory that there is: start and end of each piece. Tells how many instructions that took.
+pub(super) fn execute(job: &Job, table: Vec<(u64, u64)>) -> Result<u64, Fault> {
+    let all = Launch {
         functions: &job.code.0.functions,
         entry: job.entry,
         text: &job.code.1,
@@ -110,7 +110,8 @@ pub(super) fn execute(job: &Job, table: Vec<(u64, u64)>) -> Result<(), Fault> {
         table,
         budget: setting("ORT_CUDA_EMULATOR_STEPS", 200e9) as u64,
         steps: AtomicU64::new(0),
-    })
+    };
+    launch(&all).map(|()| all.steps.load(Ordering::Relaxed))
 }
 
 pub(super) fn error_text(error: u32) -> (Option<&'static CStr>, &'static CStr) {

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use super::routine::{Element, Routine, ask_routine, misaligned, scribble, short};
 use super::{Handle, current, setting};
 
+/// The microseconds of a product.
+const LT_TIME: u64 = 1000;
 const NOT_INITIALIZED: c_int = 1;
 const INVALID_VALUE: c_int = 7;
 const EXECUTION_FAILED: c_int = 13;
@@ -343,7 +345,7 @@ lt_api! {
             scribble(workspace, needed);
             multiply(&operation, &layouts, places, scales);
         };
-        ask_routine(stream, Routine { memory, work: Box::new(work) }).map_err(|_| EXECUTION_FAILED)
+        ask_routine(stream, Routine { memory, work: Box::new(work), time: LT_TIME }).map_err(|_| EXECUTION_FAILED)
     }
 }
 

@@ -5,14 +5,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ThreadId};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use super::launch::{Job, execute};
 use super::routine::{Routine, perform as perform_routine};
-use super::{DRIVER, Done, Driver, Guard, Handle, copy};
+use super::{DRIVER, Done, Driver, Guard, Handle, copy, setting};
 use crate::{Fault, code};
 
 /// A stream of the program's.
@@ -40,7 +40,8 @@ pub(super) struct Event {
     pub(super) stream: u64,
     pub(super) recorded: u64,
     pub(super) done: u64,
-    pub(super) at: Option<Instant>,
+    /// The [time](NOW) at which it was.
+    pub(super) at: Option<u64>,
 }
 
 /// What a copy reads.
@@ -84,6 +85,10 @@ pub(super) enum Op {
         live: bool,
     },
 }
+
+/// The microseconds that all that was done took, as events tell it: what a kernel and a library's call take is laid down, so that a program
+/// that chooses by time chooses the same each time.
+static NOW: AtomicU64 = AtomicU64::new(0);
 
 /// One thing is done at a time.
 static TURN: Mutex<()> = Mutex::new(());
@@ -238,11 +243,13 @@ fn perform(op: Op) -> Done {
             drop(driver);
             let unloaded = || Fault::new(code::LAUNCH_FAILED, "a launch of a module that was unloaded");
             let done = if loaded { execute(&job, table) } else { Err(unloaded()) };
-            done.map_err(|fault| DRIVER.lock().fails(&fault))
+            let steps = done.map_err(|fault| DRIVER.lock().fails(&fault))?;
+            NOW.fetch_add(steps * setting("ORT_CUDA_EMULATOR_STEP_TIME", 1), Ordering::Relaxed);
+            Ok(())
         }
         Op::Record { event, turn } => {
             if let Some(event) = DRIVER.lock().events.get_mut(&event) {
-                (event.done, event.at) = (event.done.max(turn), Some(Instant::now()));
+                (event.done, event.at) = (event.done.max(turn), Some(NOW.load(Ordering::Relaxed)));
             }
             Ok(())
         }
@@ -252,6 +259,9 @@ fn perform(op: Op) -> Done {
             Ok(())
         }
         Op::Graph(ops) => ops.iter().cloned().try_for_each(perform),
-        Op::Routine(routine) => perform_routine(&routine),
+        Op::Routine(routine) => {
+            NOW.fetch_add(routine.time, Ordering::Relaxed);
+            perform_routine(&routine)
+        }
     }
 }

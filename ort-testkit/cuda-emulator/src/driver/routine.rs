@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::queue::{Op, ask, fails, held};
-use super::{Done, Handle, current, queue};
+use super::{Done, Handle, current};
 use crate::{Fault, code};
 
 /// What a library does with the device's memory, once its turn in the stream comes.
@@ -13,17 +13,13 @@ pub(super) struct Routine {
     /// Start and bytes of what it reads or writes; none of it is touched where some is not allocated.
     pub(super) memory: Vec<(u64, usize)>,
     pub(super) work: Box<dyn Fn() + Send + Sync>,
+    /// The microseconds that it is said to take.
+    pub(super) time: u64,
 }
 
 /// Asks a stream for some work.
 pub(super) fn ask_routine(stream: Handle, routine: Routine) -> Done {
     ask(current()?, stream, Op::Routine(Arc::new(routine)))
-}
-
-/// Waits for a stream, which captures nothing.
-pub(super) fn wait_for(stream: Handle) -> Done {
-    current()?.uncaptured_stream(stream)?;
-    queue::finish(stream as u64)
 }
 
 /// Does some work now that its turn has come.

@@ -154,7 +154,7 @@ api! {
         let mut driver = current()?;
         let start = driver.event(start)?.at.ok_or(code::INVALID_HANDLE)?;
         let end = driver.event(end)?.at.ok_or(code::INVALID_HANDLE)?;
-        put(milliseconds, end.saturating_duration_since(start).as_secs_f32() * 1e3)
+        put(milliseconds, end.saturating_sub(start) as f32 / 1e3)
     }
 }
 
