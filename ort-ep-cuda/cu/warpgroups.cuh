@@ -79,8 +79,8 @@ MULTIPLY_GROUPS(__nv_bfloat16, "bf16")
 #undef MULTIPLY_GROUPS
 #undef MULTIPLY_GROUP
 
-// What was written to shared memory is there for products from here on.
-__device__ inline void show_to_products() { asm volatile("fence.proxy.async;" : : : "memory"); }
+// What was written to shared memory is there for products from here on. Of shared memory alone: a fence of all memory waits for the whole device.
+__device__ inline void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 // Sums are ready to be added to.
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
