@@ -2,7 +2,7 @@
 //!
 //! A [`NewFile`] is written under a name of its own, which no other process can have, in the folder of its target. It is flushed to the disk and renamed
 //! last, so that a full disk, a limit or a kill leaves what was there before. The name is drawn at random and created exclusively: what a killed process
-//! left behind is in no other's way, whatever its process id was.
+//! left behind is in no other's way, whatever its process id was, and the next output in its folder removes it.
 //!
 //! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a pipe, an open descriptor under `/dev/fd`) cannot be
 //! replaced: the whole output is copied into it at the end.
@@ -10,11 +10,19 @@
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use tempfile::{NamedTempFile, TempPath};
 
 /// How the names of files that are being written begin and end.
-pub(crate) const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
+const UNFINISHED: (&str, &str) = (".ort-", ".unfinished");
+
+/// How the name of a file ends that steps aside for another. If its process ends before it is put back or replaced, it is all that is left of it: it
+/// stays.
+const REPLACED: &str = ".replaced";
+
+/// Files without a writer that were changed longer ago than this are what a process left that was ended.
+pub(crate) const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// As many links as systems follow.
 const MOST_LINKS: usize = 40;
@@ -128,6 +136,9 @@ impl NewFile {
     }
 
     fn at(target: Target) -> io::Result<NewFile> {
+        if let Target::File(path) = &target {
+            forget_unfinished(folder_of(path));
+        }
         let file = unfinished(&target.folder())?;
         Ok(NewFile { file: BufWriter::with_capacity(1 << 16, file), target })
     }
@@ -211,7 +222,7 @@ fn set_aside(place: &Path) -> io::Result<Option<TempPath>> {
     if !place.is_file() {
         return Ok(None);
     }
-    let aside = unfinished(folder_of(place))?.into_temp_path();
+    let aside = named(folder_of(place), REPLACED)?.into_temp_path();
     std::fs::rename(place, &aside)?;
     Ok(Some(aside))
 }
@@ -270,10 +281,20 @@ pub fn is_plain_name(name: &str) -> bool {
         && !name.contains(['/', '\\', '\0'])
 }
 
-/// A new file under a name of its own, with the mode of files that other programs write.
+/// A new file that has a name of its own and a writer, which others see by its lock.
 pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
+    let file = named(folder, UNFINISHED.1)?;
+    // Not all file systems have locks.
+    if let Err(problem) = file.as_file().try_lock() {
+        tracing::debug!(%problem, "an unfinished file is not locked");
+    }
+    Ok(file)
+}
+
+/// A new file under a name of its own, with the mode of files that other programs write.
+fn named(folder: &Path, suffix: &str) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
-    builder.prefix(UNFINISHED.0).suffix(UNFINISHED.1);
+    builder.prefix(UNFINISHED.0).suffix(suffix);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -281,6 +302,25 @@ pub(crate) fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(folder)
+}
+
+/// Removes what ended processes have left in a folder.
+pub(crate) fn forget_unfinished(folder: &Path) {
+    let now = SystemTime::now();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        let age = || now.duration_since(entry.metadata().ok()?.modified().ok()?).ok();
+        let is_own = name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1);
+        if !is_own || age().is_none_or(|age| age < LEFT_BEHIND) {
+            continue;
+        }
+        // A writer holds the lock.
+        let is_left = ort_alloc::open_regular(&path).is_ok_and(|file| file.try_lock().is_ok());
+        if is_left && let Err(problem) = std::fs::remove_file(&path) {
+            tracing::debug!(%problem, path = %path.display(), "an unfinished file stays");
+        }
+    }
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -407,6 +447,21 @@ mod tests {
         assert_eq!((read(&outside), read(folder.join("link"))), ("kept".into(), "new".into()));
         for name in ["../outside", "/etc/hosts", "", ".", "..", "a/b", "a/", "a\\b"] {
             assert!(NewFile::create_in(&folder, name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_next_output_removes_what_ended_processes_left_in_its_folder() {
+        let top = tempfile::tempdir().unwrap();
+        let old = SystemTime::now() - 2 * LEFT_BEHIND;
+        let names =
+            [".ort-left.unfinished", ".ort-written.unfinished", ".ort-aside.replaced", "mine.unfinished"];
+        let files = names.map(|name| File::create(top.path().join(name)).unwrap());
+        files.iter().for_each(|file| file.set_modified(old).unwrap());
+        files[1].lock().unwrap();
+        write(&top.path().join("new"), "x").unwrap();
+        for (name, stays) in names.into_iter().zip([false, true, true, true]) {
+            assert_eq!(top.path().join(name).exists(), stays, "{name}");
         }
     }
 

@@ -78,6 +78,16 @@ impl Device for Panicking {
         self.cpu.synchronize()
     }
 
+    fn prefers_channels_last(&self) -> bool {
+        self.enter("prefers_channels_last");
+        self.cpu.prefers_channels_last()
+    }
+
+    fn vector_bytes(&self) -> usize {
+        self.enter("vector_bytes");
+        self.cpu.vector_bytes()
+    }
+
     fn end_of_build(&self) {
         self.enter("end_of_build");
     }
@@ -137,6 +147,8 @@ fn each_call_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
         ("compile", Ends::Build),
         ("check", Ends::Build),
         ("allocator", Ends::Build),
+        ("prefers_channels_last", Ends::Build),
+        ("vector_bytes", Ends::Build),
         ("end_of_build", Ends::Build),
         ("workspace", Ends::Run),
         ("run", Ends::Run),

@@ -17,15 +17,15 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
 use bytes::Bytes;
-use ort_alloc::{MappedFile, open_regular};
+use ort_alloc::MappedFile;
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::Result as CoreResult;
-use crate::files::{Target, UNFINISHED, unfinished};
+use crate::files::{Target, forget_unfinished, unfinished};
 use crate::limits::check_deadline;
 
 /// How an entry begins.
@@ -45,9 +45,6 @@ const MOST_KEY: usize = 64 << 10;
 
 /// Blobs of at least this many bytes begin at a page.
 const PAGE: usize = 4096;
-
-/// Files without a writer that were changed longer ago than this are what a process left that was ended.
-pub(super) const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// A blob in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -308,10 +305,6 @@ impl EntryWriter {
         }
         forget_unfinished(folder);
         let file = unfinished(folder)?;
-        // Others see by the lock that this file has a writer. Not all file systems have locks.
-        if let Err(problem) = file.as_file().try_lock() {
-            tracing::debug!(%problem, "the unfinished entry is not locked");
-        }
         let mut file = BufWriter::with_capacity(1 << 16, file);
         file.write_all(&[0; HEADER])?;
         file.write_all(key.as_bytes())?;
@@ -401,25 +394,6 @@ impl Reading {
             }
             work();
         });
-    }
-}
-
-/// Removes what ended processes have left in a folder.
-fn forget_unfinished(folder: &Path) {
-    let now = SystemTime::now();
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
-        let name = name.to_string_lossy();
-        let age = || now.duration_since(entry.metadata().ok()?.modified().ok()?).ok();
-        let is_own = name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1);
-        if !is_own || age().is_none_or(|age| age < LEFT_BEHIND) {
-            continue;
-        }
-        // A writer holds the lock.
-        let is_left = open_regular(&path).is_ok_and(|file| file.try_lock().is_ok());
-        if is_left && let Err(problem) = std::fs::remove_file(&path) {
-            tracing::debug!(%problem, path = %path.display(), "an unfinished entry stays");
-        }
     }
 }
 

@@ -110,8 +110,8 @@ mod tests {
     use std::fs::File;
     use std::time::SystemTime;
 
-    use super::super::entry::LEFT_BEHIND;
     use super::*;
+    use crate::files::LEFT_BEHIND;
 
     const ONE: Reading = Reading { threads: 1, until: None };
 

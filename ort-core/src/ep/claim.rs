@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::bodies::Flowing;
-use super::regions::{is_mixed, settle};
+use super::regions::settle;
 use super::{Claim, Device, Reason, Scope, guard};
 use crate::dim::Dim;
 use crate::dtype::DType;

@@ -106,6 +106,16 @@ pub(crate) fn fingerprint(device: &dyn Device) -> Result<Option<Fingerprint>> {
     call(|| of(device, "the fingerprint"), || Ok(device.fingerprint()))
 }
 
+/// [`Device::prefers_channels_last`].
+pub(crate) fn prefers_channels_last(device: &dyn Device) -> Result<bool> {
+    call(|| of(device, "the layout"), || Ok(device.prefers_channels_last()))
+}
+
+/// [`Device::vector_bytes`].
+pub(crate) fn vector_bytes(device: &dyn Device) -> Result<usize> {
+    call(|| of(device, "the length of vectors"), || Ok(device.vector_bytes()))
+}
+
 /// [`Device::synchronize`].
 pub(crate) fn synchronize(device: &dyn Device) -> Result<()> {
     call(|| of(device, "waiting"), || device.synchronize())

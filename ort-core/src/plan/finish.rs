@@ -55,7 +55,8 @@ impl Planner<'_> {
             Draft::Own => *dtype == Some(DType::String),
             _ => false,
         };
-        let has_dynamic = unknown || self.scratch_is_open || self.drafts.iter().zip(&self.dtypes).any(is_open);
+        let has_dynamic =
+            unknown || self.scratch_is_open || self.drafts.iter().zip(&self.dtypes).any(is_open);
         let outputs = self.own_outputs() + copied;
         let own_peak = own_peak.max(outputs);
         let mut slots: Vec<SlotPlan> =

@@ -38,6 +38,7 @@ pub(crate) use order::{better_order, live_steps, order_of_updates};
 pub use report::{PlanReport, PlannedStep, PlannedValue, ValueKind};
 pub(crate) use report::{largest_at_peak, report};
 pub(crate) use resolve::resolve_bound;
+pub(crate) use specialize::{Known, specialize};
 
 /// Where a slot's value lives during a run.
 #[derive(Debug, Clone)]

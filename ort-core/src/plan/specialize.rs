@@ -12,11 +12,11 @@ use crate::session::{Origin, Program};
 use crate::spec::{SymTensor, infer_graph};
 
 /// What is known of a given value: its type, and the elements of a small integer tensor.
-pub(super) type Known = (ValueType, Option<Arc<SymTensor>>);
+pub(crate) type Known = (ValueType, Option<Arc<SymTensor>>);
 
 /// The program's graph inferred under the bindings; none where its own inference tells as much, or where the sizes
 /// contradict the graph, which the run then says. `given` is what is known of the program's given values, or empty.
-pub(super) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]) -> Option<Graph> {
+pub(crate) fn specialize(program: &Program, bindings: &Bindings, given: &[Known]) -> Option<Graph> {
     if program.graph.broken.is_some() || is_resolved(program, bindings) {
         return None;
     }

@@ -392,12 +392,15 @@ impl SessionBuilder {
             _ => compute(graph),
         };
         let first_claim = |graph: &Graph, node: &Node| first_claim(graph, node, devices);
-        let channels_last: Vec<bool> = devices.iter().map(|device| device.prefers_channels_last()).collect();
+        let channels_last = devices.iter().map(|device| guard::prefers_channels_last(&**device));
+        let channels_last = channels_last.collect::<Result<Vec<bool>>>()?;
         // What a session updates is read in both directions of a training, whose gradients have the channels second.
         let channels_last = if self.updates.is_empty() { &channels_last[..] } else { &[] };
-        let vector_bytes: Vec<usize> = devices.iter().map(|device| device.vector_bytes()).collect();
+        let vector_bytes = devices.iter().map(|device| guard::vector_bytes(&**device));
+        let vector_bytes = vector_bytes.collect::<Result<Vec<usize>>>()?;
         let (first_claim, vector_bytes) = (&first_claim, &vector_bytes);
-        let environment = Environment { evaluate: &evaluate, first_claim, channels_last, vector_bytes, until };
+        let environment =
+            Environment { evaluate: &evaluate, first_claim, channels_last, vector_bytes, until };
         let report = optimize(&mut graph, &self.optimizer, environment)?;
         Ok((graph, report))
     }

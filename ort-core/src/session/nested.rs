@@ -11,7 +11,7 @@ use super::windows::Passing;
 use crate::dim::{Bindings, Dim, unify};
 use crate::ep::NestedRun;
 use crate::ir::{SymShape, ValueType};
-use crate::plan::{BoundValues, RunPlan, WorkspaceRoom, resolve_bound};
+use crate::plan::{BoundValues, Known, RunPlan, WorkspaceRoom, resolve_bound, specialize};
 use crate::tensor::{DeviceRange, Shape, Value, ValueView};
 use crate::{Result, ensure, error};
 
@@ -134,17 +134,25 @@ impl NestedRun for NestedFrames<'_> {
         let captured =
             captured.map(|value| value.as_ref()?.tensor().ok().map(|tensor| tensor.shape().into()));
         let mut bindings = self.bindings.clone();
+        let mut known: Vec<Known> = Vec::with_capacity(program.given.len());
         for (slot, shape) in program.given.iter().zip(inputs.iter().cloned().chain(captured)) {
-            let formal = program.slots.get(slot.index()).and_then(|slot| {
-                let info = program.graph.value(slot.value);
-                info.ty.shape()
-            });
-            for (dim, &size) in formal.unwrap_or(&[]).iter().zip(shape.iter().flatten()) {
+            let info = program.graph.value(program.slots.get(slot.index())?.value);
+            for (dim, &size) in info.ty.shape().unwrap_or(&[]).iter().zip(shape.iter().flatten()) {
                 // What contradicts stays as it was bound first, as where the subgraph runs.
                 unify(dim, size as i64, &mut bindings).ok();
             }
+            let ty = match (info.ty.as_tensor(), shape) {
+                (Some(tensor), Some(shape)) => {
+                    let sizes = shape.iter().map(|&size| Dim::constant(size as i64));
+                    ValueType::tensor(tensor.dtype, Some(sizes.collect()))
+                }
+                _ => info.ty.clone(),
+            };
+            known.push((ty, info.symbolic.clone()));
         }
-        let shape = program.graph.value(*program.graph.outputs.get(output)?).ty.shape()?;
+        let graph = specialize(program, &bindings, &known);
+        let graph = graph.as_ref().unwrap_or(&program.graph);
+        let shape = graph.value(*graph.outputs.get(output)?).ty.shape()?;
         let size = |dim: &Dim| usize::try_from(dim.evaluate(&bindings).ok()?).ok();
         Some(shape.iter().map(|dim| size(dim).unwrap_or(0)).collect())
     }

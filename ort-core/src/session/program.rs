@@ -575,8 +575,10 @@ impl Builder {
         let captures = self.steps.iter().flat_map(|step| &step.nested).flat_map(|nested| &nested.captures);
         let read = self.steps.iter().flat_map(|step| step.inputs.iter().flatten());
         let read: FxHashSet<SlotId> = read.chain(captures).chain(outputs).copied().collect();
-        let is_there = |slot: &&Slot| slot.memory != DeviceId::HOST && matches!(slot.origin, Origin::Constant(_));
-        let uploaded: FxHashSet<ValueId> = self.slots.iter().filter(is_there).map(|slot| slot.value).collect();
+        let is_there =
+            |slot: &&Slot| slot.memory != DeviceId::HOST && matches!(slot.origin, Origin::Constant(_));
+        let uploaded: FxHashSet<ValueId> =
+            self.slots.iter().filter(is_there).map(|slot| slot.value).collect();
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let is_read = slot.memory != DeviceId::HOST || read.contains(&SlotId(index as u32));
             let Origin::Constant(tensor) = &slot.origin else { continue };

@@ -15,10 +15,12 @@ from onnx.reference.ops import (
     op_average_pool,
     op_conv_transpose,
     op_grid_sample,
+    op_instance_normalization,
     op_lp_pool,
     op_max_pool,
     op_pow,
     op_quantize_linear,
+    op_reduce_log_sum_exp,
     op_resize,
 )
 from onnx.reference.ops._quant_utils import reshape_input
@@ -471,7 +473,35 @@ class Resize(op_resize.Resize):
             is_rough = is_rough or mode != "nearest" and not all(is_short(place) for place in places)
         if x.dtype.kind in "iu" and is_rough and np.any(np.abs(y - np.floor(y) - 0.5) < NEARLY):
             raise ValueError("rounding errors decide to which of two integers this rounds")
+        if is_rough and np.any(np.abs(y) < NEARLY * np.max(np.abs(x), initial=0)):
+            raise ValueError("rounding errors decide whether this is zero")
         return (numpy_helper.saturate_cast(y, x.dtype) if x.dtype.kind in "iu" else y.astype(x.dtype),)
+
+
+@corrected
+class ReduceLogSumExp(op_reduce_log_sum_exp.ReduceLogSumExp_18):
+    """Of infinities the largest one is taken off itself."""
+
+    def _run(self, data, axes=None, **attributes):
+        reduced = super()._run(data, axes, **attributes)[0]
+        if np.isinf(data).any():
+            with np.errstate(all="ignore"):
+                axes = tuple(axes.tolist()) if axes is not None and axes.size else None
+                keeps = bool(attributes.get("keepdims", 1))
+                least, most = (fold(data, axis=axes, keepdims=keeps) for fold in (np.min, np.max))
+            reduced = np.where(np.isinf(most) & ~np.isnan(least), most, reduced).astype(data.dtype)
+        return (reduced,)
+
+
+@corrected
+class InstanceNormalization(op_instance_normalization.InstanceNormalization):
+    """Of values that are all the same it is zero here, and a rounding error of their mean many times as large elsewhere."""
+
+    def _run(self, x, *parameters, **attributes):
+        axes = tuple(range(2, x.ndim))
+        if np.any(x.var(axis=axes) <= NEARLY**2 * np.square(x).max(axis=axes, initial=0)):
+            raise ValueError("a variance of nothing")
+        return super()._run(x, *parameters, **attributes)
 
 
 @corrected

@@ -28,6 +28,8 @@ ROUNDOFF = {HALF: 2.0**-11, SINGLE: 2.0**-24, DOUBLE: 2.0**-53}
 # what is computed in float32 by mistake is a million times further off.
 FACTOR, OWN = 16, 16
 SPARE = {ROUNDOFF[DOUBLE]: 16}
+# Values beyond this say nothing of rounding errors elsewhere.
+MOST_CANCELLED = 1e4
 # Below this a float of the type has fewer digits.
 LEAST_NORMAL = {HALF: 2.0**-14, SINGLE: 2.0**-126, DOUBLE: 2.0**-1022}
 
@@ -165,6 +167,7 @@ def expect(model: ModelProto, feeds: dict, exact: bool) -> Expected:
         moved = [evaluate_wide(model, feeds, 1, by), evaluate_wide(model, feeds, 1, -by)]
         if any(array.dtype == np.float64 for array in own):
             single = in_single(model, feeds, TensorProto.DOUBLE)
+    largest = 1.0 if exact else largest_of(model, feeds)
     outputs, slacks = [], []
     with np.errstate(all="ignore"):
         for index, (array, double) in enumerate(zip(own, wide, strict=True)):
@@ -178,8 +181,14 @@ def expect(model: ModelProto, feeds: dict, exact: bool) -> Expected:
             for results in moved:
                 moves = np.maximum(moves, distance(results[index], double))
             outputs.append(np.asarray(double.astype(array.dtype) if double.shape == array.shape else array))
-            slacks.append(np.asarray(slack_of(array, double, rounding, Moves(moves, by, roundoff))))
+            slacks.append(np.asarray(slack_of(array, double, rounding, Moves(moves, by, roundoff, largest))))
     return Expected(outputs, slacks)
+
+
+def largest_of(model: ModelProto, feeds: dict) -> float:
+    values = [np.asarray(value) for value in evaluate(model, feeds, intermediate=True).values() if isinstance(value, np.ndarray)]
+    sizes = [np.abs(value[np.isfinite(value)].astype(np.float64)).max(initial=0) for value in values if value.dtype in ROUNDOFF]
+    return float(min(max(sizes, default=1.0), MOST_CANCELLED))
 
 
 def roundoff_of(own: np.ndarray, double: np.ndarray, rounding: np.ndarray) -> float:
@@ -225,14 +234,17 @@ class Moves:
     distances: np.ndarray
     by: float
     roundoff: float
+    # Of all values of the model, as far as rounding errors of it are to be expected.
+    largest: float
 
 
 def slack_of(own: np.ndarray, double: np.ndarray, rounding: np.ndarray, moves: Moves) -> np.ndarray:
     if own.dtype == object or own.dtype.kind not in "fiub":
         return np.zeros(own.shape)
     if own.dtype not in ROUNDOFF:
-        # Integers that follow from floats: what a rounding error turns over may be either.
-        return rounding + moves.distances
+        # Integers that follow from floats: what a rounding error turns over may be either, and of places any.
+        apart = rounding + moves.distances
+        return np.where(apart > 0, np.inf, 0) if own.dtype == np.int64 else apart
     roundoff = moves.roundoff
     followed = moves.distances * (roundoff / moves.by)
     # What jumps does not follow in proportion: it may be anywhere between.
@@ -241,7 +253,8 @@ def slack_of(own: np.ndarray, double: np.ndarray, rounding: np.ndarray, moves: M
     size = np.where(np.isfinite(double), np.abs(double.astype(np.float64)), 0)
     size = np.maximum(size, LEAST_NORMAL[own.dtype])
     slack = SPARE.get(roundoff, 1) * (FACTOR * np.maximum(error, typical(error)) + OWN * roundoff * size)
-    # Rounding errors of values near 1 cancel out here, and need not where they are computed in another order.
-    slack = np.where((error == 0) & (size <= roundoff), np.maximum(slack, OWN * roundoff), slack)
+    # Rounding errors cancel out here, and need not where values are computed in another order.
+    cancelled = (error == 0) & (size <= roundoff * moves.largest)
+    slack = np.where(cancelled, np.maximum(slack, SPARE.get(roundoff, 1) * OWN * roundoff * moves.largest), slack)
     # Near the end of the type's range the largest number and infinity are both right.
     return np.where(size + slack >= np.finfo(own.dtype).max, np.inf, slack)

@@ -1,10 +1,12 @@
 //! The training itself: epochs of batches, evaluations and checkpoints.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ort_runtime::Profile;
+use ort_runtime::files::NewFile;
 use ort_runtime::train::Trainer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
@@ -14,6 +16,15 @@ use super::data::{DataSet, Pace, order};
 use super::evaluation::{Score, evaluate, is_all_ignored};
 use super::progress::Progress;
 use crate::resident;
+
+/// The file that makes a folder a checkpoint.
+const MANIFEST: &str = "training.json";
+
+/// Makes the folder, and a file in it that is dropped: what is in the way is to be seen before an epoch is spent.
+fn can_be_written(folder: &Path) -> Result<()> {
+    let made = std::fs::create_dir_all(folder).and_then(|()| NewFile::create_in(folder, MANIFEST));
+    made.map(drop).with_context(|| format!("checkpoint {} cannot be written", folder.display()))
+}
 
 /// Where a training is in its data, as it is kept in a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -77,7 +88,7 @@ impl Training<'_> {
     pub(super) fn begin(&mut self) -> Result<()> {
         let args = self.args;
         let Some(folder) = &args.run.checkpoint else { return Ok(()) };
-        let has_one = folder.join("training.json").exists();
+        let has_one = folder.join(MANIFEST).exists();
         if !self.args.run.resume {
             if has_one {
                 bail!(
@@ -85,11 +96,12 @@ impl Training<'_> {
                     folder.display()
                 );
             }
-            return Ok(());
+            return can_be_written(folder);
         }
         if !has_one {
             bail!("{} holds no checkpoint; leave --resume out to begin", folder.display());
         }
+        can_be_written(folder)?;
         let mut properties = self.trainer.load_checkpoint(folder)?;
         let damaged = || format!("checkpoint {} was not made by `ort train`", folder.display());
         let settings = properties.remove("settings").unwrap_or_default();
