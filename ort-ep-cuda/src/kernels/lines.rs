@@ -64,51 +64,76 @@ fn launches(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
         let launch = lines.launch_by(team, "lines", &format!("lines_{suffix}"), 1)?;
         return Ok(vec![lines.param(launch.tensor(x).tensor(y))?.uint(function)?]);
     }
-    let rows = Rows { count: lines.count, len: lines.len, held: held(x.dtype, &[lines.len]) };
-    let is_softmax = matches!(cx.op, "Softmax" | "LogSoftmax");
-    let wide = is_softmax && rows.are_wide(cx.limits.processors);
-    let entry = format!("{}rows_{suffix}", if wide { "wide_" } else { "" });
-    let launch = rows.launch(Launch::new("rows", entry), wide, cx.limits.processors)?.tensor(x).tensor(y);
+    let rows = Rows::new(lines.count, lines.len, x.dtype, &[lines.len]);
+    let many = rows.are_many(cx.limits.processors) || rows.are_long();
+    let (name, vectors) = match cx.op {
+        "Softmax" | "LogSoftmax" if many => ("softmax_4", 4),
+        "Softmax" | "LogSoftmax" => ("softmax_1", 1),
+        _ => ("rows", 1),
+    };
+    let launch = rows.launch(Launch::new("rows", format!("{name}_{suffix}")), vectors)?.tensor(x).tensor(y);
     Ok(vec![launch.uint(lines.count)?.uint(lines.len)?.uint(function)?])
 }
 
-/// Rows of elements that lie side by side, and how many a thread holds at once, as cu/rows.cuh has them.
+/// Rows of elements that lie side by side, as cu/rows.cuh has them.
 pub(super) struct Rows {
-    pub(super) count: usize,
-    pub(super) len: usize,
-    pub(super) held: usize,
-}
-
-/// The elements of a type that a thread holds of rows of which these sizes are parts: a vector of 16 bytes where they are whole vectors.
-pub(super) fn held(dtype: DType, sizes: &[usize]) -> usize {
-    const SCALARS: usize = 4;
-    let vector = if dtype == DType::F32 { 4 } else { 8 };
-    if sizes.iter().all(|size| size.is_multiple_of(vector)) { vector } else { SCALARS }
+    count: usize,
+    len: usize,
+    /// The elements of a vector of 16 bytes where rows are whole vectors.
+    vector: Option<usize>,
 }
 
 impl Rows {
     /// The threads of a block at most.
     const MOST: usize = 1024;
 
-    /// Whether threads should hold twice as much: where a block would not hold a row otherwise, and where half the threads keep the device busy.
-    pub(super) fn are_wide(&self, processors: u32) -> bool {
-        let threads = self.count.saturating_mul(self.len.div_ceil(2 * self.held));
-        self.len > Rows::MOST * self.held || threads >= Rows::MOST * processors as usize
+    /// Rows of which these sizes are parts.
+    pub(super) fn new(count: usize, len: usize, dtype: DType, parts: &[usize]) -> Rows {
+        let vector = if dtype == DType::F32 { 4 } else { 8 };
+        let are_whole = parts.iter().all(|size| size.is_multiple_of(vector));
+        Rows { count, len, vector: are_whole.then_some(vector) }
     }
 
-    /// With a team for each row, and rows spread over the processors where they are few.
-    pub(super) fn launch(&self, launch: Launch, wide: bool, processors: u32) -> Result<Launch> {
+    /// The elements that a thread holds, in an entry for so many vectors.
+    fn held(&self, vectors: usize) -> usize {
+        match self.vector {
+            Some(vector) => vectors * vector,
+            None if vectors < 4 => 4,
+            None => 8,
+        }
+    }
+
+    /// Whether threads of four vectors, which wait for memory less often, keep half of each processor busy. One that has a row for itself
+    /// would read no more than 16 bytes side by side.
+    pub(super) fn are_many(&self, processors: u32) -> bool {
+        let threads = self.count.saturating_mul(self.len.div_ceil(self.held(4)));
+        self.len > self.held(4) && threads >= Rows::MOST / 2 * processors as usize
+    }
+
+    /// Whether a block of threads of one vector does not hold a row.
+    pub(super) fn are_long(&self) -> bool {
+        self.len > Rows::MOST * self.held(1)
+    }
+
+    /// Whether a warp holds a row that it would not hold in one vector of each thread, but does in three.
+    pub(super) fn fill_a_warp(&self) -> bool {
+        self.vector.is_some() && self.len > WARP * self.held(1) && self.len <= WARP * self.held(3)
+    }
+
+    /// With a team for each row, which holds it in so many vectors of each thread if a block can.
+    pub(super) fn launch(&self, launch: Launch, vectors: usize) -> Result<Launch> {
+        /// The threads of a block of several rows: enough to hide latency where rows are many, and few blocks to start where they are few.
+        const OF_SHORT_ROWS: usize = 128;
         // Places are counted in 32 bits.
         let fits = self.count.checked_mul(self.len).is_some_and(|all| all <= i32::MAX as usize);
         ensure!(fits, NotImplemented, "{} rows of {}: more than 2^31 - 1 elements", self.count, self.len);
-        let held = if wide { 2 * self.held } else { self.held };
-        let threads = self.len.div_ceil(held).clamp(1, Rows::MOST);
+        let threads = self.len.div_ceil(self.held(vectors)).clamp(1, Rows::MOST);
         let (team, rows) = if threads > WARP {
             (threads.next_multiple_of(WARP), 1)
         } else {
             let team = threads.next_power_of_two();
-            let spread = (self.count / processors.max(1) as usize).clamp(1, THREADS as usize);
-            (team, spread.next_power_of_two().clamp(WARP / team, THREADS as usize / team))
+            let rows = self.count.max(1).next_power_of_two();
+            (team, rows.clamp(WARP / team, OF_SHORT_ROWS / team))
         };
         let launch = launch.grid([self.count.div_ceil(rows).max(1), 1, 1])?;
         Ok(launch.block([team, rows, 1].map(|size| size as u32)))
@@ -223,4 +248,38 @@ pub(super) fn teams(launch: Launch, count: usize, team: usize, splits: usize) ->
 /// A warp for a line, or a block for one longer than that.
 pub(super) fn team_of(len: usize, long: usize) -> usize {
     if len <= long { WARP } else { THREADS as usize }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many rows on 132 processors there are, whether they fill a warp, and a launch of so many vectors.
+    fn blocks(count: usize, len: usize, vectors: usize) -> ([bool; 2], [u32; 3]) {
+        let rows = Rows::new(count, len, DType::F16, &[len]);
+        let launch = rows.launch(Launch::new("rows", ""), vectors).unwrap();
+        let [team, rows_of_block, _] = launch.block;
+        ([rows.are_many(132), rows.fill_a_warp()], [team, rows_of_block, launch.grid[0]])
+    }
+
+    #[test]
+    fn threads_hold_more_of_rows_that_keep_the_device_busy() {
+        assert_eq!(blocks(128, 768, 3), ([false, true], [32, 4, 32]));
+        assert_eq!(blocks(1024, 768, 3), ([false, true], [32, 4, 256]));
+        assert_eq!(blocks(4096, 768, 4), ([true, true], [32, 4, 1024]));
+        assert_eq!(blocks(32_768, 4096, 4), ([true, false], [128, 1, 32_768]));
+        assert_eq!(blocks(32, 1000, 1), ([false, false], [128, 1, 32]));
+        assert_eq!(blocks(1536, 128, 1), ([false, false], [16, 8, 192]));
+        assert_eq!(blocks(1_000_000, 256, 4), ([true, false], [8, 16, 62_500]));
+        assert_eq!(blocks(1_000_000, 32, 1), ([false, false], [4, 32, 31_250]));
+        assert_eq!(blocks(3, 1, 1), ([false, false], [1, 32, 1]));
+    }
+
+    #[test]
+    fn long_rows_are_those_that_a_block_does_not_hold_in_a_vector_of_each_thread() {
+        let are_long = |len, dtype| Rows::new(1, len, dtype, &[len]).are_long();
+        assert!(!are_long(8192, DType::F16) && are_long(8200, DType::F16));
+        assert!(!are_long(4096, DType::F32) && are_long(4100, DType::F32));
+        assert!(!are_long(4095, DType::F16) && are_long(4097, DType::F16));
+    }
 }

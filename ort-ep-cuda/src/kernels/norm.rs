@@ -6,7 +6,7 @@ use ort_core::ir::SymShape;
 use ort_core::spec::MICROSOFT;
 use ort_core::{Result, ensure};
 
-use super::lines::{Rows, SHORT_FLOATS, few_axes, held, suffix};
+use super::lines::{Rows, SHORT_FLOATS, few_axes, suffix};
 use super::{CudaKernel, cuda_kernels};
 use crate::launch::{Launch, OpCx, Operand};
 
@@ -97,12 +97,17 @@ impl Norm<'_> {
         let [.., spatial] = self.channels;
         let skips = self.skip.map_or(0, Operand::count);
         let sizes = [self.len, skips, if spatial == 1 { 0 } else { spatial }];
-        let rows = Rows { count: self.count, len: self.len, held: held(self.x.dtype, &sizes) };
+        let rows = Rows::new(self.count, self.len, self.x.dtype, &sizes);
         let [.., sum] = self.outputs;
         let is_sum = self.skip.or(self.bias).or(sum).is_some();
-        let wide = !is_sum && rows.are_wide(processors);
-        let entry = format!("{}norm_{}", if wide { "wide_" } else { "" }, suffix(self.x.dtype)?);
-        let launch = rows.launch(Launch::new("norm", entry), wide, processors)?;
+        let many = !is_sum && (rows.are_many(processors) || rows.are_long());
+        let vectors = match spatial == 1 && rows.fill_a_warp() {
+            _ if many => 4,
+            true => 3,
+            false => 1,
+        };
+        let entry = format!("norm_{vectors}_{}", suffix(self.x.dtype)?);
+        let launch = rows.launch(Launch::new("norm", entry), vectors)?;
         let launch = launch.tensor(self.x).find_tensor(self.skip).find_tensor(self.bias);
         let launch = launch.tensor(self.scale).find_tensor(self.shift);
         let launch = self.outputs.iter().fold(launch, |launch, output| launch.find_tensor(*output));

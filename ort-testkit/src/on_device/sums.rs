@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use half::f16;
 use ort_core::dtype::DType;
 use ort_core::ep::Device;
 use ort_core::ir::Attribute;
 use ort_core::tensor::Tensor;
 
+use super::numbers;
 use super::typed::{Case, Given, case, check_all, ints, list, run, text};
 
 const HALVES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -190,7 +192,8 @@ fn embed_cases() -> Vec<Case> {
     cases
 }
 
-/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers; and enough rows that a thread takes more.
+/// Rows about the lengths of vectors, warps and blocks, and beyond what a block holds in registers; and enough rows that a thread takes more,
+/// of one warp and of several.
 const ROWS: &[[usize; 2]] = &[
     [1, 1],
     [5, 3],
@@ -199,16 +202,23 @@ const ROWS: &[[usize; 2]] = &[
     [9, 24],
     [3, 256],
     [70, 264],
+    [1100, 40],
+    [70, 997],
+    [5, 384],
     [2, 768],
     [90, 768],
     [2, 771],
+    [3, 776],
+    [17, 4088],
     [1, 4096],
     [1, 4100],
     [1, 4101],
+    [1, 4104],
     [2, 8192],
     [2, 8200],
     [1, 8203],
     [1, 16_400],
+    [1, 33_000],
 ];
 
 fn row_norm_cases() -> Vec<Case> {
@@ -241,6 +251,13 @@ fn row_norm_cases() -> Vec<Case> {
         let groups = [("num_groups", Attribute::Int(2))];
         cases.push(case("GroupNormalization", vec![x, scale.clone(), scale], &groups));
     }
+    // Rows whose mean is far from zero: in a sum of squares without it, what is apart from it would be lost.
+    for [rows, len] in [[2, 384], [2, 4096], [90, 768], [17, 4088], [1, 16_400]] {
+        let values: Vec<f32> = numbers(rows * len, 0).into_iter().map(|value| value + 100.0).collect();
+        let x = Given::Is(Tensor::from_slice(&[rows, len], &values).unwrap());
+        let row = run(DType::F32, &[len]);
+        cases.push(case("LayerNormalization", vec![x, row.clone(), row], &epsilon));
+    }
     cases
 }
 
@@ -256,13 +273,19 @@ fn row_function_cases() -> Vec<Case> {
     }
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     let edges = [[0.0, 0.0], [0.0, -inf], [-inf; 2], [inf, 0.0], [nan, 1.0], [inf, nan], [-3e38, 3e38]];
-    for len in [7, 8, 264, 8200, 8201] {
+    for len in [7, 8, 264, 2056, 8200, 8201] {
         // What stands out is at the end of a row, the rest is the same.
         let row = |[last, rest]: &[f32; 2]| (1..len).map(|_| *rest).chain([*last]).collect::<Vec<_>>();
         let values: Vec<f32> = edges.iter().flat_map(row).collect();
-        let x = Given::Is(Tensor::from_slice(&[edges.len(), len], &values).unwrap());
-        for op in ["Softmax", "LogSoftmax", "Hardmax"] {
-            cases.push(case(op, vec![x.clone()], &[("axis", Attribute::Int(1))]));
+        let halves = values.iter().map(|value| f16::from_f32(*value)).collect();
+        let shape = [edges.len(), len];
+        let floats = (Tensor::from_slice(&shape, &values), 1e-4);
+        for (x, tolerance) in [floats, (Tensor::from_vec(&shape, halves), 2e-3)] {
+            let x = Given::Is(x.unwrap());
+            for op in ["Softmax", "LogSoftmax", "Hardmax"] {
+                let case = case(op, vec![x.clone()], &[("axis", Attribute::Int(1))]);
+                cases.push(Case { tolerance, ..case });
+            }
         }
     }
     cases
