@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use crate::alu::{self, F1, F2, F3, F4};
+use crate::bulk::Bulk;
 use crate::convert::Cvt;
 use crate::parse::{Num, Opd, Raw};
 use crate::warp::{Atom, WarpOp};
@@ -150,6 +151,7 @@ pub(crate) enum Op {
     Atomic { number: u32 },
     Warp { number: u32 },
     Barrier { id: u32, count: u32 },
+    Bulk { number: u32 },
     Call { number: u32 },
     Ret,
     Exit,
@@ -210,6 +212,7 @@ pub(crate) struct Function {
     pub(crate) lists: Vec<[u32; 4]>,
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) atoms: Vec<Atom>,
+    pub(crate) bulks: Vec<Bulk>,
     pub(crate) warps: Vec<WarpOp>,
     pub(crate) calls: Vec<Call>,
 }
@@ -248,6 +251,7 @@ impl Builder {
             lists: Vec::new(),
             tables: Vec::new(),
             atoms: Vec::new(),
+            bulks: Vec::new(),
             warps: Vec::new(),
             calls: Vec::new(),
         };
@@ -453,6 +457,11 @@ impl Builder {
     pub(crate) fn atom(&mut self, atom: Atom) {
         self.f.atoms.push(atom);
         self.emit(Op::Atomic { number: self.f.atoms.len() as u32 - 1 });
+    }
+
+    pub(crate) fn bulk(&mut self, bulk: Bulk) {
+        self.f.bulks.push(bulk);
+        self.emit(Op::Bulk { number: self.f.bulks.len() as u32 - 1 });
     }
 
     pub(crate) fn call(&mut self, call: Call) {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::bulk::TensorMap;
 use crate::code;
 use crate::memory::Memory;
 use crate::parse::Module;
@@ -151,6 +152,15 @@ fn put<T>(to: *mut T, value: T) -> Done {
     // SAFETY: the caller of the driver gives a place for the result.
     unsafe { to.write(value) };
     Ok(())
+}
+
+/// So many values of the caller's.
+fn list<T: Copy>(from: *const T, count: usize) -> Result<Vec<T>, u32> {
+    if from.is_null() && count > 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: the caller of the driver gives as many.
+    Ok((0..count).map(|at| unsafe { *from.add(at) }).collect())
 }
 
 fn device(number: i32) -> Done {
@@ -355,6 +365,41 @@ api! {
         let driver = current()?;
         driver.within(to, size)?;
         ask(driver, std::ptr::null_mut(), Op::Fill { to, value, size })
+    }
+    fn cuTensorMapEncodeTiled(
+        to: *mut [u64; 16],
+        element: u32,
+        rank: u32,
+        address: *mut c_void,
+        sizes: *const u64,
+        steps: *const u64,
+        boxes: *const u32,
+        element_steps: *const u32,
+        interleave: u32,
+        swizzle: u32,
+        promotion: u32,
+        fill: u32,
+    ) {
+        drop(ready()?);
+        if capability() < (9, 0) {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let axes = rank as usize;
+        if !(1..=5).contains(&axes) || !(to as u64).is_multiple_of(64) {
+            return Err(code::INVALID_VALUE);
+        }
+        let (sizes, steps) = (list(sizes, axes)?, list(steps, axes - 1)?);
+        let (boxes, element_steps) = (list(boxes, axes)?, list(element_steps, axes)?);
+        // Only what kernels need: neither steps between elements, nor interleaved ones, nor NaN beyond the ends.
+        if element_steps.iter().any(|step| *step != 1) || interleave != 0 || promotion > 3 || fill != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let width = [1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4].get(element as usize).copied();
+        let mixes = [1, 2, 4, 8].get(swizzle as usize).copied();
+        let (Some(width), Some(mixes)) = (width, mixes) else { return Err(code::INVALID_VALUE) };
+        let boxes = boxes.into_iter().map(u64::from).collect();
+        let map = TensorMap { address: address as u64, width, sizes, steps, boxes, mixes };
+        put(to, map.words().ok_or(code::INVALID_VALUE)?)
     }
     fn cuModuleLoadData(module: *mut Handle, image: *const c_void) {
         load(module, image).map_err(|fault| {

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, O
 
 use parking_lot::Mutex;
 
+use crate::bulk::{Barriers, Bulk, BulkOp, WORDS};
 use crate::convert::convert;
 use crate::decode::{Function, NONE, Op, Place, Space, special};
-use crate::warp::WarpOp;
+use crate::warp::{Trouble, WarpOp};
 use crate::warpgroup::Groups;
 use crate::{Fault, Result, code};
 
@@ -45,6 +46,9 @@ pub(crate) struct Mem<'a> {
     /// The fences between threads' writes and such reads: how many there were, and which was a thread's last.
     clock: u64,
     fences: Vec<u64>,
+    pub(crate) barriers: Barriers,
+    /// What happened, where a fault's code does not say it.
+    trouble: Option<&'static str>,
 }
 
 /// A thread and the fences before it wrote, all threads' together.
@@ -61,6 +65,7 @@ impl Mem<'_> {
         self.shared.resize(shared.div_ceil(8) + 2, !0);
         // What was never written lies before all fences.
         (self.clock, self.fences) = (1, vec![1; threads]);
+        self.barriers = Barriers::default();
         if let Some(writes) = &mut self.writes {
             writes.clear();
             writes.resize(shared.div_ceil(16), Write { thread: 0, clock: 0 });
@@ -76,6 +81,13 @@ impl Mem<'_> {
             let clock = self.clock;
             writes[(offset / 16) as usize..=((offset + size - 1) / 16) as usize]
                 .fill(Write { thread, clock });
+        }
+    }
+
+    /// Forgets what threads wrote in 16 bytes: products see what a copy brought.
+    pub(crate) fn written_by_copy(&mut self, address: u64) {
+        if let Some(write) = self.writes.as_mut().and_then(|writes| writes.get_mut((address / 16) as usize)) {
+            *write = Write { thread: 0, clock: 0 };
         }
     }
 
@@ -140,6 +152,8 @@ impl Mem<'_> {
 enum State {
     Run,
     Barrier(u32, u32),
+    /// Until a phase of the barrier at an address is over.
+    Phase(u64, u64),
     Warp,
     Done,
 }
@@ -164,12 +178,25 @@ pub(crate) struct Thread {
     frames: Vec<Frame>,
     state: State,
     carry: bool,
+    /// Whether the last wait for a phase was in vain.
+    is_early: bool,
 }
 
 impl Thread {
     fn new(number: usize) -> Self {
         let (regs, local, frames) = (Vec::new(), Vec::new(), Vec::new());
-        Self { number, regs, base: 0, local, pc: 0, function: 0, frames, state: State::Done, carry: false }
+        Self {
+            number,
+            regs,
+            base: 0,
+            local,
+            pc: 0,
+            function: 0,
+            frames,
+            state: State::Done,
+            carry: false,
+            is_early: false,
+        }
     }
 
     /// What a slot holds.
@@ -454,6 +481,18 @@ fn run(
                 t.state = State::Barrier(get!(id) as u32, count);
                 leave!(pc, Ok(()));
             }
+            Op::Bulk { number } => {
+                t.pc = pc;
+                let waits = bulk(&functions[t.function].bulks[number as usize], mem, t);
+                match waits {
+                    Ok(false) => {}
+                    Ok(true) => leave!(pc, Ok(())),
+                    Err(trouble) => {
+                        mem.trouble = Some(trouble.what);
+                        leave!(pc - 1, Err(trouble.code));
+                    }
+                }
+            }
             Op::Call { number } => {
                 t.pc = pc;
                 if let Err(fault) = t.call(functions, number) {
@@ -482,6 +521,47 @@ fn run(
         }
     }
     leave!(pc, Ok(()))
+}
+
+/// Runs an operation on a barrier, or asks for a copy; whether the thread's turn is over. The first wait in vain is told as such, and the
+/// thread goes on in its next turn; at the second one it waits: so that both who does not look at the answer and a deadlock are found.
+fn bulk(bulk: &Bulk, mem: &mut Mem, t: &mut Thread) -> std::result::Result<bool, Trouble> {
+    let in_shared =
+        |t: &Thread, (base, offset): (u32, i32)| t.get(base).wrapping_add(offset as u64) & 0xFFFF_FFFF;
+    let barrier = in_shared(t, bulk.barrier);
+    let number = |t: &Thread, slot: u32| t.get(slot) & 0xFFFF_FFFF;
+    match &bulk.op {
+        BulkOp::Init { count } => mem.init_barrier(barrier, number(t, *count))?,
+        BulkOp::Arrive { bytes } => mem.arrive(barrier, bytes.map_or(0, |slot| number(t, slot)))?,
+        BulkOp::TryWait { d, parity } => {
+            let parity = number(t, *parity);
+            let is_over = mem.is_over(barrier, parity)?;
+            t.set(*d, is_over.into());
+            if !is_over && t.is_early {
+                t.state = State::Phase(barrier, parity);
+            }
+            t.is_early = !is_over && !t.is_early;
+            return Ok(!is_over);
+        }
+        BulkOp::Copy { to, map: (base, offset), at } => {
+            let (to, address) = (in_shared(t, *to), t.get(*base).wrapping_add(i64::from(*offset) as u64));
+            let at = at.iter().map(|slot| i64::from(t.get(*slot) as i32)).collect();
+            let mut words = [0; WORDS];
+            if !address.is_multiple_of(64) {
+                return Err(Trouble::new(
+                    code::MISALIGNED_ADDRESS,
+                    "a tensor map at no multiple of 64 bytes",
+                ));
+            }
+            for (place, word) in words.iter_mut().enumerate() {
+                let from = mem.resolve(&mut t.local, Space::Generic, address + 8 * place as u64, 8, 0)?;
+                // SAFETY: `resolve` says that eight aligned bytes lie there.
+                *word = unsafe { load(from, 3) };
+            }
+            mem.copy_box(t.number, [to, barrier], words, at)?;
+        }
+    }
+    Ok(false)
 }
 
 struct Worker<'a> {
@@ -524,7 +604,8 @@ impl Worker<'_> {
             t.local.extend_from_slice(parameters);
             t.local.resize(function.local.max(parameters.len()), 0xFF);
             t.frames.clear();
-            (t.base, t.pc, t.function, t.state, t.carry) = (0, 0, *entry, State::Run, false);
+            (t.base, t.pc, t.function, t.state) = (0, 0, *entry, State::Run);
+            (t.carry, t.is_early) = (false, false);
             let (n, [bx, by, _]) = (number as u32, *block);
             let thread = [n % bx, n / bx % by, n / (bx * by)];
             for axis in 0..3 {
@@ -609,12 +690,28 @@ impl Worker<'_> {
         opened
     }
 
+    /// Ends copies, and wakes the threads that waited for them; whether there was one.
+    fn land(&mut self) -> Result<bool> {
+        let has_landed = self.mem.land();
+        let mut progress =
+            has_landed.map_err(|(thread, trouble)| self.fault(trouble.code, thread, trouble.what))?;
+        for thread in 0..self.threads.len() {
+            let State::Phase(barrier, parity) = self.threads[thread].state else { continue };
+            match self.mem.is_over(barrier, parity) {
+                Ok(false) => {}
+                Ok(true) => (self.threads[thread].state, progress) = (State::Run, true),
+                Err(trouble) => return Err(self.fault(trouble.code, thread, trouble.what)),
+            }
+        }
+        Ok(progress)
+    }
+
     fn block(&mut self, index: u64) -> Result<()> {
         self.reset(index);
         let count = self.threads.len();
         let mut steps = 0;
         loop {
-            let mut progress = false;
+            let mut progress = self.land()?;
             for start in (0..count).step_by(32) {
                 let end = (start + 32).min(count);
                 loop {
@@ -633,11 +730,7 @@ impl Worker<'_> {
                         steps += used;
                         cut |= self.threads[at].state == State::Run;
                         if let Err(fault) = result {
-                            let what = match fault {
-                                code::ILLEGAL_ADDRESS => "memory that is not allocated",
-                                code::MISALIGNED_ADDRESS => "a misaligned address",
-                                _ => "a trap or a stack too deep",
-                            };
+                            let what = self.mem.trouble.unwrap_or(Trouble::from(fault).what);
                             return Err(self.fault(fault, at, what));
                         }
                     }
@@ -656,6 +749,10 @@ impl Worker<'_> {
                 }
             }
             if self.threads.iter().all(|t| t.state == State::Done) {
+                if self.mem.has_flights() {
+                    let what = "the block ends before copies that it asked for";
+                    return Err(self.fault(code::LAUNCH_FAILED, 0, what));
+                }
                 return Ok(());
             }
             if !self.barrier() && !progress {
@@ -685,6 +782,8 @@ pub(crate) fn launch(launch: &Launch) -> Result<()> {
             writes: has_groups.then(Vec::new),
             clock: 0,
             fences: Vec::new(),
+            barriers: Barriers::default(),
+            trouble: None,
         };
         let threads = (0..size).map(Thread::new).collect();
         let mut worker = Worker { launch, mem, threads, groups: Vec::new() };

@@ -20,6 +20,8 @@ pub(crate) enum Opd {
     Vector(Vec<Opd>),
     /// `[base + offset]`.
     Address(Box<Opd>, i64),
+    /// `[base, {a, b}]`.
+    Tensor(Box<Opd>, Vec<Opd>),
     /// `p|q`.
     Pair(String, String),
     /// `!p`.
@@ -89,6 +91,7 @@ struct Parser {
     shared: usize,
     dynamic_align: usize,
     capability: u32,
+    target: u32,
     /// Whether the target is for devices of its compute capability alone.
     exact: bool,
     functions: Vec<Function>,
@@ -305,6 +308,7 @@ impl Parser {
                     if needed > self.capability {
                         return bad(line, format_args!("the device is older than .target {target}"));
                     }
+                    self.target = needed;
                     self.exact = target.ends_with('a');
                     if self.exact && needed != self.capability {
                         return bad(line, format_args!("the device is newer than .target {target}"));
@@ -508,6 +512,12 @@ impl Parser {
         }
         if self.take('[') {
             let base = self.operand()?;
+            if self.take(',') {
+                self.need('{')?;
+                let at = self.list('}')?;
+                self.need(']')?;
+                return Ok(Opd::Tensor(Box::new(base), at));
+            }
             let mut offset = 0i64;
             while !self.take(']') {
                 let minus = self.take('-');
@@ -563,7 +573,11 @@ impl Parser {
         let words: Vec<String> = self.name()?.split('.').map(str::to_owned).collect();
         let operands = self.list(';')?;
         let text = words.join(".");
-        if words[0] == "wgmma" && !self.exact {
+        let is_of_tensors = text.starts_with("cp.async.bulk") || text.starts_with("mbarrier.try_wait");
+        if is_of_tensors && self.target < 90 {
+            return bad(line, format_args!("{text} needs .target sm_90"));
+        }
+        if matches!(&*words[0], "wgmma" | "setmaxnreg") && !self.exact {
             return bad(line, format_args!("{text} is of .target sm_90a alone"));
         }
         let raw = Raw { guard, words, operands, line };
@@ -588,6 +602,7 @@ pub(crate) fn parse(
         shared: 0,
         dynamic_align: 16,
         capability,
+        target: 0,
         exact: false,
         functions: Vec::new(),
     };

@@ -25,7 +25,12 @@ impl Trouble {
 
 impl From<u32> for Trouble {
     fn from(code: u32) -> Self {
-        Trouble::new(code, "the warp failed")
+        let what = match code {
+            code::ILLEGAL_ADDRESS => "memory that is not allocated",
+            code::MISALIGNED_ADDRESS => "a misaligned address",
+            _ => "a trap or a stack too deep",
+        };
+        Trouble::new(code, what)
     }
 }
 

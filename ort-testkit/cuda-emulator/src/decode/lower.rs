@@ -3,6 +3,7 @@
 use super::{Builder, Call, NONE, Name, Op, Place, Space, Ty, bad};
 use crate::Result;
 use crate::alu::{self, F1};
+use crate::bulk::{Bulk, BulkOp};
 use crate::convert::Cvt;
 use crate::parse::{Num, Opd, Raw};
 use crate::warp::{Atom, Element, Mma, Shuffle, WarpOp};
@@ -141,7 +142,9 @@ pub(crate) fn lower(b: &mut Builder, raw: &Raw, branch: Option<(u32, bool)>) -> 
         }
         "wgmma" => return warpgroup(b, raw),
         "atom" | "red" => return atomic(b, raw, ty),
+        "cp" if has("bulk") => return bulk_copy(b, raw),
         "cp" => return copy(b, raw),
+        "mbarrier" => return barrier(b, raw),
         "dp4a" => {
             count(4)?;
             let s = (b.source(&ops[1], Ty::B32)?, b.source(&ops[2], Ty::B32)?, b.source(&ops[3], Ty::B32)?);
@@ -515,7 +518,7 @@ fn atomic(b: &mut Builder, raw: &Raw, ty: Ty) -> Result<()> {
 
 fn copy(b: &mut Builder, raw: &Raw) -> Result<()> {
     let has = |word: &str| raw.words[1..].iter().any(|w| w == word);
-    if raw.words.get(1).is_none_or(|w| w != "async") || has("bulk") || has("mbarrier") {
+    if raw.words.get(1).is_none_or(|w| w != "async") || has("mbarrier") {
         return unknown(raw);
     }
     if has("commit_group") || has("wait_group") || has("wait_all") {
@@ -531,6 +534,45 @@ fn copy(b: &mut Builder, raw: &Raw) -> Result<()> {
         return unknown(raw);
     }
     b.emit(Op::Copy { to, from, to_offset, from_offset, size: *size as u8, real });
+    Ok(())
+}
+
+fn barrier(b: &mut Builder, raw: &Raw) -> Result<()> {
+    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    let [words @ .., "shared" | "shared::cta", "b64"] = words.as_slice() else { return unknown(raw) };
+    let is_dropped = |state: &Opd| matches!(state, Opd::Name(name) if name == "_");
+    let (op, at) = match (words, raw.operands.as_slice()) {
+        (["init"], [at, count]) => (BulkOp::Init { count: b.source(count, Ty::U32)? }, at),
+        (["arrive"], [state, at]) if is_dropped(state) => (BulkOp::Arrive { bytes: None }, at),
+        (["arrive", "expect_tx"], [state, at, bytes]) if is_dropped(state) => {
+            (BulkOp::Arrive { bytes: Some(b.source(bytes, Ty::U32)?) }, at)
+        }
+        (["try_wait", "parity"], [d, at, parity]) => {
+            let parity = b.source(parity, Ty::U32)?;
+            (BulkOp::TryWait { d: b.destination(d)?.0, parity }, at)
+        }
+        _ => return unknown(raw),
+    };
+    let barrier = b.address(at)?;
+    b.bulk(Bulk { op, barrier });
+    Ok(())
+}
+
+fn bulk_copy(b: &mut Builder, raw: &Raw) -> Result<()> {
+    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    let ["async", "bulk", "tensor", rank, "shared::cluster", "global", "mbarrier::complete_tx::bytes"] =
+        words.as_slice()
+    else {
+        return unknown(raw);
+    };
+    let [to, Opd::Tensor(map, at), barrier] = raw.operands.as_slice() else { return unknown(raw) };
+    if *rank != format!("{}d", at.len()) {
+        return bad("other coordinates than the copy's rank");
+    }
+    let (to, barrier) = (b.address(to)?, b.address(barrier)?);
+    let map = b.address(&Opd::Address(map.clone(), 0))?;
+    let at = at.iter().map(|at| b.source(at, Ty::S32)).collect::<Result<Vec<_>>>()?;
+    b.bulk(Bulk { op: BulkOp::Copy { to, map, at }, barrier });
     Ok(())
 }
 
