@@ -56,10 +56,10 @@ unary_functions! {
     Abs => |s, x| s.abs(x);
     /// `-x`.
     Neg => |s, x| s.neg(x);
-    /// -1, 0 or 1; NaN of NaN.
+    /// -1, 0 or 1; NaN of NaN. A zero has no sign afterwards.
     Sign => |s, x| {
         let zero = s.splat(0.0);
-        let signed = s.select(s.lt(x, zero), s.splat(-1.0), x);
+        let signed = s.select(s.lt(x, zero), s.splat(-1.0), s.add(x, zero));
         s.select(s.lt(zero, x), s.splat(1.0), signed)
     };
     /// `x * x`.
@@ -375,7 +375,7 @@ mod tests {
         let cases: [Case; 22] = [
             (Unary::Abs, f32::abs),
             (Unary::Neg, |x| -x),
-            (Unary::Sign, |x| if x.is_nan() || x == 0.0 { x } else { x.signum() }),
+            (Unary::Sign, |x| if x.is_nan() || x == 0.0 { x + 0.0 } else { x.signum() }),
             (Unary::Square, |x| x * x),
             (Unary::Sqrt, f32::sqrt),
             (Unary::Reciprocal, |x| 1.0 / x),

@@ -14,11 +14,12 @@ pub(super) fn unary(writer: &mut Writer, function: UnaryFn, number: Number, x: S
             return Ok(writer.emit(class, &format!("min.{name} $, {x}, {one};")));
         }
         UnaryFn::Sign => {
-            // Zero, and what is no number, stay.
+            // What is no number stays, and zero, without its sign.
             let [minus, zero, one] = [-1.0, 0.0, 1.0].map(|value| writer.constant(value, number));
             let above = writer.emit('p', &format!("setp.gt.{name} $, {x}, {zero};"));
             let below = writer.emit('p', &format!("setp.lt.{name} $, {x}, {zero};"));
-            let upper = writer.chosen(number, &one, &x, &above);
+            let unsigned = writer.emit(class, &format!("add.{name} $, {x}, {zero};"));
+            let upper = writer.chosen(number, &one, &unsigned, &above);
             return Ok(writer.chosen(number, &minus, &upper, &below));
         }
         UnaryFn::Abs if number.is_unsigned() => return Ok(x),

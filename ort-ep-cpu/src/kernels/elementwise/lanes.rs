@@ -204,7 +204,7 @@ fn unary_f64(function: UnaryFn) -> fn(f64) -> f64 {
     match function {
         UnaryFn::Neg => |x| -x,
         UnaryFn::Abs => f64::abs,
-        UnaryFn::Sign => |x| if x == 0.0 || x.is_nan() { x } else { x.signum() },
+        UnaryFn::Sign => |x| if x == 0.0 || x.is_nan() { x + 0.0 } else { x.signum() },
         UnaryFn::Floor => f64::floor,
         UnaryFn::Ceil => f64::ceil,
         UnaryFn::RoundHalfEven => f64::round_ties_even,
