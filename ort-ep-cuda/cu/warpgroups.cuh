@@ -3,10 +3,12 @@
 #pragma once
 
 #include "cores.cuh"
-#include "packs.cuh"
+#include "gemm.cuh"
 
 // Steps of a tile: 128 bytes, the longest that tensor cores read swizzled; bytes of eight lines of them, which are swizzled together, and of 64.
 constexpr int STEPS = 64, OF_EIGHT = 1024, OF_STEPS = 8192;
+// Results that a thread joins of their parts; warpgroups.rs has the same number.
+constexpr int OF_JOIN = 4;
 
 // Says where a side of a product lies in shared memory, swizzled by 128 bytes. `leading` is how far groups of 64 lines are apart where lines lie side
 // by side, `stride` how far eight lines, or steps, are from the next eight.
@@ -14,6 +16,10 @@ __device__ inline uint64 descriptor(uint address, int leading, int stride) {
     return (uint64)((address & 0x3ffff) >> 4) | (uint64)(leading >> 4) << 16 | (uint64)(stride >> 4) << 32 | (uint64)1 << 62;
 }
 
+#define NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_32 \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
 #define NAMES_64 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -71,6 +77,7 @@ __device__ inline uint64 descriptor(uint address, int leading, int stride) {
                      : SUMS_##columns : "l"(a), "l"(b), "n"(FAR ? 1 : 0));                                                 \
     }
 #define MULTIPLY_GROUPS(type, name)                                                                                        \
+    MULTIPLY_GROUP(type, name, 32, "%16", "%17", "%18")                                                                    \
     MULTIPLY_GROUP(type, name, 64, "%32", "%33", "%34")                                                                    \
     MULTIPLY_GROUP(type, name, 128, "%64", "%65", "%66")                                                                   \
     MULTIPLY_GROUP(type, name, 256, "%128", "%129", "%130")
@@ -123,8 +130,8 @@ __device__ inline uint4 shifted(const uint4& low, const uint4& high, uint halves
             __funnelshift_r(words[3], words[4], bits)};
 }
 
-// Begins to read a side of a tile from step k0 on, by LANES threads: LINES lines whose steps lie side by side (NEAR), else 64 steps of LINES
-// lines, 64 lines to a row. What is shifted is of lines that lie side by side, and zeros need not be where a whole vector has no line.
+// Reads a side of a tile that is not read in vectors from step k0 on, by LANES threads: LINES lines whose steps lie side by side (NEAR), else 64 steps of
+// LINES lines, 64 lines to a row. What is shifted is of lines that lie side by side, and zeros need not be where a whole vector has no line.
 template <typename T, int LINES, bool NEAR, int LANES>
 __device__ inline void read_side(uint tile, const T* side, int line0, int lines, int line_step, int k0, int depth, int depth_step, Reads reads) {
     constexpr int CHUNKS = NEAR ? STEPS / 8 : LINES / 8, TURNS = LINES * 8 / LANES;
@@ -135,11 +142,6 @@ __device__ inline void read_side(uint tile, const T* side, int line0, int lines,
         bool there = line < lines && k < depth;
         read(to, side + (there ? (int64)line * line_step + (int64)k * depth_step : 0), !there ? 0 : NEAR ? depth - k : lines - line);
     };
-    if (reads == VECTORS) {
-#pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) each(turn, [](uint to, const T* from, int count) { copy_later(to, from, count > 0); });
-        return;
-    }
     const T* end = side + ((int64)(depth - 1) * depth_step + lines);
     int step = NEAR ? depth_step : line_step;
     auto by_element = [&](uint to, const T* from, int count) {
@@ -181,34 +183,143 @@ __device__ inline void read_side(uint tile, const T* side, int line0, int lines,
     for (int turn = 0; turn < TURNS; turn++) each(turn, by_element);
 }
 
+// A side of a product, read turn by turn. Vectors of a thread are equally far apart in memory and in a tile, and so are those of a turn and the next one:
+// what a turn computes of addresses, it waits for.
+template <typename T, int LINES, bool NEAR, int LANES> struct SideReader {
+    static constexpr int CHUNKS = NEAR ? STEPS / 8 : LINES / 8, APART = LANES / CHUNKS, COPIES = LINES * 8 / LANES;
+    static_assert(APART % 8 == 0, "vectors of a thread are swizzled alike");
+    static_assert(NEAR || LINES % 64 == 0, "lines that lie side by side fill rows of 64");
+    const T* side;
+    int line0, lines, line_step, k0, depth, depth_step;
+    Reads reads;
+    // The thread's next vector, how far it is from the one after it and from that of the next turn, and how many lines and steps there are from it on.
+    const T* from;
+    int64 far, advance;
+    int lines_left, steps_left;
+    uint place;
+
+    __device__ SideReader(const T* side, int line0, int lines, int line_step, int k0, int depth, int depth_step, Reads reads)
+        : side(side), line0(line0), lines(lines), line_step(line_step), k0(k0), depth(depth), depth_step(depth_step), reads(reads) {
+        int outer = threadIdx.x / CHUNKS, inner = threadIdx.x % CHUNKS;
+        int line = line0 + (NEAR ? outer : inner * 8), k = k0 + (NEAR ? inner * 8 : outer);
+        place = NEAR ? swizzled(0, outer, inner) : swizzled(inner / 8 * OF_STEPS, outer, inner % 8);
+        from = side + (int64)line * line_step + (int64)k * depth_step;
+        far = (int64)APART * (NEAR ? line_step : depth_step);
+        advance = (int64)STEPS * depth_step;
+        lines_left = lines - line;
+        steps_left = depth - k;
+    }
+
+    // Begins to read the next turn.
+    __device__ void read(uint tile) {
+        if (reads == VECTORS) {
+            int left = NEAR ? (steps_left > 0 ? lines_left : 0) : (lines_left > 0 ? steps_left : 0);
+            const T* at = from;
+#pragma unroll
+            for (int i = 0; i < COPIES; i++, at += far) copy_later(tile + place + i * APART * 128, at, i * APART < left);
+            from += advance;
+            steps_left -= STEPS;
+        } else {
+            read_side<T, LINES, NEAR, LANES>(tile, side, line0, lines, line_step, k0, depth, depth_step, reads);
+            k0 += STEPS;
+        }
+    }
+};
+
+// The turns of a part of the sums, of which there are as many as rows of blocks.
+struct Turns { int first, count; };
+__device__ inline Turns turns_of_part(int depth) {
+    int turns = (depth + STEPS - 1) / STEPS;
+    if (gridDim.y == 1) return {0, turns};
+    int share = (turns + gridDim.y - 1) / gridDim.y, first = min((int)blockIdx.y * share, turns);
+    return {first, min(share, turns - first)};
+}
+
+// A matrix and its steps, or a null pointer.
+template <typename T> struct Matrix {
+    T* first;
+    int row, column;
+    __device__ T* at(int r, int c) const { return first + ((int64)r * row + (int64)c * column); }
+    __device__ bool is_in_vectors() const { return !first || (column == 1 && row % 8 == 0 && (uint64)first % 16 == 0); }
+};
+
+// What becomes of the sums of a tile whose first one is at row0 and column0: they are written as they are if they are a part, else with their addends.
+template <typename T> struct Results {
+    int row0, column0, rows, columns;
+    Matrix<const T> c, d;
+    Matrix<T> y;
+    Matrix<float> part;
+
+    __device__ bool is_in_vectors() const {
+        if (columns % 8 != 0) return false;
+        return part.first ? part.is_in_vectors() : c.is_in_vectors() && d.is_in_vectors() && y.is_in_vectors();
+    }
+};
+
+template <int ACTIVATION, int COUNT> __device__ inline void activate_by(float (&sums)[COUNT], const Finish& finish) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sums[i] = activate(sums[i], ACTIVATION, finish.first, finish.second);
+}
+// As `activate_all`, but the activation is chosen once for all sums: the choice takes longer than most of them.
+template <int COUNT> __device__ inline void activate_together(float (&sums)[COUNT], const Finish& finish) {
+    if (finish.activation == NONE) return;
+    if (finish.activation == RELU) return activate_by<RELU>(sums, finish);
+    switch (finish.activation) {
+    case CLIP: return activate_by<CLIP>(sums, finish);
+    case LEAKY_RELU: return activate_by<LEAKY_RELU>(sums, finish);
+    case HARD_SWISH: return activate_by<HARD_SWISH>(sums, finish);
+    case GELU: return activate_by<GELU>(sums, finish);
+    case FAST_GELU: return activate_by<FAST_GELU>(sums, finish);
+    case SIGMOID: return activate_by<SIGMOID>(sums, finish);
+    case SWISH: return activate_by<SWISH>(sums, finish);
+    default: activate_all(sums, finish);
+    }
+}
+
+// Sums with their factor and addends.
+template <typename T, int COUNT>
+__device__ inline void add_all(float (&sums)[COUNT], const T (&c)[COUNT], const T (&d)[COUNT], bool has_c, bool has_d, const Finish& finish) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        if (finish.alpha != 1.0f) sums[i] *= finish.alpha;
+        if (has_c) sums[i] += finish.beta != 1.0f ? finish.beta * as_float(c[i]) : as_float(c[i]);
+        if (has_d) sums[i] += as_float(d[i]);
+    }
+}
+
 // A tile of ROWS by COLUMNS sums, of which a warpgroup has 64 rows. The steps of the left side lie side by side, those of the right one if NEAR.
 template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct GroupTile {
     static constexpr int LANES = 2 * ROWS, STAGE = (ROWS + COLUMNS) * 128, PITCH = COLUMNS + 8;
-    // Rows of sums whose addends are read at once.
-    static constexpr int AT_ONCE = 4;
+    // Threads across eight neighbours each, rows of a warp at a time, rows of a thread, and those whose addends are read at once.
+    static constexpr int ACROSS = COLUMNS / 8, DOWN = 32 / ACROSS, OWN = 16 / DOWN, AT_ONCE = OWN < 4 ? OWN : 4;
     static_assert(STAGES >= 3, "a tile is multiplied, one is done with, and one is on its way");
     static_assert(ROWS * PITCH * 4 <= STAGES * STAGE, "sums pass through the memory of tiles");
     float sums[COLUMNS / 2];
 
-    // Adds the products of some turns: `read(turn, left, right)` begins to read the tiles of one.
-    template <typename Read> __device__ void multiply(uint tiles, int begin, int end, const Read& read) {
+    // Adds the products of some turns: `read(left, right)` begins to read the tiles of the next one.
+    template <typename Read> __device__ void multiply(uint tiles, int turns, const Read& read) {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.0f;
-        auto read_turn = [&](int turn) {
-            uint tile = tiles + (turn - begin) % STAGES * STAGE;
-            if (turn < end) read(turn, tile, tile + ROWS * 128);
+        uint into = tiles, from = tiles, end = tiles + STAGES * STAGE;
+        int unread = turns;
+        auto read_turn = [&] {
+            if (unread > 0) read(into, into + ROWS * 128);
+            unread--;
+            into += STAGE;
+            if (into == end) into = tiles;
             // An empty group, too, as groups are counted.
             commit_copies();
         };
-        for (int turn = begin; turn < begin + STAGES - 2; turn++) read_turn(turn);
-        for (int turn = begin; turn < end; turn++) {
+#pragma unroll 1
+        for (int i = 0; i < STAGES - 2; i++) read_turn();
+#pragma unroll 1
+        for (int turn = 0; turn < turns; turn++) {
             wait_for_copies<STAGES - 3>();
             show_to_products();
             __syncthreads();
             // Into the tiles of two turns before, which all groups are done with.
-            read_turn(turn + STAGES - 2);
-            uint left = tiles + (turn - begin) % STAGES * STAGE + threadIdx.x / 128 * OF_STEPS;
-            uint right = tiles + (turn - begin) % STAGES * STAGE + ROWS * 128;
+            read_turn();
+            uint left = from + threadIdx.x / 128 * OF_STEPS, right = from + ROWS * 128;
             begin_products();
 #pragma unroll
             for (int k = 0; k < STEPS / 16; k++) {
@@ -216,17 +327,20 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
                 multiply_group<!NEAR>(T(), sums, descriptor(left + 32 * k, 16, OF_EIGHT), of_right);
             }
             commit_products();
+            from += STAGE;
+            if (from == end) from = tiles;
             wait_for_products<1>();
         }
         wait_for_products<0>();
     }
 
-    // Calls `write(row, column, eight sums, addends)` for all of the tile, with the addends that `read(row, column)` gave before. Sums pass through
-    // shared memory, where each warp has a place for its rows, so that threads have eight neighbours.
-    template <typename Addends, typename Read, typename Write> __device__ void finish(unsigned char* memory, const Read& read, const Write& write) {
-        constexpr int ACROSS = COLUMNS / 8, DOWN = 32 / ACROSS;
+    // Writes the tile. Sums pass through shared memory, where each warp has a place for its rows, so that threads have eight neighbours.
+    __device__ void finish(unsigned char* memory, const Results<T>& results, const Finish& finish) {
         int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
         float* staged = (float*)memory + row0 * PITCH;
+        bool in_vectors = results.is_in_vectors();
+        Pack<T, 8> c[AT_ONCE], d[AT_ONCE];
+        if (in_vectors) read_addends(c, d, results, 0);
         // All are done with the tiles.
         __syncthreads();
 #pragma unroll
@@ -235,58 +349,140 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
             *(float2*)&staged[(lane / 4 + i % 2 * 8) * PITCH + i / 2 * 8 + lane % 4 * 2] = two;
         }
         __syncwarp();
-        int column = lane % ACROSS * 8;
+        if (!in_vectors) return finish_elements(staged, results, finish);
 #pragma unroll 1
-        for (int row = lane / ACROSS; row < 16; row += DOWN * AT_ONCE) {
-            Addends addends[AT_ONCE];
+        for (int first = 0; first < OWN; first += AT_ONCE) {
+            if (first > 0) read_addends(c, d, results, first);
+            finish_rows(staged, c, d, results, finish, first);
+        }
+    }
+
+private:
+    // The row of the tile and the column of a thread's eight neighbours.
+    static __device__ int own_row(int i) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / ACROSS + i * DOWN; }
+    static __device__ int own_column() { return threadIdx.x % ACROSS * 8; }
+
+    // Addends of some rows of a thread. Beyond the matrix they are those of its end, so that none waits for a branch.
+    static __device__ void read_addends(Pack<T, 8> (&c)[AT_ONCE], Pack<T, 8> (&d)[AT_ONCE], const Results<T>& results, int first) {
+        int column = min(results.column0 + own_column(), results.columns - 8);
+        auto read = [&](const Matrix<const T>& of, Pack<T, 8> (&to)[AT_ONCE]) {
+            if (!of.first) return;
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) addends[i] = read(row0 + row + i * DOWN, column);
+            for (int i = 0; i < AT_ONCE; i++) to[i] = *(const Pack<T, 8>*)of.at(min(results.row0 + own_row(first + i), results.rows - 1), column);
+        };
+        read(results.c, c);
+        read(results.d, d);
+    }
+
+    // Some rows of a thread, eight neighbours of each.
+    static __device__ void finish_rows(const float* staged, const Pack<T, 8> (&c)[AT_ONCE], const Pack<T, 8> (&d)[AT_ONCE], const Results<T>& results,
+                                       const Finish& finish, int first) {
+        float rows[AT_ONCE][8];
+        int column = results.column0 + own_column();
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float4* at = (const float4*)&staged[(own_row(first + i) % 16) * PITCH + own_column()];
+            *(float4*)&rows[i][0] = at[0];
+            *(float4*)&rows[i][4] = at[1];
+        }
+        if (results.part.first) {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                float eight[8];
-                *(float4*)&eight[0] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column];
-                *(float4*)&eight[4] = *(const float4*)&staged[(row + i * DOWN) * PITCH + column + 4];
-                write(row0 + row + i * DOWN, column, eight, addends[i]);
+                int row = results.row0 + own_row(first + i);
+                if (row >= results.rows || column >= results.columns) continue;
+                float4* to = (float4*)results.part.at(row, column);
+                to[0] = *(const float4*)&rows[i][0];
+                to[1] = *(const float4*)&rows[i][4];
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) add_all(rows[i], c[i].of, d[i].of, results.c.first, results.d.first, finish);
+        // A loop, so that activations have their code once.
+#pragma unroll 1
+        for (int i = 0; i < AT_ONCE; i++, next_row(rows)) {
+            activate_together(rows[0], finish);
+            int row = results.row0 + own_row(first + i);
+            if (row >= results.rows || column >= results.columns) continue;
+            Pack<T, 8> pack;
+#pragma unroll
+            for (int j = 0; j < 8; j++) pack.of[j] = from_float<T>(rows[0][j]);
+            *(Pack<T, 8>*)results.y.at(row, column) = pack;
+        }
+    }
+
+    // A warp's rows element by element, which may begin anywhere and be any steps apart.
+    static __device__ void finish_elements(const float* staged, const Results<T>& results, const Finish& finish) {
+        constexpr int MANY = 4;
+#pragma unroll 1
+        for (int first = threadIdx.x % 32; first < 16 * COLUMNS; first += 32 * MANY) {
+            float own[MANY];
+            T c[MANY], d[MANY];
+            int row[MANY], column[MANY];
+            bool is_there[MANY];
+#pragma unroll
+            for (int i = 0; i < MANY; i++) {
+                int of_warp = (first + 32 * i) / COLUMNS, of_row = (first + 32 * i) % COLUMNS;
+                own[i] = staged[of_warp * PITCH + of_row];
+                row[i] = results.row0 + threadIdx.x / 32 * 16 + of_warp;
+                column[i] = results.column0 + of_row;
+                is_there[i] = row[i] < results.rows && column[i] < results.columns;
+                if (is_there[i] && results.c.first) c[i] = *results.c.at(row[i], column[i]);
+                if (is_there[i] && results.d.first) d[i] = *results.d.at(row[i], column[i]);
+            }
+            if (!results.part.first) {
+                add_all(own, c, d, results.c.first, results.d.first, finish);
+                activate_all(own, finish);
+            }
+#pragma unroll
+            for (int i = 0; i < MANY; i++) {
+                if (!is_there[i]) continue;
+                if (results.part.first) {
+                    *results.part.at(row[i], column[i]) = own[i];
+                } else {
+                    *results.y.at(row[i], column[i]) = from_float<T>(own[i]);
+                }
             }
         }
     }
 };
 
-// Eight neighbours of a row of each addend.
-template <typename T> struct AddendsOfEight { Pack<T, 8> c, d; };
+// Where an element of a result and its addends are.
+template <typename T> struct ElementPlace {
+    const T* c;
+    const T* d;
+    T* y;
+};
 
-// Eight elements of an addend, the first `count` of which exist; the one element there is of all columns where these do not step.
-template <typename T> __device__ inline Pack<T, 8> eight_of(const T* at, int step, int count, bool vectors) {
-    Pack<T, 8> eight;
-    if (step == 1) {
-        read_pack(at, count, vectors && (uint64)at % 16 == 0, eight);
-    } else {
+// Results of the parts of their sums, of which there are `count` each: of a thread several, as far apart as a block is wide, so that it waits once for all.
+template <typename T, typename PlaceOf> __device__ inline void join_parts(const float* parts, int of_sum, uint count, const Finish& finish, const PlaceOf& place_of) {
+    uint first = blockIdx.x * blockDim.x * OF_JOIN + threadIdx.x;
+    ElementPlace<T> at[OF_JOIN];
+    float own[OF_JOIN];
+    T c[OF_JOIN], d[OF_JOIN];
+    const float* from[OF_JOIN];
 #pragma unroll
-        for (int i = 0; i < 8; i++) eight.of[i] = i < count ? at[(int64)i * step] : T(0.0f);
+    for (int i = 0; i < OF_JOIN; i++) {
+        uint index = min(first + i * blockDim.x, count - 1);
+        at[i] = place_of(index);
+        if (at[i].c) c[i] = *at[i].c;
+        if (at[i].d) d[i] = *at[i].d;
+        own[i] = 0.0f;
+        from[i] = parts + index;
     }
-    return eight;
-}
-
-// Writes the first `count` of eight neighbours.
-template <typename T> __device__ inline void write_eight(T* to, int step, int count, const float (&eight)[8]) {
-    Pack<T, 8> pack;
+#pragma unroll 2
+    for (int part = 0; part < of_sum; part++) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) pack.of[i] = from_float<T>(eight[i]);
-    if (step == 1 && count == 8 && (uint64)to % 16 == 0) {
-        *(Pack<T, 8>*)to = pack;
-        return;
+        for (int i = 0; i < OF_JOIN; i++) {
+            own[i] += *from[i];
+            from[i] += count;
+        }
     }
+    add_all(own, c, d, at[0].c, at[0].d, finish);
+    activate_together(own, finish);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i < count) to[(int64)i * step] = pack.of[i];
-    }
-}
-
-// Writes the first `count` of eight sums of a part.
-__device__ inline void write_part(float* to, int count, const float (&eight)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i < count) to[i] = eight[i];
+    for (int i = 0; i < OF_JOIN; i++) {
+        if (first + i * blockDim.x < count) *at[i].y = from_float<T>(own[i]);
     }
 }
 

@@ -94,11 +94,12 @@ fn warpgroups_multiply_halves_as_the_cpu_does() -> Result<()> {
     let kernels = pixels::products_of_halves(&device)?;
     for suffix in ["f16", "bf16"] {
         for side in ["nn", "nt"] {
-            let names = ["large", "square", "wide", "small"];
+            let names = ["large", "square", "tall", "small", "narrow"];
             let names = names.map(|name| format!("gemm_warpgroups_{name}_{side}_{suffix}"));
             assert_ran(&kernels, &names.each_ref().map(String::as_str));
         }
-        assert_ran(&kernels, &[&*format!("gemm_join_{suffix}")]);
+        let names = ["gemm_warpgroups_narrow_nt", "gemm_join"].map(|name| format!("{name}_{suffix}"));
+        assert_ran(&kernels, &names.each_ref().map(String::as_str));
     }
     cores::halves(&device);
     Ok(())

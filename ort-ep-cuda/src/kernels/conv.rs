@@ -331,7 +331,7 @@ impl Conv {
         }
         let depth = self.channels.saturating_mul(volume(&self.axes, |axis| axis.kernel));
         let sizes = [self.positions(), self.filters, depth];
-        let cut = warpgroups::cut(limits, warpgroups::OF_CONVOLUTIONS, self.groups, sizes, true)?;
+        let cut = warpgroups::cut(limits, warpgroups::OF_NEAR_STEPS, self.groups, sizes, true)?;
         Some((suffix, cut))
     }
 
@@ -359,7 +359,7 @@ impl Conv {
         let mut launches = vec![self.ending(launch, cx, words)?];
         if let Some(parts) = &parts {
             let entry = format!("conv_pixels_join_{suffix}");
-            let join = Launch::of_type(family, suffix, entry)?.threads(y.count())?;
+            let join = Launch::of_type(family, suffix, entry)?.threads(warpgroups::joining(y.count()))?;
             let join = join.tensor(parts).find_tensor(bias).find_tensor(addend).tensor(y);
             launches.push(self.ending(join, cx, words)?.uint(y.count())?);
         }

@@ -256,9 +256,13 @@ impl Product {
             return Ok(None);
         }
         let sizes = [self.rows, self.columns, self.depth];
-        let cut = warpgroups::cut(&cx.limits, warpgroups::OF_PRODUCTS, matrices, sizes, self.has_workspace);
+        let (side, tiles) = if self.b.column == 1 {
+            ("nn", warpgroups::OF_NEAR_COLUMNS)
+        } else {
+            ("nt", warpgroups::OF_NEAR_STEPS)
+        };
+        let cut = warpgroups::cut(&cx.limits, tiles, matrices, sizes, self.has_workspace);
         let Some(cut) = cut else { return Ok(None) };
-        let side = if self.b.column == 1 { "nn" } else { "nt" };
         let parts = (cut.parts > 1).then(|| cx.workspace(&mut 0, DType::F32, &[cut.parts, y.count()]));
         let (family, tile) = ("gemm_warpgroups", cut.tile);
         let launch = Launch::of_type(family, suffix, format!("{family}_{}_{side}_{suffix}", tile.name))?
@@ -273,7 +277,8 @@ impl Product {
             .find_tensor(parts.as_ref());
         let mut launches = vec![self.ending(launch, walk, [cut.down, cut.across], in_vectors)?];
         if let Some(parts) = &parts {
-            let join = Launch::of_type(family, suffix, format!("gemm_join_{suffix}"))?.threads(y.count())?;
+            let join = Launch::of_type(family, suffix, format!("gemm_join_{suffix}"))?;
+            let join = join.threads(warpgroups::joining(y.count()))?;
             let join = join.tensor(parts).find_tensor(self.addend(0)).find_tensor(self.addend(1)).tensor(y);
             let join = self.ending(join, walk, [cut.down, cut.across], in_vectors)?;
             launches.push(join.uint(cut.parts)?.uint(y.count())?);
