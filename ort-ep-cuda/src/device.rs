@@ -41,7 +41,7 @@ impl Parts {
     /// What bounds kernels, with the libraries where they may have so much workspace.
     pub(crate) fn bounds(&self, room: Option<usize>) -> Bounds<'_> {
         let libraries = room.map(|_| &self.libraries);
-        Bounds { limits: self.limits, libraries, room: room.unwrap_or(0), turn: 0 }
+        Bounds { limits: self.limits, libraries, room: room.unwrap_or(0), has_maps: false, turn: 0 }
     }
 
     /// The bytes that are left. None where no library asks for them.

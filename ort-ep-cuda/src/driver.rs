@@ -6,6 +6,7 @@
 
 mod context;
 mod graph;
+mod map;
 mod pool;
 mod staged;
 mod stream;
@@ -24,6 +25,7 @@ use crate::modules::WARPGROUPS;
 pub use context::Counters;
 pub(crate) use context::{Context, Counts, Function, Module};
 pub(crate) use graph::Graph;
+pub(crate) use map::Boxes;
 pub(crate) use pool::Pool;
 pub(crate) use staged::Staged;
 pub(crate) use stream::{Call, Event, Launched, RawStream, Routed, Routine, Stream};
@@ -36,7 +38,7 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// The functions that are called.
-const FUNCTIONS: [&str; 48] = [
+const FUNCTIONS: [&str; 49] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -82,6 +84,7 @@ const FUNCTIONS: [&str; 48] = [
     "cuModuleUnload",
     "cuModuleGetFunction",
     "cuFuncSetAttribute",
+    "cuTensorMapEncodeTiled",
     "cuLaunchKernel",
     "cuGetErrorName",
     "cuGetErrorString",

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 pub(crate) use ort_core::ep::operand::{Operand, Walk, strides};
 
-use crate::driver::{Limits, Routine};
+use crate::driver::{Boxes, Limits, Routine};
 use crate::libraries::Libraries;
 use crate::modules;
 
@@ -24,6 +24,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) libraries: Option<&'a Libraries>,
     /// The bytes of workspace that a library may have, from the first on.
     pub(crate) room: usize,
+    /// Whether kernels may read tensors by maps: the device has them, and all tensors begin at multiples of 16 bytes.
+    pub(crate) has_maps: bool,
     /// Which of the algorithms that a library has is asked for, where they are tried.
     pub(crate) turn: usize,
 }
@@ -52,6 +54,8 @@ pub(crate) enum Code {
 pub(crate) enum Param {
     /// The address of a tensor; that of nothing where it is left out.
     Tensor(Option<Arg>),
+    /// The map of a tensor, by value: it follows from where the tensor lies in a run.
+    Map(Arg, Boxes),
     /// A number or a structure, as it lies in memory.
     Bytes(SmallVec<[u8; 8]>),
 }
@@ -76,7 +80,9 @@ pub(crate) fn scratch(cx: &OpCx<'_>, launches: fn(&OpCx<'_>) -> Result<Vec<Launc
         return Ok(0);
     }
     let mut ways = if has_library { ways(cx, launches)? } else { Vec::new() };
-    ways.push(launches(&bounded(cx, Bounds { libraries: None, ..cx.limits }))?);
+    for has_maps in [cx.limits.has_maps, false] {
+        ways.push(launches(&bounded(cx, Bounds { libraries: None, has_maps, ..cx.limits }))?);
+    }
     Ok(ways.iter().map(|launches| workspace_of(launches)).max().unwrap_or(0))
 }
 
@@ -108,7 +114,8 @@ fn bounded<'a>(cx: &OpCx<'a>, limits: Bounds<'a>) -> OpCx<'a> {
 fn workspace_of(launches: &[Launch]) -> usize {
     let params = launches.iter().flat_map(|launch| &launch.params);
     let ends = params.map(|param| match param {
-        Param::Tensor(Some(Arg::Workspace { offset, bytes })) => offset + bytes,
+        Param::Tensor(Some(Arg::Workspace { offset, bytes }))
+        | Param::Map(Arg::Workspace { offset, bytes }, _) => offset + bytes,
         _ => 0,
     });
     ends.max().unwrap_or(0)
@@ -189,6 +196,12 @@ impl Launch {
     pub(crate) fn find_tensor(mut self, operand: Option<&Operand>) -> Launch {
         let present = operand.filter(|operand| operand.count() > 0);
         self.params.push(Param::Tensor(present.map(|operand| operand.arg)));
+        self
+    }
+
+    /// With the map of a tensor as the next parameter.
+    pub(crate) fn map(mut self, operand: &Operand, boxes: Boxes) -> Launch {
+        self.params.push(Param::Map(operand.arg, boxes));
         self
     }
 

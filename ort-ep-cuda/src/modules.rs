@@ -158,6 +158,8 @@ const FAMILIES: &[Family] = families![
     hopper: [
         "conv_pixels_warpgroups_bf16",
         "conv_pixels_warpgroups_f16",
+        "gemm_maps_bf16",
+        "gemm_maps_f16",
         "gemm_warpgroups_bf16",
         "gemm_warpgroups_f16",
     ],

@@ -16,7 +16,7 @@ use crate::choices::fastest;
 use crate::device::{Left, Parts};
 use crate::driver::{Call, Launched, Routed, Routine};
 use crate::kernels::{self, Counted, CudaKernel};
-use crate::launch::{Code, Launch, OpCx, Operand, Param, ways};
+use crate::launch::{Bounds, Code, Launch, OpCx, Operand, Param, ways};
 use crate::libraries::ALIGNMENT;
 use crate::memory::address;
 use crate::modules::Entry;
@@ -43,6 +43,8 @@ pub(crate) struct Met {
     key: Key,
     /// The workspace that is there, where libraries may have it; none where they may not be called.
     room: Option<usize>,
+    /// Whether kernels may read tensors by maps.
+    has_maps: bool,
     phase: Phase,
 }
 
@@ -70,7 +72,7 @@ impl Executable for Node {
         workspace(&OpCx {
             op: self.op,
             attrs: &self.attrs,
-            limits: self.parts.bounds(Some(self.room(shapes))),
+            limits: Bounds { has_maps: self.has_maps(), ..self.parts.bounds(Some(self.room(shapes))) },
             inputs: inputs.map(|(index, (ty, shape))| operand(Arg::Input(index), ty, shape)).collect(),
             outputs: outputs.map(|(index, (ty, shape))| operand(Arg::Output(index), ty, shape)).collect(),
             host: SmallVec::new(),
@@ -124,12 +126,23 @@ impl Node {
         if !self.parts.libraries.any() || self.kernel.workspace.is_none() {
             return Ok(None);
         }
+        Ok(self.are_aligned(given)?.then(|| given.workspace.map_or(0, |range| range.len)))
+    }
+
+    /// Whether all tensors begin where libraries want them, and maps.
+    fn are_aligned(&self, given: &Given<'_>) -> Result<bool> {
         for range in given.input_ranges.iter().chain(&given.output_ranges).flatten() {
             if address(self.parts.id, *range)?.is_some_and(|address| !address.is_multiple_of(ALIGNMENT)) {
-                return Ok(None);
+                return Ok(false);
             }
         }
-        Ok(Some(given.workspace.map_or(0, |range| range.len)))
+        Ok(true)
+    }
+
+    /// Whether kernels of the node may read its tensors by maps, if these are aligned: halves, where warpgroups multiply them.
+    fn has_maps(&self) -> bool {
+        let mut types = self.output_types.iter().flatten();
+        self.parts.limits.has_warpgroups() && types.any(|dtype| matches!(dtype, DType::F16 | DType::BF16))
     }
 
     /// Counts, waits for the count, and writes outputs of the sizes that follow from it.
@@ -184,11 +197,13 @@ impl Node {
 
     /// The launches for what is given, as they were for the same shapes before.
     fn steps(&self, given: &Given<'_>, phase: Phase, run: &RunCx<'_>) -> Result<Arc<[Step]>> {
-        let met = Met { key: given.key()?, room: self.room_of(given)?, phase };
+        let has_maps = self.has_maps() && self.are_aligned(given)?;
+        let met = Met { key: given.key()?, room: self.room_of(given)?, has_maps, phase };
         if let Some(steps) = self.find(&met) {
             return Ok(steps);
         }
-        let cx = self.op_cx(given, met.room);
+        let mut cx = self.op_cx(given, met.room);
+        cx.limits.has_maps = has_maps;
         let mut ways = match (phase, &self.kernel.counted) {
             (Phase::Counted(count), Some(counted)) => vec![(counted.write)(&cx, count)?],
             _ => ways(&cx, self.kernel.launches)?,
@@ -278,6 +293,11 @@ impl Node {
                 Param::Tensor(Some(arg)) => {
                     let (address, bytes) = self.place(*arg, given)?;
                     launched.tensor(address, bytes as usize);
+                }
+                Param::Map(arg, boxes) => {
+                    let (address, bytes) = self.place(*arg, given)?;
+                    let map = boxes.encode(self.parts.queue.context(), address)?;
+                    launched.map(map, address, bytes as usize);
                 }
                 Param::Bytes(bytes) => launched.bytes(bytes),
             }

@@ -97,6 +97,8 @@ fn warpgroups_multiply_halves_as_the_cpu_does() -> Result<()> {
             let names = ["large", "square", "tall", "small", "narrow"];
             let names = names.map(|name| format!("gemm_warpgroups_{name}_{side}_{suffix}"));
             assert_ran(&kernels, &names.each_ref().map(String::as_str));
+            let names = ["256", "192"].map(|name| format!("gemm_maps_{name}_{side}_{suffix}"));
+            assert_ran(&kernels, &names.each_ref().map(String::as_str));
         }
         let names = ["gemm_warpgroups_narrow_nt", "gemm_join"].map(|name| format!("{name}_{suffix}"));
         assert_ran(&kernels, &names.each_ref().map(String::as_str));

@@ -42,6 +42,13 @@ impl Launched {
         self.bytes(&address.to_ne_bytes());
     }
 
+    /// With the map of a tensor of so many bytes at an address as the next parameter.
+    pub(crate) fn map(&mut self, map: [u64; 16], address: u64, bytes: usize) {
+        self.tensors.push((address, bytes as u64));
+        self.starts.push(self.words.len() as u32);
+        self.words.extend(map);
+    }
+
     /// With some bytes as the next parameter.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.starts.push(self.words.len() as u32);

@@ -3,6 +3,7 @@
 
 mod few;
 mod lt;
+mod maps;
 
 use ort_core::dtype::DType;
 use ort_core::ops::fused::activation::Activation;
@@ -172,6 +173,9 @@ impl Product {
         }
         let matrices = walk.sizes.iter().product::<usize>();
         if let Some(launch) = self.of_few(cx, &walk, matrices)? {
+            return Ok(vec![launch]);
+        }
+        if let Some(launch) = self.by_maps(cx, &walk, matrices)? {
             return Ok(vec![launch]);
         }
         if let Some(launches) = self.by_warpgroups(cx, &walk, matrices)? {

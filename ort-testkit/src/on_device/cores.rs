@@ -106,6 +106,9 @@ fn matrices() -> Vec<Matrices> {
     all
 }
 
+/// Matrices, rows, columns and steps of batches that keep four processors busy with large tiles.
+const BATCHES: [[usize; 4]; 2] = [[4, 120, 248, 72], [6, 250, 376, 40]];
+
 fn sides(([rows, columns, depth], [left, right]): Matrices) -> [[usize; 2]; 2] {
     let side = |transposed: bool, [down, across]: [usize; 2]| {
         if transposed { [across, down] } else { [down, across] }
@@ -137,6 +140,22 @@ pub fn halves(device: &Arc<dyn Device>) {
             let inputs = [&left[..], &right, &[columns], &[rows, columns]].map(|shape| run(dtype, shape));
             let case = typed::case("FusedMatMul", inputs.into(), &flags(transposed));
             cases.push(typed::Case { domain: RUNTIME, ..case });
+        }
+        for [matrices, rows, columns, depth] in BATCHES {
+            for transposed in [false, true] {
+                let right = if transposed { [matrices, columns, depth] } else { [matrices, depth, columns] };
+                let shapes: [&[usize]; 4] =
+                    [&[matrices, rows, depth], &right, &[columns], &[matrices, rows, columns]];
+                let inputs = shapes.map(|shape| run(dtype, shape)).into();
+                let case = typed::case("FusedMatMul", inputs, &flags([false, transposed]));
+                cases.push(typed::Case { domain: RUNTIME, ..case });
+            }
+        }
+        // Addends of a large product that are the same along its columns, and everywhere.
+        for addend in [&[250, 1][..], &[1]] {
+            let inputs = [&[250, 72][..], &[72, 376], addend].map(|shape| run(dtype, shape)).into();
+            let factors = [("alpha", Attribute::Float(0.5)), ("beta", Attribute::Float(-2.0))];
+            cases.push(typed::case("Gemm", inputs, &factors));
         }
         for windows in convolutions() {
             let shapes = [windows.image, windows.kernel, &windows.kernel[..1]];

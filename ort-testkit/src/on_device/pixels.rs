@@ -210,6 +210,9 @@ const PRODUCTS: &[[usize; 3]] = &[
     [5, 8, 8],
 ];
 
+/// Those that keep four processors busy with large tiles: with a tile for each, with several, and with more than sixteen down.
+const LARGE_PRODUCTS: &[[usize; 3]] = &[[250, 504, 136], [250, 376, 72], [900, 760, 200], [2200, 376, 8]];
+
 /// Products of float16 and bfloat16 with a bias, a matrix that is added and an activation, the columns or the steps of the right side next to each other.
 ///
 /// # Errors
@@ -218,7 +221,7 @@ const PRODUCTS: &[[usize; 3]] = &[
 pub fn products_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     let (mut kernels, op) = (BTreeSet::new(), (RUNTIME, "FusedMatMul"));
     for dtype in [DType::F16, DType::BF16] {
-        for [rows, columns, depth] in PRODUCTS {
+        for [rows, columns, depth] in PRODUCTS.iter().chain(LARGE_PRODUCTS) {
             for (transposed, activation) in [(0, "Relu"), (1, "FastGelu")] {
                 let right = if transposed == 1 { [*columns, *depth] } else { [*depth, *columns] };
                 let shapes: [&[usize]; 4] = [&[*rows, *depth], &right, &[*columns], &[*rows, *columns]];

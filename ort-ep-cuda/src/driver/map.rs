@@ -1,0 +1,57 @@
+//! Maps of tensors: what the driver encodes of an address, sizes and steps, so that kernels of compute capability 9.0 copy boxes of it by an instruction.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cudarc::driver::sys::{
+    self, CUtensorMap, CUtensorMapDataType_enum as Element, CUtensorMapFloatOOBfill_enum as Fill,
+    CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
+    CUtensorMapSwizzle_enum as Swizzle,
+};
+use ort_core::dtype::DType;
+use ort_core::{Result, error};
+
+use super::Context;
+
+/// Matrices of halves of a batch, and the box of them that a copy reads, swizzled by 128 bytes. What lies side by side comes first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Boxes {
+    pub(crate) dtype: DType,
+    pub(crate) sizes: [u64; 3],
+    /// Bytes from one to the next along the second and the third axis: multiples of 16.
+    pub(crate) steps: [u64; 2],
+    /// The elements of a box, 64 of the first axis.
+    pub(crate) counts: [u32; 3],
+}
+
+impl Boxes {
+    /// The map of these boxes of a tensor at an address, which is a multiple of 16.
+    pub(crate) fn encode(&self, context: &Context, address: u64) -> Result<[u64; 16]> {
+        let element = match self.dtype {
+            DType::F16 => Element::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            DType::BF16 => Element::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            other => return Err(error!(Fail, "a map of {other}")),
+        };
+        context.enter()?;
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        // SAFETY: there are as many sizes and counts as axes, and one step less. The address is encoded, and read by nothing here.
+        let code = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                element,
+                self.sizes.len() as u32,
+                ptr::without_provenance_mut::<c_void>(address as usize),
+                self.sizes.as_ptr(),
+                self.steps.as_ptr(),
+                self.counts.as_ptr(),
+                [1; 3].as_ptr(),
+                Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        context.check(code, "cuTensorMapEncodeTiled")?;
+        Ok(map.opaque)
+    }
+}

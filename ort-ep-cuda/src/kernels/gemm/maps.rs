@@ -1,0 +1,158 @@
+//! Large products of halves by warpgroups, whose tiles are copied by tensor maps (`cu/gemm_maps.cuh`).
+
+use ort_core::Result;
+
+use super::{FEW_ROWS, Part, Product};
+use crate::driver::Boxes;
+use crate::kernels::warpgroups;
+use crate::launch::{Launch, OpCx, Walk};
+
+/// Rows of a tile, steps of a turn, and the turns that a block has memory for.
+const ROWS: usize = 128;
+const STEPS: usize = 64;
+const STAGES: usize = 4;
+/// The threads of a block: a warpgroup that copies, and two that multiply.
+const THREADS: u32 = 384;
+/// Bytes that the warps that multiply pass results through, and those of barriers, of which a stage has two.
+const STAGED: usize = 8 * 4096;
+const BARRIERS: usize = STAGES * 2 * 8;
+
+/// Clock cycles, as an H100 takes them beside those of tensor cores: of a turn, and of a column of a tile at its end.
+const TURN: usize = 64;
+const COLUMN: usize = 20;
+/// Percent of what all processors could multiply at a time that must be asked for: these kernels multiply 1.6 times as fast as those that have smaller
+/// tiles and several blocks to a processor, which waste less.
+const LEAST_BUSY: usize = 60;
+
+/// A tile: its name in entries, and its columns.
+#[derive(Debug, PartialEq, Eq)]
+struct Tile {
+    name: &'static str,
+    columns: usize,
+}
+
+const TILES: [Tile; 2] = [Tile { name: "256", columns: 256 }, Tile { name: "192", columns: 192 }];
+
+impl Tile {
+    /// The bytes of shared memory of a block; tiles begin at a multiple of 1024.
+    fn shared(&self) -> u32 {
+        (STAGES * (ROWS + self.columns) * 2 * STEPS + STAGED + BARRIERS + 1024) as u32
+    }
+
+    /// The clock cycles of a processor for so many tiles.
+    fn cycles(&self, tiles: usize, depth: usize) -> usize {
+        // Tensor cores multiply 32 of a tile's sums by a turn's steps in a cycle.
+        let turn = ROWS * self.columns / 32 + TURN;
+        tiles.saturating_mul(depth.div_ceil(STEPS) * turn + self.columns * COLUMN)
+    }
+}
+
+/// A product, cut: tiles down and across, and those of all matrices, which blocks take in turn.
+#[derive(Debug, PartialEq, Eq)]
+struct Cut {
+    tile: &'static Tile,
+    down: usize,
+    across: usize,
+    tiles: usize,
+}
+
+/// The fastest cut of `products` GEMMs of these rows, columns and steps; none where too few processors would be busy.
+fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -> Option<Cut> {
+    let cuts = TILES.iter().map(|tile| {
+        let (down, across) = (rows.div_ceil(ROWS), columns.div_ceil(tile.columns));
+        let tiles = products.saturating_mul(down).saturating_mul(across);
+        Cut { tile, down, across, tiles }
+    });
+    let turns = |cut: &Cut| cut.tiles.div_ceil(processors.max(1));
+    let best = cuts.min_by_key(|cut| cut.tile.cycles(turns(cut), depth))?;
+    let asked = products as u128 * (rows * columns) as u128;
+    let possible = turns(&best) as u128 * (processors * ROWS * best.tile.columns) as u128;
+    (asked * 100 >= possible * LEAST_BUSY as u128).then_some(best)
+}
+
+/// What kernels copy a side by: its matrices of so many lines and steps, which lie side by side, in boxes of so many.
+fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), lines: usize) -> Boxes {
+    let (count, matrix) = matrices;
+    // The step from matrix to matrix may be any where there is one.
+    let matrix = if count == 1 { step * sizes[1] } else { matrix };
+    Boxes {
+        dtype: part.tensor.dtype,
+        sizes: [sizes[0] as u64, sizes[1] as u64, count as u64],
+        steps: [step, matrix].map(|elements| elements as u64 * 2),
+        counts: [STEPS as u32, lines as u32, 1],
+    }
+}
+
+impl Product {
+    /// The launch by warpgroups and tensor maps. None where the device has none, a side or the result is not of whole vectors, a batch has a side of
+    /// one matrix or two axes, or smaller tiles are better.
+    pub(super) fn by_maps(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
+        let y = &self.y.tensor;
+        let suffix = warpgroups::suffix_of(&cx.limits, y.dtype).filter(|_| cx.limits.has_maps);
+        let Some(suffix) = suffix else { return Ok(None) };
+        let in_vectors = self.in_vectors(walk, 8);
+        let is_near = self.b.column != 1;
+        let is_readable = in_vectors == [true; 2] && self.a.depth == 1 && (!is_near || self.b.depth == 1);
+        let is_writable = self.y.column == 1 && self.y.row % 8 == 0 && self.columns % 8 == 0;
+        let step = |index: usize| walk.steps.get(index).and_then(|steps| steps.first()).copied();
+        let (a_step, b_step) = (step(0).unwrap_or(1), step(1).unwrap_or(1));
+        let is_even = walk.sizes.len() <= 1 && a_step > 0 && b_step > 0;
+        if self.rows <= FEW_ROWS || !is_readable || !is_writable || !is_even || self.depth == 0 {
+            return Ok(None);
+        }
+        let (rows, columns, depth) = (self.rows, self.columns, self.depth);
+        let cut = cut(cx.limits.processors as usize, matrices, [rows, columns, depth]);
+        let Some(Cut { tile, down, across, tiles }) = cut else { return Ok(None) };
+        let of_a = boxes(&self.a, [depth, rows], self.a.row, (matrices, a_step as usize), ROWS);
+        let (side, of_b) = if is_near {
+            ("nt", boxes(&self.b, [depth, columns], self.b.column, (matrices, b_step as usize), tile.columns))
+        } else {
+            ("nn", boxes(&self.b, [columns, depth], self.b.depth, (matrices, b_step as usize), STEPS))
+        };
+        let entry = format!("gemm_maps_{}_{side}_{suffix}", tile.name);
+        let launch = Launch::of_type("gemm_maps", suffix, entry)?
+            .grid([tiles.min(cx.limits.processors as usize).max(1), 1, 1])?
+            .block([THREADS, 1, 1])
+            .shared(tile.shared())
+            .map(&self.a.tensor, of_a)
+            .map(&self.b.tensor, of_b)
+            .find_tensor(self.addend(0))
+            .find_tensor(self.addend(1))
+            .tensor(y);
+        Ok(Some(self.ending(launch, walk, [down, across], in_vectors)?.uint(tiles)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GEMMs, rows, columns and steps on 132 processors: the tile, as an H100 took less time.
+    #[test]
+    fn large_products_have_the_tile_that_keeps_processors_busy() {
+        let cases = [
+            (1, [4096, 4096, 4096], Some("256")),
+            (1, [8192, 8192, 8192], Some("256")),
+            (1, [2048, 2048, 2048], Some("256")),
+            (1, [4096, 3072, 768], Some("256")),
+            (1, [4096, 768, 768], Some("192")),
+            (1, [4096, 768, 3072], Some("192")),
+            (1, [1024, 3072, 768], Some("192")),
+            (96, [512, 64, 512], None),
+            (96, [512, 512, 64], Some("256")),
+            (1, [128, 768, 3072], None),
+            (1, [3136, 256, 64], None),
+            (1, [1024, 768, 3072], None),
+        ];
+        for (products, sizes, name) in cases {
+            let cut = cut(132, products, sizes);
+            assert_eq!(cut.as_ref().map(|cut| cut.tile.name), name, "{products} of {sizes:?}: {cut:?}");
+        }
+        assert_eq!(cut(4, 3, [300, 520, 8]).map(|cut| (cut.down, cut.across, cut.tiles)), Some((3, 3, 27)));
+    }
+
+    #[test]
+    fn blocks_fit_a_processor() {
+        assert!(TILES.iter().all(|tile| tile.shared() <= 227 << 10));
+    }
+}
