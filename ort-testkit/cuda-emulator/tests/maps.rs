@@ -135,7 +135,7 @@ fn boxes_are_copied_swizzled_with_zeros_beyond_the_ends() {
         let (code, found) = run(TEXT, &given, at);
         assert_eq!(code, 0, "{at:?}");
         for (place, value) in found.iter().enumerate() {
-            let (line, chunk) = (place / 64, place / 8 % 8 ^ place / 64 % 8);
+            let (line, chunk) = (place / 64, (place / 8 % 8) ^ (place / 64 % 8));
             let own = [at[0] + (chunk * 8 + place % 8) as i32, at[1] + line as i32, at[2]];
             let is_there = own.iter().zip(SIZES).all(|(own, size)| (0..size as i32).contains(own));
             let [x, y, z] = own.map(|own| own as usize);
@@ -192,7 +192,6 @@ fn misuse_of_barriers_and_copies_is_found() {
     const TEST: &str = "misuse_of_barriers_and_copies_is_found";
     let init = "mbarrier.init.shared::cta.b64 [%r6], 1;";
     let expect = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6], 512;";
-    let wait = "@!%p2 bra more;";
     let cases = [
         (init, String::new(), "a barrier that no mbarrier.init made"),
         (init, init.replace(", 1", ", 0"), "a barrier of no arrivals"),
