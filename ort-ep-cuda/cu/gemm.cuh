@@ -73,10 +73,27 @@ __device__ inline float activate(float x, int activation, float first, float sec
     }
 }
 
-// Applies an activation to some sums of a thread. Its code is there once: the sums take turns in one register, as an index into registers
-// must be known when it is compiled.
+template <int ACTIVATION, int COUNT> __device__ inline void activate_by(float (&sums)[COUNT], const Finish& finish) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sums[i] = activate(sums[i], ACTIVATION, finish.first, finish.second);
+}
+// Applies an activation to some sums of a thread. The usual ones are chosen once for all sums, as the choice takes longer than most of them, so that
+// sums do not wait for each other. The code of the others is there once: the sums take turns in one register, as an index into registers must be
+// known when it is compiled.
 template <int COUNT> __device__ inline void activate_all(float (&sums)[COUNT], const Finish& finish) {
     if (finish.activation == NONE) return;
+    if (finish.activation == RELU) return activate_by<RELU>(sums, finish);
+    if (COUNT > 1) {
+        switch (finish.activation) {
+        case CLIP: return activate_by<CLIP>(sums, finish);
+        case LEAKY_RELU: return activate_by<LEAKY_RELU>(sums, finish);
+        case HARD_SWISH: return activate_by<HARD_SWISH>(sums, finish);
+        case GELU: return activate_by<GELU>(sums, finish);
+        case FAST_GELU: return activate_by<FAST_GELU>(sums, finish);
+        case SIGMOID: return activate_by<SIGMOID>(sums, finish);
+        case SWISH: return activate_by<SWISH>(sums, finish);
+        }
+    }
 #pragma unroll 1
     for (int turn = 0; turn < COUNT; turn++) {
         float value = activate(sums[0], finish.activation, finish.first, finish.second);

@@ -256,26 +256,6 @@ template <typename T> struct Results {
     }
 };
 
-template <int ACTIVATION, int COUNT> __device__ inline void activate_by(float (&sums)[COUNT], const Finish& finish) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) sums[i] = activate(sums[i], ACTIVATION, finish.first, finish.second);
-}
-// As `activate_all`, but the activation is chosen once for all sums: the choice takes longer than most of them.
-template <int COUNT> __device__ inline void activate_together(float (&sums)[COUNT], const Finish& finish) {
-    if (finish.activation == NONE) return;
-    if (finish.activation == RELU) return activate_by<RELU>(sums, finish);
-    switch (finish.activation) {
-    case CLIP: return activate_by<CLIP>(sums, finish);
-    case LEAKY_RELU: return activate_by<LEAKY_RELU>(sums, finish);
-    case HARD_SWISH: return activate_by<HARD_SWISH>(sums, finish);
-    case GELU: return activate_by<GELU>(sums, finish);
-    case FAST_GELU: return activate_by<FAST_GELU>(sums, finish);
-    case SIGMOID: return activate_by<SIGMOID>(sums, finish);
-    case SWISH: return activate_by<SWISH>(sums, finish);
-    default: activate_all(sums, finish);
-    }
-}
-
 // Sums with their factor and addends.
 template <typename T, int COUNT>
 __device__ inline void add_all(float (&sums)[COUNT], const T (&c)[COUNT], const T (&d)[COUNT], bool has_c, bool has_d, const Finish& finish) {
@@ -339,7 +319,7 @@ template <typename T, int ROWS, int COLUMNS, int STAGES, bool NEAR> struct Group
         int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
         float* staged = (float*)memory + row0 * PITCH;
         bool in_vectors = results.is_in_vectors();
-        Pack<T, 8> c[AT_ONCE], d[AT_ONCE];
+        uint4 c[AT_ONCE], d[AT_ONCE];
         if (in_vectors) read_addends(c, d, results, 0);
         // All are done with the tiles.
         __syncthreads();
@@ -362,20 +342,21 @@ private:
     static __device__ int own_row(int i) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / ACROSS + i * DOWN; }
     static __device__ int own_column() { return threadIdx.x % ACROSS * 8; }
 
-    // Addends of some rows of a thread. Beyond the matrix they are those of its end, so that none waits for a branch.
-    static __device__ void read_addends(Pack<T, 8> (&c)[AT_ONCE], Pack<T, 8> (&d)[AT_ONCE], const Results<T>& results, int first) {
+    // Addends of some rows of a thread, eight to a vector, which is taken apart only when they are added, as it needs twice the registers then. Beyond
+    // the matrix they are those of its end, so that none waits for a branch.
+    static __device__ void read_addends(uint4 (&c)[AT_ONCE], uint4 (&d)[AT_ONCE], const Results<T>& results, int first) {
         int column = min(results.column0 + own_column(), results.columns - 8);
-        auto read = [&](const Matrix<const T>& of, Pack<T, 8> (&to)[AT_ONCE]) {
+        auto read = [&](const Matrix<const T>& of, uint4 (&to)[AT_ONCE]) {
             if (!of.first) return;
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) to[i] = *(const Pack<T, 8>*)of.at(min(results.row0 + own_row(first + i), results.rows - 1), column);
+            for (int i = 0; i < AT_ONCE; i++) to[i] = *(const uint4*)of.at(min(results.row0 + own_row(first + i), results.rows - 1), column);
         };
         read(results.c, c);
         read(results.d, d);
     }
 
     // Some rows of a thread, eight neighbours of each.
-    static __device__ void finish_rows(const float* staged, const Pack<T, 8> (&c)[AT_ONCE], const Pack<T, 8> (&d)[AT_ONCE], const Results<T>& results,
+    static __device__ void finish_rows(const float* staged, const uint4 (&c)[AT_ONCE], const uint4 (&d)[AT_ONCE], const Results<T>& results,
                                        const Finish& finish, int first) {
         float rows[AT_ONCE][8];
         int column = results.column0 + own_column();
@@ -397,11 +378,13 @@ private:
             return;
         }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) add_all(rows[i], c[i].of, d[i].of, results.c.first, results.d.first, finish);
+        for (int i = 0; i < AT_ONCE; i++) {
+            add_all(rows[i], ((const Pack<T, 8>*)&c[i])->of, ((const Pack<T, 8>*)&d[i])->of, results.c.first, results.d.first, finish);
+        }
         // A loop, so that activations have their code once.
 #pragma unroll 1
         for (int i = 0; i < AT_ONCE; i++, next_row(rows)) {
-            activate_together(rows[0], finish);
+            activate_all(rows[0], finish);
             int row = results.row0 + own_row(first + i);
             if (row >= results.rows || column >= results.columns) continue;
             Pack<T, 8> pack;
@@ -479,7 +462,7 @@ template <typename T, typename PlaceOf> __device__ inline void join_parts(const 
         }
     }
     add_all(own, c, d, at[0].c, at[0].d, finish);
-    activate_together(own, finish);
+    activate_all(own, finish);
 #pragma unroll
     for (int i = 0; i < OF_JOIN; i++) {
         if (first + i * blockDim.x < count) *at[i].y = from_float<T>(own[i]);
