@@ -167,6 +167,76 @@ __device__ inline void max_pool(const T* x, T* y, int64* indices, const Windows&
     indices[index] = window.image + place;
 }
 
+// The greater ones of the elements of two packs; what is not a number is greatest. Halves are compared two at a time where the device does that.
+template <typename T, int MANY> __device__ inline void take_greater(Pack<T, MANY>& best, const Pack<T, MANY>& values) {
+#pragma unroll
+    for (int c = 0; c < MANY; c++) {
+        if (replaces(compared(values.of[c]), compared(best.of[c]))) best.of[c] = values.of[c];
+    }
+}
+#if __CUDA_ARCH__ >= 800
+#define TAKE_GREATER(type, pair)                                                                               \
+    template <> __device__ inline void take_greater<type, 8>(Pack<type, 8>& best, const Pack<type, 8>& values) { \
+        _Pragma("unroll") for (int c = 0; c < 8; c += 2) {                                                     \
+            pair& to = *(pair*)&best.of[c];                                                                    \
+            to = __hmax2_nan(to, *(const pair*)&values.of[c]);                                                 \
+        }                                                                                                      \
+    }
+TAKE_GREATER(__half, __half2)
+TAKE_GREATER(__nv_bfloat16, __nv_bfloat162)
+#undef TAKE_GREATER
+#endif
+
+// Maxima of windows of KERNEL by KERNEL taps that lie STRIDE apart: a thread computes two neighbouring results of MANY channels, all of whose
+// values it asks for before it looks at one. Where packs do not begin at their multiples, elements are looked at one by one. Blocks along x are rows
+// of results.
+template <typename T, int MANY, int KERNEL, int STRIDE>
+__device__ inline void max_pool_pair(const T* x, T* y, const Windows& p, T least) {
+    constexpr int COLUMNS = KERNEL + STRIDE;
+    uint packs = p.channels / MANY, index = blockIdx.y * blockDim.x + threadIdx.x, pair = index / packs;
+    int column = 2 * pair, row = blockIdx.x % p.output[1];
+    if (column >= p.output[2]) return;
+    int of_pixel = p.channels, channel = (index - pair * packs) * MANY;
+    int top = row * STRIDE - p.pads[1], left = column * STRIDE - p.pads[2];
+    const T* image = x + (int64)(blockIdx.x / p.output[1]) * p.input[1] * p.input[2] * of_pixel + channel;
+    T* to = y + ((int64)blockIdx.x * p.output[2] + column) * of_pixel + channel;
+    if ((uint64)x % 16 || (uint64)y % 16) {
+#pragma unroll 1
+        for (int i = 0; i < min(p.output[2] - column, 2) * MANY; i++) {
+            int own = i / MANY, first = left + own * STRIDE;
+            T best = least;
+#pragma unroll 1
+            for (int tap = 0; tap < KERNEL * KERNEL; tap++) {
+                int down = top + tap / KERNEL, across = first + tap % KERNEL;
+                if ((uint)down >= (uint)p.input[1] || (uint)across >= (uint)p.input[2]) continue;
+                T value = image[(down * p.input[2] + across) * of_pixel + i % MANY];
+                if (replaces(compared(value), compared(best))) best = value;
+            }
+            to[own * of_pixel + i % MANY] = best;
+        }
+        return;
+    }
+    Pack<T, MANY> values[KERNEL][COLUMNS];
+#pragma unroll
+    for (int i = 0; i < KERNEL; i++) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+#pragma unroll
+            for (int c = 0; c < MANY; c++) values[i][j].of[c] = least;
+            bool there = (uint)(top + i) < (uint)p.input[1] && (uint)(left + j) < (uint)p.input[2];
+            if (there) values[i][j] = *(const Pack<T, MANY>*)(image + ((top + i) * p.input[2] + left + j) * of_pixel);
+        }
+    }
+#pragma unroll
+    for (int own = 0; own < 2; own++) {
+        if (column + own >= p.output[2]) break;
+        Pack<T, MANY> best = values[0][own * STRIDE];
+#pragma unroll
+        for (int tap = 1; tap < KERNEL * KERNEL; tap++) take_greater(best, values[tap / KERNEL][own * STRIDE + tap % KERNEL]);
+        *(Pack<T, MANY>*)(to + own * of_pixel) = best;
+    }
+}
+
 // A small plane by each warp.
 template <typename T> __device__ inline void pool_small(const T* x, T* y, int kind, float power, uint plane, uint count) {
     uint index = thread_index() / 32;
@@ -216,6 +286,10 @@ template <typename T> __device__ inline void pool_plane(const T* x, T* y, int ki
         name(const type* x, type* y, Windows p, int kind, float power, uint count) {                           \
         pool<type, pixels, many>(x, y, p, fold_kind, power, count);                                            \
     }
+#define PAIR_ENTRY(name, type, kernel)                                                                         \
+    extern "C" __global__ void __launch_bounds__(128) name(const type* x, type* y, Windows p) {                \
+        max_pool_pair<type, 16 / sizeof(type), kernel, 2>(x, y, p, from_float<type>(beginning(MAXIMUM)));      \
+    }
 #define POOLS(suffix, type)                                                                                    \
     POOL_ENTRY(pool_##suffix, type, false, 1, kind)                                                            \
     POOL_ENTRY(pool_pixels_##suffix, type, true, 1, kind)                                                      \
@@ -228,7 +302,9 @@ template <typename T> __device__ inline void pool_plane(const T* x, T* y, int ki
         pool_small_##suffix(const type* x, type* y, int kind, float power, uint plane, uint count) {           \
         pool_small(x, y, kind, power, plane, count);                                                           \
     }                                                                                                          \
-    MAXIMA(suffix, type, from_float<type>(beginning(MAXIMUM)))
+    MAXIMA(suffix, type, from_float<type>(beginning(MAXIMUM)))                                                 \
+    PAIR_ENTRY(max_pool_pair_2_##suffix, type, 2)                                                              \
+    PAIR_ENTRY(max_pool_pair_3_##suffix, type, 3)
 
 POOLS(f32, float)
 POOLS(f16, __half)

@@ -66,6 +66,9 @@ fn tensor_cores_convolve_halves_with_channels_last_as_the_cpu_does() -> Result<(
         let names = ["cores_large", "cores_small", "cores_few", "join", "planes", "tiles"];
         let names = names.map(|name| format!("conv_pixels_{name}_{suffix}"));
         assert_ran(&kernels, &names.each_ref().map(String::as_str));
+        let names = ["64_32", "64_64", "128_32", "128_64"];
+        let names = names.map(|name| format!("conv_pixels_rows_{name}_{suffix}"));
+        assert_ran(&kernels, &names.each_ref().map(String::as_str));
     }
     assert_ran(&kernels, &["gemm_cores_small_nt_f16", "gemm_cores_small_nt_bf16"]);
     Ok(())
@@ -168,11 +171,20 @@ fn pools_with_channels_last_are_those_of_the_cpu() -> Result<()> {
             "max_pool_pixels_u8",
             "max_pool_pixels_f16",
             "max_pool_packs_f16",
+            "max_pool_pair_3_f16",
+            "max_pool_pair_2_bf16",
+            "max_pool_pair_2_f32",
             "pool_pixels_bf16",
             "pool_packs_f32",
         ],
     );
     Ok(())
+}
+
+#[test]
+fn elements_without_end_stay_in_their_windows() -> Result<()> {
+    let Some(device) = with_device("elements_without_end_stay_in_their_windows")? else { return Ok(()) };
+    pixels::elements_without_end(&device)
 }
 
 #[test]

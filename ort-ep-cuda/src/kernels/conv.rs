@@ -2,6 +2,7 @@
 //! matrix products as they lie become such products.
 
 pub(super) mod dnn;
+mod rows;
 
 use ort_core::dim::Dim;
 use ort_core::dtype::{DType, TypeSet};
@@ -17,6 +18,7 @@ use super::movement::gather;
 use super::{CudaKernel, cuda_kernels, warpgroups};
 use crate::driver::Limits;
 use crate::launch::{Launch, OpCx, Operand, scratch};
+use rows::RowTiles;
 
 pub(super) const FLOATS: TypeSet = TypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
 
@@ -267,6 +269,9 @@ impl Conv {
         if let Some(product) = self.product(cx, bias, addend)? {
             return product.launches(cx);
         }
+        if let Some(tiles) = RowTiles::new(self, &cx.limits, y.dtype)? {
+            return Ok(vec![tiles.launch(self, cx, [bias, addend])?]);
+        }
         if let Some((suffix, cut)) = self.group_cut(&cx.limits, y.dtype) {
             return self.by_warpgroups(cx, suffix, &cut, [bias, addend]);
         }
@@ -418,6 +423,7 @@ impl Conv {
             return Ok(if cut.parts > 1 { cut.parts * y.count() * size_of::<f32>() } else { 0 });
         }
         if y.count() > 0
+            && RowTiles::new(self, &cx.limits, y.dtype)?.is_none()
             && let Some(cut) = self.cut(&cx.limits, y.dtype)?
         {
             cut.parts(cx, &mut taken)?;

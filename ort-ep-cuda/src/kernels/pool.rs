@@ -2,7 +2,7 @@
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ep::KernelDef;
-use ort_core::ops::nn::geometry::Windows;
+use ort_core::ops::nn::geometry::{WindowAxis, Windows};
 use ort_core::spec::{MICROSOFT, RUNTIME};
 use ort_core::{Result, ensure};
 
@@ -103,7 +103,41 @@ fn max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 }
 
 fn nhwc_max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
+    if let Some(launch) = max_pool_of_pairs(cx)? {
+        return Ok(vec![launch]);
+    }
     max_pool_of(cx, Layout::ChannelsLast)
+}
+
+/// The threads of a block of which each has two neighbouring results.
+const PAIR_THREADS: u32 = 128;
+
+/// Maxima of floats in windows of 2 by 2 or 3 by 3 taps that lie 2 apart, of whole packs of channels; none where windows are others.
+fn max_pool_of_pairs(cx: &OpCx<'_>) -> Result<Option<Launch>> {
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    let Image { batch, channels, places } = Image::new(&x.shape, Layout::ChannelsLast)?;
+    let axes = Windows::of_pool(cx.attrs, x.rank())?.on(&places)?;
+    let pack = x.dtype.byte_len(1).map_or(1, |bytes| PACK / bytes);
+    let [height, width] = axes.as_slice() else { return Ok(None) };
+    let is_near = |axis: &WindowAxis| axis.stride == 2 && axis.dilation == 1;
+    let is_fit = FLOATS.contains(x.dtype)
+        && matches!(height.kernel, 2 | 3)
+        && height.kernel == width.kernel
+        && is_near(height)
+        && is_near(width)
+        && channels.is_multiple_of(pack);
+    if !is_fit || y.count() == 0 {
+        return Ok(None);
+    }
+    let rows = batch.saturating_mul(height.output);
+    let of_row = width.output.div_ceil(2).saturating_mul(channels / pack);
+    let entry = format!("max_pool_pair_{}_{}", height.kernel, suffix_of(x.dtype)?);
+    let launch = Launch::new("pool", entry)
+        .grid([rows, of_row.div_ceil(PAIR_THREADS as usize), 1])?
+        .block([PAIR_THREADS, 1, 1])
+        .tensor(x)
+        .tensor(y);
+    launch.uints::<24>(&windows_of(cx, Layout::ChannelsLast)?).map(Some)
 }
 
 fn max_pool_of(cx: &OpCx<'_>, layout: Layout) -> Result<Vec<Launch>> {

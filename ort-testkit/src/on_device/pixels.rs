@@ -27,6 +27,21 @@ const VECTORS: &[Windows] = &[
     Windows { strides: &[2, 2], group: 2, pads: &[1; 4], ..of(&[1, 32, 12, 10], &[40, 16, 3, 3]) },
 ];
 
+/// Of few channels, in tiles of 64 and of 128 results and of up to 32 and 64 filters: windows that begin at odd elements, an odd number of elements
+/// apart, and of one axis.
+const FEW_CHANNELS: &[Windows] = &[
+    Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[2, 3, 45, 37], &[64, 3, 7, 7]) },
+    Windows { strides: &[2, 2], pads: &[3; 4], ..of(&[3, 3, 68, 66], &[40, 3, 7, 7]) },
+    Windows { pads: &[1; 4], ..of(&[1, 3, 21, 40], &[33, 3, 3, 3]) },
+    Windows { pads: &[1; 4], ..of(&[3, 3, 40, 36], &[20, 3, 3, 3]) },
+    Windows { pads: &[2, 1, 2, 3], ..of(&[2, 1, 19, 35], &[8, 1, 5, 5]) },
+    Windows { strides: &[1, 3], pads: &[1; 4], ..of(&[1, 4, 9, 70], &[130, 4, 3, 3]) },
+    Windows { strides: &[3], pads: &[1, 2], ..of(&[2, 5, 233], &[12, 5, 4]) },
+    of(&[1, 9, 12, 13], &[24, 9, 3, 2]),
+    // More taps than kernels on tensor cores have bits for, where channels are not few.
+    of(&[1, 8, 3, 40], &[4, 8, 2, 30]),
+];
+
 /// A node of images with the channels last, and the standard's of the same images with the channels first.
 struct Node<'a> {
     dtype: DType,
@@ -184,7 +199,7 @@ pub fn convolutions(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
 pub fn convolutions_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> {
     let mut kernels = BTreeSet::new();
     for dtype in [DType::F16, DType::BF16] {
-        for case in cores::convolutions().chain(VECTORS) {
+        for case in cores::convolutions().chain(VECTORS).chain(FEW_CHANNELS) {
             kernels.insert(convolution(device, case, (dtype, 4), Some(("Relu", &[])))?);
         }
     }
@@ -235,6 +250,51 @@ pub fn products_of_halves(device: &Arc<dyn Device>) -> Result<BTreeSet<String>> 
         }
     }
     Ok(kernels)
+}
+
+/// An infinite element, and one that is no number, get into the results of the windows that they lie in, and into no others.
+///
+/// # Errors
+///
+/// The device has no kernel of one of the nodes, or there is no CPU provider in the program.
+pub fn elements_without_end(device: &Arc<dyn Device>) -> Result<()> {
+    let attrs = |kernel: i64| {
+        let of = |name, list: &[i64]| (name, Attribute::Ints(list.to_vec()));
+        [of("strides", &[2, 2]), of("pads", &[1; 4]), of("kernel_shape", &[kernel; 2])]
+    };
+    let conv: [&[usize]; 2] = [&[1, 3, 17, 23], &[16, 3, 3, 3]];
+    let pool: [&[usize]; 1] = [&[1, 16, 17, 23]];
+    for (op, standard, shapes) in
+        [("NhwcConv", "Conv", conv.as_slice()), ("NhwcMaxPool", "MaxPool", pool.as_slice())]
+    {
+        for (dtype, kernel) in [DType::F16, DType::BF16, DType::F32].map(|dtype| (dtype, 3)) {
+            let (op, standard, attrs) = ((RUNTIME, op), ("", standard), attrs(kernel));
+            let node = Node { dtype, op, standard, shapes, attrs: &attrs };
+            let mut inputs = Vec::<(String, Value)>::new();
+            for (index, shape) in shapes.iter().enumerate() {
+                let mut values = numbers(shape.iter().product(), index);
+                if index == 0 {
+                    let places = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+                    values.iter_mut().skip(100).step_by(350).zip(places).for_each(|(to, x)| *to = x);
+                }
+                inputs.push((format!("x{index}"), Tensor::from_slice(&pixels(shape), &values)?.into()));
+            }
+            let (actual, kernels) = node.run(device, &inputs)?;
+            let expected = outputs(&node.model(true)?, cpu()?, &inputs)?;
+            let [actual, expected] =
+                [&actual, &expected[0]].map(|value| value.tensor().and_then(|tensor| tensor.to_vec::<f32>()));
+            let (actual, expected) = (actual?, expected?);
+            for (index, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                let is_same = if expected.is_finite() {
+                    (actual - expected).abs() < 0.05
+                } else {
+                    actual.total_cmp(expected).is_eq() || actual.is_nan() && expected.is_nan()
+                };
+                assert!(is_same, "{kernels}: element {index} is {actual}, expected {expected}");
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `NhwcMaxPool` of floats and codes, and `NhwcAveragePool`.

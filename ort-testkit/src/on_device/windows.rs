@@ -88,6 +88,8 @@ const TRANSPOSED: &[Windows] = &[
 pub(super) const POOLS: &[Windows] = &[
     Windows { strides: &[2, 2], pads: &[1; 4], ..of(&[2, 3, 15, 12], &[3, 3]) },
     Windows { strides: &[2, 2], pads: &[1; 4], ..of(&[2, 32, 7, 8], &[3, 3]) },
+    Windows { strides: &[2, 2], pads: &[0, 1, 1, 0], ..of(&[1, 16, 9, 11], &[2, 2]) },
+    Windows { pads: &[1; 4], ..of(&[1, 16, 5, 6], &[3, 3]) },
     Windows { strides: &[2, 3], pads: &[0, 1, 1, 0], dilations: &[2, 1], ..of(&[1, 4, 11, 13], &[2, 3]) },
     Windows { strides: &[3], ..of(&[2, 3, 31], &[4]) },
     Windows { strides: &[2, 2, 2], pads: &[1, 0, 1, 0, 1, 1], ..of(&[1, 2, 6, 7, 5], &[2, 3, 2]) },
