@@ -9,8 +9,8 @@ use ort_core::Result;
 use ort_core::ep::Device;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::{
-    attention, caches, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products, quant,
-    recurrent, select, sums, updates, vision, weights, windows,
+    attention, caches, control, cores, gradients, lines, movement, narrow, optimizers, pixels, products,
+    quant, recurrent, select, sums, updates, vision, weights, windows,
 };
 use support::{is_emulated, options, with_device, with_oldest, with_options, with_warpgroups};
 

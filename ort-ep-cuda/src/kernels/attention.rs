@@ -134,7 +134,9 @@ impl Plan {
         };
         let to = [(k, 0), (v, 1)].map(to);
         match (&placings, &to) {
-            ([k, v], [Some(k_to), Some(v_to)]) => launches.extend(Placing::both([(k, k_to), (v, v_to)], keys)?),
+            ([k, v], [Some(k_to), Some(v_to)]) => {
+                launches.extend(Placing::both([(k, k_to), (v, v_to)], keys)?)
+            }
             _ => {
                 for (placing, to) in placings.iter().zip(&to) {
                     launches.extend(to.as_ref().map_or(Ok(Vec::new()), |to| placing.launches(to, keys))?);

@@ -96,12 +96,17 @@ impl Case {
             }
             Mask::OfKeys => {
                 let axes = builder.constant(Tensor::from_slice(&[3], &[0i64, 1, 3])?);
-                halves.push(builder.node("ReduceMax", &[halves[1], axes], &[("keepdims", Attribute::Int(0))])?);
+                halves.push(builder.node(
+                    "ReduceMax",
+                    &[halves[1], axes],
+                    &[("keepdims", Attribute::Int(0))],
+                )?);
                 let first = builder.constant(Tensor::from_slice(&[1], &[0i64])?);
                 halves[3] = builder.node("Unsqueeze", &[halves[3], first], &[])?;
             }
         }
-        let attrs: Vec<_> = self.attribute.map(|(name, value)| (name, Attribute::Int(value))).into_iter().collect();
+        let attrs: Vec<_> =
+            self.attribute.map(|(name, value)| (name, Attribute::Int(value))).into_iter().collect();
         let y = builder.node("Attention", &halves, &attrs)?;
         let y = swapped(&mut builder, y)?;
         let shape = builder.constant(Tensor::from_slice(&[2], &[-1, (heads * value_size) as i64])?);
@@ -132,14 +137,16 @@ impl Case {
             let session = builder.device(device.clone()).build()?;
             let hits = session.rewrites().hits().iter().find(|(name, _)| *name == "attention_cache");
             let hits = hits.map_or(0, |(_, hits)| *hits);
-            let moved = session.steps().iter().filter(|(_, op, _)| ["Transpose", "Concat"].contains(&&**op)).count();
+            let moved =
+                session.steps().iter().filter(|(_, op, _)| ["Transpose", "Concat"].contains(&&**op)).count();
             assert!(hits == 0 || moved == 0, "{self:?}: {moved} nodes move heads");
             Ok((session.run(&inputs)?.into_iter().map(|(_, value)| value).collect(), hits))
         };
         let host = cpu()?;
         let without = Optimizer { disabled: vec!["attention_cache".to_owned()], ..Optimizer::default() };
         let (apart, _) = run(&host, without)?;
-        let ((fused, hits), (actual, others)) = (run(&host, Optimizer::default())?, run(device, Optimizer::default())?);
+        let ((fused, hits), (actual, others)) =
+            (run(&host, Optimizer::default())?, run(device, Optimizer::default())?);
         assert_eq!((hits, others), (self.is_fused.into(), self.is_fused.into()), "{self:?}");
         assert_eq!(run(&host, Optimizer::at(Level::Extended))?.1, 0, "{self:?}");
         assert_eq!(apart.len(), OUTPUTS);

@@ -43,7 +43,12 @@ const CASES: &[Case] = &[
     PLAIN,
     Case { rows: &[2, 3], dtype: DType::F32, weight: [68, 257], ..PLAIN },
     Case { rows: &[70], ops: &[GEMM], dtype: DType::BF16, ..TRANSPOSED },
-    Case { rows: &[2, 65], ops: &[(RUNTIME, "FusedMatMul"), (MICROSOFT, "FusedMatMul")], moved: 2, ..TRANSPOSED },
+    Case {
+        rows: &[2, 65],
+        ops: &[(RUNTIME, "FusedMatMul"), (MICROSOFT, "FusedMatMul")],
+        moved: 2,
+        ..TRANSPOSED
+    },
     Case { rows: &[7], ops: &[MATMUL, GEMM], moved: 2, ..PLAIN },
     // It has another reader, its rows are whole or its columns are not, or it is small.
     Case { is_shared: true, moved: 0, ..PLAIN },
