@@ -12,7 +12,7 @@ use ort_core::tensor::Value;
 use ort_ep_cuda::CudaDevice;
 use ort_testkit::on_device::products;
 
-use super::support::{is_emulated, options, with_device};
+use super::support::{is_emulated, options, with_device, with_warpgroups};
 use super::{LT, chain, check_close, doubles, find, profiled, rows, session, tensor};
 
 #[test]
@@ -52,6 +52,33 @@ fn gemm(dtype: DType, addend: &[usize], activation: Option<&str>, beta: f32) -> 
     };
     let results = builder.add(op, &inputs, &attrs, 1, Vec::new())?;
     Ok(Model::from_graph(builder.finish(&results)?))
+}
+
+/// Results whose rows are no whole vectors, as of a vocabulary of 50257 words, are products of warpgroups.
+#[test]
+fn halves_with_odd_rows_of_results_are_products_of_our_kernels() -> Result<()> {
+    if with_warpgroups("products::halves_with_odd_rows_of_results_are_products_of_our_kernels")?.is_none() {
+        return Ok(());
+    }
+    let Some(found) = find(&[LT], &[])? else { return Ok(()) };
+    let own = CudaDevice::open(0, &options(&[]))?;
+    for (columns, expected) in [("51", "gemm_warpgroups"), ("56", "cuBLASLt")] {
+        let mut builder = GraphBuilder::new("logits");
+        let x = builder.input("x", DType::F16, &["40", "72"]);
+        let w = builder.input("w", DType::F16, &[columns, "72"]);
+        let y = builder.node("Gemm", &[x, w], &[("transB", Attribute::Int(1))])?;
+        let model = Model::from_graph(builder.finish(&[y])?);
+        let count = columns.parse().unwrap_or(0);
+        let inputs: [(&str, Value); 2] = [
+            ("x", tensor(DType::F16, &[40, 72], 0)?.into()),
+            ("w", tensor(DType::F16, &[count, 72], 1)?.into()),
+        ];
+        let (kernels, results) = profiled(&session(&found.device, &model)?, &inputs, 0)?;
+        assert!(kernels.iter().any(|kernel| kernel.starts_with(expected)), "{columns}: {kernels:?}");
+        let (_, same) = profiled(&session(&own, &model)?, &inputs, 0)?;
+        check_close(&doubles(&results[0])?, &doubles(&same[0])?, 3e-3, columns);
+    }
+    Ok(())
 }
 
 /// All types, addends of all kinds, activations of the call and of a pass behind it.
