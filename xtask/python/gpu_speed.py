@@ -66,26 +66,29 @@ def speed(machine: Machine, report: Report) -> None:
     torch, why = opened(machine)
     for name, dims in QUICK_SPEED if machine.quick else SPEED:
         what = f"speed {name} {' '.join(f'{dim} {size}' for dim, size in dims.items() if dim != 'total')}"
-        case = (what, name, dims)
-        report.attempt(f"{what} float16", lambda case=case: beside(machine, report, *case, torch, why))
-        report.attempt(f"{what} float32", lambda case=case: alone(machine, report, *case))
-        for kind, half in (("float16", f"{name}_f16"), ("float32", name)):
+        times = {kind: {} for kind in ("float16", "float32")}
+        for kind, model in (("float16", f"{name}_f16"), ("float32", name)):
             for layout, options in LAYOUTS if name in OF_IMAGES else LAYOUTS[:1]:
-                case = (f"{what} {kind}{layout}", half, dims, options)
-                if options:
-                    report.attempt(case[0], lambda case=case: otherwise(machine, report, *case))
+                case = (f"{what} {kind}{layout}", model, dims, options, times[kind])
+                report.attempt(case[0], lambda case=case: own_kernels(machine, report, *case))
                 case = (f"{what} {kind}{layout}, libraries", *case[1:])
                 report.attempt(case[0], lambda case=case: with_libraries(machine, report, *case))
+        case = (f"{what} float16, best", name, dims, times["float16"])
+        report.attempt(case[0], lambda case=case: beside(report, *case, torch, why))
 
 
-def otherwise(machine: Machine, report: Report, what: str, name: str, dims: dict, options: list) -> None:
-    """The same by our own kernels with further options."""
+def own_kernels(
+    machine: Machine, report: Report, what: str, name: str, dims: dict, options: list, times: dict
+) -> None:
     found = ours(machine, name, dims, OWN_KERNELS + options)
-    report.add(what, time_of(found), **found)
+    times[what] = found["median_ms"]
+    if not options:
+        found["bench_ms"] = bench(machine, name, dims)
+    report.add(what, in_words(found), **found)
 
 
 def with_libraries(
-    machine: Machine, report: Report, what: str, name: str, dims: dict, options: list
+    machine: Machine, report: Report, what: str, name: str, dims: dict, options: list, times: dict
 ) -> None:
     """The same with NVIDIA's libraries, where the machine has them; which they are is in the row."""
     options = options + ([f"library_path={machine.libraries}"] if machine.libraries else [])
@@ -94,6 +97,7 @@ def with_libraries(
     if not present:
         why = "; ".join(f"{library}: {where}" for library, where in found["libraries"].items())
         raise Skipped(f"no library: {why}")
+    times[what] = found["median_ms"]
     beside = ", ".join(f"{library} {where}" for library, where in found["libraries"].items())
     report.add(what, f"{time_of(found)}; {beside}", **found)
 
@@ -104,26 +108,25 @@ def time_of(found: dict) -> str:
 
 
 def in_words(found: dict) -> str:
-    host = f", {found['nodes_on_host']} nodes on the host" if found["nodes_on_host"] else ""
-    return f"{time_of(found)} ({found['bench_ms']:.3f} from host to host{host})"
+    host = f"{found['nodes_on_host']} nodes on the host" if found["nodes_on_host"] else ""
+    bench = f"{found['bench_ms']:.3f} from host to host" if "bench_ms" in found else ""
+    beside = ", ".join(part for part in (bench, host) if part)
+    return f"{time_of(found)}{f' ({beside})' if beside else ''}"
 
 
-def alone(machine: Machine, report: Report, what: str, name: str, dims: dict) -> None:
-    found = {**ours(machine, name, dims), "bench_ms": bench(machine, name, dims)}
-    report.add(f"{what} float32", in_words(found), **found)
-
-
-def beside(machine: Machine, report: Report, what: str, name: str, dims: dict, torch, why: str) -> None:
-    half = f"{name}_f16"
-    found = {**ours(machine, half, dims), "bench_ms": bench(machine, half, dims)}
-    what, bound = f"{what} float16", f"<= {MOST_RATIO:.1f} of the best"
+def beside(report: Report, what: str, name: str, dims: dict, times: dict, torch, why: str) -> None:
+    """The fastest of our ways against the fastest of PyTorch's."""
+    if not times:
+        raise Failed("none of our ways has a time")
+    way, time = min(times.items(), key=lambda each: each[1])
+    ours, bound = f"{time:.3f} ms ({way.removeprefix('speed ')})", f"<= {MOST_RATIO:.1f} of the best"
     if torch is None:
-        report.add(what, in_words(found), bound, f"skipped: {why}", **found)
+        report.add(what, ours, bound, f"skipped: {why}")
         return
     try:
         others = torch.times(name, dims, COMPILE_MODES)
     except Skipped as missing:
-        report.add(what, in_words(found), bound, f"skipped: {missing}", **found)
+        report.add(what, ours, bound, f"skipped: {missing}")
         return
     known = {way: time for way, time in others.items() if isinstance(time, float)}
     for way, problem in others.items():
@@ -131,10 +134,9 @@ def beside(machine: Machine, report: Report, what: str, name: str, dims: dict, t
             print(f"  PyTorch {way}: {problem}", flush=True)
     if not known:
         raise Failed(f"PyTorch runs nothing: {others}")
-    ratio = found["median_ms"] / min(known.values())
+    ratio = time / min(known.values())
     beside = ", ".join(f"{way} {time:.3f}" for way, time in known.items())
-    result = f"{in_words(found)}; {beside}: {ratio:.2f}"
-    report.judge(what, result, bound, ratio <= MOST_RATIO, ratio=ratio, torch=others, **found)
+    report.judge(what, f"{ours}; {beside}: {ratio:.2f}", bound, ratio <= MOST_RATIO, ratio=ratio, torch=others)
 
 
 def ceilings(machine: Machine, report: Report) -> None:
