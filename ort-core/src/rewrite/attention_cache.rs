@@ -155,7 +155,7 @@ impl Finder<'_> {
 }
 
 impl Cached {
-    /// The nodes that take the place of the attention; none where they would move it to a later device.
+    /// The nodes that take the place of the attention; `None` if they would move it to a later device.
     fn replacement(
         &self,
         graph: &mut Graph,

@@ -20,7 +20,7 @@ const LEAST: usize = 64 << 10;
 /// The place of the weight among a product's inputs.
 const WEIGHT: usize = 1;
 
-/// Transposes weights of products on devices that read vectors of so many bytes, for each device; returns whether there are any.
+/// Transposes weights of products by the bytes of a vector of each device; returns whether there are any.
 pub(super) fn apply(
     graph: &mut Graph,
     first_claim: FirstClaim<'_>,
@@ -106,7 +106,7 @@ fn transposed_form(node: &Node) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// A product with another weight, the transposition of its own; none where that would move it to a later device.
+/// A product with another weight, the transposition of its own; `None` if that would move it to a later device.
 fn product(
     graph: &Graph,
     index: usize,

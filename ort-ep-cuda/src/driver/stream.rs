@@ -42,7 +42,7 @@ impl Launched {
         self.bytes(&address.to_ne_bytes());
     }
 
-    /// With the map of a tensor of so many bytes at an address as the next parameter.
+    /// With the map of a tensor as the next parameter: its address, its bytes.
     pub(crate) fn map(&mut self, map: [u64; 16], address: u64, bytes: usize) {
         self.tensors.push((address, bytes as u64));
         self.starts.push(self.words.len() as u32);

@@ -94,7 +94,7 @@ impl Rows {
         Rows { count, len, vector: are_whole.then_some(vector) }
     }
 
-    /// The elements that a thread holds, in an entry for so many vectors.
+    /// The elements that a thread holds, in an entry for this number of vectors.
     fn held(&self, vectors: usize) -> usize {
         match self.vector {
             Some(vector) => vectors * vector,
@@ -120,7 +120,7 @@ impl Rows {
         self.vector.is_some() && self.len > WARP * self.held(1) && self.len <= WARP * self.held(3)
     }
 
-    /// With a team for each row, which holds it in so many vectors of each thread if a block can.
+    /// With a team for each row, which holds it in this number of vectors of each thread if a block can.
     pub(super) fn launch(&self, launch: Launch, vectors: usize) -> Result<Launch> {
         /// The threads of a block of several rows: enough to hide latency where rows are many, and few blocks to start where they are few.
         const OF_SHORT_ROWS: usize = 128;
@@ -254,7 +254,7 @@ pub(super) fn team_of(len: usize, long: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// How many rows on 132 processors there are, whether they fill a warp, and a launch of so many vectors.
+    /// How many rows on 132 processors there are, whether they fill a warp, and a launch of this number of vectors.
     fn blocks(count: usize, len: usize, vectors: usize) -> ([bool; 2], [u32; 3]) {
         let rows = Rows::new(count, len, DType::F16, &[len]);
         let launch = rows.launch(Launch::new("rows", ""), vectors).unwrap();

@@ -112,7 +112,7 @@ fn nhwc_max_pool(cx: &OpCx<'_>) -> Result<Vec<Launch>> {
 /// The threads of a block of which each has two neighbouring results.
 const PAIR_THREADS: u32 = 128;
 
-/// Maxima of floats in windows of 2 by 2 or 3 by 3 taps that lie 2 apart, of whole packs of channels; none where windows are others.
+/// Maxima of floats in windows of 2 by 2 or 3 by 3 taps that lie 2 apart, of whole packs of channels; `None` for other windows.
 fn max_pool_of_pairs(cx: &OpCx<'_>) -> Result<Option<Launch>> {
     let (x, y) = (cx.input(0)?, cx.output(0)?);
     let Image { batch, channels, places } = Image::new(&x.shape, Layout::ChannelsLast)?;

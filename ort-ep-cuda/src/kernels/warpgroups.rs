@@ -83,7 +83,7 @@ pub(super) struct Cut {
     pub(super) parts: usize,
 }
 
-/// The threads that add up the parts of so many results.
+/// The threads that add up the parts of this number of results.
 pub(super) fn joining(results: usize) -> usize {
     results.div_ceil(OF_JOIN)
 }

@@ -213,7 +213,7 @@ impl Dnn {
     }
 
     /// The call of a convolution that is content with `room` bytes of workspace, and the bytes that it takes, by one of the library's algorithms: in
-    /// each turn by another one. None where the library has no further algorithm.
+    /// each turn by another one. `None` if the library has no further algorithm.
     pub(crate) fn convolution(
         self: &Arc<Dnn>,
         convolution: &Convolution,

@@ -31,7 +31,7 @@ pub(super) struct RowTiles {
 }
 
 impl RowTiles {
-    /// None where other kernels compute it.
+    /// `None` if other kernels compute it.
     pub(super) fn new(conv: &Conv, limits: &Limits, dtype: DType) -> Result<Option<RowTiles>> {
         let Some(suffix) = of_cores(limits, dtype)?.filter(|_| dtype != DType::F32) else { return Ok(None) };
         let [flat, height, width] = conv.axes;

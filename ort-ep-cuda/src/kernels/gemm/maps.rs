@@ -39,7 +39,7 @@ impl Tile {
         (STAGES * (ROWS + self.columns) * 2 * STEPS + STAGED + BARRIERS + 1024) as u32
     }
 
-    /// The clock cycles of a processor for so many tiles.
+    /// The clock cycles of a processor for this number of tiles.
     fn cycles(&self, tiles: usize, depth: usize) -> usize {
         // Tensor cores multiply 32 of a tile's sums by a turn's steps in a cycle.
         let turn = ROWS * self.columns / 32 + TURN;
@@ -56,7 +56,7 @@ struct Cut {
     tiles: usize,
 }
 
-/// The fastest cut of `products` GEMMs of these rows, columns and steps; none where too few processors would be busy.
+/// The fastest cut of `products` GEMMs of these rows, columns and steps; `None` if too few processors would be busy.
 fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -> Option<Cut> {
     let cuts = TILES.iter().map(|tile| {
         let (down, across) = (rows.div_ceil(ROWS), columns.div_ceil(tile.columns));
@@ -70,7 +70,7 @@ fn cut(processors: usize, products: usize, [rows, columns, depth]: [usize; 3]) -
     (asked * 100 >= possible * LEAST_BUSY as u128).then_some(best)
 }
 
-/// What kernels copy a side by: its matrices of so many lines and steps, which lie side by side, in boxes of so many.
+/// What kernels copy a side by: its matrices, the lines and steps of each, which lie side by side, and those of a box.
 fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), lines: usize) -> Boxes {
     let (count, matrix) = matrices;
     // The step from matrix to matrix may be any where there is one.
@@ -84,7 +84,7 @@ fn boxes(part: &Part, sizes: [usize; 2], step: usize, matrices: (usize, usize), 
 }
 
 impl Product {
-    /// The launch by warpgroups and tensor maps. None where the device has none, a side or the result is not of whole vectors, a batch has a side of
+    /// The launch by warpgroups and tensor maps. `None` if the device has none, a side or the result is not of whole vectors, a batch has a side of
     /// one matrix or two axes, or smaller tiles are better.
     pub(super) fn by_maps(&self, cx: &OpCx<'_>, walk: &Walk, matrices: usize) -> Result<Option<Launch>> {
         let y = &self.y.tensor;
