@@ -6,11 +6,11 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{ATTENTION_CACHE, FirstClaim, Report};
+use super::{ATTENTION_CACHE, FirstClaim, Report, is_no_later, new_node};
 use crate::Result;
 use crate::dim::Dim;
-use crate::ir::{Attribute, Attributes, Graph, Node, NodeId, ValueId, ValueType};
-use crate::spec::{ONNX, Registry};
+use crate::ir::{Attribute, Graph, Node, NodeId, ValueId, ValueType};
+use crate::spec::ONNX;
 use crate::tensor::Tensor;
 
 /// Nodes between a cache and its attention that are looked at before an attention is left as it is.
@@ -182,9 +182,8 @@ impl Cached {
         attrs.push(("q_num_heads".to_owned(), Attribute::Int(self.queries.count)));
         attrs.push(("kv_num_heads".to_owned(), Attribute::Int(k.count)));
         let outputs = [Some(joined), Some(self.present[0]), Some(self.present[1])];
-        let attention = node("Attention", name, &inputs, &outputs, attrs)?;
-        let claims = [&old, &attention].map(|node| first_claim(graph, node));
-        if !matches!(claims, [Some(before), Some(after)] if after <= before) {
+        let attention = new_node((ONNX, "Attention"), name, &inputs, &outputs, attrs)?;
+        if !is_no_later(graph, first_claim, [&old, &attention]) {
             return Ok(None);
         }
         nodes.push(attention);
@@ -213,18 +212,5 @@ fn new_value(graph: &mut Graph, name: &str, like: ValueId, sizes: &[i64]) -> Val
 fn reshape(graph: &mut Graph, (from, to): (ValueId, ValueId), sizes: &[i64]) -> Result<Node> {
     let name = format!("{}/Reshape_{}", graph.value(to).name, graph.value_count());
     let shape = graph.add_constant(format!("{name}.shape"), Tensor::from_slice(&[sizes.len()], sizes)?);
-    node("Reshape", &name, &[Some(from), Some(shape)], &[Some(to)], Vec::new())
-}
-
-fn node(
-    op: &str,
-    name: &str,
-    inputs: &[Option<ValueId>],
-    outputs: &[Option<ValueId>],
-    attrs: Vec<(String, Attribute)>,
-) -> Result<Node> {
-    let spec = Registry::global()?.find(ONNX, op);
-    let spec = spec.ok_or_else(|| crate::error!(Fail, "there is no operator {op}"))?;
-    let (attrs, subgraphs) = (Attributes::new(spec, attrs)?, Vec::new());
-    Ok(Node { name: name.into(), spec, inputs: inputs.into(), outputs: outputs.into(), attrs, subgraphs })
+    new_node((ONNX, "Reshape"), &name, &[Some(from), Some(shape)], &[Some(to)], Vec::new())
 }

@@ -28,7 +28,8 @@ pub use sample::{Declared, sample};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::ir::{Graph, Node, Subgraph};
+use crate::ir::{Attribute, Attributes, Graph, Node, Subgraph, ValueId};
+use crate::spec::Registry;
 use crate::tensor::Tensor;
 use crate::{Result, Within, advise, ensure, error};
 use rule::Compiled;
@@ -344,4 +345,24 @@ pub const fn first_known(known: &[Known]) -> Known {
 #[doc(hidden)]
 pub const fn first_flag(flags: &[bool]) -> bool {
     matches!(flags, [true, ..])
+}
+
+/// A node of a rewrite, with its operator looked up.
+fn new_node(
+    (domain, op): (&str, &str),
+    name: &str,
+    inputs: &[Option<ValueId>],
+    outputs: &[Option<ValueId>],
+    attrs: Vec<(String, Attribute)>,
+) -> Result<Node> {
+    let spec = Registry::global()?.find(domain, op);
+    let spec = spec.ok_or_else(|| crate::error!(Fail, "there is no operator {op}"))?;
+    let (attrs, subgraphs) = (Attributes::new(spec, attrs)?, Vec::new());
+    Ok(Node { name: name.into(), spec, inputs: inputs.into(), outputs: outputs.into(), attrs, subgraphs })
+}
+
+/// Whether the second node would be claimed by the device that claims the first one, or by one before it.
+fn is_no_later(graph: &Graph, first_claim: FirstClaim<'_>, nodes: [&Node; 2]) -> bool {
+    let claims = nodes.map(|node| first_claim(graph, node));
+    matches!(claims, [Some(before), Some(after)] if after <= before)
 }

@@ -8,12 +8,12 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{FirstClaim, Report, WEIGHT_VECTORS};
+use super::{FirstClaim, Report, WEIGHT_VECTORS, is_no_later, new_node};
 use crate::Result;
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::ir::{Attribute, Attributes, Graph, Node, ValueId, ValueType};
-use crate::spec::{MICROSOFT, ONNX, RUNTIME, Registry};
+use crate::ir::{Attribute, Graph, Node, ValueId, ValueType};
+use crate::spec::{MICROSOFT, ONNX, RUNTIME};
 
 /// What smaller weights cost is the launch.
 const LEAST: usize = 64 << 10;
@@ -43,7 +43,7 @@ pub(super) fn apply(
             report.count(WEIGHT_VECTORS);
         }
         let order = vec![("perm".to_owned(), Attribute::Ints(vec![1, 0]))];
-        transpositions.push(node((ONNX, "Transpose"), &name, &[Some(weight)], &[Some(turned)], order)?);
+        transpositions.push(new_node((ONNX, "Transpose"), &name, &[Some(weight)], &[Some(turned)], order)?);
     }
     let has_any = !transpositions.is_empty();
     graph.nodes.splice(..0, transpositions);
@@ -123,20 +123,6 @@ fn product(
     attrs.push(("transB".to_owned(), Attribute::Int(i64::from(!is_transposed))));
     let mut inputs = plain.inputs.to_vec();
     inputs.get_mut(WEIGHT).into_iter().for_each(|input| *input = Some(weight));
-    let turned = node(form, &plain.name, &inputs, &plain.outputs, attrs)?;
-    let claims = [plain, &turned].map(|node| first_claim(graph, node));
-    Ok(matches!(claims, [Some(before), Some(after)] if after <= before).then_some(turned))
-}
-
-fn node(
-    (domain, op): (&str, &str),
-    name: &str,
-    inputs: &[Option<ValueId>],
-    outputs: &[Option<ValueId>],
-    attrs: Vec<(String, Attribute)>,
-) -> Result<Node> {
-    let spec = Registry::global()?.find(domain, op);
-    let spec = spec.ok_or_else(|| crate::error!(Fail, "there is no operator {op}"))?;
-    let (attrs, subgraphs) = (Attributes::new(spec, attrs)?, Vec::new());
-    Ok(Node { name: name.into(), spec, inputs: inputs.into(), outputs: outputs.into(), attrs, subgraphs })
+    let turned = new_node(form, &plain.name, &inputs, &plain.outputs, attrs)?;
+    Ok(is_no_later(graph, first_claim, [plain, &turned]).then_some(turned))
 }

@@ -27,7 +27,7 @@ pub(crate) enum BulkOp {
     Init {
         count: u32,
     },
-    /// An arrival after which so many more bytes are expected.
+    /// An arrival after which this number of further bytes is expected.
     Arrive {
         bytes: Option<u32>,
     },

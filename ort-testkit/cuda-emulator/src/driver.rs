@@ -154,7 +154,7 @@ fn put<T>(to: *mut T, value: T) -> Done {
     Ok(())
 }
 
-/// So many values of the caller's.
+/// The first `count` values of a list of the caller's.
 fn list<T: Copy>(from: *const T, count: usize) -> Result<Vec<T>, u32> {
     if from.is_null() && count > 0 {
         return Err(code::INVALID_VALUE);

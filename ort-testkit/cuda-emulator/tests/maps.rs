@@ -52,7 +52,7 @@ impl Given {
         Given { element: 6, address, sizes, steps, boxes, element_step: 1, swizzle: 3 }
     }
 
-    /// The map, written so many words beyond a multiple of 64 bytes; or the code of the error.
+    /// The map, written this number of words beyond a multiple of 64 bytes; or the code of the error.
     fn encode_at(&self, word: usize) -> Result<[u64; 16], u32> {
         ready();
         let mut place = Place([0; 17]);
