@@ -205,7 +205,7 @@ template <bool WIDE, int VECTORS, int STEP, typename T> __device__ void norm_in_
     share.write_statistics(center, factor);
 }
 
-// A row in vectors, of which a thread holds so many, or of SCALARS a thread.
+// A row in vectors, of which a thread holds VECTORS, or of SCALARS a thread.
 template <int VECTORS, typename T> __device__ void norm_of_row(const Norm<T>& norm) {
     constexpr int STEP = VECTOR<T>;
     constexpr bool WIDE = VECTORS == 4;

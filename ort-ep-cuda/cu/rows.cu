@@ -183,7 +183,7 @@ template <bool OF_LOG, int VECTORS, int STEP, typename T> __device__ void held_s
     share.write(0);
 }
 
-// A row in vectors, of which a thread holds so many, or of SCALARS a thread.
+// A row in vectors, of which a thread holds VECTORS, or of SCALARS a thread.
 template <int VECTORS, typename T>
 __device__ void softmax_of_row(const T* x, T* y, uint count, uint length, bool of_log) {
     constexpr int STEP = VECTOR<T>;

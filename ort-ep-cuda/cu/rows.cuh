@@ -14,7 +14,7 @@ template <typename T> constexpr int VECTOR = 16 / sizeof(T);
 
 __device__ inline uint row_of_team() { return blockIdx.x * blockDim.y + threadIdx.y; }
 
-// Elements that a thread holds where they are not read in vectors, in an entry for so many vectors.
+// Elements that a thread holds where they are not read in vectors, in an entry for this number of vectors.
 template <int VECTORS> constexpr int SCALARS = VECTORS < 4 ? 4 : 8;
 
 // The bits of two elements side by side, which are rounded by one instruction where there is one.

@@ -12,7 +12,7 @@ const BURST: f32 = 0.5;
 const MOST_REPEATS: usize = 16;
 /// Bursts, of which the shortest counts: clocks rise, and others use the device.
 const BURSTS: usize = 3;
-/// A sequence that takes this many times as long as another one is timed only once; of which this many milliseconds may be a wait for the host.
+/// How many times as long as another one a sequence may take, and the milliseconds that it may have waited for the host, before it is timed only once.
 const HOPELESS: f32 = 4.0;
 const LATE: f32 = 0.2;
 
