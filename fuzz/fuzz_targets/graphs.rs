@@ -2,7 +2,7 @@
 //! and take the memory that was planned.
 #![no_main]
 
-#[path = "../../ort-runtime/tests/random_support/mod.rs"]
+#[path = "../../ort-runtime/tests/integration/random_support/mod.rs"]
 mod random_support;
 #[path = "../../ort-runtime/tests/support/mod.rs"]
 mod support;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 
-#[path = "../../ort-train/tests/support/mod.rs"]
+#[path = "../../ort-train/tests/integration/support/mod.rs"]
 mod recordings;
 mod support;
 

@@ -1,7 +1,7 @@
 //! Runs the cases in folders in ONNX's layout whose operators have both a kernel and a decomposition, decomposed, against
 //! what the cases expect in their tolerance; `ort test` runs the kernels. The arguments are the folders.
 
-#[path = "../tests/both_ways_support/mod.rs"]
+#[path = "../tests/integration/both_ways_support/mod.rs"]
 mod both_ways_support;
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
     python xtask/python/gradient_reference.py
 
 needs PyTorch 2. Each case is one ONNX node, its inputs, a weight for each element of its first output, and the
-gradients of the weighted sum by the inputs of floats. `ort-runtime/tests/gradient_reference.rs` holds ours against them.
+gradients of the weighted sum by the inputs of floats. `ort-runtime/tests/integration/gradient_reference.rs` holds ours against them.
 """
 
 import json

@@ -2,7 +2,7 @@
 //!
 //! Sanitizers need a nightly compiler and cargo-fuzz. Without them the same generators run on the stable compiler, without
 //! coverage to guide them: `HOSTILE_ROUNDS=1000 cargo test -p ort-runtime --test hostile_operators` and
-//! `PROPTEST_CASES=100000 cargo test -p ort-runtime --test random_graphs`.
+//! `PROPTEST_CASES=100000 cargo test -p ort-runtime --test integration random_graphs`.
 
 use anyhow::{Result, bail};
 

@@ -18,6 +18,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { applies: is_text, check: whitespace },
     Rule { applies: may_not_name_machines, check: machine_names },
     Rule { applies: is_document, check: named_files_exist },
+    Rule { applies: is_root_of_tests, check: all_tests_are_modules },
 ];
 
 /// The hard stop; the aim is about 600.
@@ -73,6 +74,10 @@ fn is_text(file: &SourceFile) -> bool {
 
 fn is_document(file: &SourceFile) -> bool {
     file.has_extension("md")
+}
+
+fn is_root_of_tests(file: &SourceFile) -> bool {
+    file.path.ends_with("/tests/integration/main.rs")
 }
 
 fn is_safe_crate_root(file: &SourceFile) -> bool {
@@ -167,6 +172,17 @@ fn named_files_exist(file: &SourceFile, names: &[String], findings: &mut Vec<Fin
     }
 }
 
+/// Tests in a file that no module names would never run.
+fn all_tests_are_modules(file: &SourceFile, names: &[String], findings: &mut Vec<Finding>) {
+    let folder = file.path.trim_end_matches("main.rs");
+    let beside = names.iter().filter_map(|name| name.strip_prefix(folder)?.strip_suffix(".rs"));
+    for module in beside.filter(|name| !name.contains('/') && *name != "main") {
+        if !file.text.lines().any(|line| line == format!("mod {module};")) {
+            report(findings, file, 0, format!("has no `mod {module};`: the tests in it never run"));
+        }
+    }
+}
+
 /// Whether text in backticks is the name of a file that should be here: it has a folder in it and a known extension,
 /// and nothing that stands for something else.
 fn looks_like_file(text: &str) -> bool {
@@ -211,7 +227,15 @@ mod tests {
     /// The lines on which the rules find something in a file with this path and text.
     fn lines(path: &str, text: &str) -> Vec<usize> {
         let file = SourceFile { path: path.to_owned(), text: text.to_owned() };
-        let names = ["README.md", "docs/guide.md", "ort-core/src/ep/abi.rs"].map(str::to_owned);
+        let names = [
+            "README.md",
+            "docs/guide.md",
+            "ort-core/src/ep/abi.rs",
+            "ort-core/tests/integration/main.rs",
+            "ort-core/tests/integration/dtype.rs",
+            "ort-core/tests/integration/support/mod.rs",
+        ]
+        .map(str::to_owned);
         let mut findings = Vec::new();
         for rule in RULES.iter().filter(|rule| (rule.applies)(&file)) {
             (rule.check)(&file, &names, &mut findings);
@@ -222,7 +246,7 @@ mod tests {
     #[test]
     fn each_rule_finds_what_it_is_for_and_nothing_else() {
         let long = "//! Long.\n".repeat(901);
-        let table: [(&str, &str, &[usize]); 22] = [
+        let table: [(&str, &str, &[usize]); 24] = [
             ("ort-core/src/a.rs", "//! Fine.\n\nfn f() {}\n", &[]),
             ("ort-core/src/a.rs", "fn f() {}\n", &[1]),
             ("ort-core/src/a.rs", &long, &[0]),
@@ -245,6 +269,8 @@ mod tests {
             ("README.md", "`target/x/y.json`, `ops/<family>/x.rs`, `a b/c.rs`\n", &[]),
             ("Cargo.lock", "source = \"registry\" \n", &[]),
             ("README.md", "", &[]),
+            ("ort-core/tests/integration/main.rs", "//! A.\nmod dtype;\n", &[]),
+            ("ort-core/tests/integration/main.rs", "//! A.\n// mod dtype;\n", &[0]),
         ];
         for (path, text, expected) in table {
             assert_eq!(lines(path, text), expected, "{path}: {text:.60}");

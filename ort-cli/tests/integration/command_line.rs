@@ -1,0 +1,147 @@
+//! What the command line promises whatever the command: exit codes, help, unknown flags, a reader that leaves.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use crate::support::*;
+
+const COMMANDS: [&str; 11] = [
+    "demo",
+    "run",
+    "bench",
+    "inspect",
+    "check",
+    "plan",
+    "optimize",
+    "compile",
+    "profile",
+    "test",
+    "providers",
+];
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in COMMANDS {
+        let finished = run(&[command, "--help"]);
+        assert_eq!(finished.code, Some(0));
+        assert!(finished.stdout.contains(&format!("  ort {command}")), "{}", finished.stdout);
+        assert!(finished.stdout.contains("Example"), "{}", finished.stdout);
+    }
+    assert!(run(&["--help"]).stdout.contains("Exit codes"));
+    assert!(run(&["--version"]).stdout.starts_with("ort "));
+}
+
+#[test]
+fn a_wrong_command_line_is_exit_code_2() {
+    let lines: [&[&str]; 25] = [
+        &["run", "m.onnx", "--opt-level", "most"],
+        &["optimize", "m.onnx"],
+        &["compile", "m.onnx"],
+        &["compile", "m.onnx", "out", "--memory-limit", "1MiB"],
+        &["frobnicate"],
+        &["run"],
+        &["test"],
+        &["run", "m.onnx", "--frobnicate"],
+        &["run", "m.onnx", "--threads", "0"],
+        &["run", "m.onnx", "--threads", "many"],
+        &["run", "m.onnx", "--dim", "n"],
+        &["run", "m.onnx", "--dim", "n=-1"],
+        &["run", "m.onnx", "--shape", "x=1xa"],
+        &["run", "m.onnx", "--input", "x.npy"],
+        &["run", "m.onnx", "--memory-limit", "lots"],
+        &["bench", "m.onnx", "--seconds", "-1"],
+        &["bench", "m.onnx", "--seconds", "nan"],
+        &["bench", "m.onnx", "--concurrency", "0"],
+        &["profile", "m.onnx", "--runs", "0"],
+        &["test", "cases", "--rtol", "-1"],
+        &["run", "m.onnx", "-q", "-v"],
+        &["run", "a.onnx", "b.onnx"],
+        &["run", "m.onnx", "--arena-strategy", "doubling"],
+        &["run", "m.onnx", "--ep-option", "limits=minimum"],
+        &["run", "m.onnx", "--arena-strategy", "power-of-two", "--no-arena"],
+    ];
+    for line in lines {
+        let finished = run(line);
+        assert_eq!(finished.code, Some(2), "{line:?}: {}", finished.stderr);
+        assert!(finished.stdout.is_empty(), "{line:?}: {}", finished.stdout);
+    }
+}
+
+#[test]
+fn without_a_command_it_is_the_demo() {
+    let finished = run(&[]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    for word in ["prediction", "10 of 10 right", "ran in", "planned before the run"] {
+        assert!(finished.stdout.contains(word), "{word}: {}", finished.stdout);
+    }
+    assert_eq!(run(&["demo"]).code, Some(0));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    for command in ["plan", "inspect", "run", "bench"] {
+        let mut args = vec![command, path.as_str()];
+        if command == "bench" {
+            args.extend(["--seconds", "0.01"]);
+        }
+        let mut child = ort().args(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Nobody reads anything at all.
+        drop(child.stdout.take());
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(lines.next().is_none(), "{command} says nothing");
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{command}");
+    }
+}
+
+#[test]
+fn quiet_and_verbose() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    assert!(run(&["run", &path]).stderr.is_empty());
+    assert!(run(&["run", &path, "-q"]).stderr.is_empty());
+    let told = run(&["run", &path, "-v"]).stderr;
+    assert!(told.contains("ran in"), "{told}");
+    // How many nodes each provider runs.
+    assert!(["nodes", "\"cpu ", "copies"].iter().all(|part| told.contains(part)), "{told}");
+    assert!(run(&["-v", "run", &path]).stderr.contains("ran in"));
+    // An error is said even by a quiet program.
+    assert_fails("quiet", &run(&["run", "nowhere.onnx", "-q"]), &["nowhere.onnx"]);
+}
+
+/// A variable with a value that it does not have changes nothing in silence.
+#[test]
+fn unknown_values_of_environment_variables_are_refused() {
+    let folder = Folder::new();
+    let path = folder.model("small.onnx", &small());
+    let run_with = |variable: &str, value: &str| {
+        let output = ort().args(["run", &path]).env(variable, value).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (variable, value) in [("ORT_ISA", "scalar"), ("ORT_ISA", ""), ("ORT_CPU_AFFINITY", "on")] {
+        assert_eq!(run_with(variable, value), (Some(0), String::new()), "{variable}={value}");
+    }
+    let table = [
+        ("ORT_ISA", "junk", "ORT_ISA is 'junk', expected one of scalar, "),
+        ("ORT_ISA", "AVX2", "ORT_ISA is 'AVX2', expected one of scalar, "),
+        ("ORT_ISA", "\u{1b}[2J", r"ORT_ISA is '\u{1b}[2J', expected"),
+        ("ORT_CPU_AFFINITY", "of", "ORT_CPU_AFFINITY is 'of', expected one of on, off"),
+    ];
+    for (variable, value, said) in table {
+        let (code, stderr) = run_with(variable, value);
+        assert!(code == Some(1) && stderr.contains(said), "{variable}={value}: {stderr}");
+    }
+    // An instruction set of another kind of processor is none here.
+    let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    assert!(run_with("ORT_ISA", foreign).1.contains("expected one of scalar"));
+    let listed = ort().arg("providers").env("ORT_ISA", "junk").output().unwrap();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("ORT_ISA is 'junk'"));
+}
+
+#[test]
+fn providers_are_listed() {
+    assert!(run(&["providers"]).stdout.contains("cpu"));
+    let json = run(&["providers", "--json"]).json();
+    assert_eq!(json["providers"][0]["provider"], "cpu");
+}

@@ -1,0 +1,16 @@
+//! The tests of this crate in one program: each program links the whole crate.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod command_line;
+mod compile;
+mod damaged_models;
+mod hostile_inputs;
+mod memory_report;
+mod optimize;
+mod output_files;
+mod plan;
+mod provider_libraries;
+mod run_and_measure;
+mod support;
+mod test_cases;
+mod train;

@@ -1,0 +1,51 @@
+//! `ort optimize`: what it writes computes the same in fewer nodes; a rule can be left out, and its name misspelt.
+
+use crate::support::*;
+
+/// `x * sigmoid(x + -0)`, through an identity. Adding 0 would turn a negative zero into a positive one.
+fn silu(folder: &Folder) -> String {
+    let nodes = vec![
+        node("Add", &["x", "zero"], &["a"]),
+        node("Identity", &["a"], &["b"]),
+        node("Sigmoid", &["b"], &["c"]),
+        node("Mul", &["x", "c"], &["y"]),
+    ];
+    let zero = floats("zero", &[], &[-0.0]);
+    let graph = graph(nodes, vec![value("x", 1, &["2", "3"])], vec![value("y", 1, &["2", "3"])], vec![zero]);
+    folder.model("silu.onnx", &model(graph))
+}
+
+#[test]
+fn fewer_nodes_and_the_same_result() {
+    let folder = Folder::new();
+    let (path, out) = (silu(&folder), folder.path("out.onnx"));
+    let out = out.to_str().unwrap();
+    let finished = run(&["optimize", &path, out]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    for word in ["add_zero", "silu", "nodes became 1;"] {
+        assert!(finished.stdout.contains(word), "{word}: {}", finished.stdout);
+    }
+    let summary = |path: &str| run(&["run", path, "--opt-level", "disabled", "--seed", "3"]).stdout;
+    assert_eq!(summary(out), summary(&path));
+    let basic = run(&["optimize", &path, out, "--level", "basic"]);
+    assert!(basic.stdout.contains("nodes became 2;"), "{}", basic.stdout);
+    let without =
+        run(&["optimize", &path, out, "--without-rule", "silu", "--without-rule", "elementwise_chain"]);
+    assert!(without.stdout.contains("nodes became 2;"), "{}", without.stdout);
+}
+
+#[test]
+fn a_rule_that_does_not_exist_is_an_error_with_the_nearest_name() {
+    let folder = Folder::new();
+    let (path, out) = (silu(&folder), folder.path("out.onnx"));
+    let finished = run(&["optimize", &path, out.to_str().unwrap(), "--without-rule", "silo"]);
+    assert_fails("misspelt", &finished, &["silo", "silu"]);
+    assert!(!out.exists(), "a file appears only when all is well");
+}
+
+#[test]
+fn the_model_is_not_overwritten() {
+    let folder = Folder::new();
+    let path = silu(&folder);
+    assert_fails("itself", &run(&["optimize", &path, &path]), &["replace"]);
+}

@@ -1,0 +1,106 @@
+//! Recorded cases: every folder below `data/cases` holds a model, inputs and the outputs that a reference computed, as ONNX's
+//! package stores its node tests. Each runs at every optimization level and on one to three threads.
+//!
+//! Outputs come from the standard's reference evaluator or from exact formulas, never from this runtime. A folder is named
+//! by what it is a case of; `tol` holds the relative and the absolute tolerance.
+
+use std::path::{Path, PathBuf};
+
+use ort_runtime::ir::ValueType;
+use ort_runtime::rewrite::{Level, Optimizer};
+use ort_runtime::tensor::{Tolerance, compare};
+use ort_runtime::{Error, ErrorKind, Model, Result, Session, Value, Within, onnx};
+
+/// The most threads that a case runs on.
+const MOST_THREADS: usize = 3;
+
+#[test]
+fn every_case_passes_at_every_level_and_on_any_threads() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cases");
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(&root)
+        .expect("the cases are there")
+        .map(|entry| entry.expect("a folder can be read").path())
+        .filter(|path| path.join("model.onnx").is_file())
+        .collect();
+    folders.sort();
+    assert!(!folders.is_empty(), "{} holds no case", root.display());
+    let mut problems = Vec::new();
+    for folder in &folders {
+        for (name, level) in Level::NAMES {
+            for threads in 1..=MOST_THREADS {
+                if let Err(problem) = check(folder, level, threads) {
+                    problems.push(format!("{}, {name}, {threads} threads: {problem}", folder.display()));
+                }
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// ONNX Runtime loads what is written at level `extended`. Its kernels take no mask that broadcasts over the
+/// queries, and no convolution whose input and output are of different 8-bit types.
+#[test]
+fn level_extended_makes_only_what_onnx_runtime_has_kernels_for() -> Result<()> {
+    let cases =
+        [("attention_mask_over_queries", "Attention"), ("qlinear_conv_of_mixed_types", "QLinearConv")];
+    for (folder, operator) in cases {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/cases");
+        let model = Model::load(root.join(folder).join("model.onnx"))?;
+        let makes = |level| -> Result<bool> {
+            let (graph, _) = Session::builder(&model).optimizer(Optimizer::at(level)).optimized()?;
+            Ok(graph.nodes.iter().any(|node| node.spec.name == operator))
+        };
+        assert!(!makes(Level::Extended)?, "{folder}: {operator} at level extended");
+        assert!(makes(Level::All)?, "{folder}: no {operator} at level all");
+    }
+    Ok(())
+}
+
+/// Runs one case and compares its outputs, shapes included.
+fn check(folder: &Path, level: Level, threads: usize) -> Result<()> {
+    let model = Model::load(folder.join("model.onnx"))?;
+    let session = Session::builder(&model).threads(threads).opt_level(level).build()?;
+    let data = folder.join("test_data_set_0");
+    let specs: Vec<_> = session.inputs().into_iter().filter(|spec| !spec.has_default).collect();
+    let mut inputs = Vec::with_capacity(specs.len());
+    for (index, spec) in specs.iter().enumerate() {
+        let value = read(&data.join(format!("input_{index}.pb")), &spec.ty)?;
+        inputs.push((spec.name.as_str(), value));
+    }
+    let outputs = session.run(&inputs)?;
+    let graph = model.graph();
+    let tolerance = tolerance(folder)?;
+    let mut compared = 0;
+    for (index, ((name, actual), id)) in outputs.iter().zip(&graph.outputs).enumerate() {
+        // An output without a file is not compared, as in `ort test`.
+        let file = data.join(format!("output_{index}.pb"));
+        if !file.exists() {
+            continue;
+        }
+        compared += 1;
+        let expected = read(&file, &graph.value(*id).ty)?;
+        compare(actual, &expected, tolerance).within(|| format!("output '{name}'"))?;
+    }
+    match compared {
+        0 => Err(Error::new(ErrorKind::Fail, "no output has a file")),
+        _ => Ok(()),
+    }
+}
+
+fn read(path: &Path, ty: &ValueType) -> Result<Value> {
+    let place = || path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|problem| Error::new(ErrorKind::NoSuchFile, problem.to_string()));
+    onnx::value_from_bytes(bytes.within(place)?.into(), ty).within(place)
+}
+
+/// The relative and the absolute tolerance of the case.
+fn tolerance(folder: &Path) -> Result<Tolerance> {
+    let Ok(text) = std::fs::read_to_string(folder.join("tol")) else { return Ok(Tolerance::default()) };
+    let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match numbers[..] {
+        [relative, absolute] => Ok(Tolerance { relative, absolute }),
+        _ => {
+            Err(Error::new(ErrorKind::InvalidArgument, format!("'tol' holds '{text}', expected two numbers")))
+        }
+    }
+}

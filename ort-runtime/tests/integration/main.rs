@@ -1,0 +1,66 @@
+//! The tests of this crate in one program: each program links the whole crate. Those that look at their process, or
+//! measure times, are programs of their own.
+#![cfg(feature = "cpu")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails where it cannot go on"
+)]
+
+mod attention_refusals;
+mod batch_split;
+mod cancel;
+mod case_folders;
+mod changed_files;
+mod channels_last;
+mod compatible_models;
+mod compiled_cache;
+mod concurrent_runs;
+mod constant_folding;
+mod control_flow;
+mod conv_gradients;
+mod counter_dropout;
+mod dynamic_memory;
+mod elementwise_chains;
+mod fused;
+mod gradient;
+mod gradient_blocking;
+mod gradient_composites;
+mod gradient_control;
+mod gradient_layers;
+mod gradient_norm;
+mod gradient_operators;
+mod gradient_places;
+mod gradient_recurrent;
+mod gradient_reference;
+mod gradient_support;
+mod idle_memory;
+mod io_binding;
+mod joined;
+mod largest_batch;
+mod least_limit;
+mod lowering;
+mod many_inputs;
+mod memory_limit;
+mod optimizer_8bit;
+mod optimizer_steps;
+mod optimizer_support;
+mod plan_matches_run;
+mod poison;
+mod precision;
+mod quantized_inputs;
+mod random_graphs;
+mod random_support;
+mod rewrite_rules;
+mod rewrite_support;
+mod separable;
+mod session_options;
+mod shared_weights;
+mod step_order;
+mod streamed_weights;
+#[path = "../support/mod.rs"]
+mod support;
+mod training_attention;
+mod updates;
+mod wrong_inputs;

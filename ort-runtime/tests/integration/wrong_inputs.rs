@@ -1,0 +1,107 @@
+//! Inputs that do not fit the model: one clear error each, word for word.
+
+use crate::support::{floats, session};
+use ort_runtime::ir::{Graph, GraphBuilder};
+use ort_runtime::tensor::SequenceValue;
+use ort_runtime::{DType, ErrorKind, Result, Tensor, Value};
+
+/// `x + y` with x of [n, 3] and y of [n, 1].
+fn sum() -> Result<Graph> {
+    let mut builder = GraphBuilder::new("sum");
+    let x = builder.input("x", DType::F32, &["n", "3"]);
+    let y = builder.input("y", DType::F32, &["n", "1"]);
+    let sum = builder.node("Add", &[x, y], &[])?;
+    builder.finish(&[sum])
+}
+
+#[test]
+fn each_mistake_is_named() -> Result<()> {
+    let session = session(sum()?)?;
+    let zeros =
+        |shape: &[usize]| -> Result<Value> { Ok(floats(shape, &vec![0.0; shape.iter().product()])?.into()) };
+    let sequence = Value::Sequence(SequenceValue { element_type: Default::default(), elements: Vec::new() });
+    let (x, y) = (zeros(&[2, 3])?, zeros(&[2, 1])?);
+    let cases: Vec<(Vec<(&str, Value)>, &str)> = vec![
+        (
+            vec![("x", x.clone()), ("z", y.clone())],
+            "invalid argument: the model has no input 'z'; the inputs are x, y",
+        ),
+        (vec![("x", x.clone()), ("x", x.clone())], "invalid argument: input 'x' is given twice"),
+        (
+            vec![("x", x.clone())],
+            "invalid argument: input 'y' (float[n, 1]) is not given; \
+             give a value for each input that has no default",
+        ),
+        (
+            vec![("x", Tensor::from_slice(&[1, 3], &[0.0f64; 3])?.into()), ("y", y.clone())],
+            "invalid argument: input 'x' is double, expected float",
+        ),
+        (
+            vec![("x", zeros(&[3])?), ("y", y.clone())],
+            "invalid argument: input 'x' has rank 1, expected rank 2: float[n, 3]; give it a tensor of that rank",
+        ),
+        (
+            vec![("x", zeros(&[2, 4])?), ("y", y.clone())],
+            "invalid argument: input 'x': the size 4 does not fit the dimension `3` (with n=2): \
+             got shape [2, 4], expected float[n, 3]; \
+             the sizes must be those of the model, and each name the same size everywhere",
+        ),
+        (
+            vec![("x", x.clone()), ("y", zeros(&[5, 1])?)],
+            "invalid argument: input 'y': the size 5 does not fit the dimension `n` (with n=2): \
+             got shape [5, 1], expected float[n, 1]; \
+             the sizes must be those of the model, and each name the same size everywhere",
+        ),
+        (
+            vec![("x", sequence), ("y", y.clone())],
+            "invalid argument: input 'x': expected a tensor, got a sequence",
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (inputs, expected) in cases {
+        match session.run(&inputs) {
+            Ok(_) => wrong.push(format!("no error, expected {expected}")),
+            Err(problem) => {
+                assert_eq!(problem.kind(), ErrorKind::InvalidArgument);
+                if problem.to_string() != expected {
+                    wrong.push(format!("{problem}\n  expected {expected}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    assert!(session.run(&[("y", y), ("x", x)]).is_ok(), "the session stays usable, in any order of inputs");
+    Ok(())
+}
+
+#[test]
+fn inputs_of_no_elements_run() -> Result<()> {
+    let session = session(sum()?)?;
+    let outputs = session.run(&[("x", floats(&[0, 3], &[])?.into()), ("y", floats(&[0, 1], &[])?.into())])?;
+    assert_eq!(outputs[0].1.tensor()?.shape(), [0, 3]);
+    Ok(())
+}
+
+/// `-Reshape(|x|, Shape(y))`, whose sizes only a run tells.
+#[test]
+fn a_reshape_to_more_or_less_is_refused() -> Result<()> {
+    let mut builder = GraphBuilder::new("reshape");
+    let x = builder.input("x", DType::F32, &["n"]);
+    let y = builder.input("y", DType::F32, &["m", "k"]);
+    let shape = builder.node("Shape", &[y], &[])?;
+    let magnitude = builder.node("Abs", &[x], &[])?;
+    let reshaped = builder.node("Reshape", &[magnitude, shape], &[])?;
+    let result = builder.node("Neg", &[reshaped], &[])?;
+    let session = session(builder.finish(&[result])?)?;
+    for (count, shape, fits) in [(6, [2, 3], true), (6, [2, 2], false), (6, [3, 3], false), (0, [0, 3], true)]
+    {
+        let x = floats(&[count], &vec![1.0; count])?.into();
+        let y = floats(&shape, &vec![1.0; shape.iter().product()])?.into();
+        let outcome = session.run(&[("x", x), ("y", y)]);
+        assert_eq!(outcome.is_ok(), fits, "{count} elements as {shape:?}: {outcome:?}");
+        if let Err(problem) = outcome {
+            assert_eq!(problem.kind(), ErrorKind::InvalidArgument, "{problem}");
+        }
+    }
+    Ok(())
+}
