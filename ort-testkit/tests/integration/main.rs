@@ -1,5 +1,5 @@
-//! The tests of this crate in one program: each program links the whole crate. Those that look at their process, or
-//! measure times, are programs of their own.
+//! The integration tests of this crate in one program, because each test program links the whole crate.
+//! Tests that read the state of their process or measure time are programs of their own, in `tests/`.
 
 mod binding;
 mod both_ways;
