@@ -8,7 +8,7 @@ use crate::ops;
 use crate::ops::batch;
 use crate::ops::linalg::matmul::product_shape;
 use crate::spec::{BatchRule, Cost, Draft, InferCx, MICROSOFT, OP, OpSpec, attr, one, var};
-use crate::{Result, ensure, error};
+use crate::{Result, ensure};
 
 const PRODUCT: OpSpec = OpSpec {
     domain: MICROSOFT,
@@ -120,8 +120,42 @@ fn transposed(
     if !matrix && !batch {
         return Ok(side);
     }
-    let rank = draft.shape(index).map(|shape| shape.len());
-    let rank = rank.ok_or_else(|| error!(NotImplemented, "the rank of side {index} is not known"))?;
+    let Some(rank) = draft.shape(index).map(|shape| shape.len()) else {
+        return transposed_as_it_comes(draft, side, matrix, batch);
+    };
     let order: Vec<i64> = order(rank, matrix, batch)?.into_iter().map(|axis| axis as i64).collect();
     draft.emit("Transpose", &[side], &[("perm", Attribute::Ints(order))])
+}
+
+/// Transposes a side whose rank only the run knows. Dimensions that stay together become one, which
+/// leaves a tensor of rank 3; a vector counts as a matrix of one row.
+fn transposed_as_it_comes(
+    draft: &mut Draft<'_>,
+    side: ValueId,
+    matrix: bool,
+    batch: bool,
+) -> Result<ValueId> {
+    let (ends, order): ([Option<i64>; 2], [usize; 3]) = match (batch, matrix) {
+        (true, true) => ([Some(1), Some(-1)], [1, 2, 0]),
+        (true, false) => ([Some(1), Some(-1)], [1, 0, 2]),
+        (false, _) => ([Some(-2), Some(-1)], [0, 2, 1]),
+    };
+    let (mut parts, mut sizes) = (Vec::new(), Vec::new());
+    for (start, end) in [(Some(0), ends[0]), (ends[0], ends[1]), (ends[1], None)] {
+        let range = [("start", start), ("end", end)];
+        let range: Vec<_> =
+            range.into_iter().filter_map(|(name, at)| Some((name, Attribute::Int(at?)))).collect();
+        let part = draft.emit("Shape", &[side], &range)?;
+        sizes.push(draft.emit("ReduceProd", &[part], &[])?);
+        parts.push(part);
+    }
+    let concat = [("axis", Attribute::Int(0))];
+    let as_given = [("allowzero", Attribute::Int(1))];
+    let sizes = draft.emit("Concat", &sizes, &concat)?;
+    let grouped = draft.emit("Reshape", &[side, sizes], &as_given)?;
+    let perm = order.iter().map(|&axis| axis as i64).collect();
+    let turned = draft.emit("Transpose", &[grouped], &[("perm", Attribute::Ints(perm))])?;
+    let parts: Vec<ValueId> = order.iter().filter_map(|&axis| parts.get(axis).copied()).collect();
+    let shape = draft.emit("Concat", &parts, &concat)?;
+    draft.emit("Reshape", &[turned, shape], &as_given)
 }
