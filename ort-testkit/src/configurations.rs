@@ -143,7 +143,8 @@ struct Measured {
 /// limit.
 ///
 /// # Errors
-/// A folder that holds no readable case. A model that does not load is a verdict.
+/// A folder that holds no readable case, or a file `limit` without such a number. A model that does
+/// not load is a verdict.
 pub fn check_configurations(folder: &Path) -> Result<Verdict> {
     let case = match read_case(folder) {
         Ok(case) => case,
@@ -151,9 +152,16 @@ pub fn check_configurations(folder: &Path) -> Result<Verdict> {
         Err(problem) => return Ok(refusal(&problem, "")),
     };
     let slacks = (0..case.expected.len()).map(|index| read_slack(folder, index)).collect::<Result<_>>()?;
-    let share = std::fs::read_to_string(folder.join("limit")).ok();
-    let share = share.and_then(|text| text.trim().parse().ok());
-    Measured { case, slacks, share }.check()
+    Measured { case, slacks, share: read_share(folder)? }.check()
+}
+
+/// What the file `limit` of a case says, if there is one.
+fn read_share(folder: &Path) -> Result<Option<f64>> {
+    let path = folder.join("limit");
+    let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
+    let share = text.trim().parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    let problem = || error!(InvalidArgument, "{}: '{}', expected 0 to 1", path.display(), text.trim());
+    share.map(Some).ok_or_else(problem)
 }
 
 fn refusal(problem: &Error, options: &str) -> Verdict {

@@ -181,15 +181,21 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<Summary> {
         children.push((child, work));
     }
     drop(sender);
-    let (families, lacking) = collect(&reports, options.count, start);
+    let (families, left_out) = collect(&reports, options.count, start);
     for (mut child, _) in children {
         let status = child.wait()?;
         ensure!(status.success(), "a worker failed ({status})");
     }
     show(&families);
-    for (problem, count) in &lacking {
-        println!("not supported {count} times: {problem}");
+    for (problem, count) in &left_out {
+        println!("left out {count} times: {problem}");
     }
+    let reported: usize = families.values().map(Counts::all).sum();
+    ensure!(
+        options.seconds.is_some() || reported == options.count,
+        "{reported} of {} models were reported",
+        options.count
+    );
     conclude(&families, start)
 }
 
@@ -200,6 +206,7 @@ fn read_reports(child: &mut Child, sender: Sender<Report>) -> Result<()> {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
                 Ok(report) => drop(sender.send(report)),
+                // It is missing in the count of the reports, which ends the run with an error.
                 Err(problem) => eprintln!("a worker printed {line:?}: {problem}"),
             }
         }
@@ -207,20 +214,20 @@ fn read_reports(child: &mut Child, sender: Sender<Report>) -> Result<()> {
     Ok(())
 }
 
-/// Counts by family, and what is not supported with how often that was met.
+/// Counts by family, and why models were left out with how often that was met.
 type Collected = (BTreeMap<String, Counts>, BTreeMap<String, usize>);
 
 /// Counts what comes in, and says each failure at once.
 fn collect(reports: &Receiver<Report>, count: usize, start: Instant) -> Collected {
     let mut families: BTreeMap<String, Counts> = BTreeMap::new();
-    let mut lacking = BTreeMap::new();
+    let mut left_out = BTreeMap::new();
     let (mut done, mut failed, mut shown) = (0, 0, Instant::now());
     let on_terminal = std::io::stderr().is_terminal();
     for report in reports {
         done += 1;
         families.entry(report.family.clone()).or_default().add(&report.outcome);
-        if report.outcome == "unsupported" {
-            *lacking.entry(without_names(&report.problem)).or_default() += 1;
+        if matches!(report.outcome.as_str(), "unsupported" | "undrawn") {
+            *left_out.entry(without_names(&report.problem)).or_default() += 1;
         }
         if report.is_failure() {
             failed += 1;
@@ -243,7 +250,7 @@ fn collect(reports: &Receiver<Report>, count: usize, start: Instant) -> Collecte
     if on_terminal {
         eprintln!();
     }
-    (families, lacking)
+    (families, left_out)
 }
 
 /// A message without the names of nodes and values, so that equal problems of two models are equal.

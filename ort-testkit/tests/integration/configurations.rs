@@ -25,7 +25,7 @@ fn write(folder: &Path, file: &str, bytes: &[u8]) -> Result<()> {
     std::fs::write(folder.join(file), bytes).map_err(|problem| error!(Fail, "{problem}"))
 }
 
-fn outcome(row: &Row) -> Result<Outcome> {
+fn outcome(row: &Row, limit: &str) -> Result<Outcome> {
     let folder = tempfile::tempdir().map_err(|problem| error!(Fail, "{problem}"))?;
     let data = folder.path().join("test_data_set_0");
     std::fs::create_dir(&data).map_err(|problem| error!(Fail, "{problem}"))?;
@@ -38,7 +38,7 @@ fn outcome(row: &Row) -> Result<Outcome> {
     write(&data, "input_0.pb", &value(Tensor::from_slice(&[3], &[1.0f32, -2.0, 4.0])?)?)?;
     write(&data, "output_0.pb", &value(Tensor::from_slice(row.expected.0, row.expected.1)?)?)?;
     write(&data, "slack_0.pb", &value(Tensor::from_slice(row.expected.0, row.slack)?)?)?;
-    write(folder.path(), "limit", b"0.4\n")?;
+    write(folder.path(), "limit", limit.as_bytes())?;
     Ok(check_configurations(folder.path())?.outcome)
 }
 
@@ -74,7 +74,11 @@ fn each_difference_is_an_outcome() -> Result<()> {
         },
     ];
     for (index, row) in table.iter().enumerate() {
-        assert_eq!(outcome(row)?, row.outcome, "row {index}");
+        assert_eq!(outcome(row, "0.4\n")?, row.outcome, "row {index}");
+    }
+    let [row, ..] = &table;
+    for limit in ["", "half", "1.5", "-0.1", "nan"] {
+        assert!(outcome(row, limit).is_err(), "limit '{limit}'");
     }
     Ok(())
 }
