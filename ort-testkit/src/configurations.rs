@@ -158,7 +158,10 @@ pub fn check_configurations(folder: &Path) -> Result<Verdict> {
 /// What the file `limit` of a case says, if there is one.
 fn read_share(folder: &Path) -> Result<Option<f64>> {
     let path = folder.join("limit");
-    let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path).map_err(|why| error!(Fail, "{}: {why}", path.display()))?;
     let share = text.trim().parse().ok().filter(|share| (0.0..=1.0).contains(share));
     let problem = || error!(InvalidArgument, "{}: '{}', expected 0 to 1", path.display(), text.trim());
     share.map(Some).ok_or_else(problem)
