@@ -1,0 +1,183 @@
+//! Memory accounting: what a training step takes by plan and by measurement, and the least limit that holds it.
+
+use ort_core::dtype::DType;
+use ort_core::plan::PlanReport;
+use ort_core::{Error, MemoryShortage, Result, error};
+
+use super::Trainer;
+use super::stages::Kind;
+use crate::graph::Parameter;
+use crate::stage::Stage;
+use crate::{ActivationPattern, PlanRow, RecomputeReport};
+
+/// The bytes of a training step at some sizes of its batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepMemory {
+    /// Of parameters and statistics.
+    pub parameters: usize,
+    /// Of the optimizer's states.
+    pub states: usize,
+    /// Of sums of gradients over batches.
+    pub gradients: usize,
+    /// Of activations, gradients within a step, and workspaces: the peak of the plan.
+    pub activations: usize,
+    /// Of constants beside the model's own: folded ones, copies for alignment, packed weights.
+    pub constants: usize,
+}
+
+impl StepMemory {
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.parameters + self.states + self.gradients + self.activations + self.constants
+    }
+}
+
+impl Trainer {
+    /// The memory of a step at these sizes of symbolic dimensions; those that are not named count
+    /// as 1.
+    pub fn memory(&mut self, dims: &[(&str, i64)]) -> Result<StepMemory> {
+        let kind = self.main_kind();
+        let stage = self.ready_at(kind, dims)?;
+        let constants = stage.constants();
+        let activations = stage.plan(dims)?.peak_bytes.ok_or_else(|| {
+            error!(NotImplemented, "sizes of values depend on data, so that no plan tells the peak")
+        })?;
+        Ok(StepMemory { activations, constants, ..self.held() })
+    }
+
+    /// The memory of the steps so far as it was counted while they ran: activations are the most
+    /// that one of them had in use at once.
+    pub fn measured(&mut self) -> StepMemory {
+        let kind = if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate };
+        let stage = self.stages.get(kind).as_ref();
+        let activations = stage.map_or(0, |stage| stage.session().memory().activations_peak);
+        let constants = stage.map_or(0, Stage::constants);
+        StepMemory { activations, constants, ..self.held() }
+    }
+
+    /// What stays from step to step.
+    fn held(&self) -> StepMemory {
+        let parameters = self.training.parameters.iter();
+        let sizes: usize = parameters.clone().map(|parameter| parameter.tensor.byte_count()).sum();
+        let statistics: usize = self.training.statistics.iter().map(|it| it.tensor.byte_count()).sum();
+        let states: usize = parameters.map(|parameter| self.state_bytes_of(parameter)).sum();
+        let gradients = if self.options.accumulate > 1 || self.pending > 0 { sizes } else { 0 };
+        StepMemory { parameters: sizes + statistics, states, gradients, ..StepMemory::default() }
+    }
+
+    /// The plan of a step at these sizes.
+    pub fn plan(&mut self, dims: &[(&str, i64)]) -> Result<PlanReport> {
+        let kind = self.main_kind();
+        self.ready_at(kind, dims)?.plan(dims)
+    }
+
+    /// The largest size of the dimension `dim`, as of a batch, whose step keeps to `bytes`;
+    /// computed from plans, not tried. None where 1 does not fit. Before recomputation is chosen
+    /// for a size it is the largest without any.
+    pub fn largest_batch(&mut self, dim: &str, others: &[(&str, i64)], bytes: usize) -> Result<Option<i64>> {
+        let kind = self.main_kind();
+        self.leave();
+        let Some(rest) = bytes.checked_sub(self.kept_bytes()) else { return Ok(None) };
+        // The steps to come have recomputation for their sizes, which this one is without; and its
+        // limit is `bytes`.
+        let is_there = self.stages.get(kind).is_some();
+        let is_to_come = !is_there && self.waits_for_sizes();
+        let made = if is_to_come { Some(self.made(kind, None)?) } else { None };
+        let stage = match &made {
+            Some(stage) => stage,
+            None => self.ready(kind)?,
+        };
+        let Some(rest) = rest.checked_sub(stage.folded()) else { return Ok(None) };
+        stage.session().largest_size(dim, others, rest)
+    }
+
+    /// Chooses what is computed again
+    /// ([`TrainingOptions::recompute`](crate::TrainingOptions::recompute)) for these sizes of
+    /// symbolic dimensions, those of the steps to come; the others count as 1. Without it the sizes
+    /// of the first step count. Steps of other sizes run all the same, but may then not fit.
+    ///
+    /// # Errors
+    ///
+    /// No choice keeps to the memory limit: the smallest limit that one keeps to is named.
+    pub fn optimize_memory(&mut self, dims: &[(&str, i64)]) -> Result<RecomputeReport> {
+        self.leave();
+        let kind = self.main_kind();
+        *self.stages.get(kind) = None;
+        let report = self.ready_at(kind, dims)?.recompute();
+        match report {
+            Some(report) => Ok(report),
+            None => {
+                let peak = self.plan(dims)?.planned_bytes;
+                Ok(RecomputeReport { peak_before: peak, peak, ..RecomputeReport::default() })
+            }
+        }
+    }
+
+    /// What may be computed again at these sizes, and by how many bytes the peak falls with it: the
+    /// rows of [`memory_table`](crate::memory_table).
+    pub fn recompute_plans(&mut self, dims: &[(&str, i64)]) -> Result<Vec<PlanRow>> {
+        self.tabulated(dims).map(|stage| stage.rows().to_vec())
+    }
+
+    /// What is kept for the backward pass at these sizes, node by node: what
+    /// [`memory_insight`](crate::memory_insight) prints.
+    pub fn activation_patterns(&mut self, dims: &[(&str, i64)]) -> Result<Vec<ActivationPattern>> {
+        self.tabulated(dims).map(|stage| stage.patterns().to_vec())
+    }
+
+    /// The part that runs for each batch, made anew with the tables of what may be computed again.
+    fn tabulated(&mut self, dims: &[(&str, i64)]) -> Result<&mut Stage> {
+        self.leave();
+        let kind = self.main_kind();
+        *self.stages.get(kind) = None;
+        self.tabulates = true;
+        let made = self.ready_at(kind, dims).map(|_| ());
+        self.tabulates = false;
+        made?;
+        self.ready(kind)
+    }
+
+    /// The bytes that stay from step to step.
+    pub(super) fn kept_bytes(&self) -> usize {
+        let of = |parameter: &Parameter| {
+            let own = parameter.tensor.byte_count();
+            let sum = if self.options.accumulate > 1 { own } else { 0 };
+            own.saturating_add(sum).saturating_add(self.state_bytes_of(parameter))
+        };
+        let parameters = self.training.parameters.iter().map(of);
+        let statistics = self.training.statistics.iter().map(|it| it.tensor.byte_count());
+        parameters.chain(statistics).fold(0, usize::saturating_add)
+    }
+
+    fn state_bytes_of(&self, parameter: &Parameter) -> usize {
+        let (dtype, shape) = (parameter.tensor.dtype(), parameter.tensor.shape());
+        let states = self.options.optimizer.states(dtype, shape);
+        let bytes =
+            |dtype: DType, shape: &[usize]| ort_core::tensor::byte_count(dtype, shape).unwrap_or(usize::MAX);
+        states.iter().fold(0, |sum: usize, state| sum.saturating_add(bytes(state.dtype, &state.shape)))
+    }
+
+    /// Refuses a limit that what stays from step to step is beyond, and names the least for a step
+    /// of these sizes.
+    pub(super) fn check_state_fits(&self, dims: &[(&str, i64)]) -> Result<()> {
+        let (kept, limit) = (self.kept_bytes(), self.options.memory_limit.unwrap_or(usize::MAX));
+        if kept <= limit {
+            return Ok(());
+        }
+        let needed = match self.recomputing(self.main_kind(), dims) {
+            Err(problem) => problem.shortage().map(|shortage| shortage.needed),
+            Ok(_) => None,
+        };
+        let largest = vec![("parameters and the optimizer's states".to_string(), kept)];
+        let sizes: Vec<String> = dims.iter().map(|(name, size)| format!("{name} of {size}")).collect();
+        let sizes = if sizes.is_empty() { "symbolic sizes of 1".to_string() } else { sizes.join(", ") };
+        let others = "freeze weights, or take an optimizer with smaller states";
+        let advice = match needed {
+            Some(needed) => format!("raise the memory limit to {needed} bytes (for {sizes}), {others}"),
+            None => format!("raise the memory limit, {others}"),
+        };
+        let needed = needed.unwrap_or(kept);
+        let shortage = MemoryShortage { needed, available: limit, limit, largest };
+        Err(Error::out_of_memory("a training step", shortage).help(advice))
+    }
+}

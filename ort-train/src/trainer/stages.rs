@@ -1,0 +1,185 @@
+//! Lazily compiled stages: each is built when it is first needed, and the one that runs holds the tensors.
+
+use ort_core::session::NodePlacement;
+use ort_core::tensor::Value;
+use ort_core::{Error, MemoryShortage, Result, error};
+
+use super::Trainer;
+use crate::Recompute;
+use crate::recompute::Request;
+use crate::stage::{Settings, Stage};
+
+/// The parts of a training; at most one has the tensors.
+#[derive(Default)]
+pub(super) struct Stages {
+    pub(super) step: Option<Stage>,
+    accumulate: Option<Stage>,
+    pub(super) apply: Option<Stage>,
+    evaluate: Option<Stage>,
+    pub(super) entered: Option<Kind>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Step,
+    Accumulate,
+    Apply,
+    Evaluate,
+}
+
+impl Stages {
+    pub(super) fn get(&mut self, kind: Kind) -> &mut Option<Stage> {
+        match kind {
+            Kind::Step => &mut self.step,
+            Kind::Accumulate => &mut self.accumulate,
+            Kind::Apply => &mut self.apply,
+            Kind::Evaluate => &mut self.evaluate,
+        }
+    }
+}
+
+impl Trainer {
+    /// Where each node of a step runs; nothing before the step is compiled, which a plan of it or
+    /// the first batch does.
+    pub fn placement(&mut self) -> Vec<NodePlacement> {
+        let kind = self.main_kind();
+        self.stages.get(kind).as_ref().map_or_else(Vec::new, |stage| stage.session().placement())
+    }
+
+    /// The part that runs for each batch.
+    pub(super) fn main_kind(&self) -> Kind {
+        if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate }
+    }
+
+    /// Whether the graph of a batch follows from its sizes.
+    pub(super) fn waits_for_sizes(&self) -> bool {
+        self.options.memory_limit.is_some() || self.options.recompute != Recompute::AsLimited
+    }
+
+    /// A stage, compiled for these sizes where it follows from them.
+    pub(super) fn ready_at(&mut self, kind: Kind, dims: &[(&str, i64)]) -> Result<&mut Stage> {
+        let is_asked = self.waits_for_sizes() || self.tabulates;
+        let recomputes = matches!(kind, Kind::Step | Kind::Accumulate) && is_asked;
+        if !recomputes || self.stages.get(kind).is_some() {
+            return self.ready(kind);
+        }
+        let stage = self.recomputing(kind, dims)?;
+        *self.stages.get(kind) = Some(stage);
+        self.ready(kind)
+    }
+
+    /// A stage, compiled when it is needed for the first time.
+    pub(super) fn ready(&mut self, kind: Kind) -> Result<&mut Stage> {
+        if self.stages.get(kind).is_none() {
+            let stage = self.made(kind, self.options.memory_limit);
+            let stage = stage.map_err(|problem| self.in_all(kind, 0, problem))?;
+            *self.stages.get(kind) = Some(stage);
+        }
+        self.stages.get(kind).as_mut().ok_or_else(|| error!(Fail, "a part of the training is gone"))
+    }
+
+    /// A stage without recomputation, within a limit in bytes.
+    pub(super) fn made(&self, kind: Kind, limit: Option<usize>) -> Result<Stage> {
+        let graph = match kind {
+            Kind::Step => self.step_graph()?,
+            Kind::Accumulate => self.accumulate_graph()?,
+            Kind::Apply => self.apply_graph()?,
+            Kind::Evaluate => self.evaluate_graph()?,
+        };
+        let settings = self.settings(limit);
+        match self.options.mixed_precision {
+            Some(_) if matches!(kind, Kind::Step | Kind::Accumulate) => Stage::recasting(graph, &settings),
+            _ => Stage::new(graph, &settings),
+        }
+    }
+
+    /// A stage with recomputation as asked, within the memory limit.
+    pub(super) fn recomputing(&self, kind: Kind, dims: &[(&str, i64)]) -> Result<Stage> {
+        let graph = if kind == Kind::Step { self.step_graph()? } else { self.accumulate_graph()? };
+        let (recompute, tabulate) = (&self.options.recompute, self.tabulates);
+        let (kept, limit) = (self.kept_bytes(), self.options.memory_limit);
+        Stage::recomputing(graph, &self.settings(limit), &Request { recompute, tabulate, kept, limit, dims })
+    }
+
+    /// What sessions of stages are built with, within a limit in bytes.
+    fn settings(&self, limit: Option<usize>) -> Settings<'_> {
+        let own = limit.map(|limit| limit.saturating_sub(self.kept_bytes()));
+        Settings { devices: self.state.devices(), options: &self.options, own }
+    }
+
+    /// The sizes of symbolic dimensions that inputs have.
+    pub(super) fn sizes_of(&self, inputs: &[(&str, Value)]) -> Vec<(String, i64)> {
+        let graph = &self.training.graph;
+        let mut sizes: Vec<(String, i64)> = Vec::new();
+        for (name, value) in inputs {
+            let formal = graph.inputs.iter().find(|&&id| *graph.value(id).name == **name);
+            let formal = formal.and_then(|&id| graph.value(id).ty.shape());
+            let (Some(formal), Ok(actual)) = (formal, value.tensor()) else { continue };
+            for (dim, size) in formal.iter().zip(actual.shape()) {
+                let symbol = dim.as_symbol().map(ToString::to_string);
+                sizes.extend(symbol.map(|symbol| (symbol, *size as i64)));
+            }
+        }
+        sizes.sort();
+        sizes.dedup_by(|one, other| one.0 == other.0);
+        sizes
+    }
+
+    /// Has a stage hold the tensors that it needs.
+    pub(super) fn enter(&mut self, kind: Kind) -> Result<()> {
+        if self.stages.entered == Some(kind) {
+            return Ok(());
+        }
+        self.leave();
+        self.trim_others(kind);
+        self.ready(kind)?;
+        self.hold_gradients(matches!(kind, Kind::Accumulate | Kind::Apply))?;
+        self.stages.entered = Some(kind);
+        let state = &mut self.state;
+        match self.stages.get(kind) {
+            Some(stage) => stage.enter(state),
+            None => Err(error!(Fail, "a part of the training is gone")),
+        }
+    }
+
+    /// Takes the tensors back from whatever stage holds them.
+    pub(crate) fn leave(&mut self) {
+        let Some(kind) = self.stages.entered.take() else { return };
+        let state = &mut self.state;
+        if let Some(stage) = self.stages.get(kind) {
+            stage.leave(state);
+        }
+    }
+
+    /// Under a limit, has evaluation let go of what it keeps for its next run, or the others of
+    /// theirs: together it could be more than the limit.
+    fn trim_others(&mut self, kind: Kind) {
+        if self.options.memory_limit.is_none() {
+            return;
+        }
+        for other in [Kind::Step, Kind::Accumulate, Kind::Apply, Kind::Evaluate] {
+            let is_apart = (other == Kind::Evaluate) != (kind == Kind::Evaluate);
+            if let Some(stage) = self.stages.get(other).as_ref().filter(|_| is_apart) {
+                stage.session().trim();
+            }
+        }
+    }
+
+    /// A stage's refusal in bytes of the training's limit, of which its session has what the rest
+    /// leaves.
+    pub(super) fn in_all(&self, kind: Kind, folded: usize, problem: Error) -> Error {
+        let limit = self.options.memory_limit.zip(problem.shortage());
+        let Some((limit, shortage)) = limit else { return problem };
+        let held = self.kept_bytes().saturating_add(folded);
+        let needed = held.saturating_add(shortage.sufficient_limit());
+        let subject = match kind {
+            Kind::Step | Kind::Accumulate => "a training step",
+            Kind::Apply => "an update",
+            Kind::Evaluate => "an evaluation",
+        };
+        let largest = shortage.largest.clone();
+        let shortage = MemoryShortage { needed, available: limit, limit, largest };
+        let advice = format!("raise the memory limit to at least {needed} bytes, or make the batch smaller");
+        Error::out_of_memory(subject, shortage).help(advice)
+    }
+}

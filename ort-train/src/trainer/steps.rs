@@ -1,0 +1,168 @@
+//! The training loop's calls: forward and backward passes, gradient accumulation, updates, evaluation.
+
+use ort_core::session::{Model, RunOptions, Session, SessionBuilder};
+use ort_core::tensor::{Tensor, Value};
+use ort_core::{Result, advise, ensure, error};
+
+use super::Trainer;
+use super::stages::Kind;
+use crate::assemble::{FINITE, GRADIENT_SCALE, OVERWRITE};
+use crate::graph::{COUNTER, LOSS, LOSS_SCALE, SEED};
+use crate::optimizer::{LEARNING_RATE, STEP};
+
+impl Trainer {
+    /// One batch: its loss is returned and, with
+    /// [`TrainingOptions::accumulate`](crate::TrainingOptions::accumulate) of 1, all parameters are
+    /// updated; otherwise after so many batches.
+    ///
+    /// # Errors
+    ///
+    /// An input is missing or does not fit, or the step does not fit into the memory limit: then
+    /// nothing has changed. A run that is ended by a deadline may have updated some parameters, as
+    /// may one whose values of unknown size do not fit.
+    pub fn train_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
+        if self.options.accumulate > 1 {
+            let loss = self.accumulate(inputs)?;
+            if self.pending >= self.options.accumulate {
+                self.apply()?;
+            }
+            return Ok(loss);
+        }
+        ensure!(
+            self.pending == 0,
+            InvalidArgument,
+            help = "apply them first",
+            "gradients of {} batches are not applied",
+            self.pending
+        );
+        let mut given = inputs.to_vec();
+        self.update_inputs(&mut given, 1.0)?;
+        let loss = self.run(Kind::Step, given)?;
+        self.end_update(Kind::Step)?;
+        self.batches += 1;
+        Ok(loss)
+    }
+
+    /// The loss of a batch, whose gradients are added to those of the batches since the last
+    /// update.
+    pub fn accumulate(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
+        self.accumulate_onto(inputs, self.pending == 0)
+    }
+
+    /// The same; with `overwrite` sums of gradients begin anew.
+    pub(crate) fn accumulate_onto(&mut self, inputs: &[(&str, Value)], overwrite: bool) -> Result<f32> {
+        let mut given = inputs.to_vec();
+        given.push((OVERWRITE, Tensor::from_bools(&[], &[overwrite])?.into()));
+        let loss = self.run(Kind::Accumulate, given)?;
+        self.pending = if overwrite { 1 } else { self.pending + 1 };
+        self.batches += 1;
+        Ok(loss)
+    }
+
+    /// Updates the parameters by the mean of the gradients since the last update.
+    pub fn apply(&mut self) -> Result<()> {
+        self.apply_scaled(1.0 / self.pending as f32)?;
+        self.pending = 0;
+        Ok(())
+    }
+
+    /// Updates the parameters by the sums of gradients times `scale`, and keeps the sums.
+    pub(crate) fn apply_scaled(&mut self, scale: f32) -> Result<()> {
+        ensure!(
+            self.pending > 0,
+            InvalidArgument,
+            help = "accumulate a batch first",
+            "there are no gradients"
+        );
+        let mut given = Vec::new();
+        self.update_inputs(&mut given, scale)?;
+        self.run(Kind::Apply, given)?;
+        self.end_update(Kind::Apply)?;
+        Ok(())
+    }
+
+    /// The loss of a batch with the parameters as they are: nothing drops, normalizations take
+    /// their running statistics.
+    pub fn eval_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
+        self.run(Kind::Evaluate, inputs.to_vec())
+    }
+
+    /// The loss of a batch as [`Self::eval_step`] has it, with the output that it is of.
+    pub fn evaluate(&mut self, inputs: &[(&str, Value)]) -> Result<(f32, Value)> {
+        let loss = self.run(Kind::Evaluate, inputs.to_vec())?;
+        let output = self.training.output.clone();
+        Ok((loss, self.ready(Kind::Evaluate)?.output(&output)?))
+    }
+
+    /// The model's outputs with the parameters as they are, as [`Self::eval_step`] computes them.
+    pub fn predict(&mut self, inputs: &[(&str, Value)]) -> Result<Vec<(String, Value)>> {
+        self.leave();
+        let model = Model::from_graph(self.trained_graph()?);
+        let devices = self.state.devices().iter().cloned();
+        devices.fold(Session::builder(&model), SessionBuilder::device).build()?.run(inputs)
+    }
+
+    /// One of [`TrainingOptions::additional_outputs`](crate::TrainingOptions::additional_outputs), of
+    /// the last batch.
+    ///
+    /// # Errors
+    ///
+    /// It is none of them, or no batch has run yet.
+    pub fn output(&mut self, name: &str) -> Result<Value> {
+        let known = &self.options.additional_outputs;
+        ensure!(
+            known.iter().any(|it| it == name),
+            InvalidArgument,
+            help = advise("additional outputs", name, known.iter().map(String::as_str)),
+            "the training has no additional output '{name}'"
+        );
+        let kind = self.stages.entered.filter(|kind| *kind != Kind::Apply);
+        let kind = kind.ok_or_else(|| {
+            error!(InvalidArgument, "output '{name}' is gone").help("ask for it right after a batch")
+        })?;
+        self.ready(kind)?.output(name)
+    }
+
+    /// Runs a stage on what it takes of the given inputs; returns the loss, where it has one.
+    fn run(&mut self, kind: Kind, mut given: Vec<(&str, Value)>) -> Result<f32> {
+        given.push((SEED, Tensor::scalar(self.options.seed as i64)?.into()));
+        given.push((COUNTER, Tensor::scalar(self.batches as i64)?.into()));
+        given.push((LOSS_SCALE, Tensor::scalar(self.loss_scale().unwrap_or(1.0))?.into()));
+        if self.stages.get(kind).is_none() {
+            let sizes = self.sizes_of(&given);
+            let sizes: Vec<(&str, i64)> = sizes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+            self.ready_at(kind, &sizes)?;
+        }
+        self.enter(kind)?;
+        let profile = self.profile.clone();
+        let stage = self.ready(kind)?;
+        let own = [SEED, COUNTER, LEARNING_RATE, STEP, LOSS_SCALE, GRADIENT_SCALE];
+        given.retain(|(name, _)| !own.contains(name) || stage.takes(name));
+        let options = RunOptions { profile: profile.as_deref(), ..RunOptions::default() };
+        let (folded, done) = (stage.folded(), stage.run(&given, &options));
+        done.map_err(|problem| self.in_all(kind, folded, problem))?;
+        if kind == Kind::Apply { Ok(0.0) } else { self.ready(kind)?.number(LOSS) }
+    }
+
+    /// The numbers that an update by sums of gradients reads; these are multiplied by `scale`.
+    fn update_inputs(&self, given: &mut Vec<(&str, Value)>, scale: f32) -> Result<()> {
+        let scale = scale / self.loss_scale().unwrap_or(1.0);
+        given.push((GRADIENT_SCALE, Tensor::scalar(scale)?.into()));
+        given.push((LEARNING_RATE, Tensor::scalar(self.learning_rate())?.into()));
+        given.push((STEP, Tensor::scalar(self.updates as i64 + 1)?.into()));
+        Ok(())
+    }
+
+    /// Counts an update that has run, or that it was left out.
+    fn end_update(&mut self, kind: Kind) -> Result<()> {
+        let is_updated = match self.scaler {
+            Some(_) => self.ready(kind)?.is_true(FINITE)?,
+            None => true,
+        };
+        self.updates += u64::from(is_updated);
+        if let (Some(scaler), Some(rule)) = (&mut self.scaler, self.options.scaling()) {
+            scaler.follow(rule, is_updated);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! Parameters, gradient sums and optimizer states: how they begin, and how they are read and exported.
+
+use std::path::Path;
+
+use ort_core::dtype::DType;
+use ort_core::ir::Graph;
+use ort_core::onnx::{Weights, save};
+use ort_core::tensor::{Tensor, TensorBuffer};
+use ort_core::{Result, ensure, error};
+
+use super::Trainer;
+use crate::graph::Parameter;
+use crate::weights::TrainableGraph;
+
+impl Trainer {
+    /// A trained parameter as it is now.
+    pub fn parameter(&mut self, name: &str) -> Result<Tensor> {
+        self.leave();
+        self.state.tensor(name)
+    }
+
+    /// The mean of each parameter's gradients over the batches since the last update.
+    pub fn grads(&mut self) -> Result<Vec<(String, Tensor)>> {
+        ensure!(
+            self.pending > 0,
+            InvalidArgument,
+            help = "accumulate a batch first",
+            "there are no gradients"
+        );
+        self.leave();
+        let scale = 1.0 / (self.pending as f64 * f64::from(self.loss_scale().unwrap_or(1.0)));
+        let mut found = Vec::with_capacity(self.training.parameters.len());
+        for Parameter { name, .. } in &self.training.parameters {
+            let mut sum = self.state.on_host(self.state.get(&gradient_name(name))?)?;
+            match sum.dtype() {
+                DType::F64 => sum.as_mut_slice::<f64>()?.iter_mut().for_each(|each| *each *= scale),
+                _ => sum.as_mut_slice::<f32>()?.iter_mut().for_each(|each| *each *= scale as f32),
+            }
+            found.push((name.clone(), sum.tensor()?));
+        }
+        Ok(found)
+    }
+
+    /// Writes the model with its trained weights as ONNX, whole or not at all.
+    pub fn export(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let graph = self.trained_graph()?;
+        let weights = Weights::Inside;
+        save(&graph, self.model.info(), path, &weights)
+    }
+
+    /// The inference graph with the weights as they are now.
+    pub(crate) fn trained_graph(&mut self) -> Result<Graph> {
+        self.leave();
+        let mut graph = TrainableGraph::of(&self.model, &self.options)?.graph;
+        let trained = self.training.parameters.iter().map(|it| &it.name);
+        let names: Vec<String> =
+            trained.chain(self.training.statistics.iter().map(|it| &it.name)).cloned().collect();
+        for name in names {
+            let value = graph.find_value(&name).ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
+            let tensor = self.state.tensor(&name)?;
+            match graph.input_defaults.get_mut(&value) {
+                Some(default) => *default = tensor,
+                None => drop(graph.constants.insert(value, tensor)),
+            }
+        }
+        Ok(graph)
+    }
+
+    /// Parameters and statistics as in the model, states of zeros.
+    pub(super) fn fill_state(&mut self) -> Result<()> {
+        for Parameter { name, tensor, .. } in &self.training.parameters {
+            self.state.insert(name.clone(), TensorBuffer::copy_of(tensor)?);
+            // Nobody reads it in the file any more.
+            self.model.release(tensor);
+        }
+        for statistic in &self.training.statistics {
+            self.state.insert(statistic.name.clone(), TensorBuffer::copy_of(&statistic.tensor)?);
+            self.model.release(&statistic.tensor);
+        }
+        self.fill_states()?;
+        self.hold_gradients(self.options.accumulate > 1)
+    }
+
+    /// States of zeros.
+    pub(super) fn fill_states(&mut self) -> Result<()> {
+        for Parameter { name, tensor, .. } in &self.training.parameters {
+            for state in self.options.optimizer.states(tensor.dtype(), tensor.shape()) {
+                let buffer = TensorBuffer::new(state.dtype, &state.shape)?;
+                self.state.insert(state_name(name, state.kind), buffer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes memory for sums of gradients, where there is to be some and is none.
+    pub(crate) fn hold_gradients(&mut self, holds: bool) -> Result<()> {
+        if !holds {
+            return Ok(());
+        }
+        for Parameter { name, tensor, .. } in &self.training.parameters {
+            let sum = gradient_name(name);
+            if self.state.get(&sum).is_err() {
+                self.state.insert(sum, TensorBuffer::new(tensor.dtype(), tensor.shape())?);
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn state_name(parameter: &str, kind: &str) -> String {
+    format!("{parameter}.{kind}")
+}
+
+pub(crate) fn gradient_name(parameter: &str) -> String {
+    format!("{parameter}.gradient")
+}
