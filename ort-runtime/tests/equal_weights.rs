@@ -10,7 +10,8 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use ort_alloc::{Allocator, HostAllocator};
 use ort_runtime::ir::GraphBuilder;
 use ort_runtime::onnx::{ModelInfo, Weights, save};
-use ort_runtime::{Budget, DType, Model, Result, Session, Tensor};
+use ort_runtime::plan::MemoryKind;
+use ort_runtime::{Budget, DType, Model, Result, Session, SessionBuilder, Tensor, Value};
 use support::numbers;
 
 const WIDTH: usize = 1024;
@@ -150,6 +151,75 @@ fn every_budget_counts_all_that_its_sessions_use() -> Result<()> {
     assert!(limited.memory().packed < ENCODER);
     drop((first, second));
     assert_eq!(bits(&limited)?, expected);
+    Ok(())
+}
+
+/// The columns of a weight that packed is too small to be looked for in other programs.
+const SMALL: usize = 24;
+
+/// A product of each of two inputs, whose rows have one name.
+fn two_products(folder: &tempfile::TempDir) -> Result<Model> {
+    let mut builder = GraphBuilder::new("two products");
+    let a = builder.input("a", DType::F32, &["rows", "1024"]);
+    let b = builder.input("b", DType::F32, &["rows", "24"]);
+    let large = builder.constant(weight(&[WIDTH, WIDTH], 3)?);
+    let small = builder.constant(weight(&[SMALL, SMALL], 4)?);
+    let products = [builder.node("MatMul", &[a, large], &[])?, builder.node("MatMul", &[b, small], &[])?];
+    let file = folder.path().join("two_products.onnx");
+    save(&builder.finish(&products)?, &ModelInfo::default(), &file, &Weights::Inside)?;
+    Model::load(file)
+}
+
+fn rows(a: usize, b: usize) -> Result<[(&'static str, Value); 2]> {
+    Ok([("a", numbers(&[a, WIDTH], 5)?.into()), ("b", numbers(&[b, SMALL], 6)?.into())])
+}
+
+/// Runs on as many rows of one input as of the other, and on more of one, which compiles the model again. Then the
+/// session holds what the process does; returns what of that is packed.
+fn packed_for_runs_on(session: &Session, start: usize) -> Result<usize> {
+    for inputs in [rows(3, 3)?, rows(3, 5)?, rows(4, 4)?] {
+        drop(session.run(&inputs)?);
+    }
+    let memory = session.memory();
+    assert_eq!(memory.slabs + memory.outputs + memory.outputs_waiting + memory.dynamic, memory.idle);
+    session.trim();
+    let memory = session.memory();
+    assert_eq!(memory.packed + memory.weights_copied, held() - start, "{memory:?}");
+    let planned = |inputs: [(&str, Value); 2]| session.plan_for_inputs(&inputs);
+    for report in [session.plan(&[])?, planned(rows(3, 3)?)?, planned(rows(3, 5)?)?] {
+        let packed = report.kinds.iter().find(|entry| entry.kind == MemoryKind::WeightsPacked);
+        assert_eq!(packed.map(|entry| entry.bytes), Some(memory.packed));
+    }
+    Ok(memory.packed)
+}
+
+/// Weights that are packed again for names of dimensions that were contradicted are the session's own.
+#[test]
+fn a_session_tells_what_it_packs_again() -> Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let (folder, cache) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let model = two_products(&folder)?;
+    let build = |settings: fn(SessionBuilder) -> SessionBuilder| {
+        settings(Session::builder(&model).threads(2)).build()
+    };
+    let start = held();
+    for limit in [None, Some(64 << 20)] {
+        let session = match limit {
+            None => build(|settings| settings)?,
+            Some(_) => build(|settings| settings.memory_limit(64 << 20))?,
+        };
+        drop(session.run(&rows(3, 3)?)?);
+        let once = session.memory().packed;
+        let packed = packed_for_runs_on(&session, start)?;
+        // The large weight is there once, the small one twice.
+        assert!((once + 1..once + WIDTH * WIDTH).contains(&packed), "{once} bytes, then {packed}");
+        drop(session);
+        assert_eq!(held(), start, "all is given back");
+    }
+    // What is packed again is in no compiled cache.
+    let cached = Session::builder(&model).threads(2).cache_dir(cache.path()).build()?;
+    assert_eq!(cached.memory().packed, 0);
+    assert!(packed_for_runs_on(&cached, start)? >= WIDTH * WIDTH * 4);
     Ok(())
 }
 

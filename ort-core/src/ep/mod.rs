@@ -34,7 +34,7 @@ pub use compile::{CompileCx, Precision};
 #[cfg(feature = "provider-libraries")]
 pub use dylib::{PROVIDER_PATH, check_library, load_provider, provider_libraries};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
-pub(crate) use packed::Owner;
+pub(crate) use packed::{Owner, SharedBytes};
 pub use packed::PackedWeights;
 pub use reason::{Island, Reason};
 pub use regions::{Scope, placement_cost};

@@ -57,10 +57,24 @@ impl PackedWeights {
 #[derive(Debug, Default)]
 pub(crate) struct Owner(());
 
-impl Owner {
-    /// The bytes of packed weights that others have as well.
-    pub(crate) fn shared_bytes(self: &Arc<Owner>) -> usize {
-        TABLE.regions().iter().map(|region| region.shared_bytes(self)).sum()
+/// What owners that count as one have more than once, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SharedBytes {
+    /// What an owner counts and one before it has counted.
+    pub(crate) among: usize,
+    /// Of the rest, what others have as well.
+    pub(crate) with_others: usize,
+}
+
+impl SharedBytes {
+    /// Those of all packed weights.
+    pub(crate) fn of(owners: &[&Arc<Owner>]) -> SharedBytes {
+        let mut sum = SharedBytes::default();
+        for SharedBytes { among, with_others } in TABLE.regions().iter().map(|region| region.shared(owners)) {
+            sum.among += among;
+            sum.with_others += with_others;
+        }
+        sum
     }
 }
 
@@ -94,11 +108,16 @@ impl Region {
         self.buffer.bytes().unwrap_or(&[])
     }
 
-    /// The bytes that an owner's shares count, if somebody else has one.
-    fn shared_bytes(&self, owner: &Arc<Owner>) -> usize {
-        let owners = self.owners.lock();
-        let own = owners.iter().filter(|other| Arc::ptr_eq(other, owner)).count();
-        if own < owners.len() { own * self.buffer.len() } else { 0 }
+    /// What the shares of these owners count.
+    fn shared(&self, owners: &[&Arc<Owner>]) -> SharedBytes {
+        let shares = self.owners.lock();
+        let shares_of = |owner: &&Arc<Owner>| shares.iter().filter(|other| Arc::ptr_eq(other, owner)).count();
+        let mut counts = owners.iter().map(shares_of).filter(|count| *count > 0);
+        let first = counts.next().unwrap_or(0);
+        let again: usize = counts.sum();
+        let is_others = first + again < shares.len();
+        let bytes = self.buffer.len();
+        SharedBytes { among: again * bytes, with_others: if is_others { first * bytes } else { 0 } }
     }
 }
 
@@ -291,12 +310,20 @@ mod tests {
         let [one, other] = [Arc::<Owner>::default(), Arc::default()];
         let budgets = [Budget::new(None), Budget::new(None)];
         let twice = [packed(&one, &budgets[0]), packed(&one, &budgets[0])];
-        assert_eq!((one.shared_bytes(), budgets[0].in_use()), (0, 2 * 8192));
+        let of = |owners: &[&Arc<Owner>]| {
+            let SharedBytes { among, with_others } = SharedBytes::of(owners);
+            (among, with_others)
+        };
+        assert_eq!((of(&[&one]), budgets[0].in_use()), ((0, 0), 2 * 8192));
         let third = packed(&other, &budgets[1]);
-        assert_eq!((one.shared_bytes(), other.shared_bytes(), budgets[1].in_use()), (2 * 8192, 8192, 8192));
+        assert_eq!((of(&[&one]), of(&[&other]), budgets[1].in_use()), ((0, 2 * 8192), (0, 8192), 8192));
+        assert_eq!((of(&[&one, &other]), of(&[&other, &one])), ((8192, 0), (2 * 8192, 0)));
         assert_eq!(third.bytes().as_ptr(), twice[0].bytes().as_ptr());
-        drop(twice);
-        assert_eq!((other.shared_bytes(), budgets[0].in_use()), (0, 0));
+        let last = Arc::default();
+        let fourth = packed(&last, &budgets[1]);
+        assert_eq!(of(&[&one, &other]), (8192, 2 * 8192), "of the pair, what the last has as well");
+        drop((twice, fourth));
+        assert_eq!((of(&[&other]), budgets[0].in_use()), ((0, 0), 0));
         assert_eq!(third.bytes(), bytes);
     }
 }

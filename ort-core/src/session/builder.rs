@@ -45,6 +45,8 @@ pub struct SessionBuilder {
     pub(super) cache_dir: Option<PathBuf>,
     pub(super) memory_limit: Option<usize>,
     pub(super) budget: Option<Arc<Budget>>,
+    /// Whether nothing but what is free on the machine bounds `budget`.
+    pub(super) follows_machine: bool,
     pub(super) precision: Precision,
     limits: Limits,
     pub(super) optimizer: Optimizer,
@@ -81,6 +83,7 @@ impl SessionBuilder {
             cache_dir: None,
             memory_limit: None,
             budget: None,
+            follows_machine: false,
             precision: Precision::Fp32,
             limits: *model.limits(),
             optimizer: Optimizer::default(),
@@ -302,6 +305,11 @@ impl SessionBuilder {
         self.strict
     }
 
+    /// Whether the caller has set a limit, or shares a budget: else what is free on the machine is the bound.
+    fn is_bounded(&self) -> bool {
+        self.memory_limit.is_some() || (self.budget.is_some() && !self.follows_machine)
+    }
+
     /// How long building the session and each run may take; by default what the model was loaded within.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> SessionBuilder {
@@ -427,16 +435,16 @@ impl SessionBuilder {
         };
         // What was packed meanwhile is of another file then.
         self.model.check_files(true)?;
-        let counts_all = self.memory_limit.is_some() || self.budget.is_some();
+        let is_bounded = self.is_bounded();
         let budget = Budget::within(&compiled.budget, None);
         Ok(Session {
             kept: Kept::new(
-                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref(), counts_all)?,
-                (!counts_all).then(Recycler::new),
+                DynamicMemory::new(&budget, &compiled.devices, self.arena.as_ref(), is_bounded)?,
+                (!is_bounded).then(Recycler::new),
                 self.idle_memory,
             ),
             poison: self.poison,
-            is_bounded: counts_all,
+            machine: (!is_bounded).then(|| compiled.budget.clone()),
             budget,
             compiled,
             threads,
@@ -524,7 +532,7 @@ impl SessionBuilder {
         let (graph, rewrites) = self.rewritten(setting, packing)?;
         let Setting { threads, load_threads, devices, budget, until } = setting;
         let owner = Arc::<Owner>::default();
-        let is_bounded = self.memory_limit.is_some() || self.budget.is_some();
+        let is_bounded = self.is_bounded();
         let mut cx = BuildCx {
             devices,
             budget,

@@ -3,9 +3,10 @@
 //! Exporters use names of dimensions as documentation, and ONNX Runtime does not compare them. Here inference, rewrites
 //! and plans rely on equal names being equal sizes. So the first run that contradicts compiles the model again, with a
 //! name of its own for each dimension of each input, and such runs take that session from then on. All others, and
-//! their plans, stay as they are.
+//! their plans, stay as they are. To the caller the two are one session: runs of both count in one budget and leave
+//! their memory to one another.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::{Model, Session, SessionBuilder};
 use crate::dim::Dim;
@@ -16,16 +17,28 @@ use crate::{Error, Result, Within};
 /// The session with independent dimensions, from the first run on that needs it, and what it is built with.
 pub(super) struct Independent {
     settings: SessionBuilder,
-    session: Mutex<Option<Arc<Session>>>,
+    session: OnceLock<Arc<Session>>,
+    /// Held while it is built: who asks what the session holds does not wait for that.
+    building: Mutex<()>,
 }
 
 impl Independent {
     pub(super) fn new(settings: SessionBuilder) -> Independent {
-        Independent { settings, session: Mutex::new(None) }
+        Independent { settings, session: OnceLock::new(), building: Mutex::new(()) }
+    }
+
+    /// The session, if a run has needed it.
+    pub(super) fn built(&self) -> Option<&Session> {
+        self.session.get().map(|session| &**session)
     }
 }
 
 impl Session {
+    /// The sessions that are one to the caller: itself, and that for runs with independent dimensions.
+    pub(super) fn parts(&self) -> Vec<&Session> {
+        std::iter::once(self).chain(self.independent.built()).collect()
+    }
+
     /// The session for a run whose inputs contradict the names of dimensions, which `conflict` says.
     ///
     /// # Errors
@@ -33,21 +46,21 @@ impl Session {
     /// `conflict` itself if the session or its model is strict, or nothing but the names tells which sizes are equal:
     /// for graphs that were built by hand, with gradients, and for sessions that update inputs.
     pub(super) fn independent(&self, conflict: Error) -> Result<Arc<Session>> {
-        let Independent { settings, session } = &self.independent;
+        let Independent { settings, session, building } = &self.independent;
         if !settings.may_be_independent() {
             return Err(conflict);
         }
-        let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(session) = &*session {
+        let _building = building.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = session.get() {
             return Ok(session.clone());
         }
         tracing::warn!(
             "{conflict}; the model is compiled again with independent dimensions, for this and further such runs"
         );
-        let built = settings.with_independent_dims(self).within(|| "compiling with independent dimensions");
-        let built = Arc::new(built?);
-        *session = Some(built.clone());
-        Ok(built)
+        self.follow_machine();
+        let built = settings.with_independent_dims(self);
+        let built = built.within(|| "compiling with independent dimensions")?;
+        Ok(session.get_or_init(|| Arc::new(built)).clone())
     }
 }
 
@@ -56,7 +69,7 @@ impl SessionBuilder {
         !self.is_strict() && self.updates.is_empty() && self.model.may_be_independent()
     }
 
-    /// A session on the same devices and within the same memory.
+    /// A session on the same devices and within the same memory, whose runs share what those of the first leave.
     fn with_independent_dims(&self, first: &Session) -> Result<Session> {
         let mut settings = self.clone();
         settings.model = self.model.with_independent_dims()?;
@@ -64,11 +77,14 @@ impl SessionBuilder {
         settings.providers.clear();
         // Entries of the compiled cache are found by the model's content, which is that of the first session.
         settings.cache_dir = None;
-        if self.memory_limit.is_some() || self.budget.is_some() {
-            settings.memory_limit = None;
-            settings.budget = Some(first.compiled.budget.clone());
-        }
-        settings.build()
+        settings.memory_limit = None;
+        settings.budget = Some(first.compiled.budget.clone());
+        settings.follows_machine = first.machine.is_some();
+        let mut session = settings.build()?;
+        session.budget = first.budget.clone();
+        session.kept = first.kept.clone();
+        session.machine = first.machine.clone();
+        Ok(session)
     }
 }
 

@@ -1,8 +1,10 @@
 //! What a session holds, by what it is for, and giving it back.
 
 use ort_alloc::{Allocator, Category, HostAllocator};
+use rustc_hash::FxHashSet;
 
 use super::Session;
+use crate::ep::SharedBytes;
 use crate::tensor::Tensor;
 
 /// The memory of a session, by what it is for, in bytes. What sessions share that were built alike on one model is in each of theirs.
@@ -55,28 +57,66 @@ impl MemoryUse {
     }
 }
 
-/// Bytes of constants by where they lie.
+/// Bytes of constants by where they lie, each once.
 #[derive(Default)]
-struct Constants {
-    mapped: usize,
+pub(super) struct ConstantBytes {
+    pub(super) mapped: usize,
     copied: usize,
-    cached: usize,
+    pub(super) cached: usize,
+    pub(super) packed: usize,
+    packed_shared: usize,
+    pub(super) on_devices: usize,
+}
+
+impl ConstantBytes {
+    /// Those of sessions on one model now.
+    pub(super) fn of(sessions: &[&Session]) -> ConstantBytes {
+        let (mut sum, mut counted) = (ConstantBytes::default(), FxHashSet::default());
+        for session in sessions {
+            sum.add_read(session, &mut counted);
+            sum.packed += session.packed_now();
+            sum.on_devices += session.device_constants_now();
+        }
+        let owners: Vec<_> = sessions.iter().map(|session| session.compiled.streams.owner()).collect();
+        let shared = SharedBytes::of(&owners);
+        sum.packed = sum.packed.saturating_sub(shared.among);
+        sum.packed_shared = shared.with_others;
+        // Of a model that is not mapped all weights stay in memory.
+        let model = sessions.first().map(|session| &session.model);
+        if let Some(model) = model.filter(|model| !model.has_mapping()) {
+            sum.copied = sum.copied.max(model.graph().weight_bytes());
+        }
+        sum
+    }
+
+    /// Adds the constants that runs read, unless they are counted.
+    fn add_read(&mut self, session: &Session, counted: &mut FxHashSet<(*const u8, usize)>) {
+        let cache = session.compiled.cache.as_ref();
+        for bytes in session.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes()) {
+            let place = match bytes {
+                bytes if cache.is_some_and(|cache| cache.entry.holds(bytes)) => &mut self.cached,
+                bytes if session.model.is_mapped(bytes) => &mut self.mapped,
+                _ => &mut self.copied,
+            };
+            *place += if counted.insert((bytes.as_ptr(), bytes.len())) { bytes.len() } else { 0 };
+        }
+        self.cached += cache.map_or(0, |cache| cache.packed_bytes);
+    }
 }
 
 impl Session {
-    /// The memory of the session.
+    /// The memory of the session, with what it compiled again for runs that contradict the names of dimensions.
     pub fn memory(&self) -> MemoryUse {
         let held = |category| self.budget.in_use_of(category);
-        let Constants { mapped: weights_mapped, copied: weights_copied, cached } = self.constants();
-        let cache = self.compiled.cache.as_ref();
+        let constants = ConstantBytes::of(&self.parts());
         MemoryUse {
             weights: self.model.graph().weight_bytes(),
-            weights_mapped,
-            weights_copied,
-            packed: self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program),
-            packed_shared: self.compiled.streams.shared_bytes(),
-            device_constants: self.fixed_device_constants() + self.compiled.streams.windows.resident_bytes(),
-            cached: cached + cache.map_or(0, |cache| cache.packed_bytes),
+            weights_mapped: constants.mapped,
+            weights_copied: constants.copied,
+            packed: constants.packed,
+            packed_shared: constants.packed_shared,
+            device_constants: constants.on_devices,
+            cached: constants.cached,
             slabs: held(Category::Slab),
             workspace: held(Category::Workspace),
             outputs: held(Category::Output),
@@ -93,7 +133,17 @@ impl Session {
     /// The fewest bytes of constants that the session holds during a run and that count against its
     /// limit: folded ones, copies for alignment, packed weights, and of those that come and go the largest.
     pub fn constant_bytes(&self) -> usize {
-        self.compiled.constant_bytes.saturating_add(self.compiled.streams.least_bytes())
+        let constants = self.parts().into_iter().map(|part| part.compiled.constant_bytes);
+        constants.fold(self.compiled.streams.least_bytes(), usize::saturating_add)
+    }
+
+    /// The packed weights of its program that are in memory now.
+    pub(super) fn packed_now(&self) -> usize {
+        self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program)
+    }
+
+    pub(super) fn device_constants_now(&self) -> usize {
+        self.fixed_device_constants() + self.compiled.streams.windows.resident_bytes()
     }
 
     /// The bytes of constants that always stay in the memory of devices.
@@ -102,29 +152,11 @@ impl Session {
         constants.filter(|tensor| !tensor.view().is_host()).map(Tensor::byte_count).sum()
     }
 
-    /// The bytes of constants that runs read. Of a model that is not mapped all weights stay in memory.
-    fn constants(&self) -> Constants {
-        let mut found = Constants::default();
-        let cache = self.compiled.cache.as_ref();
-        for bytes in self.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes()) {
-            let place = match bytes {
-                bytes if cache.is_some_and(|cache| cache.entry.holds(bytes)) => &mut found.cached,
-                bytes if self.model.is_mapped(bytes) => &mut found.mapped,
-                _ => &mut found.copied,
-            };
-            *place += bytes.len();
-        }
-        if !self.model.has_mapping() {
-            found.copied = found.copied.max(self.model.graph().weight_bytes());
-        }
-        found
-    }
-
     /// Gives back the memory that finished runs left for the next ones, and kept plans.
     pub fn trim(&self) {
         self.kept.release();
         self.kept.evicted.store(0, std::sync::atomic::Ordering::Relaxed);
-        self.compiled.program.plans.clear();
+        self.parts().into_iter().for_each(|part| part.compiled.program.plans.clear());
         HostAllocator::global().trim();
     }
 }

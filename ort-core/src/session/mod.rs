@@ -77,6 +77,7 @@ use compiled::Compiled;
 use frame::{bind, fits};
 use independent::Independent;
 use kept::Kept;
+use memory::ConstantBytes;
 use run::Need;
 use split::Asked;
 use streamed::Free;
@@ -100,8 +101,8 @@ pub struct Session {
     poison: bool,
     /// The session for runs that contradict the names of dimensions.
     independent: Independent,
-    /// Whether the caller has set a limit, or shares a budget: else what is free on the machine is the bound.
-    is_bounded: bool,
+    /// The budget whose bound is what is free on the machine: none where the caller has set a limit, or shares a budget.
+    machine: Option<Arc<Budget>>,
     /// What bindings know of the session, once there is one.
     signature: OnceLock<Arc<binding::Signature>>,
 }
@@ -300,17 +301,23 @@ impl Session {
     /// A name that the model does not have is an error.
     pub fn plan(&self, dims: &[(&str, i64)]) -> Result<PlanReport> {
         let bindings = self.bindings(dims)?;
-        self.report(&bindings, &self.compiled.program.bound_values(self.planning))
+        let values = self.compiled.program.bound_values(self.planning);
+        self.report(&bindings, &values, self.independent.built())
     }
 
     /// The memory of a run on these inputs.
     pub fn plan_for_inputs(&self, inputs: &[(&str, Value)]) -> Result<PlanReport> {
+        self.plan_beside(self.independent.built(), inputs)
+    }
+
+    /// The same where the constants of another session are part of its memory.
+    fn plan_beside(&self, other: Option<&Session>, inputs: &[(&str, Value)]) -> Result<PlanReport> {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
         if let Some(conflict) = bind(&self.compiled.program, &given, &mut bindings)? {
-            return self.independent(conflict)?.plan_for_inputs(inputs);
+            return self.independent(conflict)?.plan_beside(Some(self), inputs);
         }
-        self.report(&bindings, &self.given_values(&given))
+        self.report(&bindings, &self.given_values(&given), other)
     }
 
     /// What each step of a run takes and gives back, in their order, with these sizes of symbolic dimensions; for those who edit the graph to
@@ -319,36 +326,49 @@ impl Session {
         Ok(live_steps(&self.compiled.program, &self.bindings(dims)?, self.threads))
     }
 
-    fn report(&self, bindings: &Bindings, values: &BoundValues) -> Result<PlanReport> {
+    fn report(
+        &self,
+        bindings: &Bindings,
+        values: &BoundValues,
+        other: Option<&Session>,
+    ) -> Result<PlanReport> {
         let plan = self.plan_bound(bindings, values)?;
         let mut report = report(&self.compiled.program, &plan, bindings, self.threads);
-        let memory = self.memory();
-        report.weights_bytes = memory.weights;
-        let streams = &self.compiled.streams;
+        report.weights_bytes = self.model.graph().weight_bytes();
         let available = self.free_bytes();
         report.batch_split = self.would_split(Asked { plan: &plan, bindings }, available);
         report.unsplit = self.why_whole(Asked { plan: &plan, bindings });
         let peak = report.batch_split.as_ref().map_or(plan.peak(), |split| split.planned_bytes);
+        report.kinds.extend(self.constant_kinds(&plan, available.saturating_sub(peak), other));
+        report.available_bytes = available.saturating_sub(self.compiled.streams.least_bytes());
+        Ok(report)
+    }
+
+    /// The constants of a run that leaves them so many bytes, with those that another session holds meanwhile.
+    fn constant_kinds(&self, plan: &RunPlan, bytes: usize, other: Option<&Session>) -> [KindBytes; 7] {
+        let streams = &self.compiled.streams;
         // A run that a device's own limit refuses is planned as if it had none.
-        let Need { on_devices, is_open_ended, .. } = Need::of(&self.compiled.program, &plan);
-        let bytes = available.saturating_sub(peak);
+        let Need { on_devices, is_open_ended, .. } = Need::of(&self.compiled.program, plan);
         let free = |on_devices| Free { bytes, on_devices, eighths: 8, is_open_ended };
         let shares = streams.shares(&free(on_devices)).or_else(|_| streams.shares(&free(OnDevices::new())));
         let (shares, left) = shares.unwrap_or_default();
         let streamed = streams.streamed_bytes(left);
+        let parts: Vec<&Session> = std::iter::once(self).chain(other).collect();
+        let now = ConstantBytes::of(&parts);
         let packed = self.compiled.packed_bytes + streams.packed_bytes() - streamed;
-        let weights = [
-            (MemoryKind::WeightsMapped, memory.weights_mapped),
-            (MemoryKind::WeightsPacked, packed),
-            (MemoryKind::WeightsCached, memory.cached),
+        let on_devices = self.fixed_device_constants() + shares.kept_bytes();
+        let packed_by_other = now.packed.saturating_sub(self.packed_now());
+        let on_devices_by_other = now.on_devices.saturating_sub(self.device_constants_now());
+        [
+            (MemoryKind::WeightsMapped, now.mapped),
+            (MemoryKind::WeightsPacked, packed + packed_by_other),
+            (MemoryKind::WeightsCached, now.cached),
             (MemoryKind::WeightsStreamed, streamed),
-            (MemoryKind::DeviceConstants, self.fixed_device_constants() + shares.kept_bytes()),
+            (MemoryKind::DeviceConstants, on_devices + on_devices_by_other),
             (MemoryKind::DeviceWindow, shares.window_bytes()),
             (MemoryKind::DeviceStreamed, shares.streamed_bytes()),
-        ];
-        report.kinds.extend(weights.map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None }));
-        report.available_bytes = available.saturating_sub(streams.least_bytes());
-        Ok(report)
+        ]
+        .map(|(kind, bytes)| KindBytes { kind, bytes, symbolic: None })
     }
 
     /// Sizes for all symbolic dimensions of the inputs: those that are named, and 1 for the others. A name that the model does not have is an

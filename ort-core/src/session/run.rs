@@ -163,10 +163,9 @@ impl Session {
     }
 
     /// Raises the bound of a session without a limit of its own to what is free by now; returns whether that is more.
-    fn follow_machine(&self) -> bool {
-        let free = if self.is_bounded { None } else { free_memory_bytes() };
-        let budget = &self.compiled.budget;
-        free.is_some_and(|free| budget.raise_limit(free.saturating_add(budget.in_use())))
+    pub(super) fn follow_machine(&self) -> bool {
+        let Some((budget, free)) = self.machine.as_ref().zip(free_memory_bytes()) else { return false };
+        budget.raise_limit(free.saturating_add(budget.in_use()))
     }
 
     /// The same where so many eighths may be taken of what the limits of devices leave beyond the least.

@@ -162,9 +162,9 @@ impl Streams {
         Streams { steps, precision, owner: owner.clone(), turns: RwLock::new(()), windows }
     }
 
-    /// Of all packed weights of the program, the bytes that others have as well.
-    pub(super) fn shared_bytes(&self) -> usize {
-        self.owner.shared_bytes()
+    /// Whose the packed weights of the program are.
+    pub(super) fn owner(&self) -> &Arc<Owner> {
+        &self.owner
     }
 
     pub(super) fn precision(&self) -> Precision {
