@@ -52,6 +52,12 @@ pub enum AllocError {
         /// Why it cannot be served.
         reason: String,
     },
+    /// The allocator is defective.
+    #[error("{reason}")]
+    Failed {
+        /// What it did, and whose it is.
+        reason: String,
+    },
 }
 
 impl AllocError {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use ort_alloc::AllocError;
 
+use crate::ep::guard::DEFECT;
 use crate::text::{NAME_BYTES, into_shown, shown};
 
 /// The most bytes of a message, and of the advice after it. With the places an error takes less than 4 KiB, whatever names are in it.
@@ -226,6 +227,9 @@ impl std::error::Error for Error {}
 
 impl From<AllocError> for Error {
     fn from(error: AllocError) -> Error {
+        if let AllocError::Failed { reason } = error {
+            return Error::new(ErrorKind::RuntimeException, reason).help(DEFECT);
+        }
         let mut refusal = Error::new(ErrorKind::OutOfMemory, error.to_string());
         if let AllocError::BudgetExceeded { needed, available, limit, largest, .. } = error {
             let largest =

@@ -7,20 +7,22 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ort_alloc::{Allocator, DeviceId};
+use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
 use ort_runtime::ep::{
     Claim, CompileCx, Device, DeviceInfo, Executable, Fingerprint, IoShapes, NodeView, ProviderOptions,
-    RunCx, provider,
+    RunCx, new_device_id, provider,
 };
+use ort_runtime::ir::GraphBuilder;
 use ort_runtime::onnx::{Weights, save};
 use ort_runtime::tensor::{TensorMut, TensorView};
-use ort_runtime::{Model, Result, Session};
-use support::{LAYER_OF_ONES, floats, layer};
+use ort_runtime::{DType, ErrorKind, Model, Result, Session};
+use support::{LAYER_OF_ONES, floats, layer, numbers};
 
 /// The CPU, but for one call.
 struct Panicking {
     cpu: Arc<dyn Device>,
     info: DeviceInfo,
+    memory: DeviceId,
     call: &'static str,
     armed: Arc<AtomicBool>,
 }
@@ -29,8 +31,16 @@ impl Panicking {
     fn open(call: &'static str) -> Result<(Arc<dyn Device>, Arc<AtomicBool>)> {
         let cpu = provider("cpu")?.open(0, &ProviderOptions::new())?;
         let info = DeviceInfo { provider: "panicking", ..cpu.info().clone() };
+        let (memory, armed) = (cpu.memory(), Arc::new(AtomicBool::new(true)));
+        Ok((Arc::new(Panicking { cpu, info, memory, call, armed: armed.clone() }), armed))
+    }
+
+    /// The same where the device has memory of its own.
+    fn apart(call: &'static str) -> Result<Arc<dyn Device>> {
+        let cpu = provider("cpu")?.open(0, &ProviderOptions::new())?;
+        let info = DeviceInfo { provider: "panicking", ..cpu.info().clone() };
         let armed = Arc::new(AtomicBool::new(true));
-        Ok((Arc::new(Panicking { cpu, info, call, armed: armed.clone() }), armed))
+        Ok(Arc::new(Panicking { cpu, info, memory: new_device_id(), call, armed }))
     }
 
     fn enter(&self, call: &str) {
@@ -44,12 +54,15 @@ impl Device for Panicking {
     }
 
     fn memory(&self) -> DeviceId {
-        self.cpu.memory()
+        self.memory
     }
 
     fn allocator(&self) -> Arc<dyn Allocator> {
         self.enter("allocator");
-        self.cpu.allocator()
+        match self.memory {
+            DeviceId::HOST => self.cpu.allocator(),
+            id => Arc::new(PanickingMemory { id, call: self.call }),
+        }
     }
 
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String> {
@@ -98,6 +111,32 @@ impl Device for Panicking {
 
     fn copy(&self, from: TensorView<'_>, to: TensorMut<'_>) -> Result<()> {
         self.cpu.copy(from, to)
+    }
+}
+
+/// Memory that the host cannot touch, and that nothing is ever written to.
+struct PanickingMemory {
+    id: DeviceId,
+    call: &'static str,
+}
+
+impl Allocator for PanickingMemory {
+    fn device(&self) -> DeviceId {
+        self.id
+    }
+
+    fn allocate(&self, bytes: usize, _: usize) -> Result<Buffer, AllocError> {
+        assert_ne!(self.call, "allocate", "told to panic in allocate");
+        Ok(Buffer::opaque(self.id, bytes, 1, Box::new(|_| {})))
+    }
+
+    fn stats(&self) -> Stats {
+        assert_ne!(self.call, "stats", "told to panic in stats");
+        Stats::default()
+    }
+
+    fn trim(&self) -> usize {
+        0
     }
 }
 
@@ -179,6 +218,38 @@ fn each_call_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
             let text = problem.to_string();
             assert!(text.contains("panicking"), "{call}: {text}");
             assert!(text.contains(&format!("told to panic in {call}")), "{call}: {text}");
+        }
+    }
+    Ok(())
+}
+
+/// Memory whose counters panic is not memory without a limit.
+#[test]
+fn memory_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut builder = GraphBuilder::new("sum");
+    let x = builder.input("x", DType::F32, &["2048"]);
+    let constant = builder.constant(numbers(&[2048], 1)?);
+    let sum = builder.node("Add", &[x, constant], &[])?;
+    let model = Model::from_graph(builder.finish(&[sum])?);
+    for call in ["stats", "allocate"] {
+        // Without a limit the constant is brought to the device at once, else by the run.
+        for limit in [None, Some(1 << 20)] {
+            let builder = Session::builder(&model).device(Panicking::apart(call)?).threads(1);
+            let session = match limit {
+                None => builder.build(),
+                Some(limit) => builder.memory_limit(limit).build(),
+            };
+            assert_eq!(session.is_ok(), limit.is_some(), "{call}");
+            let x = numbers(&[2048], 2)?;
+            let problem = session.and_then(|session| session.run(&[("x", x.into())])).expect_err("it fails");
+            let text = problem.to_string();
+            assert!(
+                text.contains("panicking") && text.contains(&format!("told to panic in {call}")),
+                "{text}"
+            );
+            assert!(text.contains("defect of the provider"), "{text}");
+            assert_eq!(problem.kind(), ErrorKind::RuntimeException, "{text}");
         }
     }
     Ok(())

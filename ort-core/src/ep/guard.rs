@@ -8,7 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ort_alloc::Allocator;
+use ort_alloc::{AllocError, Allocator, Buffer, DeviceId, Stats};
 
 use super::interrupt::{Interrupted, current};
 use super::{
@@ -31,9 +31,11 @@ fn raised(payload: &(dyn Any + Send), place: impl FnOnce() -> String) -> Error {
     }
     let text = payload.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    error!(RuntimeException, "{} panicked: {text}", place())
-        .help("this is a defect of the provider: please report it to who made it")
+    error!(RuntimeException, "{} panicked: {text}", place()).help(DEFECT)
 }
+
+/// What to do about a provider that panics.
+pub(crate) const DEFECT: &str = "this is a defect of the provider: please report it to who made it";
 
 fn at_node(device: &dyn Device, what: &str, node: &NodeView<'_>) -> String {
     let (provider, op) = (device.info().provider, node.node.spec.name);
@@ -91,9 +93,55 @@ pub(crate) fn copy(device: &dyn Device, from: TensorView<'_>, to: TensorMut<'_>)
     call(|| of(device, "a copy"), || device.copy(from, to))
 }
 
-/// [`Device::allocator`].
+/// [`Device::allocator`], whose own calls are guarded as well.
 pub(crate) fn allocator(device: &dyn Device) -> Result<Arc<dyn Allocator>> {
-    call(|| of(device, "the allocator"), || Ok(device.allocator()))
+    let allocator = call(|| of(device, "the allocator"), || Ok(device.allocator()))?;
+    Ok(Arc::new(GuardedAllocator { provider: device.info().provider, allocator }))
+}
+
+/// What the counters of [`Device::allocator`] say, its limit among them: a panic is an error, not a device without a limit.
+pub(crate) fn memory_stats(device: &dyn Device) -> Result<Stats> {
+    call(|| of(device, "the counters of its memory"), || Ok(device.allocator().stats()))
+}
+
+/// The allocator of a provider.
+struct GuardedAllocator {
+    provider: &'static str,
+    allocator: Arc<dyn Allocator>,
+}
+
+impl GuardedAllocator {
+    fn place(&self, what: &str) -> String {
+        format!("provider {}: {what}", self.provider)
+    }
+}
+
+impl Allocator for GuardedAllocator {
+    fn device(&self) -> DeviceId {
+        self.allocator.device()
+    }
+
+    fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {
+        let allocate = || Ok(self.allocator.allocate(bytes, alignment));
+        let allocated = call(|| self.place("an allocation"), allocate);
+        allocated.unwrap_or_else(|problem| Err(AllocError::Failed { reason: problem.message().to_owned() }))
+    }
+
+    fn stats(&self) -> Stats {
+        let counted = call(|| self.place("the counters of its memory"), || Ok(self.allocator.stats()));
+        counted.unwrap_or_else(|problem| {
+            tracing::warn!("{problem}");
+            Stats::default()
+        })
+    }
+
+    fn trim(&self) -> usize {
+        let trimmed = call(|| self.place("giving memory back"), || Ok(self.allocator.trim()));
+        trimmed.unwrap_or_else(|problem| {
+            tracing::warn!("{problem}");
+            0
+        })
+    }
 }
 
 /// [`Device::check`].

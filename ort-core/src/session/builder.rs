@@ -499,7 +499,7 @@ impl SessionBuilder {
             milliseconds = start.elapsed().as_millis() as u64,
             "compiled"
         );
-        let windows = Windows::of(&program, &devices);
+        let windows = Windows::of(&program, &devices)?;
         let streams = Streams::of(&program, (self.precision, &owner), windows);
         let trims = !streams.is_empty() || packed_bytes >= Compiled::WORTH_A_TRIM;
         let _trim = trims.then(TrimOnDrop::new);
@@ -608,7 +608,7 @@ impl SessionBuilder {
         let room = WorkspaceRoom::LEAST;
         let bound = BoundValues { room, ..program.bound_values(self.planning) };
         let plan = resolve_bound(program, &Bindings::new(), threads, &bound)?;
-        let streams = Streams::of(program, (self.precision, owner), Windows::of(program, devices));
+        let streams = Streams::of(program, (self.precision, owner), Windows::of(program, devices)?);
         Ok(Need::of(program, &plan).total().saturating_add(streams.least_bytes()))
     }
 

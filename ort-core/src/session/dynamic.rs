@@ -216,7 +216,7 @@ impl RunMemory<'_> {
             let missing = match &refusal {
                 AllocError::BudgetExceeded { needed, available, .. } => needed.saturating_sub(*available),
                 AllocError::OutOfMemory { requested, .. } => *requested,
-                AllocError::Unsupported { .. } => 0,
+                AllocError::Unsupported { .. } | AllocError::Failed { .. } => 0,
             };
             if missing == 0 || (self.evict)(missing) == 0 {
                 return Err(refusal.into());

@@ -375,7 +375,7 @@ impl Builder {
         let device = device.ok_or_else(|| error!(Fail, "no device owns the memory of '{name}'"))?;
         if let Origin::Constant(tensor) = &self.slot_at(from)?.origin {
             let device = device_at(cx.devices, device)?;
-            let origin = match self.streams(value, tensor, &**device, cx) {
+            let origin = match self.streams(value, tensor, &**device, cx)? {
                 true => Origin::Streamed(tensor.clone()),
                 false => Origin::Constant(upload(tensor, &**device, cx.budget)?),
             };
@@ -508,16 +508,21 @@ impl Builder {
     }
 
     /// Whether a constant is brought to a device by runs.
-    fn streams(&self, value: ValueId, tensor: &Tensor, device: &dyn Device, cx: &BuildCx<'_>) -> bool {
+    fn streams(
+        &self,
+        value: ValueId,
+        tensor: &Tensor,
+        device: &dyn Device,
+        cx: &BuildCx<'_>,
+    ) -> Result<bool> {
         let may = match cx.windows {
             Windowing::Never => false,
-            Windowing::OfBounded => {
-                guard::allocator(device).is_ok_and(|memory| memory.stats().limit.is_some())
-            }
+            Windowing::OfBounded => guard::memory_stats(device)?.limit.is_some(),
             Windowing::Always => true,
         };
-        may && tensor.bytes().is_some_and(|bytes| bytes.len() >= LEAST_STREAMED)
-            && !self.stays.contains(&value)
+        Ok(may
+            && tensor.bytes().is_some_and(|bytes| bytes.len() >= LEAST_STREAMED)
+            && !self.stays.contains(&value))
     }
 
     /// Counts a read of a value less; returns how many are left.

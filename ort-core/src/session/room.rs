@@ -26,7 +26,7 @@ impl Session {
         if !plan.can_shrink {
             return Ok(plan);
         }
-        let limits = self.limits_beside_constants();
+        let limits = self.limits_beside_constants()?;
         let need = |plan: &RunPlan| Need::of(&self.compiled.program, plan);
         if limits.hold(&need(&plan)) {
             return Ok(plan);
@@ -50,19 +50,18 @@ impl Session {
     }
 
     /// What the limits of the session and of its devices leave to runs where all constants stay.
-    fn limits_beside_constants(&self) -> Limits {
+    fn limits_beside_constants(&self) -> Result<Limits> {
         let limit = self.budget.limit().unwrap_or(usize::MAX);
         let total = limit.saturating_sub(self.compiled.streams.total_bytes());
         let mut on_devices = OnDevices::new();
         for device in self.compiled.devices.iter().filter(|device| device.memory() != DeviceId::HOST) {
             let memory = device.memory();
-            let limit = guard::allocator(&**device).ok().and_then(|memory| memory.stats().limit);
-            if let Some(limit) = limit {
+            if let Some(limit) = guard::memory_stats(&**device)?.limit {
                 let left = limit.saturating_sub(self.compiled.streams.windows.total_bytes_on(memory));
                 on_devices.push((memory, left / arena::GRANULE * arena::GRANULE));
             }
         }
-        Limits { total, on_devices }
+        Ok(Limits { total, on_devices })
     }
 }
 

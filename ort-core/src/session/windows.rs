@@ -100,15 +100,15 @@ fn rounded(bytes: usize) -> usize {
 }
 
 impl Windows {
-    pub(super) fn of(program: &Program, devices: &[Arc<dyn Device>]) -> Windows {
+    pub(super) fn of(program: &Program, devices: &[Arc<dyn Device>]) -> Result<Windows> {
         let mut lanes: Vec<Lane> = Vec::new();
         for device in devices {
             let memory = device.memory();
             if lanes.iter().all(|lane| lane.memory.device() != memory) {
-                lanes.extend(Lane::of(program, device));
+                lanes.extend(Lane::of(program, device)?);
             }
         }
-        Windows { lanes }
+        Ok(Windows { lanes })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -195,7 +195,7 @@ impl Windows {
 
     /// Whether a device has a limit of its own: its memory may be in pieces then, so that less fits than there is.
     pub(super) fn have_limits(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.memory.stats().limit.is_some())
+        self.lanes.iter().any(|lane| lane.has_limit().unwrap_or(false))
     }
 
     /// Brings what stays to the devices, and takes the windows. Where a device has a limit, what the run takes on it is tried, too.
@@ -209,7 +209,7 @@ impl Windows {
         let mut opened = RunWindows::default();
         for (lane, chosen) in self.lanes.iter().zip(&shares.0) {
             let mut tried = Vec::new();
-            if lane.memory.stats().limit.is_some() {
+            if lane.has_limit()? {
                 let of_run = run.iter().filter(|(memory, _)| *memory == lane.memory.device());
                 for (_, bytes) in of_run {
                     tried.push(lane.memory.allocate(*bytes, ALIGNMENT)?);
@@ -249,7 +249,7 @@ impl Shares {
 
 impl Lane {
     /// None where the device has no constants that may come and go.
-    fn of(program: &Program, device: &Arc<dyn Device>) -> Option<Lane> {
+    fn of(program: &Program, device: &Arc<dyn Device>) -> Result<Option<Lane>> {
         let mut constants = Vec::new();
         let mut places = vec![None; program.slots.len()];
         for (index, (slot, place)) in program.slots.iter().zip(&mut places).enumerate() {
@@ -283,8 +283,16 @@ impl Lane {
         }
         let sizes = constants.iter().map(|constant| constant.bytes).collect();
         let costs = Costs::new(sizes, readers, uploads.len());
-        let (device, memory) = (device.clone(), guard::allocator(&**device).ok()?);
-        (!costs.is_empty()).then_some(Lane { device, memory, constants, uploads, costs })
+        if costs.is_empty() {
+            return Ok(None);
+        }
+        let (device, memory) = (device.clone(), guard::allocator(&**device)?);
+        Ok(Some(Lane { device, memory, constants, uploads, costs }))
+    }
+
+    /// Whether the device has a limit of its own.
+    fn has_limit(&self) -> Result<bool> {
+        Ok(guard::memory_stats(&*self.device)?.limit.is_some())
     }
 
     fn resident_bytes(&self) -> usize {
@@ -294,7 +302,7 @@ impl Lane {
 
     /// The bytes that the device's own limit leaves for constants and window beside those of a run; refuses fewer than the least.
     fn available(&self, of_run: usize, least: usize) -> Result<usize> {
-        let stats = self.memory.stats();
+        let stats = guard::memory_stats(&*self.device)?;
         let Some(limit) = stats.limit else { return Ok(usize::MAX) };
         let others = stats.in_use.saturating_sub(self.resident_bytes());
         let available = limit.saturating_sub(others);
