@@ -17,6 +17,7 @@ use crate::{Result, error};
 
 impl Planner<'_> {
     pub(super) fn finish(mut self) -> Result<RunPlan> {
+        self.settle_rounds();
         let mut layout = self.lay_out()?;
         let (mut own_peak, mut live) = self.measure(&[]);
         let shares = self.bound.planning == Planning::Shared;
@@ -114,11 +115,12 @@ impl Planner<'_> {
 
     /// What a kernel that hands over an output on the host takes for it at least.
     fn least_own_bytes(&self, slot: SlotId) -> usize {
-        let made = self.schedule.get(self.first[slot.index()]);
-        let is_handed_over = made.is_some_and(|step| step.claim.outputs == OutputsFrom::Kernel);
+        let made = self.first[slot.index()];
+        let step = self.schedule.get(made);
+        let is_handed_over = step.is_some_and(|step| step.claim.outputs == OutputsFrom::Kernel);
         let Slot { memory, origin, .. } = &self.program.slots[slot.index()];
         match (is_handed_over, *memory, origin) {
-            (true, DeviceId::HOST, Origin::Step) => LEAST_TENSOR,
+            (true, DeviceId::HOST, Origin::Step) if !self.is_last_state(made, slot) => LEAST_TENSOR,
             _ => 0,
         }
     }

@@ -15,6 +15,7 @@ mod kinds;
 mod order;
 mod report;
 mod resolve;
+mod rounds;
 mod scratch;
 mod share;
 mod specialize;

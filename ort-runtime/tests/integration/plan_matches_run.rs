@@ -1,7 +1,7 @@
 //! The planned peak of activations is what a run takes, to the byte.
 
 use crate::support::{axis, branch, counter, floats, inputs_of, ints, layer, numbers, run, session};
-use ort_runtime::ir::{Attribute, GraphBuilder, ValueId};
+use ort_runtime::ir::{Attribute, GraphBuilder, Subgraph, ValueId, ValueType};
 use ort_runtime::{DType, Result};
 
 type Build = fn(&mut GraphBuilder, ValueId) -> Result<Vec<ValueId>>;
@@ -132,11 +132,63 @@ const GRAPHS: &[(&str, Build)] = &[
     }),
 ];
 
+/// The sum of the rows so far, from a start on; its outputs are the last sum and `outputs` of the body.
+fn running_sum(
+    b: &mut GraphBuilder,
+    (start, x): (ValueId, ValueId),
+    outputs: fn(&mut GraphBuilder, ValueId, ValueId) -> Result<Vec<ValueId>>,
+) -> Result<Vec<ValueId>> {
+    let mut body = GraphBuilder::new("body");
+    let sum = body.typed_input("sum", ValueType::Unknown);
+    let row = body.typed_input("row", ValueType::Unknown);
+    let mut results = vec![body.node("Add", &[sum, row], &[])?];
+    results.extend(outputs(&mut body, sum, row)?);
+    let body = Subgraph { attr: "body", graph: body.finish_subgraph(&results), captures: Vec::new() };
+    let scanned = [("num_scan_inputs", Attribute::Int(1))];
+    b.add(("", "Scan"), &[Some(start), Some(x)], &scanned, results.len(), vec![body])
+}
+
+/// Scans of the rows of x with states of 32, 1600 and 4 bytes.
+const SCANS: &[(&str, Build)] = &[
+    ("a state and its items", |b, x| {
+        let start = b.constant(numbers(&[8], 3)?);
+        running_sum(b, (start, x), |body, sum, row| {
+            let product = body.node("Mul", &[sum, row], &[])?;
+            let large = body.node("Exp", &[product], &[])?;
+            Ok(vec![body.node("Sub", &[large, row], &[])?])
+        })
+    }),
+    ("a state alone", |b, x| {
+        let start = b.constant(numbers(&[8], 3)?);
+        running_sum(b, (start, x), |_, _, _| Ok(Vec::new()))
+    }),
+    ("a state that nobody reads again", |b, x| {
+        let start = b.constant(numbers(&[8], 3)?);
+        let outputs = running_sum(b, (start, x), |body, _, row| Ok(vec![body.node("Neg", &[row], &[])?]))?;
+        Ok(vec![b.node("Relu", &[outputs[1]], &[])?])
+    }),
+    ("a large state", |b, x| {
+        let start = b.constant(numbers(&[50, 8], 3)?);
+        running_sum(b, (start, x), |body, sum, _| Ok(vec![body.node("Neg", &[sum], &[])?]))
+    }),
+    ("a state that stays", |b, x| {
+        let start = b.node("ReduceMax", &[x], &[("keepdims", Attribute::Int(0))])?;
+        let mut body = GraphBuilder::new("body");
+        let state = body.typed_input("state", ValueType::Unknown);
+        let row = body.typed_input("row", ValueType::Unknown);
+        let scaled = body.node("Mul", &[state, row], &[])?;
+        let graph = body.finish_subgraph(&[state, scaled]);
+        let body = Subgraph { attr: "body", graph, captures: Vec::new() };
+        let scanned = [("num_scan_inputs", Attribute::Int(1))];
+        b.add(("", "Scan"), &[Some(start), Some(x)], &scanned, 2, vec![body])
+    }),
+];
+
 #[test]
 fn the_planned_peak_is_the_measured_one() -> Result<()> {
     let mut wrong = Vec::new();
-    for (name, build) in GRAPHS {
-        for n in [1, 3, 100] {
+    for (name, build) in GRAPHS.iter().chain(SCANS) {
+        for n in [0, 1, 2, 3, 100] {
             let mut builder = GraphBuilder::new(name);
             let x = builder.input("x", DType::F32, &["n", "8"]);
             let outputs = build(&mut builder, x)?;
