@@ -15,6 +15,7 @@ use ort_core::{Error, Result, ensure, error};
 
 use super::jpeg::{self, Frame, Room};
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 cpu_kernels![KernelDef {
     op: "ImageDecoder",
@@ -34,6 +35,9 @@ const JPEG_2000: [&[u8]; 2] = [b"\x00\x00\x00\x0CjP  ", b"\xFF\x4F\xFF\x51"];
 
 /// How a file of JPEG begins.
 const JPEG: &[u8] = b"\xFF\xD8\xFF";
+
+/// How a file of PNG begins.
+const PNG: &[u8] = b"\x89PNG\r\n\x1A\n";
 
 /// The channels of a pixel that is put out.
 #[derive(Clone, Copy)]
@@ -95,7 +99,7 @@ impl Layout {
     /// Writes decoded pixels in the format asked for.
     fn convert(&self, decoded: &[u8], format: PixelFormat, output: &mut [u8]) {
         let pixels = decoded.chunks_exact(self.channels * self.sample);
-        for (from, to) in pixels.zip(output.chunks_exact_mut(format.channels())) {
+        for (from, to) in spending(2, pixels.zip(output.chunks_exact_mut(format.channels()))) {
             let channel = |index: usize| self.byte(from, index);
             let colour =
                 if self.channels < 3 { [channel(0); 3] } else { [channel(0), channel(1), channel(2)] };
@@ -127,6 +131,8 @@ fn make_decoder(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             decode_wavelets(cx, encoded, format)
         } else if encoded.starts_with(JPEG) {
             decode_jpeg(cx, encoded, format)
+        } else if encoded.starts_with(PNG) {
+            decode_png(cx, encoded, format)
         } else {
             decode_common(cx, encoded, format)
         }
@@ -175,6 +181,29 @@ fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Res
         layout.bytes()
     );
     put_out(cx, &layout, format, |pixels| decoder.read_image(pixels).map_err(|problem| damaged(&problem)))
+}
+
+/// Passes over texts and colour profiles, which a few bytes may unpack to any size, as the pixels do not depend on them.
+fn decode_png(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
+    let limits = png::Limits { bytes: MOST_BYTES as usize };
+    let mut decoder = png::Decoder::new_with_limits(Cursor::new(encoded), limits);
+    decoder.set_ignore_text_chunk(true);
+    decoder.set_ignore_iccp_chunk(true);
+    decoder.set_transformations(png::Transformations::EXPAND);
+    let mut reader = decoder.read_info().map_err(|problem| damaged(&problem))?;
+    let (color, depth) = reader.output_color_type();
+    let sample = if depth == png::BitDepth::Sixteen { 2 } else { 1 };
+    let (width, height) = reader.info().size();
+    let layout = Layout::new([width, height], color.samples(), sample)?;
+    put_out(cx, &layout, format, |pixels| {
+        reader.next_frame(pixels).map_err(|problem| damaged(&problem))?;
+        if sample == 2 {
+            for pair in pixels.as_chunks_mut::<2>().0 {
+                *pair = u16::from_be_bytes(*pair).to_ne_bytes();
+            }
+        }
+        Ok(())
+    })
 }
 
 fn decode_jpeg(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
