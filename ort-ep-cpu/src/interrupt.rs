@@ -1,15 +1,12 @@
 //! Cooperative interruption, as `pool.rs` and the kernels see it; the models of `ort-loom` have the same names.
 
 pub(crate) use ort_core::ep::interrupt::{
-    Interrupted, Pace, TASK_UNITS, UNITS_OF_A_TEXT, Watch, current, follow, look, spend, spending,
+    Interrupted, Pace, TASK_UNITS, UNITS_OF_A_TEXT, Watch, copy, current, fill, follow, spend, spending,
 };
 
 /// How much of a long slice is done between two counts of work. A shorter one costs nothing, and blocks of a power of two stay
 /// whole.
 pub(crate) const PIECE: usize = 1 << 14;
-
-/// Bytes that are copied or filled between two looks: enough for the C library's path for large copies.
-const COPIED: usize = 4 << 20;
 
 /// The pieces of a long slice, counted as work.
 #[inline]
@@ -30,33 +27,10 @@ fn count(len: usize) {
     }
 }
 
-/// `copy_from_slice` of a slice that may be very long.
-///
-/// # Panics
-/// If the lengths differ.
+/// Counts a text that is read. Those that are made count where a tensor takes them.
 #[inline]
-pub(crate) fn copy<T: Copy>(from: &[T], to: &mut [T]) {
-    assert_eq!(from.len(), to.len(), "a copy keeps the length");
-    if size_of_val(to) <= COPIED {
-        return to.copy_from_slice(from);
-    }
-    let step = COPIED / size_of::<T>().max(1);
-    for (from, to) in from.chunks(step).zip(to.chunks_mut(step)) {
-        look();
-        to.copy_from_slice(from);
-    }
-}
-
-/// `fill` of a slice that may be very long.
-#[inline]
-pub(crate) fn fill<T: Copy>(to: &mut [T], value: T) {
-    if size_of_val(to) <= COPIED {
-        return to.fill(value);
-    }
-    for to in to.chunks_mut(COPIED / size_of::<T>().max(1)) {
-        look();
-        to.fill(value);
-    }
+pub(crate) fn spend_text(text: &str) {
+    spend(UNITS_OF_A_TEXT + text.len());
 }
 
 /// Work between two counts of a loop whose steps are too short to be counted each.

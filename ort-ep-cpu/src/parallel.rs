@@ -16,7 +16,7 @@ const CHUNKS_PER_THREAD: usize = 4;
 /// last. How the ranges lie depends on `threads`: results must not depend on it.
 pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl Fn(Range<usize>) + Sync) {
     let (chunk, chunks) = chunking(threads, len, min_chunk);
-    let block = block_of(chunk, min_chunk);
+    let block = block_of(chunk, min_chunk, 1);
     let blocks = |range: Range<usize>| {
         for start in range.clone().step_by(block) {
             spend(units_of_block(block, chunk));
@@ -32,17 +32,19 @@ pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl F
     });
 }
 
-/// How much of a chunk is done between two looks whether the run is over: so little that a kernel of seconds ends within
-/// milliseconds, and so much that a look costs nothing beside it.
-fn block_of(chunk: usize, min_chunk: usize) -> usize {
+/// How much of a chunk is done between two looks whether the run is over: so little that a kernel of seconds, or of very
+/// many rows of `row_len` elements, ends within milliseconds, and so much that a look costs nothing beside it.
+fn block_of(chunk: usize, min_chunk: usize, row_len: usize) -> usize {
     const BLOCKS: usize = 256;
     const LEAST_CHUNKS: usize = 8;
-    chunk.div_ceil(BLOCKS).max(min_chunk.saturating_mul(LEAST_CHUNKS)).clamp(1, chunk.max(1))
+    const ELEMENTS: usize = 1 << 17;
+    let most = chunk.div_ceil(BLOCKS).min(ELEMENTS / row_len.max(1));
+    most.max(min_chunk.saturating_mul(LEAST_CHUNKS)).clamp(1, chunk.max(1))
 }
 
-/// The units that a block counts for: a part of a chunk is long enough for every other one to be followed by a look.
+/// The units that a block counts for: each part of a chunk is long enough to be followed by a look.
 fn units_of_block(block: usize, chunk: usize) -> usize {
-    if block < chunk { 8 * TASK_UNITS } else { TASK_UNITS }
+    if block < chunk { 32 * TASK_UNITS } else { TASK_UNITS }
 }
 
 /// Cuts `values` into pieces of `chunk` elements (the last may be shorter) and calls `task` with
@@ -86,7 +88,7 @@ pub fn for_each_row_chunk_mut<T: Send>(
     }
     let rows = values.len() / row_len;
     let (chunk, _) = chunking(threads, rows, min_rows);
-    let block = block_of(chunk, min_rows);
+    let block = block_of(chunk, min_rows, row_len);
     let whole = values.split_at_mut(rows * row_len).0;
     for_each_chunk_mut(threads, whole, chunk * row_len, |index, piece| {
         for (at, rows) in piece.chunks_mut(block * row_len).enumerate() {

@@ -64,6 +64,7 @@ fn made_up(dtype: DType, shape: &[usize]) -> Result<Tensor> {
         DType::F64 => Tensor::from_vec(shape, spread(count, |x| x)),
         DType::I64 => Tensor::from_vec(shape, spread(count, |x| (x * 100.0) as i64)),
         DType::I32 => Tensor::from_vec(shape, spread(count, |x| (x * 100.0) as i32)),
+        DType::U64 => Tensor::from_vec(shape, spread(count, |x| (x * 100.0) as u64)),
         DType::U8 => Tensor::from_vec(shape, spread(count, |x| (x * 255.0) as u8)),
         DType::I8 => Tensor::from_vec(shape, spread(count, |x| (x * 255.0 - 128.0) as i8)),
         DType::Bool => Tensor::from_vec(shape, spread(count, |x| x < 0.5)),

@@ -101,9 +101,19 @@ pub fn spending<I: IntoIterator>(units: usize, items: I) -> impl Iterator<Item =
     items.into_iter().inspect(move |_| pace.step(units))
 }
 
-/// Counts steps that are too short to be counted each: those of a sort, say. A block of them is [spent](spend) at once.
+/// Counts steps that are too short to be counted each: those of a sort, say. A block of them is [spent](spend) at once, and what is
+/// left when it is dropped, so that many short loops count as much as a long one.
 #[derive(Debug, Default)]
 pub struct Pace(Cell<usize>);
+
+impl Drop for Pace {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.get() > 0 {
+            spend(self.0.get());
+        }
+    }
+}
 
 impl Pace {
     /// One step of `units` of work.
@@ -116,6 +126,38 @@ impl Pace {
             self.0.set(0);
             spend(steps);
         }
+    }
+}
+
+/// Bytes that are copied or filled between two looks: enough for the C library's path for large copies.
+const COPIED: usize = 4 << 20;
+
+/// `copy_from_slice` of a slice that may be very long.
+///
+/// # Panics
+/// If the lengths differ.
+#[inline]
+pub fn copy<T: Copy>(from: &[T], to: &mut [T]) {
+    assert_eq!(from.len(), to.len(), "a copy keeps the length");
+    if size_of_val(to) <= COPIED {
+        return to.copy_from_slice(from);
+    }
+    let step = COPIED / size_of::<T>().max(1);
+    for (from, to) in from.chunks(step).zip(to.chunks_mut(step)) {
+        look();
+        to.copy_from_slice(from);
+    }
+}
+
+/// `fill` of a slice that may be very long.
+#[inline]
+pub fn fill<T: Copy>(to: &mut [T], value: T) {
+    if size_of_val(to) <= COPIED {
+        return to.fill(value);
+    }
+    for to in to.chunks_mut(COPIED / size_of::<T>().max(1)) {
+        look();
+        to.fill(value);
     }
 }
 
@@ -173,6 +215,19 @@ mod tests {
         assert!(ends(Watch { what, cancel, deadline }));
         assert!(current().is_none(), "the watch left with its guard");
         look();
+    }
+
+    #[test]
+    fn many_short_loops_count_as_much_as_a_long_one() {
+        let loops = |count: usize| {
+            let cancel = CancelToken::new();
+            cancel.cancel();
+            let _entered = enter(Watch { what: "the run", cancel, deadline: None });
+            LEFT.set(UNITS_PER_LOOK);
+            catch_unwind(|| (0..count).for_each(|_| spending(4, 0..16).for_each(drop))).is_err()
+        };
+        assert!(!loops(UNITS_PER_LOOK / 64));
+        assert!(loops(UNITS_PER_LOOK / 64 + 1));
     }
 
     #[test]

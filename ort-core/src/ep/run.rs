@@ -7,7 +7,7 @@ use std::time::Instant;
 use ort_alloc::{Budget, Buffer, Category, DeviceId, HostAllocator, Reservation, SharedBuffer, allocate_in};
 use smallvec::SmallVec;
 
-use super::interrupt::{UNITS_OF_A_TEXT, spending};
+use super::interrupt::{self, UNITS_OF_A_TEXT, spend, spending};
 use super::{Device, guard};
 use crate::dtype::{DType, Element};
 use crate::limits::Raise;
@@ -239,7 +239,7 @@ impl<'a> RunCx<'a> {
             Some(memory) => {
                 let mut buffer = memory.allocate(DeviceId::HOST, Category::Dynamic, bytes)?;
                 if memory.is_reused() {
-                    host_bytes(&mut buffer, bytes)?.fill(0);
+                    interrupt::fill(host_bytes(&mut buffer, bytes)?, 0);
                 }
                 buffer
             }
@@ -269,7 +269,8 @@ impl<'a> RunCx<'a> {
         let buffer = match &mut to.memory {
             NewMemory::Host(buffer) => {
                 let bytes = host_bytes(buffer, to.len)?.get_mut(start..end);
-                bytes.ok_or_else(|| error!(Fail, "a tensor is too short"))?.copy_from_slice(from.bytes()?);
+                let bytes = bytes.ok_or_else(|| error!(Fail, "a tensor is too short"))?;
+                interrupt::copy(from.bytes()?, bytes);
                 return Ok(());
             }
             NewMemory::Device(buffer) => buffer,
@@ -311,6 +312,7 @@ impl<'a> RunCx<'a> {
         while let Some(text) = texts.next() {
             ensure!(elements.len() < count, Fail, "more than {count} strings for shape {shape:?}");
             bytes = bytes.saturating_add(heap_bytes(&text));
+            spend(text.len() / 4);
             if bytes > counted {
                 let least = bytes - counted;
                 let ahead = least.max(STRINGS_AHEAD);

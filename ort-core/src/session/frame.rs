@@ -22,7 +22,7 @@ use super::streamed::Streaming;
 use super::windows::Passing;
 use crate::dim::{Bindings, unify};
 use crate::dtype::DType;
-use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx, guard};
+use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx, guard, interrupt};
 use crate::plan::{Action, Place, Planning, RunPlan, StepPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{DeviceRange, Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
@@ -215,8 +215,16 @@ impl<'a> Frame<'a> {
     /// Runs every step and returns the outputs.
     pub(crate) fn run(mut self) -> Result<Vec<Value>> {
         self.run_steps()?;
-        let outputs = self.plan.outputs.iter().map(|slot| self.detach(self.take_output(*slot)?));
-        outputs.collect()
+        let outputs = &self.plan.outputs;
+        let mut values = Vec::with_capacity(outputs.len());
+        for (index, slot) in outputs.iter().enumerate() {
+            let owned = &mut self.owned[slot.index()];
+            // Tensors are shared, also with other slots; what would be copied element by element moves.
+            let moves = !matches!(owned, Some(Value::Tensor(_))) && !outputs[index + 1..].contains(slot);
+            let moved = owned.take_if(|_| moves);
+            values.push(self.detach(moved.map_or_else(|| self.take_output(*slot), Ok)?)?);
+        }
+        Ok(values)
     }
 
     /// An output of the run has memory that is no part of an arena's.
@@ -343,7 +351,7 @@ impl<'a> Frame<'a> {
         let allocate = || allocate_in(budget, Category::Output, outputs, bytes.len(), 64);
         let mut buffer = self.env.memory.reserve_for(allocate)?;
         let to = buffer.bytes_mut().ok_or_else(|| error!(Fail, "host memory is not the host's"))?;
-        to.copy_from_slice(bytes);
+        interrupt::copy(bytes, to);
         Ok(Value::Tensor(Tensor::from_buffer(view.dtype(), view.shape(), buffer)?))
     }
 

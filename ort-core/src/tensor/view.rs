@@ -132,7 +132,7 @@ impl<'a> TensorView<'a> {
             bytemuck::checked::try_pod_read_unaligned(chunk)
                 .map_err(|_| error!(InvalidArgument, "an element is no valid {}", T::DTYPE.name()))
         };
-        bytes.chunks_exact(size_of::<T>()).map(read).collect()
+        spending(1, bytes.chunks_exact(size_of::<T>())).map(read).collect()
     }
 
     /// The single element of a tensor that has exactly one.

@@ -7,6 +7,7 @@ use crate::gemm::{
     AOperand, BOperand, BSource, Cpu, Gemm, GemmError, Origin, PackedA, Strided, Weight, Window, apply_steps,
     pack_a,
 };
+use crate::interrupt::spend;
 use crate::parallel::{WORTH_A_THREAD, for_each_chunk_mut, for_each_row_chunk_mut};
 
 /// Rows of the product: channels of the result in a group times kernel positions.
@@ -174,6 +175,7 @@ fn add_contributions(window: &Window, contributions: &[f32], plane: &mut [f32]) 
         if first >= end {
             continue;
         }
+        spend(columns / 4);
         for depth in first_depth..end_depth {
             for height in first_height..end_height {
                 let line = (depth * window.output[1] + height) * window.output[2];

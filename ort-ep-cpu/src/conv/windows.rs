@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::ConvGeometry;
 use crate::gemm::{Cpu, Window};
+use crate::interrupt::spend;
 use crate::parallel::{WORTH_A_THREAD, for_each_row_chunk_mut};
 
 /// Values of windows and gradients that are written out at a time, unless one line has more: some of the caches.
@@ -93,6 +94,7 @@ pub(super) fn give_rows(
 ) {
     let (filters, places) = (geometry.group_filters(), geometry.window.output_len());
     for (row, values) in from.chunks_exact((from.len() / filters).max(1)).enumerate() {
+        spend(values.len() / 4);
         let (mut at, mut rest) = (first, values);
         while !rest.is_empty() {
             let (image, place) = (at / places, at % places);
@@ -126,6 +128,7 @@ pub(super) fn take_windows(
             let (batch, at) = place_of(window, first + line + index);
             let len = channels * window.input_len();
             let image = &image[(batch * geometry.groups + group) * len..][..len];
+            spend(line_len / 4);
             LineOfWindows::new(window, at).take(image, windows);
         }
     });
@@ -158,6 +161,7 @@ pub(super) fn add_windows(
             let range = lines.start.max(image * of_image)..lines.end.min((image + 1) * of_image);
             for line in range {
                 let windows = &windows[(line - lines.start) * window.output[2] * steps + from_tap..];
+                spend(window.output[2] * taps / 4);
                 of_lines[line % of_image].add((windows, steps), to);
             }
         }

@@ -26,6 +26,23 @@ pub enum Operand<'a> {
     Scalar(f32),
 }
 
+impl<'a> Operand<'a> {
+    fn len(self) -> Option<usize> {
+        match self {
+            Operand::Slice(values) => Some(values.len()),
+            Operand::Scalar(_) => None,
+        }
+    }
+
+    /// The values for a piece of the result, `len` long.
+    fn piece(self, at: usize, len: usize) -> Operand<'a> {
+        match self {
+            Operand::Slice(values) => Operand::Slice(&values[at * PIECE..][..len]),
+            scalar => scalar,
+        }
+    }
+}
+
 /// Where a loop reads: a pointer that advances, or one value.
 trait Source: Copy {
     /// # Safety
@@ -150,6 +167,17 @@ pub fn map_in_place(isa: Isa, op: impl UnaryOp, data: &mut [f32]) {
 /// # Panics
 /// If the lengths differ.
 pub fn zip(isa: Isa, op: impl BinaryOp, a: Operand<'_>, b: Operand<'_>, to: &mut [f32]) {
+    if to.len() <= PIECE {
+        return zip_piece(isa, op, a, b, to);
+    }
+    let fits = |side: Operand<'_>| side.len().is_none_or(|len| len == to.len());
+    assert!(fits(a) && fits(b), "both sides have the result's length");
+    for (at, to) in pieces_mut(to).enumerate() {
+        zip_piece(isa, op, a.piece(at, to.len()), b.piece(at, to.len()), to);
+    }
+}
+
+fn zip_piece(isa: Isa, op: impl BinaryOp, a: Operand<'_>, b: Operand<'_>, to: &mut [f32]) {
     let len = to.len();
     let to = to.as_mut_ptr();
     match (a, b) {
@@ -174,6 +202,16 @@ pub fn zip(isa: Isa, op: impl BinaryOp, a: Operand<'_>, b: Operand<'_>, to: &mut
 /// # Panics
 /// If the lengths differ.
 pub fn zip_in_place(isa: Isa, op: impl BinaryOp, data: &mut [f32], other: Operand<'_>) {
+    if data.len() <= PIECE {
+        return zip_piece_in_place(isa, op, data, other);
+    }
+    assert!(other.len().is_none_or(|len| len == data.len()), "the other side has the result's length");
+    for (at, data) in pieces_mut(data).enumerate() {
+        zip_piece_in_place(isa, op, data, other.piece(at, data.len()));
+    }
+}
+
+fn zip_piece_in_place(isa: Isa, op: impl BinaryOp, data: &mut [f32], other: Operand<'_>) {
     let len = data.len();
     let to = data.as_mut_ptr();
     match other {

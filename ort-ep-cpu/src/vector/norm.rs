@@ -3,6 +3,7 @@
 use super::elementwise::{Unary, unary, unary_in_place};
 use super::places::{Places, load};
 use super::reduce;
+use crate::interrupt::{PIECE, spend};
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
 /// What a row was normalised by.
@@ -40,18 +41,23 @@ impl SimdOp for Normalize<'_> {
     fn run<S: Simd>(mut self, s: S) {
         let len = self.places.len();
         let (mean, factor) = (s.splat(self.moments.mean), s.splat(self.moments.inv_std_dev));
-        for at in (0..len).step_by(S::LANES) {
-            let count = (len - at).min(S::LANES);
-            let mut y = s.mul(s.sub(self.places.load(s, at, count, 0.0), mean), factor);
-            y = match (self.scale, self.bias) {
-                (None, None) => y,
-                (Some(scale), None) => s.mul(y, load(s, scale, at, count, 0.0)),
-                (None, Some(bias)) => s.add(y, load(s, bias, at, count, 0.0)),
-                (Some(scale), Some(bias)) => {
-                    s.mul_add(y, load(s, scale, at, count, 0.0), load(s, bias, at, count, 0.0))
-                }
-            };
-            self.places.store(s, at, count, y);
+        for block in (0..len).step_by(PIECE) {
+            if len - block > PIECE {
+                spend(PIECE);
+            }
+            for at in (block..len.min(block + PIECE)).step_by(S::LANES) {
+                let count = (len - at).min(S::LANES);
+                let mut y = s.mul(s.sub(self.places.load(s, at, count, 0.0), mean), factor);
+                y = match (self.scale, self.bias) {
+                    (None, None) => y,
+                    (Some(scale), None) => s.mul(y, load(s, scale, at, count, 0.0)),
+                    (None, Some(bias)) => s.add(y, load(s, bias, at, count, 0.0)),
+                    (Some(scale), Some(bias)) => {
+                        s.mul_add(y, load(s, scale, at, count, 0.0), load(s, bias, at, count, 0.0))
+                    }
+                };
+                self.places.store(s, at, count, y);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use num_traits::Float;
 
+use crate::interrupt::{PIECE, pieces, pieces_mut};
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
 
 /// Parts of a sum.
@@ -20,7 +21,8 @@ const BLOCK: usize = 1024;
 pub fn deviation_sums<T: Float + Into<f64>>(isa: Isa, mean: T, x: &[T], upstream: &[T]) -> [f64; 3] {
     assert_eq!(x.len(), upstream.len(), "a gradient has its tensor's length");
     let mut sums = [0.0; 3];
-    for (x, upstream) in x.chunks(BLOCK).zip(upstream.chunks(BLOCK)) {
+    let blocks = pieces(x).flat_map(|piece| piece.chunks(BLOCK));
+    for (x, upstream) in blocks.zip(upstream.chunks(BLOCK)) {
         let block = dispatch(isa, Sums { mean, x, upstream });
         for (sum, parts) in sums.iter_mut().zip(block) {
             *sum += parts.into_iter().map(Into::<f64>::into).sum::<f64>();
@@ -96,10 +98,17 @@ impl<F: Fn(usize) -> [T; 4], T: Float> SimdOp for Spread<'_, F, T> {
             match self.upstream {
                 Some(upstream) => {
                     let upstream = &upstream[row * self.length..][..self.length];
-                    let all = to.iter_mut().zip(x).zip(upstream);
-                    all.for_each(|((to, &x), &upstream)| *to = spread(upstream, x));
+                    let pieces = pieces_mut(to).zip(x.chunks(PIECE)).zip(upstream.chunks(PIECE));
+                    for ((to, x), upstream) in pieces {
+                        let all = to.iter_mut().zip(x).zip(upstream);
+                        all.for_each(|((to, &x), &upstream)| *to = spread(upstream, x));
+                    }
                 }
-                None => to.iter_mut().zip(x).for_each(|(to, &x)| *to = spread(*to, x)),
+                None => {
+                    for (to, x) in pieces_mut(to).zip(x.chunks(PIECE)) {
+                        to.iter_mut().zip(x).for_each(|(to, &x)| *to = spread(*to, x));
+                    }
+                }
             }
         }
     }

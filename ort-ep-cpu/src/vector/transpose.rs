@@ -3,6 +3,7 @@
 //! A permutation is first normalised: axes of size 1 go, and axes that stay neighbours become one. What is
 //! left is a copy of runs where the last axis stays last, and otherwise transpositions of matrices.
 
+use crate::interrupt::{self, Pace, TASK_UNITS, spend};
 use crate::simd::{Isa, transpose_tiles};
 
 /// A matrix of which rows are `stride` elements apart.
@@ -15,6 +16,8 @@ pub(crate) struct Strided {
 
 /// Rows and columns that are transposed at a time, so that both sides stay in the first-level cache.
 const BLOCK: usize = 32;
+/// Columns of a band between two counts of work: whole tiles.
+const COLUMNS: usize = 1 << 12;
 
 /// `to[column][row] = from[row][column]` for a matrix of elements.
 ///
@@ -44,11 +47,16 @@ pub(crate) fn strided<T: bytemuck::Pod>(isa: Isa, matrix: &Strided, from: &[T], 
     let band = 4 * BLOCK;
     for row in (0..rows).step_by(band) {
         let count = band.min(rows - row);
-        let source = &from4[row * from_stride..];
-        let (done_rows, done_columns) =
-            transpose_tiles(isa, (count, columns), source, from_stride, &mut to4[row..], to_stride);
-        blocks(matrix, (row..row + count, done_columns..columns), from4, to4);
-        blocks(matrix, (row + done_rows..row + count, 0..done_columns), from4, to4);
+        for first in (0..columns).step_by(COLUMNS) {
+            let end = columns.min(first + COLUMNS);
+            spend(count * (end - first));
+            let (source, target) = (&from4[row * from_stride + first..], &mut to4[first * to_stride + row..]);
+            let (done_rows, done_columns) =
+                transpose_tiles(isa, (count, end - first), source, from_stride, target, to_stride);
+            let done = first + done_columns;
+            blocks(matrix, (row..row + count, done..end), from4, to4);
+            blocks(matrix, (row + done_rows..row + count, first..done), from4, to4);
+        }
     }
 }
 
@@ -62,6 +70,7 @@ fn blocks<T: Copy>(
     for row in rows.clone().step_by(BLOCK) {
         let rows = row..rows.end.min(row + BLOCK);
         for column in columns.clone().step_by(BLOCK) {
+            spend(rows.len() * BLOCK);
             for column in column..columns.end.min(column + BLOCK) {
                 let target = &mut to[column * matrix.to_stride + rows.start..][..rows.len()];
                 let source =
@@ -131,7 +140,7 @@ impl Permutation {
         let count: usize = self.sizes.iter().product();
         assert!(from.len() == count && to.len() == count, "both sides hold the shape");
         if self.is_identity() || count == 0 {
-            return to.copy_from_slice(from);
+            return interrupt::copy(from, to);
         }
         let rank = self.sizes.len();
         let mut from_strides = vec![1; rank];
@@ -147,7 +156,11 @@ impl Permutation {
         if self.axes[rank - 1] == rank - 1 {
             let run = self.sizes[rank - 1];
             loops.pop();
-            for_each_place(&loops, |at, place| to[place..][..run].copy_from_slice(&from[at..][..run]));
+            let pace = Pace::default();
+            for_each_place(&loops, |at, place| {
+                pace.step(1 + run.min(TASK_UNITS));
+                interrupt::copy(&from[at..][..run], &mut to[place..][..run]);
+            });
             return;
         }
         // The output's last axis and the input's last axis span matrices; the other axes count them.

@@ -7,6 +7,7 @@ use ort_core::{Result, ensure, error};
 use super::stack::{Stack, repacked, unpacked};
 use super::{Item, item_of_run, item_type, subgraph};
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 cpu_kernels![KernelDef { op: "Scan", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE }];
 
@@ -138,12 +139,12 @@ fn move_axis(cx: &RunCx<'_>, tensor: &TensorView<'_>, from: usize, to: usize) ->
     }
     let Some(width) = tensor.dtype().byte_size() else {
         let codes = unpacked(tensor)?;
-        let moved: Vec<u8> = (0..count).map(|index| codes[sources.at(index)]).collect();
+        let moved: Vec<u8> = spending(4, 0..count).map(|index| codes[sources.at(index)]).collect();
         return repacked(tensor.dtype(), &moved_shape, &moved);
     };
     let bytes = tensor.bytes()?;
     let mut moved = cx.allocate(tensor.dtype(), &moved_shape)?;
-    for (index, to) in moved.bytes_mut()?.chunks_exact_mut(width).enumerate() {
+    for (index, to) in spending(4, moved.bytes_mut()?.chunks_exact_mut(width)).enumerate() {
         let source = sources.at(index) * width;
         to.copy_from_slice(&bytes[source..source + width]);
     }

@@ -6,6 +6,8 @@ use ort_core::ep::{NewTensor, RunCx};
 use ort_core::tensor::{Shape, Tensor, TensorView, byte_count, element_count};
 use ort_core::{Result, ensure, error};
 
+use crate::interrupt::{PIECE, pieces, pieces_mut, spend_text, spending};
+
 /// The tensors that the iterations of a loop hand over, joined along a new leading dimension.
 pub(super) struct Stack {
     /// The number of tensors that memory is made for at once, where it is known.
@@ -73,7 +75,7 @@ impl Stack {
 
     fn push_strings(&mut self, cx: &RunCx<'_>, tensor: &TensorView<'_>) -> Result<()> {
         let strings = tensor.strings()?;
-        let texts = strings.iter().fold(0, |sum: usize, text| sum.saturating_add(text.len() + 32));
+        let texts = spending(2, strings).fold(0, |sum: usize, text| sum.saturating_add(text.len() + 32));
         self.held.push(cx.reserve(texts.saturating_add((strings.len() + 1) * 2 * size_of::<String>()))?);
         if !matches!(self.items, Items::Strings(_)) {
             self.items = Items::Strings(Vec::new());
@@ -81,7 +83,7 @@ impl Stack {
         if let Items::Strings(all) = &mut self.items {
             // Last first, each goes in front of those before.
             let at = if self.reversed { 0 } else { all.len() };
-            all.splice(at..at, strings.iter().cloned());
+            all.splice(at..at, strings.iter().inspect(|text| spend_text(text)).cloned());
         }
         self.count += 1;
         Ok(())
@@ -150,15 +152,20 @@ impl Stack {
 
 /// The elements of a tensor of packed ones, one to a byte.
 pub(super) fn unpacked(tensor: &TensorView<'_>) -> Result<Vec<u8>> {
+    let (bytes, bits) = (tensor.bytes()?, tensor.dtype().bits().unwrap_or(8));
     let mut codes = vec![0; tensor.element_count()];
-    packed::unpack(tensor.bytes()?, tensor.dtype().bits().unwrap_or(8), &mut codes);
+    for (codes, bytes) in pieces_mut(&mut codes).zip(bytes.chunks(PIECE * bits as usize / 8)) {
+        packed::unpack(bytes, bits, codes);
+    }
     Ok(codes)
 }
 
 /// A tensor of packed elements that are given one to a byte.
 pub(super) fn repacked(dtype: DType, shape: &[usize], codes: &[u8]) -> Result<Tensor> {
-    let mut bytes = vec![0; byte_count(dtype, shape)?];
-    packed::pack(codes, dtype.bits().unwrap_or(8), &mut bytes);
+    let (mut bytes, bits) = (vec![0; byte_count(dtype, shape)?], dtype.bits().unwrap_or(8));
+    for (codes, bytes) in pieces(codes).zip(bytes.chunks_mut(PIECE * bits as usize / 8)) {
+        packed::pack(codes, bits, bytes);
+    }
     Tensor::from_bytes(dtype, shape, bytes.into())
 }
 

@@ -9,6 +9,7 @@ use ort_core::{Result, error, for_each_type};
 
 use super::blocks::{elements, operand, operand_block, output_elements, output_shape, run_in_place, select};
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 use crate::kernels::broadcast::{BLOCK, Broadcast};
 use crate::simd::Isa;
 use crate::vector::elementwise::{Unary, unary_in_place};
@@ -73,8 +74,8 @@ fn where_strings(cx: &mut RunCx<'_>) -> Result<()> {
     let places = a.len().saturating_add(b.len()).saturating_add(element_count(&shape)?);
     let _tables = cx.reserve(places.saturating_mul(size_of::<usize>()))?;
     // Places of strings are numbers that blocks can hold: those of `b` follow those of `a`.
-    let a_places: Vec<usize> = (0..a.len()).collect();
-    let b_places: Vec<usize> = (a.len()..a.len() + b.len()).collect();
+    let a_places: Vec<usize> = spending(1, 0..a.len()).collect();
+    let b_places: Vec<usize> = spending(1, a.len()..a.len() + b.len()).collect();
     let mut chosen = vec![0usize; element_count(&shape)?];
     type Scratch = (Vec<u8>, Vec<usize>, Vec<usize>);
     walk.for_each_block(1, BLOCK, &mut chosen, |(first, second, third): &mut Scratch, start, block| {

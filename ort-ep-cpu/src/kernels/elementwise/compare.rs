@@ -9,6 +9,7 @@ use ort_core::{Result, error, for_each_type};
 use super::blocks::{ZipBlock, output_elements, output_shape, run_in_place, run_map, run_zip, zip};
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
+use crate::interrupt::{spend_text, spending};
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
 
 const STRINGS: TypeSet = TypeSet::of(&[DType::String]);
@@ -98,12 +99,17 @@ fn equal_strings(cx: &mut RunCx<'_>) -> Result<()> {
     let walk = Broadcast::new(output_shape(cx, 0)?, &[a.shape(), b.shape()])?;
     // Strings are compared through their places, which are numbers that blocks can hold.
     let (a, b) = (a.strings()?, b.strings()?);
-    let (a_places, b_places): (Vec<usize>, Vec<usize>) = ((0..a.len()).collect(), (0..b.len()).collect());
+    let places = |count: usize| -> Vec<usize> { spending(1, 0..count).collect() };
+    let (a_places, b_places) = (places(a.len()), places(b.len()));
     let out = output_elements::<u8>(cx, 0)?;
     walk.for_each_block(1, BLOCK, out, |(left, right): &mut (Vec<usize>, Vec<usize>), start, block| {
         let left: Block<'_, usize> = walk.block(0, &a_places, start, block.len(), left);
         let right = walk.block(1, &b_places, start, block.len(), right);
-        zip(left, right, block, |left, right| u8::from(a[left] == b[right]));
+        zip(left, right, block, |left, right| {
+            let (left, right) = (a[left].as_str(), b[right].as_str());
+            spend_text(if left.len() == right.len() { left } else { "" });
+            u8::from(left == right)
+        });
     });
     Ok(())
 }

@@ -12,6 +12,7 @@ use super::blocks::{
     ZipBlock, operand, operand_block, output_elements, output_shape, run_in_place, run_zip, zip,
 };
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::broadcast::{BLOCK, Block, Broadcast};
 
 /// A kernel of integers.
@@ -156,6 +157,7 @@ fn run_folded<T: Integer>(cx: &mut RunCx<'_>, function: ZipBlock<T, T, T>) -> Re
             Block::Slice(first) => block.copy_from_slice(first),
             Block::Scalar(first) => block.fill(first),
         }
+        spend(operands.len() * block.len() / 4);
         for index in (0..operands.len()).filter(|&index| index != shared) {
             left.clear();
             left.extend_from_slice(block);

@@ -17,6 +17,7 @@ use super::{PackedLeft, PackedRight, bytes_of, is_weight, product_cpu, refused, 
 use crate::cpu_kernels;
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
+use crate::interrupt::{pieces_mut, spending};
 use crate::kernels::elementwise::activation::unary_of;
 use crate::vector::elementwise::Unary;
 
@@ -243,12 +244,12 @@ where
     generic::multiply(cpu, left, right, result).map_err(refused)?;
     let (alpha, beta) = (f64::from(options.alpha), f64::from(options.beta));
     if alpha != 1.0 {
-        result.iter_mut().for_each(|value| *value = (alpha * value.as_()).as_());
+        pieces_mut(result).flatten().for_each(|value| *value = (alpha * value.as_()).as_());
     }
     let Some(c) = c.filter(|_| beta != 0.0) else { return Ok(()) };
     let mut row = vec![T::ZERO; result.len()];
     spread(c.as_slice::<T>()?, c.shape(), &mut row, &[rows, columns])?;
-    for (value, addend) in result.iter_mut().zip(row) {
+    for (value, addend) in spending(2, result.iter_mut().zip(row)) {
         *value = match beta == 1.0 {
             true => value.add_product(addend, 1.0.as_()),
             false => (value.as_() + beta * addend.as_()).as_(),

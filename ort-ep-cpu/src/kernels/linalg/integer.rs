@@ -14,6 +14,7 @@ use crate::gemm::integer::{
     CodeProduct, Factors, Left, PackedBytes, Target, multiply, multiply_workspace_len, pack_right,
     packed_right_len,
 };
+use crate::interrupt::{pieces_mut, spending};
 use crate::kernels::quant::codes::{range, read_floats, write_codes};
 
 cpu_kernels![
@@ -224,7 +225,7 @@ impl Scales {
     /// The codes of sums, given with the matrices they are products of.
     fn requantize(&self, product: &Product, index: usize, sums: &mut [f32], is_float: bool) {
         let ([_, columns, _], [left, right]) = (product.shape, product.matrices(index));
-        for (at, value) in sums.iter_mut().enumerate() {
+        for (at, value) in spending(8, sums).enumerate() {
             let (row, column) = (at / columns, at % columns);
             let scale = self.a.at(left, row) * self.b.at(right, column) / self.y.at(index, row);
             let scaled = *value * scale;
@@ -283,7 +284,7 @@ impl Executable for QLinear {
         self.0.run(cx, left, (zeros, &[]), workspace, |_| Ok(Target::Sums(ints()?)))?;
         drop(ints);
         // In place: the bits of a sum become its number.
-        sums.iter_mut().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
+        pieces_mut(sums).flatten().for_each(|sum| *sum = (sum.to_bits() as i32) as f32);
         for (index, sums) in sums.chunks_mut((product.shape[0] * columns).max(1)).enumerate() {
             scales.requantize(&product, index, sums, false);
         }
@@ -315,7 +316,7 @@ impl Executable for QLinearFloat {
             let ([left, right], matrices) = (product.offsets(index), product.matrices(index));
             for (at, sum) in sums.iter_mut().enumerate() {
                 let (row, column) = (at / columns, at % columns);
-                let terms = (0..k).map(|step| {
+                let terms = spending(4, 0..k).map(|step| {
                     let a = a[left + row * k + step] - a_zero.at(matrices[0], row);
                     a * (b[right + step * columns + column] - b_zero.at(matrices[1], column))
                 });

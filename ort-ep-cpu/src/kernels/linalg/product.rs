@@ -3,6 +3,7 @@
 use ort_core::tensor::Shape;
 use ort_core::{Result, ensure, error};
 
+use crate::interrupt::spend;
 use crate::kernels::broadcast::{Block, Broadcast};
 
 /// The sizes of a batch of products.
@@ -89,6 +90,7 @@ pub(crate) fn spread<T: Copy>(from: &[T], shape: &[usize], to: &mut [T], to_shap
     let (mut buffer, mut at) = (Vec::new(), 0);
     while at < to.len() {
         let len = walk.block_len(at, 4096).max(1).min(to.len() - at);
+        spend(len);
         let block = walk.block(0, from, at, len, &mut buffer);
         match block {
             Block::Slice(values) => to[at..at + len].copy_from_slice(values),

@@ -7,6 +7,7 @@ use super::coded::CodedRight;
 use super::{PackedRight, refused};
 use crate::gemm::generic::{self, Number, View};
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Strided, workspace_len};
+use crate::interrupt::{PIECE, pieces, pieces_mut, spend, spending};
 use crate::simd::Isa;
 use crate::vector::elementwise::{Unary, unary_in_place};
 use crate::vector::softmax::{Softmax, softmax_row_in_place};
@@ -132,15 +133,15 @@ impl Real for f64 {
     }
 
     fn map(function: Unary, values: &mut [f64]) {
-        values.iter_mut().for_each(|value| *value = evaluate(function, *value));
+        pieces_mut(values).flatten().for_each(|value| *value = evaluate(function, *value));
     }
 
     fn scale(factor: f64, values: &mut [f64]) {
-        values.iter_mut().for_each(|value| *value *= factor);
+        pieces_mut(values).flatten().for_each(|value| *value *= factor);
     }
 
     fn divide(values: &mut [f64], divisor: f32) {
-        values.iter_mut().for_each(|value| *value /= f64::from(divisor));
+        pieces_mut(values).flatten().for_each(|value| *value /= f64::from(divisor));
     }
 
     fn inverse_root(count: usize) -> f64 {
@@ -148,10 +149,11 @@ impl Real for f64 {
     }
 
     fn softmax(row: &mut [f64]) {
-        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        row.iter_mut().for_each(|value| *value = (*value - max).exp());
-        let sum: f64 = row.iter().sum();
-        row.iter_mut().for_each(|value| *value /= sum);
+        spend(8 * row.len().min(PIECE));
+        let max = pieces(row).flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+        pieces_mut(row).flatten().for_each(|value| *value = (*value - max).exp());
+        let sum: f64 = pieces(row).flatten().sum();
+        pieces_mut(row).flatten().for_each(|value| *value /= sum);
     }
 
     fn workspace_len(_: Cpu, [rows, columns, _]: [usize; 3], _: BSource) -> usize {
@@ -178,7 +180,7 @@ impl Real for f64 {
         if columns == 0 {
             return Ok(());
         }
-        for (row, product) in product.chunks(columns).enumerate() {
+        for (row, product) in spending(4 + columns / 4, product.chunks(columns)).enumerate() {
             let to = result.get_mut(row * row_stride..).and_then(|rest| rest.get_mut(..columns));
             let to = to.ok_or_else(|| ort_core::error!(Fail, "a result is too short"))?;
             match add {

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::cpu_kernels;
 use crate::heap::{elements, tables};
+use crate::interrupt::{self, spend};
 use crate::kernels::quant::codes::{BLOCK, decode, encode};
 use crate::parallel::for_each_row_chunk_mut;
 
@@ -222,11 +223,12 @@ impl Executable for GatherBlocks {
             let index = if index < 0 { index.saturating_add(size as i64) } else { index };
             // An index that is outside gives zeros.
             let Some(index) = usize::try_from(index).ok().filter(|index| *index < size) else {
-                bytes.fill(0);
+                interrupt::fill(bytes, 0);
                 return Ok(());
             };
             let first = ((before / indices.len() * size + index) * rows_of_pick + inside) * row;
             for (part, bytes) in bytes.chunks_mut(BLOCK * element).enumerate() {
+                spend(16 + bytes.len());
                 let mut values = [0.0; BLOCK];
                 let values = &mut values[..bytes.len() / element];
                 table.read(first + part * BLOCK, values)?;

@@ -13,6 +13,7 @@ use super::rotary::{Angles, Positions, positions};
 use crate::attention::{self, Elements};
 use crate::cpu_kernels;
 use crate::gemm::Cpu;
+use crate::interrupt::{self, spending};
 use crate::kept::with_kept;
 use crate::kernels::linalg::widened::{widened, widened_except};
 use crate::kernels::linalg::{bytes_of, scratch, take};
@@ -376,7 +377,7 @@ impl Executable for GroupQuery {
             cx.find_input(10).map(|view| Bias::new(view.as_slice()?, view.shape(), &sizes)).transpose()?;
         let mut scores = if cx.wants(3) { Some(cx.output(3)?.as_mut_slice::<f32>()?) } else { None };
         if self.stage.is_none() {
-            scores.take().into_iter().for_each(|scores| scores.fill(0.0));
+            scores.take().into_iter().for_each(|scores| interrupt::fill(scores, 0.0));
         }
         let problem = Problem {
             sizes,
@@ -423,7 +424,7 @@ impl GroupQuery {
 
 /// Writes the new rows of a head.
 fn place(change: &Change<'_>, from: Rows<'_>, [batch, head]: [usize; 2], to: &mut [f32]) {
-    for (row, to) in to.chunks_exact_mut(from.size.max(1)).enumerate() {
+    for (row, to) in spending(4 + from.size, to.chunks_exact_mut(from.size.max(1))).enumerate() {
         if let Ok(from) = from.row([batch, head, row]) {
             change.apply(batch, row, from, to);
         }
@@ -509,8 +510,8 @@ impl Cache<'_> {
             let (old, rest) = to.split_at_mut(before * size);
             let (new, unused) = rest.split_at_mut(queries * size);
             if !self.is_in_place {
-                old.copy_from_slice(&past[index * self.layout.past * size..][..before * size]);
-                unused.fill(T::default());
+                interrupt::copy(&past[index * self.layout.past * size..][..before * size], old);
+                interrupt::fill(unused, T::default());
             }
             T::place(change, incoming, [index / key_heads, index % key_heads], new);
         });

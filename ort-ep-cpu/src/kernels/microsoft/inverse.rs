@@ -6,7 +6,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, matrix_bytes};
-use crate::interrupt::spend;
+use crate::interrupt::{pieces_mut, spend, spending};
 use crate::kernels::reduce::number::Number;
 
 cpu_kernels![KernelDef { domain: MICROSOFT, op: "Inverse", make, ..KernelDef::BASE }];
@@ -25,10 +25,10 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             let (from, to) = (input.as_slice::<T>()?, cx.output(0)?.as_mut_slice::<T>()?);
             let size = (rows * rows).max(1);
             let (mut matrix, mut inverse) = (vec![0f64; size], vec![0f64; size]);
-            for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
-                matrix.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f64());
+            for (from, to) in spending(8, from.chunks_exact(size).zip(to.chunks_exact_mut(size))) {
+                pieces_mut(&mut matrix).flatten().zip(from).for_each(|(to, x)| *to = x.to_f64());
                 invert(&mut matrix, &mut inverse, rows);
-                to.iter_mut().zip(&inverse).for_each(|(to, x)| *to = T::from_f64(*x));
+                pieces_mut(to).flatten().zip(&inverse).for_each(|(to, x)| *to = T::from_f64(*x));
             }
             Ok(())
         }, else => Err(error!(NotImplemented, "inverses of {}", dtype.name())))
@@ -38,7 +38,11 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 
 /// Writes the inverse of a square matrix, which is overwritten. That of a singular one is not finite.
 fn invert(matrix: &mut [f64], inverse: &mut [f64], size: usize) {
-    inverse.iter_mut().enumerate().for_each(|(at, x)| *x = f64::from(u8::from(at / size == at % size)));
+    for (row, values) in inverse.chunks_exact_mut(size.max(1)).take(size).enumerate() {
+        spend(size);
+        values.fill(0.0);
+        values[row] = 1.0;
+    }
     for step in 0..size {
         let magnitude = |row: usize| matrix[row * size + step].abs();
         let pivot =

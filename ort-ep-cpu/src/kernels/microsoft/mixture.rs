@@ -9,6 +9,7 @@ use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
 use crate::gemm::{AOperand, BOperand, BSource, Cpu, Gemm, Step, Strided, workspace_len};
+use crate::interrupt::{self, spend, spending};
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::{narrow, widen};
 use crate::kernels::linalg::{PackedRight, bytes_of, refused, scratch, take};
@@ -320,6 +321,7 @@ impl Mixture {
             .zip(choice.experts.chunks_exact_mut(chosen.max(1)));
         choice.starts.fill(0);
         for (token, (weights, places)) in slots.take(sizes.tokens).enumerate() {
+            spend(experts * (4 + 2 * chosen));
             let row =
                 choice.row.get_mut(..experts).ok_or_else(|| error!(Fail, "the workspace is too small"))?;
             load(1, router, token * experts, row)?;
@@ -393,7 +395,7 @@ impl Mixture {
         memory: &mut Memory<'_>,
     ) -> Result<()> {
         let hidden = sizes.hidden();
-        sums.fill(0.0);
+        interrupt::fill(sums, 0.0);
         for expert in 0..sizes.experts {
             let slots = choice.starts[expert] as usize..choice.starts[expert + 1] as usize;
             for slots in order[slots].chunks(ROWS) {
@@ -478,7 +480,7 @@ struct Choice<'a> {
 impl Choice<'_> {
     /// The places of `experts` in the order of what they name.
     fn sort(&mut self, slots: usize, order: &mut [u32]) {
-        for (slot, expert) in self.experts[..slots].iter().enumerate() {
+        for (slot, expert) in spending(4, &self.experts[..slots]).enumerate() {
             let start = &mut self.starts[*expert as usize];
             order[*start as usize] = slot as u32;
             *start += 1;

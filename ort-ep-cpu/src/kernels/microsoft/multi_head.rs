@@ -14,6 +14,7 @@ use super::attend::{
 };
 use crate::cpu_kernels;
 use crate::gemm::Cpu;
+use crate::interrupt::{self, spending};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
 use crate::parallel::for_each_chunk_mut;
@@ -273,7 +274,7 @@ fn place_rows(
     for_each_chunk_mut(threads, to, capacity * size, |index, to| {
         let (batch, head) = (index / heads, index % heads);
         let Some(to) = to.get_mut(first * size..) else { return };
-        for (row, to) in to.chunks_exact_mut(size.max(1)).take(rows).enumerate() {
+        for (row, to) in spending(4 + size / 4, to.chunks_exact_mut(size.max(1)).take(rows)).enumerate() {
             let Ok(from) = from.row([batch, head, row]) else { return };
             to.copy_from_slice(from);
             if let Some(bias) = bias.and_then(|bias| bias.get(head * size..)) {
@@ -293,7 +294,7 @@ fn copy_past(
     for_each_chunk_mut(threads, to, capacity * size, |index, to| {
         let from = past.get(index * past_rows * size..).and_then(|past| past.get(..rows * size));
         if let (Some(from), Some(to)) = (from, to.get_mut(..rows * size)) {
-            to.copy_from_slice(from);
+            interrupt::copy(from, to);
         }
     });
 }
@@ -339,7 +340,7 @@ impl<'a> Beams<'a> {
         let size = from.size;
         for_each_chunk_mut(threads, to, total * size, |index, to| {
             let (batch, head) = (index / heads, index % heads);
-            for (row, to) in to.chunks_exact_mut(size.max(1)).enumerate() {
+            for (row, to) in spending(4 + size / 4, to.chunks_exact_mut(size.max(1))).enumerate() {
                 let beam = self.sources.get(batch * self.row_len + row).map_or(0, |beam| *beam as usize);
                 let source = if row < past { batch / self.width * self.width + beam } else { batch };
                 if let Ok(from) = from.row([source, head, row]) {

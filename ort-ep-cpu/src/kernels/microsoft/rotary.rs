@@ -8,6 +8,7 @@ use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use crate::cpu_kernels;
+use crate::interrupt::{self, spending};
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_chunk_mut;
 
@@ -150,8 +151,8 @@ impl Rotary {
         let (threads, y) = (cx.threads(), cx.output(0)?.as_mut_slice::<f32>()?);
         let unit = if heads_last { heads * size } else { sequence * size };
         for_each_chunk_mut(threads, y, unit, |index, to| {
-            to.copy_from_slice(&x[index * unit..][..to.len()]);
-            for (at, row) in to.chunks_exact_mut(size.max(1)).enumerate() {
+            interrupt::copy(&x[index * unit..][..to.len()], to);
+            for (at, row) in spending(size, to.chunks_exact_mut(size.max(1))).enumerate() {
                 let token = if heads_last { index } else { index / heads * sequence + at };
                 angles.rotate(positions[token], row);
             }

@@ -33,9 +33,9 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     let Some((&size, outer)) = input.shape().split_last() else {
         return Err(error!(InvalidArgument, "ArrayFeatureExtractor needs rank 1 or more, got rank 0"));
     };
-    let columns: Option<Vec<usize>> =
-        cx.input(1)?.to_ints()?.into_iter().map(|column| usize::try_from(column).ok()).collect();
-    let columns = columns.filter(|columns| columns.iter().all(|&column| column < size));
+    let columns = spending(1, cx.input(1)?.to_ints()?);
+    let columns = columns.map(|column| usize::try_from(column).ok().filter(|&column| column < size));
+    let columns: Option<Vec<usize>> = columns.collect();
     let columns =
         columns.ok_or_else(|| error!(InvalidArgument, "a feature lies outside the {size} there are"))?;
     ensure!(!columns.is_empty(), InvalidArgument, "no feature is asked for");
@@ -50,8 +50,8 @@ fn extract(cx: &mut RunCx<'_>) -> Result<()> {
     let mut output = cx.allocate(input.dtype(), &shape)?;
     let rows = input.bytes()?.chunks_exact(size * width);
     let rows = rows.zip(output.bytes_mut()?.chunks_exact_mut(columns.len() * width));
-    for (row, to) in spending(4 * columns.len(), rows) {
-        for (&column, to) in columns.iter().zip(to.chunks_exact_mut(width)) {
+    for (row, to) in rows {
+        for (&column, to) in spending(4, columns.iter().zip(to.chunks_exact_mut(width))) {
             to.copy_from_slice(&row[column * width..(column + 1) * width]);
         }
     }

@@ -10,7 +10,7 @@ use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
-use crate::interrupt::spending;
+use crate::interrupt::{spend_text, spending};
 
 cpu_kernels![KernelDef {
     domain: ONNX_ML,
@@ -35,10 +35,13 @@ fn float_key(value: f64) -> Key {
 
 fn keys_of(view: &TensorView<'_>) -> Result<Vec<Key>> {
     Ok(match view.dtype() {
-        DType::String => view.strings()?.iter().cloned().map(Key::Text).collect(),
-        DType::F32 => view.to_vec::<f32>()?.into_iter().map(|key| float_key(f64::from(key))).collect(),
-        DType::F64 => view.to_vec::<f64>()?.into_iter().map(float_key).collect(),
-        _ => view.to_ints()?.into_iter().map(Key::Int).collect(),
+        DType::String => {
+            let texts = view.strings()?.iter().inspect(|text| spend_text(text));
+            texts.cloned().map(Key::Text).collect()
+        }
+        DType::F32 => spending(2, view.to_vec::<f32>()?).map(|key| float_key(f64::from(key))).collect(),
+        DType::F64 => spending(2, view.to_vec::<f64>()?).map(float_key).collect(),
+        _ => spending(2, view.to_ints()?).map(Key::Int).collect(),
     })
 }
 
@@ -106,7 +109,7 @@ fn make(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
 fn encode(cx: &mut RunCx<'_>, places: &HashMap<Key, usize>, values: &Tensor, default: &Tensor) -> Result<()> {
     let input = cx.input(0)?;
     // Keys of texts are copies.
-    let texts = input.strings().unwrap_or(&[]).iter();
+    let texts = spending(2, input.strings().unwrap_or(&[]));
     let texts = texts.fold(0, |sum: usize, text| sum.saturating_add(text.len().saturating_add(32)));
     let _texts = if texts > 0 { Some(cx.reserve(texts)?) } else { None };
     let found = spending(8, keys_of(&input)?).map(|key| places.get(&key).copied());

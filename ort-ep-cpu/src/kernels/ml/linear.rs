@@ -7,7 +7,7 @@ use ort_core::{Result, ensure};
 use super::scores::{Labels, Transform, dot, doubles, floats, largest, matrix, probit, write_scores};
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
-use crate::interrupt::spend;
+use crate::interrupt::{PIECE, pieces_mut, spend};
 
 cpu_kernels![
     KernelDef { domain: ONNX_ML, op: "LinearClassifier", make: make_classifier, ..KernelDef::BASE },
@@ -39,7 +39,7 @@ impl Functions {
         for row in 0..rows {
             let row = &values[row * features..(row + 1) * features];
             for index in 0..self.count {
-                spend(features);
+                spend(4 + features.min(PIECE));
                 let weights = &self.coefficients[index * features..(index + 1) * features];
                 scores.push(dot(row, weights) + self.intercepts.get(index).copied().unwrap_or(0.0));
             }
@@ -75,7 +75,8 @@ fn make_regressor(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     let run = move |cx: &mut RunCx<'_>| {
         let mut scores = functions.scores(cx)?;
         if functions.count == 1 {
-            scores.iter_mut().for_each(|score| *score = functions.transform.apply_to_one(*score));
+            let scores = pieces_mut(&mut scores).flatten();
+            scores.for_each(|score| *score = functions.transform.apply_to_one(*score));
         } else {
             scores.chunks_mut(functions.count.max(1)).for_each(|row| functions.transform.apply(row));
         }
@@ -113,6 +114,7 @@ fn classify(cx: &mut RunCx<'_>, functions: &Functions, labels: &Labels) -> Resul
     let mut classes = Vec::with_capacity(rows);
     let mut scores = Vec::with_capacity(rows.saturating_mul(functions.count.max(2)));
     for row in raw.chunks(functions.count) {
+        spend(16);
         if let [score] = *row {
             classes.push(usize::from(score > 0.0));
             match (functions.transform, labels.count()) {

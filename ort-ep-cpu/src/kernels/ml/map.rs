@@ -10,6 +10,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::scores::Labels;
 use crate::cpu_kernels;
+use crate::interrupt::{Pace, UNITS_OF_A_TEXT, spend_text, spending};
 
 cpu_kernels![
     KernelDef {
@@ -59,7 +60,7 @@ fn pick(cx: &RunCx<'_>, values: &Tensor, places: &[Option<usize>]) -> Result<Ten
     let mut output = cx.allocate(dtype, &shape)?;
     for_each_type!(dtype in [I64, F32, F64], T => {
         let from = values.to_vec::<T>()?;
-        for (place, to) in places.iter().zip(output.as_mut_slice::<T>()?) {
+        for (place, to) in spending(2, places.iter().zip(output.as_mut_slice::<T>()?)) {
             *to = place.and_then(|place| from.get(place).copied()).unwrap_or_default();
         }
     }, else => return Err(error!(NotImplemented, "a map of {}", DType::name(dtype))));
@@ -73,13 +74,15 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let (keys, values) = map_of(cx)?;
         let places: Vec<Option<usize>> = match keys {
             MapKeys::Ints(_, keys) => {
-                let places: ort_core::seeded::HashMap<i64, usize> = keys.iter().copied().zip(0..).collect();
-                ints.iter().map(|word| places.get(word).copied()).collect()
+                let keys = spending(16, keys).copied();
+                let places: ort_core::seeded::HashMap<i64, usize> = keys.zip(0..).collect();
+                spending(16, &ints).map(|word| places.get(word).copied()).collect()
             }
             MapKeys::Strings(keys) => {
-                let places: ort_core::seeded::HashMap<&str, usize> =
-                    keys.iter().map(String::as_str).zip(0..).collect();
-                strings.iter().map(|word| places.get(word.as_str()).copied()).collect()
+                let keys = keys.iter().inspect(|key| spend_text(key)).map(String::as_str);
+                let places: ort_core::seeded::HashMap<&str, usize> = keys.zip(0..).collect();
+                let words = strings.iter().inspect(|word| spend_text(word));
+                words.map(|word| places.get(word.as_str()).copied()).collect()
             }
         };
         let output = pick(cx, values, &places)?;
@@ -99,14 +102,18 @@ fn make_cast(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let (MapKeys::Ints(_, keys), values) = map_of(cx)? else {
             return Err(error!(InvalidArgument, "the keys of the map are strings, expected integers"));
         };
-        let mut order: Vec<(i64, usize)> = keys.iter().copied().zip(0..).collect();
-        order.sort_unstable();
+        let mut order: Vec<(i64, usize)> = spending(1, keys).copied().zip(0..).collect();
+        let pace = Pace::default();
+        order.sort_unstable_by(|a, b| {
+            pace.step(2);
+            a.cmp(b)
+        });
         let negative = order.first().is_some_and(|(key, _)| *key < 0);
         ensure!(!(sparse && negative), InvalidArgument, "a key is negative, and map_form is SPARSE");
         let columns = if sparse { most } else { order.len() };
         // Each column's place among the values.
         let mut places: Vec<Option<usize>> = vec![None; ort_core::tensor::element_count(&[1, columns])?];
-        for (rank, (key, place)) in order.into_iter().enumerate() {
+        for (rank, (key, place)) in spending(2, order).enumerate() {
             let column = if sparse { usize::try_from(key).ok() } else { Some(rank) };
             if let Some(column) = column.and_then(|column| places.get_mut(column)) {
                 *column = Some(place);
@@ -123,37 +130,37 @@ fn cast(values: &Tensor, places: &[Option<usize>], to: DType) -> Result<Tensor> 
     let no_number = |text: &str| error!(InvalidArgument, "'{text}' in a map is no number");
     if let Ok(texts) = values.strings() {
         let text = |place: &Option<usize>| place.and_then(|place| texts.get(place)).map(String::as_str);
+        let places = || spending(UNITS_OF_A_TEXT, places);
         return match to {
             DType::String => {
-                let own = places.iter().map(|place| text(place).unwrap_or("0.f").to_string()).collect();
+                let own = places().map(|place| text(place).unwrap_or("0.f").to_string()).collect();
                 Tensor::from_strings(&shape, own)
             }
             DType::I64 => {
                 let parse = |text: &str| text.trim().parse::<i64>().map_err(|_| no_number(text));
-                let ints: Result<Vec<i64>> =
-                    places.iter().map(|place| text(place).map_or(Ok(0), parse)).collect();
+                let ints: Result<Vec<i64>> = places().map(|place| text(place).map_or(Ok(0), parse)).collect();
                 Tensor::from_vec(&shape, ints?)
             }
             _ => {
                 let parse = |text: &str| text.trim().parse::<f32>().map_err(|_| no_number(text));
                 let floats: Result<Vec<f32>> =
-                    places.iter().map(|place| text(place).map_or(Ok(0.0), parse)).collect();
+                    places().map(|place| text(place).map_or(Ok(0.0), parse)).collect();
                 Tensor::from_vec(&shape, floats?)
             }
         };
     }
     let numbers = values.to_vec::<f32>()?;
     let number = |place: &Option<usize>| place.and_then(|place| numbers.get(place).copied());
+    let each = |units: usize| spending(units, places);
     match to {
         DType::String => {
             let text = |x: f32| if x.is_finite() { format!("{x:.6}") } else { format_float(f64::from(x)) };
-            let texts = places.iter().map(|place| number(place).map_or("0.f".to_string(), text)).collect();
+            let texts = each(UNITS_OF_A_TEXT);
+            let texts = texts.map(|place| number(place).map_or("0.f".to_string(), text)).collect();
             Tensor::from_strings(&shape, texts)
         }
-        DType::I64 => {
-            Tensor::from_vec(&shape, places.iter().map(|p| number(p).unwrap_or(0.0) as i64).collect())
-        }
-        _ => Tensor::from_vec(&shape, places.iter().map(|p| number(p).unwrap_or(0.0)).collect()),
+        DType::I64 => Tensor::from_vec(&shape, each(2).map(|p| number(p).unwrap_or(0.0) as i64).collect()),
+        _ => Tensor::from_vec(&shape, each(2).map(|p| number(p).unwrap_or(0.0)).collect()),
     }
 }
 
@@ -172,7 +179,8 @@ fn make_zip(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let columns = input.shape().last().copied().unwrap_or(0);
         ensure!(columns == count && count > 0, InvalidArgument, "{columns} columns for {count} labels");
         let mut elements = Vec::new();
-        for row in input.as_slice::<f32>()?.chunks(count) {
+        let each_key = if dtype == DType::String { UNITS_OF_A_TEXT } else { 1 };
+        for row in spending(64 + each_key * count, input.as_slice::<f32>()?.chunks(count)) {
             let values = Box::new(Value::Tensor(Tensor::from_slice(&[count], row)?));
             elements.push(Value::Map(MapValue { keys: keys.clone(), values }));
         }

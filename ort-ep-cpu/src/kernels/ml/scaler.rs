@@ -6,7 +6,7 @@ use ort_core::spec::ONNX_ML;
 use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
-use crate::interrupt::spending;
+use crate::interrupt::{PIECE, pieces_mut, spending};
 
 cpu_kernels![KernelDef { domain: ONNX_ML, op: "Scaler", make, ..KernelDef::BASE }];
 
@@ -27,10 +27,12 @@ fn scaler(cx: &mut RunCx<'_>, offset: &[f32], scale: &[f32]) -> Result<()> {
     let dtype = input.dtype();
     for_each_type!(dtype in [F32, F64, I32, I64], T => {
         let rows = input.as_slice::<T>()?.chunks_exact(features).zip(output.chunks_exact_mut(features));
-        for (from, to) in spending(2 * features, rows) {
-            for (feature, (x, y)) in from.iter().zip(to).enumerate() {
-                let x: f32 = num_traits::AsPrimitive::as_(*x);
-                *y = (x - offset[feature % offset.len()]) * scale[feature % scale.len()];
+        for (from, to) in spending(2 * features.min(PIECE), rows) {
+            for (piece, (from, to)) in from.chunks(PIECE).zip(pieces_mut(to)).enumerate() {
+                for (feature, (x, y)) in (piece * PIECE..).zip(from.iter().zip(to)) {
+                    let x: f32 = num_traits::AsPrimitive::as_(*x);
+                    *y = (x - offset[feature % offset.len()]) * scale[feature % scale.len()];
+                }
             }
         }
         Ok(())

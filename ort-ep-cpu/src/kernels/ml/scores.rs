@@ -6,7 +6,7 @@ use ort_core::ir::Attributes;
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
 
-use crate::interrupt::spending;
+use crate::interrupt::{PIECE, pieces, spend, spending};
 
 /// What becomes of the scores of a row.
 #[derive(Clone, Copy, PartialEq)]
@@ -42,6 +42,9 @@ impl Transform {
 
     /// Transforms the scores of one row.
     pub(super) fn apply(self, scores: &mut [f64]) {
+        if self != Transform::None {
+            spend(4 * scores.len());
+        }
         match self {
             Transform::None => {}
             Transform::Logistic => scores.iter_mut().for_each(|x| *x = logistic(*x)),
@@ -124,7 +127,7 @@ impl Labels {
         match self {
             Labels::Ints(labels) => {
                 let to = cx.output(0)?.as_mut_slice::<i64>()?;
-                for (to, class) in to.iter_mut().zip(classes) {
+                for (to, class) in spending(1, to.iter_mut().zip(classes)) {
                     *to = labels.get(class).copied().unwrap_or(class as i64);
                 }
                 Ok(())
@@ -185,7 +188,10 @@ pub(super) fn floats(attrs: &Attributes, name: &str) -> Vec<f64> {
 
 /// The sum of the products of two rows.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    if a.len() <= PIECE {
+        return a.iter().zip(b).map(|(a, b)| a * b).sum();
+    }
+    pieces(a).flatten().zip(b).map(|(a, b)| a * b).sum()
 }
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let features = input.shape().last().copied().unwrap_or(1).max(1);
         let values = doubles(&input)?;
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
-        for (from, to) in spending(4, values.chunks(features).zip(output.chunks_mut(features))) {
+        let rows = values.chunks(features).zip(output.chunks_mut(features));
+        for (from, to) in spending(4 + 2 * features.min(PIECE), rows) {
             let elements = || pieces(from).flatten();
             let size = match norm {
                 Norm::Max => elements().copied().fold(f64::NEG_INFINITY, f64::max),
@@ -181,7 +182,7 @@ fn make_vectorizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             };
             let values = doubles(&input)?;
             let rows = values.chunks(own.max(1)).zip(output.chunks_mut(width.max(1)));
-            for (from, to) in spending(4, rows) {
+            for (from, to) in spending(4 + own.min(PIECE), rows) {
                 let to = to.get_mut(first..).unwrap_or(&mut []);
                 let values = pieces(from).flatten().take(size);
                 values.zip(to).for_each(|(x, y)| *y = *x as f32);

@@ -10,7 +10,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::scores::{Labels, Transform, dot, floats, largest, logistic, matrix, probit};
 use super::svm_kernel::Vectors;
 use crate::cpu_kernels;
-use crate::interrupt::spend;
+use crate::interrupt::{spend, spending};
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::kernels::nn::{for_each_unit, part_count};
 
@@ -235,6 +235,7 @@ impl Pairs {
         };
         let pairs = pairs_of(self.ranges.len()).zip(scores.iter_mut().zip(&self.rho));
         for ((i, j), (score, rho)) in pairs {
+            spend(4 + kernels.len() / self.ranges.len());
             *score = part(j - 1, self.ranges[i]) + part(i, self.ranges[j]) + rho;
             votes[if *score > 0.0 { i } else { j }] += 1.0;
         }
@@ -339,7 +340,8 @@ impl Executable for Classifier {
             if cx.wants(1) {
                 let scores = cx.output(1)?.as_mut_slice::<f32>()?;
                 let columns = scores.len().checked_div(rows).unwrap_or(0).max(1);
-                outcomes.extend(scores.chunks_mut(columns).map(|scores| Outcome { class: 0, scores }));
+                let rows = spending(1, scores.chunks_mut(columns));
+                outcomes.extend(rows.map(|scores| Outcome { class: 0, scores }));
             }
             outcomes.resize_with(rows, || Outcome { class: 0, scores: &mut [] });
             for_each_unit(
@@ -351,7 +353,7 @@ impl Executable for Classifier {
                     outcome.iter_mut().for_each(|outcome| self.classify(scratch, outcome));
                 },
             );
-            let classes: Vec<usize> = outcomes.iter().map(|outcome| outcome.class).collect();
+            let classes: Vec<usize> = spending(1, &outcomes).map(|outcome| outcome.class).collect();
             self.labels.write(cx, classes.into_iter())
         })
     }

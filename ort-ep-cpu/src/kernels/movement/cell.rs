@@ -1,5 +1,6 @@
 //! The elements that movements move: bytes of one element, or the position of a string.
 
+use crate::interrupt::{PIECE, pieces, pieces_mut};
 use crate::simd::{Isa, transpose_tiles};
 
 /// One element of a kind that can be moved.
@@ -54,14 +55,21 @@ impl Cell for Place {
 /// Each element of a packed tensor in a byte of its own; the first element is in the lowest bits.
 pub(super) fn unpack(bytes: &[u8], bits: u32) -> Vec<[u8; 1]> {
     let mask = (1u8 << bits) - 1;
-    bytes.iter().flat_map(|&byte| (0..8 / bits).map(move |place| [(byte >> (place * bits)) & mask])).collect()
+    let mut cells = Vec::with_capacity(bytes.len() * (8 / bits) as usize);
+    for bytes in pieces(bytes) {
+        let places = |&byte: &u8| (0..8 / bits).map(move |place| [(byte >> (place * bits)) & mask]);
+        cells.extend(bytes.iter().flat_map(places));
+    }
+    cells
 }
 
 /// The reverse of [`unpack`]; bits behind the last element are zero.
 pub(super) fn pack(cells: &[[u8; 1]], bits: u32, bytes: &mut [u8]) {
     let per_byte = (8 / bits) as usize;
-    for (byte, cells) in bytes.iter_mut().zip(cells.chunks(per_byte)) {
-        *byte = cells.iter().rev().fold(0, |packed, cell| (packed << bits) | cell[0]);
+    for (bytes, cells) in pieces_mut(bytes).zip(cells.chunks(PIECE * per_byte)) {
+        for (byte, cells) in bytes.iter_mut().zip(cells.chunks(per_byte)) {
+            *byte = cells.iter().rev().fold(0, |packed, cell| (packed << bits) | cell[0]);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::heap::{elements, tables};
-use crate::interrupt::spend;
+use crate::interrupt::{self, PIECE, pieces, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::number::{Number, with_numbers};
@@ -118,18 +118,20 @@ fn add_up<T: Number>(
     for_each_row_chunk_mut(threads, to, pixels * parts, 1, |first, chunk| {
         let mut sums = vec![T::Compute::zero(); pixels];
         for (index, image) in chunk.chunks_exact_mut(pixels * parts).enumerate() {
-            sums.fill(T::Compute::zero());
+            interrupt::fill(&mut sums, T::Compute::zero());
             let source = &from[(first + index) * rows * columns * parts..][..rows * columns * parts];
             for (row, cells) in source.chunks_exact((columns * parts).max(1)).enumerate() {
-                spend(4 * columns);
-                for (column, cell) in cells.iter().skip(part).step_by(parts).enumerate() {
-                    if let Some(pixel) = pixel(axes, row, column) {
-                        sums[pixel] += cell.widen();
+                for (piece, cells) in cells.chunks(PIECE * parts).enumerate() {
+                    spend(4 * cells.len());
+                    for (column, cell) in cells.iter().skip(part).step_by(parts).enumerate() {
+                        if let Some(pixel) = pixel(axes, row, piece * PIECE + column) {
+                            sums[pixel] += cell.widen();
+                        }
                     }
                 }
             }
             let image = image.iter_mut().skip(part).step_by(parts);
-            image.zip(&sums).for_each(|(to, &sum)| *to = T::narrow(sum));
+            image.zip(pieces(&sums).flatten()).for_each(|(to, &sum)| *to = T::narrow(sum));
         }
     });
     Ok(())

@@ -9,7 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements, tables};
-use crate::interrupt::spend;
+use crate::interrupt::{self, spend, spending};
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::makes_strings;
@@ -137,7 +137,7 @@ fn positions<C: Float>(grid: &TensorView<'_>) -> Result<Vec<C>> {
     let dtype = grid.dtype();
     let cast = |value: f64| <C as NumCast>::from(value).unwrap_or_else(C::nan);
     for_each_type!(dtype in FLOATS, T => {
-        let numbers = grid.as_slice::<T>()?.iter();
+        let numbers = spending(1, grid.as_slice::<T>()?);
         Ok(numbers.map(|&value| cast(num_traits::AsPrimitive::<f64>::as_(value))).collect())
     }, else => Err(error!(NotImplemented, "a grid of {}", dtype.name())))
 }
@@ -238,7 +238,7 @@ impl GridSample {
         let fits = to.len() == sizes.planes * points * parts;
         ensure!(fits, Fail, "the output does not fit {:?}", grid.shape());
         if pixels == 0 {
-            to.fill(T::narrow(T::Compute::zero()));
+            interrupt::fill(to, T::narrow(T::Compute::zero()));
             return Ok(());
         }
         for_each_row_chunk_mut(threads, to, points * parts, 1, |first, planes| {
@@ -294,7 +294,7 @@ impl GridSample {
     fn combine<C: Float>(&self, positions: &[C], sizes: &[usize], combined: &mut Vec<(usize, C)>) -> usize {
         combined.clear();
         let mut width = 1;
-        for position in positions.chunks_exact(sizes.len()) {
+        for position in spending(32, positions.chunks_exact(sizes.len())) {
             let start = combined.len();
             combined.push((0, C::one()));
             // Positions list the innermost dimension first.

@@ -40,6 +40,7 @@ use ort_core::{Result, ensure, error};
 use smallvec::SmallVec;
 
 use crate::heap::{elements, tables};
+use crate::interrupt::spending;
 
 use cell::{Cell, Place, pack, unpack};
 
@@ -278,8 +279,8 @@ impl<M: Movement> Executable for MovingStrings<M> {
         for index in self.movement.operands(cx.input_count()) {
             let elements = inputs.get(index).copied().flatten().map(|view| view.strings()).transpose()?;
             let elements = elements.unwrap_or(&[]);
-            places.push((0..elements.len()).map(|place| Place(strings.len() + place)).collect());
-            strings.extend(elements);
+            places.push(spending(1, 0..elements.len()).map(|place| Place(strings.len() + place)).collect());
+            strings.extend(spending(1, elements));
         }
         let io = Io { inputs, outputs: shapes, in_place: false, threads: 1 };
         let from: Vec<&[Place]> = places.iter().map(Vec::as_slice).collect();

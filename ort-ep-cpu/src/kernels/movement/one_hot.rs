@@ -22,7 +22,7 @@ struct OneHot {
 fn whole_numbers(view: &TensorView<'_>) -> Result<Vec<i64>> {
     let dtype = view.dtype();
     for_each_type!(dtype in [F32, F64, F16], T => {
-        Ok(view.as_slice::<T>()?.iter().map(|&value| AsPrimitive::<f64>::as_(value) as i64).collect())
+        Ok(spending(1, view.as_slice::<T>()?).map(|&value| AsPrimitive::<f64>::as_(value) as i64).collect())
     }, else => view.to_ints())
 }
 

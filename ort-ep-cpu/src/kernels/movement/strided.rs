@@ -157,6 +157,7 @@ fn transpose_plane<T: Cell>(from: &[T], place: isize, step: isize, plane: &mut [
     }
     for first in (0..columns).step_by(BAND) {
         let width = BAND.min(columns - first);
+        interrupt::spend(width * rows);
         let source = (place + first as isize * step) as usize;
         let (done_columns, done_rows) = match usize::try_from(step) {
             Ok(stride) => {

@@ -1,5 +1,7 @@
 //! `Unique`: each element, or each part along an axis, once.
 
+use std::cmp::Ordering;
+
 use half::{bf16, f16};
 use num_complex::Complex;
 use ort_core::dtype::DType;
@@ -10,7 +12,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::heap::{elements, tables};
-use crate::interrupt::{Pace, spend};
+use crate::interrupt::{self, PIECE, Pace, pieces, spend, spend_text, spending};
 
 cpu_kernels![KernelDef { op: "Unique", make, outputs: OutputsFrom::Kernel, ..KernelDef::BASE }];
 
@@ -94,17 +96,19 @@ fn keys_of(view: &TensorView<'_>) -> Result<Vec<u128>> {
     let dtype = view.dtype();
     if dtype == DType::String {
         let strings = view.strings()?;
-        let mut sorted: Vec<&String> = strings.iter().collect();
-        sorted.sort_unstable();
-        sorted.dedup();
-        return Ok(strings
-            .iter()
-            .map(|text| sorted.partition_point(|other| *other < text) as u128)
-            .collect());
+        let compare = |a: &String, b: &String| {
+            spend_text(if a.len() < b.len() { a } else { b });
+            a.cmp(b)
+        };
+        let mut sorted: Vec<&String> = spending(1, strings).collect();
+        sorted.sort_unstable_by(|a, b| compare(a, b));
+        sorted.dedup_by(|a, b| compare(a, b).is_eq());
+        let rank = |text: &String| sorted.partition_point(|other| compare(other, text).is_lt());
+        return Ok(strings.iter().map(|text| rank(text) as u128).collect());
     }
     for_each_type!(
         dtype in [F32, F64, F16, BF16, U8, I8, U16, I16, U32, I32, U64, I64, Bool, C64, C128],
-        T => Ok(view.as_slice::<T>()?.iter().map(|&element| element.key()).collect()),
+        T => Ok(spending(2, view.as_slice::<T>()?).map(|&element| element.key()).collect()),
         else => Err(error!(NotImplemented, "unique elements of {}", dtype.name()))
     )
 }
@@ -120,14 +124,20 @@ struct Groups {
     inverse: Vec<usize>,
 }
 
-/// Groups `items` by what `compare` says is equal.
-fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> std::cmp::Ordering) -> Groups {
-    let mut order: Vec<usize> = (0..items).collect();
-    let pace = Pace::default();
-    order.sort_unstable_by(|&a, &b| {
-        pace.step(2);
-        compare(a, b).then(a.cmp(&b))
-    });
+/// The order of two equally long runs of keys.
+fn order_of(a: &[u128], b: &[u128], pace: &Pace) -> Ordering {
+    pace.step(a.len().min(PIECE) / 4);
+    if a.len() <= PIECE {
+        return a.cmp(b);
+    }
+    let mut orders = pieces(a).zip(b.chunks(PIECE)).map(|(a, b)| a.cmp(b));
+    orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+}
+
+/// Groups `items` by what `compare` says is equal, which counts its own work.
+fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> Ordering) -> Groups {
+    let mut order: Vec<usize> = spending(1, 0..items).collect();
+    order.sort_unstable_by(|&a, &b| compare(a, b).then(a.cmp(&b)));
     // Where each group starts in the order, until it is known which comes when in the result.
     let mut groups: Vec<(usize, usize)> = Vec::with_capacity(items);
     for (place, &item) in order.iter().enumerate() {
@@ -137,12 +147,19 @@ fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> std::cmp:
             _ => groups.push((place, 1)),
         }
     }
+    let pace = Pace::default();
     if !sorted {
-        groups.sort_unstable_by_key(|&(start, _)| order[start]);
+        groups.sort_unstable_by_key(|&(start, _)| {
+            pace.step(1);
+            order[start]
+        });
     }
     let mut inverse = vec![0; items];
     for (index, (start, count)) in groups.iter_mut().enumerate() {
-        order[*start..][..*count].iter().for_each(|&item| inverse[item] = index);
+        for &item in &order[*start..][..*count] {
+            pace.step(2);
+            inverse[item] = index;
+        }
         *start = order[*start];
     }
     Groups { groups, inverse }
@@ -167,8 +184,9 @@ fn pick(
     let from = view.bytes()?;
     let mut result = cx.allocate(view.dtype(), shape)?;
     if run > 0 {
-        for (to, place) in result.bytes_mut()?.chunks_exact_mut(run * width).zip(places) {
-            to.copy_from_slice(&from[place * width..(place + run) * width]);
+        let parts = result.bytes_mut()?.chunks_exact_mut(run * width).zip(places);
+        for (to, place) in spending(2 + run / 4, parts) {
+            interrupt::copy(&from[place * width..(place + run) * width], to);
         }
     }
     result.finish()
@@ -180,7 +198,7 @@ type Extents = (usize, usize, usize);
 /// A list of integers as a tensor.
 fn ints(cx: &RunCx<'_>, list: impl ExactSizeIterator<Item = usize>) -> Result<Tensor> {
     let mut result = cx.allocate(DType::I64, &[list.len()])?;
-    for (to, number) in result.as_mut_slice::<i64>()?.iter_mut().zip(list) {
+    for (to, number) in spending(1, result.as_mut_slice::<i64>()?.iter_mut().zip(list)) {
         *to = number as i64;
     }
     result.finish()
@@ -217,9 +235,11 @@ impl Executable for Unique {
         let outer = if keys.is_empty() { 0 } else { outer };
         let extents = (outer, size, run);
         let part = |item: usize, outer: usize| &keys[(outer * size + item) * run..][..run];
+        let pace = Pace::default();
         let groups = group(size, self.sorted, |a, b| {
-            let mut orders = (0..outer).map(|outer| part(a, outer).cmp(part(b, outer)));
-            orders.find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
+            pace.step(2);
+            let mut orders = (0..outer).map(|outer| order_of(part(a, outer), part(b, outer), &pace));
+            orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
         });
         drop(keys);
         let Groups { groups, inverse } = groups;

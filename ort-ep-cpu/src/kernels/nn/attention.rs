@@ -13,6 +13,7 @@ use super::{for_each_unit, part_count};
 use crate::cpu_kernels;
 use crate::gemm::{BSource, Cpu};
 use crate::heap::{elements, tables};
+use crate::interrupt::{self, spend, spending};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
@@ -223,7 +224,7 @@ impl<'a, T: Real> Mask<'a, T> {
             MaskValues::Added(view.to_cow()?)
         } else {
             let wide: Vec<T> = for_each_type!(dtype in NUMERIC, E => {
-                view.to_vec::<E>()?.into_iter().map(|x| T::from_f64(wide_of(x))).collect()
+                spending(2, view.to_vec::<E>()?).map(|x| T::from_f64(wide_of(x))).collect()
             }, else => return Err(error!(InvalidArgument, "a mask of type {dtype}")));
             MaskValues::Added(wide.into())
         };
@@ -384,8 +385,8 @@ pub(super) fn join<T: Copy + Send + Sync>(
         for (index, to) in to.chunks_mut(head_len).enumerate() {
             let index = first + index;
             let (old, fresh) = to.split_at_mut(past_rows * size);
-            old.copy_from_slice(&past[index * past_rows * size..][..past_rows * size]);
-            for (row, fresh) in fresh.chunks_exact_mut(size).enumerate() {
+            interrupt::copy(&past[index * past_rows * size..][..past_rows * size], old);
+            for (row, fresh) in spending(4 + size / 4, fresh.chunks_exact_mut(size)).enumerate() {
                 let from = layout.at(index / heads, index % heads, row);
                 fresh.copy_from_slice(&new[from..from + size]);
             }
@@ -571,7 +572,7 @@ impl<T: Real> Attention<T> {
     ) {
         let mut store = |mode: i64, scores: &[T]| {
             if let Some(out) = out.as_deref_mut().filter(|_| mode == self.score_mode) {
-                out.copy_from_slice(scores);
+                interrupt::copy(scores, out);
             }
         };
         store(0, scores);
@@ -584,6 +585,7 @@ impl<T: Real> Attention<T> {
         let hidden = T::from_f64(f64::NEG_INFINITY);
         let mut masked = Vec::new();
         for (row, scores) in scores.chunks_mut(keys.max(1)).enumerate() {
+            spend(4 * keys);
             let query = first + row;
             let allowed = self.allowed(&shared.reach, batch, query, keys);
             let mask = shared.mask.as_ref().map(|mask| (mask, mask.row([batch, head, query])));

@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
-use crate::interrupt::{self, pieces_mut};
+use crate::interrupt::{self, pieces_mut, spending};
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
@@ -64,7 +64,7 @@ fn run(cx: &mut RunCx<'_>, silu: bool) -> Result<()> {
     }
     if cx.wants(1) && carried > 0 {
         let state = cx.output(1)?.as_mut_slice::<f32>()?;
-        for (row, state) in state.chunks_mut(carried).enumerate() {
+        for (row, state) in spending(2 * carried, state.chunks_mut(carried)).enumerate() {
             state.iter_mut().enumerate().for_each(|(time, state)| *state = at(row, length + time));
         }
     }

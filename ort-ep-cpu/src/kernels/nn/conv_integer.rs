@@ -16,6 +16,7 @@ use crate::conv::bytes::{
 };
 use crate::cpu_kernels;
 use crate::gemm::{Cpu, Window};
+use crate::interrupt::{self, spending};
 use crate::kernels::linalg::{Packed, bytes_of, refused, scratch, take};
 use crate::kernels::quant::codes::{range, read_floats};
 use crate::parallel::for_each_chunk_mut;
@@ -293,7 +294,7 @@ fn sums(
         let group = batch * plain.groups + filter / (filters / plain.groups);
         let sides = (&image[group * image_len..][..image_len], &weight[filter * weight_len..][..weight_len]);
         let (x_zero, w_zero) = (x.zero(0), w.zero(filter));
-        plane.fill(bias.get(filter).copied().unwrap_or(0));
+        interrupt::fill(plane, bias.get(filter).copied().unwrap_or(0));
         convolve_plane(&axes, sides, plane, |sum: i32, x, w| {
             let product = (number(x, image_signed) - x_zero).wrapping_mul(number(w, weight_signed) - w_zero);
             sum.wrapping_add(product)
@@ -342,7 +343,7 @@ impl Executable for PlainQLinear {
         let signed = dtype.is_signed();
         for_each_chunk_mut(threads, output.bytes_mut()?, plane, |unit, codes| {
             let factor = factors[unit % filters];
-            for (code, sum) in codes.iter_mut().zip(&ints[unit * plane..]) {
+            for (code, sum) in spending(2, codes.iter_mut().zip(&ints[unit * plane..])) {
                 let value = (*sum as f32 * factor).round_ties_even() + y_zero;
                 let value = value.clamp(least, greatest);
                 *code = if signed { (value as i8) as u8 } else { value as u8 };

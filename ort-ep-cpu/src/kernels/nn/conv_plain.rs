@@ -10,7 +10,7 @@ use ort_core::{Result, ensure, error};
 use super::conv::groups_of;
 use crate::cpu_kernels;
 use crate::gemm::generic::Number;
-use crate::interrupt::spend;
+use crate::interrupt::{self, spend};
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_chunk_mut;
@@ -131,7 +131,7 @@ fn conv<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: usize)
         let (batch, filter) = (unit / filters, unit % filters);
         let group = batch * groups + filter / (filters / groups);
         let sides = (&image[group * image_len..][..image_len], &weight[filter * weight_len..][..weight_len]);
-        plane.fill(bias.map_or(T::ZERO, |bias| bias[filter]));
+        interrupt::fill(plane, bias.map_or(T::ZERO, |bias| bias[filter]));
         convolve_plane(&axes, sides, plane, T::add_product);
     });
     Ok(())
@@ -167,7 +167,7 @@ fn transposed<T: Real + Number>(cx: &mut RunCx<'_>, attrs: &Attributes, groups: 
     for_each_chunk_mut(threads, result, plane_len, |unit, plane| {
         let (batch, filter) = (unit / filters, unit % filters);
         let group = filter / group_filters;
-        plane.fill(bias.map_or(T::ZERO, |bias| bias[filter]));
+        interrupt::fill(plane, bias.map_or(T::ZERO, |bias| bias[filter]));
         let (mut position, mut tap) = (vec![0; axes.len()], vec![0; axes.len()]);
         for pixel in 0..pixels {
             spend(taps * (2 + group_channels));

@@ -9,6 +9,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::gemm::{BSource, Cpu};
+use crate::interrupt::{self, pieces_mut, spending};
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::parallel::for_each_chunk_mut;
 
@@ -51,7 +52,7 @@ fn read<T: Real>(view: TensorView<'_>) -> Result<Vec<T>> {
     let dtype = view.dtype();
     for_each_type!(dtype in FLOATS, E => {
         let wide = |x: E| T::from_f64(ToPrimitive::to_f64(&x).unwrap_or(f64::NAN));
-        Ok(view.to_vec::<E>()?.into_iter().map(wide).collect())
+        Ok(spending(2, view.to_vec::<E>()?).map(wide).collect())
     }, else => Err(error!(InvalidArgument, "attention of type {dtype}")))
 }
 
@@ -81,7 +82,7 @@ fn modify<T: Real>(
 /// Writes what was computed in one type as elements of another.
 fn write<T: Real>(from: &[T], (to, dtype): (&mut NewTensor, DType)) -> Result<()> {
     for_each_type!(dtype in FLOATS, E => {
-        for (to, from) in to.as_mut_slice::<E>()?.iter_mut().zip(from) {
+        for (to, from) in spending(2, to.as_mut_slice::<E>()?.iter_mut().zip(from)) {
             *to = <E as num_traits::NumCast>::from(from.to_f64()).unwrap_or(*to);
         }
         Ok(())
@@ -120,12 +121,12 @@ fn run<T: Real>(cx: &mut RunCx<'_>, flex: &Flex) -> Result<()> {
         let rows = Matrix::rows(&q[index * queries * size..][..queries * size], queries, size);
         let columns = Matrix::transposed(&k[key_head(index) * keys * size..][..keys * size], size, keys);
         T::multiply(cpu, rows, Right::Plain(columns), (&mut *scores, keys, false), &mut workspace)?;
-        scores.iter_mut().for_each(|score| *score = *score * T::from_f64(scale));
+        pieces_mut(scores).flatten().for_each(|score| *score = *score * T::from_f64(scale));
     }
     let scores = modify::<T>(cx, flex.score_mod, scores, flex.precision)?;
     let mut weights = cx.allocate(T::DTYPE, scores.shape())?;
     let values = weights.as_mut_slice::<T>()?;
-    values.copy_from_slice(&read::<T>(scores.view())?);
+    interrupt::copy(&read::<T>(scores.view())?, values);
     for_each_chunk_mut(cpu.threads, values, keys, |_, row| T::softmax(row));
     let weights = modify::<T>(cx, flex.prob_mod, weights, flex.precision)?;
     let weights = read::<T>(weights.view())?;

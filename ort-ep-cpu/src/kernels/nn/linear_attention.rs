@@ -6,7 +6,7 @@ use ort_core::{Result, ensure, error};
 
 use super::for_each_unit;
 use crate::cpu_kernels;
-use crate::interrupt::spend;
+use crate::interrupt::{self, spend, spending};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
 
@@ -89,9 +89,9 @@ impl Executable for LinearAttention {
         let beta = if self.has_delta { Some(floats(5, &[heads, 1])?) } else { None };
         let states = take(&mut rest, batch * heads * d_k * d_v)?;
         match cx.find_input(3) {
-            Some(past) if past.element_count() == states.len() => states.copy_from_slice(past.as_slice()?),
+            Some(past) if past.element_count() == states.len() => interrupt::copy(past.as_slice()?, states),
             Some(past) => return Err(error!(InvalidArgument, "past_state has shape {:?}", past.shape())),
-            None => states.fill(0.0),
+            None => interrupt::fill(states, 0.0),
         }
         let results = take(&mut rest, batch * times * self.queries * d_v)?;
         let scale = if self.scale == 0.0 { 1.0 / (d_k as f32).sqrt() } else { self.scale };
@@ -139,12 +139,13 @@ impl Executable for LinearAttention {
         });
         drop(units);
         if cx.wants(1) {
-            cx.output(1)?.as_mut_slice::<f32>()?.copy_from_slice(states);
+            interrupt::copy(states, cx.output(1)?.as_mut_slice::<f32>()?);
         }
         if cx.wants(0) && d_v > 0 {
             // From (batch, head, time, member) to (batch, time, head, member).
             let width = group * d_v;
-            for (index, to) in cx.output(0)?.as_mut_slice::<f32>()?.chunks_mut(width).enumerate() {
+            let rows = cx.output(0)?.as_mut_slice::<f32>()?.chunks_mut(width);
+            for (index, to) in spending(4 + width / 4, rows).enumerate() {
                 let (head, at) = (index % heads, index / heads);
                 let from = ((at / times * heads + head) * times + at % times) * width;
                 to.copy_from_slice(&results[from..][..width]);

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::pool::windows_of_pool;
 use super::{for_each_unit, part_count};
 use crate::cpu_kernels;
-use crate::interrupt::spend;
+use crate::interrupt::{self, PIECE, pieces_mut, spend, spending};
 use crate::kernels::elementwise::codes::{Code, scale, zero};
 use crate::kernels::linalg::{bytes_of, scratch};
 use crate::parallel::for_each_chunk_mut;
@@ -93,7 +93,7 @@ impl Average {
     /// How many places of a window count along an axis, for each window.
     fn counts(&self, axis: &WindowAxis) -> Vec<f32> {
         let count = |at: usize| if self.include_pad { axis.kernel } else { covered(axis, at).len() };
-        (0..axis.output).map(|at| count(at) as f32).collect()
+        spending(4, 0..axis.output).map(|at| count(at) as f32).collect()
     }
 
     fn run_codes<T: Code>(&self, cx: &mut RunCx<'_>) -> Result<()> {
@@ -200,10 +200,14 @@ impl Rows<'_> {
         let (axis, inner) = (self.last, self.inner);
         let Scales { x, x_zero, .. } = self.scales;
         if axis.kernel > NARROW || inner > 1 {
-            for (at, sums) in sums.chunks_exact_mut(inner).enumerate() {
-                for codes in covered(axis, at).map(|place| &row[place * inner..][..inner]) {
-                    for (sum, code) in sums.iter_mut().zip(codes) {
-                        *sum += (code.number() - x_zero) * x;
+            let at_once = (PIECE / axis.kernel.saturating_mul(inner).max(1)).max(1);
+            for (block, sums) in sums.chunks_mut(at_once * inner).enumerate() {
+                spend(sums.len() * axis.kernel / 4);
+                for (at, sums) in (block * at_once..).zip(sums.chunks_exact_mut(inner)) {
+                    for codes in covered(axis, at).map(|place| &row[place * inner..][..inner]) {
+                        for (sum, code) in sums.iter_mut().zip(codes) {
+                            *sum += (code.number() - x_zero) * x;
+                        }
                     }
                 }
             }
@@ -215,13 +219,17 @@ impl Rows<'_> {
             let windows = window(0).min(axis.output)..window(axis.input).min(axis.output);
             let Some(first) = (windows.start * axis.stride + tap).checked_sub(axis.pads[0]) else { continue };
             let (Some(sums), Some(row)) = (sums.get_mut(windows), row.get(first..)) else { continue };
-            if axis.stride == 1 {
-                for (sum, code) in sums.iter_mut().zip(row) {
-                    *sum += (code.number() - x_zero) * x;
-                }
-            } else {
-                for (sum, code) in sums.iter_mut().zip(row.iter().step_by(axis.stride)) {
-                    *sum += (code.number() - x_zero) * x;
+            for (piece, sums) in sums.chunks_mut(PIECE).enumerate() {
+                spend(sums.len() / 4);
+                let row = row.get(piece * PIECE * axis.stride..).unwrap_or(&[]);
+                if axis.stride == 1 {
+                    for (sum, code) in sums.iter_mut().zip(row) {
+                        *sum += (code.number() - x_zero) * x;
+                    }
+                } else {
+                    for (sum, code) in sums.iter_mut().zip(row.iter().step_by(axis.stride)) {
+                        *sum += (code.number() - x_zero) * x;
+                    }
                 }
             }
         }
@@ -234,13 +242,16 @@ impl Rows<'_> {
         let code =
             |sum: f32, count: f32| T::nearest((sum / (leading * count) / y).round_ties_even() + y_zero);
         if self.inner == 1 {
-            for ((to, sum), count) in to.iter_mut().zip(sums).zip(&self.counts) {
-                *to = code(*sum, *count);
+            let pieces = pieces_mut(to).zip(sums.chunks(PIECE)).zip(self.counts.chunks(PIECE));
+            for ((to, sums), counts) in pieces {
+                for ((to, sum), count) in to.iter_mut().zip(sums).zip(counts) {
+                    *to = code(*sum, *count);
+                }
             }
             return;
         }
         let windows = to.chunks_exact_mut(self.inner).zip(sums.chunks_exact(self.inner));
-        for ((to, sums), count) in windows.zip(&self.counts) {
+        for ((to, sums), count) in spending(self.inner, windows.zip(&self.counts)) {
             to.iter_mut().zip(sums).for_each(|(to, sum)| *to = code(*sum, *count));
         }
     }
@@ -262,10 +273,9 @@ impl<T: Code> SimdOp for OneRow<'_, T> {
     fn run<S: Simd>(self, _: S) {
         let (rows, width) = (self.rows, self.rows.last.input * self.rows.inner);
         let sums = &mut self.sums[..self.to.len()];
-        sums.fill(0.0);
+        interrupt::fill(sums, 0.0);
         let image_rows = rows.image_rows(self.at);
         for row in &image_rows {
-            spend(width * rows.last.kernel / 4);
             rows.add(&self.image[row * width..][..width], sums);
         }
         let leading = if rows.include_pad { rows.kernel_rows() } else { image_rows.len() };
@@ -277,6 +287,8 @@ impl<T: Code> SimdOp for OneRow<'_, T> {
 const TASK: usize = 1 << 14;
 /// Sums that are made at a time where the channels are last.
 const BLOCK: usize = 64;
+/// Places between two counts of work there.
+const PLACES: usize = 1 << 8;
 
 /// The codes of the means of whole images, whose sums are exact.
 fn means<T: Code>(
@@ -344,9 +356,12 @@ impl<T: Code> SimdOp for SumBlock<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        for place in self.codes.chunks_exact(self.inner) {
-            let codes = place.iter().skip(self.first);
-            self.sums.iter_mut().zip(codes).for_each(|(sum, code)| *sum += i64::from(code.integer()));
+        for places in self.codes.chunks(PLACES * self.inner) {
+            spend(PLACES * self.sums.len());
+            for place in places.chunks_exact(self.inner) {
+                let codes = place.iter().skip(self.first);
+                self.sums.iter_mut().zip(codes).for_each(|(sum, code)| *sum += i64::from(code.integer()));
+            }
         }
     }
 }

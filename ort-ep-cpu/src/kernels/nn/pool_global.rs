@@ -5,7 +5,7 @@ use ort_core::ep::{CompileCx, Executable, KernelDef, RunCx};
 use ort_core::{Result, error};
 
 use crate::cpu_kernels;
-use crate::interrupt::pieces;
+use crate::interrupt::{PIECE, pieces, spending};
 use crate::kernels::linalg::real::Real;
 use crate::kernels::linalg::widened::widened;
 use crate::parallel::for_each_row_chunk_mut;
@@ -33,10 +33,10 @@ macro_rules! global_pools {
 global_pools! {
     "GlobalAveragePool",
         |_, plane| reduce::mean(Isa::current(), plane),
-        |_, plane: &[f64]| plane.iter().sum::<f64>() / plane.len() as f64;
+        |_, plane: &[f64]| pieces(plane).flatten().sum::<f64>() / plane.len() as f64;
     "GlobalMaxPool",
         |_, plane| reduce::max(Isa::current(), plane),
-        |_, plane: &[f64]| plane.iter().copied().fold(f64::NEG_INFINITY, |max, x| if x > max || x.is_nan() { x } else { max });
+        |_, plane: &[f64]| pieces(plane).flatten().copied().fold(f64::NEG_INFINITY, |max, x| if x > max || x.is_nan() { x } else { max });
     "GlobalLpPool", norm::<f32>, norm::<f64>;
 }
 
@@ -62,7 +62,7 @@ fn make<T: Real>(cx: &mut CompileCx<'_>, function: OfPlane<T>) -> Result<Box<dyn
         let result = cx.output(0)?.as_mut_slice::<T>()?;
         let at_once = (WORTH_A_TASK / plane.max(1)).max(1);
         for_each_row_chunk_mut(threads, result, 1, at_once, |first, results| {
-            for (at, result) in results.iter_mut().enumerate() {
+            for (at, result) in spending(4 * plane.min(PIECE), results).enumerate() {
                 *result = function(power, &image[(first + at) * plane..][..plane]);
             }
         });

@@ -8,6 +8,7 @@ use ort_core::{Result, error, for_each_type};
 
 use super::pool::windows_of_pool;
 use crate::cpu_kernels;
+use crate::interrupt::spend;
 use crate::kernels::elementwise::codes::Code;
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::{Isa, Simd, SimdOp, dispatch};
@@ -78,6 +79,7 @@ impl<T: Code + Ord> SimdOp for Row<'_, T> {
         // A window outside of the image has no greatest code, so it has the least.
         self.to.fill(T::nearest(f32::MIN));
         for row in places(y, self.at) {
+            spend(self.to.len() * x.kernel / 16);
             let line = &self.image[row * x.input * channels..][..x.input * channels];
             for (at, to) in self.to.chunks_exact_mut(channels).enumerate() {
                 for column in places(x, at) {

@@ -7,6 +7,7 @@ use super::channel::for_each_part;
 use super::row::{Row, for_each_row, to_f64s};
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
+use crate::interrupt::{PIECE, pieces_mut, spending};
 use crate::kernels::reduce::number::Number;
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
@@ -93,7 +94,7 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
         let from = cx.input(0)?.as_slice::<T>()?;
         train(cx, settings, [channels, spatial], &mut moments, from)?;
     }
-    let factors: Vec<[f64; 3]> = (0..channels)
+    let factors: Vec<[f64; 3]> = spending(4, 0..channels)
         .map(|channel| {
             let [mean, variance] = moments[channel];
             [mean, scale[channel] / (variance + settings.epsilon).sqrt(), bias[channel]]
@@ -102,8 +103,11 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<()> {
     let data = cx.unary::<T>(0, 0)?;
     if spatial == 1 {
         for_each_row(threads, data, channels, |_, from, to| {
-            for ((x, y), [mean, factor, bias]) in from.iter().zip(to).zip(&factors) {
-                *y = T::from_f64((x.to_f64() - mean) * factor + bias);
+            let pieces = from.chunks(PIECE).zip(pieces_mut(to)).zip(factors.chunks(PIECE));
+            for ((from, to), factors) in pieces {
+                for ((x, y), [mean, factor, bias]) in from.iter().zip(to).zip(factors) {
+                    *y = T::from_f64((x.to_f64() - mean) * factor + bias);
+                }
             }
         });
     } else {
@@ -133,7 +137,7 @@ fn train<T: Row>(
         let dtype = output.dtype();
         for_each_type!(dtype in FLOATS, U => {
             let pairs = before.iter().zip(moments.iter());
-            for (to, (before, now)) in output.as_mut_slice::<U>()?.iter_mut().zip(pairs) {
+            for (to, (before, now)) in spending(2, output.as_mut_slice::<U>()?.iter_mut().zip(pairs)) {
                 let momentum = settings.momentum;
                 *to = U::from_f64(part(before) * momentum + part(now) * (1.0 - momentum));
             }

@@ -9,6 +9,7 @@ use ort_core::{Result, ensure, error};
 use super::batch::{Moments, moments_of};
 use super::row::Row;
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 use crate::kernels::linalg::{bytes_of, scratch};
 
 cpu_kernels![KernelDef {
@@ -68,7 +69,8 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, settings: &Statistics) ->
         [|[mean, _], _| *mean, |[_, variance], epsilon| 1.0 / (variance + epsilon).sqrt()];
     for (index, number) in numbers.into_iter().enumerate() {
         if cx.wants(index) {
-            for (to, moments) in cx.output(index)?.as_mut_slice::<T>()?.iter_mut().zip(&*moments) {
+            let output = cx.output(index)?.as_mut_slice::<T>()?;
+            for (to, moments) in spending(2, output.iter_mut().zip(&*moments)) {
                 *to = T::from_f64(number(moments, settings.epsilon));
             }
         }
@@ -79,7 +81,7 @@ fn run<T: Row + Float + Into<f64>>(cx: &mut RunCx<'_>, settings: &Statistics) ->
         }
         let before = running.as_slice::<T>()?;
         let output = cx.output(index + 2)?.as_mut_slice::<T>()?;
-        for ((to, before), now) in output.iter_mut().zip(before).zip(&*moments) {
+        for ((to, before), now) in spending(2, output.iter_mut().zip(before).zip(&*moments)) {
             let before: f64 = (*before).into();
             let (past, now) = (before * settings.momentum, now[index] * (1.0 - settings.momentum));
             *to = T::from_f64(past + now);

@@ -1,5 +1,7 @@
 //! The elements of one channel, which lie in a row for each element of the batch.
 
+use crate::interrupt::{PIECE, Pace};
+
 /// Elements of a part that is put together from short rows.
 const PART: usize = 512;
 /// Rows at least this long are parts of their own.
@@ -14,7 +16,9 @@ pub(super) fn for_each_part<T: Copy + Default, const N: usize>(
     mut visit: impl FnMut([&[T]; N]),
 ) {
     let length = tensors.first().map_or(0, |tensor| tensor.len());
+    let pace = Pace::default();
     let begins = (channel * spatial..length).step_by((channels * spatial).max(1));
+    let begins = begins.inspect(|_| pace.step(4 + spatial.min(PIECE)));
     if spatial >= LONG_ROW {
         return begins.for_each(|begin| visit(tensors.map(|tensor| &tensor[begin..begin + spatial])));
     }

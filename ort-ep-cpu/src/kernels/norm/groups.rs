@@ -5,7 +5,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::{Row, for_each_row, to_f64s};
 use crate::cpu_kernels;
-use crate::interrupt::spending;
+use crate::interrupt::{PIECE, spending};
 use crate::kernels::reduce::layout::{Layout, count, normalize_axis, offset};
 use crate::simd::Isa;
 
@@ -53,7 +53,7 @@ fn normalize_groups<T: Row>(cx: &mut RunCx<'_>, groups: Option<usize>, epsilon: 
         let factor = 1.0 / (variance + epsilon).sqrt();
         let first = row % groups * each;
         let rows = from.chunks_exact(spatial).zip(to.chunks_exact_mut(spatial));
-        for (channel, (from, to)) in (first..).zip(rows) {
+        for (channel, (from, to)) in (first..).zip(spending(8, rows)) {
             T::affine(isa, [mean, factor * scale[channel], bias[channel]], from, to);
         }
     });
@@ -91,7 +91,8 @@ fn mean_variance<T: Row>(cx: &mut RunCx<'_>, axes: &[i64]) -> Result<()> {
     let combined = layout.combined() as f64;
     for index in 0..count(&layout.kept) * columns {
         let base = offset(&layout.kept, index / columns) + index % columns;
-        let starts = || spending(2, 0..layout.runs()).map(|run| base + offset(&layout.reduced, run));
+        let starts =
+            || spending(2 + run.min(PIECE), 0..layout.runs()).map(|run| base + offset(&layout.reduced, run));
         let rows = || starts().map(|start| &from[start..start + run]);
         let mean = rows().map(|row| T::sum(isa, row)).sum::<f64>() / combined;
         let squares: f64 = rows().map(|row| T::sum_squares_around(isa, mean, row)).sum();

@@ -7,6 +7,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use super::row::{Row, for_each_row};
 use crate::cpu_kernels;
+use crate::interrupt::{PIECE, pieces_mut, spend, spending};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::reduce::layout::{broadcast_strides, normalize_axis};
 use crate::kernels::reduce::number::Number;
@@ -108,7 +109,7 @@ impl<'a, T: Number> Parameter<'a, T> {
     fn row<'s>(&'s self, index: usize, buffer: &'s mut Vec<T>) -> &'s [T] {
         let Some(strides) = &self.strides else { return self.elements };
         buffer.clear();
-        buffer.extend((0..self.row_len).map(|column| {
+        buffer.extend(spending(2, 0..self.row_len).map(|column| {
             let (mut linear, mut offset) = (index * self.row_len + column, 0);
             for (&size, &stride) in self.shape.iter().zip(strides).rev() {
                 offset += linear % size * stride;
@@ -196,9 +197,13 @@ fn rms_mixed<T: Row, V: Row>(cx: &mut RunCx<'_>, settings: Settings) -> Result<(
     }
     let mut buffer = Vec::new();
     for (index, (from, to)) in from.chunks_exact(row_len).zip(to.chunks_exact_mut(row_len)).enumerate() {
+        spend(4 * row_len.min(PIECE));
         let factor = 1.0 / (T::sum_squares(isa, from) / row_len as f64 + epsilon).sqrt();
-        for ((x, y), scale) in from.iter().zip(to).zip(scale.row(index, &mut buffer)) {
-            *y = V::from_f64(x.to_f64() * factor * scale.to_f64());
+        let scale = scale.row(index, &mut buffer);
+        for ((from, to), scale) in from.chunks(PIECE).zip(pieces_mut(to)).zip(scale.chunks(PIECE)) {
+            for ((x, y), scale) in from.iter().zip(to).zip(scale) {
+                *y = V::from_f64(x.to_f64() * factor * scale.to_f64());
+            }
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use ort_core::{Result, ensure, error, for_each_type, not_one_of};
 use super::row::{Row, to_f64s};
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
+use crate::interrupt::{PIECE, spend, spending};
 use crate::kernels::reduce::layout::around_axis;
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
@@ -76,7 +77,7 @@ impl<T: Row> Scores<'_, T> {
             return T::log_sum_exp(isa, block);
         }
         scratch.clear();
-        scratch.extend(block[place..].iter().step_by(self.places).copied());
+        scratch.extend(spending(2, block[place..].iter().step_by(self.places)).copied());
         T::log_sum_exp(isa, scratch)
     }
 }
@@ -95,13 +96,14 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
     for_each_row_chunk_mut(cx.threads(), &mut denominators, 1, 64, |first, piece| {
         let mut scratch = Vec::new();
         for (index, to) in piece.iter_mut().enumerate() {
+            spend(4 * classes.min(PIECE));
             *to = scores.log_sum_exp(Isa::current(), first + index, &mut scratch);
         }
     });
     if cx.wants(1) {
         let to = cx.output(1)?.as_mut_slice::<T>()?;
         let block = (classes * places).max(1);
-        for (index, (x, y)) in scores.elements.iter().zip(to).enumerate() {
+        for (index, (x, y)) in spending(4, scores.elements.iter().zip(to)).enumerate() {
             let sample = index / block * places + index % places.max(1);
             *y = T::from_f64(x.to_f64() - denominators[sample]);
         }
@@ -119,13 +121,13 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
     };
     let to = cx.output(0)?.as_mut_slice::<T>()?;
     if settings.reduction == Reduction::None {
-        for (sample, to) in to.iter_mut().enumerate() {
+        for (sample, to) in spending(4, to).enumerate() {
             *to = T::from_f64(loss_of(sample)?.0);
         }
         return Ok(());
     }
     let (mut loss, mut weight) = (0.0, 0.0);
-    for sample in 0..samples {
+    for sample in spending(4, 0..samples) {
         let (this_loss, this_weight) = loss_of(sample)?;
         (loss, weight) = (loss + this_loss, weight + this_weight);
     }

@@ -7,7 +7,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::row::Row;
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
-use crate::interrupt::spend;
+use crate::interrupt::{self, PIECE, pieces, pieces_mut, spend};
 use crate::kernels::reduce::layout::around_axis;
 use crate::parallel::for_each_row_chunk_mut;
 
@@ -58,19 +58,24 @@ fn run<T: Row>(cx: &mut RunCx<'_>, settings: Settings, input: TensorView<'_>) ->
             let (image, channel) = ((first + index) / channels, (first + index) % channels);
             let start = channel.saturating_sub((settings.size - 1) / 2);
             let end = channel.saturating_add(settings.size / 2).min(channels - 1);
-            squares.fill(0.0);
+            interrupt::fill(&mut squares, 0.0);
             for neighbour in start..=end {
-                spend(spatial);
+                spend(spatial.min(PIECE));
                 let row = &from[(image * channels + neighbour) * spatial..][..spatial];
-                for (sum, x) in squares.iter_mut().zip(row) {
-                    let x = x.to_f64();
-                    *sum += x * x;
+                for (squares, row) in squares.chunks_mut(PIECE).zip(pieces(row)) {
+                    for (sum, x) in squares.iter_mut().zip(row) {
+                        let x = x.to_f64();
+                        *sum += x * x;
+                    }
                 }
             }
+            spend(8 * spatial.min(PIECE));
             let row = &from[(first + index) * spatial..][..spatial];
-            for ((x, y), sum) in row.iter().zip(to).zip(&squares) {
-                let norm = (settings.bias + settings.alpha * *sum).powf(settings.beta);
-                *y = T::from_f64(x.to_f64() / norm);
+            for ((row, to), squares) in row.chunks(PIECE).zip(pieces_mut(to)).zip(squares.chunks(PIECE)) {
+                for ((x, y), sum) in row.iter().zip(to).zip(squares) {
+                    let norm = (settings.bias + settings.alpha * *sum).powf(settings.beta);
+                    *y = T::from_f64(x.to_f64() / norm);
+                }
             }
         }
     });

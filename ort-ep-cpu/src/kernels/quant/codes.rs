@@ -6,6 +6,7 @@ use ort_core::dtype::{CastOptions, DType, convert};
 use ort_core::tensor::{TensorMut, TensorView};
 use ort_core::{Result, error};
 
+use crate::interrupt::{PIECE, pieces_mut};
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
 use crate::vector::convert::{f32_from_i8, f32_from_u8, i8_from_f32, u8_from_f32};
@@ -58,8 +59,10 @@ pub(crate) fn read_floats<'a>(view: TensorView<'a>) -> Result<Cow<'a, [f32]>> {
     if view.dtype() == DType::F32 {
         return view.to_cow();
     }
-    let mut values = vec![0.0; view.element_count()];
-    decode(view.dtype(), view.bytes()?, 0, &mut values)?;
+    let (bytes, mut values) = (view.bytes()?, vec![0.0; view.element_count()]);
+    for (piece, values) in pieces_mut(&mut values).enumerate() {
+        decode(view.dtype(), bytes, piece * PIECE, values)?;
+    }
     Ok(Cow::Owned(values))
 }
 
@@ -76,5 +79,8 @@ pub(crate) fn write_codes(
             values.iter_mut().for_each(|value| *value = value.clamp(least, greatest));
         });
     }
-    encode(values, saturate, dtype, output.bytes_mut()?)
+    let no_bytes = || error!(Fail, "codes of type {} are not whole bytes", dtype.name());
+    let piece = dtype.byte_len(PIECE).ok_or_else(no_bytes)?;
+    let mut pieces = pieces_mut(values).zip(output.bytes_mut()?.chunks_mut(piece));
+    pieces.try_for_each(|(values, bytes)| encode(values, saturate, dtype, bytes))
 }

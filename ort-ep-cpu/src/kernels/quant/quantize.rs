@@ -13,6 +13,7 @@ use super::codes::{BLOCK, decode, encode, range, read_floats};
 use super::dynamic_quantize::quantize;
 use super::granularity::{Granularity, Options, Run};
 use crate::cpu_kernels;
+use crate::interrupt::pieces;
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
 use crate::vector::elementwise::{Binary, Operand, Unary, binary_in_place, unary_in_place};
@@ -43,7 +44,7 @@ impl<'a> Scales<'a> {
         }
         let zeros = zero.map(read_floats).transpose()?;
         // Zero points that are all zero, as those of floats must be, cost nothing.
-        let zeros = zeros.filter(|zeros| zeros.iter().any(|zero| *zero != 0.0));
+        let zeros = zeros.filter(|zeros| pieces(zeros).flatten().any(|zero| *zero != 0.0));
         Ok(Scales { granularity, scales: read_floats(scale)?, zeros })
     }
 

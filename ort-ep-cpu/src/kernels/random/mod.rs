@@ -17,7 +17,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use rand_mt::Mt;
 
 use crate::cpu_kernels;
-use crate::interrupt::Pace;
+use crate::interrupt::{Pace, pieces, spending};
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::number::Number;
 
@@ -148,8 +148,8 @@ fn make_multinomial(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         // For each row, the sums of the probabilities of all classes up to each.
         let mut sums = Vec::with_capacity(logits.len());
         for row in logits.chunks_exact(classes.max(1)) {
-            let greatest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            sums.extend(row.iter().scan(0.0, |sum, logit| {
+            let greatest = pieces(row).flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+            sums.extend(spending(4, row).scan(0.0, |sum, logit| {
                 *sum += (logit - greatest).exp();
                 Some(*sum)
             }));

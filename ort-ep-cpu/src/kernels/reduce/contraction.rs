@@ -13,7 +13,7 @@ use ort_core::{Result, ensure, error};
 
 use super::einsum::{size_of_label, sizes};
 use super::number::{Number, Wide};
-use crate::interrupt::{in_blocks, spend};
+use crate::interrupt::{self, PIECE, Pace, in_blocks, pieces_mut, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
 /// How much fewer multiplications make pairs worth their memory.
@@ -292,8 +292,10 @@ impl Walk {
         let terms: usize = self.summed.iter().map(|(size, _)| size).product();
         for_each_row_chunk_mut(threads, to, 1, (GRAIN / terms.max(1)).max(1), |first, to| {
             let mut counters = vec![0; self.summed.len()];
+            let pace = Pace::default();
             self.each(first, to.len(), |index, place| {
                 let (mut sum, mut place) = (W::ZERO, place);
+                pace.step(4 * terms.min(PIECE));
                 in_blocks(terms, || {
                     sum = sum.add(at(place));
                     step(&mut counters, &self.summed, &mut place);
@@ -330,12 +332,14 @@ fn multiply<W: Wide>(
             let row = first + row;
             let (batch, factors) = (row / rows.max(1), left.get(row * k..(row + 1) * k).unwrap_or(&[]));
             let right = right.get(batch * k * columns..).unwrap_or(&[]);
-            to.fill(W::ZERO);
+            interrupt::fill(to, W::ZERO);
             let steps = (GRAIN / columns).max(1);
             for (factors, right) in factors.chunks(steps).zip(right.chunks(steps * columns)) {
                 spend(right.len());
                 for (&factor, right) in factors.iter().zip(right.chunks_exact(columns)) {
-                    to.iter_mut().zip(right).for_each(|(to, &other)| *to = to.add(factor.mul(other)));
+                    for (to, right) in pieces_mut(to).zip(right.chunks(PIECE)) {
+                        to.iter_mut().zip(right).for_each(|(to, &other)| *to = to.add(factor.mul(other)));
+                    }
                 }
             }
         }

@@ -6,7 +6,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 use super::number::Number;
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, matrix_bytes};
-use crate::interrupt::spend;
+use crate::interrupt::{pieces_mut, spend, spending};
 
 cpu_kernels![KernelDef { op: "Det", make, ..KernelDef::BASE }];
 
@@ -22,9 +22,9 @@ fn make(_: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         for_each_type!(dtype in FLOATS, T => {
             let (from, to) = (input.as_slice::<T>()?, cx.output(0)?.as_mut_slice::<T>()?);
             let mut matrix = vec![0f64; rows * rows];
-            for (index, to) in to.iter_mut().enumerate() {
+            for (index, to) in spending(8, to).enumerate() {
                 let from = &from[index * rows * rows..][..rows * rows];
-                matrix.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f64());
+                pieces_mut(&mut matrix).flatten().zip(from).for_each(|(to, x)| *to = x.to_f64());
                 *to = T::from_f64(determinant(&mut matrix, rows));
             }
             Ok(())

@@ -13,7 +13,7 @@ use super::rows::{
     combine, into_row,
 };
 use crate::cpu_kernels;
-use crate::interrupt::{Pace, pieces, spending};
+use crate::interrupt::{PIECE, Pace, pieces, spending};
 use crate::parallel::for_each_row_chunk_mut;
 use crate::simd::Isa;
 use crate::simd::slices::{Operand, UnaryOp, zip};
@@ -137,8 +137,11 @@ impl<T> Task<'_, T> {
 
 impl<T: Number> Task<'_, T> {
     fn run(&self, to: &mut [T]) {
+        let combined = self.layout.combined().min(PIECE);
         for_each_row_chunk_mut(self.threads, to, 1, self.grain(), |first, piece| {
+            let pace = Pace::default();
             for (index, result) in piece.iter_mut().enumerate() {
+                pace.step(4 * combined);
                 *result = self.one(first + index);
             }
         });
@@ -214,8 +217,9 @@ impl Task<'_, f32> {
         let isa = Isa::current();
         for_each_row_chunk_mut(self.threads, to, 1, self.grain(), |first, piece| {
             if self.layout.inner_reduced {
+                let pace = Pace::default();
                 for (index, result) in piece.iter_mut().enumerate() {
-                    let (runs, pace) = (self.rows(first + index, self.layout.inner), Pace::default());
+                    let runs = self.rows(first + index, self.layout.inner);
                     let total = runs.fold(f64::from(C::IDENTITY), |total, row| {
                         pace.step(row.len());
                         C::exact(total, combine(isa, map, how, row))

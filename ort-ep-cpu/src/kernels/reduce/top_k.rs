@@ -9,7 +9,7 @@ use super::layout::around_axis;
 use super::number::Number;
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
-use crate::interrupt::{Pace, spend};
+use crate::interrupt::{Pace, pieces, spend, spending};
 use crate::parallel::for_each_row_chunk_mut;
 
 /// Elements that are worth a thread of their own.
@@ -86,9 +86,12 @@ impl<T: Number> Search<'_, T> {
                 for column in 0..inner {
                     spend(2 * len);
                     line.clear();
-                    line.extend(block[column..].iter().step_by(inner).copied());
+                    match inner {
+                        1 => pieces(block).for_each(|piece| line.extend_from_slice(piece)),
+                        _ => line.extend(spending(1, block[column..].iter().step_by(inner)).copied()),
+                    }
                     self.order(&line, count, &mut order);
-                    for (to, &place) in to[column..].iter_mut().step_by(inner).zip(&order) {
+                    for (to, &place) in spending(1, to[column..].iter_mut().step_by(inner).zip(&order)) {
                         *to = place as i64;
                     }
                 }
@@ -98,7 +101,7 @@ impl<T: Number> Search<'_, T> {
 
     fn values(&self, places: &[i64], to: &mut [T]) {
         let [len, inner, count] = self.sizes;
-        for (index, (to, &place)) in to.iter_mut().zip(places).enumerate() {
+        for (index, (to, &place)) in spending(4, to.iter_mut().zip(places)).enumerate() {
             let block = index / (count * inner) * len * inner;
             *to = self.from[block + place as usize * inner + index % inner];
         }
@@ -115,7 +118,7 @@ impl<T: Number> Search<'_, T> {
     fn order(&self, line: &[T], count: usize, order: &mut Vec<usize>) {
         order.clear();
         if count > FEW {
-            order.extend(0..line.len());
+            order.extend(spending(1, 0..line.len()));
             let pace = Pace::default();
             let compare = |&a: &usize, &b: &usize| {
                 pace.step(2);

@@ -4,10 +4,12 @@
 use ort_core::dtype::DType;
 use ort_core::ep::{KernelDef, OutputsFrom, RunCx};
 use ort_core::ir::ValueType;
+use ort_core::tensor::Value;
 use ort_core::{Result, error};
 
 use super::{reserve_headers, sequence, sequence_value};
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 const HANDED: KernelDef = KernelDef { outputs: OutputsFrom::Kernel, ..KernelDef::BASE };
 
@@ -63,25 +65,35 @@ fn at(cx: &mut RunCx<'_>) -> Result<()> {
     cx.set(0, element.clone())
 }
 
+/// The same elements, which share their memory with these.
+fn copies(elements: &[Value]) -> impl Iterator<Item = Value> {
+    spending(16, elements).cloned()
+}
+
 fn insert(cx: &mut RunCx<'_>) -> Result<()> {
     let from = sequence(cx, 0)?;
     // The old one lives as long as the new one is made.
     let _headers = reserve_headers(cx, from.elements.len())?;
-    let mut elements = from.elements.clone();
+    let count = from.elements.len();
     // One more place than elements, the last behind them all; a negative position counts the elements only.
     let negative = cx.find_input(2).is_some_and(|given| given.to_ints().is_ok_and(|ints| ints < vec![0]));
-    let places = elements.len() + usize::from(!negative);
-    let place = position(cx, 2, places)?.unwrap_or(elements.len());
-    elements.insert(place, cx.own_input(1)?);
+    let place = position(cx, 2, count + usize::from(!negative))?.unwrap_or(count);
+    let (before, behind) = from.elements.split_at(place);
+    let mut elements = Vec::with_capacity(count + 1);
+    elements.extend(copies(before));
+    elements.push(cx.own_input(1)?);
+    elements.extend(copies(behind));
     cx.set(0, sequence_value(from.element_type.clone(), elements))
 }
 
 fn erase(cx: &mut RunCx<'_>) -> Result<()> {
     let from = sequence(cx, 0)?;
-    let mut elements = from.elements.clone();
-    let last = elements.len().checked_sub(1);
-    let place = position(cx, 1, elements.len())?.or(last);
-    elements.remove(place.ok_or_else(|| error!(InvalidArgument, "the sequence is empty"))?);
+    let count = from.elements.len();
+    let place = position(cx, 1, count)?.or(count.checked_sub(1));
+    let place = place.ok_or_else(|| error!(InvalidArgument, "the sequence is empty"))?;
+    let mut elements = Vec::with_capacity(count - 1);
+    elements.extend(copies(&from.elements[..place]));
+    elements.extend(copies(&from.elements[place + 1..]));
     cx.set(0, sequence_value(from.element_type.clone(), elements))
 }
 

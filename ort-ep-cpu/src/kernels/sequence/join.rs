@@ -52,7 +52,7 @@ fn part_count(split: Option<TensorView<'_>>, size: usize) -> Result<usize> {
 fn lengths(split: Option<TensorView<'_>>, size: usize) -> Result<Vec<usize>> {
     let Some(split) = split else { return Ok(vec![1; size]) };
     let given: Option<Vec<usize>> =
-        split.to_ints()?.into_iter().map(|length| usize::try_from(length).ok()).collect();
+        spending(1, split.to_ints()?).map(|length| usize::try_from(length).ok()).collect();
     let given = given.ok_or_else(|| error!(InvalidArgument, "a part has a negative length"))?;
     if split.rank() > 0 {
         let total = given.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
@@ -121,11 +121,11 @@ fn cut(
 
 fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
     let from = sequence(cx, 0)?;
-    let tensors: Vec<&Tensor> = from.elements.iter().map(Value::tensor).collect::<Result<_>>()?;
+    let tensors: Vec<&Tensor> = spending(4, &from.elements).map(Value::tensor).collect::<Result<_>>()?;
     let first = tensors.first().ok_or_else(|| error!(InvalidArgument, "the sequence is empty"))?;
     let axis = resolve(axis, first.shape().len() + usize::from(new_axis))?;
-    let mut shapes: Vec<Shape> = tensors.iter().map(|tensor| tensor.shape().into()).collect();
-    for (shape, tensor) in shapes.iter_mut().zip(&tensors) {
+    let mut shapes: Vec<Shape> = spending(8, &tensors).map(|tensor| tensor.shape().into()).collect();
+    for (shape, tensor) in spending(8, shapes.iter_mut().zip(&tensors)) {
         ensure!(
             tensor.dtype() == first.dtype() && shape.len() == first.shape().len(),
             InvalidArgument,
@@ -139,7 +139,7 @@ fn concat(cx: &mut RunCx<'_>, axis: i64, new_axis: bool) -> Result<()> {
         }
     }
     let mut joined = shapes[0].clone();
-    for shape in &shapes[1..] {
+    for shape in spending(8, &shapes[1..]) {
         let others = (0..joined.len()).filter(|&other| other != axis);
         for other in others {
             ensure!(

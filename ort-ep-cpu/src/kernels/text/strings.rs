@@ -8,7 +8,7 @@ use ort_core::{Result, ensure, error, not_one_of};
 use regex::Regex;
 
 use crate::cpu_kernels;
-use crate::interrupt::spend;
+use crate::interrupt::{spend, spend_text, spending};
 
 cpu_kernels![
     KernelDef {
@@ -65,7 +65,8 @@ fn make_normalizer(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
             InvalidArgument,
             "StringNormalizer takes shape [C] or [1, C], got {shape:?}"
         );
-        let kept = || input.strings().unwrap_or(&[]).iter().filter(|word| !stopwords.contains(&folded(word)));
+        let words = || input.strings().unwrap_or(&[]).iter().inspect(|word| spend_text(word));
+        let kept = || words().filter(|word| !stopwords.contains(&folded(word)));
         let count = kept().count();
         if let Some(last) = shape.last_mut() {
             *last = count.max(1);
@@ -116,7 +117,8 @@ fn make_split(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
         let mut counts = cx.allocate(DType::I64, input.shape())?;
         let mut most = 0;
         for (text, count) in texts.iter().zip(counts.as_mut_slice::<i64>()?) {
-            let parts = split(text, &delimiter, limit).count();
+            spend_text(text);
+            let parts = spending(1, split(text, &delimiter, limit)).count();
             most = most.max(parts);
             *count = parts as i64;
         }

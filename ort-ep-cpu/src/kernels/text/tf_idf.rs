@@ -7,7 +7,7 @@ use ort_core::{Result, ensure, error, not_one_of};
 
 use crate::cpu_kernels;
 use crate::heap::{elements, tables};
-use crate::interrupt::spending;
+use crate::interrupt::{self, spend, spend_text, spending};
 
 cpu_kernels![KernelDef { op: "TfIdfVectorizer", make, ..KernelDef::BASE }];
 
@@ -178,10 +178,11 @@ impl Executable for TfIdf {
         let input = cx.input(0)?;
         let tokens: Vec<Option<u32>> = match (&self.tokens, input.dtype()) {
             (Tokens::Strings(numbers), DType::String) => {
-                input.strings()?.iter().map(|text| numbers.get(text).copied()).collect()
+                let texts = input.strings()?.iter().inspect(|text| spend_text(text));
+                texts.map(|text| numbers.get(text).copied()).collect()
             }
             (Tokens::Ints(numbers), DType::I32 | DType::I64) => {
-                input.to_ints()?.iter().map(|token| numbers.get(token).copied()).collect()
+                spending(8, &input.to_ints()?).map(|token| numbers.get(token).copied()).collect()
             }
             (_, other) => {
                 return Err(error!(InvalidArgument, "the pool does not hold {} tokens", other.name()));
@@ -189,11 +190,12 @@ impl Executable for TfIdf {
         };
         let row = input.shape().last().copied().unwrap_or(1);
         let output = cx.output(0)?.as_mut_slice::<f32>()?;
-        output.fill(0.0);
+        interrupt::fill(output, 0.0);
         if self.width == 0 || row == 0 {
             return Ok(());
         }
         for (tokens, counts) in tokens.chunks(row).zip(output.chunks_mut(self.width)) {
+            spend(2 * self.width);
             self.count(tokens, counts);
             let ones = if self.weights.is_empty() { self.width } else { 0 };
             let weights = self.weights.iter().copied().chain(std::iter::repeat_n(1.0, ones));

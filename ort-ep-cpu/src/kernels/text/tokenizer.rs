@@ -181,7 +181,7 @@ impl Tokenizer {
     fn tokens<'t>(&self, caches: &mut [Cache], text: &'t str) -> Result<Vec<&'t str>> {
         match &self.cut {
             Cut::Characters => {
-                spend(8 * text.len());
+                spend(32 + 8 * text.len());
                 Ok(text.split("").filter(|character| !character.is_empty()).collect())
             }
             Cut::Separators(separators) => {

@@ -9,6 +9,7 @@ use ort_core::{Result, error};
 
 use super::step::{BLOCK, Call, PART, Parameter, Stream, is_double, spare_bytes, step_number, total};
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 use crate::parallel::for_each_chunk_mut;
 use crate::vector::training::{
     Adafactor, adafactor_apply, adafactor_norm, add_squares, outer_row, sum_of_squares,
@@ -268,7 +269,7 @@ impl<'a, T: Parameter> Moments<'a, T> {
 /// The sum of the squares of `len` elements of the gradient, in doubles.
 fn row_squares<T: Parameter>(call: &Call<'_>, start: usize, len: usize) -> f64 {
     let mut converted = [T::zero(); BLOCK];
-    let blocks = (start..start + len).step_by(BLOCK).map(|at| {
+    let blocks = spending(BLOCK, (start..start + len).step_by(BLOCK)).map(|at| {
         let range = at..(at + BLOCK).min(start + len);
         sum_of_squares(call.isa, call.gradient.block(call.isa, range, &mut converted))
     });
@@ -282,7 +283,7 @@ fn column_squares<T: Parameter>(call: &Call<'_>, layout: Layout, start: usize, s
     while at < sums.len() {
         let (matrix, first) = ((start + at) / layout.columns, (start + at) % layout.columns);
         let count = (layout.columns - first).min(sums.len() - at);
-        for row in 0..layout.rows {
+        for row in spending(16 + count, 0..layout.rows) {
             let place = (matrix * layout.rows + row) * layout.columns + first;
             let gradient = call.gradient.block(call.isa, place..place + count, &mut converted);
             add_squares(call.isa, gradient, &mut sums[at..at + count]);

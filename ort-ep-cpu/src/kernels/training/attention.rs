@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::cpu_kernels;
 use crate::gemm::{BSource, Cpu};
+use crate::interrupt::spending;
 use crate::kernels::linalg::real::{Matrix, Real, Right};
 use crate::kernels::linalg::widened::widened;
 use crate::kernels::linalg::{bytes_of, scratch, take};
@@ -182,7 +183,7 @@ impl<'a, T: Real> Mask<'a, T> {
         keys: usize,
         then: impl Fn(usize, &mut [T]),
     ) {
-        for (row, scores) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
+        for (row, scores) in spending(keys, scores.chunks_exact_mut(keys.max(1))).enumerate() {
             then(self.row(head, first + row), scores);
         }
     }

@@ -23,6 +23,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, not_one_of};
 
 use crate::cpu_kernels;
+use crate::interrupt::spending;
 
 const DOMAIN: &str = "ai.onnx.preview.training";
 
@@ -173,7 +174,7 @@ fn update<T: Element + Into<f64>, const N: usize>(
             "a gradient or state has shape {:?}, which differs from its tensor's",
             tensor.shape()
         );
-        Ok(tensor.to_vec::<T>()?.into_iter().map(Into::into).collect())
+        Ok(spending(2, tensor.to_vec::<T>()?).map(Into::into).collect())
     };
     let gradient = group(cx, 1)?;
     let states: Vec<Vec<f64>> = (0..N).map(|state| group(cx, 2 + state)).collect::<Result<_>>()?;
@@ -182,7 +183,7 @@ fn update<T: Element + Into<f64>, const N: usize>(
         let place = index + output * count;
         outputs.push(if cx.wants(place) { Some(cx.output(place)?.as_mut_slice()?) } else { None });
     }
-    for (place, &x) in x.iter().enumerate() {
+    for (place, &x) in spending(8, x).enumerate() {
         let given = std::array::from_fn(|state| states[state][place]);
         let (x, states) = rule.apply(step, x.into(), gradient[place], given);
         for (output, value) in outputs.iter_mut().zip(std::iter::once(x).chain(states)) {

@@ -13,6 +13,7 @@ use ort_core::ep::{CompileCx, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
+use crate::interrupt;
 use crate::parallel::for_each_chunk_mut;
 use crate::simd::Isa;
 use crate::vector::convert::{convert, f32_from_bf16, f32_from_f16};
@@ -158,7 +159,7 @@ impl<'a, T: Element> Stream<'a, T> {
     /// Writes the new elements, where anybody wants them.
     pub(super) fn write(self, new: &[T]) {
         if let Some(to) = self.to {
-            to.copy_from_slice(new);
+            interrupt::copy(new, to);
         }
     }
 
@@ -189,7 +190,7 @@ impl<'a, T: Element> Stream<'a, T> {
     /// Leaves the tensor as it is.
     pub(super) fn keep(self) {
         if let (Some(from), Some(to)) = (self.from, self.to) {
-            to.copy_from_slice(from);
+            interrupt::copy(from, to);
         }
     }
 

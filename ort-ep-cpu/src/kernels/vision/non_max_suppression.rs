@@ -6,7 +6,7 @@ use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error};
 
 use crate::cpu_kernels;
-use crate::interrupt::spend;
+use crate::interrupt::{Pace, spend, spending};
 
 cpu_kernels![KernelDef { op: "NonMaxSuppression", outputs: OutputsFrom::Kernel, make, ..KernelDef::BASE }];
 
@@ -49,7 +49,7 @@ fn run(cx: &mut RunCx<'_>, centred: bool) -> Result<()> {
     let candidates = count.saturating_mul(4 * size_of::<usize>());
     let mut held = cx.reserve(each_box.saturating_add(candidates))?;
     let corners: Vec<Corners> =
-        boxes.as_slice::<f32>()?.chunks_exact(4).map(|b| corners(b, centred)).collect();
+        spending(4, boxes.as_slice::<f32>()?.chunks_exact(4)).map(|b| corners(b, centred)).collect();
     let scores = scores.as_slice::<f32>()?;
     let mut selected: Vec<i64> = Vec::new();
     if limits.boxes > 0 && count > 0 {
@@ -87,10 +87,12 @@ fn corners(values: &[f32], centred: bool) -> Corners {
 
 /// The boxes that are kept, best first; equal scores go by index, and NaN is the least.
 fn select(corners: &[Corners], scores: &[f32], limits: &Limits) -> Vec<usize> {
+    let (all, pace) = (spending(1, 0..scores.len()), Pace::default());
     let mut candidates: Vec<usize> =
-        (0..scores.len()).filter(|&index| limits.score.is_none_or(|least| scores[index] > least)).collect();
+        all.filter(|&index| limits.score.is_none_or(|least| scores[index] > least)).collect();
     // NaN is below every number: sorting needs a total order.
     candidates.sort_by(|&a, &b| {
+        pace.step(2);
         let by_value = scores[b].partial_cmp(&scores[a]);
         by_value.unwrap_or_else(|| scores[a].is_nan().cmp(&scores[b].is_nan()))
     });

@@ -313,6 +313,7 @@ impl<N: Node> Trees<N> {
         let rows = part.classes.len();
         for start in (0..rows).step_by(work.block_rows) {
             let count = work.block_rows.min(rows - start);
+            spend(4 * count);
             let at = (part.first + start) * features;
             let values = match read {
                 Read::Whole(all) => all.get(at..at + count * features).unwrap_or(&[]),

@@ -3,7 +3,7 @@
 use num_traits::Float;
 use ort_core::{Result, ensure, error};
 
-use crate::interrupt::spend;
+use crate::interrupt::{self, PIECE, pieces_mut, spend};
 use crate::parallel::for_each_row_chunk_mut;
 
 use super::super::grid_sample::cubic;
@@ -59,6 +59,7 @@ impl<C: Float> Pass<C> {
             extrapolation: number(f64::from(settings.extrapolation)),
         };
         for element in 0..axis.to {
+            spend(width.saturating_add(16));
             let x = match settings.mode {
                 Mode::Nearest => axis.coordinate_of_nearest(settings.transform, element),
                 Mode::Linear | Mode::Cubic => axis.coordinate(settings.transform, element),
@@ -263,36 +264,42 @@ impl<C: Pixel<Sum = C> + Float + std::ops::AddAssign> Pass<C> {
 
     /// The axis is the innermost: each element is a sum of its own.
     fn sum_row<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], row: &mut [B]) {
-        for (element, value) in row.iter_mut().enumerate() {
-            if self.outside[element] {
-                *value = B::rounded(self.extrapolation);
-                continue;
-            }
-            let (places, weights) = self.taps(element);
-            if places.len() > MANY {
-                spend(places.len());
-            }
-            let mut sum = C::zero();
-            for (&place, &weight) in places.iter().zip(weights) {
-                sum += from[place].widen() * weight;
-            }
-            *value = B::rounded(sum);
+        for (piece, row) in pieces_mut(row).enumerate() {
+            (piece * PIECE..).zip(row).for_each(|(element, value)| *value = self.sum(from, element));
         }
+    }
+
+    fn sum<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], element: usize) -> B {
+        if self.outside[element] {
+            return B::rounded(self.extrapolation);
+        }
+        let (places, weights) = self.taps(element);
+        if places.len() > MANY {
+            spend(places.len());
+        }
+        let mut sum = C::zero();
+        for (&place, &weight) in places.iter().zip(weights) {
+            sum += from[place].widen() * weight;
+        }
+        B::rounded(sum)
     }
 
     /// Further dimensions are inside: whole rows are added, a part that fits into the first cache at a time.
     fn sum_rows<A: Pixel<Sum = C>, B: Pixel<Sum = C>>(&self, from: &[A], element: usize, row: &mut [B]) {
         if self.outside[element] {
-            row.fill(B::rounded(self.extrapolation));
+            interrupt::fill(row, B::rounded(self.extrapolation));
             return;
         }
         const PART: usize = 64;
         let inner = row.len();
         let (places, weights) = self.taps(element);
-        if places.len() * inner > MANY * PART {
-            spend(places.len() * inner / 4);
-        }
-        for (part, values) in row.chunks_mut(PART).enumerate() {
+        let parts = row.chunks_mut(PIECE).flat_map(|piece| {
+            if places.len() * piece.len() > MANY * PART {
+                spend(places.len() * piece.len() / 4);
+            }
+            piece.chunks_mut(PART)
+        });
+        for (part, values) in parts.enumerate() {
             let mut sums = [C::zero(); PART];
             for (&place, &weight) in places.iter().zip(weights) {
                 let source = &from[place * inner + part * PART..][..values.len()];

@@ -11,6 +11,7 @@ use ort_core::{Result, ensure, error, for_each_type};
 
 use crate::cpu_kernels;
 use crate::heap::tables;
+use crate::interrupt::{self, spending};
 
 use super::indexed::{AxisMap, copy_indexed, map_bytes};
 use super::number::with_numbers;
@@ -61,9 +62,9 @@ impl Movement for Nearest {
             };
             ensure!(axis.from > 0 || axis.to == 0, InvalidArgument, "shape {shape:?} resized to {result:?}");
             let places = if axis.is_identity(settings.transform) {
-                (0..axis.to).collect()
+                spending(1, 0..axis.to).collect()
             } else {
-                (0..axis.to).map(nearest).collect()
+                spending(4, 0..axis.to).map(nearest).collect()
             };
             maps.push(AxisMap::new(places));
         }
@@ -161,7 +162,7 @@ impl Interpolating {
         }
         if passes.is_empty() {
             ensure!(from.len() == to.len(), Fail, "shape {shape:?} resized to {result:?}");
-            to.copy_from_slice(from);
+            interrupt::copy(from, to);
             return Ok(());
         }
         let mut shape = shape.to_vec();
