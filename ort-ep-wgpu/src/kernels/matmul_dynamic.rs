@@ -90,9 +90,9 @@ fn group(index: u32, lane: u32) {
     }
     reduce(lane, low, high);
     if (lane == 0u) {
-        let step = (most[0] - least[0]) / 255.0;
+        let step = divide_(most[0] - least[0], 255.0);
         set_scale(0u, step);
-        set_zero(0u, select(u32(round(clamp(-least[0] / step, 0.0, 255.0))), 0u, step == 0.0));
+        set_zero(0u, select(u32(round(clamp(divide_(-least[0], step), 0.0, 255.0))), 0u, step == 0.0));
     }
 }";
 
@@ -100,7 +100,7 @@ fn group(index: u32, lane: u32) {
 const ENCODE: &str = "
 fn element(i: u32) {
     let step = select(scale(0u), 1.0, scale(0u) == 0.0);
-    set_codes(i, u32(clamp(round(a(i) / step) + f32(zero(0u)), 0.0, 255.0)));
+    set_codes(i, u32(clamp(round(divide_(a(i), step)) + f32(zero(0u)), 0.0, 255.0)));
 }";
 
 fn dispatches(cx: &OpCx<'_>) -> Result<Vec<Dispatch>> {
