@@ -5,13 +5,15 @@
 //! left behind is in no other's way, whatever its process id was, and the next output in its folder removes it.
 //!
 //! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a pipe, an open descriptor under `/dev/fd`) cannot be
-//! replaced: the whole output is copied into it at the end.
+//! replaced: the whole output is copied into it at the end. What goes to the null device is kept nowhere.
 
+use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
 use tempfile::{NamedTempFile, TempPath};
 
 /// How the names of files that are being written begin and end.
@@ -23,6 +25,13 @@ const REPLACED: &str = ".replaced";
 
 /// Files without a writer that were changed longer ago than this are what a process left that was ended.
 pub(crate) const LEFT_BEHIND: Duration = Duration::from_secs(60);
+
+/// When folders were last looked through for those. Before as much time has passed again nothing new can be told to be left
+/// behind, and a folder may hold very many files.
+static LOOKED_THROUGH: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
+
+/// What keeps nothing.
+const NULL_DEVICE: &str = "/dev/null";
 
 /// As many links as systems follow.
 const MOST_LINKS: usize = 40;
@@ -63,25 +72,33 @@ impl Target {
         Err(invalid("too many symbolic links lead from one to the other"))
     }
 
-    /// Where the file is written before it takes its name.
-    pub(crate) fn folder(&self) -> PathBuf {
+    /// Begins what is put there at the end.
+    pub(crate) fn begin(&self) -> io::Result<Draft> {
         match self {
-            Target::File(path) => folder_of(path).to_path_buf(),
-            Target::Into(_) => std::env::temp_dir(),
+            Target::File(path) => Draft::in_folder(folder_of(path)),
+            Target::Into(path) if path == Path::new(NULL_DEVICE) => Ok(Draft::Nothing(Length::default())),
+            Target::Into(_) => {
+                let folder = std::env::temp_dir();
+                unfinished(&folder).map(Draft::File).map_err(|problem| {
+                    let (kind, shown) = (problem.kind(), folder.display());
+                    io::Error::new(kind, format!("it is put together in {shown} (TMPDIR) first: {problem}"))
+                })
+            }
         }
     }
 
-    /// Puts a complete file in place: it appears whole under its name, with the mode of the file that it replaces.
-    pub(crate) fn put(&self, mut file: NamedTempFile) -> io::Result<File> {
-        match self {
-            Target::File(path) => {
+    /// Puts what is complete in place: a file appears whole under its name, with the mode of the file that it replaces.
+    pub(crate) fn put(&self, draft: Draft) -> io::Result<File> {
+        match (self, draft) {
+            (Target::File(path), Draft::File(file)) => {
                 file.as_file().sync_all()?;
                 if let Some(mode) = path.symlink_metadata().ok().filter(Metadata::is_file) {
                     keep_mode(file.as_file(), &mode)?;
                 }
                 file.persist(path).map_err(|problem| problem.error)
             }
-            Target::Into(path) => {
+            (Target::File(path) | Target::Into(path), Draft::Nothing(_)) => open_sink(path),
+            (Target::Into(path), Draft::File(mut file)) => {
                 let mut sink = open_sink(path)?;
                 file.as_file_mut().seek(SeekFrom::Start(0))?;
                 io::copy(file.as_file_mut(), &mut sink)?;
@@ -89,6 +106,80 @@ impl Target {
                 Ok(sink)
             }
         }
+    }
+}
+
+/// What is written before it takes its place.
+#[derive(Debug)]
+pub(crate) enum Draft {
+    /// A file under a name of its own.
+    File(NamedTempFile),
+    /// What nobody will read, for whom only its length and place count.
+    Nothing(Length),
+}
+
+/// How long an output is that is not kept, and where the next byte goes.
+#[derive(Debug, Default)]
+pub(crate) struct Length {
+    bytes: u64,
+    place: u64,
+}
+
+impl Draft {
+    /// A file in a folder, from which goes what ended processes have left there.
+    pub(crate) fn in_folder(folder: &Path) -> io::Result<Draft> {
+        forget_unfinished(folder);
+        unfinished(folder).map(Draft::File)
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Draft::File(file) => file.path(),
+            Draft::Nothing(_) => Path::new(NULL_DEVICE),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match self {
+            Draft::File(file) => file.as_file().sync_all(),
+            Draft::Nothing(_) => Ok(()),
+        }
+    }
+}
+
+impl Write for Draft {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Draft::File(file) => file.write(bytes),
+            Draft::Nothing(length) => {
+                length.place += bytes.len() as u64;
+                length.bytes = length.bytes.max(length.place);
+                Ok(bytes.len())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Draft::File(file) => file.flush(),
+            Draft::Nothing(_) => Ok(()),
+        }
+    }
+}
+
+impl Seek for Draft {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let length = match self {
+            Draft::File(file) => return file.seek(to),
+            Draft::Nothing(length) => length,
+        };
+        let place = match to {
+            SeekFrom::Start(place) => Some(place),
+            SeekFrom::End(more) => length.bytes.checked_add_signed(more),
+            SeekFrom::Current(more) => length.place.checked_add_signed(more),
+        };
+        length.place = place.ok_or_else(|| invalid("it is a place before the first byte"))?;
+        Ok(length.place)
     }
 }
 
@@ -109,7 +200,7 @@ impl Target {
 /// ```
 #[derive(Debug)]
 pub struct NewFile {
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<Draft>,
     target: Target,
 }
 
@@ -136,11 +227,7 @@ impl NewFile {
     }
 
     fn at(target: Target) -> io::Result<NewFile> {
-        if let Target::File(path) = &target {
-            forget_unfinished(folder_of(path));
-        }
-        let file = unfinished(&target.folder())?;
-        Ok(NewFile { file: BufWriter::with_capacity(1 << 16, file), target })
+        Ok(NewFile { file: BufWriter::with_capacity(1 << 16, target.begin()?), target })
     }
 
     /// The path of the unfinished file, for writers that take one. It must not have been written to otherwise.
@@ -154,9 +241,9 @@ impl NewFile {
     ///
     /// What was buffered cannot be written: the disk is full, a quota or a limit is met.
     pub fn complete(self) -> io::Result<Complete> {
-        let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.as_file().sync_all()?;
-        Ok(Complete { file, target: self.target })
+        let draft = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        draft.sync()?;
+        Ok(Complete { draft, target: self.target })
     }
 }
 
@@ -179,7 +266,7 @@ impl Seek for NewFile {
 /// An output that is complete but not yet under its name. Dropped, it leaves nothing.
 #[derive(Debug)]
 pub struct Complete {
-    file: NamedTempFile,
+    draft: Draft,
     target: Target,
 }
 
@@ -190,7 +277,7 @@ impl Complete {
     ///
     /// The target cannot be replaced or written into; then it is as it was, if it is a file.
     pub fn publish(self) -> io::Result<()> {
-        self.target.put(self.file).map(drop)
+        self.target.put(self.draft).map(drop)
     }
 }
 
@@ -304,8 +391,23 @@ fn named(folder: &Path, suffix: &str) -> io::Result<NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
+/// Whether it is time to look through a folder, which is done now.
+fn is_due(folder: &Path) -> bool {
+    let now = Instant::now();
+    let mut looked_through = LOOKED_THROUGH.lock();
+    looked_through.retain(|_, last| now.duration_since(*last) < LEFT_BEHIND);
+    let is_due = !looked_through.contains_key(folder);
+    if is_due {
+        looked_through.insert(folder.to_path_buf(), now);
+    }
+    is_due
+}
+
 /// Removes what ended processes have left in a folder.
-pub(crate) fn forget_unfinished(folder: &Path) {
+fn forget_unfinished(folder: &Path) {
+    if !is_due(folder) {
+        return;
+    }
     let now = SystemTime::now();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());
@@ -463,6 +565,38 @@ mod tests {
         for (name, stays) in names.into_iter().zip([false, true, true, true]) {
             assert_eq!(top.path().join(name).exists(), stays, "{name}");
         }
+    }
+
+    /// In a folder of 200,000 files that takes more than 100 milliseconds.
+    #[test]
+    fn a_folder_is_not_looked_through_for_each_output() {
+        let top = tempfile::tempdir().unwrap();
+        write(&top.path().join("one"), "x").unwrap();
+        let left = top.path().join(".ort-left.unfinished");
+        File::create(&left).unwrap().set_modified(SystemTime::now() - 2 * LEFT_BEHIND).unwrap();
+        write(&top.path().join("other"), "x").unwrap();
+        assert!(left.exists(), "it was looked for again");
+    }
+
+    #[test]
+    fn places_in_what_is_not_kept_are_those_of_a_file() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let mut drafts = [Draft::in_folder(folder.path())?, Target::of(Path::new("/dev/null"))?.begin()?];
+        assert!(matches!(drafts[1], Draft::Nothing(_)));
+        let mut places = Vec::new();
+        for draft in &mut drafts {
+            draft.write_all(b"0123456789")?;
+            let seeks = [SeekFrom::Start(3), SeekFrom::Current(-1), SeekFrom::End(-4), SeekFrom::Current(9)];
+            let mut found = seeks.into_iter().map(|to| draft.seek(to)).collect::<io::Result<Vec<_>>>()?;
+            draft.write_all(b"x")?;
+            found.push(draft.seek(SeekFrom::End(0))?);
+            assert!(draft.seek(SeekFrom::Current(-100)).is_err());
+            found.push(draft.stream_position()?);
+            places.push(found);
+        }
+        assert_eq!(places[0], [3, 2, 6, 15, 16, 16]);
+        assert_eq!(places[0], places[1]);
+        Ok(())
     }
 
     #[test]

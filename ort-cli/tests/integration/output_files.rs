@@ -71,6 +71,24 @@ fn every_command_writes_devices_links_and_files_alike() {
     }
 }
 
+/// What nobody reads is kept nowhere; what goes into a pipe is put together where files for a while are.
+#[test]
+fn the_null_device_needs_no_folder() {
+    for (name, line) in WRITERS {
+        let folder = folder();
+        let run = |file: &str| {
+            let mut command = ort();
+            command.current_dir(folder.path("")).env("TMPDIR", folder.path("missing"));
+            command.args(line.split_whitespace()).arg(file).output().unwrap()
+        };
+        let output = run("/dev/null");
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = run("/dev/stdout");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains("TMPDIR"), "{name}: {stderr}");
+    }
+}
+
 #[test]
 fn where_the_disk_ends_is_an_error_and_what_was_there_stays() {
     for (name, line) in WRITERS {

@@ -21,11 +21,10 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use ort_alloc::MappedFile;
-use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::Result as CoreResult;
-use crate::files::{Target, forget_unfinished, unfinished};
+use crate::files::{Draft, Target};
 use crate::limits::check_deadline;
 
 /// How an entry begins.
@@ -289,7 +288,7 @@ fn check(records: &[Record], start: u64, end: u64) -> Result<(), Refusal> {
 /// An entry while it is written, blob by blob. Dropped unfinished, it leaves nothing.
 #[derive(Debug)]
 pub(crate) struct EntryWriter {
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<Draft>,
     key: String,
     records: Vec<Record>,
     sources: usize,
@@ -299,13 +298,20 @@ pub(crate) struct EntryWriter {
 impl EntryWriter {
     /// Begins an entry in a folder; what ended processes have left there goes.
     pub(crate) fn new(folder: &Path, key: String) -> io::Result<EntryWriter> {
+        EntryWriter::begin(key, || Draft::in_folder(folder))
+    }
+
+    /// Begins an entry that is to be put at a target.
+    pub(crate) fn at(target: &Target, key: String) -> io::Result<EntryWriter> {
+        EntryWriter::begin(key, || target.begin())
+    }
+
+    fn begin(key: String, draft: impl FnOnce() -> io::Result<Draft>) -> io::Result<EntryWriter> {
         if key.len() > MOST_KEY {
             let problem = format!("the settings take {} bytes, an entry has room for {MOST_KEY}", key.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
-        forget_unfinished(folder);
-        let file = unfinished(folder)?;
-        let mut file = BufWriter::with_capacity(1 << 16, file);
+        let mut file = BufWriter::with_capacity(1 << 16, draft()?);
         file.write_all(&[0; HEADER])?;
         file.write_all(key.as_bytes())?;
         let end = (HEADER + key.len()) as u64;

@@ -94,8 +94,7 @@ fn files(entry: &Entry) -> Result<Vec<Content>, Refusal> {
 pub(crate) fn begin(target: &Target, key: String, files: &[Content], reading: Reading) -> Result<Store> {
     let (Target::File(path) | Target::Into(path)) = target;
     check_place(path, files)?;
-    let mut writer =
-        EntryWriter::new(&target.folder(), key).map_err(|problem| cannot_write(path, &problem))?;
+    let mut writer = EntryWriter::at(target, key).map_err(|problem| cannot_write(path, &problem))?;
     for file in files {
         let bytes = file.bytes().ok_or_else(|| {
             error!(InvalidArgument, "of the model only what was loaded is left, not its bytes")
