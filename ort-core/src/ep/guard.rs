@@ -99,7 +99,8 @@ pub(crate) fn allocator(device: &dyn Device) -> Result<Arc<dyn Allocator>> {
     Ok(Arc::new(GuardedAllocator { provider: device.info().provider, allocator }))
 }
 
-/// What the counters of [`Device::allocator`] say, its limit among them: a panic is an error, not a device without a limit.
+/// What the counters of [`Device::allocator`] say, its limit among them. A panic is an error: it does not mean that
+/// there is no limit.
 pub(crate) fn memory_stats(device: &dyn Device) -> Result<Stats> {
     call(|| of(device, "the counters of its memory"), || Ok(device.allocator().stats()))
 }
