@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
+use half::f16;
 use ort_numpy::ArchiveWriter;
 use ort_runtime::dtype::Element;
 use ort_runtime::onnx::proto::ModelProto;
@@ -18,6 +19,7 @@ fn data(name: &str) -> String {
 /// An array of an archive.
 enum Array<'a> {
     Floats(&'a [u64], Vec<f32>),
+    Halves(&'a [u64], Vec<f16>),
     Ints(&'a [u64], Vec<i64>),
     Int32s(&'a [u64], Vec<i32>),
     Bytes(&'a [u64], Vec<u8>),
@@ -32,6 +34,7 @@ fn archive(path: &Path, arrays: &[(&str, Array<'_>)]) -> String {
     for (name, array) in arrays {
         let value = match array {
             Array::Floats(shape, elements) => tensor(shape, elements),
+            Array::Halves(shape, elements) => tensor(shape, elements),
             Array::Ints(shape, elements) => tensor(shape, elements),
             Array::Int32s(shape, elements) => tensor(shape, elements),
             Array::Bytes(shape, elements) => tensor(shape, elements),
@@ -285,6 +288,56 @@ fn samples_that_do_not_suit_are_refused() {
     assert_fails("file", &run(&["train", &path, "--data", "nowhere.npz"]), &["nowhere.npz"]);
 }
 
+/// Numbers of float16 that become scores of 3 classes in float32.
+fn linear_of_halves() -> ModelProto {
+    let mut model = linear("n");
+    let graph = model.graph.as_mut().unwrap();
+    graph.input = vec![value("halves", 10, &["n", "4"])];
+    graph.node.insert(0, with(node("Cast", &["halves"], &["x"]), int_attribute("to", 1)));
+    model
+}
+
+#[test]
+fn numbers_of_float16_are_checked_like_those_of_float32() {
+    let folder = Folder::new();
+    let path = folder.model("halves.onnx", &linear_of_halves());
+    let with = |number: f16| {
+        let mut numbers = vec![f16::from_f32(0.5); 40];
+        numbers[33] = number;
+        let arrays = [("halves", Array::Halves(&[10, 4], numbers)), labels()];
+        run(&["train", &path, "--data", &archive(&folder.path("data.npz"), &arrays), "--epochs", "1"])
+    };
+    assert_fails("nan", &with(f16::NAN), &["'halves' has NaN in row 8", "remove that sample"]);
+    assert_fails("infinity", &with(f16::NEG_INFINITY), &["'halves' has -inf in row 8"]);
+    let largest = with(f16::MAX);
+    assert_eq!(largest.code, Some(0), "{}", largest.stderr);
+}
+
+#[test]
+fn flags_that_the_model_has_no_nodes_for_are_told_of() {
+    let folder = Folder::new();
+    let plain = folder.model("linear.onnx", &linear("n"));
+    let mut with_nodes = linear("n");
+    let inner = with_nodes.graph.as_mut().unwrap();
+    let statistics = [("scale", 1.0), ("shift", 0.0), ("mean", 0.0), ("variance", 1.0)];
+    inner.initializer.extend(statistics.map(|(name, number)| floats(name, &[3], &[number; 3])));
+    inner.node[0].output = vec!["products".into()];
+    let names = ["products", "scale", "shift", "mean", "variance"];
+    inner.node.push(node("BatchNormalization", &names, &["normal"]));
+    inner.node.push(node("Dropout", &["normal"], &["scores"]));
+    let with_nodes = folder.model("with_nodes.onnx", &with_nodes);
+    let file = archive(&folder.path("data.npz"), &[x(), labels()]);
+    for (flag, operator) in [("--freeze-statistics", "BatchNormalization"), ("--no-dropout", "Dropout")] {
+        let said = |path: &str, flags: &[&str]| {
+            let finished = run(&[&["train", path, "--data", &file, "--epochs", "1"][..], flags].concat());
+            assert_eq!(finished.code, Some(0), "{flag}: {}", finished.stderr);
+            finished.stderr.contains(&format!("{flag} has no effect: the model has no {operator}"))
+        };
+        assert!(said(&plain, &[flag]), "{flag} is ignored without a word");
+        assert!(!said(&plain, &[]) && !said(&with_nodes, &[flag]), "{flag}: a warning without a reason");
+    }
+}
+
 #[test]
 fn flags_that_have_no_effect_or_no_place_are_refused() {
     let folder = Folder::new();
@@ -368,6 +421,31 @@ fn checkpoints_are_of_one_training() {
     assert_eq!(more.json()["updates"], 3);
     std::fs::write(folder.path("checkpoint").join("training.json"), "{").unwrap();
     assert_fails("damaged", &args(&["--resume"]), &["damaged"]);
+}
+
+#[test]
+fn a_checkpoint_folder_is_tried_before_the_first_epoch() {
+    let folder = Folder::new();
+    let path = folder.model("linear.onnx", &linear("n"));
+    let file = archive(&folder.path("data.npz"), &[x(), labels()]);
+    let into = |checkpoint: &str| {
+        run(&["train", &path, "--data", &file, "--epochs", "1", "--checkpoint", checkpoint])
+    };
+    let occupied = folder.write("occupied", "a file");
+    for checkpoint in [&occupied, &format!("{occupied}/below")] {
+        let finished = into(checkpoint);
+        assert_fails(checkpoint, &finished, &["checkpoint", checkpoint, "cannot be written"]);
+        assert_eq!(finished.stdout, "", "{checkpoint}: it trained before it looked");
+    }
+    assert_eq!(std::fs::read(&occupied).unwrap(), b"a file");
+    // Trying leaves nothing.
+    let made = folder.path("above").join("checkpoint");
+    assert_eq!(into(&text(&made)).code, Some(0));
+    let names = std::fs::read_dir(&made).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    let [tensors, manifest] = names.as_slice() else { panic!("{names:?}") };
+    assert!(tensors.starts_with("tensors-") && manifest == "training.json", "{names:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use half::f16;
 use ort_runtime::{DType, Tensor, TensorBuffer, Value};
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
@@ -83,8 +84,10 @@ impl DataSet {
         let wrong = |number: f64| (!right(number)).then_some(number);
         let view = array.view();
         let found = match array.dtype() {
+            DType::F16 => first(view.as_slice::<f16>()?.iter().map(|&number| wrong(number.into()))),
             DType::F32 => first(view.as_slice::<f32>()?.iter().map(|&number| wrong(number.into()))),
             DType::F64 => first(view.as_slice::<f64>()?.iter().map(|&number| wrong(number))),
+            // NumPy has no other floats.
             _ => None,
         };
         if let Some((place, number)) = found {

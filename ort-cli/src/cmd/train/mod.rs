@@ -47,6 +47,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let mut trainer = trainer(args, &model, &data, pace)?;
     let dims = check_data(args, &trainer, &data, validation.as_ref(), pace)?;
     warnings::warn(&model, trainer.training_graph(), &trainer.options().loss);
+    warnings::warn_of_ignored_flags(&model, trainer.options());
     warnings::warn_of_class_axis(trainer.training_graph(), &trainer.options().loss, &data);
     let predicted = predict(&mut trainer, &model, &dims, (pace, args.run.memory_opt_config.as_deref()))?;
     let facts = Facts::new(&model, &mut trainer, predicted, baseline);

@@ -2,7 +2,7 @@
 
 use ort_runtime::Model;
 use ort_runtime::ir::Graph;
-use ort_runtime::train::{Loss, TrainingGraph};
+use ort_runtime::train::{Loss, TrainingGraph, TrainingOptions};
 
 use super::data::DataSet;
 
@@ -55,6 +55,20 @@ pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
         training.parameters().iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ")
     );
     tracing::info!("frozen: {}", training.frozen().join(", "));
+}
+
+/// Says which flags have no effect on this model.
+pub(super) fn warn_of_ignored_flags(model: &Model, options: &TrainingOptions) {
+    let flags = [
+        ("--freeze-statistics", options.freeze_statistics, "BatchNormalization"),
+        ("--no-dropout", !options.dropout, "Dropout"),
+    ];
+    for (flag, is_given, op) in flags {
+        let mut nodes = model.graph().nodes.iter();
+        if is_given && !nodes.any(|node| node.spec.domain.is_empty() && node.spec.name == op) {
+            tracing::warn!("{flag} has no effect: the model has no {op}");
+        }
+    }
 }
 
 /// The first of some names, and how many more there are.
