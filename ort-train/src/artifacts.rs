@@ -1,6 +1,6 @@
 //! Artifacts: the files that a training by the calls of ONNX Runtime's on-device training ([`crate::api`]) begins with.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use ort_core::ir::{Graph, ValueId};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::CheckpointState;
 use crate::assemble::apply_graph;
-use crate::graph::{TrainingGraph, evaluation, named_values};
+use crate::graph::{TrainingGraph, evaluation, named_values, values_by_name};
 use crate::weights::TrainableGraph;
 use crate::{Loss, Optimizer, TrainingOptions};
 
@@ -269,9 +269,10 @@ fn tensors(
     let trained = graph.parameters.iter().map(|it| (it.name.clone(), (it.tensor.clone(), true)));
     let statistics = graph.statistics.iter().map(|it| (it.name.clone(), (it.tensor.clone(), false)));
     let mut all: BTreeMap<String, (Tensor, bool)> = trained.chain(statistics).collect();
+    let values = values_by_name(forward);
     for name in &description.frozen {
         let given = |id: &ValueId| forward.constants.get(id).or_else(|| forward.input_defaults.get(id));
-        let tensor = forward.find_value(name).as_ref().and_then(given).cloned().ok_or_else(|| {
+        let tensor = values.get(name.as_str()).and_then(given).cloned().ok_or_else(|| {
             let known = forward.constants.keys().map(|id| &*forward.value(*id).name);
             let known: Vec<&str> = known.collect();
             error!(InvalidArgument, "the model has no parameter '{name}'").help(advise(
@@ -287,22 +288,30 @@ fn tensors(
 
 /// Makes inputs of weights, whose values are then elsewhere.
 fn take_out(graph: &mut Graph, names: &[String]) -> Result<()> {
+    let values = values_by_name(graph);
+    let mut taken = HashSet::with_capacity(names.len());
     for name in names {
-        let value = graph.find_value(name).ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
-        if graph.constants.shift_remove(&value).is_some() {
+        let value = values.get(name.as_str()).copied();
+        let value = value.ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
+        if graph.constants.contains_key(&value) && taken.insert(value) {
             graph.inputs.push(value);
         }
         graph.input_defaults.remove(&value);
     }
+    graph.constants.retain(|value, _| !taken.contains(value));
     Ok(())
 }
 
 /// Gives weights that were made inputs their values.
-pub(crate) fn put_in(graph: &mut Graph, name: &str, tensor: &Tensor) -> Result<()> {
-    let value = graph.find_value(name).filter(|value| graph.inputs.contains(value));
-    let value = value.ok_or_else(|| error!(InvalidArgument, "it has no parameter '{name}'"))?;
-    graph.inputs.retain(|input| *input != value);
-    graph.constants.insert(value, tensor.clone());
+pub(crate) fn put_in(graph: &mut Graph, weights: Vec<(String, Tensor)>) -> Result<()> {
+    let values = values_by_name(graph);
+    let mut inputs: HashSet<ValueId> = graph.inputs.iter().copied().collect();
+    for (name, tensor) in weights {
+        let value = values.get(name.as_str()).copied().filter(|value| inputs.remove(value));
+        let value = value.ok_or_else(|| error!(InvalidArgument, "it has no parameter '{name}'"))?;
+        graph.constants.insert(value, tensor);
+    }
+    graph.inputs.retain(|input| inputs.contains(input));
     Ok(())
 }
 

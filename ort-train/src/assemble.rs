@@ -1,5 +1,7 @@
 //! The graphs of a training's stages: a whole step, a batch whose gradients are added up, an update, an evaluation.
 
+use std::collections::{HashMap, HashSet};
+
 use ort_core::dtype::DType;
 use ort_core::ir::{Graph, GraphBuilder, ValueId, ValueType};
 use ort_core::spec::RUNTIME;
@@ -8,7 +10,7 @@ use ort_core::{Result, error};
 
 use crate::graph::{LOSS, Parameter, Statistic, TrainingGraph, evaluation, named_values};
 use crate::optimizer::{Optimizer, StepValues, shared_inputs};
-use crate::options::{TrainingOptions, matches};
+use crate::options::{Patterns, TrainingOptions};
 use crate::stage::StageGraph;
 use crate::trainer::{Trainer, gradient_name, state_name};
 
@@ -99,8 +101,8 @@ impl Trainer {
         let output = self.training.output.clone();
         let parameters = self.training.parameters.iter().map(|it| it.name.clone());
         let statistics = self.training.statistics.iter().map(|it| it.name.clone());
-        let known = |name: &String| graph.inputs.iter().any(|&id| *graph.value(id).name == **name);
-        let reads = parameters.chain(statistics).filter(known).collect();
+        let inputs: HashSet<&str> = graph.inputs.iter().map(|&id| &*graph.value(id).name).collect();
+        let reads = parameters.chain(statistics).filter(|name| inputs.contains(name.as_str())).collect();
         let mut outputs = self.batch_outputs();
         if !outputs.contains(&output) {
             outputs.push(output);
@@ -140,6 +142,7 @@ fn finite(options: &TrainingOptions) -> Option<String> {
 struct Updates<'a> {
     training: &'a TrainingGraph,
     options: &'a TrainingOptions,
+    no_decay: Patterns<'a>,
     builder: &'a mut GraphBuilder,
     updates: Vec<(String, String)>,
     outputs: Vec<ValueId>,
@@ -151,7 +154,8 @@ impl<'a> Updates<'a> {
         options: &'a TrainingOptions,
         builder: &'a mut GraphBuilder,
     ) -> Updates<'a> {
-        Updates { training, options, builder, updates: Vec::new(), outputs: Vec::new() }
+        let no_decay = Patterns::new(&options.no_decay);
+        Updates { training, options, no_decay, builder, updates: Vec::new(), outputs: Vec::new() }
     }
 
     /// Adds the update of each parameter, by its index, value and gradient. `scale` is what gradients are multiplied by before they are clipped.
@@ -214,7 +218,7 @@ impl<'a> Updates<'a> {
         shared: StepValues,
     ) -> Result<()> {
         let options = self.options;
-        let decays = !matches(&options.no_decay, &parameter.name);
+        let decays = !self.no_decay.matches(&parameter.name);
         let optimizer: Optimizer = if decays { options.optimizer } else { options.optimizer.without_decay() };
         let specs = optimizer.states(parameter.tensor.dtype(), parameter.tensor.shape());
         let mut names = vec![parameter.name.clone()];
@@ -244,7 +248,11 @@ fn rename(builder: &mut GraphBuilder, output: ValueId, of: &str) -> String {
 
 /// Puts the nodes from `first` on right behind what they wait for among those before: their inputs, and the other readers of these.
 fn update_early(graph: &mut Graph, first: usize) {
-    let (producers, consumers) = (graph.producers(), graph.consumers());
+    let producers = graph.producers();
+    let mut last_reader: HashMap<ValueId, usize> = HashMap::new();
+    for (index, node) in graph.nodes.iter().enumerate().take(first) {
+        last_reader.extend(node.reads().map(|value| (value, index)));
+    }
     let mut keys: Vec<(usize, usize)> = (0..graph.nodes.len()).map(|index| (index, index)).collect();
     for (index, node) in graph.nodes.iter().enumerate().skip(first) {
         let made = node.reads().filter_map(|value| producers.get(value.index()).copied().flatten());
@@ -253,8 +261,7 @@ fn update_early(graph: &mut Graph, first: usize) {
         if made.iter().any(|maker| *maker >= first) {
             continue;
         }
-        let readers = node.reads().filter_map(|value| consumers.get(value.index())).flatten();
-        let readers = readers.map(|id| id.index()).filter(|reader| *reader < first);
+        let readers = node.reads().filter_map(|value| last_reader.get(&value).copied());
         if let (Some(last), Some(key)) = (made.iter().copied().chain(readers).max(), keys.get_mut(index)) {
             *key = (last, index);
         }

@@ -1,6 +1,7 @@
 //! The graph of a training step: a model's forward pass in training mode, a loss, and the gradients of its parameters.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use ort_core::dtype::{DType, TypeSet};
 use ort_core::ir::{Attribute, Attributes, Graph, GraphBuilder, Node, NodeId, ValueId, ValueType};
@@ -14,7 +15,7 @@ use ort_core::{Result, Within, advise, ensure, error};
 use crate::attention::fuse_attention;
 use crate::mixed::autocast;
 use crate::normalization::split_normalizations;
-use crate::options::matches;
+use crate::options::Patterns;
 use crate::weights::{
     EqualWeights, SharedWeight, TrainableGraph, equal_weights, shared_weights, sink_constants,
 };
@@ -98,16 +99,18 @@ impl TrainingGraph {
         let producers = graph.producers();
         let mut parameters = Vec::with_capacity(candidates.len());
         let mut frozen = Vec::new();
+        let mut constant: HashSet<ValueId> = HashSet::new();
+        let trainable = Patterns::new(&options.trainable);
         for ((value, tensor), gradient) in candidates.into_iter().zip(gradients) {
             let name = graph.value(value).name.to_string();
             let Some(gradient) = gradient else {
                 ensure!(
-                    !matches(&options.trainable, &name),
+                    !trainable.matches(&name),
                     InvalidArgument,
                     help = "leave it out of the weights that are trained",
                     "the loss does not depend on weight '{name}'"
                 );
-                graph.inputs.retain(|input| *input != value);
+                constant.insert(value);
                 graph.constants.insert(value, tensor);
                 frozen.push(name);
                 continue;
@@ -115,6 +118,7 @@ impl TrainingGraph {
             let gradient = narrowest(&graph, &producers, gradient);
             parameters.push(Parameter { name, tensor, value, gradient });
         }
+        graph.inputs.retain(|input| !constant.contains(input));
         ensure!(
             !parameters.is_empty(),
             InvalidArgument,
@@ -238,19 +242,25 @@ pub(crate) fn evaluation(
     let mut forward = Forward::new(model, options, Mode::Evaluate)?;
     let names = training.parameters.iter().map(|parameter| &parameter.name);
     let names: HashSet<&String> = names.chain(training.statistics.iter().map(|it| &it.name)).collect();
-    let given: Vec<ValueId> = forward.graph.constants.keys().copied().collect();
-    for value in given {
-        let name = forward.graph.value(value).name.to_string();
-        if names.contains(&name) {
-            forward.make_input(value);
-        }
-    }
+    let name_of = |value: &ValueId| forward.graph.value(*value).name.to_string();
+    let given = forward.graph.constants.keys().copied();
+    let given: Vec<ValueId> = given.filter(|value| names.contains(&name_of(value))).collect();
+    forward.make_inputs(&given);
     sink_constants(&mut forward.graph);
     let mut outputs = named_values(&forward.graph, &options.additional_outputs)?;
     if !outputs.contains(&forward.output) {
         outputs.insert(0, forward.output);
     }
     forward.finish(options, &outputs)
+}
+
+/// The values by name; of equal names the first.
+pub(crate) fn values_by_name(graph: &Graph) -> HashMap<Arc<str>, ValueId> {
+    let mut values = HashMap::with_capacity(graph.value_count());
+    for id in graph.value_ids() {
+        values.entry(graph.value(id).name.clone()).or_insert(id);
+    }
+    values
 }
 
 /// The values of these names.
@@ -310,6 +320,8 @@ impl Forward {
     /// Has each `BatchNormalization` take the statistics of its batch and update its running ones, or
     /// read the running ones only: in evaluation, and if the options freeze them.
     fn normalize_batches(&mut self, mode: Mode, options: &TrainingOptions) -> Result<()> {
+        let mut kept = Vec::new();
+        let frozen = Patterns::new(&options.frozen);
         for index in 0..self.graph.nodes.len() {
             let Some(node) =
                 self.graph.nodes.get(index).filter(|node| is_standard(node, "BatchNormalization"))
@@ -322,7 +334,7 @@ impl Forward {
             let is_frozen = [3, 4].iter().filter_map(|&input| node.inputs.get(input).copied().flatten());
             let is_frozen = is_frozen
                 .map(|running| &*self.graph.value(running).name)
-                .any(|name| options.freeze_statistics || matches(&options.frozen, name));
+                .any(|name| options.freeze_statistics || frozen.matches(name));
             let mode = if is_frozen { Mode::Evaluate } else { mode };
             let trains = Attribute::Int(i64::from(mode == Mode::Train));
             let attrs = vec![given("epsilon")?, given("momentum")?, ("training_mode".to_string(), trains)];
@@ -346,11 +358,13 @@ impl Forward {
                     }
                 };
                 self.keep_statistic(running, updated).within(|| place.clone())?;
+                kept.push(running);
             }
             if let Some(node) = self.graph.nodes.get_mut(index) {
                 (node.attrs, node.outputs) = (attrs, outputs);
             }
         }
+        self.make_inputs(&kept);
         Ok(())
     }
 
@@ -363,7 +377,6 @@ impl Forward {
             )
             .help("normalize by the running statistics (--freeze-statistics), or export them as initializers")
         })?;
-        self.make_input(running);
         self.statistics.push(Statistic { name, tensor, updated });
         Ok(())
     }
@@ -386,12 +399,12 @@ impl Forward {
         let scalar = ValueType::tensor(DType::I64, Some(Vec::new()));
         let [seed, counter] = [SEED, COUNTER].map(|name| self.graph.add_value(name, scalar.clone()));
         self.graph.inputs.extend([seed, counter]);
+        let read: HashSet<ValueId> = self.graph.nodes.iter().flat_map(Node::reads).collect();
         for (stream, place) in places.into_iter().enumerate() {
             let ratio = self.graph.add_constant(format!("dropout.{stream}.ratio"), Tensor::scalar(0.5f32)?);
-            let (graph, Some(node)) = (&self.graph, self.graph.nodes.get(place)) else { continue };
+            let Some(node) = self.graph.nodes.get(place) else { continue };
             let mask = node.outputs.get(1).copied().flatten();
-            let is_read =
-                mask.is_some_and(|mask| graph.nodes.iter().any(|node| node.reads().any(|read| read == mask)));
+            let is_read = mask.is_some_and(|mask| read.contains(&mask));
             ensure!(!is_read, NotImplemented, "{} has its mask read", node.place());
             let (data, output) =
                 (node.inputs.first().copied().flatten(), node.outputs.first().copied().flatten());
@@ -411,11 +424,11 @@ impl Forward {
         Ok(())
     }
 
-    /// Makes an input of a weight.
-    fn make_input(&mut self, value: ValueId) -> Option<Tensor> {
-        let tensor = self.graph.constants.shift_remove(&value)?;
-        self.graph.inputs.push(value);
-        Some(tensor)
+    /// Makes inputs of weights, in this order.
+    fn make_inputs(&mut self, weights: &[ValueId]) {
+        let made: HashSet<ValueId> = weights.iter().copied().collect();
+        self.graph.constants.retain(|value, _| !made.contains(value));
+        self.graph.inputs.extend(weights);
     }
 
     /// Makes inputs of the weights that may be trained.
@@ -424,8 +437,10 @@ impl Forward {
             self.graph.constants.iter().map(|(value, tensor)| (*value, tensor.clone())).collect();
         let name_of = |value: ValueId| self.graph.value(value).name.to_string();
         let names: Vec<String> = constants.iter().map(|(value, _)| name_of(*value)).collect();
+        let all: HashSet<&str> = names.iter().map(String::as_str).collect();
         for pattern in options.trainable.iter().chain(&options.frozen).chain(&options.no_decay) {
-            let found = names.iter().any(|name| matches(std::slice::from_ref(pattern), name));
+            let wild = Patterns::new(std::slice::from_ref(pattern));
+            let found = all.contains(pattern.as_str()) || names.iter().any(|name| wild.matches(name));
             let known = names.iter().map(String::as_str);
             ensure!(
                 found,
@@ -434,17 +449,18 @@ impl Forward {
                 "the model has no weight '{pattern}'"
             );
         }
+        let [trainable, frozen] = [&options.trainable, &options.frozen].map(|list| Patterns::new(list));
         let mut candidates = Vec::new();
         for ((value, tensor), name) in constants.into_iter().zip(names) {
             let is_weight = self.weights.contains(&value);
             // A pattern asks for weights; what a node gives, an epsilon for example, is asked for by name.
-            let is_asked =
-                options.trainable.contains(&name) || is_weight && matches(&options.trainable, &name);
+            let is_asked = trainable.names(&name) || is_weight && trainable.matches(&name);
             let is_continuous = TypeSet::FLOATS.contains(tensor.dtype());
             let by_default = options.trainable.is_empty() && is_weight && !tensor.shape().is_empty();
-            if matches(&options.frozen, &name) || !is_continuous || !(is_asked || by_default) {
+            let is_frozen = frozen.matches(&name);
+            if is_frozen || !is_continuous || !(is_asked || by_default) {
                 if is_continuous && is_weight {
-                    let is_silent = options.trainable.is_empty() && !matches(&options.frozen, &name);
+                    let is_silent = options.trainable.is_empty() && !is_frozen;
                     if is_silent && tensor.shape().is_empty() {
                         self.scalars.push(name.clone());
                     }
@@ -459,9 +475,10 @@ impl Forward {
                 help = "convert the model to float32; its products may be of bfloat16",
                 "weight '{name}' is {dtype}, which is not trained"
             );
-            self.make_input(value);
             candidates.push((value, tensor));
         }
+        let values: Vec<ValueId> = candidates.iter().map(|(value, _)| *value).collect();
+        self.make_inputs(&values);
         sink_constants(&mut self.graph);
         Ok(candidates)
     }

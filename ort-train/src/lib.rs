@@ -39,6 +39,7 @@ mod artifacts;
 mod assemble;
 mod attention;
 mod checkpoint;
+mod equal_tensors;
 mod graph;
 mod loss;
 mod mixed;

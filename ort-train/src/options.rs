@@ -1,5 +1,7 @@
 //! What a training is to be.
 
+use std::collections::HashSet;
+
 use ort_core::Result;
 use ort_core::ensure;
 use ort_core::ep::Precision;
@@ -131,7 +133,26 @@ impl TrainingOptions {
     }
 }
 
-/// Whether one of the patterns is the name.
-pub(crate) fn matches(patterns: &[String], name: &str) -> bool {
-    patterns.iter().any(|pattern| WildMatch::new(pattern).matches(name))
+/// Patterns of names, compiled once for many names: lists may name each weight of a model.
+pub(crate) struct Patterns<'p> {
+    names: HashSet<&'p str>,
+    wild: Vec<WildMatch>,
+}
+
+impl<'p> Patterns<'p> {
+    pub(crate) fn new(patterns: &'p [String]) -> Patterns<'p> {
+        let wild = patterns.iter().filter(|pattern| pattern.contains(['*', '?']));
+        let wild = wild.map(|pattern| WildMatch::new(pattern)).collect();
+        Patterns { names: patterns.iter().map(String::as_str).collect(), wild }
+    }
+
+    /// Whether one of the patterns is the name, without any characters that stand for others.
+    pub(crate) fn names(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    /// Whether one of the patterns stands for the name.
+    pub(crate) fn matches(&self, name: &str) -> bool {
+        self.names(name) || self.wild.iter().any(|pattern| pattern.matches(name))
+    }
 }

@@ -1,5 +1,6 @@
 //! A part of a training that runs as one graph: a whole step, a batch whose gradients are added up, an update, an evaluation.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ort_alloc::{Budget, DeviceId};
@@ -177,10 +178,9 @@ impl Stage {
     pub(crate) fn enter(&mut self, state: &mut State) -> Result<()> {
         let memories = self.session.input_memories();
         let inputs = self.session.inputs();
-        let memory_of = |name: &str| {
-            let place = inputs.iter().position(|input| input.name == name);
-            place.and_then(|place| memories.get(place).copied()).unwrap_or(DeviceId::HOST)
-        };
+        let names = inputs.iter().map(|input| input.name.as_str());
+        let memories: HashMap<&str, DeviceId> = names.zip(memories).collect();
+        let memory_of = |name: &str| memories.get(name).copied().unwrap_or(DeviceId::HOST);
         let updates = self.updates.iter().map(|(name, _)| name);
         let replaced = self.replaces.iter().map(|(name, _)| name);
         // All are brought before the first is taken, so that none is lost where there is no room for another.

@@ -35,6 +35,11 @@ impl State {
         self.tensors.remove(name).ok_or_else(|| error!(Fail, "the training has no tensor '{name}'"))
     }
 
+    /// Whether there is such a tensor here, as against in a stage that runs.
+    pub(crate) fn holds(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
     /// Has a tensor in this memory. Where there is no room it stays where it is.
     pub(crate) fn bring(&mut self, name: &str, memory: DeviceId) -> Result<()> {
         let there = self.get(name)?;

@@ -16,8 +16,9 @@ use ort_core::tensor::Tensor;
 use ort_core::{Result, ensure};
 
 use crate::TrainingOptions;
+use crate::equal_tensors::{Pair, equal_pairs};
 use crate::graph::is_standard;
-use crate::options::matches;
+use crate::options::Patterns;
 
 /// The first input of `BatchNormalization` that is a running statistic, and the second.
 const STATISTICS: [usize; 2] = [3, 4];
@@ -110,18 +111,12 @@ fn lift_weights(graph: &mut Graph, initializers: &Initializers<'_>) {
         }
     }
     for subgraph in bodies {
-        let captured: Vec<Capture> = subgraph
-            .graph
-            .constants
-            .iter()
-            .filter_map(|(inner, tensor)| {
-                Some(Capture { outer: *known.get(&Memory::of(tensor)?)?, inner: *inner })
-            })
-            .collect();
-        for capture in captured {
-            subgraph.graph.constants.shift_remove(&capture.inner);
-            subgraph.captures.push(capture);
-        }
+        let captures = &mut subgraph.captures;
+        subgraph.graph.constants.retain(|inner, tensor| {
+            let outer = Memory::of(tensor).and_then(|memory| known.get(&memory));
+            captures.extend(outer.map(|outer| Capture { outer: *outer, inner: *inner }));
+            outer.is_none()
+        });
     }
     graph.nodes = nodes;
 }
@@ -162,21 +157,32 @@ impl Memory {
 }
 
 /// The names of a graph, to find ones that are not taken.
-struct UniqueNames(HashSet<Arc<str>>);
+struct UniqueNames {
+    taken: HashSet<Arc<str>>,
+    /// The next number to try behind each name that was asked for and taken.
+    numbers: HashMap<Arc<str>, usize>,
+}
 
 impl UniqueNames {
     fn of(graph: &Graph) -> UniqueNames {
-        UniqueNames(graph.value_ids().map(|id| graph.value(id).name.clone()).collect())
+        let taken = graph.value_ids().map(|id| graph.value(id).name.clone()).collect();
+        UniqueNames { taken, numbers: HashMap::new() }
     }
 
     /// The name, with a number behind it if it is taken.
     fn unique(&mut self, name: &str) -> Arc<str> {
-        let numbered = (2..).map(|number| format!("{name}.{number}").into());
-        let mut names = std::iter::once(name.into()).chain(numbered);
-        let free: Option<Arc<str>> = names.find(|name| !self.0.contains(name));
-        let free = free.unwrap_or_else(|| name.into());
-        self.0.insert(free.clone());
-        free
+        let mut found: Arc<str> = name.into();
+        if !self.taken.contains(name) {
+            self.taken.insert(found.clone());
+            return found;
+        }
+        let number = self.numbers.entry(found.clone()).or_insert(2);
+        while self.taken.contains(&found) {
+            found = format!("{name}.{number}").into();
+            *number += 1;
+        }
+        self.taken.insert(found.clone());
+        found
     }
 }
 
@@ -214,6 +220,7 @@ impl Copies {
     /// Gives each input that reads one of these weights a weight of its own.
     fn untie(&mut self, graph: &mut Graph, patterns: &[String]) -> Result<()> {
         for pattern in patterns {
+            let asked = Patterns::new(std::slice::from_ref(pattern));
             let mut found = false;
             for index in 0..graph.nodes.len() {
                 let count = graph.nodes.get(index).map_or(0, |node| node.inputs.len());
@@ -223,7 +230,7 @@ impl Copies {
                         continue;
                     };
                     let name = graph.value(read).name.clone();
-                    if matches(std::slice::from_ref(pattern), &name) {
+                    if asked.matches(&name) {
                         found |= self.copy_for(graph, index, input, read);
                     }
                 }
@@ -258,7 +265,7 @@ impl Copies {
 }
 
 /// Has weights that match a pattern and hold the same numbers, transposed ones included, be one.
-fn tie(mut graph: Graph, patterns: &[String]) -> Result<Graph> {
+fn tie(graph: Graph, patterns: &[String]) -> Result<Graph> {
     if patterns.is_empty() {
         return Ok(graph);
     }
@@ -266,7 +273,8 @@ fn tie(mut graph: Graph, patterns: &[String]) -> Result<Graph> {
         graph.constants.iter().map(|(id, tensor)| (*id, tensor.clone())).collect();
     let pairs = equal_pairs(&candidates, |_| true);
     for pattern in patterns {
-        let is_asked = |id: ValueId| matches(std::slice::from_ref(pattern), &graph.value(id).name);
+        let asked = Patterns::new(std::slice::from_ref(pattern));
+        let is_asked = |id: ValueId| asked.matches(&graph.value(id).name);
         ensure!(
             pairs.iter().any(|pair| is_asked(pair.first) && is_asked(pair.second)),
             InvalidArgument,
@@ -274,108 +282,35 @@ fn tie(mut graph: Graph, patterns: &[String]) -> Result<Graph> {
             "no two weights '{pattern}' hold the same numbers, so there is nothing to tie"
         );
     }
-    let is_asked = |graph: &Graph, id: ValueId| matches(patterns, &graph.value(id).name);
-    for pair in pairs {
-        if !is_asked(&graph, pair.first) || !is_asked(&graph, pair.second) {
-            continue;
-        }
-        let instead = match pair.transposed {
-            false => pair.first,
-            true => {
-                let outputs = graph.outputs.clone();
-                let mut builder = GraphBuilder::extend(graph);
-                builder.set_scope("tied");
-                let order = [("perm", Attribute::Ints(vec![1, 0]))];
-                let transposed = builder.node("Transpose", &[pair.first], &order)?;
-                graph = builder.finish(&outputs)?;
-                transposed
-            }
-        };
-        redirect(&mut graph, pair.second, instead);
-        graph.constants.shift_remove(&pair.second);
+    let asked = Patterns::new(patterns);
+    let is_asked = |id: ValueId| asked.matches(&graph.value(id).name);
+    let pairs: Vec<Pair> =
+        pairs.into_iter().filter(|pair| is_asked(pair.first) && is_asked(pair.second)).collect();
+    let outputs = graph.outputs.clone();
+    let mut builder = GraphBuilder::extend(graph);
+    builder.set_scope("tied");
+    let mut instead: HashMap<ValueId, ValueId> = HashMap::with_capacity(pairs.len());
+    for Pair { first, second, transposed } in pairs {
+        let order = [("perm", Attribute::Ints(vec![1, 0]))];
+        let one = if transposed { builder.node("Transpose", &[first], &order)? } else { first };
+        instead.insert(second, one);
     }
+    let mut graph = builder.finish(&outputs)?;
+    redirect(&mut graph, &instead);
+    graph.constants.retain(|value, _| !instead.contains_key(value));
     graph.sort()?;
     Ok(graph)
 }
 
-/// Has all readers of a value read another one.
-fn redirect(graph: &mut Graph, from: ValueId, to: ValueId) {
-    let now = |id: &mut ValueId| {
-        if *id == from {
-            *id = to;
-        }
-    };
+/// Has all readers of values read others.
+fn redirect(graph: &mut Graph, instead: &HashMap<ValueId, ValueId>) {
+    let now = |id: &mut ValueId| *id = instead.get(id).copied().unwrap_or(*id);
     for node in &mut graph.nodes {
         node.inputs.iter_mut().flatten().for_each(now);
         let captures = node.subgraphs.iter_mut().flat_map(|subgraph| &mut subgraph.captures);
         captures.for_each(|capture| now(&mut capture.outer));
     }
     graph.outputs.iter_mut().for_each(now);
-}
-
-/// Two constants that hold the same numbers.
-struct Pair {
-    first: ValueId,
-    second: ValueId,
-    transposed: bool,
-}
-
-/// What equal matrices share, transposed ones included: the corners do not move.
-#[derive(PartialEq, Eq, Hash)]
-struct Corners {
-    dtype: DType,
-    sizes: Vec<usize>,
-    first: Vec<u8>,
-    last: Vec<u8>,
-}
-
-/// The constants that equal an earlier one, each once. `keep` chooses by what they hold.
-fn equal_pairs(candidates: &[(ValueId, Tensor)], keep: fn(&[u8]) -> bool) -> Vec<Pair> {
-    let mut groups: HashMap<Corners, Vec<(ValueId, &Tensor)>> = HashMap::new();
-    let mut pairs = Vec::new();
-    for (second, tensor) in candidates {
-        let Some(corners) = Corners::of(tensor, keep) else { continue };
-        let group = groups.entry(corners).or_default();
-        let equal = group.iter().find_map(|&(first, earlier)| {
-            Some(Pair { first, second: *second, transposed: relation(earlier, tensor)? })
-        });
-        match equal {
-            Some(pair) => pairs.push(pair),
-            None => group.push((*second, tensor)),
-        }
-    }
-    pairs
-}
-
-impl Corners {
-    fn of(tensor: &Tensor, keep: fn(&[u8]) -> bool) -> Option<Corners> {
-        let dtype = tensor.dtype();
-        let size = dtype.byte_size().filter(|_| TypeSet::FLOATS.contains(dtype))?;
-        let view = tensor.view();
-        let bytes = view.bytes().ok().filter(|bytes| bytes.len() > size && keep(bytes))?;
-        let (first, last) = (bytes.get(..size)?.to_vec(), bytes.get(bytes.len() - size..)?.to_vec());
-        let mut sizes = tensor.shape().to_vec();
-        sizes.sort_unstable();
-        Some(Corners { dtype, sizes, first, last })
-    }
-}
-
-/// Whether two tensors hold the same numbers: false as they are, true if one is the other's transpose.
-fn relation(first: &Tensor, second: &Tensor) -> Option<bool> {
-    let (a, b) = (first.view(), second.view());
-    let (a, b) = (a.bytes().ok()?, b.bytes().ok()?);
-    if first.shape() == second.shape() && a == b {
-        return Some(false);
-    }
-    let &[rows, columns] = first.shape() else { return None };
-    let size = first.dtype().byte_size()?;
-    if second.shape() != [columns, rows] {
-        return None;
-    }
-    let at = |bytes: &[u8], place: usize| bytes.get(place * size..(place + 1) * size).map(<[u8]>::to_vec);
-    let same = (0..rows)
-        .all(|row| (0..columns).all(|column| at(a, row * columns + column) == at(b, column * rows + row)));
-    same.then_some(true)
 }
 
 /// The weights among `trained` that several nodes read.
@@ -401,12 +336,8 @@ pub(crate) fn shared_weights(graph: &Graph, trained: &[ValueId]) -> Vec<SharedWe
 /// The weights among `trained` that hold the same numbers as an earlier one. What
 /// holds one number throughout, as fresh biases and scales do, is left out.
 pub(crate) fn equal_weights(graph: &Graph, trained: &[(ValueId, Tensor)]) -> Vec<EqualWeights> {
-    let varies = |bytes: &[u8]| {
-        let first = bytes.get(..4).unwrap_or_default();
-        bytes.chunks_exact(4).any(|number| number != first)
-    };
     let name = |id: ValueId| graph.value(id).name.to_string();
-    let pairs = equal_pairs(trained, varies).into_iter();
+    let pairs = equal_pairs(trained, |content| content.varies()).into_iter();
     pairs
         .map(|pair| EqualWeights {
             first: name(pair.first),

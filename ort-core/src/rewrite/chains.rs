@@ -1,6 +1,6 @@
 //! Chains of elementwise operators become one operator each: what lies between them is never written to memory.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::matching::scalar;
 use super::{FirstClaim, Report};
@@ -90,6 +90,7 @@ const CHEAP: usize = 4;
 /// That is done where it takes no memory: the formula has one input of the size of its result, which is alive until the reader anyway.
 fn repeat_for_readers(graph: &mut Graph) {
     let readers = graph.consumers();
+    let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let last_read =
         |id: ValueId| readers.get(id.index()).and_then(|ids| ids.iter().map(|id| id.index()).max());
     let mut copies: Vec<(usize, usize, ValueId)> = Vec::new();
@@ -104,7 +105,7 @@ fn repeat_for_readers(graph: &mut Graph) {
         };
         let fusing: Vec<usize> = readers.iter().filter(fuses).map(|reader| reader.index()).collect();
         // The node itself is for the others, or for the first of these.
-        let stays = fusing.len() < readers.len() || graph.outputs.contains(&output);
+        let stays = fusing.len() < readers.len() || outputs.contains(&output);
         copies.extend(fusing.into_iter().skip(usize::from(!stays)).map(|reader| (reader, index, output)));
     }
     copies.sort_unstable_by_key(|(reader, ..)| *reader);

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use super::Report;
 use crate::dtype::DType;
@@ -64,10 +64,11 @@ pub(super) fn merge(graph: &mut Graph, report: &mut Report) {
 fn equal_constants(graph: &Graph) -> Same {
     // The bytes are the file's, which must not be able to foresee where they go.
     let mut first: seeded::HashMap<(DType, &Shape, &[u8]), ValueId> = seeded::HashMap::default();
+    let outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let shapes: Vec<(ValueId, DType, Shape, &[u8])> = graph
         .constants
         .iter()
-        .filter(|(id, tensor)| tensor.byte_count() <= SMALL && !graph.outputs.contains(id))
+        .filter(|(id, tensor)| tensor.byte_count() <= SMALL && !outputs.contains(id))
         .filter_map(|(id, tensor)| {
             Some((*id, tensor.dtype(), tensor.shape().into(), tensor.bytes()?.as_ref()))
         })

@@ -84,18 +84,23 @@ impl Program {
         self.updates.iter().map(|update| memory(update).unwrap_or(DeviceId::HOST)).collect()
     }
 
-    /// The only memory in which steps read a given value; the host's where there are several, or none.
-    fn memory_of_reads(&self, given: SlotId) -> DeviceId {
-        let readers = self.steps.iter().filter(|step| step.reads().any(|slot| slot == given));
+    /// For each value that steps read, the only memory in which they do; none where there are several.
+    fn memories_of_reads(&self) -> FxHashMap<SlotId, Option<DeviceId>> {
         let memory = |step: &Step| match step.work {
             Work::Copy => {
                 self.slots.get(step.outputs.first().copied().flatten()?.index()).map(|slot| slot.memory)
             }
             _ => None,
         };
-        let mut memories = readers.map(|step| memory(step).unwrap_or(DeviceId::HOST));
-        let first = memories.next().unwrap_or(DeviceId::HOST);
-        if memories.all(|memory| memory == first) { first } else { DeviceId::HOST }
+        let mut memories: FxHashMap<SlotId, Option<DeviceId>> = FxHashMap::default();
+        for step in &self.steps {
+            let memory = Some(memory(step).unwrap_or(DeviceId::HOST));
+            for slot in step.reads() {
+                let only = memories.entry(slot).or_insert(memory);
+                *only = only.filter(|_| *only == memory);
+            }
+        }
+        memories
     }
 
     /// For each value that is overwritten, the step that does it and, ascending, all others that read the value, views of it included.
@@ -199,8 +204,9 @@ impl Session {
     /// this memory, in which its new value is computed.
     pub fn input_memories(&self) -> Vec<DeviceId> {
         let program = &self.compiled.program;
-        let mut memories: Vec<DeviceId> =
-            program.given.iter().map(|given| program.memory_of_reads(*given)).collect();
+        let read = program.memories_of_reads();
+        let memory = |given: &SlotId| read.get(given).copied().flatten().unwrap_or(DeviceId::HOST);
+        let mut memories: Vec<DeviceId> = program.given.iter().map(memory).collect();
         for (update, memory) in program.updates.iter().zip(program.memories_of_updates()) {
             memories.get_mut(update.input).into_iter().for_each(|place| *place = memory);
         }

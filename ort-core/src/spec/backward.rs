@@ -160,13 +160,14 @@ fn line((obstacle, count): (&Obstacle, usize)) -> String {
 /// Takes away the nodes from `start` on that nothing but each other reads, `roots` aside.
 pub(crate) fn prune(graph: &mut Graph, start: usize, roots: impl IntoIterator<Item = ValueId>) {
     let mut needed: HashSet<ValueId> = roots.into_iter().collect();
-    let mut living = vec![true; graph.nodes.len()];
-    for (node, alive) in graph.nodes.iter().zip(&mut living).skip(start).rev() {
-        *alive = node.outputs.iter().flatten().any(|id| needed.contains(id));
-        if *alive {
+    // Only the added nodes are visited, because this runs for each of many nodes of one graph.
+    let added = graph.nodes.split_off(start.min(graph.nodes.len()));
+    let mut kept = Vec::with_capacity(added.len());
+    for node in added.into_iter().rev() {
+        if node.outputs.iter().flatten().any(|id| needed.contains(id)) {
             needed.extend(node.reads());
+            kept.push(node);
         }
     }
-    let mut alive = living.into_iter();
-    graph.nodes.retain(|_| alive.next().unwrap_or(true));
+    graph.nodes.extend(kept.into_iter().rev());
 }

@@ -302,13 +302,17 @@ fn check_state(shared: &Shared, description: &TrainingDescription) -> Result<()>
     Ok(())
 }
 
-/// The tensor that a graph is compiled with; zeros stand for what a nominal checkpoint leaves out.
-fn put_parameter(graph: &mut Graph, shared: &Shared, name: &str) -> Result<()> {
-    let kept = shared.kept(name)?;
-    match &kept.tensor {
-        Some(tensor) => put_in(graph, name, tensor),
-        None => put_in(graph, name, &TensorBuffer::new(kept.dtype, &kept.shape)?.tensor()?),
-    }
+/// Gives parameters the tensors that a graph is compiled with; zeros stand for what a nominal checkpoint leaves out.
+fn put_parameters(graph: &mut Graph, shared: &Shared, names: Vec<String>) -> Result<()> {
+    let tensor = |name: String| {
+        let kept = shared.kept(&name)?;
+        let tensor = match &kept.tensor {
+            Some(tensor) => tensor.clone(),
+            None => TensorBuffer::new(kept.dtype, &kept.shape)?.tensor()?,
+        };
+        Ok((name, tensor))
+    };
+    put_in(graph, names.into_iter().map(tensor).collect::<Result<_>>()?)
 }
 
 fn trainer(
@@ -318,9 +322,7 @@ fn trainer(
     options: ModuleOptions,
 ) -> Result<Trainer> {
     let mut graph = model.graph().clone();
-    for name in description.all() {
-        put_parameter(&mut graph, shared, &name)?;
-    }
+    put_parameters(&mut graph, shared, description.all())?;
     let ModuleOptions { memory_limit, recompute, providers, threads, precision, seed } = options;
     let options = TrainingOptions {
         loss: description.loss.clone(),
@@ -358,8 +360,6 @@ fn evaluation(path: &Path, shared: &Shared, description: &TrainingDescription) -
         path.display()
     );
     let mut graph = model.graph().clone();
-    for name in &description.frozen {
-        put_parameter(&mut graph, shared, name)?;
-    }
+    put_parameters(&mut graph, shared, description.frozen.clone())?;
     Ok(graph)
 }

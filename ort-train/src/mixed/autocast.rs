@@ -116,6 +116,7 @@ pub(crate) fn autocast(
     precision: MixedPrecision,
     ends: &[ValueId],
 ) -> Result<(Graph, Vec<OperatorPrecision>)> {
+    let inputs = graph.inputs.iter().copied().collect();
     let mut builder = GraphBuilder::extend(graph);
     builder.set_scope("autocast");
     let nodes = std::mem::take(&mut builder.graph_mut().nodes);
@@ -123,6 +124,7 @@ pub(crate) fn autocast(
     let mut edit = Edit {
         builder,
         dtype: precision.dtype(),
+        inputs,
         half: HashMap::new(),
         only_half: HashSet::new(),
         made_half: HashSet::new(),
@@ -155,6 +157,7 @@ pub(crate) fn autocast(
 struct Edit {
     builder: GraphBuilder,
     dtype: DType,
+    inputs: HashSet<ValueId>,
     /// What stands for a value in 16 bits.
     half: HashMap<ValueId, ValueId>,
     /// Values that there are in 16 bits alone so far.
@@ -246,7 +249,7 @@ impl Edit {
         let follows = |value: &ValueId| match graph.constants.get(value) {
             Some(number) if number.element_count() == 1 => fits(number, self.dtype),
             constant => {
-                is_linear && (constant.is_some() || graph.inputs.contains(value)) && rank(graph, *value) == 1
+                is_linear && (constant.is_some() || self.inputs.contains(value)) && rank(graph, *value) == 1
             }
         };
         !half.is_empty() && !inverts && others.iter().all(follows)

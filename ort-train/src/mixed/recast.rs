@@ -15,14 +15,14 @@ pub(crate) fn recast(mut graph: Graph) -> Graph {
         .filter_map(|index| graph.nodes.get(index))
         .flat_map(Node::reads)
         .collect();
+    let inputs: HashSet<ValueId> = graph.inputs.iter().copied().collect();
     let mut again: HashMap<ValueId, Node> = HashMap::new();
     for node in forward.iter().filter_map(|index| graph.nodes.get(*index)) {
         let (Some(Some(from)), Some(Some(to))) = (node.inputs.first(), node.outputs.first()) else {
             continue;
         };
         if node.spec.domain.is_empty() && node.spec.name == "Cast" && read.contains(to) {
-            let stays =
-                graph.inputs.contains(from) || graph.constants.contains_key(from) || read.contains(from);
+            let stays = inputs.contains(from) || graph.constants.contains_key(from) || read.contains(from);
             if stays || is_narrower(&graph, *from, *to) {
                 again.insert(*to, node.clone());
             }

@@ -9,7 +9,8 @@
     reason = "blocks and steps are numbered by the session, and each table has an entry for each"
 )]
 
-use super::joint::{Joint, Outcome};
+use super::joint::Joint;
+use super::simulation::Outcome;
 
 /// The blocks that are computed again.
 #[derive(Clone, Debug)]
@@ -134,8 +135,8 @@ fn between(joint: &Joint<'_>, cuts: &[usize]) -> Vec<bool> {
         step.reads.iter().for_each(|block| last[*block] = index);
     }
     for (block, dropped) in dropped.iter_mut().enumerate() {
-        let crosses = |cut: &usize| joint.maker[block].is_some_and(|made| made < *cut) && last[block] >= *cut;
-        *dropped &= !cuts.iter().any(crosses);
+        let next = joint.maker[block].and_then(|made| cuts.get(cuts.partition_point(|cut| *cut <= made)));
+        *dropped &= next.is_none_or(|cut| last[block] < *cut);
     }
     dropped
 }
@@ -152,32 +153,66 @@ fn worth(before: &Outcome, after: &Outcome) -> f64 {
     (before.excess - after.excess) / (after.seconds - before.seconds).max(1e-7)
 }
 
-/// Drops one block after the other, or keeps one that was dropped: what is computed again from far away keeps all on the way alive. What a
-/// change is worth falls as others are made, so that only the best by what they were worth last are looked at again (Minoux 1978, accelerated
-/// greedy). Each block changes once at the most.
-fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
+/// The most blocks that a search changes one by one. Each trial simulates the whole step, so that without a bound the time of a search
+/// would grow with the square of the model.
+const MOST_ALONE: usize = 512;
+
+/// The units that it changes where there are more blocks: fewer, as each trial takes longer.
+const UNITS: usize = 128;
+
+/// The blocks in units: each alone, or of neighbours where there are too many.
+fn in_units(blocks: &[usize]) -> impl Iterator<Item = &[usize]> {
+    let size = if blocks.len() <= MOST_ALONE { 1 } else { blocks.len().div_ceil(UNITS) };
+    blocks.chunks(size)
+}
+
+/// The blocks that may change, in units. If blocks have to share one, they are in the same state and of about the same bytes for a
+/// second of recomputation, and come after each other in the model as far as such blocks do.
+fn changing_units(joint: &Joint<'_>, dropped: &[bool]) -> Vec<Vec<usize>> {
     let candidates =
         (0..joint.maker.len()).filter(|block| joint.droppable[*block] && joint.bytes[*block] > 0);
-    let mut queue: Vec<(f64, usize)> = candidates.map(|block| (f64::INFINITY, block)).collect();
+    let mut blocks: Vec<usize> = candidates.collect();
+    if blocks.len() > MOST_ALONE {
+        let seconds = |block: usize| joint.maker[block].map_or(0.0, |maker| joint.seconds[maker]);
+        let rate = |block: usize| joint.bytes[block] as f64 / seconds(block).max(1e-7);
+        let order = |one: &usize, other: &usize| {
+            dropped[*one].cmp(&dropped[*other]).then(rate(*other).total_cmp(&rate(*one)))
+        };
+        blocks.sort_by(order);
+    }
+    in_units(&blocks).map(<[usize]>::to_vec).collect()
+}
+
+/// Drops what of a unit is kept, and keeps what is dropped.
+fn change(dropped: &mut [bool], unit: &[usize]) {
+    unit.iter().for_each(|block| dropped[*block] ^= true);
+}
+
+/// Drops one unit after the other, or keeps one that was dropped: what is computed again from far away keeps all on the way alive. What a
+/// change is worth falls as others are made, so that only the best by what they were worth last are looked at again (Minoux 1978, accelerated
+/// greedy). Each unit changes once at the most.
+fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
+    let units = changing_units(joint, &choice.dropped).into_iter();
+    let mut queue: Vec<(f64, Vec<usize>)> = units.map(|unit| (f64::INFINITY, unit)).collect();
     while choice.outcome.peak > target {
         let mut best: Option<(f64, usize, Outcome)> = None;
         queue.sort_by(|one, other| other.0.total_cmp(&one.0));
-        for entry in &mut queue {
+        for (place, entry) in queue.iter_mut().enumerate() {
             if best.as_ref().is_some_and(|(worth, ..)| *worth >= entry.0) {
                 break;
             }
-            choice.dropped[entry.1] ^= true;
+            change(&mut choice.dropped, &entry.1);
             let after = joint.outcome(&choice.dropped, target);
-            choice.dropped[entry.1] ^= true;
+            change(&mut choice.dropped, &entry.1);
             entry.0 = worth(&choice.outcome, &after);
             if entry.0 > 0.0 && best.as_ref().is_none_or(|(worth, ..)| entry.0 > *worth) {
-                best = Some((entry.0, entry.1, after));
+                best = Some((entry.0, place, after));
             }
         }
-        let Some((_, block, outcome)) = best else { break };
-        choice.dropped[block] ^= true;
+        let Some((_, place, outcome)) = best else { break };
+        let (_, unit) = queue.remove(place);
+        change(&mut choice.dropped, &unit);
         choice.outcome = outcome;
-        queue.retain(|(_, other)| *other != block);
     }
     choice
 }
@@ -189,13 +224,13 @@ fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
     let mut dropped: Vec<usize> = (0..choice.dropped.len()).filter(|block| choice.dropped[*block]).collect();
     let time = |block: &usize| joint.maker[*block].map_or(0.0, |maker| joint.seconds[maker]);
     dropped.sort_by(|one, other| time(other).total_cmp(&time(one)));
-    for block in dropped {
-        choice.dropped[block] = false;
+    for unit in in_units(&dropped) {
+        change(&mut choice.dropped, unit);
         let after = joint.outcome(&choice.dropped, target);
         let as_low = after.peak <= reached && after.excess <= choice.outcome.excess;
         match as_low && after.seconds <= choice.outcome.seconds {
             true => choice.outcome = after,
-            false => choice.dropped[block] = true,
+            false => change(&mut choice.dropped, unit),
         }
     }
 }

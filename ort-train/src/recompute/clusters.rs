@@ -140,7 +140,7 @@ pub(crate) struct Cluster {
 /// All recomputable subgraphs, by name and strategy, in the order of the first of each.
 pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluster> {
     let mut found: IndexMap<(String, Strategy), Cluster> = IndexMap::new();
-    let is_stashed: BTreeSet<usize> = joint.stashed.iter().copied().collect();
+    let forward_steps = joint.forward_steps();
     let mut by_maker: IndexMap<usize, Vec<usize>> = IndexMap::new();
     for block in joint.stashed.iter().filter(|block| joint.bytes[**block] > 0) {
         if let Some(maker) = joint.maker[*block] {
@@ -150,10 +150,10 @@ pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluste
     by_maker.sort_unstable_keys();
     for (maker, entry) in by_maker {
         for strategy in [Strategy::Recompute, Strategy::Compromised] {
-            let Some(blocks) = subgraph(joint, &is_stashed, &entry, strategy) else { continue };
+            let Some(blocks) = subgraph(joint, &entry, strategy) else { continue };
             let symbolic = entry.iter().map(|block| bytes_of(joint, *block));
             let symbolic = symbolic.fold(Dim::constant(0), |sum, bytes| &sum + &bytes);
-            let key = (name_of(joint, &blocks), strategy);
+            let key = (name_of(joint, &forward_steps, &blocks), strategy);
             let cluster = found
                 .entry(key)
                 .or_insert_with(|| Cluster { subgraphs: Vec::new(), symbolic: Dim::constant(0) });
@@ -165,12 +165,7 @@ pub(crate) fn clusters(joint: &Joint<'_>) -> IndexMap<(String, Strategy), Cluste
 }
 
 /// The blocks that are computed again together with those of the entry: up to what is kept for the backward pass anyway.
-fn subgraph(
-    joint: &Joint<'_>,
-    is_stashed: &BTreeSet<usize>,
-    entry: &[usize],
-    strategy: Strategy,
-) -> Option<BTreeSet<usize>> {
+fn subgraph(joint: &Joint<'_>, entry: &[usize], strategy: Strategy) -> Option<BTreeSet<usize>> {
     let mut blocks: BTreeSet<usize> = entry.iter().copied().collect();
     let mut work: Vec<usize> = entry.to_vec();
     let mut stopped = false;
@@ -179,7 +174,7 @@ fn subgraph(
         let stops = strategy == Strategy::Compromised && widens(joint, maker);
         stopped |= stops;
         for &read in &joint.steps[maker].reads {
-            let ends = stops || is_stashed.contains(&read) || joint.maker[read].is_none();
+            let ends = stops || joint.is_stashed[read] || joint.maker[read].is_none();
             if ends || blocks.contains(&read) {
                 continue;
             }
@@ -204,11 +199,9 @@ fn widens(joint: &Joint<'_>, step: usize) -> bool {
 }
 
 /// The operators of a subgraph in the order in which they run.
-fn name_of(joint: &Joint<'_>, blocks: &BTreeSet<usize>) -> String {
-    let in_it = |outputs: &[Option<usize>]| outputs.iter().flatten().any(|block| blocks.contains(block));
-    let steps =
-        joint.steps.iter().zip(&joint.is_forward).filter(|(step, forward)| **forward && in_it(&step.outputs));
-    let nodes = steps.filter_map(|(step, _)| step.node.and_then(|node| joint.graph.nodes.get(node)));
+fn name_of(joint: &Joint<'_>, forward_steps: &[Vec<usize>], blocks: &BTreeSet<usize>) -> String {
+    let steps: BTreeSet<usize> = blocks.iter().flat_map(|block| &forward_steps[*block]).copied().collect();
+    let nodes = steps.iter().filter_map(|step| joint.graph.nodes.get(joint.steps[*step].node?));
     nodes.map(|node| format!("{}+", node.spec.name)).collect()
 }
 

@@ -1,4 +1,5 @@
-//! The steps of a training graph with the bytes they take, and what is alive when some values are computed again.
+//! The joint graph of a training step, forward and backward pass, as memory sees it: steps, blocks, and which may be
+//! computed again.
 
 #![allow(
     clippy::indexing_slicing,
@@ -12,6 +13,7 @@ use ort_core::plan::LiveStep;
 use ort_core::spec::Traits;
 
 use super::seconds::seconds_of;
+use super::simulation::{Outcome, Simulation};
 
 /// A training graph as memory sees it, at one binding of its sizes.
 pub(crate) struct Joint<'g> {
@@ -29,17 +31,9 @@ pub(crate) struct Joint<'g> {
     pub(crate) droppable: Vec<bool>,
     /// Those of them that backward steps read.
     pub(crate) stashed: Vec<usize>,
-}
-
-/// What a choice comes to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Outcome {
-    /// The most bytes alive at any step.
-    pub(crate) peak: u64,
-    /// The bytes alive beyond a target, summed over all steps.
-    pub(crate) excess: f64,
-    /// The time of what is computed again.
-    pub(crate) seconds: f64,
+    /// Whether each block is one of those.
+    pub(crate) is_stashed: Vec<bool>,
+    simulation: Simulation,
 }
 
 impl<'g> Joint<'g> {
@@ -77,87 +71,32 @@ impl<'g> Joint<'g> {
             is_stashed[*block] = droppable[*block];
         }
         let stashed = (0..count).filter(|block| is_stashed[*block]).collect();
-        let seconds =
+        let seconds: Vec<f64> =
             steps.iter().map(|step| node_of(step).map_or(0.0, |node| seconds_of(node, size_of))).collect();
-        Joint { graph, steps, is_forward, maker, bytes, seconds, droppable, stashed }
-    }
-
-    /// The steps of an edited graph in order: forward, then each backward step behind the clones it needs. Clones are marked.
-    pub(crate) fn order(&self, dropped: &[bool]) -> Vec<(usize, bool)> {
-        let mut order = Vec::with_capacity(self.steps.len());
-        let mut cloned = vec![false; self.steps.len()];
-        let mut stack: Vec<(usize, bool)> = Vec::new();
-        for (index, step) in self.steps.iter().enumerate() {
-            if !self.is_forward[index] {
-                let wanted = step.reads.iter().rev().filter(|block| dropped[**block]);
-                stack.extend(wanted.filter_map(|block| self.maker[*block]).map(|maker| (maker, false)));
-                while let Some((maker, ready)) = stack.pop() {
-                    if ready {
-                        order.push((maker, true));
-                    } else if !std::mem::replace(&mut cloned[maker], true) {
-                        stack.push((maker, true));
-                        let wanted = self.steps[maker].reads.iter().rev().filter(|block| dropped[**block]);
-                        let makers = wanted.filter_map(|block| self.maker[*block]);
-                        stack.extend(makers.filter(|maker| !cloned[*maker]).map(|maker| (maker, false)));
-                    }
-                }
-            }
-            order.push((index, false));
-        }
-        order
+        let simulation = Simulation::new(&steps, &is_forward, &seconds, &maker);
+        Joint { graph, steps, is_forward, maker, bytes, seconds, droppable, stashed, is_stashed, simulation }
     }
 
     /// What is alive at each step where some blocks are dropped after the forward pass.
     pub(crate) fn outcome(&self, dropped: &[bool], target: u64) -> Outcome {
-        let order = self.order(dropped);
-        let count = self.maker.len();
-        // Clones of blocks have numbers behind all others.
-        let place = |step: usize, is_clone: bool, block: usize| {
-            let again = dropped[block] && (is_clone || !self.is_forward[step]);
-            if again { block + count } else { block }
-        };
-        let mut pending = vec![0u32; 2 * count];
-        for &(step, is_clone) in &order {
-            for &block in &self.steps[step].reads {
-                pending[place(step, is_clone, block)] += 1;
-            }
+        self.simulation.outcome(dropped, target)
+    }
+
+    /// For each block the forward steps whose outputs lie in it, ascending: the one that makes it, and views of it.
+    pub(crate) fn forward_steps(&self) -> Vec<Vec<usize>> {
+        let mut found = vec![Vec::new(); self.maker.len()];
+        for (index, step) in self.steps.iter().enumerate().filter(|(index, _)| self.is_forward[*index]) {
+            step.outputs.iter().flatten().for_each(|block| found[*block].push(index));
         }
-        let mut held = vec![0u64; 2 * count];
-        let mut live = 0u64;
-        let mut outcome = Outcome { peak: 0, excess: 0.0, seconds: 0.0 };
-        for &(step, is_clone) in &order {
-            let parts = &self.steps[step];
-            for &block in &parts.reads {
-                pending[place(step, is_clone, block)] -= 1;
-            }
-            let made_at = |block: usize| if is_clone { block + count } else { block };
-            for made in &parts.makes {
-                let to = made_at(made.block);
-                if is_clone && pending[to] == 0 {
-                    continue;
-                }
-                let from = made.from.iter().map(|block| place(step, is_clone, *block));
-                let dead = from.into_iter().find(|block| pending[*block] == 0 && held[*block] > 0);
-                match dead.filter(|_| pending[to] > 0) {
-                    Some(from) => held[to] = std::mem::take(&mut held[from]),
-                    None => {
-                        held[to] = made.bytes;
-                        live += made.bytes;
-                    }
-                }
-            }
-            let alive = live + parts.scratch;
-            outcome.peak = outcome.peak.max(alive);
-            outcome.excess += alive.saturating_sub(target) as f64;
-            outcome.seconds += if is_clone { self.seconds[step] } else { 0.0 };
-            let read = parts.reads.iter().map(|block| place(step, is_clone, *block));
-            for block in read.chain(parts.makes.iter().map(|made| made_at(made.block))) {
-                if pending[block] == 0 {
-                    live -= std::mem::take(&mut held[block]);
-                }
-            }
-        }
-        outcome
+        found
+    }
+
+    /// For each block how many backward steps read it.
+    pub(crate) fn backward_readers(&self) -> Vec<usize> {
+        let mut readers = vec![0; self.maker.len()];
+        let backward = self.steps.iter().zip(&self.is_forward).filter(|(_, is_forward)| !**is_forward);
+        backward.flat_map(|(step, _)| &step.reads).for_each(|block| readers[*block] += 1);
+        readers
     }
 
     /// The time of a step without recomputation.

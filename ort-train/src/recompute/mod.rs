@@ -2,7 +2,7 @@
 //!
 //! The graph of a step is edited before it is planned. A value that forward nodes make and backward nodes read is *stashed*; a choice
 //! ([`choose`]) says which of them are not kept. Backward nodes then read clones ([`mod@edit`]), which are computed from what is kept right before
-//! they are needed. What a choice is worth is told by a simulation of all bytes alive at each step ([`joint`]), and in the end by the plan of the
+//! they are needed. What a choice is worth is told by a simulation of all bytes alive at each step ([`simulation`]), and in the end by the plan of the
 //! edited graph itself: one that does not lower the peak is never taken. Gradients of weights that are larger than what else is alive are made and used
 //! in slices ([`slices`]).
 
@@ -13,6 +13,7 @@ mod joint;
 mod patterns;
 mod plan;
 mod seconds;
+mod simulation;
 mod slices;
 mod table;
 

@@ -51,11 +51,12 @@ pub struct StashedActivation {
 
 /// The patterns, the most frequent first, those of one frequency from the last name to the first. `dropped` is what is computed again now.
 pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPattern> {
+    let readers = joint.backward_readers();
     let mut by_entry: IndexMap<usize, Vec<(PatternOption, bool)>> = IndexMap::new();
     for ((cluster, strategy), Cluster { subgraphs, .. }) in clusters(joint) {
         for (entry, blocks) in subgraphs {
             let is_on = blocks.iter().all(|block| dropped.get(*block).copied().unwrap_or(false));
-            let activations = activations(joint, entry, &blocks);
+            let activations = activations(joint, entry, &readers, &blocks);
             let option = PatternOption { cluster: cluster.clone(), strategy, applied: 0, activations };
             by_entry.entry(entry).or_default().push((option, is_on));
         }
@@ -78,19 +79,23 @@ pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPat
 }
 
 /// The outputs of a step that are kept for the backward pass, and what of them is saved with these blocks computed again.
-fn activations(joint: &Joint<'_>, entry: usize, blocks: &BTreeSet<usize>) -> Vec<StashedActivation> {
+/// `readers` counts the backward steps that read each block.
+fn activations(
+    joint: &Joint<'_>,
+    entry: usize,
+    readers: &[usize],
+    blocks: &BTreeSet<usize>,
+) -> Vec<StashedActivation> {
     let Some(step) = joint.steps.get(entry) else { return Vec::new() };
     let node = step.node.and_then(|node| joint.graph.nodes.get(node));
     let kept = kept_instead(joint, blocks);
     let all: u64 = step.makes.iter().map(|made| made.bytes).sum();
-    let stashed = step.makes.iter().filter(|made| joint.stashed.contains(&made.block));
+    let stashed = step.makes.iter().filter(|made| joint.is_stashed.get(made.block) == Some(&true));
     let activation = |made: &ort_core::plan::LiveBlock| {
         let value = node.and_then(|node| node.outputs.get(made.output).copied().flatten());
-        let backward = joint.steps.iter().zip(&joint.is_forward).filter(|(_, is_forward)| !**is_forward);
-        let readers = backward.filter(|(step, _)| step.reads.contains(&made.block)).count();
         StashedActivation {
             output: made.output,
-            readers,
+            readers: readers.get(made.block).copied().unwrap_or(0),
             elements: value.and_then(|value| elements(joint, value)).unwrap_or_else(|| "unknown".to_string()),
             bytes_per_element: value.and_then(|value| joint.graph.value(value).ty.dtype()?.byte_size()),
             saved_percent: 100 - (100 * kept.min(all)).checked_div(all).unwrap_or(0),
@@ -105,7 +110,7 @@ fn kept_instead(joint: &Joint<'_>, blocks: &BTreeSet<usize>) -> u64 {
     let reads: BTreeSet<usize> = makers.flat_map(|step| step.reads.iter().copied()).collect();
     let is_new = |block: &&usize| {
         let is_made = joint.maker.get(**block).copied().flatten().is_some();
-        is_made && !blocks.contains(block) && !joint.stashed.contains(block)
+        is_made && !blocks.contains(block) && joint.is_stashed.get(**block) == Some(&false)
     };
     reads.iter().filter(is_new).filter_map(|block| joint.bytes.get(*block)).sum()
 }

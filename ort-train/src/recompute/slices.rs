@@ -4,7 +4,7 @@
 //! that a step with recomputation holds. Rows of the product that a gradient is depend on rows of one factor only, and plain updates work on
 //! each element alone, so that both can be done for some rows after the other, with the same bits.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ort_core::ir::{Attribute, Graph, GraphBuilder, Node, ValueId};
 use ort_core::spec::RUNTIME;
@@ -23,7 +23,7 @@ pub(crate) fn sliced(graph: &Graph, most: usize) -> Result<Option<(Graph, usize)
     if found.is_empty() {
         return Ok(None);
     }
-    let makers: Vec<usize> = found.values().map(|update| update.maker).collect();
+    let makers: HashSet<usize> = found.values().map(|update| update.maker).collect();
     let (count, outputs) = (found.len(), graph.outputs.clone());
     let mut rest = graph.clone();
     let nodes = std::mem::take(&mut rest.nodes);
@@ -55,10 +55,11 @@ struct Update {
 /// The updates that can be done in slices, by their nodes.
 fn find(graph: &Graph, most: usize) -> HashMap<usize, Update> {
     let (producers, consumers) = (graph.producers(), graph.consumers());
+    let outputs: HashSet<ValueId> = graph.outputs.iter().copied().collect();
     let update = |node: &Node| {
         let gradient = node.inputs.get(1).copied().flatten().filter(|_| is_elementwise(node))?;
         let maker = producers.get(gradient.index()).copied().flatten()?.index();
-        let is_read_once = consumers.get(gradient.index())?.len() == 1 && !graph.outputs.contains(&gradient);
+        let is_read_once = consumers.get(gradient.index())?.len() == 1 && !outputs.contains(&gradient);
         let (factor, axis) = graph.nodes.get(maker).filter(|_| is_read_once).and_then(factor_of)?;
         let is_convolution = graph.nodes.get(maker)?.spec.name == CONV_GRAD_WEIGHTS;
         let ty = &graph.value(gradient).ty;

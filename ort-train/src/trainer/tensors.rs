@@ -9,7 +9,7 @@ use ort_core::tensor::{Tensor, TensorBuffer};
 use ort_core::{Result, ensure, error};
 
 use super::Trainer;
-use crate::graph::Parameter;
+use crate::graph::{Parameter, values_by_name};
 use crate::weights::TrainableGraph;
 
 impl Trainer {
@@ -52,12 +52,12 @@ impl Trainer {
     pub(crate) fn trained_graph(&mut self) -> Result<Graph> {
         self.leave();
         let mut graph = TrainableGraph::of(&self.model, &self.options)?.graph;
+        let values = values_by_name(&graph);
         let trained = self.training.parameters.iter().map(|it| &it.name);
-        let names: Vec<String> =
-            trained.chain(self.training.statistics.iter().map(|it| &it.name)).cloned().collect();
-        for name in names {
-            let value = graph.find_value(&name).ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
-            let tensor = self.state.tensor(&name)?;
+        for name in trained.chain(self.training.statistics.iter().map(|it| &it.name)) {
+            let value = values.get(name.as_str()).copied();
+            let value = value.ok_or_else(|| error!(Fail, "weight '{name}' is gone"))?;
+            let tensor = self.state.tensor(name)?;
             match graph.input_defaults.get_mut(&value) {
                 Some(default) => *default = tensor,
                 None => drop(graph.constants.insert(value, tensor)),
@@ -99,7 +99,7 @@ impl Trainer {
         }
         for Parameter { name, tensor, .. } in &self.training.parameters {
             let sum = gradient_name(name);
-            if self.state.get(&sum).is_err() {
+            if !self.state.holds(&sum) {
                 self.state.insert(sum, TensorBuffer::new(tensor.dtype(), tensor.shape())?);
             }
         }

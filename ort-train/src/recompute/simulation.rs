@@ -1,0 +1,222 @@
+//! Liveness simulation: the bytes alive at each step of a training graph if some blocks are computed again.
+//!
+//! A search tries thousands of choices, and each trial goes over all steps. So the steps lie in flat arrays, and a
+//! trial uses the tables of the one before.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "blocks and steps are numbered by the session, and each table has an entry for each"
+)]
+
+use std::cell::RefCell;
+
+use ort_core::plan::LiveStep;
+
+/// What a choice comes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    /// The most bytes alive at any step.
+    pub(crate) peak: u64,
+    /// The bytes alive beyond a target, summed over all steps.
+    pub(crate) excess: f64,
+    /// The time of what is computed again.
+    pub(crate) seconds: f64,
+}
+
+/// The steps of a training graph for trials.
+pub(super) struct Simulation {
+    steps: Vec<Step>,
+    /// The blocks that steps read, step by step.
+    reads: Vec<u32>,
+    /// The blocks that steps make, step by step.
+    makes: Vec<Made>,
+    /// The blocks whose memory the results of steps may take over.
+    sources: Vec<u32>,
+    /// The step that makes each block.
+    makers: Vec<Option<u32>>,
+    tables: RefCell<Tables>,
+}
+
+/// A part of one of the arrays.
+#[derive(Clone, Copy)]
+struct Span {
+    begin: u32,
+    end: u32,
+}
+
+impl Span {
+    fn of<T>(self, items: &[T]) -> &[T] {
+        &items[self.begin as usize..self.end as usize]
+    }
+}
+
+/// Adds items, and says where they lie.
+fn push<T>(items: &mut Vec<T>, more: impl Iterator<Item = T>) -> Span {
+    let begin = items.len() as u32;
+    items.extend(more);
+    Span { begin, end: items.len() as u32 }
+}
+
+struct Step {
+    reads: Span,
+    makes: Span,
+    scratch: u64,
+    seconds: f64,
+    is_forward: bool,
+}
+
+struct Made {
+    block: u32,
+    bytes: u64,
+    sources: Span,
+}
+
+/// What a trial writes.
+#[derive(Default)]
+struct Tables {
+    /// The steps of the edited graph, and whether each is a clone.
+    order: Vec<(u32, bool)>,
+    cloned: Vec<bool>,
+    stack: Vec<(u32, bool)>,
+    /// For each block, and behind all of them for the clone of each, the reads to come.
+    pending: Vec<u32>,
+    /// The bytes of each of them.
+    held: Vec<u64>,
+}
+
+/// The place of a block's clone if a step reads that, and otherwise of the block. Clones come behind all blocks.
+fn place(dropped: &[bool], reads_clones: bool, block: u32) -> usize {
+    let block = block as usize;
+    if reads_clones && dropped[block] { block + dropped.len() } else { block }
+}
+
+/// What is alive in a trial.
+struct Memory<'t> {
+    pending: &'t mut [u32],
+    held: &'t mut [u64],
+    live: u64,
+}
+
+impl Memory<'_> {
+    /// Makes a block, in the memory of the first of its sources that nothing reads any more if the block is read.
+    fn make(&mut self, to: usize, bytes: u64, mut sources: impl Iterator<Item = usize>) {
+        let dead = sources.find(|block| self.pending[*block] == 0 && self.held[*block] > 0);
+        match dead.filter(|_| self.pending[to] > 0) {
+            Some(from) => self.held[to] = std::mem::take(&mut self.held[from]),
+            None => {
+                self.held[to] = bytes;
+                self.live += bytes;
+            }
+        }
+    }
+
+    /// Frees those of these blocks that nothing reads any more.
+    fn release(&mut self, blocks: impl Iterator<Item = usize>) {
+        for block in blocks {
+            if self.pending[block] == 0 {
+                self.live -= std::mem::take(&mut self.held[block]);
+            }
+        }
+    }
+}
+
+impl Simulation {
+    /// The simulation of steps, of which it is known which are forward, how long they take, and which makes each block.
+    pub(super) fn new(
+        live: &[LiveStep],
+        is_forward: &[bool],
+        seconds: &[f64],
+        makers: &[Option<usize>],
+    ) -> Simulation {
+        let (mut reads, mut makes, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+        let mut steps = Vec::with_capacity(live.len());
+        for ((step, &is_forward), &seconds) in live.iter().zip(is_forward).zip(seconds) {
+            let made = step.makes.iter().map(|made| Made {
+                block: made.block as u32,
+                bytes: made.bytes,
+                sources: push(&mut sources, made.from.iter().map(|block| *block as u32)),
+            });
+            let makes = push(&mut makes, made);
+            let reads = push(&mut reads, step.reads.iter().map(|block| *block as u32));
+            steps.push(Step { reads, makes, scratch: step.scratch, seconds, is_forward });
+        }
+        let makers = makers.iter().map(|maker| maker.map(|step| step as u32)).collect();
+        Simulation { steps, reads, makes, sources, makers, tables: RefCell::default() }
+    }
+
+    /// What is alive at each step where some blocks are dropped after the forward pass.
+    pub(super) fn outcome(&self, dropped: &[bool], target: u64) -> Outcome {
+        let mut tables = self.tables.borrow_mut();
+        self.schedule(dropped, &mut tables);
+        self.count_reads(dropped, &mut tables);
+        let Tables { order, pending, held, .. } = &mut *tables;
+        let mut memory = Memory { pending, held, live: 0 };
+        let mut outcome = Outcome { peak: 0, excess: 0.0, seconds: 0.0 };
+        for &(index, is_clone) in order.iter() {
+            let step = &self.steps[index as usize];
+            let reads_clones = is_clone || !step.is_forward;
+            let read_at = |block: &u32| place(dropped, reads_clones, *block);
+            let made_at = |made: &Made| made.block as usize + if is_clone { dropped.len() } else { 0 };
+            let (reads, makes) = (step.reads.of(&self.reads), step.makes.of(&self.makes));
+            reads.iter().for_each(|block| memory.pending[read_at(block)] -= 1);
+            for made in makes {
+                let to = made_at(made);
+                // A clone makes only what is read.
+                if !is_clone || memory.pending[to] > 0 {
+                    memory.make(to, made.bytes, made.sources.of(&self.sources).iter().map(read_at));
+                }
+            }
+            let alive = memory.live + step.scratch;
+            outcome.peak = outcome.peak.max(alive);
+            outcome.excess += alive.saturating_sub(target) as f64;
+            outcome.seconds += if is_clone { step.seconds } else { 0.0 };
+            memory.release(reads.iter().map(read_at).chain(makes.iter().map(made_at)));
+        }
+        outcome
+    }
+
+    /// The steps of an edited graph in order: forward, then each backward step behind the clones it needs.
+    fn schedule(&self, dropped: &[bool], tables: &mut Tables) {
+        let Tables { order, cloned, stack, .. } = tables;
+        order.clear();
+        cloned.clear();
+        cloned.resize(self.steps.len(), false);
+        for (index, step) in self.steps.iter().enumerate() {
+            if !step.is_forward {
+                stack.extend(self.dropped_makers(step, dropped).map(|maker| (maker, false)));
+                while let Some((maker, ready)) = stack.pop() {
+                    if ready {
+                        order.push((maker, true));
+                    } else if !std::mem::replace(&mut cloned[maker as usize], true) {
+                        stack.push((maker, true));
+                        let makers = self.dropped_makers(&self.steps[maker as usize], dropped);
+                        stack.extend(makers.filter(|maker| !cloned[*maker as usize]).map(|it| (it, false)));
+                    }
+                }
+            }
+            order.push((index as u32, false));
+        }
+    }
+
+    /// The steps that make what a step reads of the dropped blocks, the last read first.
+    fn dropped_makers<'s>(&'s self, step: &'s Step, dropped: &'s [bool]) -> impl Iterator<Item = u32> + 's {
+        let blocks = step.reads.of(&self.reads).iter().rev();
+        let blocks = blocks.map(|block| *block as usize).filter(move |block| dropped[*block]);
+        blocks.filter_map(move |block| self.makers[block])
+    }
+
+    /// Counts the reads of each block and clone, and lets go of what the last trial held.
+    fn count_reads(&self, dropped: &[bool], tables: &mut Tables) {
+        let Tables { order, pending, held, .. } = tables;
+        pending.clear();
+        pending.resize(2 * dropped.len(), 0);
+        held.clear();
+        held.resize(2 * dropped.len(), 0);
+        for &(index, is_clone) in order.iter() {
+            let step = &self.steps[index as usize];
+            for block in step.reads.of(&self.reads) {
+                pending[place(dropped, is_clone || !step.is_forward, *block)] += 1;
+            }
+        }
+    }
+}
