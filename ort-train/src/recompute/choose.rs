@@ -1,8 +1,11 @@
-//! Which stashed values are not kept, so that a step keeps to a number of bytes at the least extra time.
+//! Which stashed values are not kept, so that a step keeps to a number of bytes at the least extra
+//! time.
 //!
-//! A search over sets of blocks. It begins with what is kept at all, and with what cuts of the forward pass suggest: between two cuts everything is
-//! computed again from what crosses the first (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each beginning blocks are dropped
-//! or kept, those first that save the most for their time, until the simulated peak keeps to the target; then what need not be dropped is taken back.
+//! A search over sets of blocks. It begins with what is kept at all, and with what cuts of the
+//! forward pass suggest: between two cuts everything is computed again from what crosses the first
+//! (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each beginning blocks
+//! are dropped or kept, those first that save the most for their time, until the simulated peak
+//! keeps to the target; then what need not be dropped is taken back.
 
 #![allow(
     clippy::indexing_slicing,
@@ -26,7 +29,8 @@ impl Choice {
     }
 }
 
-/// The choice of the least extra time whose simulated peak is `target` bytes at the most; where none was found, the one that is the least beyond it.
+/// The choice of the least extra time whose simulated peak is `target` bytes at the most; where
+/// none was found, the one that is the least beyond it.
 pub(crate) fn cheapest(joint: &Joint<'_>, target: u64) -> Option<Choice> {
     let beginnings = beginnings(joint).into_iter();
     let found: Vec<Choice> =
@@ -153,8 +157,8 @@ fn worth(before: &Outcome, after: &Outcome) -> f64 {
     (before.excess - after.excess) / (after.seconds - before.seconds).max(1e-7)
 }
 
-/// The most blocks that a search changes one by one. Each trial simulates the whole step, so that without a bound the time of a search
-/// would grow with the square of the model.
+/// The most blocks that a search changes one by one. Each trial simulates the whole step, so that
+/// without a bound the time of a search would grow with the square of the model.
 const MOST_ALONE: usize = 512;
 
 /// The units that it changes where there are more blocks: fewer, as each trial takes longer.
@@ -166,8 +170,9 @@ fn in_units(blocks: &[usize]) -> impl Iterator<Item = &[usize]> {
     blocks.chunks(size)
 }
 
-/// The blocks that may change, in units. If blocks have to share one, they are in the same state and of about the same bytes for a
-/// second of recomputation, and come after each other in the model as far as such blocks do.
+/// The blocks that may change, in units. If blocks have to share one, they are in the same state
+/// and of about the same bytes for a second of recomputation, and come after each other in the
+/// model as far as such blocks do.
 fn changing_units(joint: &Joint<'_>, dropped: &[bool]) -> Vec<Vec<usize>> {
     let candidates =
         (0..joint.maker.len()).filter(|block| joint.droppable[*block] && joint.bytes[*block] > 0);
@@ -188,9 +193,10 @@ fn change(dropped: &mut [bool], unit: &[usize]) {
     unit.iter().for_each(|block| dropped[*block] ^= true);
 }
 
-/// Drops one unit after the other, or keeps one that was dropped: what is computed again from far away keeps all on the way alive. What a
-/// change is worth falls as others are made, so that only the best by what they were worth last are looked at again (Minoux 1978, accelerated
-/// greedy). Each unit changes once at the most.
+/// Drops one unit after the other, or keeps one that was dropped: what is computed again from far
+/// away keeps all on the way alive. What a change is worth falls as others are made, so that only
+/// the best by what they were worth last are looked at again (Minoux 1978, accelerated greedy).
+/// Each unit changes once at the most.
 fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     let units = changing_units(joint, &choice.dropped).into_iter();
     let mut queue: Vec<(f64, Vec<usize>)> = units.map(|unit| (f64::INFINITY, unit)).collect();
@@ -217,7 +223,8 @@ fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     choice
 }
 
-/// Keeps what takes the longest to compute again, as long as the peak allows it and no more bytes are beyond the target.
+/// Keeps what takes the longest to compute again, as long as the peak allows it and no more bytes
+/// are beyond the target.
 fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
     // What some step needs in any case may be beyond the target; the others stay as far below it as they are.
     let reached = choice.outcome.peak.max(target);
