@@ -34,8 +34,8 @@ pub use compile::{CompileCx, Precision};
 #[cfg(feature = "provider-libraries")]
 pub use dylib::{PROVIDER_PATH, check_library, load_provider, provider_libraries};
 pub use kernel::{Claim, Executable, IoShapes, KernelDef, KernelTable, OutputsFrom};
-pub(crate) use packed::{Owner, SharedBytes};
 pub use packed::PackedWeights;
+pub(crate) use packed::{Owner, SharedBytes};
 pub use reason::{Island, Reason};
 pub use regions::{Scope, placement_cost};
 pub(crate) use run::LEAST_TENSOR;
