@@ -1,6 +1,6 @@
 //! PNG images: the pixels of each form, and what comes with them, which may unpack to any size.
 #![cfg(all(feature = "cpu", feature = "image", target_os = "linux"))]
-#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod hostile_support;
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use ort_alloc::DeviceId;
 
 use super::binding::{Bound, IoBinding};
-use super::frame::{Given, bind, in_words};
+use super::frame::in_words;
+use super::given::{Given, bind};
 use super::run::RunWork;
 use super::{RunOptions, Session};
 use crate::dim::Bindings;

@@ -13,6 +13,7 @@ use ort_alloc::{Allocator, Buffer, Category, DeviceId, Reservation, SharedBuffer
 use smallvec::SmallVec;
 
 use super::dynamic::{ExtraScratch, RunMemory, Source, ValueMemory, ask_heap};
+use super::given::Given;
 use super::nested::NestedFrames;
 use super::places::{Part, Sources, device_view, output_slot, split_regions, view_of};
 use super::poison::poison;
@@ -20,13 +21,13 @@ use super::profile::{EventMemory, Profile};
 use super::program::{Origin, Program, SlotId, Step, Work};
 use super::streamed::Streaming;
 use super::windows::Passing;
-use crate::dim::{Bindings, unify};
+use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::ep::{Device, IoShapes, NodeView, OutputSlot, OutputsFrom, RunControl, RunCx, guard, interrupt};
 use crate::plan::{Action, Place, Planning, RunPlan, StepPlan};
 use crate::spec::{InputFacts, OutputShapes, ViewCx, infer_concrete, known_ints};
 use crate::tensor::{DeviceRange, Shape, Tensor, TensorBuffer, TensorView, Value, ValueView, byte_count};
-use crate::{Error, ErrorKind, Result, Within, ensure, error};
+use crate::{ErrorKind, Result, Within, ensure, error};
 
 /// What all frames of a run share.
 #[derive(Clone, Copy)]
@@ -94,61 +95,6 @@ impl Tables {
     pub(crate) fn clear(&mut self) {
         self.owned.fill(None);
     }
-}
-
-/// What a program is given.
-#[derive(Clone, Copy)]
-pub(crate) enum Given<'a> {
-    Views(&'a [ValueView<'a>]),
-    /// Those of a binding; what lies in its buffers is none.
-    Values(&'a [Option<Value>]),
-}
-
-impl<'a> Given<'a> {
-    pub(super) fn get(self, index: usize) -> Option<ValueView<'a>> {
-        match self {
-            Given::Views(views) => views.get(index).copied(),
-            Given::Values(values) => values.get(index)?.as_ref().map(Value::view),
-        }
-    }
-}
-
-/// The sizes of symbols from the shapes of what is given. A rank, or a size that is a number in the declared shape, that
-/// differs is an error that names the value. What comes back is the first contradiction of names of dimensions, if there
-/// is any.
-pub(crate) fn bind(
-    program: &Program,
-    given: &[ValueView<'_>],
-    bindings: &mut Bindings,
-) -> Result<Option<Error>> {
-    let mut conflict = None;
-    for (slot, value) in program.given.iter().zip(given) {
-        let info = program.graph.value(program.slots[slot.index()].value);
-        let (Ok(tensor), Some(formal)) = (value.tensor(), info.ty.shape()) else { continue };
-        let place = || format!("input '{}'", info.name);
-        ensure!(
-            tensor.rank() == formal.len(),
-            InvalidArgument,
-            help = "give it a tensor of that rank",
-            "input '{}' has rank {}, expected rank {}: {}",
-            info.name,
-            tensor.rank(),
-            formal.len(),
-            info.ty
-        );
-        for (dim, &size) in formal.iter().zip(tensor.shape()) {
-            let Err(problem) = unify(dim, size as i64, bindings) else { continue };
-            let problem =
-                error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
-                    .help("the sizes must be those of the model, and each name the same size everywhere")
-                    .within(place());
-            match dim.as_constant() {
-                Some(_) => return Err(problem),
-                None => conflict = conflict.or(Some(problem)),
-            }
-        }
-    }
-    Ok(conflict)
 }
 
 pub(crate) struct Frame<'a> {
@@ -860,16 +806,6 @@ fn buffer_value(shape: &Option<(DType, Shape)>, buffer: Buffer) -> Result<Value>
 
 pub(super) fn no_shape() -> crate::Error {
     error!(Fail, "an output's shape is not known")
-}
-
-/// Whether everything given has the shape that the plan took it for.
-pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -> bool {
-    program.given.iter().zip(given).all(|(slot, value)| {
-        match (&plan.slots[slot.index()].shape, value.tensor()) {
-            (Some(planned), Ok(tensor)) => planned.as_slice() == tensor.shape(),
-            _ => true,
-        }
-    })
 }
 
 /// The slabs of the devices that are not the host, by slab index. A subgraph has those of its node, which are `ready`, where they are long enough,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use ort_alloc::{Category, DeviceId};
 
 use super::dynamic::{Source, ValueMemory};
-use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, bind, device_slabs, fits};
+use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
+use super::given::{Given, bind, fits};
 use super::program::{Nested, Program};
 use super::windows::Passing;
 use crate::dim::{Bindings, Dim, unify};

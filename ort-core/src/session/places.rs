@@ -10,7 +10,8 @@ use std::ops::Range;
 use ort_alloc::{Buffer, ReadSlices, WriteSlices, split_disjoint};
 use smallvec::SmallVec;
 
-use super::frame::{DeviceSlab, Given, Target, no_shape};
+use super::frame::{DeviceSlab, Target, no_shape};
+use super::given::Given;
 use super::program::{Origin, Program, SlotId};
 use crate::dtype::DType;
 use crate::ep::OutputSlot;

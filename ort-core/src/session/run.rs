@@ -7,7 +7,8 @@ use std::time::Instant;
 use ort_alloc::{Advance, Budget, Buffer, Category, DeviceId, HostAllocator, allocate_in, free_memory_bytes};
 
 use super::dynamic::RunMemory;
-use super::frame::{Frame, Given, Memory, RunEnv, Slabs, Tables, device_slabs};
+use super::frame::{Frame, Memory, RunEnv, Slabs, Tables, device_slabs};
+use super::given::Given;
 use super::streamed::{Free, Room, Streaming, Turn};
 use super::windows::{OnDevices, RunWindows};
 use super::{Program, RunOptions, Session, Step};

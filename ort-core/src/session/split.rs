@@ -8,7 +8,8 @@ use std::sync::Arc;
 use ort_alloc::{Allocator, Category, DeviceId, HostAllocator, allocate_in};
 use smallvec::SmallVec;
 
-use super::frame::{Given, Tables, fits};
+use super::frame::Tables;
+use super::given::{Given, fits};
 use super::run::{Grant, Need, RunWork};
 use super::transfer::is_on_device;
 use super::{RunOptions, Session};

@@ -1,0 +1,77 @@
+//! The inputs of a run: their values, the dimensions they bind, and whether a plan fits them.
+
+#![allow(
+    clippy::indexing_slicing,
+    reason = "ids of slots are made with the program, and each table of a program and plan has an entry for each"
+)]
+
+use super::program::Program;
+use crate::dim::{Bindings, unify};
+use crate::plan::RunPlan;
+use crate::tensor::{Value, ValueView};
+use crate::{Error, Result, ensure, error};
+
+/// What a program is given.
+#[derive(Clone, Copy)]
+pub(crate) enum Given<'a> {
+    Views(&'a [ValueView<'a>]),
+    /// Those of a binding; what lies in its buffers is none.
+    Values(&'a [Option<Value>]),
+}
+
+impl<'a> Given<'a> {
+    pub(super) fn get(self, index: usize) -> Option<ValueView<'a>> {
+        match self {
+            Given::Views(views) => views.get(index).copied(),
+            Given::Values(values) => values.get(index)?.as_ref().map(Value::view),
+        }
+    }
+}
+
+/// The sizes of symbols from the shapes of what is given. A rank, or a size that is a number in the declared shape, that
+/// differs is an error that names the value. What comes back is the first contradiction of names of dimensions, if there
+/// is any.
+pub(crate) fn bind(
+    program: &Program,
+    given: &[ValueView<'_>],
+    bindings: &mut Bindings,
+) -> Result<Option<Error>> {
+    let mut conflict = None;
+    for (slot, value) in program.given.iter().zip(given) {
+        let info = program.graph.value(program.slots[slot.index()].value);
+        let (Ok(tensor), Some(formal)) = (value.tensor(), info.ty.shape()) else { continue };
+        let place = || format!("input '{}'", info.name);
+        ensure!(
+            tensor.rank() == formal.len(),
+            InvalidArgument,
+            help = "give it a tensor of that rank",
+            "input '{}' has rank {}, expected rank {}: {}",
+            info.name,
+            tensor.rank(),
+            formal.len(),
+            info.ty
+        );
+        for (dim, &size) in formal.iter().zip(tensor.shape()) {
+            let Err(problem) = unify(dim, size as i64, bindings) else { continue };
+            let problem =
+                error!(InvalidArgument, "{problem}: got shape {:?}, expected {}", tensor.shape(), info.ty)
+                    .help("the sizes must be those of the model, and each name the same size everywhere")
+                    .within(place());
+            match dim.as_constant() {
+                Some(_) => return Err(problem),
+                None => conflict = conflict.or(Some(problem)),
+            }
+        }
+    }
+    Ok(conflict)
+}
+
+/// Whether everything given has the shape that the plan took it for.
+pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -> bool {
+    program.given.iter().zip(given).all(|(slot, value)| {
+        match (&plan.slots[slot.index()].shape, value.tensor()) {
+            (Some(planned), Ok(tensor)) => planned.as_slice() == tensor.shape(),
+            _ => true,
+        }
+    })
+}
