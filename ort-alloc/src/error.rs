@@ -52,10 +52,10 @@ pub enum AllocError {
         /// Why it cannot be served.
         reason: String,
     },
-    /// The allocator is defective.
+    /// The allocator itself failed: it panicked, for example.
     #[error("{reason}")]
     Failed {
-        /// What it did, and whose it is.
+        /// The provider that owns the allocator, the call, and how it failed.
         reason: String,
     },
 }

@@ -5,7 +5,8 @@
 //! left behind is in no other's way, whatever its process id was, and the next output in its folder removes it.
 //!
 //! A symbolic link stays and the file that it leads to is replaced. What is no file (a device, a pipe, an open descriptor under `/dev/fd`) cannot be
-//! replaced: the whole output is copied into it at the end. What goes to the null device is kept nowhere.
+//! replaced: the whole output is copied into it at the end. Output to the null device is discarded,
+//! without a temporary file.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
@@ -26,11 +27,11 @@ const REPLACED: &str = ".replaced";
 /// Files without a writer that were changed longer ago than this are what a process left that was ended.
 pub(crate) const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
-/// When folders were last looked through for those. Before as much time has passed again nothing new can be told to be left
-/// behind, and a folder may hold very many files.
+/// When each folder was last scanned for leftovers. One scan per [`LEFT_BEHIND`] is enough: a
+/// leftover only stays that much longer, and a scan of a large folder is slow.
 static LOOKED_THROUGH: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
 
-/// What keeps nothing.
+/// The device that discards what is written.
 const NULL_DEVICE: &str = "/dev/null";
 
 /// As many links as systems follow.
@@ -72,7 +73,7 @@ impl Target {
         Err(invalid("too many symbolic links lead from one to the other"))
     }
 
-    /// Begins what is put there at the end.
+    /// Begins an output for this target. [`Target::put`] publishes it.
     pub(crate) fn begin(&self) -> io::Result<Draft> {
         match self {
             Target::File(path) => Draft::in_folder(folder_of(path)),
@@ -81,13 +82,14 @@ impl Target {
                 let folder = std::env::temp_dir();
                 unfinished(&folder).map(Draft::File).map_err(|problem| {
                     let (kind, shown) = (problem.kind(), folder.display());
-                    io::Error::new(kind, format!("it is put together in {shown} (TMPDIR) first: {problem}"))
+                    io::Error::new(kind, format!("no temporary file in {shown} (TMPDIR): {problem}"))
                 })
             }
         }
     }
 
-    /// Puts what is complete in place: a file appears whole under its name, with the mode of the file that it replaces.
+    /// Publishes a complete output. A file appears whole under its name, with the mode of the file
+    /// that it replaces.
     pub(crate) fn put(&self, draft: Draft) -> io::Result<File> {
         match (self, draft) {
             (Target::File(path), Draft::File(file)) => {
@@ -109,16 +111,16 @@ impl Target {
     }
 }
 
-/// What is written before it takes its place.
+/// An output before it is published.
 #[derive(Debug)]
 pub(crate) enum Draft {
-    /// A file under a name of its own.
+    /// A file under a temporary name.
     File(NamedTempFile),
-    /// What nobody will read, for whom only its length and place count.
+    /// Output that is discarded. Length and position are tracked, because writers seek.
     Nothing(Length),
 }
 
-/// How long an output is that is not kept, and where the next byte goes.
+/// The length of a discarded output, and the position of the next byte.
 #[derive(Debug, Default)]
 pub(crate) struct Length {
     bytes: u64,
@@ -126,7 +128,7 @@ pub(crate) struct Length {
 }
 
 impl Draft {
-    /// A file in a folder, from which goes what ended processes have left there.
+    /// A new file in a folder. Leftovers of ended processes are removed first.
     pub(crate) fn in_folder(folder: &Path) -> io::Result<Draft> {
         forget_unfinished(folder);
         unfinished(folder).map(Draft::File)
@@ -178,7 +180,7 @@ impl Seek for Draft {
             SeekFrom::End(more) => length.bytes.checked_add_signed(more),
             SeekFrom::Current(more) => length.place.checked_add_signed(more),
         };
-        length.place = place.ok_or_else(|| invalid("it is a place before the first byte"))?;
+        length.place = place.ok_or_else(|| invalid("a seek to before the first byte"))?;
         Ok(length.place)
     }
 }
@@ -391,7 +393,7 @@ fn named(folder: &Path, suffix: &str) -> io::Result<NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// Whether it is time to look through a folder, which is done now.
+/// Whether a folder is due for a scan. If so, the scan counts as done now.
 fn is_due(folder: &Path) -> bool {
     let now = Instant::now();
     let mut looked_through = LOOKED_THROUGH.lock();
@@ -567,7 +569,7 @@ mod tests {
         }
     }
 
-    /// In a folder of 200,000 files that takes more than 100 milliseconds.
+    /// A scan of a folder with 200,000 files takes more than 100 ms.
     #[test]
     fn a_folder_is_not_looked_through_for_each_output() {
         let top = tempfile::tempdir().unwrap();

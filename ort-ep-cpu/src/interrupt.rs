@@ -27,7 +27,7 @@ fn count(len: usize) {
     }
 }
 
-/// Counts a text that is read. Those that are made count where a tensor takes them.
+/// Counts a text that is read. `RunCx` counts texts that are written, as a tensor takes them.
 #[inline]
 pub(crate) fn spend_text(text: &str) {
     spend(UNITS_OF_A_TEXT + text.len());

@@ -32,8 +32,9 @@ pub fn for_each_chunk(threads: usize, len: usize, min_chunk: usize, task: impl F
     });
 }
 
-/// How much of a chunk is done between two looks whether the run is over: so little that a kernel of seconds, or of very
-/// many rows of `row_len` elements, ends within milliseconds, and so much that a look costs nothing beside it.
+/// How much of a chunk runs between two deadline checks. A block is short enough for a kernel of
+/// seconds, or of many rows of `row_len` elements, to end within milliseconds. It is long enough to
+/// hide the cost of a check.
 fn block_of(chunk: usize, min_chunk: usize, row_len: usize) -> usize {
     const BLOCKS: usize = 256;
     const LEAST_CHUNKS: usize = 8;
@@ -42,7 +43,8 @@ fn block_of(chunk: usize, min_chunk: usize, row_len: usize) -> usize {
     most.max(min_chunk.saturating_mul(LEAST_CHUNKS)).clamp(1, chunk.max(1))
 }
 
-/// The units that a block counts for: each part of a chunk is long enough to be followed by a look.
+/// The units that a block counts for. A block that is part of a chunk is long enough to be worth a
+/// deadline check of its own.
 fn units_of_block(block: usize, chunk: usize) -> usize {
     if block < chunk { 32 * TASK_UNITS } else { TASK_UNITS }
 }

@@ -154,10 +154,10 @@ fn every_budget_counts_all_that_its_sessions_use() -> Result<()> {
     Ok(())
 }
 
-/// The columns of a weight that packed is too small to be looked for in other programs.
+/// The columns of a weight that is too small, when packed, to be shared between programs.
 const SMALL: usize = 24;
 
-/// A product of each of two inputs, whose rows have one name.
+/// A MatMul for each of two inputs. Both row counts have the same dimension name.
 fn two_products(folder: &tempfile::TempDir) -> Result<Model> {
     let mut builder = GraphBuilder::new("two products");
     let a = builder.input("a", DType::F32, &["rows", "1024"]);
@@ -174,8 +174,8 @@ fn rows(a: usize, b: usize) -> Result<[(&'static str, Value); 2]> {
     Ok([("a", numbers(&[a, WIDTH], 5)?.into()), ("b", numbers(&[b, SMALL], 6)?.into())])
 }
 
-/// Runs on as many rows of one input as of the other, and on more of one, which compiles the model again. Then the
-/// session holds what the process does; returns what of that is packed.
+/// Runs with equal row counts, then with different ones, which compiles the model again. Checks the
+/// reported memory against the allocator's. Returns the packed bytes.
 fn packed_for_runs_on(session: &Session, start: usize) -> Result<usize> {
     for inputs in [rows(3, 3)?, rows(3, 5)?, rows(4, 4)?] {
         drop(session.run(&inputs)?);
@@ -193,7 +193,7 @@ fn packed_for_runs_on(session: &Session, start: usize) -> Result<usize> {
     Ok(memory.packed)
 }
 
-/// Weights that are packed again for names of dimensions that were contradicted are the session's own.
+/// Weights that are packed again for runs that contradict dimension names count as the session's.
 #[test]
 fn a_session_tells_what_it_packs_again() -> Result<()> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -211,12 +211,12 @@ fn a_session_tells_what_it_packs_again() -> Result<()> {
         drop(session.run(&rows(3, 3)?)?);
         let once = session.memory().packed;
         let packed = packed_for_runs_on(&session, start)?;
-        // The large weight is there once, the small one twice.
+        // The two programs share the large packed weight but not the small one.
         assert!((once + 1..once + WIDTH * WIDTH).contains(&packed), "{once} bytes, then {packed}");
         drop(session);
         assert_eq!(held(), start, "all is given back");
     }
-    // What is packed again is in no compiled cache.
+    // The compiled cache holds the first program only, so that the second packs into memory.
     let cached = Session::builder(&model).threads(2).cache_dir(cache.path()).build()?;
     assert_eq!(cached.memory().packed, 0);
     assert!(packed_for_runs_on(&cached, start)? >= WIDTH * WIDTH * 4);

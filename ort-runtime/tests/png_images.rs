@@ -1,4 +1,4 @@
-//! PNG images: the pixels of each form, and what comes with them, which may unpack to any size.
+//! PNG decoding: pixels of every colour type, and decompression bombs in metadata.
 #![cfg(all(feature = "cpu", feature = "image", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
@@ -13,7 +13,8 @@ use hostile_support::{peak_above, reset_peak};
 use ort_runtime::ir::GraphBuilder;
 use ort_runtime::{DType, Model, Result, Session, Tensor};
 
-/// A form of image: what its header says, the chunks between header and pixels, and rows that begin with their filter.
+/// A test image: its header, the chunks between header and pixels, and its rows, each with its
+/// filter byte first.
 struct Form {
     size: [u8; 2],
     depth: u8,
@@ -21,14 +22,14 @@ struct Form {
     interlaced: u8,
     chunks: &'static [(&'static [u8; 4], &'static [u8])],
     rows: &'static [u8],
-    /// The pixels as RGB.
+    /// The expected pixels as RGB.
     pixels: &'static [u8],
 }
 
 const FORM: Form =
     Form { size: [1, 1], depth: 8, colour: 0, interlaced: 0, chunks: &[], rows: &[0, 7], pixels: &[7; 3] };
 
-/// One image each of what section 11.2.2 of the standard allows, and of its filters and passes.
+/// Colour types and bit depths of section 11.2.2 of the standard, a filter, and interlacing.
 const FORMS: &[(&str, Form)] = &[
     ("grey", FORM),
     (
@@ -158,7 +159,7 @@ fn check(session: &Session, name: &str, form: &Form, file: &[u8]) {
     assert_eq!(pixels.to_vec::<u8>().unwrap(), form.pixels, "{name}");
 }
 
-/// Memory is measured of the whole process, so one test runs at a time.
+/// Memory is measured for the whole process, so one test runs at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -174,7 +175,7 @@ fn pixels_of_all_forms_are_those_of_the_standard() {
     }
 }
 
-/// What comes with the pixels takes no memory, however large it says to be.
+/// Compressed metadata takes no memory, whatever size it unpacks to.
 #[test]
 fn profiles_and_texts_are_not_unpacked() {
     let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());

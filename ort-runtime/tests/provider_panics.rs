@@ -35,7 +35,7 @@ impl Panicking {
         Ok((Arc::new(Panicking { cpu, info, memory, call, armed: armed.clone() }), armed))
     }
 
-    /// The same where the device has memory of its own.
+    /// [`Self::open`] for a device with memory of its own.
     fn apart(call: &'static str) -> Result<Arc<dyn Device>> {
         let cpu = provider("cpu")?.open(0, &ProviderOptions::new())?;
         let info = DeviceInfo { provider: "panicking", ..cpu.info().clone() };
@@ -114,7 +114,7 @@ impl Device for Panicking {
     }
 }
 
-/// Memory that the host cannot touch, and that nothing is ever written to.
+/// Device memory that the host cannot access. Nothing is ever written to it.
 struct PanickingMemory {
     id: DeviceId,
     call: &'static str,
@@ -223,7 +223,7 @@ fn each_call_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
     Ok(())
 }
 
-/// Memory whose counters panic is not memory without a limit.
+/// A panic in an allocator's counters must not be taken for memory without a limit.
 #[test]
 fn memory_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
     std::panic::set_hook(Box::new(|_| {}));
@@ -233,7 +233,7 @@ fn memory_that_panics_is_an_error_that_names_the_provider() -> Result<()> {
     let sum = builder.node("Add", &[x, constant], &[])?;
     let model = Model::from_graph(builder.finish(&[sum])?);
     for call in ["stats", "allocate"] {
-        // Without a limit the constant is brought to the device at once, else by the run.
+        // Without a limit the build uploads the constant. With one the run does.
         for limit in [None, Some(1 << 20)] {
             let builder = Session::builder(&model).device(Panicking::apart(call)?).threads(1);
             let session = match limit {

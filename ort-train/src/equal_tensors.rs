@@ -1,7 +1,8 @@
-//! Deduplication of tensors by content: which hold the numbers of an earlier one, as they are or transposed.
+//! Deduplication of tensors by content: finds those that equal an earlier one or its transpose.
 //!
-//! Tensors are sorted by their bytes, a matrix in the orientation that it shares with its transpose. Each is then
-//! compared with few others, however many look alike, and most comparisons end at the first element.
+//! Contents are keys of an ordered map. A matrix and its transpose have the same key, because the
+//! key is in a canonical orientation. So a tensor is compared with O(log n) others, and most
+//! comparisons end at the first element.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -11,14 +12,15 @@ use ort_core::dtype::{DType, TypeSet};
 use ort_core::ir::ValueId;
 use ort_core::tensor::Tensor;
 
-/// Two tensors that hold the same numbers.
+/// Two tensors of the same content.
 pub(crate) struct Pair {
     pub(crate) first: ValueId,
     pub(crate) second: ValueId,
     pub(crate) transposed: bool,
 }
 
-/// The tensors of several floats that equal an earlier one, each once; only those that `keep` takes.
+/// Pairs each tensor that equals an earlier one with the first of its content. Considers floats of
+/// more than one element that `keep` accepts.
 pub(crate) fn equal_pairs(candidates: &[(ValueId, Tensor)], keep: fn(&Content<'_>) -> bool) -> Vec<Pair> {
     let mut known: BTreeMap<Content<'_>, ValueId> = BTreeMap::new();
     let mut pairs = Vec::new();
@@ -38,20 +40,20 @@ pub(crate) fn equal_pairs(candidates: &[(ValueId, Tensor)], keep: fn(&Content<'_
     pairs
 }
 
-/// What a tensor holds. Equal are tensors of the same numbers, and a matrix and its transpose.
+/// The content of a tensor. Equality is bitwise, and a matrix equals its transpose.
 pub(crate) struct Content<'t> {
     dtype: DType,
     /// The bytes of an element.
     size: usize,
-    /// The shape, for a turned matrix that of its transpose.
+    /// The shape in canonical orientation.
     shape: Vec<usize>,
-    /// Whether the transpose is what counts.
+    /// Whether the canonical orientation is that of the transpose.
     is_turned: bool,
     bytes: &'t [u8],
 }
 
 impl<'t> Content<'t> {
-    /// None for what is not trained, and for single elements.
+    /// None for types that cannot be trained, and for single elements.
     fn of(tensor: &'t Tensor) -> Option<Content<'t>> {
         let dtype = tensor.dtype();
         let size = dtype.byte_size().filter(|_| TypeSet::FLOATS.contains(dtype))?;
@@ -65,13 +67,13 @@ impl<'t> Content<'t> {
         Some(content)
     }
 
-    /// Whether there are two elements that differ.
+    /// Whether any two elements differ.
     pub(crate) fn varies(&self) -> bool {
         let shifted = self.bytes.get(self.size..);
         shifted != self.bytes.get(..self.bytes.len() - self.size)
     }
 
-    /// Whether the transpose of a square matrix comes before the matrix.
+    /// Whether the transpose of a square matrix is less than the matrix in byte order.
     fn is_less_transposed(&self, rows: usize) -> bool {
         let places = (0..rows).flat_map(|row| (row + 1..rows).map(move |column| (row, column)));
         let mut pairs =
@@ -79,12 +81,12 @@ impl<'t> Content<'t> {
         pairs.find(|[transposed, own]| transposed != own).is_some_and(|[transposed, own]| transposed < own)
     }
 
-    /// The bytes of the element at a place in memory.
+    /// The bytes of the element at a position in memory.
     fn stored(&self, place: usize) -> &'t [u8] {
         self.bytes.get(place * self.size..(place + 1) * self.size).unwrap_or_default()
     }
 
-    /// The elements in the order of the shape.
+    /// The elements in canonical order.
     fn elements(&self) -> impl Iterator<Item = &'t [u8]> + '_ {
         let (rows, columns) = match self.shape.as_slice() {
             &[rows, columns] if self.is_turned => (rows, columns),
@@ -97,7 +99,7 @@ impl<'t> Content<'t> {
 impl Ord for Content<'_> {
     fn cmp(&self, other: &Self) -> Ordering {
         let kinds = self.dtype.cmp(&other.dtype).then_with(|| self.shape.cmp(&other.shape));
-        // Elements are compared as bytes, so that memory in the order of the shape is compared at once.
+        // Byte order, so that two contents that lie in canonical order take one `memcmp`.
         kinds.then_with(|| match self.is_turned || other.is_turned {
             false => self.bytes.cmp(other.bytes),
             true => self.elements().cmp(other.elements()),
@@ -128,7 +130,7 @@ mod tests {
         Tensor::from_slice(shape, elements).unwrap()
     }
 
-    /// The places of the pairs among these tensors.
+    /// The pairs, by index into `tensors`.
     fn pairs(tensors: &[Tensor], keep: fn(&Content<'_>) -> bool) -> Vec<(u32, u32, bool)> {
         let candidates: Vec<(ValueId, Tensor)> = (0..).map(ValueId).zip(tensors.iter().cloned()).collect();
         let found = equal_pairs(&candidates, keep).into_iter();
@@ -171,7 +173,7 @@ mod tests {
             tensor(&[6], &numbers),
             tensor(&[1, 2, 3], &numbers),
             tensor(&[1, 3, 2], &numbers),
-            // The same bytes in other rows, and as integers.
+            // The same bytes with other rows, and as integers.
             tensor(&[3, 2], &numbers),
             tensor(&[2, 3], &numbers.map(f32::to_bits)),
             tensor(&[1], &[1.0f32]),

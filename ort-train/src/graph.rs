@@ -254,7 +254,7 @@ pub(crate) fn evaluation(
     forward.finish(options, &outputs)
 }
 
-/// The values by name; of equal names the first.
+/// The values by name. Of values with equal names the first counts.
 pub(crate) fn values_by_name(graph: &Graph) -> HashMap<Arc<str>, ValueId> {
     let mut values = HashMap::with_capacity(graph.value_count());
     for id in graph.value_ids() {
@@ -424,7 +424,8 @@ impl Forward {
         Ok(())
     }
 
-    /// Makes inputs of weights, in this order.
+    /// Turns weights into inputs, in this order. Takes several, because each call is a pass over
+    /// all constants.
     fn make_inputs(&mut self, weights: &[ValueId]) {
         let made: HashSet<ValueId> = weights.iter().copied().collect();
         self.graph.constants.retain(|value, _| !made.contains(value));

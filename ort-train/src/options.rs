@@ -133,7 +133,8 @@ impl TrainingOptions {
     }
 }
 
-/// Patterns of names, compiled once for many names: lists may name each weight of a model.
+/// Compiled wildcard patterns. Names without wildcards are looked up in a hash set, because a list
+/// may name every weight of a model.
 pub(crate) struct Patterns<'p> {
     names: HashSet<&'p str>,
     wild: Vec<WildMatch>,
@@ -146,12 +147,12 @@ impl<'p> Patterns<'p> {
         Patterns { names: patterns.iter().map(String::as_str).collect(), wild }
     }
 
-    /// Whether one of the patterns is the name, without any characters that stand for others.
+    /// Whether one of the patterns is this name literally.
     pub(crate) fn names(&self, name: &str) -> bool {
         self.names.contains(name)
     }
 
-    /// Whether one of the patterns stands for the name.
+    /// Whether one of the patterns matches the name.
     pub(crate) fn matches(&self, name: &str) -> bool {
         self.names(name) || self.wild.iter().any(|pattern| pattern.matches(name))
     }

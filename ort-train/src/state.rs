@@ -35,7 +35,7 @@ impl State {
         self.tensors.remove(name).ok_or_else(|| error!(Fail, "the training has no tensor '{name}'"))
     }
 
-    /// Whether there is such a tensor here, as against in a stage that runs.
+    /// Whether the tensor is here rather than lent to the stage that is entered.
     pub(crate) fn holds(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }

@@ -159,7 +159,8 @@ impl Memory {
 /// The names of a graph, to find ones that are not taken.
 struct UniqueNames {
     taken: HashSet<Arc<str>>,
-    /// The next number to try behind each name that was asked for and taken.
+    /// The next suffix to try for each name that was taken. Without it N requests for one name
+    /// would take O(N^2) probes.
     numbers: HashMap<Arc<str>, usize>,
 }
 
@@ -302,7 +303,7 @@ fn tie(graph: Graph, patterns: &[String]) -> Result<Graph> {
     Ok(graph)
 }
 
-/// Has all readers of values read others.
+/// Redirects all readers of each key of `instead` to its value.
 fn redirect(graph: &mut Graph, instead: &HashMap<ValueId, ValueId>) {
     let now = |id: &mut ValueId| *id = instead.get(id).copied().unwrap_or(*id);
     for node in &mut graph.nodes {

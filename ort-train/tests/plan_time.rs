@@ -1,4 +1,5 @@
-//! The time from a model to a planned training step grows as the model does, whatever is computed again.
+//! The time to plan a training step is linear in the size of the model, at every recomputation
+//! level.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 
 use std::time::{Duration, Instant};
@@ -11,15 +12,16 @@ use ort_core::tensor::Tensor;
 use ort_ep_cpu as _;
 use ort_train::{Loss, MixedPrecision, Recompute, Trainer, TrainingOptions};
 
-/// A small model's nodes, and how many times larger the large one is.
+/// The nodes of the small model, and how many times as many the large one has.
 const NODES: usize = 1_000;
 const GROWTH: usize = 4;
-/// How much more slowly the large model may plan than by its size: with quadratic work it would be `GROWTH`.
+/// How far the ratio of the times may exceed `GROWTH`. Quadratic work exceeds it by another factor
+/// of `GROWTH`.
 const SLACK: f64 = 2.5;
 
 const SIZES: [(&str, i64); 1] = [("n", 8)];
 
-/// A name, and what plans a step of a model.
+/// A name, and the planning to time.
 type Case = (&'static str, fn(&Model) -> Result<()>);
 
 const CASES: &[Case] = &[
@@ -53,7 +55,8 @@ fn recomputing(model: &Model, recompute: Recompute) -> Result<()> {
     trainer(model, options)?.optimize_memory(&SIZES).map(drop)
 }
 
-/// Blocks of a product, a bias and an activation. The corners of all weights are 0, which says nothing of the rest.
+/// Blocks of MatMul, bias and activation. All weights have zeros in their corners, so that a search
+/// for equal weights cannot tell them apart by those.
 fn chain(nodes: usize) -> Result<Model> {
     let mut builder = GraphBuilder::new("chain");
     let mut value = builder.input("x", DType::F32, &["n", "4"]);
@@ -83,7 +86,7 @@ fn planning_takes_time_in_proportion_to_the_nodes() -> Result<()> {
     Ok(())
 }
 
-/// The shortest time of several, as others may use the machine.
+/// The minimum of several runs, because other processes may slow some of them.
 fn fastest(model: &Model, plan: fn(&Model) -> Result<()>, tries: usize) -> Result<Duration> {
     let mut best = Duration::MAX;
     for _ in 0..tries {

@@ -71,7 +71,8 @@ fn every_command_writes_devices_links_and_files_alike() {
     }
 }
 
-/// What nobody reads is kept nowhere; what goes into a pipe is put together where files for a while are.
+/// Output to the null device is discarded without a temporary file. Output to a pipe is staged in
+/// the temporary folder.
 #[test]
 fn the_null_device_needs_no_folder() {
     for (name, line) in WRITERS {

@@ -288,7 +288,7 @@ fn samples_that_do_not_suit_are_refused() {
     assert_fails("file", &run(&["train", &path, "--data", "nowhere.npz"]), &["nowhere.npz"]);
 }
 
-/// Numbers of float16 that become scores of 3 classes in float32.
+/// [`linear`] behind a cast: the input is float16, the scores of the 3 classes are float32.
 fn linear_of_halves() -> ModelProto {
     let mut model = linear("n");
     let graph = model.graph.as_mut().unwrap();
@@ -438,7 +438,7 @@ fn a_checkpoint_folder_is_tried_before_the_first_epoch() {
         assert_eq!(finished.stdout, "", "{checkpoint}: it trained before it looked");
     }
     assert_eq!(std::fs::read(&occupied).unwrap(), b"a file");
-    // Trying leaves nothing.
+    // The write test leaves no files behind.
     let made = folder.path("above").join("checkpoint");
     assert_eq!(into(&text(&made)).code, Some(0));
     let names = std::fs::read_dir(&made).unwrap().map(|entry| entry.unwrap().file_name());

@@ -301,7 +301,7 @@ impl EntryWriter {
         EntryWriter::begin(key, || Draft::in_folder(folder))
     }
 
-    /// Begins an entry that is to be put at a target.
+    /// Begins an entry that is published at `target`.
     pub(crate) fn at(target: &Target, key: String) -> io::Result<EntryWriter> {
         EntryWriter::begin(key, || target.begin())
     }

@@ -34,7 +34,7 @@ fn raised(payload: &(dyn Any + Send), place: impl FnOnce() -> String) -> Error {
     error!(RuntimeException, "{} panicked: {text}", place()).help(DEFECT)
 }
 
-/// What to do about a provider that panics.
+/// The advice of an error about a provider that panicked.
 pub(crate) const DEFECT: &str = "this is a defect of the provider: please report it to who made it";
 
 fn at_node(device: &dyn Device, what: &str, node: &NodeView<'_>) -> String {
@@ -93,19 +93,19 @@ pub(crate) fn copy(device: &dyn Device, from: TensorView<'_>, to: TensorMut<'_>)
     call(|| of(device, "a copy"), || device.copy(from, to))
 }
 
-/// [`Device::allocator`], whose own calls are guarded as well.
+/// [`Device::allocator`]. The allocator's own calls are guarded as well.
 pub(crate) fn allocator(device: &dyn Device) -> Result<Arc<dyn Allocator>> {
     let allocator = call(|| of(device, "the allocator"), || Ok(device.allocator()))?;
     Ok(Arc::new(GuardedAllocator { provider: device.info().provider, allocator }))
 }
 
-/// What the counters of [`Device::allocator`] say, its limit among them. A panic is an error: it does not mean that
-/// there is no limit.
+/// The counters of [`Device::allocator`], including its memory limit. A panic is an error: with a
+/// fallback the device would look as if it had no limit.
 pub(crate) fn memory_stats(device: &dyn Device) -> Result<Stats> {
     call(|| of(device, "the counters of its memory"), || Ok(device.allocator().stats()))
 }
 
-/// The allocator of a provider.
+/// A provider's allocator behind `catch_unwind`.
 struct GuardedAllocator {
     provider: &'static str,
     allocator: Arc<dyn Allocator>,

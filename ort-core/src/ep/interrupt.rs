@@ -101,8 +101,9 @@ pub fn spending<I: IntoIterator>(units: usize, items: I) -> impl Iterator<Item =
     items.into_iter().inspect(move |_| pace.step(units))
 }
 
-/// Counts steps that are too short to be counted each: those of a sort, say. A block of them is [spent](spend) at once, and what is
-/// left when it is dropped, so that many short loops count as much as a long one.
+/// Batches steps that are too cheap to call [`spend`] for each: the comparisons of a sort, for
+/// example. A full block is [spent](spend) at once. `Drop` spends the remainder, so that many short
+/// loops count as much as one long loop.
 #[derive(Debug, Default)]
 pub struct Pace(Cell<usize>);
 
@@ -129,10 +130,11 @@ impl Pace {
     }
 }
 
-/// Bytes that are copied or filled between two looks: enough for the C library's path for large copies.
+/// Bytes copied or filled between two calls of [`look`]: enough for libc's fast path for large
+/// copies.
 const COPIED: usize = 4 << 20;
 
-/// `copy_from_slice` of a slice that may be very long.
+/// `copy_from_slice` with a [`look`] before each chunk of a long slice.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -149,7 +151,7 @@ pub fn copy<T: Copy>(from: &[T], to: &mut [T]) {
     }
 }
 
-/// `fill` of a slice that may be very long.
+/// `fill` with a [`look`] before each chunk of a long slice.
 #[inline]
 pub fn fill<T: Copy>(to: &mut [T], value: T) {
     if size_of_val(to) <= COPIED {

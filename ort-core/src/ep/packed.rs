@@ -57,17 +57,17 @@ impl PackedWeights {
 #[derive(Debug, Default)]
 pub(crate) struct Owner(());
 
-/// What owners that count as one have more than once, in bytes.
+/// Bytes of packed weights that are counted more than once, seen from owners that count as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SharedBytes {
-    /// What an owner counts and one before it has counted.
+    /// Bytes that an owner counts although an earlier owner of the list has counted them.
     pub(crate) among: usize,
-    /// Of the rest, what others have as well.
+    /// Of the rest, the bytes that owners outside the list hold as well.
     pub(crate) with_others: usize,
 }
 
 impl SharedBytes {
-    /// Those of all packed weights.
+    /// The sum over all packed weights of the process.
     pub(crate) fn of(owners: &[&Arc<Owner>]) -> SharedBytes {
         let mut sum = SharedBytes::default();
         for SharedBytes { among, with_others } in TABLE.regions().iter().map(|region| region.shared(owners)) {
@@ -108,7 +108,7 @@ impl Region {
         self.buffer.bytes().unwrap_or(&[])
     }
 
-    /// What the shares of these owners count.
+    /// The double-counted bytes of this region, seen from these owners.
     fn shared(&self, owners: &[&Arc<Owner>]) -> SharedBytes {
         let shares = self.owners.lock();
         let shares_of = |owner: &&Arc<Owner>| shares.iter().filter(|other| Arc::ptr_eq(other, owner)).count();

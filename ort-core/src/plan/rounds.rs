@@ -1,4 +1,6 @@
-//! Steps that run a subgraph for each slice of what they are given: what is alive while it runs, and what it leaves.
+//! Memory of `Scan` steps: what is alive during an iteration, and what the last one leaves.
+//!
+//! A step with [`Rounds::Slices`] runs its subgraph once for each slice of its scanned inputs.
 
 #![allow(
     clippy::indexing_slicing,
@@ -14,8 +16,11 @@ use crate::spec::{Flow, Rounds};
 use crate::tensor::byte_count;
 
 impl Planner<'_> {
-    /// Sets what such steps take beside their outputs, where they run the subgraph once or not at all. The state that a
-    /// round begins with counts as the output that it becomes at last, but that of the first is an input.
+    /// Corrects what scanning steps take besides their outputs if they iterate once or never.
+    ///
+    /// The old states of an iteration take the place of the final ones, which count as outputs. The
+    /// old states of a single iteration are inputs: then the buffers of the body become the outputs
+    /// and would count twice.
     pub(super) fn settle_rounds(&mut self) {
         for index in 0..self.steps.len() {
             let taken = self.nested_own[index];
@@ -31,7 +36,9 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether a slot is the state after the last of a step's rounds, in memory of no more than its size.
+    /// Whether a slot is a final state of a scanning step, in memory of exactly its size. The
+    /// minimum of tensors that kernels hand over ([`LEAST_TENSOR`](crate::ep::LEAST_TENSOR)) does
+    /// not apply.
     pub(super) fn is_last_state(&self, index: usize, slot: SlotId) -> bool {
         if self.rounds(index) <= Some(0) {
             return false;
@@ -44,24 +51,24 @@ impl Planner<'_> {
         let Some(inner) = plan.outputs.get(place) else { return false };
         let mut steps = nested.program.steps.iter();
         let made = steps.find(|step| step.outputs.contains(&Some(*inner)));
-        // What is elsewhere is copied to memory of its size.
+        // A state that lies elsewhere is copied out, into a buffer of its size.
         !matches!(plan.slots[inner.index()].place, Place::Own)
             || made.is_some_and(|step| step.claim.outputs == OutputsFrom::Plan)
     }
 
-    /// How often a step runs its subgraph, if that is known.
+    /// The iterations of a scanning step: the leading dimension of its last input, if it is known.
     fn rounds(&self, index: usize) -> Option<usize> {
         self.scanning(index).filter(|(node, flow)| (flow.in_front)(&node.attrs))?;
         let scanned = self.schedule[index].inputs.last().copied().flatten();
         self.shape_of(scanned)?.first().copied()
     }
 
-    /// The states of a step, which are its first outputs.
+    /// The number of states of a scanning step. They are its first outputs.
     fn states(&self, index: usize) -> usize {
         self.scanning(index).map_or(0, |(node, flow)| (flow.carried)(&node.attrs, node.inputs.len()))
     }
 
-    /// The node of a step that runs its subgraph for each slice; none of one that does not run.
+    /// The node of a scanning step. None for other steps, and for steps that do not run.
     fn scanning(&self, index: usize) -> Option<(&Node, Flow)> {
         let runs = self.steps.get(index).is_some_and(|step| !step.nested.is_empty());
         let step = self.schedule.get(index).filter(|_| runs)?;
@@ -69,7 +76,8 @@ impl Planner<'_> {
         Some((node, node.spec.flow.filter(|flow| flow.rounds == Rounds::Slices)?))
     }
 
-    /// The bytes of the largest output that is put together of what rounds give: that is there beside it.
+    /// The bytes of the largest stacked output. The item of a single iteration has that size, and
+    /// it is alive besides the output that it is copied to.
     fn largest_item(&self, index: usize) -> usize {
         let outputs = self.schedule[index].outputs.iter().skip(self.states(index)).flatten();
         let bytes = outputs.filter_map(|slot| {

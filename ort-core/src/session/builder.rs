@@ -45,7 +45,7 @@ pub struct SessionBuilder {
     pub(super) cache_dir: Option<PathBuf>,
     pub(super) memory_limit: Option<usize>,
     pub(super) budget: Option<Arc<Budget>>,
-    /// Whether nothing but what is free on the machine bounds `budget`.
+    /// Whether only the machine's free memory bounds `budget`.
     pub(super) follows_machine: bool,
     pub(super) precision: Precision,
     limits: Limits,
@@ -305,7 +305,8 @@ impl SessionBuilder {
         self.strict
     }
 
-    /// Whether the caller has set a limit, or shares a budget: else what is free on the machine is the bound.
+    /// Whether the caller set a limit or shares a budget. If not, the machine's free memory is the
+    /// bound.
     fn is_bounded(&self) -> bool {
         self.memory_limit.is_some() || (self.budget.is_some() && !self.follows_machine)
     }

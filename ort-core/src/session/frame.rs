@@ -165,7 +165,8 @@ impl<'a> Frame<'a> {
         let mut values = Vec::with_capacity(outputs.len());
         for (index, slot) in outputs.iter().enumerate() {
             let owned = &mut self.owned[slot.index()];
-            // Tensors are shared, also with other slots; what would be copied element by element moves.
+            // A tensor is reference-counted and cheap to share. A clone of a sequence or map copies
+            // every element, so its last use moves it.
             let moves = !matches!(owned, Some(Value::Tensor(_))) && !outputs[index + 1..].contains(slot);
             let moved = owned.take_if(|_| moves);
             values.push(self.detach(moved.map_or_else(|| self.take_output(*slot), Ok)?)?);

@@ -11,11 +11,11 @@ use crate::plan::RunPlan;
 use crate::tensor::{Value, ValueView};
 use crate::{Error, Result, ensure, error};
 
-/// What a program is given.
+/// The inputs of a program.
 #[derive(Clone, Copy)]
 pub(crate) enum Given<'a> {
     Views(&'a [ValueView<'a>]),
-    /// Those of a binding; what lies in its buffers is none.
+    /// The values of a binding. An input in one of its buffers is `None`.
     Values(&'a [Option<Value>]),
 }
 
@@ -28,9 +28,14 @@ impl<'a> Given<'a> {
     }
 }
 
-/// The sizes of symbols from the shapes of what is given. A rank, or a size that is a number in the declared shape, that
-/// differs is an error that names the value. What comes back is the first contradiction of names of dimensions, if there
-/// is any.
+/// Binds symbolic dimensions to the sizes of the inputs.
+///
+/// Returns the first contradiction: a dimension name with two sizes. It is up to the caller,
+/// because the model can be compiled again with independent dimensions.
+///
+/// # Errors
+///
+/// An input's rank, or a size that the model fixes, differs. The error names the input.
 pub(crate) fn bind(
     program: &Program,
     given: &[ValueView<'_>],
@@ -66,7 +71,7 @@ pub(crate) fn bind(
     Ok(conflict)
 }
 
-/// Whether everything given has the shape that the plan took it for.
+/// Whether every input has the shape that it was planned with.
 pub(crate) fn fits(program: &Program, plan: &RunPlan, given: &[ValueView<'_>]) -> bool {
     program.given.iter().zip(given).all(|(slot, value)| {
         match (&plan.slots[slot.index()].shape, value.tensor()) {

@@ -3,8 +3,8 @@
 //! Exporters use names of dimensions as documentation, and ONNX Runtime does not compare them. Here inference, rewrites
 //! and plans rely on equal names being equal sizes. So the first run that contradicts compiles the model again, with a
 //! name of its own for each dimension of each input, and such runs take that session from then on. All others, and
-//! their plans, stay as they are. To the caller the two are one session: runs of both count in one budget and leave
-//! their memory to one another.
+//! their plans, stay as they are. To the caller the two are one session: their runs share one
+//! budget and reuse each other's idle memory.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -18,7 +18,8 @@ use crate::{Error, Result, Within};
 pub(super) struct Independent {
     settings: SessionBuilder,
     session: OnceLock<Arc<Session>>,
-    /// Held while it is built: who asks what the session holds does not wait for that.
+    /// Held while the session is built. It is not held to read `session`, so that memory queries do
+    /// not wait for a build.
     building: Mutex<()>,
 }
 
@@ -27,14 +28,15 @@ impl Independent {
         Independent { settings, session: OnceLock::new(), building: Mutex::new(()) }
     }
 
-    /// The session, if a run has needed it.
+    /// The session, if a run has needed it so far.
     pub(super) fn built(&self) -> Option<&Session> {
         self.session.get().map(|session| &**session)
     }
 }
 
 impl Session {
-    /// The sessions that are one to the caller: itself, and that for runs with independent dimensions.
+    /// The sessions that are one to the caller: this one, and the one with independent dimensions
+    /// if there is one.
     pub(super) fn parts(&self) -> Vec<&Session> {
         std::iter::once(self).chain(self.independent.built()).collect()
     }
@@ -69,7 +71,8 @@ impl SessionBuilder {
         !self.is_strict() && self.updates.is_empty() && self.model.may_be_independent()
     }
 
-    /// A session on the same devices and within the same memory, whose runs share what those of the first leave.
+    /// A session on the same devices and within the same budget. It reuses the idle memory of the
+    /// first.
     fn with_independent_dims(&self, first: &Session) -> Result<Session> {
         let mut settings = self.clone();
         settings.model = self.model.with_independent_dims()?;

@@ -57,7 +57,7 @@ impl MemoryUse {
     }
 }
 
-/// Bytes of constants by where they lie, each once.
+/// Bytes of constants by where they lie. What sessions share counts once.
 #[derive(Default)]
 pub(super) struct ConstantBytes {
     pub(super) mapped: usize,
@@ -69,7 +69,7 @@ pub(super) struct ConstantBytes {
 }
 
 impl ConstantBytes {
-    /// Those of sessions on one model now.
+    /// The constants that sessions of one model hold now.
     pub(super) fn of(sessions: &[&Session]) -> ConstantBytes {
         let (mut sum, mut counted) = (ConstantBytes::default(), FxHashSet::default());
         for session in sessions {
@@ -81,7 +81,7 @@ impl ConstantBytes {
         let shared = SharedBytes::of(&owners);
         sum.packed = sum.packed.saturating_sub(shared.among);
         sum.packed_shared = shared.with_others;
-        // Of a model that is not mapped all weights stay in memory.
+        // A model that is not mapped keeps all of its weights in memory.
         let model = sessions.first().map(|session| &session.model);
         if let Some(model) = model.filter(|model| !model.has_mapping()) {
             sum.copied = sum.copied.max(model.graph().weight_bytes());
@@ -89,7 +89,7 @@ impl ConstantBytes {
         sum
     }
 
-    /// Adds the constants that runs read, unless they are counted.
+    /// Adds the constants that runs read, except those in `counted`.
     fn add_read(&mut self, session: &Session, counted: &mut FxHashSet<(*const u8, usize)>) {
         let cache = session.compiled.cache.as_ref();
         for bytes in session.compiled.program.constants().into_iter().filter_map(|tensor| tensor.bytes()) {
@@ -105,7 +105,8 @@ impl ConstantBytes {
 }
 
 impl Session {
-    /// The memory of the session, with what it compiled again for runs that contradict the names of dimensions.
+    /// The memory of the session. It includes the program compiled for runs that contradict the
+    /// names of dimensions.
     pub fn memory(&self) -> MemoryUse {
         let held = |category| self.budget.in_use_of(category);
         let constants = ConstantBytes::of(&self.parts());
@@ -137,7 +138,7 @@ impl Session {
         constants.fold(self.compiled.streams.least_bytes(), usize::saturating_add)
     }
 
-    /// The packed weights of its program that are in memory now.
+    /// The bytes of this program's packed weights that are in memory now.
     pub(super) fn packed_now(&self) -> usize {
         self.compiled.packed_bytes + self.compiled.streams.resident_bytes(&self.compiled.program)
     }

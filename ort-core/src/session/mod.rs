@@ -102,7 +102,8 @@ pub struct Session {
     poison: bool,
     /// The session for runs that contradict the names of dimensions.
     independent: Independent,
-    /// The budget whose bound is what is free on the machine: none where the caller has set a limit, or shares a budget.
+    /// The budget that follows the machine's free memory. None if the caller set a limit or shares
+    /// a budget.
     machine: Option<Arc<Budget>>,
     /// What bindings know of the session, once there is one.
     signature: OnceLock<Arc<binding::Signature>>,
@@ -311,7 +312,7 @@ impl Session {
         self.plan_beside(self.independent.built(), inputs)
     }
 
-    /// The same where the constants of another session are part of its memory.
+    /// [`Self::plan_for_inputs`] that also counts the constants of `other`.
     fn plan_beside(&self, other: Option<&Session>, inputs: &[(&str, Value)]) -> Result<PlanReport> {
         let given = self.arrange(inputs)?;
         let mut bindings = Bindings::new();
@@ -345,7 +346,7 @@ impl Session {
         Ok(report)
     }
 
-    /// The constants of a run that leaves them so many bytes, with those that another session holds meanwhile.
+    /// The constants during a run that leaves `bytes` for them, plus those that `other` holds.
     fn constant_kinds(&self, plan: &RunPlan, bytes: usize, other: Option<&Session>) -> [KindBytes; 7] {
         let streams = &self.compiled.streams;
         // A run that a device's own limit refuses is planned as if it had none.

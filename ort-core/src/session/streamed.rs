@@ -162,7 +162,7 @@ impl Streams {
         Streams { steps, precision, owner: owner.clone(), turns: RwLock::new(()), windows }
     }
 
-    /// Whose the packed weights of the program are.
+    /// The owner of the program's packed weights.
     pub(super) fn owner(&self) -> &Arc<Owner> {
         &self.owner
     }

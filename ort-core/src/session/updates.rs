@@ -84,7 +84,7 @@ impl Program {
         self.updates.iter().map(|update| memory(update).unwrap_or(DeviceId::HOST)).collect()
     }
 
-    /// For each value that steps read, the only memory in which they do; none where there are several.
+    /// For each value that steps read, the memory in which they read it. None if there are several.
     fn memories_of_reads(&self) -> FxHashMap<SlotId, Option<DeviceId>> {
         let memory = |step: &Step| match step.work {
             Work::Copy => {

@@ -290,7 +290,7 @@ impl Lane {
         Ok(Some(Lane { device, memory, constants, uploads, costs }))
     }
 
-    /// Whether the device has a limit of its own.
+    /// Whether the device limits its memory.
     fn has_limit(&self) -> Result<bool> {
         Ok(guard::memory_stats(&*self.device)?.limit.is_some())
     }

@@ -160,7 +160,8 @@ fn line((obstacle, count): (&Obstacle, usize)) -> String {
 /// Takes away the nodes from `start` on that nothing but each other reads, `roots` aside.
 pub(crate) fn prune(graph: &mut Graph, start: usize, roots: impl IntoIterator<Item = ValueId>) {
     let mut needed: HashSet<ValueId> = roots.into_iter().collect();
-    // Only the added nodes are visited, because this runs for each of many nodes of one graph.
+    // Only the added nodes are visited. This runs once per differentiated node, so a pass over the
+    // whole graph would be quadratic.
     let added = graph.nodes.split_off(start.min(graph.nodes.len()));
     let mut kept = Vec::with_capacity(added.len());
     for node in added.into_iter().rev() {

@@ -34,7 +34,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// The values for a piece of the result, `len` long.
+    /// The values for piece number `at` of the result, which is `len` long.
     fn piece(self, at: usize, len: usize) -> Operand<'a> {
         match self {
             Operand::Slice(values) => Operand::Slice(&values[at * PIECE..][..len]),

@@ -16,7 +16,7 @@ pub(crate) struct Strided {
 
 /// Rows and columns that are transposed at a time, so that both sides stay in the first-level cache.
 const BLOCK: usize = 32;
-/// Columns of a band between two counts of work: whole tiles.
+/// Columns of a band between two calls of [`spend`]: a multiple of the tile width.
 const COLUMNS: usize = 1 << 12;
 
 /// `to[column][row] = from[row][column]` for a matrix of elements.

@@ -132,7 +132,8 @@ const GRAPHS: &[(&str, Build)] = &[
     }),
 ];
 
-/// The sum of the rows so far, from a start on; its outputs are the last sum and `outputs` of the body.
+/// A Scan whose state is the sum of the rows so far, beginning with `start`. Its outputs are the
+/// final sum and the `outputs` that the body adds.
 fn running_sum(
     b: &mut GraphBuilder,
     (start, x): (ValueId, ValueId),
@@ -148,7 +149,7 @@ fn running_sum(
     b.add(("", "Scan"), &[Some(start), Some(x)], &scanned, results.len(), vec![body])
 }
 
-/// Scans of the rows of x with states of 32, 1600 and 4 bytes.
+/// Scans over the rows of `x`, whose states have 32, 1600 or 4 bytes.
 const SCANS: &[(&str, Build)] = &[
     ("a state and its items", |b, x| {
         let start = b.constant(numbers(&[8], 3)?);

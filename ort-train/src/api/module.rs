@@ -302,7 +302,8 @@ fn check_state(shared: &Shared, description: &TrainingDescription) -> Result<()>
     Ok(())
 }
 
-/// Gives parameters the tensors that a graph is compiled with; zeros stand for what a nominal checkpoint leaves out.
+/// Gives parameters the tensors that a graph is compiled with. Zeros stand in for tensors that a
+/// nominal checkpoint leaves out.
 fn put_parameters(graph: &mut Graph, shared: &Shared, names: Vec<String>) -> Result<()> {
     let tensor = |name: String| {
         let kept = shared.kept(&name)?;

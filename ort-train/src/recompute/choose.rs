@@ -1,11 +1,11 @@
-//! Which stashed values are not kept, so that a step keeps to a number of bytes at the least extra
-//! time.
+//! Rematerialization search: which stashed values to drop, so that a step fits its memory target at
+//! the least extra time.
 //!
-//! A search over sets of blocks. It begins with what is kept at all, and with what cuts of the
-//! forward pass suggest: between two cuts everything is computed again from what crosses the first
-//! (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each beginning blocks
-//! are dropped or kept, those first that save the most for their time, until the simulated peak
-//! keeps to the target; then what need not be dropped is taken back.
+//! It is a local search over sets of blocks with several starting points. One keeps everything. The
+//! others follow from cuts of the forward pass: between two cuts everything is recomputed from what
+//! crosses the first (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). From each
+//! start blocks are dropped or kept, the most bytes saved per second first, until the simulated
+//! peak meets the target. Then blocks that need not be dropped are kept again.
 
 #![allow(
     clippy::indexing_slicing,
@@ -29,8 +29,8 @@ impl Choice {
     }
 }
 
-/// The choice of the least extra time whose simulated peak is `target` bytes at the most; where
-/// none was found, the one that is the least beyond it.
+/// The choice of the least extra time whose simulated peak is at most `target` bytes. If none was
+/// found, the one that exceeds it the least.
 pub(crate) fn cheapest(joint: &Joint<'_>, target: u64) -> Option<Choice> {
     let beginnings = beginnings(joint).into_iter();
     let found: Vec<Choice> =
@@ -157,22 +157,23 @@ fn worth(before: &Outcome, after: &Outcome) -> f64 {
     (before.excess - after.excess) / (after.seconds - before.seconds).max(1e-7)
 }
 
-/// The most blocks that a search changes one by one. Each trial simulates the whole step, so that
-/// without a bound the time of a search would grow with the square of the model.
+/// The most blocks that a search changes one by one. Each trial simulates the whole step, so the
+/// search would be quadratic in the size of the model without a bound.
 const MOST_ALONE: usize = 512;
 
-/// The units that it changes where there are more blocks: fewer, as each trial takes longer.
+/// The most units of a search over more than [`MOST_ALONE`] blocks. They are fewer, because each
+/// trial takes longer.
 const UNITS: usize = 128;
 
-/// The blocks in units: each alone, or of neighbours where there are too many.
+/// Splits blocks into units: one block each, or a run of neighbours if there are too many.
 fn in_units(blocks: &[usize]) -> impl Iterator<Item = &[usize]> {
     let size = if blocks.len() <= MOST_ALONE { 1 } else { blocks.len().div_ceil(UNITS) };
     blocks.chunks(size)
 }
 
-/// The blocks that may change, in units. If blocks have to share one, they are in the same state
-/// and of about the same bytes for a second of recomputation, and come after each other in the
-/// model as far as such blocks do.
+/// The blocks that may change, in units. Blocks that share a unit save about the same bytes per
+/// second of recomputation. All are dropped or all are kept, but for one unit at the boundary. The
+/// sort is stable, so that blocks with equal rates stay in model order.
 fn changing_units(joint: &Joint<'_>, dropped: &[bool]) -> Vec<Vec<usize>> {
     let candidates =
         (0..joint.maker.len()).filter(|block| joint.droppable[*block] && joint.bytes[*block] > 0);
@@ -188,15 +189,15 @@ fn changing_units(joint: &Joint<'_>, dropped: &[bool]) -> Vec<Vec<usize>> {
     in_units(&blocks).map(<[usize]>::to_vec).collect()
 }
 
-/// Drops what of a unit is kept, and keeps what is dropped.
+/// Toggles each block of a unit between dropped and kept.
 fn change(dropped: &mut [bool], unit: &[usize]) {
     unit.iter().for_each(|block| dropped[*block] ^= true);
 }
 
-/// Drops one unit after the other, or keeps one that was dropped: what is computed again from far
-/// away keeps all on the way alive. What a change is worth falls as others are made, so that only
-/// the best by what they were worth last are looked at again (Minoux 1978, accelerated greedy).
-/// Each unit changes once at the most.
+/// Toggles one unit after the other until the target is met. Keeping a dropped unit may help, too:
+/// recomputation from far back keeps everything on the way alive. What a change is worth falls as
+/// others are made, so only the best of the last ranking are tried again (Minoux 1978, accelerated
+/// greedy). Each unit changes at most once.
 fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     let units = changing_units(joint, &choice.dropped).into_iter();
     let mut queue: Vec<(f64, Vec<usize>)> = units.map(|unit| (f64::INFINITY, unit)).collect();
@@ -223,8 +224,8 @@ fn change_more(joint: &Joint<'_>, mut choice: Choice, target: u64) -> Choice {
     choice
 }
 
-/// Keeps what takes the longest to compute again, as long as the peak allows it and no more bytes
-/// are beyond the target.
+/// Keeps units again, the slowest to recompute first. Undoes what raises the peak beyond the
+/// target, or further if it is beyond already, and what adds bytes beyond the target or time.
 fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
     // What some step needs in any case may be beyond the target; the others stay as far below it as they are.
     let reached = choice.outcome.peak.max(target);

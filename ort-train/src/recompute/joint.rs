@@ -1,5 +1,5 @@
-//! The joint graph of a training step, forward and backward pass, as memory sees it: steps, blocks, and which may be
-//! computed again.
+//! The joint forward and backward graph of a training step as the memory planner sees it: steps,
+//! blocks, and which blocks may be recomputed.
 
 #![allow(
     clippy::indexing_slicing,
@@ -31,7 +31,7 @@ pub(crate) struct Joint<'g> {
     pub(crate) droppable: Vec<bool>,
     /// Those of them that backward steps read.
     pub(crate) stashed: Vec<usize>,
-    /// Whether each block is one of those.
+    /// Whether each block is in `stashed`.
     pub(crate) is_stashed: Vec<bool>,
     simulation: Simulation,
 }
@@ -82,7 +82,8 @@ impl<'g> Joint<'g> {
         self.simulation.outcome(dropped, target)
     }
 
-    /// For each block the forward steps whose outputs lie in it, ascending: the one that makes it, and views of it.
+    /// For each block the forward steps whose outputs lie in it, ascending: its maker, and the
+    /// views of it.
     pub(crate) fn forward_steps(&self) -> Vec<Vec<usize>> {
         let mut found = vec![Vec::new(); self.maker.len()];
         for (index, step) in self.steps.iter().enumerate().filter(|(index, _)| self.is_forward[*index]) {
@@ -91,7 +92,7 @@ impl<'g> Joint<'g> {
         found
     }
 
-    /// For each block how many backward steps read it.
+    /// For each block, how many backward steps read it.
     pub(crate) fn backward_readers(&self) -> Vec<usize> {
         let mut readers = vec![0; self.maker.len()];
         let backward = self.steps.iter().zip(&self.is_forward).filter(|(_, is_forward)| !**is_forward);

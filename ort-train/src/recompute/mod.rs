@@ -2,9 +2,9 @@
 //!
 //! The graph of a step is edited before it is planned. A value that forward nodes make and backward nodes read is *stashed*; a choice
 //! ([`choose`]) says which of them are not kept. Backward nodes then read clones ([`mod@edit`]), which are computed from what is kept right before
-//! they are needed. What a choice is worth is told by a simulation of all bytes alive at each step ([`simulation`]), and in the end by the plan of the
-//! edited graph itself: one that does not lower the peak is never taken. Gradients of weights that are larger than what else is alive are made and used
-//! in slices ([`slices`]).
+//! they are needed. A liveness simulation ([`simulation`]) ranks choices. The plan of the edited
+//! graph decides: a choice that does not lower the peak is never taken. Gradients of weights that
+//! are larger than what else is alive are made and used in slices ([`slices`]).
 
 mod choose;
 mod clusters;

@@ -79,7 +79,7 @@ pub(crate) fn patterns(joint: &Joint<'_>, dropped: &[bool]) -> Vec<ActivationPat
 }
 
 /// The outputs of a step that are kept for the backward pass, and what of them is saved with these blocks computed again.
-/// `readers` counts the backward steps that read each block.
+/// `readers` has the number of backward steps that read each block.
 fn activations(
     joint: &Joint<'_>,
     entry: usize,

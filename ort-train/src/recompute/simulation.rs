@@ -1,7 +1,8 @@
-//! Liveness simulation: the bytes alive at each step of a training graph if some blocks are computed again.
+//! Liveness simulation: the bytes alive at each step of a training graph if some blocks are
+//! recomputed.
 //!
-//! A search tries thousands of choices, and each trial goes over all steps. So the steps lie in flat arrays, and a
-//! trial uses the tables of the one before.
+//! A search tries thousands of choices, and each trial visits all steps. So the steps lie in flat
+//! arrays, and trials reuse one set of tables.
 
 #![allow(
     clippy::indexing_slicing,
@@ -12,32 +13,32 @@ use std::cell::RefCell;
 
 use ort_core::plan::LiveStep;
 
-/// What a choice comes to.
+/// The simulated cost of a choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
     /// The most bytes alive at any step.
     pub(crate) peak: u64,
-    /// The bytes alive beyond a target, summed over all steps.
+    /// The bytes alive beyond the target, summed over all steps.
     pub(crate) excess: f64,
-    /// The time of what is computed again.
+    /// The time of recomputation.
     pub(crate) seconds: f64,
 }
 
-/// The steps of a training graph for trials.
+/// The steps of a training graph, in CSR form.
 pub(super) struct Simulation {
     steps: Vec<Step>,
-    /// The blocks that steps read, step by step.
+    /// The blocks that steps read, in step order.
     reads: Vec<u32>,
-    /// The blocks that steps make, step by step.
+    /// The blocks that steps make, in step order.
     makes: Vec<Made>,
-    /// The blocks whose memory the results of steps may take over.
+    /// The blocks whose memory a made block may reuse in place.
     sources: Vec<u32>,
     /// The step that makes each block.
     makers: Vec<Option<u32>>,
     tables: RefCell<Tables>,
 }
 
-/// A part of one of the arrays.
+/// A range of one of the arrays.
 #[derive(Clone, Copy)]
 struct Span {
     begin: u32,
@@ -50,7 +51,7 @@ impl Span {
     }
 }
 
-/// Adds items, and says where they lie.
+/// Appends items and returns their range.
 fn push<T>(items: &mut Vec<T>, more: impl Iterator<Item = T>) -> Span {
     let begin = items.len() as u32;
     items.extend(more);
@@ -71,26 +72,27 @@ struct Made {
     sources: Span,
 }
 
-/// What a trial writes.
+/// The scratch tables of a trial.
 #[derive(Default)]
 struct Tables {
     /// The steps of the edited graph, and whether each is a clone.
     order: Vec<(u32, bool)>,
     cloned: Vec<bool>,
     stack: Vec<(u32, bool)>,
-    /// For each block, and behind all of them for the clone of each, the reads to come.
+    /// The reads to come of each block, then of the clone of each block.
     pending: Vec<u32>,
-    /// The bytes of each of them.
+    /// The bytes that each block and each clone holds.
     held: Vec<u64>,
 }
 
-/// The place of a block's clone if a step reads that, and otherwise of the block. Clones come behind all blocks.
+/// The table index that a step reads a block by: that of its clone if the block is dropped and the
+/// step reads clones. Clones come after all blocks.
 fn place(dropped: &[bool], reads_clones: bool, block: u32) -> usize {
     let block = block as usize;
     if reads_clones && dropped[block] { block + dropped.len() } else { block }
 }
 
-/// What is alive in a trial.
+/// The memory that is alive during a trial.
 struct Memory<'t> {
     pending: &'t mut [u32],
     held: &'t mut [u64],
@@ -98,7 +100,7 @@ struct Memory<'t> {
 }
 
 impl Memory<'_> {
-    /// Makes a block, in the memory of the first of its sources that nothing reads any more if the block is read.
+    /// Makes a block. If anything reads it, it reuses the first of its sources that is dead.
     fn make(&mut self, to: usize, bytes: u64, mut sources: impl Iterator<Item = usize>) {
         let dead = sources.find(|block| self.pending[*block] == 0 && self.held[*block] > 0);
         match dead.filter(|_| self.pending[to] > 0) {
@@ -110,7 +112,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Frees those of these blocks that nothing reads any more.
+    /// Frees the blocks that have no reads left.
     fn release(&mut self, blocks: impl Iterator<Item = usize>) {
         for block in blocks {
             if self.pending[block] == 0 {
@@ -121,7 +123,7 @@ impl Memory<'_> {
 }
 
 impl Simulation {
-    /// The simulation of steps, of which it is known which are forward, how long they take, and which makes each block.
+    /// `is_forward` and `seconds` are by step, `makers` has the step that makes each block.
     pub(super) fn new(
         live: &[LiveStep],
         is_forward: &[bool],
@@ -144,7 +146,7 @@ impl Simulation {
         Simulation { steps, reads, makes, sources, makers, tables: RefCell::default() }
     }
 
-    /// What is alive at each step where some blocks are dropped after the forward pass.
+    /// Simulates a step with some blocks dropped after the forward pass.
     pub(super) fn outcome(&self, dropped: &[bool], target: u64) -> Outcome {
         let mut tables = self.tables.borrow_mut();
         self.schedule(dropped, &mut tables);
@@ -161,7 +163,7 @@ impl Simulation {
             reads.iter().for_each(|block| memory.pending[read_at(block)] -= 1);
             for made in makes {
                 let to = made_at(made);
-                // A clone makes only what is read.
+                // A clone makes only blocks that are read.
                 if !is_clone || memory.pending[to] > 0 {
                     memory.make(to, made.bytes, made.sources.of(&self.sources).iter().map(read_at));
                 }
@@ -175,7 +177,8 @@ impl Simulation {
         outcome
     }
 
-    /// The steps of an edited graph in order: forward, then each backward step behind the clones it needs.
+    /// Writes the order of the edited graph: the forward steps, then each backward step after the
+    /// clones that it needs.
     fn schedule(&self, dropped: &[bool], tables: &mut Tables) {
         let Tables { order, cloned, stack, .. } = tables;
         order.clear();
@@ -198,14 +201,14 @@ impl Simulation {
         }
     }
 
-    /// The steps that make what a step reads of the dropped blocks, the last read first.
+    /// The makers of the dropped blocks that a step reads, last read first: a stack reverses them.
     fn dropped_makers<'s>(&'s self, step: &'s Step, dropped: &'s [bool]) -> impl Iterator<Item = u32> + 's {
         let blocks = step.reads.of(&self.reads).iter().rev();
         let blocks = blocks.map(|block| *block as usize).filter(move |block| dropped[*block]);
         blocks.filter_map(move |block| self.makers[block])
     }
 
-    /// Counts the reads of each block and clone, and lets go of what the last trial held.
+    /// Counts the reads of each block and clone, and resets what the last trial held.
     fn count_reads(&self, dropped: &[bool], tables: &mut Tables) {
         let Tables { order, pending, held, .. } = tables;
         pending.clear();

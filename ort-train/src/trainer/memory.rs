@@ -1,4 +1,5 @@
-//! Memory accounting: what a training step takes by plan and by measurement, and the least limit that holds it.
+//! Memory accounting: the planned and the measured bytes of a training step, and the least limit
+//! that it fits.
 
 use ort_core::dtype::DType;
 use ort_core::plan::PlanReport;
@@ -33,7 +34,7 @@ impl StepMemory {
 }
 
 impl Trainer {
-    /// The memory of a step at these sizes of symbolic dimensions; those that are not named count
+    /// The memory of a step at these sizes of symbolic dimensions. Those that are not named count
     /// as 1.
     pub fn memory(&mut self, dims: &[(&str, i64)]) -> Result<StepMemory> {
         let kind = self.main_kind();
@@ -45,8 +46,8 @@ impl Trainer {
         Ok(StepMemory { activations, constants, ..self.held() })
     }
 
-    /// The memory of the steps so far as it was counted while they ran: activations are the most
-    /// that one of them had in use at once.
+    /// The memory of the steps so far, as counted while they ran. Activations are the peak of all
+    /// steps.
     pub fn measured(&mut self) -> StepMemory {
         let kind = if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate };
         let stage = self.stages.get(kind).as_ref();
@@ -71,15 +72,15 @@ impl Trainer {
         self.ready_at(kind, dims)?.plan(dims)
     }
 
-    /// The largest size of the dimension `dim`, as of a batch, whose step keeps to `bytes`;
-    /// computed from plans, not tried. None where 1 does not fit. Before recomputation is chosen
-    /// for a size it is the largest without any.
+    /// The largest size of the dimension `dim`, a batch for example, whose step fits in `bytes`. It
+    /// is computed from plans, nothing runs. None if 1 does not fit. Until recomputation has been
+    /// chosen for a size, it is the largest size without recomputation.
     pub fn largest_batch(&mut self, dim: &str, others: &[(&str, i64)], bytes: usize) -> Result<Option<i64>> {
         let kind = self.main_kind();
         self.leave();
         let Some(rest) = bytes.checked_sub(self.kept_bytes()) else { return Ok(None) };
-        // The steps to come have recomputation for their sizes, which this one is without; and its
-        // limit is `bytes`.
+        // Later stages are compiled with recomputation for their sizes. This one is for sizes that
+        // are not known yet, so it has none, and `bytes` is its limit.
         let is_there = self.stages.get(kind).is_some();
         let is_to_come = !is_there && self.waits_for_sizes();
         let made = if is_to_come { Some(self.made(kind, None)?) } else { None };
@@ -91,14 +92,14 @@ impl Trainer {
         stage.session().largest_size(dim, others, rest)
     }
 
-    /// Chooses what is computed again
-    /// ([`TrainingOptions::recompute`](crate::TrainingOptions::recompute)) for these sizes of
-    /// symbolic dimensions, those of the steps to come; the others count as 1. Without it the sizes
-    /// of the first step count. Steps of other sizes run all the same, but may then not fit.
+    /// Chooses what to recompute
+    /// ([`TrainingOptions::recompute`](crate::TrainingOptions::recompute)) for steps with these
+    /// sizes of symbolic dimensions. Those that are not named count as 1. Without this call the
+    /// sizes of the first step decide. Steps of other sizes run, too, but may not fit.
     ///
     /// # Errors
     ///
-    /// No choice keeps to the memory limit: the smallest limit that one keeps to is named.
+    /// No choice fits the memory limit. The error names the smallest limit that one fits.
     pub fn optimize_memory(&mut self, dims: &[(&str, i64)]) -> Result<RecomputeReport> {
         self.leave();
         let kind = self.main_kind();
@@ -113,8 +114,8 @@ impl Trainer {
         }
     }
 
-    /// What may be computed again at these sizes, and by how many bytes the peak falls with it: the
-    /// rows of [`memory_table`](crate::memory_table).
+    /// What may be recomputed at these sizes, and how many bytes of the peak that saves: the rows
+    /// of [`memory_table`](crate::memory_table).
     pub fn recompute_plans(&mut self, dims: &[(&str, i64)]) -> Result<Vec<PlanRow>> {
         self.tabulated(dims).map(|stage| stage.rows().to_vec())
     }
@@ -125,7 +126,7 @@ impl Trainer {
         self.tabulated(dims).map(|stage| stage.patterns().to_vec())
     }
 
-    /// The part that runs for each batch, made anew with the tables of what may be computed again.
+    /// The stage that runs for each batch, compiled again with the recomputation tables.
     fn tabulated(&mut self, dims: &[(&str, i64)]) -> Result<&mut Stage> {
         self.leave();
         let kind = self.main_kind();
@@ -157,8 +158,8 @@ impl Trainer {
         states.iter().fold(0, |sum: usize, state| sum.saturating_add(bytes(state.dtype, &state.shape)))
     }
 
-    /// Refuses a limit that what stays from step to step is beyond, and names the least for a step
-    /// of these sizes.
+    /// Refuses a limit below the bytes that stay from step to step. The error names the least limit
+    /// for a step of these sizes.
     pub(super) fn check_state_fits(&self, dims: &[(&str, i64)]) -> Result<()> {
         let (kept, limit) = (self.kept_bytes(), self.options.memory_limit.unwrap_or(usize::MAX));
         if kept <= limit {

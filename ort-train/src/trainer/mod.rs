@@ -29,33 +29,33 @@ pub struct Trainer {
     stages: Stages,
     /// Updates that were made.
     pub(crate) updates: u64,
-    /// Batches that random numbers were drawn for.
+    /// Batches that random numbers were drawn for: the counter of the random streams.
     pub(crate) batches: u64,
     /// Batches whose gradients are summed and not yet applied.
     pub(crate) pending: usize,
-    /// The loss scale, where there is one.
+    /// The loss scaler, if the options have a loss scale.
     pub(crate) scaler: Option<LossScaler>,
-    /// Whether the table of plans is made with the next graph.
+    /// Whether the next stage that is compiled also makes the recomputation tables.
     tabulates: bool,
     profile: Option<Arc<Profile>>,
-    /// The graph of evaluation where it comes from a file.
+    /// The evaluation graph, if it comes from a file.
     pub(crate) evaluation: Option<Graph>,
 }
 
 impl Trainer {
-    /// A training of a model from its weights on.
+    /// Starts a training run from the model's weights.
     ///
     /// # Errors
     ///
-    /// An option is out of its range, the model cannot be trained as they say
-    /// ([`TrainingGraph::new`]), or parameters and states do not fit into the memory limit: then
-    /// the least limit of a step with symbolic dimensions of 1 is named.
+    /// An option is out of range, the model cannot be trained with these options
+    /// ([`TrainingGraph::new`]), or parameters and states exceed the memory limit. That error names
+    /// the least limit for a step with symbolic dimensions of 1.
     pub fn new(model: &Model, options: TrainingOptions) -> Result<Trainer> {
         Trainer::for_sizes(model, options, &[])
     }
 
-    /// The same, where the least limit that a refusal names is that of a step with these sizes of
-    /// symbolic dimensions; those that are not named count as 1.
+    /// [`Self::new`], but an error names the least limit for a step with these sizes of symbolic
+    /// dimensions. Those that are not named count as 1.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Trainer {
         &self.training
     }
 
-    /// What the training is to be.
+    /// The options of the training run.
     pub fn options(&self) -> &TrainingOptions {
         &self.options
     }
@@ -109,13 +109,13 @@ impl Trainer {
         self.pending
     }
 
-    /// What the loss of the next batch is multiplied by before it is differentiated; none where the
-    /// options have no loss scale.
+    /// The factor on the loss of the next batch before it is differentiated. None if the options
+    /// have no loss scale.
     pub fn loss_scale(&self) -> Option<f32> {
         self.scaler.map(|scaler| scaler.scale)
     }
 
-    /// Updates that were left out, as gradients were not finite. They do not count as
+    /// Updates that were skipped because gradients were not finite. They do not count as
     /// [`Self::updates`].
     pub fn skipped(&self) -> u64 {
         self.scaler.map_or(0, |scaler| scaler.skipped)
@@ -137,13 +137,12 @@ impl Trainer {
         Ok(())
     }
 
-    /// Collects the time of each node of the steps to come; none from then on where there is no
-    /// profile.
+    /// Collects the time of each node of the following steps, or of none if `profile` is `None`.
     pub fn set_profile(&mut self, profile: Option<Arc<Profile>>) {
         self.profile = profile;
     }
 
-    /// Has another optimizer update the parameters, from states of zeros on.
+    /// Replaces the optimizer. Its states begin with zeros.
     pub(crate) fn set_optimizer(&mut self, optimizer: Optimizer, clip_norm: Option<f32>) -> Result<()> {
         self.leave();
         let options = TrainingOptions { optimizer, clip_norm, ..self.options.clone() };

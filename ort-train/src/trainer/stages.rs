@@ -1,4 +1,5 @@
-//! Lazily compiled stages: each is built when it is first needed, and the one that runs holds the tensors.
+//! Lazily compiled stages: each is built when it is first needed, and the one that is entered holds
+//! the tensors.
 
 use ort_core::session::NodePlacement;
 use ort_core::tensor::Value;
@@ -9,7 +10,7 @@ use crate::Recompute;
 use crate::recompute::Request;
 use crate::stage::{Settings, Stage};
 
-/// The parts of a training; at most one has the tensors.
+/// The stages of a training run. At most one of them holds the tensors.
 #[derive(Default)]
 pub(super) struct Stages {
     pub(super) step: Option<Stage>,
@@ -39,24 +40,24 @@ impl Stages {
 }
 
 impl Trainer {
-    /// Where each node of a step runs; nothing before the step is compiled, which a plan of it or
-    /// the first batch does.
+    /// Where each node of a step runs. Empty until the step is compiled, by [`Self::plan`] or the
+    /// first batch.
     pub fn placement(&mut self) -> Vec<NodePlacement> {
         let kind = self.main_kind();
         self.stages.get(kind).as_ref().map_or_else(Vec::new, |stage| stage.session().placement())
     }
 
-    /// The part that runs for each batch.
+    /// The stage that runs for each batch.
     pub(super) fn main_kind(&self) -> Kind {
         if self.options.accumulate == 1 { Kind::Step } else { Kind::Accumulate }
     }
 
-    /// Whether the graph of a batch follows from its sizes.
+    /// Whether the graph of a batch depends on its sizes, because recomputation is chosen for them.
     pub(super) fn waits_for_sizes(&self) -> bool {
         self.options.memory_limit.is_some() || self.options.recompute != Recompute::AsLimited
     }
 
-    /// A stage, compiled for these sizes where it follows from them.
+    /// A stage, compiled for these sizes if its graph depends on them.
     pub(super) fn ready_at(&mut self, kind: Kind, dims: &[(&str, i64)]) -> Result<&mut Stage> {
         let is_asked = self.waits_for_sizes() || self.tabulates;
         let recomputes = matches!(kind, Kind::Step | Kind::Accumulate) && is_asked;
@@ -101,7 +102,7 @@ impl Trainer {
         Stage::recomputing(graph, &self.settings(limit), &Request { recompute, tabulate, kept, limit, dims })
     }
 
-    /// What sessions of stages are built with, within a limit in bytes.
+    /// The settings of the stages' sessions, within a limit in bytes.
     fn settings(&self, limit: Option<usize>) -> Settings<'_> {
         let own = limit.map(|limit| limit.saturating_sub(self.kept_bytes()));
         Settings { devices: self.state.devices(), options: &self.options, own }
@@ -142,7 +143,7 @@ impl Trainer {
         }
     }
 
-    /// Takes the tensors back from whatever stage holds them.
+    /// Takes the tensors back from the stage that holds them.
     pub(crate) fn leave(&mut self) {
         let Some(kind) = self.stages.entered.take() else { return };
         let state = &mut self.state;
@@ -151,8 +152,8 @@ impl Trainer {
         }
     }
 
-    /// Under a limit, has evaluation let go of what it keeps for its next run, or the others of
-    /// theirs: together it could be more than the limit.
+    /// Under a limit, frees the idle memory of evaluation before a training stage runs, and the
+    /// other way round. Together they could exceed the limit.
     fn trim_others(&mut self, kind: Kind) {
         if self.options.memory_limit.is_none() {
             return;
@@ -165,8 +166,8 @@ impl Trainer {
         }
     }
 
-    /// A stage's refusal in bytes of the training's limit, of which its session has what the rest
-    /// leaves.
+    /// Restates a session's out-of-memory error in terms of the whole training run's limit. The
+    /// session's own limit is what parameters and states leave of that.
     pub(super) fn in_all(&self, kind: Kind, folded: usize, problem: Error) -> Error {
         let limit = self.options.memory_limit.zip(problem.shortage());
         let Some((limit, shortage)) = limit else { return problem };

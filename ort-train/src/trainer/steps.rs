@@ -11,15 +11,15 @@ use crate::graph::{COUNTER, LOSS, LOSS_SCALE, SEED};
 use crate::optimizer::{LEARNING_RATE, STEP};
 
 impl Trainer {
-    /// One batch: its loss is returned and, with
-    /// [`TrainingOptions::accumulate`](crate::TrainingOptions::accumulate) of 1, all parameters are
-    /// updated; otherwise after so many batches.
+    /// Runs one batch and returns its loss. Updates all parameters, or with
+    /// [`TrainingOptions::accumulate`](crate::TrainingOptions::accumulate) above 1 does so after
+    /// that many batches.
     ///
     /// # Errors
     ///
-    /// An input is missing or does not fit, or the step does not fit into the memory limit: then
-    /// nothing has changed. A run that is ended by a deadline may have updated some parameters, as
-    /// may one whose values of unknown size do not fit.
+    /// An input is missing or does not fit, or the step exceeds the memory limit. Then nothing has
+    /// changed. A run that a deadline ends may have updated some parameters. So may a run that
+    /// exceeds the limit through values whose sizes depend on data.
     pub fn train_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
         if self.options.accumulate > 1 {
             let loss = self.accumulate(inputs)?;
@@ -43,13 +43,12 @@ impl Trainer {
         Ok(loss)
     }
 
-    /// The loss of a batch, whose gradients are added to those of the batches since the last
-    /// update.
+    /// Runs one batch, adds its gradients to those since the last update, and returns its loss.
     pub fn accumulate(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
         self.accumulate_onto(inputs, self.pending == 0)
     }
 
-    /// The same; with `overwrite` sums of gradients begin anew.
+    /// [`Self::accumulate`]. With `overwrite` the gradient sums start again from this batch.
     pub(crate) fn accumulate_onto(&mut self, inputs: &[(&str, Value)], overwrite: bool) -> Result<f32> {
         let mut given = inputs.to_vec();
         given.push((OVERWRITE, Tensor::from_bools(&[], &[overwrite])?.into()));
@@ -81,13 +80,13 @@ impl Trainer {
         Ok(())
     }
 
-    /// The loss of a batch with the parameters as they are: nothing drops, normalizations take
-    /// their running statistics.
+    /// The loss of a batch in evaluation mode: no dropout, and batch normalization by running
+    /// statistics.
     pub fn eval_step(&mut self, inputs: &[(&str, Value)]) -> Result<f32> {
         self.run(Kind::Evaluate, inputs.to_vec())
     }
 
-    /// The loss of a batch as [`Self::eval_step`] has it, with the output that it is of.
+    /// The loss of [`Self::eval_step`], and the model output that it is computed from.
     pub fn evaluate(&mut self, inputs: &[(&str, Value)]) -> Result<(f32, Value)> {
         let loss = self.run(Kind::Evaluate, inputs.to_vec())?;
         let output = self.training.output.clone();
@@ -107,7 +106,7 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// It is none of them, or no batch has run yet.
+    /// `name` is not one of them, or no batch has run since the last update.
     pub fn output(&mut self, name: &str) -> Result<Value> {
         let known = &self.options.additional_outputs;
         ensure!(
@@ -123,7 +122,8 @@ impl Trainer {
         self.ready(kind)?.output(name)
     }
 
-    /// Runs a stage on what it takes of the given inputs; returns the loss, where it has one.
+    /// Runs a stage on those of the given inputs that it takes. Returns the loss, or 0 for an
+    /// update.
     fn run(&mut self, kind: Kind, mut given: Vec<(&str, Value)>) -> Result<f32> {
         given.push((SEED, Tensor::scalar(self.options.seed as i64)?.into()));
         given.push((COUNTER, Tensor::scalar(self.batches as i64)?.into()));
@@ -144,7 +144,7 @@ impl Trainer {
         if kind == Kind::Apply { Ok(0.0) } else { self.ready(kind)?.number(LOSS) }
     }
 
-    /// The numbers that an update by sums of gradients reads; these are multiplied by `scale`.
+    /// Adds the scalar inputs of an update. It multiplies gradient sums by `scale`.
     fn update_inputs(&self, given: &mut Vec<(&str, Value)>, scale: f32) -> Result<()> {
         let scale = scale / self.loss_scale().unwrap_or(1.0);
         given.push((GRADIENT_SCALE, Tensor::scalar(scale)?.into()));
@@ -153,7 +153,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Counts an update that has run, or that it was left out.
+    /// Counts an update, or that it was skipped, and adapts the loss scale.
     fn end_update(&mut self, kind: Kind) -> Result<()> {
         let is_updated = match self.scaler {
             Some(_) => self.ready(kind)?.is_true(FINITE)?,

@@ -1,4 +1,4 @@
-//! Parameters, gradient sums and optimizer states: how they begin, and how they are read and exported.
+//! Parameters, gradient sums and optimizer states: initialization, access and export.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ impl Trainer {
         Ok(found)
     }
 
-    /// Writes the model with its trained weights as ONNX, whole or not at all.
+    /// Writes the model with its trained weights as ONNX. The file appears whole or not at all.
     pub fn export(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let graph = self.trained_graph()?;
         let weights = Weights::Inside;
@@ -66,11 +66,11 @@ impl Trainer {
         Ok(graph)
     }
 
-    /// Parameters and statistics as in the model, states of zeros.
+    /// Initializes parameters and statistics from the model, and states with zeros.
     pub(super) fn fill_state(&mut self) -> Result<()> {
         for Parameter { name, tensor, .. } in &self.training.parameters {
             self.state.insert(name.clone(), TensorBuffer::copy_of(tensor)?);
-            // Nobody reads it in the file any more.
+            // The copy replaces the pages of the mapped file.
             self.model.release(tensor);
         }
         for statistic in &self.training.statistics {
@@ -81,7 +81,7 @@ impl Trainer {
         self.hold_gradients(self.options.accumulate > 1)
     }
 
-    /// States of zeros.
+    /// Allocates optimizer states of zeros.
     pub(super) fn fill_states(&mut self) -> Result<()> {
         for Parameter { name, tensor, .. } in &self.training.parameters {
             for state in self.options.optimizer.states(tensor.dtype(), tensor.shape()) {
@@ -92,7 +92,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Makes memory for sums of gradients, where there is to be some and is none.
+    /// Allocates the gradient sums that do not exist yet, if `holds` asks for them.
     pub(crate) fn hold_gradients(&mut self, holds: bool) -> Result<()> {
         if !holds {
             return Ok(());

@@ -87,7 +87,7 @@ impl DataSet {
             DType::F16 => first(view.as_slice::<f16>()?.iter().map(|&number| wrong(number.into()))),
             DType::F32 => first(view.as_slice::<f32>()?.iter().map(|&number| wrong(number.into()))),
             DType::F64 => first(view.as_slice::<f64>()?.iter().map(|&number| wrong(number))),
-            // NumPy has no other floats.
+            // `.npy` has no bfloat16 or 8-bit float type.
             _ => None,
         };
         if let Some((place, number)) = found {

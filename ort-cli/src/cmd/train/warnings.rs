@@ -57,7 +57,7 @@ pub(super) fn warn(model: &Model, training: &TrainingGraph, loss: &Loss) {
     tracing::info!("frozen: {}", training.frozen().join(", "));
 }
 
-/// Says which flags have no effect on this model.
+/// Warns of flags that have no effect because the model has none of the nodes they control.
 pub(super) fn warn_of_ignored_flags(model: &Model, options: &TrainingOptions) {
     let flags = [
         ("--freeze-statistics", options.freeze_statistics, "BatchNormalization"),

@@ -107,6 +107,7 @@ fn equal_strings(cx: &mut RunCx<'_>) -> Result<()> {
         let right = walk.block(1, &b_places, start, block.len(), right);
         zip(left, right, block, |left, right| {
             let (left, right) = (a[left].as_str(), b[right].as_str());
+            // Only texts of equal length are compared byte by byte.
             spend_text(if left.len() == right.len() { left } else { "" });
             u8::from(left == right)
         });

@@ -124,7 +124,7 @@ struct Groups {
     inverse: Vec<usize>,
 }
 
-/// The order of two equally long runs of keys.
+/// Compares two runs of keys of equal length.
 fn order_of(a: &[u128], b: &[u128], pace: &Pace) -> Ordering {
     pace.step(a.len().min(PIECE) / 4);
     if a.len() <= PIECE {
@@ -134,7 +134,7 @@ fn order_of(a: &[u128], b: &[u128], pace: &Pace) -> Ordering {
     orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }
 
-/// Groups `items` by what `compare` says is equal, which counts its own work.
+/// Groups `items` that `compare` finds equal. `compare` counts its own work.
 fn group(items: usize, sorted: bool, compare: impl Fn(usize, usize) -> Ordering) -> Groups {
     let mut order: Vec<usize> = spending(1, 0..items).collect();
     order.sort_unstable_by(|&a, &b| compare(a, b).then(a.cmp(&b)));

@@ -287,7 +287,7 @@ impl<T: Code> SimdOp for OneRow<'_, T> {
 const TASK: usize = 1 << 14;
 /// Sums that are made at a time where the channels are last.
 const BLOCK: usize = 64;
-/// Places between two counts of work there.
+/// Places between two calls of [`spend`] if the channels are last.
 const PLACES: usize = 1 << 8;
 
 /// The codes of the means of whole images, whose sums are exact.

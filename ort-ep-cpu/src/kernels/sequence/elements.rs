@@ -65,7 +65,7 @@ fn at(cx: &mut RunCx<'_>) -> Result<()> {
     cx.set(0, element.clone())
 }
 
-/// The same elements, which share their memory with these.
+/// Clones of the elements. Tensors share their memory with the originals.
 fn copies(elements: &[Value]) -> impl Iterator<Item = Value> {
     spending(16, elements).cloned()
 }

@@ -36,7 +36,7 @@ const JPEG_2000: [&[u8]; 2] = [b"\x00\x00\x00\x0CjP  ", b"\xFF\x4F\xFF\x51"];
 /// How a file of JPEG begins.
 const JPEG: &[u8] = b"\xFF\xD8\xFF";
 
-/// How a file of PNG begins.
+/// The signature of a PNG file.
 const PNG: &[u8] = b"\x89PNG\r\n\x1A\n";
 
 /// The channels of a pixel that is put out.
@@ -183,7 +183,8 @@ fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Res
     put_out(cx, &layout, format, |pixels| decoder.read_image(pixels).map_err(|problem| damaged(&problem)))
 }
 
-/// Passes over texts and colour profiles, which a few bytes may unpack to any size, as the pixels do not depend on them.
+/// Decodes a PNG file without its texts and colour profile. Pixels do not depend on them, and a few
+/// bytes of either can unpack to any size.
 fn decode_png(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
     let limits = png::Limits { bytes: MOST_BYTES as usize };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(encoded), limits);
@@ -197,6 +198,7 @@ fn decode_png(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result
     let layout = Layout::new([width, height], color.samples(), sample)?;
     put_out(cx, &layout, format, |pixels| {
         reader.next_frame(pixels).map_err(|problem| damaged(&problem))?;
+        // 16-bit samples are big-endian in the file and native in `Layout`.
         if sample == 2 {
             for pair in pixels.as_chunks_mut::<2>().0 {
                 *pair = u16::from_be_bytes(*pair).to_ne_bytes();
