@@ -48,38 +48,3 @@ fn purge() {
         unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), none, none.cast(), none, 0) };
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[global_allocator]
-    static HEAP: Heap = Heap;
-
-    /// Whatever the heap is, what was freed goes back when it is asked.
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn freed_pages_go_back() {
-        const COUNT: usize = 1 << 14;
-        let resident = || {
-            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-            let line = status.lines().find(|line| line.starts_with("RssAnon"));
-            line.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok()).unwrap_or(0) << 10
-        };
-        give_back();
-        let before = resident();
-        let mut pieces: Vec<Vec<u8>> = (0..COUNT).map(|_| vec![1; 4000]).collect();
-        let full = resident();
-        assert!(full > before + COUNT * 3000, "{before} bytes, then {full}");
-        // One in a hundred stays, so that nothing is free up to the end.
-        let mut index = 0;
-        pieces.retain(|_| {
-            index += 1;
-            index % 100 == 0
-        });
-        give_back();
-        let after = resident();
-        assert!(after < before + (full - before) / 4, "{before} bytes, {full}, then {after}");
-        assert!(!pieces.is_empty());
-    }
-}
