@@ -1,16 +1,16 @@
 //! `DFT` and `STFT`, in double precision for any length.
 
-use std::sync::Arc;
-
+use bytemuck::zeroed_vec;
 use num_complex::Complex64;
 use ort_core::ep::{CompileCx, Executable, IoShapes, KernelDef, RunCx};
 use ort_core::tensor::TensorView;
 use ort_core::{Result, ensure, error, for_each_type};
-use rustfft::{Fft, FftPlanner};
+use rustfft::FftDirection;
 
+use super::fft::{FftPlan, Footprint};
 use crate::cpu_kernels;
 use crate::heap::{WithHeap, elements};
-use crate::interrupt::spend;
+use crate::interrupt::{fill, spending};
 use crate::kernels::norm::row::to_f64s;
 use crate::kernels::reduce::layout::normalize_axis;
 use crate::kernels::reduce::number::Real;
@@ -21,10 +21,8 @@ cpu_kernels![
     KernelDef { op: "STFT", make: make_stft, ..KernelDef::BASE },
 ];
 
-fn plan(length: usize, inverse: bool) -> Arc<dyn Fft<f64>> {
-    let mut planner = FftPlanner::new();
-    if inverse { planner.plan_fft_inverse(length) } else { planner.plan_fft_forward(length) }
-}
+/// Units of work of a number that is read or written.
+const UNITS_OF_A_POINT: usize = 4;
 
 /// Elements as complex numbers: pairs, or single real parts.
 struct Signal<'a, T> {
@@ -88,32 +86,21 @@ fn make_dft(cx: &mut CompileCx<'_>) -> Result<Box<dyn Executable>> {
     Ok(Box::new(WithHeap { bound, run }))
 }
 
-/// The bytes that transforms take beside their results where these have `size` elements, of the first half of a spectrum if `half`: the plan with
-/// its factors, and for each thread a line and what is between passes. A length with a large prime factor takes longer transforms inside.
+/// The bytes that transforms take beside their results where these have `size` elements, of the first
+/// half of a spectrum if `half`: the plan, and for each thread a line and what is between passes.
 fn transform_bytes(size: usize, half: bool, threads: usize) -> usize {
-    let longest = if half { size.saturating_mul(2) } else { size };
-    let lengths =
-        if half { longest.saturating_sub(2).max(1)..=longest.saturating_sub(1).max(1) } else { size..=size };
-    let units = |length: usize| match is_smooth(length) {
-        true => (3usize, 2usize),
-        false => (10, 8),
+    // Half a spectrum is that of an even or of an odd length.
+    let longest = size.saturating_mul(2);
+    let lengths = match half {
+        true => longest.saturating_sub(2).max(1)..=longest.saturating_sub(1).max(1),
+        false => size..=size,
     };
     let bytes = |length: usize| {
-        let (plan, line) = units(length);
-        let all = plan.saturating_add(line.saturating_mul(threads));
-        length.saturating_mul(size_of::<Complex64>()).saturating_mul(all)
+        let Footprint { plan, scratch } = Footprint::of(length);
+        let all = plan.saturating_add(scratch.saturating_add(length).saturating_mul(threads));
+        all.saturating_mul(size_of::<Complex64>())
     };
     lengths.map(bytes).max().unwrap_or(0)
-}
-
-/// Whether a number has small prime factors only.
-fn is_smooth(mut length: usize) -> bool {
-    for factor in [2, 3, 5, 7, 11, 13] {
-        while length > 0 && length.is_multiple_of(factor) {
-            length /= factor;
-        }
-    }
-    length <= 1
 }
 
 fn first_int(cx: &RunCx<'_>, index: usize) -> Result<Option<i64>> {
@@ -149,19 +136,20 @@ fn run_dft<T: Real>(cx: &mut RunCx<'_>, transform: Transform) -> Result<()> {
     if to.is_empty() || length == 0 {
         return Ok(());
     }
-    let fft = plan(length, transform.inverse);
+    let direction = if transform.inverse { FftDirection::Inverse } else { FftDirection::Forward };
+    let fft = FftPlan::plan(length, direction);
     let factor = if transform.inverse { 1.0 / length as f64 } else { 1.0 };
     let block = output_size * inner * output_parts;
     for_each_row_chunk_mut(cx.threads(), to, block, 1, |first, blocks| {
-        let mut line = vec![Complex64::ZERO; length];
-        let mut scratch = vec![Complex64::ZERO; fft.get_inplace_scratch_len()];
+        let mut line = zeroed_vec::<Complex64>(length);
+        let mut scratch = zeroed_vec(fft.scratch_len());
         for (index, to) in blocks.chunks_exact_mut(block).enumerate() {
             for column in 0..inner {
                 let start = (first + index) * size * inner + column;
-                spend(16 * length);
                 read_line(&signal, start, [size, inner], real_output, &mut line);
-                fft.process_with_scratch(&mut line, &mut scratch);
-                for (place, value) in line.iter().take(output_size).enumerate() {
+                fft.process(&mut line, &mut scratch);
+                let values = line.iter().take(output_size).enumerate();
+                for (place, value) in spending(UNITS_OF_A_POINT, values) {
                     let at = (place * inner + column) * output_parts;
                     to[at] = T::from_f64(value.re * factor);
                     if output_parts == 2 {
@@ -184,8 +172,8 @@ fn read_line<T: Real>(
 ) {
     let length = line.len();
     let given = if half { size.min(length / 2 + 1) } else { size.min(length) };
-    line.fill(Complex64::ZERO);
-    for (place, value) in line.iter_mut().take(given).enumerate() {
+    fill(line, Complex64::ZERO);
+    for (place, value) in spending(UNITS_OF_A_POINT, line.iter_mut().take(given).enumerate()) {
         *value = signal.at(start + place * inner);
     }
     if half {
@@ -194,7 +182,7 @@ fn read_line<T: Real>(
         if length.is_multiple_of(2) {
             line[length / 2].im = 0.0;
         }
-        for place in 1..length.div_ceil(2) {
+        for place in spending(UNITS_OF_A_POINT, 1..length.div_ceil(2)) {
             line[length - place] = line[place].conj();
         }
     }
@@ -252,19 +240,19 @@ fn run_stft<T: Real>(cx: &mut RunCx<'_>) -> Result<()> {
     };
     let fits = bins <= length && frames.saturating_sub(1).saturating_mul(step) <= samples - length;
     ensure!(fits, Fail, "{frames} frames of {bins} bins in {samples} samples");
-    let fft = plan(length, false);
+    let fft = FftPlan::plan(length, FftDirection::Forward);
     for_each_row_chunk_mut(cx.threads(), output.as_mut_slice::<T>()?, bins * 2, 1, |first, rows| {
-        let mut line = vec![Complex64::ZERO; length];
-        let mut scratch = vec![Complex64::ZERO; fft.get_inplace_scratch_len()];
+        let mut line = zeroed_vec::<Complex64>(length);
+        let mut scratch = zeroed_vec(fft.scratch_len());
         for (index, to) in rows.chunks_exact_mut(bins * 2).enumerate() {
-            spend(16 * length);
             let (batch, frame) = ((first + index) / frames, (first + index) % frames);
             let start = batch * samples + frame * step;
-            for (place, (value, weight)) in line.iter_mut().zip(&window).enumerate() {
+            let values = line.iter_mut().zip(&window).enumerate();
+            for (place, (value, weight)) in spending(UNITS_OF_A_POINT, values) {
                 *value = signal.at(start + place) * weight;
             }
-            fft.process_with_scratch(&mut line, &mut scratch);
-            for (value, to) in line.iter().zip(to.chunks_exact_mut(2)) {
+            fft.process(&mut line, &mut scratch);
+            for (value, to) in spending(UNITS_OF_A_POINT, line.iter().zip(to.chunks_exact_mut(2))) {
                 to[0] = T::from_f64(value.re);
                 to[1] = T::from_f64(value.im);
             }

@@ -5,5 +5,6 @@
     reason = "places are counted over shapes that inference checked and that views are as long as; lengths of frames and transforms are checked before their first use"
 )]
 
+mod fft;
 mod fourier;
 mod window;
