@@ -527,9 +527,14 @@ impl SessionBuilder {
 
     /// The program, the bytes of its packed weights that always stay, and what was rewritten.
     pub(super) fn program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
-        // Kernels that pack for long end with the time that building may take.
+        // Rules that read long constants, and kernels that pack for long, end with the time that
+        // building may take.
         let _watch =
             enter(Watch { what: "compiling the model", cancel: CancelToken::new(), deadline: setting.until });
+        guard::call(|| "compiling the model".to_string(), || self.compile_program(setting, packing))
+    }
+
+    fn compile_program(&self, setting: Setting<'_>, packing: Packing<'_>) -> Result<Built> {
         let (graph, rewrites) = self.rewritten(setting, packing)?;
         let Setting { threads, load_threads, devices, budget, until } = setting;
         let owner = Arc::<Owner>::default();
