@@ -9,13 +9,17 @@
 mod hostile_support;
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 use hostile_support::text;
 use ort_runtime::ep::CancelToken;
+use ort_runtime::ir::GraphBuilder;
 use ort_runtime::onnx::Source;
-use ort_runtime::{DType, ErrorKind, Model, Result, RunOptions, Session, Tensor, Value};
+use ort_runtime::{DType, ErrorKind, Limits, Model, Result, RunOptions, Session, Tensor, Value};
 use prost::Message;
 
 const NODES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/long_nodes.txt");
@@ -178,6 +182,98 @@ fn nodes_end_at_their_deadline_and_when_they_are_cancelled() -> Result<()> {
     // A fast machine is done with some of them before their deadline, which tests nothing.
     assert!(early.len() <= count, "too many runs were done before their deadline: make the nodes longer");
     assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
+    Ok(())
+}
+
+/// Black images of a side of `side` pixels.
+#[cfg(feature = "image")]
+fn images(side: usize) -> Vec<(&'static str, Vec<u8>)> {
+    let pixels = vec![0u8; side * side];
+    let bytes = |value: usize| (value as u32).to_le_bytes();
+    let bmp = [
+        b"BM".as_slice(),
+        &bytes(1078 + pixels.len()),
+        &bytes(0),
+        &bytes(1078),
+        &bytes(40),
+        &bytes(side),
+        &bytes(side),
+        &[1, 0, 8, 0],
+        &[0; 24],
+        &[0; 1024],
+        &pixels,
+    ];
+    let pnm = [format!("P5\n{side} {side}\n255\n").as_bytes(), &pixels].concat();
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
+    (0..side).for_each(|_| encoder.write_all(&vec![0; side + 1]).unwrap());
+    let size = (side as u32).to_be_bytes();
+    let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
+    let header = [&size[..], &size, &[8, 0, 0, 0, 0]].concat();
+    for (kind, data) in [(b"IHDR", header), (b"IDAT", encoder.finish().unwrap()), (b"IEND", Vec::new())] {
+        let mut sum = flate2::Crc::new();
+        sum.update(kind);
+        sum.update(&data);
+        png.extend((data.len() as u32).to_be_bytes());
+        png.extend([&kind[..], &data, &sum.sum().to_be_bytes()].concat());
+    }
+    vec![("BMP", bmp.concat()), ("PNM", pnm), ("PNG", png)]
+}
+
+#[cfg(feature = "image")]
+#[test]
+fn decoding_an_image_ends_at_its_deadline() -> Result<()> {
+    let _turn = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut builder = GraphBuilder::new("decoder");
+    let file = builder.input("file", DType::U8, &["bytes"]);
+    let pixels = builder.node("ImageDecoder", &[file], &[])?;
+    let model = Model::from_graph(builder.finish(&[pixels])?);
+    let session = Session::builder(&model).threads(1).build()?;
+    for (name, file) in images(16) {
+        let outputs = session.run(&[("file", Tensor::from_slice(&[file.len()], &file)?.into())])?;
+        assert_eq!(outputs[0].1.tensor()?.to_vec::<u8>()?, [0; 16 * 16 * 3], "{name}");
+    }
+    for (name, file) in images(10_000) {
+        let input = Value::from(Tensor::from_slice(&[file.len()], &file)?);
+        for is_cancelled in [false, true] {
+            let end = overrun(&session, &[("file", input.clone())], is_cancelled);
+            println!("{:>12.1?} {:>12.1?} {name}", end.worked, end.late);
+            assert!(end.wrong.is_none(), "{name}: {}", end.wrong.unwrap_or_default());
+        }
+    }
+    Ok(())
+}
+
+/// A matrix product of quantized numbers with scales and zero points for each of many columns, which
+/// rewrite rules read.
+fn quantized_product(columns: usize) -> Result<Model> {
+    let mut b = GraphBuilder::new("quantized");
+    let x = b.input("x", DType::U8, &["1", "1"]);
+    let one_scale = b.constant(Tensor::scalar(0.5f32)?);
+    let one_zero = b.constant(Tensor::scalar(0u8)?);
+    let weight = b.constant(Tensor::from_vec(&[1, columns], vec![1i8; columns])?);
+    let scales = b.constant(Tensor::from_vec(&[columns], vec![0.25f32; columns])?);
+    let zeros = b.constant(Tensor::from_vec(&[columns], vec![0i8; columns])?);
+    let bias = b.constant(Tensor::from_vec(&[columns], vec![0.125f32; columns])?);
+    let x = b.node("DequantizeLinear", &[x, one_scale, one_zero], &[])?;
+    let weight = b.node("DequantizeLinear", &[weight, scales, zeros], &[])?;
+    let product = b.node("Gemm", &[x, weight, bias], &[])?;
+    let y = b.node("QuantizeLinear", &[product, one_scale, one_zero], &[])?;
+    Ok(Model::from_graph(b.finish(&[y])?))
+}
+
+#[test]
+fn building_a_session_ends_at_its_deadline() -> Result<()> {
+    let _turn = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    let model = quantized_product(1 << 22)?;
+    let mut ended = 0;
+    for millis in [1, 5, 10, 20, 50, 100, 200, 400] {
+        let limits = Limits { deadline: Some(Duration::from_millis(millis)), ..Limits::default() };
+        let Err(problem) = Session::builder(&model).threads(1).limits(limits).build() else { continue };
+        assert_eq!(problem.kind(), ErrorKind::Cancelled, "{millis} ms: {problem}");
+        assert!(problem.to_string().contains("passed its deadline"), "{millis} ms: {problem}");
+        ended += 1;
+    }
+    assert!(ended > 0, "the session was built before its deadline: give it more columns");
     Ok(())
 }
 

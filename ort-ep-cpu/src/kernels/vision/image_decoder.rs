@@ -4,7 +4,7 @@
 //! header. What cannot be decoded is an error, not an empty image. JPEG leaves the inverse transform's rounding and
 //! the upsampling of colour to the decoder; the pixels here are libjpeg-turbo's, which the standard's reference uses.
 
-use std::io::Cursor;
+use std::io::{self, BufRead, Cursor, Read, Seek, SeekFrom};
 
 use hayro_jpeg2000::{DecodeSettings, DecoderContext, Image};
 use image::{ImageDecoder, ImageReader, Limits};
@@ -15,7 +15,7 @@ use ort_core::{Error, Result, ensure, error};
 
 use super::jpeg::{self, Frame, Room};
 use crate::cpu_kernels;
-use crate::interrupt::spending;
+use crate::interrupt::{spend, spending};
 
 cpu_kernels![KernelDef {
     op: "ImageDecoder",
@@ -146,6 +146,46 @@ fn damaged(problem: &dyn std::fmt::Display) -> Error {
     )
 }
 
+/// An encoded image that counts as work what a decoder reads of it, so that a deadline ends the decoder.
+struct Watched<'a>(Cursor<&'a [u8]>);
+
+impl<'a> Watched<'a> {
+    /// What is read at once, which may unpack to a thousand times its size.
+    const PIECE: usize = 1 << 10;
+    /// Units of work of a byte: many pixels of a compressed image.
+    const UNITS_OF_A_BYTE: usize = 64;
+
+    fn new(encoded: &'a [u8]) -> Watched<'a> {
+        Watched(Cursor::new(encoded))
+    }
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let piece = to.len().min(Self::PIECE);
+        spend(piece * Self::UNITS_OF_A_BYTE);
+        self.0.read(&mut to[..piece])
+    }
+}
+
+impl BufRead for Watched<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        let rest = self.0.fill_buf()?;
+        Ok(&rest[..rest.len().min(Self::PIECE)])
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        spend(bytes * Self::UNITS_OF_A_BYTE);
+        self.0.consume(bytes);
+    }
+}
+
+impl Seek for Watched<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
 /// Has the budget hold the decoded pixels and the output, lets `decode` fill in the former, and puts the latter out.
 fn put_out(
     cx: &mut RunCx<'_>,
@@ -163,7 +203,7 @@ fn put_out(
 
 fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
     let mut reader =
-        ImageReader::new(Cursor::new(encoded)).with_guessed_format().map_err(|problem| damaged(&problem))?;
+        ImageReader::new(Watched::new(encoded)).with_guessed_format().map_err(|problem| damaged(&problem))?;
     let mut limits = Limits::default();
     limits.max_alloc = Some(MOST_BYTES);
     reader.limits(limits);
@@ -187,7 +227,7 @@ fn decode_common(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Res
 /// bytes of either can unpack to any size.
 fn decode_png(cx: &mut RunCx<'_>, encoded: &[u8], format: PixelFormat) -> Result<()> {
     let limits = png::Limits { bytes: MOST_BYTES as usize };
-    let mut decoder = png::Decoder::new_with_limits(Cursor::new(encoded), limits);
+    let mut decoder = png::Decoder::new_with_limits(Watched::new(encoded), limits);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     decoder.set_transformations(png::Transformations::EXPAND);
