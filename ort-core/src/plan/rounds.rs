@@ -9,7 +9,7 @@
 
 use super::Place;
 use super::resolve::Planner;
-use crate::ep::OutputsFrom;
+use crate::ep::{LEAST_TENSOR, OutputsFrom};
 use crate::ir::Node;
 use crate::session::SlotId;
 use crate::spec::{Flow, Rounds};
@@ -43,15 +43,19 @@ impl Planner<'_> {
         if self.rounds(index) <= Some(0) {
             return false;
         }
-        let (step, plan) = (self.schedule[index], &self.steps[index]);
-        let place = step.outputs.iter().position(|output| *output == Some(slot));
-        let place = place.filter(|place| *place < self.states(index));
-        let body = step.nested.first().zip(plan.nested.first());
-        let Some((place, (nested, plan))) = place.zip(body) else { return false };
+        let mut outputs = self.schedule[index].outputs.iter();
+        let place = outputs.position(|output| *output == Some(slot));
+        place.is_some_and(|place| place < self.states(index) && self.is_exact(index, place))
+    }
+
+    /// Whether an output of a scanning step's body lies in memory of exactly its size.
+    fn is_exact(&self, index: usize, place: usize) -> bool {
+        let body = self.schedule[index].nested.first().zip(self.steps[index].nested.first());
+        let Some((nested, plan)) = body else { return false };
         let Some(inner) = plan.outputs.get(place) else { return false };
         let mut steps = nested.program.steps.iter();
         let made = steps.find(|step| step.outputs.contains(&Some(*inner)));
-        // A state that lies elsewhere is copied out, into a buffer of its size.
+        // An output that lies elsewhere is copied out, into a buffer of its size.
         !matches!(plan.slots[inner.index()].place, Place::Own)
             || made.is_some_and(|step| step.claim.outputs == OutputsFrom::Plan)
     }
@@ -79,10 +83,12 @@ impl Planner<'_> {
     /// The bytes of the largest stacked output. The item of a single iteration has that size, and
     /// it is alive besides the output that it is copied to.
     fn largest_item(&self, index: usize) -> usize {
-        let outputs = self.schedule[index].outputs.iter().skip(self.states(index)).flatten();
-        let bytes = outputs.filter_map(|slot| {
-            let (dtype, shape) = self.dtypes[slot.index()].zip(self.shapes[slot.index()].as_deref())?;
-            byte_count(dtype, shape).ok()
+        let outputs = self.schedule[index].outputs.iter().enumerate().skip(self.states(index));
+        let bytes = outputs.filter_map(|(place, slot)| {
+            let slot = slot.as_ref()?.index();
+            let (dtype, shape) = self.dtypes[slot].zip(self.shapes[slot].as_deref())?;
+            let bytes = byte_count(dtype, shape).ok()?;
+            Some(if self.is_exact(index, place) { bytes } else { bytes.max(LEAST_TENSOR) })
         });
         bytes.max().unwrap_or(0)
     }

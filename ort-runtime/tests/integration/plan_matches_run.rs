@@ -183,6 +183,20 @@ const SCANS: &[(&str, Build)] = &[
         let scanned = [("num_scan_inputs", Attribute::Int(1))];
         b.add(("", "Scan"), &[Some(start), Some(x)], &scanned, 2, vec![body])
     }),
+    ("a scan in a scan", |b, x| {
+        let scanned = [("num_scan_inputs", Attribute::Int(1))];
+        let mut inner = GraphBuilder::new("inner");
+        let number = inner.typed_input("number", ValueType::Unknown);
+        let positive = inner.node("Relu", &[number], &[])?;
+        let inner =
+            Subgraph { attr: "body", graph: inner.finish_subgraph(&[positive]), captures: Vec::new() };
+        let mut outer = GraphBuilder::new("outer");
+        let row = outer.typed_input("row", ValueType::Unknown);
+        let items = outer.add(("", "Scan"), &[Some(row)], &scanned, 1, vec![inner])?;
+        let graph = outer.finish_subgraph(&items);
+        let outer = Subgraph { attr: "body", graph, captures: Vec::new() };
+        b.add(("", "Scan"), &[Some(x)], &scanned, 1, vec![outer])
+    }),
 ];
 
 #[test]
