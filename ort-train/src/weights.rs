@@ -187,6 +187,12 @@ impl UniqueNames {
     }
 }
 
+/// The running statistics that a node reads.
+fn running_statistics(node: &Node) -> impl Iterator<Item = ValueId> {
+    let positions = STATISTICS.into_iter().filter(|_| is_standard(node, "BatchNormalization"));
+    positions.filter_map(|input| node.inputs.get(input).copied().flatten())
+}
+
 /// Copies of weights for the nodes that read them.
 struct Copies {
     names: UniqueNames,
@@ -270,8 +276,10 @@ fn tie(graph: Graph, patterns: &[String]) -> Result<Graph> {
     if patterns.is_empty() {
         return Ok(graph);
     }
-    let candidates: Vec<(ValueId, Tensor)> =
-        graph.constants.iter().map(|(id, tensor)| (*id, tensor.clone())).collect();
+    // A node updates its running statistics, whatever they are equal to.
+    let updated: HashSet<ValueId> = graph.nodes.iter().flat_map(running_statistics).collect();
+    let weights = graph.constants.iter().filter(|(id, _)| !updated.contains(id));
+    let candidates: Vec<(ValueId, Tensor)> = weights.map(|(id, tensor)| (*id, tensor.clone())).collect();
     let pairs = equal_pairs(&candidates, |_| true);
     for pattern in patterns {
         let asked = Patterns::new(std::slice::from_ref(pattern));

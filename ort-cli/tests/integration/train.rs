@@ -339,6 +339,25 @@ fn flags_that_the_model_has_no_nodes_for_are_told_of() {
 }
 
 #[test]
+fn tied_normalizations_keep_their_own_running_statistics() {
+    let folder = Folder::new();
+    let mut model = linear("n");
+    let inner = model.graph.as_mut().unwrap();
+    inner.node[0].output = vec!["products".into()];
+    for (index, [from, to]) in [["products", "normal"], ["normal", "scores"]].into_iter().enumerate() {
+        let names = ["scale", "shift", "mean", "variance"].map(|name| format!("{name}{index}"));
+        let numbers = names.iter().zip([1.0, 0.0, 0.0, 1.0]);
+        inner.initializer.extend(numbers.map(|(name, number)| floats(name, &[3], &[number; 3])));
+        let inputs: Vec<&str> = std::iter::once(from).chain(names.iter().map(String::as_str)).collect();
+        inner.node.push(node("BatchNormalization", &inputs, &[to]));
+    }
+    let path = folder.model("normalized.onnx", &model);
+    let file = archive(&folder.path("data.npz"), &[x(), labels()]);
+    let trained = run(&["train", &path, "--data", &file, "--epochs", "1", "--tie", "*"]);
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+}
+
+#[test]
 fn flags_that_have_no_effect_or_no_place_are_refused() {
     let folder = Folder::new();
     let path = folder.model("linear.onnx", &linear("n"));
