@@ -95,8 +95,12 @@ pub(crate) fn copy(device: &dyn Device, from: TensorView<'_>, to: TensorMut<'_>)
 
 /// [`Device::allocator`]. The allocator's own calls are guarded as well.
 pub(crate) fn allocator(device: &dyn Device) -> Result<Arc<dyn Allocator>> {
-    let allocator = call(|| of(device, "the allocator"), || Ok(device.allocator()))?;
-    Ok(Arc::new(GuardedAllocator { provider: device.info().provider, allocator }))
+    let open = || {
+        let allocator = device.allocator();
+        Ok((allocator.device(), allocator))
+    };
+    let (id, allocator) = call(|| of(device, "the allocator"), open)?;
+    Ok(Arc::new(GuardedAllocator { provider: device.info().provider, id, allocator }))
 }
 
 /// The counters of [`Device::allocator`], including its memory limit. A panic is an error: with a
@@ -108,6 +112,7 @@ pub(crate) fn memory_stats(device: &dyn Device) -> Result<Stats> {
 /// A provider's allocator behind `catch_unwind`.
 struct GuardedAllocator {
     provider: &'static str,
+    id: DeviceId,
     allocator: Arc<dyn Allocator>,
 }
 
@@ -119,7 +124,7 @@ impl GuardedAllocator {
 
 impl Allocator for GuardedAllocator {
     fn device(&self) -> DeviceId {
-        self.allocator.device()
+        self.id
     }
 
     fn allocate(&self, bytes: usize, alignment: usize) -> Result<Buffer, AllocError> {

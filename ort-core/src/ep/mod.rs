@@ -93,7 +93,7 @@ pub trait Device: Send + Sync {
     fn info(&self) -> &DeviceInfo;
     /// The memory its kernels work on; [`DeviceId::HOST`] where that is the host's.
     fn memory(&self) -> DeviceId;
-    /// The allocator of that memory.
+    /// The allocator of that memory: the same one at each call, so that its counters are complete.
     fn allocator(&self) -> Arc<dyn Allocator>;
     /// Whether it runs this node, and how; the error text says why not.
     fn claim(&self, node: &NodeView<'_>) -> Result<Claim, String>;

@@ -195,7 +195,7 @@ impl Windows {
 
     /// Whether a device has a limit of its own: its memory may be in pieces then, so that less fits than there is.
     pub(super) fn have_limits(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.has_limit().unwrap_or(false))
+        self.lanes.iter().any(|lane| lane.has_limit().unwrap_or(true))
     }
 
     /// Brings what stays to the devices, and takes the windows. Where a device has a limit, what the run takes on it is tried, too.
