@@ -25,7 +25,7 @@ pub(crate) fn equal_pairs(candidates: &[(ValueId, Tensor)], keep: fn(&Content<'_
     let mut known: BTreeMap<Content<'_>, ValueId> = BTreeMap::new();
     let mut pairs = Vec::new();
     for (second, tensor) in candidates {
-        let Some(content) = Content::of(tensor).filter(keep) else { continue };
+        let Some(content) = Content::of(tensor).filter(keep).map(Content::oriented) else { continue };
         let is_turned = content.is_turned;
         match known.entry(content) {
             Entry::Vacant(entry) => {
@@ -58,13 +58,16 @@ impl<'t> Content<'t> {
         let dtype = tensor.dtype();
         let size = dtype.byte_size().filter(|_| TypeSet::FLOATS.contains(dtype))?;
         let bytes = tensor.view().bytes().ok().filter(|bytes| bytes.len() > size)?;
-        let shape = tensor.shape().to_vec();
-        let mut content = Content { dtype, size, shape, is_turned: false, bytes };
-        if let &[rows, columns] = content.shape.as_slice() {
-            content.is_turned = rows > columns || rows == columns && content.is_less_transposed(rows);
-            content.shape.sort_unstable();
+        Some(Content { dtype, size, shape: tensor.shape().to_vec(), is_turned: false, bytes })
+    }
+
+    /// The content in canonical orientation.
+    fn oriented(mut self) -> Content<'t> {
+        if let &[rows, columns] = self.shape.as_slice() {
+            self.is_turned = rows > columns || rows == columns && self.is_less_transposed(rows);
+            self.shape.sort_unstable();
         }
-        Some(content)
+        self
     }
 
     /// Whether any two elements differ.

@@ -167,7 +167,8 @@ impl<'a> Frame<'a> {
             let owned = &mut self.owned[slot.index()];
             // A tensor is reference-counted and cheap to share. A clone of a sequence or map copies
             // every element, so its last use moves it.
-            let moves = !matches!(owned, Some(Value::Tensor(_))) && !outputs[index + 1..].contains(slot);
+            let is_copied = owned.as_ref().is_some_and(|value| !matches!(value, Value::Tensor(_)));
+            let moves = is_copied && !outputs[index + 1..].contains(slot);
             let moved = owned.take_if(|_| moves);
             values.push(self.detach(moved.map_or_else(|| self.take_output(*slot), Ok)?)?);
         }

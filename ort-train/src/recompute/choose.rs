@@ -165,15 +165,14 @@ const MOST_ALONE: usize = 512;
 /// trial takes longer.
 const UNITS: usize = 128;
 
-/// Splits blocks into units: one block each, or a run of neighbours if there are too many.
-fn in_units(blocks: &[usize]) -> impl Iterator<Item = &[usize]> {
-    let size = if blocks.len() <= MOST_ALONE { 1 } else { blocks.len().div_ceil(UNITS) };
-    blocks.chunks(size)
+/// The most blocks of a unit. Each is alone if they are few.
+fn unit_size(blocks: usize) -> usize {
+    if blocks <= MOST_ALONE { 1 } else { blocks.div_ceil(UNITS) }
 }
 
 /// The blocks that may change, in units. Blocks that share a unit save about the same bytes per
-/// second of recomputation. All are dropped or all are kept, but for one unit at the boundary. The
-/// sort is stable, so that blocks with equal rates stay in model order.
+/// second of recomputation, and all are dropped or all are kept. The sort is stable, so that blocks
+/// with equal rates stay in model order.
 fn changing_units(joint: &Joint<'_>, dropped: &[bool]) -> Vec<Vec<usize>> {
     let candidates =
         (0..joint.maker.len()).filter(|block| joint.droppable[*block] && joint.bytes[*block] > 0);
@@ -186,7 +185,12 @@ fn changing_units(joint: &Joint<'_>, dropped: &[bool]) -> Vec<Vec<usize>> {
         };
         blocks.sort_by(order);
     }
-    in_units(&blocks).map(<[usize]>::to_vec).collect()
+    let size = unit_size(blocks.len());
+    blocks
+        .chunk_by(|one, other| dropped[*one] == dropped[*other])
+        .flat_map(|part| part.chunks(size))
+        .map(<[usize]>::to_vec)
+        .collect()
 }
 
 /// Toggles each block of a unit between dropped and kept.
@@ -232,7 +236,7 @@ fn take_back(joint: &Joint<'_>, choice: &mut Choice, target: u64) {
     let mut dropped: Vec<usize> = (0..choice.dropped.len()).filter(|block| choice.dropped[*block]).collect();
     let time = |block: &usize| joint.maker[*block].map_or(0.0, |maker| joint.seconds[maker]);
     dropped.sort_by(|one, other| time(other).total_cmp(&time(one)));
-    for unit in in_units(&dropped) {
+    for unit in dropped.chunks(unit_size(dropped.len())) {
         change(&mut choice.dropped, unit);
         let after = joint.outcome(&choice.dropped, target);
         let as_low = after.peak <= reached && after.excess <= choice.outcome.excess;

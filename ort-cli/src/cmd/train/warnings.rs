@@ -64,11 +64,18 @@ pub(super) fn warn_of_ignored_flags(model: &Model, options: &TrainingOptions) {
         ("--no-dropout", !options.dropout, "Dropout"),
     ];
     for (flag, is_given, op) in flags {
-        let mut nodes = model.graph().nodes.iter();
-        if is_given && !nodes.any(|node| node.spec.domain.is_empty() && node.spec.name == op) {
+        if is_given && !has_node(model.graph(), op) {
             tracing::warn!("{flag} has no effect: the model has no {op}");
         }
     }
+}
+
+/// Whether the graph or a body in it has a node of this operator of the standard.
+fn has_node(graph: &Graph, op: &str) -> bool {
+    graph.nodes.iter().any(|node| {
+        let is_one = node.spec.domain.is_empty() && node.spec.name == op;
+        is_one || node.subgraphs.iter().any(|body| has_node(&body.graph, op))
+    })
 }
 
 /// The first of some names, and how many more there are.
